@@ -30,10 +30,10 @@ from steward.core.access import ClusterRoles, ClusterRolesFiles
 from steward.core.config import Settings
 from steward.core.records import UsageLine
 from steward.core.sqlite import open_database, transaction
-from steward.core.timestamps import moment
+from steward.core.timestamps import from_micros
 from steward.core.waits import Stop
-from steward.daemon.answers import RequestService
-from steward.daemon.contexts import action_registry
+from steward.daemon.contexts import make_registry
+from steward.daemon.request_service import RequestService
 from steward.daemon.socket import SocketServer
 from steward.extensions.jobacct_plugins.log.packing import write_parquet
 from steward.jobs import database_path
@@ -143,7 +143,7 @@ def make(state: Path, jobs: int, *, closed: bool) -> Settings:
     connection.close()
     if closed:
         (state / "joblog").mkdir()
-        for day, of_day in groupby(lines(jobs), lambda line: moment(line.end_us).date()):
+        for day, of_day in groupby(lines(jobs), lambda line: from_micros(line.end_us).date()):
             write_parquet(of_day, str(state / "joblog" / f"{day}.parquet"))
     return settings
 
@@ -224,8 +224,8 @@ def main() -> None:
 
 def measure(root: Path, jobs: int, rounds: int) -> None:
     """Measure in a directory of its own."""
-    day = moment(BEGIN_US + jobs // 2 * EVERY_US).date()
-    following = moment(BEGIN_US + jobs // 2 * EVERY_US + 86_400_000_000).date()
+    day = from_micros(BEGIN_US + jobs // 2 * EVERY_US).date()
+    following = from_micros(BEGIN_US + jobs // 2 * EVERY_US + 86_400_000_000).date()
     words = {"day": str(day), "next": str(following), "job": str(1000 + jobs // 2)}
     steward = [str(Path(sys.executable).parent / "steward"), "sacct"]
     kept = make(root / "kept", jobs, closed=False)
@@ -261,9 +261,7 @@ def measure(root: Path, jobs: int, rounds: int) -> None:
 def serve(settings: Settings) -> None:
     """Answer as the daemon does."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    SocketServer(settings.socket, RequestService(action_registry(settings))).run(
-        Stop(), lambda: None
-    )
+    SocketServer(settings.socket, RequestService(make_registry(settings))).run(Stop(), lambda: None)
 
 
 if __name__ == "__main__":

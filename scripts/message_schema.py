@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from steward.archive.messages import make_json_schema
+from steward.extensions.kafka.messages import make_json_schema
 
 PATH = Path(__file__).parent.parent / "docs" / "steward.job-1.schema.json"
 

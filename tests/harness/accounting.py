@@ -8,7 +8,7 @@ from harness.events import NOVEMBER, make_event
 from harness.jobs import open_jobs
 from harness.site import ADA, Site
 from steward.capture.settings import NodesSettings
-from steward.core.access import Asker, ClusterRoles
+from steward.core.access import Caller, ClusterRoles
 from steward.core.events import (
     JOB_END,
     JOB_SCRIPT,
@@ -43,7 +43,7 @@ def tell(site: Site, kind: str, key: str, body: object, at: datetime = START) ->
 
 
 def add_run(
-    site: Site, job_id: int = 7, seconds: float = 600, who: Asker = ADA, **fields: Any
+    site: Site, job_id: int = 7, seconds: float = 600, who: Caller = ADA, **fields: Any
 ) -> JobRecord:
     """Append a run that has ended, without its steps; return its record."""
     defaults: dict[str, Any] = {

@@ -19,7 +19,7 @@ from steward.archive.files.manifest import decode_facts
 from steward.archive.files.owners import resolve_user_name
 from steward.archive.files.sink import FilesSink
 from steward.archive.settings import FilesSinkSettings
-from steward.core.access import Asker
+from steward.core.access import Caller
 from steward.core.config import ArchiveSettings
 from steward.core.events import (
     ARCHIVE_PURGE,
@@ -171,7 +171,7 @@ def purge(*scripts: Event, sink: str = "", asked_by: str = "root") -> Event:
 
 
 def seen(
-    job_id: int, when: datetime, *, cluster: str = "alpha", who: Asker = ADA, **record: Any
+    job_id: int, when: datetime, *, cluster: str = "alpha", who: Caller = ADA, **record: Any
 ) -> Event:
     """Return the job.seen of a job that ada or ``who`` submitted at a time."""
     defaults = {
@@ -191,7 +191,7 @@ def add_job(
     job_id: int,
     data: bytes | None = SCRIPT,
     *,
-    who: Asker = ADA,
+    who: Caller = ADA,
     ago: timedelta = timedelta(hours=1),
     environment: bytes | None = REDACTED_ENVIRONMENT,
     feed: bool = True,

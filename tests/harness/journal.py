@@ -19,7 +19,7 @@ from steward.core.incoming import IncomingStores, make_stores
 from steward.core.journal import Journal, JournalReader
 from steward.core.journal.store import encode_rows
 from steward.core.records import JobRecord
-from steward.daemon.once import DirectLink
+from steward.daemon.single_pass import DirectLink
 from steward.extensions.kafka.settings import KafkaSinkSettings
 
 

@@ -11,7 +11,7 @@ from harness.receiving import ReceivingSite, context_of, listener_keys
 from servers.authority import Authority
 from steward.agent import agent
 from steward.capture.nodes.aggregation import NODE_KINDS
-from steward.capture.nodes.last_seen import NodeReportsReader
+from steward.capture.nodes.node_reports import NodeReportsReader
 from steward.capture.nodes.receiver import NodeReceiver
 from steward.capture.settings import NodesSettings
 from steward.core.events import Event

@@ -19,12 +19,12 @@ from steward.accounting.sacct.sources import (
     ParquetSource,
     sort_into_scratch,
 )
-from steward.core.access import Asker
+from steward.core.access import Caller
 from steward.core.records import UsageLine
 from steward.extensions.jobacct_plugins.log.packing import write_parquet
 
-ROOT = Asker(uid=0, user="root", how="local")
-ADA = Asker(uid=1001, user="ada")
+ROOT = Caller(uid=0, user="root", how="local")
+ADA = Caller(uid=1001, user="ada")
 
 
 def us(text: str) -> int:
@@ -150,7 +150,7 @@ def source(request: pytest.FixtureRequest, closed: LineSource, mixed: LineSource
     ]
 
 
-def asked(source: LineSource, line: str, asker: Asker = ROOT) -> str:
+def asked(source: LineSource, line: str, asker: Caller = ROOT) -> str:
     request = parse_sacct_options(line.split(), {}, "UTC").request
     when = parse_window(request, NOVEMBER, UTC)
     selection = build_line_filter(asker, request, when, request.clusters, None)

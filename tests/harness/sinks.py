@@ -13,7 +13,7 @@ from steward.archive.remote.destination import ArchivedDocument, RefusedDocument
 from steward.archive.remote.sink import RemoteSink
 from steward.archive.requests import ResendReply, SinkLine
 from steward.archive.settings import FilesSinkSettings
-from steward.core.access import Asker
+from steward.core.access import Caller
 from steward.core.config import ArchiveSettings
 from steward.core.errors import Unavailable
 from steward.core.events import ARCHIVE_RESEND, ArchiveResend, Event, ResentScript
@@ -115,7 +115,7 @@ class RemoteSite(JournaledSite):
             self.append([event])
         return event
 
-    def job(self, job_id: int, script: bytes = archive.SCRIPT, *, who: Asker = ADA) -> Event:
+    def job(self, job_id: int, script: bytes = archive.SCRIPT, *, who: Caller = ADA) -> Event:
         """Append a job.script and the job.seen of its job."""
         event = self.submit(job_id, script)
         seen = archive.seen(job_id, NOVEMBER, who=who, state="RUNNING", batch=True)
@@ -149,7 +149,7 @@ class RemoteSite(JournaledSite):
         (status,) = [consumer for consumer in consumers if consumer.name == self.sink.name]
         return status.position
 
-    def ask(self, name: str, asker: Asker = ROOT, /, **request: Any) -> Any:
+    def ask(self, name: str, asker: Caller = ROOT, /, **request: Any) -> Any:
         self.now += timedelta(milliseconds=1)  # no two orders have the same time
         return super().ask(name, asker, **request)
 

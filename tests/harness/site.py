@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from harness.events import NOON
-from steward.core.access import Access, Asker, ClusterRoles
+from steward.core.access import Access, Caller, ClusterRoles
 from steward.core.actions import Registry
 from steward.core.config import Settings
 from steward.core.consumers import Consumer
@@ -22,12 +22,12 @@ from steward.slurm.settings import ClusterSettings
 if TYPE_CHECKING:
     from steward.bank.ledger.ledger import Ledger
 
-ROOT = Asker(uid=0, user="root")
-OWNER = Asker(uid=4000, user="olga")
-ADA = Asker(uid=4001, user="ada")
-BELA = Asker(uid=4002, user="bela")
-COORDINATOR = Asker(uid=4003, user="carl")
-NOBODY = Asker(uid=4999)
+ROOT = Caller(uid=0, user="root")
+OWNER = Caller(uid=4000, user="olga")
+ADA = Caller(uid=4001, user="ada")
+BELA = Caller(uid=4002, user="bela")
+COORDINATOR = Caller(uid=4003, user="carl")
+NOBODY = Caller(uid=4999)
 
 Opened = TypeVar("Opened")
 Open = Callable[["Site"], Consumer]
@@ -201,12 +201,12 @@ class Site:
             case _:
                 raise AssertionError(f"a Site has no room called {name}")
 
-    def ask(self, name: str, asker: Asker = ROOT, /, **request: Any) -> Any:
+    def ask(self, name: str, asker: Caller = ROOT, /, **request: Any) -> Any:
         """Apply all new events, then run an action and return its reply."""
         self.feed()
         return self.registry.call(name, asker, self.registry.decode(name, request))
 
-    def stream(self, name: str, asker: Asker = ROOT, /, **request: Any) -> tuple[list[Any], Any]:
+    def stream(self, name: str, asker: Caller = ROOT, /, **request: Any) -> tuple[list[Any], Any]:
         """Run an action that streams; return its items and its reply."""
         *items, answer = self.ask(name, asker, **request)
         return items, answer

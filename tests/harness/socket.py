@@ -17,11 +17,11 @@ import msgspec
 
 from steward.admin.doctor.check_processes import run_in_processes
 from steward.admin.doctor.findings import CheckFinding
-from steward.core.access import Asker
+from steward.core.access import Caller
 from steward.core.actions import Action, Registry
 from steward.core.errors import PermissionRefused
 from steward.core.waits import Stop
-from steward.daemon.answers import IdentifySecret, PeerLimits, RequestService
+from steward.daemon.request_service import IdentifySecret, PeerLimits, RequestService
 from steward.daemon.socket import SocketServer, get_peer_uid
 from steward.slurm.commands import CommandRunner
 from steward.slurm.settings import ClusterSettings
@@ -48,51 +48,51 @@ class Done(msgspec.Struct, frozen=True, kw_only=True, tag="answer", tag_field="i
     steps: int
 
 
-def echo(_context: Any, asker: Asker, request: Question) -> Told:
+def echo(_context: Any, asker: Caller, request: Question) -> Told:
     return Told(text=request.text, uid=asker.uid, user=asker.user, pid=os.getpid())
 
 
-def look(_context: Any, asker: Asker, request: Question) -> Told:
+def look(_context: Any, asker: Caller, request: Question) -> Told:
     """Do as echo, in an action that only reads."""
     return echo(_context, asker, request)
 
 
-def count(_context: Any, _asker: Asker, request: Question) -> Iterator[Step | Done]:
+def count(_context: Any, _asker: Caller, request: Question) -> Iterator[Step | Done]:
     for number in range(request.number):
         yield Step(number=number, filler=request.text)
     yield Done(steps=request.number)
 
 
-def refuse(_context: Any, _asker: Asker, request: Question) -> Told:
+def refuse(_context: Any, _asker: Caller, request: Question) -> Told:
     raise PermissionRefused(f"{request.text!r} is not yours\nsecond line")
 
 
-def fail(_context: Any, _asker: Asker, _request: Question) -> Told:
+def fail(_context: Any, _asker: Caller, _request: Question) -> Told:
     raise ZeroDivisionError("a secret of the program")
 
 
-def crash(_context: Any, _asker: Asker, _request: Question) -> Told:
+def crash(_context: Any, _asker: Caller, _request: Question) -> Told:
     os.kill(os.getpid(), signal.SIGKILL)
     raise AssertionError
 
 
-def hang(_context: Any, _asker: Asker, _request: Question) -> Told:
+def hang(_context: Any, _asker: Caller, _request: Question) -> Told:
     while True:
         time.sleep(60)
 
 
-def swell(_context: Any, _asker: Asker, _request: Question) -> Told:
+def swell(_context: Any, _asker: Caller, _request: Question) -> Told:
     return Told(uid=0, user="", pid=0, text="x" * (1 << 30))
 
 
-def dally(_context: Any, _asker: Asker, request: Question) -> Iterator[Step | Done]:
+def dally(_context: Any, _asker: Caller, request: Question) -> Iterator[Step | Done]:
     """Write this process's id to a file, stream one item and hang."""
     Path(request.text).write_text(str(os.getpid()))
     yield Step(number=0)
     time.sleep(60)
 
 
-def command(_context: Any, _asker: Asker, request: Question) -> Iterator[Step | Done]:
+def command(_context: Any, _asker: Caller, request: Question) -> Iterator[Step | Done]:
     """Run a child process that does not end, as for Slurm's commands; write its id to a file."""
     process = subprocess.Popen(["sleep", "600"], start_new_session=True)
     Path(request.text).write_text(str(process.pid))
@@ -100,7 +100,7 @@ def command(_context: Any, _asker: Asker, request: Question) -> Iterator[Step | 
     process.wait()
 
 
-def check(_context: Any, _asker: Asker, request: Question) -> Iterator[Step | Done]:
+def check(_context: Any, _asker: Caller, request: Question) -> Iterator[Step | Done]:
     """Run a health check whose Slurm command never ends."""
     yield Step(number=0)
     run_in_processes([lambda: _hang(Path(request.text))], 600.0)
@@ -117,7 +117,7 @@ def _hang(pid_file: Path) -> tuple[CheckFinding, ...]:
     return ()
 
 
-def starve(context: Any, asker: Asker, request: Question) -> Iterator[Step | Done]:
+def starve(context: Any, asker: Caller, request: Question) -> Iterator[Step | Done]:
     """Run a child process that does not end, without file descriptors to search for it."""
     running = command(context, asker, request)
     first = next(running)
@@ -127,7 +127,7 @@ def starve(context: Any, asker: Asker, request: Question) -> Iterator[Step | Don
     yield from running
 
 
-def finish(_context: Any, asker: Asker, request: Question) -> Told:
+def finish(_context: Any, asker: Caller, request: Question) -> Told:
     """Run until the file ``go on`` exists; touch ``begun`` before and ``done`` after."""
     directory = Path(request.text)
     (directory / "begun").touch()
@@ -137,13 +137,13 @@ def finish(_context: Any, asker: Asker, request: Question) -> Told:
     return echo(_context, asker, request)
 
 
-def late(_context: Any, _asker: Asker, request: Question) -> Iterator[Step | Done]:
+def late(_context: Any, _asker: Caller, request: Question) -> Iterator[Step | Done]:
     yield Step(number=0)
     raise PermissionRefused("in the middle")
 
 
 def registry() -> Registry:
-    runs: dict[str, Callable[[Any, Asker, Question], Any]] = {
+    runs: dict[str, Callable[[Any, Caller, Question], Any]] = {
         name: run
         for name, run in globals().items()
         if name in {"echo", "refuse", "fail", "crash", "hang", "swell", "finish"}

@@ -21,7 +21,7 @@ from submitting import wait_until
 from steward.accounting.context import AccountingContext
 from steward.accounting.gaps import Finding, GapsRequest
 from steward.accounting.gaps import list_accounting_gaps as find_gaps
-from steward.core.access import Access, Asker, ClusterRoles
+from steward.core.access import Access, Caller, ClusterRoles
 from steward.core.events import RUN_END, RUN_START, utc_now
 from steward.core.journal import JournalReader
 from steward.sandbox import Sandbox
@@ -219,7 +219,7 @@ def gaps(site: BookedSite) -> tuple[Finding, ...]:
     access = Access(settings.access, 0, lambda _cluster: ClusterRoles())
     room = AccountingContext(settings, access=access, now=lambda: utc_now() + timedelta(minutes=10))
     try:
-        return find_gaps(room, Asker(uid=0, user="root"), GapsRequest(limit=10_000)).findings
+        return find_gaps(room, Caller(uid=0, user="root"), GapsRequest(limit=10_000)).findings
     finally:
         room.close()
 

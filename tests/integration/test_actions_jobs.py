@@ -11,7 +11,7 @@ from acting import SLEEP, USERS, ActingSite, site
 from submitting import state_of, submit_to, wait_until
 
 from steward.automation.runner import OperationRunner
-from steward.core.access import Access, Asker
+from steward.core.access import Access, Caller
 from steward.core.actions import Registry
 from steward.slurm.job_changes import JobChanges
 
@@ -292,7 +292,7 @@ def test_a_requeue_that_was_killed_is_ended_by_the_next(empty: ActingSite) -> No
     wait_until(lambda: is_waiting(site, job))
     access = Access(site.daemon.settings.access, os.getuid(), lambda _cluster: None)
     runner = OperationRunner(site.daemon.settings, access, Registry((), {}))
-    asked = ("slurm.job.requeue", {"jobids": [job], "exclude": one}, Asker(uid=0, user="root"))
+    asked = ("slurm.job.requeue", {"jobids": [job], "exclude": one}, Caller(uid=0, user="root"))
     # Whoever was to do it knows by this that it has to be done again.
     assert runner.check(*asked, speaker="olga") is False
     done = site.result("slurm.job.requeue", by="olga", jobids=job, exclude=one)

@@ -28,7 +28,7 @@ from submitting import wait_until
 
 from servers.process import free_port
 from steward.agent import agent
-from steward.capture.nodes.last_seen import NodeReportsReader
+from steward.capture.nodes.node_reports import NodeReportsReader
 from steward.capture.settings import NodesSettings
 from steward.core.config import Settings
 from steward.core.events import TASK_EXIT, Event

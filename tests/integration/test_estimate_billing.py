@@ -25,7 +25,13 @@ from steward.core.config import Settings
 from steward.core.records import JobRecord
 from steward.sandbox import Sandbox, SandboxSpec
 from steward.slurm.cluster_model import ClusterModel
-from steward.slurm.sbatch_options import ALIASES, ALL_OPTIONS, FLAGS, OPTIONAL, VALUE_OPTIONS
+from steward.slurm.sbatch_options import (
+    ALIASES,
+    ALL_OPTIONS,
+    FLAGS,
+    OPTIONAL_VALUE_OPTIONS,
+    VALUE_OPTIONS,
+)
 from steward.slurm.tres import parse_tres
 
 pytestmark = [pytest.mark.matrix, pytest.mark.database]
@@ -435,9 +441,9 @@ def test_the_option_table_is_that_of_sbatch(cluster: Sandbox) -> None:
             assert of in VALUE_OPTIONS, name
         elif "doesn't allow an argument" in takes_none[f"--{name}=x"]:
             # Without a value it does not matter whether another version takes one behind "=".
-            assert of in FLAGS | OPTIONAL, name
+            assert of in FLAGS | OPTIONAL_VALUE_OPTIONS, name
         else:
-            assert of in OPTIONAL, name
+            assert of in OPTIONAL_VALUE_OPTIONS, name
 
 
 def options(cluster: Sandbox) -> set[str]:

@@ -12,10 +12,10 @@ from kafka_jobs import VERSION, Topic, document, ended, identity
 from submitting import wait_until
 
 from servers.kafka import Kafka
-from steward.archive.messages import MAX_SCRIPT_MESSAGE_BYTES, encode_script_message
 from steward.archive.remote.destination import ArchivedDocument
 from steward.core.events import JOB_SCRIPT, Event
 from steward.core.journal import JournalError
+from steward.extensions.kafka.messages import MAX_SCRIPT_MESSAGE_BYTES, encode_script_message
 
 pytestmark = pytest.mark.servers
 

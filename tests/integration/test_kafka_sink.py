@@ -15,9 +15,9 @@ from kafka_jobs import MTIME_NS, VERSION, Topic, document
 from submitting import wait_until
 
 from servers.kafka import Kafka
-from steward.archive.messages import SCHEMA, SArchiveMessage, decode_script_message
 from steward.core.errors import Unavailable
 from steward.extensions.kafka.destination import KafkaDestination
+from steward.extensions.kafka.messages import SCHEMA, SArchiveMessage, decode_script_message
 from steward.extensions.kafka.settings import KafkaSettings, KafkaSinkSettings
 
 pytestmark = pytest.mark.servers

@@ -18,9 +18,9 @@ from running import Daemon, ask, assert_kept, forget, journalled, settings_in, s
 from steward.admin.status.requests import MetricsRequest
 from steward.archive.files.verify import verify_sink
 from steward.archive.settings import FilesSinkSettings
-from steward.core.access import Asker
+from steward.core.access import Caller
 from steward.core.config import ArchiveSettings, Settings
-from steward.daemon.contexts import action_registry
+from steward.daemon.contexts import make_registry
 
 pytestmark = [
     pytest.mark.skipif(os.getuid() != 0, reason="mounting file systems needs root"),
@@ -229,8 +229,8 @@ def test_jobs_that_come_and_go_while_capture_stands_still_are_told_of(fast: Path
         assert "slurmctld removed them before they were read" in daemon.log()
         submit(fast, AFTER)
         daemon.wait(lambda: daemon.is_quiet(len(BEFORE) + len(AFTER)), 60.0)
-        root = Asker(uid=0, user="root")
-        text = action_registry(settings).call("status.metrics", root, MetricsRequest()).text
+        root = Caller(uid=0, user="root")
+        text = make_registry(settings).call("status.metrics", root, MetricsRequest()).text
         assert f'steward_missed_scripts_total{{cluster="c1"}} {len(DURING)}.0' in text
         assert daemon.stop() == 0
 

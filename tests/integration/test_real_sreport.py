@@ -20,7 +20,7 @@ from sandboxes import passable_directory
 from submitting import state_of, wait_until
 
 from steward.capture.settings import SensorSettings
-from steward.core.access import Access, Asker
+from steward.core.access import Access, Caller
 from steward.core.config.reader import LoadedConfig, render_config
 from steward.core.events import utc_now
 from steward.core.sqlite import SqliteUnavailable
@@ -40,7 +40,7 @@ pytestmark = [
 ]
 
 SHELL: Final = "#!/bin/sh\n"
-ROOT: Final = Asker(uid=0, user="root")
+ROOT: Final = Caller(uid=0, user="root")
 _FORM: Final = "%Y-%m-%dT%H:%M:%S"
 CPUS: Final = 4
 MOST_MINUTES: Final = 5

@@ -24,7 +24,7 @@ from steward.archive.errors import ArchiveUnavailable
 from steward.archive.remote.destination import ArchivedDocument
 from steward.archive.requests import SearchReply
 from steward.archive.settings import FilesSinkSettings
-from steward.core.access import Access, Asker, ClusterRoles
+from steward.core.access import Access, Caller, ClusterRoles
 from steward.core.actions import Registry
 from steward.core.config import ArchiveSettings, Settings
 from steward.core.errors import UsageError
@@ -35,9 +35,9 @@ from steward.extensions.search_servers.search import SearchServerSearcher
 from steward.jobs import JobsConsumer
 from steward.slurm.settings import ClusterSettings
 
-ROOT = Asker(uid=0, user="root")
-ADA = Asker(uid=4001, user="ada")
-BELA = Asker(uid=4002, user="bela")
+ROOT = Caller(uid=0, user="root")
+ADA = Caller(uid=4001, user="ada")
+BELA = Caller(uid=4002, user="bela")
 
 
 class SearchSite:
@@ -89,7 +89,7 @@ class SearchSite:
                 )
         self.jobs.apply(events, self._events, lambda _: None)
 
-    def ask(self, asker: Asker, *terms: str, sink: str = "far", **request: Any) -> SearchReply:
+    def ask(self, asker: Caller, *terms: str, sink: str = "far", **request: Any) -> SearchReply:
         """The answer to a search."""
         asked = self._registry.decode(
             "archive.search", {"terms": terms, "sink": sink, "lines": 1, **request}
@@ -97,7 +97,7 @@ class SearchSite:
         answer: SearchReply = self._registry.call("archive.search", asker, asked)
         return answer
 
-    def found(self, asker: Asker, *terms: str, **request: Any) -> list[int]:
+    def found(self, asker: Caller, *terms: str, **request: Any) -> list[int]:
         """The ids of the jobs that a search finds."""
         return [hit.job.job_id for hit in self.ask(asker, *terms, **request).hits]
 

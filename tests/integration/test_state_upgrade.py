@@ -21,9 +21,9 @@ from steward.bank.gate.client import GateClient
 from steward.bank.ledger import open_ledger
 from steward.bank.money import MICRO
 from steward.bank.settings import BankSettings, GateSettings
-from steward.core.access import Asker
+from steward.core.access import Caller
 from steward.core.config import Settings
-from steward.daemon.contexts import action_registry
+from steward.daemon.contexts import make_registry
 from steward.slurm.settings import ClusterSettings
 
 pytestmark = pytest.mark.timeout(900)
@@ -113,8 +113,8 @@ def test_what_an_earlier_release_left_is_taken_over(tmp_path: Path, recorded: st
         daemon.wait(lambda: len(ask(settings, "jobs.db", "SELECT key FROM script")) == 5, 60)
         daemon.wait(lambda: is_up_to_date(settings), 60)
         assert ask(settings, "journal.db", "SELECT * FROM dead") == []
-        answer = action_registry(settings).call(
-            "journal.list", Asker(uid=0, user="root"), ListRequest(after=1, limit=1000)
+        answer = make_registry(settings).call(
+            "journal.list", Caller(uid=0, user="root"), ListRequest(after=1, limit=1000)
         )
         assert not [event for event in answer.events if "error" in dir(event.body)]
         daemon.wait(lambda: holds(settings) == {"recorded": 7 * MICRO}, 60)

@@ -25,10 +25,10 @@ from steward.admin.status.requests import MetricsRequest, StatusShowAnswer, Stat
 from steward.bank.gate.client import GateClient
 from steward.bank.gate.requests import RemoteMeans
 from steward.bank.money import MICRO
-from steward.core.access import Asker
+from steward.core.access import Caller
 from steward.core.config.reader import LoadedConfig, render_config
 from steward.core.errors import PermissionRefused
-from steward.daemon.contexts import action_registry
+from steward.daemon.contexts import make_registry
 from steward.sandbox import Sandbox
 
 
@@ -158,8 +158,8 @@ def test_only_operators_and_the_web_process_are_told(tmp_path: Path) -> None:
         mine = msgspec.structs.replace(
             settings, web=msgspec.structs.replace(settings.web, user="nobody")
         )
-        ask = action_registry(mine).call
-        somebody, nobody = Asker(uid=4001, user="ada"), Asker(uid=65534, user="nobody")
+        ask = make_registry(mine).call
+        somebody, nobody = Caller(uid=4001, user="ada"), Caller(uid=65534, user="nobody")
         with pytest.raises(PermissionRefused):
             ask("status.show", somebody, StatusShowRequest())
         with pytest.raises(PermissionRefused):

@@ -9,7 +9,7 @@ from steward.bank.errors import BankError, BankUsage
 from steward.bank.ledger import NO_ACCOUNT, Account
 from steward.bank.ledger.ledger import Ledger
 from steward.bank.records import ModeRule, Rate
-from steward.core.timestamps import moment
+from steward.core.timestamps import from_micros
 
 
 class AccountCases:
@@ -172,7 +172,7 @@ class AccountCases:
             assert t.rates.list_all() == [first, second]
             assert t.rates.list_all("cub") == [second]
             assert t.rates.get(1) == first
-            assert moment(first.created_us) == moment(second.created_us) == NOON
+            assert from_micros(first.created_us) == from_micros(second.created_us) == NOON
             rules = t.export_rules()
             assert rules.rates == (first, second)
             assert rules.seq == t.seq

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steward.core.access import Access, Asker, ClusterRoles, VisibleJobs
+from steward.core.access import Access, Caller, ClusterRoles, VisibleJobs
 from steward.core.config import AccessSettings
 
 OWN_UID = 900
@@ -11,7 +11,7 @@ OWN_UID = 900
 names = st.sampled_from(["", "ada", "bela", "carl", "root"])
 uids = st.sampled_from([0, OWN_UID, 1001, 1002, 1003])
 accounts = st.sampled_from(["", "physics", "biology"])
-askers = st.builds(Asker, uid=uids, user=names, how=st.sampled_from(["socket", "local", "munge"]))
+askers = st.builds(Caller, uid=uids, user=names, how=st.sampled_from(["socket", "local", "munge"]))
 standings = st.none() | st.builds(
     ClusterRoles,
     private_data=st.frozensets(st.sampled_from(["jobs", "usage", "users"])),
@@ -31,11 +31,11 @@ def access(standing: ClusterRoles | None = None, **options: object) -> Access:
     return Access(AccessSettings(**options), OWN_UID, lambda _cluster: standing)  # type: ignore[arg-type]  # options of the one test
 
 
-ADA = Asker(uid=1001, user="ada")
-BELA = Asker(uid=1002, user="bela")
+ADA = Caller(uid=1001, user="ada")
+BELA = Caller(uid=1002, user="bela")
 
 
-def reads(who: Access, asker: Asker, *, account: str = "physics") -> bool:
+def reads(who: Access, asker: Caller, *, account: str = "physics") -> bool:
     """Whether the asker may read a script that ada submitted."""
     return who.can_read_script(asker, "c", uid=1001, user_at_submit="ada", account=account)
 
@@ -48,8 +48,8 @@ def test_owner_reads_own_script_and_nobody_elses() -> None:
 
 def test_root_and_own_user_are_operators() -> None:
     who = access(None)
-    assert who.is_operator(Asker(uid=0), "c")
-    assert who.is_operator(Asker(uid=OWN_UID), "c")
+    assert who.is_operator(Caller(uid=0), "c")
+    assert who.is_operator(Caller(uid=OWN_UID), "c")
     assert not who.is_operator(ADA, "c")
 
 
@@ -61,8 +61,8 @@ def test_operators_come_from_the_configuration_and_from_slurm() -> None:
 def test_administrators_come_from_the_configuration_and_from_slurm() -> None:
     assert access(None, administrators=("bela",)).is_administrator(BELA, "c")
     assert access(ClusterRoles(administrators=frozenset({"bela"}))).is_administrator(BELA, "c")
-    assert access(None).is_administrator(Asker(uid=0), "c")
-    assert access(None).is_administrator(Asker(uid=OWN_UID), "c")
+    assert access(None).is_administrator(Caller(uid=0), "c")
+    assert access(None).is_administrator(Caller(uid=OWN_UID), "c")
 
 
 def test_an_operator_is_no_administrator() -> None:
@@ -73,14 +73,14 @@ def test_an_operator_is_no_administrator() -> None:
 
 @given(settings, standings, askers)
 def test_administrators_are_operators(
-    chosen: AccessSettings, standing: ClusterRoles | None, asker: Asker
+    chosen: AccessSettings, standing: ClusterRoles | None, asker: Caller
 ) -> None:
     who = Access(chosen, OWN_UID, lambda _cluster: standing)
     assert who.is_operator(asker, "c") or not who.is_administrator(asker, "c")
 
 
 def test_a_name_that_is_none_has_no_rights() -> None:
-    nobody = Asker(uid=1003, user="")
+    nobody = Caller(uid=1003, user="")
     who = access(ClusterRoles(administrators=frozenset({""})), administrators=("",))
     assert not who.is_administrator(nobody, "c")
 
@@ -101,16 +101,16 @@ def test_admin_of_one_cluster_is_not_admin_of_another() -> None:
 
 
 def test_who_is_given_a_former_users_uid_does_not_get_their_scripts() -> None:
-    assert not reads(access(ClusterRoles()), Asker(uid=1001, user="newcomer"))
+    assert not reads(access(ClusterRoles()), Caller(uid=1001, user="newcomer"))
 
 
 def test_who_takes_a_former_users_name_does_not_get_their_scripts() -> None:
-    assert not reads(access(ClusterRoles()), Asker(uid=1777, user="ada"))
+    assert not reads(access(ClusterRoles()), Caller(uid=1777, user="ada"))
 
 
 def test_uid_that_resolved_to_nothing_at_submit_is_nobodys() -> None:
     who = access(ClusterRoles())
-    for asker in (Asker(uid=1001, user="ada"), Asker(uid=1001, user="")):
+    for asker in (Caller(uid=1001, user="ada"), Caller(uid=1001, user="")):
         assert not who.can_read_script(asker, "c", uid=1001, user_at_submit="", account="")
 
 
@@ -141,7 +141,7 @@ def test_coordinators_read_scripts_only_if_the_site_says_so() -> None:
 def test_a_script_is_read_by_owner_operator_or_allowed_coordinator_alone(
     chosen: AccessSettings,
     standing: ClusterRoles | None,
-    asker: Asker,
+    asker: Caller,
     uid: int | None,
     user: str,
     account: str,
@@ -163,17 +163,17 @@ def test_a_script_is_read_by_owner_operator_or_allowed_coordinator_alone(
 
 @given(settings, standings, askers)
 def test_an_asker_without_a_name_has_no_role_beyond_the_uid(
-    chosen: AccessSettings, standing: ClusterRoles | None, asker: Asker
+    chosen: AccessSettings, standing: ClusterRoles | None, asker: Caller
 ) -> None:
     who = Access(chosen, OWN_UID, lambda _cluster: standing)
-    nameless = Asker(uid=asker.uid, user="", how=asker.how)
+    nameless = Caller(uid=asker.uid, user="", how=asker.how)
     assert who.is_operator(nameless, "c") == (asker.uid in (0, OWN_UID))
     assert who.list_coordinated(nameless, "c") == frozenset()
 
 
 @given(settings, standings, askers, uids, accounts)
 def test_an_unverified_script_is_for_operators_alone(
-    chosen: AccessSettings, standing: ClusterRoles | None, asker: Asker, uid: int, account: str
+    chosen: AccessSettings, standing: ClusterRoles | None, asker: Caller, uid: int, account: str
 ) -> None:
     who = Access(chosen, OWN_UID, lambda _cluster: standing)
     may = who.can_read_script(asker, "c", uid=None, user_at_submit=asker.user, account=account)

@@ -16,13 +16,13 @@ from steward.automation.errors import (
 )
 from steward.automation.runner import OperationRunner
 from steward.automation.settings import ActionsSettings
-from steward.core.access import Access, Asker, ClusterRoles
+from steward.core.access import Access, Caller, ClusterRoles
 from steward.core.config import AccessSettings
 
-ROOT = Asker(uid=0, user="root", how="local")
-ADA = Asker(uid=1001, user="ada")
-OLGA = Asker(uid=1002, user="olga")
-CARL = Asker(uid=1003, user="carl")
+ROOT = Caller(uid=0, user="root", how="local")
+ADA = Caller(uid=1001, user="ada")
+OLGA = Caller(uid=1002, user="olga")
+CARL = Caller(uid=1003, user="carl")
 SECONDS = 120.0
 
 
@@ -42,7 +42,7 @@ class RunningSite(Site):
         self.access = Access(self.settings.access, os.getuid(), standings.get)
         self.runner = OperationRunner(self.settings, self.access, self.registry)
 
-    def run(self, asker: Asker = ROOT, **options: Any) -> Any:
+    def run(self, asker: Caller = ROOT, **options: Any) -> Any:
         given = {"program": "/bin/echo", "arguments": ["a"]}
         return self.runner.run("local.command", given, asker, **options)
 
@@ -81,7 +81,7 @@ def test_a_dry_run_writes_nothing_down(site: RunningSite) -> None:
 
 @pytest.mark.parametrize("how", ["munge", "token"])
 def test_programs_are_not_to_be_had_from_other_hosts(site: RunningSite, how: str) -> None:
-    asker = Asker(uid=0, user="root", how=how)
+    asker = Caller(uid=0, user="root", how=how)
     with pytest.raises(OperationForbidden, match="other hosts"):
         site.run(asker)
     given = {"program": "/bin/echo", "event": "down"}
@@ -95,7 +95,7 @@ def test_programs_are_not_to_be_had_from_other_hosts(site: RunningSite, how: str
 
 
 def test_it_is_refused_before_anything_is_written(site: RunningSite) -> None:
-    for asker in (ADA, OLGA, Asker(uid=4711)):
+    for asker in (ADA, OLGA, Caller(uid=4711)):
         with pytest.raises(OperationForbidden, match="administrators"):
             site.run(asker)
     with pytest.raises(UnknownOperation):
@@ -183,7 +183,7 @@ def test_others_than_operators_are_shown_what_they_did(site: RunningSite) -> Non
     assert len(site.ask("automation.audit", ROOT, action="local.command", limit=1).actions) == 1
     assert len(site.ask("automation.audit", ROOT, since="now+1hour").actions) == 0
     with pytest.raises(OperationForbidden):
-        site.ask("automation.audit", Asker(uid=4711))
+        site.ask("automation.audit", Caller(uid=4711))
 
 
 def test_nobody_is_shown_an_audit_that_is_not_there(site: RunningSite) -> None:

@@ -17,11 +17,11 @@ from steward.bank.errors import BankRefused, BankUsage, GateUnavailable
 from steward.bank.ledger import Authorship
 from steward.bank.money import MICRO
 from steward.bank.records import parse_charge_key
-from steward.core.access import Asker
+from steward.core.access import Caller
 from steward.core.records import UsageLine
 from steward.core.sqlite import open_database, transaction
 from steward.core.timestamps import to_micros
-from steward.daemon.contexts import action_registry
+from steward.daemon.contexts import make_registry
 from steward.jobs import database_path
 from steward.jobs.lines import put_lines
 from steward.jobs.tables import MIGRATIONS
@@ -33,7 +33,7 @@ def site(tmp_path: Path) -> Site:
     return bank.make_shared_site(tmp_path)
 
 
-def accounts(site: Site, asker: Asker) -> list[str]:
+def accounts(site: Site, asker: Caller) -> list[str]:
     return [one.account for one in site.ask("bank.balance", asker).accounts]
 
 
@@ -52,7 +52,7 @@ def test_what_is_used_is_shown_to_owners_and_coordinators(site: Site) -> None:
     bank.charge(site, 3, hours=1, account="chemistry", user="bela")
     bank.charge(site, 4, hours=3, account="physics", user="bela")
 
-    def used(asker: Asker, **request: Any) -> dict[tuple[str, str], int]:
+    def used(asker: Caller, **request: Any) -> dict[tuple[str, str], int]:
         asked = {"by": ["account", "user"], "since": "2020-01-01", "until": "2030-01-01", **request}
         rows = site.ask("bank.usage", asker, **asked).rows
         return {(row.account, row.user): row.amount // MICRO for row in rows}
@@ -98,9 +98,9 @@ def test_reports_show_owners_what_they_show_coordinators(site: Site, report: str
     ]
     with transaction(books):
         put_lines(books, lines)
-    registry = action_registry(site.settings)
+    registry = make_registry(site.settings)
 
-    def told(asker: Asker, **request: Any) -> int:
+    def told(asker: Caller, **request: Any) -> int:
         asked = {"since": "2020-01-01", "until": "2030-01-01", "clusters": ["c1"], **request}
         name = f"reports.{report}"
         rows = registry.call(name, asker, registry.decode(name, asked)).rows
@@ -323,7 +323,7 @@ def test_a_job_that_another_program_named_is_listed(site: Site) -> None:
 
 
 def test_a_job_without_a_charge_is_told_why(site: Site) -> None:
-    def told(asker: Asker, job: str) -> str:
+    def told(asker: Caller, job: str) -> str:
         with pytest.raises(BankUsage) as refused:
             site.ask("bank.explain", asker, job=job)
         return str(refused.value)

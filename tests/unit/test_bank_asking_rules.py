@@ -12,7 +12,7 @@ from harness.events import NOON
 from harness.gate import account, job, running, settings_of
 from harness.site import ADA, OWNER, Site
 from harness.slurm import Stage
-from steward.bank.actions.upkeep import compare_holds_with_jobs
+from steward.bank.actions.maintenance import compare_holds_with_jobs
 from steward.bank.errors import BankUsage
 from steward.bank.ledger import Authorship, RejectedJob
 from steward.bank.money import MICRO

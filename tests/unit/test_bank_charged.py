@@ -10,7 +10,7 @@ from harness import bank
 from harness.events import NOON
 from harness.site import ADA, BELA, COORDINATOR, NOBODY, OWNER, ROOT, Site
 from steward.bank.money import MICRO
-from steward.core.access import Asker
+from steward.core.access import Caller
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
     made.close()
 
 
-def told(site: Site, asker: Asker, *jobs: int) -> dict[int, int]:
+def told(site: Site, asker: Caller, *jobs: int) -> dict[int, int]:
     asked = [{"cluster": "c1", "job_id": job} for job in jobs]
     answer = site.ask("bank.charged", asker, jobs=asked)
     return {one.job_id: one.amount // MICRO for one in answer.jobs}

@@ -13,7 +13,7 @@ from harness.gate import gate_settings, running
 from harness.site import ADA, BELA, NOBODY, OWNER, ROOT, Site
 from steward.bank.errors import BankUsage
 from steward.bank.records import ModeRule
-from steward.core.access import Asker
+from steward.core.access import Caller
 from steward.slurm.cluster_model import ClusterModel, NodeShape, PartitionModel
 
 SHAPE = NodeShape(nodes="n[1-64]", count=64, cpus=64, usable_cpus=64, cores=64, memory_mib=65536)
@@ -43,13 +43,13 @@ def site(tmp_path: Path) -> Iterator[Site]:
     made.close()
 
 
-def quote(site: Site, asker: Asker, hours: int, account: str = "physics") -> Any:
+def quote(site: Site, asker: Caller, hours: int, account: str = "physics") -> Any:
     options = ["-A", account, "-p", "debug", "-n", "1", "-t", f"{hours}:00:00"]
     return site.ask("bank.quote", asker, options=options)
 
 
 @pytest.mark.parametrize("asker", [OWNER, ADA])
-def test_its_own_people_hear_whether_a_job_would_be_let_in(site: Site, asker: Asker) -> None:
+def test_its_own_people_hear_whether_a_job_would_be_let_in(site: Site, asker: Caller) -> None:
     assert quote(site, asker, 1).is_let_in is True
     dear = quote(site, asker, 5000)
     assert (dear.is_let_in, dear.free) == (False, 1_000_000_000)
@@ -57,7 +57,7 @@ def test_its_own_people_hear_whether_a_job_would_be_let_in(site: Site, asker: As
 
 
 @pytest.mark.parametrize("asker", [BELA, NOBODY])
-def test_nobody_finds_out_by_quotes_what_anothers_account_has(site: Site, asker: Asker) -> None:
+def test_nobody_finds_out_by_quotes_what_anothers_account_has(site: Site, asker: Caller) -> None:
     for hours in (1, 5000):
         answer = quote(site, asker, hours)
         assert answer.amount > 0

@@ -26,9 +26,9 @@ from steward.bank.reconciliation import (
 from steward.bank.records import Rate
 from steward.core.events import JOB_END, RUN_END, Event, JobFacts
 from steward.core.timestamps import to_micros, to_micros_or_zero
-from steward.slurm.accounting import merge_resized_runs
 from steward.slurm.sacct import SacctHistory, parse_job_row
 from steward.slurm.settings import ClusterSettings
+from steward.slurm.slurmdbd import merge_resized_runs
 from steward.slurm.users import NameResolver
 
 

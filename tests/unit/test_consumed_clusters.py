@@ -9,20 +9,20 @@ from harness import archive
 from harness.events import NOON
 from harness.site import ADA, BELA, ROOT, Site
 from steward.admin.journal import StatusRequest
-from steward.core.access import Access, Asker, ClusterRoles
+from steward.core.access import Access, Caller, ClusterRoles
 from steward.core.actions import Registry
 from steward.core.config import AccessSettings
 from steward.core.errors import PermissionRefused
 from steward.core.events import JOB_SEEN, Event, JobFacts
 from steward.core.records import JobRecord
-from steward.daemon.contexts import action_registry
+from steward.daemon.contexts import make_registry
 from steward.jobs import Jobs, database_path
 from steward.jobs.queries import list_clusters
 
-OPERA = Asker(uid=4009, user="opera")
+OPERA = Caller(uid=4009, user="opera")
 
 
-def seen(cluster: str, job_id: int, asker: Asker) -> Event:
+def seen(cluster: str, job_id: int, asker: Caller) -> Event:
     record = JobRecord(
         job_id=job_id, uid=asker.uid, user=asker.user, submit=NOON, name="x", state="RUNNING"
     )
@@ -51,7 +51,7 @@ def site(tmp_path: Path) -> Site:
     return site
 
 
-def listed(site: Site, asker: Asker) -> set[tuple[str, int]]:
+def listed(site: Site, asker: Caller) -> set[tuple[str, int]]:
     jobs = site.ask("archive.list", asker, since="2020-01-01").jobs
     return {(line.cluster, line.job_id) for line in jobs}
 
@@ -88,6 +88,6 @@ def test_without_clusters_of_our_own_the_journal_is_still_the_operators(
     settings = msgspec.structs.replace(
         site.settings, cluster={}, access=AccessSettings(operators=("opera",))
     )
-    rooms: Registry = action_registry(settings)
+    rooms: Registry = make_registry(settings)
     with pytest.raises(PermissionRefused):
         rooms.call("journal.status", ADA, StatusRequest())

@@ -9,7 +9,7 @@ from steward.core.errors import Unavailable
 from steward.core.events import JOB_SCRIPT, Event
 from steward.core.journal import Journal, JournalReader
 from steward.core.journal.store import encode_rows
-from steward.daemon.once import DirectLink
+from steward.daemon.single_pass import DirectLink
 
 TICK_S = 60.0
 """Longer than any back-off."""

@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steward.admin.credentials import actions
-from steward.admin.credentials.context import CredentialsContext
 from steward.admin.credentials.errors import CredentialMissing, UnknownCredential
 from steward.admin.credentials.munge_authentication import make_ticket, verify_munge_request
 from steward.admin.credentials.requests import (
@@ -31,11 +30,12 @@ from steward.admin.credentials.requests import (
     TokenRevokeRequest,
     VouchRequest,
 )
+from steward.admin.credentials.sessions import CredentialsContext
 from steward.admin.credentials.store import CredentialStore, end_revoked
 from steward.core.access import (
     ALL_SCOPES,
     Access,
-    Asker,
+    Caller,
     ScopeRefused,
     check_scope,
     find_scope,
@@ -51,9 +51,9 @@ from steward.web.settings import WebSettings
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 NOBODY = pwd.getpwnam("nobody")
-ADA = Asker(uid=NOBODY.pw_uid, user="nobody")
-WEB = Asker(uid=pwd.getpwnam("daemon").pw_uid, user="daemon")
-ROOT = Asker(uid=0, user="root", how="local")
+ADA = Caller(uid=NOBODY.pw_uid, user="nobody")
+WEB = Caller(uid=pwd.getpwnam("daemon").pw_uid, user="daemon")
+ROOT = Caller(uid=0, user="root", how="local")
 
 
 class Clock:
@@ -84,11 +84,11 @@ def room(tmp_path: Path, clock: Clock) -> CredentialsContext:
     return room_in(tmp_path, clock)
 
 
-def ask(room: CredentialsContext, name: str, asker: Asker, request: object) -> object:
+def ask(room: CredentialsContext, name: str, asker: Caller, request: object) -> object:
     return Registry(actions.ACTIONS, {"credentials": lambda: room}).call(name, asker, request)
 
 
-def login(room: CredentialsContext, asker: Asker = ADA) -> str:
+def login(room: CredentialsContext, asker: Caller = ADA) -> str:
     answer = ask(room, "credentials.login", asker, LoginRequest())
     assert isinstance(answer, LoginAnswer)
     return answer.url.rpartition("/")[2]
@@ -100,7 +100,7 @@ def opened(room: CredentialsContext, **asked: str) -> str:
     return answer.secret
 
 
-def token(room: CredentialsContext, asker: Asker = ADA, **asked: object) -> TokenAnswer:
+def token(room: CredentialsContext, asker: Caller = ADA, **asked: object) -> TokenAnswer:
     request = TokenCreateRequest(**asked)  # type: ignore[arg-type]
     answer = ask(room, "credentials.token_create", asker, request)
     assert isinstance(answer, TokenAnswer)
@@ -113,7 +113,7 @@ def test_a_link_opens_one_session(room: CredentialsContext) -> None:
         PeekAnswer(user="nobody")
     )
     bearer = room.find_bearer(opened(room, secret=link))
-    assert bearer == Asker(uid=ADA.uid, user="nobody", how="session")
+    assert bearer == Caller(uid=ADA.uid, user="nobody", how="session")
     with pytest.raises(UnknownCredential):
         opened(room, secret=link)
 
@@ -141,7 +141,7 @@ def test_a_session_is_closed(room: CredentialsContext) -> None:
 @pytest.mark.parametrize("name", ["credentials.open", "credentials.peek", "credentials.close"])
 def test_only_the_pages_process_opens_sessions(room: CredentialsContext, name: str) -> None:
     request = ACTIONS[name].request(secret=login(room))
-    by_token = Asker(uid=WEB.uid, user=WEB.user, how="token")
+    by_token = Caller(uid=WEB.uid, user=WEB.user, how="token")
     for asker in (ADA, by_token):
         with pytest.raises(PermissionRefused, match="daemon"):
             ask(room, name, asker, request)
@@ -159,15 +159,15 @@ def test_a_proxy_names_users_only_where_it_is_trusted(tmp_path: Path, clock: Clo
 
 def test_a_session_makes_no_link_and_a_token_no_token(room: CredentialsContext) -> None:
     with pytest.raises(PermissionRefused):
-        login(room, Asker(uid=ADA.uid, user="nobody", how="session"))
+        login(room, Caller(uid=ADA.uid, user="nobody", how="session"))
     with pytest.raises(PermissionRefused):
-        token(room, Asker(uid=ADA.uid, user="nobody", how="token"))
+        token(room, Caller(uid=ADA.uid, user="nobody", how="token"))
 
 
 def test_what_a_token_is_good_for(room: CredentialsContext, clock: Clock) -> None:
     made = token(room, scopes=("read", "bank"), expires_s=60.0, name="cron")
     bearer = room.find_bearer(made.secret)
-    assert bearer == Asker(
+    assert bearer == Caller(
         uid=ADA.uid, user="nobody", how="token", scopes=frozenset({"read", "bank"})
     )
     check_scope(bearer, "accounting.sacct")
@@ -318,7 +318,7 @@ def sees_and_changes(room: CredentialsContext, secret: str) -> tuple[bool, bool]
     asker = room.find_bearer(secret)
 
     def is_operator(name: str) -> bool:
-        def run(_context: object, asker: Asker, _request: object) -> bool:
+        def run(_context: object, asker: Caller, _request: object) -> bool:
             return access.is_operator(asker, "box")
 
         action = msgspec.structs.replace(ACTIONS[name], run=run)

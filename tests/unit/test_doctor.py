@@ -30,10 +30,10 @@ from steward.admin.doctor.findings import (
     find_worst_status,
     make_ok,
 )
-from steward.bank.actions.upkeep import CheckReply, CheckRequest
+from steward.bank.actions.maintenance import CheckReply, CheckRequest
 from steward.bank.gate.requests import RemoteMeans
 from steward.bank.settings import BankSettings, GateSettings, RemoteBankSettings
-from steward.core.access import Access, Asker
+from steward.core.access import Access, Caller
 from steward.core.actions import Action, Registry
 from steward.core.config import AccessSettings, Settings
 from steward.core.errors import PermissionRefused, StewardError
@@ -217,8 +217,8 @@ def test_only_operators_are_told(tmp_path: Path) -> None:
     room = DoctorContext(settings, access=access, make_registry=Registry)
     request = DoctorRequest(only=("library",))
     with pytest.raises(PermissionRefused):
-        run_doctor(room, Asker(uid=1000, user="ada"), request)
-    answer = run_doctor(room, Asker(uid=1001, user="op"), request)
+        run_doctor(room, Caller(uid=1000, user="ada"), request)
+    answer = run_doctor(room, Caller(uid=1001, user="op"), request)
     assert [(one.check, one.status) for one in answer.findings] == [("library", "ok")]
     assert answer.status == "ok"
 
@@ -226,7 +226,7 @@ def test_only_operators_are_told(tmp_path: Path) -> None:
 def test_what_has_a_database_open_is_used_by_no_check(tmp_path: Path) -> None:
     opened: list[int] = []
 
-    def check(context: list[int], _asker: Asker, _request: CheckRequest) -> CheckReply:
+    def check(context: list[int], _asker: Caller, _request: CheckRequest) -> CheckReply:
         return CheckReply(findings=(), accounts=len(context), position=0)
 
     def room() -> list[int]:

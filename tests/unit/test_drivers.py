@@ -25,7 +25,7 @@ from steward.core.config.reader import load_settings
 from steward.core.drivers import DRIVERS, OptionalDriver
 from steward.core.errors import Unavailable
 from steward.core.events import Event
-from steward.demo.parts import format_configuration
+from steward.demo.components import format_configuration
 from steward.extensions.jobacct_plugins.log.packing import write_parquet
 from steward.jobs.line_queries import LineFilter
 from steward.slurm.settings import ClusterSettings

@@ -9,7 +9,7 @@ import pytest
 
 from harness.events import NOON, make_event
 from harness.journal import JournaledSite
-from steward.core.access import Asker, ClusterRoles
+from steward.core.access import Caller, ClusterRoles
 from steward.core.config import AccessSettings
 from steward.core.errors import UsageError
 from steward.core.events import (
@@ -30,9 +30,9 @@ from steward.core.records import JobRecord
 from steward.reports.event_texts import describe_event
 from steward.reports.events import EventItem, EventsReply
 
-ADA = Asker(uid=1000, user="ada")
-OPERATOR = Asker(uid=1001, user="op")
-COORDINATOR = Asker(uid=1002, user="coord")
+ADA = Caller(uid=1000, user="ada")
+OPERATOR = Caller(uid=1001, user="op")
+COORDINATOR = Caller(uid=1002, user="coord")
 
 BODIES: list[tuple[str, Any]] = [
     (NODE_STATE, NodeState(node="n1", state="IDLE")),
@@ -74,11 +74,11 @@ class EventsSite(JournaledSite):
             when = NOON + timedelta(minutes=self._number)
             self.append([make_event(kind, f"{kind}:{self._number}", body, when, cluster=cluster)])
 
-    def listed(self, asker: Asker = ADA, **request: Any) -> EventsReply:
+    def listed(self, asker: Caller = ADA, **request: Any) -> EventsReply:
         answer: EventsReply = self.ask("events.list", asker, **request)
         return answer
 
-    def kinds(self, asker: Asker = ADA, **request: Any) -> list[str]:
+    def kinds(self, asker: Caller = ADA, **request: Any) -> list[str]:
         return [event.kind for event in self.listed(asker, **request).events]
 
 

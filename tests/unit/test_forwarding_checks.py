@@ -9,7 +9,7 @@ from steward.core.config import Settings
 from steward.core.config.reader import ConfigError, load_settings
 from steward.core.errors import UsageError
 from steward.daemon.controller import make_controller_parts
-from steward.daemon.workers import make_parts
+from steward.daemon.workers import make_workers
 
 REMOTE = '[cluster.c1]\nremote = true\ncontrollers = ["ctl1"]\n'
 LISTEN = '[receive]\nlisten = "0.0.0.0:6825"\n'
@@ -50,14 +50,14 @@ def test_a_mistake_is_said(tmp_path: Path, text: str, what: str) -> None:
 
 
 def test_a_remote_cluster_is_neither_watched_nor_asked(tmp_path: Path) -> None:
-    names = [part.name for part in make_parts(loaded(tmp_path, REMOTE + LISTEN))]
+    names = [part.name for part in make_workers(loaded(tmp_path, REMOTE + LISTEN))]
     assert "receive" in names
     assert not [name for name in names if name.startswith(("capture.", "slurm."))]
 
 
 def test_a_cluster_that_is_watched_here_may_be_reported_for_as_well(tmp_path: Path) -> None:
     both = loaded(tmp_path, LOCAL + 'controllers = ["ctl2"]\n' + LISTEN)
-    names = [part.name for part in make_parts(both)]
+    names = [part.name for part in make_workers(both)]
     assert {"receive", "capture.c1.0"} <= set(names)
 
 
@@ -77,4 +77,4 @@ def test_each_daemon_wants_its_own_configuration(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="set 'to' in"):
         make_controller_parts(loaded(tmp_path, LOCAL))
     with pytest.raises(UsageError, match="start 'steward controller'"):
-        make_parts(loaded(tmp_path, LOCAL + TO))
+        make_workers(loaded(tmp_path, LOCAL + TO))

@@ -12,7 +12,7 @@ from harness.events import NOVEMBER
 from harness.site import ADA, Site
 from steward.accounting.errors import AccountingUsage
 from steward.accounting.gaps import GapsAnswer
-from steward.capture.nodes.last_seen import NodeReport, NodeReportsWriter
+from steward.capture.nodes.node_reports import NodeReport, NodeReportsWriter
 from steward.core.errors import PermissionRefused
 from steward.core.events import JOB_MISSED, MissedJobs
 

@@ -11,7 +11,7 @@ from harness import accounting, history
 from harness.accounting import START
 from harness.events import NOON, NOVEMBER
 from harness.site import ADA, BELA, ROOT, Site
-from steward.core.access import Asker
+from steward.core.access import Caller
 from steward.core.errors import StewardError
 from steward.core.events import Event
 from steward.reports.history.consumer import HistoryConsumer
@@ -38,7 +38,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
     made.close()
 
 
-def told(site: Site, asker: Asker, job: str, **request: Any) -> list[tuple[str, str]]:
+def told(site: Site, asker: Caller, job: str, **request: Any) -> list[tuple[str, str]]:
     answer = site.ask("history.job_events", asker, job=job, **request)
     return [(one.body.node, one.body.state) for one in answer.events]
 

@@ -11,7 +11,7 @@ import pytest
 from harness import history
 from harness.site import ADA, Site
 from steward.admin.credentials.requests import CallerAnswer
-from steward.core.access import Asker
+from steward.core.access import Caller
 from steward.core.errors import PermissionRefused
 from steward.reports.history.requests import NodesReply, NodesRequest
 from steward.web.authentication import AuthenticatedRequest
@@ -29,7 +29,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
 class Straight:
     """Asks a room as somebody, and counts the nodes that it is told."""
 
-    def __init__(self, site: Site, asker: Asker) -> None:
+    def __init__(self, site: Site, asker: Caller) -> None:
         self.site = site
         self.asker = asker
         self.nodes = 0
@@ -90,7 +90,7 @@ def test_what_others_were_told_is_not_shown_to_whom_it_is_refused(tmp_path: Path
     site = history.make_site(tmp_path, private=frozenset({"nodes"}))
     site.feed(history.node(0, "n1", "IDLE"))
     known = NodeCache()
-    assert states(known, Straight(site, Asker(uid=0, user="root"))) == {"n1": "IDLE"}
+    assert states(known, Straight(site, Caller(uid=0, user="root"))) == {"n1": "IDLE"}
     with pytest.raises(PermissionRefused):
         states(known, Straight(site, ADA))
     site.close()

@@ -16,7 +16,7 @@ from harness.steps import done, ended, exited, launched, lines_of, running, task
 from steward.capture.nodes.aggregation import aggregate_lines, find_flaw
 from steward.core.events import STEP_USAGE
 from steward.core.records import UsageLine
-from steward.core.timestamps import moment
+from steward.core.timestamps import from_micros
 from steward.extensions.jobacct_plugins.log.reader import read_lines
 from steward.jobs import Jobs
 
@@ -45,13 +45,15 @@ def lines(books: Books) -> dict[str, UsageLine]:
     ],
 )
 def test_what_no_machine_can_do_is_a_gap(more: dict[str, int]) -> None:
-    found = aggregate_lines("c1", "n1", task_line(1, **more) + task_line(2), moment(NOON_US)).events
+    found = aggregate_lines(
+        "c1", "n1", task_line(1, **more) + task_line(2), from_micros(NOON_US)
+    ).events
     assert [event.kind for event in found] == ["task.exit", "node.gap"]
     assert (found[1].body.why, found[1].body.lines) == ("garbled", 1)
 
 
 def test_what_another_receiver_let_through_is_refused() -> None:
-    (event,) = aggregate_lines("c1", "n1", line("end", cut=1, csy=1), moment(NOON_US)).events
+    (event,) = aggregate_lines("c1", "n1", line("end", cut=1, csy=1), from_micros(NOON_US)).events
     assert find_flaw(event) == ""
     for forged in ({"cgroup_user_us": HUGE}, {"peak_bytes": HUGE}, {"lost": 2**40}):
         body = msgspec.structs.replace(event.body, **forged)

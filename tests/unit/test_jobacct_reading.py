@@ -14,7 +14,7 @@ from harness.jobacct import LogSite, run, usage
 from harness.site import ADA, ROOT
 from steward.accounting.errors import AccountingUsage
 from steward.cli import accounting
-from steward.core.access import Asker
+from steward.core.access import Caller
 from steward.core.config import AccessSettings
 from steward.core.errors import PermissionRefused
 from steward.core.events import ACCOUNTING_EXPIRE, RUN_START, Event
@@ -139,7 +139,7 @@ def dumped(site: LogSite, **request: str) -> tuple[list[dict[str, Any]], DumpAns
     return [json.loads(line) for line in text.splitlines()], answer
 
 
-def expire(site: LogSite, asker: Asker = ROOT, **request: Any) -> Any:
+def expire(site: LogSite, asker: Caller = ROOT, **request: Any) -> Any:
     return site.ask("accounting.expire", asker, zone="UTC", **request)
 
 
@@ -172,7 +172,7 @@ def test_expire_says_what_would_go_and_orders_it(tmp_path: Path) -> None:
     assert not answer.done
     assert apply_orders(site) == []
     site.now = NOON + timedelta(days=9)
-    answer = expire(site, Asker(uid=7, user="op"), before="2026-03-02T12:00", yes=True)
+    answer = expire(site, Caller(uid=7, user="op"), before="2026-03-02T12:00", yes=True)
     assert answer.done
     ordered = apply_orders(site)
     assert [event.cluster for event in ordered] == ["c1", "far"]

@@ -8,7 +8,7 @@ from harness.events import at
 from harness.jobs import record
 from steward.core.events import JOB_END, Event
 from steward.core.records import JobRecord
-from steward.core.timestamps import moment, to_micros
+from steward.core.timestamps import from_micros, to_micros
 from steward.jobs.run_merge import RunFacts, merge_runs, remove_private_text
 from steward.slurm.job_states import FORGOTTEN
 
@@ -23,7 +23,7 @@ def run_of(*events: Event, restarts: int = 0) -> RunFacts:
 
 
 def test_microseconds_and_times_are_the_same() -> None:
-    assert moment(to_micros(at(0.123456))) == at(0.123456)
+    assert from_micros(to_micros(at(0.123456))) == at(0.123456)
 
 
 def test_the_latest_look_counts_and_a_whole_record_fills_what_it_does_not_show() -> None:

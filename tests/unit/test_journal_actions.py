@@ -10,7 +10,7 @@ from harness.site import ROOT
 from steward.admin.journal import ListRequest
 from steward.core.events import JOB_SEEN, JobFacts
 from steward.core.records import JobRecord
-from steward.daemon.contexts import action_registry
+from steward.daemon.contexts import make_registry
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def site(tmp_path: Path) -> JournaledSite:
 def test_a_list_of_one_cluster_is_filled_past_the_others_events(
     site: JournaledSite, after: int, limit: int, keys: list[str]
 ) -> None:
-    registry = action_registry(site.settings)
+    registry = make_registry(site.settings)
     request = ListRequest(after=after, limit=limit, clusters=("c2",))
     answer = registry.call("journal.list", ROOT, request)
     assert [event.key for event in answer.events] == keys

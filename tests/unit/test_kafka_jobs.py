@@ -11,10 +11,8 @@ import pytest
 
 from harness.events import NOON
 from harness.spool import environment_bytes
-from steward.archive.messages import ScriptMessage, decode_script_message
-from steward.archive.messages import encode_script_message as encode_message
 from steward.archive.remote.destination import ArchivedDocument
-from steward.capture.captured_jobs import CapturedScripts
+from steward.capture.captured_scripts import CapturedScripts
 from steward.core.config import RedactSettings, Settings
 from steward.core.events import (
     ARCHIVE_PURGE,
@@ -36,6 +34,8 @@ from steward.core.journal.store import encode_rows
 from steward.core.records import JobRecord
 from steward.core.redaction import REDACTED, Redactor
 from steward.extensions.kafka.events import MessageConverter, RecentPurges
+from steward.extensions.kafka.messages import ScriptMessage, decode_script_message
+from steward.extensions.kafka.messages import encode_script_message as encode_message
 from steward.jobs import JobsConsumer
 
 MTIME_NS = 1_772_366_400_123_456_789

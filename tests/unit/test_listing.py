@@ -13,7 +13,7 @@ from harness.events import NOVEMBER
 from harness.site import ADA, BELA, ROOT, Site
 from steward.archive.context import JobNotFound
 from steward.archive.selection import PageError
-from steward.core.access import Asker, ClusterRoles
+from steward.core.access import Caller, ClusterRoles
 from steward.core.actions import ActionError
 from steward.core.errors import UsageError
 from steward.slurm.job_states import StateError
@@ -181,8 +181,10 @@ def test_search_finds_jobs_and_only_ones_own(site: Site) -> None:
     everything = site.ask("archive.search", ROOT, terms=["gromacs"], count=True)
     assert [hit.job.job_id for hit in everything.hits] == [2, 1]
     assert everything.count == 2
-    assert site.ask("archive.search", Asker(uid=ADA.uid, user="cora"), terms=["gromacs"]).hits == ()
-    assert site.ask("archive.search", Asker(uid=ADA.uid, user=""), terms=["gromacs"]).hits == ()
+    assert (
+        site.ask("archive.search", Caller(uid=ADA.uid, user="cora"), terms=["gromacs"]).hits == ()
+    )
+    assert site.ask("archive.search", Caller(uid=ADA.uid, user=""), terms=["gromacs"]).hits == ()
 
 
 def test_search_obeys_filters_of_jobs_and_states(site: Site) -> None:

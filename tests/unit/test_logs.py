@@ -104,7 +104,7 @@ def test_processes_do_not_mix_their_lines(tmp_path: Path) -> None:
     for number in range(4):
         child = os.fork()
         if child == 0:
-            logs.set_log_part(f"part.{number}")
+            logs.set_log_worker(f"part.{number}")
             for _ in range(200):
                 logging.getLogger("steward.test").info("x" * 3000)
             os._exit(0)

@@ -14,7 +14,10 @@ import message_schema
 from harness.events import NOON
 from harness.spool import environment_bytes
 from steward.archive.contents import EncodedContent
-from steward.archive.messages import (
+from steward.archive.remote.destination import ArchivedDocument
+from steward.core.events import IncomingFile, JobIdentity, JobScript, make_script_key
+from steward.core.records import JobRecord
+from steward.extensions.kafka.messages import (
     MAX_SCRIPT_MESSAGE_BYTES,
     SCHEMA,
     MessageError,
@@ -24,9 +27,6 @@ from steward.archive.messages import (
     encode_script_message,
     make_json_schema,
 )
-from steward.archive.remote.destination import ArchivedDocument
-from steward.core.events import IncomingFile, JobIdentity, JobScript, make_script_key
-from steward.core.records import JobRecord
 
 MTIME_NS = 1_772_366_400_123_456_789
 

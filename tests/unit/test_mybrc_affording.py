@@ -17,7 +17,7 @@ from steward.bank.records import ModeRule, UserBooks
 from steward.bank.settings import BankSettings
 from steward.core.config import Settings
 from steward.daemon.consumer_workers import BalancePusher
-from steward.extensions.mybrc.answers import SubmitChecks
+from steward.extensions.mybrc.services import SubmitChecks
 from steward.extensions.mybrc.wire import ApiError
 from steward.slurm.settings import ClusterSettings
 from steward.slurm.users import NameResolver

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steward.extensions.mybrc.answers import page_links
+from steward.extensions.mybrc.services import page_links
 from steward.extensions.mybrc.wire import ApiError, ApiJob, merge_job, parse_job, parse_login
 
 JSON = "application/json"

@@ -18,7 +18,7 @@ from steward.bank.records import Charge, Rate, ResourceUse
 from steward.bank.remote import cancel_reported_charges
 from steward.core.config import Settings
 from steward.core.events import utc_now
-from steward.extensions.mybrc.answers import JobFilters, JobRegistry, list_partitions, list_users
+from steward.extensions.mybrc.services import JobFilters, JobRegistry, list_partitions, list_users
 from steward.extensions.mybrc.wire import ApiError, JobSent
 from steward.slurm.users import NameResolver
 

@@ -13,9 +13,9 @@ from harness.site import ROOT
 from servers.authority import Authority
 from steward.admin.doctor import data_checks
 from steward.admin.status.requests import StatusShowRequest
-from steward.capture.nodes.last_seen import AgentRefusals, read_refusals
+from steward.capture.nodes.node_reports import AgentRefusals, read_refusals
 from steward.capture.settings import NodesSettings
-from steward.daemon.contexts import action_registry
+from steward.daemon.contexts import make_registry
 from steward.web.pages.status import StatusProblem, list_problems
 
 __all__ = ["site"]
@@ -65,7 +65,7 @@ def test_doctor_and_status_tell_refusals(site: DoctorSite) -> None:
     assert any("--origin" in line for line in found["10.0.0.7"].mend)
     assert any("docs/nodes.md" in line for line in found["10.0.0.8"].mend)
     assert set(found) == {"10.0.0.7", "10.0.0.8"}, "not that the timer should be enabled"
-    room = action_registry(site.settings)
+    room = make_registry(site.settings)
     shown = room.call("status.show", ROOT, StatusShowRequest())
     assert shown.refused.keys() == {"10.0.0.7", "10.0.0.8"}
     assert StatusProblem(

@@ -12,7 +12,7 @@ from steward.agent import agent
 from steward.core.config import Settings
 from steward.core.config.reader import ConfigError, load_settings
 from steward.daemon.controller import make_controller_parts
-from steward.daemon.workers import make_parts
+from steward.daemon.workers import make_workers
 
 LOCAL = '[cluster.c1]\nslurm = false\nspool = "/spool"\n'
 NODES = '[nodes]\nlisten = "0.0.0.0:6826"\n'
@@ -51,8 +51,8 @@ def test_a_mistake_is_said(tmp_path: Path, text: str, what: str) -> None:
 
 
 def test_both_daemons_hear_nodes_where_they_are_told_to(tmp_path: Path) -> None:
-    assert "nodes" in [part.name for part in make_parts(loaded(tmp_path, LOCAL + NODES))]
-    assert "nodes" not in [part.name for part in make_parts(loaded(tmp_path, LOCAL))]
+    assert "nodes" in [part.name for part in make_workers(loaded(tmp_path, LOCAL + NODES))]
+    assert "nodes" not in [part.name for part in make_workers(loaded(tmp_path, LOCAL))]
     forward = '[forward]\nto = "steward:6825"\n'
     parts = make_controller_parts(loaded(tmp_path, LOCAL + NODES + forward))
     assert "nodes" in [part.name for part in parts]

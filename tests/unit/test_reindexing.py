@@ -20,7 +20,7 @@ from steward.archive.catalog.rebuild import CatalogRebuild
 from steward.archive.contents import make_script_contents
 from steward.archive.files.permissions import read_acl_readers
 from steward.archive.requests import Progress, ReindexReply
-from steward.core.access import Asker
+from steward.core.access import Caller
 from steward.core.errors import PermissionRefused
 from steward.core.incoming import IncomingStores
 from steward.jobs import JobsConsumer
@@ -177,8 +177,8 @@ def test_an_acl_says_whose_a_file_is_if_the_name_still_fits(tmp_path: Path) -> N
     if os.geteuid() != 0:
         pytest.skip("only root may give somebody else's file a reader")
     there = pwd.getpwnam("daemon")
-    daemon = Asker(uid=there.pw_uid, user="daemon")
-    former = Asker(uid=there.pw_uid, user="former")
+    daemon = Caller(uid=there.pw_uid, user="daemon")
+    former = Caller(uid=there.pw_uid, user="former")
     site = archive.make_library(tmp_path, layout="job_archive")
     archive.add_job(site, 1, b"text one", who=daemon)
     archive.add_job(site, 2, b"text two", who=former)

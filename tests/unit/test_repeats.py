@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from harness.socket import Question, registry
-from steward.core.access import Asker
+from steward.core.access import Caller
 from steward.core.errors import Conflict, PermissionRefused, StewardError, Unavailable, UsageError
 from steward.core.events import utc_now
 from steward.daemon.idempotency import LONGEST_KEY, IdempotencyStore
 from steward.daemon.requests import decode_reply_line
 
-ADA, GRACE = Asker(uid=1, user="ada"), Asker(uid=2, user="grace")
+ADA, GRACE = Caller(uid=1, user="ada"), Caller(uid=2, user="grace")
 ECHO = registry().get("test.echo")
 
 
@@ -38,7 +38,7 @@ def repeats(tmp_path: Path) -> IdempotencyStore:
 
 
 def once(
-    repeats: IdempotencyStore, doing: Doing, key: str = "k", text: str = "x", by: Asker = ADA
+    repeats: IdempotencyStore, doing: Doing, key: str = "k", text: str = "x", by: Caller = ADA
 ) -> bytes:
     return repeats.run_once(key, by, ECHO, Question(text=text), doing)
 

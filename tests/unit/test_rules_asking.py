@@ -19,15 +19,15 @@ from steward.automation.rules.requests import (
     SwitchRuleRequest,
 )
 from steward.cli.app import run
-from steward.core.access import Access, Asker
+from steward.core.access import Access, Caller
 from steward.core.actions import Registry
 from steward.core.config import AccessSettings, Settings
 from steward.core.config.reader import LoadedConfig, render_config
 from steward.core.errors import UsageError
 
-OLGA = Asker(uid=4001, user="olga")
-CARL = Asker(uid=4002, user="carl")
-ADA = Asker(uid=4003, user="ada")
+OLGA = Caller(uid=4001, user="olga")
+CARL = Caller(uid=4002, user="carl")
+ADA = Caller(uid=4003, user="ada")
 
 
 def room_of(settings: Settings) -> RulesContext:
@@ -91,7 +91,7 @@ def test_history_is_told_newest_first_and_narrowed(site: RulesSite) -> None:
 
 def test_where_nothing_ever_ran_there_is_nothing(tmp_path: Path) -> None:
     room = room_of(Settings(state_dir=str(tmp_path)))
-    assert actions.list_executions(room, Asker(uid=0), RulesHistoryRequest()).executions == ()
+    assert actions.list_executions(room, Caller(uid=0), RulesHistoryRequest()).executions == ()
     assert not (tmp_path / "rules.db").exists()
 
 

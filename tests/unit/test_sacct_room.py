@@ -17,7 +17,7 @@ from steward.accounting.sacct.options import parse_sacct_options
 from steward.accounting.sacct.output import stream_lines
 from steward.accounting.sacct.requests import SacctRequest, SacctText
 from steward.accounting.sacct.sources import MergedSource, sort_into_scratch
-from steward.core.access import Access, Asker, ClusterRoles
+from steward.core.access import Access, Caller, ClusterRoles
 from steward.core.config import AccessSettings, Settings
 from steward.core.records import UsageLine
 from steward.core.sqlite import open_database, transaction
@@ -44,7 +44,7 @@ def room(tmp_path: Path) -> Callable[[ClusterRoles | None], AccountingContext]:
     return make
 
 
-def seen(room: AccountingContext, asker: Asker, **fields: Any) -> set[str]:
+def seen(room: AccountingContext, asker: Caller, **fields: Any) -> set[str]:
     request = SacctRequest(
         allocations=True, style="parsable2", format="user", starttime="2026-11-01", **fields
     )
@@ -70,14 +70,14 @@ def seen(room: AccountingContext, asker: Asker, **fields: Any) -> set[str]:
             {"all_users": True, "accounts": ("chem",)},
             {"bob"},
         ),
-        (Asker(uid=5, user="oper"), None, {"all_users": True}, {"ada", "bob"}),
+        (Caller(uid=5, user="oper"), None, {"all_users": True}, {"ada", "bob"}),
         (ROOT, None, {}, {"ada", "bob"}),
-        (Asker(uid=1002, user=""), None, {}, {"bob"}),
+        (Caller(uid=1002, user=""), None, {}, {"bob"}),
     ],
 )
 def test_who_may_see_what(
     room: Callable[[ClusterRoles | None], AccountingContext],
-    asker: Asker,
+    asker: Caller,
     standing: ClusterRoles | None,
     fields: dict[str, Any],
     expected: set[str],

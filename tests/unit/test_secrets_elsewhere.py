@@ -11,12 +11,12 @@ from urllib.parse import quote
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from steward.archive.messages import encode_sarchive
-from steward.archive.messages import encode_script_message as message_of
 from steward.archive.remote.destination import ArchivedDocument
 from steward.core.config import RedactSettings
 from steward.core.events import IncomingFile, JobScript, encode_event, make_script_event
 from steward.core.redaction import Redactor
+from steward.extensions.kafka.messages import encode_sarchive
+from steward.extensions.kafka.messages import encode_script_message as message_of
 from steward.extensions.search_servers.documents import build_source, encode_source
 from steward.slurm.environment import read_environment
 

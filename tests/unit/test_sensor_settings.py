@@ -9,7 +9,7 @@ from steward.capture.settings import SensorSettings
 from steward.core.config import Settings
 from steward.core.config.reader import ConfigError, load_settings
 from steward.daemon.controller import make_controller_parts
-from steward.daemon.workers import make_parts
+from steward.daemon.workers import make_workers
 from steward.slurm.settings import ClusterSettings
 
 CLUSTER = "[cluster.c1]\n"
@@ -58,10 +58,10 @@ def test_each_cluster_that_is_asked_has_a_sensor(tmp_path: Path) -> None:
         "c4": ClusterSettings(),
     }
     settings = Settings(state_dir=str(tmp_path), cluster=clusters)
-    assert named(make_parts(settings)) == set()
+    assert named(make_workers(settings)) == set()
     sensor = SensorSettings(enabled=True, socket="/run/steward/trigger.sock")
     settings = Settings(state_dir=str(tmp_path), cluster=clusters, sensor=sensor)
-    assert named(make_parts(settings)) == {"sensor.c1", "sensor.c4"}
+    assert named(make_workers(settings)) == {"sensor.c1", "sensor.c4"}
     assert settings.wake_socket("c1") == "/run/steward/trigger-c1.sock"
     assert trigger_command(settings, "c4").split()[1:] == [
         *("--socket", "/run/steward/trigger-c4.sock"),

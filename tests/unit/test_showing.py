@@ -16,7 +16,7 @@ from harness.site import ADA, BELA, ROOT, Site
 from steward.archive.context import JobNotReadable
 from steward.archive.errors import ArchiveError, NotArchived
 from steward.archive.resubmission import derive_options
-from steward.core.access import Asker
+from steward.core.access import Caller
 from steward.core.errors import PermissionRefused, UsageError
 from steward.core.redaction import REDACTED
 from steward.slurm.settings import ClusterSettings
@@ -62,7 +62,7 @@ def test_nobody_is_shown_anothers_job(site: Site, action: str) -> None:
     for word in ("plan", "hush", "ada"):
         assert word not in str(caught.value)
     assert site.ask(f"archive.{action}", ROOT, job="1")
-    reused_uid = Asker(uid=ADA.uid, user="cora")
+    reused_uid = Caller(uid=ADA.uid, user="cora")
     with pytest.raises(JobNotReadable):
         site.ask(f"archive.{action}", reused_uid, job="1")
 

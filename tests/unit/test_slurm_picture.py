@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steward.slurm import tres
-from steward.slurm.cluster_model import ClusterModel, add_people, parse_cluster_model, parse_people
+from steward.slurm.cluster_model import ClusterModel, add_users, parse_cluster_model, parse_users
 from steward.slurm.tres import parse_requested_gres, parse_tres
 from steward.slurm.users import NameResolver
 
@@ -146,7 +146,7 @@ def test_whether_slurm_asks_for_an_association(value: str, asks: bool) -> None:
 
 def test_people_are_those_of_slurmdbd() -> None:
     known = NameResolver()
-    users, accounts, qos = parse_people(
+    users, accounts, qos = parse_users(
         b"root|physics\nnobody-of-that-name|x\nbad|a|b\n",
         b"physics||normal|\nphysics|root|high|\nphysics|root|low|debug\nphysics|a||\n",
         known,
@@ -154,7 +154,7 @@ def test_people_are_those_of_slurmdbd() -> None:
     assert users == {0: "root"}
     assert accounts == {"root": "physics", "nobody-of-that-name": "x"}
     assert qos == {"physics/root": "high", "physics/a": ""}
-    found = add_people(shown(), (users, accounts, qos))
+    found = add_users(shown(), (users, accounts, qos))
     assert msgspec.json.decode(msgspec.json.encode(found), type=ClusterModel, strict=False) == found
 
 

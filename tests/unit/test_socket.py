@@ -24,7 +24,7 @@ from submitting import wait_until
 from harness.socket import LIMITS, Done, Question, Step, Told, registry, serving
 from steward.client.sockets import ask_socket
 from steward.core.errors import PermissionRefused
-from steward.daemon.answers import PeerLimits
+from steward.daemon.request_service import PeerLimits
 from steward.daemon.requests import (
     LONGEST_REQUEST,
     DaemonBusy,

@@ -18,12 +18,12 @@ from steward.admin.status.requests import MetricsRequest
 from steward.bank.actions.status import BankStatusRequest
 from steward.bank.ledger import Account, Authorship, open_ledger
 from steward.bank.money import MICRO
-from steward.core.access import Asker
+from steward.core.access import Caller
 from steward.core.config import Settings
 from steward.core.config.reader import load_settings
 from steward.core.events import utc_now
 from steward.core.poll_status import PollStatus, PollStatusFiles
-from steward.daemon.contexts import action_registry
+from steward.daemon.contexts import make_registry
 
 BY = Authorship(who="root")
 
@@ -31,17 +31,17 @@ BY = Authorship(who="root")
 class Counted:
     """Calls what it is made of, and notes each name that was called."""
 
-    def __init__(self, call: Callable[[str, Asker, Any], Any]) -> None:
+    def __init__(self, call: Callable[[str, Caller, Any], Any]) -> None:
         self._call = call
         self.names: list[str] = []
 
-    def __call__(self, name: str, asker: Asker, request: Any) -> Any:
+    def __call__(self, name: str, asker: Caller, request: Any) -> Any:
         self.names.append(name)
         return self._call(name, asker, request)
 
 
 def scraped(settings: Settings) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-    rooms = action_registry(settings)
+    rooms = make_registry(settings)
     asked = Counted(rooms.call)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rooms, "call", asked)
@@ -109,7 +109,7 @@ def test_what_the_gate_does_not_say_is_left_out(tmp_path: Path) -> None:
     assert found["steward_gate_deciding", ()] == 0
     # Nothing has run here: what that hides is named, and hides nothing else.
     assert found["steward_unknown", (("figures", "journal"),)] == 1
-    answer = action_registry(settings).call("bank.standing", ROOT, BankStatusRequest())
+    answer = make_registry(settings).call("bank.standing", ROOT, BankStatusRequest())
     assert (answer.gate, answer.holds) == ("away", None)
 
 

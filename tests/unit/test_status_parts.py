@@ -19,7 +19,7 @@ from steward.admin.status.requests import StatusShowRequest
 from steward.admin.status.workers import DaemonStatus, WorkerLine, read_daemon_status
 from steward.core.config import Settings
 from steward.core.files import write_status
-from steward.daemon.contexts import action_registry
+from steward.daemon.contexts import make_registry
 from steward.slurm.settings import ClusterSettings
 
 SUPERVISOR = """
@@ -103,7 +103,7 @@ def test_a_daemon_that_can_write_nothing_runs_nonetheless(tmp_path: Path, held: 
     assert read_daemon_status(str(tmp_path)) == DaemonStatus()
 
     settings = Settings(state_dir=str(tmp_path), cluster={"c1": ClusterSettings(slurm=False)})
-    rooms = action_registry(settings)
+    rooms = make_registry(settings)
     shown = rooms.call("status.show", ROOT, StatusShowRequest())
     assert shown.running
     assert shown.parts == ()

@@ -18,7 +18,7 @@ from steward.core.config import Settings
 from steward.core.errors import StewardError
 from steward.core.waits import Stop
 from steward.daemon.supervisor import SendHeartbeat, Supervisor, SupervisorTiming, WorkerSpec
-from steward.daemon.workers import make_parts
+from steward.daemon.workers import make_workers
 
 
 def until(condition: Callable[[], bool], timeout_s: float = 15.0) -> None:
@@ -136,7 +136,7 @@ def test_parts_run_and_are_stopped_the_last_one_last(tmp_path: Path, start: Star
 
 
 def test_who_is_asked_until_the_end_ends_last(tmp_path: Path) -> None:
-    parts = make_parts(Settings(state_dir=str(tmp_path), bank=BankSettings(enabled=True)))
+    parts = make_workers(Settings(state_dir=str(tmp_path), bank=BankSettings(enabled=True)))
     assert {part.name for part in parts if part.last} == {"journal", "gate"}
 
 

@@ -17,10 +17,10 @@ from steward.admin.credentials.requests import (
     VouchAnswer,
     VouchRequest,
 )
-from steward.core.access import Asker
+from steward.core.access import Caller
 from steward.core.actions import Action, Registry
 from steward.core.munge import hash_body
-from steward.daemon.answers import PeerLimits
+from steward.daemon.request_service import PeerLimits
 from steward.web.application import build_application
 from steward.web.daemon_client import DaemonClient
 from steward.web.settings import WebSettings
@@ -48,7 +48,7 @@ class Ground:
         self.asked = directory / "asked"
         self.asked.touch()
 
-    def vouch(self, _context: Any, _asker: Asker, request: VouchRequest) -> VouchAnswer:
+    def vouch(self, _context: Any, _asker: Caller, request: VouchRequest) -> VouchAnswer:
         with self.asked.open("a") as file:
             file.write(f"{request.peer} {request.target} {request.digest}\n")
         if request.credential == JUNK:
@@ -60,10 +60,10 @@ class Ground:
             return VouchAnswer(uid=uid, refused="it was made over another request")
         return VouchAnswer(uid=uid, secret=f"stm_{uid}")
 
-    def bearer(self, secret: str) -> Asker:
-        return Asker(uid=int(secret.removeprefix("stm_")), how="munge")
+    def bearer(self, secret: str) -> Caller:
+        return Caller(uid=int(secret.removeprefix("stm_")), how="munge")
 
-    def me(self, _context: Any, _asker: Asker, _request: CallerRequest) -> CallerAnswer:
+    def me(self, _context: Any, _asker: Caller, _request: CallerRequest) -> CallerAnswer:
         return CallerAnswer(
             uid=1, user="ada", how="munge", clusters=(), bank=False, sensor=False, rules=False
         )

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from steward.accounting.errors import AccountingUsage
-from steward.core.access import Access, Asker, VisibleJobs
+from steward.core.access import Access, Caller, VisibleJobs
 from steward.core.config import Settings
 from steward.core.events import Event, utc_now
 
@@ -85,14 +85,14 @@ class AccountingContext:
         cluster_settings = self.settings.cluster.get(cluster)
         return cluster_settings.timezone if cluster_settings else ""
 
-    def is_operator(self, asker: Asker) -> bool:
+    def is_operator(self, asker: Caller) -> bool:
         """Return True if the requester is an operator of every cluster."""
         # An operator of an unknown cluster is one by configured name, or Steward itself.
         return self.access.is_operator(asker, "") or all(
             self.access.is_operator(asker, name) for name in self.clusters
         )
 
-    def get_scopes(self, asker: Asker) -> dict[str, VisibleJobs] | None:
+    def get_scopes(self, asker: Caller) -> dict[str, VisibleJobs] | None:
         """Return what the requester may see, by cluster; None for everything."""
         if self.is_operator(asker):
             # Operators also see clusters that were removed from the configuration.

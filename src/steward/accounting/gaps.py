@@ -17,8 +17,8 @@ import msgspec
 from steward.accounting.context import AccountingContext
 from steward.accounting.errors import AccountingUsage
 from steward.accounting.job_page.page import parse_us
-from steward.capture.nodes.last_seen import NodeReportsReader
-from steward.core.access import Asker
+from steward.capture.nodes.node_reports import NodeReportsReader
+from steward.core.access import Caller
 from steward.core.actions import Action, ActionMessage, Answer, Request
 from steward.core.errors import PermissionRefused, Unavailable
 from steward.core.records import UsageLine
@@ -133,7 +133,7 @@ class _Span(msgspec.Struct, frozen=True):
 
 
 def list_accounting_gaps(
-    context: AccountingContext, asker: Asker, request: GapsRequest
+    context: AccountingContext, asker: Caller, request: GapsRequest
 ) -> GapsAnswer:
     """Return missing or doubtful accounting data.
 

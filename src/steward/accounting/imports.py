@@ -21,7 +21,7 @@ from steward.accounting.job_log import SkippedLine, load_job_log
 from steward.core.consumers import Append
 from steward.core.events import JOB_END, STEP_ACCOUNTED, Event, JobFacts, utc_now
 from steward.core.records import JobRecord, UsageLine
-from steward.core.timestamps import moment, to_micros
+from steward.core.timestamps import from_micros, to_micros
 from steward.core.usage import AccountedStep
 from steward.jobs.run_merge import IMPORTED
 from steward.slurm.job_states import FINISHED, strip_state_suffix
@@ -459,7 +459,7 @@ def import_job_log(
         if line.step == "":
             state.flush(least=_EVENTS_AT_ONCE)
             report(number, None, "lines")
-            ended = moment(line.end_us) if line.end_us else None
+            ended = from_micros(line.end_us) if line.end_us else None
             is_wanted = (
                 line.cluster == cluster and not line.piece_us and _is_in_window(ended, window)
             )
@@ -527,7 +527,7 @@ def _line_to_record(line: UsageLine) -> JobRecord:
     fields: dict[str, Any] = {field: getattr(line, field) for field in _SHARED_FIELDS}
     for name in ("submit", "eligible", "start", "end"):
         value_us = getattr(line, f"{name}_us")
-        fields[name] = moment(value_us) if value_us else None
+        fields[name] = from_micros(value_us) if value_us else None
     return JobRecord(job_id=line.job_id, job_flags=line.flags, **fields)
 
 

@@ -28,7 +28,7 @@ from steward.accounting.job_page.job_efficiency import (
 )
 from steward.archive.requests import JobSelection
 from steward.archive.selection import SelectionSpan, make_job_filter
-from steward.core.access import Asker
+from steward.core.access import Caller
 from steward.core.actions import Action
 from steward.core.records import JobRecord, UsageLine
 from steward.core.timestamps import to_micros
@@ -42,7 +42,7 @@ _LONGEST_PAGE: Final = 100_000
 _NUMBER_BOUND: Final = 2**62
 
 
-def list_job_rows(context: AccountingContext, asker: Asker, request: JobsRequest) -> JobsAnswer:
+def list_job_rows(context: AccountingContext, asker: Caller, request: JobsRequest) -> JobsAnswer:
     """Return one page of jobs.
 
     Raises:
@@ -78,7 +78,7 @@ def list_job_rows(context: AccountingContext, asker: Asker, request: JobsRequest
 
 
 def count_job_states(
-    context: AccountingContext, asker: Asker, request: JobStatesRequest
+    context: AccountingContext, asker: Caller, request: JobStatesRequest
 ) -> JobStatesAnswer:
     """Count jobs by state.
 
@@ -91,7 +91,7 @@ def count_job_states(
     return JobStatesAnswer(states=states, total=sum(states.values()), is_all=is_all)
 
 
-def _build_filter(context: AccountingContext, asker: Asker, request: JobSelection) -> JobFilter:
+def _build_filter(context: AccountingContext, asker: Caller, request: JobSelection) -> JobFilter:
     """Build the job filter of a request, within what the requester may see."""
     clusters = request.clusters or (context.main_cluster,)
     zone = load_zone(request.zone or context.get_zone(clusters[0]))

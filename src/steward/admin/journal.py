@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from steward.core.access import Access, Asker
+from steward.core.access import Access, Caller
 from steward.core.actions import Action
 from steward.core.errors import PermissionRefused, UsageError
 from steward.core.events import BODIES, Event
@@ -41,7 +41,7 @@ class JournalContext:
         self._access = access
         self._clusters = tuple(clusters)
 
-    def require_operator(self, caller: Asker) -> None:
+    def require_operator(self, caller: Caller) -> None:
         """Require an operator.
 
         Raises:
@@ -56,7 +56,7 @@ class JournalContext:
         """Open the journal for reading."""
         return JournalReader(self._state_dir)
 
-    def find_consumer(self, caller: Asker, name: str) -> str:
+    def find_consumer(self, caller: Caller, name: str) -> str:
         """Find the consumer that an operator names.
 
         Raises:
@@ -197,7 +197,7 @@ class ForgetAnswer(_Answer, frozen=True, kw_only=True):
     consumer: str
 
 
-def _show_status(context: JournalContext, caller: Asker, _request: StatusRequest) -> StatusAnswer:
+def _show_status(context: JournalContext, caller: Caller, _request: StatusRequest) -> StatusAnswer:
     context.require_operator(caller)
     reader = context.open_reader()
     try:
@@ -211,7 +211,7 @@ def _show_status(context: JournalContext, caller: Asker, _request: StatusRequest
         reader.close()
 
 
-def _list_events(context: JournalContext, caller: Asker, request: ListRequest) -> ListAnswer:
+def _list_events(context: JournalContext, caller: Caller, request: ListRequest) -> ListAnswer:
     """List events by kind and cluster."""
     context.require_operator(caller)
     unknown = set(request.kinds) - set(BODIES)
@@ -251,7 +251,7 @@ def _read_events(reader: JournalReader, request: ListRequest, limit: int) -> lis
         span *= 4
 
 
-def _list_dead_letters(context: JournalContext, caller: Asker, request: DeadRequest) -> DeadAnswer:
+def _list_dead_letters(context: JournalContext, caller: Caller, request: DeadRequest) -> DeadAnswer:
     """List dead letters."""
     context.require_operator(caller)
     reader = context.open_reader()
@@ -287,14 +287,14 @@ def _make_dead_line(letter: DeadLetter) -> DeadLine:
 
 
 def _replay_dead_letters(
-    context: JournalContext, caller: Asker, request: ReplayRequest
+    context: JournalContext, caller: Caller, request: ReplayRequest
 ) -> ReplayAnswer:
     consumer = context.find_consumer(caller, request.consumer)
     return ReplayAnswer(events=context.ask_writer("replay", consumer, request.id))
 
 
 def _forget_consumer(
-    context: JournalContext, caller: Asker, request: ForgetRequest
+    context: JournalContext, caller: Caller, request: ForgetRequest
 ) -> ForgetAnswer:
     consumer = context.find_consumer(caller, request.consumer)
     context.ask_writer("forget", consumer)

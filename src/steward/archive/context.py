@@ -21,7 +21,7 @@ from steward.archive.errors import ArchiveError, ArchiveUnavailable, NotArchived
 from steward.archive.files.reader import ContentKind, FilesReader, PlacedScript
 from steward.archive.remote.destination import SinkSearcher, make_sink_searcher
 from steward.archive.requests import JobLine, RunLine, ScriptLine
-from steward.core.access import Access, Asker, VisibleJobs
+from steward.core.access import Access, Caller, VisibleJobs
 from steward.core.config import Settings
 from steward.core.errors import NotFound, PermissionRefused, Unavailable, UsageError
 from steward.core.events import Event, utc_now
@@ -144,12 +144,12 @@ class ArchiveContext:
         """Return the IANA name of each cluster's time zone."""
         return {cluster: self.get_time_zone(cluster) for cluster in dict.fromkeys(clusters)}
 
-    def is_operator(self, caller: Asker) -> bool:
+    def is_operator(self, caller: Caller) -> bool:
         """Return whether the user is an operator of every cluster."""
         return all(self.access.is_operator(caller, name) for name in self._list_clusters())
 
     def get_visible_jobs(
-        self, caller: Asker, *, scripts: bool = False
+        self, caller: Caller, *, scripts: bool = False
     ) -> dict[str, VisibleJobs] | None:
         """Return the visible job records, or scripts, by cluster; None for all."""
         if self.is_operator(caller):
@@ -158,12 +158,12 @@ class ArchiveContext:
         decide = self.access.get_script_scope if scripts else self.access.get_job_scope
         return {name: decide(caller, name) for name in self._list_clusters()}
 
-    def can_see(self, caller: Asker, job: Job) -> bool:
+    def can_see(self, caller: Caller, job: Job) -> bool:
         """Return whether the user may see a job's record."""
         record = job.record
         return self.access.can_see_job(caller, job.cluster, record.uid, record.account)
 
-    def can_read(self, caller: Asker, job: Job) -> bool:
+    def can_read(self, caller: Caller, job: Job) -> bool:
         """Return whether the user may read a job's script, environment and submit line."""
         return self.access.can_read_script(
             caller,
@@ -178,7 +178,7 @@ class ArchiveContext:
             self._cluster_names = list_clusters(self.settings)
         return self._cluster_names
 
-    def find(self, caller: Asker, name: str, cluster: str = "") -> tuple[Job, list[Job]]:
+    def find(self, caller: Caller, name: str, cluster: str = "") -> tuple[Job, list[Job]]:
         """Find the job that a text names, and other jobs of that id that the user may see.
 
         Raises:
@@ -214,7 +214,7 @@ class ArchiveContext:
         others = [other for other in visible if other.number != job.number]
         return job, [other for other in others if other.cluster == job.cluster]
 
-    def make_job_line(self, caller: Asker, job: Job, script: Script | None = None) -> JobLine:
+    def make_job_line(self, caller: Caller, job: Job, script: Script | None = None) -> JobLine:
         """Make the reply row of a job; private fields stay empty if the user may not read them."""
         record = job.record
         is_private = not self.can_read(caller, job)

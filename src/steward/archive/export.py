@@ -26,7 +26,7 @@ from steward.archive.requests import (
     SecretsRequest,
 )
 from steward.archive.selection import iterate_jobs, make_job_filter, resolve_selection_span
-from steward.core.access import Asker
+from steward.core.access import Caller
 from steward.core.errors import StewardError, UsageError
 from steward.core.redaction import Redactor, SecretFinding
 from steward.core.sqlite import open_scratch, translate_errors
@@ -83,7 +83,7 @@ _CACHED_SCRIPTS = 10_000
 
 
 def export_scripts(
-    context: ArchiveContext, caller: Asker, request: ExportRequest
+    context: ArchiveContext, caller: Caller, request: ExportRequest
 ) -> Iterator[ExportFile | ExportReply]:
     """Stream the files of the selected jobs whose scripts the user may read, newest first."""
     if request.limit < 0:
@@ -93,7 +93,7 @@ def export_scripts(
 
 
 def find_script_secrets(
-    context: ArchiveContext, caller: Asker, request: SecretsRequest
+    context: ArchiveContext, caller: Caller, request: SecretsRequest
 ) -> Iterator[SecretLine | Progress | SecretsReply]:
     """Stream lines that look like credentials, in scripts that the user may read, newest first."""
     if request.limit < 0:
@@ -104,7 +104,7 @@ def find_script_secrets(
 
 def iterate_scripts(
     context: ArchiveContext,
-    caller: Asker,
+    caller: Caller,
     job_filter: JobFilter,
     limit: int = 0,
     *,
@@ -136,7 +136,7 @@ def _format_script_ref(cluster: str, key: str) -> str:
 
 
 def _make_readable_filter(
-    context: ArchiveContext, caller: Asker, request: JobSelection
+    context: ArchiveContext, caller: Caller, request: JobSelection
 ) -> JobFilter:
     """Build the job filter; errors in a request are raised before the stream begins."""
     span = resolve_selection_span(context, request)
@@ -144,7 +144,7 @@ def _make_readable_filter(
 
 
 def _stream_files(
-    context: ArchiveContext, caller: Asker, request: ExportRequest, job_filter: JobFilter
+    context: ArchiveContext, caller: Caller, request: ExportRequest, job_filter: JobFilter
 ) -> Iterator[ExportFile | ExportReply]:
     unreadable: list[str] = []
     jobs = files = total_bytes = 0
@@ -198,7 +198,7 @@ def _make_unique_stem(stem: str, used: NameSet) -> str:
 
 
 def _stream_secrets(
-    context: ArchiveContext, caller: Asker, request: SecretsRequest, job_filter: JobFilter
+    context: ArchiveContext, caller: Caller, request: SecretsRequest, job_filter: JobFilter
 ) -> Iterator[SecretLine | Progress | SecretsReply]:
     redactor = Redactor(context.settings.redact)
     findings: dict[str, tuple[SecretFinding, ...]] = {}

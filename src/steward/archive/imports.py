@@ -45,7 +45,7 @@ from steward.core.records import JobRecord
 from steward.jobs.retention import get_leader_id
 
 _COUNT = struct.Struct("=I")
-_NAMED = re.compile(rb"[A-Za-z_][^=\0\n]*=")
+_VARIABLE_START = re.compile(rb"[A-Za-z_][^=\0\n]*=")
 # At most these bytes of the four-byte count remain before the first entry.
 _LONGEST_COUNT = 4
 
@@ -60,7 +60,7 @@ def convert_lines(data: bytes) -> bytes:
     """Convert ``NAME=value`` lines to the spool's format; other lines continue the value before."""
     entries: list[bytes] = []
     for line in data.rstrip(b"\n").split(b"\n"):
-        if entries and not _NAMED.match(line):
+        if entries and not _VARIABLE_START.match(line):
             entries[-1] += b"\n" + line
         elif line:
             entries.append(line)
@@ -70,7 +70,7 @@ def convert_lines(data: bytes) -> bytes:
 def convert_job_archive_environment(data: bytes) -> bytes:
     """Convert the ``.env`` file of job_archive to the spool's format."""
     lines = [line for line in data.split(b"\n") if line]
-    if lines and len(lines[0]) <= _LONGEST_COUNT and not _NAMED.match(lines[0]):
+    if lines and len(lines[0]) <= _LONGEST_COUNT and not _VARIABLE_START.match(lines[0]):
         lines = lines[1:]
     elif lines:
         lines[0] = _strip_count(lines[0])
@@ -79,10 +79,10 @@ def convert_job_archive_environment(data: bytes) -> bytes:
 
 def _strip_count(entry: bytes) -> bytes:
     """Strip the bytes of the count (up to four, not zero) that run into the first entry."""
-    if _NAMED.match(entry):
+    if _VARIABLE_START.match(entry):
         return entry
     for length in range(1, _LONGEST_COUNT + 1):
-        if _NAMED.match(entry[length:]):
+        if _VARIABLE_START.match(entry[length:]):
             return entry[length:]
     return entry
 
@@ -101,7 +101,7 @@ TreeKind = Literal["job_archive", "sarchive"]
 IMPORT_SOURCE = "import"
 _EVENT_BATCH = 200
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-_READERS = {
+_CONVERTERS = {
     "job_archive": convert_job_archive_environment,
     "sarchive": convert_sarchive_environment,
 }
@@ -445,7 +445,7 @@ def _import_script(
             submit=datetime.fromtimestamp(spool_mtime_ns // 10**9, UTC),
             batch=True,
         )
-    spool_environment = None if environment is None else _READERS[kind](environment)
+    spool_environment = None if environment is None else _CONVERTERS[kind](environment)
     import_run.add(found_script.job_id, spool_mtime_ns, script, spool_environment, record)
 
 

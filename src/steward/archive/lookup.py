@@ -46,7 +46,7 @@ from steward.archive.selection import (
     parse_list_page_token,
     resolve_selection_span,
 )
-from steward.core.access import Asker
+from steward.core.access import Caller
 from steward.core.errors import StewardError, UsageError
 from steward.core.journal import JournalReader
 from steward.core.redaction import REDACTED
@@ -56,7 +56,7 @@ from steward.slurm.environment import split_entries
 log = logging.getLogger(__name__)
 
 
-def list_jobs(context: ArchiveContext, caller: Asker, request: JobListRequest) -> JobListReply:
+def list_jobs(context: ArchiveContext, caller: Caller, request: JobListRequest) -> JobListReply:
     """List jobs, newest first."""
     span = resolve_selection_span(context, request)
     job_filter = make_job_filter(request, span, context.get_visible_jobs(caller))
@@ -82,13 +82,13 @@ def list_jobs(context: ArchiveContext, caller: Asker, request: JobListRequest) -
     )
 
 
-def search_scripts(context: ArchiveContext, caller: Asker, request: SearchRequest) -> SearchReply:
+def search_scripts(context: ArchiveContext, caller: Caller, request: SearchRequest) -> SearchReply:
     """Find jobs whose scripts contain all terms, newest first."""
     sink = resolve_searchable_sink(context.settings, request.sink) if request.sink else ""
     matcher = TermMatcher(request.terms, case=request.case, words=request.words)
     span = resolve_selection_span(context, request, default=False)
     use_filter = make_use_filter(context, caller, request, span)
-    is_allowed = _make_use_filter(context, caller)
+    is_allowed = _make_read_check(context, caller)
     if request.jobs or request.states:
         job_filter = make_job_filter(request, span, context.get_visible_jobs(caller, scripts=True))
         if request.jobs:
@@ -140,7 +140,7 @@ def _find_scripts(context: ArchiveContext, jobs: Sequence[Job]) -> dict[tuple[st
     return scripts
 
 
-def _make_use_filter(context: ArchiveContext, caller: Asker) -> Callable[[ScriptUse], bool]:
+def _make_read_check(context: ArchiveContext, caller: Caller) -> Callable[[ScriptUse], bool]:
     """Make a permission check for script uses that caches its answer by owner and account."""
     decisions: dict[tuple[str, int | None, str, str], bool] = {}
 
@@ -174,7 +174,7 @@ def _list_script_keys(jobs: Sequence[Job]) -> frozenset[tuple[str, str]]:
 
 
 def _make_hits(
-    context: ArchiveContext, caller: Asker, hits: Sequence[ScriptHit]
+    context: ArchiveContext, caller: Caller, hits: Sequence[ScriptHit]
 ) -> tuple[SearchHit, ...]:
     keys: dict[str, list[str]] = {}
     for hit in hits:
@@ -192,7 +192,7 @@ def _make_hits(
 
 
 def _make_hit_line(
-    context: ArchiveContext, caller: Asker, use: ScriptUse, jobs: dict[tuple[str, str], Job]
+    context: ArchiveContext, caller: Caller, use: ScriptUse, jobs: dict[tuple[str, str], Job]
 ) -> JobLine:
     """Make the reply row of a hit."""
     job = jobs.get((use.cluster, use.key))
@@ -233,10 +233,10 @@ def _count_events_behind(context: ArchiveContext, consumer: str) -> int | None:
 
 
 _LINE = re.compile(rb"[^\n]*\n|[^\n]+")
-_MOST_CONTEXT = 1000
+_MAX_CONTEXT_LINES = 1000
 
 
-def show_job(context: ArchiveContext, caller: Asker, request: ShowRequest) -> ShowReply:
+def show_job(context: ArchiveContext, caller: Caller, request: ShowRequest) -> ShowReply:
     """Show one job, its runs and its script.
 
     Raises:
@@ -277,7 +277,7 @@ def show_job(context: ArchiveContext, caller: Asker, request: ShowRequest) -> Sh
 
 
 def show_environment(
-    context: ArchiveContext, caller: Asker, request: EnvironmentRequest
+    context: ArchiveContext, caller: Caller, request: EnvironmentRequest
 ) -> EnvironmentReply:
     """Show the redacted environment that a job was submitted with.
 
@@ -304,7 +304,7 @@ def show_environment(
     )
 
 
-def compare_scripts(context: ArchiveContext, caller: Asker, request: DiffRequest) -> DiffReply:
+def compare_scripts(context: ArchiveContext, caller: Caller, request: DiffRequest) -> DiffReply:
     """Compare the scripts of two jobs as a unified diff.
 
     Raises:
@@ -314,7 +314,7 @@ def compare_scripts(context: ArchiveContext, caller: Asker, request: DiffRequest
     left, left_script = _find_job_and_script(context, caller, request.left, request.cluster)
     right, right_script = _find_job_and_script(context, caller, request.right, request.cluster)
     names = (request.left.strip().encode(), request.right.strip().encode())
-    context_lines = max(0, min(request.context, _MOST_CONTEXT))
+    context_lines = max(0, min(request.context, _MAX_CONTEXT_LINES))
     pieces = [
         _make_unified_diff(
             context.read_content(left_script, "script"),
@@ -342,7 +342,7 @@ def compare_scripts(context: ArchiveContext, caller: Asker, request: DiffRequest
 
 
 def _find_job_and_script(
-    context: ArchiveContext, caller: Asker, text: str, cluster: str
+    context: ArchiveContext, caller: Caller, text: str, cluster: str
 ) -> tuple[Job, Script]:
     """Find a job and its script, or raise NotArchived."""
     with context.jobs.snapshot():

@@ -43,7 +43,7 @@ from steward.archive.requests import (
 )
 from steward.archive.selection import make_job_filter, resolve_selection_span
 from steward.archive.settings import FilesSinkSettings
-from steward.core.access import Asker
+from steward.core.access import Caller
 from steward.core.config import Settings
 from steward.core.errors import PermissionRefused, StewardError, Unavailable, UsageError
 from steward.core.events import (
@@ -60,8 +60,8 @@ from steward.jobs import Job, JobFilter, Script, build_identity
 
 log = logging.getLogger(__name__)
 
-_KEYS_AN_EVENT = 1000
-_LONGEST_REASON = 1000
+_MAX_EVENT_KEYS = 1000
+_MAX_REASON = 1000
 
 
 class NotAnOperator(PermissionRefused):
@@ -73,7 +73,7 @@ class OrderError(StewardError):
 
 
 def verify_sinks(
-    context: ArchiveContext, caller: Asker, request: VerifyRequest
+    context: ArchiveContext, caller: Caller, request: VerifyRequest
 ) -> Iterator[ProblemLine | Progress | VerifyReply]:
     """Recompute the checksum of every archived file; operators only."""
     require_operator(context, caller, "verify the archive")
@@ -81,7 +81,7 @@ def verify_sinks(
 
 
 def rebuild_catalog(
-    context: ArchiveContext, caller: Asker, request: ReindexRequest
+    context: ArchiveContext, caller: Caller, request: ReindexRequest
 ) -> Iterator[Progress | ReindexReply]:
     """Rebuild the catalog from the files; operators only."""
     require_operator(context, caller, "make the catalogue again")
@@ -124,7 +124,7 @@ def report_refill(context: ArchiveContext, consumer: str, since: datetime | None
         context.mark_refilled(consumer, int(since.timestamp()) if since else 0)
 
 
-def purge_scripts(context: ArchiveContext, caller: Asker, request: PurgeRequest) -> PurgeReply:
+def purge_scripts(context: ArchiveContext, caller: Caller, request: PurgeRequest) -> PurgeReply:
     """Order the purge of scripts, or list what would be purged; operators only."""
     require_operator(context, caller, "purge scripts", request.clusters)
     if not request.jobs and not request.users:
@@ -156,7 +156,7 @@ def purge_scripts(context: ArchiveContext, caller: Asker, request: PurgeRequest)
 
 def _make_purge_events(
     context: ArchiveContext,
-    caller: Asker,
+    caller: Caller,
     request: PurgeRequest,
     scripts: Sequence[tuple[Job, Script]],
 ) -> list[Event]:
@@ -166,12 +166,12 @@ def _make_purge_events(
         keys.setdefault(script.cluster, []).append(script.key)
     events = []
     for cluster, cluster_keys in keys.items():
-        for start in range(0, len(cluster_keys), _KEYS_AN_EVENT):
+        for start in range(0, len(cluster_keys), _MAX_EVENT_KEYS):
             body = ArchivePurge(
-                script_keys=tuple(cluster_keys[start : start + _KEYS_AN_EVENT]),
+                script_keys=tuple(cluster_keys[start : start + _MAX_EVENT_KEYS]),
                 sink=request.sink,
                 asked_by=caller.user or str(caller.uid),
-                reason=request.reason[:_LONGEST_REASON],
+                reason=request.reason[:_MAX_REASON],
             )
             events.append(make_order_event(context, cluster, ARCHIVE_PURGE, body, body.script_keys))
     return events
@@ -254,7 +254,7 @@ def _select_files_sinks(context: ArchiveContext, name: str) -> list[str]:
 
 
 def require_operator(
-    context: ArchiveContext, caller: Asker, task: str, clusters: Sequence[str] = ()
+    context: ArchiveContext, caller: Caller, task: str, clusters: Sequence[str] = ()
 ) -> None:
     """Raise NotAnOperator unless the user is an operator of these clusters, or of all.
 
@@ -287,7 +287,7 @@ class SinkBacklog(msgspec.Struct, frozen=True, kw_only=True):
     since_ns: int | None = None
 
 
-def show_sinks(context: ArchiveContext, caller: Asker, _request: SinksRequest) -> SinksReply:
+def show_sinks(context: ArchiveContext, caller: Caller, _request: SinksRequest) -> SinksReply:
     """Show state, backlog and errors of each sink; operators only."""
     require_operator(context, caller, "look at the sinks")
     configured = context.settings.archive.sink
@@ -380,7 +380,7 @@ def read_sink_backlog(settings: Settings, name: str) -> SinkBacklog:
         remote.close()
 
 
-_SCRIPTS_AN_EVENT = 200
+_MAX_EVENT_SCRIPTS = 200
 _PURGES_AT_ONCE = 100
 
 ResendRef = tuple[str, str]
@@ -388,7 +388,7 @@ ResendRef = tuple[str, str]
 
 
 def resend_scripts(
-    context: ArchiveContext, caller: Asker, request: ResendRequest
+    context: ArchiveContext, caller: Caller, request: ResendRequest
 ) -> Iterator[Progress | ResendReply]:
     """Order a sink to archive scripts again; operators only."""
     require_operator(context, caller, "have scripts archived again", request.clusters)
@@ -408,7 +408,7 @@ def resend_scripts(
 
 def _stream_resend(
     context: ArchiveContext,
-    caller: Asker,
+    caller: Caller,
     request: ResendRequest,
     job_filter: JobFilter,
     reader: JournalReader,
@@ -443,7 +443,7 @@ def _batch_scripts(pairs: Iterable[tuple[Job, Script]]) -> Iterator[list[Script]
     batch: list[Script] = []
     for _, script in pairs:
         batch.append(script)
-        if len(batch) == _SCRIPTS_AN_EVENT:
+        if len(batch) == _MAX_EVENT_SCRIPTS:
             yield batch
             batch = []
     if batch:
@@ -460,7 +460,7 @@ class _ResendOrders:
     """Writer of archive.resend events that revokes those of scripts purged meanwhile."""
 
     def __init__(
-        self, context: ArchiveContext, caller: Asker, sink: str, reader: JournalReader
+        self, context: ArchiveContext, caller: Caller, sink: str, reader: JournalReader
     ) -> None:
         self._library = context
         self._asked_by = caller.user or str(caller.uid)

@@ -27,7 +27,7 @@ from steward.slurm.tres import parse_tres
 
 _WORD: Final = re.compile(rf"(?:{re.escape(REDACTED.decode())}|[^ ])+")
 _WRAPPED: Final = b"# This script was created by sbatch --wrap.\n\n"
-_LONGEST: Final = 1 << 16
+_MAX_SUBMIT_LINE: Final = 1 << 16
 """Longest submit line that is parsed, in characters: each word is looked up in the table."""
 
 
@@ -68,7 +68,7 @@ def parse_submit_line(line: str, record: JobRecord, script: bytes) -> SubmitLine
     Returns:
         None if the line is not sbatch's, or contains an unknown option.
     """
-    if len(line) > _LONGEST:
+    if len(line) > _MAX_SUBMIT_LINE:
         return None
     words = list(_WORD.finditer(line))
     if not words or os.path.basename(words[0][0]) != "sbatch":
@@ -216,14 +216,14 @@ def _find_script_word(words: list["re.Match[str]"], record: JobRecord) -> int | 
 _MARK = "END_OF_SCRIPT"
 _REDACTED = REDACTED.decode()
 _VARIABLE: Final = re.compile(rb"SBATCH_[A-Z0-9_]{1,64}")
-_FORGET: Final = """for name in $(env | sed -n 's/^\\(SBATCH_[A-Z0-9_]*\\)=.*/\\1/p'); do"""
+_UNSET_LOOP: Final = """for name in $(env | sed -n 's/^\\(SBATCH_[A-Z0-9_]*\\)=.*/\\1/p'); do"""
 _OMITTED_OPTIONS: Final = frozenset({"chdir", "dependency", "wrap"})
 """Options of a submit line that are not repeated: the script changes directory itself, other jobs
 are over, and the archived script holds the command of --wrap."""
-_NOTHING: Final = ("", "(null)")
-_ENTERS: Final = re.compile(rb"^#SBATCH.*(?:-D|--chd)", re.MULTILINE)
-_ARRAY: Final = re.compile(rb"^#SBATCH.*(?:-a|--ar)", re.MULTILINE)
-_SHARES: Final = {
+_EMPTY_VALUES: Final = ("", "(null)")
+_CHDIR_OPTION: Final = re.compile(rb"^#SBATCH.*(?:-D|--chd)", re.MULTILINE)
+_ARRAY_OPTION: Final = re.compile(rb"^#SBATCH.*(?:-a|--ar)", re.MULTILINE)
+_SHARING_OPTIONS: Final = {
     "NO": SbatchOption("exclusive"),
     "USER": SbatchOption("exclusive", "user"),
     "MCS": SbatchOption("exclusive", "mcs"),
@@ -298,8 +298,10 @@ def derive_options(job: Job, tasks: Sequence[str] = ()) -> list[SbatchOption]:
         if record.stderr != record.stdout
         else "",
     }
-    options = [SbatchOption(name, value) for name, value in values.items() if value not in _NOTHING]
-    share = _SHARES.get(record.oversubscribe)
+    options = [
+        SbatchOption(name, value) for name, value in values.items() if value not in _EMPTY_VALUES
+    ]
+    share = _SHARING_OPTIONS.get(record.oversubscribe)
     return options if share is None else [*options, share]
 
 
@@ -315,11 +317,11 @@ def _list_submit_words(
         added.append(
             SbatchOption("job-name", record.name)
         )  # otherwise it would be that of the temporary file
-    if record.work_dir and ("chdir" in given_names or _ENTERS.search(script)):
+    if record.work_dir and ("chdir" in given_names or _CHDIR_OPTION.search(script)):
         added.append(SbatchOption("chdir", record.work_dir))
     array = _format_array_option(tasks)
     is_task = len(tasks) == 1 and tasks[0].isdecimal()
-    if array and (is_task or ("array" not in given_names and not _ARRAY.search(script))):
+    if array and (is_task or ("array" not in given_names and not _ARRAY_OPTION.search(script))):
         added.append(SbatchOption("array", array))
         omitted |= {"array"}
     words = [option.word for option in added]
@@ -354,7 +356,7 @@ def _write_remarks(record: JobRecord, line: SubmitLine | None) -> list[str]:
 
 def _write_variables(environment: bytes) -> list[str]:
     """Return shell lines that set the job's ``SBATCH_*`` variables and unset all others."""
-    lines = [_FORGET, '    unset "$name"', "done"]
+    lines = [_UNSET_LOOP, '    unset "$name"', "done"]
     for name, value in split_entries(environment) if environment else ():
         if value is None or _VARIABLE.fullmatch(name) is None:
             continue

@@ -16,7 +16,7 @@ import msgspec
 from steward.archive.catalog.search import OwnerFilter, UseFilter
 from steward.archive.context import ArchiveContext
 from steward.archive.requests import JobSelection
-from steward.core.access import Asker, VisibleJobs
+from steward.core.access import Caller, VisibleJobs
 from steward.core.errors import UsageError
 from steward.jobs import Job, JobFilter, ListPosition
 from steward.jobs.filters import normalize_patterns
@@ -121,7 +121,7 @@ def iterate_jobs(context: ArchiveContext, job_filter: JobFilter, limit: int = 0)
 
 
 def make_use_filter(
-    context: ArchiveContext, caller: Asker, selection: JobSelection, span: SelectionSpan
+    context: ArchiveContext, caller: Caller, selection: JobSelection, span: SelectionSpan
 ) -> UseFilter:
     """Build the catalog filter of a selection, limited to what the user may read.
 

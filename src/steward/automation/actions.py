@@ -24,7 +24,7 @@ from steward.automation.operation import (
     load_operations,
 )
 from steward.automation.runner import OperationRunner
-from steward.core.access import Access, Asker
+from steward.core.access import Access, Caller
 from steward.core.actions import Action, ActionMessage, Answer, Registry, Request
 from steward.core.config import Settings
 from steward.core.events import utc_now
@@ -176,7 +176,7 @@ class AuditReply(Answer, frozen=True, kw_only=True):
 
 
 def run_operation(
-    context: AutomationContext, caller: Asker, request: RunOperationRequest
+    context: AutomationContext, caller: Caller, request: RunOperationRequest
 ) -> RunOperationReply:
     """Run an operation for a caller and return its result.
 
@@ -210,7 +210,7 @@ def run_operation(
 
 def list_operations(
     context: AutomationContext,  # noqa: ARG001 - an action's shape
-    caller: Asker,  # noqa: ARG001 - an action's shape
+    caller: Caller,  # noqa: ARG001 - an action's shape
     request: ListOperationsRequest,  # noqa: ARG001 - an action's shape
 ) -> ListOperationsReply:
     """Return descriptions of all operations."""
@@ -221,7 +221,7 @@ def list_operations(
 
 def help_on_operation(
     context: AutomationContext,  # noqa: ARG001 - an action's shape
-    caller: Asker,  # noqa: ARG001 - an action's shape
+    caller: Caller,  # noqa: ARG001 - an action's shape
     request: HelpOnOperationRequest,
 ) -> ListOperationsReply:
     """Return the description of one operation.
@@ -232,7 +232,7 @@ def help_on_operation(
     return ListOperationsReply(actions=(describe_operation(find_operation(request.action)),))
 
 
-def list_audit(context: AutomationContext, caller: Asker, request: AuditRequest) -> AuditReply:
+def list_audit(context: AutomationContext, caller: Caller, request: AuditRequest) -> AuditReply:
     """Return audit log entries: all for operators, a user's own for everybody else.
 
     Raises:

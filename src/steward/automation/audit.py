@@ -25,7 +25,7 @@ from steward.core.sqlite import (
     transaction,
     translate_errors,
 )
-from steward.core.timestamps import moment, to_micros
+from steward.core.timestamps import from_micros, to_micros
 
 AUDIT_FILE: Final = "audit.db"
 """File name of the audit log in the state directory."""
@@ -253,7 +253,7 @@ def _decode_row(
     """Decode a row of ``_COLUMNS``."""
     return AuditRow(
         id=number,
-        at=moment(at_us),
+        at=from_micros(at_us),
         ref=ref,
         cluster=cluster,
         uid=uid,
@@ -265,7 +265,7 @@ def _decode_row(
         status=status or ("running" if _is_alive(process) else "unfinished"),
         message=message or "",
         result=msgspec.json.decode(result or "null"),
-        ended=None if ended_us is None else moment(ended_us),
+        ended=None if ended_us is None else from_micros(ended_us),
     )
 
 

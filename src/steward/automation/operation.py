@@ -22,7 +22,7 @@ import msgspec
 from msgspec import NODEFAULT, inspect
 
 from steward.automation.errors import InvalidParameters, UnknownOperation
-from steward.core.access import Access, Asker
+from steward.core.access import Access, Caller
 from steward.core.config import Settings
 from steward.slurm.settings import ClusterSettings
 
@@ -52,7 +52,7 @@ class OperationContext(Protocol):
     cluster: str
     cluster_settings: ClusterSettings
     settings: Settings
-    caller: Asker
+    caller: Caller
     speaker: str
     """Name that signs reasons: ``alice``, ``rule node-down``."""
     dry_run: bool

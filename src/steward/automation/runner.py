@@ -33,7 +33,7 @@ from steward.automation.operation import (
     to_plain_json,
 )
 from steward.automation.operation import find_operation as operation_called
-from steward.core.access import Access, Asker
+from steward.core.access import Access, Caller
 from steward.core.actions import Registry
 from steward.core.config import Settings
 from steward.core.errors import StewardError
@@ -83,7 +83,7 @@ class OperationRun:
         settings: Settings,
         access: Access,
         registry: Registry,
-        caller: Asker,
+        caller: Caller,
         cluster: str,
         *,
         speaker: str,
@@ -290,7 +290,7 @@ class OperationRunner:
         self,
         ref: str,
         parameters: Mapping[str, Any],
-        caller: Asker,
+        caller: Caller,
         *,
         cluster: str = "",
         dry_run: bool = False,
@@ -337,7 +337,7 @@ class OperationRunner:
         self,
         ref: str,
         parameters: Mapping[str, Any],
-        caller: Asker,
+        caller: Caller,
         *,
         cluster: str = "",
         speaker: str = "",
@@ -376,7 +376,7 @@ class OperationRunner:
         return self._audit
 
     def _prepare(
-        self, ref: str, parameters: Mapping[str, Any], caller: Asker
+        self, ref: str, parameters: Mapping[str, Any], caller: Caller
     ) -> tuple[Operation, Parameters]:
         """Find the operation and parse its parameters; reject remote calls if local only."""
         operation = operation_called(ref)
@@ -387,7 +387,7 @@ class OperationRunner:
     def _create_context(
         self,
         operation: Operation,
-        caller: Asker,
+        caller: Caller,
         cluster: str,
         speaker: str,
         timeout_s: float | None,
@@ -438,7 +438,7 @@ class _AuditedRun:
         runner: OperationRunner,
         operation: Operation,
         parameters: Parameters,
-        caller: Asker,
+        caller: Caller,
         force: bool,
     ) -> None:
         self.context: OperationRun

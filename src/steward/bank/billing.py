@@ -25,7 +25,7 @@ from steward.bank.records import Charge, Hold, Rate, ResourceUse
 from steward.bank.settings import BankSettings
 from steward.core.errors import StewardError
 from steward.core.records import JobRecord
-from steward.core.timestamps import moment, to_micros, to_micros_or_zero
+from steward.core.timestamps import from_micros, to_micros, to_micros_or_zero
 from steward.core.usage import RunEvent
 from steward.slurm import tres
 from steward.slurm.arrays import count_tasks
@@ -450,7 +450,7 @@ def _find_begin(fact: RunEvent, pieces: Sequence[Charge]) -> datetime | None:
     start = fact.record.start
     if start is None or fact.piece_end is not None:
         return start
-    return max([start, *(moment(piece.piece_us) for piece in pieces)])
+    return max([start, *(from_micros(piece.piece_us) for piece in pieces)])
 
 
 def compute_freed(fact: RunEvent, hold: Hold) -> int:

@@ -55,7 +55,7 @@ from steward.core.events import (
     utc_now,
 )
 from steward.core.records import JobRecord
-from steward.core.timestamps import moment, to_micros, to_micros_or_zero
+from steward.core.timestamps import from_micros, to_micros, to_micros_or_zero
 from steward.core.usage import RunEvent
 from steward.slurm.job_states import FINISHED, strip_state_suffix
 
@@ -150,7 +150,7 @@ class BankConsumer:
             if not mark:
                 mark = str(to_micros(self._clock()))
                 t.set_mark(_START_MARK, mark)
-        return moment(int(mark))
+        return from_micros(int(mark))
 
     def cursor(self) -> int:
         """Return the position of the last event applied; 0 at first."""

@@ -21,7 +21,7 @@ import msgspec
 from steward.bank.errors import BankRefused, BankUsage, GateUnavailable
 from steward.bank.ledger import Authorship, open_ledger
 from steward.bank.money import Unit
-from steward.core.access import Access, Asker
+from steward.core.access import Access, Caller
 from steward.core.actions import Answer
 from steward.core.config import Settings
 from steward.core.errors import StewardError
@@ -249,11 +249,11 @@ class BankContext:
             "zone": self.get_time_zone(),
         }
 
-    def make_authorship(self, asker: Asker, why: str, key: str = "") -> Authorship:
+    def make_authorship(self, asker: Caller, why: str, key: str = "") -> Authorship:
         """Return author, reason and key for a change by the caller."""
         return Authorship(who=asker.user or str(asker.uid), why=why, key=key, at=self.now())
 
-    def get_rights(self, asker: Asker, t: "Transaction") -> Rights:
+    def get_rights(self, asker: Caller, t: "Transaction") -> Rights:
         """Return the access rights of the caller."""
         if self.access.is_operator(asker, "") or (
             self.clusters and all(self.access.is_operator(asker, name) for name in self.clusters)

@@ -6,8 +6,8 @@
 - :func:`read_dump`, :func:`read_associations`: accounts and users from ``sacctmgr dump``, or from
   slurmdbd. Slurm's own limits are not imported: they limit what runs, not money.
 
-``steward.bank.actions.upkeep`` calls one reader, then :func:`apply_plan`. Imports are repeatable:
-existing entries stay, and money has an idempotency key made from the contents of its line.
+``steward.bank.actions.maintenance`` calls one reader, then :func:`apply_plan`. Imports are
+repeatable: existing entries stay, and money has an idempotency key made from the contents of its line.
 """
 
 import csv

@@ -34,7 +34,7 @@ from steward.core.notifications import (
     post_webhook,
     send_mail,
 )
-from steward.core.timestamps import moment, to_micros
+from steward.core.timestamps import from_micros, to_micros
 from steward.slurm.times import load_zone
 
 if TYPE_CHECKING:
@@ -286,7 +286,7 @@ def _make_threshold(
         value=value if days is None else days,
         balance=one.balance,
         total=one.total,
-        end=moment(one.end_us) if one.end_us else None,
+        end=from_micros(one.end_us) if one.end_us else None,
     )
 
 

@@ -35,14 +35,14 @@ from steward.bank.records import Charge
 from steward.bank.remote import list_own_charges
 from steward.core.config import Settings
 from steward.core.records import JobRecord
-from steward.core.timestamps import moment, to_micros, to_micros_or_zero
+from steward.core.timestamps import from_micros, to_micros, to_micros_or_zero
 from steward.core.usage import RunEvent
 from steward.jobs import Jobs, database_path
-from steward.slurm.accounting import merge_resized_runs
 from steward.slurm.client import Slurm
 from steward.slurm.errors import SlurmError
 from steward.slurm.job_states import RESIZING, strip_state_suffix
 from steward.slurm.sacct import SacctHistory, parse_job_row
+from steward.slurm.slurmdbd import merge_resized_runs
 from steward.slurm.users import NameResolver
 
 if TYPE_CHECKING:
@@ -395,7 +395,7 @@ def reconcile_cluster(
         SlurmError: slurmdbd does not answer.
     """
     with ledger.reading() as t:
-        began = moment(int(t.read_mark("began") or 0))
+        began = from_micros(int(t.read_mark("began") or 0))
     start = max(since or now - HOURLY_PERIOD, began)
     pricing = load_pricing(settings, ledger, cluster)
     with _open_jobs(settings) as jobs:
@@ -611,13 +611,14 @@ class RegularReconciliation:
             ]
             unpriced = t.read_mark(_unpriced_mark(cluster))
         until = now - END_GRACE
-        is_far = now - self._far.get(cluster, moment(0)) >= _HOURLY_INTERVAL
+        is_far = now - self._far.get(cluster, from_micros(0)) >= _HOURLY_INTERVAL
         least = now - HOURLY_PERIOD if is_far else until
         since, since_by_sacct = (
-            max(began, min(moment(int(mark)) - OVERLAP, least) if mark else began) for mark in marks
+            max(began, min(from_micros(int(mark)) - OVERLAP, least) if mark else began)
+            for mark in marks
         )
         is_again = bool(unpriced) and self._rules.get(cluster) != rules
-        start = max(began, min(since, moment(int(unpriced)))) if is_again else since
+        start = max(began, min(since, from_micros(int(unpriced)))) if is_again else since
         if min(start, since_by_sacct) >= until:
             return
         if self._jobs is None:

@@ -33,7 +33,7 @@ from steward.core.consumers import Append
 from steward.core.errors import Unavailable
 from steward.core.events import BANK_THRESHOLD, BankThreshold, Event
 from steward.core.notifications import MailRejected
-from steward.core.timestamps import moment, to_micros
+from steward.core.timestamps import from_micros, to_micros
 
 if TYPE_CHECKING:
     from steward.bank.ledger.ledger import Ledger, Transaction
@@ -204,7 +204,7 @@ class ScheduledWork:
         self._forget_at = now + timedelta(seconds=_HOUR_S)
         with self._ledger.reading() as t:
             at_us, _, taken = t.read_mark(_SETTLED_MARK).partition(" ")
-        if at_us and moment(int(at_us)) + _DAY > now:
+        if at_us and from_micros(int(at_us)) + _DAY > now:
             return
         settled = self._link.state().settled
         with self._ledger.transaction() as t:
@@ -215,7 +215,7 @@ class ScheduledWork:
 
     def send_events(self, append: Append) -> None:
         """Append pending events to the journal, then mark them sent; a repeat keeps its key."""
-        now = moment(2**52)
+        now = from_micros(2**52)
         with self._ledger.reading() as t:
             items = t.outbox.list_due(_EVENT, now)
         if not items:
@@ -288,7 +288,7 @@ class ScheduledWork:
 
 def _make_gate_event(fact: GateFact, cluster: str) -> Event:
     """Convert a record of the gate into an event."""
-    at = moment(fact.at_us)
+    at = from_micros(fact.at_us)
     return Event(
         kind=fact.kind,
         cluster=fact.cluster or cluster,

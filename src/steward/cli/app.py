@@ -332,9 +332,9 @@ def accounting() -> None:
 
 _LOOKUP = "steward.cli.archive_lookup"
 _LOOKUP_SHOW = "steward.cli.archive_lookup"
-_ARCHIVE_UPKEEP = "steward.cli.archive_upkeep"
+_ARCHIVE_UPKEEP = "steward.cli.archive_maintenance"
 _ARCHIVE_SOURCES = "steward.cli.archive_sources"
-_SINKS = "steward.cli.archive_upkeep"
+_SINKS = "steward.cli.archive_maintenance"
 _CONSUME = "steward.cli.archive_sources"
 
 
@@ -398,11 +398,11 @@ def archive() -> None:
     """Find, show and compare the scripts that jobs ran."""
 
 
-_VIEWS = "steward.cli.bank_reports"
+_REPORTS = "steward.cli.bank_reports"
 _JOBS = "steward.cli.bank_jobs"
-_MONEY = "steward.cli.bank_money"
+_MONEY = "steward.cli.bank_transactions"
 _RATES = "steward.cli.bank_rates"
-_UPKEEP = "steward.cli.bank_upkeep"
+_UPKEEP = "steward.cli.bank_maintenance"
 _ACCOUNTS = "steward.cli.bank_accounts"
 _APP = "steward.cli.app"
 
@@ -411,18 +411,18 @@ class BankGroup(LazyGroup):
     """Commands of ``steward bank``: balances, charges, holds and their administration."""
 
     entries: "ClassVar[tuple[Entry, ...]]" = (
-        Entry("balance", EVERYONE, "Show what accounts have.", _VIEWS, "balance"),
+        Entry("balance", EVERYONE, "Show what accounts have.", _REPORTS, "balance"),
         Entry(
             "statement",
             EVERYONE,
             "Show what happened to an account's money.",
-            _VIEWS,
+            _REPORTS,
             "statement",
         ),
         Entry("usage", EVERYONE, "Sum up what was used.", "steward.cli.bank_reports", "usage"),
         Entry("quote", EVERYONE, "Say what a job may cost.", _JOBS, "quote_app"),
         Entry("explain", EVERYONE, "Say what a job was charged, and why.", _JOBS, "explain"),
-        Entry("holds", EVERYONE, "Show what money is spoken for.", _VIEWS, "holds"),
+        Entry("holds", EVERYONE, "Show what money is spoken for.", _REPORTS, "holds"),
         Entry("account", OPERATORS, "Create, show and change accounts.", _APP, "accounts"),
         Entry("user", OPERATORS, "Say who may spend how much of an account.", _APP, "users"),
         Entry("allocation", OPERATORS, "Give accounts money for a time.", _APP, "allocations"),
@@ -456,7 +456,7 @@ class BankGroup(LazyGroup):
             "notices",
             OPERATORS,
             "List mails and other notices that were not sent.",
-            "steward.cli.bank_upkeep",
+            "steward.cli.bank_maintenance",
             "notices",
         ),
         Entry(
@@ -470,7 +470,7 @@ class BankGroup(LazyGroup):
             "mybrc-user",
             ADMINISTRATORS,
             "Say who may get a token of the myBRC API, and by which password.",
-            "steward.cli.bank_upkeep",
+            "steward.cli.bank_maintenance",
             "mybrc_user",
         ),
     )

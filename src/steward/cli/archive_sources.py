@@ -338,7 +338,7 @@ def _check_spool_readable(spool: str, scheduler: str) -> None:
 def _watch_once(settings: Settings, root: str, cluster: str) -> int:
     """Archive the present content of the spool, print the result, return the exit code."""
     from steward.core.logs import configure_logging
-    from steward.daemon.once import run_once
+    from steward.daemon.single_pass import run_once
 
     configure_logging(settings.log_level)
     os.umask(0o077)
@@ -555,7 +555,7 @@ def _make_absolute(path: str) -> str:
 def _consume_once(settings: Settings, root: str) -> int:
     """Archive the present content of the topic, print the result, return the exit code."""
     from steward.core.logs import configure_logging as set_up_log
-    from steward.daemon.once import run_once
+    from steward.daemon.single_pass import run_once
 
     set_up_log(settings.log_level)
     os.umask(0o077)

@@ -47,7 +47,7 @@ from steward.cli.output import (
     print_table,
 )
 from steward.core.errors import UsageError
-from steward.core.timestamps import moment
+from steward.core.timestamps import from_micros
 
 
 @with_call_and_columns
@@ -268,7 +268,7 @@ def _make_hold_columns(reply: HoldsReply) -> list[Column]:
         return "queued" if one.confirmed else "unconfirmed"
 
     return [
-        Column("Since", lambda hold: formatter.format_time(moment(hold.created_us))),
+        Column("Since", lambda hold: formatter.format_time(from_micros(hold.created_us))),
         Column("Cluster", lambda hold: hold.cluster, is_default=len(clusters) > 1),
         Column("JobID", lambda hold: str(hold.job_id) if hold.job_id else "", None, True),
         Column("User", lambda hold: hold.user or str(hold.uid)),

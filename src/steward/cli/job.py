@@ -15,6 +15,17 @@ import typer
 
 from steward.accounting.job_page.job_efficiency import compute_elapsed_s, get_signal_name
 from steward.accounting.job_page.notes import format_duration, format_size
+from steward.accounting.job_page.phrases import (
+    describe_cpu,
+    describe_end,
+    describe_exit,
+    describe_memory,
+    describe_state,
+    describe_task_ends,
+    describe_time,
+    format_share,
+    split_time,
+)
 from steward.accounting.job_page.requests import (
     DEFAULT_SHOWN,
     MAX_TASKS_SHOWN,
@@ -27,17 +38,6 @@ from steward.accounting.job_page.requests import (
     StepPart,
     TaskPart,
     Waiting,
-)
-from steward.accounting.job_page.wording import (
-    describe_cpu,
-    describe_end,
-    describe_exit,
-    describe_memory,
-    describe_state,
-    describe_task_ends,
-    describe_time,
-    format_share,
-    split_time,
 )
 from steward.cli import output
 from steward.cli.charts import (

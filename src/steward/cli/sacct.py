@@ -112,9 +112,9 @@ def _iterate_pieces(options: SacctOptions) -> Iterator[str]:
 def _print_window(reply: SacctAnswer) -> None:
     """Print the period searched, for --verbose."""
     from steward.cli.output import format_time
-    from steward.core.timestamps import moment
+    from steward.core.timestamps import from_micros
 
-    since, until = (format_time(moment(us)) for us in (reply.since, reply.until))
+    since, until = (format_time(from_micros(us)) for us in (reply.since, reply.until))
     sys.stdout.flush()
     print(
         f"sacct: looked at {since} to {until}, {format_count(reply.lines, 'line')}",

@@ -212,6 +212,6 @@ def demo(
     Brings up a real Slurm, has jobs submitted, shows what is kept of them, and
     checks that all of it is right: the exit code is 1 if anything is not.
     """
-    from steward.demo.play import run_demo
+    from steward.demo.presentation import run_demo
 
     raise typer.Exit(1 if run_demo(keep=keep, directory=directory, slurm=slurm) else 0)

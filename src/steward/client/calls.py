@@ -116,6 +116,6 @@ def find_place(place: ClientPlace) -> Settings | str | RemoteApi:
 
 
 def _make_registry(settings: Settings) -> Registry:
-    from steward.daemon.contexts import action_registry
+    from steward.daemon.contexts import make_registry
 
-    return action_registry(settings)
+    return make_registry(settings)

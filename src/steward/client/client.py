@@ -103,9 +103,9 @@ def _find_action(name: str) -> Action:
 
 def _run_here(settings: Settings, action: Action, request: Any, once: str) -> Iterator[Any]:
     """Run an action in this process, once if an idempotency key is given."""
-    from steward.daemon.contexts import action_registry
+    from steward.daemon.contexts import make_registry
 
-    registry = action_registry(settings)
+    registry = make_registry(settings)
     if not once or action.only_reads:
         return run_locally(registry, action, request)
     from steward.client.sockets import decode_replies

@@ -27,7 +27,7 @@ from steward.core.errors import PermissionRefused, StewardError, Unavailable
 from steward.core.files import StatusWriteError, read_status, write_status
 
 
-class Asker(msgspec.Struct, frozen=True, kw_only=True):
+class Caller(msgspec.Struct, frozen=True, kw_only=True):
     """The user who sends a request.
 
     Attributes:
@@ -50,14 +50,14 @@ class Asker(msgspec.Struct, frozen=True, kw_only=True):
     rank: Literal["full", "reads", "user"] = "full"
 
 
-def get_process_user() -> Asker:
+def get_process_user() -> Caller:
     """Return the user of this process."""
     uid = os.geteuid()
     try:
         user = pwd.getpwuid(uid).pw_name
     except KeyError:
         user = ""
-    return Asker(uid=uid, user=user, how="local")
+    return Caller(uid=uid, user=user, how="local")
 
 
 class ClusterRoles(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,7 +116,7 @@ class Access:
         self._get_roles = get_roles
         self._list_led = list_led
 
-    def is_operator(self, asker: Asker, cluster: str) -> bool:
+    def is_operator(self, asker: Caller, cluster: str) -> bool:
         """Return whether the asker may see and do everything on ``cluster``."""
         if self.is_administrator(asker, cluster):
             return True
@@ -127,7 +127,7 @@ class Access:
             roles is not None and asker.user in roles.admins
         )
 
-    def is_administrator(self, asker: Asker, cluster: str) -> bool:
+    def is_administrator(self, asker: Caller, cluster: str) -> bool:
         """Return whether the asker may change on ``cluster`` what Slurm reserves to SlurmUser.
 
         These are the users whose AdminLevel is Administrator, and those that the configuration
@@ -144,17 +144,17 @@ class Access:
             roles is not None and asker.user in roles.administrators
         )
 
-    def can_see_nodes(self, asker: Asker, cluster: str) -> bool:
+    def can_see_nodes(self, asker: Caller, cluster: str) -> bool:
         """Return whether the asker may see nodes: only operators if PrivateData says ``nodes``."""
         return self.can_see_all(asker, cluster, "nodes")
 
-    def can_see_all(self, asker: Asker, cluster: str, what: str) -> bool:
+    def can_see_all(self, asker: Caller, cluster: str, what: str) -> bool:
         """Return whether the asker may see what PrivateData hides under the word ``what``."""
         roles = self._get_roles(cluster)
         is_public = roles is not None and what not in roles.private_data
         return is_public or self.is_operator(asker, cluster)
 
-    def list_coordinated(self, asker: Asker, cluster: str) -> frozenset[str]:
+    def list_coordinated(self, asker: Caller, cluster: str) -> frozenset[str]:
         """Return the accounts of ``cluster`` that the asker coordinates."""
         roles = self._get_roles(cluster)
         if not asker.user or roles is None:
@@ -163,14 +163,14 @@ class Access:
             account for account, users in roles.coordinators.items() if asker.user in users
         )
 
-    def list_led(self, asker: Asker, cluster: str) -> frozenset[str]:
+    def list_led(self, asker: Caller, cluster: str) -> frozenset[str]:
         """Return accounts that the asker coordinates on ``cluster`` or owns, and those below."""
         own = self.list_coordinated(asker, cluster)
         if self._list_led is None or not asker.user:
             return own
         return own | self._list_led(asker.user, own)
 
-    def get_job_scope(self, asker: Asker, cluster: str) -> VisibleJobs:
+    def get_job_scope(self, asker: Caller, cluster: str) -> VisibleJobs:
         """Return whose job records the asker may see: all, unless PrivateData says ``jobs``."""
         roles = self._get_roles(cluster)
         is_public = roles is not None and "jobs" not in roles.private_data
@@ -178,7 +178,7 @@ class Access:
             return VisibleJobs(everything=True)
         return VisibleJobs(uid=asker.uid, accounts=self.list_led(asker, cluster))
 
-    def get_script_scope(self, asker: Asker, cluster: str) -> VisibleJobs:
+    def get_script_scope(self, asker: Caller, cluster: str) -> VisibleJobs:
         """Return whose scripts and environments the asker may read."""
         if self.is_operator(asker, cluster):
             return VisibleJobs(everything=True)
@@ -188,12 +188,12 @@ class Access:
         uid = asker.uid if asker.user else None
         return VisibleJobs(uid=uid, user=asker.user, accounts=accounts)
 
-    def can_see_job(self, asker: Asker, cluster: str, uid: int | None, account: str) -> bool:
+    def can_see_job(self, asker: Caller, cluster: str, uid: int | None, account: str) -> bool:
         """Return whether the asker may see the record of a job of this owner and account."""
         return _can_see(self.get_job_scope(asker, cluster), uid, "", account)
 
     def can_read_script(
-        self, asker: Asker, cluster: str, *, uid: int | None, user_at_submit: str, account: str
+        self, asker: Caller, cluster: str, *, uid: int | None, user_at_submit: str, account: str
     ) -> bool:
         """Return whether the asker may read a job's script and environment.
 
@@ -280,7 +280,7 @@ def find_scope(action: str) -> TokenScope:
     return _ACTION_SCOPES.get(action) or _PACKAGE_SCOPES.get(action.partition(".")[0], "admin")
 
 
-def check_scope(asker: Asker, action: str) -> None:
+def check_scope(asker: Caller, action: str) -> None:
     """Reject an action for which the asker's token has no scope.
 
     Raises:

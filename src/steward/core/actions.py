@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from steward.core.access import READ_SCOPES, Asker, check_scope, find_scope
+from steward.core.access import READ_SCOPES, Caller, check_scope, find_scope
 from steward.core.errors import UsageError
 
 Role = Literal["everyone", "operator", "administrator"]
@@ -86,7 +86,7 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
     help: str
     request: type[msgspec.Struct]
     answer: type[msgspec.Struct]
-    run: Callable[[Any, Asker, Any], Any]
+    run: Callable[[Any, Caller, Any], Any]
     stream: bool = False
     items: tuple[type[msgspec.Struct], ...] = ()
     writes: bool = False
@@ -177,7 +177,7 @@ class Registry:
         """
         return decode_request(self.get(name), args)
 
-    def call(self, name: str, asker: Asker, request: Any) -> Any:
+    def call(self, name: str, asker: Caller, request: Any) -> Any:
         """Run an action; return its answer, or the iterator of a stream's items and answer.
 
         Args:

@@ -215,7 +215,7 @@ def configure_logging(
     logging.raiseExceptions = False
 
 
-def set_log_part(worker: str) -> None:
+def set_log_worker(worker: str) -> None:
     """Name the part of the daemon in every line of this process, after a fork."""
     for handler in logging.getLogger().handlers:
         if isinstance(handler.formatter, LineFormatter):

@@ -17,6 +17,6 @@ def to_micros_or_zero(moment: datetime | None) -> int:
     return 0 if moment is None else to_micros(moment)
 
 
-def moment(us: int) -> datetime:
+def from_micros(us: int) -> datetime:
     """Return the UTC time of ``us`` microseconds since the epoch."""
     return _EPOCH + timedelta(microseconds=us)

@@ -37,7 +37,7 @@ def main() -> int:
     if extra:
         from steward.daemon.controller import make_controller_parts as parts
     else:
-        from steward.daemon.workers import make_parts as parts
+        from steward.daemon.workers import make_workers as parts
     try:
         return serve.run_daemon(load_settings(config), lambda: load_settings(config), parts)
     except StewardError as error:

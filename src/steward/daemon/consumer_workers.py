@@ -112,11 +112,11 @@ def _make_rules_consumer(settings: Settings) -> Consumer:
     from steward.automation.rules.consumer import RulesConsumer
     from steward.automation.rules.execution import RunnerPerformer
     from steward.core.access import make_access
-    from steward.daemon.contexts import action_registry
+    from steward.daemon.contexts import make_registry
 
     def hand() -> RunnerPerformer:
         # One per thread: open files of an action context are for one thread.
-        return RunnerPerformer(settings, make_access(settings), action_registry(settings))
+        return RunnerPerformer(settings, make_access(settings), make_registry(settings))
 
     return RulesConsumer(settings, hand)
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from steward.accounting.context import AccountingContext
-from steward.admin.credentials.context import CredentialsContext
+from steward.admin.credentials.sessions import CredentialsContext
 from steward.admin.doctor.findings import DoctorContext
 from steward.admin.journal import JournalContext
 from steward.admin.status.summary import StatusContext
@@ -37,7 +37,7 @@ ACTIONS: Final[dict[str, Action]] = {action.name: action for action in iterate_a
 """Every action, by its name."""
 
 
-def action_registry(settings: Settings) -> Registry:
+def make_registry(settings: Settings) -> Registry:
     """Make the registry of all actions of a configuration; contexts are created when needed."""
     access = make_access(settings, make_led_accounts_reader(settings))
 
@@ -45,7 +45,7 @@ def action_registry(settings: Settings) -> Registry:
         append_once(settings, events)
 
     def refilled(consumer: str, since_s: int) -> None:
-        tell_once(settings, "refilled", consumer, since_s)
+        request_once(settings, "refilled", consumer, since_s)
 
     def archive() -> ArchiveContext:
         if settings.forward.to:
@@ -74,7 +74,7 @@ def action_registry(settings: Settings) -> Registry:
             "bank": lambda: BankContext(settings, access=access),
             "credentials": lambda: CredentialsContext(settings, access=access),
             "doctor": lambda: DoctorContext(
-                settings, access=access, make_registry=lambda: action_registry(settings)
+                settings, access=access, make_registry=lambda: make_registry(settings)
             ),
             "events": lambda: EventsContext(settings.state_dir, access),
             "rules": lambda: RulesContext(settings, access=access),
@@ -93,10 +93,10 @@ def append_once(settings: Settings, events: Sequence[Event]) -> None:
     Raises:
         JournalUnavailable: No daemon runs on the state directory.
     """
-    tell_once(settings, "append", *encode_rows(events))
+    request_once(settings, "append", *encode_rows(events))
 
 
-def tell_once(settings: Settings, verb: str, *args: Any) -> None:
+def request_once(settings: Settings, verb: str, *args: Any) -> None:
     """Send a request to the journal's writer; fail at once if it is down, since a caller waits.
 
     Raises:

@@ -18,7 +18,7 @@ from steward.daemon.source_workers import make_jobcomp_parts, make_sensor_parts
 from steward.daemon.supervisor import WorkerSpec
 from steward.daemon.workers import (
     JOURNAL,
-    make_nodes_part,
+    make_nodes_worker,
     make_queue_poller,
     run_capture,
     run_journal,
@@ -64,7 +64,7 @@ def make_controller_parts(settings: Settings) -> list[WorkerSpec]:
     workers += make_jobcomp_parts(settings)
     workers += make_sensor_parts(settings)
     if settings.nodes.listen:
-        workers.append(make_nodes_part(settings))
+        workers.append(make_nodes_worker(settings))
     if settings.gate.ask:
         from steward.daemon.consumer_workers import make_gate_part
 

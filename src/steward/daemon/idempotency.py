@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from steward.core.access import Asker
+from steward.core.access import Caller
 from steward.core.actions import Action
 from steward.core.errors import (
     Conflict,
@@ -26,7 +26,7 @@ from steward.core.errors import (
 )
 from steward.core.events import utc_now
 from steward.core.sqlite import Connection, create_for_owner, open_database, transaction
-from steward.core.timestamps import moment, to_micros
+from steward.core.timestamps import from_micros, to_micros
 from steward.daemon.requests import encode_answer_line, encode_error_line
 
 DATABASE_NAME: Final = "repeats.db"
@@ -70,7 +70,7 @@ class IdempotencyStore:
         self._connection: Connection = open_database(self._path, _MIGRATIONS)
 
     def run_once(
-        self, key: str, asker: Asker, action: Action, request: Any, run: Callable[[], Any]
+        self, key: str, asker: Caller, action: Action, request: Any, run: Callable[[], Any]
     ) -> bytes:
         """Run a request once, and return its reply line; for a repeated key return the first reply.
 
@@ -136,7 +136,7 @@ class IdempotencyStore:
             raise UsageError("this key was given with another request: take a new key", key)
         if line is not None:
             return bytes(line)
-        raise Conflict(_explain_conflict(moment(begun_us), bool(ended), process), key)
+        raise Conflict(_explain_conflict(from_micros(begun_us), bool(ended), process), key)
 
     def _store_reply(self, uid: int, key: str, line: bytes | None) -> None:
         """Store the reply of a finished request."""

@@ -29,7 +29,7 @@ from steward.archive.imports import (
     import_stored,
     import_tree,
 )
-from steward.capture.captured_jobs import CapturedScripts
+from steward.capture.captured_scripts import CapturedScripts
 from steward.capture.slurm_spool import read_spooled_script
 from steward.core.config import Settings
 from steward.core.consumers import Append

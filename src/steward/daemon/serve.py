@@ -17,7 +17,7 @@ from steward.core.logs import configure_logging
 from steward.core.processes import refuse_core_dumps
 from steward.daemon.reload import ReloadListener
 from steward.daemon.supervisor import Supervisor, WorkerSpec
-from steward.daemon.workers import make_parts
+from steward.daemon.workers import make_workers
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ class ServeError(StewardError):
 def run_daemon(
     settings: Settings,
     reload: Callable[[], Settings] | None = None,
-    make_workers: Callable[[Settings], list[WorkerSpec]] = make_parts,
+    make_workers: Callable[[Settings], list[WorkerSpec]] = make_workers,
 ) -> int:
     """Run the daemon until SIGTERM or SIGINT; return the exit code.
 

@@ -25,7 +25,7 @@ from steward.core.errors import StewardError
 from steward.core.processes import adopt_orphans, exit_with_parent, kill_descendants
 from steward.core.rate_limits import TokenBuckets
 from steward.core.waits import Stop
-from steward.daemon.answers import RequestService
+from steward.daemon.request_service import RequestService
 from steward.daemon.requests import (
     LONGEST_REQUEST,
     DaemonBusy,

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from steward.capture.captured_jobs import CapturedScripts
+from steward.capture.captured_scripts import CapturedScripts
 from steward.capture.crash_recovery import recover_lost_scripts
 from steward.core.config import Settings
 from steward.core.consumers import Append

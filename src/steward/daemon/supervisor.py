@@ -321,7 +321,7 @@ class Supervisor:
         self._listener.close_in_child()
         name = f"steward {child.spec.name}".encode()[:15]
         ctypes.CDLL(None).prctl(_PR_SET_NAME, name, 0, 0, 0)
-        logs.set_log_part(child.spec.name)
+        logs.set_log_worker(child.spec.name)
         stop = Stop()
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGTERM, lambda *_: stop.set())

@@ -26,12 +26,12 @@ from steward.archive.contents import make_script_contents
 from steward.archive.files.sink import FilesSink
 from steward.archive.sinks import make_sink
 from steward.automation.operation import load_operations
-from steward.capture.captured_jobs import CapturedScripts
+from steward.capture.captured_scripts import CapturedScripts
 from steward.capture.crash_recovery import recover_lost_scripts
 from steward.capture.schedulers import SpoolPlan, load_scheduler
 from steward.capture.spool import AppendRows, SpoolCapture
 from steward.capture.unfinished_runs import catch_up_runs, read_unfinished_runs
-from steward.core.access import Asker
+from steward.core.access import Caller
 from steward.core.config import Settings
 from steward.core.consumers import Consumer
 from steward.core.errors import Unavailable, UsageError
@@ -87,7 +87,7 @@ _BACKGROUND_NICENESS = 10
 """Niceness of workers that must not delay the archive: indexing may take seconds longer."""
 
 
-def make_parts(settings: Settings) -> list[WorkerSpec]:
+def make_workers(settings: Settings) -> list[WorkerSpec]:
     """Return the workers that a configuration needs, in the order in which they start.
 
     Raises:
@@ -104,11 +104,11 @@ def make_parts(settings: Settings) -> list[WorkerSpec]:
     ]
     sinks = tuple(f"archive.{name}" for name in settings.files_sinks())
     workers += [
-        _make_feeding_part(settings, name, [factory])
+        _make_consumer_worker(settings, name, [factory])
         for name, factory in get_sink_factories(settings).items()
     ]
     workers += [
-        _make_feeding_part(
+        _make_consumer_worker(
             settings,
             name,
             [factory],
@@ -122,7 +122,7 @@ def make_parts(settings: Settings) -> list[WorkerSpec]:
         if cluster_settings.asks_slurm:
             factories = get_slurm_factories(settings, cluster)
             workers.append(
-                _make_feeding_part(settings, f"slurm.{cluster}", factories, registered=False)
+                _make_consumer_worker(settings, f"slurm.{cluster}", factories, registered=False)
             )
         for share in range(settings.capture_processes):
             workers.append(_make_capture_part(settings, cluster, share, after=(JOURNAL, *sinks)))
@@ -136,7 +136,7 @@ def make_parts(settings: Settings) -> list[WorkerSpec]:
     if settings.receive.listen:
         workers.append(_make_receiver_part(settings, after=(JOURNAL, *sinks)))
     if settings.nodes.listen:
-        workers.append(make_nodes_part(settings))
+        workers.append(make_nodes_worker(settings))
     workers += [
         _make_kafka_part(settings, name, after=(JOURNAL, *sinks)) for name in settings.consume
     ]
@@ -198,7 +198,7 @@ def get_slurm_factories(settings: Settings, cluster: str) -> list[ConsumerFactor
     """
     return [
         partial(make_queue_poller, settings, cluster),
-        partial(_make_standing_source, settings, cluster),
+        partial(_make_roles_poller, settings, cluster),
     ]
 
 
@@ -229,11 +229,11 @@ def list_unfinished(settings: Settings, cluster: str) -> list[JobRecord]:
         if settings.forward.to:
             jobs, position = read_unfinished_runs(settings.state_dir, cluster)
         else:
-            jobs, position = _unfinished_in_jobs(settings, cluster)
+            jobs, position = _list_unfinished_in_database(settings, cluster)
         return catch_up_runs(jobs, reader, cluster, position)
 
 
-def _unfinished_in_jobs(settings: Settings, cluster: str) -> tuple[list[JobRecord], int]:
+def _list_unfinished_in_database(settings: Settings, cluster: str) -> tuple[list[JobRecord], int]:
     """List unfinished jobs in the jobs database, with its journal position."""
     try:
         jobs = Jobs(database_path(settings.state_dir))
@@ -245,7 +245,7 @@ def _unfinished_in_jobs(settings: Settings, cluster: str) -> tuple[list[JobRecor
         return jobs.list_unfinished_records(cluster), position
 
 
-def _make_standing_source(settings: Settings, cluster: str) -> Consumer:
+def _make_roles_poller(settings: Settings, cluster: str) -> Consumer:
     """Make the source that reads a cluster's administrators and coordinators."""
     from steward.capture.associations import AssociationsPoller
     from steward.core.access import ClusterRolesFiles
@@ -254,7 +254,7 @@ def _make_standing_source(settings: Settings, cluster: str) -> Consumer:
     return AssociationsPoller(cluster, query_roles, ClusterRolesFiles(settings.state_dir))
 
 
-def _make_feeding_part(
+def _make_consumer_worker(
     settings: Settings,
     name: str,
     factories: Sequence[ConsumerFactory],
@@ -281,18 +281,18 @@ def _make_capture_part(
 
 
 def _make_receiver_part(settings: Settings, after: tuple[str, ...]) -> WorkerSpec:
-    run = partial(run_receiving, settings)
+    run = partial(run_receiver, settings)
     return WorkerSpec(name="receive", run=run, after=after, hang_s=_FEEDING_HANG_S)
 
 
-def make_nodes_part(settings: Settings) -> WorkerSpec:
+def make_nodes_worker(settings: Settings) -> WorkerSpec:
     """Return the worker that receives data from compute nodes."""
     run = partial(run_nodes, settings)
     return WorkerSpec(name="nodes", run=run, after=(JOURNAL,), hang_s=_FEEDING_HANG_S)
 
 
 def _make_kafka_part(settings: Settings, name: str, after: tuple[str, ...]) -> WorkerSpec:
-    run = partial(run_consuming, settings, name)
+    run = partial(run_kafka_source, settings, name)
     return WorkerSpec(name=f"consume.{name}", run=run, after=after, hang_s=_FEEDING_HANG_S)
 
 
@@ -303,7 +303,7 @@ def run_journal(settings: Settings, stop: Stop, send_heartbeat: SendHeartbeat) -
     )
 
 
-def run_receiving(settings: Settings, stop: Stop, send_heartbeat: SendHeartbeat) -> None:
+def run_receiver(settings: Settings, stop: Stop, send_heartbeat: SendHeartbeat) -> None:
     """Run the receiver of events from controllers on other hosts."""
     from steward.extensions.controllers import ControllerReceiver
 
@@ -334,7 +334,9 @@ def run_nodes(settings: Settings, stop: Stop, send_heartbeat: SendHeartbeat) -> 
     receiver.run(stop, send_heartbeat)
 
 
-def run_consuming(settings: Settings, name: str, stop: Stop, send_heartbeat: SendHeartbeat) -> None:
+def run_kafka_source(
+    settings: Settings, name: str, stop: Stop, send_heartbeat: SendHeartbeat
+) -> None:
     """Run the consumer of a Kafka topic."""
     from steward.daemon.source_workers import make_kafka_source, recover_foreign_orphans
 
@@ -369,11 +371,11 @@ def run_mover(settings: Settings, name: str, stop: Stop, send_heartbeat: SendHea
 
 def run_socket(settings: Settings, stop: Stop, send_heartbeat: SendHeartbeat) -> None:
     """Run the server of the daemon's socket."""
-    from steward.admin.credentials.context import CredentialsContext, list_web_uids
+    from steward.admin.credentials.sessions import CredentialsContext, list_web_uids
     from steward.core.access import make_access
-    from steward.daemon.answers import RequestService
-    from steward.daemon.contexts import action_registry
+    from steward.daemon.contexts import make_registry
     from steward.daemon.idempotency import IdempotencyStore
+    from steward.daemon.request_service import RequestService
     from steward.daemon.socket import SocketServer
 
     @cache
@@ -381,7 +383,7 @@ def run_socket(settings: Settings, stop: Stop, send_heartbeat: SendHeartbeat) ->
         # Called in the process that serves a connection, never before the fork.
         return CredentialsContext(settings, access=make_access(settings))
 
-    def knows(secret: str) -> Asker:
+    def knows(secret: str) -> Caller:
         return credentials().find_bearer(secret)
 
     @cache
@@ -393,7 +395,7 @@ def run_socket(settings: Settings, stop: Stop, send_heartbeat: SendHeartbeat) ->
         preload_page_modules(settings)
     server = SocketServer(
         settings.socket,
-        RequestService(action_registry(settings), identify=knows, open_store=repeats),
+        RequestService(make_registry(settings), identify=knows, open_store=repeats),
         is_web_server=lambda uid: uid in list_web_uids(settings),
     )
     server.run(stop, send_heartbeat)
@@ -431,7 +433,7 @@ def open_capture(
         of=settings.capture_processes,
         known=partial(_is_known, CapturedScripts(settings.state_dir, reader), cluster),
         unfinished=partial(list_unfinished, settings, cluster),
-        max_held=get_most_held(),
+        max_held=raise_descriptor_limit(),
         options={"torque_subdirs": cluster_settings.torque_subdirs},
     )
     spool = load_scheduler(cluster_settings.scheduler).open(plan)
@@ -457,7 +459,7 @@ def _is_known(captured: CapturedScripts, cluster: str, job_id: int, mtime_ns: in
         return False
 
 
-def get_most_held() -> int:
+def raise_descriptor_limit() -> int:
     """Raise the descriptor limit; return how many scripts a capture may hold open."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     # Services and shells start with a soft limit of 1024, for the sake of select(2).

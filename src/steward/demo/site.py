@@ -25,21 +25,21 @@ from steward.automation.rules.requests import RulesHistoryReply
 from steward.automation.rules.store import Execution
 from steward.client import Client
 from steward.core.errors import NotFound, StewardError, Unavailable
-from steward.demo import parts
-from steward.demo.jobs import USER_NAMES, Submission, list_submissions
-from steward.demo.parts import (
+from steward.demo.components import (
     CONTROLLER_ENV,
     PLUGIN_DIRS,
     PLUGSTACK,
     SLURM_CONF_LINES,
+    WEB_USER,
     DemoAgents,
     DemoBank,
     DemoWebServer,
     find_login_link,
     format_configuration,
+    format_rule_settings,
     has_all_reports,
 )
-from steward.demo.parts import PAGES_USER as WEB_USER
+from steward.demo.jobs import USER_NAMES, Submission, list_submissions
 from steward.sandbox import Sandbox, SandboxProcess, SandboxSpec, SlurmMissing
 
 _COMMAND_TIMEOUT_S: Final = 30.0
@@ -338,7 +338,7 @@ class DemoSite(SandboxPaths):
                 *self.books.settings,
                 *self.bank.settings,
                 *self.pages.settings,
-                *parts.format_rule_settings(self.rules),
+                *format_rule_settings(self.rules),
             ],
         )
         with open(self.config, "w", encoding="utf-8") as file:

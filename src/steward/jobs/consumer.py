@@ -42,13 +42,13 @@ from steward.core.events import (
 from steward.core.sqlite import Connection, open_database, transaction, translate_errors
 from steward.core.timestamps import to_micros
 from steward.core.usage import AccountedStep, AccountingExpiry, Launch
+from steward.jobs.accounting_update import AccountingUpdate
 from steward.jobs.event_intake import add_event, get_job_id, validate_event
 from steward.jobs.identity import resolve_jobs
 from steward.jobs.launches import load_steps, put_accounted
 from steward.jobs.lines import add_missing_columns
 from steward.jobs.outbox import Outbox
-from steward.jobs.retention import LeaderScripts, drop_expired_events, expire_jobs, forget_scripts
-from steward.jobs.run_books import AccountingUpdate
+from steward.jobs.retention import LeaderScripts, drop_expired_events, expire_jobs, purge_scripts
 from steward.jobs.run_events import make_identity_events
 from steward.jobs.tables import (
     MIGRATIONS,
@@ -311,7 +311,7 @@ class JobsConsumer:
             keys = body.script_keys
             for start in range(0, len(keys), _CHUNK):
                 chunk = keys[start : start + _CHUNK]
-                for groups in forget_scripts(self._connection, event.cluster, chunk, _CHUNK):
+                for groups in purge_scripts(self._connection, event.cluster, chunk, _CHUNK):
                     writes = WriteBatch(self._connection)
                     new_events += self._resolve_groups(event.cluster, groups, writes, event.seen_at)
                     writes.flush()

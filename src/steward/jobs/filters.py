@@ -229,12 +229,12 @@ def join_or(parts: Iterable[str]) -> str:
     return f"({join_or(alternatives[:half])} OR {join_or(alternatives[half:])})"
 
 
-MOST_PATTERNS: Final = 1000
+MAX_PATTERNS: Final = 1000
 """Maximum number of patterns of one kind, or of named job parts, in a filter."""
 
-LONGEST_PATTERN: Final = 1024
-MOST_WILDCARDS: Final = 32
-MOST_PATTERN_LETTERS: Final = 20_000
+MAX_PATTERN_CHARS: Final = 1024
+MAX_WILDCARDS: Final = 32
+MAX_PATTERN_TOTAL_CHARS: Final = 20_000
 """Limits on one pattern and on all patterns of a filter, because matching costs time."""
 
 _STARS: Final = re.compile(r"\*{2,}")
@@ -311,10 +311,10 @@ def check_patterns(patterns: Sequence[object], plural: str) -> None:
     Raises:
         UsageError: There are more than :data:`MOST_PATTERNS`.
     """
-    if len(patterns) > MOST_PATTERNS:
+    if len(patterns) > MAX_PATTERNS:
         raise UsageError(
             f"{len(patterns)} {plural} are too many to look for at once: "
-            f"give at most {MOST_PATTERNS}",
+            f"give at most {MAX_PATTERNS}",
             plural,
         )
 
@@ -332,23 +332,23 @@ def normalize_patterns(patterns: Iterable[str]) -> tuple[str, ...]:
     shortened = tuple(dict.fromkeys(_STARS.sub("*", pattern) for pattern in patterns))
     check_patterns(shortened, "job names")
     for pattern in shortened:
-        if len(pattern) > LONGEST_PATTERN:
+        if len(pattern) > MAX_PATTERN_CHARS:
             raise UsageError(
                 f"a job name to look for has {len(pattern)} letters: "
-                f"give at most {LONGEST_PATTERN}",
+                f"give at most {MAX_PATTERN_CHARS}",
                 pattern,
             )
         wildcards = sum(map(pattern.count, "*?["))
-        if wildcards > MOST_WILDCARDS:
+        if wildcards > MAX_WILDCARDS:
             raise UsageError(
-                f"a job name to look for has {wildcards} wildcards: give at most {MOST_WILDCARDS}",
+                f"a job name to look for has {wildcards} wildcards: give at most {MAX_WILDCARDS}",
                 pattern,
             )
     letters = sum(map(len, shortened))
-    if letters > MOST_PATTERN_LETTERS:
+    if letters > MAX_PATTERN_TOTAL_CHARS:
         raise UsageError(
             f"job names to look for have {letters} letters together: "
-            f"give at most {MOST_PATTERN_LETTERS}",
+            f"give at most {MAX_PATTERN_TOTAL_CHARS}",
             shortened,
         )
     return shortened

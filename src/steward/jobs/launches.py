@@ -32,9 +32,9 @@ LaunchKey = tuple[str, str, int]
 
 _T = TypeVar("_T", StepStart, StepEnd, TaskUsage)
 
-WITHDRAWN: Final = "-"
-ANNOUNCED: Final = "+"
-RETRACTED: Final = "*"
+USAGE_WITHDRAWN: Final = "-"
+START_PUBLISHED: Final = "+"
+START_WITHDRAWN: Final = "*"
 """Prefixes of :attr:`LaunchRow.said`: usage withdrawn, start published, start withdrawn."""
 
 _MAX_UNSTORED_TASKS: Final = 8
@@ -137,17 +137,21 @@ class LaunchRow(msgspec.Struct):
     @property
     def is_published(self) -> bool:
         """Whether a published event about it is still valid."""
-        return bool(self.published) and not self.published.startswith((WITHDRAWN, RETRACTED))
+        return bool(self.published) and not self.published.startswith(
+            (USAGE_WITHDRAWN, START_WITHDRAWN)
+        )
 
     @property
     def is_only_start_published(self) -> bool:
         """Whether only its start was published."""
-        return self.published.startswith(ANNOUNCED)
+        return self.published.startswith(START_PUBLISHED)
 
     @property
     def has_usage(self) -> bool:
         """Whether its usage was ever published, even if withdrawn since."""
-        return bool(self.published) and not self.published.startswith((ANNOUNCED, RETRACTED))
+        return bool(self.published) and not self.published.startswith(
+            (START_PUBLISHED, START_WITHDRAWN)
+        )
 
     @property
     def restarts(self) -> int | None:

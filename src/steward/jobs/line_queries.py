@@ -31,13 +31,15 @@ HIDDEN_STEP: Final = 6
 MAX_NAMED_JOBS: Final = 20_000
 """Maximum number of jobs and steps named in one query."""
 
-KEY: Final = ("cluster", "job_id", "submit_us", "restarts", "piece_us", "rank", "step")
+ORDER_COLUMNS: Final = ("cluster", "job_id", "submit_us", "restarts", "piece_us", "rank", "step")
 """Columns that define sacct's order; ``rank`` puts a run before its steps."""
 
-EXPRESSION: Final = "(instr(array_task, '-') + instr(array_task, ',') + instr(array_task, '%')) > 0"
+HAS_EXPRESSION: Final = (
+    "(instr(array_task, '-') + instr(array_task, ',') + instr(array_task, '%')) > 0"
+)
 """Condition that a line stands for several array tasks, under one task expression."""
 
-_MOST_LETTERS: Final = 4_000_000
+_MAX_STATEMENT_CHARS: Final = 4_000_000
 """Maximum length of a statement, in characters; a longer one would need too much memory."""
 
 Tasks = Mapping[int, frozenset[int]]
@@ -193,13 +195,13 @@ def build_statement(
     if not steps:
         # Without steps, rows need no mark to follow their run.
         conditions += [_IS_RUN, run_condition]
-    order = _join_list(KEY)
+    order = _join_list(ORDER_COLUMNS)
     selected = _join_list([_build_mark(run_condition, shown_condition), *columns])
     sql = (
         f"SELECT {selected} FROM {table} "  # noqa: S608 -- bound values
         f"WHERE {_join_and(conditions)} ORDER BY {order}"
     )
-    if len(sql) > _MOST_LETTERS:
+    if len(sql) > _MAX_STATEMENT_CHARS:
         raise UsageError("more jobs and steps are named than can be looked for at once")
     return LineQuery(sql=sql, values=binder.bound)
 
@@ -249,7 +251,7 @@ def _build_scope(line_filter: LineFilter, binder: _NamedBinder) -> list[str]:
 def _select_candidates(line_filter: LineFilter, binder: _NamedBinder, table: str) -> str:
     """Build the SELECT for a superset of the matching job ids, one index for each part."""
     if line_filter.jobs is not None:
-        parts = _named_ids(line_filter.jobs, binder)
+        parts = _match_named_ids(line_filter.jobs, binder)
         if line_filter.whole_hetjob:
             ids = [named.job_id for named in line_filter.jobs] or [0]
             leaders = f"SELECT het_job_id FROM {table} WHERE {binder.match_any('job_id', ids)}"  # noqa: S608 -- bound values
@@ -274,7 +276,7 @@ def _select_candidates(line_filter: LineFilter, binder: _NamedBinder, table: str
     )
 
 
-def _named_ids(jobs: Sequence[NamedJob], binder: _NamedBinder) -> list[str]:
+def _match_named_ids(jobs: Sequence[NamedJob], binder: _NamedBinder) -> list[str]:
     """Return conditions that select the ids of named jobs, one index each."""
     ids = sorted({named.job_id for named in jobs if not named.sluid})
     sluids = sorted({named.sluid for named in jobs if named.sluid})

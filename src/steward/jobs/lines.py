@@ -23,7 +23,7 @@ from steward.core.usage import StepEnd, StepStart, StepUsage, TaskUsage
 MAX_INTEGER: Final = 2**63 - 1
 """Largest integer of SQLite and Parquet; larger sums are cut to it."""
 
-Top = tuple[int | None, str, int | None]
+Maximum = tuple[int | None, str, int | None]
 """Maximum: value (None if unknown), node and task."""
 
 
@@ -221,16 +221,16 @@ def _sum_node(
     return changes
 
 
-def find_maximum(values: Iterable[Top]) -> Top:
+def find_maximum(values: Iterable[Maximum]) -> Maximum:
     """Return the largest value; of equal ones the lowest task, on the first node."""
-    best: Top = (None, "", None)
+    best: Maximum = (None, "", None)
     for candidate in values:
         if candidate[0] is not None and (best[0] is None or _sort_key(candidate) < _sort_key(best)):
             best = candidate
     return best
 
 
-def find_minimum(values: Iterable[Top]) -> Top:
+def find_minimum(values: Iterable[Maximum]) -> Maximum:
     """Return the smallest value; of equal ones the lowest task, on the first node."""
     value, node, task = find_maximum(
         (None if candidate[0] is None else -candidate[0], *candidate[1:]) for candidate in values
@@ -244,7 +244,7 @@ def sum_known(values: Iterable[int | None]) -> int | None:
     return min(sum(known), MAX_INTEGER) if known else None
 
 
-def _sort_key(maximum: Top) -> tuple[int, int, str]:
+def _sort_key(maximum: Maximum) -> tuple[int, int, str]:
     """Return the sort key of a maximum: largest value, lowest task, first node."""
     value, node, task = maximum
     return -(value or 0), -1 if task is None else task, node
@@ -296,21 +296,22 @@ _LAST_USED: Final = USAGE_LINE_FIELDS.index("minor_faults") + 1
 _UNUSED: Final = msgspec.structs.astuple(UsageLine(cluster="", job_id=0, label=""))[
     _FIRST_USED:_LAST_USED
 ]
-_FEWER: Final = (*USAGE_LINE_FIELDS[:_FIRST_USED], *USAGE_LINE_FIELDS[_LAST_USED:])
-_PUT_FEWER: Final = (
-    f"""INSERT OR REPLACE INTO line (rank, {", ".join(f'"{field}"' for field in _FEWER)}) """  # noqa: S608 -- our own column names
-    f"VALUES ({', '.join('?' * (len(_FEWER) + 1))})"
+_COLUMNS_WITHOUT_USAGE: Final = (*USAGE_LINE_FIELDS[:_FIRST_USED], *USAGE_LINE_FIELDS[_LAST_USED:])
+_QUOTED_WITHOUT_USAGE: Final = ", ".join(f'"{field}"' for field in _COLUMNS_WITHOUT_USAGE)
+_PUT_WITHOUT_USAGE: Final = (
+    f"INSERT OR REPLACE INTO line (rank, {_QUOTED_WITHOUT_USAGE}) "  # noqa: S608 -- our own column names
+    f"VALUES ({', '.join('?' * (len(_COLUMNS_WITHOUT_USAGE) + 1))})"
 )
 """Statement for lines without usage, such as pending jobs: it omits all usage columns."""
 
-_OF_RUN: Final = "WHERE cluster = ? AND job_id = ? AND submit_us = ? AND restarts = ?"
-_SUMMED: Final = (
+_WHERE_RUN: Final = "WHERE cluster = ? AND job_id = ? AND submit_us = ? AND restarts = ?"
+_USAGE_COLUMNS: Final = (
     *("cluster", "job_id", "label", "step", "piece_us", "tasks", "doubts"),
     *USAGE_LINE_FIELDS[_FIRST_USED:_LAST_USED],
 )
-_SUMMED_TEXTS: Final = tuple(_HINTS[field] is str for field in _SUMMED)
-_STEPS: Final = f"SELECT {', '.join(_SUMMED)} FROM line {_OF_RUN} AND step <> ''"  # noqa: S608 -- our own columns
-_DROP: Final = f"DELETE FROM line {_OF_RUN}"  # noqa: S608 -- our own condition
+_SUMMED_TEXTS: Final = tuple(_HINTS[field] is str for field in _USAGE_COLUMNS)
+_STEPS: Final = f"SELECT {', '.join(_USAGE_COLUMNS)} FROM line {_WHERE_RUN} AND step <> ''"  # noqa: S608 -- our own columns
+_DROP: Final = f"DELETE FROM line {_WHERE_RUN}"  # noqa: S608 -- our own condition
 
 FullRunKey = tuple[int, int, int]
 """Job id, submit time (µs since the epoch) and restart count of a run."""
@@ -357,7 +358,7 @@ def load_step_usage(connection: Connection, cluster: str, run: FullRunKey) -> li
     for row in connection.execute(_STEPS, (cluster, *run)):
         fields: dict[str, Any] = {
             field: "" if is_text and value is None else value
-            for field, is_text, value in zip(_SUMMED, _SUMMED_TEXTS, row, strict=True)
+            for field, is_text, value in zip(_USAGE_COLUMNS, _SUMMED_TEXTS, row, strict=True)
         }
         lines.append(UsageLine(**fields))
     return lines
@@ -386,7 +387,7 @@ def put_lines(connection: Connection, lines: Iterable[UsageLine]) -> None:
             without_usage.append((*row[: _FIRST_USED + 1], *row[_LAST_USED + 1 :]))
         else:
             with_usage.append(row)
-    for statement, rows in ((_PUT, with_usage), (_PUT_FEWER, without_usage)):
+    for statement, rows in ((_PUT, with_usage), (_PUT_WITHOUT_USAGE, without_usage)):
         if not rows:
             continue
         try:

@@ -17,7 +17,7 @@ from steward.core.config import Settings
 from steward.core.events import JobScript
 from steward.core.records import JobRecord, UsageLine
 from steward.core.sqlite import SqliteUnavailable, open_reader, translate_errors
-from steward.core.timestamps import moment, to_micros, to_micros_or_zero
+from steward.core.timestamps import from_micros, to_micros, to_micros_or_zero
 from steward.jobs.filters import (
     Job,
     JobFilter,
@@ -38,7 +38,7 @@ from steward.slurm.arrays import count_tasks, includes_task
 Order = Literal["-submit", "submit", "-end", "end"]
 """Sort order: by first submit time, or by end for ended jobs; ``-`` puts the latest first."""
 
-_BY: Final = {"submit": "job.first_submit", "end": "job.end_time"}
+_SORT_COLUMNS: Final = {"submit": "job.first_submit", "end": "job.end_time"}
 _ENDED: Final = "job.ended = 1 AND job.end_time IS NOT NULL"
 
 Array = tuple[str, int]
@@ -99,7 +99,10 @@ class ListQueries(RunQueries):
         """
         condition, values = build_conditions(job_filter)
         if after is not None:
-            sort_column, sign = _BY[order.removeprefix("-")], "<" if order.startswith("-") else ">"
+            sort_column, sign = (
+                _SORT_COLUMNS[order.removeprefix("-")],
+                "<" if order.startswith("-") else ">",
+            )
             condition += (
                 f" AND ({sort_column}, job.job_id, job.number) {sign} (:at_us, :id, :number)"
             )
@@ -204,9 +207,9 @@ class ListQueries(RunQueries):
 
 def _build_list_query(condition: str, order: Order) -> str:
     """Return the SELECT of a job list in an order."""
-    sort_column = _BY[order.removeprefix("-")]
+    sort_column = _SORT_COLUMNS[order.removeprefix("-")]
     direction = "DESC" if order.startswith("-") else "ASC"
-    ended = f" AND {_ENDED}" if sort_column == _BY["end"] else ""
+    ended = f" AND {_ENDED}" if sort_column == _SORT_COLUMNS["end"] else ""
     return (
         f"SELECT job.number, job.cluster, job.job_id, {sort_column}, job.array_job_id FROM job "  # noqa: S608 -- values are bound
         f"WHERE {condition}{ended} "
@@ -568,7 +571,7 @@ def _row_to_job(row: tuple[Any, ...]) -> Job:
         number=number,
         cluster=cluster,
         job_id=job_id,
-        first_submit=moment(first_submit_us),
+        first_submit=from_micros(first_submit_us),
         verified=bool(verified),
         purged=bool(purged),
         ended=bool(ended),
@@ -583,10 +586,12 @@ def _row_to_run(row: tuple[bytes]) -> Run:
     late_end_us = facts.late_end_us
     return Run(
         restarts=facts.restarts,
-        submit=moment(facts.submit_us),
+        submit=from_micros(facts.submit_us),
         ended=facts.ending is not None,
         record=facts.merge_record(),
-        late_end=moment(late_end_us) if late_end_us >= 0 and late_end_us != facts.end_us else None,
+        late_end=from_micros(late_end_us)
+        if late_end_us >= 0 and late_end_us != facts.end_us
+        else None,
     )
 
 

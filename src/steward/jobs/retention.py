@@ -39,7 +39,7 @@ def get_leader_id(record: JobRecord) -> int:
     return record.array_job_id or record.het_job_id or record.job_id
 
 
-def forget_scripts(
+def purge_scripts(
     connection: Connection, cluster: str, keys: Sequence[str], limit: int
 ) -> Iterator[list[JobIdGroup]]:
     """Mark scripts as purged in their groups.

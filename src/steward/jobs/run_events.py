@@ -23,10 +23,10 @@ from steward.core.events import (
     JobIdentity,
 )
 from steward.core.records import JobRecord
-from steward.core.timestamps import moment, to_micros, to_micros_or_zero
+from steward.core.timestamps import from_micros, to_micros, to_micros_or_zero
 from steward.core.usage import RunEvent, StepUsage
 from steward.jobs.identity import SLACK_US, ResolvedJob
-from steward.jobs.launches import ANNOUNCED, RETRACTED, WITHDRAWN, LaunchRow
+from steward.jobs.launches import START_PUBLISHED, START_WITHDRAWN, USAGE_WITHDRAWN, LaunchRow
 from steward.jobs.run_views import RunKey, RunView
 from steward.jobs.tables import JobIdGroup, PublishedIdentity, PublishedRun
 
@@ -79,7 +79,7 @@ def make_identity_events(
         identity = JobIdentity(
             script_key=row.key,
             job_id=group.job_id,
-            first_submit=moment(job.first_submit_us),
+            first_submit=from_micros(job.first_submit_us),
             record=record,
             why=reason,
         )
@@ -185,7 +185,7 @@ class RunEventMaker:
             if view.is_over or published.start is not None or not launches:
                 return
             first_us = min(row.key[2] for row in launches)
-            record = msgspec.structs.replace(record, start=moment(first_us), state="RUNNING")
+            record = msgspec.structs.replace(record, start=from_micros(first_us), state="RUNNING")
         start_us = to_micros_or_zero(record.start)
         if published.start is None:
             published.start = (start_us, record.nodelist, record.tres_allocated)
@@ -225,7 +225,9 @@ class RunEventMaker:
                 suspended_at=observed.suspended_at,
                 suspended_s=observed.suspended_s,
             )
-            self._add_run_event(RUN_SUSPEND, view, record, at=moment(at_us), key_suffix=f":{at_us}")
+            self._add_run_event(
+                RUN_SUSPEND, view, record, at=from_micros(at_us), key_suffix=f":{at_us}"
+            )
 
     def _publish_piece(self, view: RunView, published: PublishedRun, piece: JobRecord) -> None:
         """Publish or correct the end of a former size of a resized job."""
@@ -256,7 +258,7 @@ class RunEventMaker:
         if published.end == digest:
             return
         # If no source gave the end time, use the time when the end was first noticed.
-        at = view.record.end or moment(published.over_us)
+        at = view.record.end or from_micros(published.over_us)
         if not published.end:
             published.end = digest
             self._add_run_event(RUN_END, view, view.record, at=at)
@@ -277,9 +279,9 @@ class RunEventMaker:
         step, node, launched_us = row.key
         usage = StepUsage(
             job_id=self._group.job_id,
-            first_submit=moment(view.first_submit_us),
+            first_submit=from_micros(view.first_submit_us),
             restarts=view.run.restarts,
-            submit=moment(view.run.submit_us),
+            submit=from_micros(view.run.submit_us),
             step=step,
             node=node,
             launched_us=launched_us,
@@ -294,7 +296,7 @@ class RunEventMaker:
         digest = make_digest([view.key, _strip_volatile(usage)])
         if row.published.partition(":")[0] == digest:
             return
-        at = self._now if facts.ended_us is None else moment(facts.ended_us)
+        at = self._now if facts.ended_us is None else from_micros(facts.ended_us)
         self._add_launch_event(STEP_USAGE, row, digest, at, usage)
 
     def _publish_launch_start(self, view: RunView, row: LaunchRow) -> None:
@@ -305,15 +307,15 @@ class RunEventMaker:
         step, node, launched_us = row.key
         usage = StepUsage(
             job_id=self._group.job_id,
-            first_submit=moment(view.first_submit_us),
+            first_submit=from_micros(view.first_submit_us),
             restarts=view.run.restarts,
-            submit=moment(view.run.submit_us),
+            submit=from_micros(view.run.submit_us),
             step=step,
             node=node,
             launched_us=launched_us,
             start=start,
         )
-        self._add_launch_event(STEP_LAUNCH, row, ANNOUNCED, moment(launched_us), usage)
+        self._add_launch_event(STEP_LAUNCH, row, START_PUBLISHED, from_micros(launched_us), usage)
 
     def withdraw_launch(self, row: LaunchRow, run: RunKey, view: RunView | None) -> None:
         """Withdraw what was published about a launch that no longer belongs to a run.
@@ -326,9 +328,9 @@ class RunEventMaker:
         step, node, launched_us = row.key
         usage = StepUsage(
             job_id=self._group.job_id,
-            first_submit=moment(run[0] if view is None else view.first_submit_us),
+            first_submit=from_micros(run[0] if view is None else view.first_submit_us),
             restarts=run[1],
-            submit=moment(run[0]),
+            submit=from_micros(run[0]),
             step=step,
             node=node,
             launched_us=launched_us,
@@ -338,9 +340,9 @@ class RunEventMaker:
         )
         row.published_run = None
         if row.is_only_start_published:
-            self._add_launch_event(STEP_LAUNCH, row, RETRACTED, self._now, usage)
+            self._add_launch_event(STEP_LAUNCH, row, START_WITHDRAWN, self._now, usage)
         else:
-            self._add_launch_event(STEP_USAGE, row, WITHDRAWN, self._now, usage)
+            self._add_launch_event(STEP_USAGE, row, USAGE_WITHDRAWN, self._now, usage)
 
     def _add_launch_event(
         self, kind: str, row: LaunchRow, content: str, at: datetime, usage: StepUsage
@@ -376,7 +378,7 @@ class RunEventMaker:
         job_id = self._group.job_id
         body = RunEvent(
             job_id=job_id,
-            first_submit=moment(view.first_submit_us),
+            first_submit=from_micros(view.first_submit_us),
             restarts=view.run.restarts,
             record=record,
             piece_end=record.end if is_piece else None,
@@ -451,5 +453,5 @@ def _strip_volatile(usage: StepUsage) -> StepUsage:
         run_end=None,
         correction=False,
         announced=False,
-        first_submit=moment(0),
+        first_submit=from_micros(0),
     )

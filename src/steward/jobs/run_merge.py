@@ -21,13 +21,13 @@ from steward.slurm.job_states import FINISHED, FORGOTTEN, RESIZING, strip_state_
 
 REQUEUED: Final = "REQUEUED"
 PREEMPTED: Final = "PREEMPTED"
-OWN: Final = 2
+OWN_RANK: Final = 2
 """Rank of reports that slurmctld writes to Steward (jobcomp), above other accounting."""
 _NEVER: Final = 2**62
 _SLACK_US: Final = 2_000_000
 
 # Text written by people, which a purge of the script removes from the job.
-PRIVATE: Final = dict.fromkeys(
+PRIVATE_TEXT: Final = dict.fromkeys(
     [
         "name",
         "submit_host",
@@ -75,7 +75,7 @@ class Observation(msgspec.Struct, frozen=True, array_like=True):
 
 def remove_private_text(record: JobRecord) -> JobRecord:
     """Return a record without private text; ids, times and the uid stay for accounting."""
-    return msgspec.structs.replace(record, **PRIVATE)
+    return msgspec.structs.replace(record, **PRIVATE_TEXT)
 
 
 def choose_end(
@@ -93,7 +93,7 @@ def choose_end(
     if final is None or interruption is None or final.record.end is None:
         return interruption or final
     # Two ends that slurmctld wrote to Steward are distinct, even if a second apart.
-    are_both_own = min(final.rank, interruption.rank) == OWN
+    are_both_own = min(final.rank, interruption.rank) == OWN_RANK
     if interruption.record.end is None or get_end_us(final) > get_end_us(interruption) + (
         0 if are_both_own else _SLACK_US
     ):
@@ -149,7 +149,7 @@ _FINAL: Final = FINISHED | {"LAUNCH_FAILED", "RECONFIG_FAIL", REQUEUED}
 # States of an end record that is not an end: a piece of a resized job, with its expected end.
 _UNDECIDED: Final = frozenset({"", "COMPLETING", "PENDING", RESIZING, "RUNNING", "SUSPENDED"})
 
-WHOLE: Final = "whole"
+COMPLETE: Final = "whole"
 """Stands for all sources of complete records, which agree with each other."""
 
 # Sources about the past: their report does not mean that Slurm still has the job.
@@ -161,12 +161,12 @@ _DATED: Final = frozenset({"kafka"})
 # Reports that slurmctld wrote at the end have the exit code that sacct shows; a later poll of a
 # cancelled job shows the signal that its script got.
 _ACCOUNTING_SOURCES: Final = frozenset({"jobcomp", "sacct", "slurmdbd"})
-_OWN_BOOKS: Final = "jobcomp"
+_OWN_SOURCE: Final = "jobcomp"
 IMPORTED: Final = "slurmdbd"
 """Source of events from an import of other accounting."""
 
-_HALTS_KEPT: Final = 64
-_AGAIN_KEPT: Final = 8
+_MAX_SUSPENSIONS: Final = 64
+_MAX_REPEATED_ENDS: Final = 8
 
 _DEFAULTS: Final = JobRecord(job_id=0)
 _FIELDS: Final = JobRecord.__struct_fields__
@@ -288,7 +288,7 @@ class RunFacts(msgspec.Struct, array_like=True, dict=True):
         if event.kind == JOB_END and strip_state_suffix(record.state) == RESIZING:
             self._add_piece(event, observation)
             return
-        self._add_latest(WHOLE if facts.whole else event.source, observation)
+        self._add_latest(COMPLETE if facts.whole else event.source, observation)
         if record.user and sort_key < self.user_at:
             self.user, self.user_at = record.user, sort_key
         shown_us = -1 if event.source in _PAST_SOURCES else observation.at_us
@@ -321,7 +321,7 @@ class RunFacts(msgspec.Struct, array_like=True, dict=True):
         suspensions = self.suspensions | {
             moment_s: max(suspended_s, self.suspensions.get(moment_s, 0))
         }
-        kept_times = sorted(suspensions)[-_HALTS_KEPT:]
+        kept_times = sorted(suspensions)[-_MAX_SUSPENSIONS:]
         if len(suspensions) > len(kept_times):
             # Gang-scheduled jobs are suspended every half minute.
             times_by_piece = [
@@ -349,7 +349,7 @@ class RunFacts(msgspec.Struct, array_like=True, dict=True):
         if len(self.observations) > 1:
             # A complete record supersedes all older ones. Sort, so that the stored form does not
             # depend on the order of arrival.
-            complete = self.observations.get(WHOLE)
+            complete = self.observations.get(COMPLETE)
             self.observations = {
                 name: other
                 for name, other in sorted(self.observations.items())
@@ -393,7 +393,7 @@ class RunFacts(msgspec.Struct, array_like=True, dict=True):
                 for other in [*own_ends, *repeated.values()]
             ):
                 repeated[start_s] = observation
-        self.repeated_ends = dict(list(repeated.items())[:_AGAIN_KEPT])
+        self.repeated_ends = dict(list(repeated.items())[:_MAX_REPEATED_ENDS])
 
     @property
     def ending(self) -> Observation | None:
@@ -559,7 +559,7 @@ def fill_from_earlier_run(record: JobRecord, earlier: JobRecord) -> JobRecord:
 
 def _rank_source(source: str) -> bool | int:
     """Return the rank of a source's end reports."""
-    return OWN if source == _OWN_BOOKS else source in _ACCOUNTING_SOURCES
+    return OWN_RANK if source == _OWN_SOURCE else source in _ACCOUNTING_SOURCES
 
 
 def _max_known(first: int | None, second: int | None) -> int | None:

@@ -12,7 +12,7 @@ import msgspec
 
 from steward.core.records import UsageLine
 from steward.core.sqlite import Connection, translate_errors
-from steward.core.timestamps import moment, to_micros
+from steward.core.timestamps import from_micros, to_micros
 from steward.core.usage import RunEvent, StepUsage
 from steward.jobs.filters import Job
 from steward.jobs.identity import resolve_jobs
@@ -326,13 +326,13 @@ def _row_to_stored_launch(values: tuple[Any, ...]) -> StoredLaunch:
     is_attributed = row.run is not None and first_submit_us is not None
     usage = StepUsage(
         job_id=job_id,
-        first_submit=moment(launched_us if first_submit_us is None else first_submit_us),
+        first_submit=from_micros(launched_us if first_submit_us is None else first_submit_us),
         restarts=row.run[1] if row.run is not None else 0,
         step=step,
         node=node,
         launched_us=launched_us,
         ended_us=facts.ended_us,
-        run_end=None if end_us is None else moment(end_us),
+        run_end=None if end_us is None else from_micros(end_us),
         start=facts.start,
         tasks=tuple(facts.tasks.values()),
         end=facts.end,

@@ -11,12 +11,12 @@ from datetime import datetime
 import msgspec
 
 from steward.core.records import JobRecord
-from steward.core.timestamps import moment, to_micros, to_micros_or_zero
+from steward.core.timestamps import from_micros, to_micros, to_micros_or_zero
 from steward.core.usage import RunEvent
 from steward.jobs.identity import SLACK_US, ResolvedJob
 from steward.jobs.run_merge import REQUEUED, RunFacts, fill_from_earlier_run, remove_private_text
-from steward.slurm.accounting import merge_resized_runs
 from steward.slurm.job_states import LOST, WAITING, strip_state_suffix
+from steward.slurm.slurmdbd import merge_resized_runs
 
 RunKey = tuple[int, int]
 """Submit time (µs since the epoch) and restart count; with cluster and job id, a run's key."""
@@ -57,7 +57,7 @@ class RunView(msgspec.Struct):
         """Return the body of an event about the run or one of its pieces."""
         return RunEvent(
             job_id=job_id,
-            first_submit=moment(self.first_submit_us),
+            first_submit=from_micros(self.first_submit_us),
             restarts=self.run.restarts,
             record=self.record if piece is None else piece,
             piece_end=None if piece is None else piece.end,
@@ -189,7 +189,7 @@ def _complete_times(
     """Return a run's record with its real times and state."""
     changes: dict[str, object] = {"start": _get_start(run, record)}
     if record.submit is None or record.restarts != run.restarts:
-        changes |= {"submit": moment(run.submit_us), "restarts": run.restarts}
+        changes |= {"submit": from_micros(run.submit_us), "restarts": run.restarts}
     if run.ending is None:
         changes["end"] = None
     if is_gone:
@@ -199,7 +199,7 @@ def _complete_times(
         changes["state"] = REQUEUED
     if run.ending is None and next_run is not None:
         # No source reported the end; it was over when the job was requeued.
-        changes |= {"state": REQUEUED, "end": moment(next_run.submit_us)}
+        changes |= {"state": REQUEUED, "end": from_micros(next_run.submit_us)}
     if all(getattr(record, field) == value for field, value in changes.items()):
         return record
     return msgspec.structs.replace(record, **changes)
@@ -222,7 +222,7 @@ def _build_repeated_runs(run: RunFacts, record: JobRecord, *, is_purged: bool) -
     records = []
     for observation in run.repeated_ends.values():
         repeated = remove_private_text(observation.record) if is_purged else observation.record
-        submit = moment(run.submit_us)
+        submit = from_micros(run.submit_us)
         records.append(
             msgspec.structs.replace(fill_from_earlier_run(repeated, record), submit=submit)
         )
@@ -261,7 +261,7 @@ def _build_pieces(run: RunFacts, record: JobRecord) -> list[JobRecord]:
             msgspec.structs.replace(
                 completed,
                 start=start,
-                submit=moment(run.submit_us),
+                submit=from_micros(run.submit_us),
                 eligible=piece.eligible or record.eligible,
                 suspended_s=_get_suspended_s(run, piece, start, end),
             )

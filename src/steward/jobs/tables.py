@@ -21,7 +21,7 @@ import msgspec
 from steward.core.events import Event, JobScript, MissedJobs
 from steward.core.records import JobRecord
 from steward.core.sqlite import Connection
-from steward.core.timestamps import moment, to_micros
+from steward.core.timestamps import from_micros, to_micros
 from steward.core.usage import NodeGap
 from steward.jobs.identity import StoredScriptFacts
 from steward.jobs.launches import LaunchKey, LaunchRow
@@ -413,7 +413,7 @@ def list_missed(
         (cluster, to_micros(since), to_micros(until), limit),
     )
     return [
-        MissedJob(cluster=cluster, job_id=job_id, at=moment(at_us))
+        MissedJob(cluster=cluster, job_id=job_id, at=from_micros(at_us))
         for cluster, job_id, at_us in rows
     ]
 
@@ -446,8 +446,8 @@ def list_gaps(
             node=node,
             why=why,
             lines=lines,
-            since=None if since_us is None else moment(since_us),
-            at=moment(at_us),
+            since=None if since_us is None else from_micros(since_us),
+            at=from_micros(at_us),
         )
         for cluster, node, why, lines, since_us, at_us in rows
     ]

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from steward.core.access import Asker
+from steward.core.access import Caller
 from steward.core.actions import Action
 from steward.core.errors import PermissionRefused, UsageError
 from steward.core.timestamps import to_micros
@@ -91,10 +91,10 @@ def _resolve_scope(context: ReportsContext, request: ReportRequest) -> ReportSco
 
 def _make_job_report(
     reply_type: type[Any], build_rows: BuildRows
-) -> Callable[[ReportsContext, Asker, Any], Any]:
+) -> Callable[[ReportsContext, Caller, Any], Any]:
     """Make the handler of a report on jobs, limited to the jobs the user may see."""
 
-    def run(context: ReportsContext, asker: Asker, request: Any) -> Any:
+    def run(context: ReportsContext, asker: Caller, request: Any) -> Any:
         report_scope = _resolve_scope(context, request)
         scopes = context.get_scopes(asker, report_scope.clusters)
         is_all = all(scope.everything for scope in scopes.values())
@@ -112,7 +112,7 @@ def _make_job_report(
     return run
 
 
-def report_cluster(context: ReportsContext, asker: Asker, request: ClusterRequest) -> ClusterReply:
+def report_cluster(context: ReportsContext, asker: Caller, request: ClusterRequest) -> ClusterReply:
     """Report how each cluster's CPU and GPU time was spent: allocated, down, planned or idle.
 
     Raises:

@@ -10,7 +10,7 @@ from datetime import datetime, tzinfo
 
 from steward.accounting.context import AccountingContext
 from steward.accounting.sacct.sources import open_books
-from steward.core.access import Access, Asker, VisibleJobs
+from steward.core.access import Access, Caller, VisibleJobs
 from steward.core.config import Settings
 from steward.core.events import utc_now
 from steward.core.sqlite import SqliteUnavailable
@@ -59,11 +59,11 @@ class ReportsContext:
         name = request.zone or self.books.get_zone(clusters[0])
         return name, load_zone(name)
 
-    def get_scopes(self, asker: Asker, clusters: Iterable[str]) -> dict[str, VisibleJobs]:
+    def get_scopes(self, asker: Caller, clusters: Iterable[str]) -> dict[str, VisibleJobs]:
         """Return the jobs to count, by cluster: all for operators, else those the user may see."""
         return {name: self._get_scope(asker, name) for name in clusters}
 
-    def _get_scope(self, asker: Asker, cluster: str) -> VisibleJobs:
+    def _get_scope(self, asker: Caller, cluster: str) -> VisibleJobs:
         if self.access.is_operator(asker, cluster):
             return VisibleJobs(everything=True)
         return VisibleJobs(uid=asker.uid, accounts=self.access.list_led(asker, cluster))

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
-from steward.core.access import Access, Asker
+from steward.core.access import Access, Caller
 from steward.core.actions import Action, Answer, Request
 from steward.core.errors import UsageError
 from steward.core.events import (
@@ -75,7 +75,7 @@ class EventsContext:
         """Open the journal for reading."""
         return JournalReader(self._state_dir)
 
-    def can_see(self, asker: Asker, event: Event) -> bool:
+    def can_see(self, asker: Caller, event: Event) -> bool:
         """Return whether the user may see an event."""
         keyword = PRIVATE_DATA_WORDS.get(event.kind)
         if keyword is not None:
@@ -156,7 +156,7 @@ class EventsReply(Answer, frozen=True, kw_only=True):
 
 
 def _list_journal_events(
-    context: EventsContext, asker: Asker, request: EventsRequest
+    context: EventsContext, asker: Caller, request: EventsRequest
 ) -> EventsReply:
     """List journal events that match the request and that the user may see."""
     unknown = set(request.kinds) - set(BODIES)
@@ -178,7 +178,7 @@ def _list_journal_events(
 
 
 def _make_event_filter(
-    context: EventsContext, asker: Asker, request: EventsRequest
+    context: EventsContext, asker: Caller, request: EventsRequest
 ) -> Callable[[Event], bool]:
     """Make a filter for the events of a request that the user may see."""
     zone, now = load_zone(request.zone), context.now()

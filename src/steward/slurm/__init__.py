@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 from steward.core.extensions import make_lazy_getattr
 
 if TYPE_CHECKING:
-    from steward.slurm.accounting import StoredScript
     from steward.slurm.arrays import includes_task
     from steward.slurm.client import MAX_COMPLETED, Slurm
     from steward.slurm.cluster import ClusterQueries, Ping
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
     from steward.slurm.nodelists import NodeListError
     from steward.slurm.pending_jobs import PendingJobs, PendingStatus
     from steward.slurm.queue import QueueSnapshot
+    from steward.slurm.slurmdbd import StoredScript
     from steward.slurm.triggers import TriggerRecord, Triggers
 else:
     # Loaded on first use: many modules need only the names of states and never run a command.

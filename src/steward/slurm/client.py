@@ -17,8 +17,11 @@ from steward.core.access import ClusterRoles
 from steward.core.events import utc_now
 from steward.core.records import JobRecord
 from steward.core.timestamps import to_micros
-from steward.slurm.accounting import Associations, SlurmdbdClient, StoredScript
-from steward.slurm.cluster_model import ASK_NODES, ASK_PARTITIONS, ClusterModel
+from steward.slurm.cluster_model import (
+    SHOW_NODES_ARGUMENTS,
+    SHOW_PARTITIONS_ARGUMENTS,
+    ClusterModel,
+)
 from steward.slurm.commands import CommandRunner
 from steward.slurm.errors import SlurmError, SlurmUnavailable, UnknownJob
 from steward.slurm.queue import (
@@ -31,6 +34,7 @@ from steward.slurm.queue import (
 )
 from steward.slurm.sacct import SacctHistory
 from steward.slurm.settings import ClusterSettings
+from steward.slurm.slurmdbd import Associations, SlurmdbdClient, StoredScript
 from steward.slurm.users import NameResolver
 from steward.slurm.values import decode_text, parse_moment
 
@@ -277,19 +281,19 @@ class Slurm:
         Raises:
             SlurmError: slurmctld or slurmdbd does not answer.
         """
-        from steward.slurm.cluster_model import add_people, parse_cluster_model
+        from steward.slurm.cluster_model import add_users, parse_cluster_model
 
         taken_us = to_micros(utc_now())
         config = self.config()
-        partitions = self._commands.run("scontrol", *ASK_PARTITIONS)
-        nodes = self._commands.run("scontrol", *ASK_NODES)
+        partitions = self._commands.run("scontrol", *SHOW_PARTITIONS_ARGUMENTS)
+        nodes = self._commands.run("scontrol", *SHOW_NODES_ARGUMENTS)
         model = parse_cluster_model(
             self.cluster, config, partitions, nodes, zone=zone, taken_us=taken_us
         )
         accounting = self._make_slurmdbd_client(config)
         if accounting is None:
             return model
-        return add_people(model, accounting.read_people())
+        return add_users(model, accounting.read_people())
 
     def read_configuration_mark(self) -> str:
         """Return a text that changes when slurmctld restarts or the cluster model changes.
@@ -302,7 +306,7 @@ class Slurm:
         """
         config = self.config()
         config.pop("NEXT_JOB_ID", None)
-        partitions = self._commands.run("scontrol", *ASK_PARTITIONS)
+        partitions = self._commands.run("scontrol", *SHOW_PARTITIONS_ARGUMENTS)
         return f"{config}\n{decode_text(partitions)}"
 
     def has_accounting(self) -> bool:

@@ -50,7 +50,7 @@ _SECRET: Final = re.compile(r"pass(?:word)?$")
 _NO_SETTING: Final = frozenset({"", "(null)"})
 
 # Shorter names of pyslurm's config().get() for the same settings.
-_SHORT: Final = {
+_PYSLURM_NAMES: Final = {
     "accounting_storage_parameters": "accounting_storage_params",
     "auth_info": "authinfo",
     "auth_type": "authtype",
@@ -103,7 +103,7 @@ def parse_config(out: bytes) -> dict[str, Any]:
                 break  # settings of cgroup.conf and others follow; they are not slurm.conf's
             continue
         _add_setting(settings, match[1].strip(), match[2].strip())
-    for name, short in _SHORT.items():
+    for name, short in _PYSLURM_NAMES.items():
         if name in settings:
             settings.setdefault(short, settings[name])
     hosts = settings.get("slurmctld_host")
@@ -146,7 +146,7 @@ def _parse_setting(text: str) -> Any:
 Steps = dict[str, dict[str, Any]]
 """Steps of a job by name: ``batch``, ``extern``, ``interactive``, ``0`` and so on."""
 
-_HEAD: Final = re.compile(
+_STEP_HEAD: Final = re.compile(
     r"^StepId=(\d{1,10})(?:_(\d{1,10})|\+(\d{1,10}))?\.(\w{1,20}) (UserId=\d+ .*? Name=)",
     re.MULTILINE,
 )
@@ -178,7 +178,7 @@ def parse_steps(
     text = out.decode("utf-8", "backslashreplace")
     heads = [
         head
-        for head in _HEAD.finditer(text)
+        for head in _STEP_HEAD.finditer(text)
         if int(head[1]) == job_id
         and (task is None or head[2] == str(task))
         and (het_offset is None or head[3] == str(het_offset))
@@ -223,13 +223,13 @@ def _clear_empty(text: str) -> str | None:
     return None if text in _NO_VALUE else text
 
 
-_UP: Final = re.compile(r"(Slurmctld|Slurmdbd)\(([^)]*)\) at (.+) is (UP|DOWN)")
+_PING_LINE: Final = re.compile(r"(Slurmctld|Slurmdbd)\(([^)]*)\) at (.+) is (UP|DOWN)")
 _NOT_FOUND: Final = re.compile(r"Node (\S+) not found")
 _NO_STEPS: Final = re.compile(r"Job step \S+ not found|No job steps")
 _SEPARATOR: Final = "\x1f"
 _LETTERS: Final = 12
-_AGAIN_S: Final = 600.0
-_SHOWS_ALL: Final[Version] = (24, 11, 0)
+_RECHECK_S: Final = 600.0
+_LISTS_POWERED_DOWN_SINCE: Final[Version] = (24, 11, 0)
 """First version that lists powered-down cloud nodes; older ones do so only with PrivateData=cloud.
 """
 _PING_S: Final = 10.0
@@ -381,7 +381,7 @@ class ClusterQueries:
                 "utf-8", "backslashreplace"
             )
         except SlurmError as error:
-            if not _UP.search(error.output):
+            if not _PING_LINE.search(error.output):
                 raise
             out = error.output  # scontrol exits with an error if one daemon is down
         return [
@@ -391,7 +391,7 @@ class ClusterQueries:
                 host=match[3],
                 up=match[4] == "UP",
             )
-            for match in _UP.finditer(out)
+            for match in _PING_LINE.finditer(out)
         ]
 
     def job_details(self, jobs: Iterable[str]) -> dict[str, list[dict[str, Any]]]:
@@ -481,7 +481,7 @@ class ClusterQueries:
                 self._cached_has_slurmdbd = self._slurm.has_accounting()
             except SlurmUnavailable:
                 return self._cached_has_slurmdbd
-            self._has_slurmdbd_until = now + _AGAIN_S
+            self._has_slurmdbd_until = now + _RECHECK_S
         return self._cached_has_slurmdbd
 
     def _ping_slurmdbd(self) -> Ping:
@@ -535,7 +535,7 @@ class ClusterQueries:
 
     def _hides_nodes(self) -> bool:
         """Return True if this version omits powered-down cloud nodes."""
-        return self._slurm.version() < _SHOWS_ALL
+        return self._slurm.version() < _LISTS_POWERED_DOWN_SINCE
 
     def _read_listed_nodes(self) -> set[str]:
         """Return the nodes that partitions list, hidden ones included."""

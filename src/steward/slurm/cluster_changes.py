@@ -83,14 +83,14 @@ _OTHER_NAMES: Final = {
     "partitions": "AllowedPartitions",
 }
 _NAME: Final = re.compile(r"[^\s,=\"'\\;|&()\[\]<>]{1,127}")
-_SPEAKER: Final = re.compile(
+_MESSAGE_PREFIX: Final = re.compile(
     r"(?:^|(?<=; ))(?:slurm_update error: (?:No error$)?|scontrol: error: )"
 )
-_LONGEST: Final = 4096
-_LONGEST_REASON: Final = 400
+_MAX_VALUE_CHARS: Final = 4096
+_MAX_REASON_CHARS: Final = 400
 _UNKNOWN_RESERVATION: Final = re.compile(r"Requested reservation is invalid|Reservation \S+ not")
 _UNKNOWN_PARTITION: Final = re.compile(r"Invalid partition name")
-_WRONG: Final = re.compile(
+_INVALID_CHANGE: Final = re.compile(
     r"not supported|Invalid|Acceptable|Error parsing|Bad |not a valid|Duplicate reservation|"
     r"nodes are busy|Request aborted|No changes|Unable to parse",
     re.IGNORECASE,
@@ -293,7 +293,7 @@ class ClusterChanges:
             for pattern, error_class in (
                 (_UNKNOWN_RESERVATION, UnknownReservation),
                 (_UNKNOWN_PARTITION, UnknownPartition),
-                (_WRONG, WrongUpdate),
+                (_INVALID_CHANGE, WrongUpdate),
             ):
                 if pattern.search(error.output):
                     message = f"cluster {self._cluster}: {extract_message(error)}"
@@ -307,12 +307,12 @@ def clean_reason(text: str) -> str:
     Slurm appends user and time in brackets; brackets inside the reason are kept.
     """
     line = "".join(c if c.isprintable() else " " for c in text.replace('"', "'"))
-    return " ".join(line.split())[:_LONGEST_REASON].rstrip()
+    return " ".join(line.split())[:_MAX_REASON_CHARS].rstrip()
 
 
 def extract_message(error: SlurmError) -> str:
     """Return Slurm's error message without the prefix of the command."""
-    return _SPEAKER.sub("", error.output).strip("; ") or str(error)
+    return _MESSAGE_PREFIX.sub("", error.output).strip("; ") or str(error)
 
 
 def _has_state(node: NodeRecord, state: NodeChange, reason: str) -> bool:
@@ -390,7 +390,7 @@ def _format_value(key: str, value: Any) -> str:
         text = ",".join(str(part) for part in value)
     else:
         text = "" if value is None else str(value)
-    if len(text) > _LONGEST or not all(c.isprintable() for c in text) or '"' in text:
+    if len(text) > _MAX_VALUE_CHARS or not all(c.isprintable() for c in text) or '"' in text:
         raise WrongUpdate(f"{key} cannot be {text[:60]!r}: it is to be one line without quotes")
     return text
 

@@ -21,8 +21,8 @@ from steward.slurm.tres import parse_tres, parse_tres_amount
 from steward.slurm.users import NameResolver
 from steward.slurm.values import decode_text, parse_number, parse_seconds
 
-ASK_PARTITIONS: Final = ("-a", "-o", "show", "partition")
-ASK_NODES: Final = ("-a", "-o", "show", "node")
+SHOW_PARTITIONS_ARGUMENTS: Final = ("-a", "-o", "show", "partition")
+SHOW_NODES_ARGUMENTS: Final = ("-a", "-o", "show", "node")
 """Arguments of scontrol to list partitions and nodes for :func:`parse_cluster_model`."""
 
 KILL_WAIT_S: Final = 30
@@ -166,11 +166,11 @@ class ClusterModel(_Model, frozen=True):
 _WORD: Final = re.compile(r"(?:^| )([A-Za-z/]+)=(\S*)")
 _NODE: Final = re.compile(r"^NodeName=(\S+) ", re.MULTILINE)
 # Fields of a node that come before any text users write, or that such text cannot contain.
-_SHOWN: Final = frozenset(
+_NODE_FIELDS: Final = frozenset(
     ("CoresPerSocket", "CPUTot", "CPUEfctv", "Gres", "RealMemory", "Sockets", "Partitions")
 )
 
-PeopleTables = tuple[dict[int, str], dict[str, str], dict[str, str]]
+UserTables = tuple[dict[int, str], dict[str, str], dict[str, str]]
 """User names by uid, default accounts by user, and default QOS by ``ACCOUNT/USER``."""
 
 
@@ -218,15 +218,15 @@ def parse_cluster_model(
         max_array=parse_number(config.get("MaxArraySize", "")) or 0,
         kill_wait_s=_parse_kill_wait(config.get("KillWait", "")),
         accounting=config.get("AccountingStorageType", "") == "accounting_storage/slurmdbd",
-        enforced=not _ASSOCIATED.isdisjoint(
+        enforced=not _REQUIRES_ASSOCIATION.isdisjoint(
             config.get("AccountingStorageEnforce", "").lower().split(",")
         ),
     )
 
 
-def parse_people(
+def parse_users(
     users_output: bytes, associations_output: bytes, resolver: NameResolver
-) -> PeopleTables:
+) -> UserTables:
     """Return users by uid, default accounts by user, and default QOS by ``ACCOUNT/USER``.
 
     Args:
@@ -273,7 +273,7 @@ def _parse_billing_max(flags: str) -> tuple[str, ...]:
     return ()
 
 
-_ASSOCIATED: Final = frozenset({"associations", "limits", "qos", "safe", "wckeys", "all"})
+_REQUIRES_ASSOCIATION: Final = frozenset({"associations", "limits", "qos", "safe", "wckeys", "all"})
 """Values of AccountingStorageEnforce that require an association, see slurm.conf(5)."""
 
 
@@ -289,7 +289,7 @@ def _parse_shapes(nodes: bytes) -> tuple[list[NodeShape], dict[str, dict[int, in
         for name, value in _WORD.findall(line):
             # Text that people write comes last in a line, so the first value of a field is
             # genuine.
-            if name in _SHOWN:
+            if name in _NODE_FIELDS:
                 fields.setdefault(name, value)
         key = tuple(
             fields.get(name, "")
@@ -482,7 +482,7 @@ def _parse_billing_weights(text: str) -> dict[str, str]:
     return weights
 
 
-def add_people(model: ClusterModel, tables: PeopleTables) -> ClusterModel:
+def add_users(model: ClusterModel, tables: UserTables) -> ClusterModel:
     """Return the model with users, accounts and QOS added."""
     users, accounts, qos = tables
     return msgspec.structs.replace(model, users=users, accounts=accounts, qos=qos)

@@ -31,8 +31,8 @@ from steward.slurm.values import (
 _TEXTS: Final = re.compile(r"\s(Reason|Comment|Extra)=")
 _WHEN: Final = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d|Unknown|None"
 # User and time of a reason, at the end of its first line; further lines are indented.
-_GIVEN: Final = re.compile(rf" ?\[([^\[\]@\s]*)@({_WHEN})\](?=$| Comment=| Extra=|\s{{7}})")
-_AFTER: Final = re.compile(r" (?:Comment|Extra)=")
+_REASON_AUTHOR: Final = re.compile(rf" ?\[([^\[\]@\s]*)@({_WHEN})\](?=$| Comment=| Extra=|\s{{7}})")
+_REMARK: Final = re.compile(r" (?:Comment|Extra)=")
 _USER: Final = re.compile(r"(.*)\((\d{1,10})\)")
 _MIB: Final = 1024 * 1024
 
@@ -58,7 +58,7 @@ _NODE_NAMES: Final = {
     "LastBusyTime": "last_busy",
     "ReservationName": "reservation",
 }
-_ALWAYS: Final[dict[str, Any]] = {"core_spec_cnt": None, "cpu_spec_list": None}
+_OMITTED_FIELDS: Final[dict[str, Any]] = {"core_spec_cnt": None, "cpu_spec_list": None}
 """Fields that scontrol omits when empty."""
 _LOAD: Final = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9})?")
 _PARTITION_NAMES: Final = {
@@ -242,7 +242,7 @@ def _is_plain(line: str) -> bool:
 
     Free text in it may forge the lines that follow.
     """
-    return _AFTER.search(line) is None and "\n" not in line and " State=" in line
+    return _REMARK.search(line) is None and "\n" not in line and " State=" in line
 
 
 def parse_nodes(out: bytes, resolver: NameResolver) -> list[ParsedNode]:
@@ -356,7 +356,7 @@ def _parse_node(line: str, resolver: NameResolver) -> tuple[NodeRecord, bool]:
         address=fields.get("NodeAddr", ""),
         hostname=fields.get("NodeHostName", ""),
         version=clear_null(fields.get("Version", "")),
-        details=_ALWAYS
+        details=_OMITTED_FIELDS
         | convert_fields(fields, _NODE_NAMES)
         | {"state": state, "cpu_load": _parse_load(fields.get("CPULoad", ""))}
         | _parse_remarks(tail),
@@ -378,12 +378,12 @@ def _parse_reason(tail: str, resolver: NameResolver) -> tuple[Reason, bool]:
     if not tail[1:].startswith("Reason="):
         return Reason(), True
     text = tail[1:].removeprefix("Reason=")
-    ends = list(_GIVEN.finditer(text))
+    ends = list(_REASON_AUTHOR.finditer(text))
     if not ends:
-        return Reason(join_lines(_AFTER.split(text)[0].rstrip())), True
+        return Reason(join_lines(_REMARK.split(text)[0].rstrip())), True
     first_line, rest = text[: ends[0].start()], text[ends[0].end() :]
-    continuation = " ".join(_AFTER.split(rest, maxsplit=1)[0].split())
-    is_sure = len(ends) == 1 and not continuation and _AFTER.search(first_line) is None
+    continuation = " ".join(_REMARK.split(rest, maxsplit=1)[0].split())
+    is_sure = len(ends) == 1 and not continuation and _REMARK.search(first_line) is None
     user = ends[0][1]
     reason = Reason(
         join_lines(f"{first_line} {continuation}" if continuation else first_line),

@@ -34,7 +34,7 @@ _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # Variables that a site may need for the commands to run; none changes what they print.
 _INHERITED = ("PATH", "LD_LIBRARY_PATH", "SLURM_CONF")
 
-_LONGEST_SAID = 500
+_MAX_MESSAGE_CHARS = 500
 
 # Messages on stderr (slurm_errno.c and the commands' own) that determine the exception type.
 _UNKNOWN_JOB = re.compile(r"Invalid job id specified")
@@ -44,7 +44,7 @@ _REFUSED = re.compile(
     re.IGNORECASE,
 )
 _DOWN = re.compile(r"connect failure|Connection refused", re.IGNORECASE)
-_AWAY = re.compile(
+_UNAVAILABLE = re.compile(
     r"Unable to contact|Unable to connect|Unable to establish|Connection refused|"
     r"Connection timed out|Socket timed out|Communication connection failure|"
     r"Zero Bytes were transmitted|temporarily unable|temporarily unavailable|"
@@ -133,7 +133,7 @@ class CommandRunner:
             command, environment, limit_s, user=self._look_up_user(user)
         )
         message = _join_message(stderr)
-        if exit_code != 0 or (not stdout and _AWAY.search(message)):
+        if exit_code != 0 or (not stdout and _UNAVAILABLE.search(message)):
             # scontrol reports an unknown node on stdout.
             raise self._make_error(
                 command,
@@ -160,7 +160,7 @@ class CommandRunner:
         limit_s = timeout_s if timeout_s is not None else self._settings.command_timeout_s
         exit_code, _, stderr = self._run(command, self.build_environment(), limit_s, file.fileno())
         message = _join_message(stderr)
-        if exit_code != 0 or (not os.fstat(file.fileno()).st_size and _AWAY.search(message)):
+        if exit_code != 0 or (not os.fstat(file.fileno()).st_size and _UNAVAILABLE.search(message)):
             raise self._make_error(command, exit_code, message)
 
     def _run(
@@ -237,7 +237,7 @@ class CommandRunner:
         for pattern, error_class in (
             (_UNKNOWN_JOB, UnknownJob),
             (_DOWN, SlurmDown),
-            (_AWAY, SlurmUnavailable),
+            (_UNAVAILABLE, SlurmUnavailable),
             (_REFUSED, SlurmRefused),
         ):
             if pattern.search(output):
@@ -255,4 +255,4 @@ def _join_message(output: str) -> str:
     """Return a message as one line of bounded length."""
     lines = (" ".join(line.split()) for line in output.splitlines())
     text = "; ".join(line for line in lines if line)
-    return text if len(text) <= _LONGEST_SAID else text[: _LONGEST_SAID - 3] + "..."
+    return text if len(text) <= _MAX_MESSAGE_CHARS else text[: _MAX_MESSAGE_CHARS - 3] + "..."

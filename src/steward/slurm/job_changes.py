@@ -20,12 +20,12 @@ from steward.slurm.nodelists import expand_nodelist, fold_nodelist
 from steward.slurm.settings import ClusterSettings
 
 _NAME: Final = re.compile(r"\d{1,10}(?:_\d{1,10}|_\[[\d,:-]{1,4096}\]|\+\d{1,10})?")
-_LONGEST: Final = 400
-_LONGEST_COMMENT: Final = 8192
-_ONE: Final = ("-a", "-t", "all", "--local", "-h")
-_OURS: Final = re.compile(r" ?\[steward: ([^\]]*)\]")
+_MAX_REASON_CHARS: Final = 400
+_MAX_COMMENT_BYTES: Final = 8192
+_SQUEUE_OPTIONS: Final = ("-a", "-t", "all", "--local", "-h")
+_OWN_PART: Final = re.compile(r" ?\[steward: ([^\]]*)\]")
 _OF_SCRONTAB: Final = re.compile(r"Cannot (?:modify|cancel) scrontab jobs", re.IGNORECASE)
-_GONE: Final = re.compile(
+_TOO_LATE: Final = re.compile(
     r"Invalid job id|already completing|Job/step already|has already finished|"
     r"Job is no longer pending|not pending|Requested operation is presently disabled|"
     r"Unexpected message received for job",
@@ -92,7 +92,7 @@ class JobChanges:
         Raises:
             SlurmError: As above.
         """
-        out = self._commands.run("squeue", *_ONE, "-j", _strip_tasks(job), "-o", "%x")
+        out = self._commands.run("squeue", *_SQUEUE_OPTIONS, "-j", _strip_tasks(job), "-o", "%x")
         columns = out.decode("utf-8", "backslashreplace").split()
         excluded = (
             [] if not columns or columns[0] in ("(null)", "N/A") else expand_nodelist(columns[0])
@@ -150,7 +150,7 @@ class JobChanges:
             old_comment = self._read_admin_comment(job)
         except UnknownJob:
             return False
-        other_part = _OURS.sub("", old_comment).rstrip()
+        other_part = _OWN_PART.sub("", old_comment).rstrip()
         new_comment = f"{other_part} [{own_part}]".lstrip() if own_part else other_part
         return new_comment == old_comment or self._change(
             "update", target, f"AdminComment={new_comment}"
@@ -159,7 +159,14 @@ class JobChanges:
     def _read_admin_comment(self, job: str) -> str:
         """Return the admin comment of a job from squeue."""
         out = self._commands.run(
-            *("squeue", *_ONE, "-j", _strip_tasks(job), "-O", f"admin_comment:{_LONGEST_COMMENT}")
+            *(
+                "squeue",
+                *_SQUEUE_OPTIONS,
+                "-j",
+                _strip_tasks(job),
+                "-O",
+                f"admin_comment:{_MAX_COMMENT_BYTES}",
+            )
         )
         # Pending tasks of an array come as one row, with one comment.
         comment = next(iter(out.decode("utf-8", "backslashreplace").splitlines()), "").rstrip()
@@ -178,7 +185,7 @@ class JobChanges:
         except UnknownJob:
             return False
         except SlurmError as error:
-            if _GONE.search(error.output):
+            if _TOO_LATE.search(error.output):
                 return False
             if _OF_SCRONTAB.search(error.output):
                 raise ScrontabJob(str(error), error.command, error.output) from error
@@ -201,7 +208,7 @@ def read_comment(admin_comment: str) -> str:
 
     "" if none.
     """
-    match = _OURS.search(admin_comment)
+    match = _OWN_PART.search(admin_comment)
     return match[1] if match else ""
 
 
@@ -220,4 +227,6 @@ def _strip_tasks(job: str) -> str:
 def _clean_comment(text: str) -> str:
     """Return a reason as one short line without characters that ``scontrol`` interprets."""
     line = " ".join(text.split())
-    return "".join(c if c.isprintable() and c not in "\"'\\[]" else " " for c in line)[:_LONGEST]
+    return "".join(c if c.isprintable() and c not in "\"'\\[]" else " " for c in line)[
+        :_MAX_REASON_CHARS
+    ]

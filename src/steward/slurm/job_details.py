@@ -22,7 +22,7 @@ _ID: Final = re.compile(r"([0-9]{1,10})(?:_([0-9]{1,10})|\+([0-9]{1,10}))?")
 _AFTER_NAME: Final = ("UserId=", "HetJobIdSet=")
 
 # Fields of scontrol that a JobRecord lacks. None of them is text that users write.
-_SHOWN: Final = {
+_SCONTROL_NAMES: Final = {
     "AccrueTime": "accrue_time",
     "AllocNode:Sid": "alloc_sid",
     "ArrayTaskThrottle": "array_max_tasks",
@@ -53,7 +53,7 @@ _COMPLETED: Final = (
     *("std_in", "std_out", "std_err", "submit_line", "tres_req_str", "failed_node", "extra"),
     *("suspend_time", "resize_time"),
 )
-OF_SCONTROL: Final = frozenset((*_SHOWN.values(), *_COMPLETED))
+SCONTROL_FIELDS: Final = frozenset((*_SCONTROL_NAMES.values(), *_COMPLETED))
 """Fields that squeue does not show, or shows differently."""
 _TIMES: Final = frozenset(
     {"AccrueTime", "Deadline", "LastSchedEval", "PreemptEligibleTime", "PreemptTime"}
@@ -104,7 +104,7 @@ def build_job_details(job: JobRecord, extras: Mapping[str, str] | None = None) -
     fields |= _build_resources(job) | _build_texts(job)
     return {name: None if value == "" else value for name, value in fields.items()} | {
         name: _parse_extra(key, (extras or {}).get(key, ""))
-        for key, name in _SHOWN.items()
+        for key, name in _SCONTROL_NAMES.items()
         if extras
     }
 
@@ -112,7 +112,7 @@ def build_job_details(job: JobRecord, extras: Mapping[str, str] | None = None) -
 def list_job_fields() -> frozenset[str]:
     """Return the names of all fields."""
     empty_job = JobRecord(job_id=0)
-    return frozenset(build_job_details(empty_job, dict.fromkeys(_SHOWN, "")))
+    return frozenset(build_job_details(empty_job, dict.fromkeys(_SCONTROL_NAMES, "")))
 
 
 def read_extras(job: JobRecord, texts: Mapping[int, str]) -> dict[str, str]:
@@ -135,7 +135,11 @@ def read_extras(job: JobRecord, texts: Mapping[int, str]) -> dict[str, str]:
             repeated.add(key)
         extras[key] = value
     # Drop fields that occur twice: one may be forged by text of the user's.
-    return {key: value for key, value in extras.items() if key in _SHOWN and key not in repeated}
+    return {
+        key: value
+        for key, value in extras.items()
+        if key in _SCONTROL_NAMES and key not in repeated
+    }
 
 
 def split_segments(out: bytes) -> dict[int, str]:

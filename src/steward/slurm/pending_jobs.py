@@ -19,16 +19,16 @@ from steward.slurm.job_states import WAITING
 from steward.slurm.settings import ClusterSettings
 from steward.slurm.values import decode_text, parse_moment, parse_number
 
-_ONE: Final = ("-a", "--local", "-h", "-t", "all")
-_FORM: Final = "%A|%T|%S|%Y|%Q|%N|%r"
+_SQUEUE_OPTIONS: Final = ("-a", "--local", "-h", "-t", "all")
+_FORMAT: Final = "%A|%T|%S|%Y|%Q|%N|%r"
 """squeue format: raw id, state, start (perhaps expected), expected nodes, priority, nodes, reason.
 
 The reason is last because it may contain a bar.
 """
-_COMMENT: Final = 8192
+_COMMENT_BYTES: Final = 8192
 """Bytes of a comment requested from squeue, which pads shorter ones."""
 _PAIR: Final = re.compile(r"([A-Za-z][A-Za-z0-9]*)=(\S*)")
-_BLOCK: Final = re.compile(r"(\S+)=\{([^{}]*)\}")
+_OWNER_BLOCK: Final = re.compile(r"(\S+)=\{([^{}]*)\}")
 """The part of a QOS that belongs to one account or user (by uid)."""
 _WORD: Final = re.compile(r"[\w.@+-]+")
 """Names that may be passed to scontrol: nothing it could read as a list or an option."""
@@ -74,7 +74,7 @@ class PendingJobs:
             SlurmUnavailable: slurmctld does not answer.
         """
         try:
-            out = self._commands.run("squeue", *_ONE, "-j", str(job_id), "-o", _FORM)
+            out = self._commands.run("squeue", *_SQUEUE_OPTIONS, "-j", str(job_id), "-o", _FORMAT)
         except UnknownJob:
             return None
         for row in out.decode("utf-8", "backslashreplace").split("\n"):
@@ -96,9 +96,9 @@ class PendingJobs:
         Raises:
             SlurmUnavailable: slurmctld does not answer.
         """
-        column = f"admin_comment:{_COMMENT}"
+        column = f"admin_comment:{_COMMENT_BYTES}"
         try:
-            out = self._commands.run("squeue", *_ONE, "-j", str(job_id), "-O", column)
+            out = self._commands.run("squeue", *_SQUEUE_OPTIONS, "-j", str(job_id), "-O", column)
         except UnknownJob:
             return ""
         # Array tasks with records of their own have rows and comments of their own.
@@ -181,7 +181,7 @@ def parse_limits(
     section, is_own = "", False
     own_blocks = {account, str(uid), user}
     for line in text.splitlines():
-        fields = _BLOCK.sub(
+        fields = _OWNER_BLOCK.sub(
             lambda block: f" {block[2]} " if block[1] in own_blocks else "", line.lstrip()
         )
         if fields.startswith("ClusterName="):

@@ -37,7 +37,7 @@ from steward.slurm.values import (
     parse_seconds,
 )
 
-_LATEST: Final = 2**33
+_MAX_EPOCH_S: Final = 2**33
 
 # Fields that scontrol may write after StdOut (Slurm 22.05 to 26.05, src/api/job_info.c).
 _AFTER_STDOUT: Final = re.compile(
@@ -210,7 +210,7 @@ def _read_number(value: _Number | int | None) -> int:
 def _read_moment(value: _Number | int | None) -> datetime | None:
     """Convert a JSON time to a datetime; None if unset or out of range."""
     seconds = _read_number(value)
-    return datetime.fromtimestamp(seconds, UTC) if 0 < seconds < _LATEST else None
+    return datetime.fromtimestamp(seconds, UTC) if 0 < seconds < _MAX_EPOCH_S else None
 
 
 def _read_text_fields(record: JobRecord, segment: str) -> dict[str, Any]:
@@ -336,7 +336,7 @@ More than Slurm accepts at submission.
 """
 _HOSTILE_OF_ONE: Final = ("Container", "system_comment")
 _PLACEHOLDERS: Final = frozenset({"(null)", "N/A", "NA", "n/a"})
-_UNIT: Final = "\x1f"
+_UNIT_SEPARATOR: Final = "\x1f"
 _LETTERS: Final = 12
 
 
@@ -381,15 +381,16 @@ class QueueFormat:
         self._slurm_fields += _SAFE_OF_ONE if is_single_job else ()
         self._user_fields = (*_HOSTILE, *_HOSTILE_OF_ONE) if is_single_job else _HOSTILE
         secret = secret or "".join(secrets.choice(string.ascii_letters) for _ in range(_LETTERS))
-        self._text_end = (_UNIT + secret).encode()
-        fields = [f"{name}:{_UNIT}" for name in self._slurm_fields]
+        self._text_end = (_UNIT_SEPARATOR + secret).encode()
+        fields = [f"{name}:{_UNIT_SEPARATOR}" for name in self._slurm_fields]
         is_whole = is_single_job and not dependency_bytes
         self._max_field_bytes = None if is_whole else MAX_FIELD_BYTES
         self._widths = {} if is_whole else _WIDTHS
         if dependency_bytes:
             self._widths = {**_WIDTHS, "Dependency": min(dependency_bytes, MAX_FIELD_BYTES)}
         fields += [
-            f"{name}:{self._widths.get(name, '')}{_UNIT}{secret}" for name in self._user_fields
+            f"{name}:{self._widths.get(name, '')}{_UNIT_SEPARATOR}{secret}"
+            for name in self._user_fields
         ]
         self.format_text = ",".join(fields)
         """Value of SQUEUE_FORMAT2."""

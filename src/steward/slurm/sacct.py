@@ -31,7 +31,7 @@ SACCT_NAME: Final = re.compile(r"(\d{1,10})(?:_(?:\[(.+)\]|(\d{1,10}))|\+(\d{1,1
 _CLOCK: Final = re.compile(r"(?:(\d{1,6})-)?(?:(\d{1,9}):)?(\d{1,9}):(\d{1,2})(?:\.(\d{1,6}))?")
 _SIZE: Final = re.compile(r"(\d{1,18}(?:\.\d{1,6})?)([KMGTPE]?)")
 _UNITS: Final = {"": 1, **{unit: 1024 ** (n + 1) for n, unit in enumerate("KMGTPE")}}
-_NOTHING: Final = frozenset({"", "None", "Unknown", "None assigned", "(null)"})
+_PLACEHOLDERS: Final = frozenset({"", "None", "Unknown", "None assigned", "(null)"})
 _US: Final = 1_000_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -157,7 +157,7 @@ def parse_size(raw: str) -> int | None:
     return None if parts is None else int(float(parts[1]) * _UNITS[parts[2]])
 
 
-_TEXTS: Final = {
+_TEXT_COLUMNS: Final = {
     "jobname": "name",
     "account": "account",
     "partition": "partition",
@@ -188,21 +188,21 @@ _TEXTS: Final = {
 
 _MAXIMA: Final = {"max_rss": "mem", "max_pages": "pages", "max_read": "fs/disk"}
 _COLUMNS: Final = {"max_rss": "maxrss", "max_pages": "maxpages", "max_read": "maxdiskread"}
-_ALONE: Final = frozenset({"jobname", "sluid", "stdin", "stdout", "stderr"})
+_RAW_TEXT_COLUMNS: Final = frozenset({"jobname", "sluid", "stdin", "stdout", "stderr"})
 """Text columns in which "None" or "Unknown" may be a real value."""
 
 
 def _clean_text(row: SacctRow, column: str) -> str:
     """Return a text column, or "" for sacct's placeholders."""
     text = row.get(column, "")
-    if column in _ALONE:
+    if column in _RAW_TEXT_COLUMNS:
         return text
-    return "" if text in _NOTHING else text
+    return "" if text in _PLACEHOLDERS else text
 
 
 def _read_text_columns(row: SacctRow) -> dict[str, Any]:
     """Return the record fields that hold text."""
-    texts = {field: _clean_text(row, column) for column, field in _TEXTS.items()}
+    texts = {field: _clean_text(row, column) for column, field in _TEXT_COLUMNS.items()}
     # SacctHistory runs sacct with --noconvert, because it would round sizes.
     return texts | {
         field: tres.shorten_sizes(texts[field]) for field in ("tres_requested", "tres_allocated")
@@ -308,7 +308,7 @@ FIELDS: Final = (
     *("Licenses", "Container", "Reason", "JobName", "WorkDir", "StdIn", "StdOut", "StdErr"),
     *("SubmitLine", "Comment", "AdminComment", "SystemComment", "Extra", "DBIndex"),
 )
-NEEDED: Final = ("jobid", "submit", "end", "state")
+REQUIRED_COLUMNS: Final = ("jobid", "submit", "end", "state")
 """Columns without which a file cannot be imported."""
 
 _TIMEOUT_S: Final = 1800.0
@@ -394,7 +394,7 @@ def read_sacct_file(file: BinaryIO, delimiter: str = "|") -> Iterator[tuple[Sacc
     is_closed = not names[-1]
     if is_closed:
         names.pop()  # unlike sacct -P, sacct -p ends each row with a delimiter
-    missing = [name for name in NEEDED if name not in names and f"{name}raw" not in names]
+    missing = [name for name in REQUIRED_COLUMNS if name not in names and f"{name}raw" not in names]
     if missing or not all(_WORD.fullmatch(name) for name in names):
         raise SlurmError(
             "this is no output of sacct -P with a heading and the columns JobID, JobIDRaw, Submit, "

@@ -84,7 +84,7 @@ FLAGS: Final = frozenset(
 )
 """Options without a value."""
 
-OPTIONAL: Final = frozenset(
+OPTIONAL_VALUE_OPTIONS: Final = frozenset(
     {
         *("exclusive", "get-user-env", "nice", "no-kill", "oom-kill-step", "propagate"),
         *("requeue", "resv-ports"),
@@ -137,7 +137,7 @@ ALIASES: Final = {
 }
 """Alternative long names of options."""
 
-ALL_OPTIONS: Final = VALUE_OPTIONS | FLAGS | OPTIONAL | ALIASES.keys()
+ALL_OPTIONS: Final = VALUE_OPTIONS | FLAGS | OPTIONAL_VALUE_OPTIONS | ALIASES.keys()
 
 
 def split_letters(word: str) -> Iterator[tuple[str, str | None]]:

@@ -28,7 +28,7 @@ from steward.slurm.settings import ClusterSettings
 _NODE_EVENTS: Final = ("down", "up", "drained", "fail", "idle", "draining", "resume")
 _JOB_EVENTS: Final = ("fini", "time")
 # For a job, these events concern its nodes.
-_OF_JOBS_NODES: Final = frozenset({"down", "up", "drained", "draining", "fail"})
+_JOB_NODE_EVENTS: Final = frozenset({"down", "up", "drained", "draining", "fail"})
 _DAEMON_EVENTS: Final = (
     "primary_slurmctld_failure",
     "primary_slurmctld_resumed_operation",
@@ -44,7 +44,7 @@ _DAEMON_EVENTS: Final = (
 )
 _EVENTS: Final = (*_NODE_EVENTS, *_JOB_EVENTS, "reconfig", "burst_buffer", *_DAEMON_EVENTS)
 _FAIL_FIRES: Final[Version] = (25, 5, 0)
-_OF_BOOKS: Final = frozenset(
+_SLURMDBD_EVENTS: Final = frozenset(
     {
         "primary_slurmctld_acct_buffer_full",
         "primary_slurmdbd_failure",
@@ -53,7 +53,7 @@ _OF_BOOKS: Final = frozenset(
         "primary_database_resumed_operation",
     }
 )
-_ALSO: Final = {"drain": "drained", "failing": "fail", "finished": "fini"}
+_EVENT_ALIASES: Final = {"drain": "drained", "failing": "fail", "finished": "fini"}
 
 # Columns of strigger --get, such as " 12 node  node[1-2] down    0 slurm    PERM  /usr/bin/x y".
 # The program comes last and its path begins with a slash.
@@ -64,10 +64,10 @@ _GONE: Final = re.compile(r"No such process|Invalid argument")
 _DUPLICATE: Final = re.compile(r"Duplicate event trigger")
 _NO_NODE: Final = re.compile(r"Invalid node name")
 # slurmctld forgets a fired trigger in its next cycle, every 15 s.
-_FORGOTTEN_S: Final = 30.0
-_AGAIN_S: Final = 0.5
+_MAX_FORGET_WAIT_S: Final = 30.0
+_RETRY_S: Final = 0.5
 _OFFSET_S: Final = 0x8000
-_LONGEST: Final = 1024
+_MAX_PROGRAM_CHARS: Final = 1024
 
 
 class TriggerRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,7 +124,7 @@ class Triggers:
         job: str = "",
         offset_s: int = 0,
         permanent: bool = False,
-        patience_s: float = _FORGOTTEN_S,
+        patience_s: float = _MAX_FORGET_WAIT_S,
     ) -> int:
         """Set a trigger: slurmctld starts a program when an event happens.
 
@@ -149,7 +149,7 @@ class Triggers:
             SlurmRefused: We are not SlurmUser.
             WrongUpdate: The arguments contradict each other or are invalid.
         """
-        name = _ALSO.get(event, event)
+        name = _EVENT_ALIASES.get(event, event)
         events = self.list_events()
         if name not in events:
             raise UnknownEvent(
@@ -158,7 +158,7 @@ class Triggers:
         if events[name]:
             raise EventNeverFires(f"a trigger for {event} never fires: {events[name]}")
         requested = _build_trigger(program, name, nodes, job, offset_s, permanent)
-        until = time.monotonic() + min(patience_s, _FORGOTTEN_S)
+        until = time.monotonic() + min(patience_s, _MAX_FORGET_WAIT_S)
         while True:
             is_new = self._try_to_set(requested)
             trigger_id = self._find_id(requested)
@@ -176,7 +176,7 @@ class Triggers:
                     f"the same trigger for {event} has fired, and slurmctld still remembers it: "
                     "set it again in half a minute"
                 )
-            time.sleep(_AGAIN_S)
+            time.sleep(_RETRY_S)
 
     def clear(self, trigger_id: int, user: str = "") -> None:
         """Delete a trigger.
@@ -286,7 +286,9 @@ def _build_trigger(
     program: str, event: str, nodes: str, job: str, offset_s: int, permanent: bool
 ) -> TriggerRecord:
     """Validate the arguments of a trigger and return it without an id."""
-    is_text = program.isprintable() and len(program) <= _LONGEST and program == program.strip()
+    is_text = (
+        program.isprintable() and len(program) <= _MAX_PROGRAM_CHARS and program == program.strip()
+    )
     if not is_text or not program.startswith("/"):
         raise WrongUpdate(f"{program[:60]!r} cannot be started: a program's path begins with /")
     if not -_OFFSET_S < offset_s < _OFFSET_S:
@@ -297,7 +299,7 @@ def _build_trigger(
         raise WrongUpdate(f"a trigger for {event} is of a job: name it")
     if job and re.fullmatch(r"\d{1,10}", job) is None:
         raise WrongUpdate(f"{job!r} is no job's id: strigger takes a number")
-    if job and event not in (*_JOB_EVENTS, *_OF_JOBS_NODES):
+    if job and event not in (*_JOB_EVENTS, *_JOB_NODE_EVENTS):
         raise WrongUpdate(f"{event} happens to no job")
     if nodes and event not in _NODE_EVENTS:
         raise WrongUpdate(f"{event} happens to no node")
@@ -361,6 +363,6 @@ def _explain_never_fires(
         return "there is no backup slurmctld"
     if event == "burst_buffer" and not burst_buffer_type:
         return "there is no burst buffer (BurstBufferType)"
-    if event in _OF_BOOKS and not has_slurmdbd:
+    if event in _SLURMDBD_EVENTS and not has_slurmdbd:
         return "there is no slurmdbd"
     return ""

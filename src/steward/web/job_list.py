@@ -15,7 +15,7 @@ from litestar import Request
 from markupsafe import Markup, escape
 
 from steward.accounting.job_list_requests import JobRow, JobsRequest, JobStatesRequest
-from steward.accounting.job_page.wording import describe_exit
+from steward.accounting.job_page.phrases import describe_exit
 from steward.archive.requests import SearchRequest
 from steward.core.errors import UsageError
 from steward.core.printable import escape_line

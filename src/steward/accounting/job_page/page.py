@@ -47,7 +47,7 @@ from steward.accounting.job_page.requests import (
     Waiting,
 )
 from steward.accounting.settings import NotesSettings
-from steward.core.access import Asker
+from steward.core.access import Caller
 from steward.core.actions import Action
 from steward.core.errors import NotFound, UsageError
 from steward.core.records import JobRecord, UsageLine
@@ -367,7 +367,7 @@ class NoSuchJob(AccountingError, NotFound):
     """No job of this name exists, or none that the requester may see."""
 
 
-def show_job_page(context: AccountingContext, asker: Asker, request: PageRequest) -> PageAnswer:
+def show_job_page(context: AccountingContext, asker: Caller, request: PageRequest) -> PageAnswer:
     """Return the page of a job; raises as :meth:`PageBuilder.page`."""
     return PageBuilder(context).build(asker, request)
 
@@ -387,7 +387,7 @@ class PageBuilder:
         self._now = context.now()
         self._now_us = to_micros(self._now)
 
-    def build(self, asker: Asker, request: PageRequest) -> PageAnswer:
+    def build(self, asker: Caller, request: PageRequest) -> PageAnswer:
         """Return the page of a job.
 
         Raises:
@@ -426,7 +426,7 @@ class PageBuilder:
             return apply_new_state(page, pending)
         return msgspec.structs.replace(page, waiting=pending)
 
-    def _find_job(self, asker: Asker, request: PageRequest) -> tuple[Job, list[Job]]:
+    def _find_job(self, asker: Caller, request: PageRequest) -> tuple[Job, list[Job]]:
         """Return the newest visible job of this name, and others with the same id."""
         text, cluster = request.job, request.cluster
         visible = [
@@ -445,7 +445,7 @@ class PageBuilder:
             )
         return visible[0], [job for job in visible[1:] if job.job_id == visible[0].job_id]
 
-    def _can_read(self, asker: Asker, job: Job) -> bool:
+    def _can_read(self, asker: Caller, job: Job) -> bool:
         """Return True if the requester may read the job's script and private text."""
         record = job.record
         return self._access.can_read_script(
@@ -540,7 +540,7 @@ class PageBuilder:
             waiting_tasks=sum(count_tasks(expression) for expression in waiting),
         )
 
-    def _explain_pending(self, asker: Asker, job: Job) -> Waiting | PendingStatus | None:
+    def _explain_pending(self, asker: Caller, job: Job) -> Waiting | PendingStatus | None:
         """Return why the job is pending, its newer state, or None."""
         if job.record.state not in WAITING or not job.verified:
             return None

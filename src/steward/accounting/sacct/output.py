@@ -27,7 +27,7 @@ from steward.accounting.sacct.selection import (
 )
 from steward.accounting.sacct.sources import LineSource, Row
 from steward.accounting.sacct.values import ClusterClock, DateFormatter
-from steward.core.access import Asker
+from steward.core.access import Caller
 from steward.core.actions import Action
 from steward.core.events import utc_now
 from steward.core.records import USAGE_LINE_FIELDS
@@ -47,7 +47,7 @@ _CLUSTER, _JOB_ID = 1, 2
 
 
 def stream_lines(
-    context: AccountingContext, asker: Asker, request: SacctRequest
+    context: AccountingContext, asker: Caller, request: SacctRequest
 ) -> Iterator[SacctText | SacctAnswer]:
     """Yield the selected lines that the requester may see.
 
@@ -66,7 +66,7 @@ def stream_lines(
 
 
 def stream_file_lines(
-    path: str, asker: Asker, request: SacctRequest
+    path: str, asker: Caller, request: SacctRequest
 ) -> Iterator[SacctText | SacctAnswer]:
     """Yield the selected lines of a job log, which the caller can read.
 

@@ -15,7 +15,7 @@ import msgspec
 from steward.accounting.context import AccountingContext
 from steward.accounting.errors import AccountingUsage
 from steward.accounting.sacct.requests import SacctRequest
-from steward.core.access import Asker, VisibleJobs
+from steward.core.access import Caller, VisibleJobs
 from steward.core.timestamps import to_micros
 from steward.jobs.job_ids import MAX_JOB_ID, JobNameError, parse_job_name
 from steward.jobs.line_queries import MAX_NAMED_JOBS, LineFilter, NamedJob, NumberRange
@@ -97,7 +97,7 @@ def parse_window(request: SacctRequest, now: datetime, zone: tzinfo) -> TimeWind
 
 
 def build_line_filter(
-    asker: Asker,
+    asker: Caller,
     request: SacctRequest,
     window: TimeWindow,
     clusters: tuple[str, ...],

@@ -21,8 +21,8 @@ from steward.core.records import USAGE_LINE_FIELDS, UsageLine
 from steward.core.sqlite import Connection, SqliteError, open_reader, open_scratch, translate_errors
 from steward.jobs import database_path
 from steward.jobs.line_queries import (
-    EXPRESSION,
-    KEY,
+    HAS_EXPRESSION,
+    ORDER_COLUMNS,
     LineFilter,
     TaskCondition,
     Tasks,
@@ -238,7 +238,7 @@ class ParquetSource:
         if not arrays:
             return lambda _: "1 = 0"
         rows = connection.execute(
-            f"SELECT DISTINCT array_job_id, array_task FROM line WHERE {EXPRESSION} "  # noqa: S608 -- numbers
+            f"SELECT DISTINCT array_job_id, array_task FROM line WHERE {HAS_EXPRESSION} "  # noqa: S608 -- numbers
             f"AND array_job_id IN ({', '.join(map(str, arrays))})"
         ).fetchall()
 
@@ -310,7 +310,7 @@ class MergedSource:
         self, line_filter: LineFilter, columns: Sequence[str], *, steps: bool
     ) -> Iterator[list[Row]]:
         """Implement :class:`LineSource`: merge both sources by sacct's order, skip doubled runs."""
-        keyed = [*KEY, *columns]
+        keyed = [*ORDER_COLUMNS, *columns]
         streams = [
             _iter_keyed_rows(source.rows(line_filter, keyed, steps=steps), number)
             for number, source in enumerate((self._database, self._parquet))
@@ -333,7 +333,7 @@ class MergedSource:
 
 def _iter_keyed_rows(batches: Iterable[list[Row]], number: int) -> Iterator[tuple[Row, int, Row]]:
     """Yield each row with its sort key first, for ``heapq.merge``."""
-    end = 1 + len(KEY)
+    end = 1 + len(ORDER_COLUMNS)
     for batch in batches:
         for row in batch:
             yield row[1:end], number, (row[0], *row[end:])
@@ -378,11 +378,11 @@ def list_closed_days(directory: str, since_us: int, before_us: int) -> list[str]
     Raises:
         AccountingUnavailable: The files cannot be read now, or DuckDB is not installed.
     """
-    from steward.core.timestamps import moment
+    from steward.core.timestamps import from_micros
 
     # Days are named in the cluster's zone; one more day on either side covers any zone.
-    first = str(moment(max(0, since_us - _DAY_US)).date())
-    last = str(moment(before_us + _DAY_US).date())
+    first = str(from_micros(max(0, since_us - _DAY_US)).date())
+    last = str(from_micros(before_us + _DAY_US).date())
     days = [day for day in load_job_log().days_in(directory) if first <= day.day <= last]
     if days and not PARQUET.is_installed:
         raise AccountingUnavailable(

@@ -1,6 +1,6 @@
 """Actions of credentials: login links, browser sessions, MUNGE tickets, API tokens.
 
-Their context is a :class:`steward.admin.credentials.context.CredentialsContext`. Only the web
+Their context is a :class:`steward.admin.credentials.sessions.CredentialsContext`. Only the web
 process may open sessions, and only for the user of a login link or one that a trusted proxy
 names; it gets a ticket only for a user whose MUNGE credential it brings. Without one of these
 it cannot act as anybody.
@@ -14,12 +14,6 @@ and exchanges it once for a session (``open``), which ``close`` ends. Programs u
 from datetime import timedelta
 from typing import Final
 
-from steward.admin.credentials.context import (
-    BY_PROXY,
-    BY_SHARED,
-    CredentialsContext,
-    find_proxy_uid,
-)
 from steward.admin.credentials.errors import CredentialMissing, MungeUserRejected
 from steward.admin.credentials.munge_authentication import make_ticket, verify_munge_request
 from steward.admin.credentials.requests import (
@@ -43,7 +37,13 @@ from steward.admin.credentials.requests import (
     VouchAnswer,
     VouchRequest,
 )
-from steward.core.access import SCOPES, Asker
+from steward.admin.credentials.sessions import (
+    BY_PROXY,
+    BY_SHARED,
+    CredentialsContext,
+    find_proxy_uid,
+)
+from steward.core.access import SCOPES, Caller
 from steward.core.actions import Action, Answer
 from steward.core.errors import PermissionRefused, UsageError
 from steward.web.settings import WebSettings
@@ -58,7 +58,7 @@ _MAX_TOKENS: Final = 100
 
 def _create_login_link(
     context: CredentialsContext,
-    caller: Asker,
+    caller: Caller,
     request: LoginRequest,  # noqa: ARG001 - it has no fields
 ) -> LoginAnswer:
     """Create a login link for the caller."""
@@ -88,7 +88,7 @@ def _get_pages_url(web: WebSettings) -> str:
     return web.url.rstrip("/") or f"{scheme}://{web.listen}"
 
 
-def _open_session(context: CredentialsContext, caller: Asker, request: OpenRequest) -> OpenAnswer:
+def _open_session(context: CredentialsContext, caller: Caller, request: OpenRequest) -> OpenAnswer:
     """Open a session for a login link or a proxy's user."""
     _require_web(context, caller)
     now = context.now()
@@ -115,7 +115,7 @@ def _open_session(context: CredentialsContext, caller: Asker, request: OpenReque
 
 
 def _create_ticket(
-    context: CredentialsContext, caller: Asker, request: VouchRequest
+    context: CredentialsContext, caller: Caller, request: VouchRequest
 ) -> VouchAnswer:
     """Verify a MUNGE credential and return a ticket for its user."""
     _require_web(context, caller)
@@ -127,19 +127,21 @@ def _create_ticket(
     return VouchAnswer(uid=uid, secret=make_ticket(uid, user, context.now()))
 
 
-def _show_link_user(context: CredentialsContext, caller: Asker, request: PeekRequest) -> PeekAnswer:
+def _show_link_user(
+    context: CredentialsContext, caller: Caller, request: PeekRequest
+) -> PeekAnswer:
     _require_web(context, caller)
     return PeekAnswer(user=context.store.find_valid("login", request.secret, context.now()).user)
 
 
-def _close_session(context: CredentialsContext, caller: Asker, request: CloseRequest) -> Answer:
+def _close_session(context: CredentialsContext, caller: Caller, request: CloseRequest) -> Answer:
     _require_web(context, caller)
     now = context.now()
     context.store.end(context.store.find_valid("session", request.secret, now).id, now)
     return Answer()
 
 
-def _require_web(context: CredentialsContext, caller: Asker) -> None:
+def _require_web(context: CredentialsContext, caller: Caller) -> None:
     if not context.is_web(caller):
         raise PermissionRefused(
             f"only {context.settings.web.user!r}, whom 'steward web' runs as ([web] user), may "
@@ -149,7 +151,7 @@ def _require_web(context: CredentialsContext, caller: Asker) -> None:
 
 def _show_web_settings(
     context: CredentialsContext,
-    caller: Asker,
+    caller: Caller,
     request: SettingsRequest,  # noqa: ARG001 - it has no fields
 ) -> SettingsAnswer:
     if caller.uid != 0:
@@ -159,7 +161,7 @@ def _show_web_settings(
 
 def _show_caller(
     context: CredentialsContext,
-    caller: Asker,
+    caller: Caller,
     request: CallerRequest,  # noqa: ARG001 - it has no fields
 ) -> CallerAnswer:
     access = context.access
@@ -187,7 +189,7 @@ def _show_caller(
 
 
 def _create_token(
-    context: CredentialsContext, caller: Asker, request: TokenCreateRequest
+    context: CredentialsContext, caller: Caller, request: TokenCreateRequest
 ) -> TokenAnswer:
     """Create an API token for the caller, or for another user as root."""
     if caller.how == "token":
@@ -230,7 +232,7 @@ def _create_token(
     return TokenAnswer(secret=secret, token=credential)
 
 
-def _get_origin(web: WebSettings, caller: Asker) -> str:
+def _get_origin(web: WebSettings, caller: Caller) -> str:
     """Return how the maker of a token was identified: it limits the token too."""
     if caller.how == "session" and web.is_shared:
         return BY_SHARED
@@ -239,7 +241,7 @@ def _get_origin(web: WebSettings, caller: Asker) -> str:
     return "munge" if caller.by_munge else caller.how
 
 
-def _get_validity_s(web: WebSettings, caller: Asker, requested_s: float | None) -> float:
+def _get_validity_s(web: WebSettings, caller: Caller, requested_s: float | None) -> float:
     """Return a token's validity in seconds: as requested, or the default."""
     days = min(web.token_days, web.munge_token_days) if caller.by_munge else web.token_days
     longest_s = days * 86400.0
@@ -254,7 +256,7 @@ def _get_validity_s(web: WebSettings, caller: Asker, requested_s: float | None) 
 
 
 def _list_tokens(
-    context: CredentialsContext, caller: Asker, request: TokenListRequest
+    context: CredentialsContext, caller: Caller, request: TokenListRequest
 ) -> TokenListAnswer:
     """List tokens, and sessions if requested."""
     if request.everybodys and not _is_root(context, caller):
@@ -267,7 +269,7 @@ def _list_tokens(
 
 
 def _revoke_tokens(
-    context: CredentialsContext, caller: Asker, request: TokenRevokeRequest
+    context: CredentialsContext, caller: Caller, request: TokenRevokeRequest
 ) -> Answer:
     """Revoke tokens or sessions, of others as root only."""
     credentials = [context.store.get(number) for number in request.numbers]
@@ -281,9 +283,9 @@ def _revoke_tokens(
     return Answer()
 
 
-def _is_root(context: CredentialsContext, caller: Asker) -> bool:
+def _is_root(context: CredentialsContext, caller: Caller) -> bool:
     # A caller without a name is an administrator by uid alone.
-    by_uid = context.access.is_administrator(Asker(uid=caller.uid), "")
+    by_uid = context.access.is_administrator(Caller(uid=caller.uid), "")
     return by_uid and caller.how in ("socket", "local")
 
 

@@ -34,7 +34,7 @@ from steward.core.sqlite import (
     open_database,
     transaction,
 )
-from steward.core.timestamps import moment, to_micros
+from steward.core.timestamps import from_micros, to_micros
 
 CREDENTIALS_FILENAME: Final = "credentials.db"
 CredentialKind = Literal["login", "session", "token"]
@@ -305,10 +305,10 @@ def _make_credential(row: Any) -> Credential:
         how=how,
         name=name,
         scopes=tuple(scopes.split(",")) if scopes else (),
-        created=moment(created),
-        expires=moment(expires),
-        used=moment(used) if used else None,
-        ended=moment(ended) if ended else None,
+        created=from_micros(created),
+        expires=from_micros(expires),
+        used=from_micros(used) if used else None,
+        ended=from_micros(ended) if ended else None,
     )
 
 

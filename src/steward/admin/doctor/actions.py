@@ -23,7 +23,7 @@ from steward.admin.doctor.findings import (
     DoctorRequest,
     find_worst_status,
 )
-from steward.core.access import Asker
+from steward.core.access import Caller
 from steward.core.actions import Action
 from steward.core.errors import PermissionRefused, UsageError
 from steward.core.events import utc_now
@@ -33,7 +33,7 @@ _TIMEOUT_S: Final = 60.0
 """Time limit of each check, in seconds."""
 
 
-def run_checks(context: DoctorContext, caller: Asker, request: DoctorRequest) -> DoctorAnswer:
+def run_checks(context: DoctorContext, caller: Caller, request: DoctorRequest) -> DoctorAnswer:
     """Run all health checks, or the named ones.
 
     Raises:
@@ -80,7 +80,7 @@ def _select_checks(names: Sequence[str]) -> tuple[HealthCheck, ...]:
     return tuple(check for check in CHECKS if not names or check.name in names)
 
 
-def run_doctor(context: DoctorContext, caller: Asker, request: DoctorRequest) -> DoctorAnswer:
+def run_doctor(context: DoctorContext, caller: Caller, request: DoctorRequest) -> DoctorAnswer:
     """Run all health checks, or the named ones.
 
     Raises:

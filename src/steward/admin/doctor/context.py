@@ -14,7 +14,7 @@ import msgspec
 
 from steward.admin.doctor.findings import CheckFinding, make_skipped
 from steward.admin.plugins.jobcomp import parse_slurm_user
-from steward.core.access import Asker
+from steward.core.access import Caller
 from steward.core.actions import Registry
 from steward.core.config import Settings
 from steward.slurm import Slurm, SlurmError
@@ -76,7 +76,7 @@ class CheckContext(msgspec.Struct, frozen=True, kw_only=True):
 
     settings: Settings
     make_registry: Callable[[], Registry]
-    caller: Asker
+    caller: Caller
     clusters: tuple[ClusterReport, ...] = ()
     steward_uid: int | None = None
     uid: int = 0
@@ -131,7 +131,7 @@ def make_cluster_check(
 def make_check_context(
     settings: Settings,
     make_registry: Callable[[], Registry],
-    caller: Asker,
+    caller: Caller,
     *,
     asks_slurm: bool = True,
 ) -> CheckContext:

@@ -29,7 +29,11 @@ from steward.archive.settings import FilesSinkSettings
 from steward.bank.errors import NoRate
 from steward.bank.gate.client import GateClient
 from steward.bank.prices import find_rate
-from steward.capture.nodes.last_seen import RECENT_PERIOD, NodeReportsReader, list_recent_refusals
+from steward.capture.nodes.node_reports import (
+    RECENT_PERIOD,
+    NodeReportsReader,
+    list_recent_refusals,
+)
 from steward.capture.settings import NodesSettings
 from steward.core.config import AnySinkSettings, Settings
 from steward.core.errors import Unavailable

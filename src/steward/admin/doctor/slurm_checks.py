@@ -32,7 +32,7 @@ from steward.admin.plugins.jobcomp import find_jobcomp_faults, parse_lines_path
 from steward.admin.plugins.spank import ShimLine, find_shim_faults, read_shim_lines
 from steward.admin.plugins.trigger import check_trigger
 from steward.bank.gate.plugin_conf import ASKING_PLUGINS, PLUGIN_NAME, parse_submit_plugins
-from steward.capture.captured_jobs import CapturedScripts
+from steward.capture.captured_scripts import CapturedScripts
 from steward.capture.schedulers import load_scheduler
 from steward.capture.sensor.triggers import TRIGGER_EVENTS
 from steward.capture.settings import HELPER_NAME

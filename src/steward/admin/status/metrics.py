@@ -19,7 +19,7 @@ from steward.admin.status.requests import (
 )
 from steward.admin.status.summary import StatusContext, collect_status
 from steward.bank.actions.status import BankStatusReply
-from steward.core.access import Asker
+from steward.core.access import Caller
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -35,7 +35,7 @@ MetricSamples = list[tuple[tuple[str, ...], float]]
 """Samples of one metric: label values, and the number."""
 
 
-def show_metrics(context: StatusContext, caller: Asker, request: MetricsRequest) -> MetricsAnswer:
+def show_metrics(context: StatusContext, caller: Caller, request: MetricsRequest) -> MetricsAnswer:
     """Return Steward's metrics; those of accounts only for operators.
 
     Raises:

@@ -29,8 +29,8 @@ from steward.admin.status.requests import (
 )
 from steward.admin.status.workers import read_daemon_status
 from steward.bank.actions.status import BankStatusReply, BankStatusRequest
-from steward.capture.nodes.last_seen import list_recent_refusals
-from steward.core.access import Access, Asker
+from steward.capture.nodes.node_reports import list_recent_refusals
+from steward.core.access import Access, Caller
 from steward.core.actions import Registry
 from steward.core.config import Settings
 from steward.core.drivers import list_needed_drivers
@@ -67,7 +67,7 @@ class StatusContext:
         self._access = access
         self._registry = registry
 
-    def require_operator(self, caller: Asker) -> None:
+    def require_operator(self, caller: Caller) -> None:
         """Require an operator.
 
         Raises:
@@ -76,7 +76,7 @@ class StatusContext:
         if not self.is_operator(caller):
             raise PermissionRefused("how Steward itself stands is for operators to see")
 
-    def require_scraper(self, caller: Asker) -> None:
+    def require_scraper(self, caller: Caller) -> None:
         """Require an operator or the user of the web process, which serves metrics.
 
         Raises:
@@ -87,7 +87,7 @@ class StatusContext:
                 "figures are for operators and for the user of Steward's web process"
             )
 
-    def is_operator(self, caller: Asker) -> bool:
+    def is_operator(self, caller: Caller) -> bool:
         """Return whether the asker is an operator on every cluster."""
         clusters = list_clusters(self.settings)
         return all(self._access.is_operator(caller, cluster) for cluster in clusters)
@@ -100,12 +100,12 @@ class StatusContext:
         """
         return self._registry.call(name, self._steward_user(), request)
 
-    def _steward_user(self) -> Asker:
+    def _steward_user(self) -> Caller:
         try:
             uid = os.stat(self.settings.state_dir).st_uid
         except OSError:
             uid = os.geteuid()
-        return Asker(uid=uid, how="local")
+        return Caller(uid=uid, how="local")
 
 
 def _find_uid(user: str) -> int | None:
@@ -124,7 +124,7 @@ _DISK_S: Final = 2.0
 
 
 def show_status(
-    context: StatusContext, caller: Asker, request: StatusShowRequest
+    context: StatusContext, caller: Caller, request: StatusShowRequest
 ) -> StatusShowAnswer:
     """Return the status of Steward itself.
 

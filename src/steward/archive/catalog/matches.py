@@ -14,10 +14,10 @@ from steward.core.errors import UsageError
 
 MAX_TERM_LENGTH = 1000
 MAX_TERMS = 20
-_MOST_GROUPS = 16
-_MOST_SPANS = 10_000
-_SHOWN_LETTERS = 200
-_GROUP = 3
+_MAX_TRIGRAMS = 16
+_MAX_SPANS = 10_000
+_MAX_LINE_LETTERS = 200
+_TRIGRAM_LENGTH = 3
 
 
 class SearchError(UsageError):
@@ -80,9 +80,11 @@ class TermMatcher:
     def list_trigrams(self) -> list[str]:
         """Return a sample of the groups of three letters that every matching script contains."""
         trigrams: dict[str, None] = {}
-        max_per_term = max(2, _MOST_GROUPS // len(self._index_terms))
+        max_per_term = max(2, _MAX_TRIGRAMS // len(self._index_terms))
         for term in self._index_terms:
-            candidates = [term[i : i + _GROUP] for i in range(len(term) - _GROUP + 1)]
+            candidates = [
+                term[i : i + _TRIGRAM_LENGTH] for i in range(len(term) - _TRIGRAM_LENGTH + 1)
+            ]
             candidates = list(dict.fromkeys(candidates))
             if len(candidates) > max_per_term:
                 last_index = len(candidates) - 1
@@ -123,7 +125,7 @@ class TermMatcher:
                 spans.clear()
 
         for count, match in enumerate(self._any_term.finditer(subject)):
-            if count >= _MOST_SPANS:
+            if count >= _MAX_SPANS:
                 break
             newlines = subject.count("\n", line_start, match.start())
             if newlines:
@@ -146,10 +148,10 @@ def _make_matching_line(
     end = text.find("\n", start)
     if end < 0:
         end = len(text)
-    if end - start > _SHOWN_LETTERS:
+    if end - start > _MAX_LINE_LETTERS:
         middle = (spans[0][0] + min(spans[0][1], end)) // 2
-        start = max(start, middle - _SHOWN_LETTERS // 2)
-        end = min(end, start + _SHOWN_LETTERS)
+        start = max(start, middle - _MAX_LINE_LETTERS // 2)
+        end = min(end, start + _MAX_LINE_LETTERS)
     visible_spans = [
         (max(first, start) - start, min(last, end) - start)
         for first, last in spans

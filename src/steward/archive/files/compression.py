@@ -79,7 +79,9 @@ def read_blocks(
     total = 0
     try:
         # A second frame after the first is read, too, and exceeds the limit.
-        with _decompressor().stream_reader(file, read_across_frames=True, closefd=False) as plain:
+        with _get_decompressor().stream_reader(
+            file, read_across_frames=True, closefd=False
+        ) as plain:
             while block := plain.read(min(_BLOCK, max_bytes + 1 - total)):
                 total += len(block)
                 if total > max_bytes:
@@ -113,12 +115,12 @@ def compute_plain_digest(
 
 def compress_bytes(data: bytes) -> bytes:
     """Compress bytes to one frame, which records their size."""
-    frame: bytes = _compressor().compress(data)
+    frame: bytes = _get_compressor().compress(data)
     return frame
 
 
 @lru_cache(maxsize=1)
-def _compressor() -> Any:
+def _get_compressor() -> Any:
     import zstandard
 
     # The manifest's SHA-256 serves as checksum.
@@ -126,7 +128,7 @@ def _compressor() -> Any:
 
 
 @lru_cache(maxsize=1)
-def _decompressor() -> Any:
+def _get_decompressor() -> Any:
     import zstandard
 
     return zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW_BYTES)

@@ -226,19 +226,19 @@ class FileRow(msgspec.Struct, frozen=True):
 _SELECT = f"SELECT {', '.join(FileRow.__struct_fields__)} FROM script"  # noqa: S608 - our own names
 _MARKS = ", ".join("?" * len(FileRow.__struct_fields__))
 _INSERT_SCRIPT = f"INSERT INTO script VALUES ({_MARKS})"  # noqa: S608 - question marks alone
-_CHANGING = (
+_MUTABLE_COLUMNS = (
     *("state", "directory", "script_name", "env_name", "uid", "user"),
     *("since_ns", "came_from", "body", "holder", "shared", "env_sha", "env_length"),
 )
 """Columns that may change in an existing row. A resent script may come without environment."""
-_CHANGE = (
-    f"UPDATE script SET {', '.join(f'{name} = ?' for name in _CHANGING)} "  # noqa: S608 - our own names
+_UPDATE_SCRIPT = (
+    f"UPDATE script SET {', '.join(f'{name} = ?' for name in _MUTABLE_COLUMNS)} "  # noqa: S608 - our own names
     "WHERE key = ? AND cluster = ?"
 )
-_get_changing_values = operator.attrgetter(*_CHANGING, "key", "cluster")
+_get_changing_values = operator.attrgetter(*_MUTABLE_COLUMNS, "key", "cluster")
 _CHUNK = 400
 # A batch of capture fits into one query; a resend may be larger.
-_AT_ONCE = 2000
+_MAX_NUMBERS = 2000
 
 FileRef = tuple[str, str]
 """Identity of a script: (cluster, key)."""
@@ -469,8 +469,8 @@ def insert_unique(connection: Connection, sql: str, rows: Sequence[Sequence[obje
 def find_known_contents(connection: Connection, numbers: Sequence[int]) -> dict[int, int]:
     """Return the known ones of some contents, with the id of the last job that has each."""
     job_ids: dict[int, int] = {}
-    for first in range(0, len(numbers), _AT_ONCE):
-        chunk = numbers[first : first + _AT_ONCE]
+    for first in range(0, len(numbers), _MAX_NUMBERS):
+        chunk = numbers[first : first + _MAX_NUMBERS]
         marks = ", ".join("?" * len(chunk))
         sql = f"SELECT number, job_id FROM content WHERE number IN ({marks})"  # noqa: S608 - question marks alone
         job_ids.update(connection.execute(sql, chunk).fetchall())
@@ -494,7 +494,7 @@ def save_rows(
         else:
             new.append(msgspec.structs.astuple(row))
     connection.executemany(_INSERT_SCRIPT, new)
-    connection.executemany(_CHANGE, old)
+    connection.executemany(_UPDATE_SCRIPT, old)
 
 
 def delete_rows(connection: Connection, refs: Iterable[FileRef]) -> None:

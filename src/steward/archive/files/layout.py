@@ -32,12 +32,12 @@ MAX_ENCODED_NAME_BYTES = 200
 RESERVED = frozenset({"unverified"})
 """Directories of Steward's own, at places where a user's or cluster's name could be."""
 
-_STRICT = re.compile(r"[A-Za-z0-9_+][A-Za-z0-9._+-]*", re.ASCII)
-_PLAIN = re.compile(r"[A-Za-z0-9_+=@,][A-Za-z0-9_+=@,.:-]*")
+_SAFE_NAME = re.compile(r"[A-Za-z0-9_+][A-Za-z0-9._+-]*", re.ASCII)
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_+=@,][A-Za-z0-9_+=@,.:-]*")
 _ENCODED = re.compile(rb"%([0-9A-F]{2})")
 # A name cannot contain "/" and NUL; "%" marks this encoding and "~" Steward's suffixes.
-_NEVER = frozenset("/%~\\")
-_KEPT = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._+-")
+_UNSAFE_CHARACTERS = frozenset("/%~\\")
+_SAFE_CHARACTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._+-")
 
 
 def _escape_character(character: str) -> str:
@@ -71,7 +71,7 @@ def encode_name(name: str, *, is_plain: bool = False) -> str:
         At most :data:`MAX_ENCODED_NAME_BYTES` bytes without "/", NUL, control or invisible
         characters; no leading "." or "-"; "" for an empty name.
     """
-    safe_pattern = _PLAIN if is_plain else _STRICT
+    safe_pattern = _PLAIN_NAME if is_plain else _SAFE_NAME
     if (
         safe_pattern.fullmatch(name)
         and len(name) <= MAX_ENCODED_NAME_BYTES
@@ -82,9 +82,9 @@ def encode_name(name: str, *, is_plain: bool = False) -> str:
     for index, character in enumerate(name):
         is_reserved = index == 0 and (character in ".- " or name in RESERVED)
         if is_plain:
-            is_safe = character not in _NEVER and character.isprintable()
+            is_safe = character not in _UNSAFE_CHARACTERS and character.isprintable()
         else:
-            is_safe = character in _KEPT
+            is_safe = character in _SAFE_CHARACTERS
         if is_reserved or not is_safe:
             parts.append(_escape_character(character))
         else:
@@ -157,7 +157,7 @@ FIELDS: Final = (
 _FROM_IDENTITY = frozenset({"user", "account", "partition"})
 _FIELD = re.compile(r"\{([^{}]*)\}")
 _PLAIN_LAYOUTS: Final = frozenset({"job_archive", "sarchive"})
-_REMEMBERED = 1024
+_MAX_CACHED = 1024
 _QUARTER_NS = 900 * 10**9
 
 
@@ -244,7 +244,7 @@ class _PathTemplate:
         if self.directory_fields.isdisjoint(("job_id", "name", "slice1", "slice2")):
             cached = self._directory_cache.get(cache_key)
             if cached is None:
-                if len(self._directory_cache) >= _REMEMBERED:
+                if len(self._directory_cache) >= _MAX_CACHED:
                     self._directory_cache.clear()
                 cached = self._directory_cache[cache_key] = self._render_directory(subject, dates)
             directory = cached
@@ -283,7 +283,7 @@ _RENDER: dict[str, Callable[[PathSubject, _Dates], str]] = {
     "slice2": lambda subject, _: _get_slice(subject, 1),
 }
 
-_NAMES: dict[str, Callable[[PathSubject, Callable[[str], str]], str]] = {
+_RENDER_NAME: dict[str, Callable[[PathSubject, Callable[[str], str]], str]] = {
     "cluster": lambda subject, encode: encode(subject.cluster),
     "name": lambda subject, encode: encode(subject.name),
     # A job without a name gives "123", not "123-", as in job_archive.
@@ -299,7 +299,7 @@ def _compile_path_template(text: str, *, is_plain: bool) -> tuple[_Part, ...]:
     encode = partial(encode_name, is_plain=is_plain)
 
     def named(field: str) -> _Part:
-        render = _NAMES[field]
+        render = _RENDER_NAME[field]
         return lambda subject, _: render(subject, encode)
 
     parts: list[_Part] = []

@@ -136,7 +136,7 @@ _MOVE_BATCH = 200
 _IDLE_S = 5.0
 _OWNERS_EVERY_S = 5.0
 # Retry delay after an error, in seconds: first and largest.
-_AGAIN_S, _AGAIN_AT_MOST_S = 60, 3600
+_RETRY_S, _MAX_RETRY_S = 60, 3600
 # Slurm may still identify the job: keep its script within easy reach for a day.
 _UNVERIFIED_GRACE_NS = 86400 * 10**9
 
@@ -442,7 +442,7 @@ class ArchiveMover:
                         key,
                         error,
                     )
-                wait_s = min(_AGAIN_S << min(tries, 16), _AGAIN_AT_MOST_S)
+                wait_s = min(_RETRY_S << min(tries, 16), _MAX_RETRY_S)
                 retries.append((int(time.time()) + wait_s, number))
             else:
                 done.append((number,))

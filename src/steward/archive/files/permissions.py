@@ -32,7 +32,7 @@ _HEADER = struct.Struct("<I")
 _ENTRY = struct.Struct("<HHI")
 
 # Errors of a file system without POSIX ACLs, or of one that squashes root.
-_NOT_HERE = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EPERM, errno.EINVAL})
+_NO_ACL_ERRORS = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EPERM, errno.EINVAL})
 
 
 class FileReaders(msgspec.Struct, frozen=True):
@@ -98,7 +98,7 @@ def supports_acls(fd: int) -> bool:
     except OSError as error:
         if error.errno == errno.ENODATA:
             return True
-        if error.errno in _NOT_HERE:
+        if error.errno in _NO_ACL_ERRORS:
             return False
         raise
     return True
@@ -113,7 +113,7 @@ def read_acl_readers(fd: int) -> FileReaders:
     try:
         return decode_acl(os.getxattr(fd, ACCESS))
     except OSError as error:
-        if error.errno == errno.ENODATA or error.errno in _NOT_HERE:
+        if error.errno == errno.ENODATA or error.errno in _NO_ACL_ERRORS:
             return FileReaders()
         raise
 
@@ -169,7 +169,7 @@ def _set_acl(fd: int, attribute: str, value: bytes, private_mode: int) -> bool:
     try:
         os.setxattr(fd, attribute, value)
     except OSError as error:
-        if error.errno not in _NOT_HERE:
+        if error.errno not in _NO_ACL_ERRORS:
             raise
         _make_private(fd, private_mode)
         return False
@@ -185,7 +185,7 @@ def _remove_acl(fd: int, attribute: str) -> None:
     try:
         os.removexattr(fd, attribute)
     except OSError as error:
-        if error.errno != errno.ENODATA and error.errno not in _NOT_HERE:
+        if error.errno != errno.ENODATA and error.errno not in _NO_ACL_ERRORS:
             raise
 
 

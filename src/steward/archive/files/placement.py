@@ -28,8 +28,8 @@ from steward.archive.files.tree import (
     ByteSource,
     DirectoryAccess,
     copy_bytes,
-    is_unsettled,
     make_temporary_name,
+    may_be_incomplete,
     remove_temporary,
 )
 from steward.core.files import sync_filesystem
@@ -210,7 +210,7 @@ class FilePlacer:
                 return
             if not has_regular_file(fd, name) or is_taken(name):
                 continue
-            if is_unsettled(fd, name, source) or compute_file_digest(fd, name) == source.sha:
+            if may_be_incomplete(fd, name, source) or compute_file_digest(fd, name) == source.sha:
                 yield name
 
     def place_at(self, fd: int, name: str, source: ByteSource) -> None:
@@ -286,7 +286,7 @@ class FilePlacer:
                 os.link(source.name, name, src_dir_fd=source.fd, dst_dir_fd=fd)
             else:
                 is_deferred = self._is_sync_deferred(source)
-                if is_deferred and is_unsettled(fd, name, source):
+                if is_deferred and may_be_incomplete(fd, name, source):
                     os.unlink(name, dir_fd=fd)
                 copy_bytes(source, fd, name, durable=not is_deferred)
         except FileExistsError:

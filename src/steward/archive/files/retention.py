@@ -84,13 +84,13 @@ class RetainedScript(msgspec.Struct, frozen=True):
 COLUMNS = ", ".join(
     [f"script.{name}" for name in RetainedScript.__struct_fields__[:-1]] + ["ordered.at_s"]
 )
-_OF_HOLDER = (
+_SELECT_OF_HOLDER = (
     f"SELECT {COLUMNS} "  # noqa: S608 - our own columns
     "FROM script INDEXED BY script_holder LEFT JOIN ordered USING (cluster, key) "
     "WHERE holder = ? AND mtime_ns < ? AND (mtime_ns, script.key, script.cluster) > (?, ?, ?) "
     "ORDER BY mtime_ns, script.key, script.cluster LIMIT ?"
 )
-_GOING = (
+_SELECT_PENDING = (
     f"SELECT {COLUMNS} "  # noqa: S608 - our own columns
     "FROM script INDEXED BY script_holder LEFT JOIN ordered USING (cluster, key) "
     "WHERE holder = ? AND (at_s > ? OR script_length + env_length > ?)"
@@ -111,7 +111,7 @@ def _iterate_oldest_of_holder(
     """Yield the scripts of one holder, oldest first, page by page."""
     position: HolderPosition = (-1, "", "")
     while True:
-        page = records.query(_OF_HOLDER, holder, before_ns, *position, records.page_rows)
+        page = records.query(_SELECT_OF_HOLDER, holder, before_ns, *position, records.page_rows)
         for row in page:
             script = RetainedScript(*row)
             position = script.position
@@ -160,7 +160,7 @@ class _EvictionCandidate:
         pending_uses: Counter[int] = Counter()
         lengths: dict[int, int] = {}
         for holder in self._holders:
-            for row in self._records.query(_GOING, holder, self._since_s, self._max_bytes):
+            for row in self._records.query(_SELECT_PENDING, holder, self._since_s, self._max_bytes):
                 script = RetainedScript(*row)
                 if script.length > self._max_bytes:
                     self._too_large_position = max(self._too_large_position, script.position)
@@ -285,7 +285,7 @@ def select_evictions(
 
 log = logging.getLogger(__name__)
 
-_EVERY_S = 60.0
+_CHECK_EVERY_S = 60.0
 _REORDER_AFTER_S = 3600
 _MAX_PENDING = 5000
 _DAY_NS = 86400 * 10**9
@@ -306,7 +306,7 @@ class _Holder(msgspec.Struct, frozen=True):
         return self.user or str(self.uid)
 
 
-_OLDEST = (
+_SELECT_OLDEST = (
     f"SELECT {COLUMNS} "  # noqa: S608 - our own columns
     "FROM script LEFT JOIN ordered USING (cluster, key) "
     "WHERE state IN (0, 1, 2, 3) AND mtime_ns < ? AND (at_s IS NULL OR at_s <= ?) "
@@ -360,7 +360,7 @@ class RetentionWorker:
                 if len(orders) >= self._max_scripts:
                     break
         if not orders:
-            self._next_check_s = now + _EVERY_S
+            self._next_check_s = now + _CHECK_EVERY_S
             return
         append(self._make_events(list(orders.values()), now_s // _REORDER_AFTER_S))
         with self._records.writing() as connection:
@@ -407,7 +407,7 @@ class RetentionWorker:
 
     def _iterate_old(self, before_ns: int, since_s: int, days: int) -> Iterator[_PurgeOrder]:
         """Yield old scripts of all owners, also of unknown ones."""
-        for row in self._records.query(_OLDEST, before_ns, since_s, self._max_scripts):
+        for row in self._records.query(_SELECT_OLDEST, before_ns, since_s, self._max_scripts):
             yield RetainedScript(*row), f"older than {days} days"
 
     def _iterate_excess(

@@ -87,7 +87,7 @@ def remove_temporary(source: ByteSource, fd: int) -> None:
         os.unlink(make_temporary_name(source), dir_fd=fd)
 
 
-def is_unsettled(fd: int, name: str, source: ByteSource) -> bool:
+def may_be_incomplete(fd: int, name: str, source: ByteSource) -> bool:
     """Return whether a file exists that a crash may have kept from becoming durable."""
     try:
         temporary_status = os.stat(make_temporary_name(source), dir_fd=fd, follow_symlinks=False)
@@ -203,8 +203,8 @@ def _write_all_bytes(fd: int, data: bytes) -> None:
         view = view[os.write(fd, view) :]
 
 
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+_DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _OPEN_DIRECTORIES = 128
 _MAX_SINGLE_SYNCS = 8
 
@@ -306,7 +306,7 @@ class ArchiveTree:
             OSError: It cannot be read.
         """
         self.close()
-        self._fd = os.open(self.root, _DIRECTORY & ~os.O_NOFOLLOW)
+        self._fd = os.open(self.root, _DIRECTORY_FLAGS & ~os.O_NOFOLLOW)
 
     def _open_root(self) -> int:
         """Open the root for writing; as root without following links.
@@ -342,7 +342,7 @@ class ArchiveTree:
             os.mkdir(self.root, 0o700)
         except FileExistsError:
             return
-        fd = os.open(self.root, _DIRECTORY)
+        fd = os.open(self.root, _DIRECTORY_FLAGS)
         try:
             if permissions.supports_acls(fd):
                 os.fchmod(fd, 0o711)
@@ -352,7 +352,7 @@ class ArchiveTree:
     def _read_marker(self) -> str:
         """Return the id in the marker file; "" if there is none."""
         try:
-            fd = os.open(MARKER, _READ, dir_fd=self._fd)
+            fd = os.open(MARKER, _READ_FLAGS, dir_fd=self._fd)
         except FileNotFoundError:
             return ""
         try:
@@ -424,14 +424,14 @@ class ArchiveTree:
         """Open a directory in its parent; create it if ``access`` is given."""
         created = False
         try:
-            fd = os.open(name, _DIRECTORY, dir_fd=parent_fd)
+            fd = os.open(name, _DIRECTORY_FLAGS, dir_fd=parent_fd)
         except FileNotFoundError:
             if access is None:
                 raise
             os.mkdir(name, 0o700, dir_fd=parent_fd)
             self._changed_directories.add(parent)
             created = True
-            fd = os.open(name, _DIRECTORY, dir_fd=parent_fd)
+            fd = os.open(name, _DIRECTORY_FLAGS, dir_fd=parent_fd)
         if access is not None:
             try:
                 self._set_access(fd, path, access, created=created)
@@ -479,7 +479,7 @@ class ArchiveTree:
         """
         if not self.has_acls:
             return
-        fd = os.open(name, _READ, dir_fd=directory_fd)
+        fd = os.open(name, _READ_FLAGS, dir_fd=directory_fd)
         try:
             grant_read_access(fd, readers)
         finally:
@@ -630,9 +630,9 @@ class TreeLock:
 
 CLAIM_FILE = ".steward-keeper"
 """File in the root of a tree with host and state directory of the Steward that writes there."""
-_LONGEST = 5000
-_LOOK = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-_HELD = frozenset({errno.EWOULDBLOCK, errno.EAGAIN})
+_MAX_CLAIM_BYTES = 5000
+_CLAIM_FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+_LOCKED_ERRORS = frozenset({errno.EWOULDBLOCK, errno.EAGAIN})
 
 
 class TreeClaim:
@@ -667,7 +667,7 @@ class TreeClaim:
         if not self._is_ours(root_fd):
             self._write_claim(root_fd)
         # Read-only: a file open for writing would prevent remounting the file system read-only.
-        fd = os.open(CLAIM_FILE, _LOOK, dir_fd=root_fd)
+        fd = os.open(CLAIM_FILE, _CLAIM_FLAGS, dir_fd=root_fd)
         claimant = _read_claim(fd)
         # Between the two locks another process may have claimed it.
         if not _try_lock(fd, fcntl.LOCK_SH) or _read_claim(fd) != self._claimant:
@@ -678,7 +678,7 @@ class TreeClaim:
     def _is_ours(self, root_fd: int) -> bool:
         """Return whether the claim file names this Steward."""
         try:
-            fd = os.open(CLAIM_FILE, _LOOK, dir_fd=root_fd)
+            fd = os.open(CLAIM_FILE, _CLAIM_FLAGS, dir_fd=root_fd)
         except FileNotFoundError:
             return False
         try:
@@ -688,7 +688,7 @@ class TreeClaim:
 
     def _write_claim(self, root_fd: int) -> None:
         """Write this Steward's name to the file, unless a running one has claimed the tree."""
-        fd = os.open(CLAIM_FILE, os.O_RDWR | os.O_CREAT | _LOOK, 0o600, dir_fd=root_fd)
+        fd = os.open(CLAIM_FILE, os.O_RDWR | os.O_CREAT | _CLAIM_FLAGS, 0o600, dir_fd=root_fd)
         try:
             if not _try_lock(fd, fcntl.LOCK_EX):
                 raise self._make_claim_error(_read_claim(fd))
@@ -735,7 +735,7 @@ class TreeClaim:
 
 
 def _read_claim(fd: int) -> str:
-    return os.pread(fd, _LONGEST, 0).decode("utf-8", "surrogateescape").strip()
+    return os.pread(fd, _MAX_CLAIM_BYTES, 0).decode("utf-8", "surrogateescape").strip()
 
 
 def _try_lock(fd: int, operation: int) -> bool:
@@ -743,5 +743,5 @@ def _try_lock(fd: int, operation: int) -> bool:
     try:
         fcntl.flock(fd, operation | fcntl.LOCK_NB)
     except OSError as error:
-        return error.errno not in _HELD
+        return error.errno not in _LOCKED_ERRORS
     return True

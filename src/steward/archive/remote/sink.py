@@ -58,7 +58,7 @@ _PURGED_FIELDS: Final[dict[str, Any]] = {
     "deleted": True,
     "has_bytes": False,
 }
-_REMEMBERED_S = 14 * 86400.0
+_KEEP_SENT_S = 14 * 86400.0
 """Time that sent documents are remembered, in seconds. A later correction is sent without the
 script, which the server has."""
 
@@ -334,7 +334,7 @@ class RemoteSink:
         """Forget old sent documents, and expire documents on the server."""
         now = time.monotonic()
         if now >= self._next_cleanup:
-            before_ns = time.time_ns() - int(_REMEMBERED_S * 1e9)
+            before_ns = time.time_ns() - int(_KEEP_SENT_S * 1e9)
             with self._records.writing() as writer:
                 deleted = writer.delete_old(before_ns)
             self._next_cleanup = now if deleted else now + _EXPIRE_EVERY_S

@@ -68,7 +68,7 @@ class NodeJobsParameters(Parameters, frozen=True, kw_only=True):
 
 def find_jobs(context: OperationContext, parameters: JobFindParameters) -> list[int]:
     """Return the ids of jobs whose fields equal all criteria."""
-    from steward.slurm.job_details import OF_SCONTROL, list_job_fields
+    from steward.slurm.job_details import SCONTROL_FIELDS, list_job_fields
 
     if not parameters.criterias:
         raise InvalidParameters("slurm.job.find: criterias is empty: say what to look for")
@@ -76,7 +76,7 @@ def find_jobs(context: OperationContext, parameters: JobFindParameters) -> list[
     for name in parameters.criterias:
         if name not in field_names:
             raise InvalidParameters(f"slurm.job.find: no job has a field {name!r}", name)
-    is_full = not OF_SCONTROL.isdisjoint(parameters.criterias)
+    is_full = not SCONTROL_FIELDS.isdisjoint(parameters.criterias)
     # One byte more than the text sought distinguishes a longer dependency from it.
     dependency = str(parameters.criterias.get("dependency", ""))
     dependency_bytes = max(512, len(dependency.encode()) + 1)

@@ -37,7 +37,7 @@ from steward.automation.rules.triggers import (
     Trigger,
     make_trigger,
 )
-from steward.core.access import Access, Asker
+from steward.core.access import Access, Caller
 from steward.core.actions import Action
 from steward.core.config import Settings
 from steward.core.errors import UsageError
@@ -65,7 +65,7 @@ class RulesContext:
         self._access = access
         self._book: tuple[FilesSignature, Rulebook] | None = None
 
-    def need_operator(self, asker: Asker) -> None:
+    def need_operator(self, asker: Caller) -> None:
         """Check that the caller is an operator of every cluster: rules see all jobs and nodes.
 
         Raises:
@@ -76,7 +76,7 @@ class RulesContext:
                 "rules see everybody's jobs: they are for operators", asker.user
             )
 
-    def need_administrator(self, asker: Asker) -> None:
+    def need_administrator(self, asker: Caller) -> None:
         """Check that the caller is an administrator of every cluster.
 
         Raises:
@@ -111,7 +111,7 @@ class RulesContext:
 
 def validate_rule_files(
     room: RulesContext,
-    asker: Asker,
+    asker: Caller,
     request: CheckRulesRequest,  # noqa: ARG001 - an action's shape
 ) -> CheckRulesReply:
     """Check the rules' files and return their errors.
@@ -139,7 +139,7 @@ def report_check(rules: "Sequence[Rule]", troubles: "Iterable[FileError]") -> Ch
     )
 
 
-def list_rules(room: RulesContext, asker: Asker, request: ListRulesRequest) -> ListRulesReply:  # noqa: ARG001 - an action's shape
+def list_rules(room: RulesContext, asker: Caller, request: ListRulesRequest) -> ListRulesReply:  # noqa: ARG001 - an action's shape
     """List the rules with their switches and execution counts.
 
     Raises:
@@ -183,7 +183,7 @@ def _read_switches_and_counts(room: RulesContext) -> tuple[dict[str, Any], dict[
         store.close()
 
 
-def try_event(room: RulesContext, asker: Asker, request: RuleTrialRequest) -> RuleTrialReply:
+def try_event(room: RulesContext, asker: Caller, request: RuleTrialRequest) -> RuleTrialReply:
     """Test an event against rules without running anything.
 
     Raises:
@@ -199,7 +199,7 @@ def try_event(room: RulesContext, asker: Asker, request: RuleTrialRequest) -> Ru
     return try_rules(request.event, chosen, on, explicit=named is not None)
 
 
-def enable_rule(room: RulesContext, asker: Asker, request: SwitchRuleRequest) -> SwitchRuleReply:
+def enable_rule(room: RulesContext, asker: Caller, request: SwitchRuleRequest) -> SwitchRuleReply:
     """Enable a rule, whatever its file says.
 
     Raises:
@@ -209,7 +209,7 @@ def enable_rule(room: RulesContext, asker: Asker, request: SwitchRuleRequest) ->
     return _switch(room, asker, request.rule, enabled=True)
 
 
-def disable_rule(room: RulesContext, asker: Asker, request: SwitchRuleRequest) -> SwitchRuleReply:
+def disable_rule(room: RulesContext, asker: Caller, request: SwitchRuleRequest) -> SwitchRuleReply:
     """Disable a rule; its waiting executions will not run.
 
     Raises:
@@ -219,7 +219,7 @@ def disable_rule(room: RulesContext, asker: Asker, request: SwitchRuleRequest) -
     return _switch(room, asker, request.rule, enabled=False)
 
 
-def _switch(room: RulesContext, asker: Asker, name: str, *, enabled: bool) -> SwitchRuleReply:
+def _switch(room: RulesContext, asker: Caller, name: str, *, enabled: bool) -> SwitchRuleReply:
     """Override a rule's file and return the previous state."""
     room.need_administrator(asker)
     rule = _find_rule(room.book(), name)
@@ -233,7 +233,7 @@ def _switch(room: RulesContext, asker: Asker, name: str, *, enabled: bool) -> Sw
 
 
 def list_executions(
-    room: RulesContext, asker: Asker, request: RulesHistoryRequest
+    room: RulesContext, asker: Caller, request: RulesHistoryRequest
 ) -> RulesHistoryReply:
     """List executions of rules, newest first.
 

@@ -28,7 +28,7 @@ from steward.core.sqlite import (
     transaction,
     translate_errors,
 )
-from steward.core.timestamps import moment, to_micros
+from steward.core.timestamps import from_micros, to_micros
 
 Phase = Literal["waiting", "started", "ended"]
 """Phase of an execution."""
@@ -199,11 +199,11 @@ def decode_execution(
         result=msgspec.json.decode(result),
         audit=audit,
         tries=tries,
-        at=moment(at_us),
-        made=moment(made_us),
-        due=moment(next_us),
-        started=moment(started_us) if started_us else None,
-        ended=moment(ended_us) if ended_us else None,
+        at=from_micros(at_us),
+        made=from_micros(made_us),
+        due=from_micros(next_us),
+        started=from_micros(started_us) if started_us else None,
+        ended=from_micros(ended_us) if ended_us else None,
     )
 
 
@@ -253,7 +253,7 @@ class RulesStore:
         """Return when rules first ran here; events observed before are ignored."""
         with transaction(self.connection, self.path) as connection:
             connection.execute("INSERT OR IGNORE INTO mark VALUES ('began', ?)", (to_micros(now),))
-        return moment(self._number("SELECT value FROM mark WHERE name = 'began'"))
+        return from_micros(self._number("SELECT value FROM mark WHERE name = 'began'"))
 
     # -- decisions
 
@@ -313,7 +313,7 @@ class RulesStore:
     def next_due(self) -> datetime | None:
         """Return when the next waiting execution is due."""
         (at_us,) = self._row("SELECT min(next_us) FROM execution WHERE phase = 'waiting'")
-        return None if at_us is None else moment(at_us)
+        return None if at_us is None else from_micros(at_us)
 
     def open_(self, phase: Phase) -> list[Execution]:
         """Return all executions in a phase, oldest first."""
@@ -444,7 +444,7 @@ class RulesStore:
         """Return administrators' overrides, by rule."""
         rows = self._rows("SELECT rule, enabled, who, at_us FROM switch")
         return {
-            rule: RuleSwitch(enabled=bool(enabled), who=who, at=moment(at_us))
+            rule: RuleSwitch(enabled=bool(enabled), who=who, at=from_micros(at_us))
             for rule, enabled, who, at_us in rows
         }
 
@@ -489,7 +489,7 @@ class RulesStore:
             "SELECT rule, count(*), max(made_us) FROM execution "
             "WHERE status != 'held-back' GROUP BY rule"
         )
-        return {rule: (count, moment(last_us)) for rule, count, last_us in rows}
+        return {rule: (count, from_micros(last_us)) for rule, count, last_us in rows}
 
     def forget(self, before: datetime, failures_before: datetime) -> bool:
         """Delete up to 1,000 old executions; return True if more remain."""

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 from steward.bank.context import BankContext, BankReply
 from steward.bank.errors import BankRefused, BankUsage
 from steward.bank.ledger import Account, Allocation, Member
-from steward.core.access import Asker
+from steward.core.access import Caller
 from steward.core.actions import Action, Request
 
 _OPERATORS: Final = "create or change accounts and allocations"
@@ -178,7 +178,7 @@ class AllocationChangeRequest(Request, frozen=True, kw_only=True):
 
 
 def create_account(
-    context: BankContext, caller: Asker, request: AccountCreateRequest
+    context: BankContext, caller: Caller, request: AccountCreateRequest
 ) -> AccountReply:
     """Create an account.
 
@@ -206,7 +206,7 @@ def create_account(
 
 
 def change_account(
-    context: BankContext, caller: Asker, request: AccountChangeRequest
+    context: BankContext, caller: Caller, request: AccountChangeRequest
 ) -> AccountReply:
     """Change an account.
 
@@ -233,7 +233,9 @@ def change_account(
     return _reply_to_change(context, seq_before, **fields)
 
 
-def show_accounts(context: BankContext, caller: Asker, request: AccountShowRequest) -> AccountReply:
+def show_accounts(
+    context: BankContext, caller: Caller, request: AccountShowRequest
+) -> AccountReply:
     """Show accounts: operators see all, others those they use or manage.
 
     Raises:
@@ -260,7 +262,7 @@ def show_accounts(context: BankContext, caller: Asker, request: AccountShowReque
 
 
 def change_account_user(
-    context: BankContext, caller: Asker, request: AccountUserRequest
+    context: BankContext, caller: Caller, request: AccountUserRequest
 ) -> AccountReply:
     """Set a user's spending limit in an account; owners and coordinators may, too.
 
@@ -297,7 +299,7 @@ def change_account_user(
 
 
 def create_account_user(
-    context: BankContext, caller: Asker, request: AccountUserRequest
+    context: BankContext, caller: Caller, request: AccountUserRequest
 ) -> AccountReply:
     """Add a user to an account; owners and coordinators may, too.
 
@@ -320,7 +322,7 @@ def create_account_user(
 
 
 def show_account_users(
-    context: BankContext, caller: Asker, request: UserShowRequest
+    context: BankContext, caller: Caller, request: UserShowRequest
 ) -> AccountReply:
     """Show the accounts of users; in accounts of others, callers see only themselves.
 
@@ -349,7 +351,7 @@ def show_account_users(
 
 
 def create_allocation(
-    context: BankContext, caller: Asker, request: AllocationCreateRequest
+    context: BankContext, caller: Caller, request: AllocationCreateRequest
 ) -> AccountReply:
     """Create an allocation: grant an account service units for a period.
 
@@ -381,7 +383,7 @@ def create_allocation(
 
 
 def change_allocation(
-    context: BankContext, caller: Asker, request: AllocationChangeRequest
+    context: BankContext, caller: Caller, request: AllocationChangeRequest
 ) -> AccountReply:
     """Change the period or the rollover of an allocation.
 

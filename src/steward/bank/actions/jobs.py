@@ -24,7 +24,7 @@ from steward.bank.context import BankContext, BankReply
 from steward.bank.errors import BankRefused, BankUsage, GateUnavailable
 from steward.bank.gate.requests import Allowance
 from steward.bank.records import Charge, JobRequest, PriceLine, Quote, Rate
-from steward.core.access import Asker
+from steward.core.access import Caller
 from steward.core.actions import Action, ActionMessage, Request
 from steward.core.timestamps import to_micros
 from steward.jobs.job_ids import JobNameError, parse_job_name
@@ -171,7 +171,7 @@ class AllowReply(BankReply, frozen=True, kw_only=True):
     until: datetime
 
 
-def allow_job(context: BankContext, caller: Asker, request: AllowRequest) -> AllowReply:
+def allow_job(context: BankContext, caller: Caller, request: AllowRequest) -> AllowReply:
     """Let one job pass the gate until a time; a hold and charges apply as usual.
 
     Raises:
@@ -216,7 +216,7 @@ def allow_job(context: BankContext, caller: Asker, request: AllowRequest) -> All
     )
 
 
-def quote_job(context: BankContext, caller: Asker, request: QuoteRequest) -> QuoteReply:
+def quote_job(context: BankContext, caller: Caller, request: QuoteRequest) -> QuoteReply:
     """Estimate the highest price of a job, and whether the gate would admit it.
 
     Raises:
@@ -258,7 +258,7 @@ def quote_job(context: BankContext, caller: Asker, request: QuoteRequest) -> Quo
     )
 
 
-def explain_job(context: BankContext, caller: Asker, request: ExplainRequest) -> ExplainReply:
+def explain_job(context: BankContext, caller: Caller, request: ExplainRequest) -> ExplainReply:
     """Show the charges of a job, recomputed from its use and rate.
 
     Raises:
@@ -343,7 +343,7 @@ def _cluster_model(context: BankContext, stored: str, cluster: str) -> "ClusterM
     return context.get_model(cluster)
 
 
-def _resolve_uid(caller: Asker, user: str) -> int:
+def _resolve_uid(caller: Caller, user: str) -> int:
     """Return the uid of the caller, or of another user by name."""
     if not user or user == caller.user:
         return caller.uid
@@ -435,7 +435,7 @@ class ChargedReply(BankReply, frozen=True, kw_only=True):
     jobs: tuple[ChargedLine, ...]
 
 
-def sum_charges(context: BankContext, caller: Asker, request: ChargedRequest) -> ChargedReply:
+def sum_charges(context: BankContext, caller: Caller, request: ChargedRequest) -> ChargedReply:
     """Sum up the charges of each job; jobs the caller may not see are left out."""
     requested: dict[str, dict[int, datetime | None]] = {}
     for job in request.jobs:

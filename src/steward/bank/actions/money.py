@@ -14,7 +14,7 @@ import msgspec
 from steward.bank.context import BankContext, BankReply
 from steward.bank.errors import BankUsage, GateUnavailable
 from steward.bank.ledger import Authorship, Transfer
-from steward.core.access import Asker
+from steward.core.access import Caller
 from steward.core.actions import Action, Request
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ MoveFunction = Callable[["Transaction", Authorship], tuple[Transfer, ...]]
 """Function that makes the transfers of an action within a transaction."""
 
 
-def deposit_money(context: BankContext, caller: Asker, request: DepositRequest) -> MoneyMoveReply:
+def deposit_money(context: BankContext, caller: Caller, request: DepositRequest) -> MoneyMoveReply:
     """Deposit new money in an account.
 
     Raises:
@@ -135,7 +135,9 @@ def deposit_money(context: BankContext, caller: Asker, request: DepositRequest) 
     return _move_money(context, caller, request, (request.account,), move)
 
 
-def withdraw_money(context: BankContext, caller: Asker, request: WithdrawRequest) -> MoneyMoveReply:
+def withdraw_money(
+    context: BankContext, caller: Caller, request: WithdrawRequest
+) -> MoneyMoveReply:
     """Withdraw money from an account, up to its available amount.
 
     Raises:
@@ -158,7 +160,9 @@ def withdraw_money(context: BankContext, caller: Asker, request: WithdrawRequest
         return _move_money(context, caller, request, (request.account,), move)
 
 
-def transfer_money(context: BankContext, caller: Asker, request: TransferRequest) -> MoneyMoveReply:
+def transfer_money(
+    context: BankContext, caller: Caller, request: TransferRequest
+) -> MoneyMoveReply:
     """Transfer money from one account to another; raises as :func:`withdraw_money`."""
     _require_positive(request.amount)
 
@@ -181,7 +185,7 @@ def transfer_money(context: BankContext, caller: Asker, request: TransferRequest
         return _move_money(context, caller, request, both, move)
 
 
-def refund_money(context: BankContext, caller: Asker, request: RefundRequest) -> MoneyMoveReply:
+def refund_money(context: BankContext, caller: Caller, request: RefundRequest) -> MoneyMoveReply:
     """Refund charges of a job, or usage of an account.
 
     Raises:
@@ -206,7 +210,7 @@ def refund_money(context: BankContext, caller: Asker, request: RefundRequest) ->
     return _move_money(context, caller, request, (request.account,), move)
 
 
-def adjust_balance(context: BankContext, caller: Asker, request: AdjustRequest) -> MoneyMoveReply:
+def adjust_balance(context: BankContext, caller: Caller, request: AdjustRequest) -> MoneyMoveReply:
     """Adjust the balance of an account by hand.
 
     Raises:
@@ -236,7 +240,7 @@ _MoneyRequest = DepositRequest | TransferRequest | RefundRequest | AdjustRequest
 
 def _move_money(
     context: BankContext,
-    caller: Asker,
+    caller: Caller,
     request: _MoneyRequest,
     accounts: tuple[str, ...],
     move: MoveFunction,
@@ -265,7 +269,7 @@ def _move_money(
 @contextmanager
 def _reserve_at_gate(
     context: BankContext,
-    caller: Asker,
+    caller: Caller,
     account: str,
     amount: int,
     request: _MoneyRequest,

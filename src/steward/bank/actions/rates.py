@@ -15,7 +15,7 @@ from steward.bank.errors import BankUsage
 from steward.bank.ledger import RejectedJob
 from steward.bank.rate_validation import check_rate, list_rate_warnings
 from steward.bank.records import Mode, ModeRule, Rate
-from steward.core.access import Asker
+from steward.core.access import Caller
 from steward.core.actions import Action, Request
 
 _OPERATORS: Final = "set rates and modes"
@@ -138,7 +138,7 @@ class WouldRefuseReply(BankReply, frozen=True, kw_only=True):
     warning: str = ""
 
 
-def create_rate(context: BankContext, caller: Asker, request: RateCreateRequest) -> RatesReply:
+def create_rate(context: BankContext, caller: Caller, request: RateCreateRequest) -> RatesReply:
     """Create a rate; earlier charges stay unchanged.
 
     Raises:
@@ -168,7 +168,7 @@ def create_rate(context: BankContext, caller: Asker, request: RateCreateRequest)
     )
 
 
-def show_rates(context: BankContext, caller: Asker, request: RateShowRequest) -> RatesReply:
+def show_rates(context: BankContext, caller: Caller, request: RateShowRequest) -> RatesReply:
     """Show the rates; every user may see them."""
     del caller
     now = context.now()
@@ -189,7 +189,7 @@ def show_rates(context: BankContext, caller: Asker, request: RateShowRequest) ->
     )
 
 
-def set_mode(context: BankContext, caller: Asker, request: EnforceRequest) -> EnforceReply:
+def set_mode(context: BankContext, caller: Caller, request: EnforceRequest) -> EnforceReply:
     """Set or show the mode; a change takes effect at once.
 
     Raises:
@@ -227,7 +227,7 @@ def set_mode(context: BankContext, caller: Asker, request: EnforceRequest) -> En
 
 
 def list_rejections(
-    context: BankContext, caller: Asker, request: WouldRefuseRequest
+    context: BankContext, caller: Caller, request: WouldRefuseRequest
 ) -> WouldRefuseReply:
     """List jobs that the mode ``gate`` would have rejected while it was ``observe``.
 

@@ -16,9 +16,9 @@ from steward.bank.context import BankContext, BankReply, Rights
 from steward.bank.errors import BankRefused, BankUsage
 from steward.bank.ledger import Account, Allocation, BalanceDay, Statement, UsageRow
 from steward.bank.records import Hold
-from steward.core.access import Asker
+from steward.core.access import Caller
 from steward.core.actions import Action, ActionMessage, Request
-from steward.core.timestamps import moment
+from steward.core.timestamps import from_micros
 from steward.slurm.times import load_zone
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ class HoldsReply(BankReply, frozen=True, kw_only=True):
     total: int
 
 
-def show_balances(context: BankContext, caller: Asker, request: BalanceRequest) -> BalanceReply:
+def show_balances(context: BankContext, caller: Caller, request: BalanceRequest) -> BalanceReply:
     """Show balances: operators see all accounts, others those they use or manage.
 
     Raises:
@@ -220,7 +220,7 @@ def show_balances(context: BankContext, caller: Asker, request: BalanceRequest) 
 
 
 def show_statement(
-    context: BankContext, caller: Asker, request: StatementRequest
+    context: BankContext, caller: Caller, request: StatementRequest
 ) -> StatementReply:
     """Show the statement of an account; mere users of it see only their own part.
 
@@ -254,7 +254,7 @@ def show_statement(
     return StatementReply(statement=statement, older=older, names=names, **context.make_heading())
 
 
-def show_usage(context: BankContext, caller: Asker, request: UsageRequest) -> UsageReply:
+def show_usage(context: BankContext, caller: Caller, request: UsageRequest) -> UsageReply:
     """Sum up charges of accounts the caller manages, and of the caller's own jobs.
 
     Raises:
@@ -296,7 +296,7 @@ def show_usage(context: BankContext, caller: Asker, request: UsageRequest) -> Us
     )
 
 
-def list_holds(context: BankContext, caller: Asker, request: HoldsRequest) -> HoldsReply:
+def list_holds(context: BankContext, caller: Caller, request: HoldsRequest) -> HoldsReply:
     """List open SU holds of accounts the caller manages, and of their own jobs.
 
     Raises:
@@ -342,7 +342,7 @@ def fetch_holds(
     return holds
 
 
-def _is_own(hold: Hold, caller: Asker) -> bool:
+def _is_own(hold: Hold, caller: Caller) -> bool:
     """Return True if a hold is for the caller's own job."""
     return hold.uid == caller.uid or bool(caller.user and hold.user == caller.user)
 
@@ -405,7 +405,7 @@ def _add_holds(context: BankContext, line: AccountBalance, rights: Rights) -> Ac
         held=account_means.held,
         free=account_means.available,
         user_limit=account_means.user_limit,
-        remote_at=moment(account_means.at_us) if account_means.at_us else None,
+        remote_at=from_micros(account_means.at_us) if account_means.at_us else None,
     )
 
 
@@ -498,7 +498,7 @@ class BalanceHistoryReply(BankReply, frozen=True, kw_only=True):
 
 
 def show_balance_history(
-    context: BankContext, caller: Asker, request: BalanceHistoryRequest
+    context: BankContext, caller: Caller, request: BalanceHistoryRequest
 ) -> BalanceHistoryReply:
     """Return the daily balance history of the allocations an account draws on now.
 

@@ -11,10 +11,10 @@ from steward.bank.gate.requests import AnswerCounts, HeldTotal
 from steward.bank.notices import NOTICE_KIND as NOTICE
 from steward.bank.records import AccountBooks
 from steward.bank.remote import GROUP
-from steward.core.access import Asker
+from steward.core.access import Caller
 from steward.core.actions import Action, ActionMessage, Request
 from steward.core.extensions import list_offers
-from steward.core.timestamps import moment, to_micros
+from steward.core.timestamps import from_micros, to_micros
 
 GateAvailability = Literal["deciding", "not deciding", "away"]
 """State of the gate: it decides, it answers without deciding, or it does not answer."""
@@ -101,7 +101,7 @@ class BankStatusReply(BankReply, frozen=True, kw_only=True):
 
 
 def show_bank_status(
-    context: BankContext, caller: Asker, request: BankStatusRequest
+    context: BankContext, caller: Caller, request: BankStatusRequest
 ) -> BankStatusReply:
     """Report the state of the bank.
 
@@ -125,7 +125,7 @@ def show_bank_status(
                     cluster=cluster,
                     until=_moment_or_none(until),
                     by_slurmdbd_until=_moment_or_none(by_slurmdbd),
-                    compared_at=moment(comparison.at_us) if comparison else None,
+                    compared_at=from_micros(comparison.at_us) if comparison else None,
                     differences=comparison.differences if comparison else 0,
                     corrected=comparison.corrected if comparison else 0,
                 )
@@ -195,7 +195,7 @@ def _account_money(
 
 
 def _moment_or_none(us: int) -> datetime | None:
-    return moment(us) if us else None
+    return from_micros(us) if us else None
 
 
 STATUS_ACTIONS: Final = (

@@ -25,7 +25,7 @@ from steward.bank.money import MAX_AMOUNT
 from steward.bank.prices import compute_highest_price, find_rate
 from steward.bank.records import JobRequest, PriceLine, Quote, Rate, ResourceUse
 from steward.bank.settings import BankSettings
-from steward.core.timestamps import moment
+from steward.core.timestamps import from_micros
 from steward.slurm.cluster_model import ClusterModel
 
 OVERRUN_S: Final = 60
@@ -60,7 +60,7 @@ class Estimator:
         self._settings = settings
         self._rates = [rate for rate in rates if rate.cluster in ("", picture.cluster)]
         # After the last change of rates, a rate can be chosen once for all jobs.
-        times = [moment(rate.created_us) for rate in self._rates if rate.created_us]
+        times = [from_micros(rate.created_us) for rate in self._rates if rate.created_us]
         times += [rate.valid_from for rate in self._rates if rate.valid_from is not None]
         self._last_change = max(times, default=None)
         self._sites: dict[str, PartitionLimits] = {}

@@ -17,7 +17,7 @@ from steward.bank.ledger.postings import LedgerSession, encode_ledger_request, s
 from steward.bank.ledger.records import Account, Authorship, Member
 from steward.bank.ledger.tables import account, member, pot
 from steward.bank.money import MAX_AMOUNT
-from steward.core.timestamps import moment, to_micros
+from steward.core.timestamps import from_micros, to_micros
 
 _NAME: Final = re.compile(r"[^\s,\x00-\x1f\x7f]{1,100}")
 """Valid names of accounts and users."""
@@ -60,7 +60,9 @@ class Accounts:
             self.insert_account(new, author)
         elif new.draws_on_parent:
             self._require_no_money(new.name)
-        created = moment(to_micros(session.now(author))) if existing is None else existing.created
+        created = (
+            from_micros(to_micros(session.now(author))) if existing is None else existing.created
+        )
         session.add_transaction("account.create", author, request=request, account=new.name)
         self._cache.clear()
         values = _account_columns(msgspec.structs.replace(new, known=True))
@@ -356,7 +358,7 @@ def _account_from_row(row: "Row[Any]") -> Account:
         closed=bool(row.closed),
         note=row.note,
         known=bool(row.known),
-        created=moment(row.created_us),
+        created=from_micros(row.created_us),
     )
 
 

@@ -27,7 +27,7 @@ from steward.bank.ledger.postings import (
 from steward.bank.ledger.records import Account, Allocation, Authorship, Rollover, Transfer
 from steward.bank.ledger.tables import EXPIRED, ISSUED, pot
 from steward.bank.records import AllocationShare
-from steward.core.timestamps import moment, to_micros
+from steward.core.timestamps import from_micros, to_micros
 
 _NEVER: Final = 2**63
 """End of an open-ended allocation for sorting, after any time."""
@@ -313,8 +313,8 @@ def _allocation_from_row(row: "Row[Any]") -> Allocation:
     return Allocation(
         number=row.number,
         account=row.account,
-        begin=moment(row.begin_us),
-        end=None if row.end_us is None else moment(row.end_us),
+        begin=from_micros(row.begin_us),
+        end=None if row.end_us is None else from_micros(row.end_us),
         rollover=row.rollover,
         note=row.note,
         balance=row.balance,

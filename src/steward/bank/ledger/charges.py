@@ -45,7 +45,7 @@ from steward.bank.ledger.records import (
 from steward.bank.ledger.tables import USAGE, act, charge, charge_version, entry
 from steward.bank.money import MAX_AMOUNT
 from steward.bank.records import AllocationShare, Charge
-from steward.core.timestamps import moment, to_micros
+from steward.core.timestamps import from_micros, to_micros
 
 
 @dataclass
@@ -368,7 +368,7 @@ class Charges:
                 charge=_decoder.decode(row.body),
                 transfers=msgspec.json.decode(row.acts, type=tuple[int, ...]),
                 added=row.added,
-                at=moment(row.at_us),
+                at=from_micros(row.at_us),
                 who=row.who,
                 why=row.why,
             )
@@ -533,7 +533,7 @@ def _charge_from_row(row: "Row[Any]") -> ChargeRow:
         refunded=row.refunded,
         overdraw=row.overdraw,
         payer=row.payer,
-        first_at=moment(row.first_at_us),
-        last_at=moment(row.last_at_us),
+        first_at=from_micros(row.first_at_us),
+        last_at=from_micros(row.last_at_us),
         versions=row.versions,
     )

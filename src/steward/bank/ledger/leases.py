@@ -10,7 +10,7 @@ from steward.bank.errors import LedgerUnavailable
 from steward.bank.ledger.engine import LedgerDatabase
 from steward.bank.ledger.records import Lease
 from steward.bank.ledger.tables import lease, state
-from steward.core.timestamps import moment, to_micros
+from steward.core.timestamps import from_micros, to_micros
 
 
 class LeaseLost(LedgerUnavailable):
@@ -47,7 +47,7 @@ class Leases:
             _wait_for_writers(connection)
             now = self._current_time(connection)
             row = _find_lease(connection, name)
-            if row is not None and row.holder != holder and moment(row.until_us) > now:
+            if row is not None and row.holder != holder and from_micros(row.until_us) > now:
                 return None
             fence = 1 if row is None else row.fence + 1
             until_us = to_micros(now + timedelta(seconds=duration_s))
@@ -56,7 +56,7 @@ class Leases:
                 connection.execute(insert(lease).values(name=name, **values))
             else:
                 connection.execute(update(lease).where(lease.c.name == name).values(values))
-        return Lease(name=name, holder=holder, fence=fence, until=moment(until_us))
+        return Lease(name=name, holder=holder, fence=fence, until=from_micros(until_us))
 
     def renew(self, held_lease: Lease, duration_s: float) -> Lease:
         """Extend a lease from now on, even after it ended if nobody took it.
@@ -76,7 +76,7 @@ class Leases:
             name=held_lease.name,
             holder=held_lease.holder,
             fence=held_lease.fence,
-            until=moment(until_us),
+            until=from_micros(until_us),
         )
 
     def release(self, held_lease: Lease) -> None:
@@ -101,13 +101,13 @@ class Leases:
         """
         with self._database.reading() as connection:
             row = _find_lease(connection, name)
-            if row is None or moment(row.until_us) <= self._current_time(connection):
+            if row is None or from_micros(row.until_us) <= self._current_time(connection):
                 return None
             return Lease(
                 name=name,
                 holder=row.holder,
                 fence=row.fence,
-                until=moment(row.until_us),
+                until=from_micros(row.until_us),
             )
 
     def _current_time(self, connection: Connection) -> datetime:
@@ -115,7 +115,7 @@ class Leases:
         if self._database.is_sqlite:
             return self._now()
         server_time: datetime = connection.execute(select(func.clock_timestamp())).scalar_one()
-        return moment(to_micros(server_time))
+        return from_micros(to_micros(server_time))
 
 
 def check_lease(connection: Connection, held_lease: Lease) -> None:

@@ -21,7 +21,7 @@ from steward.bank.ledger.postings import LedgerSession, sanitize_text
 from steward.bank.ledger.records import OutboxItem
 from steward.bank.ledger.tables import cursor, mark, outbox, settlement, threshold
 from steward.bank.records import Settlement
-from steward.core.timestamps import moment, to_micros
+from steward.core.timestamps import from_micros, to_micros
 
 _KEY_RETENTION_US: Final = 90 * 86_400 * 1_000_000
 """Time that the key of a delivered message is remembered: 90 days, in microseconds."""
@@ -290,7 +290,7 @@ def _outbox_item(row: "Row[Any]") -> OutboxItem:
         key=row.item_key or "",
         payload=bytes(row.payload),
         tries=row.tries,
-        next_at=moment(row.next_us),
+        next_at=from_micros(row.next_us),
         error=row.error,
         aside=row.done == _DEAD,
     )

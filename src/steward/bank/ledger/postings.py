@@ -19,7 +19,7 @@ from steward.bank.errors import BankError, BankUsage
 from steward.bank.ledger.records import Authorship, Entry, Transfer, TransferKind
 from steward.bank.ledger.tables import BANK_POTS, account, act, charge, entry, pot, state
 from steward.bank.money import MAX_AMOUNT
-from steward.core.timestamps import moment, to_micros
+from steward.core.timestamps import from_micros, to_micros
 
 _GRANT_KINDS: Final = frozenset({"deposit", "withdraw", "transfer", "adjust"})
 """Kinds of transfers that change how much an allocation was given."""
@@ -264,7 +264,7 @@ class TransferWriter:
             return None
         return Transfer(
             number=number,
-            at=moment(row.at_us),
+            at=from_micros(row.at_us),
             kind=row.kind,
             who=row.who,
             why=row.why,
@@ -338,7 +338,7 @@ class TransferWriter:
         entries = self._session.post_entries(number, kind, amounts)
         return Transfer(
             number=number,
-            at=moment(to_micros(self._session.now(author))),
+            at=from_micros(to_micros(self._session.now(author))),
             kind=kind,
             who=sanitize_text(author.who),
             why=sanitize_text(why or author.why),

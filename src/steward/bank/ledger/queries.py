@@ -24,7 +24,7 @@ from steward.bank.ledger.postings import USAGE_KINDS, LedgerSession, sanitize_te
 from steward.bank.ledger.records import Account, BalanceDay, Statement, StatementLine, UsageRow
 from steward.bank.ledger.tables import act, charge, entry, member, pot
 from steward.bank.records import AccountBooks, AllocationBooks, GateBooks, UserBooks
-from steward.core.timestamps import moment, to_micros
+from steward.core.timestamps import from_micros, to_micros
 
 _QUARTER_HOUR_US: Final = 900_000_000
 """Fifteen minutes, in microseconds: in every time zone, days begin at such a boundary."""
@@ -37,7 +37,7 @@ def quarter_hour_number(at_us: Any) -> Any:
 
 def quarter_hour_date(quarter: int, zone: tzinfo) -> date:
     """Return the date, in a zone, of a 15-minute interval."""
-    return moment(quarter * _QUARTER_HOUR_US).astimezone(zone).date()
+    return from_micros(quarter * _QUARTER_HOUR_US).astimezone(zone).date()
 
 
 _BATCH_SIZE: Final = 500
@@ -226,7 +226,7 @@ class LedgerQueries:
         last = self._session.fetch_value(select(func.max(charge.c.begin_us)).where(*conditions))
         if first is None:
             return literal("")
-        starts = _list_months(moment(first), moment(last), zone)
+        starts = _list_months(from_micros(first), from_micros(last), zone)
         return case(
             *(
                 (charge.c.begin_us >= to_micros(start), literal(name))
@@ -314,7 +314,7 @@ def _statement_line(row: "Row[Any]", balance: int) -> StatementLine:
     """Convert a row into a line of a statement."""
     return StatementLine(
         number=row.number,
-        at=moment(row.at_us),
+        at=from_micros(row.at_us),
         kind=row.kind,
         who=row.who,
         why=row.why,

@@ -15,7 +15,7 @@ from steward.bank.ledger.outbox import insert_or_replace
 from steward.bank.ledger.postings import LedgerSession, sanitize_text
 from steward.bank.ledger.records import ApiToken, RejectedJob, ReportedJob, ReportedTotals
 from steward.bank.ledger.tables import refusal, remote_hold, reported_job, token
-from steward.core.timestamps import moment, to_micros
+from steward.core.timestamps import from_micros, to_micros
 
 MAX_REJECTIONS_PER_DAY: Final = 500
 """Number of rejections kept per user and day."""
@@ -285,14 +285,14 @@ def _optional_micros(at: datetime | None) -> int | None:
 
 
 def _optional_moment(us: int | None) -> datetime | None:
-    return None if us is None else moment(us)
+    return None if us is None else from_micros(us)
 
 
 def _token_from_row(row: "Row[Any]") -> ApiToken:
     return ApiToken(
         user=row.user_name,
         digest=row.digest,
-        created=moment(row.created_us),
+        created=from_micros(row.created_us),
         expires=_optional_moment(row.expires_us),
         note=row.note,
     )
@@ -301,7 +301,7 @@ def _token_from_row(row: "Row[Any]") -> ApiToken:
 def _rejection_from_row(row: "Row[Any]") -> RejectedJob:
     return RejectedJob(
         id=row.id,
-        at=moment(row.at_us),
+        at=from_micros(row.at_us),
         mode=row.mode,
         cluster=row.cluster,
         uid=row.uid,

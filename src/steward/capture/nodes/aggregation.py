@@ -30,7 +30,7 @@ from steward.core.events import (
     TASK_EXIT,
     Event,
 )
-from steward.core.timestamps import moment, to_micros
+from steward.core.timestamps import from_micros, to_micros
 from steward.core.usage import ExitedTasks, Launch, NodeGap, NodeJob, StepEnd, StepStart, TaskUsage
 from steward.jobs.job_ids import MAX_JOB_ID
 
@@ -380,7 +380,7 @@ def _compute_digest(parts: Iterable[bytes]) -> str:
 
 def _make_line_event(cluster: str, kind: str, line: NodeLine, body: Any, now: datetime) -> Event:
     """Build the event of a line."""
-    at = moment(line.at_us)
+    at = from_micros(line.at_us)
     return Event(
         kind=kind,
         cluster=cluster,

@@ -33,7 +33,6 @@ from steward.capture.nodes.http import (
     AgentRequest,
     RequestError,
 )
-from steward.capture.nodes.last_seen import AgentRefusals, NodeReport, NodeReportsWriter
 from steward.capture.nodes.listener import (
     BODY_TIMEOUT_S,
     IDENTIFY_TIMEOUT_S,
@@ -45,6 +44,7 @@ from steward.capture.nodes.listener import (
     reject_connection,
     secure_connection,
 )
+from steward.capture.nodes.node_reports import AgentRefusals, NodeReport, NodeReportsWriter
 from steward.capture.nodes.senders import (
     AuthenticatedSender,
     BatchHeader,

@@ -653,8 +653,10 @@ def check_broker(key: KeyPath, broker: KafkaSettings) -> Iterator[ConfigProblem]
         yield ConfigProblem((*key, "sasl"), f"'{name}.sasl' needs a 'user' and a 'password_file'")
     if broker.user and not broker.sasl:
         yield ConfigProblem((*key, "user"), f"'{name}.user' is used with 'sasl' only: give both")
-    yield from _key_pair(key, broker.certificate_file, broker.key_file)
-    yield from _absolute(key, broker, ("ca_file", "certificate_file", "key_file", "password_file"))
+    yield from _check_key_pair(key, broker.certificate_file, broker.key_file)
+    yield from _check_absolute(
+        key, broker, ("ca_file", "certificate_file", "key_file", "password_file")
+    )
     for option in broker.options:
         option_key = (*key, "options", option)
         if option in _OUR_OPTIONS:
@@ -699,9 +701,9 @@ def _check_search_sink(key: KeyPath, sink: SearchSinkSettings) -> Iterator[Confi
         yield ConfigProblem(
             (*key, "batch_bytes"), f"'{name}.batch_bytes' must be 65536 or more: a script is larger"
         )
-    yield from _key_pair(key, sink.certificate_file, sink.key_file)
+    yield from _check_key_pair(key, sink.certificate_file, sink.key_file)
     files = ("ca_file", "certificate_file", "key_file", "password_file", "api_key_file")
-    yield from _absolute(key, sink, files)
+    yield from _check_absolute(key, sink, files)
 
 
 def _check_address(key: KeyPath, url: str) -> Iterator[ConfigProblem]:
@@ -724,12 +726,14 @@ def _check_address(key: KeyPath, url: str) -> Iterator[ConfigProblem]:
         )
 
 
-def _key_pair(key: KeyPath, certificate_file: str, key_file: str) -> Iterator[ConfigProblem]:
+def _check_key_pair(key: KeyPath, certificate_file: str, key_file: str) -> Iterator[ConfigProblem]:
     if bool(certificate_file) != bool(key_file):
         yield ConfigProblem(key, f"'{'.'.join(key)}' needs both 'certificate_file' and 'key_file'")
 
 
-def _absolute(key: KeyPath, section: object, fields: tuple[str, ...]) -> Iterator[ConfigProblem]:
+def _check_absolute(
+    key: KeyPath, section: object, fields: tuple[str, ...]
+) -> Iterator[ConfigProblem]:
     for field in fields:
         path = getattr(section, field)
         if path and not os.path.isabs(path):

@@ -8,7 +8,7 @@ from typing import Final, Literal
 import msgspec
 
 from steward.accounting.context import AccountingContext
-from steward.core.access import Asker
+from steward.core.access import Caller
 from steward.core.actions import Action
 from steward.core.errors import PermissionRefused
 from steward.core.sqlite import SqliteUnavailable
@@ -56,7 +56,7 @@ class PluginsAnswer(msgspec.Struct, frozen=True, kw_only=True):
     plugins: tuple[PluginInfo, ...]
 
 
-def list_plugins(room: AccountingContext, asker: Asker, _: PluginsRequest) -> PluginsAnswer:
+def list_plugins(room: AccountingContext, asker: Caller, _: PluginsRequest) -> PluginsAnswer:
     """List the accounting plugins; operators only."""
     if not room.is_operator(asker):
         raise PluginOperatorsOnly("only operators may look at the plugins", asker)

@@ -33,7 +33,7 @@ from steward.core.events import (
     ControllerState,
     Event,
 )
-from steward.core.timestamps import moment
+from steward.core.timestamps import from_micros
 from steward.core.usage import PluginMessage, RunEvent, StepUsage, TaskUsage
 from steward.extensions.jobacct_plugins.api import Job, JobAcctPlugin, Message, Rusage, Step
 from steward.extensions.jobacct_plugins.messages import MessageSender
@@ -365,7 +365,7 @@ def _build_step(event: Event, usage: StepUsage) -> Step:
         restarts=usage.restarts,
         step=usage.step,
         node=usage.node,
-        launched=moment(usage.launched_us),
+        launched=from_micros(usage.launched_us),
         at=event.at,
         correction=usage.correction,
     )
@@ -382,5 +382,5 @@ def _event_id(event: Event) -> str:
 
 def _with_call_id(step: Step, which: str, at_us: int | None) -> Step:
     """Return the step for one of its event's calls, with an id that tells it from the others."""
-    at = step.at if at_us is None else moment(at_us)
+    at = step.at if at_us is None else from_micros(at_us)
     return msgspec.structs.replace(step, event_id=f"{step.event_id}#{which}", at=at)

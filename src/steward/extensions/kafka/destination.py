@@ -13,9 +13,9 @@ from datetime import datetime
 from functools import partial
 from typing import Any, Final
 
-from steward.archive.messages import SCHEMA, encode_sarchive, encode_script_message
 from steward.archive.remote.destination import ArchivedDocument, RefusedDocument, SinkKind
 from steward.extensions.kafka.client import KafkaConnection, KafkaUnavailable
+from steward.extensions.kafka.messages import SCHEMA, encode_sarchive, encode_script_message
 from steward.extensions.kafka.settings import KafkaSinkSettings
 
 log = logging.getLogger(__name__)

@@ -20,7 +20,6 @@ from typing import Final
 
 import msgspec
 
-from steward.archive.messages import MessageFile, MessageIdentity, ScriptMessage
 from steward.capture.schedulers import ENVIRONMENT_TOO_LARGE, MOST_ENVIRONMENT_BYTES
 from steward.core.events import (
     ARCHIVE_PURGE,
@@ -38,6 +37,7 @@ from steward.core.journal import JournalReader
 from steward.core.records import JobRecord
 from steward.core.redaction import Redactor
 from steward.core.sqlite import SqliteError, SqliteUnavailable
+from steward.extensions.kafka.messages import MessageFile, MessageIdentity, ScriptMessage
 from steward.jobs import Jobs, database_path
 from steward.slurm.environment import read_environment
 from steward.slurm.job_states import FINISHED

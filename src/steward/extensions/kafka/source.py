@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Container, Iterable
 from typing import Any, Final, NamedTuple
 
-from steward.archive.messages import MessageError, ScriptMessage, decode_script_message
 from steward.core.consumers import Append
 from steward.core.errors import StewardError, Unavailable
 from steward.core.events import JOB_SCRIPT, Event
@@ -25,6 +24,7 @@ from steward.core.journal import JournalError
 from steward.core.waits import Backoff, Stop
 from steward.extensions.kafka.client import KafkaConnection, KafkaUnavailable
 from steward.extensions.kafka.events import MessageConverter
+from steward.extensions.kafka.messages import MessageError, ScriptMessage, decode_script_message
 from steward.extensions.kafka.settings import ConsumeSettings
 
 log = logging.getLogger(__name__)

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from steward.core.extensions import make_lazy_getattr
 
 if TYPE_CHECKING:
-    from steward.extensions.mybrc.answers import JobRegistry, SubmitChecks
     from steward.extensions.mybrc.application import ApiServices, make_application
     from steward.extensions.mybrc.balances import RemoteBalances
     from steward.extensions.mybrc.outbox import REMOTE_BANK
     from steward.extensions.mybrc.remote import MybrcClient, OutboxSender
+    from steward.extensions.mybrc.services import JobRegistry, SubmitChecks
     from steward.extensions.mybrc.settings import MybrcSettings
     from steward.extensions.mybrc.users import TokenAuthority, UsersFile, remove_user, set_user
     from steward.extensions.mybrc.wire import RemoteFailed, RemoteRejected, RemoteUnavailable

@@ -38,11 +38,12 @@ from litestar.params import FromPath, QueryParameter, RawBody
 
 from steward.bank.ledger.ledger import Ledger
 from steward.core.errors import StewardError, Unavailable
-from steward.extensions.mybrc import answers
-from steward.extensions.mybrc.answers import (
+from steward.extensions.mybrc.services import (
     JobFilters,
     JobRegistry,
     SubmitChecks,
+    list_partitions,
+    list_users,
     page_links,
     parse_amount_filter,
 )
@@ -437,7 +438,7 @@ def jobs_update(
 def users_list(request: ApiRequest, state: State, page: Page = 1) -> UserPage:
     """List the bank's users, a hundred at a time."""
     office: ApiServices = state.office
-    found = answers.list_users(office.ledger, office.domain, page)
+    found = list_users(office.ledger, office.domain, page)
     following, previous = page_links(str(request.url), page, found.count)
     return msgspec.structs.replace(found, next=following, previous=previous)
 
@@ -446,7 +447,7 @@ def users_list(request: ApiRequest, state: State, page: Page = 1) -> UserPage:
 def partitions_list(request: ApiRequest, state: State, page: Page = 1) -> PartitionPage:
     """List partitions and their prices, a hundred at a time."""
     office: ApiServices = state.office
-    found = answers.list_partitions(office.ledger, office.cluster, office.now(), page)
+    found = list_partitions(office.ledger, office.cluster, office.now(), page)
     following, previous = page_links(str(request.url), page, found.count)
     return msgspec.structs.replace(found, next=following, previous=previous)
 

@@ -27,7 +27,7 @@ from steward.core.config import Settings
 from steward.core.events import QUEUE_LOOKED, RUN_END, RUN_START, Event
 from steward.core.records import JobRecord
 from steward.core.sqlite import SqliteUnavailable
-from steward.core.timestamps import moment
+from steward.core.timestamps import from_micros
 from steward.core.usage import RunEvent
 from steward.jobs import Jobs, database_path
 from steward.slurm.job_states import strip_state_suffix
@@ -176,7 +176,7 @@ class CorrectionScan:
             with self._ledger.reading() as t:
                 changes = t.charges.list_changed(self._position, _READ_TRANSACTIONS)
                 end_position = changes[-1][0] if len(changes) == _READ_TRANSACTIONS else t.seq
-                bank_start = moment(int(t.read_mark("began") or 0))
+                bank_start = from_micros(int(t.read_mark("began") or 0))
                 # The first charge at a run's end is reported by its event.
                 corrected = [
                     row for _, author, row in changes if author != BANK_AUTHOR or row.versions > 1

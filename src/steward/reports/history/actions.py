@@ -14,13 +14,13 @@ from functools import lru_cache
 from typing import Any, Final
 
 from steward.accounting.sacct.sources import open_books
-from steward.core.access import Asker
+from steward.core.access import Caller
 from steward.core.actions import Action
 from steward.core.errors import NotFound, UsageError
 from steward.core.events import NODE_STATE, PARTITION_STATE, RESERVATION_STATE, Event
 from steward.core.records import UsageLine
 from steward.core.sqlite import SqliteUnavailable
-from steward.core.timestamps import moment, to_micros
+from steward.core.timestamps import from_micros, to_micros
 from steward.jobs.line_queries import SHOWN_PIECE, SHOWN_RUN, LineFilter
 from steward.reports.events import make_event_item
 from steward.reports.history.consumer import HISTORY_KINDS
@@ -67,7 +67,7 @@ _MICROS: Final = 1_000_000
 
 
 def count_nodes_by_state(
-    context: HistoryContext, asker: Asker, request: NodeCountsRequest
+    context: HistoryContext, asker: Caller, request: NodeCountsRequest
 ) -> NodeCountsReply:
     """Count nodes by state.
 
@@ -88,7 +88,7 @@ def count_nodes_by_state(
 
 
 def list_present_partitions(
-    context: HistoryContext, asker: Asker, request: PartitionsRequest
+    context: HistoryContext, asker: Caller, request: PartitionsRequest
 ) -> PartitionsReply:
     """List present partitions with their states.
 
@@ -110,7 +110,7 @@ def list_present_partitions(
 
 
 def list_reservations(
-    context: HistoryContext, asker: Asker, request: ReservationsRequest
+    context: HistoryContext, asker: Caller, request: ReservationsRequest
 ) -> ReservationsReply:
     """List present reservations with their states.
 
@@ -139,7 +139,7 @@ def list_reservations(
 
 
 def _list_present_events(
-    context: HistoryContext, asker: Asker, kind: str, keyword: str, cluster: str
+    context: HistoryContext, asker: Caller, kind: str, keyword: str, cluster: str
 ) -> Iterable[Event]:
     """Return the last event per subject of a kind, on clusters whose PrivateData permits it."""
     clusters = [context.resolve_cluster(cluster)] if cluster else context.clusters
@@ -148,7 +148,7 @@ def _list_present_events(
         return reader.list_present(kind, visible) if reader else []
 
 
-def show_node(context: HistoryContext, asker: Asker, request: NodeRequest) -> NodeReply:
+def show_node(context: HistoryContext, asker: Caller, request: NodeRequest) -> NodeReply:
     """Show the states of one node over an interval, and its down time.
 
     Raises:
@@ -195,8 +195,8 @@ def show_node(context: HistoryContext, asker: Asker, request: NodeRequest) -> No
 def _make_state_span(span: NodeSpan) -> NodeStateSpan:
     return NodeStateSpan(
         state=span.state,
-        since=moment(span.from_us),
-        until=None if span.until_us == OPEN_US else moment(span.until_us),
+        since=from_micros(span.from_us),
+        until=None if span.until_us == OPEN_US else from_micros(span.until_us),
         reason=span.reason,
         reason_user=span.reason_user,
     )
@@ -246,7 +246,7 @@ _JOB_COLUMNS: Final = (
 )
 
 
-def list_nodes(context: HistoryContext, asker: Asker, request: NodesRequest) -> NodesReply:
+def list_nodes(context: HistoryContext, asker: Caller, request: NodesRequest) -> NodesReply:
     """List node states, now or at a past time.
 
     Raises:
@@ -284,7 +284,7 @@ def list_nodes(context: HistoryContext, asker: Asker, request: NodesRequest) -> 
         ),
         at=at,
         sensor=context.has_sensor(clusters),
-        begins=None if begins_us is None else moment(begins_us),
+        begins=None if begins_us is None else from_micros(begins_us),
         silent_since=silent_since,
         position=position,
         tag=tag,
@@ -302,12 +302,12 @@ def _make_node_snapshot(span: NodeSpan) -> NodeSnapshot:
         cluster=span.cluster,
         node=span.node,
         state=span.state,
-        since=moment(span.since_us),
+        since=from_micros(span.since_us),
         since_is_known=span.is_known,
         reason=span.reason,
         reason_user=span.reason_user,
         reason_uid=span.reason_uid,
-        reason_at=None if span.reason_us is None else moment(span.reason_us),
+        reason_at=None if span.reason_us is None else from_micros(span.reason_us),
         partitions=_split_partitions(span.partitions),
         cpus=span.cpus,
         memory_bytes=span.memory_bytes,
@@ -316,7 +316,7 @@ def _make_node_snapshot(span: NodeSpan) -> NodeSnapshot:
 
 
 def list_history_events(
-    context: HistoryContext, asker: Asker, request: HistoryEventsRequest
+    context: HistoryContext, asker: Caller, request: HistoryEventsRequest
 ) -> HistoryEventsReply:
     """List state events, newest first.
 
@@ -375,7 +375,7 @@ def _format_event_position(event: Event) -> str:
 
 
 def list_node_jobs(
-    context: HistoryContext, asker: Asker, request: NodeJobsRequest
+    context: HistoryContext, asker: Caller, request: NodeJobsRequest
 ) -> NodeJobsReply:
     """List the jobs that run or ran on a node and that the user may see.
 
@@ -457,13 +457,13 @@ def _make_node_job(row: Sequence[Any]) -> NodeJobRun:
     known_fields = {name: value for name, value in fields.items() if value is not None}
     return NodeJobRun(
         **known_fields,
-        start=moment(int(start_us)),
-        end=moment(int(end_us)) if end_us else None,
+        start=from_micros(int(start_us)),
+        end=from_micros(int(end_us)) if end_us else None,
     )
 
 
 def list_job_events(
-    context: HistoryContext, asker: Asker, request: JobEventsRequest
+    context: HistoryContext, asker: Caller, request: JobEventsRequest
 ) -> JobEventsReply:
     """List the state events of a job's nodes during its run.
 
@@ -494,7 +494,7 @@ def list_job_events(
 
 
 def _find_run_lines(
-    context: HistoryContext, asker: Asker, request: JobEventsRequest
+    context: HistoryContext, asker: Caller, request: JobEventsRequest
 ) -> list[UsageLine]:
     """Return the run lines of the newest job of this id that the user may see."""
     jobs = context.books.jobs

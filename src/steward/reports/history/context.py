@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from datetime import datetime, tzinfo
 
 from steward.accounting.context import AccountingContext
-from steward.core.access import Access, Asker
+from steward.core.access import Access, Caller
 from steward.core.config import Settings
 from steward.core.errors import PermissionRefused
 from steward.core.events import BANK_THRESHOLD, CONTROLLER_STATE, Event, utc_now
@@ -56,7 +56,7 @@ class HistoryContext:
         self.books.check_clusters([name])
         return name
 
-    def list_node_clusters(self, asker: Asker, cluster: str) -> list[str]:
+    def list_node_clusters(self, asker: Caller, cluster: str) -> list[str]:
         """Return the clusters whose nodes the user may see: the requested one, or all of these.
 
         Raises:
@@ -81,7 +81,7 @@ class HistoryContext:
         )
         return self.settings.sensor.enabled or is_remote
 
-    def get_visible_events(self, asker: Asker, cluster: str) -> VisibleEvents:
+    def get_visible_events(self, asker: Caller, cluster: str) -> VisibleEvents:
         """Return which events of a cluster's history the user may see."""
         access = self.access
         if access.is_operator(asker, cluster):
@@ -94,7 +94,7 @@ class HistoryContext:
         accounts = access.list_led(asker, cluster)
         return VisibleEvents(frozenset({CONTROLLER_STATE, *kinds}), {BANK_THRESHOLD: accounts})
 
-    def make_visibility_check(self, asker: Asker) -> Callable[[Event], bool]:
+    def make_visibility_check(self, asker: Caller) -> Callable[[Event], bool]:
         """Make a filter for events that the user may see, with the rules of ``events.list``."""
         return lambda event: self._events.can_see(asker, event)
 

@@ -18,7 +18,7 @@ import msgspec
 from steward.core.events import Event, NodeStatesFile, decode_event, node_states_path
 from steward.core.files import read_status
 from steward.core.sqlite import Connection, SqliteUnavailable, open_reader, translate_errors
-from steward.core.timestamps import moment
+from steward.core.timestamps import from_micros
 from steward.reports.history.consumer import PURGED_MARK, get_history_path
 from steward.reports.history.spans import (
     NODE_COLUMNS,
@@ -298,7 +298,7 @@ class HistoryReader:
     def find_begin(self) -> datetime | None:
         """Return the time of the oldest stored event; None if there is none."""
         at_us = self._query_number("SELECT min(at_us) FROM event", {})
-        return None if at_us is None else moment(at_us)
+        return None if at_us is None else from_micros(at_us)
 
     def list_events(
         self,

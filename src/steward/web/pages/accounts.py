@@ -229,7 +229,7 @@ async def limit(
 
 
 @post("/accounts/{name:str}/money", include_in_schema=False, status_code=303)
-async def moved(
+async def move_money(
     request: HttpRequest, visit: AuthenticatedRequest, pages: Renderer, name: FromPath[str]
 ) -> Response[Any]:
     """Deposit to or withdraw from an account (operators)."""
@@ -386,7 +386,7 @@ def _download_statement(reply: StatementReply, name: str, file_format: str) -> R
     return Response(buffer.getvalue(), media_type="text/csv", headers=headers)
 
 
-ACCOUNT_ROUTES: Final = (account, statement, limit, moved)
+ACCOUNT_ROUTES: Final = (account, statement, limit, move_money)
 
 
 _DEEPEST: Final = 20

@@ -15,12 +15,12 @@ from litestar.params import FromPath
 from markupsafe import Markup, escape
 
 from steward.accounting.job_page.notes import format_duration, format_size
+from steward.accounting.job_page.phrases import describe_end, describe_state, format_share
 from steward.accounting.job_page.requests import PageAnswer, PageRequest
-from steward.accounting.job_page.wording import describe_end, describe_state, format_share
 from steward.archive.requests import DiffReply, DiffRequest, EnvironmentReply, EnvironmentRequest
 from steward.core.printable import escape_line, escape_lines
 from steward.core.records import UsageLine
-from steward.core.timestamps import moment
+from steward.core.timestamps import from_micros
 from steward.slurm.job_states import FINISHED
 from steward.web import query
 from steward.web.authentication import AuthenticatedRequest
@@ -225,7 +225,7 @@ def _make_time_fact(value: Callable[[UsageLine], int]) -> Callable[[PageAnswer],
     def shown(page: PageAnswer) -> Markup | str:
         line = _find_last_run(page)
         us = value(line) if line is not None else 0
-        return format_time_html(moment(us), page.zone) if us else ""
+        return format_time_html(from_micros(us), page.zone) if us else ""
 
     return shown
 

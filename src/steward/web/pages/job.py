@@ -15,8 +15,7 @@ from litestar.params import FromPath
 
 from steward.accounting.job_list_requests import JobRow, JobsAnswer, JobsRequest
 from steward.accounting.job_page.notes import format_duration
-from steward.accounting.job_page.requests import PageAnswer, PageRequest, StepPart
-from steward.accounting.job_page.wording import (
+from steward.accounting.job_page.phrases import (
     TimeSpan,
     describe_cpu,
     describe_end,
@@ -28,13 +27,14 @@ from steward.accounting.job_page.wording import (
     format_share,
     split_time,
 )
+from steward.accounting.job_page.requests import PageAnswer, PageRequest, StepPart
 from steward.archive.requests import EnvironmentReply, EnvironmentRequest, ShowReply, ShowRequest
 from steward.automation.actions import RunOperationReply, RunOperationRequest
 from steward.automation.job_holds import is_held_pending
 from steward.bank.actions.jobs import ExplainRequest
 from steward.core.errors import StewardError, UsageError
 from steward.core.printable import escape_line
-from steward.core.timestamps import moment, to_micros
+from steward.core.timestamps import from_micros, to_micros
 from steward.jobs.job_ids import JobNameError, parse_job_name
 from steward.reports.history.requests import JobEventsRequest
 from steward.slurm.job_changes import read_comment
@@ -322,7 +322,7 @@ JOB_TEMPLATE_FUNCTIONS: Final[dict[str, Any]] = {
     "state_word": describe_state,
     "time_words": describe_time,
     "lasted": format_duration,
-    "moment": moment,
+    "moment": from_micros,
 }
 """Functions that the job templates use to describe values."""
 

@@ -9,7 +9,7 @@ import msgspec
 
 from steward.accounting.context import AccountingContext
 from steward.accounting.errors import AccountingUsage
-from steward.core.access import Asker
+from steward.core.access import Caller
 from steward.core.actions import Action
 from steward.core.errors import PermissionRefused, StewardError
 from steward.core.events import ACCOUNTING_EXPIRE, Event
@@ -116,7 +116,7 @@ class ExpireAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def dump_log(
-    room: AccountingContext, asker: Asker, request: DumpRequest
+    room: AccountingContext, asker: Caller, request: DumpRequest
 ) -> Iterator[DumpChunk | DumpAnswer]:
     """Dump the job log; operators only."""
     _require_operator(room, asker, "read the job log")
@@ -161,7 +161,7 @@ def _build_chunk(lines: list[bytes]) -> DumpChunk:
     return DumpChunk(b"".join(lines).decode("utf-8", "replace"))
 
 
-def expire_books(room: AccountingContext, asker: Asker, request: ExpireRequest) -> ExpireAnswer:
+def expire_books(room: AccountingContext, asker: Caller, request: ExpireRequest) -> ExpireAnswer:
     """Order the removal of old accounting data, or list it; operators only."""
     _require_operator(room, asker, "have books forgotten")
     before = _parse_before(room, request, load_zone(request.zone))
@@ -203,7 +203,7 @@ def _expire_day(day: JobLogDay) -> ExpireDay:
 
 
 def _expire_event(
-    room: AccountingContext, asker: Asker, request: ExpireRequest, cluster: str, before: datetime
+    room: AccountingContext, asker: Caller, request: ExpireRequest, cluster: str, before: datetime
 ) -> Event:
     """Build the event that orders the expiry on one cluster."""
     now = room.now()
@@ -220,7 +220,7 @@ def _expire_event(
     )
 
 
-def _require_operator(room: AccountingContext, asker: Asker, what: str) -> None:
+def _require_operator(room: AccountingContext, asker: Caller, what: str) -> None:
     """Raise LogOperatorsOnly unless the caller is an operator."""
     if not room.is_operator(asker):
         raise LogOperatorsOnly(f"only operators may {what}", asker)

@@ -32,11 +32,11 @@ from steward.extensions.jobacct_plugins.log.files import (
 from steward.extensions.jobacct_plugins.log.reader import LogSource, read_raw_lines
 from steward.extensions.jobacct_plugins.log.state import LogState, PurgedScript
 from steward.jobs.identity import PROMPT_US, SLACK_US
-from steward.jobs.run_merge import PRIVATE
+from steward.jobs.run_merge import PRIVATE_TEXT
 
 _READ_BYTES: Final = 8 << 20
 """Most bytes of one read."""
-_PRIVATE_FIELDS: Final = (("job", PRIVATE), ("line", PRIVATE), ("start", ("name",)))
+_PRIVATE_FIELDS: Final = (("job", PRIVATE_TEXT), ("line", PRIVATE_TEXT), ("start", ("name",)))
 """Fields of a record that hold text written by a person."""
 
 

@@ -35,7 +35,7 @@ from steward.core.events import (
     Event,
     utc_now,
 )
-from steward.core.timestamps import moment, to_micros
+from steward.core.timestamps import from_micros, to_micros
 from steward.core.usage import AccountedStep, RunEvent, StepUsage
 from steward.extensions.jobacct_plugins.api import JobAcctPlugin
 from steward.extensions.jobacct_plugins.consumer import log_location
@@ -420,7 +420,7 @@ class LogConsumer:
                 blanked = self._blanking.blank_all(lines)
                 if blanked != lines:
                     writer.wait_anew(number, blanked)
-        since = moment(min(oldest_us.values()))
+        since = from_micros(min(oldest_us.values()))
         days = {name.partition(".")[0] for name in self._lengths}
         days |= {day.day for day in list_log_days(self._files.location)}
         writer.purge(

@@ -15,7 +15,7 @@ import msgspec
 
 from steward.core.events import RUN_END, RUN_START, RUN_SUSPEND, STEP_ACCOUNTED, STEP_USAGE, Event
 from steward.core.records import JobRecord, UsageLine
-from steward.core.timestamps import moment, to_micros
+from steward.core.timestamps import from_micros, to_micros
 from steward.core.usage import AccountedStep, RunEvent, StepEnd, StepStart, StepUsage, TaskUsage
 from steward.jobs.lines import rank_step
 from steward.jobs.usage import add_steps, adopt_step_line, build_run_line, build_step_line
@@ -310,7 +310,7 @@ class RunRecords:
         tasks = self._tasks.get(launch, {})
         usage = StepUsage(
             job_id=run.job_id,
-            first_submit=moment(run.first_submit_us),
+            first_submit=from_micros(run.first_submit_us),
             restarts=run.restarts,
             step=launch[0],
             node=launch[1],

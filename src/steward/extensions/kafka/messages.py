@@ -27,14 +27,14 @@ SCHEMA: Final = "steward.job/1"
 MAX_SCRIPT_MESSAGE_BYTES: Final = 64 * 1024**2
 """Size limit of a message that is read, in bytes."""
 
-_MOST_JOB_ID: Final = 2**32 - 1
+_MAX_JOB_ID: Final = 2**32 - 1
 _MAX_INTEGER: Final = 2**53 - 1
 """Largest integer that every JSON reader represents exactly."""
 _MAX_TEXT_BYTES: Final = 128 * 1024
 """Size limit of a text in a job record, in bytes: Linux's MAX_ARG_STRLEN, the limit of one argument
 or variable and so of an option of sbatch. A longer submit line is cut when it is sent."""
-_MOST_ITEMS: Final = 1000
-_MOST_CLAIM: Final = 4096
+_MAX_ITEMS: Final = 1000
+_MAX_CLAIM: Final = 4096
 _FIRST_YEAR, _LAST_YEAR = 1970, 2262
 
 
@@ -80,9 +80,9 @@ class MessageClaims(MessagePart, frozen=True, kw_only=True):
         host: Submit host.
     """
 
-    name: Annotated[str, msgspec.Meta(max_length=_MOST_CLAIM)] = ""
-    directory: Annotated[str, msgspec.Meta(max_length=_MOST_CLAIM)] = ""
-    host: Annotated[str, msgspec.Meta(max_length=_MOST_CLAIM)] = ""
+    name: Annotated[str, msgspec.Meta(max_length=_MAX_CLAIM)] = ""
+    directory: Annotated[str, msgspec.Meta(max_length=_MAX_CLAIM)] = ""
+    host: Annotated[str, msgspec.Meta(max_length=_MAX_CLAIM)] = ""
 
 
 class ScriptMessage(MessagePart, frozen=True, kw_only=True):
@@ -113,15 +113,15 @@ class ScriptMessage(MessagePart, frozen=True, kw_only=True):
     id: str
     version: Annotated[int, msgspec.Meta(ge=0, le=_MAX_INTEGER)]
     cluster: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{1,64}(?!\n)$")]
-    job_id: Annotated[int, msgspec.Meta(ge=1, le=_MOST_JOB_ID)]
+    job_id: Annotated[int, msgspec.Meta(ge=1, le=_MAX_JOB_ID)]
     key: str
     spooled: datetime
     verified: bool
     identity: MessageIdentity | None = None
     script: MessageFile | None = None
     environment: MessageFile | None = None
-    redacted: Annotated[tuple[str, ...], msgspec.Meta(max_length=_MOST_ITEMS)] = ()
-    flags: Annotated[tuple[str, ...], msgspec.Meta(max_length=_MOST_ITEMS)] = ()
+    redacted: Annotated[tuple[str, ...], msgspec.Meta(max_length=_MAX_ITEMS)] = ()
+    flags: Annotated[tuple[str, ...], msgspec.Meta(max_length=_MAX_ITEMS)] = ()
     claims: MessageClaims = MessageClaims()
     partial: bool = False
     deleted: bool = False
@@ -239,9 +239,9 @@ def _add_contents(message: ScriptMessage, source: MessageSource) -> ScriptMessag
         redacted=body.redacted,
         flags=body.flags,
         claims=MessageClaims(
-            name=body.claimed_name[:_MOST_CLAIM],
-            directory=body.claimed_dir[:_MOST_CLAIM],
-            host=body.claimed_host[:_MOST_CLAIM],
+            name=body.claimed_name[:_MAX_CLAIM],
+            directory=body.claimed_dir[:_MAX_CLAIM],
+            host=body.claimed_host[:_MAX_CLAIM],
         ),
     )
 
@@ -303,7 +303,7 @@ def _check_message(message: ScriptMessage) -> None:
         if file is not None and file.content is not None:
             _check_file(file, file.content, name)
     for text in (*message.redacted, *message.flags):
-        _require(len(text) <= _MOST_ITEMS, "redacted or flags")
+        _require(len(text) <= _MAX_ITEMS, "redacted or flags")
     if message.identity is not None:
         _check_time(message.identity.first_submit, "identity.first_submit")
         _check_record(message.identity.record, message.job_id)
@@ -331,7 +331,7 @@ def _check_record(record: JobRecord, job_id: int) -> None:
             _require(not _is_long(value), field_path)
         elif value is not None:
             # A time limit is in seconds; Slurm's own number is in minutes.
-            maximum = _MAX_INTEGER if field == "time_limit_s" else _MOST_JOB_ID
+            maximum = _MAX_INTEGER if field == "time_limit_s" else _MAX_JOB_ID
             _require(0 <= value <= maximum, field_path)
 
 

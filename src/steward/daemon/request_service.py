@@ -22,7 +22,7 @@ from contextlib import AbstractContextManager
 import msgspec
 
 from steward.admin.credentials.errors import UnknownCredential
-from steward.core.access import Asker, check_scope
+from steward.core.access import Caller, check_scope
 from steward.core.actions import Action, ActionError, Registry
 from steward.core.errors import InternalFailure, PermissionRefused, StewardError, UsageError
 from steward.daemon.idempotency import IdempotencyStore
@@ -37,10 +37,10 @@ from steward.daemon.requests import (
 
 log = logging.getLogger(__name__)
 
-IdentifySecret = Callable[[str], Asker]
+IdentifySecret = Callable[[str], Caller]
 """Function that identifies the owner of a secret; raises UnknownCredential if there is none."""
 
-OpenRepeats = Callable[[], IdempotencyStore]
+OpenIdempotencyStore = Callable[[], IdempotencyStore]
 """Function that opens the store of idempotency keys when first needed."""
 
 
@@ -93,7 +93,7 @@ class RequestService:
         registry: Registry,
         limits: PeerLimits | None = None,
         identify: IdentifySecret | None = None,
-        open_store: OpenRepeats | None = None,
+        open_store: OpenIdempotencyStore | None = None,
     ) -> None:
         self.limits = limits or PeerLimits()
         self._registry = registry
@@ -120,7 +120,7 @@ class RequestService:
             _set_time_limit(self.limits.silence_s)
             is_last = True
             try:
-                message = _decode_ask(line)
+                message = _decode_request(line)
                 is_last = not (keep_open and message.keep)
                 replies = self._answer(message, uid, peer)
             except StewardError as error:
@@ -167,10 +167,10 @@ class RequestService:
                 InternalFailure("the daemon failed on this request: its log says why")
             )
 
-    def _identify_caller(self, message: ActionRequest, uid: int) -> Asker:
+    def _identify_caller(self, message: ActionRequest, uid: int) -> Caller:
         """Return the caller: the peer, or the owner of the secret that it sends."""
         if not message.auth:
-            return Asker(uid=uid, user=_get_user_name(uid), how="socket")
+            return Caller(uid=uid, user=_get_user_name(uid), how="socket")
         if self._identify is None:
             raise UnknownCredential("nobody is known here by a token")
         asker = self._identify(message.auth)
@@ -178,7 +178,7 @@ class RequestService:
         check_scope(asker, message.action)
         return asker
 
-    def _run_once(self, key: str, action: Action, asker: Asker, request: object) -> bytes:
+    def _run_once(self, key: str, action: Action, asker: Caller, request: object) -> bytes:
         """Run the action once for an idempotency key; return its reply line."""
         if self._open_store is None:
             raise UsageError("nothing is done here under a key", key)
@@ -190,7 +190,7 @@ class RequestService:
             lambda: self._registry.call(action.name, asker, request),
         )
 
-    def _run(self, action: Action, asker: Asker, request: object) -> Iterator[bytes]:
+    def _run(self, action: Action, asker: Caller, request: object) -> Iterator[bytes]:
         """Run the action; yield its reply lines."""
         result = self._registry.call(action.name, asker, request)
         if not action.stream:
@@ -204,7 +204,7 @@ class RequestService:
             )
 
 
-def _decode_ask(line: bytes) -> ActionRequest:
+def _decode_request(line: bytes) -> ActionRequest:
     """Decode a request and check its protocol version."""
     try:
         message = msgspec.json.decode(line, type=ActionRequest)

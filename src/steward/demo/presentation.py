@@ -25,21 +25,21 @@ from rich.text import Text
 
 from steward.archive.requests import JobLine
 from steward.demo import checks
-from steward.demo.jobs import list_submissions
-from steward.demo.parts import (
+from steward.demo.components import (
     ACCOUNT,
     BURST_BYTES,
     BURST_JOB,
     OPENING_COMMANDS,
     PAID_JOB,
     SBATCH_REJECTED,
-    UNAFFORDABLE,
-    UNANSWERED_S,
+    SLURMD_TIMEOUT_S,
+    UNAFFORDABLE_COMMAND,
+    WEB_USER,
     get_page_peak,
     is_ledger_sound,
     write_rule,
 )
-from steward.demo.parts import PAGES_USER as WEB_USER
+from steward.demo.jobs import list_submissions
 from steward.demo.site import DemoSite
 from steward.sandbox import get_default_directory
 from steward.sandbox.layout import find_free_directory
@@ -420,7 +420,7 @@ def _show_billing(printer: DemoPrinter, site: DemoSite) -> int:
     printer.print_prompt(job.user, PAID_JOB.shell_command)
     printer.print_line(f"{f'job {job.job}':<8} {PAID_JOB.about}", style="dim")
     _run_command(printer, site, first, f"steward bank quote --account={ACCOUNT} paid.sh")
-    _run_command(printer, site, first, shlex.join(UNAFFORDABLE), SBATCH_REJECTED)
+    _run_command(printer, site, first, shlex.join(UNAFFORDABLE_COMMAND), SBATCH_REJECTED)
     with printer.show_progress("Waiting for the job to end ...", "It has ended and is charged"):
         amount = site.wait_for_charge(job)
     _run_command(printer, site, first, f"steward bank explain {job.job}")
@@ -448,7 +448,7 @@ def _kill_node(printer: DemoPrinter, site: DemoSite) -> str:
     printer.print_line("")
     printer.print_paragraph(
         f"slurmd of {node} is killed. Slurm notices when it has not answered for "
-        f"{UNANSWERED_S} seconds; until then there is more to see."
+        f"{SLURMD_TIMEOUT_S} seconds; until then there is more to see."
     )
     return node
 

@@ -25,7 +25,7 @@ from steward.core.sqlite import (
     transaction,
     translate_errors,
 )
-from steward.core.timestamps import moment, to_micros
+from steward.core.timestamps import from_micros, to_micros
 
 NODES_DATABASE: Final = "nodes.db"
 """File name of the database in the state directory."""
@@ -256,7 +256,7 @@ def _read_reports(database: Connection, path: str, cluster: str) -> Iterator[Nod
         yield NodeReport(
             cluster=name,
             node=node,
-            heard_at=moment(heard_us),
+            heard_at=from_micros(heard_us),
             sequence=sequence,
             boot_id=boot_id,
             place=place,

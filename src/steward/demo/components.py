@@ -24,7 +24,7 @@ from steward.accounting.job_page.requests import PageAnswer
 from steward.admin.plugins.build import build_plugins, find_headers
 from steward.admin.plugins.installation import install_shim
 from steward.agent import agent
-from steward.bank.actions.upkeep import CheckReply
+from steward.bank.actions.maintenance import CheckReply
 from steward.core.errors import StewardError
 from steward.demo.jobs import Submission
 from steward.sandbox import Sandbox, SandboxProcess
@@ -79,9 +79,9 @@ def encode_toml(value: Any) -> str:
     return msgspec.json.encode(value).decode()
 
 
-UNANSWERED_S: Final = 10
+SLURMD_TIMEOUT_S: Final = 10
 """SlurmdTimeout of the demo's cluster, in seconds."""
-SLURM_CONF_LINES: Final = (f"SlurmdTimeout={UNANSWERED_S}",)
+SLURM_CONF_LINES: Final = (f"SlurmdTimeout={SLURMD_TIMEOUT_S}",)
 """Lines of slurm.conf that let slurmctld notice a dead slurmd soon."""
 RULE: Final = "drain_what_fails"
 
@@ -156,7 +156,7 @@ PAID_JOB: Final = Submission(
     script=_PAID.encode(),
     command=("sbatch", f"--account={ACCOUNT}", "paid.sh"),
 )
-UNAFFORDABLE: Final = ("sbatch", f"--account={ACCOUNT}", "--time=20:00:00", "paid.sh")
+UNAFFORDABLE_COMMAND: Final = ("sbatch", f"--account={ACCOUNT}", "--time=20:00:00", "paid.sh")
 """A submission that the account cannot pay."""
 
 OPENING_COMMANDS: Final = (
@@ -337,7 +337,7 @@ def _find_free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-PAGES_USER: Final = "steward-web"
+WEB_USER: Final = "steward-web"
 """User that ``steward web`` runs as."""
 _LINK = re.compile(rb"^https?://\S+/login/\S+", re.MULTILINE)
 _WEB_TIMEOUT_S: Final = 60.0
@@ -357,7 +357,7 @@ class DemoWebServer:
         self._process: SandboxProcess | None = None
         self.skip_reason = (
             ""
-            if PAGES_USER in sandbox.users
+            if WEB_USER in sandbox.users
             else "only root can have users of its own, and the pages run as one"
         )
         """Why there are no pages; "" if there are."""
@@ -376,7 +376,7 @@ class DemoWebServer:
         return [
             "[web]",
             f"listen = {json.dumps(f'127.0.0.1:{self._port}')}",
-            f"user = {json.dumps(PAGES_USER)}",
+            f"user = {json.dumps(WEB_USER)}",
             "",
         ]
 
@@ -393,7 +393,7 @@ class DemoWebServer:
         with open(log, "ab") as log_file:
             process = self._sandbox.popen(
                 argv,
-                user=PAGES_USER,
+                user=WEB_USER,
                 cwd="/",
                 stdin=subprocess.DEVNULL,
                 stdout=log_file,

@@ -25,7 +25,7 @@ from steward.bank.notices import Notice
 from steward.bank.prices import find_rate
 from steward.bank.records import Hold, Rate
 from steward.bank.remote import GROUP, RemoteBank
-from steward.core.access import Asker
+from steward.core.access import Caller
 from steward.core.actions import Action, ActionMessage, Request
 from steward.core.errors import Unavailable
 from steward.core.extensions import load_offer
@@ -33,6 +33,7 @@ from steward.core.timestamps import to_micros
 
 if TYPE_CHECKING:
     from steward.core.records import JobRecord
+
 
 log = logging.getLogger(__name__)
 
@@ -196,7 +197,7 @@ class _DryRun(Exception):
 
 
 def reconcile_clusters(
-    context: BankContext, caller: Asker, request: ReconcileRequest
+    context: BankContext, caller: Caller, request: ReconcileRequest
 ) -> ReconcileReply:
     """Compare charges with Slurm's records, and correct them.
 
@@ -229,7 +230,7 @@ def reconcile_clusters(
 
 
 def backfill_charges(
-    context: BankContext, caller: Asker, request: BackfillRequest
+    context: BankContext, caller: Caller, request: BackfillRequest
 ) -> BackfillReply:
     """Charge runs from before the bank started.
 
@@ -269,7 +270,7 @@ def backfill_charges(
     )
 
 
-def run_bank_check(context: BankContext, caller: Asker, request: CheckRequest) -> CheckReply:
+def run_bank_check(context: BankContext, caller: Caller, request: CheckRequest) -> CheckReply:
     """Verify the ledger, and compare SU holds with live jobs.
 
     Raises:
@@ -300,7 +301,7 @@ def run_bank_check(context: BankContext, caller: Asker, request: CheckRequest) -
     )
 
 
-def import_data(context: BankContext, caller: Asker, request: ImportRequest) -> ImportReply:
+def import_data(context: BankContext, caller: Caller, request: ImportRequest) -> ImportReply:
     """Import data of another program; existing data stays.
 
     Raises:
@@ -429,7 +430,7 @@ def _has_price(record: "JobRecord", cluster: str, rates: list[Rate]) -> bool:
         return False
 
 
-def _need_operator(context: BankContext, caller: Asker, activity: str) -> None:
+def _need_operator(context: BankContext, caller: Caller, activity: str) -> None:
     """Reject callers who are not operators."""
     with context.ledger.reading() as t:
         context.get_rights(caller, t).require_operator(activity)
@@ -543,7 +544,7 @@ class NoticesRetryReply(BankReply, frozen=True, kw_only=True):
     retried: int
 
 
-def list_notices(context: BankContext, caller: Asker, request: NoticesRequest) -> NoticesReply:
+def list_notices(context: BankContext, caller: Caller, request: NoticesRequest) -> NoticesReply:
     """List undelivered notices, dead letters included.
 
     Raises:
@@ -561,7 +562,7 @@ def list_notices(context: BankContext, caller: Asker, request: NoticesRequest) -
 
 
 def retry_notices(
-    context: BankContext, caller: Asker, request: NoticesRetryRequest
+    context: BankContext, caller: Caller, request: NoticesRetryRequest
 ) -> NoticesRetryReply:
     """Retry undelivered notices at once, with the count of attempts reset.
 

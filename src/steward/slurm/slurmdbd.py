@@ -156,14 +156,14 @@ class SlurmdbdClient:
         Raises:
             SlurmError: slurmdbd does not answer, or refuses.
         """
-        from steward.slurm.cluster_model import parse_people
+        from steward.slurm.cluster_model import parse_users
 
         command = ("sacctmgr", "-n", "-P", "show")
         users = self._commands.run(*command, "user", "format=User,DefaultAccount")
         cluster_filter = ("where", f"cluster={self._cluster}")
         fields = "format=Account,User,DefaultQOS,Partition"
         associations = self._commands.run(*command, "assoc", *cluster_filter, fields)
-        return parse_people(users, associations, self._resolver)
+        return parse_users(users, associations, self._resolver)
 
     def read_associations(self) -> Associations:
         """Return the cluster's associations and account coordinators.

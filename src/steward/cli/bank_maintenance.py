@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from steward.bank.actions.upkeep import (
+from steward.bank.actions.maintenance import (
     BackfillReply,
     BackfillRequest,
     CheckReply,

@@ -16,12 +16,9 @@ from datetime import datetime, timedelta
 from typing import Literal
 
 from steward.admin.credentials.errors import UnknownCredential
-from steward.admin.credentials.munge_authentication import (
-    TICKET_PREFIX,
-    verify_ticket,
-)
+from steward.admin.credentials.munge_authentication import TICKET_PREFIX, verify_ticket
 from steward.admin.credentials.store import CredentialKind, CredentialStore
-from steward.core.access import Access, Asker
+from steward.core.access import Access, Caller
 from steward.core.config import Settings
 from steward.core.events import utc_now
 
@@ -58,7 +55,7 @@ class CredentialsContext:
         """The store of credentials."""
         return CredentialStore(self.settings.state_dir)
 
-    def find_bearer(self, secret: str) -> Asker:
+    def find_bearer(self, secret: str) -> Caller:
         """Return the user of a session, token or ticket.
 
         Raises:
@@ -66,7 +63,7 @@ class CredentialsContext:
         """
         if secret.startswith(TICKET_PREFIX):
             uid, user = verify_ticket(secret, self.now())
-            return Asker(uid=uid, user=user, how="munge", by_munge=True)
+            return Caller(uid=uid, user=user, how="munge", by_munge=True)
         kind: CredentialKind = "session" if secret.startswith(SESSION_PREFIX) else "token"
         now = self.now()
         credential = self.store.find_valid(kind, secret, now)
@@ -74,7 +71,7 @@ class CredentialsContext:
             expires = now + timedelta(seconds=self.settings.web.proxy_session_s)
             if expires - credential.expires >= _RENEWED_EVERY:
                 self.store.renew(credential.id, expires)
-        return Asker(
+        return Caller(
             uid=credential.uid,
             user=credential.user,
             how=kind,
@@ -95,7 +92,7 @@ class CredentialsContext:
             return "user"
         return "reads" if how == BY_PROXY and not web.proxy_operators else "full"
 
-    def is_web(self, caller: Asker) -> bool:
+    def is_web(self, caller: Caller) -> bool:
         """Return whether the caller is the web process, as the kernel identifies it."""
         return caller.how in ("socket", "local") and caller.uid in list_web_uids(self.settings)
 
