@@ -8,7 +8,7 @@ import pytest
 from steward.core.config import Settings
 from steward.core.config.reader import ConfigError, load_settings
 from steward.core.errors import UsageError
-from steward.daemon.controller import make_controller_parts
+from steward.daemon.controller import make_controller_workers
 from steward.daemon.workers import make_workers
 
 REMOTE = '[cluster.c1]\nremote = true\ncontrollers = ["ctl1"]\n'
@@ -63,10 +63,10 @@ def test_a_cluster_that_is_watched_here_may_be_reported_for_as_well(tmp_path: Pa
 
 def test_a_controller_runs_sources_and_nothing_else(tmp_path: Path) -> None:
     settings = loaded(tmp_path, "capture_processes = 1\n[cluster.c1]\n" + TO)
-    names = [part.name for part in make_controller_parts(settings)]
+    names = [part.name for part in make_controller_workers(settings)]
     assert names == ["journal", "forward.c1", "runs.c1", "slurm.c1", "capture.c1.0"]
     settings = loaded(tmp_path, "capture_processes = 1\n" + LOCAL + TO)
-    assert [part.name for part in make_controller_parts(settings)] == [
+    assert [part.name for part in make_controller_workers(settings)] == [
         "journal",
         "forward.c1",
         "capture.c1.0",
@@ -75,6 +75,6 @@ def test_a_controller_runs_sources_and_nothing_else(tmp_path: Path) -> None:
 
 def test_each_daemon_wants_its_own_configuration(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="set 'to' in"):
-        make_controller_parts(loaded(tmp_path, LOCAL))
+        make_controller_workers(loaded(tmp_path, LOCAL))
     with pytest.raises(UsageError, match="start 'steward controller'"):
         make_workers(loaded(tmp_path, LOCAL + TO))

@@ -18,8 +18,7 @@ from steward.core.journal import Journal, JournalReader
 from steward.core.journal.server import trim_journal
 from steward.core.journal.store import encode_rows
 from steward.daemon.single_pass import run_once
-from steward.daemon.source_workers import recover_foreign_orphans
-from steward.daemon.workers import recover_orphans
+from steward.daemon.source_workers import recover_foreign_orphans, recover_orphans
 from steward.jobs import database_path
 from steward.slurm.settings import ClusterSettings
 

@@ -11,7 +11,7 @@ import pytest
 from steward.agent import agent
 from steward.core.config import Settings
 from steward.core.config.reader import ConfigError, load_settings
-from steward.daemon.controller import make_controller_parts
+from steward.daemon.controller import make_controller_workers
 from steward.daemon.workers import make_workers
 
 LOCAL = '[cluster.c1]\nslurm = false\nspool = "/spool"\n'
@@ -54,7 +54,7 @@ def test_both_daemons_hear_nodes_where_they_are_told_to(tmp_path: Path) -> None:
     assert "nodes" in [part.name for part in make_workers(loaded(tmp_path, LOCAL + NODES))]
     assert "nodes" not in [part.name for part in make_workers(loaded(tmp_path, LOCAL))]
     forward = '[forward]\nto = "steward:6825"\n'
-    parts = make_controller_parts(loaded(tmp_path, LOCAL + NODES + forward))
+    parts = make_controller_workers(loaded(tmp_path, LOCAL + NODES + forward))
     assert "nodes" in [part.name for part in parts]
 
 

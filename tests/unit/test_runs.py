@@ -16,7 +16,7 @@ from steward.core.events import Event
 from steward.core.journal import Journal, JournalReader
 from steward.core.journal.store import encode_rows
 from steward.core.records import JobRecord
-from steward.daemon.workers import list_unfinished
+from steward.daemon.source_workers import list_unfinished
 from steward.extensions.controllers.settings import ForwardSettings
 from steward.jobs import JobsConsumer
 

@@ -8,7 +8,7 @@ from steward.capture.sensor.triggers import trigger_command
 from steward.capture.settings import SensorSettings
 from steward.core.config import Settings
 from steward.core.config.reader import ConfigError, load_settings
-from steward.daemon.controller import make_controller_parts
+from steward.daemon.controller import make_controller_workers
 from steward.daemon.workers import make_workers
 from steward.slurm.settings import ClusterSettings
 
@@ -71,5 +71,5 @@ def test_each_cluster_that_is_asked_has_a_sensor(tmp_path: Path) -> None:
 
 def test_a_controller_has_one_too(tmp_path: Path) -> None:
     settings = loaded(tmp_path, '[forward]\nto = "steward:6825"\n[sensor]\nenabled = true\n')
-    assert named(make_controller_parts(settings)) == {"sensor.c1"}
+    assert named(make_controller_workers(settings)) == {"sensor.c1"}
     assert settings.wake_socket("c1") == "/run/steward/trigger.sock"

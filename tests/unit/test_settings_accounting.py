@@ -6,7 +6,7 @@ import pytest
 
 from steward.core.config import Settings
 from steward.core.config.reader import ConfigError, load_settings
-from steward.daemon.consumer_workers import make_accounting_parts
+from steward.daemon.consumer_workers import make_accounting_workers
 
 BASE = '[cluster.main]\nspool = "/var/spool/slurmctld"\n[accounting]\n'
 
@@ -49,4 +49,4 @@ def test_mistakes_are_told_with_their_line(tmp_path: Path, text: str, why: str) 
     ],
 )
 def test_what_is_configured_runs(tmp_path: Path, text: str, parts: list[str]) -> None:
-    assert [part.name for part in make_accounting_parts(loaded(tmp_path, text))] == parts
+    assert [part.name for part in make_accounting_workers(loaded(tmp_path, text))] == parts

@@ -7,7 +7,8 @@
   slurmdbd. Slurm's own limits are not imported: they limit what runs, not money.
 
 ``steward.bank.actions.maintenance`` calls one reader, then :func:`apply_plan`. Imports are
-repeatable: existing entries stay, and money has an idempotency key made from the contents of its line.
+repeatable: existing entries stay, and money has an idempotency key made from the contents of
+its line.
 """
 
 import csv

@@ -14,7 +14,7 @@ from steward.cli.options import DAEMON_SOCKET, DaemonSocket, LogLevelOption
 from steward.core.config import Settings
 from steward.core.config.reader import DEFAULT_PATH, load_settings
 from steward.daemon.__main__ import exec_daemon
-from steward.daemon.controller import make_controller_parts
+from steward.daemon.controller import make_controller_workers
 from steward.daemon.reload import request_reload
 
 
@@ -48,7 +48,7 @@ def controller(
     It stays in the foreground, for systemd or a terminal. SIGHUP reads the
     configuration again, SIGTERM and Ctrl-C end it within five seconds.
     """
-    make_controller_parts(load_settings(config))  # reports errors before anything starts
+    make_controller_workers(load_settings(config))  # reports errors before anything starts
     exec_daemon(os.path.abspath(config), controller=True)
 
 

@@ -35,7 +35,7 @@ def main() -> int:
 
     config, *extra = sys.argv[1:]
     if extra:
-        from steward.daemon.controller import make_controller_parts as parts
+        from steward.daemon.controller import make_controller_workers as parts
     else:
         from steward.daemon.workers import make_workers as parts
     try:

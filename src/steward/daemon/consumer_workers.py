@@ -1,13 +1,14 @@
-"""Workers of the daemon that run consumers, the bank, the gate, and the myBRC API.
+"""Consumer workers: processes of the daemon that run consumers, bank, gate and the myBRC API.
 
-Each ``make_..._part`` function returns a `WorkerSpec` for the supervisor, with the function that
+Each ``make_..._worker`` function returns a `WorkerSpec` for the supervisor, with the function that
 runs in the worker's process. `run_consumers` feeds consumers from the journal, and
 `wait_for_resource` waits for a resource. The workers:
 
-- ``rules`` (`make_rules_part`) decides on events and runs the actions of rules;
-- accounting (`make_accounting_parts`): the job log, and a process for each third-party plugin, so
+- sinks, jobs, history and catalog: a process for each consumer (`make_consumer_worker`);
+- ``rules`` (`make_rules_worker`) decides on events and runs the actions of rules;
+- accounting (`make_accounting_workers`): the job log, and a process for each third-party plugin, so
   that one which hangs, crashes or uses up its memory delays nothing else (`JournalAppender`);
-- the bank (`make_bank_parts`): ``gate``, ``bank`` (the ledger), ``mybrc`` (the API) and
+- the bank (`make_bank_workers`): ``gate``, ``bank`` (the ledger), ``mybrc`` (the API) and
   ``mybrc.remote``. Each is a process: a decision must not wait for a ledger on another machine, nor
   a charge for a slow remote server. `BalancePusher` sends fresh balances to the gate.
 
@@ -21,17 +22,22 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from steward.archive.catalog.consumer import CatalogConsumer
+from steward.archive.contents import make_script_contents
+from steward.archive.files.sink import FilesSink
+from steward.archive.sinks import make_sink
 from steward.bank.errors import GateUnavailable
 from steward.bank.gate.server import GateServer, RealTimePriority
 from steward.core.config import Settings
 from steward.core.consumers import Consumer, Feed, feed_all
 from steward.core.errors import StewardError, Unavailable
 from steward.core.events import Event, utc_now
+from steward.core.incoming import make_stores
 from steward.core.journal import JournalLink, JournalReader
 from steward.core.journal.store import encode_rows
 from steward.core.sqlite import SqliteUnavailable
 from steward.core.waits import Backoff, Stop
-from steward.daemon.supervisor import SendHeartbeat, WorkerSpec
+from steward.daemon.supervisor import JOURNAL, SendHeartbeat, WorkerSpec
 from steward.extensions.jobacct_plugins import (
     LOG_TYPE,
     LogConsumer,
@@ -41,6 +47,8 @@ from steward.extensions.jobacct_plugins import (
     parse_plugin_types,
     third_party_types,
 )
+from steward.jobs import JobsConsumer
+from steward.reports.history.consumer import HistoryConsumer
 
 if TYPE_CHECKING:
     from steward.bank.gate.client import GateClient
@@ -96,7 +104,7 @@ RULES: Final = "rules"
 _RULES_HANG_S: Final = 300.0
 
 
-def make_rules_part(settings: Settings) -> WorkerSpec:
+def make_rules_worker(settings: Settings) -> WorkerSpec:
     """Return the worker that runs the rules."""
     return WorkerSpec(
         name=RULES, run=partial(_run_rules, settings), after=("journal",), hang_s=_RULES_HANG_S
@@ -121,7 +129,6 @@ def _make_rules_consumer(settings: Settings) -> Consumer:
     return RulesConsumer(settings, hand)
 
 
-_JOURNAL: Final = ("journal",)
 _NICENESS: Final = 10
 """Niceness of accounting workers: nobody waits for them."""
 _CLOSING_HANG_S: Final = 3600.0
@@ -130,31 +137,31 @@ long."""
 _PLUGIN_HANG_S: Final = 60.0
 
 
-def make_accounting_parts(settings: Settings) -> list[WorkerSpec]:
+def make_accounting_workers(settings: Settings) -> list[WorkerSpec]:
     """Return the accounting workers that a configuration needs."""
     workers = []
     if LOG_TYPE in parse_plugin_types(settings.accounting.type):
-        workers.append(_make_log_part(settings))
+        workers.append(_make_log_worker(settings))
     return [
         *workers,
         *(
-            _make_plugin_part(settings, plugin_type)
+            _make_plugin_worker(settings, plugin_type)
             for plugin_type in third_party_types(settings.accounting.type)
         ),
     ]
 
 
-def _make_log_part(settings: Settings) -> WorkerSpec:
+def _make_log_worker(settings: Settings) -> WorkerSpec:
     """Return the worker of the job log."""
 
     def run(stop: Stop, send_heartbeat: SendHeartbeat) -> None:
         os.nice(_NICENESS)
         run_consumers(settings, [lambda: LogConsumer(settings)], stop, send_heartbeat)
 
-    return WorkerSpec(name=LogConsumer.name, run=run, after=_JOURNAL, hang_s=_CLOSING_HANG_S)
+    return WorkerSpec(name=LogConsumer.name, run=run, after=(JOURNAL,), hang_s=_CLOSING_HANG_S)
 
 
-def _make_plugin_part(settings: Settings, plugin_type: str) -> WorkerSpec:
+def _make_plugin_worker(settings: Settings, plugin_type: str) -> WorkerSpec:
     """Return the worker of a third-party accounting plugin."""
 
     def run(stop: Stop, send_heartbeat: SendHeartbeat) -> None:
@@ -168,7 +175,7 @@ def _make_plugin_part(settings: Settings, plugin_type: str) -> WorkerSpec:
 
     # The alarm within the process fires first.
     hang_s = _PLUGIN_HANG_S + 2 * settings.accounting.hook_timeout_s
-    return WorkerSpec(name=consumer_name(plugin_type), run=run, after=_JOURNAL, hang_s=hang_s)
+    return WorkerSpec(name=consumer_name(plugin_type), run=run, after=(JOURNAL,), hang_s=hang_s)
 
 
 class JournalAppender:
@@ -190,7 +197,7 @@ class JournalAppender:
         self._link.send_command("append", *encode_rows(events))
 
 
-def make_gate_part(settings: Settings) -> WorkerSpec:
+def make_gate_worker(settings: Settings) -> WorkerSpec:
     """Return the gate's worker."""
     # Ledger workers query the gate until they end, and it goes on deciding meanwhile.
     return WorkerSpec(name="gate", run=partial(run_gate, settings), last=True)
@@ -216,12 +223,12 @@ _GATE_TIMEOUT_S = 1.0
 _MYBRC_HANG_S = 120.0
 
 
-def make_mybrc_part(settings: Settings) -> WorkerSpec:
+def make_mybrc_worker(settings: Settings) -> WorkerSpec:
     """Return the worker that serves the myBRC API, if [mybrc] has an address."""
     return WorkerSpec(name="mybrc", run=partial(run_mybrc, settings), hang_s=_MYBRC_HANG_S)
 
 
-def make_remote_part(settings: Settings) -> WorkerSpec:
+def make_remote_worker(settings: Settings) -> WorkerSpec:
     """Return the worker that reports to a remote myBRC server, if [bank.remote] names one."""
     return WorkerSpec(name="mybrc.remote", run=partial(run_remote, settings), hang_s=_MYBRC_HANG_S)
 
@@ -337,24 +344,23 @@ def run_remote(settings: Settings, stop: Stop, send_heartbeat: SendHeartbeat) ->
 
 
 BANK: Final = "bank"
-_JOURNAL_PART: Final = "journal"
 _BANK_HANG_S: Final = 1800.0
 """Time without a heartbeat after which the bank counts as hung, in seconds: comparing a long period
 with slurmdbd's records takes long."""
 
 
-def make_bank_parts(settings: Settings) -> list[WorkerSpec]:
+def make_bank_workers(settings: Settings) -> list[WorkerSpec]:
     """Return the bank's workers, for a configuration with a bank."""
     workers = [
-        make_gate_part(settings),
+        make_gate_worker(settings),
         WorkerSpec(
-            name=BANK, run=partial(_run_bank, settings), after=(_JOURNAL_PART,), hang_s=_BANK_HANG_S
+            name=BANK, run=partial(_run_bank, settings), after=(JOURNAL,), hang_s=_BANK_HANG_S
         ),
     ]
     if settings.mybrc.listen:
-        workers.append(make_mybrc_part(settings))
+        workers.append(make_mybrc_worker(settings))
     if settings.bank.remote.url:
-        workers.append(make_remote_part(settings))
+        workers.append(make_remote_worker(settings))
     return workers
 
 
@@ -366,3 +372,60 @@ def _make_bank_consumer(settings: Settings) -> Consumer:
     from steward.bank.consumer import BankConsumer
 
     return BankConsumer(settings)
+
+
+CONSUMER_HANG_S = 300.0
+BACKGROUND_NICENESS = 10
+"""Niceness of workers that must not delay the archive: indexing may take seconds longer."""
+
+
+def get_sink_factories(settings: Settings) -> dict[str, ConsumerFactory]:
+    """Return the factory of each sink's consumer, by name."""
+    return {
+        f"archive.{name}": partial(_make_sink_consumer, settings, name)
+        for name in settings.archive.sink
+    }
+
+
+def _make_sink_consumer(settings: Settings, name: str) -> Consumer:
+    """Make a sink's consumer, and prepare its directories if possible."""
+    sink = make_sink(settings, name)
+    if isinstance(sink, FilesSink):
+        try:
+            # Capture starts after the sinks, and then finds the store that it prefers.
+            sink.prepare()
+        except Unavailable as error:
+            # The feed retries; 'steward journal status' shows it.
+            log.debug("%s is not ready: %s", sink.name, error)
+    return sink
+
+
+def get_consumer_factories(settings: Settings) -> dict[str, ConsumerFactory]:
+    """Return the factory of each consumer in the state directory, by name."""
+    factories: dict[str, ConsumerFactory] = {
+        JobsConsumer.name: lambda: JobsConsumer(settings),
+        HistoryConsumer.name: lambda: HistoryConsumer(settings),
+    }
+    if settings.archive.catalogue:
+        directory = f"{settings.state_dir}/catalogue"
+        factories[CatalogConsumer.name] = lambda: CatalogConsumer(
+            directory, make_script_contents(settings, make_stores(settings))
+        )
+    return factories
+
+
+def make_consumer_worker(
+    settings: Settings,
+    name: str,
+    factories: Sequence[ConsumerFactory],
+    *,
+    registered: bool = True,
+    niceness: int = 0,
+) -> WorkerSpec:
+    """Return a worker that feeds consumers."""
+
+    def run(stop: Stop, send_heartbeat: SendHeartbeat) -> None:
+        os.nice(niceness)
+        run_consumers(settings, factories, stop, send_heartbeat, registered=registered)
+
+    return WorkerSpec(name=name, run=run, after=(JOURNAL,), hang_s=CONSUMER_HANG_S)

@@ -14,20 +14,20 @@ from steward.core.consumers import Consumer
 from steward.core.errors import UsageError
 from steward.core.incoming import make_stores
 from steward.daemon.consumer_workers import run_consumers
-from steward.daemon.source_workers import make_jobcomp_parts, make_sensor_parts
-from steward.daemon.supervisor import WorkerSpec
-from steward.daemon.workers import (
-    JOURNAL,
+from steward.daemon.source_workers import (
+    make_jobcomp_workers,
     make_nodes_worker,
     make_queue_poller,
+    make_sensor_workers,
     run_capture,
-    run_journal,
 )
+from steward.daemon.supervisor import JOURNAL, WorkerSpec
+from steward.daemon.workers import run_journal
 
 _HANG_S = 300.0
 
 
-def make_controller_parts(settings: Settings) -> list[WorkerSpec]:
+def make_controller_workers(settings: Settings) -> list[WorkerSpec]:
     """Return a controller's workers, in the order in which they start.
 
     Raises:
@@ -41,17 +41,17 @@ def make_controller_parts(settings: Settings) -> list[WorkerSpec]:
     workers = [WorkerSpec(name=JOURNAL, run=partial(run_journal, settings), last=True)]
     for cluster, cluster_settings in settings.cluster.items():
         workers.append(
-            _make_feed_part(
+            _make_feed_worker(
                 settings, f"forward.{cluster}", partial(_make_forwarder, settings, cluster)
             )
         )
         if cluster_settings.asks_slurm or cluster_settings.scheduler != "slurm":
             make_consumer = partial(_make_runs_consumer, settings, cluster)
-            workers.append(_make_feed_part(settings, f"runs.{cluster}", make_consumer))
+            workers.append(_make_feed_worker(settings, f"runs.{cluster}", make_consumer))
         if cluster_settings.asks_slurm:
             make_poller = partial(make_queue_poller, settings, cluster)
             workers.append(
-                _make_feed_part(settings, f"slurm.{cluster}", make_poller, registered=False)
+                _make_feed_worker(settings, f"slurm.{cluster}", make_poller, registered=False)
             )
         workers += [
             WorkerSpec(
@@ -61,18 +61,18 @@ def make_controller_parts(settings: Settings) -> list[WorkerSpec]:
             )
             for share in range(settings.capture_processes)
         ]
-    workers += make_jobcomp_parts(settings)
-    workers += make_sensor_parts(settings)
+    workers += make_jobcomp_workers(settings)
+    workers += make_sensor_workers(settings)
     if settings.nodes.listen:
         workers.append(make_nodes_worker(settings))
     if settings.gate.ask:
-        from steward.daemon.consumer_workers import make_gate_part
+        from steward.daemon.consumer_workers import make_gate_worker
 
-        workers.append(make_gate_part(settings))
+        workers.append(make_gate_worker(settings))
     return workers
 
 
-def _make_feed_part(
+def _make_feed_worker(
     settings: Settings,
     name: str,
     factory: "partial[Consumer]",

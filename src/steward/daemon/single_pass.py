@@ -22,13 +22,8 @@ from steward.core.journal import Journal, JournalReader
 from steward.core.journal.server import lock_state_dir, remove_expired
 from steward.core.journal.store import EncodedEvent, encode_rows
 from steward.core.waits import Stop
-from steward.daemon.workers import (
-    get_consumer_factories,
-    get_sink_factories,
-    get_slurm_factories,
-    open_capture,
-    recover_orphans,
-)
+from steward.daemon.consumer_workers import get_consumer_factories, get_sink_factories
+from steward.daemon.source_workers import get_slurm_factories, open_capture, recover_orphans
 
 
 class OnceReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -39,6 +39,9 @@ from steward.daemon.reload import ReloadListener, ReloadReply
 
 log = logging.getLogger(__name__)
 
+JOURNAL = "journal"
+"""Name of the worker that writes the journal; others start after it."""
+
 
 class SystemdNotifier:
     """Sends READY, RELOADING, STOPPING and WATCHDOG to systemd, if it listens."""
