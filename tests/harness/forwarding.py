@@ -93,7 +93,7 @@ class Raw:
     def hear(self) -> Any:
         """Return the next message, or None at the end."""
         frame = self.stream.receive(wire.MAX_WIRE_FRAME_BYTES, 10.0)
-        return None if frame is None else frame.message()
+        return None if frame is None else frame.decode_message()
 
     def say(self, message: wire.WireMessage) -> None:
         self.stream.send(wire.build_frame(wire.encode_message(message)), 10.0)

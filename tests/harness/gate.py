@@ -201,15 +201,15 @@ class RunningGate:
 
     def state(self) -> GateStatus | None:
         try:
-            return self.link.state()
+            return self.link.get_status()
         except Unavailable:
             return None
 
     def tell(self, *accounts: AccountBooks, mode: str = "gate", seq: int = 1) -> None:
         """Send accounts, rules and the cluster's picture, and wait until the gate decides."""
-        self.link.books(GateBooks(seq=seq, accounts=accounts, whole=True))
-        self.link.rules(rules(mode))
-        self.link.picture(picture())
+        self.link.send_books(GateBooks(seq=seq, accounts=accounts, whole=True))
+        self.link.send_rules(rules(mode))
+        self.link.send_model(picture())
         self.wait_open()
 
     def wait_open(self) -> None:

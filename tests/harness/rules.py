@@ -88,7 +88,7 @@ class World:
         self.ran: Callable[[Execution], OperationOutcome | None] = lambda _one: None
         self.checked: Callable[[Execution], bool | None] = lambda _one: None
         self.found: Callable[[Execution], RecoveredOutcome] = lambda _one: RecoveredOutcome(
-            traces="unseen"
+            state="unseen"
         )
         self.lock = threading.Lock()
 
@@ -100,35 +100,37 @@ class WorldsHand:
         self._world = world
         self._clock = clock
 
-    def look(self, one: Execution) -> NodeAvailability:
+    def query_nodes(self, execution: Execution) -> NodeAvailability:
         world = self._world
         with world.lock:
             return NodeAvailability(
-                wanted=frozenset(str(one.parameters["nodes"]).split(",")),
-                members={"debug": frozenset(world.nodes)},
+                to_take=frozenset(str(execution.parameters["nodes"]).split(",")),
+                partition_nodes={"debug": frozenset(world.nodes)},
                 available=frozenset(world.nodes - world.drained),
                 names=frozenset(world.nodes),
-                seen=self._clock(),
+                queried_at=self._clock(),
             )
 
-    def run(self, one: Execution, timeout_s: float | None) -> OperationOutcome:
+    def run(self, execution: Execution, timeout_s: float | None) -> OperationOutcome:
         try:
-            result = self._world.ran(one)
+            result = self._world.ran(execution)
             with self._world.lock:
-                if result is None and not one.dry_run:
-                    self._world.done.append((one.rule, one.action, one.parameters))
-                    self._world.acted.append((one.rule, one.event))
-                    if one.action == "slurm.node.drain":
-                        self._world.drained |= set(one.parameters["nodes"].split(","))
-            return result or ran(one)
+                if result is None and not execution.dry_run:
+                    self._world.done.append(
+                        (execution.rule, execution.action, execution.parameters)
+                    )
+                    self._world.acted.append((execution.rule, execution.event))
+                    if execution.action == "slurm.node.drain":
+                        self._world.drained |= set(execution.parameters["nodes"].split(","))
+            return result or ran(execution)
         finally:
-            self._world.over.add((one.id, one.tries))
+            self._world.over.add((execution.id, execution.tries))
 
-    def check(self, one: Execution) -> bool | None:
-        return self._world.checked(one)
+    def check(self, execution: Execution) -> bool | None:
+        return self._world.checked(execution)
 
-    def find(self, one: Execution) -> RecoveredOutcome:
-        return self._world.found(one)
+    def find(self, execution: Execution) -> RecoveredOutcome:
+        return self._world.found(execution)
 
 
 def ran(one: Execution, **more: Any) -> OperationOutcome:
@@ -190,7 +192,9 @@ class RulesSite(Site):
         self.restart()
 
     def is_acting(self) -> bool:
-        started = {(execution.id, execution.tries) for execution in self.store.open_("started")}
+        started = {
+            (execution.id, execution.tries) for execution in self.store.list_by_phase("started")
+        }
         return not started <= self.world.over
 
     def append(self, new: Sequence[Event]) -> None:
@@ -218,7 +222,7 @@ class RulesSite(Site):
     def history(self) -> list[Execution]:
         store = RulesStore(self.settings.state_dir, read_only=True)
         try:
-            return store.history(limit=100_000)[::-1]
+            return store.list_executions(limit=100_000)[::-1]
         finally:
             store.close()
 

@@ -31,7 +31,7 @@ class Storm:
     def _price(self) -> int:
         """What one of them is held for."""
         job = self.site.submit(self.script, account=_RICH, time="10")
-        found = self.site.link.holds(account=_RICH)
+        found = self.site.link.list_holds(account=_RICH)
         self.site.as_user("scancel", str(job))
         assert len(found) == 1, found
         assert found[0].amount > 0
@@ -46,7 +46,7 @@ class Storm:
                 )
         finally:
             ledger.close()
-        wait_until(lambda: self.site.link.means(_POOR).available == self.deposit, 30)
+        wait_until(lambda: self.site.link.get_means(_POOR).available == self.deposit, 30)
 
     def submit(self, count: int, site: BankSite | None = None) -> list[int]:
         """Submit so many, 64 at a time; the ids of those that were let in."""

@@ -168,7 +168,7 @@ class BankSite:
 
     def _is_ready(self) -> bool:
         try:
-            state = self.link.state()
+            state = self.link.get_status()
         except GateUnavailable:
             return False  # it is not there yet
         return state.deciding and state.rules > 0 and self.name in state.pictures
@@ -246,7 +246,7 @@ class BankSite:
     def holds(self) -> list[Hold]:
         """The gate's open holds."""
         found: list[Hold] = []
-        while page := self.link.holds(after=found[-1].id if found else "", limit=1000):
+        while page := self.link.list_holds(after=found[-1].id if found else "", limit=1000):
             found += page
         return found
 

@@ -197,7 +197,7 @@ class GoldenSite:
 
     def holds(self) -> dict[str, int]:
         """The job of each open hold, by the hold's id."""
-        return {hold.id: hold.job_id for hold in self.gate.holds(after="", limit=100)}
+        return {hold.id: hold.job_id for hold in self.gate.list_holds(after="", limit=100)}
 
     def settle(self) -> None:
         """Wait until consumers are at the journal's end, rules have acted, the gate is up to date.
@@ -212,7 +212,7 @@ class GoldenSite:
         if ask(self.settings, "journal.db", _CONSUMERS) != [(1,)]:
             return False
         try:
-            state = self.gate.state()
+            state = self.gate.get_status()
         except GateUnavailable:
             return False
         with self.ledger.reading() as t:

@@ -125,7 +125,7 @@ class Source:
         self.events: list[Event] = []
         self.stop = Stop()
         taking = MessageConverter(
-            Redactor(RedactSettings()), lambda cluster, key: False, set, environments=True
+            Redactor(RedactSettings()), lambda cluster, key: False, set, with_environments=True
         )
         self.source = KafkaSource(
             "all",

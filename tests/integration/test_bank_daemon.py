@@ -109,7 +109,7 @@ def test_a_job_that_cannot_be_paid_is_held_with_the_reason_until_it_can(site: Ba
     ledger = open_ledger(site.settings)
     with ledger.transaction() as t:
         t.transfers.withdraw("chemistry", t.queries.get_balance("chemistry"), BY)
-    wait_until(lambda: site.link.means("chemistry").available == 0, 20)
+    wait_until(lambda: site.link.get_means("chemistry").available == 0, 20)
     # Slurm has it wait for two minutes, which is time enough to see that nobody can pay it.
     assert site.as_root("scontrol", "requeue", str(job))
     wait_until(lambda: shown(site, job).get("Reason") == "JobHeldAdmin", 30)
@@ -135,7 +135,7 @@ def test_a_job_whose_allocation_ends_before_it_starts_waits_for_the_next(site: B
         t.transfers.withdraw("chemistry", t.queries.get_balance("chemistry"), BY)
         end = now + timedelta(seconds=30)
         ending = t.allocations.create("chemistry", 1000 * MICRO, BY, begin=now, end=end)
-    wait_until(lambda: site.link.means("chemistry").available == 1000 * MICRO, 20)
+    wait_until(lambda: site.link.get_means("chemistry").available == 1000 * MICRO, 20)
     job = site.submit(f"{SHELL}sleep 1\n", account="chemistry", time="5", begin="now+10minutes")
     wait_until(lambda: shown(site, job).get("Reason") == "JobHeldAdmin", 60)
     wait_until(lambda: "no allocation" in seen_by_its_user(site, job), 20)
@@ -168,14 +168,14 @@ def test_each_task_of_an_array_is_paid_by_the_allocation_that_it_started_on(
         ending = t.allocations.create("chemistry", 1000 * MICRO, BY, begin=now, end=end)
         later = now + timedelta(hours=1)
         after = t.allocations.create("chemistry", 1000 * MICRO, BY, begin=end, end=later)
-    wait_until(lambda: site.link.means("chemistry").available == 1000 * MICRO, 20)
+    wait_until(lambda: site.link.get_means("chemistry").available == 1000 * MICRO, 20)
     go = Path(site.cluster.directory) / "others"
     job = site.submit(f"{until(go)}sleep 3\n", account="chemistry", time="5", array="0-3%2")
     first = {f"{job}_0", f"{job}_1"}
     wait_until(lambda: running(site, job) == first, 15)
 
     def shares() -> dict[int, int]:
-        holds = site.link.holds(cluster=site.name, job_id=job)
+        holds = site.link.list_holds(cluster=site.name, job_id=job)
         if not any(hold.started for hold in holds):
             return {}  # the gate does not know yet which job that is, or that it runs
         (hold,) = holds

@@ -44,7 +44,7 @@ def test_the_controller_fails_over_in_the_middle(
         admitted: list[int] = []
         submitting = threading.Thread(target=lambda: admitted.extend(storm.submit(240)))
         submitting.start()
-        wait_until(lambda: site.link.state().holds >= 40, 60)
+        wait_until(lambda: site.link.get_status().holds >= 40, 60)
         site.cluster.kill_controller()
         site.cluster.take_over(timeout_s=120)
         submitting.join(600)
@@ -59,7 +59,7 @@ def test_the_controller_fails_over_in_the_middle(
         wait_until(is_full, 120)
         assert len(_live(site)) == CAN_PAY
         assert not storm.submit(64)
-        assert site.link.means(POOR).available == 0
+        assert site.link.get_means(POOR).available == 0
         storm.end(_live(site))
 
 

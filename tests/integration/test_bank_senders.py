@@ -128,8 +128,8 @@ def test_what_cannot_be_paid_is_released_and_enlarged_by_nobody(site: BankSite, 
     wait_until(lambda: state(site, cheap) in ("PENDING", "RUNNING"), 30)
     assert state(site, dear) == "PENDING"
     assert site.held() <= MEANS
-    assert site.link.means(ACCOUNTS[0]).available >= 0
-    assert site.link.means(ACCOUNTS[1]).available >= 0
+    assert site.link.get_means(ACCOUNTS[0]).available >= 0
+    assert site.link.get_means(ACCOUNTS[1]).available >= 0
 
 
 def test_a_job_is_not_made_larger_where_it_was_moved_to_for_less(site: BankSite) -> None:
@@ -207,7 +207,7 @@ def test_a_stranger_learns_nothing_and_changes_nothing(site: BankSite) -> None:
     victim = held(site, CHEAP)
     assert releases(site, victim, OWNER)
     wait_until(lambda: len([hold for hold in site.holds() if hold.confirmed]) == 1, 60)
-    before = site.held(), site.balance(), site.link.means(ACCOUNTS[0]).available
+    before = site.held(), site.balance(), site.link.get_means(ACCOUNTS[0]).available
     said = ""
     for number in range(20):
         words = ["scontrol", "update", f"jobid={victim}", f"timelimit={60 + number}"]
@@ -215,7 +215,7 @@ def test_a_stranger_learns_nothing_and_changes_nothing(site: BankSite) -> None:
         assert done.returncode != 0
         said += done.stdout + done.stderr
     assert not re.search(r"SU|balance|physics|[0-9]+\.[0-9]", said), said
-    assert (site.held(), site.balance(), site.link.means(ACCOUNTS[0]).available) == before
+    assert (site.held(), site.balance(), site.link.get_means(ACCOUNTS[0]).available) == before
     cheap = site.tries(f"{SHELL}sleep 1\n", "--time=1", user=OWNER)
     assert cheap.returncode == 0, cheap.stderr
 
@@ -285,7 +285,7 @@ def test_which_runs_slurmctld_asks_nobody_of(site: BankSite) -> None:
     preempted = runs_on(site, "low", "node3")
 
     def asked() -> int:
-        tally = site.link.state().tally
+        tally = site.link.get_status().tally
         return tally.allowed + tally.refused
 
     before = asked()

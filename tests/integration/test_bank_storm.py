@@ -26,7 +26,7 @@ def storm(site: BankSite, count: int, can_pay: int) -> None:
     it = Storm(site, can_pay)
     admitted = it.submit(count)
     assert len(admitted) == can_pay
-    assert site.link.means(POOR).available == 0
+    assert site.link.get_means(POOR).available == 0
     it.end(set(admitted))
 
 

@@ -54,5 +54,5 @@ def test_two_clusters_get_what_one_account_can_pay(slurm_version: str) -> None:
                 thread.join(600)
             assert len(admitted) == 60
             assert any(job >= 100_000 for job in admitted), "the second got nothing"
-            assert one.link.means(POOR).available == 0
+            assert one.link.get_means(POOR).available == 0
             storm.end(set(admitted), two)

@@ -122,7 +122,7 @@ def test_a_message_that_the_journal_refuses_is_passed_over(topic: Topic, tmp_pat
     wait_until(lambda: sum(consumer.committed().values()) == 3, 30.0)
     member.end()
     assert [event.body.job_id for event in member.events if event.kind == JOB_SCRIPT] == [1, 3]
-    assert (member.source.taken, member.source.refused) == (2, 1)
+    assert (member.source.imported_count, member.source.refused) == (2, 1)
     names = {path.name.split(".")[1] for path in (tmp_path / "store").iterdir()}
     assert names == {"1", "3"}
 

@@ -225,7 +225,7 @@ def until_busy(daemon: Ruling) -> None:
     """Wait until an action is under way, if one comes at all."""
     store = RulesStore(str(daemon.state), read_only=True)
     until = time.monotonic() + 2
-    while not store.open_("started") and time.monotonic() < until:
+    while not store.list_by_phase("started") and time.monotonic() < until:
         time.sleep(0.001)
     store.close()
 

@@ -145,14 +145,14 @@ def is_up_to_date(settings: Settings) -> bool:
 def has_told_the_gate(settings: Settings) -> bool:
     """Whether the gate is there, and the ledger too."""
     try:
-        return GateClient(settings.state_dir).state().books_at_us > 0
+        return GateClient(settings.state_dir).get_status().books_at_us > 0
     except GateUnavailable:
         return False
 
 
 def holds(settings: Settings) -> dict[str, int]:
     try:
-        return {one.id: one.remaining for one in GateClient(settings.state_dir).holds()}
+        return {one.id: one.remaining for one in GateClient(settings.state_dir).list_holds()}
     except GateUnavailable:
         return {}
 

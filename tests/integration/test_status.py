@@ -186,7 +186,7 @@ def test_the_dashboard_names_only_what_a_real_scrape_has(slurm_version: str) -> 
         wait_until(lambda: "steward_reconciled_time" in site.daemon.ask("metrics").stdout, 60)
         # As it is where accounts have what a myBRC server says.
         means = RemoteMeans(at_us=time.time_ns() // 1000)
-        GateClient(site.settings.state_dir).remote_means({ACCOUNTS[0]: means})
+        GateClient(site.settings.state_dir).send_remote_means({ACCOUNTS[0]: means})
         found = site.daemon.ask("metrics").stdout
     had = {sample[0] for sample in figures(found)}
     # It is there only while something is wrong.

@@ -88,7 +88,7 @@ class Bank(Site):
 
     def _answers(self) -> bool:
         try:
-            self.link.state()
+            self.link.get_status()
         except GateUnavailable:
             return False  # it opens its socket in this moment
         return True
@@ -116,7 +116,7 @@ class Bank(Site):
         self.turn()
 
     def holds(self) -> list[Hold]:
-        return self.link.holds()
+        return self.link.list_holds()
 
     def held(self) -> int:
         return sum(hold.remaining for hold in self.holds())
@@ -237,7 +237,7 @@ def test_a_gate_that_is_new_learns_everything_again(bank: Bank) -> None:
         path.unlink()
     bank.start_gate()
     bank.turn()
-    state = bank.link.state()
+    state = bank.link.get_status()
     assert (state.rules >= 0, "c1" in state.pictures) == (True, True)
     bank.later(120)
     bank.turn()
@@ -296,7 +296,7 @@ def test_a_job_that_runs_unpaid_keeps_others_from_the_same_money(bank: Bank, acc
     (hold,) = bank.holds()
     assert (hold.started, hold.amount > 100 * HOUR) == (True, True)
     another = JobRequest(uid=1000, account="physics", partition="debug", time_limit_min=60)
-    verdict = bank.link.would("c1", another)
+    verdict = bank.link.get_verdict("c1", another)
     assert "overdrawn" in verdict.say
     assert not verdict.ok
     bank.later(120)
@@ -304,7 +304,7 @@ def test_a_job_that_runs_unpaid_keeps_others_from_the_same_money(bank: Bank, acc
     assert [one.remaining for one in bank.holds()] == [hold.remaining]
     bank.happen([ended])
     assert (bank.held(), balance(bank)) == (0, 36 * HOUR)
-    assert bank.link.would("c1", another).ok
+    assert bank.link.get_verdict("c1", another).ok
 
 
 def test_of_an_unpaid_array_only_what_runs_is_held_for(bank: Bank) -> None:

@@ -38,7 +38,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
         t.set_mark("picture:c1", msgspec.json.encode(PICTURE).decode())
     with running(msgspec.structs.replace(made.settings, gate=settings)) as gate:
         assert made.room("bank").update_gate(0, rules=True)
-        gate.link.picture(PICTURE)
+        gate.link.send_model(PICTURE)
         yield made
     made.close()
 

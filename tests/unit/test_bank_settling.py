@@ -132,7 +132,7 @@ def test_each_size_is_rid_of_its_own_suspended_time() -> None:
     assert [one.use.seconds for one in (piece, rest) if one.use] == [18 * 60, 35 * 60]
     # What is told of it later is reckoned anew.
     known = msgspec.structs.replace(last, suspended_before_s=0)
-    anew = compute_charge("c1", known, PRICING, pieces=[piece], before=rest)
+    anew = compute_charge("c1", known, PRICING, pieces=[piece], earlier=rest)
     assert anew is not None
     assert anew.use is not None
     assert anew.use.seconds == 33 * 60
@@ -184,20 +184,20 @@ def cluster(cpus: int = 8, *, exclusive: bool = False) -> ClusterModel:
 
 
 def again(before: Charge, told: RunEvent, pricing: Pricing, why: str = "reconcile") -> Charge:
-    found = compute_charge(*("c1", told, pricing), before=find_charge(told, [before]), why=why)
+    found = compute_charge(*("c1", told, pricing), earlier=find_charge(told, [before]), reason=why)
     assert found is not None
     return found
 
 
 def test_what_was_charged_is_not_priced_by_todays_cluster() -> None:
     ran = fact(nodelist="n1")
-    shared = msgspec.structs.replace(PRICING, picture=cluster())
+    shared = msgspec.structs.replace(PRICING, model=cluster())
     first = compute_charge("c1", ran, shared)
     assert first is not None
     dear = [*PRICING.rates, Rate(cluster="c1", partition="debug", weights={"cpu": 9}, number=4)]
     today = msgspec.structs.replace(
         PRICING,
-        picture=cluster(exclusive=True),
+        model=cluster(exclusive=True),
         rates=dear,
         settings=BankSettings(over_limit="charge", suspended=True),
     )
@@ -218,11 +218,11 @@ def test_what_was_charged_is_not_priced_by_todays_cluster() -> None:
 def test_nodes_that_were_charged_whole_stay_what_they_were() -> None:
     ran = fact(nodelist="n1")
     first = compute_charge(
-        "c1", ran, msgspec.structs.replace(PRICING, picture=cluster(exclusive=True))
+        "c1", ran, msgspec.structs.replace(PRICING, model=cluster(exclusive=True))
     )
     assert first is not None
     assert (first.amount, first.whole) == (8 * MICRO, True)
-    grown = msgspec.structs.replace(PRICING, picture=cluster(64))
+    grown = msgspec.structs.replace(PRICING, model=cluster(64))
     assert again(first, ran, grown).amount == 8 * MICRO
     longer = again(first, fact(nodelist="n1", end=START + timedelta(hours=2)), grown)
     assert (longer.amount, longer.whole) == (16 * MICRO, True)
@@ -234,12 +234,12 @@ def test_nodes_that_were_charged_whole_stay_what_they_were() -> None:
 def test_what_was_charged_before_the_cluster_was_seen_is_made_good() -> None:
     first = compute_charge("c1", fact(nodelist="n1"), PRICING)
     assert first is not None
-    seen = msgspec.structs.replace(PRICING, picture=cluster(exclusive=True))
+    seen = msgspec.structs.replace(PRICING, model=cluster(exclusive=True))
     assert again(first, fact(nodelist="n1"), seen).amount == 8 * MICRO
 
 
 def test_a_job_that_turns_out_to_have_been_alone_is_charged_so() -> None:
-    pricing = msgspec.structs.replace(PRICING, picture=cluster())
+    pricing = msgspec.structs.replace(PRICING, model=cluster())
     first = compute_charge("c1", fact(nodelist="n1"), pricing)
     assert first is not None
     assert not first.whole

@@ -147,10 +147,10 @@ def test_what_slurm_does_not_count_is_as_it_was_held() -> None:
     cpus = msgspec.structs.replace(CLUSTER, tracked=("cpu", "mem", "node", "billing"))
     held = {"gres/gpu": 2, "cpu": 99}
     assert list_untracked_tres(rate, cpus) == ["gres/gpu"]
-    found = derive_use(DONE, rate, cpus, SETTINGS, held=held).tres
+    found = derive_use(DONE, rate, cpus, SETTINGS, hold_tres=held).tres
     assert (found["gres/gpu"], found["cpu"]) == (2, 4)
     counted = msgspec.structs.replace(cpus, tracked=(*cpus.tracked, "gres/gpu"))
-    assert "gres/gpu" not in derive_use(DONE, rate, counted, SETTINGS, held=held).tres
+    assert "gres/gpu" not in derive_use(DONE, rate, counted, SETTINGS, hold_tres=held).tres
     assert not list_untracked_tres(rate, counted)
 
 

@@ -342,7 +342,7 @@ def test_balances_at_a_mybrc_server_that_are_old_are_a_finding(
                 (now_us - 3_600_000_000, "wrong", "the policy allow holds"),
             ):
                 if at_us:
-                    started.link.remote_means({"physics": RemoteMeans(at_us=at_us)})
+                    started.link.send_remote_means({"physics": RemoteMeans(at_us=at_us)})
                 answers, balances = data_checks.check_remote_bank(site.ground())
                 assert (answers.status, balances.status) == ("ok", status)
                 assert said in balances.what

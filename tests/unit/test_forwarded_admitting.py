@@ -54,7 +54,7 @@ def admit(
     known: Callable[[str, str], bool] = lambda cluster, key: False,
 ) -> tuple[list[Event], list[tuple[int, str]]]:
     store = store_in(directory)
-    admitted, refused = EventAdmission("c1", known).admit(rows, lambda: store)
+    admitted, refused = EventAdmission("c1", known).admit_events(rows, lambda: store)
     return [decode_event(0, *row) for row in admitted], refused
 
 
@@ -242,7 +242,7 @@ def test_any_json_is_an_event_or_refused(body: Any) -> None:
     event = {"at": NOON, "seen_at": NOON, "source": "snapshot", "body": body}
     for kind in FORWARDED_KINDS:
         data = msgspec.json.encode(event)
-        rows, refused = EventAdmission("c1", lambda cluster, key: False).admit(
+        rows, refused = EventAdmission("c1", lambda cluster, key: False).admit_events(
             [ForwardedEvent(kind, "c1", f"{kind}:1", data)], lambda: pytest.fail("no bytes came")
         )
         assert len(rows) + len(refused) == 1

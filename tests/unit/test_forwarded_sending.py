@@ -229,7 +229,7 @@ class Scripted:
             frame = stream.receive(wire.MAX_WIRE_FRAME_BYTES, 5.0)
             if frame is None:
                 return
-            self.heard.append(frame.message())
+            self.heard.append(frame.decode_message())
             stream.send(wire.build_frame(wire.encode_message(answer)), 5.0)
             answer = self._answers.pop(0) if self._answers else None
 

@@ -70,7 +70,7 @@ def test_a_message_comes_out_as_it_went_in(message: wire.WireMessage, credential
         )
         frame = ends.stream.receive(wire.MAX_WIRE_FRAME_BYTES, 5.0)
         assert frame is not None
-        assert (frame.message(), frame.credential) == (message, credential)
+        assert (frame.decode_message(), frame.credential) == (message, credential)
     finally:
         ends.close()
 
@@ -84,7 +84,7 @@ def test_any_bytes_are_a_frame_or_an_error(data: bytes, framed: bool) -> None:
         try:
             frame = ends.stream.receive(wire.MAX_FIRST_FRAME_BYTES, 5.0)
             if frame is not None:
-                frame.message()
+                frame.decode_message()
         except (wire.WireError, wire.WireUnavailable):
             pass
     finally:
@@ -95,12 +95,12 @@ def test_any_bytes_are_a_frame_or_an_error(data: bytes, framed: bool) -> None:
 def test_any_body_is_a_message_or_an_error(data: bytes) -> None:
     for body in (data, b"\x82\xa4type\xa5batch" + data, b"\x82\xa4type\xa5hello" + data):
         with contextlib.suppress(wire.WireError):
-            assert isinstance(wire.Frame(body, b"").message(), wire.WireMessage)
+            assert isinstance(wire.Frame(body, b"").decode_message(), wire.WireMessage)
 
 
 def test_deep_nesting_is_an_error() -> None:
     with pytest.raises(wire.WireError):
-        wire.Frame(b"\x91" * 200_000, b"").message()
+        wire.Frame(b"\x91" * 200_000, b"").decode_message()
 
 
 def test_a_frame_that_is_announced_too_large_is_not_waited_for(pair: Pair) -> None:

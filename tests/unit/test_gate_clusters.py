@@ -17,7 +17,7 @@ def test_a_job_of_no_cluster_is_refused_as_the_only_ones(tmp_path: Path) -> None
         gate.tell(account("chem", 30))
         assert not gate.ask(job(99), cluster="")["ok"]
         assert "steward=1." in gate.ask(job(9), cluster="")["admin_comment"]
-        assert [hold.cluster for hold in gate.link.holds()] == [CLUSTER]
+        assert [hold.cluster for hold in gate.link.list_holds()] == [CLUSTER]
 
 
 def test_of_several_it_is_said_what_to_do(caplog: pytest.LogCaptureFixture) -> None:

@@ -68,7 +68,7 @@ def test_the_other_gate_decides_for_many_at_once(
         deciding.start()
         deciding.wait_open()
         asking.wait(lambda: is_passed_on(asking))
-        free = deciding.link.means("chem").available // MICRO
+        free = deciding.link.get_means("chem").available // MICRO
         said: list[bool] = []
 
         def submit() -> None:
@@ -80,7 +80,7 @@ def test_the_other_gate_decides_for_many_at_once(
         for thread in threads:
             thread.join(PATIENCE_S)
         assert said.count(True) == free // 10
-        assert deciding.link.means("chem").available == (free % 10) * MICRO
+        assert deciding.link.get_means("chem").available == (free % 10) * MICRO
         refused = asking.ask(job(99))
         assert "account chem has" in refused["say"]
 
@@ -97,5 +97,5 @@ def test_a_gate_of_another_authority_is_not_heard(
         asking.wait(lambda: is_open(asking))
         for _ in range(20):
             assert asking.ask(job(1)) == {"v": 1, "ok": True}
-        assert deciding.link.means("chem").held == 0
+        assert deciding.link.get_means("chem").held == 0
         assert deciding.ask(job(1))["ok"]

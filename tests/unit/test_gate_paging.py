@@ -10,13 +10,13 @@ def test_holds_and_confirmations_are_the_same_in_pieces(tmp_path: Path) -> None:
     with running(settings_of(tmp_path)) as gate:
         gate.tell(account("chem", 10**12))
         comments = [gate.ask(job(30))["admin_comment"] for _ in range(450)]
-        whole = gate.link.holds()
+        whole = gate.link.list_holds()
         assert len({hold.id for hold in whole}) == len(whole) == 450
         assert whole == sorted(whole, key=lambda hold: hold.created_us)
-        assert gate.link.holds(limit=250) == whole[:250]
-        assert gate.link.holds(after=whole[249].id) == whole[250:]
-        assert gate.link.holds(limit=400, account="chem") == whole[:400]
-        assert gate.link.holds(job_id=9) == gate.link.holds(account="other") == []
+        assert gate.link.list_holds(limit=250) == whole[:250]
+        assert gate.link.list_holds(after=whole[249].id) == whole[250:]
+        assert gate.link.list_holds(limit=400, account="chem") == whole[:400]
+        assert gate.link.list_holds(job_id=9) == gate.link.list_holds(account="other") == []
         seen = [
             ShownJob(cluster="c", job_id=number + 1, uid=1000, admin_comment=comment, started=False)
             for number, comment in enumerate(comments)
@@ -24,7 +24,7 @@ def test_holds_and_confirmations_are_the_same_in_pieces(tmp_path: Path) -> None:
         seen.insert(
             60, ShownJob(cluster="c", job_id=999, uid=1000, admin_comment="", started=False)
         )
-        found = gate.link.confirm(seen)
+        found = gate.link.confirm_jobs(seen)
         assert found.pop(60) is None
         assert [(hold.id, hold.job_id) for hold in found if hold] == [
             (hold.id, number + 1) for number, hold in enumerate(whole)

@@ -94,7 +94,7 @@ def test_a_gate_whose_database_is_gone_numbers_its_facts_on(tmp_path: Path) -> N
     with running(settings) as gate:
         gate.tell(account("chem", 100))
         comment = gate.ask(job(9))["admin_comment"]
-        last = gate.link.facts(0)[-1].seq
+        last = gate.link.list_facts(0)[-1].seq
         gate.kill()
         for name in ("gate.db", "gate.db-wal", "gate.db-shm"):
             (Path(settings.state_dir) / name).unlink(missing_ok=True)
@@ -103,8 +103,10 @@ def test_a_gate_whose_database_is_gone_numbers_its_facts_on(tmp_path: Path) -> N
         assert not os.path.exists(settings.gate.socket)
         gate.tell(account("chem", 100))
         seen = ShownJob(cluster=CLUSTER, job_id=1, uid=1000, admin_comment=comment)
-        assert gate.link.confirm([seen]) == [None], "Slurm was not asked here: it is covered anew"
+        assert gate.link.confirm_jobs([seen]) == [None], (
+            "Slurm was not asked here: it is covered anew"
+        )
         claim = CoverRequest(cluster=CLUSTER, job_id=1, description=job(9))
-        covered = gate.link.cover(claim)
+        covered = gate.link.cover_job(claim)
         assert covered.hold is not None
-        assert gate.link.facts(last)[0].seq > last
+        assert gate.link.list_facts(last)[0].seq > last

@@ -46,12 +46,12 @@ def test_a_job_from_its_submit_to_its_settlement(tmp_path: Path) -> None:
             cluster=CLUSTER, job_id=7, uid=1000, admin_comment=said["admin_comment"], started=True
         )
         forged = msgspec.structs.replace(shown, uid=1001)
-        hold, none = link.confirm([shown, forged])
+        hold, none = link.confirm_jobs([shown, forged])
         assert none is None
         assert hold is not None
         assert (hold.job_id, hold.remaining) == (7, 50 * MICRO)
-        assert link.holds(account="chem", user="alice") == [hold]
-        assert link.on_allocation(1) == 50 * MICRO
+        assert link.list_holds(account="chem", user="alice") == [hold]
+        assert link.sum_on_allocation(1) == 50 * MICRO
         assert gate.ask(job(10, job_id=7, uid=-1), op="modify")["ok"], "less is always granted"
         larger = gate.ask(job(120, job_id=7, uid=-1), op="modify")
         assert not larger["ok"]
@@ -60,50 +60,52 @@ def test_a_job_from_its_submit_to_its_settlement(tmp_path: Path) -> None:
         books = GateBooks(seq=2, accounts=(account("chem", 80),), after=1)
         assert link.settle([settlement], books) == 1
         assert link.settle([settlement], books) == 1
-        assert link.means("chem", "alice").available == 80 * MICRO
-        kinds = [fact.kind for fact in link.facts(0)]
+        assert link.get_means("chem", "alice").available == 80 * MICRO
+        kinds = [fact.kind for fact in link.list_facts(0)]
         assert kinds == [
             *("hold.placed", "refusal", "hold.confirmed", "refusal"),
             *("hold.settled", "hold.released"),
         ]
-        assert link.facts(link.state().facts) == []
+        assert link.list_facts(link.get_status().facts) == []
 
 
 def test_when_plugins_asked_last_outlives_the_gate(tmp_path: Path) -> None:
     with running(settings_of(tmp_path)) as gate:
         gate.tell(account("chem", 100))
-        assert gate.link.would(CLUSTER, job(9)).ok
-        assert gate.link.state().asked_at_us == 0, "Steward's own questions do not count"
+        assert gate.link.get_verdict(CLUSTER, job(9)).ok
+        assert gate.link.get_status().asked_at_us == 0, "Steward's own questions do not count"
         begun_us = now_us()
         gate.ask(job(9))
-        asked_us = gate.link.state().asked_at_us
+        asked_us = gate.link.get_status().asked_at_us
         assert begun_us <= asked_us <= now_us()
         gate.kill()
         gate.start()
-        assert gate.link.state().asked_at_us == asked_us
+        assert gate.link.get_status().asked_at_us == asked_us
 
 
 def test_what_the_link_asks_and_is_refused(tmp_path: Path) -> None:
     settings = settings_of(tmp_path)
     with pytest.raises(GateUnavailable, match="steward serve"):
-        GateClient(settings.state_dir).state()
+        GateClient(settings.state_dir).get_status()
     with running(settings) as gate:
         link = gate.link
         gate.tell(account("chem", 100))
-        assert link.quote(CLUSTER, job(9)).amount == 10 * MICRO
-        assert not link.would(CLUSTER, job(300)).ok
+        assert link.get_quote(CLUSTER, job(9)).amount == 10 * MICRO
+        assert not link.get_verdict(CLUSTER, job(300)).ok
         held = link.reserve("chem", 60 * MICRO, "a transfer")
         with pytest.raises(BankRefused, match=r"40\.00 SU free"):
             link.reserve("chem", 60 * MICRO, "another")
         with pytest.raises(BankUsage):
-            link.means("phys")
+            link.get_means("phys")
         assert link.release(held.id, "done") == 60 * MICRO
         claim = CoverRequest(cluster=CLUSTER, job_id=9, description=job(9), started=True)
-        assert link.cover(claim) == link.cover(claim)
-        assert not link.cover(msgspec.structs.replace(claim, description=job(900))).is_paid
-        assert link.books(GateBooks(seq=9, accounts=(account("chem", 1),), after=5)) == 1
-        assert link.means("chem").balance == 100 * MICRO, "news with a gap before are passed over"
-        assert link.looked(CLUSTER, utc_now()) == 0
+        assert link.cover_job(claim) == link.cover_job(claim)
+        assert not link.cover_job(msgspec.structs.replace(claim, description=job(900))).is_paid
+        assert link.send_books(GateBooks(seq=9, accounts=(account("chem", 1),), after=5)) == 1
+        assert link.get_means("chem").balance == 100 * MICRO, (
+            "news with a gap before are passed over"
+        )
+        assert link.report_poll(CLUSTER, utc_now()) == 0
 
 
 def test_hostile_and_slow_peers_hold_nobody_up(tmp_path: Path) -> None:
@@ -150,18 +152,18 @@ def test_without_books_the_policy_decides(tmp_path: Path) -> None:
     )
     with running(settings) as gate:
         assert not os.path.exists(settings.gate.socket), "closed until the holds are known"
-        gate.link.books(GateBooks(seq=1, accounts=(account("chem", 1),), whole=True))
+        gate.link.send_books(GateBooks(seq=1, accounts=(account("chem", 1),), whole=True))
         gate.wait(lambda: os.path.exists(settings.gate.socket))
         denied = gate.ask(job(1))
         assert not denied["ok"]
         assert "cannot be asked now" in denied["say"]
         assert gate.ask(job(1, partition="cheap"))["ok"]
         assert gate.ask(job(1, partition="cheap,main"))["ok"] is False
-        gate.link.rules(rules())
+        gate.link.send_rules(rules())
         conf = Path(settings.gate.plugin_conf).read_text().splitlines()
         assert "policy allow" in conf
         assert "enforced yes" in conf
-        gate.link.rules(rules(mode="observe", seq=2))
+        gate.link.send_rules(rules(mode="observe", seq=2))
         assert "enforced no" in Path(settings.gate.plugin_conf).read_text().splitlines()
         assert "partition main deny" in conf
         assert f"off_file {settings.gate.off_switch}" in conf
@@ -171,16 +173,16 @@ def test_with_postgresql_only_a_lease_gives_the_right(tmp_path: Path) -> None:
     settings = settings_of(tmp_path)
     bank = BankSettings(enabled=True, database="postgresql+psycopg://nowhere/steward")
     with running(msgspec.structs.replace(settings, bank=bank)) as gate:
-        secret = gate.link.lease(3, 0.0)
-        assert not gate.link.state().deciding
-        assert gate.link.lease(3, 60.0) == secret
+        secret = gate.link.grant_lease(3, 0.0)
+        assert not gate.link.get_status().deciding
+        assert gate.link.grant_lease(3, 60.0) == secret
         gate.tell(account("chem", 100))
         assert gate.ask(job(1))["ok"]
-        gate.link.lease(2, 60.0)
-        gate.link.lease(4, 0.0)
-        assert gate.link.state().why == "another gate has the right to decide"
+        gate.link.grant_lease(2, 60.0)
+        gate.link.grant_lease(4, 0.0)
+        assert gate.link.get_status().why == "another gate has the right to decide"
         assert "admin_comment" not in gate.ask(job(1)), "the policy lets it in"
-        assert gate.link.lease(5, 60.0, "ab" * 32) == "ab" * 32
+        assert gate.link.grant_lease(5, 60.0, "ab" * 32) == "ab" * 32
         gate.wait_open()
 
 
@@ -204,13 +206,13 @@ def test_a_gate_killed_under_load_has_every_hold_again(tmp_path: Path) -> None:
                 thread.join(PATIENCE_S)
             gate.start()
             gate.wait_open()
-            found = gate.link.holds(limit=10**6)
+            found = gate.link.list_holds(limit=10**6)
             ids = {hold.id for hold in found}
             assert all(comment.split(".")[1] in ids for comment in answered)
             held = sum(hold.remaining for hold in found)
-            assert gate.link.means("chem").held == held
-            assert gate.link.means("chem").available == 100_000 * MICRO - held
-            told = {fact.hold.hold for fact in gate.link.facts(0, 10**6) if fact.hold}
+            assert gate.link.get_means("chem").held == held
+            assert gate.link.get_means("chem").available == 100_000 * MICRO - held
+            told = {fact.hold.hold for fact in gate.link.list_facts(0, 10**6) if fact.hold}
             assert told == ids
             assert found[-1].created_us <= now_us()
 
@@ -228,7 +230,9 @@ def test_an_operator_is_known_as_soon_as_slurm_has_named_one(tmp_path: Path) -> 
     with running(settings_of(tmp_path)) as gate:
         gate.tell(account("chem", 100))
         comment = gate.ask(job(49, held=True))["admin_comment"]
-        gate.link.confirm([ShownJob(cluster=CLUSTER, job_id=7, uid=1000, admin_comment=comment)])
+        gate.link.confirm_jobs(
+            [ShownJob(cluster=CLUSTER, job_id=7, uid=1000, admin_comment=comment)]
+        )
         change = JobRequest(uid=-1, job_id=7, released=True)
         ask = PluginRequest(v=VERSION, op="modify", cluster=CLUSTER, job=change, jobs="7", by=1002)
         assert "denied" in gate.link.grant(ask, "op", 0).say

@@ -161,8 +161,8 @@ def test_a_decision_that_cannot_be_carried_out_does_not_let_others_in(
                 connection.sendall(msgspec.json.encode(ask) + b"\n")
         said = [msgspec.json.decode(connection.recv(65536)) for connection in asked]
         assert [one["ok"] for one in said] == [True, False, False, True]
-        assert gate.link.means("chem").available == 0
-        assert sorted(hold.remaining // MICRO for hold in gate.link.holds()) == [5, 10]
+        assert gate.link.get_means("chem").available == 0
+        assert sorted(hold.remaining // MICRO for hold in gate.link.list_holds()) == [5, 10]
 
 
 def test_what_fails_half_way_is_undone_with_all_that_came_with_it(

@@ -34,7 +34,7 @@ def node(address: str, **more: Any) -> object:
 
 
 def controller(address: str, **more: Any) -> object:
-    return ControllerPeers(settings(receive=ReceiveSettings(**more))).witness(
+    return ControllerPeers(settings(receive=ReceiveSettings(**more))).get_authenticator(
         "box", NOBODY, address
     )
 
@@ -76,5 +76,5 @@ def test_a_certificate_is_enough_over_ipv6() -> None:
         SenderAuthenticator(by_certificate).authenticate(head, b"", names, "2001:db8::7").cluster
         == "box"
     )
-    witness = ControllerPeers(by_certificate).witness("box", names, "2001:db8::7")
+    witness = ControllerPeers(by_certificate).get_authenticator("box", names, "2001:db8::7")
     assert isinstance(witness, TlsAuthenticator)

@@ -248,18 +248,18 @@ def test_a_full_disk_loses_and_doubles_nothing(site: LogSite) -> None:
 def test_a_torn_append_is_cut_off(tmp_path: Path) -> None:
     files = LogFiles(str(tmp_path / "log"))
     length = files.append("day.jsonl", 0, [b"one\n"])
-    with open(files.path("day.jsonl"), "ab") as file:
+    with open(files.file_path("day.jsonl"), "ab") as file:
         file.write(b"tw")
     assert files.append("day.jsonl", length, [b"t", b"wo\n"]) == 8
-    assert Path(files.path("day.jsonl")).read_bytes() == b"one\ntwo\n"
-    os.truncate(files.path("day.jsonl"), 4)
+    assert Path(files.file_path("day.jsonl")).read_bytes() == b"one\ntwo\n"
+    os.truncate(files.file_path("day.jsonl"), 4)
     assert files.append("day.jsonl", 8, [b"three\n"]) == 10
-    assert files.adopt("day.jsonl") == 10
-    with open(files.path("day.jsonl"), "ab") as file:
+    assert files.find_valid_length("day.jsonl") == 10
+    with open(files.file_path("day.jsonl"), "ab") as file:
         file.write(b"half a li")
-    assert files.adopt("day.jsonl") == 10
-    os.unlink(files.path("day.jsonl"))
-    os.symlink(tmp_path / "elsewhere", files.path("day.jsonl"))
+    assert files.find_valid_length("day.jsonl") == 10
+    os.unlink(files.file_path("day.jsonl"))
+    os.symlink(tmp_path / "elsewhere", files.file_path("day.jsonl"))
     with pytest.raises(JobLogUnavailable):
         files.append("day.jsonl", 0, [b"no\n"])
 
@@ -290,7 +290,7 @@ def _consume_and_die(directory: Path, after_s: float, batches: int) -> None:
             os.waitpid(pid, 0)
         return
     left = batches
-    advance = LogStateWriter.advance
+    advance = LogStateWriter.advance_cursor
 
     def dangerous(self: LogStateWriter, position: int) -> None:
         nonlocal left
@@ -299,7 +299,7 @@ def _consume_and_die(directory: Path, after_s: float, batches: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         advance(self, position)
 
-    LogStateWriter.advance = dangerous  # type: ignore[method-assign]
+    LogStateWriter.advance_cursor = dangerous  # type: ignore[method-assign]
     try:
         site = LogSite(directory)
         consumer = site.open_log()

@@ -182,8 +182,8 @@ def test_a_blanked_record_is_blanked_once() -> None:
         b'{"cluster":"c1","job_id":1,"submit":"2026-03-01T12:00:00Z",'
         b'"first_submit":"2026-03-01T12:00:00Z","job":{"job_id":1,"name":"confidential"},"later":[1]}\n'
     )
-    blanking.learn(line)
-    once = blanking.blank(line)
+    blanking.learn_run(line)
+    once = blanking.blank_line(line)
     assert b"confidential" not in once
     assert (len(once), b'"later":[1]' in once) == (len(line), True)
-    assert blanking.blank(once) is once
+    assert blanking.blank_line(once) is once

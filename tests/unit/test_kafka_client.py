@@ -24,7 +24,7 @@ def reached(**settings: Any) -> KafkaConnection:
 
 
 def test_plain() -> None:
-    config = reached().configured({"acks": "all"})
+    config = reached().build_client_config({"acks": "all"})
     assert config["bootstrap.servers"] == "k1:9092,k2:9092"
     assert config["security.protocol"] == "PLAINTEXT"
     assert config["acks"] == "all"
@@ -41,7 +41,7 @@ def test_plain() -> None:
 )
 def test_security(tls: bool, sasl: Any, protocol: str, password_file: str) -> None:
     of = reached(tls=tls, sasl=sasl, user="u", password_file=password_file, ca_file="/ca")
-    config = of.configured({})
+    config = of.build_client_config({})
     assert config["security.protocol"] == protocol
     assert config["ssl.ca.location"] == "/ca"
     assert config.get("sasl.password", PASSWORD) == PASSWORD
@@ -49,7 +49,7 @@ def test_security(tls: bool, sasl: Any, protocol: str, password_file: str) -> No
 
 
 def test_the_sites_options_are_the_last_word() -> None:
-    config = reached(options={"session.timeout.ms": "7000"}).configured(
+    config = reached(options={"session.timeout.ms": "7000"}).build_client_config(
         {"session.timeout.ms": 10_000}
     )
     assert config["session.timeout.ms"] == "7000"
@@ -59,9 +59,9 @@ def test_what_librdkafka_does_not_take_is_told_without_secrets(password_file: st
     options = {"no.such": "x", "ssl.key.password": "open sesame"}
     of = reached(sasl="PLAIN", user="u", password_file=password_file, options=options)
     with pytest.raises(KafkaUnavailable, match=r"no\.such") as raised:
-        of.make("Producer", {})
+        of.create_client("Producer", {})
     assert PASSWORD not in str(raised.value)
-    assert of.hidden(f"a {PASSWORD}, an open sesame") == "a ***, an ***"
+    assert of.mask_secrets(f"a {PASSWORD}, an open sesame") == "a ***, an ***"
 
 
 def test_its_log_is_ours_without_secrets(
@@ -95,7 +95,7 @@ def test_errors_say_what_to_do() -> None:
     from confluent_kafka import KafkaError
 
     of = reached(user="steward", topic="jobs")
-    told = of.told(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED))
+    told = of.describe_error(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED))
     assert "allow 'steward' to use topic jobs" in told
-    told = of.told(KafkaError(KafkaError._UNKNOWN_TOPIC))
+    told = of.describe_error(KafkaError(KafkaError._UNKNOWN_TOPIC))
     assert "--create --topic jobs --config max.message.bytes=16777216" in told

@@ -60,9 +60,9 @@ class TopicTaking:
             Redactor(RedactSettings()),
             lambda *key: key in self.known,
             lambda: self.purged,
-            environments=environments,
+            with_environments=environments,
         )
-        return taking.take(messages, lambda: self.store)
+        return taking.convert_messages(messages, lambda: self.store)
 
     def files(self) -> dict[str, bytes]:
         return {
@@ -244,17 +244,17 @@ def test_what_a_purge_leaves_is_known_before_jobs_db_has_it(tmp_path: Path) -> N
     state = str(tmp_path)
     journal = Journal(state)
     lately = RecentPurges(state, JournalReader(state))
-    assert not lately.look()
+    assert not lately.read_purges()
     purge = TopicTaking(tmp_path).take(message(**PURGE))
     journal.append(encode_rows(purge))
-    assert ("hpc1", KEY) in lately.look()
-    assert ("hpc1", KEY) in RecentPurges(state, JournalReader(state)).look()
+    assert ("hpc1", KEY) in lately.read_purges()
+    assert ("hpc1", KEY) in RecentPurges(state, JournalReader(state)).read_purges()
     of_one_sink = ArchivePurge(script_keys=(make_script_key(8, 1),), sink="files")
     journal.append(encode_rows([msgspec.structs.replace(purge[0], key="k", body=of_one_sink)]))
-    assert ("hpc1", make_script_key(8, 1)) not in lately.look()
+    assert ("hpc1", make_script_key(8, 1)) not in lately.read_purges()
     jobs = JobsConsumer(Settings(state_dir=state))
     jobs.apply(purge, journal.head(), lambda _: None)
-    assert not RecentPurges(state, JournalReader(state)).look()
+    assert not RecentPurges(state, JournalReader(state)).read_purges()
     known = CapturedScripts(state, JournalReader(state))
     assert known.was_captured("hpc1", KEY)
     known.close()

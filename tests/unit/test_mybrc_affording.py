@@ -78,14 +78,14 @@ def test_what_is_charged_is_known_to_the_gate_at_once(
         with ledger.transaction() as t:
             t.transfers.withdraw("physics", 100 * SU, BY)
         pusher.push()
-        assert gate.link.means("physics").balance == (1000 - 100 * number) * SU
+        assert gate.link.get_means("physics").balance == (1000 - 100 * number) * SU
     # Another gate, which has heard of nothing.
     gate.kill()
     for path in Path(site.state_dir).glob("gate.db*"):
         path.unlink()
     gate.start()
     pusher.push()
-    assert gate.link.means("physics").balance == 700 * SU
+    assert gate.link.get_means("physics").balance == 700 * SU
 
 
 def test_a_gate_that_has_not_been_told_says_no_more_than_the_ledger(
@@ -131,11 +131,11 @@ def test_what_the_gate_refuses_by_any_rule_cannot_be_submitted(
         assert success("90", "physics", 1002), "who is exempt is never refused"
         assert not success("1", "old")
         assert not success("1", "club")
-        gate.link.rules(rules("observe", seq=2))
+        gate.link.send_rules(rules("observe", seq=2))
         watched = asking.check_job("31", "1001", "physics")
         assert watched.success
         assert str(watched.message).startswith("The bank only watches here (observe): Steward: ")
-        gate.link.rules(msgspec.structs.replace(rules("observe", seq=3), modes=()))
+        gate.link.send_rules(msgspec.structs.replace(rules("observe", seq=3), modes=()))
         assert not success("31", "physics", 1001), "nobody has chosen to watch"
 
 

@@ -189,15 +189,15 @@ def test_a_user_may_have_less_than_the_account(
     site: FollowingSite, reference: ReferenceBank
 ) -> None:
     with running(with_policy(site, "deny")) as gate:
-        gate.link.rules(rules("gate"))
-        gate.link.picture(picture())
+        gate.link.send_rules(rules("gate"))
+        gate.link.send_model(picture())
         site.follow()
         gate.wait_open()
 
         def free(user: str) -> int:
             asked = job(4, uid=UIDS[user], account="physics")
             verdicts = [
-                gate.link.would("c", asked, user, cost=cost * SU).ok for cost in (4, 40, 400)
+                gate.link.get_verdict("c", asked, user, cost=cost * SU).ok for cost in (4, 40, 400)
             ]
             return sum(verdicts)
 
@@ -218,8 +218,8 @@ def with_policy(site: FollowingSite, policy: Any) -> Any:
 
 
 def open_gate(gate: RunningGate) -> None:
-    gate.link.rules(rules("gate"))
-    gate.link.picture(picture())
+    gate.link.send_rules(rules("gate"))
+    gate.link.send_model(picture())
 
 
 def test_the_gate_decides_by_the_servers_balance_and_says_how_old_it_is(
@@ -236,12 +236,12 @@ def test_the_gate_decides_by_the_servers_balance_and_says_how_old_it_is(
         assert "account physics has 50.00 SU free" in refused["say"]
         assert "127.0.0.1 said what it has on " in refused["say"]
         assert gate.ask(job(39, account="physics"))["ok"]
-        means = gate.link.means("physics")
+        means = gate.link.get_means("physics")
         assert (means.balance, means.held) == (50 * SU, 40 * SU)
         assert 0 <= time.time() - means.at_us / 1e6 < 60
         # What is held here, and not known there, is held still.
         site.follow()
-        assert gate.link.means("physics").available == 10 * SU
+        assert gate.link.get_means("physics").available == 10 * SU
 
 
 @pytest.mark.parametrize("policy", ["allow", "deny"])

@@ -35,7 +35,7 @@ def test_requests_follow_each_other_on_one_connection(
         request = peer.read_request(5, 5)
         assert request is not None
         assert (request.path, request.length) == ("/nodes/1/lines", 5)
-        assert request.closes is closes
+        assert request.closes_connection is closes
         assert peer.read_body(5, 5) == body
     other.close()
     assert peer.read_request(5, 5) is None

@@ -12,7 +12,7 @@ class Connection:
 
     is_shut = False
 
-    def shut(self) -> None:
+    def shut_down(self) -> None:
         self.is_shut = True
 
 

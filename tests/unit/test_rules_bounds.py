@@ -111,18 +111,18 @@ def test_what_an_update_takes_away(action: str, infos: object, takes: bool, kept
 
 def test_when_a_node_has_come_back() -> None:
     look = NodeAvailability(
-        wanted=frozenset(),
+        to_take=frozenset(),
         available=frozenset({"n1", "n2"}),
         names=frozenset({"n1", "n2", "n3"}),
-        members={"debug": frozenset({"n1"})},
-        seen=NOON,
+        partition_nodes={"debug": frozenset({"n1"})},
+        queried_at=NOON,
     )
-    assert look.has_back(TakenNode("n1", "r"))
-    assert look.has_back(TakenNode("n1", "r", "debug"))
-    assert look.has_back(TakenNode("gone", "r", "*"))
-    assert not look.has_back(TakenNode("n2", "r", "debug"))
-    assert not look.has_back(TakenNode("n1", "r", "*"))
-    assert not look.has_back(TakenNode("n3", "r"))
+    assert look.is_given_back(TakenNode("n1", "r"))
+    assert look.is_given_back(TakenNode("n1", "r", "debug"))
+    assert look.is_given_back(TakenNode("gone", "r", "*"))
+    assert not look.is_given_back(TakenNode("n2", "r", "debug"))
+    assert not look.is_given_back(TakenNode("n1", "r", "*"))
+    assert not look.is_given_back(TakenNode("n3", "r"))
 
 
 def test_a_small_cluster_may_lose_one_node(tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ def test_whatever_comes_in_whatever_order_bounds_are_kept(steps: list[tuple[str,
         site = RulesSite(Path(path), drain, mail, most_nodes_percent=3)
         world = site.world
         world.found = lambda one: RecoveredOutcome(
-            traces="done" if (one.rule, one.event) in world.acted else "not-begun"
+            state="done" if (one.rule, one.event) in world.acted else "not-begun"
         )
         given_events: list[Event] = []
         for step, number in steps:

@@ -99,7 +99,7 @@ def test_a_rule_that_is_switched_off_does_not_do_what_waits(tmp_path: Path) -> N
     site = RulesSite(tmp_path, MAIL)
     site.give(failure(1))
     store = RulesStore(site.settings.state_dir)
-    store.switch("mail", False, "root", NOON)
+    store.set_switch("mail", False, "root", NOON)
     store.close()
     site.settle()
     site.give(failure(2, "n2"))

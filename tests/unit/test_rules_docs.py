@@ -29,7 +29,7 @@ def test_the_rules_that_are_shown_are_right(text: str) -> None:
 def test_the_event_that_is_shown_is_one() -> None:
     (event,) = blocks("json")
     rules = [parse_rule(text, "docs/rules.md") for text in blocks("yaml")]
-    answer = try_rules(json.loads(event), rules, set(), explicit=False)
+    answer = try_rules(json.loads(event), rules, set(), include_all=False)
     assert [line.matches for line in answer.rules] == [False, True]
     assert answer.rules[1].parameters == {"nodes": "n7", "reason": "failed 3 times"}
 

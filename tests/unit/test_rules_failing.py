@@ -139,7 +139,7 @@ def test_what_a_crash_left_open_is_looked_up(
     site.engine.tick(site.append)
     assert site.statuses() == ["started"]
     site.world.ran = lambda _one: None
-    site.world.found = lambda _one: RecoveredOutcome(traces=traces)  # type: ignore[arg-type]
+    site.world.found = lambda _one: RecoveredOutcome(state=traces)  # type: ignore[arg-type]
     site.restart()
     site.settle()
     if traces not in ("not-begun", "done"):
@@ -201,7 +201,7 @@ def test_kills_at_each_step_leave_each_execution_once(
     rule = with_care(MAIL, rate_limit="2/1h")
     site = RulesSite(tmp_path, rule)
     events = [failure(number, f"n{number}") for number in range(1, 6)]
-    site.world.found = lambda _one: RecoveredOutcome(traces="not-begun")
+    site.world.found = lambda _one: RecoveredOutcome(state="not-begun")
     if moment == "append":
         site.kill_at_append = True
         with pytest.raises(Killed):

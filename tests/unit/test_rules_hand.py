@@ -99,14 +99,14 @@ def test_an_action_is_run_with_what_it_was_given_as_it_is(site: HandSite) -> Non
     assert "it {{ is }} $(down)" in text
     assert "`id`" in text
     assert summarize_run(ran) == ""
-    assert site.hand.find(one).traces == "ended"
+    assert site.hand.find(one).state == "ended"
 
 
 def test_a_dry_run_sends_nothing(site: HandSite) -> None:
     one = execution(dry_run=True)
     assert site.hand.run(one, 10.0).dry_run
     assert not site.mails.exists()
-    assert site.hand.find(one).traces == "not-begun"
+    assert site.hand.find(one).state == "not-begun"
 
 
 def test_wrong_parameters_are_refused(site: HandSite) -> None:
@@ -116,28 +116,28 @@ def test_wrong_parameters_are_refused(site: HandSite) -> None:
 
 def test_what_has_no_line_was_not_begun(site: HandSite) -> None:
     one = execution()
-    assert site.hand.find(one).traces == "not-begun"
+    assert site.hand.find(one).state == "not-begun"
     # Another rule's, and this rule's before, are not this one's.
     site.begin_elsewhere(one, speaker="rule other")
     earlier = msgspec.structs.replace(one, started=utc_now() - timedelta(hours=1))
     site.begin_elsewhere(earlier)
-    assert site.hand.find(one).traces == "not-begun"
+    assert site.hand.find(one).state == "not-begun"
 
 
 def test_what_was_begun_and_has_no_end_is_unseen_where_slurm_cannot_tell(site: HandSite) -> None:
     one = execution()
     site.begin_elsewhere(one)
-    assert site.hand.find(one).traces == "unseen"
+    assert site.hand.find(one).state == "unseen"
 
 
 def test_what_somebody_still_runs_is_running(site: HandSite) -> None:
     one = execution()
     audit = AuditLog(site.settings.state_dir)
     number = audit.begin(site.begun(one))
-    assert site.hand.find(one).traces == "running"
+    assert site.hand.find(one).state == "running"
     audit.end(number, "failed", "no mailer", at=utc_now())
     found = site.hand.find(one)
-    assert found.traces == "ended"
+    assert found.state == "ended"
     assert found.row is not None
     assert (found.row.status, found.row.message) == ("failed", "no mailer")
     audit.close()
@@ -145,4 +145,4 @@ def test_what_somebody_still_runs_is_running(site: HandSite) -> None:
 
 def test_what_changes_nothing_can_be_done_again(site: HandSite) -> None:
     one = execution("slurm.node.jobs", parameters={"nodes": "n1"})
-    assert site.hand.find(one).traces == "not-begun"
+    assert site.hand.find(one).state == "not-begun"

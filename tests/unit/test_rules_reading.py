@@ -73,14 +73,14 @@ def test_a_whole_rule() -> None:
         "slurm.node.state",
         "slurm.node.drain",
     )
-    assert rule.wanted == {"cluster": "c1"}
+    assert rule.trigger_parameters == {"cluster": "c1"}
     assert [(one.path, one.type) for one in rule.criteria] == [
         (("state",), "iregex"),
         (("state",), "ncontains"),
         (("partitions",), "search"),
         (("partitions", 0), "exists"),
     ]
-    care = rule.care
+    care = rule.limits
     assert care.rate_limit == RateLimit(10, 1800.0)
     assert (care.dedup_window_s, care.dedup_by) == (90.0, (("node",),))
     assert (care.most_nodes_percent, care.dry_run, care.on_unknown) == (5.0, True, "repeat")
@@ -90,7 +90,10 @@ def test_a_whole_rule() -> None:
         120.0,
         86400.0,
     )
-    assert rule.at("action", "parameters", "reason") == "/etc/a.yaml:30: action.parameters.reason"
+    assert (
+        rule.format_position("action", "parameters", "reason")
+        == "/etc/a.yaml:30: action.parameters.reason"
+    )
     assert list(find_rule_errors(rule)) == []
 
 

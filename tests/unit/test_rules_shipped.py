@@ -74,7 +74,7 @@ def site(tmp_path: Path) -> RulesSite:
     site = RulesSite(tmp_path, shipped=True)
     for path in SHIPPED:
         if path.stem != "job_node_fail_requeue":
-            site.store.switch(path.stem, True, "root", NOON)
+            site.store.set_switch(path.stem, True, "root", NOON)
     return site
 
 
@@ -160,7 +160,7 @@ def test_a_job_whose_node_failed_is_queued_again_elsewhere_where_that_is_wanted(
     site.give(ended(1))
     site.settle()
     assert site.history() == []
-    site.store.switch("job_node_fail_requeue", True, "root", NOON)
+    site.store.set_switch("job_node_fail_requeue", True, "root", NOON)
     site.give(
         ended(2),
         ended(3, state="FAILED"),

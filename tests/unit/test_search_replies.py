@@ -108,7 +108,7 @@ class Canned(SearchClient):
         self.bodies: list[bytes] = []
 
     def request(
-        self, method: str, target: str, body: bytes | None = None, kind: str = ""
+        self, method: str, target_path: str, body: bytes | None = None, media_type: str = ""
     ) -> ServerReply:
         self.bodies.append(body or b"")
         return self.replies.pop(0)
@@ -167,7 +167,7 @@ def test_too_large_a_request_is_halved_until_one_document_is_too_large_alone() -
     refused = list(BulkSender(client, pace).send(operations(3)))
     assert [of.document.job_id for of in refused] == [1]
     assert "http.max_content_length" in refused[0].why
-    assert pace.bytes < 10**6
+    assert pace.limit_bytes < 10**6
 
 
 @pytest.mark.parametrize("answer", [BLOCKED, READ_ONLY, CLOSED])
@@ -233,15 +233,15 @@ def test_a_server_that_is_busy_in_between_is_waited_for() -> None:
 def test_the_pace_is_halved_and_grows_again() -> None:
     pace = RequestPacer(8 << 20)
     for _ in range(50):
-        pace.slow()
-    assert pace.bytes == 64 * 1024
+        pace.halve_limit()
+    assert pace.limit_bytes == 64 * 1024
     for _ in range(50):
-        pace.grow()
-    assert pace.bytes == 8 << 20
-    pace.bound(10_000)
-    pace.slow()
-    pace.grow()
-    assert pace.bytes == 10_000
+        pace.raise_limit()
+    assert pace.limit_bytes == 8 << 20
+    pace.lower_bound(10_000)
+    pace.halve_limit()
+    pace.raise_limit()
+    assert pace.limit_bytes == 10_000
 
 
 @given(st.binary(max_size=200), st.integers(100, 599))

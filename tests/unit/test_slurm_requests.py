@@ -111,9 +111,9 @@ def test_a_run_is_charged_the_gpus_that_slurm_did_not_count() -> None:
         assert (charged["gres/gpu"], charged["gres/gpu:a100"]) == (4, 4)
         # What was held goes before.
         held = {"gres/gpu": 3}
-        assert derive_use(run, GPU, picture, SETTINGS, held=held).tres["gres/gpu"] == 3
+        assert derive_use(run, GPU, picture, SETTINGS, hold_tres=held).tres["gres/gpu"] == 3
         # And where only something else was, what it asked for counts.
-        assert derive_use(run, GPU, picture, SETTINGS, held={"cpu": 4}).tres["gres/gpu"] == 4
+        assert derive_use(run, GPU, picture, SETTINGS, hold_tres={"cpu": 4}).tres["gres/gpu"] == 4
     counted = msgspec.structs.replace(CLUSTER, tracked=("cpu", "gres/gpu"))
     charged = derive_use(run, GPU, counted, SETTINGS).tres
     assert "gres/gpu" not in charged
@@ -124,14 +124,14 @@ def test_what_slurm_does_not_count_is_said() -> None:
     rates = [GPU, Rate(weights={"bb/cray": 1, "cpu": 1}), Rate(cluster="x", weights={"gres/x": 1})]
     picture = msgspec.structs.replace(CLUSTER, tracked=("cpu", "mem", "node", "billing"))
     bursts, gpus = find_uncounted_tres(rates, picture)
-    assert (bursts.name, bursts.is_mended, gpus.name, gpus.is_mended) == (
+    assert (bursts.name, bursts.is_fixable, gpus.name, gpus.is_fixable) == (
         *("bb/cray", True),
         *("gres/gpu", True),
     )
     assert "charged nothing" in bursts.what
     assert "asked for" in gpus.what
     alone = msgspec.structs.replace(picture, accounting=False)
-    assert [one.is_mended for one in find_uncounted_tres(rates, alone)] == [True, False]
+    assert [one.is_fixable for one in find_uncounted_tres(rates, alone)] == [True, False]
     assert find_uncounted_tres(rates, CLUSTER) == []
 
 

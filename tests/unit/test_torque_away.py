@@ -60,7 +60,7 @@ def test_what_a_late_directory_lacks_ends_when_it_had_time_to_be_filled(
     submitted = datetime(2026, 1, 1, tzinfo=UTC)
     unfinished = [JobRecord(job_id=number, submit=submitted, state="RUNNING") for number in (7, 9)]
     spool.jobs.rename(tmp_path / "away")
-    timing = TorqueTiming(reattach_s=0.05, check_s=0.05, filled_s=0.3)
+    timing = TorqueTiming(reattach_s=0.05, check_s=0.05, fill_s=0.3)
     root = spool.jobs.parent
     site = TorqueCapture(tmp_path / "site", root, timing=timing, unfinished=lambda: unfinished)
     site.capture.run_turn()
@@ -142,7 +142,9 @@ def test_on_a_network_only_what_has_changed_is_opened(
 
 
 def test_a_look_ends_before_it_is_taken_for_hung(tmp_path: Path, spool: Spool) -> None:
-    site = TorqueCapture(tmp_path / "site", spool.jobs.parent, timing=TorqueTiming(look_s=0.0))
+    site = TorqueCapture(
+        tmp_path / "site", spool.jobs.parent, timing=TorqueTiming(poll_limit_s=0.0)
+    )
     site.spool.process_events()
     for number in range(1, 10):
         spool.save(f"{number}.vm")

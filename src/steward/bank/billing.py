@@ -44,15 +44,15 @@ _LIMIT_CHECK_S: Final = 75
 def derive_use(
     record: JobRecord,
     rate: Rate,
-    picture: ClusterModel | None,
+    model: ClusterModel | None,
     settings: BankSettings,
     *,
     begin: datetime | None = None,
     end: datetime | None = None,
     suspended_s: int | None = None,
-    held: Mapping[str, int] | None = None,
-    amounts: Mapping[str, int] | None = None,
-    whole: bool | None = None,
+    hold_tres: Mapping[str, int] | None = None,
+    charged_tres: Mapping[str, int] | None = None,
+    whole_nodes: bool | None = None,
 ) -> ResourceUse:
     """Derive the resource use to charge: TRES, start, seconds, QOS and state.
 
@@ -63,179 +63,184 @@ def derive_use(
     Args:
         record: Slurm's record of the run or piece.
         rate: Its rate, which may charge whole nodes.
-        picture: The cluster model; None if unknown, then nodes are not charged whole.
+        model: The cluster model; None if unknown, then nodes are not charged whole.
         settings: The settings [bank].
         begin: Start of the piece; None for the run's start.
         end: End of the piece; None for the run's end.
         suspended_s: Seconds the piece was suspended; None for those of the record.
-        held: TRES of the job's hold, used for TRES that Slurm does not count for any job
+        hold_tres: TRES of the job's hold, used for TRES that Slurm does not count for any job
             (not in AccountingStorageTRES); without a hold, the requested amount counts.
-        amounts: The TRES, if charged before; None to derive them, see :func:`derive_tres`.
-        whole: Whether nodes are charged whole; None to derive it, see :func:`is_charged_whole`.
+        charged_tres: The TRES, if charged before; None to derive them, see :func:`derive_tres`.
+        whole_nodes: Whether nodes are charged whole; None to derive it, see
+            :func:`is_charged_whole`.
     """
     start = record.start
     state = record.state.partition(" ")[0].rstrip("+").upper()
-    if whole is None:
-        whole = is_charged_whole(record, rate, picture)
-    if amounts is None:
-        amounts = derive_tres(record, picture, held or {}, whole=whole)
+    if whole_nodes is None:
+        whole_nodes = is_charged_whole(record, rate, model)
+    if charged_tres is None:
+        charged_tres = derive_tres(record, model, hold_tres or {}, whole_nodes=whole_nodes)
     if start is None:
-        return ResourceUse(tres=dict(amounts), qos=record.qos, state=state)
-    first, last = begin or start, end or record.end or start
+        return ResourceUse(tres=dict(charged_tres), qos=record.qos, state=state)
+    charged_from, charged_until = begin or start, end or record.end or start
     if suspended_s is None:
         suspended_s = record.suspended_s or 0
-    seconds = _charged_seconds(record, settings, picture, first, last, suspended_s)
+    seconds = _charged_seconds(record, settings, model, charged_from, charged_until, suspended_s)
     return ResourceUse(
-        tres=dict(amounts), start=first, seconds=seconds, qos=record.qos, state=state
+        tres=dict(charged_tres), start=charged_from, seconds=seconds, qos=record.qos, state=state
     )
 
 
 def derive_tres(
-    record: JobRecord, picture: ClusterModel | None, held: Mapping[str, int], *, whole: bool
+    record: JobRecord,
+    model: ClusterModel | None,
+    hold_tres: Mapping[str, int],
+    *,
+    whole_nodes: bool,
 ) -> dict[str, int]:
     """Return the TRES to charge for a run; its nodes' configured TRES if charged whole."""
-    found = parse_tres(record.tres_allocated)
-    if "cpu" not in found and record.cpus and found:
-        found["cpu"] = record.cpus
-    if picture is not None and record.nodelist and whole:
-        for name, amount in _sum_node_tres(record.nodelist, picture).items():
-            found[name] = max(found.get(name, 0), amount)
+    amounts = parse_tres(record.tres_allocated)
+    if "cpu" not in amounts and record.cpus and amounts:
+        amounts["cpu"] = record.cpus
+    if model is not None and record.nodelist and whole_nodes:
+        for name, amount in _sum_node_tres(record.nodelist, model).items():
+            amounts[name] = max(amounts.get(name, 0), amount)
     for name, amount in tres.parse_licenses(record.licenses).items():
-        found.setdefault(name, amount)
-    if picture is not None and found:
-        for name, amount in held.items():
-            if name not in found and not picture.tracks(name):
-                found[name] = amount
-        _add_requested(found, record, picture)
-    return found
+        amounts.setdefault(name, amount)
+    if model is not None and amounts:
+        for name, amount in hold_tres.items():
+            if name not in amounts and not model.tracks(name):
+                amounts[name] = amount
+        _add_requested(amounts, record, model)
+    return amounts
 
 
-def _add_requested(found: dict[str, int], record: JobRecord, picture: ClusterModel) -> None:
+def _add_requested(amounts: dict[str, int], record: JobRecord, model: ClusterModel) -> None:
     """Add requested TRES that Slurm does not count and no hold covers."""
-    asked = count_requested_kinds(record)
-    known = {strip_tres_type(name) for name in found}
-    for name, amount in asked.items():
+    requested = count_requested_kinds(record)
+    known_kinds = {strip_tres_type(name) for name in amounts}
+    for name, amount in requested.items():
         kind = strip_tres_type(name)
-        if kind not in known and not picture.tracks(kind):
-            found[kind] = found.get(kind, 0) + amount
-        if name != kind and name not in found and not picture.tracks(name):
-            found[name] = amount
+        if kind not in known_kinds and not model.tracks(kind):
+            amounts[kind] = amounts.get(kind, 0) + amount
+        if name != kind and name not in amounts and not model.tracks(name):
+            amounts[name] = amount
 
 
-def list_untracked_tres(rate: Rate, picture: ClusterModel) -> list[str]:
+def list_untracked_tres(rate: Rate, model: ClusterModel) -> list[str]:
     """List TRES that a rate weighs but AllocTRES lacks: jobs' use of them is invisible."""
     return [
         name
         for name, weight in rate.weights.items()
-        if weight and not name.startswith("license/") and not picture.tracks(name)
+        if weight and not name.startswith("license/") and not model.tracks(name)
     ]
 
 
 def _charged_seconds(
     record: JobRecord,
     settings: BankSettings,
-    picture: ClusterModel | None,
-    first: datetime,
-    last: datetime,
+    model: ClusterModel | None,
+    charged_from: datetime,
+    charged_until: datetime,
     suspended_s: int,
 ) -> int:
     """Return the seconds to charge; suspended time and overrun count only as configured."""
-    start = record.start or first
-    part = settings.partition.get(record.partition)
-    rule = (part.over_limit if part else None) or settings.over_limit
-    if rule == "free" and record.time_limit_s is not None:
+    start = record.start or charged_from
+    partition = settings.partition.get(record.partition)
+    over_limit = (partition.over_limit if partition else None) or settings.over_limit
+    if over_limit == "free" and record.time_limit_s is not None:
         # Slurm extends the time limit of a suspended job by the suspended time.
         allowed_s = record.time_limit_s + (record.suspended_s or 0)
-        ran_s = (max(last, record.end or last) - start).total_seconds()
+        ran_s = (max(charged_until, record.end or charged_until) - start).total_seconds()
         # Users may lower a running job's limit: a longer run did not overrun the old limit.
-        if ran_s <= allowed_s + _grace_s(record, picture):
-            last = min(last, start + timedelta(seconds=allowed_s))
-    seconds = int((last - first).total_seconds())
+        if ran_s <= allowed_s + _grace_s(record, model):
+            charged_until = min(charged_until, start + timedelta(seconds=allowed_s))
+    seconds = int((charged_until - charged_from).total_seconds())
     return max(0, seconds if settings.suspended else seconds - suspended_s)
 
 
-def _grace_s(record: JobRecord, picture: ClusterModel | None) -> int:
+def _grace_s(record: JobRecord, model: ClusterModel | None) -> int:
     """Return how many seconds past its limit Slurm ends a job at the latest.
 
     This is OverTimeLimit, plus up to a minute until slurmctld checks (it does every 30 s), plus
     KillWait: see slurm.conf(5). With OverTimeLimit UNLIMITED Slurm ends no job. A run that went
     on for longer than the other two was then meant to, and none of that time is free.
     """
-    if picture is None:
+    if model is None:
         return _LIMIT_CHECK_S + KILL_WAIT_S
-    part = picture.partitions.get(record.partition)
-    over_s = part.over_time_s if part is not None else 0
-    return (over_s or 0) + _LIMIT_CHECK_S + picture.kill_wait_s
+    partition = model.partitions.get(record.partition)
+    over_s = partition.over_time_s if partition is not None else 0
+    return (over_s or 0) + _LIMIT_CHECK_S + model.kill_wait_s
 
 
-def is_charged_whole(record: JobRecord, rate: Rate, picture: ClusterModel | None) -> bool:
+def is_charged_whole(record: JobRecord, rate: Rate, model: ClusterModel | None) -> bool:
     """Return True if a run's nodes are charged whole, by rate, request or cluster settings."""
-    if picture is None:
+    if model is None:
         return False
-    part = picture.partitions.get(record.partition)
+    partition = model.partitions.get(record.partition)
     return (
         rate.whole_nodes
         or record.oversubscribe == EXCLUSIVE_NODES
-        or picture.linear
-        or (part is not None and part.exclusive)
+        or model.linear
+        or (partition is not None and partition.exclusive)
     )
 
 
-def _sum_node_tres(nodelist: str, picture: ClusterModel) -> dict[str, int]:
+def _sum_node_tres(nodelist: str, model: ClusterModel) -> dict[str, int]:
     """Sum the configured TRES of the nodes in a list, as far as known."""
     from steward.slurm.nodelists import expand_nodelist
 
-    shapes = _shapes_by_node(picture)
-    found: dict[str, int] = {}
+    shapes = _shapes_by_node(model)
+    amounts: dict[str, int] = {}
     try:
-        names = expand_nodelist(nodelist)
+        node_names = expand_nodelist(nodelist)
     except StewardError:
         # For an unreadable node list, only the allocation's own TRES are known.
         return {}
-    for name in names:
-        shape = shapes.get(name)
+    for node_name in node_names:
+        shape = shapes.get(node_name)
         if shape is None:
             continue
-        for of, amount in shape.whole.items():
-            found[of] = found.get(of, 0) + amount
-    return found
+        for tres_name, amount in shape.whole.items():
+            amounts[tres_name] = amounts.get(tres_name, 0) + amount
+    return amounts
 
 
 _node_shapes: Final[dict[str, tuple[ClusterModel, dict[str, NodeShape]]]] = {}
 """By cluster: the model used last, with the shape of each of its nodes (a cache)."""
 
 
-def _shapes_by_node(picture: ClusterModel) -> dict[str, NodeShape]:
+def _shapes_by_node(model: ClusterModel) -> dict[str, NodeShape]:
     """Return the shape of each node, by name."""
-    known = _node_shapes.get(picture.cluster)
-    if known is None or known[0] is not picture:
+    cached = _node_shapes.get(model.cluster)
+    if cached is None or cached[0] is not model:
         from steward.slurm.nodelists import expand_nodelist
 
         shapes = {
             name: shape
-            for shape in picture.shapes
+            for shape in model.shapes
             if shape.nodes
             for name in expand_nodelist(shape.nodes)
         }
-        known = _node_shapes[picture.cluster] = picture, shapes
-    return known[1]
+        cached = _node_shapes[model.cluster] = model, shapes
+    return cached[1]
 
 
 _BYTES: Final = 9
 """Length of each digest in a fingerprint, in bytes."""
 
 
-def fingerprint_run(fact: RunEvent, begin: datetime, end: datetime, paid: int) -> str:
+def fingerprint_run(run: RunEvent, begin: datetime, end: datetime, pieces_amount: int) -> str:
     """Fingerprint a run: digest of its allocation, dot, digest of everything else.
 
     Args:
-        fact: The run or piece.
+        run: The run or piece.
         begin: Start of the charged time.
         end: End of the charged time.
-        paid: Charges of the run's former sizes, in micro-SU.
+        pieces_amount: Charges of the run's former sizes, in micro-SU.
     """
-    record = fact.record
-    given = (
+    record = run.record
+    allocated = (
         sorted(parse_tres(record.tres_allocated).items()),
         record.cpus or 0,
         record.nodelist,
@@ -253,21 +258,25 @@ def fingerprint_run(fact: RunEvent, begin: datetime, end: datetime, paid: int) -
         record.user,
         record.partition,
         record.qos,
-        paid,
-        *([fact.suspended_before_s] if fact.suspended_before_s else []),
+        pieces_amount,
+        *([run.suspended_before_s] if run.suspended_before_s else []),
     )
-    return f"{_hash_values(given)}.{_hash_values(other)}"
+    return f"{_hash_values(allocated)}.{_hash_values(other)}"
 
 
-def get_unchanged_tres(before: Charge | None, facts: str) -> dict[str, int] | None:
+def get_unchanged_tres(earlier: Charge | None, fingerprint: str) -> dict[str, int] | None:
     """Return the TRES charged before if the record's allocation is unchanged, else None."""
-    if before is None or before.use is None or not before.facts:
+    if earlier is None or earlier.use is None or not earlier.facts:
         return None
-    return before.use.tres if before.facts.partition(".")[0] == facts.partition(".")[0] else None
+    return (
+        earlier.use.tres
+        if earlier.facts.partition(".")[0] == fingerprint.partition(".")[0]
+        else None
+    )
 
 
-def _hash_values(of: tuple[object, ...]) -> str:
-    return hashlib.blake2b(repr(of).encode(), digest_size=_BYTES).hexdigest()
+def _hash_values(values: tuple[object, ...]) -> str:
+    return hashlib.blake2b(repr(values).encode(), digest_size=_BYTES).hexdigest()
 
 
 REVOKED_STATES: Final = frozenset({"REVOKED", "REQUEUE_FED"})
@@ -286,37 +295,37 @@ class Pricing(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         settings: The bank's settings.
         rates: All rates.
-        picture: The cluster model from the last query; None before the first.
+        model: The cluster model from the last query; None before the first.
         zone: IANA time zone of the cluster; "" for the host's.
     """
 
     settings: BankSettings
     rates: Sequence[Rate]
-    picture: ClusterModel | None = None
+    model: ClusterModel | None = None
     zone: str = ""
 
 
-def is_charged(fact: RunEvent) -> bool:
+def is_charged(run: RunEvent) -> bool:
     """Return True if a run or piece is to be charged once it is over.
 
     Runs imported from other systems are not; a backfill charges them on request.
     """
-    if fact.source or fact.record.start is None:
+    if run.source or run.record.start is None:
         return False
-    return strip_state_suffix(fact.record.state) not in REVOKED_STATES
+    return strip_state_suffix(run.record.state) not in REVOKED_STATES
 
 
 def compute_charge(
     cluster: str,
-    fact: RunEvent,
+    run: RunEvent,
     pricing: Pricing,
     *,
     pieces: Sequence[Charge] = (),
     hold: Hold | None = None,
-    held: Mapping[str, int] | None = None,
-    before: Charge | None = None,
+    hold_tres: Mapping[str, int] | None = None,
+    earlier: Charge | None = None,
     seen_at: datetime | None = None,
-    why: str = "",
+    reason: str = "",
 ) -> Charge | None:
     """Compute the charge of a finished run.
 
@@ -326,14 +335,14 @@ def compute_charge(
 
     Args:
         cluster: The cluster's name.
-        fact: The run or piece.
+        run: The run or piece.
         pricing: Settings, rates and cluster model.
         pieces: Charges of the run's former sizes.
         hold: The hold that covers it.
-        held: TRES that Slurm does not count for any job; None to take the hold's.
-        before: Its earlier charge; None if not charged yet.
+        hold_tres: TRES that Slurm does not count for any job; None to take the hold's.
+        earlier: Its earlier charge; None if not charged yet.
         seen_at: When it was found to be over, if no source reported its end.
-        why: Reason of the charge; "" to derive it from the run.
+        reason: Reason of the charge; "" to derive it from the run.
 
     Returns:
         The charge; None if there is nothing to charge.
@@ -341,158 +350,158 @@ def compute_charge(
     Raises:
         NoRate: No rate applies.
     """
-    if not is_charged(fact):
+    if not is_charged(run):
         return None
-    record = fact.record
-    begin, end = _find_begin(fact, pieces), fact.piece_end or record.end or seen_at
+    record = run.record
+    begin, end = _find_begin(run, pieces), run.piece_end or record.end or seen_at
     if begin is None or end is None:
         return None
-    minimum_paid = sum(piece.amount for piece in pieces)
-    facts = fingerprint_run(fact, begin, end, minimum_paid)
-    why = why or _derive_reason(fact)
-    if before is not None and facts == before.facts:
-        return _keep_charge(before, hold, why)
-    rate = _find_rate(cluster, fact, pricing, before)
-    if held is None and hold is not None and hold.quote is not None:
-        held = hold.quote.tres
-    whole = is_charged_whole(record, rate, pricing.picture)
-    if before is not None and before.facts:
+    pieces_amount = sum(piece.amount for piece in pieces)
+    fingerprint = fingerprint_run(run, begin, end, pieces_amount)
+    reason = reason or _derive_reason(run)
+    if earlier is not None and fingerprint == earlier.facts:
+        return _keep_charge(earlier, hold, reason)
+    rate = _find_rate(cluster, run, pricing, earlier)
+    if hold_tres is None and hold is not None and hold.quote is not None:
+        hold_tres = hold.quote.tres
+    whole_nodes = is_charged_whole(record, rate, pricing.model)
+    if earlier is not None and earlier.facts:
         # Late observations may show what the job itself requested.
-        whole = before.whole or record.oversubscribe == EXCLUSIVE_NODES
+        whole_nodes = earlier.whole or record.oversubscribe == EXCLUSIVE_NODES
     use = derive_use(
-        *(record, rate, pricing.picture, pricing.settings),
+        *(record, rate, pricing.model, pricing.settings),
         begin=begin,
         end=max(begin, end),
-        suspended_s=max(0, (record.suspended_s or 0) - fact.suspended_before_s),
-        held=held,
-        amounts=get_unchanged_tres(before, facts),
-        whole=whole,
+        suspended_s=max(0, (record.suspended_s or 0) - run.suspended_before_s),
+        hold_tres=hold_tres,
+        charged_tres=get_unchanged_tres(earlier, fingerprint),
+        whole_nodes=whole_nodes,
     )
-    if fact.piece_end is not None or pieces:
+    if run.piece_end is not None or pieces:
         # The minimum price applies once per run, over all its sizes.
-        least = 0 if fact.piece_end is not None else max(0, rate.minimum - minimum_paid)
-        use = msgspec.structs.replace(use, least=least)
-    amount, number = _price_use(use, rate, pricing.zone)
+        minimum = 0 if run.piece_end is not None else max(0, rate.minimum - pieces_amount)
+        use = msgspec.structs.replace(use, least=minimum)
+    amount, rate_number = _price_use(use, rate, pricing.zone)
     return Charge(
         cluster=cluster,
-        job_id=fact.job_id,
-        first_submit=fact.first_submit,
-        restarts=fact.restarts,
-        piece_us=to_micros_or_zero(fact.piece_end),
+        job_id=run.job_id,
+        first_submit=run.first_submit,
+        restarts=run.restarts,
+        piece_us=to_micros_or_zero(run.piece_end),
         account=record.account.lower(),
         user=record.user or ("" if record.uid is None else str(record.uid)),
         partition=record.partition,
         amount=amount,
         use=use,
-        rate=number,
+        rate=rate_number,
         hold="" if hold is None else hold.id,
         shares=() if hold is None else hold.shares,
-        why=why,
+        why=reason,
         # Without a cluster model the nodes' TRES are unknown: empty facts force a later recharge.
-        facts=facts if pricing.picture is not None else "",
-        whole=whole,
+        facts=fingerprint if pricing.model is not None else "",
+        whole=whole_nodes,
     )
 
 
-def _keep_charge(before: Charge, hold: Hold | None, why: str) -> Charge:
+def _keep_charge(earlier: Charge, hold: Hold | None, reason: str) -> Charge:
     """Return the earlier charge unchanged but for reason and hold."""
     if hold is None:
-        return msgspec.structs.replace(before, why=why)
-    return msgspec.structs.replace(before, why=why, hold=hold.id, shares=hold.shares)
+        return msgspec.structs.replace(earlier, why=reason)
+    return msgspec.structs.replace(earlier, why=reason, hold=hold.id, shares=hold.shares)
 
 
-def _find_rate(cluster: str, fact: RunEvent, pricing: Pricing, before: Charge | None) -> Rate:
+def _find_rate(cluster: str, run: RunEvent, pricing: Pricing, earlier: Charge | None) -> Rate:
     """Return the rate of the earlier charge, unless partition or QOS changed; else look it up."""
-    record = fact.record
-    if before is not None and before.use is not None and before.partition == record.partition:
+    record = run.record
+    if earlier is not None and earlier.use is not None and earlier.partition == record.partition:
         for rate in pricing.rates:
-            if rate.number == before.rate and before.use.qos == record.qos:
+            if rate.number == earlier.rate and earlier.use.qos == record.qos:
                 return rate
-    return find_rate(pricing.rates, cluster, record.partition, record.qos, fact.first_submit)
+    return find_rate(pricing.rates, cluster, record.partition, record.qos, run.first_submit)
 
 
-def find_charge(fact: RunEvent, known: Sequence[Charge]) -> Charge | None:
+def find_charge(run: RunEvent, charges: Sequence[Charge]) -> Charge | None:
     """Find the existing charge of a run or of the same piece of it.
 
     Args:
-        fact: The run.
-        known: Charges under its job id.
+        run: The run.
+        charges: Charges under its job id.
     """
-    piece_us = to_micros_or_zero(fact.piece_end)
-    begin = _find_begin(fact, [one for one in known if is_piece_of(one, fact)])
-    alike = [one for one in known if one.restarts == fact.restarts]
-    for one in alike:
-        if one.piece_us == piece_us and (
-            abs((one.first_submit - fact.first_submit).total_seconds()) < 1
+    piece_us = to_micros_or_zero(run.piece_end)
+    begin = _find_begin(run, [charge for charge in charges if is_piece_of(charge, run)])
+    same_run = [charge for charge in charges if charge.restarts == run.restarts]
+    for charge in same_run:
+        if charge.piece_us == piece_us and (
+            abs((charge.first_submit - run.first_submit).total_seconds()) < 1
         ):
-            return one
+            return charge
     use = ResourceUse(tres={}, start=begin)
-    for one in alike:
-        if bool(one.piece_us) == bool(piece_us) and _is_same_time(one.use, use):
-            return one
+    for charge in same_run:
+        if bool(charge.piece_us) == bool(piece_us) and _is_same_time(charge.use, use):
+            return charge
     return None
 
 
 def _price_use(use: ResourceUse, rate: Rate, zone: str) -> tuple[int, int]:
-    reckoned = compute_price(use, rate, load_zone(zone))
-    return reckoned.amount, rate.number
+    price = compute_price(use, rate, load_zone(zone))
+    return price.amount, rate.number
 
 
-def _derive_reason(fact: RunEvent) -> str:
+def _derive_reason(run: RunEvent) -> str:
     """Return the reason of a charge: correction, end, or piece."""
-    if fact.correction:
+    if run.correction:
         return "correction"
-    return "end" if fact.piece_end is None else "piece"
+    return "end" if run.piece_end is None else "piece"
 
 
-def _find_begin(fact: RunEvent, pieces: Sequence[Charge]) -> datetime | None:
+def _find_begin(run: RunEvent, pieces: Sequence[Charge]) -> datetime | None:
     """Return the start of the size to charge: of a resized run, the end of the last piece."""
-    start = fact.record.start
-    if start is None or fact.piece_end is not None:
+    start = run.record.start
+    if start is None or run.piece_end is not None:
         return start
     return max([start, *(from_micros(piece.piece_us) for piece in pieces)])
 
 
-def compute_freed(fact: RunEvent, hold: Hold) -> int:
+def compute_freed(run: RunEvent, hold: Hold) -> int:
     """Return how much of a hold a finished run frees, whatever its charge.
 
     Each task of an array frees its part of the array's hold; tasks cancelled before they had
     own records free one part each.
     """
-    record = fact.record
-    if fact.piece_end is not None or not is_array_task(record) or is_requeued(fact):
+    record = run.record
+    if run.piece_end is not None or not is_array_task(record) or is_requeued(run):
         return 0
     per_task = hold.quote.per_task if hold.quote else 0
-    tasks = 1 if record.array_task.isdigit() else count_tasks(record.array_task)
-    return min(hold.remaining, per_task * max(1, tasks))
+    task_count = 1 if record.array_task.isdigit() else count_tasks(record.array_task)
+    return min(hold.remaining, per_task * max(1, task_count))
 
 
-def is_final(fact: RunEvent) -> bool:
+def is_final(run: RunEvent) -> bool:
     """Return True if nothing more is charged to the hold of a finished run."""
-    return fact.piece_end is None and not is_array_task(fact.record) and not is_requeued(fact)
+    return run.piece_end is None and not is_array_task(run.record) and not is_requeued(run)
 
 
-def is_requeued(fact: RunEvent) -> bool:
+def is_requeued(run: RunEvent) -> bool:
     """Return True if the job is requeued with the end of this run."""
-    return strip_state_suffix(fact.record.state) in REQUEUED_STATES
+    return strip_state_suffix(run.record.state) in REQUEUED_STATES
 
 
-def is_requeue_lost(fact: RunEvent, before: Charge | None) -> bool:
+def is_requeue_lost(run: RunEvent, earlier: Charge | None) -> bool:
     """Return True if a run that was to be requeued turned out to be the job's end.
 
     A killed slurmctld may forget that it requeued the job, or the job is gone entirely.
 
     Args:
-        fact: The run.
-        before: Its charge so far.
+        run: The run.
+        earlier: Its charge so far.
     """
     if (
-        before is None
-        or before.use is None
-        or strip_state_suffix(before.use.state) not in REQUEUED_STATES
+        earlier is None
+        or earlier.use is None
+        or strip_state_suffix(earlier.use.state) not in REQUEUED_STATES
     ):
         return False
-    return not is_requeued(fact)
+    return not is_requeued(run)
 
 
 def is_array_task(record: JobRecord) -> bool:
@@ -505,7 +514,7 @@ def get_hold_job_id(record: JobRecord) -> int:
     return record.array_job_id or record.job_id
 
 
-def match_earlier_charge(charge: Charge, known: Sequence[Charge]) -> Charge:
+def match_earlier_charge(charge: Charge, charges: Sequence[Charge]) -> Charge:
     """Return the charge under the key of an earlier charge of the same run, if there is one.
 
     When an earlier run of a job id becomes known, the first submit time changes, and so does
@@ -513,14 +522,14 @@ def match_earlier_charge(charge: Charge, known: Sequence[Charge]) -> Charge:
 
     Args:
         charge: The new charge.
-        known: Charges under its job id.
+        charges: Charges under its job id.
     """
-    if any(other.key == charge.key for other in known) or charge.use is None:
+    if any(earlier.key == charge.key for earlier in charges) or charge.use is None:
         return charge
-    for other in known:
-        if _run_part(other) == _run_part(charge) and _is_same_time(other.use, charge.use):
+    for earlier in charges:
+        if _run_part(earlier) == _run_part(charge) and _is_same_time(earlier.use, charge.use):
             return msgspec.structs.replace(
-                charge, first_submit=other.first_submit, piece_us=other.piece_us
+                charge, first_submit=earlier.first_submit, piece_us=earlier.piece_us
             )
     return charge
 
@@ -529,19 +538,19 @@ def _run_part(charge: Charge) -> tuple[int, bool]:
     return charge.restarts, bool(charge.piece_us)
 
 
-def _is_same_time(one: ResourceUse | None, other: ResourceUse) -> bool:
-    if one is None or one.start is None or other.start is None:
+def _is_same_time(first: ResourceUse | None, second: ResourceUse) -> bool:
+    if first is None or first.start is None or second.start is None:
         return False
-    return abs((one.start - other.start).total_seconds()) <= _SAME_S
+    return abs((first.start - second.start).total_seconds()) <= _SAME_S
 
 
-def is_piece_of(charge: Charge, fact: RunEvent) -> bool:
+def is_piece_of(charge: Charge, run: RunEvent) -> bool:
     """Return True if a charge is for a former size of this run."""
-    start = fact.record.start
-    if start is None or not charge.piece_us or charge.restarts != fact.restarts:
+    start = run.record.start
+    if start is None or not charge.piece_us or charge.restarts != run.restarts:
         return False
     # A previous job with the same id has pieces that ended before this run began.
-    end = fact.piece_end or fact.record.end
+    end = run.piece_end or run.record.end
     return charge.piece_us > to_micros(start) and (end is None or charge.piece_us <= to_micros(end))
 
 
@@ -552,16 +561,16 @@ class UncountedTres(msgspec.Struct, frozen=True):
         cluster: The cluster.
         name: The TRES.
         what: Consequence and remedy.
-        is_mended: Whether a change of slurm.conf makes Slurm count it.
+        is_fixable: Whether a change of slurm.conf makes Slurm count it.
     """
 
     cluster: str
     name: str
     what: str
-    is_mended: bool
+    is_fixable: bool
 
 
-def find_uncounted_tres(rates: Iterable[Rate], picture: ClusterModel) -> list[UncountedTres]:
+def find_uncounted_tres(rates: Iterable[Rate], model: ClusterModel) -> list[UncountedTres]:
     """List TRES that a cluster's rates weigh but its Slurm does not count.
 
     Of such a GRES, jobs are charged what they requested; of other TRES, nothing.
@@ -569,30 +578,36 @@ def find_uncounted_tres(rates: Iterable[Rate], picture: ClusterModel) -> list[Un
     names = {
         name
         for rate in rates
-        if rate.cluster in ("", picture.cluster) and not rate.free
-        for name in list_untracked_tres(rate, picture)
+        if rate.cluster in ("", model.cluster) and not rate.free
+        for name in list_untracked_tres(rate, model)
     }
-    return [_describe_uncounted(name, picture) for name in sorted(names)]
+    return [_describe_uncounted(name, model) for name in sorted(names)]
 
 
-def find_fixable_tres(clusters: Iterable[Pricing]) -> list[LedgerFinding]:
+def find_fixable_tres(pricings: Iterable[Pricing]) -> list[LedgerFinding]:
     """List uncounted TRES that slurm.conf can make Slurm count, as findings of the check."""
     return [
-        LedgerFinding(kind="not-counted", what=one.what, where=f"{one.cluster}/{one.name}")
-        for pricing in clusters
-        if pricing.picture is not None
-        for one in find_uncounted_tres(pricing.rates, pricing.picture)
-        if one.is_mended
+        LedgerFinding(
+            kind="not-counted", what=uncounted.what, where=f"{uncounted.cluster}/{uncounted.name}"
+        )
+        for pricing in pricings
+        if pricing.model is not None
+        for uncounted in find_uncounted_tres(pricing.rates, pricing.model)
+        if uncounted.is_fixable
     ]
 
 
-def _describe_uncounted(name: str, picture: ClusterModel) -> UncountedTres:
+def _describe_uncounted(name: str, model: ClusterModel) -> UncountedTres:
     """Describe a TRES that Slurm does not count, with the remedy."""
     is_gres = name.startswith("gres/")
-    charged = "are charged what they asked for of it" if is_gres else "are charged nothing for it"
-    is_mended = picture.accounting or not is_gres
-    todo = (
-        "name it in AccountingStorageTRES" if is_mended else "it counts GRES only with a slurmdbd"
+    consequence = (
+        "are charged what they asked for of it" if is_gres else "are charged nothing for it"
     )
-    what = f"Slurm of cluster {picture.cluster} does not count {name}: jobs {charged}; {todo}"
-    return UncountedTres(picture.cluster, name, what, is_mended)
+    is_fixable = model.accounting or not is_gres
+    remedy = (
+        "name it in AccountingStorageTRES" if is_fixable else "it counts GRES only with a slurmdbd"
+    )
+    message = (
+        f"Slurm of cluster {model.cluster} does not count {name}: jobs {consequence}; {remedy}"
+    )
+    return UncountedTres(model.cluster, name, message, is_fixable)

@@ -43,7 +43,7 @@ class NotCharged(NotInBank):
 
 
 def find_job_charges(
-    room: "BankContext", t: "Transaction", job: str, cluster: str = ""
+    context: "BankContext", t: "Transaction", job_name: str, cluster: str = ""
 ) -> list["ChargeRow"]:
     """Return the charges of a job, oldest first; if Slurm reused the id, the newest job's.
 
@@ -51,126 +51,134 @@ def find_job_charges(
         BankUsage: The job id is invalid.
         NotCharged: The job has no charges.
     """
-    name = room.resolve_cluster(cluster)
-    found: list[ChargeRow] = []
-    for job_id in resolve_raw_ids(room, job, name):
-        rows = t.charges.list_of_job(name, job_id)
+    cluster_name = context.resolve_cluster(cluster)
+    charge_rows: list[ChargeRow] = []
+    for job_id in resolve_raw_ids(context, job_name, cluster_name):
+        rows = t.charges.list_of_job(cluster_name, job_id)
         newest = max((row.charge.first_submit for row in rows), default=None)
-        found += [row for row in rows if row.charge.first_submit == newest]
-    if not found:
-        raise NotCharged(f"nothing was charged for job {job} on {name}", job)
-    return sorted(found, key=lambda row: (row.first_at, row.charge.key))
+        charge_rows += [row for row in rows if row.charge.first_submit == newest]
+    if not charge_rows:
+        raise NotCharged(f"nothing was charged for job {job_name} on {cluster_name}", job_name)
+    return sorted(charge_rows, key=lambda row: (row.first_at, row.charge.key))
 
 
-def name_charged_jobs(room: "BankContext", charges: Iterable[str]) -> dict[str, str]:
+def name_charged_jobs(context: "BankContext", charge_keys: Iterable[str]) -> dict[str, str]:
     """Return job ids in Slurm's notation for charges, where they differ from the raw id.
 
     Args:
-        room: The context.
-        charges: Charge keys; only the first 5000 are looked up.
+        context: The context.
+        charge_keys: Charge keys; only the first 5000 are looked up.
 
     Returns:
         Ids like ``5_2`` of array tasks, by charge key.
     """
-    keys: dict[str, dict[tuple[int, int], list[str]]] = {}
-    for key in islice(charges, _MAX_NAMED):
+    keys_by_job: dict[str, dict[tuple[int, int], list[str]]] = {}
+    for key in islice(charge_keys, _MAX_NAMED):
         if (parts := parse_charge_key(key)) is not None:
-            cluster, job_id, first = parts
-            keys.setdefault(cluster, {}).setdefault((job_id, first), []).append(key)
-    found: dict[str, str] = {}
+            cluster, job_id, submit_s = parts
+            keys_by_job.setdefault(cluster, {}).setdefault((job_id, submit_s), []).append(key)
+    names: dict[str, str] = {}
     try:
-        for cluster, jobs in keys.items():
+        for cluster, jobs in keys_by_job.items():
             ids = sorted({job_id for job_id, _ in jobs})
             for start in range(0, len(ids), _LOOKUP_BATCH):
-                for fact in room.jobs.list_run_events(cluster, ids[start : start + _LOOKUP_BATCH]):
-                    job = fact.job_id, int(fact.first_submit.timestamp())
-                    name = format_job_name(fact.record)
-                    if job in jobs and name != str(fact.job_id):
-                        found |= dict.fromkeys(jobs[job], name)
+                for run in context.jobs.list_run_events(
+                    cluster, ids[start : start + _LOOKUP_BATCH]
+                ):
+                    identity = run.job_id, int(run.first_submit.timestamp())
+                    name = format_job_name(run.record)
+                    if identity in jobs and name != str(run.job_id):
+                        names |= dict.fromkeys(jobs[identity], name)
     except Unavailable:
-        return found
-    return found
+        return names
+    return names
 
 
 def explain_uncharged(
-    room: "BankContext", t: "Transaction", rights: "Rights", job: str, cluster: str
+    context: "BankContext", t: "Transaction", rights: "Rights", job_name: str, cluster: str
 ) -> str:
     """Explain why a job has no charges: it is pending, running, without a rate, or free.
 
     For a running job the text includes its hold and the price accrued so far.
 
     Args:
-        room: The context.
+        context: The context.
         t: The ledger transaction.
         rights: The caller's rights: about others' jobs they learn only that there are no charges.
-        job: The job id.
+        job_name: The job id.
         cluster: Its cluster.
     """
-    said = f"nothing was charged for job {job} on {cluster}"
+    uncharged_text = f"nothing was charged for job {job_name} on {cluster}"
     try:
-        with room.jobs.snapshot():
-            found = room.jobs.find(job, cluster)[:1]
-            jobs = [*found, *(part for one in found for part in room.jobs.list_parts(one))]
+        with context.jobs.snapshot():
+            matches = context.jobs.find(job_name, cluster)[:1]
+            jobs = [*matches, *(part for job in matches for part in context.jobs.list_parts(job))]
     except Unavailable:
-        return said
-    mine = {one.job_id: one for one in jobs}.values()
-    for one in mine:
-        account = one.record.account.lower()
-        if not rights.is_led(account) and (not rights.user or one.record.user != rights.user):
-            return said
-    running = [one for one in mine if has_started(one.record) and one.record.start is not None]
-    ended = [one for one in mine if one.record.end is not None and one.record.start is not None]
+        return uncharged_text
+    unique_jobs = {job.job_id: job for job in jobs}.values()
+    for job in unique_jobs:
+        account = job.record.account.lower()
+        if not rights.is_led(account) and (not rights.user or job.record.user != rights.user):
+            return uncharged_text
+    running = [
+        job for job in unique_jobs if has_started(job.record) and job.record.start is not None
+    ]
+    ended = [
+        job for job in unique_jobs if job.record.end is not None and job.record.start is not None
+    ]
     try:
-        accrued = sum(_compute_accrued(room, t, one, cluster) for one in running or ended)
+        accrued = sum(_compute_accrued(context, t, job, cluster) for job in running or ended)
     except NoRate as error:
-        return f"{said} yet: {error}; Steward then charges it"
+        return f"{uncharged_text} yet: {error}; Steward then charges it"
     if running:
-        held = _describe_hold(room, get_hold_job_id(running[0].record), cluster)
+        hold_text = _describe_hold(context, get_hold_job_id(running[0].record), cluster)
         return (
-            f"{said} yet: it runs, and is charged when it ends; "
-            f"{held}accrued so far: {format_money(accrued, room.unit)}"
+            f"{uncharged_text} yet: it runs, and is charged when it ends; "
+            f"{hold_text}accrued so far: {format_money(accrued, context.unit)}"
         )
     if ended:
-        return f"{said} yet: it ended, and Steward charges it within the hour"
-    if any(strip_state_suffix(one.record.state) not in FINISHED for one in mine):
-        held = _describe_hold(room, get_hold_job_id(next(iter(mine)).record), cluster)
-        return f"{said} yet: it waits; {held}it is charged when it ends"
-    return f"{said}: it never ran"
+        return f"{uncharged_text} yet: it ended, and Steward charges it within the hour"
+    if any(strip_state_suffix(job.record.state) not in FINISHED for job in unique_jobs):
+        hold_text = _describe_hold(
+            context, get_hold_job_id(next(iter(unique_jobs)).record), cluster
+        )
+        return f"{uncharged_text} yet: it waits; {hold_text}it is charged when it ends"
+    return f"{uncharged_text}: it never ran"
 
 
-def _compute_accrued(room: "BankContext", t: "Transaction", job: "Job", cluster: str) -> int:
+def _compute_accrued(context: "BankContext", t: "Transaction", job: "Job", cluster: str) -> int:
     """Return the price of a run until now, or until its end.
 
     Raises:
         NoRate: No rate applies.
     """
-    kept = t.read_mark(f"picture:{cluster}")
+    stored_model = t.read_mark(f"picture:{cluster}")
     pricing = Pricing(
-        settings=room.settings.bank,
+        settings=context.settings.bank,
         rates=t.export_rules().rates,
-        picture=msgspec.json.decode(kept, type=ClusterModel) if kept else None,
-        zone=room.get_time_zone(cluster),
+        model=msgspec.json.decode(stored_model, type=ClusterModel) if stored_model else None,
+        zone=context.get_time_zone(cluster),
     )
-    fact = RunEvent(
+    run = RunEvent(
         job_id=job.job_id,
         first_submit=job.first_submit,
         restarts=job.record.restarts,
         record=job.record,
     )
-    charge = compute_charge(cluster, fact, pricing, seen_at=room.now())
+    charge = compute_charge(cluster, run, pricing, seen_at=context.now())
     return charge.amount if charge is not None else 0
 
 
-def _describe_hold(room: "BankContext", leader: int, cluster: str) -> str:
+def _describe_hold(context: "BankContext", job_id: int, cluster: str) -> str:
     """Describe a job's hold in a phrase."""
     try:
-        holds = room.gate.holds(cluster=cluster, job_id=leader)
+        holds = context.gate.list_holds(cluster=cluster, job_id=job_id)
     except GateUnavailable:
         return "held: not known while the gate does not answer; "
-    return f"held: {format_money(sum(hold.remaining for hold in holds), room.unit)}; "
+    return f"held: {format_money(sum(hold.remaining for hold in holds), context.unit)}; "
 
 
-def resolve_raw_ids(room: "BankContext", job: str, cluster: str) -> list[int]:
+def resolve_raw_ids(context: "BankContext", job_name: str, cluster: str) -> list[int]:
     """Return the raw job ids that a job id stands for: for an array, those of its tasks.
 
     Raises:
@@ -180,17 +188,17 @@ def resolve_raw_ids(room: "BankContext", job: str, cluster: str) -> list[int]:
     from steward.jobs import JobNameError
 
     try:
-        with room.jobs.snapshot():
-            found = room.jobs.find(job, cluster)
-            parts = room.jobs.list_parts(found[0]) if found else []
+        with context.jobs.snapshot():
+            jobs = context.jobs.find(job_name, cluster)
+            parts = context.jobs.list_parts(jobs[0]) if jobs else []
     except JobNameError as error:
-        raise BankUsage(str(error), job) from error
+        raise BankUsage(str(error), job_name) from error
     except Unavailable:
         # Without jobs.db (absent or busy), a plain number still identifies a job.
-        found, parts = [], []
-    ids = [one.job_id for one in (*found[:1], *parts)]
-    if not ids and job.isascii() and job.isdecimal():
-        ids = [int(job)]
+        jobs, parts = [], []
+    ids = [job.job_id for job in (*jobs[:1], *parts)]
+    if not ids and job_name.isascii() and job_name.isdecimal():
+        ids = [int(job_name)]
     if not ids:
-        raise NotInBank(f"no job {job} is known on {cluster}", job)
+        raise NotInBank(f"no job {job_name} is known on {cluster}", job_name)
     return list(dict.fromkeys(ids))

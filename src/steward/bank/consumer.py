@@ -219,7 +219,7 @@ class BankConsumer:
             )
         # The newest job of an id comes last, because it covers changes that carry no token.
         order = sorted(shown)
-        replies = self._link.confirm([shown[job] for job in order]) if order else []
+        replies = self._link.confirm_jobs([shown[job] for job in order]) if order else []
         holds = dict(zip(order, replies, strict=True))
         return [(event, job, holds.get(job)) for event, job in zip(events, jobs, strict=True)]
 
@@ -235,7 +235,7 @@ class BankConsumer:
                     *(event.cluster, fact, self._gate_sync.pricing(event.cluster)),
                     pieces=[piece for piece in charges if is_piece_of(piece, fact)],
                     hold=hold,
-                    before=before,
+                    earlier=before,
                     seen_at=event.at,
                 )
             except NoRate as error:
@@ -303,14 +303,14 @@ class BankConsumer:
         if books.accounts:
             # A deposit may have come in, so recheck the jobs held for insufficient funds.
             self._queue_held_jobs()
-        self._scheduled_work.take_facts(append)
+        self._scheduled_work.copy_gate_facts(append)
         has_more = False
         if self._hold_placement.is_ready():
             has_more = self._hold_placement.place_queued(now)
             if not self._is_busy:
                 self._compare_due_cluster(now)
             has_more = has_more or self._report_polls(now)
-        self._scheduled_work.turn(now, append)
+        self._scheduled_work.run_due_work(now, append)
         self._is_busy = False
         return 0.0 if has_more else _TICK_S
 
@@ -329,7 +329,7 @@ class BankConsumer:
                 self._pending_polls[cluster] = poll._replace(is_covered=True)
                 is_wanted = True
                 continue
-            self._link.looked(cluster, poll.began)
+            self._link.report_poll(cluster, poll.began)
             del self._pending_polls[cluster]
             # From now on the gate treats the poll as the outcome of the changes.
             is_wanted = self._hold_placement.queue_changed(cluster, now) or is_wanted
@@ -338,7 +338,7 @@ class BankConsumer:
     def _compare_due_cluster(self, now: datetime) -> None:
         """Compare holds with the queue for one due cluster, and reconcile its charges."""
         self._hold_stranded_jobs()
-        self._hold_placement.move_holds(self._link.lingering(), now)
+        self._hold_placement.move_holds(self._link.list_lingering(), now)
         every_s = self._settings.bank.reconcile_s
         for cluster in self._settings.cluster:
             last = self._swept_at.get(cluster)
@@ -357,7 +357,7 @@ class BankConsumer:
 
     def _hold_stranded_jobs(self) -> None:
         """Hold jobs in Slurm whose allocation ended, and release those that can be paid again."""
-        holds = self._link.stranded()
+        holds = self._link.list_stranded()
         jobs = {}
         for cluster in {hold.cluster for hold in holds if hold.cluster}:
             leaders = {hold.job_id for hold in holds if hold.cluster == cluster}

@@ -269,7 +269,7 @@ class BankContext:
     def get_means(self, account: str, user: str = "") -> "AccountMeans | None":
         """Return the gate's data on an account; None if it does not answer or know it."""
         try:
-            return self.gate.means(account, user)
+            return self.gate.get_means(account, user)
         except GateUnavailable as error:
             log.debug("%s: %s", account, error)
         except BankUsage as error:
@@ -290,11 +290,11 @@ class BankContext:
         try:
             with self.ledger.reading() as t:
                 books = t.export_books(after)
-                position = gate.books(books)
+                position = gate.send_books(books)
                 if position < books.seq:
-                    gate.books(t.export_books(position))
+                    gate.send_books(t.export_books(position))
                 if rules:
-                    gate.rules(t.export_rules())
+                    gate.send_rules(t.export_rules())
         except GateUnavailable as error:
             log.debug("the gate is told later: %s", error)
             return False
@@ -306,7 +306,7 @@ class BankContext:
         If the gate does not answer, or decides on another host, nothing is known about that.
         """
         try:
-            state = self.gate.state()
+            state = self.gate.get_status()
         except GateUnavailable as error:
             log.debug("when plugins asked is not known: %s", error)
             return ""

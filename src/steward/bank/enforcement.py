@@ -220,7 +220,7 @@ class UnpaidJobs:
         reason = next(iter(why.splitlines()), "it cannot be paid").removeprefix("Steward: ")
         self._warn(key, rule, reason)
         if rule in ("warn", "credit"):
-            self._link.cover(msgspec.structs.replace(claim, mode_credit=True))
+            self._link.cover_job(msgspec.structs.replace(claim, mode_credit=True))
         if rule == "cancel":
             results = [
                 self._change_job(
@@ -469,7 +469,7 @@ class HoldPlacement:
         Raises:
             Unavailable: The gate is unavailable.
         """
-        changed = self._link.holds(cluster=cluster, limit=_NO_LIMIT, changed=True)
+        changed = self._link.list_holds(cluster=cluster, limit=_NO_LIMIT, changed=True)
         for hold in changed:
             self.queue_job(cluster, hold.job_id)
             if not hold.started:
@@ -559,7 +559,7 @@ class HoldPlacement:
             leaders = [hold.job_id for hold in changed if hold.cluster == cluster]
             for leader, jobs in group_by_hold(self.list_jobs(cluster, leaders)).items():
                 self._claim_hold((cluster, leader), jobs, now, is_moved=True)
-        self._split_holds = {hold.id: hold for hold in self._link.lingering()} if holds else {}
+        self._split_holds = {hold.id: hold for hold in self._link.list_lingering()} if holds else {}
 
     def _claim_hold(
         self,
@@ -582,7 +582,7 @@ class HoldPlacement:
         if is_moved:
             claim = msgspec.structs.replace(claim, starts=list_start_times(jobs))
         try:
-            reply = self._link.cover(claim)
+            reply = self._link.cover_job(claim)
         except (NoRate, NoEstimate) as error:
             if str(error) not in self._logged:
                 log.error("cluster %s: %s", key[0], error)
@@ -605,9 +605,9 @@ class HoldPlacement:
         for job in ordered:
             shapes.setdefault(describe_task(job), job)
         pricing = self._gate_sync.pricing(cluster)
-        if len(shapes) == 1 or pricing.picture is None:
+        if len(shapes) == 1 or pricing.model is None:
             return ordered
-        estimator = Estimator(pricing.picture, pricing.rates, pricing.settings)
+        estimator = Estimator(pricing.model, pricing.rates, pricing.settings)
         first_submit = min(job.first_submit for job in jobs)
 
         def cost(job: Job) -> int:
@@ -628,7 +628,7 @@ class HoldPlacement:
         started = [job for job in jobs if has_started(job.record)]
         claim = build_claim(key, started) if started else None
         if claim is not None:
-            self._link.cover(msgspec.structs.replace(claim, mode_credit=True))
+            self._link.cover_job(msgspec.structs.replace(claim, mode_credit=True))
 
     def _pause(
         self, key: Key, jobs: Sequence[Job], now: datetime, duration: timedelta, *, has_hold: bool
@@ -661,7 +661,7 @@ class HoldPlacement:
         holds: dict[int, Hold] = {}
         after = ""
         while True:
-            page = self._link.holds(cluster=cluster, after=after, limit=_HOLDS_PAGE)
+            page = self._link.list_holds(cluster=cluster, after=after, limit=_HOLDS_PAGE)
             holds |= {hold.job_id: hold for hold in page if hold.job_id}
             if len(page) < _HOLDS_PAGE:
                 return holds

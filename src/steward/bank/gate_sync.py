@@ -106,7 +106,7 @@ class GateSync:
             else ""
         )
         return Pricing(
-            settings=self._settings.bank, rates=self._rules.rates, picture=model, zone=zone
+            settings=self._settings.bank, rates=self._rules.rates, model=model, zone=zone
         )
 
     def expire_model(self, cluster: str) -> None:
@@ -134,7 +134,7 @@ class GateSync:
         """
         self._models.query_due()
         self._keep_lease()
-        state = self._link.state()
+        state = self._link.get_status()
         with self._ledger.reading() as t:
             seq = t.seq
             is_news = seq != self.seq or state.rules != self._rules.seq
@@ -143,15 +143,15 @@ class GateSync:
             # A ledger restored from a backup is behind what the gate has.
             books = t.export_books(after_seq=state.position if state.position <= seq else 0)
         if state.rules != self._rules.seq:
-            self._link.rules(self._rules)
-        position = self._link.books(books)
+            self._link.send_rules(self._rules)
+        position = self._link.send_books(books)
         if position < books.after and not books.whole:
             with self._ledger.reading() as t:
-                self._link.books(t.export_books(after_seq=position))
+                self._link.send_books(t.export_books(after_seq=position))
         self._send_settlements(state, books)
         for cluster, model in self._models.list_models():
             if model.taken_us > state.pictures.get(cluster, 0):
-                self._link.picture(model)
+                self._link.send_model(model)
                 self._log_uncounted(model)
         self.seq = seq
         return books
@@ -181,12 +181,12 @@ class GateSync:
         began = self._clock()
         self._lease = self._renew_lease()
         if self._lease is None:
-            self._link.lease(0, 0.0)
+            self._link.grant_lease(0, 0.0)
             return
         with self._ledger.reading() as t:
             secret = t.read_mark(_SECRET)
         valid_s = self._lease_s - (self._clock() - began)
-        gate_secret = self._link.lease(self._lease.fence, max(0.0, valid_s), secret)
+        gate_secret = self._link.grant_lease(self._lease.fence, max(0.0, valid_s), secret)
         if gate_secret != secret:
             with self._ledger.transaction(self._lease) as t:
                 t.set_mark(_SECRET, gate_secret)
@@ -369,7 +369,7 @@ def load_pricing(settings: Settings, ledger: "Ledger", cluster: str) -> Pricing:
     return Pricing(
         settings=settings.bank,
         rates=rates,
-        picture=model,
+        model=model,
         zone=cluster_settings.timezone
         if cluster_settings and cluster_settings.timezone
         else model.zone

@@ -53,7 +53,7 @@ class PlannedMoney(msgspec.Struct, frozen=True, kw_only=True):
         rollover: What happens to the balance at the end.
         note: Description, for people.
         line: Line number in the file.
-        says: Remaining cells of the line as written; part of the idempotency key, so that
+        key_text: Remaining cells of the line as written; part of the idempotency key, so that
             lines may move within the file.
     """
 
@@ -64,7 +64,7 @@ class PlannedMoney(msgspec.Struct, frozen=True, kw_only=True):
     rollover: Rollover = "none"
     note: str = ""
     line: str = ""
-    says: str = ""
+    key_text: str = ""
 
 
 class ImportPlan(msgspec.Struct, kw_only=True):
@@ -114,13 +114,13 @@ def validate_name(name: str, what: str) -> str:
     return name
 
 
-def apply_plan(t: "Transaction", plan: ImportPlan, by: Authorship) -> list[ImportChange]:
+def apply_plan(t: "Transaction", plan: ImportPlan, author: Authorship) -> list[ImportChange]:
     """Apply a plan to the ledger; existing entries stay.
 
     Args:
         t: Transaction of the ledger; a dry run rolls it back.
         plan: The wanted contents.
-        by: Author; its ``key`` is the name of the file.
+        author: Author; its ``key`` is the name of the file.
 
     Returns:
         The changes made, in order.
@@ -132,63 +132,65 @@ def apply_plan(t: "Transaction", plan: ImportPlan, by: Authorship) -> list[Impor
     for rate in plan.rates:
         check_rate(rate)
         plan.remarks += list_rate_warnings(t, rate)
-    done = [_apply_account(t, one, by) for one in _sort_parents_first(t, plan)]
-    done += [_apply_member(t, one, by) for one in plan.members.values()]
-    money = _index_by_key(plan.money, by)
-    _reject_changed_lines(t, plan, money, by)
-    done += [_apply_money(t, one, key, by) for key, one in money.items()]
-    done += [_apply_rate(t, one, by) for one in plan.rates]
-    return done
+    changes = [_apply_account(t, planned, author) for planned in _sort_parents_first(t, plan)]
+    changes += [_apply_member(t, planned, author) for planned in plan.members.values()]
+    money_by_key = _index_by_key(plan.money, author)
+    _reject_changed_lines(t, plan, money_by_key, author)
+    changes += [_apply_money(t, planned, key, author) for key, planned in money_by_key.items()]
+    changes += [_apply_rate(t, planned, author) for planned in plan.rates]
+    return changes
 
 
 def _sort_parents_first(t: "Transaction", plan: ImportPlan) -> list[Account]:
     """Sort the planned accounts so that parents come before their children."""
-    left = dict(plan.accounts)
-    done: dict[str, Account] = {}
-    while left:
+    remaining = dict(plan.accounts)
+    ordered: dict[str, Account] = {}
+    while remaining:
         ready = [
             name
-            for name, one in left.items()
-            if not one.parent or one.parent in done or one.parent not in left
+            for name, account in remaining.items()
+            if not account.parent or account.parent in ordered or account.parent not in remaining
         ]
         if not ready:
-            raise BankUsage(f"accounts are each other's parents: {', '.join(sorted(left))}")
+            raise BankUsage(f"accounts are each other's parents: {', '.join(sorted(remaining))}")
         for name in ready:
-            one = left.pop(name)
-            unknown = one.parent and one.parent not in plan.accounts
-            if unknown and t.accounts.get(one.parent) is None:
-                raise BankUsage(f"{name}: there is no parent {one.parent!r}", name)
-            done[name] = one
-    return list(done.values())
+            account = remaining.pop(name)
+            unknown = account.parent and account.parent not in plan.accounts
+            if unknown and t.accounts.get(account.parent) is None:
+                raise BankUsage(f"{name}: there is no parent {account.parent!r}", name)
+            ordered[name] = account
+    return list(ordered.values())
 
 
-def _apply_account(t: "Transaction", wanted: Account, by: Authorship) -> ImportChange:
+def _apply_account(t: "Transaction", planned: Account, author: Authorship) -> ImportChange:
     """Create or change an account as planned; existing properties stay."""
-    known = t.accounts.get(wanted.name)
-    own = Authorship(who=by.who, why=by.why, at=by.at)
-    if known is None or not known.known:
-        t.accounts.create(wanted, own)
+    existing = t.accounts.get(planned.name)
+    authorship = Authorship(who=author.who, why=author.why, at=author.at)
+    if existing is None or not existing.known:
+        t.accounts.create(planned, authorship)
         return ImportChange(
-            what="account", name=wanted.name, how="create", detail=_describe_account(wanted)
+            what="account", name=planned.name, how="create", detail=_describe_account(planned)
         )
     # Properties missing from the file keep their values in the ledger.
     merged = msgspec.structs.replace(
-        known,
-        parent=wanted.parent or known.parent,
-        owners=tuple(dict.fromkeys((*known.owners, *wanted.owners))),
-        credit=wanted.credit or known.credit,
-        draws_on_parent=wanted.draws_on_parent or known.draws_on_parent,
-        only_listed=wanted.only_listed or known.only_listed,
-        note=known.note or wanted.note,
+        existing,
+        parent=planned.parent or existing.parent,
+        owners=tuple(dict.fromkeys((*existing.owners, *planned.owners))),
+        credit=planned.credit or existing.credit,
+        draws_on_parent=planned.draws_on_parent or existing.draws_on_parent,
+        only_listed=planned.only_listed or existing.only_listed,
+        note=existing.note or planned.note,
     )
-    new = [
-        name for name in known.__struct_fields__ if getattr(known, name) != getattr(merged, name)
+    changed_fields = [
+        name
+        for name in existing.__struct_fields__
+        if getattr(existing, name) != getattr(merged, name)
     ]
-    if not new:
-        return ImportChange(what="account", name=wanted.name, how="keep")
+    if not changed_fields:
+        return ImportChange(what="account", name=planned.name, how="keep")
     changed = t.accounts.change(
-        wanted.name,
-        own,
+        planned.name,
+        authorship,
         parent=merged.parent,
         owners=merged.owners,
         credit=merged.credit,
@@ -198,47 +200,51 @@ def _apply_account(t: "Transaction", wanted: Account, by: Authorship) -> ImportC
     )
     return ImportChange(
         what="account",
-        name=wanted.name,
+        name=planned.name,
         how="change",
-        detail=f"{', '.join(new)}: {_describe_account(changed)}",
+        detail=f"{', '.join(changed_fields)}: {_describe_account(changed)}",
     )
 
 
-def _describe_account(one: Account) -> str:
+def _describe_account(account: Account) -> str:
     """Describe the properties of an account in a phrase."""
-    parts = [f"below {one.parent}" if one.parent else "", ", ".join(one.owners)]
-    parts.append("draws on its parent" if one.draws_on_parent else "")
-    parts.append("only listed users" if one.only_listed else "")
+    parts = [f"below {account.parent}" if account.parent else "", ", ".join(account.owners)]
+    parts.append("draws on its parent" if account.draws_on_parent else "")
+    parts.append("only listed users" if account.only_listed else "")
     return "; ".join(part for part in parts if part)
 
 
-def _apply_member(t: "Transaction", wanted: Member, by: Authorship) -> ImportChange:
+def _apply_member(t: "Transaction", planned: Member, author: Authorship) -> ImportChange:
     """Add a planned user to an account, or change their limit."""
-    name = f"{wanted.user} in {wanted.account}"
-    known = {one.user: one for one in t.accounts.list_users(wanted.account)}.get(wanted.user)
-    limit = wanted.limit if wanted.limit is not None or known is None else known.limit
-    if known is not None and known.listed and known.limit == limit:
+    name = f"{planned.user} in {planned.account}"
+    existing = {member.user: member for member in t.accounts.list_users(planned.account)}.get(
+        planned.user
+    )
+    limit = planned.limit if planned.limit is not None or existing is None else existing.limit
+    if existing is not None and existing.listed and existing.limit == limit:
         return ImportChange(what="user", name=name, how="keep")
-    own = Authorship(who=by.who, why=by.why, at=by.at)
-    t.accounts.set_user(wanted.account, wanted.user, own, limit=limit, listed=True)
-    how = "change" if known is not None and known.listed else "create"
+    authorship = Authorship(who=author.who, why=author.why, at=author.at)
+    t.accounts.set_user(planned.account, planned.user, authorship, limit=limit, listed=True)
+    how = "change" if existing is not None and existing.listed else "create"
     return ImportChange(what="user", name=name, how=how, amount=limit)
 
 
-def _index_by_key(wanted: Iterable[PlannedMoney], by: Authorship) -> dict[str, PlannedMoney]:
+def _index_by_key(
+    planned_money: Iterable[PlannedMoney], author: Authorship
+) -> dict[str, PlannedMoney]:
     """Index money by idempotency key: account, amount, digest of the rest, counter."""
-    seen: Counter[str] = Counter()
-    found = {}
-    for one in wanted:
-        digest = hashlib.sha256(one.says.encode("utf-8", "replace")).hexdigest()[:_DIGEST]
-        same = f"{by.key}/{one.account}/{one.amount}/{digest}"
-        seen[same] += 1
-        found[f"{same}/{seen[same]}"] = one
-    return found
+    counts: Counter[str] = Counter()
+    by_key = {}
+    for planned in planned_money:
+        digest = hashlib.sha256(planned.key_text.encode("utf-8", "replace")).hexdigest()[:_DIGEST]
+        key_prefix = f"{author.key}/{planned.account}/{planned.amount}/{digest}"
+        counts[key_prefix] += 1
+        by_key[f"{key_prefix}/{counts[key_prefix]}"] = planned
+    return by_key
 
 
 def _reject_changed_lines(
-    t: "Transaction", plan: ImportPlan, money: Mapping[str, PlannedMoney], by: Authorship
+    t: "Transaction", plan: ImportPlan, money_by_key: Mapping[str, PlannedMoney], author: Authorship
 ) -> None:
     """Reject a line that may be a changed old line: its money would be given twice.
 
@@ -246,88 +252,93 @@ def _reject_changed_lines(
         BankUsage: An account gets new money, and earlier money from this file that has not
             ended is missing from the file.
     """
-    accounts = {one.account for one in plan.money} | set(plan.accounts)
-    gone: dict[str, Transfer] = {}
-    left_out = 0
-    known = set()
-    for made in t.transfers.list_by_key_prefix(f"{by.key}/"):
-        account, *rest = made.key.removeprefix(f"{by.key}/").rsplit("/", 3)
-        if len(rest) != 3 or account != made.account:
+    accounts = {planned.account for planned in plan.money} | set(plan.accounts)
+    missing: dict[str, Transfer] = {}
+    missing_count = 0
+    known_keys = set()
+    for transfer in t.transfers.list_by_key_prefix(f"{author.key}/"):
+        account, *rest = transfer.key.removeprefix(f"{author.key}/").rsplit("/", 3)
+        if len(rest) != 3 or account != transfer.account:
             continue  # from another file, whose name begins with this one's
-        known.add(made.key)
-        if made.key in money:
+        known_keys.add(transfer.key)
+        if transfer.key in money_by_key:
             continue
-        left_out += 1
-        if account in accounts and _is_unended(t, made, by):
-            gone.setdefault(account, made)
-    for key, one in money.items():
-        former = gone.get(one.account)
-        if former is not None and key not in known:
+        missing_count += 1
+        if account in accounts and _is_unended(t, transfer, author):
+            missing.setdefault(account, transfer)
+    for key, planned in money_by_key.items():
+        earlier = missing.get(planned.account)
+        if earlier is not None and key not in known_keys:
             raise BankUsage(
-                f"line {one.line}: {one.account} gets {format_money(one.amount)} that is new, and "
-                f"{format_money(former.amount)} that this file gave it on {former.at:%Y-%m-%d} "
+                f"line {planned.line}: {planned.account} gets {format_money(planned.amount)} "
+                "that is new, and "
+                f"{format_money(earlier.amount)} that this file gave it on {earlier.at:%Y-%m-%d} "
                 "is not in "
                 "it any more: change what was given by 'steward bank', and bring in what is new "
                 "by a file of another name",
-                one.account,
+                planned.account,
             )
-    if left_out:
+    if missing_count:
         plan.remarks.append(
-            f"amounts that this file gave before and has no more, which stay: {left_out}"
+            f"amounts that this file gave before and has no more, which stay: {missing_count}"
         )
 
 
-def _is_unended(t: "Transaction", made: Transfer, by: Authorship) -> bool:
+def _is_unended(t: "Transaction", transfer: Transfer, author: Authorship) -> bool:
     """Return True if the allocation of an earlier deposit has not ended."""
-    numbers = {entry.allocation for entry in made.entries if entry.allocation}
-    found = [t.allocations.get(number) for number in numbers]
+    numbers = {entry.allocation for entry in transfer.entries if entry.allocation}
+    allocations = [t.allocations.get(number) for number in numbers]
     return any(
-        one is not None and (one.end is None or by.at is None or one.end > by.at) for one in found
+        allocation is not None
+        and (allocation.end is None or author.at is None or allocation.end > author.at)
+        for allocation in allocations
     )
 
 
-def _apply_money(t: "Transaction", wanted: PlannedMoney, key: str, by: Authorship) -> ImportChange:
+def _apply_money(
+    t: "Transaction", planned: PlannedMoney, key: str, author: Authorship
+) -> ImportChange:
     """Create a planned allocation or deposit, unless its key was used before."""
-    own = Authorship(who=by.who, why=wanted.note or by.why, key=key, at=by.at)
-    what = "deposit" if wanted.end is None else "allocation"
+    authorship = Authorship(who=author.who, why=planned.note or author.why, key=key, at=author.at)
+    what = "deposit" if planned.end is None else "allocation"
     if t.transfers.find_by_key(key) is not None:
-        return ImportChange(what=what, name=wanted.account, how="keep", amount=wanted.amount)
-    if wanted.end is None:
-        t.transfers.deposit(wanted.account, wanted.amount, own)
+        return ImportChange(what=what, name=planned.account, how="keep", amount=planned.amount)
+    if planned.end is None:
+        t.transfers.deposit(planned.account, planned.amount, authorship)
     else:
-        begin = wanted.begin or by.at
+        begin = planned.begin or author.at
         if begin is None:
-            raise BankUsage(f"{wanted.account}: say when the allocation begins", wanted.account)
+            raise BankUsage(f"{planned.account}: say when the allocation begins", planned.account)
         t.allocations.create(
-            wanted.account,
-            wanted.amount,
-            own,
+            planned.account,
+            planned.amount,
+            authorship,
             begin=begin,
-            end=wanted.end,
-            rollover=wanted.rollover,
-            note=wanted.note,
+            end=planned.end,
+            rollover=planned.rollover,
+            note=planned.note,
         )
-    end = f"until {wanted.end:%Y-%m-%dT%H:%M:%SZ}" if wanted.end else ""
+    end = f"until {planned.end:%Y-%m-%dT%H:%M:%SZ}" if planned.end else ""
     return ImportChange(
-        what=what, name=wanted.account, how="create", detail=end, amount=wanted.amount
+        what=what, name=planned.account, how="create", detail=end, amount=planned.amount
     )
 
 
-def _apply_rate(t: "Transaction", wanted: Rate, by: Authorship) -> ImportChange:
+def _apply_rate(t: "Transaction", planned: Rate, author: Authorship) -> ImportChange:
     """Add a planned rate, unless an equal one exists."""
-    name = f"{wanted.cluster} {wanted.partition}"
-    for one in t.rates.list_all(wanted.cluster):
-        if _is_equal_rate(one, wanted):
-            return ImportChange(what="rate", name=name, how="keep", detail=format_rate(wanted))
-    t.rates.add(wanted, Authorship(who=by.who, why=by.why, at=by.at))
-    return ImportChange(what="rate", name=name, how="create", detail=format_rate(wanted))
+    name = f"{planned.cluster} {planned.partition}"
+    for rate in t.rates.list_all(planned.cluster):
+        if _is_equal_rate(rate, planned):
+            return ImportChange(what="rate", name=name, how="keep", detail=format_rate(planned))
+    t.rates.add(planned, Authorship(who=author.who, why=author.why, at=author.at))
+    return ImportChange(what="rate", name=name, how="create", detail=format_rate(planned))
 
 
-def _is_equal_rate(one: Rate, other: Rate) -> bool:
+def _is_equal_rate(first: Rate, second: Rate) -> bool:
     """Compare two rates, ignoring number, start of validity and creation time."""
-    ours = {"number": 0, "valid_from": None, "created_us": 0}
-    plain = msgspec.structs.replace(one, **ours)
-    return plain == msgspec.structs.replace(other, **ours)
+    ignored = {"number": 0, "valid_from": None, "created_us": 0}
+    comparable = msgspec.structs.replace(first, **ignored)
+    return comparable == msgspec.structs.replace(second, **ignored)
 
 
 _PERMILLE: Final = 1000
@@ -354,57 +365,61 @@ def read_bank_config(text: str, cluster: str) -> ImportPlan:
         BankUsage: It is not such a file, or a price is invalid.
     """
     try:
-        found = tomllib.loads(text, parse_float=Decimal)
+        config = tomllib.loads(text, parse_float=Decimal)
     except RecursionError as error:
         raise BankUsage("that is no TOML: it is nested too deeply", text[:_SHOWN]) from error
     except ValueError as error:
         # From tomllib, or from Python's int() for numbers with thousands of digits.
         raise BankUsage(f"that is no TOML: {error}", text[:_SHOWN]) from error
-    prices = _get_table(found, "PartitionPrice")
+    prices = _get_table(config, "PartitionPrice")
     if not prices:
         raise BankUsage("the file has no [PartitionPrice]: is it a bank-config.toml?")
-    qos = {
+    qos_factors = {
         validate_name(name, "a QOS"): _parse_multiplier(name, value)
-        for name, value in _get_table(found, "QosMultiplier").items()
+        for name, value in _get_table(config, "QosMultiplier").items()
     }
     plan = ImportPlan()
     for partition, value in prices.items():
-        plan.rates.append(_read_rate(cluster, validate_name(partition, "a partition"), value, qos))
-    if "Enable" in found:
+        plan.rates.append(
+            _read_rate(cluster, validate_name(partition, "a partition"), value, qos_factors)
+        )
+    if "Enable" in config:
         switches = ", ".join(
-            f"{name} = {value}" for name, value in _get_table(found, "Enable").items()
+            f"{name} = {value}" for name, value in _get_table(config, "Enable").items()
         )
         plan.remarks.append(
             f"[Enable] is not taken over ({switches[:_SHOWN]}): 'steward bank enforce' says "
             "whether jobs are refused, and charges are on where [bank] enabled is"
         )
-    if "API" in found:
+    if "API" in config:
         plan.remarks.append(
             "[API] is not taken over: [bank.remote] passes charges on to a myBRC server"
         )
-    plan.remarks += [f"[{name}] is not known, and left out" for name in found if name not in _KNOWN]
+    plan.remarks += [
+        f"[{name}] is not known, and left out" for name in config if name not in _KNOWN
+    ]
     return plan
 
 
-def _read_rate(cluster: str, partition: str, value: Any, qos: dict[str, int]) -> Rate:
+def _read_rate(cluster: str, partition: str, price: Any, qos_factors: dict[str, int]) -> Rate:
     """Build the rate of a partition of bank-config.toml."""
-    amount = _parse_price(partition, value)
+    amount = _parse_price(partition, price)
     return Rate(
         cluster=cluster,
         partition=partition,
         weights={"cpu": amount} if amount else {},
         # A price of zero there becomes an explicit "free" here.
         free=not amount,
-        qos_permille={name: factor for name, factor in qos.items() if factor != _PERMILLE}
+        qos_permille={name: factor for name, factor in qos_factors.items() if factor != _PERMILLE}
         if amount
         else {},
         note="from bank-config.toml",
     )
 
 
-def _get_table(found: dict[str, Any], name: str) -> dict[str, Any]:
+def _get_table(config: dict[str, Any], name: str) -> dict[str, Any]:
     """Return a table of the TOML file; empty if absent."""
-    table = found.get(name, {})
+    table = config.get(name, {})
     if not isinstance(table, dict):
         raise BankUsage(f"{name} is no table", name)
     return table
@@ -421,8 +436,8 @@ def _parse_price(partition: str, value: Any) -> int:
 def _parse_multiplier(qos: str, value: Any) -> int:
     """Parse a multiplier into thousandths."""
     amount = money.parse_money(_number_text(qos, value))
-    factor, rest = divmod(amount * _PERMILLE, money.MICRO)
-    if amount < 0 or rest:
+    factor, remainder = divmod(amount * _PERMILLE, money.MICRO)
+    if amount < 0 or remainder:
         raise BankUsage(f"the multiplier of {qos} has more than three decimals", value)
     return factor
 
@@ -453,7 +468,7 @@ TimeParser = Callable[[str], datetime | None]
 """Function that parses a time; it returns None for ""."""
 
 
-def read_csv(text: str, moment: TimeParser) -> ImportPlan:
+def read_csv(text: str, parse_time: TimeParser) -> ImportPlan:
     """Read a CSV table into a plan.
 
     The first line names the columns, in any order; only ``account`` is required. A line with a
@@ -462,52 +477,54 @@ def read_csv(text: str, moment: TimeParser) -> ImportPlan:
 
     Args:
         text: The table.
-        moment: Parses times.
+        parse_time: Parses times.
 
     Raises:
         BankUsage: A line is invalid; the message names its number.
     """
     reader = csv.reader(io.StringIO(text.removeprefix("\ufeff"), newline=""), strict=True)
     plan = ImportPlan()
-    heads: list[str] = []
+    columns: list[str] = []
     try:
         for row in reader:
             cells = [cell.strip() for cell in row]
             if not any(cells) or cells[0].startswith("#"):
                 continue
-            if not heads:
-                heads = _parse_header(cells)
+            if not columns:
+                columns = _parse_header(cells)
                 continue
-            _read_line(plan, _parse_fields(heads, cells), moment, str(reader.line_num))
+            _read_line(plan, _parse_fields(columns, cells), parse_time, str(reader.line_num))
     except csv.Error as error:
         raise BankUsage(f"line {reader.line_num}: {error}", text) from error
     except BankUsage as error:
         raise BankUsage(f"line {reader.line_num}: {error}", error.offender) from error
-    if not heads:
+    if not columns:
         raise BankUsage("the table is empty: its first line names the columns")
     return plan
 
 
 def _parse_header(cells: list[str]) -> list[str]:
     """Check the header line and return the column names."""
-    heads = [cell.lower().replace(" ", "_") for cell in cells]
-    unknown = [name for name in heads if name not in COLUMNS]
+    columns = [cell.lower().replace(" ", "_") for cell in cells]
+    unknown = [name for name in columns if name not in COLUMNS]
     if unknown:
         raise BankUsage(f"there is no column {unknown[0]!r}: the columns are {', '.join(COLUMNS)}")
-    if "account" not in heads:
+    if "account" not in columns:
         raise BankUsage("there is no column 'account'")
-    if len(set(heads)) < len(heads):
+    if len(set(columns)) < len(columns):
         raise BankUsage("a column is there twice")
-    return heads
+    return columns
 
 
-def _parse_fields(heads: list[str], cells: list[str]) -> dict[str, str]:
-    if any(cells[len(heads) :]):
-        raise BankUsage(f"there are {len(cells)} fields, but {len(heads)} columns")
-    return dict(zip(heads, cells, strict=False))
+def _parse_fields(columns: list[str], cells: list[str]) -> dict[str, str]:
+    if any(cells[len(columns) :]):
+        raise BankUsage(f"there are {len(cells)} fields, but {len(columns)} columns")
+    return dict(zip(columns, cells, strict=False))
 
 
-def _read_line(plan: ImportPlan, fields: dict[str, str], moment: TimeParser, number: str) -> None:
+def _read_line(
+    plan: ImportPlan, fields: dict[str, str], parse_time: TimeParser, line_number: str
+) -> None:
     """Read one line of the CSV table into the plan."""
     account = validate_name(fields.get("account", "").lower(), "an account")
     _read_account(plan, account, fields)
@@ -522,30 +539,31 @@ def _read_line(plan: ImportPlan, fields: dict[str, str], moment: TimeParser, num
         plan.members[account, user] = member
     elif limit:
         raise BankUsage("a limit is a user's: name the user")
-    _read_money(plan, account, fields, moment, number)
+    _read_money(plan, account, fields, parse_time, line_number)
 
 
 def _read_account(plan: ImportPlan, name: str, fields: dict[str, str]) -> None:
     """Merge a line's account properties into the plan; empty cells leave earlier values."""
-    known = plan.accounts.get(name) or Account(name=name)
+    existing = plan.accounts.get(name) or Account(name=name)
     parent = fields.get("parent", "").lower()
     owners = tuple(
-        validate_name(one, "a user") for one in fields.get("owners", "").replace(",", " ").split()
+        validate_name(owner, "a user")
+        for owner in fields.get("owners", "").replace(",", " ").split()
     )
     credit = fields.get("credit", "")
     plan.accounts[name] = msgspec.structs.replace(
-        known,
-        parent=validate_name(parent, "an account") if parent else known.parent,
-        owners=tuple(dict.fromkeys((*known.owners, *owners))),
-        credit=money.parse_money(credit) if credit else known.credit,
-        draws_on_parent=_parse_bool(fields, "draws_on_parent") or known.draws_on_parent,
-        only_listed=_parse_bool(fields, "only_listed") or known.only_listed,
-        note=fields.get("note", "") or known.note,
+        existing,
+        parent=validate_name(parent, "an account") if parent else existing.parent,
+        owners=tuple(dict.fromkeys((*existing.owners, *owners))),
+        credit=money.parse_money(credit) if credit else existing.credit,
+        draws_on_parent=_parse_bool(fields, "draws_on_parent") or existing.draws_on_parent,
+        only_listed=_parse_bool(fields, "only_listed") or existing.only_listed,
+        note=fields.get("note", "") or existing.note,
     )
 
 
 def _read_money(
-    plan: ImportPlan, account: str, fields: dict[str, str], moment: TimeParser, number: str
+    plan: ImportPlan, account: str, fields: dict[str, str], parse_time: TimeParser, line_number: str
 ) -> None:
     """Add a line's allocation or deposit to the plan."""
     amount = fields.get("amount", "")
@@ -563,13 +581,13 @@ def _read_money(
         PlannedMoney(
             account=account,
             amount=_require_above_zero(money.parse_money(amount)),
-            begin=moment(fields.get("begin", "")),
-            end=moment(fields.get("end", "")),
+            begin=parse_time(fields.get("begin", "")),
+            end=parse_time(fields.get("end", "")),
             rollover="next" if rollover == "next" else "none",
             note=note,
-            line=number,
+            line=line_number,
             # Times as written: "now+1year" must give the same key tomorrow.
-            says="\0".join((fields.get("begin", ""), fields.get("end", ""), rollover, note)),
+            key_text="\0".join((fields.get("begin", ""), fields.get("end", ""), rollover, note)),
         )
     )
 
@@ -582,10 +600,10 @@ def _require_above_zero(amount: int) -> int:
 
 def _parse_bool(fields: dict[str, str], name: str) -> bool:
     """Parse a yes or no cell."""
-    said = fields.get(name, "").lower()
-    if said not in _YES | _NO:
-        raise BankUsage(f"{name} is yes or no, not {said!r}")
-    return said in _YES
+    text = fields.get(name, "").lower()
+    if text not in _YES | _NO:
+        raise BankUsage(f"{name} is yes or no, not {text!r}")
+    return text in _YES
 
 
 _LINE: Final = re.compile(r"(Cluster|Parent|Account|User)\s+-\s+'?([^':]*)'?(.*)")
@@ -603,16 +621,16 @@ def read_dump(text: str) -> ImportPlan:
     plan = ImportPlan()
     owners: dict[str, list[str]] = {}
     parent: str | None = None
-    seen = 0
-    for number, raw in enumerate(text.split("\n"), start=1):
-        line = raw.strip()
+    line_count = 0
+    for number, raw_line in enumerate(text.split("\n"), start=1):
+        line = raw_line.strip()
         if not line or line.startswith("#"):
             continue
-        found = _LINE.fullmatch(line)
-        if not found:
+        match = _LINE.fullmatch(line)
+        if not match:
             raise BankUsage(f"line {number}: {line[:60]!r} is no line of sacctmgr's dump", line)
-        seen += 1
-        kind, name, rest = found.groups()
+        line_count += 1
+        kind, name, rest = match.groups()
         fields = {key: quoted or plain for key, quoted, plain in _FIELD.findall(rest)}
         if kind == "Parent":
             parent = name.lower()
@@ -626,7 +644,7 @@ def read_dump(text: str) -> ImportPlan:
             add_user(plan, name, parent)
             for account in fields.get("Coordinator", "").split(","):
                 owners.setdefault(account.strip().lower(), []).append(name)
-    if not seen:
+    if not line_count:
         raise BankUsage("the file is empty: 'sacctmgr dump CLUSTER file=FILE' writes one")
     add_owners(plan, owners)
     return plan
@@ -656,31 +674,33 @@ def read_associations(
 
 def add_account(plan: ImportPlan, name: str, parent: str, note: str) -> None:
     """Add an account to the plan; root is left out, so its children have no parent."""
-    own = name.lower()
-    if own == ROOT:
+    account_name = name.lower()
+    if account_name == ROOT:
         return
-    above = parent.lower()
-    plan.accounts[validate_name(own, "an account")] = Account(
-        name=own,
-        parent="" if above in ("", ROOT) else validate_name(above, "an account"),
-        note="" if note == own else note,
+    parent_name = parent.lower()
+    plan.accounts[validate_name(account_name, "an account")] = Account(
+        name=account_name,
+        parent="" if parent_name in ("", ROOT) else validate_name(parent_name, "an account"),
+        note="" if note == account_name else note,
     )
 
 
 def add_user(plan: ImportPlan, user: str, account: str) -> None:
     """Add a user to the plan; users of root are only administrators and left out."""
-    own = account.lower()
-    if own == ROOT or not user:
+    account_name = account.lower()
+    if account_name == ROOT or not user:
         return
-    member = Member(account=validate_name(own, "an account"), user=validate_name(user, "a user"))
-    plan.members[own, user] = member
-    plan.accounts.setdefault(own, Account(name=own))
+    member = Member(
+        account=validate_name(account_name, "an account"), user=validate_name(user, "a user")
+    )
+    plan.members[account_name, user] = member
+    plan.accounts.setdefault(account_name, Account(name=account_name))
 
 
 def add_owners(plan: ImportPlan, owners: Mapping[str, Iterable[str]]) -> None:
     """Make coordinators the owners of their accounts, as far as the plan has these."""
     for account, users in owners.items():
-        known = plan.accounts.get(account)
-        if known is not None:
+        existing = plan.accounts.get(account)
+        if existing is not None:
             names = tuple(dict.fromkeys(sorted(users)))
-            plan.accounts[account] = msgspec.structs.replace(known, owners=names)
+            plan.accounts[account] = msgspec.structs.replace(existing, owners=names)

@@ -44,16 +44,16 @@ def parse_money(text: str) -> int:
     Raises:
         BankUsage: It is not an amount, has more than six decimals, or is too large.
     """
-    found = _AMOUNT.fullmatch(text.strip())
-    if not found:
-        shown = text[:_MAX_DIGITS]
-        raise BankUsage(f"{shown!r} is no amount: write 1250 or 1250.5", shown)
-    sign, whole, part = found.groups()
+    match = _AMOUNT.fullmatch(text.strip())
+    if not match:
+        excerpt = text[:_MAX_DIGITS]
+        raise BankUsage(f"{excerpt!r} is no amount: write 1250 or 1250.5", excerpt)
+    sign, whole, fraction = match.groups()
     if len(whole) > _MAX_DIGITS:
         raise BankUsage(
             f"{whole[:_MAX_DIGITS]}... is larger than any amount can be", text[:_MAX_DIGITS]
         )
-    amount = int(re.sub("[_, ]", "", whole)) * MICRO + int((part or "").ljust(6, "0"))
+    amount = int(re.sub("[_, ]", "", whole)) * MICRO + int((fraction or "").ljust(6, "0"))
     if amount > MAX_AMOUNT:
         raise BankUsage(f"{text!r} is larger than any amount can be", text)
     return -amount if sign == "-" else amount
@@ -66,17 +66,17 @@ def format_money(amount: int, unit: Unit | None = None) -> str:
     """
     decimals = 2 if unit is None else unit.decimals
     step = 10 ** (6 - decimals)
-    shown = round_half_up(Fraction(amount, step)) * step
-    if amount and not shown:
-        shown, decimals = amount, 6
-    whole, part = divmod(abs(shown), MICRO)
-    text = f"{'-' if shown < 0 else ''}{whole:,}"
+    rounded = round_half_up(Fraction(amount, step)) * step
+    if amount and not rounded:
+        rounded, decimals = amount, 6
+    whole, fraction = divmod(abs(rounded), MICRO)
+    text = f"{'-' if rounded < 0 else ''}{whole:,}"
     if decimals:
-        text += f".{part:06}"[: decimals + 1]
+        text += f".{fraction:06}"[: decimals + 1]
     return f"{text} {unit.name}" if unit else text
 
 
 def format_money_exact(amount: int) -> str:
     """Format an amount for programs, exactly: ``-1250.500000``."""
-    whole, part = divmod(abs(amount), MICRO)
-    return f"{'-' if amount < 0 else ''}{whole}.{part:06}"
+    whole, fraction = divmod(abs(amount), MICRO)
+    return f"{'-' if amount < 0 else ''}{whole}.{fraction:06}"

@@ -79,12 +79,12 @@ def split_notice(settings: Settings, notice: Notice) -> list[Notice]:
     """Split a notice into one for each way, so that each is retried separately."""
     if notice.by:
         return [notice]
-    found = []
+    notices = []
     if resolve_addresses(settings, notice.to):
-        found.append(msgspec.structs.replace(notice, by="mail"))
+        notices.append(msgspec.structs.replace(notice, by="mail"))
     if settings.bank.notify.webhook:
-        found.append(msgspec.structs.replace(notice, by="webhook"))
-    return found
+        notices.append(msgspec.structs.replace(notice, by="webhook"))
+    return notices
 
 
 def send_notice(settings: Settings, notice: Notice) -> None:
@@ -104,22 +104,22 @@ def send_notice(settings: Settings, notice: Notice) -> None:
         _post_to_webhook(settings.bank.notify.webhook, notice)
 
 
-def resolve_addresses(settings: Settings, to: Sequence[str]) -> tuple[str, ...]:
+def resolve_addresses(settings: Settings, recipients: Sequence[str]) -> tuple[str, ...]:
     """Return the mail addresses of users and of those who get every notice, each once.
 
     Args:
         settings: The whole configuration; [bank.notify] completes user names to addresses.
-        to: Users or addresses.
+        recipients: Users or addresses.
     """
-    rules = settings.bank.notify
-    found: list[str] = []
-    for name in to:
-        address = name if "@" in name or not rules.domain else f"{name}@{rules.domain}"
+    notify = settings.bank.notify
+    addresses: list[str] = []
+    for name in recipients:
+        address = name if "@" in name or not notify.domain else f"{name}@{notify.domain}"
         if _ADDRESS.fullmatch(address):
-            found.append(address)
+            addresses.append(address)
         else:
             log.warning("%r is no address that a mail can be sent to", address)
-    return tuple(dict.fromkeys((*found, *rules.mail)))
+    return tuple(dict.fromkeys((*addresses, *notify.mail)))
 
 
 def write_threshold_notice(
@@ -133,17 +133,17 @@ def write_threshold_notice(
         owners: The account's owners.
         cluster: Cluster whose time zone is used; "" for the first.
     """
-    bank = settings.bank
-    unit = Unit(bank.unit, bank.decimals)
+    bank_settings = settings.bank
+    unit = Unit(bank_settings.unit, bank_settings.decimals)
     account = threshold.account
-    left = format_money(threshold.balance, unit)
+    balance = format_money(threshold.balance, unit)
     name = cluster or next(iter(settings.cluster), "")
-    known = settings.cluster.get(name)
-    zone = load_zone(known.timezone if known else "")
+    cluster_settings = settings.cluster.get(name)
+    zone = load_zone(cluster_settings.timezone if cluster_settings else "")
     end = threshold.end.astimezone(zone).strftime("%Y-%m-%d %H:%M") if threshold.end else ""
     if threshold.kind == "used":
         subject = f"{account}: {threshold.value} % of allocation {threshold.allocation} is used"
-        first = (
+        sentence = (
             f"{threshold.value} % of what allocation {threshold.allocation} of account {account} "
             f"was given is used."
         )
@@ -151,18 +151,18 @@ def write_threshold_notice(
         subject = (
             f"{account}: allocation {threshold.allocation} ends in {_format_days(threshold.value)}"
         )
-        first = (
+        sentence = (
             f"Allocation {threshold.allocation} of account {account} ends in "
             f"{_format_days(threshold.value)}."
         )
-    facts = [("Left", left), ("Given", format_money(threshold.total, unit)), ("Ends", end)]
-    lines = [first, "", *(f"  {name:<6} {value}" for name, value in facts if value)]
+    details = [("Left", balance), ("Given", format_money(threshold.total, unit)), ("Ends", end)]
+    lines = [sentence, "", *(f"  {name:<6} {value}" for name, value in details if value)]
     lines += ["", "What was used by whom:", "", f"  steward bank statement {account}", ""]
     return Notice(
         kind="bank.threshold",
         subject=f"[bank] {subject}",
         text="\n".join(lines),
-        to=tuple(owners) if bank.notify.owners else (),
+        to=tuple(owners) if bank_settings.notify.owners else (),
         body=msgspec.to_builtins(threshold),
     )
 
@@ -174,27 +174,27 @@ def _format_days(count: int) -> str:
 
 def _send_mail(settings: Settings, notice: Notice) -> None:
     """Send a notice by mail to its addresses, if there are any."""
-    to = resolve_addresses(settings, notice.to)
-    if not to:
+    addresses = resolve_addresses(settings, notice.to)
+    if not addresses:
         return
-    mail = settings.mail
-    letter = OutgoingMail(
-        to=to,
+    mail_settings = settings.mail
+    message = OutgoingMail(
+        to=addresses,
         subject=notice.subject,
         body=notice.text.encode(),
-        program=mail.program,
-        sendmail=mail.sendmail,
-        sender=mail.sender,
-        timeout_s=mail.timeout_s,
+        program=mail_settings.program,
+        sendmail=mail_settings.sendmail,
+        sender=mail_settings.sender,
+        timeout_s=mail_settings.timeout_s,
     )
-    send_mail(letter, "")
+    send_mail(message, "")
 
 
 def _post_to_webhook(url: str, notice: Notice) -> None:
     """Post a notice to the webhook, if one is configured."""
     if not url:
         return
-    said = {
+    payload = {
         "version": 1,
         "kind": notice.kind,
         "subject": notice.subject,
@@ -202,7 +202,7 @@ def _post_to_webhook(url: str, notice: Notice) -> None:
         "body": notice.body,
     }
     try:
-        post_webhook(url, said)
+        post_webhook(url, payload)
     except WebhookRejected as error:
         raise NoticeRefused(str(error), error.offender) from error
     except WebhookUnavailable as error:
@@ -217,18 +217,21 @@ def list_crossed_thresholds(
 ) -> Iterator[tuple[BankThreshold, bool]]:
     """List the thresholds of an account's allocations, and whether each is crossed."""
     now_us = to_micros(now)
-    for one in account.allocations:
-        if one.end_us and one.end_us <= now_us:
+    for allocation in account.allocations:
+        if allocation.end_us and allocation.end_us <= now_us:
             continue
-        if one.total > 0 and one.begin_us <= now_us:
-            used = (one.total - one.balance) * 100 // one.total
+        if allocation.total > 0 and allocation.begin_us <= now_us:
+            used_percent = (allocation.total - allocation.balance) * 100 // allocation.total
             for percent in settings.warn_percent:
-                yield _make_threshold(account, one, "used", percent), used >= percent
-        if one.end_us and one.balance > 0:
+                yield _make_threshold(account, allocation, "used", percent), used_percent >= percent
+        if allocation.end_us and allocation.balance > 0:
             soon_us = settings.warn_days * _DAY_US
-            days = max(0, (one.end_us - now_us) // _DAY_US)
-            is_soon = one.end_us - now_us <= soon_us
-            yield _make_threshold(account, one, "ends", settings.warn_days, days=days), is_soon
+            days = max(0, (allocation.end_us - now_us) // _DAY_US)
+            is_soon = allocation.end_us - now_us <= soon_us
+            yield (
+                _make_threshold(account, allocation, "ends", settings.warn_days, days=days),
+                is_soon,
+            )
 
 
 def queue_threshold_notices(
@@ -244,49 +247,60 @@ def queue_threshold_notices(
         settings: Percentages and days to report.
         now: The current time.
     """
-    news: list[BankThreshold] = []
+    new_thresholds: list[BankThreshold] = []
     for account in accounts:
-        by_matter: dict[tuple[int, str], list[tuple[BankThreshold, bool]]] = {}
-        for one, is_crossed in list_crossed_thresholds(account, settings, now):
-            by_matter.setdefault((one.allocation, one.kind), []).append((one, is_crossed))
-        for matter, found in by_matter.items():
-            is_less = t.thresholds.count_reported(*matter) > sum(
-                is_crossed for _, is_crossed in found
+        by_allocation: dict[tuple[int, str], list[tuple[BankThreshold, bool]]] = {}
+        for threshold, is_crossed in list_crossed_thresholds(account, settings, now):
+            by_allocation.setdefault((threshold.allocation, threshold.kind), []).append(
+                (threshold, is_crossed)
             )
-            if is_less:
+        for allocation_kind, thresholds in by_allocation.items():
+            is_reset = t.thresholds.count_reported(*allocation_kind) > sum(
+                is_crossed for _, is_crossed in thresholds
+            )
+            if is_reset:
                 # A deposit came in. Thresholds still crossed were reported; those crossed later are
                 # new.
-                t.thresholds.forget_reported(*matter)
-            for one, is_crossed in found:
-                value = settings.warn_days if one.kind == "ends" else one.value
-                if is_crossed and t.thresholds.record_reported(*matter, value) and not is_less:
-                    news.append(one)
-    return news
+                t.thresholds.forget_reported(*allocation_kind)
+            for threshold, is_crossed in thresholds:
+                value = settings.warn_days if threshold.kind == "ends" else threshold.value
+                if (
+                    is_crossed
+                    and t.thresholds.record_reported(*allocation_kind, value)
+                    and not is_reset
+                ):
+                    new_thresholds.append(threshold)
+    return new_thresholds
 
 
-def keep_highest_thresholds(told: Iterable[BankThreshold]) -> list[BankThreshold]:
+def keep_highest_thresholds(thresholds: Iterable[BankThreshold]) -> list[BankThreshold]:
     """Keep the highest threshold of each allocation and kind: one notice is enough."""
-    found: dict[tuple[int, str], BankThreshold] = {}
-    for one in told:
-        key = (one.allocation, one.kind)
-        before = found.get(key)
-        if before is None or one.value > before.value:
-            found[key] = one
-    return list(found.values())
+    highest: dict[tuple[int, str], BankThreshold] = {}
+    for threshold in thresholds:
+        key = (threshold.allocation, threshold.kind)
+        previous = highest.get(key)
+        if previous is None or threshold.value > previous.value:
+            highest[key] = threshold
+    return list(highest.values())
 
 
 def _make_threshold(
-    account: AccountBooks, one: AllocationBooks, kind: str, value: int, *, days: int | None = None
+    account: AccountBooks,
+    allocation: AllocationBooks,
+    kind: str,
+    value: int,
+    *,
+    days: int | None = None,
 ) -> BankThreshold:
     """Build the event of a threshold."""
     return BankThreshold(
         account=account.name,
-        allocation=one.number,
+        allocation=allocation.number,
         kind="used" if kind == "used" else "ends",
         value=value if days is None else days,
-        balance=one.balance,
-        total=one.total,
-        end=from_micros(one.end_us) if one.end_us else None,
+        balance=allocation.balance,
+        total=allocation.total,
+        end=from_micros(allocation.end_us) if allocation.end_us else None,
     )
 
 
@@ -341,58 +355,58 @@ def queue_statements(ledger: "Ledger", settings: Settings, now: datetime) -> int
 
 def get_last_month(settings: Settings, now: datetime) -> tuple[datetime, datetime]:
     """Return begin and end of the previous month, in the first cluster's time zone."""
-    known = next(iter(settings.cluster.values()), None)
-    zone = load_zone(known.timezone if known else "")
-    here = now.astimezone(zone)
-    end = here.replace(day=1, hour=0, minute=0, second=0, microsecond=0, fold=0)
-    before = end.replace(year=end.year - 1, month=12) if end.month == 1 else None
-    return before or end.replace(month=end.month - 1), end
+    cluster_settings = next(iter(settings.cluster.values()), None)
+    zone = load_zone(cluster_settings.timezone if cluster_settings else "")
+    local_now = now.astimezone(zone)
+    end = local_now.replace(day=1, hour=0, minute=0, second=0, microsecond=0, fold=0)
+    last_december = end.replace(year=end.year - 1, month=12) if end.month == 1 else None
+    return last_december or end.replace(month=end.month - 1), end
 
 
 def write_statement_notice(
-    settings: Settings, account: Account, found: Statement, month: str
+    settings: Settings, account: Account, statement: Statement, month: str
 ) -> Notice:
     """Write the notice with an account's monthly statement."""
     unit = Unit(settings.bank.unit, settings.bank.decimals)
     return Notice(
         kind="bank.statement",
         subject=f"[bank] {account.name}: statement of {month}",
-        text=format_statement(found, unit, found.begin.tzinfo if found.begin else None),
+        text=format_statement(statement, unit, statement.begin.tzinfo if statement.begin else None),
         to=account.owners,
         body={
             "account": account.name,
             "month": month,
-            "opening": found.opening,
-            "closing": found.closing,
-            "lines": len(found.lines),
+            "opening": statement.opening,
+            "closing": statement.closing,
+            "lines": len(statement.lines),
         },
     )
 
 
-def format_statement(found: Statement, unit: Unit, zone: tzinfo | None = None) -> str:
+def format_statement(statement: Statement, unit: Unit, zone: tzinfo | None = None) -> str:
     """Format a statement for a mail: sums by kind and user, then each other transfer.
 
     Args:
-        found: The statement.
+        statement: The statement.
         unit: Unit that amounts are shown in.
         zone: Time zone that times are shown in; None to keep theirs.
     """
-    head = [f"Account {found.account}", ""]
-    rows = [("At the beginning", found.opening)]
-    rows += [(f"Charges of {user}", amount) for user, amount in _sum_by_user(found.lines)]
-    other: dict[str, int] = {}
-    for line in found.lines:
+    text_lines = [f"Account {statement.account}", ""]
+    rows = [("At the beginning", statement.opening)]
+    rows += [(f"Charges of {user}", amount) for user, amount in _sum_by_user(statement.lines)]
+    other_sums: dict[str, int] = {}
+    for line in statement.lines:
         if line.kind not in _CHARGES:
-            other[line.kind] = other.get(line.kind, 0) + line.amount
-    rows += [(kind.capitalize(), amount) for kind, amount in other.items()]
-    rows.append(("At the end", found.closing))
-    head += _align_columns((name, format_money(amount, unit)) for name, amount in rows)
-    moves = [line for line in found.lines if line.kind not in _CHARGES][:_MAX_LINES]
-    if moves:
-        head += ["", "Moved by hand, or by the clock:", ""]
-        head += [_format_transfer(line, unit, zone) for line in moves]
-    head += ["", "Every line of it:", "", f"  steward bank statement {found.account}", ""]
-    return "\n".join(head)
+            other_sums[line.kind] = other_sums.get(line.kind, 0) + line.amount
+    rows += [(kind.capitalize(), amount) for kind, amount in other_sums.items()]
+    rows.append(("At the end", statement.closing))
+    text_lines += _align_columns((name, format_money(amount, unit)) for name, amount in rows)
+    transfers = [line for line in statement.lines if line.kind not in _CHARGES][:_MAX_LINES]
+    if transfers:
+        text_lines += ["", "Moved by hand, or by the clock:", ""]
+        text_lines += [_format_transfer(line, unit, zone) for line in transfers]
+    text_lines += ["", "Every line of it:", "", f"  steward bank statement {statement.account}", ""]
+    return "\n".join(text_lines)
 
 
 _CHARGES: Final = frozenset({"charge", "correction"})
@@ -406,27 +420,31 @@ def _sum_by_user(lines: Iterable[StatementLine]) -> list[tuple[str, int]]:
         if line.kind in _CHARGES:
             name = line.user or "nobody known"
             sums[name] = sums.get(name, 0) + line.amount
-    return sorted(sums.items(), key=lambda one: (one[1], one[0]))
+    return sorted(sums.items(), key=lambda user_sum: (user_sum[1], user_sum[0]))
 
 
 def _align_columns(rows: Iterable[tuple[str, str]]) -> list[str]:
     """Align names and amounts in two columns."""
     cells = list(rows)
-    left = max(len(name) for name, _ in cells)
-    right = max(len(value) for _, value in cells)
-    return [f"  {name:<{left}}  {value:>{right}}" for name, value in cells]
+    name_width = max(len(name) for name, _ in cells)
+    value_width = max(len(value) for _, value in cells)
+    return [f"  {name:<{name_width}}  {value:>{value_width}}" for name, value in cells]
 
 
 def _format_transfer(line: StatementLine, unit: Unit, zone: tzinfo | None) -> str:
     """Format a transfer as a line of the mail."""
-    here = line.at.astimezone(zone) if zone is not None else line.at
-    who = f", {line.who}" if line.who else ""
+    local_time = line.at.astimezone(zone) if zone is not None else line.at
+    author = f", {line.who}" if line.who else ""
     return (
-        f"  {here:%Y-%m-%d %H:%M}  {line.kind:<9} {format_money(line.amount, unit)}  "
-        f"({line.why}{who})"
+        f"  {local_time:%Y-%m-%d %H:%M}  {line.kind:<9} {format_money(line.amount, unit)}  "
+        f"({line.why}{author})"
     )
 
 
 def _list_owned_accounts(t: "Transaction") -> list[Account]:
     """List accounts that have owners and money of their own."""
-    return [one for one in t.accounts.list_all() if one.owners and not one.draws_on_parent]
+    return [
+        account
+        for account in t.accounts.list_all()
+        if account.owners and not account.draws_on_parent
+    ]

@@ -73,17 +73,17 @@ def split_by_factor(
         return {UNCHANGED_PERMILLE: seconds} if seconds > 0 else {}
     begin = start.astimezone(UTC)
     end = begin + timedelta(seconds=seconds)
-    found: dict[int, int] = {}
+    seconds_by_permille: dict[int, int] = {}
     edges = sorted({begin, end, *(at for at in _list_change_times(factors, begin, end, zone))})
-    done = 0
-    for at, until in pairwise(edges):
+    counted_s = 0
+    for at, next_at in pairwise(edges):
         clock = at.astimezone(zone)
         permille = get_permille(factors, clock.weekday(), clock.hour * 60 + clock.minute)
         # Truncate from the start of the period, so that fractions of seconds do not add up.
-        passed = int((until - begin).total_seconds())
-        found[permille] = found.get(permille, 0) + passed - done
-        done = passed
-    return {permille: part for permille, part in found.items() if part}
+        passed_s = int((next_at - begin).total_seconds())
+        seconds_by_permille[permille] = seconds_by_permille.get(permille, 0) + passed_s - counted_s
+        counted_s = passed_s
+    return {permille: part_s for permille, part_s in seconds_by_permille.items() if part_s}
 
 
 def _list_change_times(
@@ -108,23 +108,23 @@ def _list_change_times(
 
 def _list_moments(day: date, minute: int, zone: tzinfo) -> Iterator[datetime]:
     """List the moments at which the local clock shows this minute: with DST none, one or two."""
-    days, of_day = divmod(minute, _DAY_MIN)
-    clock = time(of_day // 60, of_day % 60)
+    days, minute_of_day = divmod(minute, _DAY_MIN)
+    clock = time(minute_of_day // 60, minute_of_day % 60)
     for fold in (0, 1):
-        shown = datetime.combine(day + timedelta(days=days), clock, zone).replace(fold=fold)
-        yield shown.astimezone(UTC)
+        local_time = datetime.combine(day + timedelta(days=days), clock, zone).replace(fold=fold)
+        yield local_time.astimezone(UTC)
 
 
 def _find_offset_change(day: date, zone: tzinfo) -> datetime | None:
     """Return when the UTC offset changes in a day (DST); None if it does not."""
     low = datetime.combine(day, time(0), zone).astimezone(UTC)
     high = low + timedelta(days=1)
-    before = low.astimezone(zone).utcoffset()
-    if high.astimezone(zone).utcoffset() == before:
+    first_offset = low.astimezone(zone).utcoffset()
+    if high.astimezone(zone).utcoffset() == first_offset:
         return None
     while high - low > _SECOND:
         middle = low + (high - low) / 2
-        if middle.astimezone(zone).utcoffset() == before:
+        if middle.astimezone(zone).utcoffset() == first_offset:
             low = middle
         else:
             high = middle
@@ -162,7 +162,7 @@ def find_rate(
         NoRate: No rate applies, and none marks the partition as free.
     """
     best: Rate | None = None
-    rank: tuple[bool, bool, bool, bool, float, int] | None = None
+    best_rank: tuple[bool, bool, bool, bool, float, int] | None = None
     submit_us = to_micros(first_submit)
     for rate in rates:
         if rate.partition not in (partition, EVERY_PARTITION) or rate.qos not in (qos, ""):
@@ -170,19 +170,19 @@ def find_rate(
         if rate.cluster not in (cluster, ""):
             continue
         # Slurm reports submit times in whole seconds.
-        since = rate.valid_from.replace(microsecond=0) if rate.valid_from else None
-        if since is not None and since > first_submit:
+        valid_from = rate.valid_from.replace(microsecond=0) if rate.valid_from else None
+        if valid_from is not None and valid_from > first_submit:
             continue
-        place = (
+        rank = (
             rate.created_us // _SECOND_US * _SECOND_US <= submit_us,
             rate.partition != EVERY_PARTITION,
             bool(rate.qos),
             bool(rate.cluster),
-            since.timestamp() if since else float("-inf"),
+            valid_from.timestamp() if valid_from else float("-inf"),
             rate.number,
         )
-        if rank is None or place > rank:
-            best, rank = rate, place
+        if best_rank is None or rank > best_rank:
+            best, best_rank = rate, rank
     if best is None or not (best.free or best.weights):
         raise NoRate(
             f"partition {partition} of cluster {cluster} has no rate, and is not said to be "
@@ -194,10 +194,10 @@ def find_rate(
 
 def price_per_hour(tres: Mapping[str, int], rate: Rate) -> Fraction:
     """Return the price of an hour of these TRES before any factor, in micro-SU."""
-    parts = [amount for _, _, amount in list_weighted_tres(tres, rate)]
-    if not parts:
+    prices = [amount for _, _, amount in list_weighted_tres(tres, rate)]
+    if not prices:
         return Fraction(0)
-    return max(parts) if rate.combine == "max" else sum(parts, Fraction(0))
+    return max(prices) if rate.combine == "max" else sum(prices, Fraction(0))
 
 
 def list_weighted_tres(tres: Mapping[str, int], rate: Rate) -> list[tuple[str, int, Fraction]]:
@@ -206,19 +206,27 @@ def list_weighted_tres(tres: Mapping[str, int], rate: Rate) -> list[tuple[str, i
     A typed GRES (``gres/gpu:a100``) with its own weight is not counted again under its
     untyped name.
     """
-    found: list[tuple[str, int, Fraction]] = []
+    weighted: list[tuple[str, int, Fraction]] = []
     for name, weight in rate.weights.items():
         amount = tres.get(name, 0)
         if not amount and ":" not in name:
             # Some versions of Slurm show only the typed names.
-            amount = sum(many for of, many in tres.items() if of.startswith(f"{name}:"))
+            amount = sum(
+                typed_amount
+                for tres_name, typed_amount in tres.items()
+                if tres_name.startswith(f"{name}:")
+            )
         if ":" not in name and name.startswith("gres/"):
-            typed = f"{name}:"
-            amount -= sum(tres.get(of, 0) for of in rate.weights if of.startswith(typed))
+            typed_prefix = f"{name}:"
+            amount -= sum(
+                tres.get(tres_name, 0)
+                for tres_name in rate.weights
+                if tres_name.startswith(typed_prefix)
+            )
         if amount > 0:
-            per = Fraction(weight * amount, _GIB if is_size(name) else 1)
-            found.append((name, amount, per))
-    return found
+            hourly_price = Fraction(weight * amount, _GIB if is_size(name) else 1)
+            weighted.append((name, amount, hourly_price))
+    return weighted
 
 
 def compute_price(use: ResourceUse, rate: Rate, zone: tzinfo) -> Price:
@@ -232,15 +240,15 @@ def compute_price(use: ResourceUse, rate: Rate, zone: tzinfo) -> Price:
     if rate.free:
         return _make_free_price(rate)
     if use.start is None:
-        parts = {get_highest_permille(rate.factors): use.seconds}
+        seconds_by_permille = {get_highest_permille(rate.factors): use.seconds}
     else:
-        parts = split_by_factor(rate.factors, use.start, use.seconds, zone)
-    end = (
+        seconds_by_permille = split_by_factor(rate.factors, use.start, use.seconds, zone)
+    end_permille = (
         rate.ends_permille.get(use.state, UNCHANGED_PERMILLE)
         if use.state
         else get_highest_end_permille(rate)
     )
-    return _make_price(use, rate, parts, end)
+    return _make_price(use, rate, seconds_by_permille, end_permille)
 
 
 def compute_highest_price(use: ResourceUse, rate: Rate) -> Price:
@@ -291,32 +299,41 @@ def get_highest_end_permille(rate: Rate) -> int:
 
 def _make_free_price(rate: Rate) -> Price:
     """Return the price of zero of a free rate."""
-    why = f" ({rate.note})" if rate.note else ""
+    note_text = f" ({rate.note})" if rate.note else ""
     return Price(
-        amount=0, rate=rate.number, lines=(PriceLine(what=f"free by rate {rate.number}{why}"),)
+        amount=0,
+        rate=rate.number,
+        lines=(PriceLine(what=f"free by rate {rate.number}{note_text}"),),
     )
 
 
-def _make_price(use: ResourceUse, rate: Rate, parts: Mapping[int, int], end: int) -> Price:
+def _make_price(
+    use: ResourceUse, rate: Rate, seconds_by_permille: Mapping[int, int], end_permille: int
+) -> Price:
     """Compute a price from seconds by factor and the end factor, with its steps."""
     hourly = price_per_hour(use.tres, rate)
-    time = sum(
-        (Fraction(seconds * permille, UNCHANGED_PERMILLE) for permille, seconds in parts.items()),
+    weighted_s = sum(
+        (
+            Fraction(seconds * permille, UNCHANGED_PERMILLE)
+            for permille, seconds in seconds_by_permille.items()
+        ),
         _NONE,
     )
-    of_qos = rate.qos_permille.get(use.qos, UNCHANGED_PERMILLE)
-    exact = hourly * time * of_qos / UNCHANGED_PERMILLE / HOUR_S
-    least = rate.minimum if use.least is None else use.least
-    amount = apply_minimum_and_end(exact, rate, end, least)
-    lines = [*_list_tres_lines(use, rate, hourly), *_list_time_lines(parts)]
-    if of_qos != UNCHANGED_PERMILLE:
-        lines.append(PriceLine(what=f"QOS {use.qos}: x {_format_factor(of_qos)}"))
+    qos_permille = rate.qos_permille.get(use.qos, UNCHANGED_PERMILLE)
+    exact = hourly * weighted_s * qos_permille / UNCHANGED_PERMILLE / HOUR_S
+    minimum = rate.minimum if use.least is None else use.least
+    amount = apply_minimum_and_end(exact, rate, end_permille, minimum)
+    lines = [*_list_tres_lines(use, rate, hourly), *_list_time_lines(seconds_by_permille)]
+    if qos_permille != UNCHANGED_PERMILLE:
+        lines.append(PriceLine(what=f"QOS {use.qos}: x {_format_factor(qos_permille)}"))
     lines.append(PriceLine(what="for that time", amount=round_half_up(exact)))
-    if exact < least:
-        lines.append(PriceLine(what="at the least", amount=least))
-    if end != UNCHANGED_PERMILLE:
+    if exact < minimum:
+        lines.append(PriceLine(what="at the least", amount=minimum))
+    if end_permille != UNCHANGED_PERMILLE:
         lines.append(
-            PriceLine(what=f"ended {use.state or 'at its dearest'}: x {_format_factor(end)}")
+            PriceLine(
+                what=f"ended {use.state or 'at its dearest'}: x {_format_factor(end_permille)}"
+            )
         )
     lines.append(PriceLine(what="sum", amount=amount))
     return Price(amount=amount, rate=rate.number, lines=tuple(lines))
@@ -333,19 +350,19 @@ def _list_tres_lines(use: ResourceUse, rate: Rate, hourly: Fraction) -> list[Pri
         )
         for name, amount, cost in list_weighted_tres(use.tres, rate)
     ]
-    which = "the dearest of these" if rate.combine == "max" else "together"
-    lines.append(PriceLine(what=f"{which}, an hour", amount=round_half_up(hourly)))
+    combination = "the dearest of these" if rate.combine == "max" else "together"
+    lines.append(PriceLine(what=f"{combination}, an hour", amount=round_half_up(hourly)))
     return lines
 
 
-def _list_time_lines(parts: Mapping[int, int]) -> list[PriceLine]:
+def _list_time_lines(seconds_by_permille: Mapping[int, int]) -> list[PriceLine]:
     """List the durations with their factors."""
     return [
         PriceLine(
             what=_format_duration(seconds)
             + (f" at x {_format_factor(permille)}" if permille != UNCHANGED_PERMILLE else "")
         )
-        for permille, seconds in parts.items()
+        for permille, seconds in seconds_by_permille.items()
     ]
 
 
@@ -362,6 +379,6 @@ def _format_factor(permille: int) -> str:
 
 
 def _format_duration(seconds: int) -> str:
-    days, rest = divmod(seconds, 86400)
-    text = f"{rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}"
+    days, rest_s = divmod(seconds, 86400)
+    text = f"{rest_s // 3600:02}:{rest_s // 60 % 60:02}:{rest_s % 60:02}"
     return f"{days}-{text}" if days else text

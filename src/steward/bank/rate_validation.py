@@ -81,14 +81,14 @@ def list_rate_warnings(t: "Transaction", rate: "Rate") -> tuple[str, ...]:
     """
     from steward.slurm.cluster_model import ClusterModel
 
-    kept = t.read_mark(f"picture:{rate.cluster}")
+    stored_model = t.read_mark(f"picture:{rate.cluster}")
     try:
-        picture = msgspec.json.decode(kept, type=ClusterModel) if kept else None
+        model = msgspec.json.decode(stored_model, type=ClusterModel) if stored_model else None
     except msgspec.MsgspecError:
-        picture = None  # written by another version of Steward; the bank replaces it in a minute
-    if picture is None:
+        model = None  # written by another version of Steward; the bank replaces it in a minute
+    if model is None:
         return ()
-    return (*list_weight_warnings(rate.weights, picture), *_list_partition_warnings(rate, picture))
+    return (*list_weight_warnings(rate.weights, model), *_list_partition_warnings(rate, model))
 
 
 def check_tres_names(names: Iterable[str]) -> None:
@@ -105,71 +105,76 @@ def check_tres_names(names: Iterable[str]) -> None:
                 f"{name} is measured, and not handed out to jobs: weigh one of {_VALID_NAMES}", name
             )
         if name not in _PLAIN and (name in _SUGGESTIONS or not _NAMED.fullmatch(name)):
-            near = _suggest_tres_name(name)
+            suggestion = _suggest_tres_name(name)
             raise BankUsage(
                 f"{name!r} is no TRES that jobs are handed"
-                + (f", {near} is" if near else f": weigh one of {_VALID_NAMES}"),
+                + (f", {suggestion} is" if suggestion else f": weigh one of {_VALID_NAMES}"),
                 name,
             )
 
 
-def list_weight_warnings(names: Iterable[str], picture: "ClusterModel") -> tuple[str, ...]:
+def list_weight_warnings(names: Iterable[str], model: "ClusterModel") -> tuple[str, ...]:
     """Return warnings about weights of TRES that no node of a cluster has."""
-    has = {name for shape in picture.shapes for name in shape.tres}
-    has |= {name.partition(":")[0] for name in has}
-    said = []
+    available = {name for shape in model.shapes for name in shape.tres}
+    available |= {name.partition(":")[0] for name in available}
+    warnings = []
     for name in names:
-        if name.startswith("gres/") and name not in has:
-            known = f"; there are {', '.join(sorted(has))}" if has else ""
-            said.append(f"no node of cluster {picture.cluster} has {name} now{known}")
+        if name.startswith("gres/") and name not in available:
+            hint = f"; there are {', '.join(sorted(available))}" if available else ""
+            warnings.append(f"no node of cluster {model.cluster} has {name} now{hint}")
         if name.startswith("bb/"):
-            said.append(
+            warnings.append(
                 f"what a job asks for of {name} is held once the queue shows it, not at submit"
             )
-    return tuple(said)
+    return tuple(warnings)
 
 
-def _list_partition_warnings(rate: "Rate", picture: "ClusterModel") -> tuple[str, ...]:
+def _list_partition_warnings(rate: "Rate", model: "ClusterModel") -> tuple[str, ...]:
     """Return a warning if the cluster lacks the rate's partition."""
-    if rate.partition == _ANY_PARTITION or rate.partition in picture.partitions:
+    if rate.partition == _ANY_PARTITION or rate.partition in model.partitions:
         return ()
-    known = ", ".join(sorted(picture.partitions))
-    where = f"there are {known}" if known else "there is none"
-    return (f"cluster {picture.cluster} has no partition {rate.partition} now; {where}",)
+    partitions = ", ".join(sorted(model.partitions))
+    hint = f"there are {partitions}" if partitions else "there is none"
+    return (f"cluster {model.cluster} has no partition {rate.partition} now; {hint}",)
 
 
 def _check_factor(factor: "TimeFactor") -> None:
     """Reject a factor that covers no time or is negative."""
-    days = all(0 <= day <= 6 for day in factor.days) and factor.days
-    if not days or not 0 <= factor.begin_min < factor.end_min <= 1440 or factor.permille < 0:
+    are_days_valid = all(0 <= day <= 6 for day in factor.days) and factor.days
+    if (
+        not are_days_valid
+        or not 0 <= factor.begin_min < factor.end_min <= 1440
+        or factor.permille < 0
+    ):
         raise BankUsage("a factor is days, a time within a day, and a number: sat-sun/0-24/0.5")
 
 
 def _suggest_tres_name(name: str) -> str:
     """Guess the TRES name that was meant; "" if unclear."""
-    low = name.lower()
-    if low in _SUGGESTIONS:
-        return _SUGGESTIONS[low]
-    kind, slash, rest = low.partition("/")
-    if not slash:
-        return next(iter(get_close_matches(low, _PLAIN)), "")
-    meant = next(iter(get_close_matches(kind, _KINDS)), "")
-    found = f"{meant}/{name.partition('/')[2]}" if meant and rest else ""
-    return _SUGGESTIONS.get(found, found) if _NAMED.fullmatch(found) else ""
+    lower_name = name.lower()
+    if lower_name in _SUGGESTIONS:
+        return _SUGGESTIONS[lower_name]
+    kind, separator, rest = lower_name.partition("/")
+    if not separator:
+        return next(iter(get_close_matches(lower_name, _PLAIN)), "")
+    kind_meant = next(iter(get_close_matches(kind, _KINDS)), "")
+    suggestion = f"{kind_meant}/{name.partition('/')[2]}" if kind_meant and rest else ""
+    return _SUGGESTIONS.get(suggestion, suggestion) if _NAMED.fullmatch(suggestion) else ""
 
 
 def format_rate(rate: "Rate") -> str:
     """Format a rate for people, as it would be typed."""
     if rate.free:
         return "free"
-    said = [f"{name}={_format_number(amount)}" for name, amount in rate.weights.items()]
-    parts = [", ".join(said)]
+    weights = [f"{name}={_format_number(amount)}" for name, amount in rate.weights.items()]
+    parts = [", ".join(weights)]
     parts += ["the dearest counts"] if rate.combine == "max" and len(rate.weights) > 1 else []
     parts += [f"at least {_format_number(rate.minimum)}"] if rate.minimum else []
     parts += ["whole nodes"] if rate.whole_nodes else []
     parts += [f"{name}: x{_format_permille(value)}" for name, value in rate.qos_permille.items()]
     parts += [
-        f"{_format_factor_time(one)}: x{_format_permille(one.permille)}" for one in rate.factors
+        f"{_format_factor_time(factor)}: x{_format_permille(factor.permille)}"
+        for factor in rate.factors
     ]
     parts += [f"{name}: x{_format_permille(value)}" for name, value in rate.ends_permille.items()]
     return "; ".join(part for part in parts if part)

@@ -194,8 +194,8 @@ class DueCharges:
             charge = compute_charge(
                 *(self._cluster, fact, self._pricing),
                 pieces=[one for one in known if is_piece_of(one, fact)],
-                held=held,
-                before=before,
+                hold_tres=held,
+                earlier=before,
             )
         except NoRate as error:
             return DueCharge(fact=fact, unpriced=str(error), source=source)
@@ -405,8 +405,8 @@ def reconcile_cluster(
         )
     if link is not None and not is_dry and differences:
         with ledger.reading() as t:
-            books = t.export_books(after_seq=link.state().position)
-        link.books(books)
+            books = t.export_books(after_seq=link.get_status().position)
+        link.send_books(books)
     return differences
 
 

@@ -444,8 +444,8 @@ class Charge(BankRecord, frozen=True):
         """Return the idempotency key, unique for every charge."""
         if self.told:
             return f"{self.cluster}/told/{self.told}"
-        first = int(self.first_submit.timestamp())
-        return f"{self.cluster}/{self.job_id}/{first}/{self.restarts}/{self.piece_us}"
+        submit_s = int(self.first_submit.timestamp())
+        return f"{self.cluster}/{self.job_id}/{submit_s}/{self.restarts}/{self.piece_us}"
 
 
 def parse_charge_key(key: str) -> tuple[str, int, int] | None:
@@ -454,6 +454,6 @@ def parse_charge_key(key: str) -> tuple[str, int, int] | None:
     None if another program named the job: its name may hold anything, slashes too.
     """
     cluster, *numbers = key.split("/")
-    if len(numbers) != 4 or not all(part.isascii() and part.isdigit() for part in numbers):
+    if len(numbers) != 4 or not all(number.isascii() and number.isdigit() for number in numbers):
         return None
     return cluster, int(numbers[0]), int(numbers[1])

@@ -75,28 +75,30 @@ def list_own_charges(t: "Transaction", cluster: str, job_id: int) -> list[Charge
     return [row.charge for row in rows if row.charge.source != REPORTED_SOURCE]
 
 
-def is_same_job(times: Iterable[datetime | None], own: Sequence[Charge]) -> bool:
+def is_same_job(times: Iterable[datetime | None], own_charges: Sequence[Charge]) -> bool:
     """Return whether a job is one that the bank charged.
 
     Args:
         times: Submit and start time of the job; None if unknown.
-        own: The bank's own charges under the job id.
+        own_charges: The bank's own charges under the job id.
     """
-    dates = [at for at in times if at is not None]
+    known_times = [time for time in times if time is not None]
     return any(
-        begin - _BEFORE <= at <= end + _AFTER for begin, end in _list_job_spans(own) for at in dates
+        begin - _BEFORE <= time <= end + _AFTER
+        for begin, end in _list_job_spans(own_charges)
+        for time in known_times
     )
 
 
-def cancel_reported_charges(t: "Transaction", charge: Charge, by: Authorship) -> None:
+def cancel_reported_charges(t: "Transaction", charge: Charge, author: Authorship) -> None:
     """Set the charges that clients reported for a job to zero, once the bank charges the job.
 
     Args:
         t: The transaction.
         charge: One of the bank's own charges of the job.
-        by: Who changes the charges, and why.
+        author: Who changes the charges, and why.
     """
-    own = list_own_charges(t, charge.cluster, charge.job_id)
+    own_charges = list_own_charges(t, charge.cluster, charge.job_id)
     for client_charge in (
         row.charge for row in t.charges.list_of_job(charge.cluster, charge.job_id)
     ):
@@ -107,14 +109,14 @@ def cancel_reported_charges(t: "Transaction", charge: Charge, by: Authorship) ->
         ):
             continue
         start = client_charge.use.start if client_charge.use is not None else None
-        if is_same_job((client_charge.first_submit, start), own):
-            t.charges.post(msgspec.structs.replace(client_charge, amount=0), by)
+        if is_same_job((client_charge.first_submit, start), own_charges):
+            t.charges.post(msgspec.structs.replace(client_charge, amount=0), author)
 
 
-def _list_job_spans(own: Sequence[Charge]) -> list[tuple[datetime, datetime]]:
+def _list_job_spans(own_charges: Sequence[Charge]) -> list[tuple[datetime, datetime]]:
     """Return first submit and last end of each job under one id, because Slurm reuses ids."""
     ends: dict[datetime, datetime] = {}
-    for charge in own:
+    for charge in own_charges:
         end = charge.first_submit
         if charge.use is not None and charge.use.start is not None:
             end = charge.use.start + timedelta(seconds=charge.use.seconds)

@@ -88,32 +88,32 @@ class ScheduledWork:
         link: Client of the gate.
     """
 
-    def __init__(self, settings: Settings, ledger: "Ledger", link: GateClient) -> None:
+    def __init__(self, settings: Settings, ledger: "Ledger", gate: GateClient) -> None:
         self._settings = settings
         self._ledger = ledger
-        self._link = link
+        self._gate = gate
         self._cluster = next(iter(settings.cluster), "")
         self._accounts: dict[str, AccountBooks] = {}
-        self._seq = 0
-        self._whole_at: datetime | None = None
-        self._expire_at: datetime | None = None
+        self._checked_seq = 0
+        self._full_check_at: datetime | None = None
+        self._expiry_at: datetime | None = None
         self._statements_at: datetime | None = None
-        self._forget_at: datetime | None = None
+        self._pruning_at: datetime | None = None
 
-    def turn(self, now: datetime, append: Append) -> None:
+    def run_due_work(self, now: datetime, append: Append) -> None:
         """Do what is due.
 
         Raises:
             Unavailable: The ledger, the gate or the journal is unavailable.
         """
-        self._look(now)
-        self._expire(now)
-        self._statements(now)
+        self._check_thresholds(now)
+        self._expire_allocations(now)
+        self._queue_statements(now)
         self.send_events(append)
-        self._send_notices(now)
-        self._forget(now)
+        self._send_notice(now)
+        self._prune(now)
 
-    def take_facts(self, append: Append) -> None:
+    def copy_gate_facts(self, append: Append) -> None:
         """Copy what the gate did: holds into the journal, rejections into the ledger.
 
         Raises:
@@ -122,7 +122,7 @@ class ScheduledWork:
         while True:
             with self._ledger.reading() as t:
                 after = int(t.read_mark(_FACTS_MARK) or 0)
-            facts = self._link.facts(after, limit=_FACTS_AT_ONCE)
+            facts = self._gate.list_facts(after, limit=_FACTS_AT_ONCE)
             if not facts:
                 return
             append(
@@ -136,59 +136,59 @@ class ScheduledWork:
             if len(facts) < _FACTS_AT_ONCE:
                 return
 
-    def _look(self, now: datetime) -> None:
+    def _check_thresholds(self, now: datetime) -> None:
         """Report thresholds of changed accounts, and every hour of all accounts."""
         with self._ledger.reading() as t:
-            if t.seq == self._seq and not self._is_due(self._whole_at, now):
+            if t.seq == self._checked_seq and not self._is_due(self._full_check_at, now):
                 return
-            books = t.export_books(after_seq=self._seq)
+            books = t.export_books(after_seq=self._checked_seq)
         if books.whole:
             self._accounts = {}
         self._accounts |= {account.name: account for account in books.accounts}
-        looked_at: Iterable[AccountBooks] = books.accounts
-        if self._is_due(self._whole_at, now):
-            self._whole_at = now + timedelta(seconds=_HOUR_S)
-            looked_at = self._accounts.values()
-        changed = list(looked_at)
-        if not any(True for one in changed for _ in one.allocations):
-            self._seq = books.seq
+        accounts_to_check: Iterable[AccountBooks] = books.accounts
+        if self._is_due(self._full_check_at, now):
+            self._full_check_at = now + timedelta(seconds=_HOUR_S)
+            accounts_to_check = self._accounts.values()
+        accounts = list(accounts_to_check)
+        if not any(True for threshold in accounts for _ in threshold.allocations):
+            self._checked_seq = books.seq
             return
         with self._ledger.transaction() as t:
-            told = queue_threshold_notices(t, changed, self._settings.bank, now)
-            for one in told:
-                key = f"{one.allocation}:{one.kind}:{one.value}:{one.total}"
-                said = _PendingEvent(key, now, one)
-                t.outbox.add(_EVENT, msgspec.json.encode(said), key=f"{key}:{to_micros(now)}")
-            for one in keep_highest_thresholds(told):
-                self._put_notice(t, one)
-        self._seq = books.seq
+            thresholds = queue_threshold_notices(t, accounts, self._settings.bank, now)
+            for threshold in thresholds:
+                key = f"{threshold.allocation}:{threshold.kind}:{threshold.value}:{threshold.total}"
+                event = _PendingEvent(key, now, threshold)
+                t.outbox.add(_EVENT, msgspec.json.encode(event), key=f"{key}:{to_micros(now)}")
+            for threshold in keep_highest_thresholds(thresholds):
+                self._queue_notice(t, threshold)
+        self._checked_seq = books.seq
 
-    def _put_notice(self, t: "Transaction", one: BankThreshold) -> None:
+    def _queue_notice(self, t: "Transaction", threshold: BankThreshold) -> None:
         """Put the notice of a threshold into the outbox."""
-        account = t.accounts.get(one.account)
+        account = t.accounts.get(threshold.account)
         owners = account.owners if account else ()
-        notice = write_threshold_notice(self._settings, one, owners, self._cluster)
+        notice = write_threshold_notice(self._settings, threshold, owners, self._cluster)
         t.outbox.add(_NOTICE, msgspec.json.encode(notice))
 
-    def _expire(self, now: datetime) -> None:
+    def _expire_allocations(self, now: datetime) -> None:
         """Empty allocations that ended, except for what running jobs still need."""
         now_us = to_micros(now)
-        ended = [
+        ended_numbers = [
             one.number
             for account in self._accounts.values()
             for one in account.allocations
             if one.end_us and one.end_us <= now_us and one.balance
         ]
-        if not ended or not self._is_due(self._expire_at, now):
+        if not ended_numbers or not self._is_due(self._expiry_at, now):
             return
-        self._expire_at = now + timedelta(seconds=_EXPIRE_S)
-        kept = {number: self._link.on_allocation(number) for number in ended}
+        self._expiry_at = now + timedelta(seconds=_EXPIRE_S)
+        reserved = {number: self._gate.sum_on_allocation(number) for number in ended_numbers}
         with self._ledger.transaction() as t:
-            by = Authorship(who=BANK_AUTHOR, why="the allocation ended", at=now)
-            for one in t.transfers.expire(by, reserved=kept):
+            author = Authorship(who=BANK_AUTHOR, why="the allocation ended", at=now)
+            for one in t.transfers.expire(author, reserved=reserved):
                 log.info("%s: %s of account %s", one.kind, one.amount, one.account)
 
-    def _statements(self, now: datetime) -> None:
+    def _queue_statements(self, now: datetime) -> None:
         """Queue the monthly statements, checked once an hour."""
         if not self._settings.bank.notify.statements or not self._is_due(self._statements_at, now):
             return
@@ -197,20 +197,20 @@ class ScheduledWork:
         self._statements_at = now + timedelta(seconds=_HOUR_S)
         queue_statements(self._ledger, self._settings, now)
 
-    def _forget(self, now: datetime) -> None:
+    def _prune(self, now: datetime) -> None:
         """Delete, once a day, rejections older than 90 days, and settlements a day after use."""
-        if not self._is_due(self._forget_at, now):
+        if not self._is_due(self._pruning_at, now):
             return
-        self._forget_at = now + timedelta(seconds=_HOUR_S)
+        self._pruning_at = now + timedelta(seconds=_HOUR_S)
         with self._ledger.reading() as t:
-            at_us, _, taken = t.read_mark(_SETTLED_MARK).partition(" ")
+            at_us, _, settled_before = t.read_mark(_SETTLED_MARK).partition(" ")
         if at_us and from_micros(int(at_us)) + _DAY > now:
             return
-        settled = self._link.state().settled
+        settled = self._gate.get_status().settled
         with self._ledger.transaction() as t:
             t.refusals.prune(now - _REJECTION_RETENTION)
             # A ledger restored from a backup may count from a lower number.
-            t.settlements.prune(min(int(taken or 0), settled))
+            t.settlements.prune(min(int(settled_before or 0), settled))
             t.set_mark(_SETTLED_MARK, f"{to_micros(now)} {settled}")
 
     def send_events(self, append: Append) -> None:
@@ -220,24 +220,24 @@ class ScheduledWork:
             items = t.outbox.list_due(_EVENT, now)
         if not items:
             return
-        append([self._threshold_event(item.payload) for item in items])
+        append([self._decode_event(item.payload) for item in items])
         with self._ledger.transaction() as t:
             for item in items:
                 t.outbox.mark_delivered(item.id)
 
-    def _threshold_event(self, payload: bytes) -> Event:
-        said = msgspec.json.decode(payload, type=_PendingEvent)
+    def _decode_event(self, payload: bytes) -> Event:
+        event = msgspec.json.decode(payload, type=_PendingEvent)
         return Event(
             kind=BANK_THRESHOLD,
             cluster=self._cluster,
-            key=f"{BANK_THRESHOLD}:{said.key}:{to_micros(said.at)}",
-            at=said.at,
-            seen_at=said.at,
+            key=f"{BANK_THRESHOLD}:{event.key}:{to_micros(event.at)}",
+            at=event.at,
+            seen_at=event.at,
             source=_SOURCE,
-            body=said.body,
+            body=event.body,
         )
 
-    def _send_notices(self, now: datetime) -> None:
+    def _send_notice(self, now: datetime) -> None:
         """Send one pending notice."""
         with self._ledger.reading() as t:
             items = t.outbox.list_due(_NOTICE, now)
@@ -245,23 +245,23 @@ class ScheduledWork:
         for item in sorted(items, key=lambda item: item.tries)[:1]:
             notice = msgspec.json.decode(item.payload, type=Notice)
             if not notice.by:
-                self._take_apart(item.id, notice)
+                self._split_notice(item.id, notice)
                 continue
             # Send one notice a turn, because charging waits while a mail server is slow.
             try:
                 send_notice(self._settings, notice)
             except Unavailable as error:
-                self._try_later(item, notice, error, now)
+                self._record_failure(item, notice, error, now)
             else:
                 with self._ledger.transaction() as t:
                     t.outbox.mark_delivered(item.id)
 
-    def _try_later(
+    def _record_failure(
         self, item: OutboxItem, notice: Notice, error: Unavailable, now: datetime
     ) -> None:
         """Retry at growing intervals; make a rejected or long undelivered notice a dead letter."""
-        is_refused = isinstance(error, MailRejected | NoticeRefused)
-        if item.tries + 1 >= (_MAX_REJECTED_TRIES if is_refused else _MAX_TRIES):
+        is_rejected = isinstance(error, MailRejected | NoticeRefused)
+        if item.tries + 1 >= (_MAX_REJECTED_TRIES if is_rejected else _MAX_TRIES):
             log.error(
                 "notice %d (%s) is set aside after %d tries, see 'steward bank notices': %s",
                 *(item.id, notice.subject, item.tries + 1, error),
@@ -274,12 +274,12 @@ class ScheduledWork:
         with self._ledger.transaction() as t:
             t.outbox.record_failure(item.id, now + timedelta(seconds=wait_s), str(error))
 
-    def _take_apart(self, number: int, notice: Notice) -> None:
+    def _split_notice(self, item_id: int, notice: Notice) -> None:
         """Split a notice so that each way of sending it is retried separately."""
         with self._ledger.transaction() as t:
-            for part in split_notice(self._settings, notice):
-                t.outbox.add(_NOTICE, msgspec.json.encode(part))
-            t.outbox.mark_delivered(number)
+            for single_notice in split_notice(self._settings, notice):
+                t.outbox.add(_NOTICE, msgspec.json.encode(single_notice))
+            t.outbox.mark_delivered(item_id)
 
     @staticmethod
     def _is_due(at: datetime | None, now: datetime) -> bool:

@@ -198,7 +198,7 @@ def _test_file(event: dict[str, Any], path: str) -> RuleTrialReply:
     if rule is None:
         raise UsageError(problems[0].what, path)
     enabled = {rule.name} if rule.enabled else set()
-    return try_rules(event, [rule], enabled, explicit=True)
+    return try_rules(event, [rule], enabled, include_all=True)
 
 
 def _read_event(path: str) -> dict[str, Any]:

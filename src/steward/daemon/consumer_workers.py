@@ -253,11 +253,11 @@ class BalancePusher:
         try:
             with self._ledger.reading() as transaction:
                 books = transaction.export_books(self._position)
-            position = self._gate.books(books)
+            position = self._gate.send_books(books)
             if position < books.after:
                 with self._ledger.reading() as transaction:
                     books = transaction.export_books(position)
-                position = self._gate.books(books)
+                position = self._gate.send_books(books)
             self._position = position
         except GateUnavailable as error:
             log.debug("the gate is not told yet: %s", error)

@@ -150,7 +150,7 @@ def _consume(
     for name in settings.consume:
         source = make_kafka_source(settings, name, reader, link.append, once=True)
         source.run_once(send_heartbeat)
-        count += source.taken
+        count += source.imported_count
     return count
 
 

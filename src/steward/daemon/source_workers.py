@@ -159,8 +159,8 @@ def make_kafka_source(
     converter = MessageConverter(
         make_redactor(settings),
         CapturedScripts(settings.state_dir, reader).was_captured,
-        RecentPurges(settings.state_dir, reader).look,
-        environments=settings.archive.environments,
+        RecentPurges(settings.state_dir, reader).read_purges,
+        with_environments=settings.archive.environments,
     )
     return KafkaSource(
         name,

@@ -172,11 +172,11 @@ def _query_kafka(sink: KafkaSinkSettings, name: str) -> None:
 
     broker: KafkaSettings = sink.broker
     connection = KafkaConnection(broker, f"doctor.{name}")
-    producer = connection.make("Producer", {})
+    producer = connection.create_client("Producer", {})
     try:
         producer.list_topics(broker.topic, timeout=min(broker.timeout_s, _KAFKA_S))
     except connection.lib.KafkaException as error:
-        raise KafkaUnavailable(connection.told(error.args[0])) from error
+        raise KafkaUnavailable(connection.describe_error(error.args[0])) from error
 
 
 def check_acls(context: CheckContext) -> Iterator[CheckFinding]:
@@ -375,7 +375,7 @@ def check_gate(context: CheckContext) -> Iterator[CheckFinding]:
             f"rm {settings.gate.off_switch}",
             of=os.path.basename(settings.gate.off_switch),
         )
-    state = GateClient(settings.state_dir, _GATE_S).state()
+    state = GateClient(settings.state_dir, _GATE_S).get_status()
     if not state.deciding and not settings.gate.ask:
         yield make_wrong(
             subject,
@@ -416,7 +416,7 @@ def check_remote_bank(context: CheckContext) -> Iterator[CheckFinding]:
 
 def _check_remote_balances(settings: Settings, url: str) -> CheckFinding:
     """Check the age of the balances from the remote server."""
-    at_us = GateClient(settings.state_dir, _GATE_S).state().remote_at_us
+    at_us = GateClient(settings.state_dir, _GATE_S).get_status().remote_at_us
     age_s = time.time() - at_us / 1e6
     if at_us and age_s <= settings.bank.remote.balance_age_s:
         return make_ok(url, f"the oldest balance was asked for {age_s:.0f} s ago")

@@ -63,38 +63,38 @@ class RulesContext:
     def __init__(self, settings: Settings, *, access: Access) -> None:
         self.settings = settings
         self._access = access
-        self._book: tuple[FilesSignature, Rulebook] | None = None
+        self._rulebook: tuple[FilesSignature, Rulebook] | None = None
 
-    def need_operator(self, asker: Caller) -> None:
+    def require_operator(self, asker: Caller) -> None:
         """Check that the caller is an operator of every cluster: rules see all jobs and nodes.
 
         Raises:
             OperationForbidden: The caller is not.
         """
-        if not all(self._access.is_operator(asker, name) for name in self._clusters()):
+        if not all(self._access.is_operator(asker, name) for name in self._list_clusters()):
             raise OperationForbidden(
                 "rules see everybody's jobs: they are for operators", asker.user
             )
 
-    def need_administrator(self, asker: Caller) -> None:
+    def require_administrator(self, asker: Caller) -> None:
         """Check that the caller is an administrator of every cluster.
 
         Raises:
             OperationForbidden: The caller is not.
         """
-        if not all(self._access.is_administrator(asker, name) for name in self._clusters()):
+        if not all(self._access.is_administrator(asker, name) for name in self._list_clusters()):
             raise OperationForbidden("rules are switched by administrators", asker.user)
 
-    def book(self) -> "Rulebook":
+    def load_rules(self) -> "Rulebook":
         """Return the rules, reloaded if their files have changed."""
         from steward.automation.rules.rulebook import compute_signature, load_rulebook
 
-        now = compute_signature(self.settings.rules)
-        if self._book is None or self._book[0] != now:
-            self._book = now, load_rulebook(self.settings.rules)
-        return self._book[1]
+        signature = compute_signature(self.settings.rules)
+        if self._rulebook is None or self._rulebook[0] != signature:
+            self._rulebook = signature, load_rulebook(self.settings.rules)
+        return self._rulebook[1]
 
-    def store(self, *, read_only: bool = True) -> "RulesStore":
+    def open_store(self, *, read_only: bool = True) -> "RulesStore":
         """Open the rules' database.
 
         Raises:
@@ -104,13 +104,13 @@ class RulesContext:
 
         return RulesStore(self.settings.state_dir, read_only=read_only)
 
-    def _clusters(self) -> list[str]:
+    def _list_clusters(self) -> list[str]:
         """Return the names of all clusters."""
         return list(self.settings.cluster) or [""]
 
 
 def validate_rule_files(
-    room: RulesContext,
+    context: RulesContext,
     asker: Caller,
     request: CheckRulesRequest,  # noqa: ARG001 - an action's shape
 ) -> CheckRulesReply:
@@ -119,39 +119,39 @@ def validate_rule_files(
     Raises:
         OperationForbidden: The caller is not an operator.
     """
-    room.need_operator(asker)
-    rules = room.book()
-    return report_check(list(rules.rules.values()), rules.troubles)
+    context.require_operator(asker)
+    rulebook = context.load_rules()
+    return report_check(list(rulebook.rules.values()), rulebook.troubles)
 
 
-def report_check(rules: "Sequence[Rule]", troubles: "Iterable[FileError]") -> CheckRulesReply:
+def report_check(rules: "Sequence[Rule]", errors: "Iterable[FileError]") -> CheckRulesReply:
     """Report valid rules, with differences from StackStorm, and errors of invalid files."""
     from steward.automation.rules.validation import compare_with_stackstorm
 
     return CheckRulesReply(
         rules=len(rules),
-        troubles=tuple(RuleProblem(path=one.path, what=one.what) for one in troubles),
+        troubles=tuple(RuleProblem(path=error.path, what=error.what) for error in errors),
         differences=tuple(
-            RuleProblem(path=rule.path, what=what)
+            RuleProblem(path=rule.path, what=message)
             for rule in rules
-            for what in compare_with_stackstorm(rule)
+            for message in compare_with_stackstorm(rule)
         ),
     )
 
 
-def list_rules(room: RulesContext, asker: Caller, request: ListRulesRequest) -> ListRulesReply:  # noqa: ARG001 - an action's shape
+def list_rules(context: RulesContext, asker: Caller, request: ListRulesRequest) -> ListRulesReply:  # noqa: ARG001 - an action's shape
     """List the rules with their switches and execution counts.
 
     Raises:
         OperationForbidden: The caller is not an operator.
     """
-    room.need_operator(asker)
-    rules = room.book()
-    switches, counts = _read_switches_and_counts(room)
-    lines = []
-    for name, rule in rules.rules.items():
-        switch, (acted, last) = switches.get(name), counts.get(name, (0, None))
-        lines.append(
+    context.require_operator(asker)
+    rulebook = context.load_rules()
+    switches, counts = _read_switches_and_counts(context)
+    summaries = []
+    for name, rule in rulebook.rules.items():
+        switch, (count, last) = switches.get(name), counts.get(name, (0, None))
+        summaries.append(
             RuleSummary(
                 rule=name,
                 enabled=rule.enabled if switch is None else switch.enabled,
@@ -159,81 +159,87 @@ def list_rules(room: RulesContext, asker: Caller, request: ListRulesRequest) -> 
                 trigger=rule.trigger,
                 action=rule.action,
                 description=rule.description,
-                dry_run=rule.care.dry_run or room.settings.rules.dry_run,
-                acted=acted,
+                dry_run=rule.limits.dry_run or context.settings.rules.dry_run,
+                acted=count,
                 last=last,
                 path=rule.path,
                 shipped=rule.shipped,
             )
         )
     return ListRulesReply(
-        running=room.settings.rules.enabled, rules=tuple(lines), troubles=_list_rule_errors(rules)
+        running=context.settings.rules.enabled,
+        rules=tuple(summaries),
+        troubles=_list_rule_errors(rulebook),
     )
 
 
-def _read_switches_and_counts(room: RulesContext) -> tuple[dict[str, Any], dict[str, Any]]:
+def _read_switches_and_counts(context: RulesContext) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return switches and execution counts by rule; empty if no rule ever ran."""
     try:
-        store = room.store()
+        store = context.open_store()
     except SqliteUnavailable:
         return {}, {}
     try:
-        return store.switches(), store.counts()
+        return store.read_switches(), store.count_executions()
     finally:
         store.close()
 
 
-def try_event(room: RulesContext, asker: Caller, request: RuleTrialRequest) -> RuleTrialReply:
+def try_event(context: RulesContext, asker: Caller, request: RuleTrialRequest) -> RuleTrialReply:
     """Test an event against rules without running anything.
 
     Raises:
         OperationForbidden: The caller is not an operator.
         UsageError: The rule does not exist, or the event is invalid.
     """
-    room.need_operator(asker)
-    rules = room.book()
-    switches, _ = _read_switches_and_counts(room)
-    named = _find_rule(rules, request.rule) if request.rule else None
-    chosen = [named] if named is not None else list(rules.rules.values())
-    on = {one.name for one in chosen if _is_rule_enabled(one, switches)}
-    return try_rules(request.event, chosen, on, explicit=named is not None)
+    context.require_operator(asker)
+    rulebook = context.load_rules()
+    switches, _ = _read_switches_and_counts(context)
+    named_rule = _find_rule(rulebook, request.rule) if request.rule else None
+    candidates = [named_rule] if named_rule is not None else list(rulebook.rules.values())
+    enabled = {rule.name for rule in candidates if _is_rule_enabled(rule, switches)}
+    return try_rules(request.event, candidates, enabled, include_all=named_rule is not None)
 
 
-def enable_rule(room: RulesContext, asker: Caller, request: SwitchRuleRequest) -> SwitchRuleReply:
+def enable_rule(
+    context: RulesContext, asker: Caller, request: SwitchRuleRequest
+) -> SwitchRuleReply:
     """Enable a rule, whatever its file says.
 
     Raises:
         OperationForbidden: The caller is not an administrator.
         UsageError: The rule does not exist.
     """
-    return _switch(room, asker, request.rule, enabled=True)
+    return _switch(context, asker, request.rule, enabled=True)
 
 
-def disable_rule(room: RulesContext, asker: Caller, request: SwitchRuleRequest) -> SwitchRuleReply:
+def disable_rule(
+    context: RulesContext, asker: Caller, request: SwitchRuleRequest
+) -> SwitchRuleReply:
     """Disable a rule; its waiting executions will not run.
 
     Raises:
         OperationForbidden: The caller is not an administrator.
         UsageError: The rule does not exist.
     """
-    return _switch(room, asker, request.rule, enabled=False)
+    return _switch(context, asker, request.rule, enabled=False)
 
 
-def _switch(room: RulesContext, asker: Caller, name: str, *, enabled: bool) -> SwitchRuleReply:
+def _switch(context: RulesContext, asker: Caller, name: str, *, enabled: bool) -> SwitchRuleReply:
     """Override a rule's file and return the previous state."""
-    room.need_administrator(asker)
-    rule = _find_rule(room.book(), name)
-    store = room.store(read_only=False)
+    context.require_administrator(asker)
+    rule = _find_rule(context.load_rules(), name)
+    store = context.open_store(read_only=False)
     try:
-        was = _is_rule_enabled(rule, store.switches())
-        store.switch(rule.name, enabled, asker.user or f"uid {asker.uid}", utc_now())
+        was_enabled = _is_rule_enabled(rule, store.read_switches())
+        store.set_switch(rule.name, enabled, asker.user or f"uid {asker.uid}", utc_now())
     finally:
         store.close()
-    return SwitchRuleReply(rule=rule.name, enabled=enabled, was=was)
+    return SwitchRuleReply(rule=rule.name, enabled=enabled, was=was_enabled)
 
 
 def list_executions(
-    room: RulesContext, asker: Caller, request: RulesHistoryRequest
+    context: RulesContext, asker: Caller, request: RulesHistoryRequest
 ) -> RulesHistoryReply:
     """List executions of rules, newest first.
 
@@ -241,17 +247,17 @@ def list_executions(
         OperationForbidden: The caller is not an operator.
         TimeError: ``since`` is not a valid time.
     """
-    room.need_operator(asker)
+    context.require_operator(asker)
     since = None
     if request.since:
         since = parse_time(request.since, utc_now(), load_zone(request.zone))
     try:
-        store = room.store()
+        store = context.open_store()
     except SqliteUnavailable:
         # The database does not exist yet: no rule has run.
         return RulesHistoryReply(executions=())
     try:
-        found = store.history(
+        executions = store.list_executions(
             limit=request.limit,
             rule=request.rule,
             cluster=request.cluster,
@@ -262,15 +268,15 @@ def list_executions(
         )
     finally:
         store.close()
-    return RulesHistoryReply(executions=tuple(found))
+    return RulesHistoryReply(executions=tuple(executions))
 
 
-def _find_rule(rules: "Rulebook", name: str) -> "Rule":
+def _find_rule(rulebook: "Rulebook", name: str) -> "Rule":
     """Return the rule with this name, or raise UsageError."""
-    if name not in rules.rules:
-        known = ", ".join(rules.rules) or "none"
-        raise UsageError(f"there is no rule {name!r}: there are {known}", name)
-    return rules.rules[name]
+    if name not in rulebook.rules:
+        names = ", ".join(rulebook.rules) or "none"
+        raise UsageError(f"there is no rule {name!r}: there are {names}", name)
+    return rulebook.rules[name]
 
 
 def _is_rule_enabled(rule: "Rule", switches: dict[str, Any]) -> bool:
@@ -279,9 +285,9 @@ def _is_rule_enabled(rule: "Rule", switches: dict[str, Any]) -> bool:
     return rule.enabled if switch is None else bool(switch.enabled)
 
 
-def _list_rule_errors(rules: "Rulebook") -> tuple[RuleProblem, ...]:
+def _list_rule_errors(rulebook: "Rulebook") -> tuple[RuleProblem, ...]:
     """Return the errors of invalid rule files."""
-    return tuple(RuleProblem(path=one.path, what=one.what) for one in rules.troubles)
+    return tuple(RuleProblem(path=error.path, what=error.what) for error in rulebook.troubles)
 
 
 ACTIONS: Final = (
@@ -344,74 +350,74 @@ ACTIONS: Final = (
 
 
 def try_rules(
-    given: dict[str, Any], rules: Iterable[Rule], on: set[str], *, explicit: bool
+    event_data: dict[str, Any], rules: Iterable[Rule], enabled: set[str], *, include_all: bool
 ) -> RuleTrialReply:
     """Test an event against rules: which match, and with which parameters each would act.
 
     Args:
-        given: Event, in one of the forms of :class:`RuleTrialRequest`.
+        event_data: Event, in one of the forms of :class:`RuleTrialRequest`.
         rules: Rules to test.
-        on: Names of the enabled rules.
-        explicit: Whether to include rules for another type of trigger.
+        enabled: Names of the enabled rules.
+        include_all: Whether to include rules for another type of trigger.
 
     Raises:
         UsageError: The event is invalid.
     """
-    trigger = _parse_trigger(given)
-    lines = [
-        _test_rule(rule, trigger, rule.name in on)
+    trigger = _parse_trigger(event_data)
+    results = [
+        _test_rule(rule, trigger, rule.name in enabled)
         for rule in rules
-        if explicit or rule.trigger == trigger.type
+        if include_all or rule.trigger == trigger.type
     ]
-    return RuleTrialReply(trigger=trigger.type, payload=trigger.payload, rules=tuple(lines))
+    return RuleTrialReply(trigger=trigger.type, payload=trigger.payload, rules=tuple(results))
 
 
 def _test_rule(rule: Rule, trigger: Trigger, enabled: bool) -> RuleTrialResult:
     """Test one rule against a trigger."""
-    line = RuleTrialResult(rule=rule.name, enabled=enabled, matches=False)
+    result = RuleTrialResult(rule=rule.name, enabled=enabled, matches=False)
     if rule.trigger != trigger.type:
-        why = f"it is about {rule.trigger}"
-        return msgspec.structs.replace(line, why_not=why)
+        reason = f"it is about {rule.trigger}"
+        return msgspec.structs.replace(result, why_not=reason)
     try:
-        missed = find_mismatch(rule, trigger, utc_now())
-        if missed is not None:
-            why = f"{missed.key} is {missed.value!r}, not {missed.type} {missed.pattern!r}"
-            return msgspec.structs.replace(line, why_not=why)
-        line = msgspec.structs.replace(line, matches=True, action=rule.action)
-        return msgspec.structs.replace(line, parameters=render_parameters(rule, trigger))
+        failed = find_mismatch(rule, trigger, utc_now())
+        if failed is not None:
+            reason = f"{failed.key} is {failed.value!r}, not {failed.type} {failed.pattern!r}"
+            return msgspec.structs.replace(result, why_not=reason)
+        result = msgspec.structs.replace(result, matches=True, action=rule.action)
+        return msgspec.structs.replace(result, parameters=render_parameters(rule, trigger))
     except (RuleError, TimeLimitExceeded) as error:
-        return msgspec.structs.replace(line, error=str(error))
+        return msgspec.structs.replace(result, error=str(error))
 
 
-def _parse_trigger(given: dict[str, Any]) -> Trigger:
+def _parse_trigger(event_data: dict[str, Any]) -> Trigger:
     """Convert an event in either form of :class:`RuleTrialRequest` to a trigger.
 
     Raises:
         UsageError: The event has neither form, or rules do not handle its kind.
     """
-    if "trigger" in given:
-        name, payload = str(given["trigger"]), given.get("payload")
+    if "trigger" in event_data:
+        name, payload = str(event_data["trigger"]), event_data.get("payload")
         if name not in TRIGGER_TYPES or not isinstance(payload, dict):
             raise UsageError(
                 f'an event is {{"trigger": …, "payload": {{…}}}} with one of '
                 f"{', '.join(TRIGGER_TYPES)}"
             )
         return Trigger(type=name, payload=payload)
-    kind = str(given.get("kind"))
+    kind = str(event_data.get("kind"))
     if kind not in TRIGGER_KINDS:
         raise UsageError(
             f"rules are told of these kinds of events: {', '.join(sorted(TRIGGER_KINDS))}"
         )
     try:
-        whole = {"key": "", "source": "", "seen_at": given.get("at"), **given}
-        event = msgspec.convert({**whole, "body": None}, Event, strict=False)
-        body = msgspec.convert(given.get("body"), BODIES[kind], strict=False)
+        fields = {"key": "", "source": "", "seen_at": event_data.get("at"), **event_data}
+        event = msgspec.convert({**fields, "body": None}, Event, strict=False)
+        body = msgspec.convert(event_data.get("body"), BODIES[kind], strict=False)
     except msgspec.ValidationError as error:
         raise UsageError(f"this is no event of kind {kind}: {error}") from error
     event = msgspec.structs.replace(event, body=body)
     # The event does not include earlier failures: if it is a failure, count it as the first.
     count = int(bool(getattr(body, "failed", False)))
-    found = make_trigger(event, lambda _event: {name: count for name, _ in FAILURE_WINDOWS})
-    if found is None:
+    trigger = make_trigger(event, lambda _event: {name: count for name, _ in FAILURE_WINDOWS})
+    if trigger is None:
         raise UsageError("rules are not told of this event: another tells of the same")
-    return found
+    return trigger

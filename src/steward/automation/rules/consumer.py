@@ -61,7 +61,7 @@ class RulesConsumer:
     def __init__(
         self,
         settings: Settings,
-        make_hand: MakePerformer,
+        make_performer: MakePerformer,
         clock: Callable[[], datetime] = utc_now,
         *,
         store: RulesStore | None = None,
@@ -69,20 +69,20 @@ class RulesConsumer:
         self._settings = settings.rules
         self._clock = clock
         self._store = store or RulesStore(settings.state_dir)
-        self._began = self._store.began(clock())
-        self._telling = ExecutionOutbox(self._store)
-        self._deciding = RuleDecider(self._store, dry_run=settings.rules.dry_run)
-        self._executing = ExecutionScheduler(
-            *(self._store, self._telling, settings.rules, settings.actions.timeout_s),
-            *(make_hand, clock),
+        self._first_run = self._store.record_first_run(clock())
+        self._outbox = ExecutionOutbox(self._store)
+        self._decider = RuleDecider(self._store, dry_run=settings.rules.dry_run)
+        self._scheduler = ExecutionScheduler(
+            *(self._store, self._outbox, settings.rules, settings.actions.timeout_s),
+            *(make_performer, clock),
         )
-        self._book = Rulebook(rules={})
+        self._rulebook = Rulebook(rules={})
         self._signature: FilesSignature | None = None
-        self._reload_at = self._forget_at = 0.0
+        self._reload_at = self._cleanup_at = 0.0
 
     def cursor(self) -> int:
         """Return the position of the last event decided on; 0 at first."""
-        return self._store.cursor()
+        return self._store.get_cursor()
 
     def apply(self, events: Sequence[Event], upto: int, append: Append) -> None:
         """Decide on events and move the cursor to ``upto``, in one transaction.
@@ -90,35 +90,38 @@ class RulesConsumer:
         Raises:
             Unavailable: The database or the journal is unavailable.
         """
-        self._telling.send(append)
-        rules = list(self._switched_on().values())
+        self._outbox.send(append)
+        rules = list(self._load_enabled_rules().values())
         with transaction(self._store.connection, self._store.path):
-            self._store.note_failures(
+            self._store.insert_failures(
                 [one for one in events if one.kind == NODE_STATE and one.body.failed]
             )
-            ended = [one for one in self._decided(events, rules) if one.phase == "ended"]
-            said = self._telling.put(ended)
-            if not said:
+            ended = [one for one in self._decide(events, rules) if one.phase == "ended"]
+            end_events = self._outbox.put(ended)
+            if not end_events:
                 self._store.move_cursor(upto)
-        if said:
-            self._telling.send(append, upto, said)
+        if end_events:
+            self._outbox.send(append, upto, end_events)
 
-    def _decided(self, events: Sequence[Event], rules: list[Rule]) -> list[Execution]:
+    def _decide(self, events: Sequence[Event], rules: list[Rule]) -> list[Execution]:
         """Decide on events and return the executions created.
 
         Events observed before rules first ran here are skipped.
         """
-        wanted = {rule.trigger for rule in rules}
-        if not wanted:
+        trigger_types = {rule.trigger for rule in rules}
+        if not trigger_types:
             return []
-        found = []
+        executions = []
         for event in events:
-            if event.seen_at < self._began or TRIGGER_TYPE_BY_KIND[event.kind] not in wanted:
+            if (
+                event.seen_at < self._first_run
+                or TRIGGER_TYPE_BY_KIND[event.kind] not in trigger_types
+            ):
                 continue
-            trigger = make_trigger(event, self._store.failures)
+            trigger = make_trigger(event, self._store.count_failures)
             if trigger is not None:
-                found += self._deciding.decide(event, trigger, rules, self._clock())
-        return found
+                executions += self._decider.decide(event, trigger, rules, self._clock())
+        return executions
 
     def tick(self, append: Append) -> float:
         """Process results of running actions and start those that are due; return seconds to wait.
@@ -126,22 +129,22 @@ class RulesConsumer:
         Raises:
             Unavailable: The database or the journal is unavailable.
         """
-        wait_s = self._executing.turn(self._switched_on())
-        self._telling.send(append)
-        return min(wait_s, self._forget())
+        wait_s = self._scheduler.advance(self._load_enabled_rules())
+        self._outbox.send(append)
+        return min(wait_s, self._clean_up())
 
     def close(self) -> None:
         """Wait up to 2.5 seconds for running actions, then close the database."""
-        self._executing.close()
+        self._scheduler.close()
         self._store.close()
 
-    def _switched_on(self) -> dict[str, Rule]:
+    def _load_enabled_rules(self) -> dict[str, Rule]:
         """Return the enabled rules, after reloading changed files."""
         now = time.monotonic()
         if now >= self._reload_at:
             self._reload_at = now + _RELOAD_INTERVAL_S
             self._reload()
-        return select_enabled_rules(self._book, self._store)
+        return select_enabled_rules(self._rulebook, self._store)
 
     def _reload(self) -> None:
         """Reload the rules if their files have changed, and log their errors."""
@@ -149,30 +152,30 @@ class RulesConsumer:
         if signature == self._signature:
             return
         self._signature = signature
-        self._book = rulebook.load_rulebook(self._settings)
-        for trouble in self._book.troubles:
-            log.error("%s", trouble.what)
-        log.info("%d rules, %d on", len(self._book.rules), len(self._switched_on()))
+        self._rulebook = rulebook.load_rulebook(self._settings)
+        for error in self._rulebook.troubles:
+            log.error("%s", error.what)
+        log.info("%d rules, %d on", len(self._rulebook.rules), len(self._load_enabled_rules()))
 
-    def _forget(self) -> float:
+    def _clean_up(self) -> float:
         """Remove old history and node failures when due; return seconds until the next time."""
         now = time.monotonic()
-        if now < self._forget_at:
-            return self._forget_at - now
+        if now < self._cleanup_at:
+            return self._cleanup_at - now
         today = self._clock()
-        has_more = self._store.forget(
+        has_more = self._store.delete_old(
             today - timedelta(days=self._settings.history_days),
             today - timedelta(seconds=_MAX_WINDOW_S),
         )
-        self._forget_at = now + (1.0 if has_more else _CLEANUP_INTERVAL_S)
-        return self._forget_at - now
+        self._cleanup_at = now + (1.0 if has_more else _CLEANUP_INTERVAL_S)
+        return self._cleanup_at - now
 
 
-def select_enabled_rules(rules: Rulebook, store: RulesStore) -> dict[str, Rule]:
+def select_enabled_rules(rulebook: Rulebook, store: RulesStore) -> dict[str, Rule]:
     """Return the enabled rules: switches of administrators override the files."""
-    switches = store.switches()
+    switches = store.read_switches()
     return {
         name: rule
-        for name, rule in rules.rules.items()
+        for name, rule in rulebook.rules.items()
         if (switches[name].enabled if name in switches else rule.enabled)
     }

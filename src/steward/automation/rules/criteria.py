@@ -55,53 +55,57 @@ def find_failed_criterion(
     criteria: Iterable[Criterion], payload: Payload, now: datetime
 ) -> FailedCriterion | None:
     """Return the first criterion that a payload fails, or None if all hold."""
-    for one in criteria:
-        value = look_up(payload, one.path)
-        pattern = render_text(one.pattern, payload) if one.is_template else one.pattern
-        if not matches_criterion(one, value, pattern, now):
-            return FailedCriterion(key=one.key, type=one.type, pattern=pattern, value=value)
+    for criterion in criteria:
+        value = look_up(payload, criterion.path)
+        pattern = (
+            render_text(criterion.pattern, payload) if criterion.is_template else criterion.pattern
+        )
+        if not matches_criterion(criterion, value, pattern, now):
+            return FailedCriterion(
+                key=criterion.key, type=criterion.type, pattern=pattern, value=value
+            )
     return None
 
 
 def look_up(payload: Any, path: Iterable[str | int]) -> Any:
     """Return the value at a path of a payload, or None."""
-    found = payload
+    value = payload
     for step in path:
-        if isinstance(found, Mapping):
-            found = found.get(str(step))
-        elif isinstance(found, list | tuple) and isinstance(step, int):
-            found = found[step] if -len(found) <= step < len(found) else None
+        if isinstance(value, Mapping):
+            value = value.get(str(step))
+        elif isinstance(value, list | tuple) and isinstance(step, int):
+            value = value[step] if -len(value) <= step < len(value) else None
         else:
             return None
-    return found
+    return value
 
 
-def matches_criterion(one: Criterion, value: Any, pattern: Any, now: datetime) -> bool:
+def matches_criterion(criterion: Criterion, value: Any, pattern: Any, now: datetime) -> bool:
     """Return whether a value satisfies a criterion."""
     if isinstance(value, str):
         value = value[:_MAX_TEXT_LENGTH]
-    if one.type == "search":
-        return _matches_search(one, value, now)
-    if one.type in _TIME_COMPARISONS:
-        return _compare_time_difference(value, pattern, _TIME_COMPARISONS[one.type], now)
-    if pattern is None and one.type not in _WITHOUT_PATTERN:
+    if criterion.type == "search":
+        return _matches_search(criterion, value, now)
+    if criterion.type in _TIME_COMPARISONS:
+        return _compare_time_difference(value, pattern, _TIME_COMPARISONS[criterion.type], now)
+    if pattern is None and criterion.type not in _WITHOUT_PATTERN:
         return False
     try:
-        return bool(_COMPARISONS[one.type](value, pattern))
+        return bool(_COMPARISONS[criterion.type](value, pattern))
     except (TypeError, AttributeError, ValueError, re.error):
         # Values that cannot be compared do not match, as in StackStorm.
         return False
 
 
-def _matches_search(one: Criterion, value: Any, now: datetime) -> bool:
+def _matches_search(criterion: Criterion, value: Any, now: datetime) -> bool:
     """Evaluate ``search``: compare the items of a list with inner criteria."""
     if not isinstance(value, list | tuple):
         return False
-    of_items, of_criteria = _CONDITIONS[one.condition]
-    return of_items(
-        of_criteria(
+    combine_items, combine_criteria = _CONDITIONS[criterion.condition]
+    return combine_items(
+        combine_criteria(
             matches_criterion(inner, look_up(item, inner.path), inner.pattern, now)
-            for inner in one.inner
+            for inner in criterion.inner
         )
         for item in value
     )
@@ -218,7 +222,7 @@ class _AlarmRaised(BaseException):
 
 
 @contextmanager
-def limit_run_time(limit_s: float, what: str) -> Iterator[None]:
+def limit_run_time(limit_s: float, task: str) -> Iterator[None]:
     """Limit the run time of a block by an alarm signal.
 
     Python delivers signals only to the main thread, so there is no limit in other threads; rules
@@ -226,7 +230,7 @@ def limit_run_time(limit_s: float, what: str) -> Iterator[None]:
 
     Args:
         limit_s: Time limit in seconds.
-        what: Description of the work, for the error message.
+        task: Description of the work, for the error message.
 
     Raises:
         TimeLimitExceeded: The time limit passed.
@@ -240,7 +244,7 @@ def limit_run_time(limit_s: float, what: str) -> Iterator[None]:
         if not is_over:
             raise _AlarmRaised
 
-    before = signal.signal(signal.SIGALRM, ring)
+    previous_handler = signal.signal(signal.SIGALRM, ring)
     try:
         try:
             signal.setitimer(signal.ITIMER_REAL, limit_s)
@@ -250,6 +254,6 @@ def limit_run_time(limit_s: float, what: str) -> Iterator[None]:
             is_over = True
             signal.setitimer(signal.ITIMER_REAL, 0.0)
     except _AlarmRaised:
-        raise TimeLimitExceeded(f"{what} took longer than {limit_s:g} s", what) from None
+        raise TimeLimitExceeded(f"{task} took longer than {limit_s:g} s", task) from None
     finally:
-        signal.signal(signal.SIGALRM, before)
+        signal.signal(signal.SIGALRM, previous_handler)

@@ -48,7 +48,7 @@ class RuleDecider:
     def __init__(self, store: RulesStore, *, dry_run: bool) -> None:
         self._store = store
         self._dry_run = dry_run
-        self._left_out: dict[str, float] = {}
+        self._skipped_until: dict[str, float] = {}
 
     def decide(
         self, event: Event, trigger: Trigger, rules: Iterable[Rule], now: datetime
@@ -63,31 +63,31 @@ class RuleDecider:
             rules: Enabled rules.
             now: Current time.
         """
-        found = []
+        executions = []
         for rule in rules:
             if rule.trigger != trigger.type or self._store.is_decided(rule.name, event):
                 continue
-            one = self._of_rule(rule, event, trigger, now)
-            kept = None if one is None else self._store.put(one)
-            if kept is not None:
-                found.append(kept)
-        return found
+            execution = self._decide_rule(rule, event, trigger, now)
+            stored = None if execution is None else self._store.insert(execution)
+            if stored is not None:
+                executions.append(stored)
+        return executions
 
-    def _of_rule(
+    def _decide_rule(
         self, rule: Rule, event: Event, trigger: Trigger, now: datetime
     ) -> Execution | None:
         """Decide for one rule; None if it does not match."""
-        care = rule.care
-        if time.monotonic() < self._left_out.get(rule.name, 0.0):
+        limits = rule.limits
+        if time.monotonic() < self._skipped_until.get(rule.name, 0.0):
             return None
-        one = Execution(
+        execution = Execution(
             rule=rule.name,
             cluster=event.cluster,
             event=event.key,
             trigger=trigger.type,
             subject=compute_subject(rule, trigger),
             action=rule.action,
-            dry_run=self._dry_run or care.dry_run,
+            dry_run=self._dry_run or limits.dry_run,
             at=event.at,
             made=now,
             due=now,
@@ -95,37 +95,37 @@ class RuleDecider:
         try:
             if find_mismatch(rule, trigger, now) is not None:
                 return None
-            held = self._held_back(rule, one, now)
-            if held:
-                return end_unstarted(one, STATUS_HELD_BACK, held)
-            return msgspec.structs.replace(one, parameters=render_parameters(rule, trigger))
+            reason = self._find_limit_reason(rule, execution, now)
+            if reason:
+                return end_unstarted(execution, STATUS_HELD_BACK, reason)
+            return msgspec.structs.replace(execution, parameters=render_parameters(rule, trigger))
         except RuleError as error:
             log.error("rule %s could not be applied to %s: %s", rule.name, event.key, error)
-            return end_unstarted(one, "failed", str(error))
+            return end_unstarted(execution, "failed", str(error))
         except TimeLimitExceeded as error:
             # More events like this one would delay all rules, so this rule is skipped for a while.
-            self._left_out[rule.name] = time.monotonic() + _SKIP_S
+            self._skipped_until[rule.name] = time.monotonic() + _SKIP_S
             log.error("rule %s is left out for %g s: %s", rule.name, _SKIP_S, error)
-            return end_unstarted(one, "failed", str(error))
+            return end_unstarted(execution, "failed", str(error))
 
-    def _held_back(self, rule: Rule, one: Execution, now: datetime) -> str:
+    def _find_limit_reason(self, rule: Rule, execution: Execution, now: datetime) -> str:
         """Return why a matching rule does not act on an event; "" if it acts."""
-        care = rule.care
-        age_s = (now - one.at).total_seconds()
-        if age_s > care.max_age_s:
+        limits = rule.limits
+        age_s = (now - execution.at).total_seconds()
+        if age_s > limits.max_age_s:
             return (
                 f"it is {format_rule_duration(round(age_s))} old: over "
-                f"{format_rule_duration(care.max_age_s)}"
+                f"{format_rule_duration(limits.max_age_s)}"
             )
-        if care.dedup_window_s:
-            since = now - timedelta(seconds=care.dedup_window_s)
-            before = self._store.acted_on(rule.name, one.subject, since)
-            if before is not None:
-                window = format_rule_duration(care.dedup_window_s)
-                return f"the same was acted on within {window}, by execution {before.id}"
-        since = now - timedelta(seconds=care.rate_limit.seconds)
-        if self._store.acted_since(rule.name, since) >= care.rate_limit.most:
-            return f"the rate limit {care.rate_limit} is reached"
+        if limits.dedup_window_s:
+            since = now - timedelta(seconds=limits.dedup_window_s)
+            previous = self._store.find_recent_execution(rule.name, execution.subject, since)
+            if previous is not None:
+                window = format_rule_duration(limits.dedup_window_s)
+                return f"the same was acted on within {window}, by execution {previous.id}"
+        since = now - timedelta(seconds=limits.rate_limit.seconds)
+        if self._store.count_executions_since(rule.name, since) >= limits.rate_limit.max_count:
+            return f"the rate limit {limits.rate_limit} is reached"
         return ""
 
 
@@ -135,11 +135,11 @@ def find_mismatch(rule: Rule, trigger: Trigger, now: datetime) -> FailedCriterio
     Raises:
         TimeLimitExceeded: The rule's criteria exceed the time limit.
     """
-    for name, value in rule.wanted.items():
-        found = trigger.payload.get(name)
-        if found != value:
+    for name, expected in rule.trigger_parameters.items():
+        actual = trigger.payload.get(name)
+        if actual != expected:
             key = f"trigger.parameters.{name}"
-            return FailedCriterion(key=key, type="equals", pattern=value, value=found)
+            return FailedCriterion(key=key, type="equals", pattern=expected, value=actual)
     with limit_run_time(LIMIT_S, f"the criteria of rule {rule.name}"):
         return find_failed_criterion(rule.criteria, trigger.payload, now)
 
@@ -158,14 +158,14 @@ def render_parameters(rule: Rule, trigger: Trigger) -> dict[str, Any]:
 
 def compute_subject(rule: Rule, trigger: Trigger) -> str:
     """Compute the subject of a trigger, the value by which a rule de-duplicates."""
-    paths = rule.care.dedup_by
+    paths = rule.limits.dedup_by
     payload: Mapping[str, Any] = trigger.payload
     values = [look_up(payload, path) for path in paths] if paths else list(read_subject(trigger))
     return msgspec.json.encode(values).decode()[:_MAX_SUBJECT_LENGTH]
 
 
-def end_unstarted(one: Execution, status: str, message: str) -> Execution:
+def end_unstarted(execution: Execution, status: str, message: str) -> Execution:
     """Return an execution that ends without starting: held back or failed."""
     return msgspec.structs.replace(
-        one, phase="ended", status=status, message=message, ended=one.made
+        execution, phase="ended", status=status, message=message, ended=execution.made
     )

@@ -65,27 +65,29 @@ class NodeAvailability(msgspec.Struct, frozen=True, kw_only=True):
     """Snapshot of nodes, for the limit on nodes that rules may take away.
 
     Attributes:
-        wanted: Nodes that the action would take away.
+        to_take: Nodes that the action would take away.
         available: Nodes that accept jobs: their state allows it, no reservation has them, and all
             their partitions are up.
         names: All nodes.
-        members: Nodes of each partition that is up.
-        seen: Time when the query began.
+        partition_nodes: Nodes of each partition that is up.
+        queried_at: Time when the query began.
     """
 
-    wanted: frozenset[str]
+    to_take: frozenset[str]
     available: frozenset[str]
     names: frozenset[str]
-    members: dict[str, frozenset[str]] = msgspec.field(default_factory=dict)
-    seen: datetime
+    partition_nodes: dict[str, frozenset[str]] = msgspec.field(default_factory=dict)
+    queried_at: datetime
 
-    def has_back(self, taken: TakenNode) -> bool:
+    def is_given_back(self, taken: TakenNode) -> bool:
         """Return whether a taken node accepts jobs again or no longer exists."""
         if taken.node not in self.names:
             return True
         if taken.node not in self.available:
             return False
-        return not taken.kept_by or taken.node in self.members.get(taken.kept_by, ())
+        return not taken.return_partition or taken.node in self.partition_nodes.get(
+            taken.return_partition, ()
+        )
 
     @property
     def total(self) -> int:
@@ -97,32 +99,32 @@ class RecoveredOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """Progress of an action that started and whose end was not recorded.
 
     Attributes:
-        traces: ``ended`` (the audit log tells how), ``not-begun`` (nothing was changed),
+        state: ``ended`` (the audit log tells how), ``not-begun`` (nothing was changed),
             ``done`` and ``not-done`` (Slurm shows it), ``running`` (its process is alive),
             or ``unseen`` (cannot be determined).
         row: Its entry in the audit log.
     """
 
-    traces: RecoveryState
+    state: RecoveryState
     row: AuditRow | None = None
 
 
 class ActionPerformer(Protocol):
     """Protocol for running actions and inspecting Slurm; every call may block for long."""
 
-    def look(self, one: Execution) -> NodeAvailability:
+    def query_nodes(self, execution: Execution) -> NodeAvailability:
         """Query Slurm for the nodes that an action would take away."""
         ...
 
-    def run(self, one: Execution, timeout_s: float | None) -> OperationOutcome:
+    def run(self, execution: Execution, timeout_s: float | None) -> OperationOutcome:
         """Run an action."""
         ...
 
-    def check(self, one: Execution) -> bool | None:
+    def check(self, execution: Execution) -> bool | None:
         """Return whether the change is in effect; None if that cannot be determined."""
         ...
 
-    def find(self, one: Execution) -> RecoveredOutcome:
+    def find(self, execution: Execution) -> RecoveredOutcome:
         """Find out how far an action got of which only the start is known."""
         ...
 
@@ -145,7 +147,7 @@ class RunnerPerformer:
         self._runner = OperationRunner(settings, access, registry)
         self._asker = get_process_user()
 
-    def look(self, one: Execution) -> NodeAvailability:
+    def query_nodes(self, execution: Execution) -> NodeAvailability:
         """Query Slurm for the nodes that an action would take away, see :class:`ActionPerformer`.
 
         Raises:
@@ -155,66 +157,70 @@ class RunnerPerformer:
         from steward.slurm.node_states import is_available
         from steward.slurm.nodelists import expand_nodelist
 
-        if one.cluster not in self._settings.cluster:
+        if execution.cluster not in self._settings.cluster:
             raise RuleError(
-                f"there is no cluster {one.cluster!r} in the configuration", one.cluster
+                f"there is no cluster {execution.cluster!r} in the configuration", execution.cluster
             )
-        seen = utc_now()
-        machine = ClusterQueries(one.cluster, self._settings.cluster[one.cluster])
-        nodes = machine.nodes()
-        listed = find_taken_nodes(one.action, one.parameters)
-        wanted = set(machine.node_names(listed)) if listed else set()
-        partition = find_taken_partition(one.action, one.parameters)
-        wanted |= {name for name, node in nodes.items() if partition in node.partitions}
-        up = {name for name, of in machine.partitions().items() if of.state == "UP"}
-        reserved = [held.nodes for held in machine.reservations().values() if held.nodes]
-        held = {name for listed in reserved for name in expand_nodelist(listed)}
+        queried_at = utc_now()
+        queries = ClusterQueries(execution.cluster, self._settings.cluster[execution.cluster])
+        nodes = queries.nodes()
+        nodelist = find_taken_nodes(execution.action, execution.parameters)
+        to_take = set(queries.node_names(nodelist)) if nodelist else set()
+        partition = find_taken_partition(execution.action, execution.parameters)
+        to_take |= {name for name, node in nodes.items() if partition in node.partitions}
+        up_partitions = {name for name, info in queries.partitions().items() if info.state == "UP"}
+        reserved = [held.nodes for held in queries.reservations().values() if held.nodes]
+        held = {name for nodelist in reserved for name in expand_nodelist(nodelist)}
         return NodeAvailability(
-            wanted=frozenset(wanted),
+            to_take=frozenset(to_take),
             available=frozenset(
                 name
                 for name, node in nodes.items()
-                if is_available(node.state) and name not in held and up.issuperset(node.partitions)
+                if is_available(node.state)
+                and name not in held
+                and up_partitions.issuperset(node.partitions)
             ),
             names=frozenset(nodes),
-            members={
-                part: frozenset(name for name, node in nodes.items() if part in node.partitions)
-                for part in up
+            partition_nodes={
+                partition_name: frozenset(
+                    name for name, node in nodes.items() if partition_name in node.partitions
+                )
+                for partition_name in up_partitions
             },
-            seen=seen,
+            queried_at=queried_at,
         )
 
-    def run(self, one: Execution, timeout_s: float | None) -> OperationOutcome:
+    def run(self, execution: Execution, timeout_s: float | None) -> OperationOutcome:
         """Run an action, see :class:`ActionPerformer`.
 
         Raises:
             StewardError: The action failed before it changed anything.
         """
         return self._runner.run(
-            one.action,
-            one.parameters,
+            execution.action,
+            execution.parameters,
             self._asker,
-            cluster=self._cluster(one),
-            dry_run=one.dry_run,
-            speaker=_name_speaker(one),
+            cluster=self._get_cluster(execution),
+            dry_run=execution.dry_run,
+            speaker=_name_speaker(execution),
             timeout_s=timeout_s,
         )
 
-    def check(self, one: Execution) -> bool | None:
+    def check(self, execution: Execution) -> bool | None:
         """Return whether the change is in effect, see :class:`ActionPerformer`.
 
         Raises:
             StewardError: Slurm cannot be queried now.
         """
         return self._runner.check(
-            one.action,
-            one.parameters,
+            execution.action,
+            execution.parameters,
             self._asker,
-            cluster=self._cluster(one),
-            speaker=_name_speaker(one),
+            cluster=self._get_cluster(execution),
+            speaker=_name_speaker(execution),
         )
 
-    def find(self, one: Execution) -> RecoveredOutcome:
+    def find(self, execution: Execution) -> RecoveredOutcome:
         """Find out how far an action got, see :class:`ActionPerformer`.
 
         Every change has a row in the audit log before it is made, so an action without a row was
@@ -223,51 +229,55 @@ class RunnerPerformer:
         Raises:
             StewardError: Slurm or the audit log cannot be queried now.
         """
-        if one.dry_run or not find_operation(one.action).changes:
-            return RecoveredOutcome(traces="not-begun")
-        row = self._row_of(one)
+        if execution.dry_run or not find_operation(execution.action).changes:
+            return RecoveredOutcome(state="not-begun")
+        row = self._find_audit_row(execution)
         if row is None:
-            return RecoveredOutcome(traces="not-begun")
+            return RecoveredOutcome(state="not-begun")
         if row.status == "running":
-            return RecoveredOutcome(traces="running", row=row)
+            return RecoveredOutcome(state="running", row=row)
         if row.status != "unfinished":
-            return RecoveredOutcome(traces="ended", row=row)
-        is_done = self.check(one)
+            return RecoveredOutcome(state="ended", row=row)
+        is_done = self.check(execution)
         if is_done is None:
-            return RecoveredOutcome(traces="unseen", row=row)
-        return RecoveredOutcome(traces="done" if is_done else "not-done", row=row)
+            return RecoveredOutcome(state="unseen", row=row)
+        return RecoveredOutcome(state="done" if is_done else "not-done", row=row)
 
-    def _row_of(self, one: Execution) -> AuditRow | None:
+    def _find_audit_row(self, execution: Execution) -> AuditRow | None:
         """Find the audit log entry of an execution's last start, or None."""
-        assert one.started is not None, one
+        assert execution.started is not None, execution
         rows = self._runner.audit.list_entries(
             limit=_MAX_AUDIT_ROWS,
-            since=one.started - timedelta(seconds=_CLOCK_SKEW_S),
-            ref=one.action,
-            cluster=self._cluster(one),
+            since=execution.started - timedelta(seconds=_CLOCK_SKEW_S),
+            ref=execution.action,
+            cluster=self._get_cluster(execution),
             uid=self._asker.uid,
         )
         # A rule's executions run one after another, so the first entry since the start is this
         # one's.
-        mine = [row for row in rows if row.speaker == _name_speaker(one) and row.at >= one.started]
-        return mine[-1] if mine else None
+        own_rows = [
+            row
+            for row in rows
+            if row.speaker == _name_speaker(execution) and row.at >= execution.started
+        ]
+        return own_rows[-1] if own_rows else None
 
-    def _cluster(self, one: Execution) -> str:
+    def _get_cluster(self, execution: Execution) -> str:
         """Return the configured cluster of an execution; "" if its event's cluster is unknown."""
-        return one.cluster if one.cluster in self._settings.cluster else ""
+        return execution.cluster if execution.cluster in self._settings.cluster else ""
 
 
-def _name_speaker(one: Execution) -> str:
+def _name_speaker(execution: Execution) -> str:
     """Return the name that signs reasons set by a rule."""
-    return f"rule {one.rule}"
+    return f"rule {execution.rule}"
 
 
-def summarize_run(ran: OperationOutcome) -> str:
+def summarize_run(outcome: OperationOutcome) -> str:
     """Summarize a run in one line: its error, or its result if that is text."""
-    if ran.message:
-        return ran.message
-    told: Any = ran.result
-    return told if isinstance(told, str) else ""
+    if outcome.message:
+        return outcome.message
+    result: Any = outcome.result
+    return result if isinstance(result, str) else ""
 
 
 # End events
@@ -286,18 +296,18 @@ class ExecutionOutbox:
     def __init__(self, store: RulesStore) -> None:
         self._store = store
         self._outbox = Outbox(store.connection, store.path)
-        self._untold: list[Event] = []
+        self._unsent: list[Event] = []
 
-    def put(self, ended: Iterable[Execution]) -> list[Event]:
+    def put(self, executions: Iterable[Execution]) -> list[Event]:
         """Put events about ended executions into the outbox, within a transaction; return them."""
-        events = [_make_event(one) for one in ended]
+        events = [_make_event(execution) for execution in executions]
         if events:
             self._outbox.put(events)
         return events
 
-    def end(
+    def record_end(
         self,
-        one: Execution,
+        execution: Execution,
         status: str,
         now: datetime,
         *,
@@ -307,9 +317,11 @@ class ExecutionOutbox:
     ) -> None:
         """Store how an execution ended, with its event."""
         with transaction(self._store.connection, self._store.path):
-            ended = self._store.end(one, status, now, message=message, result=result, audit=audit)
-            self._outbox.put([_make_event(ended)])
-        self._untold.append(_make_event(ended))
+            ended_execution = self._store.record_end(
+                execution, status, now, message=message, result=result, audit=audit
+            )
+            self._outbox.put([_make_event(ended_execution)])
+        self._unsent.append(_make_event(ended_execution))
 
     def send(self, append: Append, upto: int | None = None, events: Sequence[Event] = ()) -> None:
         """Send all pending events to the journal, then move the cursor.
@@ -323,28 +335,28 @@ class ExecutionOutbox:
             Unavailable: The journal is unavailable.
         """
         # Events that cannot be sent stay in the outbox, which sends them with the next ones.
-        untold, self._untold = [*self._untold, *events], []
-        self._outbox.send(append, upto, untold)
+        unsent, self._unsent = [*self._unsent, *events], []
+        self._outbox.send(append, upto, unsent)
 
 
-def _make_event(one: Execution) -> Event:
+def _make_event(execution: Execution) -> Event:
     """Build the rule.execution event of an ended execution."""
-    at = one.ended or one.made
+    at = execution.ended or execution.made
     return Event(
         kind=RULE_EXECUTION,
-        cluster=one.cluster,
-        key=f"{RULE_EXECUTION}:{one.rule}:{one.event}",
+        cluster=execution.cluster,
+        key=f"{RULE_EXECUTION}:{execution.rule}:{execution.event}",
         at=at,
         seen_at=at,
         source=RULES_SOURCE,
         body=RuleExecution(
-            execution=one.id,
-            rule=one.rule,
-            event=one.event,
-            action=one.action,
-            status=cast("Any", one.status),
-            parameters=one.parameters,
-            message=one.message,
+            execution=execution.id,
+            rule=execution.rule,
+            event=execution.event,
+            action=execution.action,
+            status=cast("Any", execution.status),
+            parameters=execution.parameters,
+            message=execution.message,
         ),
     )
 
@@ -379,18 +391,18 @@ class _Task(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Work for one execution that runs in a thread and may wait for Slurm.
 
     Attributes:
-        one: Execution it is for.
+        execution: Execution it is for.
         kind: Type of work.
-        does: Function that does it.
-        then: Receives the result.
-        until: Deadline on the monotonic clock, after which nobody waits for it.
+        work: Function that does it.
+        callback: Receives the result.
+        deadline: Deadline on the monotonic clock, after which nobody waits for it.
     """
 
-    one: Execution
+    execution: Execution
     kind: _Kind
-    does: Callable[[ActionPerformer], Any]
-    then: Callable[[Execution, Any], None]
-    until: float
+    work: Callable[[ActionPerformer], Any]
+    callback: Callable[[Execution, Any], None]
+    deadline: float
 
 
 class ExecutionScheduler:
@@ -408,27 +420,29 @@ class ExecutionScheduler:
     def __init__(
         self,
         store: RulesStore,
-        telling: ExecutionOutbox,
+        outbox: ExecutionOutbox,
         settings: RulesSettings,
         timeout_s: float,
-        make_hand: MakePerformer,
+        make_performer: MakePerformer,
         clock: Callable[[], datetime],
     ) -> None:
         self._store = store
-        self._telling = telling
+        self._outbox = outbox
         self._settings = settings
         self._timeout_s = timeout_s
-        self._make_hand = make_hand
+        self._make_performer = make_performer
         self._clock = clock
         self._rules: Mapping[str, Rule] = {}
-        self._hands: deque[ActionPerformer] = deque()
-        self._back: SimpleQueue[tuple[_Task, Outcome]] = SimpleQueue()
+        self._performers: deque[ActionPerformer] = deque()
+        self._outcomes: SimpleQueue[tuple[_Task, Outcome]] = SimpleQueue()
         self._tasks: dict[str, _Task] = {}
-        self._away: dict[int, int] = {}
+        self._unavailable_counts: dict[int, int] = {}
         # Executions that a former process started: first find out how far each got.
-        self._lost = {one.id: (one, clock()) for one in store.open_("started")}
+        self._unrecovered = {
+            execution.id: (execution, clock()) for execution in store.list_by_phase("started")
+        }
 
-    def turn(self, rules: Mapping[str, Rule]) -> float:
+    def advance(self, rules: Mapping[str, Rule]) -> float:
         """Process results of threads and start due executions.
 
         Args:
@@ -438,229 +452,273 @@ class ExecutionScheduler:
             Seconds until the next call at the latest.
         """
         self._rules = rules
-        self._take_in()
-        self._give_up()
-        self._find_lost()
+        self._process_outcomes()
+        self._end_overdue()
+        self._start_recoveries()
         self._start_due()
         if self._tasks:
             return _POLL_S
-        dues = [due for _, due in self._lost.values()]
-        next_due = self._store.next_due()
+        due_times = [due for _, due in self._unrecovered.values()]
+        next_due = self._store.get_next_due()
         if next_due is not None:
-            dues.append(next_due)
-        if not dues:
+            due_times.append(next_due)
+        if not due_times:
             return _IDLE_S
-        return min(_IDLE_S, max(_POLL_S, (min(dues) - self._clock()).total_seconds()))
+        return min(_IDLE_S, max(_POLL_S, (min(due_times) - self._clock()).total_seconds()))
 
     def close(self) -> None:
         """Wait up to 2.5 seconds for running executions; the next start recovers the rest."""
-        until = time.monotonic() + _CLOSE_S
-        while self._tasks and time.monotonic() < until:
-            self._take_in(_POLL_S, starts=False)
+        deadline = time.monotonic() + _CLOSE_S
+        while self._tasks and time.monotonic() < deadline:
+            self._process_outcomes(_POLL_S, may_start=False)
 
     # -- results of threads
 
-    def _take_in(self, wait_s: float = 0.0, *, starts: bool = True) -> None:
+    def _process_outcomes(self, wait_s: float = 0.0, *, may_start: bool = True) -> None:
         """Process the results that threads have queued."""
-        for task, outcome in self._returned(wait_s):
-            if self._tasks.get(task.one.rule) is not task:
-                log.warning("execution %d came back after all: %r", task.one.id, outcome)
+        for task, outcome in self._get_outcomes(wait_s):
+            if self._tasks.get(task.execution.rule) is not task:
+                log.warning("execution %d came back after all: %r", task.execution.id, outcome)
                 continue
-            del self._tasks[task.one.rule]
+            del self._tasks[task.execution.rule]
             if isinstance(outcome, Unavailable):
-                self._wait_for(task, outcome)
+                self._retry_unavailable(task, outcome)
             elif isinstance(outcome, BaseException):
-                self._broken(task, outcome)
-            elif starts or not isinstance(outcome, NodeAvailability):
-                task.then(task.one, outcome)
+                self._end_with_error(task, outcome)
+            elif may_start or not isinstance(outcome, NodeAvailability):
+                task.callback(task.execution, outcome)
 
-    def _returned(self, wait_s: float) -> Iterator[tuple[_Task, Outcome]]:
+    def _get_outcomes(self, wait_s: float) -> Iterator[tuple[_Task, Outcome]]:
         """Yield queued results; wait for the first one if asked to."""
         try:
             if wait_s:
-                yield self._back.get(timeout=wait_s)
+                yield self._outcomes.get(timeout=wait_s)
             while True:
-                yield self._back.get_nowait()
+                yield self._outcomes.get_nowait()
         except Empty:
             return
 
-    def _give_up(self) -> None:
+    def _end_overdue(self) -> None:
         """End executions whose threads exceeded their deadline."""
         now = time.monotonic()
-        for task in [task for task in self._tasks.values() if task.until < now]:
-            del self._tasks[task.one.rule]
-            log.error("execution %d of rule %s hangs", task.one.id, task.one.rule)
-            self._lost.pop(task.one.id, None)
-            self._end(task.one, "timeout", "it did not come back at all")
+        for task in [task for task in self._tasks.values() if task.deadline < now]:
+            del self._tasks[task.execution.rule]
+            log.error("execution %d of rule %s hangs", task.execution.id, task.execution.rule)
+            self._unrecovered.pop(task.execution.id, None)
+            self._end_execution(task.execution, "timeout", "it did not come back at all")
 
-    def _wait_for(self, task: _Task, error: Unavailable) -> None:
+    def _retry_unavailable(self, task: _Task, error: Unavailable) -> None:
         """Schedule a retry of a task that failed because Slurm or a database is unavailable."""
-        one = task.one
-        self._took_nothing(task)
-        times = self._away.get(one.id, 0)
-        self._away[one.id] = times + 1
+        execution = task.execution
+        self._clear_taken_nodes(task)
+        attempts = self._unavailable_counts.get(execution.id, 0)
+        self._unavailable_counts[execution.id] = attempts + 1
         due = self._clock() + timedelta(
-            seconds=_RETRY_DELAYS_S[min(times, len(_RETRY_DELAYS_S) - 1)]
+            seconds=_RETRY_DELAYS_S[min(attempts, len(_RETRY_DELAYS_S) - 1)]
         )
         if task.kind in ("check", "find"):
-            self._lost[one.id] = (one, due)
-        elif self._is_stale(one):
-            self._end(one, "failed", str(error))
+            self._unrecovered[execution.id] = (execution, due)
+        elif self._is_stale(execution):
+            self._end_execution(execution, "failed", str(error))
         else:
-            self._store.again(one, due, str(error), counts=False)
+            self._store.schedule_retry(execution, due, str(error), counts=False)
 
-    def _took_nothing(self, task: _Task) -> None:
+    def _clear_taken_nodes(self, task: _Task) -> None:
         """Release nodes counted as taken by a run that raised: runs raise before any change."""
         if task.kind == "run":
-            self._store.take_nothing(task.one)
+            self._store.clear_taken_nodes(task.execution)
 
-    def _broken(self, task: _Task, error: BaseException) -> None:
+    def _end_with_error(self, task: _Task, error: BaseException) -> None:
         """End an execution whose thread raised an error that is not retried."""
-        one = task.one
-        self._lost.pop(one.id, None)
+        execution = task.execution
+        self._unrecovered.pop(execution.id, None)
         if isinstance(error, StewardError):
-            self._took_nothing(task)
+            self._clear_taken_nodes(task)
         status = "unknown" if task.kind in ("check", "find") else "failed"
         if isinstance(error, StewardError):
-            self._end(one, status, str(error))
+            self._end_execution(execution, status, str(error))
             return
-        log.error("execution %d of rule %s broke", one.id, one.rule, exc_info=error)
-        self._end(one, status, "an internal error, see the log")
+        log.error("execution %d of rule %s broke", execution.id, execution.rule, exc_info=error)
+        self._end_execution(execution, status, "an internal error, see the log")
 
     # -- due executions
 
     def _start_due(self) -> None:
         """Start due executions while threads are free."""
         for _ in range(_MAX_START_ROUNDS):
-            free = MAX_PARALLEL_EXECUTIONS - len(self._tasks)
-            busy = {*self._tasks, *(one.rule for one, _ in self._lost.values())}
-            due = self._store.due(self._clock(), busy)[: max(0, free)]
+            free_threads = MAX_PARALLEL_EXECUTIONS - len(self._tasks)
+            busy_rules = {
+                *self._tasks,
+                *(execution.rule for execution, _ in self._unrecovered.values()),
+            }
+            due = self._store.list_due(self._clock(), busy_rules)[: max(0, free_threads)]
             if not due:
                 return
-            for one in due:
-                self._begin(one)
+            for execution in due:
+                self._begin_execution(execution)
 
-    def _begin(self, one: Execution) -> None:
+    def _begin_execution(self, execution: Execution) -> None:
         """Start one execution, or end it if its rule is disabled or it waited too long."""
-        rule = self._rules.get(one.rule)
+        rule = self._rules.get(execution.rule)
         if rule is None:
-            self._end(one, STATUS_HELD_BACK, "the rule is not there any more, or was switched off")
-        elif self._is_stale(one):
-            why = f"it waited too long; {one.message}".rstrip("; ")
-            self._end(one, "failed" if one.tries else STATUS_HELD_BACK, why)
-        elif not one.dry_run and can_take_nodes(one.action):
-            self._do("look", one, lambda hand: hand.look(one), self._looked)
+            self._end_execution(
+                execution, STATUS_HELD_BACK, "the rule is not there any more, or was switched off"
+            )
+        elif self._is_stale(execution):
+            reason = f"it waited too long; {execution.message}".rstrip("; ")
+            self._end_execution(
+                execution, "failed" if execution.tries else STATUS_HELD_BACK, reason
+            )
+        elif not execution.dry_run and can_take_nodes(execution.action):
+            self._start_thread(
+                "look",
+                execution,
+                lambda performer: performer.query_nodes(execution),
+                self._start_if_allowed,
+            )
         else:
-            self._start(one, frozenset())
+            self._start_action(execution, frozenset())
 
-    def _looked(self, one: Execution, look: NodeAvailability) -> None:
+    def _start_if_allowed(self, execution: Execution, availability: NodeAvailability) -> None:
         """Start an execution that takes nodes away, if the node limit allows it."""
-        taken = self._store.taken(one.cluster)
-        back = {node.node for node in taken} - {
-            node.node for node in taken if not look.has_back(node)
+        taken = self._store.list_taken_nodes(execution.cluster)
+        given_back = {node.node for node in taken} - {
+            node.node for node in taken if not availability.is_given_back(node)
         }
-        if back:
-            self._store.give_back(one.cluster, back, look.seen)
-        rule = self._rules.get(one.rule)
+        if given_back:
+            self._store.release_nodes(execution.cluster, given_back, availability.queried_at)
+        rule = self._rules.get(execution.rule)
         if rule is None:
             return
-        why = check_node_limit(
+        reason = check_node_limit(
             rule,
-            set(look.wanted),
-            self._store.taken(one.cluster),
-            look.total,
+            set(availability.to_take),
+            self._store.list_taken_nodes(execution.cluster),
+            availability.total,
             self._settings.most_nodes_percent,
         )
-        if why:
-            self._end(one, STATUS_HELD_BACK, why)
+        if reason:
+            self._end_execution(execution, STATUS_HELD_BACK, reason)
         else:
-            self._start(one, look.wanted)
+            self._start_action(execution, availability.to_take)
 
-    def _start(self, one: Execution, nodes: frozenset[str]) -> None:
+    def _start_action(self, execution: Execution, nodes: frozenset[str]) -> None:
         """Record the start of an execution and run its action in a thread."""
-        timeout_s = self._limit_s(one)
-        started = self._store.start(one, self._clock(), nodes)
-        self._do("run", started, lambda hand: hand.run(started, timeout_s), self._ran)
+        timeout_s = self._get_timeout_s(execution)
+        started = self._store.record_start(execution, self._clock(), nodes)
+        self._start_thread(
+            "run",
+            started,
+            lambda performer: performer.run(started, timeout_s),
+            self._process_result,
+        )
 
-    def _ran(self, one: Execution, ran: OperationOutcome) -> None:
+    def _process_result(self, execution: Execution, outcome: OperationOutcome) -> None:
         """Process the outcome of a run."""
-        if ran.status == "succeeded":
-            status = "dry-run" if one.dry_run else "succeeded"
-            self._end(one, status, summarize_run(ran), result=ran.result, audit=ran.id)
-        elif ran.status == "timeout":
-            self._do("check", one, lambda hand: hand.check(one), self._checked)
+        if outcome.status == "succeeded":
+            status = "dry-run" if execution.dry_run else "succeeded"
+            self._end_execution(
+                execution, status, summarize_run(outcome), result=outcome.result, audit=outcome.id
+            )
+        elif outcome.status == "timeout":
+            self._start_thread(
+                "check",
+                execution,
+                lambda performer: performer.check(execution),
+                self._process_check,
+            )
         else:
-            self._failed(one, ran)
+            self._retry_or_fail(execution, outcome)
 
-    def _failed(self, one: Execution, ran: OperationOutcome) -> None:
+    def _retry_or_fail(self, execution: Execution, outcome: OperationOutcome) -> None:
         """Retry a failed execution, or end it."""
-        if not self._retry(one, ran.message):
-            self._end(one, "failed", ran.message, result=ran.result, audit=ran.id)
+        if not self._schedule_retry(execution, outcome.message):
+            self._end_execution(
+                execution, "failed", outcome.message, result=outcome.result, audit=outcome.id
+            )
 
-    def _checked(self, one: Execution, is_done: bool | None) -> None:
+    def _process_check(self, execution: Execution, is_done: bool | None) -> None:
         """End or retry a run that timed out, by whether Slurm shows that its change took effect."""
         if is_done:
-            self._end(one, "succeeded", "it timed out, and Slurm shows that it was done")
-        elif is_done is None and self._care(one).on_unknown == "end":
-            self._end(one, "timeout", "whether it was done is not known")
-        elif not self._retry(one, "it timed out"):
-            self._end(one, "timeout", "" if is_done is None else "Slurm shows that it was not done")
+            self._end_execution(
+                execution, "succeeded", "it timed out, and Slurm shows that it was done"
+            )
+        elif is_done is None and self._get_limits(execution).on_unknown == "end":
+            self._end_execution(execution, "timeout", "whether it was done is not known")
+        elif not self._schedule_retry(execution, "it timed out"):
+            self._end_execution(
+                execution, "timeout", "" if is_done is None else "Slurm shows that it was not done"
+            )
 
-    def _retry(self, one: Execution, why: str) -> bool:
+    def _schedule_retry(self, execution: Execution, reason: str) -> bool:
         """Schedule a retry if the rule permits one more; return whether it did."""
-        care = self._care(one)
-        if one.tries > care.retries or self._is_stale(one):
+        limits = self._get_limits(execution)
+        if execution.tries > limits.retries or self._is_stale(execution):
             return False
-        wait = timedelta(seconds=care.backoff_s * 2 ** min(one.tries - 1, 12))
-        self._store.again(one, self._clock() + wait, f"try {one.tries}: {why}")
+        delay = timedelta(seconds=limits.backoff_s * 2 ** min(execution.tries - 1, 12))
+        self._store.schedule_retry(
+            execution, self._clock() + delay, f"try {execution.tries}: {reason}"
+        )
         return True
 
     # -- recovery after a crash
 
-    def _find_lost(self) -> None:
+    def _start_recoveries(self) -> None:
         """Recover executions of a former process as far as threads are free."""
         now = self._clock()
-        for one, due in list(self._lost.values()):
+        for execution, due in list(self._unrecovered.values()):
             if (
                 due <= now
-                and one.rule not in self._tasks
+                and execution.rule not in self._tasks
                 and len(self._tasks) < MAX_PARALLEL_EXECUTIONS
             ):
-                self._find(one)
+                self._recover(execution)
 
-    def _find(self, one: Execution) -> None:
+    def _recover(self, execution: Execution) -> None:
         """Find out in a thread how far an execution got before a restart."""
-        self._do("find", one, lambda hand: hand.find(one), self._found)
+        self._start_thread(
+            "find", execution, lambda performer: performer.find(execution), self._process_recovery
+        )
 
-    def _found(self, one: Execution, found: RecoveredOutcome) -> None:
+    def _process_recovery(self, execution: Execution, recovered: RecoveredOutcome) -> None:
         """Process what was found out about an execution of a former process."""
-        assert one.started is not None, one
-        over = one.started + timedelta(seconds=self._limit_s(one))
-        row = found.row
-        is_unsure = found.traces in ("not-done", "unseen", "running")
-        if is_unsure and self._clock() < over:
+        assert execution.started is not None, execution
+        timeout_at = execution.started + timedelta(seconds=self._get_timeout_s(execution))
+        row = recovered.row
+        is_uncertain = recovered.state in ("not-done", "unseen", "running")
+        if is_uncertain and self._clock() < timeout_at:
             # Processes that it started may still be running.
-            self._lost[one.id] = (one, over)
+            self._unrecovered[execution.id] = (execution, timeout_at)
             return
-        del self._lost[one.id]
-        if found.traces == "ended" and row is not None:
-            self._ended_before(one, found)
-        elif found.traces == "not-begun":
-            self._store.again(one, self._clock(), "a restart came before it began", counts=False)
-        elif found.traces == "done":
-            self._end(one, "succeeded", "a restart came between; Slurm shows that it was done")
-        elif found.traces == "not-done":
-            self._store.again(one, self._clock(), "a restart came between, before it was done")
-        elif self._care(one).on_unknown == "repeat":
-            self._store.again(one, self._clock(), "a restart came between; it is repeated")
+        del self._unrecovered[execution.id]
+        if recovered.state == "ended" and row is not None:
+            self._process_audit_row(execution, recovered)
+        elif recovered.state == "not-begun":
+            self._store.schedule_retry(
+                execution, self._clock(), "a restart came before it began", counts=False
+            )
+        elif recovered.state == "done":
+            self._end_execution(
+                execution, "succeeded", "a restart came between; Slurm shows that it was done"
+            )
+        elif recovered.state == "not-done":
+            self._store.schedule_retry(
+                execution, self._clock(), "a restart came between, before it was done"
+            )
+        elif self._get_limits(execution).on_unknown == "repeat":
+            self._store.schedule_retry(
+                execution, self._clock(), "a restart came between; it is repeated"
+            )
         else:
-            self._end(one, "unknown", "a restart came between: whether it was done is not known")
+            self._end_execution(
+                execution, "unknown", "a restart came between: whether it was done is not known"
+            )
 
-    def _ended_before(self, one: Execution, found: RecoveredOutcome) -> None:
+    def _process_audit_row(self, execution: Execution, recovered: RecoveredOutcome) -> None:
         """Process the outcome that the audit log recorded."""
-        row = found.row
-        assert row is not None, one
-        ran = OperationOutcome(
+        row = recovered.row
+        assert row is not None, execution
+        outcome = OperationOutcome(
             id=row.id,
             ref=row.ref,
             status="failed" if row.status == "failed" else "succeeded",
@@ -671,55 +729,61 @@ class ExecutionScheduler:
             ended=row.ended or row.at,
         )
         if row.status == "timeout":
-            ran = msgspec.structs.replace(ran, status="timeout")
-        self._ran(one, ran)
+            outcome = msgspec.structs.replace(outcome, status="timeout")
+        self._process_result(execution, outcome)
 
     # -- threads
 
-    def _do(
+    def _start_thread(
         self,
         kind: _Kind,
-        one: Execution,
-        does: Callable[[ActionPerformer], Any],
-        then: Callable[[Execution, Any], None],
+        execution: Execution,
+        work: Callable[[ActionPerformer], Any],
+        callback: Callable[[Execution, Any], None],
     ) -> None:
         """Start a thread for an execution."""
-        until = time.monotonic() + self._limit_s(one) + GRACE_S
-        task = _Task(one=one, kind=kind, does=does, then=then, until=until)
-        self._tasks[one.rule] = task
-        name = f"rule {one.rule}"
-        threading.Thread(target=self._work, args=(task,), name=name, daemon=True).start()
+        deadline = time.monotonic() + self._get_timeout_s(execution) + GRACE_S
+        task = _Task(
+            execution=execution, kind=kind, work=work, callback=callback, deadline=deadline
+        )
+        self._tasks[execution.rule] = task
+        name = f"rule {execution.rule}"
+        threading.Thread(target=self._run_task, args=(task,), name=name, daemon=True).start()
 
-    def _work(self, task: _Task) -> None:
+    def _run_task(self, task: _Task) -> None:
         """Run a task in its own thread and queue the outcome."""
         outcome: Outcome
         try:
             try:
-                hand = self._hands.pop()
+                performer = self._performers.pop()
             except IndexError:
-                hand = self._make_hand()
-            outcome = task.does(hand)
-            self._hands.append(hand)
+                performer = self._make_performer()
+            outcome = task.work(performer)
+            self._performers.append(performer)
         except BaseException as error:
             outcome = error
-        self._back.put((task, outcome))
+        self._outcomes.put((task, outcome))
 
-    def _end(
-        self, one: Execution, status: str, message: str, *, result: Any = None, audit: int = 0
+    def _end_execution(
+        self, execution: Execution, status: str, message: str, *, result: Any = None, audit: int = 0
     ) -> None:
         """Record the end of an execution."""
-        self._away.pop(one.id, None)
-        self._telling.end(one, status, self._clock(), message=message, result=result, audit=audit)
+        self._unavailable_counts.pop(execution.id, None)
+        self._outbox.record_end(
+            execution, status, self._clock(), message=message, result=result, audit=audit
+        )
 
-    def _care(self, one: Execution) -> RuleLimits:
+    def _get_limits(self, execution: Execution) -> RuleLimits:
         """Return the limits of an execution's rule; the defaults if it is disabled."""
-        rule = self._rules.get(one.rule)
-        return RuleLimits() if rule is None else rule.care
+        rule = self._rules.get(execution.rule)
+        return RuleLimits() if rule is None else rule.limits
 
-    def _limit_s(self, one: Execution) -> float:
+    def _get_timeout_s(self, execution: Execution) -> float:
         """Return the time limit of an execution's action, in seconds."""
-        return self._care(one).timeout_s or self._timeout_s
+        return self._get_limits(execution).timeout_s or self._timeout_s
 
-    def _is_stale(self, one: Execution) -> bool:
+    def _is_stale(self, execution: Execution) -> bool:
         """Return whether an execution has waited longer than its rule's maximum age."""
-        return (self._clock() - one.made).total_seconds() > self._care(one).max_age_s
+        return (self._clock() - execution.made).total_seconds() > self._get_limits(
+            execution
+        ).max_age_s

@@ -40,8 +40,8 @@ def can_take_nodes(action: str) -> bool:
 
 def find_taken_nodes(action: str, parameters: Mapping[str, Any]) -> str:
     """Return the node list that an action would take away, in any of Slurm's forms; "" if none."""
-    taken = _TAKEN_NODES_BY_ACTION.get(action)
-    return taken(parameters) if taken is not None else ""
+    get_nodes = _TAKEN_NODES_BY_ACTION.get(action)
+    return get_nodes(parameters) if get_nodes is not None else ""
 
 
 def find_taken_partition(action: str, parameters: Mapping[str, Any]) -> str:
@@ -90,10 +90,12 @@ def _parse_changes(action: str, parameters: Mapping[str, Any]) -> dict[str, Any]
     if not isinstance(infos, Mapping):
         return None
     # YAML keys may be numbers.
-    named = {str(name): value for name, value in infos.items()}
+    fields = {str(name): value for name, value in infos.items()}
     try:
         return (
-            normalize_node_changes(named) if action == _NODE else normalize_partition_changes(named)
+            normalize_node_changes(fields)
+            if action == _NODE
+            else normalize_partition_changes(fields)
         )
     except WrongUpdate:
         # The action will be rejected; if it is not, it is safer to have counted it.
@@ -128,46 +130,48 @@ class TakenNode(msgspec.Struct, frozen=True):
     Attributes:
         node: Name of the node.
         rule: Rule that took it.
-        kept_by: See :func:`find_return_partition`.
+        return_partition: See :func:`find_return_partition`.
     """
 
     node: str
     rule: str
-    kept_by: str = ""
+    return_partition: str = ""
 
 
 def check_node_limit(
-    rule: Rule, wanted: set[str], taken: list[TakenNode], total: int, most_percent: float
+    rule: Rule, to_take: set[str], taken: list[TakenNode], total: int, max_percent: float
 ) -> str:
     """Return why an action would exceed the node limit; "" if it would not.
 
     Args:
         rule: Rule that wants to act.
-        wanted: Nodes that the action would take.
+        to_take: Nodes that the action would take.
         taken: Nodes that rules have taken on this cluster and not given back.
         total: Number of nodes of the cluster.
-        most_percent: Limit for all rules together, in percent of nodes.
+        max_percent: Limit for all rules together, in percent of nodes.
     """
-    own_percent = rule.care.most_nodes_percent
-    own = {one.node for one in taken if one.rule == rule.name} | wanted
-    everyones = {one.node for one in taken} | wanted
-    if own_percent is not None and len(own) > count_allowed_nodes(own_percent, total):
-        return _explain_limit("the rule", own, wanted, own_percent, total)
-    if len(everyones) > count_allowed_nodes(most_percent, total):
-        return _explain_limit("all rules together", everyones, wanted, most_percent, total)
+    own_percent = rule.limits.most_nodes_percent
+    rule_nodes = {taken_node.node for taken_node in taken if taken_node.rule == rule.name} | to_take
+    all_nodes = {taken_node.node for taken_node in taken} | to_take
+    if own_percent is not None and len(rule_nodes) > count_allowed_nodes(own_percent, total):
+        return _explain_limit("the rule", rule_nodes, to_take, own_percent, total)
+    if len(all_nodes) > count_allowed_nodes(max_percent, total):
+        return _explain_limit("all rules together", all_nodes, to_take, max_percent, total)
     return ""
 
 
 def count_allowed_nodes(percent: float, total: int) -> int:
     """Convert a percentage to a number of nodes: at least one, unless it is 0 %."""
     # Add a hair, so that 7 percent of 100 is 7 despite binary fractions.
-    share = math.floor(percent * total / 100 + 1e-9)
-    return max(1, share) if percent > 0 else 0
+    allowed = math.floor(percent * total / 100 + 1e-9)
+    return max(1, allowed) if percent > 0 else 0
 
 
-def _explain_limit(who: str, nodes: set[str], wanted: set[str], percent: float, total: int) -> str:
+def _explain_limit(
+    subject: str, nodes: set[str], to_take: set[str], percent: float, total: int
+) -> str:
     """Explain that a limit would be exceeded."""
     return (
-        f"with {len(wanted)} more {who} would have {len(nodes)} of {total} nodes taken away; "
+        f"with {len(to_take)} more {subject} would have {len(nodes)} of {total} nodes taken away; "
         f"{percent:g} % are {count_allowed_nodes(percent, total)}"
     )

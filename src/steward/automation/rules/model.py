@@ -38,13 +38,13 @@ class Criterion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RateLimit(msgspec.Struct, frozen=True):
-    """Rate limit: at most ``most`` executions in ``seconds``."""
+    """Rate limit: at most ``max_count`` executions in ``seconds``."""
 
-    most: int
+    max_count: int
     seconds: float
 
     def __str__(self) -> str:
-        return f"{self.most}/{format_rule_duration(self.seconds)}"
+        return f"{self.max_count}/{format_rule_duration(self.seconds)}"
 
 
 class RuleLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,10 +87,10 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
         action: Operation it runs.
         description: Description for people.
         enabled: Whether the file enables it; administrators can override that.
-        wanted: Values that fields of the payload must equal (the trigger's parameters).
+        trigger_parameters: Values that fields of the payload must equal (the trigger's parameters).
         criteria: Criteria, all of which must hold.
         parameters: Parameters of the action, with templates.
-        care: Limits and retries.
+        limits: Limits and retries.
         path: File it was read from.
         shipped: Whether it is part of Steward's distribution.
         lines: Line number of each key in the file.
@@ -101,15 +101,15 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     action: str
     description: str = ""
     enabled: bool = False
-    wanted: dict[str, Any] = msgspec.field(default_factory=dict)
+    trigger_parameters: dict[str, Any] = msgspec.field(default_factory=dict)
     criteria: tuple[Criterion, ...] = ()
     parameters: dict[str, Any] = msgspec.field(default_factory=dict)
-    care: RuleLimits = RuleLimits()
+    limits: RuleLimits = RuleLimits()
     path: str = ""
     shipped: bool = False
     lines: dict[RuleKey, int] = msgspec.field(default_factory=dict)
 
-    def at(self, *key: str | int) -> str:
+    def format_position(self, *key: str | int) -> str:
         """Format the position of a key for a message: ``/etc/…/a.yaml:12: action.ref``."""
         line = next(
             (self.lines[key[:n]] for n in range(len(key), -1, -1) if key[:n] in self.lines), 1

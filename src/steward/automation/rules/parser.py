@@ -63,7 +63,7 @@ class YamlDocument:
 
     def __init__(self, text: str, path: str) -> None:
         self._path = path
-        self._count = 0
+        self._value_count = 0
         self.lines: LineNumbers = {}
         try:
             self._loader = yaml.SafeLoader(text)
@@ -72,55 +72,57 @@ class YamlDocument:
             raise RuleError(f"{path}:{line}: a letter that YAML does not allow", path) from error
         try:
             node = self._loader.get_single_node()
-            self.value = None if node is None else self._value(node, ())
+            self.value = None if node is None else self._convert_node(node, ())
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
             line = mark.line + 1 if mark else 1
             raise RuleError(f"{path}:{line}: {error.problem or error.context}", path) from error
         except (yaml.YAMLError, ValueError, RecursionError) as error:
             # An invalid number, or far too deep nesting.
-            what = str(error).splitlines()[0] if str(error) else "it is nested too deeply"
-            raise RuleError(f"{path}:1: {what}", path) from error
+            message = str(error).splitlines()[0] if str(error) else "it is nested too deeply"
+            raise RuleError(f"{path}:1: {message}", path) from error
         finally:
             self._loader.dispose()
 
-    def _value(self, node: yaml.Node, key: RuleKey) -> Any:
+    def _convert_node(self, node: yaml.Node, key: RuleKey) -> Any:
         """Convert a YAML node to a plain value and record its line."""
-        self._count += 1
-        if self._count > _MAX_YAML_VALUES or len(key) > _MAX_YAML_DEPTH:
-            raise self._wrong(node, "the file holds more than any rule needs")
+        self._value_count += 1
+        if self._value_count > _MAX_YAML_VALUES or len(key) > _MAX_YAML_DEPTH:
+            raise self._make_error(node, "the file holds more than any rule needs")
         self.lines.setdefault(key, node.start_mark.line + 1)
         if isinstance(node, yaml.MappingNode):
-            return self._mapping(node, key)
+            return self._convert_mapping(node, key)
         if isinstance(node, yaml.SequenceNode):
-            return [self._value(one, (*key, index)) for index, one in enumerate(node.value)]
-        return self._scalar(node)
+            return [
+                self._convert_node(child, (*key, index)) for index, child in enumerate(node.value)
+            ]
+        return self._convert_scalar(node)
 
-    def _mapping(self, node: yaml.MappingNode, key: RuleKey) -> dict[str, Any]:
+    def _convert_mapping(self, node: yaml.MappingNode, key: RuleKey) -> dict[str, Any]:
         """Convert a mapping; reject duplicate and non-text keys."""
-        found: dict[str, Any] = {}
+        mapping: dict[str, Any] = {}
         for name_node, value_node in node.value:
             if not isinstance(name_node, yaml.ScalarNode) or name_node.tag.endswith(":merge"):
-                raise self._wrong(name_node, "a key must be plain text")
+                raise self._make_error(name_node, "a key must be plain text")
             name = name_node.value
-            if name in found:
-                raise self._wrong(name_node, f"the key {name!r} is there twice")
+            if name in mapping:
+                raise self._make_error(name_node, f"the key {name!r} is there twice")
             self.lines[(*key, name)] = name_node.start_mark.line + 1
-            found[name] = self._value(value_node, (*key, name))
-        return found
+            mapping[name] = self._convert_node(value_node, (*key, name))
+        return mapping
 
-    def _scalar(self, node: yaml.Node) -> Any:
+    def _convert_scalar(self, node: yaml.Node) -> Any:
         """Convert a scalar; keep timestamps as text, reject other tags."""
         if node.tag == "tag:yaml.org,2002:timestamp":
             return node.value
         value = self._loader.construct_object(node)
         if value is None or isinstance(value, str | bool | int | float):
             return value
-        raise self._wrong(node, f"the tag {node.tag!r} is none that a rule may hold")
+        raise self._make_error(node, f"the tag {node.tag!r} is none that a rule may hold")
 
-    def _wrong(self, node: yaml.Node, what: str) -> RuleError:
+    def _make_error(self, node: yaml.Node, message: str) -> RuleError:
         """Make the error for a problem at a YAML node."""
-        return RuleError(f"{self._path}:{node.start_mark.line + 1}: {what}", self._path)
+        return RuleError(f"{self._path}:{node.start_mark.line + 1}: {message}", self._path)
 
 
 # Steward's own keys (context: steward:)
@@ -141,116 +143,120 @@ _MAX_RATE_COUNT: Final = 100_000
 """Maximum count of a rate limit."""
 
 
-def parse_rule_limits(found: dict[str, Any], type_: str, wrong: MakeRuleError) -> RuleLimits:
+def parse_rule_limits(
+    values: dict[str, Any], trigger_type: str, make_error: MakeRuleError
+) -> RuleLimits:
     """Parse Steward's own keys of a rule, below ``context: steward:``.
 
     Raises:
         RuleError: A key is unknown, or its value is invalid.
     """
-    reader = _LimitsReader(found, type_, wrong)
-    for name in found:
+    reader = _LimitsReader(values, trigger_type, make_error)
+    for name in values:
         if name not in LIMIT_PARSERS:
-            raise wrong(
+            raise make_error(
                 f"there is no key {name!r} here: {', '.join(LIMIT_PARSERS)}", *_LIMITS_KEY, name
             )
-    given = {name: LIMIT_PARSERS[name](reader, name) for name in found}
-    return RuleLimits(**{_FIELDS.get(name, name): value for name, value in given.items()})
+    fields = {name: LIMIT_PARSERS[name](reader, name) for name in values}
+    return RuleLimits(**{_FIELDS.get(name, name): value for name, value in fields.items()})
 
 
 class _LimitsReader:
     """Parser of the values of Steward's keys; each method reads one kind of value."""
 
-    def __init__(self, found: dict[str, Any], type_: str, wrong: MakeRuleError) -> None:
-        self._found = found
-        self._type = type_
-        self._wrong = wrong
+    def __init__(
+        self, values: dict[str, Any], trigger_type: str, make_error: MakeRuleError
+    ) -> None:
+        self._values = values
+        self._trigger_type = trigger_type
+        self._make_error = make_error
 
-    def duration(self, name: str) -> float:
+    def read_duration(self, name: str) -> float:
         """Read a duration, in seconds."""
-        seconds = _parse_duration(self._found[name])
+        seconds = _parse_duration(self._values[name])
         if seconds is None:
-            raise self._wrong("a duration is wanted: 90s, 10m, 1h, 1d", *_LIMITS_KEY, name)
+            raise self._make_error("a duration is wanted: 90s, 10m, 1h, 1d", *_LIMITS_KEY, name)
         return seconds
 
-    def some_time(self, name: str) -> float:
+    def read_positive_duration(self, name: str) -> float:
         """Read a duration above 0, in seconds."""
-        seconds = self.duration(name)
+        seconds = self.read_duration(name)
         if not seconds:
-            raise self._wrong("it must be above 0", *_LIMITS_KEY, name)
+            raise self._make_error("it must be above 0", *_LIMITS_KEY, name)
         return seconds
 
-    def rate(self, name: str) -> RateLimit:
+    def read_rate(self, name: str) -> RateLimit:
         """Read a rate such as ``10/1h``."""
-        text = self._found[name]
-        count, sign, length = str(text).replace(" ", "").partition("/")
+        text = self._values[name]
+        count, slash, length = str(text).replace(" ", "").partition("/")
         # "30/h" means thirty per hour.
         seconds = _parse_duration(f"1{length}" if length in _SECONDS and length else length)
-        if not sign or not count.isdecimal() or len(count) > 6 or not seconds:
-            raise self._wrong("a rate is wanted: 10/1h, 100/d", *_LIMITS_KEY, name)
+        if not slash or not count.isdecimal() or len(count) > 6 or not seconds:
+            raise self._make_error("a rate is wanted: 10/1h, 100/d", *_LIMITS_KEY, name)
         if int(count) > _MAX_RATE_COUNT:
-            raise self._wrong(f"a rate is {_MAX_RATE_COUNT} at the most", *_LIMITS_KEY, name)
+            raise self._make_error(f"a rate is {_MAX_RATE_COUNT} at the most", *_LIMITS_KEY, name)
         return RateLimit(int(count), seconds)
 
-    def percent(self, name: str) -> float:
+    def read_percent(self, name: str) -> float:
         """Read a percentage, 0 to 100, with or without ``%``."""
-        value = self._found[name]
+        value = self._values[name]
         if isinstance(value, str) and re.fullmatch(r"\d{1,3}(\.\d+)?%", value):
             value = float(value[:-1])
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 100:
-            raise self._wrong("a share in percent is wanted, 0 to 100", *_LIMITS_KEY, name)
+            raise self._make_error("a share in percent is wanted, 0 to 100", *_LIMITS_KEY, name)
         return float(value)
 
-    def flag(self, name: str) -> bool:
+    def read_flag(self, name: str) -> bool:
         """Read true or false."""
-        value = self._found[name]
+        value = self._values[name]
         if not isinstance(value, bool):
-            raise self._wrong("true or false is wanted", *_LIMITS_KEY, name)
+            raise self._make_error("true or false is wanted", *_LIMITS_KEY, name)
         return value
 
-    def unknown(self, name: str) -> OnUnknown:
+    def read_on_unknown(self, name: str) -> OnUnknown:
         """Read ``end`` or ``repeat``."""
-        value = self._found[name]
+        value = self._values[name]
         if value not in ("end", "repeat"):
-            raise self._wrong("'end' or 'repeat' is wanted", *_LIMITS_KEY, name)
-        kept: OnUnknown = value
-        return kept
+            raise self._make_error("'end' or 'repeat' is wanted", *_LIMITS_KEY, name)
+        choice: OnUnknown = value
+        return choice
 
     def count(self, name: str) -> int:
         """Read a number of retries."""
-        value = self._found[name]
+        value = self._values[name]
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MAX_RETRIES:
-            raise self._wrong(f"a number is wanted, 0 to {_MAX_RETRIES}", *_LIMITS_KEY, name)
+            raise self._make_error(f"a number is wanted, 0 to {_MAX_RETRIES}", *_LIMITS_KEY, name)
         return value
 
-    def paths(self, name: str) -> tuple[tuple[str | int, ...], ...]:
+    def read_paths(self, name: str) -> tuple[tuple[str | int, ...], ...]:
         """Read one or several payload fields."""
-        value = self._found[name]
+        value = self._values[name]
         texts = [value] if isinstance(value, str) else value
         if not isinstance(texts, list) or not texts:
-            raise self._wrong("fields are wanted: trigger.node", *_LIMITS_KEY, name)
-        return tuple(self._path(text, name) for text in texts)
+            raise self._make_error("fields are wanted: trigger.node", *_LIMITS_KEY, name)
+        return tuple(self._read_path(text, name) for text in texts)
 
-    def _path(self, text: Any, name: str) -> tuple[str | int, ...]:
+    def _read_path(self, text: Any, name: str) -> tuple[str | int, ...]:
         """Read one payload field (``trigger.FIELD``) of the rule's trigger type."""
         prefix, _, field = text.partition(".") if isinstance(text, str) else ("", "", "")
-        if prefix != "trigger" or field not in TRIGGER_TYPES[self._type].fields:
-            known = ", ".join(sorted(TRIGGER_TYPES[self._type].fields))
-            raise self._wrong(f"{text!r} is no field of {self._type}: trigger.…, with {known}",
-                              *_LIMITS_KEY, name)  # fmt: skip
+        if prefix != "trigger" or field not in TRIGGER_TYPES[self._trigger_type].fields:
+            choices = ", ".join(sorted(TRIGGER_TYPES[self._trigger_type].fields))
+            message = f"{text!r} is no field of {self._trigger_type}: trigger.…, with {choices}"
+            raise self._make_error(message, *_LIMITS_KEY, name)
         return (field,)
 
 
 LIMIT_PARSERS: Final[dict[str, Callable[[_LimitsReader, str], Any]]] = {
-    "rate_limit": _LimitsReader.rate,
-    "dedup_window": _LimitsReader.duration,
-    "dedup_by": _LimitsReader.paths,
-    "most_nodes_percent": _LimitsReader.percent,
-    "dry_run": _LimitsReader.flag,
-    "on_unknown": _LimitsReader.unknown,
+    "rate_limit": _LimitsReader.read_rate,
+    "dedup_window": _LimitsReader.read_duration,
+    "dedup_by": _LimitsReader.read_paths,
+    "most_nodes_percent": _LimitsReader.read_percent,
+    "dry_run": _LimitsReader.read_flag,
+    "on_unknown": _LimitsReader.read_on_unknown,
     "retries": _LimitsReader.count,
-    "backoff": _LimitsReader.duration,
-    "timeout": _LimitsReader.some_time,
-    "max_age": _LimitsReader.some_time,
+    "backoff": _LimitsReader.read_duration,
+    "timeout": _LimitsReader.read_positive_duration,
+    "max_age": _LimitsReader.read_positive_duration,
 }
 """Keys of this section, and the method that parses each."""
 _FIELDS: Final = {
@@ -311,7 +317,7 @@ def parse_rule(text: str, path: str, *, shipped: bool = False) -> Rule:
         RuleError: The rule is invalid; the message starts with file and line and names the key.
     """
     tree = YamlDocument(text, path)
-    return _RuleReader(tree.lines, path).rule(tree.value, shipped=shipped)
+    return _RuleReader(tree.lines, path).parse(tree.value, shipped=shipped)
 
 
 class _RuleReader:
@@ -319,217 +325,233 @@ class _RuleReader:
 
     def __init__(self, lines: LineNumbers, path: str) -> None:
         self._path = path
-        self._empty = Rule(name="", trigger="", action="", path=path, lines=lines)
+        self._positions = Rule(name="", trigger="", action="", path=path, lines=lines)
 
-    def wrong(self, what: str, *key: str | int) -> RuleError:
+    def make_error(self, message: str, *key: str | int) -> RuleError:
         """Make the error for a problem at a key."""
-        where = self._empty.at(*key)
-        return RuleError(f"{where}: {what}" if key else f"{where}{what}", self._path)
+        position = self._positions.format_position(*key)
+        return RuleError(f"{position}: {message}" if key else f"{position}{message}", self._path)
 
-    def rule(self, found: Any, *, shipped: bool) -> Rule:
+    def parse(self, document: Any, *, shipped: bool) -> Rule:
         """Parse the whole rule."""
-        if not isinstance(found, dict):
-            raise self.wrong("a rule is a mapping: 'name: …', 'trigger: …', 'action: …'")
-        self.known(found, _KEYS)
-        if self.mapping(found, "type").get("ref", "standard") != "standard":
-            raise self.wrong("only the type 'standard' is known", "type", "ref")
-        trigger = self.mapping(found, "trigger")
-        action = self.mapping(found, "action")
-        self.known(action, {"ref", "description", "parameters"}, "action")
-        type_ = self.text(trigger, "type", "trigger")
-        if type_ not in TRIGGER_TYPES:
-            known = ", ".join(TRIGGER_TYPES)
-            raise self.wrong(f"{type_!r} is no trigger of Steward's: {known}", "trigger", "type")
-        parameters = self.mapping(action, "parameters", "action")
-        self.templates(parameters, "action", "parameters")
-        context = self.mapping(found, "context")
+        if not isinstance(document, dict):
+            raise self.make_error("a rule is a mapping: 'name: …', 'trigger: …', 'action: …'")
+        self.reject_unknown_keys(document, _KEYS)
+        if self.get_mapping(document, "type").get("ref", "standard") != "standard":
+            raise self.make_error("only the type 'standard' is known", "type", "ref")
+        trigger = self.get_mapping(document, "trigger")
+        action = self.get_mapping(document, "action")
+        self.reject_unknown_keys(action, {"ref", "description", "parameters"}, "action")
+        trigger_type = self.get_text(trigger, "type", "trigger")
+        if trigger_type not in TRIGGER_TYPES:
+            choices = ", ".join(TRIGGER_TYPES)
+            raise self.make_error(
+                f"{trigger_type!r} is no trigger of Steward's: {choices}", "trigger", "type"
+            )
+        parameters = self.get_mapping(action, "parameters", "action")
+        self.check_templates(parameters, "action", "parameters")
+        context = self.get_mapping(document, "context")
         return Rule(
-            name=self.name(found),
-            description=self.text(found, "description", default=""),
-            enabled=self.flag(found, "enabled"),
-            trigger=type_,
-            wanted=self.wanted(self.mapping(trigger, "parameters", "trigger"), type_),
-            criteria=self.criteria(self.mapping(found, "criteria"), type_),
-            action=self.text(action, "ref", "action"),
+            name=self.name(document),
+            description=self.get_text(document, "description", default=""),
+            enabled=self.get_flag(document, "enabled"),
+            trigger=trigger_type,
+            trigger_parameters=self.check_trigger_parameters(
+                self.get_mapping(trigger, "parameters", "trigger"), trigger_type
+            ),
+            criteria=self.parse_criteria(self.get_mapping(document, "criteria"), trigger_type),
+            action=self.get_text(action, "ref", "action"),
             parameters=parameters,
-            care=parse_rule_limits(self.mapping(context, "steward", "context"), type_, self.wrong),
+            limits=parse_rule_limits(
+                self.get_mapping(context, "steward", "context"), trigger_type, self.make_error
+            ),
             path=self._path,
             shipped=shipped,
-            lines=self._empty.lines,
+            lines=self._positions.lines,
         )
 
-    def name(self, found: Mapping[str, Any]) -> str:
+    def name(self, document: Mapping[str, Any]) -> str:
         """Parse the full name, with the pack unless that is ``default``."""
-        name = self.text(found, "name")
-        pack = self.text(found, "pack", default="")
+        name = self.get_text(document, "name")
+        pack = self.get_text(document, "pack", default="")
         for key, value in (("name", name), ("pack", pack)):
             if value and _NAME.fullmatch(value) is None:
-                raise self.wrong("use letters, digits, '_', '.' and '-'", key)
-        whole = f"{pack}.{name}" if pack and pack != "default" else name
-        if len(whole) > _LONGEST_NAME:
-            raise self.wrong(f"with its pack it is longer than {_LONGEST_NAME} letters", "name")
-        return whole
+                raise self.make_error("use letters, digits, '_', '.' and '-'", key)
+        full_name = f"{pack}.{name}" if pack and pack != "default" else name
+        if len(full_name) > _LONGEST_NAME:
+            raise self.make_error(
+                f"with its pack it is longer than {_LONGEST_NAME} letters", "name"
+            )
+        return full_name
 
-    def wanted(self, parameters: dict[str, Any], type_: str) -> dict[str, Any]:
+    def check_trigger_parameters(
+        self, parameters: dict[str, Any], trigger_type: str
+    ) -> dict[str, Any]:
         """Check the trigger's parameters."""
         for name in parameters:
-            self.field(name, type_, "trigger", "parameters", name)
+            self.check_field(name, trigger_type, "trigger", "parameters", name)
         return parameters
 
-    def criteria(self, found: dict[str, Any], type_: str) -> tuple[Criterion, ...]:
+    def parse_criteria(self, section: dict[str, Any], trigger_type: str) -> tuple[Criterion, ...]:
         """Parse all criteria."""
-        read = []
-        for key, one in found.items():
-            criterion = self.criterion(key, one, "trigger", ("criteria", key))
+        parsed = []
+        for key, definition in section.items():
+            criterion = self.parse_criterion(key, definition, "trigger", ("criteria", key))
             if criterion.path:
-                self.field(str(criterion.path[0]), type_, "criteria", key)
-            read.append(criterion)
-        return tuple(read)
+                self.check_field(str(criterion.path[0]), trigger_type, "criteria", key)
+            parsed.append(criterion)
+        return tuple(parsed)
 
-    def criterion(self, key: str, found: Any, prefix: str, at: tuple[str, ...]) -> Criterion:
+    def parse_criterion(
+        self, key: str, definition: Any, prefix: str, at: tuple[str, ...]
+    ) -> Criterion:
         """Parse one criterion."""
-        if not isinstance(found, dict):
-            raise self.wrong("a criterion is a mapping: 'type: …', 'pattern: …'", *at)
-        self.known(found, {"type", "pattern", "condition"}, *at)
-        name = self.text(found, "type", *at)
-        long = normalize_operator(name)
-        if long is None:
-            known = ", ".join(criteria.list_operators())
-            raise self.wrong(f"{name!r} is no operator: {known}", *at, "type")
-        path = self.path(key, prefix, at)
-        pattern = found.get("pattern")
-        if long == "search":
-            return self.search(key, path, found, at)
-        if "condition" in found:
-            raise self.wrong("only 'search' has a condition", *at, "condition")
-        self.pattern(long, pattern, at)
+        if not isinstance(definition, dict):
+            raise self.make_error("a criterion is a mapping: 'type: …', 'pattern: …'", *at)
+        self.reject_unknown_keys(definition, {"type", "pattern", "condition"}, *at)
+        name = self.get_text(definition, "type", *at)
+        operator = normalize_operator(name)
+        if operator is None:
+            choices = ", ".join(criteria.list_operators())
+            raise self.make_error(f"{name!r} is no operator: {choices}", *at, "type")
+        path = self.parse_path(key, prefix, at)
+        pattern = definition.get("pattern")
+        if operator == "search":
+            return self.parse_search(key, path, definition, at)
+        if "condition" in definition:
+            raise self.make_error("only 'search' has a condition", *at, "condition")
+        self.check_pattern(operator, pattern, at)
         return Criterion(
             key=key,
             path=path,
-            type=long,
+            type=operator,
             pattern=pattern,
             is_template=is_template(pattern),
         )
 
-    def search(
-        self, key: str, path: tuple[str | int, ...], found: dict[str, Any], at: tuple[str, ...]
+    def parse_search(
+        self, key: str, path: tuple[str | int, ...], definition: dict[str, Any], at: tuple[str, ...]
     ) -> Criterion:
         """Parse a ``search`` criterion with the criteria for its items."""
-        condition = self.text(found, "condition", *at)
+        condition = self.get_text(definition, "condition", *at)
         if condition not in SEARCH_CONDITIONS:
-            known = ", ".join(sorted(SEARCH_CONDITIONS))
-            raise self.wrong(f"the condition is one of: {known}", *at, "condition")
+            choices = ", ".join(sorted(SEARCH_CONDITIONS))
+            raise self.make_error(f"the condition is one of: {choices}", *at, "condition")
         inner = []
-        for name, one in self.mapping(found, "pattern", *at).items():
-            read = self.criterion(name, one, "item", (*at, "pattern", name))
-            if read.is_template or read.type == "search":
-                raise self.wrong(
+        for name, item in self.get_mapping(definition, "pattern", *at).items():
+            criterion = self.parse_criterion(name, item, "item", (*at, "pattern", name))
+            if criterion.is_template or criterion.type == "search":
+                raise self.make_error(
                     "within 'search' there are neither templates nor searches",
                     *(*at, "pattern", name),
                 )
-            inner.append(read)
+            inner.append(criterion)
         if not inner:
-            raise self.wrong("'search' needs criteria for its items", *at, "pattern")
+            raise self.make_error("'search' needs criteria for its items", *at, "pattern")
         return Criterion(key=key, path=path, type="search", condition=condition, inner=tuple(inner))
 
-    def pattern(self, operator: str, pattern: Any, at: tuple[str, ...]) -> None:
+    def check_pattern(self, operator: str, pattern: Any, at: tuple[str, ...]) -> None:
         """Reject a pattern that is invalid for its operator."""
-        where = (*at, "pattern")
+        position = (*at, "pattern")
         if operator in ("exists", "nexists"):
             return
         if pattern is None and operator != "nequals":
-            raise self.wrong("a pattern is wanted", *where)
+            raise self.make_error("a pattern is wanted", *position)
         if is_template(pattern):
             if operator in REGEX_OPERATORS | TIME_OPERATORS:
                 # A rendered value of the payload would be used as a regular expression.
-                raise self.wrong(f"{operator!r} takes no template as its pattern", *where)
-            self.template(pattern, *where)
+                raise self.make_error(f"{operator!r} takes no template as its pattern", *position)
+            self.check_template(pattern, *position)
         elif operator in TIME_OPERATORS:
             if isinstance(pattern, bool) or not isinstance(pattern, int | float):
-                raise self.wrong(f"{operator!r} takes a number of seconds", *where)
+                raise self.make_error(f"{operator!r} takes a number of seconds", *position)
         elif operator in REGEX_OPERATORS:
             if not isinstance(pattern, str):
-                raise self.wrong(f"{operator!r} takes text", *where)
+                raise self.make_error(f"{operator!r} takes text", *position)
             try:
                 re.compile(pattern)
             except (re.error, OverflowError, RecursionError) as error:
-                raise self.wrong(
-                    f"{pattern!r} is no regular expression: {error}", *where
+                raise self.make_error(
+                    f"{pattern!r} is no regular expression: {error}", *position
                 ) from error
 
-    def path(self, key: str, prefix: str, at: tuple[str, ...]) -> tuple[str | int, ...]:
+    def parse_path(self, key: str, prefix: str, at: tuple[str, ...]) -> tuple[str | int, ...]:
         """Parse ``trigger.a['b-c'][0]#label`` to keys and indices."""
         text = key.partition("#")[0].strip()
         if not text.startswith(prefix) or text[len(prefix) : len(prefix) + 1] not in ("", ".", "["):
-            raise self.wrong(f"a key here begins with '{prefix}.'", *at)
+            raise self.make_error(f"a key here begins with '{prefix}.'", *at)
         rest, steps = text[len(prefix) :], []
         while rest:
             match = _STEP.match(rest)
             if match is None or (match[1] is not None and not rest.startswith(".")):
-                raise self.wrong(f"{rest!r} is not understood: use .name, ['name'] and [0]", *at)
-            named = next(part for part in match.groups() if part is not None)
-            steps.append(int(named) if match[2] is not None else named)
+                raise self.make_error(
+                    f"{rest!r} is not understood: use .name, ['name'] and [0]", *at
+                )
+            step = next(part for part in match.groups() if part is not None)
+            steps.append(int(step) if match[2] is not None else step)
             rest = rest[match.end() :]
         return tuple(steps)
 
-    def field(self, name: str, type_: str, *key: str) -> None:
+    def check_field(self, name: str, trigger_type: str, *key: str) -> None:
         """Reject a field that triggers of this type lack."""
-        fields = TRIGGER_TYPES[type_].fields
+        fields = TRIGGER_TYPES[trigger_type].fields
         if name not in fields:
-            known = ", ".join(sorted(fields))
-            raise self.wrong(f"{type_} has no field {name!r}: {known}", *key)
+            choices = ", ".join(sorted(fields))
+            raise self.make_error(f"{trigger_type} has no field {name!r}: {choices}", *key)
 
-    def templates(self, value: Any, *key: str | int) -> None:
+    def check_templates(self, value: Any, *key: str | int) -> None:
         """Validate all templates inside a value."""
         if is_template(value):
-            self.template(value, *key)
+            self.check_template(value, *key)
         elif isinstance(value, dict):
-            for name, one in value.items():
-                self.templates(one, *key, name)
+            for name, item in value.items():
+                self.check_templates(item, *key, name)
         elif isinstance(value, list):
-            for index, one in enumerate(value):
-                self.templates(one, *key, index)
+            for index, item in enumerate(value):
+                self.check_templates(item, *key, index)
 
-    def template(self, text: str, *key: str | int) -> None:
+    def check_template(self, text: str, *key: str | int) -> None:
         """Validate one template."""
-        what = templates.find_template_error(text)
-        if what is not None:
-            raise self.wrong(what, *key)
+        problem = templates.find_template_error(text)
+        if problem is not None:
+            raise self.make_error(problem, *key)
 
-    def known(self, found: Mapping[str, Any], names: frozenset[str] | set[str], *at: str) -> None:
+    def reject_unknown_keys(
+        self, mapping: Mapping[str, Any], names: frozenset[str] | set[str], *at: str
+    ) -> None:
         """Reject unknown keys."""
-        for name in found:
+        for name in mapping:
             if name not in names:
-                known = ", ".join(sorted(names))
-                raise self.wrong(f"there is no key {name!r} here: {known}", *at, name)
+                choices = ", ".join(sorted(names))
+                raise self.make_error(f"there is no key {name!r} here: {choices}", *at, name)
 
-    def mapping(self, found: Mapping[str, Any], name: str, *at: str) -> dict[str, Any]:
+    def get_mapping(self, section: Mapping[str, Any], name: str, *at: str) -> dict[str, Any]:
         """Return a key's mapping; {} if absent, unless the key is required."""
-        value = found.get(name)
+        value = section.get(name)
         if value is None:
             if name in ("trigger", "action"):
-                raise self.wrong("it is missing", *at, name)
+                raise self.make_error("it is missing", *at, name)
             return {}
         if not isinstance(value, dict):
-            raise self.wrong("a mapping is wanted", *at, name)
+            raise self.make_error("a mapping is wanted", *at, name)
         return value
 
-    def text(
-        self, found: Mapping[str, Any], name: str, *at: str, default: str | None = None
+    def get_text(
+        self, section: Mapping[str, Any], name: str, *at: str, default: str | None = None
     ) -> str:
         """Return a key's text, or the default if there is one."""
-        value = found.get(name)
+        value = section.get(name)
         if value is None and default is not None:
             return default
         if value is None:
-            raise self.wrong("it is missing", *at, name)
+            raise self.make_error("it is missing", *at, name)
         if not isinstance(value, str) or (default is None and not value):
-            raise self.wrong("text is wanted", *at, name)
+            raise self.make_error("text is wanted", *at, name)
         return value
 
-    def flag(self, found: Mapping[str, Any], name: str) -> bool:
+    def get_flag(self, section: Mapping[str, Any], name: str) -> bool:
         """Return a key's truth value; False if absent."""
-        value = found.get(name, False)
+        value = section.get(name, False)
         if not isinstance(value, bool):
-            raise self.wrong("true or false is wanted", name)
+            raise self.make_error("true or false is wanted", name)
         return value

@@ -67,33 +67,36 @@ class Rulebook(msgspec.Struct, frozen=True, kw_only=True):
 def load_rulebook(settings: RulesSettings) -> Rulebook:
     """Load the rules of a configuration from their files."""
     rules: dict[str, Rule] = {}
-    troubles: list[FileError] = []
-    claimed: set[str] = set()
-    for path, is_shipped in _list_rule_files(settings, troubles):
-        found, wrong = load_rule_file(path, shipped=is_shipped)
-        troubles += wrong
-        if found is None:
-            claimed |= set() if is_shipped else _guess_rule_names(path)
+    errors: list[FileError] = []
+    claimed_names: set[str] = set()
+    for path, is_shipped in _list_rule_files(settings, errors):
+        rule, file_errors = load_rule_file(path, shipped=is_shipped)
+        errors += file_errors
+        if rule is None:
+            claimed_names |= set() if is_shipped else _guess_rule_names(path)
             continue
-        before = rules.get(found.name)
-        if before is not None and before.shipped == is_shipped:
-            what = f"{found.at('name')}: {before.path} has a rule of the same name {found.name!r}"
-            troubles.append(FileError(path=path, what=what))
+        previous = rules.get(rule.name)
+        if previous is not None and previous.shipped == is_shipped:
+            message = (
+                f"{rule.format_position('name')}: {previous.path} has a rule of the same "
+                f"name {rule.name!r}"
+            )
+            errors.append(FileError(path=path, what=message))
             continue
-        rules[found.name] = found
-    for trouble in troubles:
-        if trouble.path in settings.directories and os.path.isdir(trouble.path):
-            claimed |= {
-                name for path in _list_yaml(trouble.path) for name in _guess_rule_names(path)
+        rules[rule.name] = rule
+    for error in errors:
+        if error.path in settings.directories and os.path.isdir(error.path):
+            claimed_names |= {
+                name for path in _list_yaml(error.path) for name in _guess_rule_names(path)
             }
-    for name in sorted(claimed & rules.keys()):
+    for name in sorted(claimed_names & rules.keys()):
         if rules[name].shipped:
             # The site's file may have been meant to disable the shipped rule, so that one is left
             # out too.
-            what = f"{rules[name].path}:1: left out: the site's own rule {name!r} is wrong"
-            troubles.append(FileError(path=rules[name].path, what=what))
+            message = f"{rules[name].path}:1: left out: the site's own rule {name!r} is wrong"
+            errors.append(FileError(path=rules[name].path, what=message))
             del rules[name]
-    return Rulebook(rules=dict(sorted(rules.items())), troubles=tuple(troubles))
+    return Rulebook(rules=dict(sorted(rules.items())), troubles=tuple(errors))
 
 
 def load_rule_file(
@@ -110,27 +113,27 @@ def load_rule_file(
         rule = parse_rule(_read_rule_text(path, trusted=trusted or shipped), path, shipped=shipped)
     except RuleError as error:
         return None, [FileError(path=path, what=str(error))]
-    wrong = [FileError(path=path, what=what) for what in find_rule_errors(rule)]
-    return (None if wrong else rule), wrong
+    errors = [FileError(path=path, what=message) for message in find_rule_errors(rule)]
+    return (None if errors else rule), errors
 
 
 def compute_signature(settings: RulesSettings) -> FilesSignature:
     """Compute the signature of all rule files."""
-    found: list[tuple[str, tuple[int, ...]]] = []
+    signature: list[tuple[str, tuple[int, ...]]] = []
     for path, _shipped in _list_rule_files(settings, []):
         try:
             status = os.stat(path)
         except OSError:
-            found.append((path, ()))
+            signature.append((path, ()))
         else:
             # Owner and permissions count too; changing them changes the ctime.
-            told = (status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino)
-            found.append((path, told))
-    return tuple(found)
+            stat_values = (status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino)
+            signature.append((path, stat_values))
+    return tuple(signature)
 
 
 def _list_rule_files(
-    settings: RulesSettings, troubles: list[FileError]
+    settings: RulesSettings, errors: list[FileError]
 ) -> Iterator[tuple[str, bool]]:
     """Yield the paths of rule files, with True for shipped ones; collect errors of directories."""
     if settings.shipped:
@@ -142,27 +145,27 @@ def _list_rule_files(
         except FileNotFoundError:
             # The default directory need not exist.
             if directory not in RulesSettings().directories:
-                what = f"{directory}:1: there is no such directory"
-                troubles.append(FileError(path=directory, what=what))
+                message = f"{directory}:1: there is no such directory"
+                errors.append(FileError(path=directory, what=message))
         except OSError as error:
-            what = f"{directory}:1: it cannot be read: {error.strerror}"
-            troubles.append(FileError(path=directory, what=what))
+            message = f"{directory}:1: it cannot be read: {error.strerror}"
+            errors.append(FileError(path=directory, what=message))
         except RuleError as error:
-            troubles.append(FileError(path=directory, what=str(error)))
+            errors.append(FileError(path=directory, what=str(error)))
         else:
             yield from ((path, False) for path in paths)
 
 
 def _guess_rule_names(path: str) -> set[str]:
     """Guess the names of rules in an invalid file: its file name and every ``name:`` in it."""
-    found = {os.path.basename(path).removesuffix(_ENDING)}
+    names = {os.path.basename(path).removesuffix(_ENDING)}
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         with open(descriptor, "rb") as file:
             data = file.read(MAX_RULE_BYTES)
     except OSError:
-        return found
-    return found | {name.decode() for name in _NAMED.findall(data)}
+        return names
+    return names | {name.decode() for name in _NAMED.findall(data)}
 
 
 def _list_yaml(directory: str) -> list[str]:

@@ -241,103 +241,127 @@ class RulesStore:
         """Close the database."""
         self.connection.close()
 
-    def cursor(self) -> int:
+    def get_cursor(self) -> int:
         """Return the journal position of the last event decided on."""
-        return self._number("SELECT position FROM cursor")
+        return self._fetch_number("SELECT position FROM cursor")
 
-    def move_cursor(self, upto: int) -> None:
+    def move_cursor(self, position: int) -> None:
         """Set the journal position, within a transaction."""
-        self.connection.execute("UPDATE cursor SET position = ?", (upto,))
+        self.connection.execute("UPDATE cursor SET position = ?", (position,))
 
-    def began(self, now: datetime) -> datetime:
+    def record_first_run(self, now: datetime) -> datetime:
         """Return when rules first ran here; events observed before are ignored."""
         with transaction(self.connection, self.path) as connection:
             connection.execute("INSERT OR IGNORE INTO mark VALUES ('began', ?)", (to_micros(now),))
-        return from_micros(self._number("SELECT value FROM mark WHERE name = 'began'"))
+        return from_micros(self._fetch_number("SELECT value FROM mark WHERE name = 'began'"))
 
     # -- decisions
 
-    def put(self, one: Execution) -> Execution | None:
+    def insert(self, execution: Execution) -> Execution | None:
         """Store an execution, within a transaction; return None if it exists already."""
         cursor = self.connection.execute(
             "INSERT OR IGNORE INTO execution (rule, cluster, event, trigger, subject, action, "
             "parameters, dry_run, passed, phase, status, message, at_us, made_us, next_us, "
             "ended_us) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
-                *(one.rule, one.cluster, one.event, one.trigger, one.subject, one.action),
-                *(_encode_value(one.parameters), one.dry_run, one.status != STATUS_HELD_BACK),
-                *(one.phase, one.status),
-                *(one.message[:_MAX_MESSAGE_LENGTH], to_micros(one.at), to_micros(one.made)),
-                *(to_micros(one.due), 0 if one.ended is None else to_micros(one.ended)),
+                *(
+                    execution.rule,
+                    execution.cluster,
+                    execution.event,
+                    execution.trigger,
+                    execution.subject,
+                    execution.action,
+                ),
+                *(
+                    _encode_value(execution.parameters),
+                    execution.dry_run,
+                    execution.status != STATUS_HELD_BACK,
+                ),
+                *(execution.phase, execution.status),
+                *(
+                    execution.message[:_MAX_MESSAGE_LENGTH],
+                    to_micros(execution.at),
+                    to_micros(execution.made),
+                ),
+                *(
+                    to_micros(execution.due),
+                    0 if execution.ended is None else to_micros(execution.ended),
+                ),
             ),
         )
         if not cursor.rowcount:
             return None
-        return msgspec.structs.replace(one, id=int(cursor.lastrowid))
+        return msgspec.structs.replace(execution, id=int(cursor.lastrowid))
 
     def is_decided(self, rule: str, event: Event) -> bool:
         """Return whether a rule has decided on an event."""
-        found = self.connection.execute(
+        row = self.connection.execute(
             "SELECT 1 FROM execution WHERE rule = ? AND cluster = ? AND event = ?",
             (rule, event.cluster, event.key),
         ).fetchone()
-        return found is not None
+        return row is not None
 
-    def acted_since(self, rule: str, since: datetime) -> int:
+    def count_executions_since(self, rule: str, since: datetime) -> int:
         """Count the executions of a rule since a time that were not held back at the decision."""
-        return self._number(
+        return self._fetch_number(
             "SELECT count(*) FROM execution WHERE rule = ? AND made_us > ? AND passed",
             (rule, to_micros(since)),
         )
 
-    def acted_on(self, rule: str, subject: str, since: datetime) -> Execution | None:
+    def find_recent_execution(self, rule: str, subject: str, since: datetime) -> Execution | None:
         """Return the latest execution about a subject since a time that was not held back."""
-        found = self._select(
+        executions = self._select(
             "rule = ? AND subject = ? AND made_us > ? AND status != 'held-back' "
             "ORDER BY made_us DESC LIMIT 1",
             (rule, subject, to_micros(since)),
         )
-        return found[0] if found else None
+        return executions[0] if executions else None
 
     # -- execution
 
-    def due(self, now: datetime, busy: Container[str]) -> list[Execution]:
+    def list_due(self, now: datetime, busy: Container[str]) -> list[Execution]:
         """Return the oldest due execution of each rule that is not busy."""
-        found = self._select(
+        executions = self._select(
             "id IN (SELECT min(id) FROM execution WHERE phase = 'waiting' AND next_us <= ? "
             "GROUP BY rule) ORDER BY id",
             (to_micros(now),),
         )
-        return [one for one in found if one.rule not in busy]
+        return [execution for execution in executions if execution.rule not in busy]
 
-    def next_due(self) -> datetime | None:
+    def get_next_due(self) -> datetime | None:
         """Return when the next waiting execution is due."""
-        (at_us,) = self._row("SELECT min(next_us) FROM execution WHERE phase = 'waiting'")
+        (at_us,) = self._fetch_row("SELECT min(next_us) FROM execution WHERE phase = 'waiting'")
         return None if at_us is None else from_micros(at_us)
 
-    def open_(self, phase: Phase) -> list[Execution]:
+    def list_by_phase(self, phase: Phase) -> list[Execution]:
         """Return all executions in a phase, oldest first."""
         return self._select("phase = ? ORDER BY id", (phase,))
 
-    def start(self, one: Execution, now: datetime, nodes: Iterable[str] = ()) -> Execution:
+    def record_start(
+        self, execution: Execution, now: datetime, nodes: Iterable[str] = ()
+    ) -> Execution:
         """Record durably that an execution starts, with the nodes it may take away."""
         with transaction(self.connection, self.path) as connection:
             connection.execute(
                 "UPDATE execution SET phase = 'started', tries = tries + 1, started_us = ? "
                 "WHERE id = ?",
-                (to_micros(now), one.id),
+                (to_micros(now), execution.id),
             )
             connection.executemany(
                 "INSERT OR REPLACE INTO taken VALUES (?, ?, ?, ?)",
-                [(one.cluster, node, one.rule, one.id) for node in nodes],
+                [(execution.cluster, node, execution.rule, execution.id) for node in nodes],
             )
-        return msgspec.structs.replace(one, phase="started", tries=one.tries + 1, started=now)
+        return msgspec.structs.replace(
+            execution, phase="started", tries=execution.tries + 1, started=now
+        )
 
-    def again(self, one: Execution, due: datetime, message: str, *, counts: bool = True) -> None:
+    def schedule_retry(
+        self, execution: Execution, due: datetime, message: str, *, counts: bool = True
+    ) -> None:
         """Make an execution wait for a retry.
 
         Args:
-            one: The execution.
+            execution: The execution.
             due: Time of the retry.
             message: Reason.
             counts: Whether the last start counts as a try; False if nothing had begun.
@@ -348,13 +372,13 @@ class RulesStore:
                 "WHERE id = ?",
                 (
                     *(to_micros(due), message[:_MAX_MESSAGE_LENGTH]),
-                    *(one.tries if counts else max(0, one.tries - 1), one.id),
+                    *(execution.tries if counts else max(0, execution.tries - 1), execution.id),
                 ),
             )
 
-    def end(
+    def record_end(
         self,
-        one: Execution,
+        execution: Execution,
         status: str,
         now: datetime,
         *,
@@ -363,15 +387,15 @@ class RulesStore:
         audit: int = 0,
     ) -> Execution:
         """Record how an execution ended, within a transaction."""
-        packed = _encode_value(result)
-        packed = packed if len(packed) <= _MAX_STORED_RESULT_BYTES else "null"
+        encoded = _encode_value(result)
+        encoded = encoded if len(encoded) <= _MAX_STORED_RESULT_BYTES else "null"
         self.connection.execute(
             "UPDATE execution SET phase = 'ended', status = ?, message = ?, result = ?, "
             "audit = ?, ended_us = ? WHERE id = ?",
-            (status, message[:_MAX_MESSAGE_LENGTH], packed, audit, to_micros(now), one.id),
+            (status, message[:_MAX_MESSAGE_LENGTH], encoded, audit, to_micros(now), execution.id),
         )
         return msgspec.structs.replace(
-            one,
+            execution,
             phase="ended",
             status=status,
             message=message[:_MAX_MESSAGE_LENGTH],
@@ -381,9 +405,9 @@ class RulesStore:
 
     # -- nodes taken away
 
-    def taken(self, cluster: str) -> list[TakenNode]:
+    def list_taken_nodes(self, cluster: str) -> list[TakenNode]:
         """Return the nodes that rules have taken away and not given back."""
-        rows = self._rows(
+        rows = self._fetch_rows(
             "SELECT node, taken.rule, action, parameters FROM taken "
             "LEFT JOIN execution ON execution.id = taken.execution WHERE taken.cluster = ?",
             (cluster,),
@@ -397,12 +421,12 @@ class RulesStore:
             for node, rule, action, parameters in rows
         ]
 
-    def take_nothing(self, one: Execution) -> None:
+    def clear_taken_nodes(self, execution: Execution) -> None:
         """Remove an execution's taken nodes: it has changed nothing."""
         with transaction(self.connection, self.path) as connection:
-            connection.execute("DELETE FROM taken WHERE execution = ?", (one.id,))
+            connection.execute("DELETE FROM taken WHERE execution = ?", (execution.id,))
 
-    def give_back(self, cluster: str, available: Iterable[str], seen: datetime) -> None:
+    def release_nodes(self, cluster: str, available: Iterable[str], seen: datetime) -> None:
         """Remove nodes that accept jobs again, seen after the execution that took them had ended.
 
         Args:
@@ -418,18 +442,18 @@ class RulesStore:
                 [(cluster, node, to_micros(seen)) for node in available],
             )
 
-    def note_failures(self, events: Sequence[Event]) -> None:
+    def insert_failures(self, events: Sequence[Event]) -> None:
         """Store failures of nodes, within a transaction."""
         self.connection.executemany(
             "INSERT OR IGNORE INTO failure VALUES (?, ?, ?, ?)",
-            [(one.cluster, one.body.node, to_micros(one.at), one.key) for one in events],
+            [(event.cluster, event.body.node, to_micros(event.at), event.key) for event in events],
         )
 
-    def failures(self, event: Event) -> dict[str, int]:
+    def count_failures(self, event: Event) -> dict[str, int]:
         """Count the failures of an event's node up to the event, per window."""
         at_us = to_micros(event.at)
         sums = ", ".join("coalesce(sum(at_us > ?), 0)" for _ in FAILURE_WINDOWS)
-        row = self._row(
+        row = self._fetch_row(
             f"SELECT {sums} FROM failure WHERE cluster = ? AND node = ? AND at_us <= ?",  # noqa: S608 -- question marks
             (
                 *(at_us - seconds * 1_000_000 for _, seconds in FAILURE_WINDOWS),
@@ -440,15 +464,15 @@ class RulesStore:
 
     # -- commands and web pages
 
-    def switches(self) -> dict[str, RuleSwitch]:
+    def read_switches(self) -> dict[str, RuleSwitch]:
         """Return administrators' overrides, by rule."""
-        rows = self._rows("SELECT rule, enabled, who, at_us FROM switch")
+        rows = self._fetch_rows("SELECT rule, enabled, who, at_us FROM switch")
         return {
             rule: RuleSwitch(enabled=bool(enabled), who=who, at=from_micros(at_us))
             for rule, enabled, who, at_us in rows
         }
 
-    def switch(self, rule: str, enabled: bool, who: str, now: datetime) -> None:
+    def set_switch(self, rule: str, enabled: bool, who: str, now: datetime) -> None:
         """Enable or disable a rule, overriding its file."""
         with transaction(self.connection, self.path) as connection:
             connection.execute(
@@ -456,7 +480,7 @@ class RulesStore:
                 (rule, enabled, who, to_micros(now)),
             )
 
-    def history(
+    def list_executions(
         self,
         *,
         limit: int,
@@ -468,7 +492,7 @@ class RulesStore:
         number: int = 0,
     ) -> list[Execution]:
         """Return executions that match all given filters, newest first."""
-        where: list[str] = ["1"]
+        conditions: list[str] = ["1"]
         values: list[Any] = []
         for condition, value in (
             ("id = ?", number or None),
@@ -479,19 +503,21 @@ class RulesStore:
             ("made_us >= ?", None if since is None else to_micros(since)),
         ):
             if value is not None:
-                where.append(condition)
+                conditions.append(condition)
                 values.append(value)
-        return self._select(f"{' AND '.join(where)} ORDER BY id DESC LIMIT ?", (*values, limit))
+        return self._select(
+            f"{' AND '.join(conditions)} ORDER BY id DESC LIMIT ?", (*values, limit)
+        )
 
-    def counts(self) -> dict[str, tuple[int, datetime]]:
+    def count_executions(self) -> dict[str, tuple[int, datetime]]:
         """Return the number of executions and the time of the last one, by rule."""
-        rows = self._rows(
+        rows = self._fetch_rows(
             "SELECT rule, count(*), max(made_us) FROM execution "
             "WHERE status != 'held-back' GROUP BY rule"
         )
         return {rule: (count, from_micros(last_us)) for rule, count, last_us in rows}
 
-    def forget(self, before: datetime, failures_before: datetime) -> bool:
+    def delete_old(self, before: datetime, failures_before: datetime) -> bool:
         """Delete up to 1,000 old executions; return True if more remain."""
         with transaction(self.connection, self.path) as connection:
             cursor = connection.execute(
@@ -505,21 +531,21 @@ class RulesStore:
     def _select(self, where: str, values: Sequence[Any]) -> list[Execution]:
         """Read executions that match a WHERE clause."""
         statement = f"SELECT {EXECUTION_COLUMNS} FROM execution WHERE {where}"  # noqa: S608 -- our own words
-        return [decode_execution(*row) for row in self._rows(statement, values)]
+        return [decode_execution(*row) for row in self._fetch_rows(statement, values)]
 
-    def _rows(self, statement: str, values: Sequence[Any] = ()) -> list[Any]:
+    def _fetch_rows(self, statement: str, values: Sequence[Any] = ()) -> list[Any]:
         """Return all rows of a query."""
         with translate_errors(self.path):
-            found: list[Any] = self.connection.execute(statement, values).fetchall()
-        return found
+            rows: list[Any] = self.connection.execute(statement, values).fetchall()
+        return rows
 
-    def _row(self, statement: str, values: Sequence[Any] = ()) -> Any:
+    def _fetch_row(self, statement: str, values: Sequence[Any] = ()) -> Any:
         """Return the first row of a query."""
-        return self._rows(statement, values)[0]
+        return self._fetch_rows(statement, values)[0]
 
-    def _number(self, statement: str, values: Sequence[Any] = ()) -> int:
+    def _fetch_number(self, statement: str, values: Sequence[Any] = ()) -> int:
         """Return the first value of a query, as integer."""
-        return int(self._row(statement, values)[0])
+        return int(self._fetch_row(statement, values)[0])
 
 
 def _encode_value(value: Any) -> str:

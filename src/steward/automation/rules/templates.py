@@ -44,7 +44,7 @@ class RenderError(RuleError):
 
 def is_template(value: object) -> bool:
     """Return whether a value is text with template marks."""
-    return isinstance(value, str) and any(sign in value for sign in TEMPLATE_MARKS)
+    return isinstance(value, str) and any(mark in value for mark in TEMPLATE_MARKS)
 
 
 def find_template_error(text: str) -> str | None:
@@ -58,8 +58,8 @@ def find_template_error(text: str) -> str | None:
             name = min(unknown)
             known = "only 'trigger' is known; Steward has no datastore and no pack's configuration"
             return f"the template names {name!r}, but {known}"
-        for kind in (nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends):
-            if tree.find(kind) is not None:
+        for node_type in (nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends):
+            if tree.find(node_type) is not None:
                 return "a template cannot take in others"
         _compile_template(text)
     except TemplateSyntaxError as error:
@@ -71,17 +71,17 @@ def find_trigger_fields(text: str) -> set[str]:
     """Return the fields of ``trigger`` that a template uses."""
     from jinja2 import nodes
 
-    found = set()
+    fields = set()
     for node in _make_environment().parse(text).find_all((nodes.Getattr, nodes.Getitem)):
         if not isinstance(node, nodes.Getattr | nodes.Getitem):
             continue
         if not isinstance(node.node, nodes.Name) or node.node.name != "trigger":
             continue
         if isinstance(node, nodes.Getattr):
-            found.add(node.attr)
+            fields.add(node.attr)
         elif isinstance(node.arg, nodes.Const):
-            found.add(str(node.arg.value))
-    return found
+            fields.add(str(node.arg.value))
+    return fields
 
 
 def render_value(value: Any, payload: Mapping[str, Any]) -> Any:
@@ -113,9 +113,9 @@ def _render_nested(value: Any, payload: Mapping[str, Any], depth: int) -> Any:
     if isinstance(value, str):
         return _render_template(value, payload) if is_template(value) else value
     if isinstance(value, Mapping):
-        return {name: _render_nested(one, payload, depth + 1) for name, one in value.items()}
+        return {name: _render_nested(item, payload, depth + 1) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_render_nested(one, payload, depth + 1) for one in value]
+        return [_render_nested(item, payload, depth + 1) for item in value]
     return value
 
 
@@ -124,16 +124,16 @@ def _render_template(text: str, payload: Mapping[str, Any]) -> Any:
     from jinja2 import TemplateError, Undefined
 
     try:
-        given = _compile_template(text)(payload)
-        if isinstance(given, Undefined):
+        rendered = _compile_template(text)(payload)
+        if isinstance(rendered, Undefined):
             # An undefined value raises when converted to text.
-            str(given)
-        return _to_plain_value(given, 0)
+            str(rendered)
+        return _to_plain_value(rendered, 0)
     except RuleError:
         raise
     except (TemplateError, ArithmeticError, LookupError, TypeError, ValueError) as error:
-        why = str(error).replace("'dict object' has no attribute", "the trigger has no field")
-        raise RenderError(f"{_shorten_text(text)} cannot be rendered: {why}", text) from error
+        reason = str(error).replace("'dict object' has no attribute", "the trigger has no field")
+        raise RenderError(f"{_shorten_text(text)} cannot be rendered: {reason}", text) from error
     except (MemoryError, RecursionError) as error:
         raise RenderError(
             f"{_shorten_text(text)} cannot be rendered: it is too large", text
@@ -151,15 +151,15 @@ def _to_plain_value(value: Any, depth: int) -> Any:
     if depth > _MAX_RENDER_DEPTH:
         raise RenderError("what is rendered is nested too deeply")
     if isinstance(value, Mapping):
-        return {str(name): _to_plain_value(one, depth + 1) for name, one in value.items()}
+        return {str(name): _to_plain_value(item, depth + 1) for name, item in value.items()}
     if callable(value) or not hasattr(value, "__iter__"):
         raise RenderError(f"a template gives {type(value).__name__}, which is no value")
-    found = []
-    for one in value:
-        found.append(_to_plain_value(one, depth + 1))
-        if len(found) > _MAX_RENDERED:
+    items = []
+    for item in value:
+        items.append(_to_plain_value(item, depth + 1))
+        if len(items) > _MAX_RENDERED:
             raise RenderError(f"a template gives more than {_MAX_RENDERED} values")
-    return found
+    return items
 
 
 def _shorten_text(text: str) -> str:
@@ -197,12 +197,12 @@ def _extract_expression(environment: "SandboxedEnvironment", text: str) -> str:
     """Return the expression of a text that consists of one expression only; "" otherwise."""
     tokens = list(environment.lex(text))
     kinds = [kind for _line, kind, _value in tokens]
-    is_one = (
+    is_expression = (
         len(kinds) > 2
         and (kinds[0], kinds[-1]) == ("variable_begin", "variable_end")
         and kinds.count("variable_begin") == 1
     )
-    return "".join(value for _line, _kind, value in tokens[1:-1]).strip() if is_one else ""
+    return "".join(value for _line, _kind, value in tokens[1:-1]).strip() if is_expression else ""
 
 
 @lru_cache(maxsize=1)

@@ -46,7 +46,7 @@ class TriggerType(msgspec.Struct, frozen=True, kw_only=True):
         name: Name in rules.
         help: When it fires, for people.
         fields: Fields of its payload.
-        subject: Fields by which executions are de-duplicated.
+        subject_fields: Fields by which executions are de-duplicated.
         dispatched: Fields that the slurm pack's sensor dispatches to StackStorm; empty if it has no
             such trigger.
     """
@@ -54,7 +54,7 @@ class TriggerType(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     help: str
     fields: frozenset[str]
-    subject: tuple[str, ...]
+    subject_fields: tuple[str, ...]
     dispatched: frozenset[str] = frozenset()
 
 
@@ -72,19 +72,19 @@ class Trigger(msgspec.Struct, frozen=True, kw_only=True):
 
 def _make_type(
     name: str,
-    about: str,
+    description: str,
     body: type[msgspec.Struct],
     subject: tuple[str, ...],
-    *more: str,
+    *extra_fields: str,
     dispatched: frozenset[str] = frozenset(),
 ) -> TriggerType:
     """Declare a trigger type from the Struct of its events' body and additional fields."""
     fields = {field.name for field in msgspec.structs.fields(body)}
     return TriggerType(
         name=name,
-        help=about,
-        fields=frozenset({*fields, *more, "cluster", "at"}),
-        subject=("cluster", *subject),
+        help=description,
+        fields=frozenset({*fields, *extra_fields, "cluster", "at"}),
+        subject_fields=("cluster", *subject),
         dispatched=dispatched,
     )
 
@@ -153,41 +153,41 @@ TRIGGER_KINDS: Final = frozenset(TRIGGER_TYPE_BY_KIND)
 """Kinds of events that rules handle."""
 
 
-def make_trigger(event: Event, failures: CountFailures) -> Trigger | None:
+def make_trigger(event: Event, count_failures: CountFailures) -> Trigger | None:
     """Convert an event to a trigger; None if rules do not handle it.
 
     Args:
         event: The event.
-        failures: Counts the failures of its node.
+        count_failures: Counts the failures of its node.
     """
     if event.kind == NODE_STATE:
         if event.body.resized:
             return None
-        return _make_payload_trigger(event, event.body, _node_fields(event, failures))
+        return _make_payload_trigger(event, event.body, _node_fields(event, count_failures))
     if event.kind in (JOB_STATE, RUN_END):
         record = _select_record(event)
         return None if record is None else _make_job_trigger(event, record)
     return _make_payload_trigger(event, event.body, {})
 
 
-def _node_fields(event: Event, failures: CountFailures) -> Payload:
+def _node_fields(event: Event, count_failures: CountFailures) -> Payload:
     """Derive additional payload fields of a node event."""
     body: NodeState = event.body
     base, _, flags = body.state.partition("+")
-    was = body.old_state
+    old_state = body.old_state
     return {
         "base": base,
         "flags": flags.split("+") if flags else [],
-        "drained": _has_drained(body.state) and bool(was) and not _has_drained(was),
-        **failures(event),
+        "drained": _has_drained(body.state) and bool(old_state) and not _has_drained(old_state),
+        **count_failures(event),
     }
 
 
 def _has_drained(state: str) -> bool:
     """Return whether a node is drained and its last job has left it."""
     base, _, flags = state.partition("+")
-    words = flags.split("+")
-    return "DRAIN" in words and "COMPLETING" not in words and base in ("IDLE", "DOWN")
+    flag_names = flags.split("+")
+    return "DRAIN" in flag_names and "COMPLETING" not in flag_names and base in ("IDLE", "DOWN")
 
 
 def _select_record(event: Event) -> JobRecord | None:
@@ -202,18 +202,18 @@ def _select_record(event: Event) -> JobRecord | None:
 
 def _make_job_trigger(event: Event, record: JobRecord) -> Trigger:
     """Make the trigger of a job event."""
-    whole = {field: getattr(record, field) for field in record.__struct_fields__}
-    more = {"final": event.kind == RUN_END, "state": strip_state_suffix(record.state)}
-    return _make_payload_trigger(event, whole, more)
+    fields = {field: getattr(record, field) for field in record.__struct_fields__}
+    extra_fields = {"final": event.kind == RUN_END, "state": strip_state_suffix(record.state)}
+    return _make_payload_trigger(event, fields, extra_fields)
 
 
-def _make_payload_trigger(event: Event, body: Any, more: Payload) -> Trigger:
+def _make_payload_trigger(event: Event, body: Any, extra_fields: Payload) -> Trigger:
     """Make a trigger from an event, the given body and additional fields."""
     payload: Payload = msgspec.to_builtins(body)
-    payload |= {"cluster": event.cluster, "at": msgspec.to_builtins(event.at), **more}
+    payload |= {"cluster": event.cluster, "at": msgspec.to_builtins(event.at), **extra_fields}
     return Trigger(type=TRIGGER_TYPE_BY_KIND[event.kind], payload=payload)
 
 
 def read_subject(trigger: Trigger) -> tuple[Any, ...]:
     """Return a trigger's subject: the values of its type's subject fields."""
-    return tuple(trigger.payload.get(name) for name in TRIGGER_TYPES[trigger.type].subject)
+    return tuple(trigger.payload.get(name) for name in TRIGGER_TYPES[trigger.type].subject_fields)

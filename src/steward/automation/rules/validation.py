@@ -18,15 +18,15 @@ from steward.automation.rules.triggers import TRIGGER_TYPES
 def find_rule_errors(rule: Rule) -> Iterator[str]:
     """List all errors of a rule, each with file, line and key."""
     try:
-        called = find_operation(rule.action)
+        operation = find_operation(rule.action)
     except UnknownOperation as error:
-        yield f"{rule.at('action', 'ref')}: {error}"
+        yield f"{rule.format_position('action', 'ref')}: {error}"
         return
     yield from _check_parameters(rule)
     yield from _check_template_fields(rule)
-    if rule.care.most_nodes_percent is not None and not can_take_nodes(called.ref):
-        where = rule.at("context", "steward", "most_nodes_percent")
-        yield f"{where}: {rule.action} takes no nodes away"
+    if rule.limits.most_nodes_percent is not None and not can_take_nodes(operation.ref):
+        position = rule.format_position("context", "steward", "most_nodes_percent")
+        yield f"{position}: {rule.action} takes no nodes away"
 
 
 def compare_with_stackstorm(rule: Rule) -> Iterator[str]:
@@ -36,10 +36,11 @@ def compare_with_stackstorm(rule: Rule) -> Iterator[str]:
     """
     dispatched = TRIGGER_TYPES[rule.trigger].dispatched
     if not dispatched:
-        yield f"{rule.at('trigger', 'type')}: the slurm pack has no trigger {rule.trigger}"
-    if rule.wanted:
-        where = rule.at("trigger", "parameters")
-        yield f"{where}: StackStorm never fires such a rule: compare the fields in criteria"
+        position = rule.format_position("trigger", "type")
+        yield f"{position}: the slurm pack has no trigger {rule.trigger}"
+    if rule.trigger_parameters:
+        position = rule.format_position("trigger", "parameters")
+        yield f"{position}: StackStorm never fires such a rule: compare the fields in criteria"
     for criterion in rule.criteria:
         for field in criterion.path[:1] if dispatched else ():
             if field not in dispatched:
@@ -48,35 +49,36 @@ def compare_with_stackstorm(rule: Rule) -> Iterator[str]:
         for field in sorted(find_trigger_fields(text) - dispatched if dispatched else ()):
             yield _explain_undispatched(rule, field, key)
     if not rule.action.startswith("slurm."):
-        yield f"{rule.at('action', 'ref')}: StackStorm calls it slurm.{rule.action}"
+        yield f"{rule.format_position('action', 'ref')}: StackStorm calls it slurm.{rule.action}"
     for key in rule.lines:
         if key[:2] == ("context", "steward") and len(key) == 3:
-            yield f"{rule.at(*key)}: StackStorm passes over it"
+            yield f"{rule.format_position(*key)}: StackStorm passes over it"
 
 
 def _explain_undispatched(rule: Rule, field: str, key: RuleKey) -> str:
     """Explain that StackStorm's trigger lacks a field."""
-    return f"{rule.at(*key)}: the slurm pack's {rule.trigger} has no field {field!r}"
+    return f"{rule.format_position(*key)}: the slurm pack's {rule.trigger} has no field {field!r}"
 
 
 def _check_parameters(rule: Rule) -> Iterator[str]:
     """Check the action's parameters, as far as they contain no templates."""
-    called = find_operation(rule.action)
-    known = {one.name: one for one in describe_parameters(called)}
+    operation = find_operation(rule.action)
+    parameters = {parameter.name: parameter for parameter in describe_parameters(operation)}
     for name in rule.parameters:
-        if name not in known:
-            names = ", ".join(known) or "none"
-            where = rule.at("action", "parameters", name)
-            yield f"{where}: {rule.action} has no such parameter: {names}"
-    for one in known.values():
-        if one.required and rule.parameters.get(one.name) in (None, ""):
-            yield f"{rule.at('action', 'parameters')}: {rule.action} needs {one.name!r}"
+        if name not in parameters:
+            names = ", ".join(parameters) or "none"
+            position = rule.format_position("action", "parameters", name)
+            yield f"{position}: {rule.action} has no such parameter: {names}"
+    for parameter in parameters.values():
+        if parameter.required and rule.parameters.get(parameter.name) in (None, ""):
+            position = rule.format_position("action", "parameters")
+            yield f"{position}: {rule.action} needs {parameter.name!r}"
     if not any(_has_template(value) for value in rule.parameters.values()):
         try:
-            parse_operation_parameters(called, rule.parameters)
+            parse_operation_parameters(operation, rule.parameters)
         except InvalidParameters as error:
-            if set(rule.parameters) <= set(known):
-                yield f"{rule.at('action', 'parameters')}: {error}"
+            if set(rule.parameters) <= set(parameters):
+                yield f"{rule.format_position('action', 'parameters')}: {error}"
 
 
 def _check_template_fields(rule: Rule) -> Iterator[str]:
@@ -84,8 +86,8 @@ def _check_template_fields(rule: Rule) -> Iterator[str]:
     fields = TRIGGER_TYPES[rule.trigger].fields
     for key, text in _walk_templates(rule.parameters, ("action", "parameters")):
         for field in sorted(find_trigger_fields(text) - fields):
-            known = ", ".join(sorted(fields))
-            yield f"{rule.at(*key)}: {rule.trigger} has no field {field!r}: {known}"
+            choices = ", ".join(sorted(fields))
+            yield f"{rule.format_position(*key)}: {rule.trigger} has no field {field!r}: {choices}"
 
 
 def _walk_templates(value: Any, key: RuleKey) -> Iterator[tuple[RuleKey, str]]:
@@ -93,11 +95,11 @@ def _walk_templates(value: Any, key: RuleKey) -> Iterator[tuple[RuleKey, str]]:
     if is_template(value):
         yield key, value
     elif isinstance(value, dict):
-        for name, one in value.items():
-            yield from _walk_templates(one, (*key, name))
+        for name, item in value.items():
+            yield from _walk_templates(item, (*key, name))
     elif isinstance(value, list):
-        for index, one in enumerate(value):
-            yield from _walk_templates(one, (*key, index))
+        for index, item in enumerate(value):
+            yield from _walk_templates(item, (*key, index))
 
 
 def _has_template(value: Any) -> bool:

@@ -324,7 +324,7 @@ def _ask_gate(
     gate = context.gate
     try:
         for job in jobs:
-            verdict = gate.would(cluster, job, user)
+            verdict = gate.get_verdict(cluster, job, user)
             messages.append(verdict.say)
             if not verdict.ok:
                 return False, verdict.say

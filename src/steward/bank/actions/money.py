@@ -302,7 +302,7 @@ def _reserve_at_gate(
         yield
     finally:
         try:
-            position = gate.state().position
+            position = gate.get_status().position
             # Send new balances with the release: otherwise the gate would, for a moment, count the
             # money as available again.
             with context.ledger.reading() as t:

@@ -327,7 +327,7 @@ def fetch_holds(
     holds: list[Hold] = []
     after = ""
     while len(holds) < _MAX_HOLDS:
-        page = gate.holds(
+        page = gate.list_holds(
             account=account,
             cluster=cluster,
             user=user,

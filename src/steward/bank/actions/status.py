@@ -147,8 +147,8 @@ def _add_gate_state(
 ) -> BankStatusReply:
     """Add the gate's state to the reply; without it, the reason why it does not answer."""
     try:
-        state = context.gate.state()
-        totals = context.gate.held() if books else []
+        state = context.gate.get_status()
+        totals = context.gate.list_held_totals() if books else []
     except GateUnavailable as error:
         return msgspec.structs.replace(reply, gate_why=str(error))
     return msgspec.structs.replace(

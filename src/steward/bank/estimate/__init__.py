@@ -40,7 +40,7 @@ __all__ = [
 
 def estimate(
     description: JobRequest,
-    picture: ClusterModel,
+    model: ClusterModel,
     rates: Sequence[Rate],
     settings: BankSettings,
     now: datetime,
@@ -49,7 +49,7 @@ def estimate(
 
     Args:
         description: The job's request.
-        picture: The model of the cluster.
+        model: The model of the cluster.
         rates: All rates.
         settings: [bank].
         now: When it is submitted, or was first submitted.
@@ -58,4 +58,4 @@ def estimate(
         NoRate: A partition has no rate.
         NoEstimate: A partition is unknown, or the array is malformed.
     """
-    return Estimator(picture, rates, settings).quote(description, now, lines=True)
+    return Estimator(model, rates, settings).quote(description, now, lines=True)

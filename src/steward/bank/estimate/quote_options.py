@@ -57,27 +57,27 @@ def parse_jobs(argv: Sequence[str], script: str = "", *, uid: int = -1) -> tuple
     Raises:
         BankUsage: An option is unknown, or a value is invalid.
     """
-    said: list[Options] = [{}]
+    line_options: list[Options] = [{}]
     for word in _split_components(argv):
         if word is None:
-            said.append({})
+            line_options.append({})
         elif word[0]:
-            said[-1].update([word])
-    written: list[Options] = [{}]
+            line_options[-1].update([word])
+    script_options: list[Options] = [{}]
     for words in _iterate_directives(script):
         if words in (["hetjob"], ["packjob"]):
-            written.append({})
+            script_options.append({})
             continue
         for word in _split_components(words):
             if word is not None and word[0]:
-                written[-1].update([word])
-    count = max(len(said), len(written))
-    said += [{}] * (count - len(said))
-    written += [{}] * (count - len(written))
+                script_options[-1].update([word])
+    count = max(len(line_options), len(script_options))
+    line_options += [{}] * (count - len(line_options))
+    script_options += [{}] * (count - len(script_options))
     # The command line overrides the script.
     return tuple(
         _make_description({**of_script, **of_line}, uid, is_het=count > 1)
-        for of_script, of_line in zip(written, said, strict=True)
+        for of_script, of_line in zip(script_options, line_options, strict=True)
     )
 
 
@@ -90,14 +90,14 @@ def find_script(argv: Sequence[str]) -> str:
     Raises:
         BankUsage: An option is unknown.
     """
-    at = 0
-    for name, _, after in _iterate_options(argv):
+    position = 0
+    for name, _, next_position in _iterate_options(argv):
         if not name:
             return ""
-        at = after
+        position = next_position
     # A lone -- ends the options.
-    rest = [word for word in argv[at : at + 2] if word != "--"]
-    return rest[0] if rest else ""
+    words = [word for word in argv[position : position + 2] if word != "--"]
+    return words[0] if words else ""
 
 
 def _iterate_directives(script: str) -> Iterator[list[str]]:
@@ -114,16 +114,16 @@ def _iterate_directives(script: str) -> Iterator[list[str]]:
 
 def _split_components(argv: Sequence[str]) -> Iterator[tuple[str, str] | None]:
     """Yield options with values; None where a component of a heterogeneous job ends."""
-    rest = list(argv)
-    while rest:
-        at = 0
-        for name, value, after in _iterate_options(rest):
+    remaining = list(argv)
+    while remaining:
+        position = 0
+        for name, value, next_position in _iterate_options(remaining):
             yield (name, value) if name else None
-            at = after
+            position = next_position
         # The rest is the script and its own arguments, unless another component follows.
-        if ":" not in rest[at:]:
+        if ":" not in remaining[position:]:
             return
-        rest = rest[rest.index(":", at) :]
+        remaining = remaining[remaining.index(":", position) :]
 
 
 def _iterate_options(words: Sequence[str]) -> Iterator[tuple[str, str, int]]:
@@ -131,31 +131,31 @@ def _iterate_options(words: Sequence[str]) -> Iterator[tuple[str, str, int]]:
 
     The name is "" for the ``:`` between components of a heterogeneous job.
     """
-    at = 0
-    while at < len(words):
-        word = words[at]
-        at += 1
+    position = 0
+    while position < len(words):
+        word = words[position]
+        position += 1
         if word == ":":
-            yield "", "", at
+            yield "", "", position
         elif word.startswith("--") and word != "--":
             name, equals, value = word[2:].partition("=")
             name = expand_option(name)
             if name in VALUE_OPTIONS and not equals:
-                value, at = _get_value(words, at, word), at + 1
-            yield name, value, at
+                value, position = _get_value(words, position, word), position + 1
+            yield name, value, position
         elif word.startswith("-") and word not in ("-", "--"):
             for name, attached in split_letters(word):
                 if attached is None:
-                    attached, at = _get_value(words, at, word), at + 1  # noqa: PLW2901 # its value
-                yield name, attached, at
+                    attached, position = _get_value(words, position, word), position + 1  # noqa: PLW2901 # its value
+                yield name, attached, position
         else:
             return
 
 
-def _get_value(words: Sequence[str], at: int, word: str) -> str:
-    if at >= len(words):
+def _get_value(words: Sequence[str], position: int, word: str) -> str:
+    if position >= len(words):
         raise BankUsage(f"{word} takes a value", word)
-    return words[at]
+    return words[position]
 
 
 def _make_description(options: Options, uid: int, *, is_het: bool) -> JobRequest:
@@ -163,23 +163,27 @@ def _make_description(options: Options, uid: int, *, is_het: bool) -> JobRequest
     if "," in options.get("clusters", ""):
         raise BankUsage("--clusters: quote for one cluster at a time", options["clusters"])
     get = options.get
-    least, most = _parse_nodes(get("nodes", ""))
+    min_nodes, max_nodes = _parse_nodes(get("nodes", ""))
     tasks = _parse_count(options, "ntasks")
-    per_task = _parse_count(options, "cpus-per-task")
-    per_node = _parse_count(options, "ntasks-per-node")
+    cpus_per_task = _parse_count(options, "cpus-per-task")
+    tasks_per_node = _parse_count(options, "ntasks-per-node")
     sockets, cores, threads = _parse_geometry(options)
-    is_set = tasks is not None
-    reckoned = tasks or 1
-    if not is_set and least is not None:
-        if per_node:
-            reckoned = tasks = least * per_node
-        elif most in (None, least):
-            reckoned = max(1, least)
-    if not is_set and (sockets or cores):
+    has_task_count = tasks is not None
+    task_count = tasks or 1
+    if not has_task_count and min_nodes is not None:
+        if tasks_per_node:
+            task_count = tasks = min_nodes * tasks_per_node
+        elif max_nodes in (None, min_nodes):
+            task_count = max(1, min_nodes)
+    if not has_task_count and (sockets or cores):
         # One task for each requested core.
-        reckoned = max(reckoned, (least or 1) * (sockets or 1) * (cores or 1) * (threads or 1))
-        tasks = reckoned
-    min_cpus = max(least or 1, 1) if "overcommit" in options else reckoned * (per_task or 1)
+        task_count = max(
+            task_count, (min_nodes or 1) * (sockets or 1) * (cores or 1) * (threads or 1)
+        )
+        tasks = task_count
+    min_cpus = (
+        max(min_nodes or 1, 1) if "overcommit" in options else task_count * (cpus_per_task or 1)
+    )
     memory = get("mem")
     return JobRequest(
         uid=uid,
@@ -189,17 +193,17 @@ def _make_description(options: Options, uid: int, *, is_het: bool) -> JobRequest
         reservation=get("reservation", ""),
         time_limit_min=_parse_minutes(options, "time"),
         time_min_min=_parse_minutes(options, "time-min"),
-        min_nodes=least,
-        max_nodes=most if most is not None or least is None else least,
+        min_nodes=min_nodes,
+        max_nodes=max_nodes if max_nodes is not None or min_nodes is None else min_nodes,
         num_tasks=tasks,
-        cpus_per_task=per_task,
+        cpus_per_task=cpus_per_task,
         min_cpus=min_cpus,
         pn_min_cpus=_parse_count(options, "mincpus"),
         pn_min_memory_mib=None if memory is None else _parse_memory("mem", memory),
         mem_per_cpu_mib=_parse_memory("mem-per-cpu", options["mem-per-cpu"])
         if "mem-per-cpu" in options
         else None,
-        ntasks_per_node=per_node,
+        ntasks_per_node=tasks_per_node,
         ntasks_per_socket=_parse_count(options, "ntasks-per-socket"),
         ntasks_per_core=_parse_count(options, "ntasks-per-core"),
         ntasks_per_tres=_parse_count(options, "ntasks-per-gpu"),
@@ -247,48 +251,52 @@ def _parse_count(options: Options, name: str) -> int | None:
 
 
 def _parse_core_spec(options: Options) -> int | None:
-    core = _parse_count(options, "core-spec")
-    return _parse_count(options, "thread-spec") if core is None else core
+    core_count = _parse_count(options, "core-spec")
+    return _parse_count(options, "thread-spec") if core_count is None else core_count
 
 
 def _parse_nodes(value: str) -> tuple[int | None, int | None]:
     """Parse ``--nodes`` into minimum and maximum; None if unset."""
     if not value:
         return None, None
-    best: tuple[int, int] | None = None
-    for part in value.split(","):  # later versions take a list of sizes
-        found = _NODES.fullmatch(part)
-        if found is None:
+    widest: tuple[int, int] | None = None
+    for size in value.split(","):  # later versions take a list of sizes
+        match = _NODES.fullmatch(size)
+        if match is None:
             raise BankUsage(f"--nodes={value} is no count of nodes", value)
-        least = int(found[1]) * _SCALE[found[2].lower()]
-        most = int(found[3]) * _SCALE[(found[4] or "").lower()] if found[3] else least
-        best = (least, most) if best is None else (min(best[0], least), max(best[1], most))
-    return best if best is not None else (None, None)
+        minimum = int(match[1]) * _SCALE[match[2].lower()]
+        maximum = int(match[3]) * _SCALE[(match[4] or "").lower()] if match[3] else minimum
+        widest = (
+            (minimum, maximum)
+            if widest is None
+            else (min(widest[0], minimum), max(widest[1], maximum))
+        )
+    return widest if widest is not None else (None, None)
 
 
 def _parse_geometry(options: Options) -> tuple[int | None, int | None, int | None]:
     """Return requested sockets, cores and threads per node; ``-B`` sets all three."""
-    found: list[int | None] = [None, None, None]
-    for at, part in enumerate(options.get("extra-node-info", "").split(":")[:3]):
+    counts: list[int | None] = [None, None, None]
+    for index, part in enumerate(options.get("extra-node-info", "").split(":")[:3]):
         if part and part != "*":
-            found[at] = _parse_count({"extra-node-info": part}, "extra-node-info")
-    for at, name in enumerate(("sockets-per-node", "cores-per-socket", "threads-per-core")):
+            counts[index] = _parse_count({"extra-node-info": part}, "extra-node-info")
+    for index, name in enumerate(("sockets-per-node", "cores-per-socket", "threads-per-core")):
         if options.get(name) not in (None, "*"):
-            found[at] = _parse_count(options, name)
+            counts[index] = _parse_count(options, name)
     hint = options.get("hint", "")
     if hint in ("nomultithread", "compute_bound", "memory_bound"):
-        found[2] = 1
-    sockets, cores, threads = found
+        counts[2] = 1
+    sockets, cores, threads = counts
     return sockets, cores, threads
 
 
 def _parse_memory(name: str, value: str) -> int:
     """Parse memory as MiB, rounded up; without a suffix it is MiB."""
-    found = _MEMORY.fullmatch(value)
-    if found is None:
+    match = _MEMORY.fullmatch(value)
+    if match is None:
         raise BankUsage(f"--{name}={value} is no amount of memory: write 4G or 500M", value)
-    times, by = _PER_MIB[found[2].upper()]
-    return -(-int(found[1]) * times // by)
+    multiplier, divisor = _PER_MIB[match[2].upper()]
+    return -(-int(match[1]) * multiplier // divisor)
 
 
 def _parse_minutes(options: Options, name: str) -> int | None:

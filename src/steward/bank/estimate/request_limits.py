@@ -63,36 +63,36 @@ class Budget:
         ns: The budget in ns; None for no limit.
     """
 
-    __slots__ = ("_until_ns",)
+    __slots__ = ("_deadline_ns",)
 
-    def __init__(self, ns: int | None) -> None:
-        self._until_ns = None if ns is None else time.thread_time_ns() + ns
+    def __init__(self, budget_ns: int | None) -> None:
+        self._deadline_ns = None if budget_ns is None else time.thread_time_ns() + budget_ns
 
     def is_spent(self) -> bool:
         """Return True if the budget is used up."""
-        return self._until_ns is not None and time.thread_time_ns() >= self._until_ns
+        return self._deadline_ns is not None and time.thread_time_ns() >= self._deadline_ns
 
 
 UNLIMITED: Final = Budget(None)
 """A budget without limit."""
 
 
-def check_text_lengths(job: JobRequest, budget: Budget = UNLIMITED) -> None:
+def check_text_lengths(request: JobRequest, budget: Budget = UNLIMITED) -> None:
     """Reject a text that is longer than Slurm accepts, before reading any of it.
 
     Args:
-        job: The job's request.
+        request: The job's request.
         budget: Once it is spent, only short texts are accepted.
 
     Raises:
         NoEstimate: A text is too long.
     """
-    is_late = budget.is_spent()
+    is_spent = budget.is_spent()
     for name, option in OPTION_OF_FIELD.items():
-        text = getattr(job, name)
+        text = getattr(request, name)
         if not text:
             continue
-        if is_late and len(text) > _LONGEST_LATE:
+        if is_spent and len(text) > _LONGEST_LATE:
             raise NoEstimate(
                 f"{option} takes too long to price: shorten it, or split the job", text[:80]
             )
@@ -108,10 +108,10 @@ def split_choices(names: str, option: str) -> Sequence[str]:
     Raises:
         NoEstimate: The list names more than a cluster has.
     """
-    found = tuple(dict.fromkeys(filter(None, (name.strip() for name in names.split(",")))))
-    if len(found) > _MOST_CHOICES:
+    choices = tuple(dict.fromkeys(filter(None, (name.strip() for name in names.split(",")))))
+    if len(choices) > _MOST_CHOICES:
         raise NoEstimate(f"{option} names more than {_MOST_CHOICES}", names[:80])
-    return found
+    return choices
 
 
 _NODE_PART: Final = re.compile(r"[^\[\],\s]*(?:\[[0-9,-]*\][^\[\],\s]*)*")
@@ -130,7 +130,7 @@ _Ranges = list[tuple[int, int, int]]
 """Ranges in brackets: first, last, and the number of digits."""
 
 
-def bound_node_count(nodelist: str, most: int) -> int:
+def bound_node_count(nodelist: str, max_nodes: int) -> int:
     """Return how many nodes a list names at most; for an unreadable list the maximum.
 
     A user wrote the list, and the gate decides on all jobs in turn: the time grows with the text's
@@ -138,12 +138,12 @@ def bound_node_count(nodelist: str, most: int) -> int:
 
     Args:
         nodelist: Value of ``--nodelist``: ``n[1-3,7],gpu1``.
-        most: Maximum number of nodes of a job.
+        max_nodes: Maximum number of nodes of a job.
     """
     if len(nodelist) > LONGEST_NODELIST:
-        return most
+        return max_nodes
     count = count_nodes(nodelist)
-    return most if count is None else min(count, most)
+    return max_nodes if count is None else min(count, max_nodes)
 
 
 @lru_cache(maxsize=16)  # the same list is read for each partition and QOS of a job
@@ -156,16 +156,16 @@ def count_nodes(nodelist: str) -> int | None:
     if len(nodelist) > _LONGEST_FOLDED or nodelist.count("[") > _MOST_FOLDED:
         return None
     parts: list[list[str | _Ranges]] = []
-    total, at = 0, 0
-    while at < len(nodelist):
-        found = _NODE_PART.match(nodelist, at)
-        end = at if found is None else found.end()
-        if found is None or (end < len(nodelist) and nodelist[end] != ","):
+    total, position = 0, 0
+    while position < len(nodelist):
+        match = _NODE_PART.match(nodelist, position)
+        end = position if match is None else match.end()
+        if match is None or (end < len(nodelist) and nodelist[end] != ","):
             return None
-        at = end + 1
-        if not found[0]:
+        position = end + 1
+        if not match[0]:
             continue
-        pieces = _split_name(found[0])
+        pieces = _split_name(match[0])
         if pieces is None:
             return None
         total += prod(_count_range(piece) for piece in pieces if not isinstance(piece, str))
@@ -175,23 +175,23 @@ def count_nodes(nodelist: str) -> int | None:
     return len({"".join(name) for pieces in parts for name in product(*map(_expand_piece, pieces))})
 
 
-def _split_name(part: str) -> list[str | _Ranges] | None:
+def _split_name(name: str) -> list[str | _Ranges] | None:
     """Split a name into texts and ranges; None if it is malformed."""
-    found: list[str | _Ranges] = []
-    for piece in _PIECE.finditer(part):
+    pieces: list[str | _Ranges] = []
+    for piece in _PIECE.finditer(name):
         if piece[2]:
-            found.append(piece[2])
+            pieces.append(piece[2])
             continue
         ranges: _Ranges = []
-        for one in piece[1].split(","):
-            match = _RANGE.fullmatch(one)
+        for text in piece[1].split(","):
+            match = _RANGE.fullmatch(text)
             if match is None or int(match[2] or match[1]) < int(match[1]):
                 return None
             ranges.append((int(match[1]), int(match[2] or match[1]), len(match[1])))
-        found.append(ranges)
+        pieces.append(ranges)
     # Many copies of a long name would fill the memory.
-    texts = sum(len(one) for one in found if isinstance(one, str))
-    return found if texts <= _LONGEST_NAME else None
+    text_length = sum(len(text) for text in pieces if isinstance(text, str))
+    return pieces if text_length <= _LONGEST_NAME else None
 
 
 def _count_range(ranges: _Ranges) -> int:
@@ -226,10 +226,10 @@ def count_array_tasks(expression: str) -> tuple[int, int]:
     tasks, limit = tasks.removesuffix("]"), limit.removesuffix("]")
     count = 0
     for part in tasks.split(","):
-        found = _TASK_PART.fullmatch(part.strip())
-        if found is None:
+        match = _TASK_PART.fullmatch(part.strip())
+        if match is None:
             raise NoEstimate(f"--array={expression[:80]} is no list of array tasks", expression)
-        first, last, step = int(found[1]), int(found[2] or found[1]), int(found[3] or 1)
+        first, last, step = int(match[1]), int(match[2] or match[1]), int(match[3] or 1)
         if last < first or step < 1:
             raise NoEstimate(f"--array={expression[:80]} has a range without tasks", expression)
         count += (last - first) // step + 1

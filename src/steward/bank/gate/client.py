@@ -77,49 +77,49 @@ class GateClient:
     """
 
     def __init__(self, state_dir: str, timeout_s: float = 5.0) -> None:
-        self._path = os.path.join(state_dir, CONTROL_SOCKET)
+        self._socket_path = os.path.join(state_dir, CONTROL_SOCKET)
         self._timeout_s = timeout_s
 
-    def books(self, books: GateBooks) -> int:
+    def send_books(self, books: GateBooks) -> int:
         """Send ledger balances; return the ledger position that the gate then knows.
 
         Also serves as the bank's heartbeat.
         """
-        return int(self._ask("books", books, int))
+        return int(self._call("books", books, int))
 
-    def remote_means(self, means: dict[str, RemoteMeans]) -> None:
+    def send_remote_means(self, means: dict[str, RemoteMeans]) -> None:
         """Send limits and balance times that a remote myBRC server reported, by account."""
-        self._ask("remote_means", means, None)
+        self._call("remote_means", means, None)
 
-    def rules(self, rules: BankRules) -> None:
+    def send_rules(self, rules: BankRules) -> None:
         """Send modes and rates."""
-        self._ask("rules", rules, None)
+        self._call("rules", rules, None)
 
-    def picture(self, picture: ClusterModel) -> None:
+    def send_model(self, model: ClusterModel) -> None:
         """Send the model of a cluster."""
-        self._ask("picture", picture, None)
+        self._call("picture", model, None)
 
-    def state(self) -> GateStatus:
+    def get_status(self) -> GateStatus:
         """Return the gate's status."""
-        state: GateStatus = self._ask("state", None, GateStatus)
-        return state
+        status: GateStatus = self._call("state", None, GateStatus)
+        return status
 
-    def confirm(self, seen: Sequence[ShownJob]) -> list[Hold | None]:
+    def confirm_jobs(self, jobs: Sequence[ShownJob]) -> list[Hold | None]:
         """Report jobs that Slurm shows; return the hold of each, None if no hold covers it."""
-        found: list[Hold | None] = []
-        for start in range(0, len(seen), _MOST_JOBS_IN_CALL):
-            some = list(seen[start : start + _MOST_JOBS_IN_CALL])
-            found += self._ask("confirm", some, list[Hold | None])
-        return found
+        holds: list[Hold | None] = []
+        for start in range(0, len(jobs), _MOST_JOBS_IN_CALL):
+            batch = list(jobs[start : start + _MOST_JOBS_IN_CALL])
+            holds += self._call("confirm", batch, list[Hold | None])
+        return holds
 
-    def looked(self, cluster: str, began: datetime) -> int:
+    def report_poll(self, cluster: str, began: datetime) -> int:
         """Report a complete poll of the queue; return how many holds were void."""
-        return int(self._ask("looked", CompletedPoll(cluster=cluster, began=began), int))
+        return int(self._call("looked", CompletedPoll(cluster=cluster, began=began), int))
 
-    def cover(self, claim: CoverRequest) -> CoverReply:
+    def cover_job(self, request: CoverRequest) -> CoverReply:
         """Place or adjust the hold of a queued job; safe to repeat."""
-        covered: CoverReply = self._ask("cover", claim, CoverReply)
-        return covered
+        reply: CoverReply = self._call("cover", request, CoverReply)
+        return reply
 
     def settle(self, settlements: Sequence[Settlement], books: GateBooks | None) -> int:
         """Report charges in the ledger; return the last settlement that was applied.
@@ -130,30 +130,32 @@ class GateClient:
             settlements: In the order of their seq.
             books: Balances that include these charges.
         """
-        taken = 0
+        last_applied = 0
         for start in range(0, max(1, len(settlements)), _MOST_JOBS_IN_CALL):
-            some = tuple(settlements[start : start + _MOST_JOBS_IN_CALL])
+            batch = tuple(settlements[start : start + _MOST_JOBS_IN_CALL])
             # With the first call: SU become available again only when their charge is known.
-            news = books if not start else None
-            taken = int(self._ask("settle", SettleRequest(settlements=some, books=news), int))
-        return taken
+            batch_books = books if not start else None
+            last_applied = int(
+                self._call("settle", SettleRequest(settlements=batch, books=batch_books), int)
+            )
+        return last_applied
 
     def release(self, hold_id: str, why: str, books: GateBooks | None = None) -> int:
         """Release a hold; return its remainder in micro-SU, 0 if it was not open."""
-        return int(self._ask("release", ReleaseRequest(hold=hold_id, why=why, books=books), int))
+        return int(self._call("release", ReleaseRequest(hold=hold_id, why=why, books=books), int))
 
     def reserve(self, account: str, amount: int, why: str, allocation: int = 0) -> Hold:
         """Hold SU that are to leave an account; the hold expires unless it is released first."""
-        wanted = ReserveRequest(account=account, amount=amount, why=why, allocation=allocation)
-        hold: Hold = self._ask("reserve", wanted, Hold)
+        request = ReserveRequest(account=account, amount=amount, why=why, allocation=allocation)
+        hold: Hold = self._call("reserve", request, Hold)
         return hold
 
-    def held(self) -> list[HeldTotal]:
+    def list_held_totals(self) -> list[HeldTotal]:
         """Sum the open holds of each account."""
-        found: list[HeldTotal] = self._ask("held", None, list[HeldTotal])
-        return found
+        totals: list[HeldTotal] = self._call("held", None, list[HeldTotal])
+        return totals
 
-    def holds(
+    def list_holds(
         self,
         account: str = "",
         cluster: str = "",
@@ -175,36 +177,36 @@ class GateClient:
             limit: Maximum number of holds.
             changed: Whether to list only holds of jobs with a change that no poll has shown.
         """
-        found: list[Hold] = []
+        holds: list[Hold] = []
         page: list[Hold] | None = None
-        while len(found) < limit and (page is None or len(page) == _HOLDS_PER_CALL):
-            wanted = HoldQuery(
+        while len(holds) < limit and (page is None or len(page) == _HOLDS_PER_CALL):
+            query = HoldQuery(
                 account=account,
                 cluster=cluster,
                 user=user,
                 job_id=job_id,
                 changed=changed,
-                after=found[-1].id if found else after,
-                limit=min(_HOLDS_PER_CALL, limit - len(found)),
+                after=holds[-1].id if holds else after,
+                limit=min(_HOLDS_PER_CALL, limit - len(holds)),
             )
-            page = self._ask("holds", wanted, list[Hold])
-            found += page
-        return found
+            page = self._call("holds", query, list[Hold])
+            holds += page
+        return holds
 
-    def means(self, account: str, user: str = "") -> AccountMeans:
+    def get_means(self, account: str, user: str = "") -> AccountMeans:
         """Return the balance, holds and limits of an account, and of a user in it."""
-        means: AccountMeans = self._ask(
+        means: AccountMeans = self._call(
             "means", MeansRequest(account=account, user=user), AccountMeans
         )
         return means
 
-    def quote(self, cluster: str, description: JobRequest) -> Quote:
+    def get_quote(self, cluster: str, description: JobRequest) -> Quote:
         """Return the highest cost of a job."""
-        asked = PriceRequest(cluster=cluster, description=description)
-        quote: Quote = self._ask("quote", asked, Quote)
+        request = PriceRequest(cluster=cluster, description=description)
+        quote: Quote = self._call("quote", request, Quote)
         return quote
 
-    def would(
+    def get_verdict(
         self, cluster: str, description: JobRequest, user: str = "", cost: int | None = None
     ) -> AdmissionVerdict:
         """Return the verdict on a job as if it were submitted now; no hold is placed.
@@ -215,30 +217,30 @@ class GateClient:
             user: The user's name; "" to have it looked up.
             cost: The cost, micro-SU; None to have it estimated.
         """
-        asked = PriceRequest(cluster=cluster, description=description, user=user, cost=cost)
-        verdict: AdmissionVerdict = self._ask("would", asked, AdmissionVerdict)
+        request = PriceRequest(cluster=cluster, description=description, user=user, cost=cost)
+        verdict: AdmissionVerdict = self._call("would", request, AdmissionVerdict)
         return verdict
 
-    def stranded(self) -> list[Hold]:
+    def list_stranded(self) -> list[Hold]:
         """List holds of waiting jobs that no allocation can pay any more."""
-        found: list[Hold] = self._ask("stranded", None, list[Hold])
-        return found
+        holds: list[Hold] = self._call("stranded", None, list[Hold])
+        return holds
 
-    def lingering(self) -> list[Hold]:
+    def list_lingering(self) -> list[Hold]:
         """List holds of arrays with started tasks that are still on an ended allocation."""
-        found: list[Hold] = self._ask("lingering", None, list[Hold])
-        return found
+        holds: list[Hold] = self._call("lingering", None, list[Hold])
+        return holds
 
-    def on_allocation(self, number: int) -> int:
+    def sum_on_allocation(self, number: int) -> int:
         """Sum the holds of started jobs on an allocation, micro-SU."""
-        return int(self._ask("on_allocation", number, int))
+        return int(self._call("on_allocation", number, int))
 
-    def facts(self, after: int, limit: int = 500) -> list[GateFact]:
+    def list_facts(self, after: int, limit: int = 500) -> list[GateFact]:
         """List the gate's facts after a seq; the gate deletes those up to it."""
-        found: list[GateFact] = self._ask("facts", (after, limit), list[GateFact])
-        return found
+        facts: list[GateFact] = self._call("facts", (after, limit), list[GateFact])
+        return facts
 
-    def lease(self, fence: int, valid_s: float, secret: str = "") -> str:
+    def grant_lease(self, fence: int, valid_s: float, secret: str = "") -> str:
         """Grant or revoke the right to decide; return the gate's key for tokens.
 
         Args:
@@ -246,28 +248,28 @@ class GateClient:
             valid_s: Seconds that the lease lasts; 0 revokes it.
             secret: The other gates' key, which this gate adopts; "" for none.
         """
-        leased = LeaseRequest(fence=fence, valid_s=valid_s, secret=secret)
-        return str(self._ask("lease", leased, str))
+        request = LeaseRequest(fence=fence, valid_s=valid_s, secret=secret)
+        return str(self._call("lease", request, str))
 
-    def grant(self, ask: PluginRequest, user: str, restarts: int) -> PluginReply:
+    def grant(self, change: PluginRequest, user: str, restarts: int) -> PluginReply:
         """Decide on a change that Steward is about to send for a user, and place its hold.
 
         Args:
-            ask: The change, as if the user sent it.
+            change: The change, as if the user sent it.
             user: The user's name.
             restarts: Restart count of the run that the change is for.
 
         Raises:
             NoEstimate: The job cannot be priced.
         """
-        granted = GrantRequest(ask=ask, user=user, restarts=restarts)
-        return cast("PluginReply", self._ask("grant", granted, PluginReply))
+        request = GrantRequest(ask=change, user=user, restarts=restarts)
+        return cast("PluginReply", self._call("grant", request, PluginReply))
 
     def allow(self, allowance: Allowance) -> None:
         """Let a job pass until a given time, even if its account cannot pay."""
-        self._ask("allow", allowance, None)
+        self._call("allow", allowance, None)
 
-    def _ask(self, op: str, body: Any, gives: Any) -> Any:
+    def _call(self, op: str, body: Any, result_type: Any) -> Any:
         """Send one call; return its decoded body, or raise the error that the gate reports."""
         call = GateCall(v=VERSION, op=op, body=msgspec.Raw(_encode_body(body)))
         try:
@@ -275,31 +277,34 @@ class GateClient:
             result = _decode_result(line)
         except OSError as error:
             raise GateUnavailable(
-                f"no answer at {self._path}: is 'steward serve' running? ({error})", self._path
+                f"no answer at {self._socket_path}: is 'steward serve' running? ({error})",
+                self._socket_path,
             ) from error
         except msgspec.MsgspecError as error:
-            raise GateUnavailable(f"{self._path} answers rubbish: {error}", self._path) from error
+            raise GateUnavailable(
+                f"{self._socket_path} answers rubbish: {error}", self._socket_path
+            ) from error
         if not result.ok:
             raise _ERRORS.get(result.kind, GateUnavailable)(result.say, op)
-        return None if gives is None else msgspec.json.decode(result.body, type=gives)
+        return None if result_type is None else msgspec.json.decode(result.body, type=result_type)
 
-    def _exchange(self, data: bytes) -> bytes:
+    def _exchange(self, line: bytes) -> bytes:
         """Send one line over a new connection, and read the line that answers it."""
-        until = time.monotonic() + self._timeout_s
+        deadline = time.monotonic() + self._timeout_s
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(self._timeout_s)
-            connect_unix_socket(connection, self._path)
-            connection.sendall(data)
-            answer = bytearray()
-            while not answer.endswith(b"\n"):
-                connection.settimeout(max(0.001, until - time.monotonic()))
-                more = connection.recv(1 << 18)
-                if not more:
+            connect_unix_socket(connection, self._socket_path)
+            connection.sendall(line)
+            reply = bytearray()
+            while not reply.endswith(b"\n"):
+                connection.settimeout(max(0.001, deadline - time.monotonic()))
+                chunk = connection.recv(1 << 18)
+                if not chunk:
                     raise ConnectionResetError("connection closed")
-                answer += more
-                if len(answer) > LONGEST_CALL:
+                reply += chunk
+                if len(reply) > LONGEST_CALL:
                     raise ConnectionResetError("the answer is too long")
-        return bytes(answer)
+        return bytes(reply)
 
 
 def connect_unix_socket(connection: socket.socket, path: str) -> None:
@@ -308,8 +313,8 @@ def connect_unix_socket(connection: socket.socket, path: str) -> None:
     Raises:
         OSError: Nobody listens there.
     """
-    directory = os.open(os.path.dirname(path) or ".", os.O_PATH | os.O_DIRECTORY)
+    directory_fd = os.open(os.path.dirname(path) or ".", os.O_PATH | os.O_DIRECTORY)
     try:
-        connection.connect(f"/proc/self/fd/{directory}/{os.path.basename(path)}")
+        connection.connect(f"/proc/self/fd/{directory_fd}/{os.path.basename(path)}")
     finally:
-        os.close(directory)
+        os.close(directory_fd)

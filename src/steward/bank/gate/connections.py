@@ -50,62 +50,67 @@ class GatePeer:
         connection: Its socket; set to non-blocking.
         longest: Maximum length of a line that it may send, in bytes.
         within_s: Seconds within which it must send a whole line, or read its answer.
-        stays: Whether the peer may send further lines after an answer.
+        keeps_open: Whether the peer may send further lines after an answer.
     """
 
     def __init__(
-        self, connection: socket.socket, *, longest: int, within_s: float, stays: bool = False
+        self,
+        connection: socket.socket,
+        *,
+        max_line: int,
+        timeout_s: float,
+        keeps_open: bool = False,
     ) -> None:
         connection.setblocking(False)
         self.socket = connection
         self.fd = connection.fileno()
-        self.stays = stays
-        self.is_over = False
+        self.keeps_open = keeps_open
+        self.is_ended = False
         self.out = bytearray()
-        self._within_s = within_s
-        self._longest = longest
-        self._in = bytearray()
-        self.until = time.monotonic() + within_s
+        self._timeout_s = timeout_s
+        self._max_line = max_line
+        self._received = bytearray()
+        self.deadline = time.monotonic() + timeout_s
 
-    def take(self) -> list[bytes]:
+    def read_lines(self) -> list[bytes]:
         """Read and return the complete lines received; end the connection at EOF or a long line."""
         lines: list[bytes] = []
-        while not self.is_over:
+        while not self.is_ended:
             data = self._receive()
             if data is None:
                 break
             if not data:
-                self.is_over = True
+                self.is_ended = True
                 break
-            self._in += data
+            self._received += data
             if b"\n" in data:
-                *whole, rest = bytes(self._in).split(b"\n")
-                self._in = bytearray(rest)
-                lines += whole
-                self.until = time.monotonic() + self._within_s
-                if not self.stays:
+                *complete, rest = bytes(self._received).split(b"\n")
+                self._received = bytearray(rest)
+                lines += complete
+                self.deadline = time.monotonic() + self._timeout_s
+                if not self.keeps_open:
                     break
-            if len(self._in) > self._longest:
+            if len(self._received) > self._max_line:
                 log.warning("a peer of the gate sent a line that is too long")
-                self.is_over = True
+                self.is_ended = True
         return lines
 
     def send(self, data: bytes) -> None:
         """Send as much as the peer accepts now; keep the rest in ``out``."""
         self.out += data
-        while self.out and not self.is_over:
+        while self.out and not self.is_ended:
             sent = self._send()
             if sent is None:
                 break
             del self.out[:sent]
         if len(self.out) > _MOST_WAITING:
-            self.is_over = True
-        if not self.out and not self.stays:
-            self.is_over = True
+            self.is_ended = True
+        if not self.out and not self.keeps_open:
+            self.is_ended = True
 
     def close(self) -> None:
         """Close the connection."""
-        self.is_over = True
+        self.is_ended = True
         self.socket.close()
 
     def _receive(self) -> bytes | None:
@@ -124,7 +129,7 @@ class GatePeer:
         except BlockingIOError:
             return None
         except OSError:
-            self.is_over = True  # the peer is gone: nobody to report to
+            self.is_ended = True  # the peer is gone: nobody to report to
             return None
 
 
@@ -153,29 +158,29 @@ def unix_listener(path: str, uids: Iterable[int] = ()) -> Iterator[socket.socket
         try:
             # Long paths exceed sun_path; the link in /proc does not. The socket is bound under
             # another name and renamed, so its path never exists without a listener.
-            fresh = f"{os.path.basename(path)}.{os.getpid()}"
-            made = os.path.join(directory, fresh)
+            temporary_name = f"{os.path.basename(path)}.{os.getpid()}"
+            temporary_path = os.path.join(directory, temporary_name)
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(made)
-            listener.bind(f"/proc/self/fd/{fd}/{fresh}")
-            restrict_socket(made, uids)
+                os.unlink(temporary_path)
+            listener.bind(f"/proc/self/fd/{fd}/{temporary_name}")
+            restrict_socket(temporary_path, uids)
             listener.listen(1024)
             if os.path.lexists(path) and not stat.S_ISSOCK(os.lstat(path).st_mode):
                 raise GateUnavailable(f"{path} is there and is no socket: remove it", path)
-            os.replace(made, path)
+            os.replace(temporary_path, path)
         finally:
             os.close(fd)
     except OSError as error:
         listener.close()
         raise GateUnavailable(f"cannot listen on {path}: {error.strerror}", path) from error
     listener.setblocking(False)
-    own = os.lstat(path).st_ino
+    inode = os.lstat(path).st_ino
     try:
         yield listener
     finally:
         listener.close()
         with contextlib.suppress(OSError):
-            if os.lstat(path).st_ino == own:
+            if os.lstat(path).st_ino == inode:
                 os.unlink(path)
 
 
@@ -220,111 +225,115 @@ class RemoteGate:
         answered: Called with each reply line; with None if none came in time.
     """
 
-    def __init__(self, settings: GateSettings, poll: select.epoll, answered: ReplyCallback) -> None:
+    def __init__(
+        self, settings: GateSettings, epoll: select.epoll, on_reply: ReplyCallback
+    ) -> None:
         self._settings = settings
-        self._poll = poll
-        self._answered = answered
-        self._context: ssl.SSLContext | None = None
+        self._epoll = epoll
+        self._on_reply = on_reply
+        self._tls_context: ssl.SSLContext | None = None
         self._peer: TlsPeer | None = None
-        self._is_up = False
-        self._number = 0
-        self._waiting: dict[int, tuple[GatePeer, PluginRequest, float]] = {}
+        self._is_connected = False
+        self._last_id = 0
+        self._pending: dict[int, tuple[GatePeer, PluginRequest, float]] = {}
         self._backoff = Backoff(0.2, 5.0)
-        self._try_at = 0.0
+        self._retry_at = 0.0
 
-    def pass_on(self, peer: GatePeer, ask: PluginRequest) -> None:
+    def forward(self, peer: GatePeer, request: PluginRequest) -> None:
         """Forward a plugin's request to the other gate."""
-        if self._peer is None or not self._is_up:
-            self._answered(peer, ask, None)
+        if self._peer is None or not self._is_connected:
+            self._on_reply(peer, request, None)
             return
-        self._number += 1
-        until = time.monotonic() + self._settings.timeout_ms / 1000 * _TIMEOUT_SHARE
-        self._waiting[self._number] = (peer, ask, until)
-        numbered = msgspec.structs.replace(ask, id=self._number)
+        self._last_id += 1
+        deadline = time.monotonic() + self._settings.timeout_ms / 1000 * _TIMEOUT_SHARE
+        self._pending[self._last_id] = (peer, request, deadline)
+        numbered = msgspec.structs.replace(request, id=self._last_id)
         self._peer.send(_encode_request(numbered) + b"\n")
-        self._watch()
+        self._update_epoll()
 
-    def wait_s(self) -> float:
+    def get_wait_s(self) -> float:
         """Return the seconds until the next time-out or connection attempt."""
-        if self._waiting:
+        if self._pending:
             # Requests are in order and share one time-out, so the first expires first.
-            first = next(iter(self._waiting.values()))
-            return max(0.0, first[2] - time.monotonic())
+            oldest = next(iter(self._pending.values()))
+            return max(0.0, oldest[2] - time.monotonic())
         if self._peer is None:
-            return max(0.0, self._try_at - time.monotonic())
+            return max(0.0, self._retry_at - time.monotonic())
         return _WAIT_S
 
-    def turn(self) -> None:
+    def maintain(self) -> None:
         """Answer overdue requests with None; reconnect if the connection is lost."""
         now = time.monotonic()
-        for number, (peer, ask, until) in list(self._waiting.items()):
-            if until > now:
+        for request_id, (peer, request, deadline) in list(self._pending.items()):
+            if deadline > now:
                 break
-            del self._waiting[number]
-            self._answered(peer, ask, None)
+            del self._pending[request_id]
+            self._on_reply(peer, request, None)
         if self._peer is not None and (
-            self._peer.is_over or (not self._is_up and self._peer.until < now)
+            self._peer.is_ended or (not self._is_connected and self._peer.deadline < now)
         ):
-            self._lost()
-        if self._peer is None and now >= self._try_at:
+            self._disconnect()
+        if self._peer is None and now >= self._retry_at:
             self._connect()
 
-    def served(self, mask: int) -> None:
+    def handle_events(self, mask: int) -> None:
         """Handle readable or writable events of the connection."""
         if self._peer is None:
             return
-        if not self._is_up:
-            self._shake()
+        if not self._is_connected:
+            self._continue_handshake()
             return
         if mask & select.EPOLLOUT:
             self._peer.send(b"")
-        for line in self._peer.take():
-            self._heard(line)
-        self._watch()
+        for line in self._peer.read_lines():
+            self._handle_reply(line)
+        self._update_epoll()
 
-    def _heard(self, line: bytes) -> None:
+    def _handle_reply(self, line: bytes) -> None:
         """Match a reply line with its request, and pass it on."""
         try:
-            number = _decode_header(line)
+            header = _decode_header(line)
         except msgspec.MsgspecError as error:
             log.warning("the gate at %s answers rubbish: %s", self._settings.ask, error)
-            number = _ReplyHeader(v=0, id=0)
-        if number.v != VERSION:
+            header = _ReplyHeader(v=0, id=0)
+        if header.v != VERSION:
             if self._peer is not None:
-                self._peer.is_over = True
+                self._peer.is_ended = True
             return
-        waiting = self._waiting.pop(number.id, None)
-        if waiting is not None:
-            self._answered(waiting[0], waiting[1], line + b"\n")
+        pending = self._pending.pop(header.id, None)
+        if pending is not None:
+            self._on_reply(pending[0], pending[1], line + b"\n")
 
     def _connect(self) -> None:
         """Open a TCP connection to the other gate, and start the TLS handshake."""
         from steward.bank.gate.tls import TlsPeer, make_tls_context
 
-        self._try_at = time.monotonic() + self._backoff.next_s()
+        self._retry_at = time.monotonic() + self._backoff.next_s()
         host, port = split_address(self._settings.ask)
         try:
-            if self._context is None:
-                self._context = make_tls_context(self._settings, serves=False)
+            if self._tls_context is None:
+                self._tls_context = make_tls_context(self._settings, is_server=False)
             # An address or a name in /etc/hosts. Slow name resolution delays only requests that
             # could not be forwarded anyway.
-            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            connection = socket.socket(found[0][0], socket.SOCK_STREAM)
+            addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            connection = socket.socket(addresses[0][0], socket.SOCK_STREAM)
             connection.settimeout(self._settings.timeout_ms / 1000)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection.connect(found[0][4])
+            connection.connect(addresses[0][4])
             connection.setblocking(False)
-            secure = self._context.wrap_socket(
+            tls_socket = self._tls_context.wrap_socket(
                 connection, server_hostname=host, do_handshake_on_connect=False
             )
         except (OSError, GateUnavailable) as error:
             log.warning("the gate at %s cannot be asked: %s", self._settings.ask, error)
             return
-        self._peer = TlsPeer(secure, longest=LONGEST_REQUEST, within_s=_CONNECT_S, stays=True)
-        self._poll.register(self._peer.fd, select.EPOLLIN | select.EPOLLOUT)
-        self._shake()
+        self._peer = TlsPeer(
+            tls_socket, max_line=LONGEST_REQUEST, timeout_s=_CONNECT_S, keeps_open=True
+        )
+        self._epoll.register(self._peer.fd, select.EPOLLIN | select.EPOLLOUT)
+        self._continue_handshake()
 
-    def _shake(self) -> None:
+    def _continue_handshake(self) -> None:
         """Continue the TLS handshake."""
         import ssl
 
@@ -332,34 +341,34 @@ class RemoteGate:
         try:
             self._peer.socket.do_handshake()
         except ssl.SSLWantReadError:
-            self._poll.modify(self._peer.fd, select.EPOLLIN)
+            self._epoll.modify(self._peer.fd, select.EPOLLIN)
         except ssl.SSLWantWriteError:
-            self._poll.modify(self._peer.fd, select.EPOLLIN | select.EPOLLOUT)
+            self._epoll.modify(self._peer.fd, select.EPOLLIN | select.EPOLLOUT)
         except OSError as error:
             log.warning("the gate at %s is not to be trusted: %s", self._settings.ask, error)
-            self._lost()
+            self._disconnect()
         else:
-            self._is_up = True
+            self._is_connected = True
             self._backoff.reset()
-            self._watch()
+            self._update_epoll()
             log.info("asking the gate at %s", self._settings.ask)
 
-    def _watch(self) -> None:
-        if self._peer is not None and not self._peer.is_over:
+    def _update_epoll(self) -> None:
+        if self._peer is not None and not self._peer.is_ended:
             waits = select.EPOLLOUT if self._peer.out else 0
-            self._poll.modify(self._peer.fd, select.EPOLLIN | waits)
+            self._epoll.modify(self._peer.fd, select.EPOLLIN | waits)
 
-    def _lost(self) -> None:
+    def _disconnect(self) -> None:
         """Close the connection, and answer all waiting requests with None."""
         if self._peer is None:
             return
-        if self._is_up:
+        if self._is_connected:
             log.warning("the connection to the gate at %s is gone", self._settings.ask)
-        self._poll.unregister(self._peer.fd)
+        self._epoll.unregister(self._peer.fd)
         self._peer.close()
         self._peer = None
-        self._is_up = False
-        self._try_at = max(self._try_at, time.monotonic() + self._backoff.next_s())
-        waiting, self._waiting = self._waiting, {}
-        for peer, ask, _ in waiting.values():
-            self._answered(peer, ask, None)
+        self._is_connected = False
+        self._retry_at = max(self._retry_at, time.monotonic() + self._backoff.next_s())
+        pending, self._pending = self._pending, {}
+        for peer, request, _ in pending.values():
+            self._on_reply(peer, request, None)

@@ -233,7 +233,7 @@ class HoldKeeper:
             )
         pending = self.store.read_changes(hold)
         change = PendingChange(job=request.job, is_of_tasks="_" in request.jobs)
-        changes = add_change(pending, change, is_held_for=bool(hold.amount))
+        changes = add_change(pending, change, has_hold=bool(hold.amount))
         current = list_descriptions(before, pending)
         resulting = list_descriptions(before, changes)
         is_unchanged = resulting == current

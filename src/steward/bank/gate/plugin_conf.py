@@ -24,13 +24,13 @@ ASKING_PLUGINS: Final = frozenset({PLUGIN_NAME, "lua"})
 _HEADER: Final = "# Written by 'steward serve' from its configuration: change that.\n"
 
 
-def parse_submit_plugins(shown: Mapping[str, str]) -> list[str]:
+def parse_submit_plugins(slurm_config: Mapping[str, str]) -> list[str]:
     """Return the plugins that JobSubmitPlugins names, in its order.
 
     Args:
-        shown: Output of ``scontrol show config``, by key.
+        slurm_config: Output of ``scontrol show config``, by key.
     """
-    text = shown.get("JobSubmitPlugins", "")
+    text = slurm_config.get("JobSubmitPlugins", "")
     names = [name.strip().removeprefix("job_submit/") for name in text.split(",")]
     return [name for name in names if name and name != "(null)"]
 
@@ -47,9 +47,9 @@ def format_plugin_conf(settings: Settings, *, is_enforced: bool) -> str:
         f"enforced {'yes' if is_enforced else 'no'}",
     ]
     lines += [
-        f"partition {name} {of.policy}"
-        for name, of in sorted(settings.bank.partition.items())
-        if of.policy is not None
+        f"partition {name} {partition.policy}"
+        for name, partition in sorted(settings.bank.partition.items())
+        if partition.policy is not None
     ]
     return _HEADER + "".join(f"{line}\n" for line in lines)
 

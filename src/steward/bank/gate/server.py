@@ -400,7 +400,7 @@ class GateServer:
         """Wait for events and handle them: one pass of the main loop."""
         wait_s = max(0.0, self._tick_at - time.monotonic())
         if self._remote_gate is not None:
-            wait_s = min(wait_s, self._remote_gate.wait_s())
+            wait_s = min(wait_s, self._remote_gate.get_wait_s())
         for fd, mask in self._epoll.poll(wait_s):
             peer = self._peers.get(fd)
             if peer is not None:
@@ -408,11 +408,11 @@ class GateServer:
             elif fd in self._listeners:
                 self._accept(*self._listeners[fd])
             elif self._remote_gate is not None and fd != stop.fd:
-                self._remote_gate.served(mask)
+                self._remote_gate.handle_events(mask)
         if self._pending:
             self._decide()
         if self._remote_gate is not None:
-            self._remote_gate.turn()
+            self._remote_gate.maintain()
         if self._recovery is not None and not self._recovery.is_tried:
             self._recover_holds()
         if time.monotonic() >= self._tick_at:
@@ -422,7 +422,7 @@ class GateServer:
         """Do the periodic work of each second: time-outs, expiry, roles, recovery."""
         now = time.monotonic()
         self._tick_at = now + _TICK_S
-        for peer in [peer for peer in self._peers.values() if peer.until < now]:
+        for peer in [peer for peer in self._peers.values() if peer.deadline < now]:
             self._drop(peer)
         try:
             with self._store.transaction():
@@ -486,14 +486,14 @@ class GateServer:
                 )
                 self._logged_at, self._rejected_count = now, 0
             return
-        self._add_peer(GatePeer(connection, longest=LONGEST_REQUEST, within_s=_REQUEST_S))
+        self._add_peer(GatePeer(connection, max_line=LONGEST_REQUEST, timeout_s=_REQUEST_S))
 
     def _accept_control(self, connection: socket.socket) -> None:
         """Admit a connection to the control socket: root and Steward's user only."""
         if get_socket_uid(connection) not in (0, os.geteuid()):
             connection.close()
             return
-        peer = GatePeer(connection, longest=LONGEST_CALL, within_s=_CALL_S)
+        peer = GatePeer(connection, max_line=LONGEST_CALL, timeout_s=_CALL_S)
         self._control_fds.add(peer.fd)
         self._add_peer(peer)
 
@@ -506,24 +506,24 @@ class GateServer:
         """Handle readable or writable events of a peer."""
         if mask & select.EPOLLOUT:
             self._send(peer, b"")
-        if mask & ~select.EPOLLOUT and not peer.is_over:
-            for line in peer.take():
+        if mask & ~select.EPOLLOUT and not peer.is_ended:
+            for line in peer.read_lines():
                 if peer.fd in self._control_fds:
                     self._send(peer, self._calls.answer(line))
                     continue
                 began_ns = time.thread_time_ns()
                 request = decode_plugin_request(line)
                 if request is None:
-                    peer.is_over = True
+                    peer.is_ended = True
                     break
                 read_ns = time.thread_time_ns() - began_ns
                 self._pending.append((peer, self._clusters.add_name(request), read_ns))
-        if peer.is_over and peer.fd in self._peers:
+        if peer.is_ended and peer.fd in self._peers:
             self._drop(peer)
 
     def _send(self, peer: GatePeer, data: bytes) -> None:
         peer.send(data)
-        if peer.is_over:
+        if peer.is_ended:
             self._drop(peer)
         else:
             write_mask = select.EPOLLOUT if peer.out else 0
@@ -548,7 +548,7 @@ class GateServer:
             self._right.asked_at_us = now_us
         if self._remote_gate is not None and not self._right.has_lease:
             for peer, request, _ in requests:
-                self._remote_gate.pass_on(peer, request)
+                self._remote_gate.forward(peer, request)
             return
         answer = self._answerer.answer
         try:
@@ -565,7 +565,7 @@ class GateServer:
             self._keeper.load()
             replies = [self._answerer.answer_by_policy(request) for _, request, _ in requests]
         for (peer, _, _), reply in zip(requests, replies, strict=True):
-            if not peer.is_over:
+            if not peer.is_ended:
                 self._send(peer, encode_answer(reply))
         took_us = int((time.monotonic() - self._store.last_request_at) * 1e6)
         self._answerer.counters.add(replies, took_us)
@@ -610,7 +610,7 @@ class GateServer:
         """Listen on [gate] ``listen`` for gates on other hosts, over TLS."""
         from steward.bank.gate.tls import TlsPeer, listen_tls, make_tls_context
 
-        context = make_tls_context(self._settings.gate, serves=True)
+        context = make_tls_context(self._settings.gate, is_server=True)
 
         def accepted(connection: socket.socket) -> None:
             connection.setblocking(False)
@@ -618,7 +618,7 @@ class GateServer:
                 connection, server_side=True, do_handshake_on_connect=False
             )
             self._add_peer(
-                TlsPeer(secure, longest=LONGEST_REQUEST, within_s=_STANDINGS_S, stays=True)
+                TlsPeer(secure, max_line=LONGEST_REQUEST, timeout_s=_STANDINGS_S, keeps_open=True)
             )
 
         listener = sockets.enter_context(listen_tls(self._settings.gate.listen))
@@ -631,7 +631,7 @@ class GateServer:
 
     def _forward_reply(self, peer: GatePeer, request: PluginRequest, line: bytes | None) -> None:
         """Forward another gate's reply, or apply the outage policy if none came in time."""
-        if not peer.is_over:
+        if not peer.is_ended:
             self._send(
                 peer,
                 line

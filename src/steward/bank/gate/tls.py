@@ -38,7 +38,7 @@ class TlsPeer(GatePeer):
             return None
         except OSError as error:
             log.warning("the connection of another gate ended: %s", error)
-            self.is_over = True
+            self.is_ended = True
             return None
 
 
@@ -50,11 +50,11 @@ def listen_tls(address: str) -> socket.socket:
     """
     host, port = split_address(address)
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, kind, _, _, at = found[0]
-        listener = socket.socket(family, kind)
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, socket_type, _, _, socket_address = addresses[0]
+        listener = socket.socket(family, socket_type)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(at)
+        listener.bind(socket_address)
         listener.listen(64)
     except OSError as error:
         raise GateUnavailable(f"cannot listen on {address}: {error.strerror}", address) from error
@@ -62,13 +62,13 @@ def listen_tls(address: str) -> socket.socket:
     return listener
 
 
-def make_tls_context(settings: GateSettings, *, serves: bool) -> ssl.SSLContext:
+def make_tls_context(settings: GateSettings, *, is_server: bool) -> ssl.SSLContext:
     """Make an SSL context that requires peers to have a certificate of the site's CA.
 
     Raises:
         GateUnavailable: A certificate or key cannot be read.
     """
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if serves else ssl.PROTOCOL_TLS_CLIENT)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if is_server else ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
         context.load_cert_chain(settings.certificate_file, settings.key_file or None)

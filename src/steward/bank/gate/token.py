@@ -65,19 +65,19 @@ def make_token(
     secret: bytes, hold_id: str, amount: int, expires_s: int, account: str, cluster: str, uid: int
 ) -> str:
     """Make the token of a hold."""
-    head = f"{_VERSION}.{hold_id}.{amount}.{expires_s}.{_encode_account(account)}"
-    return f"steward={head}.{_compute_mac(secret, head, cluster, uid)}"
+    content = f"{_VERSION}.{hold_id}.{amount}.{expires_s}.{_encode_account(account)}"
+    return f"steward={content}.{_compute_mac(secret, content, cluster, uid)}"
 
 
 def find_tokens(text: str) -> list[HoldToken]:
     """Parse all tokens in an admin_comment, genuine or not."""
     if "steward=" not in text:
         return []
-    found = []
+    tokens = []
     for match in _TOKEN.finditer(text):
         account = _decode_account(match[4])
         if account is not None:
-            found.append(
+            tokens.append(
                 HoldToken(
                     id=match[1],
                     amount=int(match[2]),
@@ -87,13 +87,13 @@ def find_tokens(text: str) -> list[HoldToken]:
                     text=match[0],
                 )
             )
-    return found
+    return tokens
 
 
 def is_genuine(token: HoldToken, secret: bytes, cluster: str, uid: int) -> bool:
     """Return True if Steward made the token for a job of this user on this cluster."""
-    head = token.text.removeprefix("steward=").rpartition(".")[0]
-    return hmac.compare_digest(_compute_mac(secret, head, cluster, uid), token.mac)
+    content = token.text.removeprefix("steward=").rpartition(".")[0]
+    return hmac.compare_digest(_compute_mac(secret, content, cluster, uid), token.mac)
 
 
 def find_genuine_token(text: str, secret: bytes, cluster: str, uid: int) -> HoldToken | None:
@@ -143,27 +143,27 @@ def store_secret(state_dir: str, secret: bytes, *, is_first: bool = False) -> No
         OSError: The file cannot be written.
     """
     path = os.path.join(state_dir, KEY_FILE)
-    made = f"{path}.{os.getpid()}"
-    fd = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    temporary_path = f"{path}.{os.getpid()}"
+    fd = os.open(temporary_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
         with open(fd, "w", encoding="ascii") as file:
             file.write(secret.hex() + "\n")
             file.flush()
             os.fsync(file.fileno())
         if is_first:
-            os.link(made, path)
+            os.link(temporary_path, path)
         else:
-            os.replace(made, path)
+            os.replace(temporary_path, path)
     except FileExistsError:
         pass  # another process was first, and its key counts
     finally:
-        if os.path.exists(made):
-            os.unlink(made)
-    directory = os.open(state_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        if os.path.exists(temporary_path):
+            os.unlink(temporary_path)
+    directory_fd = os.open(state_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(directory)
+        os.fsync(directory_fd)
     finally:
-        os.close(directory)
+        os.close(directory_fd)
 
 
 def parse_secret(text: str, path: str = "") -> bytes:
@@ -202,10 +202,10 @@ def _decode_account(text: str) -> str | None:
         return None  # not a token of Steward's
 
 
-def _compute_mac(secret: bytes, head: str, cluster: str, uid: int) -> str:
+def _compute_mac(secret: bytes, content: str, cluster: str, uid: int) -> str:
     """Compute the MAC of a token's content for a cluster and a user."""
     mac = _make_keyed_mac(secret).copy()
-    mac.update(f"{head}\0{cluster}\0{uid}".encode())
+    mac.update(f"{content}\0{cluster}\0{uid}".encode())
     return _to_base32(mac.digest()[:_MAC_BYTES])
 
 

@@ -42,55 +42,53 @@ _NAMED_AMOUNT_FIELDS: Final = {
 """Requests of amounts by name, with their parsers: a larger amount never makes a job cheaper."""
 
 
-def add_change(
-    changes: PendingChanges, change: PendingChange, *, is_held_for: bool
-) -> PendingChanges:
+def add_change(changes: PendingChanges, change: PendingChange, *, has_hold: bool) -> PendingChanges:
     """Append a change to the pending ones; merge successive time limits.
 
     Args:
         changes: The pending changes.
         change: The change that the gate decides on.
-        is_held_for: Whether the job has an SU hold: the change then never delays its start, see
+        has_hold: Whether the job has an SU hold: the change then never delays its start, see
             :meth:`DecisionMaker.change`.
     """
-    asked, job = changes.asked, change.job
-    if is_held_for:
+    pending, job = changes.asked, change.job
+    if has_hold:
         job = msgspec.structs.replace(job, held=False, released=False, begin_us=0)
-    last = asked[-1] if asked else None
+    last_change = pending[-1] if pending else None
     if (
-        last is not None
-        and last.is_of_tasks == change.is_of_tasks
-        and _is_limit_change(last.job)
+        last_change is not None
+        and last_change.is_of_tasks == change.is_of_tasks
+        and _is_limit_change(last_change.job)
         and _is_limit_change(job)
     ):
-        longest_min = max(last.job.time_limit_min or 0, job.time_limit_min or 0)
-        asked, job = asked[:-1], set_limit(job, longest_min)
+        longest_min = max(last_change.job.time_limit_min or 0, job.time_limit_min or 0)
+        pending, job = pending[:-1], set_limit(job, longest_min)
     change = msgspec.structs.replace(change, job=job)
-    return msgspec.structs.replace(changes, asked=(*asked, change))
+    return msgspec.structs.replace(changes, asked=(*pending, change))
 
 
-def list_descriptions(before: JobRequest, changes: PendingChanges) -> set[JobRequest]:
+def list_descriptions(description: JobRequest, changes: PendingChanges) -> set[JobRequest]:
     """List all descriptions that a job, or a task of an array, may have.
 
     Of descriptions that differ only in their time limit it keeps the longest: it costs most.
 
     Args:
-        before: The description that the hold covers.
+        description: The description that the hold covers.
         changes: The pending changes.
     """
-    found = {before, *changes.tasks, *changes.of_tasks}
+    descriptions = {description, *changes.tasks, *changes.of_tasks}
     for change in changes.asked:
         longest: dict[JobRequest, JobRequest] = {}
-        for job in found.union(*(list_outcomes(job, change.job) for job in found)):
+        for job in descriptions.union(*(list_outcomes(job, change.job) for job in descriptions)):
             limit_min = job.time_limit_min or 0
             # The partition decides what no limit, or 0, means.
             group = set_limit(job, 1) if limit_min > 0 else job
             if limit_min >= (longest.get(group, job).time_limit_min or 0):
                 longest[group] = job
-        found = set(longest.values())
-        if len(found) > MOST_DESCRIPTIONS:
+        descriptions = set(longest.values())
+        if len(descriptions) > MOST_DESCRIPTIONS:
             break
-    return found
+    return descriptions
 
 
 def list_outcomes(job: JobRequest, change: JobRequest) -> list[JobRequest]:
@@ -98,64 +96,65 @@ def list_outcomes(job: JobRequest, change: JobRequest) -> list[JobRequest]:
 
     slurmctld sets field after field and undoes nothing if it rejects one of them.
     """
-    asked = {
+    remaining = {
         field: getattr(change, field)
         for field in JobRequest.__struct_fields__
         if field not in ("uid", "job_id") and getattr(change, field) != getattr(_UNSET, field)
     }
-    outcomes, kept = [apply_update(job, change)], dict[str, Any]()
+    outcomes, applied = [apply_update(job, change)], dict[str, Any]()
     for fields in _UPDATE_ORDER:
-        kept |= {field: asked.pop(field) for field in fields if field in asked}
-        if kept and asked:
-            outcomes.append(apply_update(job, JobRequest(uid=change.uid, **kept)))
+        applied |= {field: remaining.pop(field) for field in fields if field in remaining}
+        if applied and remaining:
+            outcomes.append(apply_update(job, JobRequest(uid=change.uid, **applied)))
     return outcomes
 
 
-def drop_covered(possible: Iterable[JobRequest]) -> list[JobRequest]:
+def drop_covered(descriptions: Iterable[JobRequest]) -> list[JobRequest]:
     """Drop each description that another one covers."""
-    found: list[JobRequest] = []
-    for job in possible:
-        if not any(is_at_most(job, other) for other in found):
-            found = [*(other for other in found if not is_at_most(other, job)), job]
-    return found
+    uncovered: list[JobRequest] = []
+    for job in descriptions:
+        if not any(is_at_most(job, other) for other in uncovered):
+            uncovered = [*(other for other in uncovered if not is_at_most(other, job)), job]
+    return uncovered
 
 
-def list_shown_descriptions(before: JobRequest, changes: PendingChanges) -> set[JobRequest]:
+def list_shown_descriptions(description: JobRequest, changes: PendingChanges) -> set[JobRequest]:
     """List all descriptions that the queue may show: squeue shows no update of single tasks."""
-    asked = tuple(change for change in changes.asked if not change.is_of_tasks)
-    return list_descriptions(before, PendingChanges(tasks=changes.tasks, asked=asked))
+    shown_changes = tuple(change for change in changes.asked if not change.is_of_tasks)
+    return list_descriptions(description, PendingChanges(tasks=changes.tasks, asked=shown_changes))
 
 
-def list_task_descriptions(before: JobRequest, changes: PendingChanges) -> set[JobRequest]:
+def list_task_descriptions(description: JobRequest, changes: PendingChanges) -> set[JobRequest]:
     """List descriptions of single array tasks that squeue shows like the array."""
     if not changes.of_tasks and not any(change.is_of_tasks for change in changes.asked):
         return set()
-    return list_descriptions(before, changes) - list_shown_descriptions(before, changes)
+    return list_descriptions(description, changes) - list_shown_descriptions(description, changes)
 
 
-def is_covered(possible: AbstractSet[JobRequest], change: JobRequest) -> bool:
+def is_covered(descriptions: AbstractSet[JobRequest], change: JobRequest) -> bool:
     """Return True if a change keeps a job within the descriptions that it may have already.
 
     The gate accepts such a change beyond MOST_DESCRIPTIONS and MOST_CHANGES, and need not store it.
     """
     return all(
-        any(is_at_most(apply_update(job, change), other) for other in possible) for job in possible
+        any(is_at_most(apply_update(job, change), other) for other in descriptions)
+        for job in descriptions
     )
 
 
 def is_at_most(job: JobRequest, other: JobRequest) -> bool:
     """Return True if a job requests no more than another, and is otherwise equal."""
     for field in JobRequest.__struct_fields__:
-        asked, most = getattr(job, field), getattr(other, field)
-        if asked == most:
+        value, limit = getattr(job, field), getattr(other, field)
+        if value == limit:
             continue
         if field in _NUMERIC_FIELDS:
-            if not asked or not most or not 0 < asked <= most:
+            if not value or not limit or not 0 < value <= limit:
                 return False
         elif field in _NAMED_AMOUNT_FIELDS:
-            amounts, bounds = map(_NAMED_AMOUNT_FIELDS[field], (asked, most))
-            if bool(asked) != bool(amounts) or any(
-                amount > bounds.get(name, 0) for name, amount in amounts.items()
+            amounts, limits = map(_NAMED_AMOUNT_FIELDS[field], (value, limit))
+            if bool(value) != bool(amounts) or any(
+                amount > limits.get(name, 0) for name, amount in amounts.items()
             ):
                 return False
         else:
@@ -170,5 +169,7 @@ def set_limit(job: JobRequest, limit_min: int | None) -> JobRequest:
 
 def _is_limit_change(change: JobRequest) -> bool:
     """Return True if a change sets the time limit alone."""
-    only = JobRequest(uid=change.uid, job_id=change.job_id, time_limit_min=change.time_limit_min)
-    return change == only and (change.time_limit_min or 0) > 0
+    limit_change = JobRequest(
+        uid=change.uid, job_id=change.job_id, time_limit_min=change.time_limit_min
+    )
+    return change == limit_change and (change.time_limit_min or 0) > 0

@@ -122,19 +122,19 @@ class NodeLine(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     cgroup_written_bytes: _Bytes | None = _Key(name="cwr", default=None)
 
 
-def field_bounds(name: str) -> tuple[int, int]:
+def field_bounds(field: str) -> tuple[int, int]:
     """Return minimum and maximum of a numeric field in events made of such lines.
 
     Args:
-        name: Name of the field, as in ``steward.core.usage``.
+        field: Name of the field, as in ``steward.core.usage``.
     """
-    if name in ("launched_us", "ended_us"):
+    if field in ("launched_us", "ended_us"):
         return EARLIEST_VALID_US, LATEST_VALID_US
-    if name.endswith("_us") or name == "lines":
+    if field.endswith("_us") or field == "lines":
         return 0, MAX_CPU_US
-    if name.endswith("_bytes"):
+    if field.endswith("_bytes"):
         return 0, MAX_COUNTED_BYTES
-    return 0, MAX_COUNTED_TIMES if name.endswith(("_faults", "_switches")) else MAX_NODE_LINE_ID
+    return 0, MAX_COUNTED_TIMES if field.endswith(("_faults", "_switches")) else MAX_NODE_LINE_ID
 
 
 _decoder = msgspec.json.Decoder(NodeLine)
@@ -241,19 +241,19 @@ def aggregate_lines(
     ends: list[Event] = []
     gaps: list[Event] = []
     tasks: dict[tuple[int, str, int], dict[int, NodeLine]] = {}
-    garbled, garbled_digest = 0, hashlib.sha256()
-    lost = 0
-    for text in io.BytesIO(body):
-        line = parse_node_line(text.rstrip(b"\n"), node, latest_us)
+    garbled_lines, garbled_digest = 0, hashlib.sha256()
+    lost_lines = 0
+    for raw_line in io.BytesIO(body):
+        line = parse_node_line(raw_line.rstrip(b"\n"), node, latest_us)
         if line is None:
-            if text != b"\n":
-                garbled += 1
-                garbled_digest.update(text)
+            if raw_line != b"\n":
+                garbled_lines += 1
+                garbled_digest.update(raw_line)
             continue
         if line.lost:
-            lost += line.lost
+            lost_lines += line.lost
             gaps.append(
-                _make_line_gap(cluster, node, GAP_LOST, line.lost, _compute_digest([text]), now)
+                _make_line_gap(cluster, node, GAP_LOST, line.lost, _compute_digest([raw_line]), now)
             )
         if line.kind == "task":
             launch = (line.job, line.step, line.launched_us)
@@ -269,23 +269,23 @@ def aggregate_lines(
         elif line.kind != "smgr":  # all tasks have started; their start line had the number
             kind = NODE_PROLOG if line.kind == "prolog" else NODE_EPILOG
             starts.append(_make_line_event(cluster, kind, line, _build_node_job(line), now))
-    exits = [
+    exit_events = [
         _make_exit_event(cluster, task_lines, now)
         for step_tasks in tasks.values()
         for task_lines in _split_tasks(step_tasks)
     ]
-    if garbled:
+    if garbled_lines:
         gaps.append(
             _make_line_gap(
                 cluster,
                 node,
                 GAP_GARBLED,
-                garbled,
+                garbled_lines,
                 garbled_digest.hexdigest()[:_KEY_DIGEST_DIGITS],
                 now,
             )
         )
-    return AggregatedBatch([*starts, *exits, *ends, *gaps], lost + garbled)
+    return AggregatedBatch([*starts, *exit_events, *ends, *gaps], lost_lines + garbled_lines)
 
 
 def make_gap_event(
@@ -315,10 +315,10 @@ def make_gap_event(
 def find_flaw(event: Event) -> str:
     """Return why this module cannot have made an event; "" if it can."""
     body = event.body
-    launch = isinstance(body, Launch)
+    is_launch = isinstance(body, Launch)
     if isinstance(body, Launch | NodeJob) and not 0 < body.job_id <= MAX_JOB_ID:
         return "its job id is none"
-    if launch and (
+    if is_launch and (
         STEP_ID_PATTERN.fullmatch(body.step) is None or body.launched_us < EARLIEST_VALID_US
     ):
         return "its step is none"
@@ -339,8 +339,8 @@ def _is_bounded(record: msgspec.Struct) -> bool:
     for name in record.__struct_fields__:
         value = getattr(record, name)
         if isinstance(value, int):
-            least, most = field_bounds(name)
-            if not least <= value <= most:
+            minimum, maximum = field_bounds(name)
+            if not minimum <= value <= maximum:
                 return False
         if isinstance(value, str) and len(value) > _LONGEST_TEXT:
             return False
@@ -366,11 +366,11 @@ def _make_key(kind: str, body: Any, at: datetime) -> str:
     if isinstance(body, NodeJob):
         # A requeued job's Prolog runs again.
         return f"{kind}:{body.job_id}:{body.node}:{to_micros(at)}"
-    launch = f"{kind}:{body.job_id}:{body.step}:{body.node}:{body.launched_us}"
+    prefix = f"{kind}:{body.job_id}:{body.step}:{body.node}:{body.launched_us}"
     if isinstance(body, ExitedTasks):
-        ids = [f"{task.task}.{task.pid}".encode() for task in body.tasks]
-        return f"{launch}:{_compute_digest(ids)}"
-    return launch
+        task_ids = [f"{task.task}.{task.pid}".encode() for task in body.tasks]
+        return f"{prefix}:{_compute_digest(task_ids)}"
+    return prefix
 
 
 def _compute_digest(parts: Iterable[bytes]) -> str:

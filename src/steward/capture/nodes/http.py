@@ -77,7 +77,7 @@ class AgentRequest(msgspec.Struct, frozen=True):
     length: int
 
     @property
-    def closes(self) -> bool:
+    def closes_connection(self) -> bool:
         """Whether the client sends no further request on this connection."""
         return self.headers.get(b"connection", b"").lower() == b"close"
 
@@ -93,18 +93,18 @@ class AgentPeer:
         self._connection = connection
         self._buffer = bytearray()
 
-    def read_request(self, begin_s: float, timeout_s: float) -> AgentRequest | None:
+    def read_request(self, first_byte_s: float, timeout_s: float) -> AgentRequest | None:
         """Read the head of the next request; None if the connection ends before it.
 
         Args:
-            begin_s: Maximum wait for the first byte, in seconds.
+            first_byte_s: Maximum wait for the first byte, in seconds.
             timeout_s: Maximum time for the rest of the head, in seconds.
 
         Raises:
             RequestError: The request is invalid or too large.
             PeerGone: The client disconnected in the middle, or is too slow.
         """
-        deadline = time.monotonic() + begin_s
+        deadline = time.monotonic() + first_byte_s
         has_begun = bool(self._buffer)
         while (end := self._buffer.find(b"\r\n\r\n")) < 0:
             if len(self._buffer) > MAX_HEAD_BYTES:
@@ -178,13 +178,13 @@ class AgentPeer:
             raise PeerGone("it is too slow")
         try:
             self._connection.settimeout(remaining_s)
-            piece = self._connection.recv(min(_MAX_READ_BYTES, max(max_bytes, 1)))
+            chunk = self._connection.recv(min(_MAX_READ_BYTES, max(max_bytes, 1)))
         except TimeoutError:
             raise PeerGone("it is too slow") from None
         except OSError as error:
             raise PeerGone(str(error.strerror or error)) from error
-        self._buffer += piece
-        return bool(piece)
+        self._buffer += chunk
+        return bool(chunk)
 
 
 def _parse_request_head(head: bytes) -> AgentRequest:
@@ -232,7 +232,7 @@ class AgentConnection:
         self.since = time.monotonic()
         self.is_known = False
 
-    def shut(self) -> None:
+    def shut_down(self) -> None:
         """Shut down the connection; its thread notices."""
         try:
             # Not with SSLSocket.shutdown, which another thread may be using.
@@ -278,11 +278,11 @@ class AgentConnections:
         self._listener.close()
         for connection in self._list_connections():
             if not connection.is_known:
-                connection.shut()
+                connection.shut_down()
         with self._ended:
             self._ended.wait_for(lambda: not self._connections, _CONNECTIONS_CLOSE_S)
         for connection in self._list_connections():
-            connection.shut()
+            connection.shut_down()
 
     def _list_connections(self) -> list[AgentConnection]:
         """Return the present connections."""
@@ -314,7 +314,7 @@ class AgentConnections:
     def _drop_unidentified(self) -> None:
         """Disconnect slow unidentified clients of the address that has most of them."""
         accepted_before = time.monotonic() - _UNIDENTIFIED_TIMEOUT_S
-        slow = [
+        slow_connections = [
             connection
             for connection in self._list_connections()
             if not connection.is_known and connection.since < accepted_before
@@ -324,13 +324,13 @@ class AgentConnections:
             ""
             if is_within(connection.address, self._shared_from)
             else get_limit_key(connection.address)
-            for connection in slow
+            for connection in slow_connections
         ]
         by_host = Counter(hosts)
         busiest = max(by_host, key=lambda host: (bool(host), by_host[host]), default="")
-        for connection, host in zip(slow, hosts, strict=True):
+        for connection, host in zip(slow_connections, hosts, strict=True):
             if host == busiest:
-                connection.shut()
+                connection.shut_down()
 
     def _run(self, connection: AgentConnection) -> None:
         """Serve a connection in its thread, then free its slot."""

@@ -209,7 +209,7 @@ class ForwardedPeer:
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
 
-    def read_request(self, begin_s: float, timeout_s: float) -> AgentRequest | None:
+    def read_request(self, first_byte_s: float, timeout_s: float) -> AgentRequest | None:
         """Read the head of the next request; None if the connection ends before it.
 
         Raises:
@@ -217,7 +217,9 @@ class ForwardedPeer:
             PeerGone: The listener disconnected in the middle, or is too slow.
         """
         # The listener waits for the node as long as AgentPeer would; data may be under way.
-        head = _receive_message(self._connection, _ForwardedHead, begin_s + timeout_s + LINGER_S)
+        head = _receive_message(
+            self._connection, _ForwardedHead, first_byte_s + timeout_s + LINGER_S
+        )
         if head is None:
             return None
         if not 0 <= head.length <= MAX_BATCH_BYTES:
@@ -388,7 +390,7 @@ class NodeListener:
             connection.is_known = False
             peer.linger(LINGER_S)
             return False
-        return not request.closes
+        return not request.closes_connection
 
 
 def run_listener(path: str) -> None:
@@ -405,17 +407,17 @@ def run_listener(path: str) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     backoff = Backoff(0.2, 5.0)
-    is_logged = False
+    has_warned = False
     while not stop.is_set():
         try:
-            nodes = _request_settings(path)
+            settings = _request_settings(path)
         except Unavailable as error:
-            if not is_logged:
+            if not has_warned:
                 log.warning("waiting for the daemon: %s", error)
-                is_logged = True
+                has_warned = True
             stop.wait(backoff.next_s())
         else:
-            NodeListener(nodes, path).run(stop)
+            NodeListener(settings, path).run(stop)
 
 
 def _request_settings(path: str) -> NodesSettings:
@@ -483,7 +485,9 @@ def _send_message(connection: socket.socket, message: Any) -> None:
         raise PeerGone(f"it takes nothing: {error.strerror or error}") from error
 
 
-def _receive_message(connection: socket.socket, kind: type[Kind], timeout_s: float) -> Kind | None:
+def _receive_message(
+    connection: socket.socket, message_type: type[Kind], timeout_s: float
+) -> Kind | None:
     """Receive one message; None if the connection ended before it.
 
     Raises:
@@ -491,7 +495,7 @@ def _receive_message(connection: socket.socket, kind: type[Kind], timeout_s: flo
         PeerGone: The other side disconnected in the middle, or is too slow.
     """
     deadline = time.monotonic() + timeout_s
-    length = _receive_exactly(connection, _LENGTH.size, deadline, or_none=True)
+    length = _receive_exactly(connection, _LENGTH.size, deadline, may_end=True)
     if length is None:
         return None
     (size,) = _LENGTH.unpack(length)
@@ -499,15 +503,15 @@ def _receive_message(connection: socket.socket, kind: type[Kind], timeout_s: flo
         raise RequestError(431, f"what is said has more than {_MAX_MESSAGE_SIZE} bytes")
     data = _receive_exactly(connection, size, deadline)
     try:
-        return msgspec.msgpack.decode(data or b"", type=kind)
+        return msgspec.msgpack.decode(data or b"", type=message_type)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise RequestError(400, f"what is said cannot be read: {error}") from error
 
 
 def _receive_exactly(
-    connection: socket.socket, size: int, deadline: float, *, or_none: bool = False
+    connection: socket.socket, size: int, deadline: float, *, may_end: bool = False
 ) -> bytes | None:
-    """Read an exact number of bytes; None at the end of the stream if ``or_none``."""
+    """Read an exact number of bytes; None at the end of the stream if ``may_end``."""
     data = bytearray()
     while len(data) < size:
         remaining_s = deadline - time.monotonic()
@@ -515,14 +519,14 @@ def _receive_exactly(
             raise PeerGone("it is too slow")
         try:
             connection.settimeout(remaining_s)
-            piece = connection.recv(min(size - len(data), 1 << 16))
+            chunk = connection.recv(min(size - len(data), 1 << 16))
         except TimeoutError:
             raise PeerGone("it is too slow") from None
         except OSError as error:
             raise PeerGone(str(error.strerror or error)) from error
-        if not piece:
-            if or_none and not data:
+        if not chunk:
+            if may_end and not data:
                 return None
             raise PeerGone("it went away in the middle")
-        data += piece
+        data += chunk
     return bytes(data)

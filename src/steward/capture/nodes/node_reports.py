@@ -121,21 +121,21 @@ class NodeReportsWriter:
         self._database = open_database(self._path, _MIGRATIONS, synchronous="NORMAL")
         self._lock = threading.Lock()
         reports = _read_reports(self._database, self._path, "")
-        self._nodes = {(report.cluster, report.node): report for report in reports}
-        self._new: set[tuple[str, str]] = set()
+        self._reports = {(report.cluster, report.node): report for report in reports}
+        self._unwritten: set[tuple[str, str]] = set()
 
     def get_last(self, cluster: str, node: str) -> NodeReport | None:
         """Return a node's last report; None if it never reported."""
-        return self._nodes.get((cluster, node))
+        return self._reports.get((cluster, node))
 
     def record(self, report: NodeReport) -> None:
-        """Record a report; its ``lost`` counts lines lost since the report before."""
-        name = (report.cluster, report.node)
+        """Record a report; its ``lost_lines`` counts lines lost since the report before."""
+        key = (report.cluster, report.node)
         with self._lock:
-            last = self._nodes.get(name)
-            lost = report.lost + (last.lost if last else 0)
-            self._nodes[name] = msgspec.structs.replace(report, lost=lost)
-            self._new.add(name)
+            last_report = self._reports.get(key)
+            lost_lines = report.lost + (last_report.lost if last_report else 0)
+            self._reports[key] = msgspec.structs.replace(report, lost=lost_lines)
+            self._unwritten.add(key)
 
     def write(self) -> None:
         """Write new reports to the database.
@@ -144,8 +144,8 @@ class NodeReportsWriter:
             SqliteUnavailable: The disk is full; the reports are retained.
         """
         with self._lock:
-            new, self._new = self._new, set()
-            rows = [_encode_report(self._nodes[name]) for name in new]
+            unwritten, self._unwritten = self._unwritten, set()
+            rows = [_encode_report(self._reports[key]) for key in unwritten]
         if not rows:
             return
         try:
@@ -155,7 +155,7 @@ class NodeReportsWriter:
                 )
         except BaseException:
             with self._lock:
-                self._new |= new
+                self._unwritten |= unwritten
             raise
 
     def close(self) -> None:
@@ -188,7 +188,7 @@ class AgentRefusals:
         self._path = os.path.join(state_dir, _REFUSALS_FILE)
         self._lock = threading.Lock()
         self._refusals = {refusal.address: refusal for refusal in read_refusals(state_dir)}
-        self._is_new = False
+        self._has_changes = False
 
     def add(self, address: str, reason: str) -> None:
         """Record a refusal; only the latest 64 addresses are kept."""
@@ -197,13 +197,13 @@ class AgentRefusals:
             self._refusals[address] = AgentRefusal(address=address, at=utc_now(), why=reason)
             while len(self._refusals) > _MAX_REFUSALS:
                 del self._refusals[next(iter(self._refusals))]
-            self._is_new = True
+            self._has_changes = True
 
     def drop(self, address: str) -> None:
         """Remove an address whose batch was accepted."""
         with self._lock:
             if self._refusals.pop(address, None) is not None:
-                self._is_new = True
+                self._has_changes = True
 
     def write(self) -> None:
         """Write the status file if there are changes.
@@ -212,9 +212,9 @@ class AgentRefusals:
             StatusWriteError: It cannot be written now.
         """
         with self._lock:
-            if self._is_new:
+            if self._has_changes:
                 write_status(self._path, list(self._refusals.values()))
-                self._is_new = False
+                self._has_changes = False
 
 
 def read_refusals(state_dir: str) -> list[AgentRefusal]:
@@ -252,9 +252,9 @@ def _read_reports(database: Connection, path: str, cluster: str) -> Iterator[Nod
             "WHERE cluster = ?1 OR ?1 = '' ORDER BY cluster, node",
             (cluster,),
         ).fetchall()
-    for name, node, heard_us, sequence, boot_id, place, lost in rows:
+    for cluster_name, node, heard_us, sequence, boot_id, place, lost in rows:
         yield NodeReport(
-            cluster=name,
+            cluster=cluster_name,
             node=node,
             heard_at=from_micros(heard_us),
             sequence=sequence,

@@ -85,7 +85,7 @@ class _WaitingBatch:
     def __init__(self, rows: Sequence[EncodedEvent]) -> None:
         self.rows = rows
         self.size = sum(len(row[3]) for row in rows)
-        self.done = threading.Event()
+        self.finished = threading.Event()
         self.error: StewardError | None = None
 
 
@@ -110,15 +110,15 @@ class GroupAppender:
         """
         if not rows:
             return
-        waiting = _WaitingBatch(rows)
+        batch = _WaitingBatch(rows)
         try:
-            self._queue.put_nowait(waiting)
+            self._queue.put_nowait(batch)
         except queue.Full:
             raise AppendUnavailable("too many batches wait for the journal") from None
-        if not waiting.done.wait(_APPEND_TIMEOUT_S):
+        if not batch.finished.wait(_APPEND_TIMEOUT_S):
             raise AppendUnavailable("the journal takes too long")
-        if waiting.error is not None:
-            raise AppendUnavailable(str(waiting.error)) from waiting.error
+        if batch.error is not None:
+            raise AppendUnavailable(str(batch.error)) from batch.error
 
     def close(self) -> None:
         """Append waiting rows and stop the thread."""
@@ -128,36 +128,36 @@ class GroupAppender:
     def _run(self) -> None:
         """Append waiting batches, as many at once as fit into one frame."""
         while True:
-            first = self._queue.get()
-            if first is None:
+            first_batch = self._queue.get()
+            if first_batch is None:
                 return
-            batch, size = [first], first.size
+            group, size = [first_batch], first_batch.size
             while size < FRAME_BYTES:
                 try:
-                    following = self._queue.get_nowait()
+                    next_batch = self._queue.get_nowait()
                 except queue.Empty:
                     break
-                if following is None:
+                if next_batch is None:
                     self._queue.put(None)
                     break
-                batch.append(following)
-                size += following.size
-            self._append_group(batch)
+                group.append(next_batch)
+                size += next_batch.size
+            self._append_group(group)
 
-    def _append_group(self, batch: Sequence[_WaitingBatch]) -> None:
+    def _append_group(self, group: Sequence[_WaitingBatch]) -> None:
         """Append a group of batches and wake their threads."""
         error: StewardError | None = None
         try:
-            self._append([row for waiting in batch for row in waiting.rows])
+            self._append([row for batch in group for row in batch.rows])
         except StewardError as caught:
             error = caught
         except Exception as caught:
             # A programming error must not end the thread; the agents send the batch again.
             log.exception("what nodes sent could not be appended")
             error = AppendUnavailable(f"unexpected: {type(caught).__name__}: {caught}")
-        for waiting in batch:
-            waiting.error = error
-            waiting.done.set()
+        for batch in group:
+            batch.error = error
+            batch.finished.set()
 
 
 # Turns
@@ -170,7 +170,7 @@ class TurnUnavailable(Unavailable):
 class ClosableConnection(Protocol):
     """Connection that can be shut down."""
 
-    def shut(self) -> None:
+    def shut_down(self) -> None:
         """Shut it down."""
 
 
@@ -205,7 +205,7 @@ class NodeTurns:
             if previous is not None and previous is not connection:
                 if previous in self._busy:
                     raise TurnUnavailable(f"a batch of node {node[1]} is under way already")
-                previous.shut()
+                previous.shut_down()
             self._remove(connection)
             self._holders[node] = connection
             self._busy.add(connection)
@@ -233,18 +233,18 @@ class NodeTurns:
         Raises:
             TurnUnavailable: The wait took too long.
         """
-        event = threading.Event()
+        turn = threading.Event()
         with self._lock:
-            self._queue.append(event)
+            self._queue.append(turn)
             self._wake_first()
-        has_come = event.wait(self._patience_s)
+        has_turn = turn.wait(self._patience_s)
         try:
-            if not has_come:
+            if not has_turn:
                 raise TurnUnavailable("too many nodes report just now")
             yield
         finally:
             with self._lock:
-                self._queue.remove(event)
+                self._queue.remove(turn)
                 self._wake_first()
 
     def _wake_first(self) -> None:
@@ -354,9 +354,9 @@ class NodeReceiver:
                 sock = secure_connection(connection, self._context)
                 self._serve_requests(connection, AgentPeer(sock), read_peer_names(sock))
             else:
-                forwarded = self._endpoint.authenticate(connection)
-                if forwarded is not None:
-                    self._serve_requests(connection, forwarded, frozenset())
+                peer = self._endpoint.authenticate(connection)
+                if peer is not None:
+                    self._serve_requests(connection, peer, frozenset())
         except (StewardError, OSError) as error:
             self._log_problem(connection.address or "the listener", str(error))
         except Exception:
@@ -366,7 +366,10 @@ class NodeReceiver:
             self._turns.remove(connection)
 
     def _serve_requests(
-        self, connection: AgentConnection, peer: AgentPeer | ForwardedPeer, names: frozenset[str]
+        self,
+        connection: AgentConnection,
+        peer: AgentPeer | ForwardedPeer,
+        certificate_names: frozenset[str],
     ) -> None:
         """Process batches of one connection until it ends."""
         while True:
@@ -377,7 +380,7 @@ class NodeReceiver:
                 )
                 if request is None:
                     return
-                header, sender = self._authenticate(request, names, connection.address)
+                header, sender = self._authenticate(request, certificate_names, connection.address)
                 self._turns.begin((sender.cluster, sender.head.node), connection)
                 connection.is_known = True
                 body = peer.read_body(request.length, BODY_TIMEOUT_S)
@@ -408,11 +411,11 @@ class NodeReceiver:
             self._log_problem(connection.address, "")
             self._refusals.drop(connection.address)
             del body
-            if request.closes:
+            if request.closes_connection:
                 return
 
     def _authenticate(
-        self, request: AgentRequest, names: frozenset[str], address: str
+        self, request: AgentRequest, certificate_names: frozenset[str], address: str
     ) -> tuple[bytes, AuthenticatedSender]:
         """Identify the sender of a request."""
         if request.path != PATH:
@@ -420,7 +423,7 @@ class NodeReceiver:
         header = request.headers.get(b"steward-batch", b"")
         head = parse_batch_header(header)
         credential = request.headers.get(b"steward-credential", b"")
-        return header, self._senders.authenticate(head, credential, names, address)
+        return header, self._senders.authenticate(head, credential, certificate_names, address)
 
     def _send_refusal(
         self,
@@ -451,9 +454,9 @@ class NodeReceiver:
         head, cluster, now = sender.head, sender.cluster, utc_now()
         with self._turns.wait_turn():  # one at a time: parsed lines need much memory
             aggregated = aggregate_lines(cluster, head.node, body, now, self._redact_name)
-            last = self._reports.get_last(cluster, head.node)
-            rows = encode_rows([*aggregated.events, *_make_gaps(cluster, head, last, now)])
-            lost = aggregated.lost + head.dropped
+            last_report = self._reports.get_last(cluster, head.node)
+            rows = encode_rows([*aggregated.events, *_make_gaps(cluster, head, last_report, now)])
+            lost_lines = aggregated.lost + head.dropped
             del aggregated
         self._appender.append(rows)
         self._reports.record(
@@ -464,7 +467,7 @@ class NodeReceiver:
                 sequence=head.sequence,
                 boot_id=head.boot,
                 place=head.place,
-                lost=lost,
+                lost=lost_lines,
             )
         )
 
@@ -481,14 +484,14 @@ class NodeReceiver:
 
 
 def _make_gaps(
-    cluster: str, head: BatchHeader, last: NodeReport | None, now: datetime
+    cluster: str, head: BatchHeader, last_report: NodeReport | None, now: datetime
 ) -> list[Event]:
     """Build gap events from a batch's head."""
     gaps = []
-    if last is not None and last.place != head.place:
+    if last_report is not None and last_report.place != head.place:
         # The agent's state file is gone, and with it lines that may not have been sent.
-        reason = GAP_REBOOT if last.boot_id != head.boot else GAP_LOST
-        gap = NodeGap(node=head.node, why=reason, since=last.heard_at)
+        reason = GAP_REBOOT if last_report.boot_id != head.boot else GAP_LOST
+        gap = NodeGap(node=head.node, why=reason, since=last_report.heard_at)
         gaps.append(make_gap_event(cluster, gap, f"place.{head.place}", now))
     if head.dropped:
         gap = NodeGap(node=head.node, why=GAP_LOST, lines=head.dropped)

@@ -153,14 +153,14 @@ class SenderAuthenticator:
         }
 
     def authenticate(
-        self, head: BatchHeader, credential: bytes, names: frozenset[str], address: str
+        self, head: BatchHeader, credential: bytes, certificate_names: frozenset[str], address: str
     ) -> AuthenticatedSender:
         """Authenticate the sender of a batch.
 
         Args:
             head: Header of the batch.
             credential: MUNGE credential.
-            names: Names in the client certificate.
+            certificate_names: Names in the client certificate.
             address: Peer address of the connection.
 
         Raises:
@@ -172,9 +172,11 @@ class SenderAuthenticator:
             valid_names = {f"{head.node}.{cluster.name}"}
             if len(self._clusters) == 1:
                 valid_names.add(head.node)
-            if frozenset(map(normalize_host, names)).isdisjoint(map(normalize_host, valid_names)):
+            if frozenset(map(normalize_host, certificate_names)).isdisjoint(
+                map(normalize_host, valid_names)
+            ):
                 raise PermissionRefused(
-                    f"the certificate is for {', '.join(sorted(names)) or 'no host'}, "
+                    f"the certificate is for {', '.join(sorted(certificate_names)) or 'no host'}, "
                     f"not for {' or '.join(sorted(valid_names))}"
                 )
             return AuthenticatedSender(cluster.name, head, None, None)
@@ -212,7 +214,7 @@ class _ClusterNodes:
         self._lock = threading.Lock()
         self._places: Mapping[str, NodePlace] = {}
         self._uids = frozenset({_ROOT})
-        self._has_answer = False
+        self._has_places = False
         self._refresh_at = 0.0
         self._retry_at = 0.0
         self._addresses: dict[str, tuple[float, frozenset[str]]] = {}
@@ -239,7 +241,7 @@ class _ClusterNodes:
         origin = f"the connection comes from {address} (see [nodes] behind_nat)"
         self._check_address(node, self._get_place(node), address, origin)
 
-    def _check_address(self, node: str, place: NodePlace, address: str, origin: str) -> None:
+    def _check_address(self, node: str, place: NodePlace, address: str, description: str) -> None:
         """Check that an address is one of the node's."""
         addresses = self._resolve(place.address)
         if address not in addresses:
@@ -247,7 +249,7 @@ class _ClusterNodes:
             addresses |= self._resolve(place.hostname)
         if address not in addresses:
             raise PermissionRefused(
-                f"{origin}, and node {node} is at "
+                f"{description}, and node {node} is at "
                 f"{', '.join(sorted(addresses)) or f'{place.address}, which does not resolve'}"
             )
 
@@ -260,7 +262,7 @@ class _ClusterNodes:
             now = time.monotonic()
             if now >= self._refresh_at or (node not in self._places and now >= self._retry_at):
                 self._query_slurm(now)
-            if not self._has_answer:
+            if not self._has_places:
                 raise SlurmUnavailable(f"cluster {self.name}: where its nodes are is not known yet")
         if node not in self._places:
             raise PermissionRefused(f"cluster {self.name} has no node {node!r}")
@@ -271,18 +273,18 @@ class _ClusterNodes:
         try:
             self._places = node_addresses(self.name, self._settings)
             self._uids = frozenset({_ROOT, slurmd_uid(self.name, self._settings)})
-            self._has_answer = True
+            self._has_places = True
         except SlurmError as error:
             log.warning("where the nodes of cluster %s are cannot be asked: %s", self.name, error)
         cost_s = time.monotonic() - now
-        self._refresh_at = now + (_ADDRESS_CACHE_S if self._has_answer else _MIN_QUERY_INTERVAL_S)
+        self._refresh_at = now + (_ADDRESS_CACHE_S if self._has_places else _MIN_QUERY_INTERVAL_S)
         self._retry_at = now + max(_MIN_QUERY_INTERVAL_S, _QUERY_COST_FACTOR * cost_s)
 
     def _resolve(self, host: str) -> frozenset[str]:
         """Resolve a host name, cached."""
         now = time.monotonic()
-        until, addresses = self._addresses.get(host, (0.0, frozenset()))
-        if now < until:
+        expires_at, addresses = self._addresses.get(host, (0.0, frozenset()))
+        if now < expires_at:
             return addresses
         try:
             entries = socket.getaddrinfo(host, None)

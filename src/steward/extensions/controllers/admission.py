@@ -84,13 +84,13 @@ class MungeAuthenticator:
     def __init__(
         self,
         munge: Munge,
-        sends: str,
+        own_direction: str,
         uids: frozenset[int],
         addresses: frozenset[str] | None = None,
     ) -> None:
         self._munge = munge
-        self._sends = sends
-        self._hears = FROM_CONTROLLER if sends == FROM_RECEIVER else FROM_RECEIVER
+        self._own_direction = own_direction
+        self._peer_direction = FROM_CONTROLLER if own_direction == FROM_RECEIVER else FROM_RECEIVER
         self._uids = uids
         self._addresses = addresses
 
@@ -100,7 +100,7 @@ class MungeAuthenticator:
         Raises:
             MungeUnavailable: munged does not answer.
         """
-        return self._munge.encode(credential_payload(self._sends, nonces, number, body))
+        return self._munge.encode(credential_payload(self._own_direction, nonces, number, body))
 
     def check(self, nonces: bytes, number: int, frame: Frame) -> None:
         """Check that a message is from the peer and has this number in this connection.
@@ -110,7 +110,7 @@ class MungeAuthenticator:
             MungeUnavailable: munged does not answer.
         """
         claim = self._munge.decode(frame.credential)
-        if claim.payload != credential_payload(self._hears, nonces, number, frame.body):
+        if claim.payload != credential_payload(self._peer_direction, nonces, number, frame.body):
             raise PermissionRefused("the MUNGE credential is for other bytes, or for another place")
         if claim.uid not in self._uids:
             raise PermissionRefused(
@@ -147,33 +147,33 @@ class ControllerPeers:
             name: cluster for name, cluster in settings.cluster.items() if cluster.controllers
         }
 
-    def clusters(self) -> Iterable[str]:
+    def list_clusters(self) -> Iterable[str]:
         """Return the clusters that have controllers configured."""
         return self._clusters
 
-    def witness(
-        self, cluster: str, names: frozenset[str], address: str
+    def get_authenticator(
+        self, cluster: str, certificate_names: frozenset[str], address: str
     ) -> MungeAuthenticator | TlsAuthenticator:
         """Return the authenticator for the messages of a controller of a cluster.
 
         Args:
             cluster: The cluster, as the controller's hello names it.
-            names: Names in the controller's certificate.
+            certificate_names: Names in the controller's certificate.
             address: Address that the connection comes from.
 
         Raises:
             PermissionRefused: No host may report for this cluster, or the certificate is for
                 another host.
         """
-        of = self._clusters.get(cluster)
-        if of is None:
+        cluster_settings = self._clusters.get(cluster)
+        if cluster_settings is None:
             raise PermissionRefused("nobody may report for such a cluster: set its 'controllers'")
         if self._by_certificate:
-            if frozenset(map(normalize_host, names)).isdisjoint(
-                map(normalize_host, of.controllers)
+            if frozenset(map(normalize_host, certificate_names)).isdisjoint(
+                map(normalize_host, cluster_settings.controllers)
             ):
                 raise PermissionRefused(
-                    f"the certificate is for {', '.join(sorted(names)) or 'no host'}, "
+                    f"the certificate is for {', '.join(sorted(certificate_names)) or 'no host'}, "
                     f"which is none of the 'controllers' of cluster {cluster!r}"
                 )
             return TlsAuthenticator()
@@ -183,24 +183,26 @@ class ControllerPeers:
                 "IPv4 alone: over IPv6 controllers show a certificate ('client_ca_file' of "
                 "[receive])"
             )
-        addresses = _resolve_controllers(of)
-        return MungeAuthenticator(Munge(of.munge_socket), FROM_RECEIVER, self._uids, addresses)
+        addresses = _resolve_controllers(cluster_settings)
+        return MungeAuthenticator(
+            Munge(cluster_settings.munge_socket), FROM_RECEIVER, self._uids, addresses
+        )
 
 
 def _resolve_controllers(cluster: ClusterSettings) -> frozenset[str]:
     """Resolve a cluster's controllers to the addresses that their MUNGE credentials may carry."""
-    found: set[str] = set()
+    addresses: set[str] = set()
     for host in cluster.controllers:
         try:
             # Addresses pass through getaddrinfo too, which then queries no server. Names are
             # resolved at each connection because they may have moved.
-            found.update(
+            addresses.update(
                 normalize_host(str(entry[4][0])) for entry in socket.getaddrinfo(host, None)
             )
         except OSError:
             # A host that does not resolve cannot report; the others can.
             continue
-    return frozenset(found)
+    return frozenset(addresses)
 
 
 def peer_uids(users: Iterable[str]) -> frozenset[int]:
@@ -250,18 +252,18 @@ class EventAdmission:
         known: Tells whether the journal has, or had, an event with this cluster and key.
     """
 
-    def __init__(self, cluster: str, known: Callable[[str, str], bool]) -> None:
+    def __init__(self, cluster: str, is_known: Callable[[str, str], bool]) -> None:
         self._cluster = cluster
-        self._known = known
+        self._is_known = is_known
 
-    def admit(
-        self, rows: Iterable[ForwardedEvent], store: Callable[[], IncomingStore]
+    def admit_events(
+        self, rows: Iterable[ForwardedEvent], get_store: Callable[[], IncomingStore]
     ) -> tuple[list[JournalRow], list[tuple[int, str]]]:
         """Check events and write their script and environment bytes, not yet durably.
 
         Args:
             rows: Events as received.
-            store: Returns the store that takes the bytes.
+            get_store: Returns the store that takes the bytes.
 
         Returns:
             The admitted events, encoded for the journal, and index and reason of each refused one.
@@ -270,23 +272,23 @@ class EventAdmission:
             StoreUnavailable: The store cannot be written now.
         """
         admitted: list[JournalRow] = []
-        refused: list[tuple[int, str]] = []
+        rejected: list[tuple[int, str]] = []
         for index, row in enumerate(rows):
             try:
-                event = self._event(row)
+                event = self._decode_event(row)
             except EventNotAdmitted as error:
-                refused.append((index, str(error)))
+                rejected.append((index, str(error)))
                 continue
             if event.kind == JOB_SCRIPT:
                 # The journal may have trimmed a known event; its bytes would then stay in the store
                 # forever.
-                if self._known(self._cluster, event.key):
+                if self._is_known(self._cluster, event.key):
                     continue
-                event = _store_script(event, row, store())
+                event = _store_script(event, row, get_store())
             admitted += encode_rows([event])
-        return admitted, refused
+        return admitted, rejected
 
-    def _event(self, row: ForwardedEvent) -> Event:
+    def _decode_event(self, row: ForwardedEvent) -> Event:
         """Decode and check one received event; raise EventNotAdmitted if invalid."""
         if row.cluster != self._cluster:
             raise EventNotAdmitted(
@@ -371,12 +373,12 @@ def _check_script(key: str, body: JobScript, row: ForwardedEvent) -> None:
         raise EventNotAdmitted("its key is not that of its job and time")
     if body.script is None and SCRIPT_TOO_LARGE not in body.flags:
         raise EventNotAdmitted("it has no script")
-    for kept, data in ((body.script, row.script), (body.environment, row.environment)):
-        if (kept is None) != (data is None):
+    for file, data in ((body.script, row.script), (body.environment, row.environment)):
+        if (file is None) != (data is None):
             raise EventNotAdmitted("it came without its bytes")
-        if kept is None or data is None:
+        if file is None or data is None:
             continue
-        if kept.length != len(data) or kept.sha256 != hashlib.sha256(data).hexdigest():
+        if file.length != len(data) or file.sha256 != hashlib.sha256(data).hexdigest():
             raise EventNotAdmitted("its bytes are not those that were captured (SHA-256)")
 
 
@@ -393,5 +395,7 @@ def _store_script(event: Event, row: ForwardedEvent, store: IncomingStore) -> Ev
     # Write the environment first: a complete script then proves that both are there.
     environment = None if row.environment is None else write(row.environment, "env")
     script = None if row.script is None else write(row.script, "script")
-    here = msgspec.structs.replace(body, script=script, environment=environment, store=store.name)
-    return msgspec.structs.replace(event, body=here)
+    stored_body = msgspec.structs.replace(
+        body, script=script, environment=environment, store=store.name
+    )
+    return msgspec.structs.replace(event, body=stored_body)

@@ -56,11 +56,11 @@ class ReceiverLink:
         self._munge = Munge(munge_socket)
         self._connection: socket.socket | None = None
         self._stream: wire.FrameStream | None = None
-        self._witness: MungeAuthenticator | TlsAuthenticator = TlsAuthenticator()
+        self._authenticator: MungeAuthenticator | TlsAuthenticator = TlsAuthenticator()
         self._nonces = b""
-        self._number = 0
+        self._batch_number = 0
 
-    def ask(self, rows: list[wire.ForwardedEvent]) -> wire.ReceiverReply:
+    def send_batch(self, rows: list[wire.ForwardedEvent]) -> wire.ReceiverReply:
         """Send a batch and return the answer. After an error, call :meth:`close`.
 
         Raises:
@@ -87,43 +87,47 @@ class ReceiverLink:
         self, stream: wire.FrameStream, rows: list[wire.ForwardedEvent]
     ) -> wire.ReceiverReply:
         """Sign and send one batch; return the answer."""
-        self._number += 1
-        body = wire.encode_message(wire.EventBatch(self._number, rows))
-        credential = self._witness.sign(self._nonces, self._number, body)
+        self._batch_number += 1
+        body = wire.encode_message(wire.EventBatch(self._batch_number, rows))
+        credential = self._authenticator.sign(self._nonces, self._batch_number, body)
         stream.send(wire.build_frame(body, credential), self._settings.timeout_s)
-        return self._answer(stream)
+        return self._receive_reply(stream)
 
-    def _answer(self, stream: wire.FrameStream) -> wire.ReceiverReply:
+    def _receive_reply(self, stream: wire.FrameStream) -> wire.ReceiverReply:
         """Receive, verify and return one answer."""
         frame = stream.receive(wire.MAX_WIRE_FRAME_BYTES, self._settings.timeout_s)
-        answer: wire.ReceiverReply = wire.expect_message(
+        reply: wire.ReceiverReply = wire.expect_message(
             frame, wire.ReceiverReply, self._settings.to
         )
-        if answer.verdict == "refused":
+        if reply.verdict == "refused":
             raise PermissionRefused(
-                f"this host may not report for cluster {self._cluster}: {answer.detail}"
+                f"this host may not report for cluster {self._cluster}: {reply.detail}"
             )
-        if answer.verdict != "durable" or frame is None:
+        if reply.verdict != "durable" or frame is None:
             raise ReceiverUnavailable(
-                f"{self._settings.to} cannot take anything now: {answer.detail}", self._settings.to
+                f"{self._settings.to} cannot take anything now: {reply.detail}", self._settings.to
             )
-        self._witness.check(self._nonces, self._number, frame)
-        if answer.number != self._number:
-            raise wire.WireError(f"an answer to batch {answer.number} instead of {self._number}")
-        return answer
+        self._authenticator.check(self._nonces, self._batch_number, frame)
+        if reply.number != self._batch_number:
+            raise wire.WireError(
+                f"an answer to batch {reply.number} instead of {self._batch_number}"
+            )
+        return reply
 
     def _connect(self) -> wire.FrameStream:
         """Open a connection and authenticate both sides."""
-        where = split_host_port(self._settings.to)
-        if where is None:
+        address = split_host_port(self._settings.to)
+        if address is None:
             raise ReceiverUnavailable(f"{self._settings.to!r} is no address: set [forward] to")
         try:
-            self._connection = socket.create_connection(where, _CONNECT_S)
+            self._connection = socket.create_connection(address, _CONNECT_S)
             self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if self._settings.tls:
-                of = self._settings
-                context = make_client_context(of.certificate_file, of.key_file, of.ca_file)
-                self._connection = context.wrap_socket(self._connection, server_hostname=where[0])
+                settings = self._settings
+                context = make_client_context(
+                    settings.certificate_file, settings.key_file, settings.ca_file
+                )
+                self._connection = context.wrap_socket(self._connection, server_hostname=address[0])
         except OSError as error:
             raise ReceiverUnavailable(
                 f"{self._settings.to} cannot be reached: "
@@ -137,16 +141,16 @@ class ReceiverLink:
         )
         if len(greeting.nonce) != wire.NONCE_BYTES:
             raise wire.WireError(f"a nonce of {len(greeting.nonce)} bytes")
-        own = os.urandom(wire.NONCE_BYTES)
-        self._nonces = greeting.nonce + own
-        self._number = 0
+        own_nonce = os.urandom(wire.NONCE_BYTES)
+        self._nonces = greeting.nonce + own_nonce
+        self._batch_number = 0
         if not self._settings.certificate_file:
             uids = peer_uids(self._settings.munge_users)
-            self._witness = MungeAuthenticator(self._munge, wire.FROM_CONTROLLER, uids)
-        body = wire.encode_message(wire.ControllerHello(wire.VERSION, self._cluster, own))
-        credential = self._witness.sign(self._nonces, 0, body)
+            self._authenticator = MungeAuthenticator(self._munge, wire.FROM_CONTROLLER, uids)
+        body = wire.encode_message(wire.ControllerHello(wire.VERSION, self._cluster, own_nonce))
+        credential = self._authenticator.sign(self._nonces, 0, body)
         stream.send(wire.build_frame(body, credential), self._settings.timeout_s)
-        self._answer(stream)
+        self._receive_reply(stream)
         log.info("reporting to %s for cluster %s", self._settings.to, self._cluster)
         self._stream = stream
         return stream
@@ -179,7 +183,7 @@ class EventForwarder:
 
     def __init__(self, settings: Settings, cluster: str, stores: IncomingStores) -> None:
         self.name = f"forward.{cluster}"
-        self._to = settings.forward.to
+        self._receiver = settings.forward.to
         self._link = ReceiverLink(settings.forward, cluster, settings.cluster[cluster].munge_socket)
         self._cluster = cluster
         self._stores = stores
@@ -188,7 +192,7 @@ class EventForwarder:
         # State of the current batch: ids that are durable at the receiver, and ids it will never
         # accept.
         self._durable: set[int] = set()
-        self._refused: dict[int, str] = {}
+        self._rejected: dict[int, str] = {}
 
     def cursor(self) -> int:
         """Return the journal position of the last forwarded event; 0 at first."""
@@ -203,25 +207,25 @@ class EventForwarder:
             Unavailable: The receiver is away, cannot write, or does not recognize this host.
             Rejected: The receiver will never accept an event, or the event's bytes are gone.
         """
-        mine = [e for e in events if e.cluster == self._cluster and e.id not in self._durable]
-        for event in mine:
-            if event.id in self._refused:
-                raise Rejected(self._refused[event.id], event)
-        for batch, rows in self._batches(mine):
-            answer = self._ask(rows)
-            refused = dict(answer.refused)
+        pending = [e for e in events if e.cluster == self._cluster and e.id not in self._durable]
+        for event in pending:
+            if event.id in self._rejected:
+                raise Rejected(self._rejected[event.id], event)
+        for batch, rows in self._build_batches(pending):
+            reply = self._send_batch(rows)
+            rejected = dict(reply.refused)
             for index, event in enumerate(batch):
-                if index in refused:
-                    self._refused[event.id] = f"{self._to}: {refused[index]}"
+                if index in rejected:
+                    self._rejected[event.id] = f"{self._receiver}: {rejected[index]}"
                 else:
                     self._durable.add(event.id)
-        for event in mine:
-            if event.id in self._refused:
-                raise Rejected(self._refused[event.id], event)
+        for event in pending:
+            if event.id in self._rejected:
+                raise Rejected(self._rejected[event.id], event)
         with transaction(self._database, self._path) as database:
             database.execute("UPDATE cursor SET position = ?", (upto,))
         self._durable.clear()
-        self._refused.clear()
+        self._rejected.clear()
 
     def tick(self, append: Append) -> float:  # noqa: ARG002 -- a Consumer's signature
         """Do nothing: forwarding has no timed work."""
@@ -232,7 +236,7 @@ class EventForwarder:
         self._link.close()
         self._database.close()
 
-    def _batches(
+    def _build_batches(
         self, events: Sequence[Event]
     ) -> Iterator[tuple[list[Event], list[wire.ForwardedEvent]]]:
         """Cut events into batches below the size limit, each with its wire rows."""
@@ -240,50 +244,50 @@ class EventForwarder:
         rows: list[wire.ForwardedEvent] = []
         size = 0
         for event in events:
-            row = self._row(event)
-            of_row = len(row.data) + len(row.script or b"") + len(row.environment or b"")
-            if of_row > _MAX_EVENT_BYTES:
-                raise Rejected(f"{of_row} bytes are more than can be forwarded", event)
-            if batch and size + of_row > _BATCH_BYTES:
+            row = self._build_row(event)
+            row_bytes = len(row.data) + len(row.script or b"") + len(row.environment or b"")
+            if row_bytes > _MAX_EVENT_BYTES:
+                raise Rejected(f"{row_bytes} bytes are more than can be forwarded", event)
+            if batch and size + row_bytes > _BATCH_BYTES:
                 yield batch, rows
                 batch, rows, size = [], [], 0
             batch.append(event)
             rows.append(row)
-            size += of_row
+            size += row_bytes
         if batch:
             yield batch, rows
 
-    def _row(self, event: Event) -> wire.ForwardedEvent:
+    def _build_row(self, event: Event) -> wire.ForwardedEvent:
         """Convert an event to a wire row, with its script and environment bytes."""
         script = environment = None
         body = event.body
         if isinstance(body, JobScript):
-            script = self._bytes(event, body, body.script)
-            environment = self._bytes(event, body, body.environment)
+            script = self._read_bytes(event, body, body.script)
+            environment = self._read_bytes(event, body, body.environment)
         return wire.ForwardedEvent(
             event.kind, event.cluster, event.key, encode_event(event), script, environment
         )
 
-    def _bytes(self, event: Event, body: JobScript, kept: IncomingFile | None) -> bytes | None:
+    def _read_bytes(self, event: Event, body: JobScript, file: IncomingFile | None) -> bytes | None:
         """Read stored bytes of a script event; None where none are archived."""
-        if kept is None:
+        if file is None:
             return None
         try:
-            return self._stores.read(body, kept)
+            return self._stores.read(body, file)
         except (FileNotFoundError, StoreError) as error:
             raise Rejected(f"the bytes of job {body.job_id} are gone: {error}", event) from error
 
-    def _ask(self, rows: list[wire.ForwardedEvent]) -> wire.ReceiverReply:
+    def _send_batch(self, rows: list[wire.ForwardedEvent]) -> wire.ReceiverReply:
         """Send a batch and return the answer; close the connection on failure.
 
         Raises:
             Unavailable: There is no answer, or its verdict is not ``durable``.
         """
         try:
-            return self._link.ask(rows)
+            return self._link.send_batch(rows)
         except (wire.WireError, PermissionRefused) as error:
             self._link.close()
-            raise ReceiverUnavailable(f"{self._to}: {error}", self._to) from error
+            raise ReceiverUnavailable(f"{self._receiver}: {error}", self._receiver) from error
         except Unavailable:
             self._link.close()
             raise

@@ -66,8 +66,8 @@ class TooManyControllers(Unavailable):
 class _ControllerConnection:
     """One connection: a controller, or a peer that has not identified itself yet."""
 
-    def __init__(self, plain: socket.socket, address: str) -> None:
-        self.plain = plain
+    def __init__(self, sock: socket.socket, address: str) -> None:
+        self.sock = sock
         self.address = address
         self.since = time.monotonic()
         """Monotonic time of the connection's start, or of its last message."""
@@ -76,12 +76,12 @@ class _ControllerConnection:
         self.is_shut = False
         self.ended = threading.Event()
 
-    def shut(self) -> None:
+    def shut_down(self) -> None:
         """Shut the socket down; the connection's thread notices and ends."""
         self.is_shut = True
         try:
             # Bypass SSLSocket's own shutdown: it is unsafe while another thread uses the object.
-            socket.socket.shutdown(self.plain, socket.SHUT_RDWR)
+            socket.socket.shutdown(self.sock, socket.SHUT_RDWR)
         except OSError:
             return  # already closed
 
@@ -110,27 +110,29 @@ class ControllerReceiver:
         self,
         settings: Settings,
         stores: IncomingStores,
-        known: Callable[[str, str], bool],
+        is_known: Callable[[str, str], bool],
         link: JournalLink,
         *,
-        most_strangers: int = 64,
-        most_of_cluster: int = 8,
+        max_unidentified: int = 64,
+        max_per_cluster: int = 8,
     ) -> None:
         self._peers = ControllerPeers(settings)
-        self._most_strangers = most_strangers
-        self._most_of_cluster = most_of_cluster
+        self._max_unidentified = max_unidentified
+        self._max_per_cluster = max_per_cluster
         self._stores = list(stores)
-        self._known = known
+        self._is_known = is_known
         self._link = link
         self._context: Context | None = None
         if settings.receive.certificate_file:
-            of = settings.receive
-            self._context = make_server_context(of.certificate_file, of.key_file, of.client_ca_file)
-        self._lock = threading.Lock()
+            receive = settings.receive
+            self._context = make_server_context(
+                receive.certificate_file, receive.key_file, receive.client_ca_file
+            )
+        self._batch_lock = threading.Lock()
         self._connections: set[_ControllerConnection] = set()
-        self._entering = threading.Lock()
-        self._said: dict[str, str] = {}
-        self._shut: dict[str, float] = {}
+        self._limit_lock = threading.Lock()
+        self._logged_problems: dict[str, str] = {}
+        self._failed_until: dict[str, float] = {}
         self._listener = open_tcp_listener(settings.receive.listen, _BACKLOG)
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
 
@@ -145,85 +147,90 @@ class ControllerReceiver:
             beat()
             if stop.wait(_ACCEPT_WAIT_S, self._listener.fileno()):
                 self._accept()
-            self._drop_silent()
+            self._drop_unidentified()
         self.close()
 
     def close(self) -> None:
         """Close all connections, after the batch in progress."""
         self._listener.close()
-        if self._lock.acquire(timeout=_DRAIN_S):
-            self._lock.release()
+        if self._batch_lock.acquire(timeout=_DRAIN_S):
+            self._batch_lock.release()
         for connection in list(self._connections):
-            connection.shut()
+            connection.shut_down()
 
     def _accept(self) -> None:
         """Accept one connection and start its thread."""
         try:
-            plain, address = self._listener.accept()
+            sock, address = self._listener.accept()
         except OSError as error:
             # The peer left before the accept, or no descriptor is free; the next turn may succeed.
             log.debug("a connection could not be taken: %s", error)
             return
-        connection = _ControllerConnection(plain, str(address[0]))
-        if not self._make_room("", self._most_strangers):
-            plain.close()
+        connection = _ControllerConnection(sock, str(address[0]))
+        if not self._ensure_capacity("", self._max_unidentified):
+            sock.close()
             return
         self._connections.add(connection)
         threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
-    def _make_room(self, cluster: str, most: int) -> bool:
+    def _ensure_capacity(self, cluster: str, limit: int) -> bool:
         """Return True if one more connection fits the limit, closing an old one where needed.
 
         Among unidentified peers it closes one of the address with the most connections, so that a
         flood ends itself; then the one that has been silent for longest.
         """
-        same = [one for one in list(self._connections) if one.cluster == cluster]
-        if len(same) < most:
+        candidates = [
+            connection for connection in list(self._connections) if connection.cluster == cluster
+        ]
+        if len(candidates) < limit:
             return True
-        same = [one for one in same if not one.is_shut]
-        if not same:
+        candidates = [connection for connection in candidates if not connection.is_shut]
+        if not candidates:
             return False
         if not cluster:
-            count = Counter(one.address for one in same)
-            (address, _), *_ = count.most_common(1)
-            same = [one for one in same if one.address == address]
-        last = min(same, key=lambda one: one.since)
-        last.shut()
-        return last.ended.wait(_CLOSE_WAIT_S)
+            counts = Counter(connection.address for connection in candidates)
+            (address, _), *_ = counts.most_common(1)
+            candidates = [connection for connection in candidates if connection.address == address]
+        oldest = min(candidates, key=lambda connection: connection.since)
+        oldest.shut_down()
+        return oldest.ended.wait(_CLOSE_WAIT_S)
 
-    def _drop_silent(self) -> None:
+    def _drop_unidentified(self) -> None:
         """Close connections that have not identified themselves in time."""
         before = time.monotonic() - 2 * _HELLO_TIMEOUT_S
         for connection in list(self._connections):
             if not connection.cluster and connection.since < before:
-                connection.shut()
+                connection.shut_down()
 
     def _serve(self, connection: _ControllerConnection) -> None:
         """Run one connection from the TLS handshake to its end."""
         peer = connection.address
-        secured = connection.plain
+        sock = connection.sock
         try:
-            connection.plain.settimeout(_HELLO_TIMEOUT_S)
-            connection.plain.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            connection.sock.settimeout(_HELLO_TIMEOUT_S)
+            connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             if self._context is not None:
-                secured = self._context.wrap_socket(
-                    connection.plain, server_side=True, do_handshake_on_connect=False
+                sock = self._context.wrap_socket(
+                    connection.sock, server_side=True, do_handshake_on_connect=False
                 )
-                connection.plain = secured
-                secured.do_handshake()
-            self._talk(connection, wire.FrameStream(secured, peer), read_peer_names(secured))
+                connection.sock = sock
+                sock.do_handshake()
+            self._run_session(connection, wire.FrameStream(sock, peer), read_peer_names(sock))
         except (StewardError, OSError) as error:
-            self._say(peer, str(error))
+            self._log_problem(peer, str(error))
         except Exception:
             # A bug in Steward must end this connection alone.
             log.exception("the connection from %s failed", peer)
         finally:
             self._connections.discard(connection)
-            secured.close()
+            sock.close()
             connection.ended.set()
 
-    def _talk(
-        self, connection: _ControllerConnection, stream: wire.FrameStream, names: frozenset[str]
+    def _run_session(
+        self,
+        connection: _ControllerConnection,
+        stream: wire.FrameStream,
+        certificate_names: frozenset[str],
     ) -> None:
         """Authenticate the controller, then receive batches until it disconnects."""
         peer = connection.address
@@ -238,38 +245,40 @@ class ControllerReceiver:
             raise wire.WireError(f"{peer} has a nonce of {len(hello.nonce)} bytes")
         nonces = nonce + hello.nonce
         try:
-            witness = self._witness(hello, names, nonces, frame, connection.address)
-            self._enter(connection, hello.cluster)
+            authenticator = self._authenticate(
+                hello, certificate_names, nonces, frame, connection.address
+            )
+            self._join_cluster(connection, hello.cluster)
         except (PermissionRefused, Unavailable) as error:
             # This answer is unsigned: it changes nothing, so a forged one only costs time.
-            self._say(peer, f"cannot report for cluster {hello.cluster!r}: {error}")
+            self._log_problem(peer, f"cannot report for cluster {hello.cluster!r}: {error}")
             verdict = "refused" if isinstance(error, PermissionRefused) else "later"
-            no = wire.ReceiverReply(number=0, verdict=verdict, detail=str(error))
-            stream.send(wire.build_frame(wire.encode_message(no)), _HELLO_TIMEOUT_S)
+            rejection = wire.ReceiverReply(number=0, verdict=verdict, detail=str(error))
+            stream.send(wire.build_frame(wire.encode_message(rejection)), _HELLO_TIMEOUT_S)
             return
         body = wire.encode_message(wire.ReceiverReply(number=0, verdict="durable"))
-        stream.send(wire.build_frame(body, witness.sign(nonces, 0, body)), _SEND_TIMEOUT_S)
-        self._say(peer, "")
+        stream.send(wire.build_frame(body, authenticator.sign(nonces, 0, body)), _SEND_TIMEOUT_S)
+        self._log_problem(peer, "")
         log.info("%s reports for cluster %s", peer, hello.cluster)
-        self._take_batches(stream, connection, witness, nonces)
+        self._receive_batches(stream, connection, authenticator, nonces)
 
-    def _enter(self, connection: _ControllerConnection, cluster: str) -> None:
+    def _join_cluster(self, connection: _ControllerConnection, cluster: str) -> None:
         """Count a connection toward its cluster's limit.
 
         Raises:
             TooManyControllers: The cluster has too many connections, and none of them ends.
         """
-        with self._entering:
-            most = self._most_of_cluster
-            if not self._make_room(cluster, most):
-                raise TooManyControllers(f"{most} others report for cluster {cluster!r} just now")
+        with self._limit_lock:
+            limit = self._max_per_cluster
+            if not self._ensure_capacity(cluster, limit):
+                raise TooManyControllers(f"{limit} others report for cluster {cluster!r} just now")
             connection.since = time.monotonic()
             connection.cluster = cluster
 
-    def _witness(
+    def _authenticate(
         self,
         hello: wire.ControllerHello,
-        names: frozenset[str],
+        certificate_names: frozenset[str],
         nonces: bytes,
         frame: wire.Frame,
         address: str,
@@ -277,20 +286,20 @@ class ControllerReceiver:
         """Check the hello and return what signs and checks this controller's messages."""
         if hello.version != wire.VERSION:
             raise PermissionRefused(f"it speaks version {hello.version}, we speak {wire.VERSION}")
-        witness = self._peers.witness(hello.cluster, names, address)
-        witness.check(nonces, 0, frame)
-        return witness
+        authenticator = self._peers.get_authenticator(hello.cluster, certificate_names, address)
+        authenticator.check(nonces, 0, frame)
+        return authenticator
 
-    def _take_batches(
+    def _receive_batches(
         self,
         stream: wire.FrameStream,
         connection: _ControllerConnection,
-        witness: MungeAuthenticator | TlsAuthenticator,
+        authenticator: MungeAuthenticator | TlsAuthenticator,
         nonces: bytes,
     ) -> None:
         """Receive, check, store and answer batches until the controller disconnects."""
         peer = connection.address
-        admitting = EventAdmission(connection.cluster, self._known)
+        admission = EventAdmission(connection.cluster, self._is_known)
         number = 0
         while True:
             frame = stream.receive(
@@ -299,48 +308,56 @@ class ControllerReceiver:
             if frame is None:
                 return
             number += 1
-            witness.check(nonces, number, frame)
+            authenticator.check(nonces, number, frame)
             connection.since = time.monotonic()
-            with self._lock:
+            with self._batch_lock:
                 batch: wire.EventBatch = wire.expect_message(frame, wire.EventBatch, peer)
                 if batch.number != number or len(batch.rows) > wire.MAX_BATCH_ROWS:
                     raise wire.WireError(
                         f"{peer} sends batch {batch.number} of {len(batch.rows)} events "
                         f"where {number} is due"
                     )
-                answer = self._take(admitting, batch)
+                reply = self._persist_batch(admission, batch)
                 del frame, batch
-            for index, reason in answer.refused:
+            for index, reason in reply.refused:
                 log.warning("%s: event %d of a batch is refused: %s", peer, index, reason)
-            body = wire.encode_message(answer)
-            stream.send(wire.build_frame(body, witness.sign(nonces, number, body)), _SEND_TIMEOUT_S)
+            body = wire.encode_message(reply)
+            stream.send(
+                wire.build_frame(body, authenticator.sign(nonces, number, body)), _SEND_TIMEOUT_S
+            )
 
-    def _take(self, admitting: EventAdmission, batch: wire.EventBatch) -> wire.ReceiverReply:
+    def _persist_batch(
+        self, admission: EventAdmission, batch: wire.EventBatch
+    ) -> wire.ReceiverReply:
         """Make a batch durable and return the answer to it."""
-        touched: dict[str, IncomingStore] = {}
+        batch_stores: dict[str, IncomingStore] = {}
         try:
-            rows, refused = admitting.admit(batch.rows, lambda: self._store(touched))
-            for store in touched.values():
+            rows, rejected = admission.admit_events(
+                batch.rows, lambda: self._select_store(batch_stores)
+            )
+            for store in batch_stores.values():
                 store.sync()
             if rows:
                 self._link.send_command("append", *rows)
         except Unavailable as error:
             if isinstance(error, StoreUnavailable):
                 # The controller sends the batch again soon, and then another store may work.
-                self._shut.update(dict.fromkeys(touched, time.monotonic() + _RETRY_STORE_S))
-            self._say("here", str(error))
+                self._failed_until.update(
+                    dict.fromkeys(batch_stores, time.monotonic() + _RETRY_STORE_S)
+                )
+            self._log_problem("here", str(error))
             return wire.ReceiverReply(number=batch.number, verdict="later", detail=str(error))
-        self._say("here", "")
-        return wire.ReceiverReply(number=batch.number, verdict="durable", refused=refused)
+        self._log_problem("here", "")
+        return wire.ReceiverReply(number=batch.number, verdict="durable", refused=rejected)
 
-    def _store(self, touched: dict[str, IncomingStore]) -> IncomingStore:
+    def _select_store(self, batch_stores: dict[str, IncomingStore]) -> IncomingStore:
         """Return the first usable store, the same one for the whole batch."""
-        for store in touched.values():
+        for store in batch_stores.values():
             return store
         reasons = []
         now = time.monotonic()
         for store in self._stores:
-            if self._shut.get(store.name, 0.0) > now:
+            if self._failed_until.get(store.name, 0.0) > now:
                 reasons.append(f"{store.directory} could not be used")
                 continue
             try:
@@ -348,17 +365,17 @@ class ControllerReceiver:
             except StewardError as error:
                 reasons.append(str(error))
                 continue
-            touched[store.name] = store
+            batch_stores[store.name] = store
             return store
         raise StoreUnavailable("; ".join(reasons))
 
-    def _say(self, who: str, what: str) -> None:
+    def _log_problem(self, peer: str, problem: str) -> None:
         """Log a peer's problem once, until the problem changes."""
-        if what and self._said.get(who) != what:
-            log.warning("%s: %s", who, what)
-        if what:
-            if len(self._said) >= self._most_strangers:
-                self._said.clear()
-            self._said[who] = what
+        if problem and self._logged_problems.get(peer) != problem:
+            log.warning("%s: %s", peer, problem)
+        if problem:
+            if len(self._logged_problems) >= self._max_unidentified:
+                self._logged_problems.clear()
+            self._logged_problems[peer] = problem
         else:
-            self._said.pop(who, None)
+            self._logged_problems.pop(peer, None)

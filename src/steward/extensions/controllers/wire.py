@@ -127,7 +127,7 @@ class Frame(msgspec.Struct, frozen=True):
     body: bytes
     credential: bytes
 
-    def message(self) -> WireMessage:
+    def decode_message(self) -> WireMessage:
         """Decode and return the message.
 
         Raises:
@@ -193,61 +193,61 @@ class FrameStream:
             self._connection.settimeout(timeout_s)
             self._connection.sendall(frame)
         except OSError as error:
-            raise self._away(error) from error
+            raise self._build_error(error) from error
 
-    def receive(self, most: int, timeout_s: float) -> Frame | None:
+    def receive(self, max_bytes: int, timeout_s: float) -> Frame | None:
         """Receive the next frame; return None if the peer closed the connection between frames.
 
         Args:
-            most: Largest accepted length, in bytes.
+            max_bytes: Largest accepted length, in bytes.
             timeout_s: Time limit for the whole frame, in seconds.
 
         Raises:
             WireError: The frame is too large or malformed.
             WireUnavailable: The peer is away or too slow.
         """
-        until = time.monotonic() + timeout_s
-        header = self._exactly(_HEADER.size, until)
+        deadline = time.monotonic() + timeout_s
+        header = self._read_bytes(_HEADER.size, deadline)
         if not header:
             return None
-        self._check_whole(header, _HEADER.size)
+        self._check_complete(header, _HEADER.size)
         length = _HEADER.unpack(header)[0]
-        if length > most:
+        if length > max_bytes:
             raise WireError(f"{self._peer} announces a frame of {length} bytes")
-        body = self._exactly(length, until)
-        self._check_whole(body, length)
+        body = self._read_bytes(length, deadline)
+        self._check_complete(body, length)
         try:
             return Frame(*_frame_decoder.decode(body))
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise WireError(f"{self._peer} sends no frames: {error}") from error
 
-    def _exactly(self, length: int, until: float) -> bytearray:
+    def _read_bytes(self, length: int, deadline: float) -> bytearray:
         """Read ``length`` bytes, fewer at the end of the stream; memory grows as bytes arrive."""
         data = bytearray()
         try:
             while len(data) < length:
-                left_s = until - time.monotonic()
-                if left_s <= 0:
+                remaining_s = deadline - time.monotonic()
+                if remaining_s <= 0:
                     raise TimeoutError("no answer in time")
-                self._connection.settimeout(left_s)
-                piece = self._connection.recv(min(_PIECE, length - len(data)))
-                if not piece:
+                self._connection.settimeout(remaining_s)
+                chunk = self._connection.recv(min(_PIECE, length - len(data)))
+                if not chunk:
                     break
-                data += piece
+                data += chunk
         except OSError as error:
-            raise self._away(error) from error
+            raise self._build_error(error) from error
         return data
 
-    def _check_whole(self, data: bytearray, length: int) -> None:
+    def _check_complete(self, data: bytearray, length: int) -> None:
         if len(data) < length:
             raise WireUnavailable(f"{self._peer} went away in the middle of a frame", self._peer)
 
-    def _away(self, error: OSError) -> WireUnavailable:
+    def _build_error(self, error: OSError) -> WireUnavailable:
         return WireUnavailable(f"{self._peer}: {error.strerror or error}", self._peer)
 
 
-def expect_message(frame: Frame | None, kind: Any, peer: str) -> Any:
-    """Return the message of a frame, which must be of type ``kind``.
+def expect_message(frame: Frame | None, message_type: Any, peer: str) -> Any:
+    """Return the message of a frame, which must be of type ``message_type``.
 
     Raises:
         WireError: It is of another type.
@@ -255,7 +255,7 @@ def expect_message(frame: Frame | None, kind: Any, peer: str) -> Any:
     """
     if frame is None:
         raise WireUnavailable(f"{peer} closed the connection", peer)
-    message = frame.message()
-    if not isinstance(message, kind):
-        raise WireError(f"{peer} says {type(message).__name__}, not {kind.__name__}")
+    message = frame.decode_message()
+    if not isinstance(message, message_type):
+        raise WireError(f"{peer} says {type(message).__name__}, not {message_type.__name__}")
     return message

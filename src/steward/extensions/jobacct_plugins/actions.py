@@ -56,36 +56,38 @@ class PluginsAnswer(msgspec.Struct, frozen=True, kw_only=True):
     plugins: tuple[PluginInfo, ...]
 
 
-def list_plugins(room: AccountingContext, asker: Caller, _: PluginsRequest) -> PluginsAnswer:
+def list_plugins(context: AccountingContext, asker: Caller, _: PluginsRequest) -> PluginsAnswer:
     """List the accounting plugins; operators only."""
-    if not room.is_operator(asker):
+    if not context.is_operator(asker):
         raise PluginOperatorsOnly("only operators may look at the plugins", asker)
-    configured = room.settings.accounting.type
+    configured = context.settings.accounting.type
     used = parse_plugin_types(configured)
-    failing = third_party_types(configured)
-    known = find_installed_plugins()
-    lines = []
-    for name in sorted({*known, *used}):
-        entry = known.get(name)
+    third_party = third_party_types(configured)
+    installed = find_installed_plugins()
+    plugins = []
+    for plugin_type in sorted({*installed, *used}):
+        entry = installed.get(plugin_type)
         package = entry.dist if entry else None
-        health = _plugin_health(room, name) if name in failing else PluginHealth()
-        lines.append(
+        health = (
+            _plugin_health(context, plugin_type) if plugin_type in third_party else PluginHealth()
+        )
+        plugins.append(
             PluginInfo(
-                type=name,
+                type=plugin_type,
                 package=f"{package.name} {package.version}" if package else "",
                 where=entry.value if entry else "",
-                used=name in used,
+                used=plugin_type in used,
                 refusal=health.refusal,
                 failures=health.failures,
             )
         )
-    return PluginsAnswer(plugins=tuple(lines))
+    return PluginsAnswer(plugins=tuple(plugins))
 
 
-def _plugin_health(room: AccountingContext, plugin_type: str) -> PluginHealth:
+def _plugin_health(context: AccountingContext, plugin_type: str) -> PluginHealth:
     """Read a plugin's health; empty if it has not run yet or cannot be read now."""
     try:
-        return read_health(room.settings.state_dir, plugin_type)
+        return read_health(context.settings.state_dir, plugin_type)
     except SqliteUnavailable:
         return PluginHealth()
 

@@ -294,7 +294,7 @@ def parse_parameters(text: str) -> dict[str, str]:
         name = name.strip()
         if not equals or not name:
             raise ParameterError(f"{part!r} is no parameter: write name=value", part)
-        if name.lower() in {known.lower() for known in values}:
+        if name.lower() in {existing.lower() for existing in values}:
             raise ParameterError(f"parameter {name!r} is there twice", part)
         values[name] = value.strip()
     return values
@@ -311,8 +311,8 @@ def parse_number_parameter(text: str, name: str, default: int) -> int:
     Raises:
         ParameterError: It is no whole number of 0 or more.
     """
-    for known, value in parse_parameters(text).items():
-        if known.lower() == name.lower():
+    for parameter, value in parse_parameters(text).items():
+        if parameter.lower() == name.lower():
             if not (value.isascii() and value.isdigit()) or len(value) > 9:
                 raise ParameterError(f"{name}={value} must be a whole number of 0 or more", value)
             return int(value)

@@ -87,24 +87,24 @@ class PluginConsumer:
         SqliteError, SqliteUnavailable: Its database is unusable.
     """
 
-    def __init__(self, settings: Settings, plugin_type: str, around: PluginHost) -> None:
+    def __init__(self, settings: Settings, plugin_type: str, host: PluginHost) -> None:
         self.name = consumer_name(plugin_type)
         self.kinds = frozenset().union(*_HOOK_KINDS.values())
         self._type = plugin_type
-        self._of = settings.accounting
+        self._settings = settings.accounting
         self._location = log_location(settings)
-        self._around = around
+        self._host = host
         self._state = PluginState(plugin_state_path(settings.state_dir, plugin_type))
         # After a crash, take events singly for as many as the fatal batch may have had.
-        self._careful = _BATCH_EVENTS if self._state.was_cut_short() else 0
-        self.batch_events = 1 if self._careful else _BATCH_EVENTS
+        self._single_batches = _BATCH_EVENTS if self._state.was_interrupted() else 0
+        self.batch_events = 1 if self._single_batches else _BATCH_EVENTS
         self._caller: HookCaller | None = None
         self._guard: HookGuard | None = None
-        self._done: set[int] = set()
+        self._done_ids: set[int] = set()
 
     def cursor(self) -> int:
         """Return the position of the last applied event; 0 at first."""
-        return self._state.cursor()
+        return self._state.read_cursor()
 
     def tick(self, append: Append) -> float:  # noqa: ARG002 - a consumer's shape
         """Start the plugin, if it has not started yet.
@@ -116,37 +116,37 @@ class PluginConsumer:
             try:
                 self._start(load_plugin_class(self._type)())
             except PluginError as error:
-                raise self._refused(str(error)) from error
+                raise self._record_refusal(str(error)) from error
             except BaseException as error:
                 # A constructor may raise anything; the error must affect this plugin alone.
-                what = f"{self._type} cannot be started: {type(error).__name__}: {error}"
-                raise self._refused(what) from error
-            self._state.note_refusal("")
+                message = f"{self._type} cannot be started: {type(error).__name__}: {error}"
+                raise self._record_refusal(message) from error
+            self._state.record_refusal("")
         return 3600.0
 
-    def _refused(self, why: str) -> PluginUnavailable:
+    def _record_refusal(self, reason: str) -> PluginUnavailable:
         """Record why the plugin does not run, for ``steward accounting plugins``."""
-        self._state.note_refusal(why)
-        return PluginUnavailable(why, self._type)
+        self._state.record_refusal(reason)
+        return PluginUnavailable(reason, self._type)
 
     def _start(self, plugin: JobAcctPlugin) -> None:
         """Run the plugin's init hooks and build its caller; raise PluginError if one fails."""
-        guard = HookGuard(self._type, plugin, self._of.hook_timeout_s, self._around.beat)
-        starting = build_init_calls(self._location, self._of.parameters)
-        for hook, args in starting:
-            if not guard.call(hook, *args):
-                (failure, *_) = guard.counted()
+        guard = HookGuard(self._type, plugin, self._settings.hook_timeout_s, self._host.beat)
+        init_calls = build_init_calls(self._location, self._settings.parameters)
+        for hook, args in init_calls:
+            if not guard.call_hook(hook, *args):
+                (failure, *_) = guard.take_failures()
                 raise PluginError(
                     f"{self._type} cannot be started: {hook}: {failure.kind}: {failure.text}"
                 )
         overridden = {hook for hook in _HOOK_KINDS if _has_override(plugin, hook)}
         self.kinds = frozenset().union(*(_HOOK_KINDS[hook] for hook in overridden))
-        around = self._around
-        sending = MessageSender(
-            self._type, self._of.parameters, around.append, around.stop, around.beat
+        host = self._host
+        sender = MessageSender(
+            self._type, self._settings.parameters, host.append, host.stop, host.beat
         )
         self._guard = guard
-        self._caller = HookCaller(self._type, plugin, guard, sending, overridden, starting)
+        self._caller = HookCaller(self._type, plugin, guard, sender, overridden, init_calls)
         log.info("%s runs: %s", self._type, plugin.plugin_name)
 
     def apply(self, events: Sequence[Event], upto: int, append: Append) -> None:  # noqa: ARG002 - likewise
@@ -159,30 +159,30 @@ class PluginConsumer:
         caller, guard = self._caller, self._guard
         assert caller is not None, "the first tick comes before the first event"
         assert guard is not None, "both were made together"
-        tries = self._state.begin()
+        tries = self._state.begin_batch()
         if tries > _MAX_TRIES and len(events) == 1:
-            what = f"ended its process {_MAX_TRIES} times on {events[0].kind} {events[0].key}"
-            guard.failed("*", "crash", what)
+            message = f"ended its process {_MAX_TRIES} times on {events[0].kind} {events[0].key}"
+            guard.record_failure("*", "crash", message)
             events = ()
         try:
             for event in events:
-                if event.id not in self._done:
-                    caller.call(event)
-                    self._done.add(event.id)
+                if event.id not in self._done_ids:
+                    caller.call_hooks(event)
+                    self._done_ids.add(event.id)
         except Unavailable:
             # Events already handled are not repeated while this process lives.
-            self._state.give_up()
+            self._state.postpone_batch()
             raise
-        self._state.done(upto, guard.counted())
-        self._done.clear()
-        self._careful = max(0, self._careful - 1)
-        self.batch_events = 1 if self._careful else _BATCH_EVENTS
+        self._state.finish_batch(upto, guard.take_failures())
+        self._done_ids.clear()
+        self._single_batches = max(0, self._single_batches - 1)
+        self.batch_events = 1 if self._single_batches else _BATCH_EVENTS
 
     def close(self) -> None:
         """Call the plugin's fini hook and close the database."""
         if self._guard is not None:
             try:
-                self._guard.call("slurmctld_jobacct_fini", limit_s=_FINI_S)
+                self._guard.call_hook("slurmctld_jobacct_fini", limit_s=_FINI_S)
             except Unavailable as error:
                 log.warning("%s: %s", self._type, error)
         self._state.close()

@@ -74,14 +74,14 @@ class HookGuard:
         self._plugin = plugin
         self._limit_s = limit_s
         self._beat = beat
-        self._is_limited = False
+        self._is_timing = False
         self._can_limit = threading.current_thread() is threading.main_thread()
-        self._counted: dict[tuple[str, str], HookFailure] = {}
-        self._told: set[tuple[str, str]] = set()
+        self._failures: dict[tuple[str, str], HookFailure] = {}
+        self._logged: set[tuple[str, str]] = set()
         if self._can_limit:
             signal.signal(signal.SIGALRM, self._on_alarm)
 
-    def call(self, hook: str, *args: Any, limit_s: float = 0.0) -> bool:
+    def call_hook(self, hook: str, *args: Any, limit_s: float = 0.0) -> bool:
         """Call a hook; return True if it returned normally.
 
         Args:
@@ -94,81 +94,85 @@ class HookGuard:
         """
         self._beat()
         try:
-            with self._limited(limit_s or self._limit_s):
+            with self._limit_time(limit_s or self._limit_s):
                 getattr(self._plugin, hook)(*args)
         except Unavailable:
             raise
         except HookTimeout:
-            self.failed(hook, TIMEOUT_KIND, f"took longer than {limit_s or self._limit_s:g} s")
+            self.record_failure(
+                hook, TIMEOUT_KIND, f"took longer than {limit_s or self._limit_s:g} s"
+            )
         except BaseException as error:
             # Catch SystemExit and KeyboardInterrupt, too: a hook may not end the process.
-            self.failed(hook, type(error).__name__, str(error), error)
+            self.record_failure(hook, type(error).__name__, str(error), error)
         else:
             return True
         return False
 
-    def failed(self, hook: str, kind: str, text: str, error: BaseException | None = None) -> None:
+    def record_failure(
+        self, hook: str, error_type: str, text: str, error: BaseException | None = None
+    ) -> None:
         """Count an error; the first of its kind is logged."""
         now = int(time.time())
-        key = (hook, kind)
-        known = self._counted.get(key)
-        self._counted[key] = HookFailure(
+        key = (hook, error_type)
+        previous = self._failures.get(key)
+        self._failures[key] = HookFailure(
             hook,
-            kind,
-            known.count + 1 if known else 1,
-            known.first_s if known else now,
+            error_type,
+            previous.count + 1 if previous else 1,
+            previous.first_s if previous else now,
             now,
             text[:_MAX_TEXT],
         )
-        if key not in self._told:
-            self._told.add(key)
+        if key not in self._logged:
+            self._logged.add(key)
             log.error(
                 "%s: %s failed (%s: %s); that is logged once, 'steward accounting plugins' "
                 "counts it",
                 self._type,
                 hook,
-                kind,
+                error_type,
                 text[:_MAX_TEXT],
                 exc_info=error,
             )
 
-    def counted(self) -> list[HookFailure]:
+    def take_failures(self) -> list[HookFailure]:
         """Return and clear the errors since the last call."""
-        counted, self._counted = list(self._counted.values()), {}
-        return counted
+        failures, self._failures = list(self._failures.values()), {}
+        return failures
 
     @contextmanager
-    def paused(self) -> Iterator[None]:
+    def pause_limit(self) -> Iterator[None]:
         """Stop the hook's clock during Steward's own work within a hook."""
-        if not self._is_limited:
+        if not self._is_timing:
             yield
             return
-        self._is_limited = False
-        left_s, _ = signal.setitimer(signal.ITIMER_REAL, 0.0)
+        self._is_timing = False
+        remaining_s, _ = signal.setitimer(signal.ITIMER_REAL, 0.0)
         try:
             self._beat()
             yield
         finally:
-            signal.setitimer(signal.ITIMER_REAL, max(left_s, 0.001), _REPEAT_ALARM_S)
-            self._is_limited = True
+            signal.setitimer(signal.ITIMER_REAL, max(remaining_s, 0.001), _REPEAT_ALARM_S)
+            self._is_timing = True
 
     @contextmanager
-    def _limited(self, limit_s: float) -> Iterator[None]:
+    def _limit_time(self, limit_s: float) -> Iterator[None]:
         """Run the body with an alarm after ``limit_s`` seconds."""
         if not self._can_limit:
             yield
             return
-        self._is_limited = True
+        self._is_timing = True
         # Repeat the alarm: a hook may have caught the first one.
         signal.setitimer(signal.ITIMER_REAL, limit_s, _REPEAT_ALARM_S)
         try:
             yield
         finally:
-            self._is_limited = False
+            self._is_timing = False
             signal.setitimer(signal.ITIMER_REAL, 0.0)
 
     def _on_alarm(self, *_: object) -> None:
-        if self._is_limited:
+        if self._is_timing:
             raise HookTimeout
 
 
@@ -223,71 +227,73 @@ class HookCaller:
         plugin_type: str,
         plugin: JobAcctPlugin,
         guard: HookGuard,
-        sending: MessageSender,
+        sender: MessageSender,
         overridden: Collection[str],
-        starting: InitCalls,
+        init_calls: InitCalls,
     ) -> None:
         self._type = plugin_type
         self._plugin = plugin
         self._guard = guard
-        self._sending = sending
+        self._sender = sender
         self._overridden = frozenset(overridden)
-        self._starting = starting
-        self._passed: set[tuple[int, str, str]] = set()
-        self._by_kind: dict[str, Callable[[Event], Iterator[HookCall]]] = {
-            **dict.fromkeys(_JOB_HOOKS, self._of_run),
-            CONTROLLER_STATE: self._of_controller,
-            STEP_LAUNCH: self._of_launch,
-            STEP_USAGE: self._of_usage,
-            PLUGIN_MESSAGE: self._of_message,
+        self._init_calls = init_calls
+        self._completed: set[tuple[int, str, str]] = set()
+        self._builders: dict[str, Callable[[Event], Iterator[HookCall]]] = {
+            **dict.fromkeys(_JOB_HOOKS, self._build_run_calls),
+            CONTROLLER_STATE: self._build_init_calls,
+            STEP_LAUNCH: self._build_launch_calls,
+            STEP_USAGE: self._build_usage_calls,
+            PLUGIN_MESSAGE: self._build_message_calls,
         }
 
-    def call(self, event: Event) -> None:
+    def call_hooks(self, event: Event) -> None:
         """Call the hooks that an event stands for.
 
         Raises:
             Unavailable: A hook reports that a resource it needs is away. Called again, the event
                 continues with that hook: one of thousands of tasks does not start over.
         """
-        for hook, which, node, args in self._by_kind[event.kind](event):
-            passed = (event.id, hook, which)
-            if hook not in self._overridden or passed in self._passed:
+        for hook, suffix, node, args in self._builders[event.kind](event):
+            call_key = (event.id, hook, suffix)
+            if hook not in self._overridden or call_key in self._completed:
                 continue
-            sent = 0
+            sent_count = 0
 
             def channel(
-                to: str, data: bytes, hook: str = hook, which: str = which, node: str = node
+                to: str, data: bytes, hook: str = hook, suffix: str = suffix, node: str = node
             ) -> None:
-                nonlocal sent
-                sent += 1
-                with self._guard.paused():
-                    self._sending.send(event, f"{hook}\n{which}\n{sent}", node, to, data)
+                nonlocal sent_count
+                sent_count += 1
+                with self._guard.pause_limit():
+                    self._sender.send_message(
+                        event, f"{hook}\n{suffix}\n{sent_count}", node, to, data
+                    )
 
             self._plugin.channel = channel
             try:
-                self._guard.call(hook, *args)
+                self._guard.call_hook(hook, *args)
             finally:
                 self._plugin.channel = None
-            self._passed.add(passed)
-        self._passed.clear()
+            self._completed.add(call_key)
+        self._completed.clear()
 
-    def _of_run(self, event: Event) -> Iterator[HookCall]:
+    def _build_run_calls(self, event: Event) -> Iterator[HookCall]:
         """Yield the call for a job's start, end or suspension."""
-        fact: RunEvent = event.body
+        run_event: RunEvent = event.body
         job = Job(
             event_id=_event_id(event),
             cluster=event.cluster,
-            job_id=fact.job_id,
-            first_submit=fact.first_submit,
-            restarts=fact.restarts,
+            job_id=run_event.job_id,
+            first_submit=run_event.first_submit,
+            restarts=run_event.restarts,
             at=event.at,
-            record=fact.record,
-            piece_end=fact.piece_end,
-            correction=fact.correction,
+            record=run_event.record,
+            piece_end=run_event.piece_end,
+            correction=run_event.correction,
         )
         yield _JOB_HOOKS[event.kind], "", "", (job,)
 
-    def _of_usage(self, event: Event) -> Iterator[HookCall]:
+    def _build_usage_calls(self, event: Event) -> Iterator[HookCall]:
         """Yield the calls for a step's usage: its start, each task's exit, its end."""
         usage: StepUsage = event.body
         step = _build_step(event, usage)
@@ -295,37 +301,39 @@ class HookCaller:
         if usage.start is not None and not usage.announced:
             yield from _launch_calls(step, usage)
         for task in usage.tasks:
-            which = str(task.task)
-            of_task = msgspec.structs.replace(
-                _with_call_id(step, which, task.ended_us), task=task.task
+            suffix = str(task.task)
+            task_step = msgspec.structs.replace(
+                _with_call_id(step, suffix, task.ended_us), task=task.task
             )
-            yield _TASK_HOOK, which, node, (of_task, task.pid, task.status, Rusage.of(task))
-        over = msgspec.structs.replace(
+            yield _TASK_HOOK, suffix, node, (task_step, task.pid, task.status, Rusage.of(task))
+        ended_step = msgspec.structs.replace(
             _with_call_id(step, "terminated", usage.ended_us),
             end=usage.end,
             smgr_status=_combined_status(usage.tasks),
             withdrawn=usage.withdrawn,
         )
-        yield _TERMINATED_HOOK, "", node, (over,)
+        yield _TERMINATED_HOOK, "", node, (ended_step,)
 
-    def _of_launch(self, event: Event) -> Iterator[HookCall]:
+    def _build_launch_calls(self, event: Event) -> Iterator[HookCall]:
         """Yield the calls for a step's launch, or for its withdrawal."""
         usage: StepUsage = event.body
         step = _build_step(event, usage)
         if usage.withdrawn:
-            gone = msgspec.structs.replace(_with_call_id(step, "terminated", None), withdrawn=True)
-            yield _TERMINATED_HOOK, "", usage.node, (gone,)
+            withdrawn_step = msgspec.structs.replace(
+                _with_call_id(step, "terminated", None), withdrawn=True
+            )
+            yield _TERMINATED_HOOK, "", usage.node, (withdrawn_step,)
         else:
             yield from _launch_calls(step, usage)
 
-    def _of_controller(self, event: Event) -> Iterator[HookCall]:
+    def _build_init_calls(self, event: Event) -> Iterator[HookCall]:
         """Yield the init calls when slurmctld has started."""
         state: ControllerState = event.body
         if state.daemon == "slurmctld" and state.up:
-            for hook, args in self._starting:
+            for hook, args in self._init_calls:
                 yield hook, "", "", args
 
-    def _of_message(self, event: Event) -> Iterator[HookCall]:
+    def _build_message_calls(self, event: Event) -> Iterator[HookCall]:
         """Yield the call for a message of this plugin."""
         body: PluginMessage = event.body
         if body.plugin_type != self._type:
@@ -372,15 +380,15 @@ def _build_step(event: Event, usage: StepUsage) -> Step:
     start = usage.start
     if start is None:
         return step
-    told = {field: getattr(start, field) for field in _START_FIELDS}
-    return msgspec.structs.replace(step, **told)
+    start_fields = {field: getattr(start, field) for field in _START_FIELDS}
+    return msgspec.structs.replace(step, **start_fields)
 
 
 def _event_id(event: Event) -> str:
     return f"{event.cluster}/{event.key}"
 
 
-def _with_call_id(step: Step, which: str, at_us: int | None) -> Step:
+def _with_call_id(step: Step, suffix: str, at_us: int | None) -> Step:
     """Return the step for one of its event's calls, with an id that tells it from the others."""
     at = step.at if at_us is None else from_micros(at_us)
-    return msgspec.structs.replace(step, event_id=f"{step.event_id}#{which}", at=at)
+    return msgspec.structs.replace(step, event_id=f"{step.event_id}#{suffix}", at=at)

@@ -67,28 +67,32 @@ class MessageSender:
             parse_number_parameter(parameters, DELAY_PARAMETER, _DEFAULT_DELAY_S), MAX_DELAY_S
         )
 
-    def send(self, cause: Event, place: str, node: str, to: str, data: bytes) -> None:
+    def send_message(
+        self, cause: Event, call_id: str, node: str, recipient: str, data: bytes
+    ) -> None:
         """Record one message as an event.
 
         Args:
             cause: The event that the hook was called for.
-            place: Hook and message number within it: the same cause sends the same message
+            call_id: Hook and message number within it: the same cause sends the same message
                 under the same key.
             node: Node of the hook; "" for the controller.
-            to: ``controller`` or ``mynode``.
+            recipient: ``controller`` or ``mynode``.
             data: The content.
 
         Raises:
             PluginError: The message is invalid.
             SendFailed: It could not be recorded in as many tries as the parameters say.
         """
-        if to not in (CONTROLLER, "mynode"):
-            raise PluginError(f"a message goes to 'controller' or 'mynode', not to {to!r}", to)
+        if recipient not in (CONTROLLER, "mynode"):
+            raise PluginError(
+                f"a message goes to 'controller' or 'mynode', not to {recipient!r}", recipient
+            )
         if type(data) is not bytes or len(data) > MAX_MESSAGE_BYTES:
             raise PluginError(f"a message is bytes, {MAX_MESSAGE_BYTES} of them at the most", data)
-        here = node or CONTROLLER
+        sender = node or CONTROLLER
         digest = hashlib.blake2b(
-            f"{self._type}\n{cause.key}\n{place}".encode(), digest_size=16
+            f"{self._type}\n{cause.key}\n{call_id}".encode(), digest_size=16
         ).hexdigest()
         now = utc_now()
         event = Event(
@@ -100,14 +104,14 @@ class MessageSender:
             source=self._type,
             body=PluginMessage(
                 plugin_type=self._type,
-                to=here if to == "mynode" else CONTROLLER,
-                sender=here,
+                to=sender if recipient == "mynode" else CONTROLLER,
+                sender=sender,
                 data=data,
             ),
         )
-        self._patiently(event)
+        self._append_with_retries(event)
 
-    def _patiently(self, event: Event) -> None:
+    def _append_with_retries(self, event: Event) -> None:
         """Append an event, with retries."""
         for attempt in range(self._retries + 1):
             self._beat()
@@ -115,11 +119,13 @@ class MessageSender:
                 self._append([event])
             except Unavailable as error:
                 log.debug("%s: a message waits: %s", self._type, error)
-                last = error
+                last_error = error
             else:
                 return
             if attempt < self._retries:
                 self._stop.wait(self._delay_s)
             if self._stop.is_set():
                 break
-        raise SendFailed(f"{self._type}: a message could not be recorded: {last}") from last
+        raise SendFailed(
+            f"{self._type}: a message could not be recorded: {last_error}"
+        ) from last_error

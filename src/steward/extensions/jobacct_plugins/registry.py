@@ -31,7 +31,9 @@ def parse_plugin_types(text: str) -> tuple[str, ...]:
 
 def third_party_types(text: str) -> tuple[str, ...]:
     """Return the configured types that run in a plugin process."""
-    return tuple(one for one in parse_plugin_types(text) if one not in BUILT_IN_TYPES)
+    return tuple(
+        plugin_type for plugin_type in parse_plugin_types(text) if plugin_type not in BUILT_IN_TYPES
+    )
 
 
 def find_installed_plugins() -> dict[str, "EntryPoint"]:
@@ -45,13 +47,13 @@ def find_entry_point(plugin_type: str) -> "EntryPoint":
     Raises:
         PluginError: No installed package offers it.
     """
-    known = find_installed_plugins()
-    if plugin_type not in known:
+    installed = find_installed_plugins()
+    if plugin_type not in installed:
         raise PluginError(
-            f"no installed package offers {plugin_type!r}; known are {', '.join(known)}",
+            f"no installed package offers {plugin_type!r}; known are {', '.join(installed)}",
             plugin_type,
         )
-    return known[plugin_type]
+    return installed[plugin_type]
 
 
 def load_plugin_class(plugin_type: str) -> type[JobAcctPlugin]:
@@ -62,25 +64,25 @@ def load_plugin_class(plugin_type: str) -> type[JobAcctPlugin]:
     """
     entry = find_entry_point(plugin_type)
     try:
-        found = entry.load()
+        plugin_class = entry.load()
     except BaseException as error:
         # An import may raise anything; the error must affect this plugin alone.
         raise PluginError(
             f"{plugin_type} ({entry.value}) cannot be imported: {type(error).__name__}: {error}",
             plugin_type,
         ) from error
-    if not (isinstance(found, type) and issubclass(found, JobAcctPlugin)):
+    if not (isinstance(plugin_class, type) and issubclass(plugin_class, JobAcctPlugin)):
         raise PluginError(f"{entry.value} is no class of JobAcctPlugin", plugin_type)
-    if found.plugin_type != plugin_type:
+    if plugin_class.plugin_type != plugin_type:
         raise PluginError(
-            f"{entry.value} says plugin_type {found.plugin_type!r}, and is registered as "
+            f"{entry.value} says plugin_type {plugin_class.plugin_type!r}, and is registered as "
             f"{plugin_type!r}: one of both is wrong",
             plugin_type,
         )
-    if found.api_version != API_VERSION:
+    if plugin_class.api_version != API_VERSION:
         raise PluginError(
-            f"{plugin_type} is written for version {found.api_version} of the plugin API, "
+            f"{plugin_type} is written for version {plugin_class.api_version} of the plugin API, "
             f"this is version {API_VERSION}",
             plugin_type,
         )
-    return found
+    return plugin_class

@@ -26,27 +26,27 @@ _TYPE_PATTERN: Final = re.compile(r"jobacct/[A-Za-z0-9_-]{1,64}")
 
 def check_settings(settings: Settings) -> Iterator[ConfigProblem]:
     """Yield a problem for each invalid setting of [accounting]."""
-    of = settings.accounting
-    types = parse_plugin_types(of.type)
+    accounting = settings.accounting
+    types = parse_plugin_types(accounting.type)
     key = ("accounting", "type")
     if not types:
         yield ConfigProblem(
             key, f"'accounting.type' names no plugin: for none of them write {NONE_TYPE!r}"
         )
-    for one in types:
-        if _TYPE_PATTERN.fullmatch(one) is None:
+    for plugin_type in types:
+        if _TYPE_PATTERN.fullmatch(plugin_type) is None:
             yield ConfigProblem(
-                key, f"'accounting.type': {one!r} is no plugin: write 'jobacct/NAME'"
+                key, f"'accounting.type': {plugin_type!r} is no plugin: write 'jobacct/NAME'"
             )
             return
-    for one in third_party_types(of.type):
+    for plugin_type in third_party_types(accounting.type):
         try:
-            find_entry_point(one)
+            find_entry_point(plugin_type)
         except StewardError as error:
             yield ConfigProblem(key, f"'accounting.type': {error}")
     try:
         for name in ("Frequency", RETRIES_PARAMETER, DELAY_PARAMETER):
-            parse_number_parameter(of.parameters, name, 0)
+            parse_number_parameter(accounting.parameters, name, 0)
     except ParameterError as error:
         yield ConfigProblem(("accounting", "parameters"), f"'accounting.parameters': {error}")
     yield from _check_location(settings)
@@ -63,12 +63,12 @@ def _check_location(settings: Settings) -> Iterator[ConfigProblem]:
             key, f"'accounting.location' must be an absolute path, not {location!r}"
         )
         return
-    taken = [
+    reserved = [
         (cluster.spool, f"the spool of cluster {name!r}")
         for name, cluster in settings.cluster.items()
     ]
     for name, sink in settings.files_sinks().items():
-        taken += [(settings.sink_path(name), f"sink {name!r}"), (sink.move_to, f"sink {name!r}")]
-    for path, whose in taken:
+        reserved += [(settings.sink_path(name), f"sink {name!r}"), (sink.move_to, f"sink {name!r}")]
+    for path, owner in reserved:
         if path and f"{os.path.normpath(location)}/".startswith(f"{os.path.normpath(path)}/"):
-            yield ConfigProblem(key, f"{location} lies in {path} of {whose}: choose another place")
+            yield ConfigProblem(key, f"{location} lies in {path} of {owner}: choose another place")

@@ -93,35 +93,35 @@ class PluginState:
         # NORMAL: after a power loss hooks are called again, which they must tolerate anyway.
         self._connection: Connection = open_database(path, PLUGIN_MIGRATIONS, synchronous="NORMAL")
 
-    def cursor(self) -> int:
+    def read_cursor(self) -> int:
         """Return the position of the last applied event; 0 at first."""
-        return int(self._row("SELECT position FROM cursor")[0])
+        return int(self._select_row("SELECT position FROM cursor")[0])
 
-    def was_cut_short(self) -> bool:
+    def was_interrupted(self) -> bool:
         """Return True if the process ended while it tried the next batch."""
-        trying, position = self._row("SELECT trying, position FROM cursor")
-        return bool(trying == position)
+        tried_position, position = self._select_row("SELECT trying, position FROM cursor")
+        return bool(tried_position == position)
 
-    def begin(self) -> int:
+    def begin_batch(self) -> int:
         """Record a try of the next batch; return the number of its tries, this one included."""
         with transaction(self._connection, self._path) as connection:
             connection.execute(
                 "UPDATE cursor SET trying = position, "
                 "tries = CASE WHEN trying = position THEN tries + 1 ELSE 1 END"
             )
-        return int(self._row("SELECT tries FROM cursor")[0])
+        return int(self._select_row("SELECT tries FROM cursor")[0])
 
-    def note_refusal(self, why: str) -> None:
+    def record_refusal(self, reason: str) -> None:
         """Record why the plugin does not run; "" when it runs."""
         with transaction(self._connection, self._path) as connection:
-            connection.execute("UPDATE cursor SET refusal = ? WHERE refusal <> ?", (why, why))
+            connection.execute("UPDATE cursor SET refusal = ? WHERE refusal <> ?", (reason, reason))
 
-    def give_up(self) -> None:
+    def postpone_batch(self) -> None:
         """Reset the tries: the batch is postponed through no fault of the plugin."""
         with transaction(self._connection, self._path) as connection:
             connection.execute("UPDATE cursor SET trying = -1, tries = 0")
 
-    def done(self, position: int, failures: Iterable[HookFailure]) -> None:
+    def finish_batch(self, position: int, failures: Iterable[HookFailure]) -> None:
         """Move the cursor and add the errors.
 
         Args:
@@ -129,19 +129,19 @@ class PluginState:
             failures: Errors since the last call.
         """
         with transaction(self._connection, self._path) as connection:
-            self._count(connection, failures)
+            self._add_failures(connection, failures)
             connection.execute(
                 "UPDATE cursor SET position = max(position, ?), trying = -1, tries = 0", (position,)
             )
 
-    def _count(self, connection: Connection, failures: Iterable[HookFailure]) -> None:
+    def _add_failures(self, connection: Connection, failures: Iterable[HookFailure]) -> None:
         connection.executemany(
             "INSERT INTO failure VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (hook, kind) DO UPDATE SET "
             "count = count + excluded.count, last_s = excluded.last_s, text = excluded.text",
-            [msgspec.structs.astuple(one) for one in failures],
+            [msgspec.structs.astuple(failure) for failure in failures],
         )
 
-    def _row(self, sql: str) -> Any:
+    def _select_row(self, sql: str) -> Any:
         with translate_errors(self._path):
             return self._connection.execute(sql).fetchone()
 

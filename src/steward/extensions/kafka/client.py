@@ -78,54 +78,54 @@ class KafkaConnection:
             for option, value in settings.options.items()
             if value and any(word in option for word in _SECRET_WORDS)
         ]
-        self._last = ""
-        self._logged: dict[str, float] = {}
-        self.config = self._config()
+        self._last_error = ""
+        self._logged_at: dict[str, float] = {}
+        self.config = self._build_shared_config()
 
-    def _config(self) -> dict[str, Any]:
+    def _build_shared_config(self) -> dict[str, Any]:
         """Build the settings that all clients of the cluster share."""
-        of = self.settings
-        security = ("SASL_" if of.sasl else "") + ("SSL" if of.tls else "PLAINTEXT")
+        settings = self.settings
+        security = ("SASL_" if settings.sasl else "") + ("SSL" if settings.tls else "PLAINTEXT")
         config: dict[str, Any] = {
-            "bootstrap.servers": ",".join(of.servers),
+            "bootstrap.servers": ",".join(settings.servers),
             "client.id": f"steward-{self._name}",
             "security.protocol": security,
-            "socket.timeout.ms": _to_socket_timeout_ms(of.timeout_s),
+            "socket.timeout.ms": _to_socket_timeout_ms(settings.timeout_s),
             # Brokers close idle connections, which needs no log message.
             "log.connection.close": False,
             "reconnect.backoff.max.ms": 2000,
             "error_cb": self._on_error,
-            "logger": self._logger(),
+            "logger": self._build_logger(),
         }
-        if of.sasl:
-            config["sasl.mechanism"] = of.sasl
-            config["sasl.username"] = of.user
-            config["sasl.password"] = self._secret(of.password_file)
+        if settings.sasl:
+            config["sasl.mechanism"] = settings.sasl
+            config["sasl.username"] = settings.user
+            config["sasl.password"] = self._read_secret(settings.password_file)
         files = {
-            "ssl.ca.location": of.ca_file,
-            "ssl.certificate.location": of.certificate_file,
-            "ssl.key.location": of.key_file,
+            "ssl.ca.location": settings.ca_file,
+            "ssl.certificate.location": settings.certificate_file,
+            "ssl.key.location": settings.key_file,
         }
         return config | {option: path for option, path in files.items() if path}
 
-    def configured(self, role: dict[str, Any]) -> dict[str, Any]:
+    def build_client_config(self, client_options: dict[str, Any]) -> dict[str, Any]:
         """Return a client's settings: common ones, those of its role, and the site's options."""
-        return {**self.config, **role, **self.settings.options}
+        return {**self.config, **client_options, **self.settings.options}
 
-    def make(self, kind: str, role: dict[str, Any]) -> Any:
+    def create_client(self, client_type: str, client_options: dict[str, Any]) -> Any:
         """Create a client (``Producer`` or ``Consumer``).
 
         Raises:
             KafkaUnavailable: librdkafka rejects the settings, or a file they name.
         """
         try:
-            return getattr(self.lib, kind)(self.configured(role))
+            return getattr(self.lib, client_type)(self.build_client_config(client_options))
         except self.lib.KafkaException as error:
             raise KafkaUnavailable(
-                f"no Kafka client can be made: {self.hidden(error.args[0].str())}"
+                f"no Kafka client can be made: {self.mask_secrets(error.args[0].str())}"
             ) from error
 
-    def _secret(self, path: str) -> str:
+    def _read_secret(self, path: str) -> str:
         """Read a password file, and remember the password for masking."""
         try:
             with open(path, "rb") as file:
@@ -137,7 +137,7 @@ class KafkaConnection:
         self._secrets.append(secret)
         return secret
 
-    def hidden(self, text: str) -> str:
+    def mask_secrets(self, text: str) -> str:
         """Mask the secrets in a text of librdkafka."""
         for secret in self._secrets:
             if secret:
@@ -147,63 +147,63 @@ class KafkaConnection:
     def _on_error(self, error: Any) -> None:
         # Called from within poll and flush. The client recovers alone; a request fails by its own
         # time-out, whose error says too little, so this one is kept.
-        if error.code() != self.lib.KafkaError._ALL_BROKERS_DOWN or not self._last:
-            self._last = self.told(error)
+        if error.code() != self.lib.KafkaError._ALL_BROKERS_DOWN or not self._last_error:
+            self._last_error = self.describe_error(error)
 
-    def take_last(self) -> str:
+    def take_last_error(self) -> str:
         """Return and clear the last error; "" if there was none."""
-        last, self._last = self._last, ""
-        return last
+        error, self._last_error = self._last_error, ""
+        return error
 
-    def told(self, error: Any) -> str:
+    def describe_error(self, error: Any) -> str:
         """Describe a KafkaError, with a remedy where one is known."""
-        of = self.settings
-        text = self.hidden(error.str())
+        settings = self.settings
+        text = self.mask_secrets(error.str())
         name = error.name()
         if name not in _REMEDIES and "SSL" in text:
             # librdkafka sometimes reports a failed TLS handshake as a lost connection.
             name = "_SSL"
         remedy = _REMEDIES.get(name, "").format(
-            user=repr(of.user) if of.user else "us",
-            topic=of.topic,
-            make_topic=create_topic_hint(of),
+            user=repr(settings.user) if settings.user else "us",
+            topic=settings.topic,
+            make_topic=create_topic_hint(settings),
         )
         return f"{text}; {remedy}" if remedy else text
 
-    def where(self) -> str:
+    def describe_topic(self) -> str:
         """Return the topic and the brokers as text for messages."""
         return f"topic {self.settings.topic} at {', '.join(self.settings.servers)}"
 
-    def _logger(self) -> logging.Logger:
+    def _build_logger(self) -> logging.Logger:
         logger = log.getChild(self._name)
-        logger.filters = [self._hide]
+        logger.filters = [self._filter_record]
         return logger
 
-    def _hide(self, record: logging.LogRecord) -> bool:
+    def _filter_record(self, record: logging.LogRecord) -> bool:
         """Mask secrets in a log record and limit its level; return False to drop a repeated one."""
-        record.msg, record.args = self.hidden(record.getMessage()), ()
+        record.msg, record.args = self.mask_secrets(record.getMessage()), ()
         # librdkafka logs an outage at every reconnect, for hours; those messages differ in numbers
         # only.
-        what = _NUMBER.sub("", record.msg)
-        if record.created - self._logged.get(what, 0.0) < _REPEAT_LOG_AFTER_S:
+        message = _NUMBER.sub("", record.msg)
+        if record.created - self._logged_at.get(message, 0.0) < _REPEAT_LOG_AFTER_S:
             return False
-        if len(self._logged) >= _MAX_REMEMBERED_MESSAGES:
-            self._logged.clear()
-        self._logged[what] = record.created
+        if len(self._logged_at) >= _MAX_REMEMBERED_MESSAGES:
+            self._logged_at.clear()
+        self._logged_at[message] = record.created
         # librdkafka restores lost connections; the waiting caller reports errors that last.
         record.levelno = min(record.levelno, logging.WARNING)
         record.levelname = logging.getLevelName(record.levelno)
         return True
 
 
-def explain_invalid_option(kind: str, option: str, value: str) -> str:
+def explain_invalid_option(client_type: str, option: str, value: str) -> str:
     """Return why librdkafka rejects one of a site's options; "" if it accepts the option.
 
     Problems that depend on other settings are ignored, and so is every option while the package
     confluent-kafka is missing.
 
     Args:
-        kind: Kind of client: ``Producer`` or ``Consumer``.
+        client_type: Kind of client: ``Producer`` or ``Consumer``.
         option: The option, as CONFIGURATION.md of librdkafka names it.
         value: Its value.
     """
@@ -216,7 +216,9 @@ def explain_invalid_option(kind: str, option: str, value: str) -> str:
     # The configuration names no broker, so no connection is made.
     config = {"log_level": "0", option: value}
     try:
-        getattr(lib, kind)(config | ({"group.id": "steward"} if kind == "Consumer" else {}))
+        getattr(lib, client_type)(
+            config | ({"group.id": "steward"} if client_type == "Consumer" else {})
+        )
     except lib.KafkaException as error:
         text = str(error.args[0].str()).strip()
         return "" if text.startswith(_COMBINATION_ERROR_PREFIX) else text
@@ -250,10 +252,12 @@ def check_settings(settings: Settings) -> Iterator[ConfigProblem]:
 
 
 def _check_broker_options(
-    key: KeyPath, broker: KafkaSettings, kind: str
+    key: KeyPath, broker: KafkaSettings, client_type: str
 ) -> Iterator[ConfigProblem]:
     """Yield a problem for each option that librdkafka rejects."""
     for option, value in broker.options.items():
-        why = explain_invalid_option(kind, option, value)
-        if why:
-            yield ConfigProblem((*key, "options", option), f"librdkafka refuses {option!r}: {why}")
+        reason = explain_invalid_option(client_type, option, value)
+        if reason:
+            yield ConfigProblem(
+                (*key, "options", option), f"librdkafka refuses {option!r}: {reason}"
+            )

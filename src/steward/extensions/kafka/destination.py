@@ -47,7 +47,7 @@ class KafkaDestination:
 
     def __init__(self, settings: KafkaSinkSettings, name: str = "kafka") -> None:
         self._settings = settings
-        self._reached = KafkaConnection(settings.broker, f"archive.{name}")
+        self._connection = KafkaConnection(settings.broker, f"archive.{name}")
         self._name = name
         self._producer: Any = None
 
@@ -60,21 +60,23 @@ class KafkaDestination:
             KafkaUnavailable: The brokers, the topic or the permission to write to it is missing;
                 the delivery of every document is unknown.
         """
-        wanted = [(document, self._encoded(document)) for document in documents]
-        errors = self._deliver((doc, value) for doc, value in wanted if value is not None)
-        large = {doc.id for doc, error in errors if self._is_too_large(error)}
-        self._check(error for _, error in errors if not self._is_too_large(error))
+        encoded = [(document, self._encode_document(document)) for document in documents]
+        failures = self._deliver_messages(
+            (doc, value) for doc, value in encoded if value is not None
+        )
+        large_ids = {doc.id for doc, error in failures if self._is_too_large(error)}
+        self._raise_first(error for _, error in failures if not self._is_too_large(error))
         refusals: dict[str, RefusedDocument] = {}
-        for document, value in wanted:
+        for document, value in encoded:
             # A topic refuses a batch as a whole: sent alone, each message shows whether it is too
             # large. Newer versions of the same script are sent again, so that they come last.
-            if document.id not in large or value is None:
+            if document.id not in large_ids or value is None:
                 continue
-            alone = self._deliver([(document, value)])
-            self._check(error for _, error in alone if not self._is_too_large(error))
-            if alone:
+            failed_again = self._deliver_messages([(document, value)])
+            self._raise_first(error for _, error in failed_again if not self._is_too_large(error))
+            if failed_again:
                 refusals[f"{document.id} {document.version}"] = RefusedDocument(
-                    document=document, why=self._too_large(len(value), alone[0][1])
+                    document=document, why=self._explain_too_large(len(value), failed_again[0][1])
                 )
         return list(refusals.values())
 
@@ -89,7 +91,7 @@ class KafkaDestination:
             self._producer.flush(_CLOSE_FLUSH_S)
             self._producer = None
 
-    def _encoded(self, document: ArchivedDocument) -> bytes | None:
+    def _encode_document(self, document: ArchivedDocument) -> bytes | None:
         """Encode a document; None for a correction in SArchive's format."""
         if not self._settings.environments and document.environment is not None:
             import msgspec
@@ -100,7 +102,7 @@ class KafkaDestination:
         # SArchive's format has no field that a correction could change.
         return None if document.corrects else encode_sarchive(document)
 
-    def _deliver(
+    def _deliver_messages(
         self, messages: Iterable[tuple[ArchivedDocument, bytes]]
     ) -> list[tuple[ArchivedDocument, Any]]:
         """Send messages and wait for the delivery report of each.
@@ -108,27 +110,29 @@ class KafkaDestination:
         Returns:
             The failed ones, each with its KafkaError.
         """
-        producer = self._opened()
-        self._reached.take_last()
-        until = time.monotonic() + self._settings.broker.timeout_s + _SLACK_S
+        producer = self._open_producer()
+        self._connection.take_last_error()
+        deadline = time.monotonic() + self._settings.broker.timeout_s + _SLACK_S
         failed: list[tuple[ArchivedDocument, Any]] = []
-        count = 0
+        pending_count = 0
 
         def on_delivery(document: ArchivedDocument, error: Any, _message: Any) -> None:
-            nonlocal count
-            count -= 1
+            nonlocal pending_count
+            pending_count -= 1
             if error is not None:
                 failed.append((document, error))
 
         for document, value in messages:
-            error = self._produce(producer, document, value, partial(on_delivery, document), until)
+            error = self._produce(
+                producer, document, value, partial(on_delivery, document), deadline
+            )
             if error is None:
-                count += 1
+                pending_count += 1
             else:
                 failed.append((document, error))
-        while count > 0 and time.monotonic() < until:
+        while pending_count > 0 and time.monotonic() < deadline:
             producer.flush(_POLL_S)
-        if count > 0:
+        if pending_count > 0:
             self._give_up("no answer came in time")
         return failed
 
@@ -138,7 +142,7 @@ class KafkaDestination:
         document: ArchivedDocument,
         value: bytes,
         on_delivery: Any,
-        until: float,
+        deadline: float,
     ) -> Any:
         """Queue one message; return the error if the client itself rejects it."""
         headers = None
@@ -154,73 +158,80 @@ class KafkaDestination:
                     on_delivery=on_delivery,
                 )
             except BufferError:
-                if time.monotonic() > until:
+                if time.monotonic() > deadline:
                     self._give_up("its queue stays full")
                 producer.poll(_POLL_S)
-            except self._reached.lib.KafkaException as error:
+            except self._connection.lib.KafkaException as error:
                 return error.args[0]
             else:
                 # Collect delivery reports while queueing: their number is otherwise unbounded.
                 producer.poll(0)
                 return None
 
-    def _check(self, errors: Iterable[Any]) -> None:
+    def _raise_first(self, errors: Iterable[Any]) -> None:
         """Raise KafkaUnavailable for the first error, if there is one."""
         for error in errors:
-            self._give_up(self._reached.told(error))
+            self._give_up(self._connection.describe_error(error))
 
-    def _give_up(self, why: str) -> None:
+    def _give_up(self, reason: str) -> None:
         """Drop the producer and raise KafkaUnavailable."""
         # A failed producer may still hold messages, and after a fatal error accepts none. The next
         # one also reads the password's file again.
-        last = self._reached.take_last()
+        last_error = self._connection.take_last_error()
         self.close()
-        if last and last not in why:
-            why = f"{why} ({last})"
-        raise KafkaUnavailable(f"nothing can be sent to {self._reached.where()}: {why}")
+        if last_error and last_error not in reason:
+            reason = f"{reason} ({last_error})"
+        raise KafkaUnavailable(
+            f"nothing can be sent to {self._connection.describe_topic()}: {reason}"
+        )
 
     def _is_too_large(self, error: Any) -> bool:
-        codes = self._reached.lib.KafkaError
+        codes = self._connection.lib.KafkaError
         return error.code() in {codes.MSG_SIZE_TOO_LARGE, codes.RECORD_LIST_TOO_LARGE}
 
-    def _too_large(self, size: int, error: Any) -> str:
+    def _explain_too_large(self, size: int, error: Any) -> str:
         """Build the reason for refusing a message that is too large."""
-        of = self._settings
-        if size >= of.max_message_bytes:
+        settings = self._settings
+        if size >= settings.max_message_bytes:
             return (
                 f"a message of {size} bytes is larger than max_message_bytes = "
-                f"{of.max_message_bytes} of the sink: raise it, and the topic's max.message.bytes"
+                f"{settings.max_message_bytes} of the sink: raise it, and the topic's "
+                "max.message.bytes"
             )
         return (
             f"a message of {size} bytes, less by compression, is larger than topic "
-            f"{of.broker.topic} takes: raise its max.message.bytes (kafka-configs.sh --alter "
-            f"--entity-type topics --entity-name {of.broker.topic} --add-config "
-            f"max.message.bytes={of.max_message_bytes}), or the brokers' message.max.bytes "
-            f"({self._reached.hidden(error.str())})"
+            f"{settings.broker.topic} takes: raise its max.message.bytes (kafka-configs.sh --alter "
+            f"--entity-type topics --entity-name {settings.broker.topic} --add-config "
+            f"max.message.bytes={settings.max_message_bytes}), or the brokers' message.max.bytes "
+            f"({self._connection.mask_secrets(error.str())})"
         )
 
-    def _opened(self) -> Any:
+    def _open_producer(self) -> Any:
         """Return the producer, creating it where there is none."""
         if self._producer is None:
             # Created with each producer, because the password may have changed.
-            self._reached = KafkaConnection(self._settings.broker, f"archive.{self._name}")
-            self._producer = self._reached.make("Producer", self._role())
+            self._connection = KafkaConnection(self._settings.broker, f"archive.{self._name}")
+            self._producer = self._connection.create_client(
+                "Producer", self._build_producer_config()
+            )
         return self._producer
 
-    def _role(self) -> dict[str, Any]:
+    def _build_producer_config(self) -> dict[str, Any]:
         """Return the producer's librdkafka settings."""
-        of = self._settings
-        timeout_ms = max(1000, int(of.broker.timeout_s * 1000))
+        settings = self._settings
+        timeout_ms = max(1000, int(settings.broker.timeout_s * 1000))
         return {
             "enable.idempotence": True,
             "acks": "all",
-            "compression.type": of.compression,
-            "message.max.bytes": of.max_message_bytes,
+            "compression.type": settings.compression,
+            "message.max.bytes": settings.max_message_bytes,
             # Total time for retries; then the message's report gives the reason.
             "message.timeout.ms": timeout_ms,
             "topic.metadata.propagation.max.ms": timeout_ms // 2,
             # Space for the largest message, or for many of usual size.
-            "queue.buffering.max.kbytes": max(_MIN_QUEUE_KIB, 2 * of.max_message_bytes // 1024),
+            "queue.buffering.max.kbytes": max(
+                _MIN_QUEUE_KIB, 2 * settings.max_message_bytes // 1024
+            ),
         }
 
 

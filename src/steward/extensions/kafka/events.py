@@ -66,17 +66,17 @@ class MessageConverter:
     def __init__(
         self,
         redactor: Redactor,
-        known: Callable[[str, str], bool],
-        purged: Callable[[], Container[ScriptRef]],
+        is_known: Callable[[str, str], bool],
+        list_purged: Callable[[], Container[ScriptRef]],
         *,
-        environments: bool,
+        with_environments: bool,
     ) -> None:
         self._redactor = redactor
-        self._known = known
-        self._purged = purged
-        self._environments = environments
+        self._is_known = is_known
+        self._list_purged = list_purged
+        self._with_environments = with_environments
 
-    def take(
+    def convert_messages(
         self, messages: Sequence[ScriptMessage], store: Callable[[], IncomingStore]
     ) -> list[list[Event]]:
         """Convert messages to events, and write their bytes to the store, not yet durably.
@@ -93,36 +93,40 @@ class MessageConverter:
         Raises:
             StoreUnavailable: The store cannot be written now.
         """
-        last = self._with_the_bytes(messages)
+        latest = self._select_latest(messages)
         return [
             [_purge_event(message)]
             if message.deleted
             else [
                 *(
-                    [self._script(message, store())]
-                    if last.get(_script_ref(message)) is message
+                    [self._build_script_event(message, store())]
+                    if latest.get(_script_ref(message)) is message
                     else ()
                 ),
-                *(() if message.identity is None else self._facts(message, message.identity)),
+                *(
+                    ()
+                    if message.identity is None
+                    else self._build_job_events(message, message.identity)
+                ),
             ]
             for message in messages
         ]
 
-    def _with_the_bytes(self, messages: Sequence[ScriptMessage]) -> dict[ScriptRef, ScriptMessage]:
+    def _select_latest(self, messages: Sequence[ScriptMessage]) -> dict[ScriptRef, ScriptMessage]:
         """Map each script that is to be stored to its message with the highest version."""
-        purged = self._purged()
-        purged_now = {_script_ref(message) for message in messages if message.deleted}
-        last: dict[ScriptRef, ScriptMessage] = {}
+        purged = self._list_purged()
+        batch_purged = {_script_ref(message) for message in messages if message.deleted}
+        latest: dict[ScriptRef, ScriptMessage] = {}
         for message in messages:
             ref = _script_ref(message)
-            if message.deleted or not _has_bytes(message) or ref in purged_now or ref in purged:
+            if message.deleted or not _has_bytes(message) or ref in batch_purged or ref in purged:
                 continue
-            if ref not in last or message.version > last[ref].version:
-                last[ref] = message
+            if ref not in latest or message.version > latest[ref].version:
+                latest[ref] = message
         # The bytes of a known script may have been removed from the store, and must not come back.
-        return {ref: message for ref, message in last.items() if not self._known(*ref)}
+        return {ref: message for ref, message in latest.items() if not self._is_known(*ref)}
 
-    def _script(self, message: ScriptMessage, store: IncomingStore) -> Event:
+    def _build_script_event(self, message: ScriptMessage, store: IncomingStore) -> Event:
         """Write a message's bytes to the store and build its script event."""
 
         def keep(data: bytes, what: str) -> IncomingFile:
@@ -130,11 +134,11 @@ class MessageConverter:
             name = make_incoming_filename(cluster, message.job_id, mtime_ns, len(data), what)
             return store.write(name, data)
 
-        environment, redacted, flags = self._environment(message)
+        environment, redacted, flags = self._redact_environment(message)
         # Write the environment first: a complete script then proves that both are there.
-        kept_environment = None if environment is None else keep(environment, "env")
+        stored_environment = None if environment is None else keep(environment, "env")
         script = _file_content(message.script)
-        text = self._redactor.redact_text
+        redact = self._redactor.redact_text
         return make_script_event(
             message.cluster,
             KAFKA_SOURCE,
@@ -142,23 +146,23 @@ class MessageConverter:
                 job_id=message.job_id,
                 spool_mtime_ns=message.spool_mtime_ns,
                 script=None if script is None else keep(script, "script"),
-                environment=kept_environment,
+                environment=stored_environment,
                 store=store.name,
-                claimed_name=text(message.claims.name),
-                claimed_dir=text(message.claims.directory),
-                claimed_host=text(message.claims.host),
+                claimed_name=redact(message.claims.name),
+                claimed_dir=redact(message.claims.directory),
+                claimed_host=redact(message.claims.host),
                 redacted=redacted,
                 flags=flags,
             ),
         )
 
-    def _environment(
+    def _redact_environment(
         self, message: ScriptMessage
     ) -> tuple[bytes | None, tuple[str, ...], tuple[str, ...]]:
         """Return the redacted environment, the names of redacted variables, and the flags."""
         redacted, flags = message.redacted, message.flags
         file = message.environment
-        if file is None or not self._environments:
+        if file is None or not self._with_environments:
             return None, redacted, flags
         if file.length > MOST_ENVIRONMENT_BYTES:
             return None, redacted, _union(flags, ENVIRONMENT_TOO_LARGE)
@@ -166,10 +170,14 @@ class MessageConverter:
         if data is None:
             return None, redacted, flags
         # Values that the sender redacted stay so: the mark in their place is no secret.
-        clean = read_environment(data, self._redactor)
-        return clean.data, _union(redacted, *clean.redacted), _union(flags, *clean.flags)
+        environment = read_environment(data, self._redactor)
+        return (
+            environment.data,
+            _union(redacted, *environment.redacted),
+            _union(flags, *environment.flags),
+        )
 
-    def _facts(self, message: ScriptMessage, identity: MessageIdentity) -> list[Event]:
+    def _build_job_events(self, message: ScriptMessage, identity: MessageIdentity) -> list[Event]:
         """Build the events for the job record in a message."""
         record = self._redactor.redact_record(identity.record)
         if record.submit is None:
@@ -189,8 +197,8 @@ class MessageConverter:
 
 def _job_facts_event(message: ScriptMessage, kind: str, record: JobRecord) -> Event:
     """Build an event from a job record."""
-    said = msgspec.json.encode(record)
-    digest = hashlib.blake2b(said, digest_size=12).hexdigest()
+    record_json = msgspec.json.encode(record)
+    digest = hashlib.blake2b(record_json, digest_size=12).hexdigest()
     return Event(
         kind=kind,
         cluster=message.cluster,
@@ -252,9 +260,9 @@ def _file_content(file: MessageFile | None) -> bytes | None:
     return None if file is None or file.content is None else file.content.data
 
 
-def _union(these: tuple[str, ...], *more: str) -> tuple[str, ...]:
+def _union(values: tuple[str, ...], *additions: str) -> tuple[str, ...]:
     """Join tuples without duplicates."""
-    return tuple(dict.fromkeys((*these, *more)))
+    return tuple(dict.fromkeys((*values, *additions)))
 
 
 log = logging.getLogger(__name__)
@@ -279,14 +287,14 @@ class RecentPurges:
         self._position: int | None = None
         self._purged: dict[ScriptRef, None] = {}
 
-    def look(self) -> Collection[ScriptRef]:
+    def read_purges(self) -> Collection[ScriptRef]:
         """Read new purge events; return the recently purged scripts.
 
         Raises:
             SqliteUnavailable: The journal cannot be read now.
         """
         if self._position is None:
-            self._position = self._taken_in()
+            self._position = self._read_jobs_cursor()
         upto = -1
         while upto != self._position:
             upto = self._position
@@ -299,7 +307,7 @@ class RecentPurges:
             del self._purged[next(iter(self._purged))]
         return self._purged
 
-    def _taken_in(self) -> int:
+    def _read_jobs_cursor(self) -> int:
         """Return the journal position that jobs.db has consumed."""
         try:
             jobs = Jobs(self._path)

@@ -43,46 +43,46 @@ class TopicIdLookup:
         every_s: Time between two requests for the topic's id, in seconds.
     """
 
-    def __init__(self, reached: KafkaConnection, every_s: float) -> None:
-        self._reached = reached
-        self._every_s = every_s
+    def __init__(self, connection: KafkaConnection, interval_s: float) -> None:
+        self._connection = connection
+        self._interval_s = interval_s
         self._admin: Any = None
-        self._answer: Any = None
-        self._ask_at = 0.0
+        self._future: Any = None
+        self._next_request_at = 0.0
 
-    def look(self, wait_s: float = 0.0) -> str:
+    def poll_topic_id(self, wait_s: float = 0.0) -> str:
         """Return the topic's id; "" where no new answer has arrived.
 
         Args:
             wait_s: How long to wait for the answer, in seconds; 0 to collect it in a later call.
         """
         now = time.monotonic()
-        if self._answer is None and (wait_s or now >= self._ask_at):
-            self._ask_at = now + self._every_s
-            self._answer = self._ask()
-        if self._answer is None or not (wait_s or self._answer.done()):
+        if self._future is None and (wait_s or now >= self._next_request_at):
+            self._next_request_at = now + self._interval_s
+            self._future = self._request_description()
+        if self._future is None or not (wait_s or self._future.finish_batch()):
             return ""
-        answer, self._answer = self._answer, None
+        future, self._future = self._future, None
         try:
-            told = answer.result(wait_s).topic_id
-        except (self._reached.lib.KafkaException, TimeoutError) as error:
+            topic_id = future.result(wait_s).topic_id
+        except (self._connection.lib.KafkaException, TimeoutError) as error:
             # The poll for messages reports the problem; the id is requested again.
-            log.debug("the id of %s is not known: %s", self._reached.where(), error)
+            log.debug("the id of %s is not known: %s", self._connection.describe_topic(), error)
             return ""
-        is_one = told.get_most_significant_bits() or told.get_least_significant_bits()
-        return str(told) if is_one else ""
+        has_id = topic_id.get_most_significant_bits() or topic_id.get_least_significant_bits()
+        return str(topic_id) if has_id else ""
 
-    def _ask(self) -> Any:
+    def _request_description(self) -> Any:
         """Request the topic's description; return the future."""
         from confluent_kafka.admin import AdminClient
 
-        topic = self._reached.settings.topic
+        topic = self._connection.settings.topic
         if self._admin is None:
             # The consumer's own log reports problems; options of consumers do not apply to this
             # client.
-            self._admin = AdminClient(self._reached.configured({"log_level": 0}))
-        wanted = self._reached.lib.TopicCollection([topic])
-        return self._admin.describe_topics(wanted, request_timeout=_REQUEST_TIMEOUT_S)[topic]
+            self._admin = AdminClient(self._connection.build_client_config({"log_level": 0}))
+        topics = self._connection.lib.TopicCollection([topic])
+        return self._admin.describe_topics(topics, request_timeout=_REQUEST_TIMEOUT_S)[topic]
 
 
 class TopicRecreationGuard:
@@ -95,72 +95,74 @@ class TopicRecreationGuard:
     """
 
     def __init__(
-        self, name: str, reached: KafkaConnection, *, check_every_s: float = CHECK_EVERY_S
+        self, name: str, connection: KafkaConnection, *, check_every_s: float = CHECK_EVERY_S
     ) -> None:
         self._name = name
-        self._reached = reached
-        self._topic_id = TopicIdLookup(reached, check_every_s)
-        self._back: set[int] = set()
+        self._connection = connection
+        self._id_lookup = TopicIdLookup(connection, check_every_s)
+        self._rewind_partitions: set[int] = set()
         self.id = ""
 
-    def assigned(self, consumer: Any, partitions: Iterable[Any]) -> None:
+    def check_offsets(self, consumer: Any, partitions: Iterable[Any]) -> None:
         """Check whether the committed offsets of new partitions belong to this topic id.
 
         Raises:
             KafkaUnavailable: The committed offsets cannot be read now.
         """
-        lib = self._reached.lib
-        asked = list(partitions)
-        self._back -= {place.partition for place in asked}
-        self.id = self.id or self._topic_id.look(_REQUEST_TIMEOUT_S)
-        if not self.id or not asked:
+        lib = self._connection.lib
+        assigned_partitions = list(partitions)
+        self._rewind_partitions -= {partition.partition for partition in assigned_partitions}
+        self.id = self.id or self._id_lookup.poll_topic_id(_REQUEST_TIMEOUT_S)
+        if not self.id or not assigned_partitions:
             return
         try:
-            found = consumer.committed(asked, timeout=_REQUEST_TIMEOUT_S)
+            committed = consumer.committed(assigned_partitions, timeout=_REQUEST_TIMEOUT_S)
         except lib.KafkaException as error:
             raise KafkaUnavailable(
-                f"cannot look up how far {self._reached.where()} was taken in: "
-                f"{self._reached.told(error.args[0])}"
+                f"cannot look up how far {self._connection.describe_topic()} was taken in: "
+                f"{self._connection.describe_error(error.args[0])}"
             ) from error
         # Offsets committed by other programs carry no topic id and are trusted.
-        others = {one.partition for one in found if one.metadata and one.metadata != self.id}
-        if others:
-            self._tell()
-        self._back |= others
+        recreated = {one.partition for one in committed if one.metadata and one.metadata != self.id}
+        if recreated:
+            self._log_rewind()
+        self._rewind_partitions |= recreated
 
-    def look(self, consumer: Any) -> None:
+    def detect_recreation(self, consumer: Any) -> None:
         """Detect a recreated topic and rewind its partitions; called between batches.
 
         Raises:
             KafkaUnavailable: The committed offsets cannot be read now.
         """
-        found = self._topic_id.look()
-        if found and found != self.id:
-            known, self.id = self.id, found
-            if known:
-                self._tell()
-                self._back |= {place.partition for place in consumer.assignment()}
+        topic_id = self._id_lookup.poll_topic_id()
+        if topic_id and topic_id != self.id:
+            previous_id, self.id = self.id, topic_id
+            if previous_id:
+                self._log_rewind()
+                self._rewind_partitions |= {
+                    assigned.partition for assigned in consumer.assignment()
+                }
             else:
-                self.assigned(consumer, consumer.assignment())
-        lib, topic = self._reached.lib, self._reached.settings.topic
-        for partition in sorted(self._back):
+                self.check_offsets(consumer, consumer.assignment())
+        lib, topic = self._connection.lib, self._connection.settings.topic
+        for partition in sorted(self._rewind_partitions):
             try:
                 consumer.seek(lib.TopicPartition(topic, partition, lib.OFFSET_BEGINNING))
             except lib.KafkaException as error:
                 # The partition is not being fetched yet; the next turn tries again.
                 log.debug("cannot go back in partition %d: %s", partition, error)
             else:
-                self._back.discard(partition)
+                self._rewind_partitions.discard(partition)
 
-    def is_to_come_again(self, partition: int) -> bool:
+    def needs_rewind(self, partition: int) -> bool:
         """Return True if the partition is still to be rewound, so its messages come again."""
-        return partition in self._back
+        return partition in self._rewind_partitions
 
-    def _tell(self) -> None:
+    def _log_rewind(self) -> None:
         log.warning(
             "consume.%s takes in %s from its beginning: it was deleted and made anew",
             self._name,
-            self._reached.where(),
+            self._connection.describe_topic(),
         )
 
 
@@ -198,35 +200,35 @@ class KafkaSource:
         self,
         name: str,
         settings: ConsumeSettings,
-        own: Container[str],
+        local_clusters: Container[str],
         stores: IncomingStores,
-        taking: MessageConverter,
+        converter: MessageConverter,
         append: Append,
         *,
         once: bool = False,
         check_every_s: float = CHECK_EVERY_S,
     ) -> None:
-        self.taken = 0
+        self.imported_count = 0
         self.refused = 0
         self._name = name
         self._settings = settings
-        self._own = own
+        self._local_clusters = local_clusters
         self._stores = stores
-        self._taking = taking
+        self._converter = converter
         self._append = append
         self._once = once
         self._check_every_s = check_every_s
-        self._reached: KafkaConnection | None = None
+        self._connection: KafkaConnection | None = None
         self._consumer: Any = None
-        self._anew: TopicRecreationGuard | None = None
-        self._told: list[tuple[_MessagePosition, ScriptMessage]] = []
-        self._touched: dict[str, IncomingStore] = {}
-        self._size = 0
+        self._recreation_guard: TopicRecreationGuard | None = None
+        self._batch: list[tuple[_MessagePosition, ScriptMessage]] = []
+        self._batch_stores: dict[str, IncomingStore] = {}
+        self._batch_bytes = 0
         # Offsets to commit: by partition, the offset of the next message.
         self._offsets: dict[int, int] = {}
-        self._ended: set[int] = set()
-        self._said = ""
-        self._bad_in_a_row = 0
+        self._ended_partitions: set[int] = set()
+        self._last_problem = ""
+        self._consecutive_bad = 0
 
     def run(self, stop: Stop, beat: Callable[[], None]) -> None:
         """Import messages until ``stop`` is raised; call ``beat`` as the heartbeat."""
@@ -234,10 +236,10 @@ class KafkaSource:
         while not stop.is_set():
             beat()
             try:
-                if self.turn(beat):
+                if self.import_batch(beat):
                     backoff.reset()
             except Unavailable as error:
-                self._say(str(error))
+                self._log_problem(str(error))
                 # The messages in memory come again: none of their offsets is committed.
                 self.close()
                 stop.wait(backoff.next_s())
@@ -249,243 +251,266 @@ class KafkaSource:
         Raises:
             Unavailable: The brokers, the topic, the stores or the journal are away.
         """
-        until = time.monotonic() + self._patience_s()
+        deadline = time.monotonic() + self._idle_timeout_s()
         try:
             while True:
                 beat()
-                before = len(self._ended)
-                if self.turn(beat) or len(self._ended) > before:
-                    until = time.monotonic() + self._patience_s()
+                ended_count = len(self._ended_partitions)
+                if self.import_batch(beat) or len(self._ended_partitions) > ended_count:
+                    deadline = time.monotonic() + self._idle_timeout_s()
                     continue
-                assert self._reached is not None, "the turn has made it"
-                if self._is_done(self._reached):
+                assert self._connection is not None, "the turn has made it"
+                if self._is_done(self._connection):
                     return
-                if time.monotonic() > until:
-                    why = self._said or "another member of the group may have it"
-                    raise KafkaUnavailable(f"nothing comes from {self._reached.where()}: {why}")
+                if time.monotonic() > deadline:
+                    reason = self._last_problem or "another member of the group may have it"
+                    raise KafkaUnavailable(
+                        f"nothing comes from {self._connection.describe_topic()}: {reason}"
+                    )
         finally:
             self.close()
 
-    def _is_done(self, reached: KafkaConnection) -> bool:
+    def _is_done(self, connection: KafkaConnection) -> bool:
         """Return True if every message of the topic was consumed, here or by other group members.
 
         This member's partitions may be only a part: killed members keep theirs for a while.
         """
-        lib, topic = reached.lib, self._settings.broker.topic
+        lib, topic = connection.lib, self._settings.broker.topic
         try:
-            listed = (
+            partitions = (
                 self._consumer.list_topics(topic, timeout=_REQUEST_TIMEOUT_S)
                 .topics[topic]
                 .partitions
             )
-            others = [lib.TopicPartition(topic, one) for one in listed if one not in self._ended]
-            for place in (
+            others = [
+                lib.TopicPartition(topic, partition)
+                for partition in partitions
+                if partition not in self._ended_partitions
+            ]
+            for committed in (
                 self._consumer.committed(others, timeout=_REQUEST_TIMEOUT_S) if others else ()
             ):
-                low, high = self._consumer.get_watermark_offsets(place, timeout=_REQUEST_TIMEOUT_S)
-                if max(place.offset, low) < high:
+                low, high = self._consumer.get_watermark_offsets(
+                    committed, timeout=_REQUEST_TIMEOUT_S
+                )
+                if max(committed.offset, low) < high:
                     return False
         except lib.KafkaException as error:
             # This request fails for the reason that was logged already, if there is one.
-            if not self._said:
-                self._say(reached.told(error.args[0]))
+            if not self._last_problem:
+                self._log_problem(connection.describe_error(error.args[0]))
             return False
-        return bool(listed)
+        return bool(partitions)
 
-    def _patience_s(self) -> float:
+    def _idle_timeout_s(self) -> float:
         # The group waits this long for a killed member: its session time-out.
         return max(15.0, self._settings.broker.timeout_s)
 
-    def turn(self, beat: Callable[[], None]) -> bool:
+    def import_batch(self, beat: Callable[[], None]) -> bool:
         """Import one batch; return True if it held any message.
 
         Raises:
             Unavailable: The brokers, the topic, the stores or the journal are away.
         """
-        self._open().look(self._consumer)
+        self._ensure_consumer().detect_recreation(self._consumer)
         wait_s = _POLL_S
         count = 0
-        while count < _BATCH_MESSAGES and self._size < _BATCH_BYTES:
+        while count < _BATCH_MESSAGES and self._batch_bytes < _BATCH_BYTES:
             message = self._consumer.poll(wait_s)
             if message is None:
                 break
             wait_s = 0.0
             if message.error() is not None:
-                self._heed(message)
+                self._handle_client_message(message)
                 continue
             beat()
-            self._take(message)
+            self._add_message(message)
             count += 1
-        self._settle()
-        self._look_at_errors(is_well=count > 0)
+        self._persist_batch()
+        self._report_client_errors(has_messages=count > 0)
         return count > 0
 
-    def _take(self, message: Any) -> None:
+    def _add_message(self, message: Any) -> None:
         """Decode one message into the batch, and note its offset."""
-        if self._is_to_come_again(message):
+        if self._needs_rewind(message):
             return
         value: bytes = message.value() or b""
-        self._size += len(value)
-        place = _MessagePosition(message.partition(), message.offset())
+        self._batch_bytes += len(value)
+        position = _MessagePosition(message.partition(), message.offset())
         try:
-            told = decode_script_message(value)
+            script_message = decode_script_message(value)
         except MessageError as error:
-            self._refuse(place, error)
+            self._skip_message(position, error)
         else:
-            if self._is_wanted(told.cluster):
-                self._told.append((place, told))
-            self._bad_in_a_row = 0
-        self._offsets[place.partition] = place.offset + 1
+            if self._is_imported(script_message.cluster):
+                self._batch.append((position, script_message))
+            self._consecutive_bad = 0
+        self._offsets[position.partition] = position.offset + 1
 
-    def _is_to_come_again(self, message: Any) -> bool:
-        return self._anew is not None and self._anew.is_to_come_again(message.partition())
+    def _needs_rewind(self, message: Any) -> bool:
+        return self._recreation_guard is not None and self._recreation_guard.needs_rewind(
+            message.partition()
+        )
 
-    def _is_wanted(self, cluster: str) -> bool:
+    def _is_imported(self, cluster: str) -> bool:
         """Return True if jobs of this cluster are imported."""
         if self._settings.clusters:
             return cluster in self._settings.clusters
-        return cluster not in self._own
+        return cluster not in self._local_clusters
 
-    def _refuse(self, place: _MessagePosition, error: StewardError) -> None:
+    def _skip_message(self, position: _MessagePosition, error: StewardError) -> None:
         """Skip a message that cannot be imported; it stays in the topic for inspection."""
         self.refused += 1
-        self._bad_in_a_row += 1
-        if self._bad_in_a_row > _MAX_LOGGED_IN_A_ROW:
+        self._consecutive_bad += 1
+        if self._consecutive_bad > _MAX_LOGGED_IN_A_ROW:
             return
         log.warning(
             "consume.%s passes over the message at offset %d of partition %d of topic %s: %s%s",
             self._name,
-            place.offset,
-            place.partition,
+            position.offset,
+            position.partition,
             self._settings.broker.topic,
             error,
-            "; more like it are not told of" if self._bad_in_a_row == _MAX_LOGGED_IN_A_ROW else "",
+            "; more like it are not told of"
+            if self._consecutive_bad == _MAX_LOGGED_IN_A_ROW
+            else "",
         )
 
-    def _store(self) -> IncomingStore:
+    def _get_batch_store(self) -> IncomingStore:
         """Return the store for this batch."""
-        if not self._touched:
+        if not self._batch_stores:
             store = self._stores.find_usable()
-            self._touched[store.name] = store
-        return next(iter(self._touched.values()))
+            self._batch_stores[store.name] = store
+        return next(iter(self._batch_stores.values()))
 
-    def _settle(self) -> None:
+    def _persist_batch(self) -> None:
         """Make the batch durable, and only then commit its offsets."""
-        taken = self._taking.take([message for _, message in self._told], self._store)
-        for store in self._touched.values():
+        event_lists = self._converter.convert_messages(
+            [message for _, message in self._batch], self._get_batch_store
+        )
+        for store in self._batch_stores.values():
             store.sync()
-        self._append_all(taken)
+        self._append_events(event_lists)
         offsets = self._offsets
-        self._forget()
+        self._clear_batch()
         if offsets:
             self._commit(offsets)
 
-    def _append_all(self, taken: list[list[Event]]) -> None:
+    def _append_events(self, event_lists: list[list[Event]]) -> None:
         """Append a batch's events; singly if the journal rejects one."""
-        refused = 0
+        rejected = 0
         try:
-            self._append([event for events in taken for event in events])
+            self._append([event for events in event_lists for event in events])
         except JournalError:
             # The journal rejected at least one event; append the messages singly to save the
             # others.
-            for (place, _), events in zip(self._told, taken, strict=True):
-                refused += not self._is_appended(place, events)
-        self.taken += len(taken) - refused
+            for (position, _), events in zip(self._batch, event_lists, strict=True):
+                rejected += not self._append_message(position, events)
+        self.imported_count += len(event_lists) - rejected
 
-    def _is_appended(self, place: _MessagePosition, events: list[Event]) -> bool:
+    def _append_message(self, position: _MessagePosition, events: list[Event]) -> bool:
         """Append one message's events; on rejection remove its bytes and return False."""
         try:
             self._append(events)
         except JournalError as error:
-            self._refuse(place, error)
+            self._skip_message(position, error)
             for body in (event.body for event in events if event.kind == JOB_SCRIPT):
                 self._stores.get(body.store).unlink(
-                    kept.path for kept in (body.script, body.environment) if kept is not None
+                    stored.path for stored in (body.script, body.environment) if stored is not None
                 )
             return False
         return True
 
-    def _forget(self) -> None:
-        self._told, self._touched, self._offsets, self._size = [], {}, {}, 0
+    def _clear_batch(self) -> None:
+        self._batch, self._batch_stores, self._offsets, self._batch_bytes = [], {}, {}, 0
 
     def _commit(self, offsets: dict[int, int]) -> None:
         """Commit offsets to the consumer group; a failure is only logged."""
-        assert self._reached is not None, "there is a consumer"
-        lib, topic = self._reached.lib, self._settings.broker.topic
-        topic_id = self._anew.id if self._anew is not None else ""
-        wanted = [lib.TopicPartition(topic, *place, topic_id) for place in offsets.items()]
+        assert self._connection is not None, "there is a consumer"
+        lib, topic = self._connection.lib, self._settings.broker.topic
+        topic_id = self._recreation_guard.id if self._recreation_guard is not None else ""
+        requested = [
+            lib.TopicPartition(topic, *partition, topic_id) for partition in offsets.items()
+        ]
         try:
-            done = self._consumer.commit(offsets=wanted, asynchronous=False)
+            committed = self._consumer.commit(offsets=requested, asynchronous=False)
         except lib.KafkaException as error:
             failures = [error.args[0]]
         else:
-            failures = [place.error for place in done if place.error is not None]
+            failures = [partition.error for partition in committed if partition.error is not None]
         for failure in failures:
             # The messages come again, here or to the member that has the partition now.
-            log.info("consume.%s cannot commit: %s", self._name, self._reached.told(failure))
+            log.info(
+                "consume.%s cannot commit: %s", self._name, self._connection.describe_error(failure)
+            )
 
-    def _heed(self, message: Any) -> None:
+    def _handle_client_message(self, message: Any) -> None:
         """Handle an error or end-of-partition message of the client."""
-        assert self._reached is not None, "there is a consumer"
-        error, codes = message.error(), self._reached.lib.KafkaError
+        assert self._connection is not None, "there is a consumer"
+        error, codes = message.error(), self._connection.lib.KafkaError
         if error.code() == codes._PARTITION_EOF:
-            if not self._is_to_come_again(message):
-                self._ended.add(message.partition())
+            if not self._needs_rewind(message):
+                self._ended_partitions.add(message.partition())
             return
-        grave = {
+        fatal_codes = {
             codes.UNKNOWN_TOPIC_OR_PART,
             codes.TOPIC_AUTHORIZATION_FAILED,
             codes.GROUP_AUTHORIZATION_FAILED,
             codes._MAX_POLL_EXCEEDED,
         }
-        what = f"nothing comes from {self._reached.where()}: {self._reached.told(error)}"
-        if error.fatal() or error.code() in grave:
-            raise KafkaUnavailable(what)
-        # The client recovers alone.
-        self._say(what)
-
-    def _look_at_errors(self, *, is_well: bool) -> None:
-        """Log a new error of the client, or its end."""
-        assert self._reached is not None, "there is a consumer"
-        last = self._reached.take_last()
-        if is_well:
-            if self._said:
-                log.info("consume.%s goes on after: %s", self._name, self._said)
-            self._said = ""
-        elif last:
-            self._say(f"nothing comes from {self._reached.where()}: {last}")
-
-    def _say(self, what: str) -> None:
-        """Log why the source waits, once until the reason changes."""
-        if what != self._said:
-            self._said = what
-            log.error("consume.%s waits: %s", self._name, what)
-
-    def _open(self) -> TopicRecreationGuard:
-        """Create the consumer and subscribe it, where there is none."""
-        if self._anew is not None:
-            return self._anew
-        self._reached = KafkaConnection(self._settings.broker, f"consume.{self._name}")
-        self._consumer = self._reached.make("Consumer", self._role())
-        self._anew = TopicRecreationGuard(
-            self._name, self._reached, check_every_s=self._check_every_s
+        problem = (
+            f"nothing comes from {self._connection.describe_topic()}: "
+            f"{self._connection.describe_error(error)}"
         )
-        self._ended = set()
+        if error.fatal() or error.code() in fatal_codes:
+            raise KafkaUnavailable(problem)
+        # The client recovers alone.
+        self._log_problem(problem)
+
+    def _report_client_errors(self, *, has_messages: bool) -> None:
+        """Log a new error of the client, or its end."""
+        assert self._connection is not None, "there is a consumer"
+        last_error = self._connection.take_last_error()
+        if has_messages:
+            if self._last_problem:
+                log.info("consume.%s goes on after: %s", self._name, self._last_problem)
+            self._last_problem = ""
+        elif last_error:
+            self._log_problem(
+                f"nothing comes from {self._connection.describe_topic()}: {last_error}"
+            )
+
+    def _log_problem(self, problem: str) -> None:
+        """Log why the source waits, once until the reason changes."""
+        if problem != self._last_problem:
+            self._last_problem = problem
+            log.error("consume.%s waits: %s", self._name, problem)
+
+    def _ensure_consumer(self) -> TopicRecreationGuard:
+        """Create the consumer and subscribe it, where there is none."""
+        if self._recreation_guard is not None:
+            return self._recreation_guard
+        self._connection = KafkaConnection(self._settings.broker, f"consume.{self._name}")
+        self._consumer = self._connection.create_client("Consumer", self._build_consumer_config())
+        self._recreation_guard = TopicRecreationGuard(
+            self._name, self._connection, check_every_s=self._check_every_s
+        )
+        self._ended_partitions = set()
         self._consumer.subscribe(
             [self._settings.broker.topic],
-            on_assign=self._anew.assigned,
+            on_assign=self._recreation_guard.check_offsets,
             on_revoke=self._on_revoke,
             on_lost=self._on_lost,
         )
         log.info(
             "consume.%s takes in %s as group %s",
             self._name,
-            self._reached.where(),
+            self._connection.describe_topic(),
             self._settings.group,
         )
-        return self._anew
+        return self._recreation_guard
 
-    def _role(self) -> dict[str, Any]:
+    def _build_consumer_config(self) -> dict[str, Any]:
         """Return the consumer's librdkafka settings."""
         return {
             "group.id": self._settings.group,
@@ -504,18 +529,18 @@ class KafkaSource:
     def _on_revoke(self, _consumer: Any, partitions: list[Any]) -> None:
         # Called from within poll and close: the last moment to commit these partitions.
         del partitions
-        self._settle()
+        self._persist_batch()
 
     def _on_lost(self, _consumer: Any, partitions: list[Any]) -> None:
-        for place in partitions:
+        for partition in partitions:
             # Another member owns the partition now; the imported messages are durable here all the
             # same.
-            self._offsets.pop(place.partition, None)
+            self._offsets.pop(partition.partition, None)
 
     def close(self) -> None:
         """Leave the consumer group; messages in memory are dropped and come again."""
-        self._forget()
+        self._clear_batch()
         if self._consumer is not None:
             consumer, self._consumer = self._consumer, None
             consumer.close()
-            self._anew = None
+            self._recreation_guard = None

@@ -346,7 +346,7 @@ class RemoteBalances:
             if state.at_us
         }
         try:
-            self._gate.remote_means(means)
+            self._gate.send_remote_means(means)
         except GateUnavailable as error:
             log.debug("the gate is not told of balances yet: %s", error)
 

@@ -115,7 +115,7 @@ class SubmitChecks:
         user = self._name_resolver.user(uid)
         request = JobRequest(uid=uid, account=account)
         try:
-            decision = self._gate.would(self._cluster, request, user, cost=cost)
+            decision = self._gate.get_verdict(self._cluster, request, user, cost=cost)
         except StewardError as gate_error:
             return self._check_by_ledger(cost, request, user, gate_error)
         return _build_reply("" if decision.ok else decision.say, decision.chosen)

@@ -75,30 +75,30 @@ class BulkOperation(msgspec.Struct, frozen=True):
         return len(self.action) + len(self.source) + 2
 
     @property
-    def deletes(self) -> bool:
+    def is_deletion(self) -> bool:
         """Whether the operation is a deletion."""
         return not self.source
 
 
-def index_operation(document: ArchivedDocument, name: str, source: bytes) -> BulkOperation:
+def index_operation(document: ArchivedDocument, index: str, source: bytes) -> BulkOperation:
     """Build an operation that stores a document, unless the server has a later version."""
     return BulkOperation(
-        document, name, _encode_action("index", document, name, document.version), source
+        document, index, _encode_action("index", document, index, document.version), source
     )
 
 
-def delete_operation(document: ArchivedDocument, name: str, version: int = 0) -> BulkOperation:
+def delete_operation(document: ArchivedDocument, index: str, version: int = 0) -> BulkOperation:
     """Build an operation that deletes a document, also where the server has a later version."""
     latest = max(document.version, version)
-    return BulkOperation(document, name, _encode_action("delete", document, name, latest))
+    return BulkOperation(document, index, _encode_action("delete", document, index, latest))
 
 
-def _encode_action(what: str, document: ArchivedDocument, name: str, version: int) -> bytes:
+def _encode_action(action_type: str, document: ArchivedDocument, index: str, version: int) -> bytes:
     """Encode an action line, with external versioning."""
     return msgspec.json.encode(
         {
-            what: {
-                "_index": name,
+            action_type: {
+                "_index": index,
                 "_id": document.id,
                 "version": version,
                 "version_type": "external_gte",
@@ -114,22 +114,22 @@ class RequestPacer:
         most_bytes: Upper bound, in bytes.
     """
 
-    def __init__(self, most_bytes: int) -> None:
-        self._most = most_bytes
-        self.bytes = most_bytes
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self.limit_bytes = max_bytes
 
-    def bound(self, most_bytes: int) -> None:
+    def lower_bound(self, max_bytes: int) -> None:
         """Lower the upper bound."""
-        self.bytes = min(self.bytes, most_bytes)
-        self._most = min(self._most, most_bytes)
+        self.limit_bytes = min(self.limit_bytes, max_bytes)
+        self._max_bytes = min(self._max_bytes, max_bytes)
 
-    def slow(self) -> None:
+    def halve_limit(self) -> None:
         """Halve the size: the server is overloaded."""
-        self.bytes = max(min(_MIN_REQUEST_BYTES, self._most), self.bytes // 2)
+        self.limit_bytes = max(min(_MIN_REQUEST_BYTES, self._max_bytes), self.limit_bytes // 2)
 
-    def grow(self) -> None:
+    def raise_limit(self) -> None:
         """Raise the size after a successful request."""
-        self.bytes = min(self._most, int(self.bytes * _GROWTH))
+        self.limit_bytes = min(self._max_bytes, int(self.limit_bytes * _GROWTH))
 
 
 class BulkSender:
@@ -143,12 +143,12 @@ class BulkSender:
         pace: Limit on request size.
     """
 
-    def __init__(self, client: SearchClient, pace: RequestPacer) -> None:
+    def __init__(self, client: SearchClient, pacer: RequestPacer) -> None:
         self._client = client
-        self._pace = pace
+        self._pacer = pacer
         self._pool = ThreadPoolExecutor(CONCURRENT_REQUESTS, thread_name_prefix="bulk")
-        self._flying: deque[tuple[list[BulkOperation], Future[ServerReply]]] = deque()
-        self._impatient: dict[str, int] = {}
+        self._in_flight: deque[tuple[list[BulkOperation], Future[ServerReply]]] = deque()
+        self._overload_counts: dict[str, int] = {}
 
     def send(self, operations: Iterable[BulkOperation]) -> Iterator[RefusedDocument]:
         """Send operations; yield the refusals.
@@ -156,64 +156,64 @@ class BulkSender:
         Raises:
             ArchiveUnavailable: Some must be sent again.
         """
-        flying = self._flying
+        in_flight = self._in_flight
         try:
-            for some in self._requests(operations):
-                if len(flying) == CONCURRENT_REQUESTS:
-                    yield from self._landed(*flying.popleft())
-                flying.append((some, self._pool.submit(self._post, some)))
-            while flying:
-                yield from self._landed(*flying.popleft())
+            for batch in self._group_requests(operations):
+                if len(in_flight) == CONCURRENT_REQUESTS:
+                    yield from self._handle_reply(*in_flight.popleft())
+                in_flight.append((batch, self._pool.submit(self._post, batch)))
+            while in_flight:
+                yield from self._handle_reply(*in_flight.popleft())
         finally:
             # Also after a failure, no request is in flight when the same documents are sent again.
-            self._await_flying()
-            flying.clear()
+            self._await_in_flight()
+            in_flight.clear()
 
     def close(self) -> None:
         """End the sender threads."""
         self._pool.shutdown()
 
-    def _await_flying(self) -> None:
-        wait([future for _, future in self._flying])
+    def _await_in_flight(self) -> None:
+        wait([future for _, future in self._in_flight])
 
-    def _requests(self, operations: Iterable[BulkOperation]) -> Iterator[list[BulkOperation]]:
+    def _group_requests(self, operations: Iterable[BulkOperation]) -> Iterator[list[BulkOperation]]:
         """Group operations into requests of the pace's size."""
-        waiting: list[BulkOperation] = []
+        batch: list[BulkOperation] = []
         size = 0
         for operation in operations:
-            if waiting and size + operation.size > self._pace.bytes:
-                yield waiting
-                waiting, size = [], 0
-            waiting.append(operation)
+            if batch and size + operation.size > self._pacer.limit_bytes:
+                yield batch
+                batch, size = [], 0
+            batch.append(operation)
             size += operation.size
-        if waiting:
-            yield waiting
+        if batch:
+            yield batch
 
     def _post(self, operations: list[BulkOperation]) -> ServerReply:
         return self._client.request("POST", _BULK_PATH, _join_operations(operations), NDJSON_TYPE)
 
-    def _landed(
+    def _handle_reply(
         self,
         operations: list[BulkOperation],
-        answered: "Future[ServerReply] | None" = None,
+        future: "Future[ServerReply] | None" = None,
         *,
-        alone: bool = False,
+        is_alone: bool = False,
     ) -> Iterator[RefusedDocument]:
         """Handle the reply to a request: split, retry, or judge each outcome."""
-        reply = answered.result() if answered is not None else self._post(operations)
+        reply = future.result() if future is not None else self._post(operations)
         if reply.status == HTTP_TOO_LARGE:
-            self._pace.slow()
+            self._pacer.halve_limit()
             if len(operations) == 1:
                 yield too_large_refusal(operations[0])
                 return
             half = len(operations) // 2
-            yield from self._landed(operations[:half])
-            yield from self._landed(operations[half:])
+            yield from self._handle_reply(operations[:half])
+            yield from self._handle_reply(operations[half:])
             return
         if reply.status == HTTP_TOO_MANY:
-            self._pace.slow()
-            yield from self._too_many(
-                operations, unavailable_error(self._client, reply), alone=alone
+            self._pacer.halve_limit()
+            yield from self._handle_overload(
+                operations, unavailable_error(self._client, reply), is_alone=is_alone
             )
             return
         outcomes = decode_reply(self._client, reply, BulkReply).outcomes()
@@ -222,38 +222,40 @@ class BulkSender:
                 f"{self._client.where} answered for {len(outcomes)} of {len(operations)} documents",
                 self._client.where,
             )
-        yield from self._judged(operations, outcomes, alone=alone)
+        yield from self._judge_outcomes(operations, outcomes, is_alone=is_alone)
 
-    def _judged(
-        self, operations: list[BulkOperation], outcomes: list[BulkOutcome], *, alone: bool
+    def _judge_outcomes(
+        self, operations: list[BulkOperation], outcomes: list[BulkOutcome], *, is_alone: bool
     ) -> Iterator[RefusedDocument]:
         """Yield the refusals among the outcomes, provided that nothing must be sent again."""
-        both = list(zip(operations, outcomes, strict=True))
-        again = [one for of, one in both if _must_resend(of, one)]
-        if any(one.status == HTTP_TOO_MANY for one in again):
-            self._pace.slow()
-            if len(again) == len(operations):
-                yield from self._too_many(
-                    operations, _resend_error(self._client, again), alone=alone
+        pairs = list(zip(operations, outcomes, strict=True))
+        to_resend = [result for sent, result in pairs if _must_resend(sent, result)]
+        if any(result.status == HTTP_TOO_MANY for result in to_resend):
+            self._pacer.halve_limit()
+            if len(to_resend) == len(operations):
+                yield from self._handle_overload(
+                    operations, _resend_error(self._client, to_resend), is_alone=is_alone
                 )
                 return
-        if again:
-            raise _resend_error(self._client, again)
-        for operation, outcome in both:
+        if to_resend:
+            raise _resend_error(self._client, to_resend)
+        for operation, outcome in pairs:
             if outcome.is_shut:
                 yield index_closed_refusal(self._client, operation.document, outcome.why)
             elif outcome.is_refused and not outcome.is_done:
                 why = f"{self._client.product} refuses it: {outcome.why}"
                 yield RefusedDocument(document=operation.document, why=why)
         for operation in operations:
-            self._impatient.pop(operation.document.id, None)
-        overtaken = [of for of, one in both if of.deletes and one.status == HTTP_CONFLICT]
-        if overtaken:
-            yield from self._deleted(overtaken)
-        self._pace.grow()
+            self._overload_counts.pop(operation.document.id, None)
+        conflicting = [
+            sent for sent, result in pairs if sent.is_deletion and result.status == HTTP_CONFLICT
+        ]
+        if conflicting:
+            yield from self._delete_later_versions(conflicting)
+        self._pacer.raise_limit()
 
-    def _too_many(
-        self, operations: list[BulkOperation], error: ArchiveUnavailable, *, alone: bool
+    def _handle_overload(
+        self, operations: list[BulkOperation], error: ArchiveUnavailable, *, is_alone: bool
     ) -> Iterator[RefusedDocument]:
         """Handle a request for which the server has no room.
 
@@ -263,14 +265,14 @@ class BulkSender:
         if len(operations) > 1:
             raise error
         (operation,) = operations
-        if not alone:
+        if not is_alone:
             # Requests in flight may have used up the room.
-            self._await_flying()
-            yield from self._landed(operations, alone=True)
+            self._await_in_flight()
+            yield from self._handle_reply(operations, is_alone=True)
             return
-        times = self._impatient.pop(operation.document.id, 0) + 1
-        if times < _MAX_OVERLOADS:
-            self._impatient[operation.document.id] = times
+        overload_count = self._overload_counts.pop(operation.document.id, 0) + 1
+        if overload_count < _MAX_OVERLOADS:
+            self._overload_counts[operation.document.id] = overload_count
             raise error
         yield RefusedDocument(
             document=operation.document,
@@ -280,21 +282,27 @@ class BulkSender:
             ),
         )
 
-    def _deleted(self, operations: list[BulkOperation]) -> Iterator[RefusedDocument]:
+    def _delete_later_versions(self, operations: list[BulkOperation]) -> Iterator[RefusedDocument]:
         """Delete documents that are stored in a later version: a purge always wins."""
-        found = fetch_versions(self._client, [(of.document, of.index) for of in operations])
-        later = [
-            delete_operation(of.document, of.index, version)
-            for of, version in zip(operations, found, strict=True)
+        versions = fetch_versions(
+            self._client, [(operation.document, operation.index) for operation in operations]
+        )
+        deletions = [
+            delete_operation(operation.document, operation.index, version)
+            for operation, version in zip(operations, versions, strict=True)
             if version is not None
         ]
-        if any(of.action == one.action for of in operations for one in later):
+        if any(
+            operation.action == deletion.action
+            for operation in operations
+            for deletion in deletions
+        ):
             raise ArchiveUnavailable(
                 f"{self._client.where} does not delete what it has: somebody else writes there",
                 self._client.where,
             )
-        if later:
-            yield from self._landed(later)
+        if deletions:
+            yield from self._handle_reply(deletions)
 
 
 def _must_resend(operation: BulkOperation, outcome: BulkOutcome) -> bool:
@@ -379,70 +387,74 @@ class _StoredSize(msgspec.Struct, frozen=True):
 
 
 def read_corrections(
-    client: SearchClient, wanted: Sequence[tuple[ArchivedDocument, str]], most_bytes: int
+    client: SearchClient, corrections: Sequence[tuple[ArchivedDocument, str]], max_bytes: int
 ) -> Iterator[BulkOperation | RefusedDocument]:
     """Read stored documents and yield the operations that correct them.
 
     Args:
         client: The server.
-        wanted: Documents with distinct ids, each with the name of its index.
-        most_bytes: Most bytes of documents to hold in memory.
+        corrections: Documents with distinct ids, each with the name of its index.
+        max_bytes: Most bytes of documents to hold in memory.
 
     Raises:
         ArchiveUnavailable: The server is away.
     """
-    for first in range(0, len(wanted), _LOOKUP_DOCUMENTS):
-        some = wanted[first : first + _LOOKUP_DOCUMENTS]
-        found = fetch_documents(client, some, f"_source_includes={_SIZE_FIELDS}")
-        here: list[tuple[ArchivedDocument, str, int]] = []
-        for (document, name), doc in zip(some, found, strict=True):
-            if not doc.found:
-                yield _unread_refusal(client, document, doc)
+    for first in range(0, len(corrections), _LOOKUP_DOCUMENTS):
+        batch = corrections[first : first + _LOOKUP_DOCUMENTS]
+        stored_sizes = fetch_documents(client, batch, f"_source_includes={_SIZE_FIELDS}")
+        sized_documents: list[tuple[ArchivedDocument, str, int]] = []
+        for (document, index), stored in zip(batch, stored_sizes, strict=True):
+            if not stored.found:
+                yield _unread_refusal(client, document, stored)
                 continue
-            size = msgspec.json.decode(doc.source, type=_StoredSize)
+            size = msgspec.json.decode(stored.source, type=_StoredSize)
             if size.version <= document.version:
-                here.append((document, name, 3 * size.script_bytes + 3 * size.environment_bytes))
-        yield from _read_in_batches(client, here, most_bytes)
+                sized_documents.append(
+                    (document, index, 3 * size.script_bytes + 3 * size.environment_bytes)
+                )
+        yield from _read_in_batches(client, sized_documents, max_bytes)
 
 
 def _read_in_batches(
-    client: SearchClient, here: Sequence[tuple[ArchivedDocument, str, int]], most_bytes: int
+    client: SearchClient,
+    sized_documents: Sequence[tuple[ArchivedDocument, str, int]],
+    max_bytes: int,
 ) -> Iterator[BulkOperation | RefusedDocument]:
     """Group documents by size, so that each group fits in memory."""
-    some: list[tuple[ArchivedDocument, str]] = []
+    batch: list[tuple[ArchivedDocument, str]] = []
     size = 0
-    for document, name, bytes_ in here:
-        if some and size + bytes_ > most_bytes:
-            yield from _read_documents(client, some)
-            some, size = [], 0
-        some.append((document, name))
+    for document, index, bytes_ in sized_documents:
+        if batch and size + bytes_ > max_bytes:
+            yield from _read_documents(client, batch)
+            batch, size = [], 0
+        batch.append((document, index))
         size += bytes_
-    if some:
-        yield from _read_documents(client, some)
+    if batch:
+        yield from _read_documents(client, batch)
 
 
 def _read_documents(
-    client: SearchClient, some: Sequence[tuple[ArchivedDocument, str]]
+    client: SearchClient, batch: Sequence[tuple[ArchivedDocument, str]]
 ) -> Iterator[BulkOperation | RefusedDocument]:
     """Fetch stored documents and yield the operations that replace them."""
-    found = fetch_documents(client, some, "_source=true")
-    for (document, name), doc in zip(some, found, strict=True):
-        if not doc.found:
-            yield _unread_refusal(client, document, doc)
+    stored_documents = fetch_documents(client, batch, "_source=true")
+    for (document, index), stored in zip(batch, stored_documents, strict=True):
+        if not stored.found:
+            yield _unread_refusal(client, document, stored)
         else:
-            yield index_operation(document, name, apply_correction(bytes(doc.source), document))
+            yield index_operation(document, index, apply_correction(bytes(stored.source), document))
 
 
 def _unread_refusal(
-    client: SearchClient, document: ArchivedDocument, doc: StoredDocument
+    client: SearchClient, document: ArchivedDocument, stored: StoredDocument
 ) -> RefusedDocument:
     """Handle a document that could not be read: refuse it, or raise to retry."""
-    if not doc.is_shut:
+    if not stored.is_shut:
         return _missing_refusal(document)
     if is_past_month(document):
-        return index_closed_refusal(client, document, str(doc.error))
+        return index_closed_refusal(client, document, str(stored.error))
     raise ArchiveUnavailable(
-        f"{client.where} has the present month's index closed ({doc.error}): nothing can be "
+        f"{client.where} has the present month's index closed ({stored.error}): nothing can be "
         "corrected there until it is opened",
         client.where,
     )

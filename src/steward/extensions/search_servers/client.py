@@ -61,16 +61,16 @@ class SearchTransport(Protocol):
         ...
 
 
-def no_answer_error(urls: str, what: str, advice: str = "") -> ArchiveUnavailable:
+def no_answer_error(urls: str, problem: str, remedy: str = "") -> ArchiveUnavailable:
     """Build the error for a server that did not answer.
 
     Args:
         urls: The server's URLs.
-        what: What happened.
-        advice: Remedy, if known.
+        problem: What happened.
+        remedy: Remedy, if known.
     """
-    text = clean_text(f"{urls} cannot be asked: {what}")
-    return ArchiveUnavailable(f"{text}: {advice}" if advice else text, urls)
+    text = clean_text(f"{urls} cannot be asked: {problem}")
+    return ArchiveUnavailable(f"{text}: {remedy}" if remedy else text, urls)
 
 
 def timeout_error(urls: str, timeout_s: float) -> ArchiveUnavailable:
@@ -80,36 +80,36 @@ def timeout_error(urls: str, timeout_s: float) -> ArchiveUnavailable:
     )
 
 
-def tls_error(urls: str, what: str) -> ArchiveUnavailable:
+def tls_error(urls: str, problem: str) -> ArchiveUnavailable:
     """Build the error for a failed TLS handshake, with a remedy."""
-    if "CERTIFICATE_VERIFY_FAILED" in what:
-        advice = "set ca_file to the certificate that signed the server's, and check its name"
-    elif "WRONG_VERSION_NUMBER" in what or "RECORD_LAYER" in what:
-        advice = "the server does not speak TLS on that port: write http:// or another port"
-    elif "REQUIRED" in what or "ALERT" in what.upper():
-        advice = "the server refused our side: check certificate_file and key_file"
+    if "CERTIFICATE_VERIFY_FAILED" in problem:
+        remedy = "set ca_file to the certificate that signed the server's, and check its name"
+    elif "WRONG_VERSION_NUMBER" in problem or "RECORD_LAYER" in problem:
+        remedy = "the server does not speak TLS on that port: write http:// or another port"
+    elif "REQUIRED" in problem or "ALERT" in problem.upper():
+        remedy = "the server refused our side: check certificate_file and key_file"
     else:
-        advice = "check ca_file, certificate_file and key_file"
-    return no_answer_error(urls, f"TLS failed ({what})", advice)
+        remedy = "check ca_file, certificate_file and key_file"
+    return no_answer_error(urls, f"TLS failed ({problem})", remedy)
 
 
-def clean_text(text: str, longest: int = 300) -> str:
+def clean_text(text: str, max_length: int = 300) -> str:
     """Make a server's text fit one line of a log or table: printable and of limited length."""
-    text = text[: 4 * longest]
+    text = text[: 4 * max_length]
     line = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
-    return line if len(line) <= longest else line[: longest - 1] + "…"
+    return line if len(line) <= max_length else line[: max_length - 1] + "…"
 
 
 def describe_root_cause(error: BaseException) -> str:
     """Return the message of the deepest cause of a client's error."""
-    seen: Any = error
+    cause: Any = error
     for _ in range(8):
-        inner = seen.__cause__ or getattr(seen, "reason", None) or seen.__context__
+        inner = cause.__cause__ or getattr(cause, "reason", None) or cause.__context__
         if not isinstance(inner, BaseException):
             break
-        seen = inner
-    text = str(getattr(seen, "strerror", None) or seen)
-    return text or type(seen).__name__
+        cause = inner
+    text = str(getattr(cause, "strerror", None) or cause)
+    return text or type(cause).__name__
 
 
 log = logging.getLogger(__name__)
@@ -139,8 +139,8 @@ def build_authorization(settings: SearchSinkSettings) -> str:
         ArchiveUnavailable: A file cannot be read, or holds something else.
     """
     if settings.user:
-        both = settings.user.encode() + b":" + _read_secret(settings.password_file)
-        return "Basic " + base64.b64encode(both).decode("ascii")
+        user_and_password = settings.user.encode() + b":" + _read_secret(settings.password_file)
+        return "Basic " + base64.b64encode(user_and_password).decode("ascii")
     if settings.api_key_file:
         key = _read_secret(settings.api_key_file)
         encoded = base64.b64encode(key) if b":" in key else key
@@ -164,23 +164,23 @@ def build_tls_context(settings: SearchSinkSettings) -> TlsContext:
         return None
     import ssl
 
-    name = settings.ca_file
+    certificate_path = settings.ca_file
     try:
         context = ssl.create_default_context(cafile=settings.ca_file or None)
         if settings.certificate_file:
-            name = settings.certificate_file
+            certificate_path = settings.certificate_file
             _warn_if_readable(settings.key_file)
             # Without this callback OpenSSL would ask for a password on the terminal.
-            context.load_cert_chain(name, settings.key_file, password=lambda: b"")
+            context.load_cert_chain(certificate_path, settings.key_file, password=lambda: b"")
     except ssl.SSLError as error:
         raise ArchiveUnavailable(
-            f"{name} cannot be used as a certificate, or not with its key "
+            f"{certificate_path} cannot be used as a certificate, or not with its key "
             f"({_error_reason(error)}): "
             "give PEM files, the key without a password",
-            name,
+            certificate_path,
         ) from error
     except OSError as error:
-        raise _unreadable_error(error.filename or name, error) from error
+        raise _unreadable_error(error.filename or certificate_path, error) from error
     return context
 
 
@@ -263,7 +263,7 @@ class SearchClient:
     def __init__(self, settings: SearchSinkSettings) -> None:
         self.settings = settings
         self.where = ", ".join(settings.urls)
-        self._wire: SearchTransport | None = None
+        self._transport: SearchTransport | None = None
         self._stamp: CredentialsStamp = ()
         self._authorization = ""
         self._lock = Lock()
@@ -279,15 +279,15 @@ class SearchClient:
         return "Elasticsearch" if self.is_elasticsearch else "OpenSearch"
 
     def request(
-        self, method: str, target: str, body: bytes | None = None, kind: str = JSON_TYPE
+        self, method: str, target_path: str, body: bytes | None = None, media_type: str = JSON_TYPE
     ) -> ServerReply:
         """Send a request and return the reply, whatever its status.
 
         Args:
             method: ``GET``, ``POST``, ``PUT`` or ``DELETE``.
-            target: Path and query.
+            target_path: Path and query.
             body: Request body.
-            kind: Media type of ``body``: ``JSON_TYPE`` or ``NDJSON_TYPE``.
+            media_type: Media type of ``body``: ``JSON_TYPE`` or ``NDJSON_TYPE``.
 
         Returns:
             The reply, whatever its status.
@@ -296,35 +296,35 @@ class SearchClient:
             ArchiveUnavailable: There was no reply.
         """
         with self._lock:
-            wire = self._opened()
+            transport = self._open_transport()
         headers = {"accept": JSON_TYPE, "accept-encoding": "gzip"}
         if self._authorization:
             headers["authorization"] = self._authorization
         if body is not None:
-            headers["content-type"] = kind
+            headers["content-type"] = media_type
             if len(body) > _MIN_GZIP_BYTES:
                 headers["content-encoding"] = "gzip"
                 body = gzip.compress(body, _GZIP_LEVEL, mtime=0)
-        return wire.send(method, target, body, headers)
+        return transport.send(method, target_path, body, headers)
 
     def close(self) -> None:
         """Close connections."""
-        if self._wire is not None:
-            self._wire.close()
-            self._wire = None
+        if self._transport is not None:
+            self._transport.close()
+            self._transport = None
 
-    def _opened(self) -> SearchTransport:
+    def _open_transport(self) -> SearchTransport:
         """Return the transport; reconnect if a credentials file has changed."""
         stamp = stamp_credentials(self.settings)
-        if self._wire is not None and stamp != self._stamp:
+        if self._transport is not None and stamp != self._stamp:
             self.close()
-        if self._wire is None:
+        if self._transport is None:
             self._authorization = build_authorization(self.settings)
-            self._wire = self._made()
+            self._transport = self._build_transport()
             self._stamp = stamp
-        return self._wire
+        return self._transport
 
-    def _made(self) -> SearchTransport:
+    def _build_transport(self) -> SearchTransport:
         """Create the transport for the sink's product."""
         for name in _SILENCED_LOGGERS:
             # These loggers print what is sent, scripts included; Steward reports errors itself.
@@ -384,11 +384,11 @@ class ServerError(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         text = f"{self.type}: {self.reason or ''}".strip(": ")
-        inner = self.caused_by
-        while inner is not None and inner.caused_by is not None:
-            inner = inner.caused_by
-        if inner is not None and inner.reason and inner.reason not in text:
-            text += f" ({inner.reason})"
+        root_cause = self.caused_by
+        while root_cause is not None and root_cause.caused_by is not None:
+            root_cause = root_cause.caused_by
+        if root_cause is not None and root_cause.reason and root_cause.reason not in text:
+            text += f" ({root_cause.reason})"
         return clean_text(text)
 
     @property
@@ -411,13 +411,13 @@ class BulkOutcome(msgspec.Struct, frozen=True):
         """Whether the server has this version of the document, or a later one."""
         # 404 answers the deletion of a missing document.
         return 200 <= self.status < 300 or (
-            self.status in (HTTP_CONFLICT, HTTP_MISSING) and not self._passing
+            self.status in (HTTP_CONFLICT, HTTP_MISSING) and not self._is_index_error
         )
 
     @property
     def is_refused(self) -> bool:
         """Whether the server will never accept the document as it is."""
-        if self._passing or self.status in (HTTP_TOO_MANY, 401, 403, 408):
+        if self._is_index_error or self.status in (HTTP_TOO_MANY, 401, 403, 408):
             return False
         return 400 <= self.status < 500 or self.type in _SERVER_BUGS
 
@@ -438,7 +438,7 @@ class BulkOutcome(msgspec.Struct, frozen=True):
         return text or f"status {self.status}"
 
     @property
-    def _passing(self) -> bool:
+    def _is_index_error(self) -> bool:
         return self.type in _INDEX_ERRORS
 
 
@@ -456,7 +456,7 @@ class _ErrorReply(msgspec.Struct, frozen=True):
     error: ServerError | str | None = None
 
 
-def decode_reply(client: SearchClient, reply: ServerReply, shape: Any) -> Any:
+def decode_reply(client: SearchClient, reply: ServerReply, reply_type: Any) -> Any:
     """Decode the body of a successful reply into a type.
 
     Raises:
@@ -465,7 +465,7 @@ def decode_reply(client: SearchClient, reply: ServerReply, shape: Any) -> Any:
     if not 200 <= reply.status < 300:
         raise unavailable_error(client, reply)
     try:
-        return msgspec.json.decode(reply.body, type=shape)
+        return msgspec.json.decode(reply.body, type=reply_type)
     except (msgspec.MsgspecError, UnicodeError) as error:
         raise ArchiveUnavailable(
             f"{client.where} does not answer as {client.product} does ({clean_text(str(error))}): "
@@ -496,19 +496,19 @@ def parse_cause(reply: ServerReply) -> ServerError:
 
 def unavailable_error(client: SearchClient, reply: ServerReply) -> ArchiveUnavailable:
     """Build the error for a failed request, which is retried, with a remedy."""
-    of = client.settings
-    advice = {
+    settings = client.settings
+    remedy = {
         401: (
-            f"it does not know us: check {of.api_key_file or of.password_file}"
-            if of.user or of.api_key_file
+            f"it does not know us: check {settings.api_key_file or settings.password_file}"
+            if settings.user or settings.api_key_file
             else "it wants to know who we are: set user and password_file, or api_key_file"
         ),
         403: (
-            f"it does not let us: grant 'manage' on {of.index}-*, and 'monitor' and "
+            f"it does not let us: grant 'manage' on {settings.index}-*, and 'monitor' and "
             "'manage_index_templates' on the cluster"
         ),
         HTTP_TOO_MANY: "it asks for patience, and gets smaller requests",
         HTTP_TOO_LARGE: "lower batch_bytes, or raise its http.max_content_length",
     }.get(reply.status, "")
     text = f"{client.where} cannot be used ({describe_failure(reply)})"
-    return ArchiveUnavailable(f"{text}: {advice}" if advice else text, client.where)
+    return ArchiveUnavailable(f"{text}: {remedy}" if remedy else text, client.where)

@@ -63,12 +63,12 @@ class SearchDestination:
     def __init__(self, settings: SearchSinkSettings) -> None:
         self._settings = settings
         self._client = SearchClient(settings)
-        self._pace = RequestPacer(min(_REQUEST_BYTES, settings.batch_bytes // CONCURRENT_REQUESTS))
-        self._bulk = BulkSender(self._client, self._pace)
-        self._longest = 0
-        self._ready = False
-        self._seen: set[str] = set()
-        self._told: set[str] = set()
+        self._pacer = RequestPacer(min(_REQUEST_BYTES, settings.batch_bytes // CONCURRENT_REQUESTS))
+        self._sender = BulkSender(self._client, self._pacer)
+        self._max_request_bytes = 0
+        self._is_ready = False
+        self._checked_indices: set[str] = set()
+        self._warned: set[str] = set()
 
     def send(self, documents: Sequence[ArchivedDocument]) -> list[RefusedDocument]:
         """Send documents; see :class:`steward.archive.remote.destination.Destination`.
@@ -79,10 +79,10 @@ class SearchDestination:
         refusals: list[RefusedDocument] = []
         try:
             self._prepare()
-            for some in _split_duplicates(documents):
-                refusals += self._send(some)
+            for batch in _split_duplicates(documents):
+                refusals += self._send_distinct(batch)
         except ArchiveUnavailable:
-            self._ready = False
+            self._is_ready = False
             raise
         return refusals
 
@@ -98,125 +98,125 @@ class SearchDestination:
             reply = self._client.request("GET", f"/{alias}-*/_alias/{alias}")
             if reply.status == HTTP_MISSING:
                 return
-            found: dict[str, Any] = decode_reply(self._client, reply, dict[str, Any])
-            for name in sorted(found):
-                if _is_expired_month(name.removeprefix(f"{alias}-"), before):
-                    self._drop(name, before)
+            aliases_by_index: dict[str, Any] = decode_reply(self._client, reply, dict[str, Any])
+            for index in sorted(aliases_by_index):
+                if _is_expired_month(index.removeprefix(f"{alias}-"), before):
+                    self._drop_index(index, before)
         except ArchiveUnavailable:
-            self._ready = False
+            self._is_ready = False
             raise
 
-    def _drop(self, name: str, before: datetime) -> None:
+    def _drop_index(self, index: str, before: datetime) -> None:
         """Delete one month's index; warn once if a person protects it."""
-        reply = self._client.request("DELETE", f"/{name}")
+        reply = self._client.request("DELETE", f"/{index}")
         if parse_cause(reply).is_shut:
             # Somebody protects this index; the other months must go on.
-            self._tell(
-                name,
-                f"index {name} is older than retention_days and cannot be dropped "
+            self._warn_once(
+                index,
+                f"index {index} is older than retention_days and cannot be dropped "
                 f"({parse_cause(reply)}): take its block away, or drop it",
             )
             return
         decode_reply(self._client, reply, dict[str, Any])
-        self._seen.discard(name)
-        log.info("%s: dropped, everything in it is older than %s", name, before.date())
+        self._checked_indices.discard(index)
+        log.info("%s: dropped, everything in it is older than %s", index, before.date())
 
-    def _tell(self, about: str, text: str) -> None:
+    def _warn_once(self, subject: str, message: str) -> None:
         """Log a warning once for each subject."""
-        if about not in self._told:
-            self._told.add(about)
-            log.warning("%s: %s", self._client.where, text)
+        if subject not in self._warned:
+            self._warned.add(subject)
+            log.warning("%s: %s", self._client.where, message)
 
     def close(self) -> None:
         """Close connections and end the threads."""
-        self._bulk.close()
+        self._sender.close()
         self._client.close()
 
     def _prepare(self) -> None:
         """Check the product, install the template and read the request limit, once."""
-        if self._ready:
+        if self._is_ready:
             return
         check_product(self._client)
         put_template(self._client)
-        self._seen.clear()
-        self._longest = fetch_max_request(self._client)
-        if self._longest:
-            self._pace.bound(self._longest)
-        self._ready = True
+        self._checked_indices.clear()
+        self._max_request_bytes = fetch_max_request(self._client)
+        if self._max_request_bytes:
+            self._pacer.lower_bound(self._max_request_bytes)
+        self._is_ready = True
 
-    def _send(self, documents: Sequence[ArchivedDocument]) -> list[RefusedDocument]:
+    def _send_distinct(self, documents: Sequence[ArchivedDocument]) -> list[RefusedDocument]:
         """Send documents with distinct ids."""
         refusals: list[RefusedDocument] = []
-        corrected: list[tuple[ArchivedDocument, str]] = []
-        operations = self._operations(documents, corrected, refusals)
-        refusals += self._bulk.send(self._that_fit(operations, refusals))
-        found = read_corrections(self._client, corrected, self._pace.bytes)
-        refusals += self._bulk.send(self._that_fit(found, refusals))
+        corrections: list[tuple[ArchivedDocument, str]] = []
+        operations = self._build_operations(documents, corrections, refusals)
+        refusals += self._sender.send(self._filter_oversized(operations, refusals))
+        updates = read_corrections(self._client, corrections, self._pacer.limit_bytes)
+        refusals += self._sender.send(self._filter_oversized(updates, refusals))
         if len(refusals) == len(documents) > 1:
-            self._tell_of_index(refusals)
+            self._warn_of_template(refusals)
         return refusals
 
-    def _tell_of_index(self, refusals: Sequence[RefusedDocument]) -> None:
+    def _warn_of_template(self, refusals: Sequence[RefusedDocument]) -> None:
         """Warn about the index template where the server rejects every document."""
         first = refusals[0]
-        self._tell(
+        self._warn_once(
             first.why,
             f"none of {len(refusals)} documents was taken ({first.why}): where the index "
             f"template or the mapping is the site's own, it has to take what Steward sends; "
             f"GET /_index_template/{self._settings.index} shows Steward's",
         )
 
-    def _operations(
+    def _build_operations(
         self,
         documents: Sequence[ArchivedDocument],
-        corrected: list[tuple[ArchivedDocument, str]],
+        corrections: list[tuple[ArchivedDocument, str]],
         refusals: list[RefusedDocument],
     ) -> Iterator[BulkOperation]:
         """Yield operations that send whole documents; add corrections and refusals to the lists."""
         for document in documents:
             try:
-                name = f"{self._settings.index}-{document_month(document)}"
+                index = f"{self._settings.index}-{document_month(document)}"
             except OverflowError:
-                why = "its time in the spool is in no calendar: nothing can be done"
-                refusals.append(RefusedDocument(document=document, why=why))
+                reason = "its time in the spool is in no calendar: nothing can be done"
+                refusals.append(RefusedDocument(document=document, why=reason))
                 continue
-            self._look_at(name)
+            self._ensure_template(index)
             if document.deleted:
-                yield delete_operation(document, name)
+                yield delete_operation(document, index)
             elif document.partial:
-                corrected.append((document, name))
+                corrections.append((document, index))
             else:
-                yield index_operation(document, name, encode_source(build_source(document)))
+                yield index_operation(document, index, encode_source(build_source(document)))
 
-    def _look_at(self, name: str) -> None:
+    def _ensure_template(self, index: str) -> None:
         """Check the template before an index's first document, which creates the index."""
-        if name not in self._seen:
+        if index not in self._checked_indices:
             put_template(self._client)
-            self._seen.add(name)
+            self._checked_indices.add(index)
 
-    def _that_fit(
-        self, found: Iterable[BulkOperation | RefusedDocument], refusals: list[RefusedDocument]
+    def _filter_oversized(
+        self, operations: Iterable[BulkOperation | RefusedDocument], refusals: list[RefusedDocument]
     ) -> Iterator[BulkOperation]:
         """Yield operations within the request limit; collect the refusals."""
-        for one in found:
-            if isinstance(one, RefusedDocument):
-                refusals.append(one)
-            elif self._longest and one.size > self._longest:
-                refusals.append(too_large_refusal(one))
+        for operation in operations:
+            if isinstance(operation, RefusedDocument):
+                refusals.append(operation)
+            elif self._max_request_bytes and operation.size > self._max_request_bytes:
+                refusals.append(too_large_refusal(operation))
             else:
-                yield one
+                yield operation
 
 
 def _split_duplicates(documents: Sequence[ArchivedDocument]) -> list[list[ArchivedDocument]]:
     """Split documents into rounds without duplicate ids, so that each id keeps its order."""
     rounds: list[list[ArchivedDocument]] = []
-    seen: dict[str, int] = {}
+    next_round: dict[str, int] = {}
     for document in documents:
-        number = seen.get(document.id, 0)
-        seen[document.id] = number + 1
-        if number == len(rounds):
+        round_index = next_round.get(document.id, 0)
+        next_round[document.id] = round_index + 1
+        if round_index == len(rounds):
             rounds.append([])
-        rounds[number].append(document)
+        rounds[round_index].append(document)
     return rounds
 
 

@@ -96,13 +96,13 @@ def build_identity_fields(document: ArchivedDocument) -> DocumentSource:
     }
 
 
-def apply_correction(old: bytes, document: ArchivedDocument) -> bytes:
+def apply_correction(stored: bytes, document: ArchivedDocument) -> bytes:
     """Replace the identity in a stored document by a later one.
 
     Raises:
         msgspec.DecodeError: The stored document is no JSON object.
     """
-    source = msgspec.json.decode(old, type=dict[str, msgspec.Raw])
+    source = msgspec.json.decode(stored, type=dict[str, msgspec.Raw])
     for name in IDENTITY_FIELDS:
         source.pop(name, None)
     return encode_source({**source, **build_identity_fields(document)})
@@ -143,26 +143,26 @@ def extract_environment(source: Mapping[str, Any]) -> bytes | None:
 
 def _script_event_fields(body: JobScript) -> DocumentSource:
     """Build the fields from a script event: sums, lengths, claims, flags."""
-    said: DocumentSource = {}
+    fields: DocumentSource = {}
     if body.script is not None:
-        said["script_sha256"] = body.script.sha256
-        said["script_bytes"] = body.script.length
+        fields["script_sha256"] = body.script.sha256
+        fields["script_bytes"] = body.script.length
     if body.environment is not None:
-        said["environment_sha256"] = body.environment.sha256
-        said["environment_bytes"] = body.environment.length
+        fields["environment_sha256"] = body.environment.sha256
+        fields["environment_bytes"] = body.environment.length
     for name in ("claimed_name", "claimed_dir", "claimed_host", "redacted", "flags"):
         if getattr(body, name):
-            said[name] = getattr(body, name)
-    return said
+            fields[name] = getattr(body, name)
+    return fields
 
 
 def _script_fields(data: bytes) -> DocumentSource:
     """Build the fields of a script."""
-    more = {"script_bytes": len(data), "script_sha256": hashlib.sha256(data).hexdigest()}
+    checksum_fields = {"script_bytes": len(data), "script_sha256": hashlib.sha256(data).hexdigest()}
     try:
-        return {"script": data.decode(), **more}
+        return {"script": data.decode(), **checksum_fields}
     except UnicodeDecodeError:
-        return {"script": data.decode("utf-8", "replace"), "script_base64": data, **more}
+        return {"script": data.decode("utf-8", "replace"), "script_base64": data, **checksum_fields}
 
 
 def _environment_fields(data: bytes) -> DocumentSource:
@@ -223,9 +223,9 @@ def _escape_surrogates(value: Any) -> Any:
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, Mapping):
-        return {_escape_surrogates(name): _escape_surrogates(one) for name, one in value.items()}
+        return {_escape_surrogates(name): _escape_surrogates(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_escape_surrogates(one) for one in value]
+        return [_escape_surrogates(item) for item in value]
     return value
 
 
@@ -253,40 +253,40 @@ class _StoredDocuments(msgspec.Struct, frozen=True):
 
 
 def fetch_documents(
-    client: SearchClient, wanted: Sequence[IndexedDocument], how: str
+    client: SearchClient, documents: Sequence[IndexedDocument], source_filter: str
 ) -> list[StoredDocument]:
     """Fetch documents from the server, in their order.
 
     Args:
         client: The server.
-        wanted: Documents to fetch, with the names of their indices.
-        how: Query parameter that selects parts of the source.
+        documents: Documents to fetch, with the names of their indices.
+        source_filter: Query parameter that selects parts of the source.
 
     Raises:
         ArchiveUnavailable: The server is away, or cannot read one of them now.
     """
-    asked = {"docs": [{"_index": name, "_id": document.id} for document, name in wanted]}
+    query = {"docs": [{"_index": index, "_id": document.id} for document, index in documents]}
     parts = "docs._id,docs.found,docs._version,docs._source,docs.error.type,docs.error.reason"
-    target = f"/_mget?{how}&filter_path={parts}"
-    reply = client.request("POST", target, msgspec.json.encode(asked))
-    by_id = {doc.id: doc for doc in decode_reply(client, reply, _StoredDocuments).docs}
-    found = [by_id.get(document.id, StoredDocument()) for document, _ in wanted]
-    for doc in found:
-        if doc.error is not None and not doc.is_shut and doc.error.type != _NO_INDEX:
+    target = f"/_mget?{source_filter}&filter_path={parts}"
+    reply = client.request("POST", target, msgspec.json.encode(query))
+    by_id = {stored.id: stored for stored in decode_reply(client, reply, _StoredDocuments).docs}
+    stored_documents = [by_id.get(document.id, StoredDocument()) for document, _ in documents]
+    for stored in stored_documents:
+        if stored.error is not None and not stored.is_shut and stored.error.type != _NO_INDEX:
             raise ArchiveUnavailable(
-                f"{client.where} cannot read a document now ({doc.error})", client.where
+                f"{client.where} cannot read a document now ({stored.error})", client.where
             )
-    return found
+    return stored_documents
 
 
-def fetch_versions(client: SearchClient, wanted: Sequence[IndexedDocument]) -> list[int | None]:
+def fetch_versions(client: SearchClient, documents: Sequence[IndexedDocument]) -> list[int | None]:
     """Fetch the stored versions of documents; None for one that is missing.
 
     Raises:
         ArchiveUnavailable: The server is away.
     """
-    found = fetch_documents(client, wanted, "_source=false")
-    return [doc.version if doc.found else None for doc in found]
+    stored_documents = fetch_documents(client, documents, "_source=false")
+    return [stored.version if stored.found else None for stored in stored_documents]
 
 
 _NO_INDEX = "index_not_found_exception"

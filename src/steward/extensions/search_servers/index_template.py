@@ -198,9 +198,9 @@ def check_product(client: SearchClient) -> str:
     root = decode_reply(client, client.request("GET", "/"), _Root)
     is_opensearch = root.version.distribution == "opensearch"
     if is_opensearch == client.is_elasticsearch:
-        other = "opensearch" if is_opensearch else "elasticsearch"
+        other_product = "opensearch" if is_opensearch else "elasticsearch"
         raise ArchiveUnavailable(
-            f'{client.where} is not {client.product}: set kind = "{other}"', client.where
+            f'{client.where} is not {client.product}: set kind = "{other_product}"', client.where
         )
     return str(root.version.number)
 
@@ -213,19 +213,19 @@ def put_template(client: SearchClient) -> bool:
     """
     settings = client.settings
     path = f"/_index_template/{settings.index}"
-    ours = build_template(settings, is_elasticsearch=client.is_elasticsearch)
+    template = build_template(settings, is_elasticsearch=client.is_elasticsearch)
     reply = client.request("GET", f"{path}?filter_path={_TEMPLATE_FIELDS}")
     if reply.status != HTTP_MISSING:
-        found = decode_reply(client, reply, _Templates)
-        for one in found.index_templates:
-            theirs = one.index_template
-            meta = theirs.meta or {}
+        installed = decode_reply(client, reply, _Templates)
+        for entry in installed.index_templates:
+            current = entry.index_template
+            meta = current.meta or {}
             # Keep a later Steward's template, and one that the site maintains itself.
-            if meta.get("by") != "steward" or (theirs.version or 0) > ours["version"]:
+            if meta.get("by") != "steward" or (current.version or 0) > template["version"]:
                 return False
-            if theirs.version == ours["version"] and meta == ours["_meta"]:
+            if current.version == template["version"] and meta == template["_meta"]:
                 return False
-    decode_reply(client, client.request("PUT", path, msgspec.json.encode(ours)), dict[str, Any])
+    decode_reply(client, client.request("PUT", path, msgspec.json.encode(template)), dict[str, Any])
     log.info("index template %s put on %s", settings.index, client.where)
     return True
 

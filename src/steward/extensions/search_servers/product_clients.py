@@ -52,7 +52,7 @@ class BoundedPool:
     def __init__(self, pool: Any) -> None:
         self._pool = pool
 
-    def urlopen(self, *args: Any, **named: Any) -> ClientResponse:
+    def urlopen(self, *args: Any, **kwargs: Any) -> ClientResponse:
         """Send a request and read the reply.
 
         Raises:
@@ -60,7 +60,7 @@ class BoundedPool:
         """
         from urllib3.exceptions import HTTPError
 
-        response = self._pool.urlopen(*args, **{**named, "preload_content": False})
+        response = self._pool.urlopen(*args, **{**kwargs, "preload_content": False})
         data = response.read(MAX_REPLY_BYTES + 1, decode_content=True)
         if len(data) > MAX_REPLY_BYTES:
             response.close()
@@ -108,7 +108,7 @@ class ElasticsearchTransport:
                 super().__init__(config)
                 self.pool: Any = BoundedPool(self.pool)
 
-        kinds = (
+        media_types = (
             *("application/json", "application/x-ndjson", "application/vnd.elasticsearch+json"),
             *("application/vnd.elasticsearch+x-ndjson", "text/*", "application/*"),
         )
@@ -123,10 +123,10 @@ class ElasticsearchTransport:
             retry_on_timeout=False,
             http_compress=False,
             connections_per_node=CONCURRENT_REQUESTS,
-            serializers={kind: Bytes() for kind in kinds},
+            serializers={media_type: Bytes() for media_type in media_types},
             **tls,
         )
-        self._where = ", ".join(urls)
+        self._server_names = ", ".join(urls)
         self._timeout_s = timeout_s
 
     def send(
@@ -137,21 +137,22 @@ class ElasticsearchTransport:
         from elasticsearch import ApiError, UnsupportedProductError
 
         try:
-            answer = self._client.perform_request(method, target, headers=headers, body=body)
+            response = self._client.perform_request(method, target, headers=headers, body=body)
         except UnsupportedProductError as error:
             raise ArchiveUnavailable(
-                f'{self._where} is not Elasticsearch: set kind = "opensearch" if it is OpenSearch',
-                self._where,
+                f'{self._server_names} is not Elasticsearch: set kind = "opensearch" if it is '
+                "OpenSearch",
+                self._server_names,
             ) from error
         except ApiError as error:
             return ServerReply(error.meta.status, _as_bytes(error.body))
         except elastic_transport.ConnectionTimeout as error:
-            raise timeout_error(self._where, self._timeout_s) from error
+            raise timeout_error(self._server_names, self._timeout_s) from error
         except elastic_transport.TlsError as error:
-            raise tls_error(self._where, describe_root_cause(error)) from error
+            raise tls_error(self._server_names, describe_root_cause(error)) from error
         except elastic_transport.TransportError as error:
-            raise no_answer_error(self._where, describe_root_cause(error)) from error
-        return ServerReply(answer.meta.status, _as_bytes(answer.body))
+            raise no_answer_error(self._server_names, describe_root_cause(error)) from error
+        return ServerReply(response.meta.status, _as_bytes(response.body))
 
     def close(self) -> None:
         """Close connections."""
@@ -187,9 +188,9 @@ class OpenSearchTransport:
                 super()._create_urllib3_pool()
                 self.pool = BoundedPool(self.pool)
 
-            def perform_request(self, *args: Any, **named: Any) -> Any:
-                named["ignore"] = range(300, 600)
-                status, _, text = super().perform_request(*args, **named)
+            def perform_request(self, *args: Any, **kwargs: Any) -> Any:
+                kwargs["ignore"] = range(300, 600)
+                status, _, text = super().perform_request(*args, **kwargs)
                 return status, {}, ServerReply(status, text.encode("utf-8", "surrogatepass"))
 
         class Bytes(opensearchpy.serializer.Serializer):
@@ -216,7 +217,7 @@ class OpenSearchTransport:
             pool_maxsize=CONCURRENT_REQUESTS,
             **tls,
         )
-        self._where = ", ".join(urls)
+        self._server_names = ", ".join(urls)
         self._timeout_s = timeout_s
 
     def send(
@@ -230,12 +231,14 @@ class OpenSearchTransport:
                 method, target, body=body, headers=headers
             )
         except exceptions.ConnectionTimeout as error:
-            raise timeout_error(self._where, self._timeout_s) from error
+            raise timeout_error(self._server_names, self._timeout_s) from error
         except exceptions.SSLError as error:
-            raise tls_error(self._where, describe_root_cause(_underlying_error(error))) from error
+            raise tls_error(
+                self._server_names, describe_root_cause(_underlying_error(error))
+            ) from error
         except exceptions.OpenSearchException as error:
             raise no_answer_error(
-                self._where, describe_root_cause(_underlying_error(error))
+                self._server_names, describe_root_cause(_underlying_error(error))
             ) from error
         assert isinstance(reply, ServerReply)
         return reply

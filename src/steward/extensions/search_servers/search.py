@@ -61,38 +61,40 @@ def script_conditions(matcher: TermMatcher) -> list[SearchQuery]:
     return list(clauses.values())[:_MAX_CLAUSES]
 
 
-def use_conditions(wanted: UseFilter) -> list[SearchQuery]:
+def use_conditions(use_filter: UseFilter) -> list[SearchQuery]:
     """Build conditions for the jobs to search: owner, cluster, names, times and so on.
 
     Raises:
         UsageError: The search names too many values for a server.
     """
-    found: list[SearchQuery] = []
-    if wanted.owner is not None:
-        found.append(_owner_condition(wanted.owner))
-    for field, chosen in (
-        ("cluster", wanted.clusters),
-        ("account", wanted.accounts),
-        ("partition", wanted.partitions),
+    conditions: list[SearchQuery] = []
+    if use_filter.owner is not None:
+        conditions.append(_owner_condition(use_filter.owner))
+    for field, values in (
+        ("cluster", use_filter.clusters),
+        ("account", use_filter.accounts),
+        ("partition", use_filter.partitions),
     ):
-        if chosen:
-            found.append({"terms": {field: _limit_values(chosen, f"{field}s")}})
-    if wanted.users or wanted.uids:
-        users = {"terms": {"user": _limit_values(wanted.users, "users")}}
-        uids = {"terms": {"uid": _limit_values(wanted.uids, "uids")}}
-        found.append(_match_any([users, uids]))
-    if wanted.names:
-        found.append(_match_any([_pattern_condition("name", name) for name in wanted.names]))
-    if wanted.keys is not None:
-        found.append({"terms": {"key": sorted({key for _, key in wanted.keys})}})
+        if values:
+            conditions.append({"terms": {field: _limit_values(values, f"{field}s")}})
+    if use_filter.users or use_filter.uids:
+        users = {"terms": {"user": _limit_values(use_filter.users, "users")}}
+        uids = {"terms": {"uid": _limit_values(use_filter.uids, "uids")}}
+        conditions.append(_match_any([users, uids]))
+    if use_filter.names:
+        conditions.append(
+            _match_any([_pattern_condition("name", name) for name in use_filter.names])
+        )
+    if use_filter.keys is not None:
+        conditions.append({"terms": {"key": sorted({key for _, key in use_filter.keys})}})
     times = {}
-    if wanted.since is not None:
-        times["gte"] = to_micros(wanted.since) * 1000
-    if wanted.until is not None:
-        times["lt"] = to_micros(wanted.until) * 1000
+    if use_filter.since is not None:
+        times["gte"] = to_micros(use_filter.since) * 1000
+    if use_filter.until is not None:
+        times["lt"] = to_micros(use_filter.until) * 1000
     if times:
-        found.append({"range": {"spool_mtime_ns": times}})
-    return found
+        conditions.append({"range": {"spool_mtime_ns": times}})
+    return conditions
 
 
 NEWEST_FIRST: Final = [
@@ -103,21 +105,22 @@ NEWEST_FIRST: Final = [
 """Sort order of hits, as the catalog's."""
 
 
-def search_after_values(place: UsePosition) -> list[Any]:
+def search_after_values(position: UsePosition) -> list[Any]:
     """Build ``search_after`` for the hits behind a place in that order."""
-    at, key, cluster = place
+    at, key, cluster = position
     digits = key.rpartition(":")[2]
     # A place has microseconds; the key has the full time in ns.
     ns = int(digits) if digits.isdecimal() and len(digits) < 20 else at * 1000
     return [min(ns, _MAX_NS), key, cluster]
 
 
-def _limit_values(values: Sequence[Any], what: str) -> list[Any]:
+def _limit_values(values: Sequence[Any], plural_name: str) -> list[Any]:
     """Return values for a condition; raise UsageError for too many."""
     if len(values) > _MAX_VALUES:
         raise UsageError(
-            f"{len(values)} {what} are too many to ask a sink for: give at most {_MAX_VALUES}",
-            what,
+            f"{len(values)} {plural_name} are too many to ask a sink for: give at most "
+            f"{_MAX_VALUES}",
+            plural_name,
         )
     # Drop values longer than any name: they would only burden the server.
     return [
@@ -127,15 +130,18 @@ def _limit_values(values: Sequence[Any], what: str) -> list[Any]:
 
 def _owner_condition(owner: OwnerFilter) -> SearchQuery:
     """Build the condition for jobs that belong to a user or to their accounts."""
-    either: list[SearchQuery] = [{"terms": {"account": list(owner.accounts)}}]
+    conditions: list[SearchQuery] = [{"terms": {"account": list(owner.accounts)}}]
     if owner.uid is not None:
-        own: list[SearchQuery] = [{"term": {"uid": owner.uid}}, {"term": {"user": owner.user}}]
-        either.append({"bool": {"filter": own}})
-    return _match_any(either)
+        user_conditions: list[SearchQuery] = [
+            {"term": {"uid": owner.uid}},
+            {"term": {"user": owner.user}},
+        ]
+        conditions.append({"bool": {"filter": user_conditions}})
+    return _match_any(conditions)
 
 
-def _match_any(either: list[SearchQuery]) -> SearchQuery:
-    return {"bool": {"should": either, "minimum_should_match": 1}}
+def _match_any(conditions: list[SearchQuery]) -> SearchQuery:
+    return {"bool": {"should": conditions, "minimum_should_match": 1}}
 
 
 def _pattern_condition(field: str, pattern: str) -> SearchQuery:
@@ -144,31 +150,31 @@ def _pattern_condition(field: str, pattern: str) -> SearchQuery:
     A server knows no ``[…]``, takes a backslash as an escape, and builds an automaton: without a
     ``?`` behind a ``*`` it has no more states than the pattern has letters.
     """
-    simple = _BRACKET_SET.sub("?", pattern)
-    if not _WILDCARD.search(simple):
-        return {"term": {field: {"value": simple}}}
-    begin, star, rest = simple.replace("\\", "\\\\").partition("*")
-    value = begin + _WILDCARD_RUN.sub("*", star + rest)
+    simplified = _BRACKET_SET.sub("?", pattern)
+    if not _WILDCARD.search(simplified):
+        return {"term": {field: {"value": simplified}}}
+    prefix, star, rest = simplified.replace("\\", "\\\\").partition("*")
+    value = prefix + _WILDCARD_RUN.sub("*", star + rest)
     return {"wildcard": {field: {"value": value}}}
 
 
 def _term_conditions(term: str, *, words: bool) -> dict[str, SearchQuery]:
     """Build the conditions for one search term, by key to drop duplicates."""
     text = term.lower()
-    found: dict[str, SearchQuery] = {}
+    conditions: dict[str, SearchQuery] = {}
     for match in _LETTERS.finditer(text):
         begin, end = match.span()
         open_left = not words if begin == 0 else text[begin - 1].isalpha()
         open_right = not words if end == len(text) else text[end].isalpha()
         if len(match[0]) >= _MIN_PARTIAL_LETTERS or not (open_left or open_right):
-            found[repr((match[0], open_left, open_right))] = _word_condition(
+            conditions[repr((match[0], open_left, open_right))] = _word_condition(
                 "script.letters", match[0], open_left, open_right
             )
-    if not found:
+    if not conditions:
         # Numbers only, or letters so few that nearly every script has a word with them.
         for match in _DIGITS.finditer(text):
-            found[repr(match[0])] = _word_condition("script", match[0], True, True)
-    return found
+            conditions[repr(match[0])] = _word_condition("script", match[0], True, True)
+    return conditions
 
 
 def _word_condition(field: str, text: str, open_left: bool, open_right: bool) -> SearchQuery:
@@ -206,7 +212,7 @@ class _Source(msgspec.Struct, frozen=True):
     name: str = ""
 
     @property
-    def use(self) -> ScriptUse:
+    def script_use(self) -> ScriptUse:
         return ScriptUse(
             cluster=self.cluster,
             key=self.key,
@@ -277,7 +283,7 @@ class SearchServerSearcher:
             ArchiveUnavailable: The server is away.
             UsageError: The search names too many jobs.
         """
-        uses = self._uses(matcher, use_filter, is_allowed, after)
+        uses = self._check_uses(matcher, use_filter, is_allowed, after)
         return collect_page(
             uses, matcher, limit=limit, lines=lines, after=after, timeout_s=timeout_s
         )
@@ -296,55 +302,61 @@ class SearchServerSearcher:
             ArchiveUnavailable: The server is away.
             UsageError: The search names too many jobs.
         """
-        return count_hits(self._uses(matcher, use_filter, is_allowed, None), timeout_s=timeout_s)
+        return count_hits(
+            self._check_uses(matcher, use_filter, is_allowed, None), timeout_s=timeout_s
+        )
 
     def close(self) -> None:
         """Close connections."""
         self._client.close()
 
-    def _uses(
+    def _check_uses(
         self,
         matcher: TermMatcher,
-        wanted: UseFilter,
-        allowed: Callable[[ScriptUse], bool],
+        use_filter: UseFilter,
+        is_allowed: Callable[[ScriptUse], bool],
         after: UsePosition | None,
     ) -> CheckedUses:
         """Yield each job with its script's text; "" for one that is no hit."""
-        is_called = [re.compile(fnmatch.translate(name)).match for name in wanted.names]
+        name_matchers = [re.compile(fnmatch.translate(name)).match for name in use_filter.names]
 
         def is_readable(use: ScriptUse) -> bool:
             # The query selects jobs only roughly.
-            if wanted.keys is not None and (use.cluster, use.key) not in wanted.keys:
+            if use_filter.keys is not None and (use.cluster, use.key) not in use_filter.keys:
                 return False
-            if is_called and not any(matches(use.name) for matches in is_called):
+            if name_matchers and not any(matches(use.name) for matches in name_matchers):
                 return False
-            return allowed(use)
+            return is_allowed(use)
 
-        for hits in self._candidates(matcher, wanted, after):
-            readable = [is_readable(hit.source.use) for hit in hits]
-            texts = self._texts([hit for hit, may in zip(hits, readable, strict=True) if may])
-            for hit, may in zip(hits, readable, strict=True):
-                text = next(texts) if may else ""
-                yield hit.source.use, text if text and matcher.matches(text) else ""
+        for hits in self._fetch_hit_pages(matcher, use_filter, after):
+            readable = [is_readable(hit.source.script_use) for hit in hits]
+            texts = self._fetch_texts(
+                [hit for hit, can_read in zip(hits, readable, strict=True) if can_read]
+            )
+            for hit, can_read in zip(hits, readable, strict=True):
+                text = next(texts) if can_read else ""
+                yield hit.source.script_use, text if text and matcher.matches(text) else ""
 
-    def _candidates(
-        self, matcher: TermMatcher, wanted: UseFilter, after: UsePosition | None
+    def _fetch_hit_pages(
+        self, matcher: TermMatcher, use_filter: UseFilter, after: UsePosition | None
     ) -> Iterator[Sequence[_Hit]]:
         """Yield pages of hits that the server finds."""
-        if wanted.keys is not None and len(wanted.keys) > _MAX_KEYS:
+        if use_filter.keys is not None and len(use_filter.keys) > _MAX_KEYS:
             raise UsageError(f"a sink is asked about {_MAX_KEYS} jobs at the most: name fewer")
         if not self._is_checked:
             check_product(self._client)
             self._is_checked = True
-        asked: dict[str, Any] = {
+        query: dict[str, Any] = {
             "size": _PAGE_HITS,
-            "query": {"bool": {"filter": [*use_conditions(wanted), *script_conditions(matcher)]}},
+            "query": {
+                "bool": {"filter": [*use_conditions(use_filter), *script_conditions(matcher)]}
+            },
             "sort": NEWEST_FIRST,
             "_source": list(_HIT_FIELDS),
             "track_total_hits": False,
         }
         if after is not None:
-            asked["search_after"] = search_after_values(after)
+            query["search_after"] = search_after_values(after)
         # Before the first index there is no alias, and so no hits. Partial results are refused
         # because they would look complete.
         target = (
@@ -353,48 +365,48 @@ class SearchServerSearcher:
             "filter_path=hits.hits._index,hits.hits._id,hits.hits._source,hits.hits.sort"
         )
         while True:
-            reply = self._client.request("POST", target, msgspec.json.encode(asked))
+            reply = self._client.request("POST", target, msgspec.json.encode(query))
             hits = decode_reply(self._client, reply, _SearchReply).hits.hits
             yield [hit for hit in hits if _SCRIPT_KEY_PATTERN.fullmatch(hit.source.key)]
             if len(hits) < _PAGE_HITS:
                 return
-            if not _has_advanced(hits[-1].sort, asked.get("search_after")):
+            if not _has_advanced(hits[-1].sort, query.get("search_after")):
                 raise ArchiveUnavailable(
                     f"{self._client.where} gives the same page of a search again and again: "
                     "check what stands in between",
                     self._client.where,
                 )
-            asked["search_after"] = hits[-1].sort
+            query["search_after"] = hits[-1].sort
 
-    def _texts(self, hits: Sequence[_Hit]) -> Iterator[str]:
+    def _fetch_texts(self, hits: Sequence[_Hit]) -> Iterator[str]:
         """Yield the scripts of hits, in order, fetched a few megabytes at a time."""
-        some: list[_Hit] = []
+        batch: list[_Hit] = []
         size = 0
         for hit in hits:
-            if some and size + hit.source.script_bytes > _MAX_FETCH_BYTES:
-                yield from self._fetched(some)
-                some, size = [], 0
-            some.append(hit)
+            if batch and size + hit.source.script_bytes > _MAX_FETCH_BYTES:
+                yield from self._fetch_scripts(batch)
+                batch, size = [], 0
+            batch.append(hit)
             size += hit.source.script_bytes
-        if some:
-            yield from self._fetched(some)
+        if batch:
+            yield from self._fetch_scripts(batch)
 
-    def _fetched(self, hits: Sequence[_Hit]) -> list[str]:
+    def _fetch_scripts(self, hits: Sequence[_Hit]) -> list[str]:
         """Fetch the scripts of hits, in order."""
-        asked = {"docs": [{"_index": hit.index, "_id": hit.id} for hit in hits]}
+        query = {"docs": [{"_index": hit.index, "_id": hit.id} for hit in hits]}
         target = "/_mget?_source_includes=script&filter_path=docs._id,docs._source"
-        reply = self._client.request("POST", target, msgspec.json.encode(asked))
-        found = {
+        reply = self._client.request("POST", target, msgspec.json.encode(query))
+        scripts_by_id = {
             doc.id: doc.source.script
             for doc in decode_reply(self._client, reply, _ScriptDocuments).docs
         }
         # A script purged meanwhile has no text, and so is no hit.
-        return [found.get(hit.id, "") for hit in hits]
+        return [scripts_by_id.get(hit.id, "") for hit in hits]
 
 
-def _has_advanced(last: Sequence[Any], before: Sequence[Any] | None) -> bool:
+def _has_advanced(last_sort: Sequence[Any], previous_sort: Sequence[Any] | None) -> bool:
     """Return True if a page with this last sort value continues the one before."""
     try:
-        return before is None or tuple(last) < tuple(before)
+        return previous_sort is None or tuple(last_sort) < tuple(previous_sort)
     except TypeError:
         return False  # not a sort value of Steward's query

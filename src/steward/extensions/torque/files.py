@@ -96,14 +96,14 @@ def read_variables(variables: str, redactor: Redactor) -> Environment:
     """
     raw = variables.encode("utf-8", "backslashreplace").replace(b"\0", b"")
     entries = list(_split_entries(raw))
-    kept, redacted, cut = _redact_entries(raw, entries, redactor)
+    kept_entries, redacted_names, has_cut = _redact_entries(raw, entries, redactor)
     flags: tuple[str, ...] = ()
     if _is_ambiguous(entries) or _has_lost_bytes(variables):
         flags = (ENVIRONMENT_AMBIGUOUS,)
-    if cut:
+    if has_cut:
         flags += (ENVIRONMENT_CUT,)
-    data = _COUNT.pack(len(kept)) + b"".join(entry + b"\0" for entry in kept)
-    return Environment(data=data, redacted=limit_names(redacted), flags=flags)
+    data = _COUNT.pack(len(kept_entries)) + b"".join(entry + b"\0" for entry in kept_entries)
+    return Environment(data=data, redacted=limit_names(redacted_names), flags=flags)
 
 
 def is_too_large(variables: str) -> bool:
@@ -131,45 +131,53 @@ def _redact_entries(
 ) -> tuple[list[bytes], list[str], bool]:
     """Redact entries; return kept entries, redacted names, and whether entries were left out."""
     spans = redactor.find_secret_spans(raw)
-    begin, end = next(spans, (len(raw), len(raw)))
-    kept: list[bytes] = []
-    redacted: list[str] = []
-    is_secret = cut = False
-    for (start, entry), lone in zip(entries, _redacted_forms(entries, redactor), strict=True):
+    secret_begin, secret_end = next(spans, (len(raw), len(raw)))
+    kept_entries: list[bytes] = []
+    redacted_names: list[str] = []
+    is_secret = has_cut = False
+    for (start, entry), redacted_form in zip(
+        entries, _redacted_forms(entries, redactor), strict=True
+    ):
         stop = start + len(entry)
         # A comma may have split a secret, so that no piece looks like one.
-        while end <= start and begin < len(raw):
-            begin, end = next(spans, (len(raw), len(raw)))
-        if is_secret and (begin < start or _HARMLESS_NAME.match(entry) is None):
-            cut = True
+        while secret_end <= start and secret_begin < len(raw):
+            secret_begin, secret_end = next(spans, (len(raw), len(raw)))
+        if is_secret and (secret_begin < start or _HARMLESS_NAME.match(entry) is None):
+            has_cut = True
             continue
-        is_glued = begin < stop and start <= begin
-        shown = _entry_name(entry) + REDACTED if is_glued and not lone else lone
-        is_secret = bool(shown)
-        if shown.endswith(REDACTED):
-            redacted.append(entry.partition(b"=")[0].decode("utf-8", "backslashreplace"))
-        kept.append(shown or entry)
-    return kept, redacted, cut
+        begins_secret = secret_begin < stop and start <= secret_begin
+        redacted_entry = (
+            _entry_name(entry) + REDACTED if begins_secret and not redacted_form else redacted_form
+        )
+        is_secret = bool(redacted_entry)
+        if redacted_entry.endswith(REDACTED):
+            redacted_names.append(entry.partition(b"=")[0].decode("utf-8", "backslashreplace"))
+        kept_entries.append(redacted_entry or entry)
+    return kept_entries, redacted_names, has_cut
 
 
 def _redacted_forms(entries: Sequence[tuple[int, bytes]], redactor: Redactor) -> Iterator[bytes]:
     """Yield for each entry its redacted form; empty where it needs no redaction."""
     # One call for all entries, because single calls cost more. No entry holds a NUL.
-    alone = redactor.redact_entries(b"\0".join(entry for _, entry in entries)).data.split(b"\0")
+    redacted_entries = redactor.redact_entries(
+        b"\0".join(entry for _, entry in entries)
+    ).data.split(b"\0")
     # The part that makes it a secret may begin behind the comma it was split at.
     tails = [_entry_tail(entry) + _FILLER for _, entry in entries]
-    longer = redactor.redact_entries(b"\0".join(tails)).data.split(b"\0")
-    pieces = zip(entries, alone, tails, longer, strict=False)
-    for (_, entry), by_itself, tail, followed in pieces:
+    redacted_tails = redactor.redact_entries(b"\0".join(tails)).data.split(b"\0")
+    pieces = zip(entries, redacted_entries, tails, redacted_tails, strict=False)
+    for (_, entry), redacted_entry, tail, redacted_tail in pieces:
         name = _entry_name(entry)
         if not name:
             # No start of a variable: the piece before the first name, of damaged text.
             yield REDACTED
         elif (
-            by_itself != entry
-            or followed != tail
+            redacted_entry != entry
+            or redacted_tail != tail
             or _SWALLOWED.search(entry, len(name))
-            or any(redactor.is_secret(odd[1]) for odd in _ODD_NAME.finditer(entry, len(name)))
+            or any(
+                redactor.is_secret(odd_name[1]) for odd_name in _ODD_NAME.finditer(entry, len(name))
+            )
         ):
             yield name + REDACTED
         else:
@@ -178,8 +186,8 @@ def _redacted_forms(entries: Sequence[tuple[int, bytes]], redactor: Redactor) ->
 
 def _entry_name(entry: bytes) -> bytes:
     """Return the name at the start of an entry, with its ``=``; empty where there is none."""
-    named = _NAME.match(entry)
-    return named[0] if named else b""
+    match = _NAME.match(entry)
+    return match[0] if match else b""
 
 
 def _entry_tail(entry: bytes) -> bytes:
@@ -249,23 +257,25 @@ class TorqueScript(msgspec.Struct, frozen=True):
         if len(script) % PIECE_BYTES == 0:
             flags = (SCRIPT_MAYBE_CUT,)
         try:
-            job = self._job()
+            job = self._parse_job()
         except OSError as error:
-            odd = (*flags, RECORD_UNREADABLE, ENVIRONMENT_UNREADABLE)
-            raise EnvironmentUnreadable(error, EntryContents(script, None, odd)) from error
+            environment_flags = (*flags, RECORD_UNREADABLE, ENVIRONMENT_UNREADABLE)
+            raise EnvironmentUnreadable(
+                error, EntryContents(script, None, environment_flags)
+            ) from error
         if job is None:
             return EntryContents(script, None, (*flags, RECORD_UNREADABLE, ENVIRONMENT_MISSING))
-        environment, odd = _read_environment(job, redactor)
+        environment, environment_flags = _read_environment(job, redactor)
         # The job name is left out: it can change, and the record that comes along has it.
         return EntryContents(
             script,
             environment,
-            (*flags, *odd),
+            (*flags, *environment_flags),
             directory=job.record.work_dir,
             host=job.record.submit_host,
         )
 
-    def _job(self) -> TorqueJob | None:
+    def _parse_job(self) -> TorqueJob | None:
         """Parse the job file; None where it is missing or malformed."""
         data = read_whole(self.record_fd, MAX_JOB_FILE_BYTES) if self.record_fd >= 0 else None
         try:
@@ -286,14 +296,14 @@ class TorqueJobUpdate(msgspec.Struct, frozen=True):
     Attributes:
         cluster: The cluster's name.
         job: Content of the file.
-        taken_at: When it was read, UTC.
+        read_at: When it was read, UTC.
         is_new: Whether more changed than the course of its run.
         is_lost: Whether the file is gone without having reported an end.
     """
 
     cluster: str
     job: TorqueJob
-    taken_at: datetime
+    read_at: datetime
     is_new: bool = True
     is_lost: bool = False
 
@@ -315,43 +325,43 @@ class TorqueJobUpdate(msgspec.Struct, frozen=True):
     def read(self, redactor: Redactor) -> EntryContents:
         """Return the events that follow, redacted."""
         record = redactor.redact_record(self.job.record)
-        return EntryContents(None, events=tuple(self._events(record)))
+        return EntryContents(None, events=tuple(self._build_events(record)))
 
     def close(self) -> None:
         """Do nothing: no descriptor is held."""
 
-    def _events(self, record: JobRecord) -> list[Event]:
+    def _build_events(self, record: JobRecord) -> list[Event]:
         """Build the events of a change: seen, state, or end."""
         assert record.submit is not None
-        run = f"{record.job_id}:{int(record.submit.timestamp())}:{record.restarts}"
+        run_key = f"{record.job_id}:{int(record.submit.timestamp())}:{record.restarts}"
         if self.is_lost:
-            lost = msgspec.structs.replace(
+            lost_record = msgspec.structs.replace(
                 record, state=LOST, reason="", end=None, exit_code=None, exit_signal=None
             )
-            return [self._event(JOB_END, f"{JOB_END}:{run}:{LOST}:0", lost, None)]
+            return [self._build_event(JOB_END, f"{JOB_END}:{run_key}:{LOST}:0", lost_record, None)]
         events = []
-        changed = f"{self.job.changed_s}:{_record_digest(record)}"
-        first = record.state == "PENDING" and record.restarts == 0
-        if self.is_new or first:
-            key = f"{JOB_SEEN}:{run}:{changed}"
-            events.append(self._event(JOB_SEEN, key, record, record.submit))
+        change_key = f"{self.job.changed_s}:{_record_digest(record)}"
+        is_submission = record.state == "PENDING" and record.restarts == 0
+        if self.is_new or is_submission:
+            key = f"{JOB_SEEN}:{run_key}:{change_key}"
+            events.append(self._build_event(JOB_SEEN, key, record, record.submit))
         if record.state in FINISHED:
             end = int(record.end.timestamp()) if record.end else 0
-            key = f"{JOB_END}:{run}:{record.state}:{end}"
-            events.append(self._event(JOB_END, key, record, record.end))
-        elif not first:
-            key = f"{JOB_STATE}:{run}:{record.state}:{changed}"
+            key = f"{JOB_END}:{run_key}:{record.state}:{end}"
+            events.append(self._build_event(JOB_END, key, record, record.end))
+        elif not is_submission:
+            key = f"{JOB_STATE}:{run_key}:{record.state}:{change_key}"
             start = record.start if record.state == "RUNNING" else None
-            events.append(self._event(JOB_STATE, key, record, start))
+            events.append(self._build_event(JOB_STATE, key, record, start))
         return events
 
-    def _event(self, kind: str, key: str, record: JobRecord, at: datetime | None) -> Event:
+    def _build_event(self, kind: str, key: str, record: JobRecord, at: datetime | None) -> Event:
         return Event(
             kind=kind,
             cluster=self.cluster,
             key=key,
-            at=at or self.taken_at,
-            seen_at=self.taken_at,
+            at=at or self.read_at,
+            seen_at=self.read_at,
             source=SPOOL_SOURCE,
             body=JobFacts(record=record, whole=True),
         )

@@ -45,24 +45,24 @@ class _JobFileReader:
 
     def __init__(self) -> None:
         self.fields: JobFileFields = {}
-        self.root = ""
+        self.root_name = ""
         self._path: list[str] = []
         self._texts: list[list[str]] = []
         self._count = 0
 
-    def begin(self, name: str, _attributes: dict[str, str]) -> None:
+    def start_element(self, name: str, _attributes: dict[str, str]) -> None:
         self._count += 1
-        if not self._path and not self.root:
-            self.root = name
+        if not self._path and not self.root_name:
+            self.root_name = name
         self._path.append(name)
         self._texts.append([])
         if self._count > _MAX_ELEMENTS or len(self._path) > _MAX_DEPTH:
             raise ValueError("it has too many elements, or they are nested too deep")
 
-    def text(self, data: str) -> None:
+    def add_text(self, data: str) -> None:
         self._texts[-1].append(data)
 
-    def end(self, _name: str) -> None:
+    def end_element(self, _name: str) -> None:
         self.fields.setdefault("/".join(self._path[1:]), "".join(self._texts.pop()))
         self._path.pop()
 
@@ -89,20 +89,20 @@ def parse_job_file(data: bytes, name: str) -> JobFileFields:
     reader = _JobFileReader()
     parser = expat.ParserCreate("utf-8")
     parser.buffer_text = True
-    parser.StartElementHandler = reader.begin
-    parser.EndElementHandler = reader.end
-    parser.CharacterDataHandler = reader.text
+    parser.StartElementHandler = reader.start_element
+    parser.EndElementHandler = reader.end_element
+    parser.CharacterDataHandler = reader.add_text
     parser.StartDoctypeDeclHandler = _reject_declaration
     parser.EntityDeclHandler = _reject_declaration
     parser.ExternalEntityRefHandler = _reject_declaration
     try:
-        for begin in range(0, len(data), _PIECE):
-            parser.Parse(data[begin : begin + _PIECE], False)
+        for offset in range(0, len(data), _PIECE):
+            parser.Parse(data[offset : offset + _PIECE], False)
         parser.Parse(b"", True)
     except (expat.ExpatError, ValueError) as error:
         raise TorqueRecordError(f"{name} cannot be read: {error}", name) from error
-    if reader.root != "job":
-        raise TorqueRecordError(f"{name} holds a {reader.root!r}, not a job", name)
+    if reader.root_name != "job":
+        raise TorqueRecordError(f"{name} holds a {reader.root_name!r}, not a job", name)
     return reader.fields
 
 
@@ -177,36 +177,36 @@ def element_id(array_job_id: int, index: int) -> int:
     return _ELEMENT_BASE + array_job_id * _ELEMENTS + index
 
 
-def parse_torque_job(data: bytes, name: str, people: NameResolver | None = None) -> TorqueJob:
+def parse_torque_job(data: bytes, name: str, names: NameResolver | None = None) -> TorqueJob:
     """Parse a ``.JB`` or ``.TA`` file into a job.
 
     Args:
         data: The whole file.
         name: Its name, for the error.
-        people: Resolves names to ids; None leaves ids out.
+        names: Resolves names to ids; None leaves ids out.
 
     Raises:
         TorqueRecordError: The file is malformed or incomplete.
     """
     fields = parse_job_file(data, name)
-    found = _JOB_ID.fullmatch(fields.get("jobid", ""))
-    if found is None:
+    id_match = _JOB_ID.fullmatch(fields.get("jobid", ""))
+    if id_match is None:
         raise TorqueRecordError(f"{name} names no job of Torque's", name)
-    number, is_array, index = int(found[1]), found[2] is not None, found[3]
+    torque_id, is_array, index = int(id_match[1]), id_match[2] is not None, id_match[3]
     attributes = _JobAttributes(fields)
     submit = _parse_time(attributes["ctime"])
     if submit is None:
         raise TorqueRecordError(f"{name} does not say when the job was submitted", name)
     has_script = bool(_parse_whole(fields.get("server_flags", "")) & _HAS_SCRIPT)
-    task = index or (attributes["job_array_request"] if is_array else "")
+    array_task = index or (attributes["job_array_request"] if is_array else "")
     record = JobRecord(
-        job_id=element_id(number, int(index)) if index else number,
+        job_id=element_id(torque_id, int(index)) if index else torque_id,
         name=attributes["Job_Name"],
         account=attributes["Account_Name"],
         partition=attributes["queue"] or fields.get("queue", ""),
         batch=has_script and not attributes["interactive"],
-        array_job_id=number if is_array else 0,
-        array_task=str(int(index)) if index else task,
+        array_job_id=torque_id if is_array else 0,
+        array_task=str(int(index)) if index else array_task,
         submit=submit,
         eligible=_parse_time(attributes["etime"]),
         time_limit_s=_parse_walltime(attributes["Resource_List/walltime"]),
@@ -218,8 +218,8 @@ def parse_torque_job(data: bytes, name: str, people: NameResolver | None = None)
         stderr=_strip_host(attributes["Error_Path"]),
     )
     changes = _resource_fields(attributes) | _run_fields(fields, attributes)
-    if people is not None:
-        changes |= _resolve_ids(attributes, people)
+    if names is not None:
+        changes |= _resolve_ids(attributes, names)
     return TorqueJob(
         record=msgspec.structs.replace(record, **changes),
         changed_s=_parse_whole(attributes["mtime"]),
@@ -242,15 +242,15 @@ class _JobAttributes:
         return text if len(text) <= _MAX_ATTRIBUTE_LENGTH else ""
 
 
-def _resolve_ids(attributes: _JobAttributes, people: NameResolver) -> dict[str, object]:
+def _resolve_ids(attributes: _JobAttributes, names: NameResolver) -> dict[str, object]:
     """Resolve the ids of the user that the job runs as, and the names of these ids."""
-    uid = people.uid(attributes["euser"])
-    gid = people.gid(attributes["egroup"])
+    uid = names.uid(attributes["euser"])
+    gid = names.gid(attributes["egroup"])
     return {
         "uid": uid,
-        "user": "" if uid is None else people.user(uid),
+        "user": "" if uid is None else names.user(uid),
         "gid": gid,
-        "group": "" if gid is None else people.group(gid),
+        "group": "" if gid is None else names.group(gid),
     }
 
 
@@ -258,12 +258,12 @@ def _run_fields(fields: JobFileFields, attributes: _JobAttributes) -> dict[str, 
     """Return state, reason, times of the run, and exit status."""
     letter = attributes["job_state"] or _LETTERS_BY_NUMBER.get(fields.get("state", ""), "")
     state = _STATES_BY_LETTER.get(letter, "PENDING")
-    starts = _parse_whole(attributes["start_count"])
+    start_count = _parse_whole(attributes["start_count"])
     # For a job that waits for a restart, the times are those of its former run.
     is_started = state not in ("", "PENDING") or bool(attributes["exec_host"])
     start = _parse_time(attributes["start_time"]) or _parse_time(fields.get("start_time", ""))
     changes: dict[str, object] = {
-        "restarts": max(0, starts - 1) if is_started else starts,
+        "restarts": max(0, start_count - 1) if is_started else start_count,
         "state": state,
         "reason": _pending_reason(letter, attributes) if state == "PENDING" else "",
         "start": start if is_started else None,
@@ -306,9 +306,9 @@ def _pending_reason(letter: str, attributes: _JobAttributes) -> str:
         return "BeginTime"
     if letter != "H":
         return ""
-    held = _parse_whole(attributes["Hold_Types"])
+    hold_types = _parse_whole(attributes["Hold_Types"])
     for bit, reason in _HOLD_REASONS:
-        if held & bit:
+        if hold_types & bit:
             return reason
     return "Dependency" if attributes["depend"] else "JobHeldAdmin"
 
@@ -332,20 +332,20 @@ def _count_slots(indices: str) -> int:
     """Count the cores in "0", "0-3" or "0-3,8"."""
     count = 0
     for part in indices.split(","):
-        found = _INDICES.fullmatch(part)
-        if found:
-            count += max(0, int(found[2] or found[1]) - int(found[1])) + 1
+        match = _INDICES.fullmatch(part)
+        if match:
+            count += max(0, int(match[2] or match[1]) - int(match[1])) + 1
     return count or 1
 
 
 def _requested_cpus(attributes: _JobAttributes, nodes: int | None) -> int | None:
     """Compute the requested cores from ``procs`` and ``nodes``."""
     procs = _parse_whole(attributes["Resource_List/procs"])
-    asked = attributes["Resource_List/nodes"]
-    if not asked:
+    nodes_request = attributes["Resource_List/nodes"]
+    if not nodes_request:
         return procs or nodes
     cpus = procs
-    for part in asked.split("+"):
+    for part in nodes_request.split("+"):
         # "2:ppn=4", or a node's name in place of a count.
         count = _parse_whole(part.partition(":")[0]) or 1
         ppn = _PPN.search(part)
@@ -355,12 +355,12 @@ def _requested_cpus(attributes: _JobAttributes, nodes: int | None) -> int | None
 
 def _parse_walltime(text: str) -> int | None:
     """Parse a walltime: "300", "05:00", "00:05:00", "1:00:05:00"; None if invalid."""
-    found = _SECONDS.fullmatch(text)
-    if found is None:
+    match = _SECONDS.fullmatch(text)
+    if match is None:
         return None
-    if found[5]:
-        return int(found[5])
-    days, hours, minutes, seconds = (int(part or 0) for part in found.group(1, 2, 3, 4))
+    if match[5]:
+        return int(match[5])
+    days, hours, minutes, seconds = (int(part or 0) for part in match.group(1, 2, 3, 4))
     return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
 
 

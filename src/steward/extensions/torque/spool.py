@@ -71,9 +71,9 @@ _GONE_AFTER_S = 0.2
 """
 
 
-def assign_torque_share(job_id: int, of: int) -> int:
-    """Return which of ``of`` processes handles a job, by the last digit of Torque's id."""
-    return job_id % 10 % of
+def assign_torque_share(job_id: int, share_count: int) -> int:
+    """Return which of ``share_count`` processes handles a job, by the last digit of Torque's id."""
+    return job_id % 10 % share_count
 
 
 class TorqueTiming(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,10 +82,10 @@ class TorqueTiming(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         pieces_s: Longest time that a possibly incomplete script waits for its next piece.
         record_s: Longest time that a script waits for a readable job file.
-        look_s: Longest time of one poll of the spool, so that the supervisor does not take the
-            worker for hung.
+        poll_limit_s: Longest time of one poll of the spool, so that the supervisor does not take
+            the worker for hung.
         check_s: Time between two checks that the root is still the watched directory.
-        filled_s: Time for which a new root may be incomplete. Until then, files missing there
+        fill_s: Time for which a new root may be incomplete. Until then, files missing there
             do not count as lost.
         reattach_s: Time between two attempts to watch a missing root.
         rescan_s: Time between two scans if watches miss changes.
@@ -93,9 +93,9 @@ class TorqueTiming(msgspec.Struct, frozen=True, kw_only=True):
 
     pieces_s: float = 5.0
     record_s: float = 5.0
-    look_s: float = 1.0
+    poll_limit_s: float = 1.0
     check_s: float = 10.0
-    filled_s: float = 60.0
+    fill_s: float = 60.0
     reattach_s: float = 1.0
     rescan_s: float = 2.0
 
@@ -108,8 +108,8 @@ class _SpoolJob:
         name: Start of the files' names.
         job_id: The raw id; made up for an element.
         is_element: Whether it is an element of an array, which has no script of its own.
-        said: Record in the last job file, encoded.
-        settled: Hash of the part of it that only a submission or a person changes.
+        record_bytes: Record in the last job file, encoded.
+        stable_hash: Hash of the part of it that only a submission or a person changes.
         record_id: Inode, time (ns) and size of the job file that was read last.
         is_readable: Whether that could be read.
         record_fd: Descriptor of the job file, open while the script is incomplete, else -1.
@@ -118,7 +118,7 @@ class _SpoolJob:
         size: Size of the script at the last check, in bytes.
         since: Since when (monotonic) it has had that size.
         gone_since: Since when there has been no job file.
-        is_unread: Whether its script could not be captured at the last check.
+        is_uncaptured: Whether its script could not be captured at the last check.
     """
 
     __slots__ = (
@@ -126,17 +126,17 @@ class _SpoolJob:
         "gone_since",
         "is_element",
         "is_readable",
-        "is_unread",
+        "is_uncaptured",
         "job_id",
         "name",
+        "record_bytes",
         "record_fd",
         "record_id",
-        "said",
         "script_fd",
         "script_ns",
-        "settled",
         "since",
         "size",
+        "stable_hash",
     )
 
     def __init__(self, directory: str, name: str) -> None:
@@ -147,16 +147,16 @@ class _SpoolJob:
         self.name = name
         self.is_element = index is not None
         self.job_id = number if index is None else element_id(number, int(index))
-        self.said = b""
-        self.settled = 0
+        self.record_bytes = b""
+        self.stable_hash = 0
         self.record_id: tuple[int, int, int] = (0, 0, 0)
-        self.is_readable = self.is_unread = False
+        self.is_readable = self.is_uncaptured = False
         self.record_fd = self.script_fd = -1
         self.script_ns = 0
         self.size = -1
         self.since = self.gone_since = 0.0
 
-    def let_go(self) -> None:
+    def close_files(self) -> None:
         """Close its descriptors."""
         for fd in (self.record_fd, self.script_fd):
             if fd >= 0:
@@ -194,18 +194,18 @@ class TorqueJobs:
         self._vanished = vanished
         self._timing = timing
         self._jobs: dict[SpoolKey, _SpoolJob] = {}
-        self._people = NameResolver()
+        self._names = NameResolver()
 
-    def known_keys(self) -> Collection[SpoolKey]:
+    def list_keys(self) -> Collection[SpoolKey]:
         """Return the keys of known jobs."""
         return self._jobs.keys()
 
-    def holds(self, job_id: int, mtime_ns: int) -> bool:
+    def has_script(self, job_id: int, mtime_ns: int) -> bool:
         """Return True if a script is in the spool, or if that cannot be known now."""
         for job in self._jobs.values():
             if job.job_id == job_id and not job.is_element and job.directory in self.directories:
                 try:
-                    status = os.lstat(self._path(job, ".SC"))
+                    status = os.lstat(self._file_path(job, ".SC"))
                 except FileNotFoundError:
                     continue
                 except OSError:
@@ -214,19 +214,19 @@ class TorqueJobs:
                     return True
         return False
 
-    def forget(self) -> None:
+    def reset_state(self) -> None:
         """Reset the state, so that everything not captured is captured again."""
         for job in self._jobs.values():
-            job.script_ns, job.record_id, job.said = 0, (0, 0, 0), b""
+            job.script_ns, job.record_id, job.record_bytes = 0, (0, 0, 0), b""
 
-    def let_go(self) -> None:
+    def close_jobs(self) -> None:
         """Close all descriptors and forget all jobs."""
         for job in self._jobs.values():
-            job.let_go()
+            job.close_files()
         self._jobs.clear()
         self.directories.clear()
 
-    def take(self, key: SpoolKey) -> bool:
+    def capture_job(self, key: SpoolKey) -> bool:
         """Capture what is new of a job; return True if nothing more is expected.
 
         Raises:
@@ -237,27 +237,27 @@ class TorqueJobs:
         job = self._jobs.get(key)
         if job is None:
             job = self._jobs[key] = _SpoolJob(*key)
-        failure: OSError | None = None
+        read_error: OSError | None = None
         record_fd = -1
         try:
-            record_fd = self._open_record(job)
+            record_fd = self._open_job_file(job)
             if record_fd >= 0:
                 job.gone_since = 0.0
-                self._read_record(job, record_fd)
+                self._read_job_file(job, record_fd)
         except OSError as error:
-            failure = error  # hold its script all the same
+            read_error = error  # hold its script all the same
         try:
-            is_sure = job.is_element or self._take_script(job)
+            is_settled = job.is_element or self._capture_script(job)
         except OSError:
-            job.is_unread = job.script_fd < 0 and not job.script_ns
+            job.is_uncaptured = job.script_fd < 0 and not job.script_ns
             raise
-        if failure is not None:
-            raise failure
+        if read_error is not None:
+            raise read_error
         if record_fd < 0:
-            is_sure &= self._is_surely_gone(job)
-        return is_sure
+            is_settled &= self._check_gone(job)
+        return is_settled
 
-    def _open_record(self, job: _SpoolJob) -> int:
+    def _open_job_file(self, job: _SpoolJob) -> int:
         fd = self._open(job, ".JB")
         return fd if fd >= 0 or job.is_element else self._open(job, ".TA")
 
@@ -268,7 +268,7 @@ class TorqueJobs:
             OSError: It cannot be opened now.
         """
         try:
-            fd = os.open(self._path(job, suffix), OPEN_FLAGS)
+            fd = os.open(self._file_path(job, suffix), OPEN_FLAGS)
         except FileNotFoundError:
             return -1
         except OSError as error:
@@ -284,33 +284,33 @@ class TorqueJobs:
                 os.close(fd)
         return fd if is_ours else -1
 
-    def _path(self, job: _SpoolJob, suffix: str) -> str:
+    def _file_path(self, job: _SpoolJob, suffix: str) -> str:
         return os.path.join(self.directories[job.directory], job.name + suffix)
 
-    def _read_record(self, job: _SpoolJob, fd: int) -> None:
+    def _read_job_file(self, job: _SpoolJob, fd: int) -> None:
         """Read a job file, unless it was read last time; takes over the descriptor.
 
         Raises:
             OSError: It cannot be read now.
         """
-        is_held = False
+        keeps_open = False
         try:
             status = os.fstat(fd)
             record_id = (status.st_ino, status.st_mtime_ns, status.st_size)
             if record_id == job.record_id:
                 return
             # The reader of the script tries the job file again.
-            is_held = True
+            keeps_open = True
             data = read_whole(fd, MAX_JOB_FILE_BYTES)
             job.record_id = record_id
-            is_held = self._tell(job, data)
+            keeps_open = self._queue_update(job, data)
             job.is_readable = True
         except TorqueRecordError as error:
             # Its script is archived all the same, and no other job waits for it.
-            job.is_readable = is_held = False
+            job.is_readable = keeps_open = False
             log.error("job file of %s is passed over: %s", job.name, error)
         finally:
-            if not is_held or job.is_element or job.script_ns:
+            if not keeps_open or job.is_element or job.script_ns:
                 os.close(fd)
             else:
                 # Hold it until the script is captured: it may be the last trace of the environment.
@@ -318,7 +318,7 @@ class TorqueJobs:
                     os.close(job.record_fd)
                 job.record_fd = fd
 
-    def _tell(self, job: _SpoolJob, data: bytes | None) -> bool:
+    def _queue_update(self, job: _SpoolJob, data: bytes | None) -> bool:
         """Queue the change that a job file reports; return True if the job has a script.
 
         Raises:
@@ -326,48 +326,50 @@ class TorqueJobs:
         """
         if data is None:
             raise TorqueRecordError(f"it is larger than {MAX_JOB_FILE_BYTES} bytes", job.name)
-        found = parse_torque_job(data, job.name, self._people)
-        record = found.record
+        torque_job = parse_torque_job(data, job.name, self._names)
+        record = torque_job.record
         if record.job_id != job.job_id:
             raise TorqueRecordError(f"it is of job {record.job_id}", job.name)
-        found = msgspec.structs.replace(found, variables=None)
-        said = msgspec.msgpack.encode(record)
-        if said == job.said:
-            return found.has_script
-        settled = hash(msgspec.msgpack.encode(strip_run_fields(record)))
-        is_new = not job.said or settled != job.settled
-        job.said, job.settled = said, settled
-        self._ready.append(TorqueJobUpdate(self._plan.cluster, found, utc_now(), is_new=is_new))
-        return found.has_script
+        torque_job = msgspec.structs.replace(torque_job, variables=None)
+        record_bytes = msgspec.msgpack.encode(record)
+        if record_bytes == job.record_bytes:
+            return torque_job.has_script
+        stable_hash = hash(msgspec.msgpack.encode(strip_run_fields(record)))
+        is_new = not job.record_bytes or stable_hash != job.stable_hash
+        job.record_bytes, job.stable_hash = record_bytes, stable_hash
+        self._ready.append(
+            TorqueJobUpdate(self._plan.cluster, torque_job, utc_now(), is_new=is_new)
+        )
+        return torque_job.has_script
 
-    def _take_script(self, job: _SpoolJob) -> bool:
+    def _capture_script(self, job: _SpoolJob) -> bool:
         """Capture the script if it is complete; return True if nothing more is expected."""
         fd = self._open(job, ".SC")
         if fd >= 0:
             if job.script_fd >= 0:
                 os.close(job.script_fd)
             job.script_fd = fd
-            job.is_unread = False
+            job.is_uncaptured = False
         if job.script_fd < 0:
             return True
         status = os.fstat(job.script_fd)
-        if self._is_taken(job, status.st_mtime_ns):
-            job.let_go()
+        if self._is_captured(job, status.st_mtime_ns):
+            job.close_files()
             return True
         if not self._is_complete(job, status):
             return False
         if job.record_fd < 0 and job.is_readable:
-            job.record_fd = self._open_record(job)  # of a script that grew after its capture
+            job.record_fd = self._open_job_file(job)  # of a script that grew after its capture
         if job.record_fd < 0 and time.monotonic() - job.since < self._timing.record_s:
             return False
         # Read the time again: its writer may have written and closed it since the first check.
         job.script_ns = os.fstat(job.script_fd).st_mtime_ns
-        taken = TorqueScript(job.job_id, job.script_ns, job.script_fd, job.record_fd)
+        script = TorqueScript(job.job_id, job.script_ns, job.script_fd, job.record_fd)
         job.script_fd = job.record_fd = -1
-        self._ready.append(taken)
+        self._ready.append(script)
         return True
 
-    def _is_taken(self, job: _SpoolJob, mtime_ns: int) -> bool:
+    def _is_captured(self, job: _SpoolJob, mtime_ns: int) -> bool:
         """Return True if this version of a script was captured before."""
         if job.script_ns != mtime_ns and not self._plan.known(job.job_id, mtime_ns):
             return False
@@ -382,21 +384,21 @@ class TorqueJobs:
         if not status.st_nlink:
             return True
         idle_s = now - job.since
-        written = is_written(job.script_fd, remote=self.is_remote)
-        if written is False:
+        is_closed = is_written(job.script_fd, remote=self.is_remote)
+        if is_closed is False:
             return False
         if status.st_size % PIECE_BYTES == 0:
             # An old script gets no more pieces; on a network file system the other host's clock may
             # be wrong.
             age_s = 0.0 if self.is_remote else time.time() - status.st_mtime
             return max(idle_s, age_s) >= self._timing.pieces_s
-        return written is True or idle_s >= _SETTLE_S
+        return is_closed is True or idle_s >= _SETTLE_S
 
-    def _is_surely_gone(self, job: _SpoolJob) -> bool:
+    def _check_gone(self, job: _SpoolJob) -> bool:
         """Decide about a job without a job file; end it if it is gone. Return True if settled."""
         for suffix in (".JB", ".TA", ".JC"):
             try:
-                os.lstat(self._path(job, suffix))
+                os.lstat(self._file_path(job, suffix))
             except FileNotFoundError:
                 continue
             return True  # it is being written, and its creation is an event
@@ -405,14 +407,14 @@ class TorqueJobs:
         if now - job.gone_since < _GONE_AFTER_S or job.script_fd >= 0:
             return False
         del self._jobs[job.directory, job.name]
-        job.let_go()
-        if job.is_unread:
+        job.close_files()
+        if job.is_uncaptured:
             self._vanished.append(job.job_id)
-        if job.said and not self._is_elsewhere(job):
-            self._end(msgspec.msgpack.decode(job.said, type=JobRecord))
+        if job.record_bytes and not self._is_moved(job):
+            self._queue_loss(msgspec.msgpack.decode(job.record_bytes, type=JobRecord))
         return True
 
-    def _is_elsewhere(self, job: _SpoolJob) -> bool:
+    def _is_moved(self, job: _SpoolJob) -> bool:
         """Return True if its files are in another directory: use_jobs_subdirs was switched."""
         return any(
             os.path.lexists(os.path.join(path, job.name + suffix))
@@ -421,22 +423,22 @@ class TorqueJobs:
             for suffix in (".JB", ".TA", ".JC")
         )
 
-    def _end(self, record: JobRecord) -> None:
+    def _queue_loss(self, record: JobRecord) -> None:
         """Queue the loss of a job, unless its end was seen."""
         if record.state not in FINISHED:
             job = TorqueJob(record=record, changed_s=0, has_script=False, variables=None)
             self._ready.append(TorqueJobUpdate(self._plan.cluster, job, utc_now(), is_lost=True))
 
-    def end_the_lost(self, unfinished: Iterable[JobRecord]) -> None:
+    def end_lost_jobs(self, unfinished: Iterable[JobRecord]) -> None:
         """End recorded jobs whose files disappeared while nobody watched."""
-        here = {job.job_id for job in self._jobs.values()}
+        known_ids = {job.job_id for job in self._jobs.values()}
         for record in unfinished:
-            number = record.array_job_id or record.job_id
+            leader_id = record.array_job_id or record.job_id
             if (
-                assign_torque_share(number, self._plan.of) == self._plan.share
-                and record.job_id not in here
+                assign_torque_share(leader_id, self._plan.of) == self._plan.share
+                and record.job_id not in known_ids
             ):
-                self._end(record)
+                self._queue_loss(record)
 
 
 DEFAULT_ROOT: Final = "/var/spool/torque/server_priv"
@@ -480,17 +482,17 @@ class TorqueSpool:
         self._root = ""
         self._root_wd = -1
         self._wds: dict[int, str] = {}
-        self._taking = TorqueJobs(plan, self.ready, self.vanished, self._timing)
-        self._unsure: set[SpoolKey] = set()
-        self._scanned: deque[SpoolKey] = deque()
-        self._rescan_wanted = self._network = False
+        self._jobs = TorqueJobs(plan, self.ready, self.vanished, self._timing)
+        self._unsettled: set[SpoolKey] = set()
+        self._queue: deque[SpoolKey] = deque()
+        self._needs_rescan = self._needs_polling = False
         self._is_first_scan = True
-        self._is_whole = False
-        self._seen: dict[SpoolKey, list[_FileStamp]] = {}
+        self._is_scan_complete = False
+        self._last_scan: dict[SpoolKey, list[_FileStamp]] = {}
         self._root_id = (0, 0)
-        self._lost_at = 0.0
+        self._end_lost_at = 0.0
         self._attach_at = self._check_at = self._rescan_at = 0.0
-        self._complaint = ""
+        self._last_problem = ""
 
     @property
     def fd(self) -> int:
@@ -500,66 +502,66 @@ class TorqueSpool:
     @property
     def unavailable_reason(self) -> str:
         """Why the spool cannot be watched now; "" while it is watched."""
-        return self._complaint if self._root_wd < 0 else ""
+        return self._last_problem if self._root_wd < 0 else ""
 
     def due_s(self) -> float:
         """Return the seconds until :meth:`look` must run even without an event."""
         if self._root_wd < 0:
             return max(0.0, self._attach_at - time.monotonic())
-        if (self._rescan_wanted or self._scanned) and len(self.ready) < self._plan.max_held:
+        if (self._needs_rescan or self._queue) and len(self.ready) < self._plan.max_held:
             return 0.0
-        if self._unsure:
+        if self._unsettled:
             return _SETTLE_S
-        return self._timing.rescan_s if self._network else self._timing.check_s
+        return self._timing.rescan_s if self._needs_polling else self._timing.check_s
 
     def process_events(self) -> None:
         """Handle new events; complete scripts and changes are then in ``ready``."""
-        until = time.monotonic() + self._timing.look_s
+        deadline = time.monotonic() + self._timing.poll_limit_s
         if not self._is_attached():
             return
         if len(self.ready) >= self._plan.max_held:
             # A later rescan finds what happens meanwhile.
-            self._rescan_wanted = True
+            self._needs_rescan = True
             return
         touched: dict[SpoolKey, None] = {}
         for event in self._inotify.read(timeout=0):
             self._on_event(event.wd, event.mask, event.name, touched)
         if self._root_wd < 0:
             return
-        for key in self._unsure.difference(touched):
-            if time.monotonic() < until:
-                self._consider(key)
+        for key in self._unsettled.difference(touched):
+            if time.monotonic() < deadline:
+                self._capture_job(key)
         # Handle each job once, however often it was saved.
-        self._scanned.extend(touched)
-        is_due = self._network and not self._scanned and time.monotonic() >= self._rescan_at
-        if self._rescan_wanted or is_due:
-            self._rescan_wanted = False
+        self._queue.extend(touched)
+        is_due = self._needs_polling and not self._queue and time.monotonic() >= self._rescan_at
+        if self._needs_rescan or is_due:
+            self._needs_rescan = False
             self._rescan()
-        while self._scanned and len(self.ready) < self._plan.max_held:
-            self._consider(self._scanned.popleft())
-            if time.monotonic() > until:
+        while self._queue and len(self.ready) < self._plan.max_held:
+            self._capture_job(self._queue.popleft())
+            if time.monotonic() > deadline:
                 break
-        if self._complaint and not (self._network or self._scanned or self._rescan_wanted):
+        if self._last_problem and not (self._needs_polling or self._queue or self._needs_rescan):
             log.info("watching all of %s again", self._root)
-            self._complaint = ""
-        self._end_the_lost()
+            self._last_problem = ""
+        self._end_lost_jobs()
 
-    def _end_the_lost(self) -> None:
+    def _end_lost_jobs(self) -> None:
         """End jobs that disappeared while nobody watched, after the first complete scan."""
-        if self._is_first_scan and not self._scanned and time.monotonic() >= self._lost_at:
+        if self._is_first_scan and not self._queue and time.monotonic() >= self._end_lost_at:
             self._is_first_scan = False
-            if self._is_whole and not self._complaint:
-                self._taking.end_the_lost(self._plan.unfinished())
+            if self._is_scan_complete and not self._last_problem:
+                self._jobs.end_lost_jobs(self._plan.unfinished())
 
     def has_script(self, job_id: int, mtime_ns: int) -> bool:
         """Return True if a script is in the spool, or if that cannot be known now."""
-        return self._taking.holds(job_id, mtime_ns)
+        return self._jobs.has_script(job_id, mtime_ns)
 
     def rescan(self) -> None:
         """Make the next :meth:`look` compare the whole spool with what was captured."""
-        self._taking.forget()
-        self._seen.clear()
-        self._rescan_wanted = True
+        self._jobs.reset_state()
+        self._last_scan.clear()
+        self._needs_rescan = True
 
     def close(self) -> None:
         """Close all descriptors and watches."""
@@ -582,28 +584,30 @@ class TorqueSpool:
         # Never watch server_priv in its place: jobs would come unnoticed.
         self._root = root if os.path.basename(root) == "jobs" else os.path.join(root, "jobs")
         try:
-            self._root_id = self._id_of_root()
+            self._root_id = self._stat_root()
             self._root_wd = self._inotify.add_watch(self._root, _MASK)
-            kind = find_network_type(self._root)
+            network_type = find_network_type(self._root)
         except OSError as error:
             self._root_wd = -1
             self._attach_at = time.monotonic() + self._timing.reattach_s
-            self._lost_at = self._attach_at + self._timing.filled_s
-            self._complain(
+            self._end_lost_at = self._attach_at + self._timing.fill_s
+            self._log_problem(
                 f"cannot watch {self._root}: {error.strerror}; is it pbs_server's server_priv?"
             )
             return
         self._check_at = time.monotonic() + self._timing.check_s
-        self._network = self._taking.is_remote = bool(kind)
-        if kind:
-            what = "%s is on %s, where only this host's writes are told of: scanning it every %g s"
-            log.info(what, self._root, kind, self._timing.rescan_s)
-        elif self._complaint:
+        self._needs_polling = self._jobs.is_remote = bool(network_type)
+        if network_type:
+            message = (
+                "%s is on %s, where only this host's writes are told of: scanning it every %g s"
+            )
+            log.info(message, self._root, network_type, self._timing.rescan_s)
+        elif self._last_problem:
             log.info("watching %s", self._root)
-        self._complaint = ""
+        self._last_problem = ""
         self._rescan()
 
-    def _id_of_root(self) -> tuple[int, int]:
+    def _stat_root(self) -> tuple[int, int]:
         status = os.stat(self._root)
         return status.st_dev, status.st_ino
 
@@ -611,7 +615,7 @@ class TorqueSpool:
         """Check that the watched directory still has its name: no watch reports its parents."""
         self._check_at = time.monotonic() + self._timing.check_s
         try:
-            is_same = self._id_of_root() == self._root_id
+            is_same = self._stat_root() == self._root_id
         except OSError as error:
             log.debug("%s: %s", self._root, error.strerror)
             is_same = False
@@ -622,15 +626,15 @@ class TorqueSpool:
         """Stop watching a directory of jobs that has disappeared; log it."""
         self._detach()
         self._attach_at = time.monotonic() + self._timing.reattach_s
-        self._complain(f"{self._root} is gone; waiting for it")
+        self._log_problem(f"{self._root} is gone; waiting for it")
 
     def _detach(self) -> None:
         """Close all watches and forget all jobs."""
-        self._taking.let_go()
+        self._jobs.close_jobs()
         for wd in (*self._wds, self._root_wd):
             self._unwatch(wd)
-        for table in (self._wds, self._unsure, self._scanned, self._seen):
-            table.clear()
+        for collection in (self._wds, self._unsettled, self._queue, self._last_scan):
+            collection.clear()
         self._root_wd = -1
 
     def _unwatch(self, wd: int) -> None:
@@ -641,36 +645,40 @@ class TorqueSpool:
             if error.errno != errno.EINVAL:
                 raise
 
-    def _complain(self, what: str, reason: str = "") -> None:
+    def _log_problem(self, problem: str, reason: str = "") -> None:
         """Log a problem, except a repeat of the last one; ``reason`` identifies it if given."""
-        if (reason or what) != self._complaint:
-            log.error("%s", what)
-            self._complaint = reason or what
+        if (reason or problem) != self._last_problem:
+            log.error("%s", problem)
+            self._last_problem = reason or problem
 
     def _rescan(self) -> None:
         """Scan all directories; queue changed and missing jobs."""
         self._rescan_at = time.monotonic() + self._timing.rescan_s
-        self._network = self._taking.is_remote
-        found: dict[SpoolKey, list[_FileStamp]] = {}
+        self._needs_polling = self._jobs.is_remote
+        files_by_key: dict[SpoolKey, list[_FileStamp]] = {}
         directories = ["", *"0123456789"] if self._subdirs is None else [""]
         if self._subdirs:
             directories = list("0123456789")
         # Torque creates the ten directories as needed; if all are used, at least one must exist.
-        entered = [directory for directory in directories if self._enter(directory, found)]
-        self._is_whole = "" in entered or (bool(self._subdirs) and bool(entered))
+        watched = [
+            directory for directory in directories if self._watch_directory(directory, files_by_key)
+        ]
+        self._is_scan_complete = "" in watched or (bool(self._subdirs) and bool(watched))
         # On a network file system each open waits: skip files that have not changed.
-        changed = list(found)
-        if self._taking.is_remote:
-            for files in found.values():
+        changed = list(files_by_key)
+        if self._jobs.is_remote:
+            for files in files_by_key.values():
                 files.sort()
-            changed = [key for key in found if self._seen.get(key) != found[key]]
-            self._seen = found
+            changed = [key for key in files_by_key if self._last_scan.get(key) != files_by_key[key]]
+            self._last_scan = files_by_key
         # Known jobs that this scan misses disappeared unnoticed.
-        gone = [key for key in self._taking.known_keys() if key not in found]
-        self._scanned.clear()
-        self._scanned.extend((*changed, *gone))
+        missing = [key for key in self._jobs.list_keys() if key not in files_by_key]
+        self._queue.clear()
+        self._queue.extend((*changed, *missing))
 
-    def _enter(self, directory: str, found: dict[SpoolKey, list[_FileStamp]]) -> bool:
+    def _watch_directory(
+        self, directory: str, files_by_key: dict[SpoolKey, list[_FileStamp]]
+    ) -> bool:
         """Watch one directory and list its jobs' files; return True if it was read completely."""
         if directory and int(directory) % self._plan.of != self._plan.share:
             return False
@@ -679,22 +687,22 @@ class TorqueSpool:
             wd = self._inotify.add_watch(path, _MASK | flags.DONT_FOLLOW)
             self._wds[wd] = directory
             # Keep no descriptor: it would keep a removed directory alive, without any event.
-            self._taking.directories[directory] = path
+            self._jobs.directories[directory] = path
             with os.scandir(path) as entries:
                 for entry in entries:
-                    key = self._key_of(directory, entry.name)
+                    key = self._parse_key(directory, entry.name)
                     if key:
-                        found.setdefault(key, []).append(self._file(entry))
+                        files_by_key.setdefault(key, []).append(self._stamp_file(entry))
         except (FileNotFoundError, NotADirectoryError):
             return False
         except OSError as error:
-            self._cannot_watch(path, error)
+            self._log_unwatched(path, error)
             return False
         return True
 
-    def _file(self, entry: "os.DirEntry[str]") -> _FileStamp:
+    def _stamp_file(self, entry: "os.DirEntry[str]") -> _FileStamp:
         """Return a file's stamp for comparison; without stat where inotify reports changes."""
-        if not self._taking.is_remote:
+        if not self._jobs.is_remote:
             return entry.name, 0, 0, 0
         try:
             status = entry.stat(follow_symlinks=False)
@@ -702,58 +710,60 @@ class TorqueSpool:
             return entry.name, 0, 0, 0  # the next scan misses it
         return entry.name, status.st_ino, status.st_mtime_ns, status.st_size
 
-    def _cannot_watch(self, path: str, error: OSError) -> None:
+    def _log_unwatched(self, path: str, error: OSError) -> None:
         """Log a failed watch, and rely on scans meanwhile."""
         if error.errno == errno.ENOSPC:
-            self._complain("no inotify watch is left: raise fs.inotify.max_user_watches (sysctl)")
+            self._log_problem(
+                "no inotify watch is left: raise fs.inotify.max_user_watches (sysctl)"
+            )
         else:
-            self._complain(f"cannot look at {path}: {error.strerror}", str(error.strerror))
-        self._network = True  # until a scan can watch everything, only scans find new files
+            self._log_problem(f"cannot look at {path}: {error.strerror}", str(error.strerror))
+        self._needs_polling = True  # until a scan can watch everything, only scans find new files
 
-    def _key_of(self, directory: str, name: str) -> SpoolKey | None:
+    def _parse_key(self, directory: str, name: str) -> SpoolKey | None:
         """Return the key of a file's job; None if it is foreign or another process's."""
         match = JOB_FILE_PATTERN.fullmatch(name)
         if match and int(match[2]) % 10 % self._plan.of == self._plan.share:
             return directory, match[1]
         return None
 
-    def _on_event(self, wd: int, mask: int, name: str, touched: dict[SpoolKey, None]) -> None:
+    def _on_event(self, wd: int, mask: int, name: str, changed_keys: dict[SpoolKey, None]) -> None:
         """Handle an inotify event; collect the job that it touches."""
         if mask & flags.Q_OVERFLOW:
             log.warning("inotify's queue overflowed; scanning %s", self._root)
-            self._rescan_wanted = True
+            self._needs_rescan = True
             return
         directory = self._wds.get(wd)
         if wd == self._root_wd:
             if mask & _GONE_MASK:
-                touched.clear()
+                changed_keys.clear()
                 self._lose_root()
                 return
             if mask & flags.ISDIR and _DIGIT.fullmatch(name) and self._subdirs is not False:
-                self._rescan_wanted = True
+                self._needs_rescan = True
         if directory is None:
             return
         if mask & _GONE_MASK:
             if mask & flags.IGNORED:
                 del self._wds[wd]
-            self._taking.directories.pop(directory, None)
+            self._jobs.directories.pop(directory, None)
         elif not mask & flags.ISDIR:
-            key = self._key_of(directory, name)
+            key = self._parse_key(directory, name)
             if key:
-                touched[key] = None
+                changed_keys[key] = None
 
-    def _consider(self, key: SpoolKey) -> None:
+    def _capture_job(self, key: SpoolKey) -> None:
         """Capture what is complete of a job that has changed or was found."""
         try:
-            is_sure = self._taking.take(key)
+            is_settled = self._jobs.capture_job(key)
         except OSError as error:
-            is_sure = True
-            self._seen.pop(key, None)
-            self._cannot_watch(key[1], error)  # no descriptor is left, or the disk fails
-        if is_sure:
-            self._unsure.discard(key)
+            is_settled = True
+            self._last_scan.pop(key, None)
+            self._log_unwatched(key[1], error)  # no descriptor is left, or the disk fails
+        if is_settled:
+            self._unsettled.discard(key)
         else:
-            self._unsure.add(key)
+            self._unsettled.add(key)
 
 
 class _TorqueScheduler:

@@ -116,37 +116,37 @@ class ExpireAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def dump_log(
-    room: AccountingContext, asker: Caller, request: DumpRequest
+    context: AccountingContext, asker: Caller, request: DumpRequest
 ) -> Iterator[DumpChunk | DumpAnswer]:
     """Dump the job log; operators only."""
-    _require_operator(room, asker, "read the job log")
+    _require_operator(context, asker, "read the job log")
     zone = load_zone(request.zone)
-    since = parse_time(request.since, room.now(), zone) if request.since else None
-    until = parse_time(request.until, room.now(), zone) if request.until else None
-    return _dump_records(room, since, until)
+    since = parse_time(request.since, context.now(), zone) if request.since else None
+    until = parse_time(request.until, context.now(), zone) if request.until else None
+    return _dump_records(context, since, until)
 
 
 def _dump_records(
-    room: AccountingContext, since: datetime | None, until: datetime | None
+    context: AccountingContext, since: datetime | None, until: datetime | None
 ) -> Iterator[DumpChunk | DumpAnswer]:
     """Yield chunks of records of a time range, then the totals."""
-    calendar = LogCalendar(room.settings.cluster)
+    calendar = LogCalendar(context.settings.cluster)
     examples: list[str] = []
-    records = passed_over = 0
+    record_count = skipped = 0
 
-    def told(path: str, number: int, why: str) -> None:
-        nonlocal passed_over
-        passed_over += 1
+    def told(path: str, line_number: int, reason: str) -> None:
+        nonlocal skipped
+        skipped += 1
         if len(examples) < _MAX_EXAMPLES:
-            examples.append(f"{path}:{number}: {why}")
+            examples.append(f"{path}:{line_number}: {reason}")
 
-    for day in list_log_days(log_location(room.settings)):
-        if since is not None and calendar.end_of(day.day) <= since:
+    for day in list_log_days(log_location(context.settings)):
+        if since is not None and calendar.get_day_end(day.day) <= since:
             continue
         chunk: list[bytes] = []
         size = 0
         for line in raw_records(day.records, since, until, told):
-            records += 1
+            record_count += 1
             size += len(line)
             chunk.append(line)
             if size >= _CHUNK_BYTES:
@@ -154,44 +154,50 @@ def _dump_records(
                 chunk, size = [], 0
         if chunk:
             yield _build_chunk(chunk)
-    yield DumpAnswer(records=records, passed_over=passed_over, examples=tuple(examples))
+    yield DumpAnswer(records=record_count, passed_over=skipped, examples=tuple(examples))
 
 
 def _build_chunk(lines: list[bytes]) -> DumpChunk:
     return DumpChunk(b"".join(lines).decode("utf-8", "replace"))
 
 
-def expire_books(room: AccountingContext, asker: Caller, request: ExpireRequest) -> ExpireAnswer:
+def expire_books(context: AccountingContext, asker: Caller, request: ExpireRequest) -> ExpireAnswer:
     """Order the removal of old accounting data, or list it; operators only."""
-    _require_operator(room, asker, "have books forgotten")
-    before = _parse_before(room, request, load_zone(request.zone))
-    calendar = LogCalendar(room.settings.cluster)
-    days = () if request.keep_log else list_log_days(log_location(room.settings))
-    going = [_expire_day(day) for day in days if calendar.end_of(day.day) <= before]
+    _require_operator(context, asker, "have books forgotten")
+    before = _parse_before(context, request, load_zone(request.zone))
+    calendar = LogCalendar(context.settings.cluster)
+    days = () if request.keep_log else list_log_days(log_location(context.settings))
+    expiring = [_expire_day(day) for day in days if calendar.get_day_end(day.day) <= before]
     try:
-        jobs = room.jobs.count_expirable_jobs(before)
+        jobs = context.jobs.count_expirable_jobs(before)
     except SqliteUnavailable:
         jobs = 0  # before the first start there are none
     if request.yes:
-        if room.order is None:
+        if context.order is None:
             raise ExpireError("nothing can be forgotten from here: ask the daemon")
-        room.order([_expire_event(room, asker, request, name, before) for name in room.clusters])
-    return ExpireAnswer(done=request.yes, before=before, days=tuple(going), jobs=jobs)
+        context.order(
+            [
+                _expire_event(context, asker, request, cluster, before)
+                for cluster in context.clusters
+            ]
+        )
+    return ExpireAnswer(done=request.yes, before=before, days=tuple(expiring), jobs=jobs)
 
 
-def _parse_before(room: AccountingContext, request: ExpireRequest, zone: tzinfo) -> datetime:
+def _parse_before(context: AccountingContext, request: ExpireRequest, zone: tzinfo) -> datetime:
     """Parse the request's time, and check that it is past and sacct can still read the log."""
-    before = parse_time(request.before, room.now(), zone)
-    if before > room.now():
+    before = parse_time(request.before, context.now(), zone)
+    if before > context.now():
         raise AccountingUsage("what has not happened yet cannot be forgotten", request.before)
-    of = room.settings.accounting
+    settings = context.settings.accounting
     if not request.keep_log:
         return before
-    if LOG_TYPE not in parse_plugin_types(of.type):
+    if LOG_TYPE not in parse_plugin_types(settings.type):
         raise AccountingUsage("there is no job log that could keep them: leave out --keep-log")
-    if (room.now() - before).days <= of.close_after_days:
+    if (context.now() - before).days <= settings.close_after_days:
         raise AccountingUsage(
-            f"the job log's days are closed after {of.close_after_days} days, and sacct reads "
+            f"the job log's days are closed after {settings.close_after_days} days, and sacct "
+            "reads "
             "none that are open: give an earlier time",
             request.before,
         )
@@ -203,10 +209,14 @@ def _expire_day(day: JobLogDay) -> ExpireDay:
 
 
 def _expire_event(
-    room: AccountingContext, asker: Caller, request: ExpireRequest, cluster: str, before: datetime
+    context: AccountingContext,
+    asker: Caller,
+    request: ExpireRequest,
+    cluster: str,
+    before: datetime,
 ) -> Event:
     """Build the event that orders the expiry on one cluster."""
-    now = room.now()
+    now = context.now()
     return Event(
         kind=ACCOUNTING_EXPIRE,
         cluster=cluster,
@@ -220,10 +230,10 @@ def _expire_event(
     )
 
 
-def _require_operator(room: AccountingContext, asker: Caller, what: str) -> None:
+def _require_operator(context: AccountingContext, asker: Caller, task: str) -> None:
     """Raise LogOperatorsOnly unless the caller is an operator."""
-    if not room.is_operator(asker):
-        raise LogOperatorsOnly(f"only operators may {what}", asker)
+    if not context.is_operator(asker):
+        raise LogOperatorsOnly(f"only operators may {task}", asker)
 
 
 DUMP: Final = Action(

@@ -70,18 +70,18 @@ class PurgeBlanker:
 
     def __init__(self, purges: Iterable[PurgedScript] = ()) -> None:
         self._scripts: dict[tuple[str, int], list[int]] = {}
-        self._runs: set[tuple[str, int, int]] = set()
-        self.add(purges)
+        self._run_keys: set[tuple[str, int, int]] = set()
+        self.add_purges(purges)
 
     def __bool__(self) -> bool:
         return bool(self._scripts)
 
-    def add(self, purges: Iterable[PurgedScript]) -> None:
+    def add_purges(self, purges: Iterable[PurgedScript]) -> None:
         """Add purged scripts."""
         for cluster, job_id, written_us in purges:
             self._scripts.setdefault((cluster, job_id), []).append(written_us)
 
-    def learn(self, line: bytes) -> None:
+    def learn_run(self, line: bytes) -> None:
         """Remember the record's run if it belongs to a purged script."""
         head = _parse_head(line)
         if head is None:
@@ -90,34 +90,37 @@ class PurgeBlanker:
         first_us = to_micros(head.first_submit)
         for written_us in self._scripts.get((head.cluster, leader), ()):
             if -SLACK_US <= written_us - first_us <= PROMPT_US:
-                self._runs.add(_run_key(head))
+                self._run_keys.add(_run_key(head))
 
-    def blank(self, line: bytes) -> bytes:
+    def blank_line(self, line: bytes) -> bytes:
         """Blank a record's private text if its run is affected; the length stays the same."""
-        if not self._runs:
+        if not self._run_keys:
             return line
         head = _parse_head(line)
-        if head is None or _run_key(head) not in self._runs:
+        if head is None or _run_key(head) not in self._run_keys:
             return line
         record = _decode_json(line)
-        found = False
-        for holder, names in _PRIVATE_FIELDS:
-            inner = record.get(holder)
-            if isinstance(inner, dict):
+        has_text = False
+        for field, names in _PRIVATE_FIELDS:
+            part = record.get(field)
+            if isinstance(part, dict):
                 for name in names:
-                    found = bool(inner.pop(name, None)) or found
-        if not found:
+                    has_text = bool(part.pop(name, None)) or has_text
+        if not has_text:
             return line
         text = line.rstrip(b"\n")
         return _encode(record).ljust(len(text)) + line[len(text) :]
 
-    def blank_all(self, lines: bytes) -> bytes:
+    def blank_lines(self, lines: bytes) -> bytes:
         """Blank several lines, without padding."""
-        kept = lines.splitlines(keepends=True)
-        for line in kept:
-            self.learn(line)
-        blanked = ((line, self.blank(line)) for line in kept)
-        return b"".join(old if new is old else new.rstrip() + b"\n" for old, new in blanked)
+        line_list = lines.splitlines(keepends=True)
+        for line in line_list:
+            self.learn_run(line)
+        blanked = ((line, self.blank_line(line)) for line in line_list)
+        return b"".join(
+            line_before if blanked_line is line_before else blanked_line.rstrip() + b"\n"
+            for line_before, blanked_line in blanked
+        )
 
 
 def _parse_head(line: bytes) -> _BlankHead | None:
@@ -135,50 +138,52 @@ def _run_key(head: _BlankHead) -> tuple[str, int, int]:
     return head.cluster, head.job_id, to_micros(head.submit)
 
 
-def read_blanked_lines(sources: list[LogSource], blanking: PurgeBlanker) -> Iterator[bytes]:
+def read_blanked_lines(sources: list[LogSource], blanker: PurgeBlanker) -> Iterator[bytes]:
     """Yield the lines of a day's files with their private text blanked.
 
     Args:
         sources: The files; read twice if anything may need blanking.
-        blanking: The purged scripts.
+        blanker: The purged scripts.
     """
-    if blanking:
+    if blanker:
         for line in read_raw_lines(sources):
-            blanking.learn(line)
+            blanker.learn_run(line)
     for line in read_raw_lines(sources):
-        yield blanking.blank(line)
+        yield blanker.blank_line(line)
 
 
-def _blank_day(location: str, day: str, lengths: dict[str, int], blanking: PurgeBlanker) -> bool:
+def _blank_day(location: str, day: str, lengths: dict[str, int], blanker: PurgeBlanker) -> bool:
     """Blank a day's growing files if they hold purged text; return True if the day holds any."""
     packed = f"{location}/{day}{PACKED_SUFFIX}"
     sources: list[LogSource] = [(packed, None)] if os.path.exists(packed) else []
-    growing = [f"{day}{kind}" for kind in (OPEN_SUFFIX, LATE_SUFFIX) if f"{day}{kind}" in lengths]
+    growing = [
+        f"{day}{suffix}" for suffix in (OPEN_SUFFIX, LATE_SUFFIX) if f"{day}{suffix}" in lengths
+    ]
     growing = [name for name in growing if os.path.exists(f"{location}/{name}")]
     sources += [(f"{location}/{name}", lengths[name]) for name in growing]
     for line in read_raw_lines(sources):
-        blanking.learn(line)
-    if not any(blanking.blank(line) is not line for line in read_raw_lines(sources)):
+        blanker.learn_run(line)
+    if not any(blanker.blank_line(line) is not line for line in read_raw_lines(sources)):
         return False
     if not os.path.exists(packed):
         for name in growing:
             with (
                 open(f"{location}/{name}", "rb") as file,
-                create_log_file(f"{location}/.{name}{NEW_SUFFIX}") as new,
+                create_log_file(f"{location}/.{name}{NEW_SUFFIX}") as new_file,
             ):
-                _rewrite(file, lengths[name], new, blanking)
-                sync_file(new)
+                _rewrite(file, lengths[name], new_file, blanker)
+                sync_file(new_file)
     return True
 
 
-def _rewrite(file: BinaryIO, length: int, new: BinaryIO, blanking: PurgeBlanker) -> None:
+def _rewrite(file: BinaryIO, length: int, new_file: BinaryIO, blanker: PurgeBlanker) -> None:
     """Copy the valid bytes of a file, blanked, line by line at equal length."""
-    while length and (piece := file.readline(min(_READ_BYTES, length))):
-        length -= len(piece)
-        blanked = blanking.blank(piece)
-        if len(blanked) != len(piece):
+    while length and (line := file.readline(min(_READ_BYTES, length))):
+        length -= len(line)
+        blanked = blanker.blank_line(line)
+        if len(blanked) != len(line):
             raise ValueError("a record cannot be written again in the place that it has")
-        new.write(blanked)
+        new_file.write(blanked)
 
 
 def main(arguments: list[str]) -> int:
@@ -187,10 +192,10 @@ def main(arguments: list[str]) -> int:
     location, day, database, *parts = arguments
     lengths = {name: int(length) for name, _, length in (part.rpartition("=") for part in parts)}
     try:
-        keeping = LogState(database, reading=True)
-        blanking = PurgeBlanker(keeping.purges())
-        keeping.close()
-        print("found" if _blank_day(location, day, lengths, blanking) else "")
+        state = LogState(database, read_only=True)
+        blanker = PurgeBlanker(state.list_purges())
+        state.close()
+        print("found" if _blank_day(location, day, lengths, blanker) else "")
     except (StewardError, OSError, ValueError) as error:
         print(error, file=sys.stderr)
         return 1

@@ -94,35 +94,35 @@ class DayCloser:
     def __init__(
         self,
         files: LogFiles,
-        keeping: LogState,
-        keeping_path: str,
+        state: LogState,
+        state_path: str,
         calendar: LogCalendar,
-        idle: timedelta = _MIN_IDLE,
+        min_idle: timedelta = _MIN_IDLE,
     ) -> None:
         self._files = files
-        self._keeping = keeping
-        self._keeping_path = keeping_path
+        self._state = state
+        self._state_path = state_path
         self._calendar = calendar
-        self._idle = idle
-        self._again_at: dict[str, float] = {}
+        self._min_idle = min_idle
+        self._retry_at: dict[str, float] = {}
 
-    def due(self, now: datetime, after: timedelta) -> list[str]:
+    def list_due_days(self, now: datetime, close_after: timedelta) -> list[str]:
         """Return the days to close, the oldest first.
 
         Args:
             now: The present time.
-            after: Delay between the end of a day and its closing.
+            close_after: Delay between the end of a day and its closing.
         """
         days: dict[str, int] = {}
-        for name, (_, written_s) in self._keeping.files().items():
+        for name, (_, written_s) in self._state.read_files().items():
             day = name.partition(".")[0]
             days[day] = max(days.get(day, 0), written_s)
         return sorted(
             day
             for day, written_s in days.items()
-            if self._calendar.end_of(day) + after <= now
-            and written_s + self._idle.total_seconds() <= now.timestamp()
-            and time.monotonic() >= self._again_at.get(day, 0.0)
+            if self._calendar.get_day_end(day) + close_after <= now
+            and written_s + self._min_idle.total_seconds() <= now.timestamp()
+            and time.monotonic() >= self._retry_at.get(day, 0.0)
         )
 
     def close_day(self, day: str, lengths: Mapping[str, int]) -> bool:
@@ -136,14 +136,14 @@ class DayCloser:
             JobLogUnavailable: The log's directory cannot be written now.
             SqliteUnavailable: The state directory cannot be written now.
         """
-        began = time.monotonic()
-        if self._work("packing", day, lengths) is None:
+        started_s = time.monotonic()
+        if self._run_program("packing", day, lengths) is None:
             log.error("the job log's day %s stays open for now", day)
             return False
-        with self._keeping.writing() as writer:
+        with self._state.open_writer() as writer:
             writer.set_day(day, DAY_SWAPPING)
         self._swap(day)
-        log.info("closed the job log's day %s in %.1f s", day, time.monotonic() - began)
+        log.info("closed the job log's day %s in %.1f s", day, time.monotonic() - started_s)
         return True
 
     def blank_day(self, day: str, lengths: Mapping[str, int]) -> bool:
@@ -159,35 +159,35 @@ class DayCloser:
         Raises:
             JobLogUnavailable, SqliteUnavailable: As :meth:`close_day`.
         """
-        if time.monotonic() < self._again_at.get(day, 0.0):
+        if time.monotonic() < self._retry_at.get(day, 0.0):
             return False
-        said = self._work("blanking", day, lengths)
-        if said is None:
+        output = self._run_program("blanking", day, lengths)
+        if output is None:
             log.error("the job log's day %s may still tell of what was purged", day)
             return False
-        if not said:
+        if not output:
             return True
-        if os.path.exists(self._files.path(f"{day}{PACKED_SUFFIX}")):
+        if os.path.exists(self._files.file_path(f"{day}{PACKED_SUFFIX}")):
             return self.close_day(day, lengths)
-        for kind in (OPEN_SUFFIX, LATE_SUFFIX):
+        for suffix in (OPEN_SUFFIX, LATE_SUFFIX):
             # New and old file are of equal length: the known length holds for either.
-            self._files.rename(f".{day}{kind}{NEW_SUFFIX}", f"{day}{kind}")
+            self._files.rename_file(f".{day}{suffix}{NEW_SUFFIX}", f"{day}{suffix}")
         self._files.sync_directory()
         return True
 
-    def _work(self, what: str, day: str, lengths: Mapping[str, int]) -> str | None:
+    def _run_program(self, program: str, day: str, lengths: Mapping[str, int]) -> str | None:
         """Run a process on a day; return its output, or None on failure."""
-        parts = [
+        length_arguments = [
             f"{name}={lengths[name]}"
-            for kind in (OPEN_SUFFIX, LATE_SUFFIX)
-            if (name := f"{day}{kind}") in lengths
+            for suffix in (OPEN_SUFFIX, LATE_SUFFIX)
+            if (name := f"{day}{suffix}") in lengths
         ]
         command = [
-            *(sys.executable, "-m", f"steward.extensions.jobacct_plugins.log.{what}"),
-            *(self._files.location, day, self._keeping_path, *parts),
+            *(sys.executable, "-m", f"steward.extensions.jobacct_plugins.log.{program}"),
+            *(self._files.location, day, self._state_path, *length_arguments),
         ]
         try:
-            done = subprocess.run(
+            process = subprocess.run(
                 command,
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
@@ -195,37 +195,37 @@ class DayCloser:
                 timeout=_PROCESS_TIMEOUT_S,
             )
         except (subprocess.SubprocessError, OSError) as error:
-            said = (getattr(error, "stderr", b"") or b"").decode(errors="replace").strip()
-            why = said.splitlines()[-1] if said else str(error)
-            log.error("%s the job log's day %s: %s", what, day, why)
-            self._again_at[day] = time.monotonic() + _RETRY_S
+            stderr = (getattr(error, "stderr", b"") or b"").decode(errors="replace").strip()
+            reason = stderr.splitlines()[-1] if stderr else str(error)
+            log.error("%s the job log's day %s: %s", program, day, reason)
+            self._retry_at[day] = time.monotonic() + _RETRY_S
             return None
-        return done.stdout.decode(errors="replace").strip()
+        return process.stdout.decode(errors="replace").strip()
 
-    def finish(self) -> None:
+    def finish_swaps(self) -> None:
         """Complete interrupted closings, and remove temporary files.
 
         Raises:
             JobLogUnavailable: The log's directory cannot be written now.
         """
-        for day, state in self._keeping.days().items():
+        for day, state in self._state.read_days().items():
             if state == DAY_SWAPPING:
                 self._swap(day)
         self._files.remove_unfinished()
 
-    def remove(self, day: str) -> None:
+    def remove_day(self, day: str) -> None:
         """Remove all files of a day."""
-        for kind in (OPEN_SUFFIX, LATE_SUFFIX, PACKED_SUFFIX, PARQUET_SUFFIX):
-            self._files.remove(f"{day}{kind}")
+        for suffix in (OPEN_SUFFIX, LATE_SUFFIX, PACKED_SUFFIX, PARQUET_SUFFIX):
+            self._files.remove_file(f"{day}{suffix}")
 
     def _swap(self, day: str) -> None:
         """Rename a day's packed files into place and remove its open ones; repeatable."""
-        for kind in (PACKED_SUFFIX, PARQUET_SUFFIX):
-            self._files.rename(f".{day}{kind}{NEW_SUFFIX}", f"{day}{kind}")
+        for suffix in (PACKED_SUFFIX, PARQUET_SUFFIX):
+            self._files.rename_file(f".{day}{suffix}{NEW_SUFFIX}", f"{day}{suffix}")
         self._files.sync_directory()
-        for kind in (OPEN_SUFFIX, LATE_SUFFIX):
-            self._files.remove(f"{day}{kind}")
-        with self._keeping.writing() as writer:
+        for suffix in (OPEN_SUFFIX, LATE_SUFFIX):
+            self._files.remove_file(f"{day}{suffix}")
+        with self._state.open_writer() as writer:
             writer.set_day(day, DAY_CLOSED)
             writer.forget_files([f"{day}{OPEN_SUFFIX}", f"{day}{LATE_SUFFIX}"])
 
@@ -246,12 +246,12 @@ class _WaitingLines(msgspec.Struct, frozen=True):
     """Reference to lines that wait for a run's end; they may be too many for memory.
 
     Attributes:
-        under: The run key that they wait under.
-        run: The run's real key.
+        waiting_key: The run key that they wait under.
+        run_key: The run's real key.
     """
 
-    under: RunKey
-    run: RunKey
+    waiting_key: RunKey
+    run_key: RunKey
 
 
 _LogPiece = bytes | _WaitingLines
@@ -285,21 +285,21 @@ class LogConsumer:
 
     def __init__(self, settings: Settings, now: Callable[[], datetime] = utc_now) -> None:
         self._files = LogFiles(log_location(settings))
-        self._keeping = LogState(log_state_path(settings.state_dir))
+        self._state = LogState(log_state_path(settings.state_dir))
         self._calendar = LogCalendar(settings.cluster)
-        self._closing = DayCloser(
-            self._files, self._keeping, log_state_path(settings.state_dir), self._calendar
+        self._day_closer = DayCloser(
+            self._files, self._state, log_state_path(settings.state_dir), self._calendar
         )
         self._close_after = timedelta(days=settings.accounting.close_after_days)
         self._now = now
         self._lengths: dict[str, int] = {}
-        self._blanking = PurgeBlanker(self._keeping.purges())
-        self._is_mended = False
-        self._look_at = 0.0
+        self._blanker = PurgeBlanker(self._state.list_purges())
+        self._is_repaired = False
+        self._next_check_at = 0.0
 
     def cursor(self) -> int:
         """Return the position of the last applied event; 0 at first."""
-        return self._keeping.cursor()
+        return self._state.read_cursor()
 
     def apply(self, events: Sequence[Event], upto: int, append: Append) -> None:  # noqa: ARG002 - a consumer's shape
         """Write the records of events, and move the cursor to ``upto``.
@@ -309,38 +309,38 @@ class LogConsumer:
             SqliteUnavailable: The state directory cannot be written now.
             Rejected: An event's body is not what its kind promises.
         """
-        self._mend()
-        batch = self._batch_of(events)
-        by_file = self._by_file(batch)
+        self._repair_files()
+        batch = self._sort_events(events)
+        pieces_by_file = self._group_by_file(batch)
         written_s = int(self._now().timestamp())
-        self._meet(by_file.keys() - self._lengths.keys(), written_s)
+        self._record_new_files(pieces_by_file.keys() - self._lengths.keys(), written_s)
         lengths = dict(self._lengths)
-        with self._keeping.writing() as writer:
-            for name, pieces in sorted(by_file.items()):
-                lengths[name] = self._files.append(name, lengths[name], self._chunks(pieces))
-                writer.wrote(name, lengths[name], written_s)
+        with self._state.open_writer() as writer:
+            for name, pieces in sorted(pieces_by_file.items()):
+                lengths[name] = self._files.append(name, lengths[name], self._read_pieces(pieces))
+                writer.set_file_length(name, lengths[name], written_s)
             for run, day in batch.ended.items():
-                writer.end(run, day)
-            for run, chunks in batch.waiting.items():
-                writer.wait(run, b"".join(chunks))
+                writer.end_run(run, day)
+            for run, lines in batch.waiting.items():
+                writer.wait(run, b"".join(lines))
             if batch.expire_before is not None:
-                self._expire(batch.expire_before, writer, lengths)
+                self._remove_expired_days(batch.expire_before, writer, lengths)
             if batch.purges:
-                self._purge(batch.purges, writer, written_s)
-            writer.advance(upto)
+                self._record_purges(batch.purges, writer, written_s)
+            writer.advance_cursor(upto)
         self._lengths = lengths
         if batch.purges:
-            self._keeping.overwrite()
-            self._look_at = 0.0
+            self._state.truncate_wal()
+            self._next_check_at = 0.0
 
-    def _batch_of(self, events: Sequence[Event]) -> _LogBatch:
+    def _sort_events(self, events: Sequence[Event]) -> _LogBatch:
         """Sort a batch's events into lines by day, waiting lines, purges and expiry."""
         batch = _LogBatch()
         for event in events:
             # Learn the batch's purges before its records: what they purge must not be written
             # either.
             if event.kind == ARCHIVE_PURGE:
-                self._blanking.add(_purged_scripts(event))
+                self._blanker.add_purges(_purged_scripts(event))
         for event in events:
             if event.kind == ACCOUNTING_EXPIRE:
                 if not event.body.keep_log:
@@ -350,145 +350,149 @@ class LogConsumer:
                 batch.purges += _purged_scripts(event)
             else:
                 _check_body(event)
-                self._sort(event, batch)
+                self._sort_event(event, batch)
         return batch
 
-    def _meet(self, names: Collection[str], written_s: int) -> None:
+    def _record_new_files(self, names: Collection[str], written_s: int) -> None:
         """Record the lengths of files before the first write to them.
 
         Otherwise the rest of a crash in an unrecorded file would pass as valid.
         """
         if not names:
             return
-        found = {name: self._files.adopt(name) for name in names}
-        with self._keeping.writing() as writer:
-            for name, length in found.items():
-                writer.wrote(name, length, written_s)
-        self._lengths |= found
+        lengths = {name: self._files.find_valid_length(name) for name in names}
+        with self._state.open_writer() as writer:
+            for name, length in lengths.items():
+                writer.set_file_length(name, length, written_s)
+        self._lengths |= lengths
 
-    def _by_file(self, batch: _LogBatch) -> dict[str, list[_LogPiece]]:
+    def _group_by_file(self, batch: _LogBatch) -> dict[str, list[_LogPiece]]:
         """Map lines by day to lines by file: ``.late`` for days that are closed."""
-        closed = self._keeping.days() if batch.lines else {}
+        closed = self._state.read_days() if batch.lines else {}
         return {
             f"{day}{LATE_SUFFIX if day in closed else OPEN_SUFFIX}": pieces
             for day, pieces in batch.lines.items()
         }
 
-    def _chunks(self, pieces: Sequence[_LogPiece]) -> Iterator[bytes]:
+    def _read_pieces(self, pieces: Sequence[_LogPiece]) -> Iterator[bytes]:
         """Yield the bytes of pieces, reading waiting lines from the database."""
         for piece in pieces:
             if isinstance(piece, bytes):
                 yield piece
-            elif piece.under == piece.run:
-                yield from self._keeping.waiting(piece.run)
+            elif piece.waiting_key == piece.run_key:
+                yield from self._state.read_waiting(piece.run_key)
             else:
-                for lines in self._keeping.waiting(piece.under):
-                    yield from (_assign_run(line, piece.run) for line in lines.splitlines())
+                for lines in self._state.read_waiting(piece.waiting_key):
+                    yield from (_assign_run(line, piece.run_key) for line in lines.splitlines())
 
-    def _sort(self, event: Event, batch: _LogBatch) -> None:
+    def _sort_event(self, event: Event, batch: _LogBatch) -> None:
         """Find the day of an event's records, or let them wait for it."""
         body = event.body
         if event.kind == STEP_ACCOUNTED:
-            self._sort_accounted(event, body, batch)
+            self._sort_imported_step(event, body, batch)
             return
         run = (event.cluster, body.job_id, to_micros(run_submit_time(body)), body.restarts)
-        lines = self._lines_of(event)
-        day = self._day_of(run, batch)
+        lines = self._encode_lines(event)
+        day = self._find_day(run, batch)
         if not day and event.kind == RUN_END and body.piece_end is None:
-            day = self._end(event, run, batch)
+            day = self._end_run(event, run, batch)
         if not day:
-            day = self._day_of_old(event.cluster, body)
+            day = self._find_old_run_day(event.cluster, body)
         if day:
             batch.lines.setdefault(day, []).append(lines)
         else:
             batch.waiting.setdefault(run, []).append(lines)
 
-    def _lines_of(self, event: Event) -> bytes:
+    def _encode_lines(self, event: Event) -> bytes:
         """Encode an event's lines; blank text of jobs whose purge was recorded earlier."""
         lines = encode_log_lines(event)
-        return self._blanking.blank_all(lines) if self._blanking else lines
+        return self._blanker.blank_lines(lines) if self._blanker else lines
 
-    def _purge(self, purges: Sequence[PurgedScript], writer: LogStateWriter, noted_s: int) -> None:
+    def _record_purges(
+        self, purges: Sequence[PurgedScript], writer: LogStateWriter, noted_s: int
+    ) -> None:
         """Blank waiting lines of purged scripts' jobs, and schedule days for a scan."""
         oldest_us: dict[str, int] = {}
         for cluster, _job_id, written_us in purges:
             since_us = written_us - PROMPT_US
             oldest_us[cluster] = min(since_us, oldest_us.get(cluster, since_us))
         for cluster, since_us in oldest_us.items():
-            for number in self._keeping.waiting_since(cluster, since_us):
-                lines = self._keeping.waiting_lines(number)
-                blanked = self._blanking.blank_all(lines)
+            for number in self._state.list_waiting_since(cluster, since_us):
+                lines = self._state.read_waiting_lines(number)
+                blanked = self._blanker.blank_lines(lines)
                 if blanked != lines:
-                    writer.wait_anew(number, blanked)
+                    writer.replace_waiting(number, blanked)
         since = from_micros(min(oldest_us.values()))
         days = {name.partition(".")[0] for name in self._lengths}
         days |= {day.day for day in list_log_days(self._files.location)}
         writer.purge(
-            purges, noted_s, sorted(day for day in days if self._calendar.end_of(day) > since)
+            purges, noted_s, sorted(day for day in days if self._calendar.get_day_end(day) > since)
         )
 
     def _blank_days(self) -> bool:
         """Scan one day for purged text; return True if more days may follow."""
-        for day in self._keeping.looks():
-            names = {f"{day}{kind}" for kind in (OPEN_SUFFIX, LATE_SUFFIX)}
-            there = {name for name in names if os.path.exists(self._files.path(name))}
-            self._meet(there - self._lengths.keys(), int(self._now().timestamp()))
-            if self._closing.blank_day(day, self._lengths):
-                self._lengths = self._known_lengths()
-                with self._keeping.writing() as writer:
-                    writer.looked(day)
+        for day in self._state.list_scan_days():
+            names = {f"{day}{suffix}" for suffix in (OPEN_SUFFIX, LATE_SUFFIX)}
+            existing = {name for name in names if os.path.exists(self._files.file_path(name))}
+            self._record_new_files(existing - self._lengths.keys(), int(self._now().timestamp()))
+            if self._day_closer.blank_day(day, self._lengths):
+                self._lengths = self._read_lengths()
+                with self._state.open_writer() as writer:
+                    writer.mark_scanned(day)
                 return True
         return False
 
-    def _day_of_old(self, cluster: str, body: RunEvent | StepUsage) -> str:
+    def _find_old_run_day(self, cluster: str, body: RunEvent | StepUsage) -> str:
         """Return the day of a run that ended too long ago to be recorded; "" for others."""
         end = body.run_end if isinstance(body, StepUsage) else body.record.end
-        if not body.correction or end is None or end >= self._remembered_since():
+        if not body.correction or end is None or end >= self._oldest_run_end():
             return ""
-        return self._calendar.day_of(cluster, end)
+        return self._calendar.find_day(cluster, end)
 
-    def _remembered_since(self) -> datetime:
+    def _oldest_run_end(self) -> datetime:
         return self._now().astimezone(UTC) - self._close_after - _RUN_RETENTION
 
-    def _end(self, event: Event, run: RunKey, batch: _LogBatch) -> str:
+    def _end_run(self, event: Event, run: RunKey, batch: _LogBatch) -> str:
         """Record the end of a run and write its waiting lines first; return its day."""
         record = event.body.record
-        day = self._calendar.day_of(event.cluster, record.end or event.at)
-        by_submit = (*run[:3], -1)
+        day = self._calendar.find_day(event.cluster, record.end or event.at)
+        submit_key = (*run[:3], -1)
         pieces = batch.lines.setdefault(day, [])
         pieces += [_WaitingLines(run, run), *batch.waiting.pop(run, ())]
-        pieces.append(_WaitingLines(by_submit, run))
-        accounted = b"".join(batch.waiting.pop(by_submit, ()))
-        pieces += [_assign_run(line, run) for line in accounted.splitlines()]
+        pieces.append(_WaitingLines(submit_key, run))
+        imported_lines = b"".join(batch.waiting.pop(submit_key, ()))
+        pieces += [_assign_run(line, run) for line in imported_lines.splitlines()]
         batch.ended[run] = day
         return day
 
-    def _sort_accounted(self, event: Event, body: AccountedStep, batch: _LogBatch) -> None:
+    def _sort_imported_step(self, event: Event, body: AccountedStep, batch: _LogBatch) -> None:
         """Assign an imported step to its run's day, or let it wait."""
-        named = (event.cluster, body.job_id, to_micros(run_submit_time(body)))
-        found = self._keeping.run_of_submit(*named)
+        submit_key = (event.cluster, body.job_id, to_micros(run_submit_time(body)))
+        run_and_day = self._state.find_run(*submit_key)
         for run, day in batch.ended.items():
-            if run[:3] == named:
-                found = run, day
-        lines = self._lines_of(event)
-        if found is None:
-            batch.waiting.setdefault((*named, -1), []).append(lines)
+            if run[:3] == submit_key:
+                run_and_day = run, day
+        lines = self._encode_lines(event)
+        if run_and_day is None:
+            batch.waiting.setdefault((*submit_key, -1), []).append(lines)
         else:
-            batch.lines.setdefault(found[1], []).append(_assign_run(lines, found[0]))
+            batch.lines.setdefault(run_and_day[1], []).append(_assign_run(lines, run_and_day[0]))
 
-    def _day_of(self, run: RunKey, batch: _LogBatch) -> str:
+    def _find_day(self, run: RunKey, batch: _LogBatch) -> str:
         """Return the day of an ended run, from this batch or the database; "" if none."""
         if run in batch.ended:
             return batch.ended[run]
-        return self._keeping.day_of(run)
+        return self._state.find_day(run)
 
-    def _expire(self, before: datetime, writer: LogStateWriter, lengths: dict[str, int]) -> None:
+    def _remove_expired_days(
+        self, before: datetime, writer: LogStateWriter, lengths: dict[str, int]
+    ) -> None:
         """Remove the days that ended before a time; idempotent."""
         for day in list_log_days(self._files.location):
-            if self._calendar.end_of(day.day) > before:
+            if self._calendar.get_day_end(day.day) > before:
                 continue
-            names = [f"{day.day}{kind}" for kind in (OPEN_SUFFIX, LATE_SUFFIX)]
-            self._closing.remove(day.day)
+            names = [f"{day.day}{suffix}" for suffix in (OPEN_SUFFIX, LATE_SUFFIX)]
+            self._day_closer.remove_day(day.day)
             writer.forget_files(names)
             writer.forget_day(day.day)
             for name in names:
@@ -502,33 +506,33 @@ class LogConsumer:
             JobLogUnavailable: The log's directory cannot be written now.
             SqliteUnavailable: The state directory cannot be written now.
         """
-        self._mend()
+        self._repair_files()
         now_s = time.monotonic()
-        if now_s < self._look_at:
-            return self._look_at - now_s
+        if now_s < self._next_check_at:
+            return self._next_check_at - now_s
         if self._blank_days():
             return 0.0
-        due = self._closing.due(self._now(), self._close_after)
+        due = self._day_closer.list_due_days(self._now(), self._close_after)
         if due:
-            self._closing.close_day(due[0], self._lengths)
-            self._lengths = self._known_lengths()
+            self._day_closer.close_day(due[0], self._lengths)
+            self._lengths = self._read_lengths()
             if len(due) > 1:
                 return 0.0
-        self._look_at = now_s + _CLOSE_INTERVAL_S
-        with self._keeping.writing() as writer:
+        self._next_check_at = now_s + _CLOSE_INTERVAL_S
+        with self._state.open_writer() as writer:
             # One day less, because of time zones.
-            oldest = self._remembered_since() - timedelta(days=1)
+            oldest = self._oldest_run_end() - timedelta(days=1)
             writer.forget_runs(oldest.date().isoformat())
             writer.forget_purges(int(self._now().timestamp()) - _PURGE_RETENTION_S)
-        if self._blanking and not self._keeping.purges():
-            self._blanking = PurgeBlanker()
+        if self._blanker and not self._state.list_purges():
+            self._blanker = PurgeBlanker()
         return _CLOSE_INTERVAL_S
 
-    def _mend(self) -> None:
+    def _repair_files(self) -> None:
         """Repair the files once after the start: cut them to their recorded lengths."""
-        if self._is_mended:
+        if self._is_repaired:
             return
-        location = self._keeping.location()
+        location = self._state.read_location()
         if location != self._files.location:
             if location:
                 log.warning(
@@ -536,35 +540,35 @@ class LogConsumer:
                     location,
                     self._files.location,
                 )
-            with self._keeping.writing() as writer:
-                writer.move_to(self._files.location)
-        self._closing.finish()
-        for name, length in self._known_lengths().items():
-            self._lengths[name] = self._files.fit(name, length)
-        self._is_mended = True
+            with self._state.open_writer() as writer:
+                writer.set_location(self._files.location)
+        self._day_closer.finish_swaps()
+        for name, length in self._read_lengths().items():
+            self._lengths[name] = self._files.truncate_file(name, length)
+        self._is_repaired = True
 
-    def _known_lengths(self) -> dict[str, int]:
-        return {name: length for name, (length, _) in self._keeping.files().items()}
+    def _read_lengths(self) -> dict[str, int]:
+        return {name: length for name, (length, _) in self._state.read_files().items()}
 
     def close(self) -> None:
         """Close the database."""
-        self._keeping.close()
+        self._state.close()
 
 
 def _assign_run(line: bytes, run: RunKey) -> bytes:
     """Assign an imported record to the run that it turned out to belong to."""
     record = decode_record(line)
     assert isinstance(record, JobAccounted), "nothing else waits under a submit time alone"
-    named = msgspec.structs.replace(record, restarts=run[3])
-    return _encode(named) + b"\n"
+    assigned = msgspec.structs.replace(record, restarts=run[3])
+    return _encode(assigned) + b"\n"
 
 
 def _purged_scripts(event: Event) -> list[PurgedScript]:
     """Return the scripts that an event purges from every sink."""
     if event.body.sink:
         return []
-    found = filter(None, map(parse_script_key, event.body.script_keys))
-    return [(event.cluster, job_id, mtime_ns // 1000) for job_id, mtime_ns in found]
+    script_keys = filter(None, map(parse_script_key, event.body.script_keys))
+    return [(event.cluster, job_id, mtime_ns // 1000) for job_id, mtime_ns in script_keys]
 
 
 def _check_body(event: Event) -> None:

@@ -77,14 +77,14 @@ def list_log_days(location: str) -> list[JobLogDay]:
     Raises:
         JobLogUnavailable: The directory cannot be read now.
     """
-    found: dict[str, dict[str, os.DirEntry[str]]] = {}
+    files_by_day: dict[str, dict[str, os.DirEntry[str]]] = {}
     try:
         with os.scandir(location) as entries:
             for entry in entries:
                 match = _FILE_PATTERN.fullmatch(entry.name)
                 if match and _is_date(match[1]) and entry.is_file(follow_symlinks=False):
-                    found.setdefault(match[1], {})[match[2]] = entry
-        return [_build_day(day, files) for day, files in sorted(found.items())]
+                    files_by_day.setdefault(match[1], {})[match[2]] = entry
+        return [_build_day(day, files) for day, files in sorted(files_by_day.items())]
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -97,7 +97,9 @@ def _build_day(day: str, files: "dict[str, os.DirEntry[str]]") -> JobLogDay:
     return JobLogDay(
         day=day,
         records=tuple(
-            files[kind].path for kind in (PACKED_SUFFIX, OPEN_SUFFIX, LATE_SUFFIX) if kind in files
+            files[suffix].path
+            for suffix in (PACKED_SUFFIX, OPEN_SUFFIX, LATE_SUFFIX)
+            if suffix in files
         ),
         parquet=files[PARQUET_SUFFIX].path if PARQUET_SUFFIX in files else "",
         length=sum(entry.stat(follow_symlinks=False).st_size for entry in files.values()),
@@ -140,23 +142,23 @@ class LogCalendar:
     """
 
     def __init__(self, clusters: Mapping[str, ClusterSettings]) -> None:
-        self._zones = {name: load_zone(of.timezone) for name, of in clusters.items()}
-        self._other = load_zone("")
+        self._zones = {name: load_zone(cluster.timezone) for name, cluster in clusters.items()}
+        self._local_zone = load_zone("")
 
-    def day_of(self, cluster: str, moment: datetime) -> str:
+    def find_day(self, cluster: str, moment: datetime) -> str:
         """Return the day of a moment in the cluster's zone."""
-        zone = self._zones.get(cluster, self._other)
+        zone = self._zones.get(cluster, self._local_zone)
         try:
             return day_name(moment.astimezone(zone).date())
         except OverflowError:
             # At the ends of the calendar some zones have no such moment.
             return day_name(moment.date())
 
-    def end_of(self, day: str) -> datetime:
+    def get_day_end(self, day: str) -> datetime:
         """Return the time when a day is over in all zones."""
-        after = date.fromisoformat(day) + timedelta(days=1)
-        zones: set[tzinfo] = {*self._zones.values(), self._other}
-        return max(datetime.combine(after, time(0), zone) for zone in zones)
+        next_day = date.fromisoformat(day) + timedelta(days=1)
+        zones: set[tzinfo] = {*self._zones.values(), self._local_zone}
+        return max(datetime.combine(next_day, time(0), zone) for zone in zones)
 
 
 log = logging.getLogger(__name__)
@@ -176,7 +178,7 @@ class LogFiles:
     def __init__(self, location: str) -> None:
         self.location = location
 
-    def path(self, name: str) -> str:
+    def file_path(self, name: str) -> str:
         """Return the path of a file."""
         return os.path.join(self.location, name)
 
@@ -191,11 +193,11 @@ class LogFiles:
         Raises:
             JobLogUnavailable: It cannot be written now.
         """
-        with self._translated(name):
-            self._prepare()
-            fd = self._open(name)
+        with self._translate_errors(name):
+            self._create_directory()
+            fd = self._open_file(name)
             try:
-                length = _truncate_to(fd, length, self.path(name))
+                length = _truncate_to(fd, length, self.file_path(name))
                 written = _write(fd, chunks)
                 os.fsync(fd)
             finally:
@@ -204,33 +206,33 @@ class LogFiles:
                 self.sync_directory()
         return length + written
 
-    def fit(self, name: str, length: int) -> int:
+    def truncate_file(self, name: str, length: int) -> int:
         """Cut a file to a length; return the resulting length, 0 where there is no file.
 
         Raises:
             JobLogUnavailable: It cannot be done now.
         """
-        with self._translated(name):
-            if not os.path.exists(self.path(name)):
+        with self._translate_errors(name):
+            if not os.path.exists(self.file_path(name)):
                 if length:
                     log.error(
-                        "%s is gone, and held %d bytes of the job log", self.path(name), length
+                        "%s is gone, and held %d bytes of the job log", self.file_path(name), length
                     )
                 return 0
-            fd = self._open(name)
+            fd = self._open_file(name)
             try:
-                return _truncate_to(fd, length, self.path(name))
+                return _truncate_to(fd, length, self.file_path(name))
             finally:
                 os.close(fd)
 
-    def adopt(self, name: str) -> int:
+    def find_valid_length(self, name: str) -> int:
         """Return the valid length of an unrecorded file: up to its last newline.
 
         Raises:
             JobLogUnavailable: It cannot be read now.
         """
-        path = self.path(name)
-        with self._translated(name):
+        path = self.file_path(name)
+        with self._translate_errors(name):
             if not os.path.exists(path):
                 return 0
             with open(path, "rb") as file:
@@ -244,49 +246,49 @@ class LogFiles:
                     end = start
         return 0
 
-    def rename(self, name: str, to: str) -> None:
+    def rename_file(self, name: str, new_name: str) -> None:
         """Rename a file, if it exists."""
-        with self._translated(name), contextlib.suppress(FileNotFoundError):
-            os.replace(self.path(name), self.path(to))
+        with self._translate_errors(name), contextlib.suppress(FileNotFoundError):
+            os.replace(self.file_path(name), self.file_path(new_name))
 
-    def remove(self, name: str) -> None:
+    def remove_file(self, name: str) -> None:
         """Remove a file, if it exists."""
-        with self._translated(name), contextlib.suppress(FileNotFoundError):
-            os.unlink(self.path(name))
+        with self._translate_errors(name), contextlib.suppress(FileNotFoundError):
+            os.unlink(self.file_path(name))
 
     def remove_unfinished(self) -> None:
         """Remove temporary files of a killed process."""
-        with self._translated(""):
+        with self._translate_errors(""):
             if not os.path.isdir(self.location):
                 return
             for name in os.listdir(self.location):
                 if name.startswith(".") and name.endswith(NEW_SUFFIX):
-                    os.unlink(self.path(name))
+                    os.unlink(self.file_path(name))
 
     def sync_directory(self) -> None:
         """Sync the directory, so that new names are durable."""
-        with self._translated(""):
+        with self._translate_errors(""):
             fd = os.open(self.location, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
                 os.fsync(fd)
             finally:
                 os.close(fd)
 
-    def _prepare(self) -> None:
+    def _create_directory(self) -> None:
         if not os.path.isdir(self.location):
             os.makedirs(self.location, mode=0o700, exist_ok=True)
 
-    def _open(self, name: str) -> int:
+    def _open_file(self, name: str) -> int:
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        return os.open(self.path(name), flags, _MODE)
+        return os.open(self.file_path(name), flags, _MODE)
 
     @contextlib.contextmanager
-    def _translated(self, name: str) -> Iterator[None]:
+    def _translate_errors(self, name: str) -> Iterator[None]:
         """Raise JobLogUnavailable for an OSError."""
         try:
             yield
         except OSError as error:
-            path = self.path(name)
+            path = self.file_path(name)
             raise JobLogUnavailable(f"the job log: {path}: {error.strerror}", path) from error
 
 
@@ -315,9 +317,9 @@ def _write(fd: int, chunks: Iterable[bytes]) -> int:
 
 
 def _flush(fd: int, data: bytearray) -> int:
-    rest = memoryview(data)
-    while rest:
-        rest = rest[os.write(fd, rest) :]
+    unwritten = memoryview(data)
+    while unwritten:
+        unwritten = unwritten[os.write(fd, unwritten) :]
     return len(data)
 
 

@@ -42,14 +42,14 @@ _encode = msgspec.json.Encoder().encode
 _HINTS: Final = get_type_hints(UsageLine)
 
 
-def pack_records(location: str, day: str, lengths: dict[str, int], blanking: PurgeBlanker) -> str:
+def pack_records(location: str, day: str, lengths: dict[str, int], blanker: PurgeBlanker) -> str:
     """Pack a day's records, with purged text blanked; return the path of the new file.
 
     Args:
         location: The log's directory.
         day: The day, ``2026-11-21``.
         lengths: Valid bytes of each open file.
-        blanking: The purged scripts.
+        blanker: The purged scripts.
     """
     import zstandard
 
@@ -64,7 +64,7 @@ def pack_records(location: str, day: str, lengths: dict[str, int], blanking: Pur
     with create_log_file(path) as file:
         writer = zstandard.ZstdCompressor(level=_ZSTD_LEVEL).stream_writer(file, closefd=False)
         with writer:
-            for line in read_blanked_lines(sources, blanking):
+            for line in read_blanked_lines(sources, blanker):
                 writer.write(line)
         sync_file(file)
     return path
@@ -85,9 +85,9 @@ def write_parquet(lines: Iterable[UsageLine], path: str) -> None:
     except ImportError as error:
         raise JobLogUnavailable(PARQUET_DRIVER.missing_error, PARQUET_DRIVER.part) from error
 
-    between = f"{path}.lines{NEW_SUFFIX}"
+    lines_path = f"{path}.lines{NEW_SUFFIX}"
     try:
-        with create_log_file(between) as file:
+        with create_log_file(lines_path) as file:
             for line in lines:
                 # Add the rank as one more field beside the line's own.
                 rank = b'{"rank":%d,' % rank_step(line.step)
@@ -99,7 +99,7 @@ def write_parquet(lines: Iterable[UsageLine], path: str) -> None:
             database.execute(f"SET memory_limit = '{_MEMORY_LIMIT}'")
             database.execute("SET threads = 2")
             database.execute(f"SET temp_directory = {_quote_sql(f'{path}.spill{NEW_SUFFIX}')}")
-            database.execute(_COPY.format(between=_quote_sql(between), path=_quote_sql(path)))
+            database.execute(_COPY.format(between=_quote_sql(lines_path), path=_quote_sql(path)))
         fd = os.open(path, os.O_RDONLY)
         try:
             os.fchmod(fd, LOG_FILE_MODE)
@@ -107,8 +107,8 @@ def write_parquet(lines: Iterable[UsageLine], path: str) -> None:
         finally:
             os.close(fd)
     finally:
-        if os.path.exists(between):
-            os.unlink(between)
+        if os.path.exists(lines_path):
+            os.unlink(lines_path)
 
 
 def _sql_type(field: str) -> str:
@@ -147,11 +147,11 @@ def main(arguments: list[str]) -> int:
     location, day, database, *parts = arguments
     lengths = {name: int(length) for name, _, length in (part.rpartition("=") for part in parts)}
     try:
-        keeping = LogState(database, reading=True)
-        packed = pack_records(location, day, lengths, PurgeBlanker(keeping.purges()))
-        lines = read_unit_lines([(packed, None)], is_superseded=keeping.is_superseded)
+        state = LogState(database, read_only=True)
+        packed = pack_records(location, day, lengths, PurgeBlanker(state.list_purges()))
+        lines = read_unit_lines([(packed, None)], is_superseded=state.is_superseded)
         write_parquet(lines, f"{location}/.{day}{PARQUET_SUFFIX}{NEW_SUFFIX}")
-        keeping.close()
+        state.close()
     except (StewardError, OSError) as error:
         print(error, file=sys.stderr)
         return 1

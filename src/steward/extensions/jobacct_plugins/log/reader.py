@@ -42,61 +42,63 @@ LogSource = tuple[str, int | None]
 """File, and how many of its bytes are valid; None for all."""
 
 
-def read_lines(path: str, passed_over: SkippedLine | None = None) -> Iterator[UsageLine]:
+def read_lines(path: str, on_skipped: SkippedLine | None = None) -> Iterator[UsageLine]:
     """Yield the sacct lines that a job log holds, each run before its steps.
 
     Args:
         path: A day of a log (``.jsonl``, ``.jsonl.zst``), or the directory of a whole log.
-        passed_over: Called for each line that is no record.
+        on_skipped: Called for each line that is no record.
 
     Raises:
         JobLogError: There is no such log, or it cannot be unpacked.
         JobLogUnavailable: It cannot be read now.
     """
     for files in file_units(path):
-        yield from read_unit_lines([(file, None) for file in files], passed_over=passed_over)
+        yield from read_unit_lines([(file, None) for file in files], on_skipped=on_skipped)
 
 
 def read_unit_lines(
     sources: Sequence[LogSource],
     *,
     is_superseded: Callable[[RunKey], bool] = lambda _: False,
-    passed_over: SkippedLine | None = None,
+    on_skipped: SkippedLine | None = None,
 ) -> Iterator[UsageLine]:
     """Yield the sacct lines of one day's files, in which later records correct earlier ones.
 
     Args:
         sources: The files of a day, in their order.
         is_superseded: Tells whether a later run of the same job is known, on another day.
-        passed_over: Called for each line that is no record.
+        on_skipped: Called for each line that is no record.
     """
-    last: dict[int, int] = {}
+    last_numbers: dict[int, int] = {}
     requeued: dict[tuple[str, int], set[tuple[int, int]]] = {}
-    for number, head in enumerate(map(_parse_head, _read_lines_raw(sources, passed_over))):
+    for number, head in enumerate(map(_parse_head, _read_lines_raw(sources, on_skipped))):
         if head is not None:
             key = _run_key(head)
-            last[hash(key)] = number
+            last_numbers[hash(key)] = number
             if head.restarts:
                 requeued.setdefault(key[:2], set()).add(key[2:])
 
     def lines(key: RunKey, run: RunRecords) -> Iterator[UsageLine]:
-        later = requeued.get(key[:2], ())
-        is_followed = any(submit >= key[2] and restarts > key[3] for submit, restarts in later)
-        is_latest = not is_followed and not is_superseded(key)
+        later_runs = requeued.get(key[:2], ())
+        has_later_run = any(
+            submit >= key[2] and restarts > key[3] for submit, restarts in later_runs
+        )
+        is_latest = not has_later_run and not is_superseded(key)
         try:
-            yield from run.lines(is_latest=is_latest)
+            yield from run.build_lines(is_latest=is_latest)
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:
             # Each record is valid, but together they are impossible.
-            if passed_over is not None:
-                passed_over(sources[0][0], 0, f"job {key[1]}: {error}")
+            if on_skipped is not None:
+                on_skipped(sources[0][0], 0, f"job {key[1]}: {error}")
 
     open_runs: dict[RunKey, RunRecords] = {}
     for number, line in enumerate(_read_lines_raw(sources, None)):
         record = _parse_record(line)
         if record is not None:
             key = _run_key(record)
-            open_runs.setdefault(key, RunRecords()).add(record)
-            if last.get(hash(key)) == number:
+            open_runs.setdefault(key, RunRecords()).add_record(record)
+            if last_numbers.get(hash(key)) == number:
                 yield from lines(key, open_runs.pop(key))
     for key, run in open_runs.items():
         # The run's last record was unreadable after all, or the file has grown.
@@ -107,7 +109,7 @@ def raw_records(
     files: Sequence[str],
     since: datetime | None,
     until: datetime | None,
-    passed_over: SkippedLine | None = None,
+    on_skipped: SkippedLine | None = None,
 ) -> Iterator[bytes]:
     """Yield the records of a log unchanged, one line each, for a range of time.
 
@@ -115,13 +117,13 @@ def raw_records(
         files: Files of a log, in the order in which to read them.
         since: Only records of this time or later.
         until: Only records before this time.
-        passed_over: Called for each line that is no record.
+        on_skipped: Called for each line that is no record.
 
     Raises:
         JobLogError: A file cannot be unpacked.
         JobLogUnavailable: It cannot be read now.
     """
-    for line in _read_lines_raw([(path, None) for path in files], passed_over):
+    for line in _read_lines_raw([(path, None) for path in files], on_skipped):
         record = _parse_record(line)
         if record is None:
             continue
@@ -130,14 +132,14 @@ def raw_records(
 
 
 def _read_lines_raw(
-    sources: Sequence[LogSource], passed_over: SkippedLine | None
+    sources: Sequence[LogSource], on_skipped: SkippedLine | None
 ) -> Iterator[bytes]:
     """Yield every line of the files; report those that are no record."""
     for path, length in sources:
         with _open_source(path, length) as file:
-            for number, line in enumerate(_read_bounded_lines(file, path), start=1):
-                if passed_over is not None and (why := _explain_invalid(line)):
-                    passed_over(path, number, why)
+            for line_number, line in enumerate(_read_bounded_lines(file, path), start=1):
+                if on_skipped is not None and (reason := _explain_invalid(line)):
+                    on_skipped(path, line_number, reason)
                 yield line
 
 
@@ -233,7 +235,7 @@ class _FileStart(io.RawIOBase):
 
     def __init__(self, file: BinaryIO, length: int) -> None:
         self._file = file
-        self._left = length
+        self._remaining = length
 
     def readable(self) -> bool:
         """Return True."""
@@ -241,8 +243,8 @@ class _FileStart(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         """Read some bytes; return 0 at the end."""
-        data = self._file.read(min(len(buffer), self._left))
-        self._left -= len(data)
+        data = self._file.read(min(len(buffer), self._remaining))
+        self._remaining -= len(data)
         buffer[: len(data)] = data
         return len(data)
 

@@ -182,17 +182,17 @@ def _convert_event(event: Event) -> Iterator[JobLogRecord]:
         yield _run_record(head, event.kind, body)
 
 
-def _run_record(head: dict[str, Any], kind: str, fact: RunEvent) -> JobLogRecord:
+def _run_record(head: dict[str, Any], kind: str, run_event: RunEvent) -> JobLogRecord:
     """Build the record of a run's start, suspension or end."""
-    told = {
+    fields = {
         **head,
-        "job": fact.record,
-        "correction": fact.correction,
-        "source": fact.source,
+        "job": run_event.record,
+        "correction": run_event.correction,
+        "source": run_event.source,
     }
     if kind == RUN_END:
-        return JobTerminated(**told, piece_end=fact.piece_end)
-    return {RUN_START: JobStart, RUN_SUSPEND: JobSuspend}[kind](**told)
+        return JobTerminated(**fields, piece_end=run_event.piece_end)
+    return {RUN_START: JobStart, RUN_SUSPEND: JobSuspend}[kind](**fields)
 
 
 def _step_records(head: dict[str, Any], usage: StepUsage) -> Iterator[JobLogRecord]:
@@ -213,8 +213,8 @@ def _step_records(head: dict[str, Any], usage: StepUsage) -> Iterator[JobLogReco
         withdrawn=usage.withdrawn,
     )
     for task in usage.tasks:
-        of_task: dict[str, Any] = {**head, "event": f"{head['event']}#{task.task}"}
-        yield JobTask(**of_task, **launch, task=task)
+        task_head: dict[str, Any] = {**head, "event": f"{head['event']}#{task.task}"}
+        yield JobTask(**task_head, **launch, task=task)
 
 
 LOG_EVENT_KINDS: Final = frozenset({RUN_START, RUN_SUSPEND, RUN_END, STEP_USAGE, STEP_ACCOUNTED})
@@ -229,31 +229,31 @@ class RunRecords:
     """Merged records of one run; of two records for the same thing, the later one counts."""
 
     def __init__(self) -> None:
-        self._of_run: JobTerminated | JobStart | JobSuspend | None = None
+        self._run_record: JobTerminated | JobStart | JobSuspend | None = None
         self._pieces: dict[datetime, JobTerminated] = {}
         self._launches: dict[_Launch, JobStep] = {}
         self._tasks: dict[_Launch, dict[int, TaskUsage]] = {}
-        self._accounted: dict[str, JobAccounted] = {}
+        self._imported_steps: dict[str, JobAccounted] = {}
 
-    def add(self, record: AnyJobLogRecord) -> None:
+    def add_record(self, record: AnyJobLogRecord) -> None:
         """Add the next record of the run."""
         if isinstance(record, JobTask):
-            of_launch = self._tasks.setdefault(_launch_key(record), {})
-            of_launch[record.task.task] = record.task
+            launch_tasks = self._tasks.setdefault(_launch_key(record), {})
+            launch_tasks[record.task.task] = record.task
         elif isinstance(record, JobStep) and record.withdrawn:
             self._launches.pop(_launch_key(record), None)
             self._tasks.pop(_launch_key(record), None)
         elif isinstance(record, JobStep):
             self._launches[_launch_key(record)] = record
         elif isinstance(record, JobAccounted):
-            self._accounted[record.line.step] = record
+            self._imported_steps[record.line.step] = record
         elif isinstance(record, JobTerminated) and record.piece_end is not None:
             self._pieces[record.piece_end] = record
-        elif isinstance(record, JobTerminated) or not isinstance(self._of_run, JobTerminated):
+        elif isinstance(record, JobTerminated) or not isinstance(self._run_record, JobTerminated):
             # A record of the start, however late it comes, does not replace the end.
-            self._of_run = record
+            self._run_record = record
 
-    def lines(self, *, is_latest: bool) -> Iterator[UsageLine]:
+    def build_lines(self, *, is_latest: bool) -> Iterator[UsageLine]:
         """Yield lines of the run's former sizes, then of the run, each before its steps.
 
         Args:
@@ -261,57 +261,63 @@ class RunRecords:
         """
         ends = sorted(self._pieces)
         for end in ends:
-            yield from self._part(
+            yield from self._build_piece_lines(
                 self._pieces[end], _to_run_fact(self._pieces[end]), is_latest=False
             )
-        if self._of_run is None:
+        if self._run_record is None:
             return
-        fact = _to_run_fact(self._of_run)
+        run_event = _to_run_fact(self._run_record)
         if ends:
             # The current size began where the last former one ended.
-            current = msgspec.structs.replace(fact.record, start=ends[-1])
-            fact = msgspec.structs.replace(fact, record=current)
+            current = msgspec.structs.replace(run_event.record, start=ends[-1])
+            run_event = msgspec.structs.replace(run_event, record=current)
         # A requeued job has another run, even if no record of it has arrived yet.
-        is_latest = is_latest and strip_state_suffix(fact.record.state) != "REQUEUED"
-        yield from self._part(self._of_run, fact, is_latest=is_latest)
+        is_latest = is_latest and strip_state_suffix(run_event.record.state) != "REQUEUED"
+        yield from self._build_piece_lines(self._run_record, run_event, is_latest=is_latest)
 
-    def _part(
-        self, record: JobTerminated | JobStart | JobSuspend, fact: RunEvent, *, is_latest: bool
+    def _build_piece_lines(
+        self, record: JobTerminated | JobStart | JobSuspend, run_event: RunEvent, *, is_latest: bool
     ) -> Iterator[UsageLine]:
         """Yield the line of the run or a former size, then the lines of its steps."""
-        run = build_run_line(record.cluster, fact, is_latest=is_latest, source=record.source)
-        steps = sorted(self._steps(run), key=lambda line: (rank_step(line.step), line.step))
-        yield add_steps(run, steps)
-        yield from steps
+        run_line = build_run_line(
+            record.cluster, run_event, is_latest=is_latest, source=record.source
+        )
+        step_lines = sorted(
+            self._build_step_lines(run_line), key=lambda line: (rank_step(line.step), line.step)
+        )
+        yield add_steps(run_line, step_lines)
+        yield from step_lines
 
-    def _steps(self, run: UsageLine) -> Iterator[UsageLine]:
+    def _build_step_lines(self, run_line: UsageLine) -> Iterator[UsageLine]:
         """Yield the lines of the steps that ran in one piece of the run."""
-        by_step: dict[str, list[StepUsage]] = {}
+        usages_by_step: dict[str, list[StepUsage]] = {}
         for launch in {**self._launches, **self._tasks}:
-            if self._piece_at(launch[2]) == run.piece_us:
-                usage = self._usage(run, launch)
-                by_step.setdefault(usage.step, []).append(usage)
-        for launches in by_step.values():
-            yield build_step_line(run, launches, is_over=isinstance(self._of_run, JobTerminated))
-        if run.piece_us:
+            if self._find_piece_end(launch[2]) == run_line.piece_us:
+                usage = self._build_usage(run_line, launch)
+                usages_by_step.setdefault(usage.step, []).append(usage)
+        for usages in usages_by_step.values():
+            yield build_step_line(
+                run_line, usages, is_over=isinstance(self._run_record, JobTerminated)
+            )
+        if run_line.piece_us:
             return
-        known = {step for step, _, _ in {**self._launches, **self._tasks}}
-        for step, accounted in self._accounted.items():
-            if step not in known:
-                yield adopt_step_line(run, accounted.line)
+        reported_steps = {step for step, _, _ in {**self._launches, **self._tasks}}
+        for step, imported in self._imported_steps.items():
+            if step not in reported_steps:
+                yield adopt_step_line(run_line, imported.line)
 
-    def _piece_at(self, us: int) -> int:
+    def _find_piece_end(self, at_us: int) -> int:
         """Return the end (µs) of the piece that contains this moment; 0 for the current size."""
         ends = (to_micros(end) for end in sorted(self._pieces))
-        return next((end_us for end_us in ends if us < end_us), 0)
+        return next((end_us for end_us in ends if at_us < end_us), 0)
 
-    def _usage(self, run: UsageLine, launch: _Launch) -> StepUsage:
+    def _build_usage(self, run_line: UsageLine, launch: _Launch) -> StepUsage:
         """Build the usage of one launch from its records."""
         tasks = self._tasks.get(launch, {})
         usage = StepUsage(
-            job_id=run.job_id,
-            first_submit=from_micros(run.first_submit_us),
-            restarts=run.restarts,
+            job_id=run_line.job_id,
+            first_submit=from_micros(run_line.first_submit_us),
+            restarts=run_line.restarts,
             step=launch[0],
             node=launch[1],
             launched_us=launch[2],

@@ -94,82 +94,85 @@ class LogState:
         SqliteError, SqliteUnavailable: As :func:`steward.core.sqlite.open_database`.
     """
 
-    def __init__(self, path: str, *, reading: bool = False) -> None:
+    def __init__(self, path: str, *, read_only: bool = False) -> None:
         self._path = path
         # NORMAL: a power loss may take the last batches together with their lengths; the journal,
         # which is not trimmed for a while, delivers them again.
         self._connection: Connection = (
             open_reader(path)
-            if reading
+            if read_only
             else open_database(path, LOG_MIGRATIONS, synchronous="NORMAL")
         )
-        if not reading:
+        if not read_only:
             with translate_errors(path):
                 # Overwrite blanked text: a purge leaves no copy in a free page.
                 self._connection.execute("PRAGMA secure_delete=ON")
 
-    def _rows(self, sql: str, *values: object) -> list[Any]:
+    def _select_rows(self, sql: str, *values: object) -> list[Any]:
         with translate_errors(self._path):
             return list(self._connection.execute(sql, values))
 
-    def _value(self, sql: str, *values: object) -> Any:
-        rows = self._rows(sql, *values)
+    def _select_value(self, sql: str, *values: object) -> Any:
+        rows = self._select_rows(sql, *values)
         return rows[0][0] if rows else None
 
-    def cursor(self) -> int:
+    def read_cursor(self) -> int:
         """Return the position of the last applied event."""
-        return int(self._value("SELECT position FROM cursor"))
+        return int(self._select_value("SELECT position FROM cursor"))
 
-    def location(self) -> str:
+    def read_location(self) -> str:
         """Return the log directory that the lengths belong to; "" at first."""
-        return str(self._value("SELECT location FROM cursor"))
+        return str(self._select_value("SELECT location FROM cursor"))
 
-    def files(self) -> dict[str, tuple[int, int]]:
+    def read_files(self) -> dict[str, tuple[int, int]]:
         """Return the growing files: length, and time of the last append in seconds."""
-        return {name: (length, at) for name, length, at in self._rows("SELECT * FROM file")}
+        return {
+            name: (length, written_s)
+            for name, length, written_s in self._select_rows("SELECT * FROM file")
+        }
 
-    def days(self) -> dict[str, int]:
+    def read_days(self) -> dict[str, int]:
         """Return the closed days with their state."""
-        return dict(self._rows("SELECT * FROM day"))
+        return dict(self._select_rows("SELECT * FROM day"))
 
-    def day_of(self, run: RunKey) -> str:
+    def find_day(self, run: RunKey) -> str:
         """Return the day that holds an ended run's records; "" while the run has not ended."""
-        return self._value(f"SELECT day FROM run {_WHERE_RUN}", *run) or ""  # noqa: S608 - our own text
+        return self._select_value(f"SELECT day FROM run {_WHERE_RUN}", *run) or ""  # noqa: S608 - our own text
 
-    def run_of_submit(self, cluster: str, job_id: int, submit_us: int) -> tuple[RunKey, str] | None:
+    def find_run(self, cluster: str, job_id: int, submit_us: int) -> tuple[RunKey, str] | None:
         """Find the ended run with this submit time of its own; return it with its day."""
-        rows = self._rows(
+        rows = self._select_rows(
             "SELECT restarts, day FROM run WHERE cluster = ? AND job_id = ? AND submit_us = ?",
             *(cluster, job_id, submit_us),
         )
         return ((cluster, job_id, submit_us, rows[0][0]), rows[0][1]) if rows else None
 
-    def waiting(self, run: RunKey) -> Iterator[bytes]:
+    def read_waiting(self, run: RunKey) -> Iterator[bytes]:
         """Yield the lines that wait for a run's end, in order of arrival."""
         sql = f"SELECT lines FROM waiting {_WHERE_RUN} ORDER BY number"  # noqa: S608 - likewise
         with translate_errors(self._path):
             for (lines,) in self._connection.execute(sql, run):
                 yield lines
 
-    def waiting_since(self, cluster: str, submit_us: int) -> list[int]:
+    def list_waiting_since(self, cluster: str, submit_us: int) -> list[int]:
         """Return the numbers of waiting lines of runs submitted at this time or later."""
-        rows = self._rows(
+        rows = self._select_rows(
             "SELECT number FROM waiting WHERE cluster = ? AND submit_us >= ? ORDER BY number",
             *(cluster, submit_us),
         )
         return [number for (number,) in rows]
 
-    def waiting_lines(self, number: int) -> bytes:
+    def read_waiting_lines(self, number: int) -> bytes:
         """Return the waiting lines with a number."""
-        return bytes(self._value("SELECT lines FROM waiting WHERE number = ?", number))
+        return bytes(self._select_value("SELECT lines FROM waiting WHERE number = ?", number))
 
-    def purges(self) -> list[PurgedScript]:
+    def list_purges(self) -> list[PurgedScript]:
         """Return the recently purged scripts."""
-        return self._rows("SELECT cluster, job_id, written_us FROM purge")
+        return self._select_rows("SELECT cluster, job_id, written_us FROM purge")
 
-    def looks(self) -> list[str]:
+    def list_scan_days(self) -> list[str]:
         """Return the days still to scan for purged text, the latest first."""
-        return [day for (day,) in self._rows("SELECT day FROM look ORDER BY day DESC")]
+        return [day for (day,) in self._select_rows("SELECT day FROM look ORDER BY day DESC")]
 
     def is_superseded(self, run: RunKey) -> bool:
         """Return True if a later run of the same job is known."""
@@ -177,10 +180,10 @@ class LogState:
             "SELECT 1 FROM {} WHERE cluster = ? AND job_id = ? AND submit_us >= ? AND restarts > ? "
             "LIMIT 1"
         )
-        return any(self._value(sql.format(table), *run) for table in ("run", "waiting"))
+        return any(self._select_value(sql.format(table), *run) for table in ("run", "waiting"))
 
     @contextmanager
-    def writing(self) -> "Iterator[LogStateWriter]":
+    def open_writer(self) -> "Iterator[LogStateWriter]":
         """Open a transaction for writing.
 
         Raises:
@@ -189,7 +192,7 @@ class LogState:
         with transaction(self._connection, self._path) as connection:
             yield LogStateWriter(connection)
 
-    def overwrite(self) -> None:
+    def truncate_wal(self) -> None:
         """Truncate the WAL, so that it keeps no copy of blanked text."""
         with translate_errors(self._path):
             self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -205,11 +208,11 @@ class LogStateWriter:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    def advance(self, position: int) -> None:
+    def advance_cursor(self, position: int) -> None:
         """Move the cursor; a replayed event may come with an older position, which is ignored."""
         self._connection.execute("UPDATE cursor SET position = max(position, ?)", (position,))
 
-    def move_to(self, location: str) -> None:
+    def set_location(self, location: str) -> None:
         """Change to another log directory and drop the records of the former one's files."""
         self._connection.execute("UPDATE cursor SET location = ?", (location,))
         self._connection.execute("DELETE FROM file")
@@ -223,13 +226,13 @@ class LogStateWriter:
             (*run, lines),
         )
 
-    def end(self, run: RunKey, day: str) -> None:
+    def end_run(self, run: RunKey, day: str) -> None:
         """Record the end of a run, and drop its waiting lines."""
         self._connection.execute("INSERT OR REPLACE INTO run VALUES (?, ?, ?, ?, ?)", (*run, day))
-        for one in (run, (*run[:3], -1)):
-            self._connection.execute(f"DELETE FROM waiting {_WHERE_RUN}", one)  # noqa: S608 - ours
+        for run_key in (run, (*run[:3], -1)):
+            self._connection.execute(f"DELETE FROM waiting {_WHERE_RUN}", run_key)  # noqa: S608 - ours
 
-    def wrote(self, name: str, length: int, written_s: int) -> None:
+    def set_file_length(self, name: str, length: int, written_s: int) -> None:
         """Record a file's new length."""
         self._connection.execute(
             "INSERT OR REPLACE INTO file VALUES (?, ?, ?)", (name, length, written_s)
@@ -241,7 +244,7 @@ class LogStateWriter:
 
     def forget_files(self, names: Iterable[str]) -> None:
         """Drop files that no longer exist."""
-        self._connection.executemany("DELETE FROM file WHERE name = ?", [(one,) for one in names])
+        self._connection.executemany("DELETE FROM file WHERE name = ?", [(name,) for name in names])
 
     def forget_day(self, day: str) -> None:
         """Drop a day that was removed from the log, with its runs."""
@@ -258,11 +261,11 @@ class LogStateWriter:
             "INSERT OR REPLACE INTO look VALUES (?)", [(day,) for day in days]
         )
 
-    def wait_anew(self, number: int, lines: bytes) -> None:
+    def replace_waiting(self, number: int, lines: bytes) -> None:
         """Replace the waiting lines with a number."""
         self._connection.execute("UPDATE waiting SET lines = ? WHERE number = ?", (lines, number))
 
-    def looked(self, day: str) -> None:
+    def mark_scanned(self, day: str) -> None:
         """Mark a day as scanned for purged text."""
         self._connection.execute("DELETE FROM look WHERE day = ?", (day,))
 
