@@ -175,7 +175,7 @@ class PowerCut(Exception):
     """A power failure: no file changes any more."""
 
 
-_STEPS: Final = ("rename", "sync_directory", "remove")
+_STEPS: Final = ("rename_file", "sync_directory", "remove_file")
 
 
 def cut_power(patch: pytest.MonkeyPatch, after: int) -> None:

@@ -4,8 +4,9 @@ import msgspec
 import pytest
 
 from harness.events import NOON
-from steward.bank.enforcement import build_claim, group_by_hold, is_hold_too_large, needs_hold
+from steward.bank.enforcement import build_claim, is_hold_too_large
 from steward.bank.money import MICRO
+from steward.bank.queue_holds import group_by_hold, needs_hold
 from steward.bank.records import Hold, Quote
 from steward.core.records import JobRecord
 from steward.jobs import Job

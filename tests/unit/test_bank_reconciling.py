@@ -12,12 +12,12 @@ from harness.bank import BY, HOUR, rate
 from harness.events import NOON
 from harness.jobs import record
 from harness.site import Site
+from steward.bank.backfill import backfill_cluster
 from steward.bank.billing import Pricing
 from steward.bank.ledger import Authorship
 from steward.bank.reconciliation import (
     DueCharges,
     RegularReconciliation,
-    backfill_cluster,
     mark_unpriced,
     post_due_charges,
     read_own_charges,

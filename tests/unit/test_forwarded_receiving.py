@@ -194,7 +194,7 @@ def test_without_a_certificate_nobody_is_heard(
     assert receiver.keys() == []
 
 
-@pytest.mark.parametrize("limits", [{"most_strangers": 4}])
+@pytest.mark.parametrize("limits", [{"max_unidentified": 4}])
 def test_who_says_nothing_makes_room_for_others(receiver: ForwardedSite, connect: Connect) -> None:
     known = connect()
     assert known.greet().verdict == "durable"
@@ -208,7 +208,7 @@ def test_who_says_nothing_makes_room_for_others(receiver: ForwardedSite, connect
             one.close()
 
 
-@pytest.mark.parametrize("limits", [{"most_strangers": 8}])
+@pytest.mark.parametrize("limits", [{"max_unidentified": 8}])
 def test_a_flood_takes_no_more_threads_than_there_may_be(
     receiver: ForwardedSite, connect: Connect
 ) -> None:
@@ -228,7 +228,7 @@ def test_a_flood_takes_no_more_threads_than_there_may_be(
     assert most <= 12
 
 
-@pytest.mark.parametrize("limits", [{"most_of_cluster": 3}])
+@pytest.mark.parametrize("limits", [{"max_per_cluster": 3}])
 def test_one_cluster_takes_no_place_of_anothers(receiver: ForwardedSite, connect: Connect) -> None:
     many = [connect() for _ in range(9)]
     for raw in many:

@@ -12,8 +12,8 @@ from harness.bank import BY, HOUR, rate
 from harness.events import NOON
 from harness.mybrc import ReportingSite
 from servers.mybrc import balance, client_of, mybrc_settings, serving, token_of, with_money
+from steward.bank.backfill import backfill_cluster
 from steward.bank.ledger import Account
-from steward.bank.reconciliation import backfill_cluster
 from steward.bank.records import Charge
 from steward.core.config import Settings
 from steward.core.events import RUN_END

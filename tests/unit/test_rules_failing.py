@@ -210,7 +210,7 @@ def test_kills_at_each_step_leave_each_execution_once(
     else:
         if moment != "decided":
             site.give(*events)
-        name = {"decided": "put", "start": "start", "end": "end"}[moment]
+        name = {"decided": "insert", "start": "record_start", "end": "record_end"}[moment]
         original = getattr(RulesStore, name)
         left = [2]
 

@@ -26,18 +26,13 @@ from steward.bank.billing import (
     is_requeue_lost,
     match_earlier_charge,
 )
-from steward.bank.enforcement import (
-    STARTED_STATES,
-    HoldPlacement,
-    UnpaidJobs,
-    group_by_hold,
-    needs_hold,
-)
+from steward.bank.enforcement import STARTED_STATES, UnpaidJobs
 from steward.bank.errors import NoRate
 from steward.bank.gate.client import GateClient
 from steward.bank.gate.requests import ShownJob
 from steward.bank.gate_sync import GateSync
 from steward.bank.ledger import Authorship, open_ledger
+from steward.bank.queue_holds import HoldPlacement, group_by_hold, needs_hold
 from steward.bank.reconciliation import RegularReconciliation, mark_unpriced
 from steward.bank.records import Hold
 from steward.bank.remote import cancel_reported_charges, list_own_charges, load_remote_banks

@@ -15,9 +15,8 @@ from steward.bank.actions.jobs import (
     ExplainedCharge,
     ExplainReply,
     ExplainRequest,
-    QuoteReply,
-    QuoteRequest,
 )
+from steward.bank.actions.quotes import QuoteReply, QuoteRequest
 from steward.bank.records import PriceLine, Quote
 from steward.cli.bank_options import (
     ClusterOption,

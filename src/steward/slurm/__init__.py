@@ -45,7 +45,7 @@ else:
     # Loaded on first use: many modules need only the names of states and never run a command.
     __getattr__ = make_lazy_getattr(
         __name__,
-        accounting=("StoredScript",),
+        slurmdbd=("StoredScript",),
         arrays=("includes_task",),
         client=("MAX_COMPLETED", "Slurm"),
         errors=(

@@ -238,7 +238,7 @@ def backfill_charges(
         BankRefused: The caller is no operator.
         BankUsage: A time is invalid, or the cluster does not exist.
     """
-    from steward.bank.reconciliation import backfill_cluster as charge
+    from steward.bank.backfill import backfill_cluster as charge
 
     _need_operator(context, caller, "backfill")
     cluster = context.resolve_cluster(request.cluster)

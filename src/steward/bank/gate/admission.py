@@ -17,15 +17,20 @@ Only `VainHolds` has state; `holds.py` places the hold that a decision plans. Ba
 import math
 from collections.abc import Iterable
 from typing import Final
-from urllib.parse import urlsplit
 
 import msgspec
 
 from steward.bank.errors import NoEstimate, NoRate
 from steward.bank.gate import token
 from steward.bank.gate.balances import AccountBalances, OpenHold
-from steward.bank.gate.policy import GateRules, to_datetime
-from steward.bank.money import format_money
+from steward.bank.gate.policy import GateRules
+from steward.bank.gate.rejections import (
+    format_rejection,
+)
+from steward.bank.gate.vain_holds import (
+    MOST_COUNTED_VAIN_S,
+    VainHolds,
+)
 from steward.bank.records import JobRequest, Mode, Quote
 
 Shares = tuple[tuple[int, int], ...]
@@ -156,268 +161,6 @@ def make_rejection(
         quote=quote,
         is_alarming=is_alarming,
     )
-
-
-MOST_TRUSTED_VAIN_S: Final = 20.0
-"""Vain time, at all of an account's available SU, beyond which a user is in doubt, in seconds."""
-MOST_COUNTED_VAIN_S: Final = 10.0
-"""Longest time that a void hold counts, in seconds: a user is not to blame for failed polls."""
-_MOST_VAIN_S: Final = 30.0
-"""Upper bound of a user's recorded vain time, in seconds."""
-_LEAST_VAIN_S: Final = 1.0
-"""Vain time below which a record is dropped, in seconds."""
-
-
-class VainHolds:
-    """Record of SU held in vain, per payer and user: holds whose jobs Slurm never showed.
-
-    slurmctld does not say whether the job will stay: ``sbatch --test-only`` asks like any other, as
-    does a job that Slurm rejects later. Each gets a hold until a poll shows that there is no job. A
-    user who submits so in a loop would block everybody's SU; once in doubt they may hold only a
-    part, until the record has decayed. The record is in memory only: a restarted gate trusts all.
-
-    The unit is seconds for which all available SU were held. The record decays over time, so that
-    on average one user holds less than half of their share in vain.
-
-    Args:
-        share: Part of the available SU that a user in doubt may hold for unseen jobs.
-    """
-
-    def __init__(self, share: float) -> None:
-        self._share = share
-        self._records: dict[tuple[str, int], tuple[float, int]] = {}
-
-    def add(self, payer: str, uid: int, vain_s: float, now_us: int) -> None:
-        """Record that all available SU of a payer were held in vain for this many seconds."""
-        vain_s += self._get_vain_s(payer, uid, now_us)
-        self._records[payer, uid] = (min(vain_s, _MOST_VAIN_S), now_us)
-
-    def get_limit(self, payer: str, uid: int, available: int, now_us: int) -> int | None:
-        """Return how much may be held for a user's unseen jobs, micro-SU; None for no bound.
-
-        ``available`` is the payer's available SU plus the holds for the user's unseen jobs, micro-
-        SU.
-        """
-        if not self._records or self.get_wait_s(payer, uid, now_us) <= 0:
-            return None
-        return int(max(0, available) * self._share)
-
-    def get_wait_s(self, payer: str, uid: int, now_us: int) -> float:
-        """Return the seconds until a user is trusted again; 0 for a trusted user."""
-        over_s = self._get_vain_s(payer, uid, now_us) - MOST_TRUSTED_VAIN_S
-        return max(0.0, over_s) / self._decay_rate
-
-    def drop_decayed(self, now_us: int) -> None:
-        """Drop records that have decayed."""
-        for payer, uid in list(self._records):
-            if self._get_vain_s(payer, uid, now_us) < _LEAST_VAIN_S:
-                del self._records[payer, uid]
-
-    @property
-    def _decay_rate(self) -> float:
-        # Slower than a user in doubt can hold SU: a submit loop never regains trust.
-        return self._share / 2
-
-    def _get_vain_s(self, payer: str, uid: int, now_us: int) -> float:
-        vain_s, at_us = self._records.get((payer, uid), (0.0, now_us))
-        return max(0.0, vain_s - (now_us - at_us) / 1e6 * self._decay_rate)
-
-
-_MINUTES_A_DAY: Final = 1440
-_SHOWN_IN_MINUTES_S: Final = 120
-"""Age from which a balance's age is shown in minutes, in seconds."""
-_MOST_NAMES: Final = 3
-"""Maximum number of accounts and of owners that a message names."""
-
-
-def format_rejection(
-    balances: AccountBalances,
-    rules: GateRules,
-    case: AdmissionCase,
-    quote: Quote,
-    shortfall: Shortfall,
-) -> str:
-    """Write the rejection message for a user: cost, shortfall, balance, and what would fit."""
-    lines = [_format_headline(rules, case, quote, shortfall)]
-    if shortfall.what == "unknown":
-        return "\n".join([*lines, _format_remote_age(balances, rules, case)])
-    lines += _format_balance(balances, rules, case, shortfall)
-    lines += _format_assumed_limit(rules, case, quote)
-    if rules.budget.is_spent():
-        return "\n".join(lines)  # slurmctld waits: skip the search
-    suggestion = _format_smaller_requests(rules, case, quote, shortfall)
-    if suggestion:
-        lines.append(f"  What would fit: {suggestion}.")
-    elif shortfall.what not in ("share", "unseen"):
-        lines += _format_alternatives(balances, rules, case, quote)
-    return "\n".join(lines)
-
-
-def _format_headline(
-    rules: GateRules, case: AdmissionCase, quote: Quote, shortfall: Shortfall
-) -> str:
-    """Write the message's first line: the cost and the limit that it exceeds."""
-    account = case.account
-    cost = format_money(quote.amount, rules.unit)
-    what = f"this job may cost {cost}"
-    if shortfall.needed != quote.amount:
-        what = (
-            f"this change may cost {format_money(shortfall.needed, rules.unit)} more "
-            f"({cost} in all)"
-        )
-    available = format_money(max(0, shortfall.free), rules.unit)
-    if shortfall.what == "user":
-        return (
-            f"Steward: {what}, but user {case.user} has {available} left to spend "
-            f"in account {account}"
-        )
-    if shortfall.what == "unknown":
-        return f"Steward: {what}, but what account {account} has is not known just now"
-    if shortfall.what == "share":
-        return (
-            f"Steward: {what}, but only {available} more of account {account} may be held for one "
-            "user's jobs"
-        )
-    if shortfall.what == "unseen":
-        return (
-            f"Steward: {what}, but jobs of yours were asked for again and again that Slurm then "
-            f"did not have (sbatch --test-only asks, too), so that only {available} more of "
-            "account "
-            f"{account} may be held until Slurm shows their jobs: try again in {shortfall.wait_s} s"
-        )
-    if shortfall.free < 0:
-        return f"Steward: {what}, but account {account} is overdrawn"
-    return f"Steward: {what}, but account {account} has {available} free"
-
-
-def _format_balance(
-    balances: AccountBalances, rules: GateRules, case: AdmissionCase, shortfall: Shortfall
-) -> list[str]:
-    """Write the lines on the account's balance, holds, credit limit and next allocation."""
-    unit, account = rules.unit, case.account
-    means = balances.get_means(account, case.user, case.job.uid, case.now_us)
-    granted = sum(allocation.total for allocation in balances.iter_active(means.payer, case.now_us))
-    lines = []
-    if shortfall.what == "user" and means.user_limit is not None:
-        lines.append(
-            f"  Of the limit of {format_money(means.user_limit, unit)}, "
-            f"{format_money(means.user_spent, unit)} "
-            f"are spent and {format_money(means.user_held, unit)} held for other jobs."
-        )
-    else:
-        paid = f" (paid by {means.payer})" if means.payer != account else ""
-        spent = f"{format_money(max(0, granted - means.balance), unit)} spent, " if granted else ""
-        credit = f", credit {format_money(means.credit, unit)}" if means.credit else ""
-        lines.append(
-            f"  Account {account}{paid}: {spent}balance {format_money(means.balance, unit)}, "
-            f"{format_money(means.held, unit)} held for other jobs{credit}."
-        )
-    if means.at_us:
-        lines.append(_format_remote_age(balances, rules, case))
-    following = balances.find_next_allocation(means.payer, case.now_us)
-    if following and shortfall.what == "account":
-        begins = to_datetime(following.begin_us).astimezone(rules.get_time_zone(case.cluster))
-        lines.append(
-            f"  The next allocation, {format_money(following.balance, unit)}, "
-            f"begins on {begins:%Y-%m-%d at %H:%M}."
-        )
-    return lines
-
-
-def _format_remote_age(balances: AccountBalances, rules: GateRules, case: AdmissionCase) -> str:
-    """Write when the remote myBRC server reported the account's balance."""
-    host = urlsplit(rules.bank.remote.url).hostname
-    at_us = balances.get_remote_at_us(case.account)
-    if not at_us:
-        return f"  {host} was not asked yet: try again in a minute."
-    at = to_datetime(at_us).astimezone(rules.get_time_zone(case.cluster))
-    age_s = max(0, case.now_us - at_us) // 1_000_000
-    age = f"{age_s // 60} min" if age_s >= _SHOWN_IN_MINUTES_S else f"{age_s} s"
-    return f"  {host} said what it has on {at:%Y-%m-%d at %H:%M:%S}, {age} ago."
-
-
-def _format_assumed_limit(rules: GateRules, case: AdmissionCase, quote: Quote) -> list[str]:
-    """Write the assumed time limit, if the job sets none."""
-    estimator = rules.get_estimator(case.cluster)
-    is_given = case.is_change or case.job.time_limit_min is not None
-    if estimator is None or is_given or not quote.tres:
-        return []
-    partition = estimator.model.partitions.get(quote.partition)
-    seconds = None
-    if partition is not None:
-        seconds = (
-            partition.max_time_s if partition.default_time_s is None else partition.default_time_s
-        )
-    minutes = (rules.bank.default_time_s if seconds is None else seconds) // 60
-    clock = _format_minutes(minutes)
-    return [f"  It gives no time limit, so {clock} are reckoned with: a shorter --time costs less."]
-
-
-def _format_alternatives(
-    balances: AccountBalances, rules: GateRules, case: AdmissionCase, quote: Quote
-) -> list[str]:
-    """Name the user's other accounts that can pay, and the owners to ask for more."""
-    lines = []
-    for name in balances.list_accounts(case.user) if case.user else ():
-        if rules.budget.is_spent():
-            break
-        books = balances.accounts[name]
-        if name == case.account or books.closed:
-            continue
-        means = balances.get_means(name, case.user, case.job.uid, case.now_us)
-        available = means.available
-        if means.user_limit is not None:
-            available = min(available, means.user_limit - means.user_spent - means.user_held)
-        if available >= quote.amount:
-            lines.append(f"  Account {name} of yours can pay it (--account={name}).")
-        if len(lines) == _MOST_NAMES:
-            break
-    account = balances.accounts.get(case.account)
-    payer = balances.accounts.get(balances.get_payer(case.account))
-    owners = (account.owners if account else ()) or (payer.owners if payer else ())
-    owner_names = " or ".join(owners[:_MOST_NAMES])
-    verb = "looks" if len(owners) == 1 else "look"
-    lines.append(
-        f"  For more of account {case.account} ask {owner_names}, who {verb} after it."
-        if owner_names
-        else f"  For more of account {case.account} ask those who run the cluster."
-    )
-    return lines
-
-
-def _format_smaller_requests(
-    rules: GateRules, case: AdmissionCase, quote: Quote, shortfall: Shortfall
-) -> str:
-    """Describe a smaller request that the account could pay; "" if there is none."""
-    estimator = rules.get_estimator(case.cluster)
-    affordable = quote.amount - shortfall.needed + shortfall.free
-    # If the caller gave only a cost, no request is known that could be made smaller.
-    if estimator is None or affordable <= 0 or not quote.tres:
-        return ""
-    suggestions = []
-    try:
-        minutes = estimator.find_longest_limit(
-            case.job,
-            affordable,
-            to_datetime(case.first_submit_us),
-            tasks=quote.tasks,
-            budget=rules.budget,
-        )
-    except NoEstimate:
-        minutes = None  # with another time limit the job cannot be priced
-    if minutes is not None and minutes > 0:
-        suggestions.append(f"a time limit of at most {_format_minutes(minutes)} (--time={minutes})")
-    if quote.tasks > 1 and quote.per_task:
-        tasks = affordable // quote.per_task
-        if tasks:
-            suggestions.append(f"{tasks} of its {quote.tasks} tasks")
-    return ", or ".join(suggestions)
-
-
-def _format_minutes(minutes: int) -> str:
-    days, rest = divmod(minutes, _MINUTES_A_DAY)
-    clock = f"{rest // 60:02}:{rest % 60:02}:00"
-    return f"{days}-{clock}" if days else clock
 
 
 DEFERRED_START_US: Final = 15 * 60 * 1_000_000
@@ -833,3 +576,27 @@ def _accept(case: AdmissionCase, *, plan: HoldPlan | None = None, short: str = "
         quote=plan.quote if plan else None,
         is_bound=plan is not None and not case.free_pass and plan.amount > 0,
     )
+
+
+GRANT_US: Final = 10_000_000
+"""Time for which a grant waits for slurmctld's request, in µs."""
+
+
+class ChangeGrant(msgspec.Struct, frozen=True):
+    """A change that the gate approved and Steward is about to send for a user.
+
+    Attributes:
+        jobs: The jobs as the command names them.
+        job: The requested change.
+        until_us: Expiry, µs since the epoch; until then slurmctld's request may consume the grant.
+        is_started: Whether the job had started.
+        restarts: Restart count of the run that the change is for.
+        extras: Ids of the holds placed for this change alone.
+    """
+
+    jobs: str
+    job: JobRequest
+    until_us: int
+    is_started: bool
+    restarts: int
+    extras: frozenset[str]

@@ -25,10 +25,11 @@ from steward.bank.estimate import add_unshown_requests, apply_update, is_compati
 from steward.bank.estimate.request_limits import LONGEST_TEXT
 from steward.bank.gate import token
 from steward.bank.gate.admission import (
+    GRANT_US,
+    ChangeGrant,
     Decision,
     DecisionMaker,
     HoldPlan,
-    VainHolds,
     complete_description,
 )
 from steward.bank.gate.balances import AccountBalances, OpenHold
@@ -57,6 +58,7 @@ from steward.bank.gate.unconfirmed_changes import (
     list_task_descriptions,
     set_limit,
 )
+from steward.bank.gate.vain_holds import VainHolds
 from steward.bank.ledger import RejectedJob
 from steward.bank.money import format_money
 from steward.bank.records import GateBooks, JobRequest, Quote
@@ -81,8 +83,6 @@ _TOO_MANY: Final = (
 )
 _NOT_PERMITTED: Final = "Steward: permission denied: this job is not yours to change"
 """All that a sender without rights on a job is told: slurmctld asks before it checks permission."""
-GRANT_US: Final = 10_000_000
-"""Time for which a grant waits for slurmctld's request, in µs."""
 ROOT_CHANGE_US: Final = 15 * 60_000_000
 """Time for which a change by root waits for the poll that shows it, in µs."""
 _SPLIT_ARRAY: Final = (
@@ -93,26 +93,6 @@ CONFIRMED: Final = "hold.confirmed"
 SETTLED: Final = "hold.settled"
 RELEASED: Final = "hold.released"
 REFUSAL: Final = "refusal"
-
-
-class ChangeGrant(msgspec.Struct, frozen=True):
-    """A change that the gate approved and Steward is about to send for a user.
-
-    Attributes:
-        jobs: The jobs as the command names them.
-        job: The requested change.
-        until_us: Expiry, µs since the epoch; until then slurmctld's request may consume the grant.
-        is_started: Whether the job had started.
-        restarts: Restart count of the run that the change is for.
-        extras: Ids of the holds placed for this change alone.
-    """
-
-    jobs: str
-    job: JobRequest
-    until_us: int
-    is_started: bool
-    restarts: int
-    extras: frozenset[str]
 
 
 class OverdrawError(BankError):

@@ -20,15 +20,11 @@ import msgspec
 from steward.bank.errors import BankRefused, BankUsage, NoEstimate
 from steward.bank.estimate import describe_record
 from steward.bank.gate import token
-from steward.bank.gate.admission import (
-    MOST_COUNTED_VAIN_S,
-    AdmissionCase,
-    HoldPlan,
-    complete_description,
-)
+from steward.bank.gate.admission import AdmissionCase, HoldPlan, complete_description
 from steward.bank.gate.balances import OpenHold
 from steward.bank.gate.holds import CONFIRMED, POLL_MARGIN_US, SETTLED, HoldKeeper
 from steward.bank.gate.requests import CoverReply, CoverRequest, ShownJob
+from steward.bank.gate.vain_holds import MOST_COUNTED_VAIN_S
 from steward.bank.money import format_money
 from steward.bank.records import AllocationBooks, GateBooks, Hold, JobRequest, Quote, Settlement
 from steward.core.config import Settings

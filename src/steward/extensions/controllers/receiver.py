@@ -92,12 +92,12 @@ class ControllerReceiver:
     Args:
         settings: The configuration.
         stores: Stores for script and environment bytes, the preferred one first.
-        known: Tells whether an event of this cluster and key was ever appended; called by one
+        is_known: Tells whether an event of this cluster and key was ever appended; called by one
             thread at a time.
         link: Connection to the journal's writer.
-        most_strangers: Most connections that have not identified themselves. Bounds the threads
+        max_unidentified: Most connections that have not identified themselves. Bounds the threads
             that a flood of connections can take.
-        most_of_cluster: Most connections that report for one cluster, so that its hosts cannot
+        max_per_cluster: Most connections that report for one cluster, so that its hosts cannot
             take the connections of other clusters.
 
     Raises:

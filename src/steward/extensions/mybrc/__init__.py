@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 else:
     __getattr__ = make_lazy_getattr(
         __name__,
-        answers=(
+        services=(
             "SubmitChecks",
             "JobRegistry",
         ),

@@ -24,9 +24,10 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 import msgspec
 
 from steward.bank.errors import BankUsage, LedgerUnavailable, NoRate
-from steward.bank.gate.admission import DecisionMaker, VainHolds
+from steward.bank.gate.admission import DecisionMaker
 from steward.bank.gate.balances import AccountBalances
 from steward.bank.gate.policy import GateRules
+from steward.bank.gate.vain_holds import VainHolds
 from steward.bank.ledger import NO_ACCOUNT, Authorship, ReportedJob
 from steward.bank.money import MICRO, format_money_exact
 from steward.bank.prices import find_rate

@@ -1,0 +1,138 @@
+"""Quotes: the highest price of a job, computed from sbatch's options or script (``bank.quote``)."""
+
+import logging
+import pwd
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from steward.bank.context import BankContext, BankReply
+from steward.bank.errors import BankUsage, GateUnavailable
+from steward.bank.records import JobRequest, Quote
+from steward.core.access import Caller
+from steward.core.actions import Request
+
+if TYPE_CHECKING:
+    from steward.slurm.cluster_model import ClusterModel
+
+log = logging.getLogger(__name__)
+
+_MAX_SCRIPT_CHARS: Final = 4 * 1024 * 1024
+"""Maximum length of a script, in characters."""
+
+
+class QuoteRequest(Request, frozen=True, kw_only=True):
+    """Request of bank.quote: the highest price a job may have.
+
+    Attributes:
+        options: Options of sbatch, as typed on its command line.
+        script: Text of the script, whose #SBATCH lines count; "" for none.
+        cluster: The cluster; "" for the first.
+        user: Owner of the job; "" for the caller. Only operators may name others.
+    """
+
+    options: tuple[str, ...] = ()
+    script: str = ""
+    cluster: str = ""
+    user: str = ""
+
+
+class QuoteReply(BankReply, frozen=True, kw_only=True):
+    """Reply with the highest price a job may have.
+
+    Attributes:
+        quotes: The estimate and its inputs; one for each component of a heterogeneous job.
+        amount: Total price, in micro-SU.
+        cluster: The cluster.
+        is_let_in: Whether the gate would admit it now; None if the gate does not answer, or if
+            the caller may not see the account's balance: repeated quotes would reveal it.
+        say: Message the gate would show to the user; "" for none.
+        free: Available amount of the account; None as for ``is_let_in``.
+    """
+
+    quotes: tuple[Quote, ...]
+    amount: int
+    cluster: str
+    is_let_in: bool | None = None
+    say: str = ""
+    free: int | None = None
+
+
+def quote_job(context: BankContext, caller: Caller, request: QuoteRequest) -> QuoteReply:
+    """Estimate the highest price of a job, and whether the gate would admit it.
+
+    Raises:
+        BankUsage: sbatch has no such option, or its value is invalid.
+        BankRefused: It is for another user, and the caller is no operator.
+        NoRate: Its partition has no rate.
+        NoEstimate: The resources it may be allocated cannot be determined.
+        SlurmError: The cluster has not been polled yet, and its Slurm does not answer.
+    """
+    from steward.bank.estimate import estimate, parse_jobs
+
+    if len(request.script) > _MAX_SCRIPT_CHARS:
+        raise BankUsage("that is no script that sbatch would take: it is too long")
+    cluster = context.resolve_cluster(request.cluster)
+    with context.ledger.reading() as t:
+        rights = context.get_rights(caller, t)
+        if request.user and request.user != rights.user:
+            rights.require_operator("ask for others")
+        rates = t.rates.list_all(cluster)
+        model = _cluster_model(context, t.read_mark(f"picture:{cluster}"), cluster)
+    jobs = parse_jobs(request.options, request.script, uid=_resolve_uid(caller, request.user))
+    settings, now = context.settings.bank, context.now()
+    quotes = tuple(estimate(job, model, rates, settings, now) for job in jobs)
+    account = quotes[0].account
+    account_means = context.get_means(account, request.user or caller.user) if account else None
+    # A quote must not reveal the available amount of accounts the caller may not see.
+    may_see = all(rights.can_see_balance(quote.account) for quote in quotes)
+    available = account_means.available if account_means is not None and may_see else None
+    user = request.user or caller.user
+    is_admitted, message = _ask_gate(context, cluster, jobs, user) if may_see else (None, "")
+    return QuoteReply(
+        quotes=quotes,
+        amount=sum(quote.amount for quote in quotes),
+        cluster=cluster,
+        is_let_in=is_admitted,
+        say=message,
+        free=available,
+        **context.make_heading(),
+    )
+
+
+def _ask_gate(
+    context: BankContext, cluster: str, jobs: Sequence[JobRequest], user: str
+) -> tuple[bool | None, str]:
+    """Ask the gate whether it would admit every component now, and with which message."""
+    messages: list[str] = []
+    gate = context.gate
+    try:
+        for job in jobs:
+            verdict = gate.get_verdict(cluster, job, user)
+            messages.append(verdict.say)
+            if not verdict.ok:
+                return False, verdict.say
+    except GateUnavailable as error:
+        log.debug("the gate does not say: %s", error)
+        return None, ""
+    return True, messages[0]
+
+
+def _cluster_model(context: BankContext, stored: str, cluster: str) -> "ClusterModel":
+    """Return the cluster model that the daemon stored last, or ask Slurm if there is none."""
+    from steward.slurm.cluster_model import ClusterModel
+
+    if stored:
+        return msgspec.json.decode(stored, type=ClusterModel)
+    return context.get_model(cluster)
+
+
+def _resolve_uid(caller: Caller, user: str) -> int:
+    """Return the uid of the caller, or of another user by name."""
+    if not user or user == caller.user:
+        return caller.uid
+    try:
+        return pwd.getpwnam(user).pw_uid
+    except (KeyError, ValueError) as error:  # ValueError: the name contains a NUL
+        raise BankUsage(f"there is no user {user!r}", user) from error

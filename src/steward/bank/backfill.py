@@ -1,0 +1,105 @@
+"""Backfill: charge runs from before the bank started, once."""
+
+from datetime import datetime
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from steward.bank.gate_sync import load_pricing
+from steward.bank.reconciliation import (
+    ChargeDifference,
+    DueCharges,
+    post_due_charges,
+    read_own_charges,
+)
+from steward.core.config import Settings
+from steward.jobs import Jobs, database_path
+from steward.slurm.client import Slurm
+
+if TYPE_CHECKING:
+    from steward.bank.ledger.ledger import Ledger
+
+BACKFILL_REASON: Final = "backfill"
+"""Reason of charges made by a backfill."""
+
+
+class BackfillResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Result of a backfill.
+
+    Attributes:
+        charges: Number of runs charged, or to be charged in a dry run.
+        amount: Sum of the charges, in micro-SU.
+        unpriced: Runs without an applicable rate.
+        passed_over: Number of rows of slurmdbd that could not be parsed.
+    """
+
+    charges: int = 0
+    amount: int = 0
+    unpriced: tuple[ChargeDifference, ...] = ()
+    passed_over: int = 0
+
+
+def backfill_cluster(
+    settings: Settings,
+    ledger: "Ledger",
+    cluster: str,
+    since: datetime,
+    until: datetime,
+    *,
+    is_dry: bool,
+    now: datetime,
+) -> BackfillResult:
+    """Charge all runs that ended in a period and have no charge yet.
+
+    The runs come from jobs.db, with those imported into it, and from slurmdbd. A repeat charges
+    nothing twice, by the runs' keys; :func:`reconcile_cluster` corrects existing charges.
+
+    Args:
+        settings: The whole configuration.
+        ledger: The ledger.
+        cluster: The cluster's name.
+        since: Only runs that ended at this time or later.
+        until: Only runs that ended before this time.
+        is_dry: Whether to report charges without making them.
+        now: The current time; nothing ends later.
+
+    Raises:
+        LedgerUnavailable: The ledger's database is unreachable.
+        SqliteUnavailable: jobs.db does not exist yet.
+        SlurmError: slurmdbd does not answer.
+    """
+    until = min(until, now)
+    jobs = Jobs(database_path(settings.state_dir))
+    passed_over = 0
+    try:
+        due_charges = DueCharges(
+            *(cluster, jobs, load_pricing(settings, ledger, cluster)),
+            lambda job_id: read_own_charges(ledger, cluster, job_id),
+            with_imported=True,
+        )
+        found = post_due_charges(
+            ledger,
+            cluster,
+            due_charges.iter_from_jobs(since, until),
+            why=BACKFILL_REASON,
+            is_dry=is_dry,
+            only_new=True,
+        )
+        of = settings.cluster.get(cluster)
+        slurm = Slurm(cluster, of) if of and of.asks_slurm and not of.remote else None
+        history = slurm.history() if slurm else None
+        if slurm is not None and history is not None:
+            due = due_charges.iter_from_slurmdbd(history, since, until, slurm.resolver)
+            found += post_due_charges(
+                ledger, cluster, due, why=BACKFILL_REASON, is_dry=is_dry, only_new=True
+            )
+            passed_over = history.passed_over
+    finally:
+        jobs.close()
+    priced = [one for one in found if one.due is not None]
+    return BackfillResult(
+        charges=len(priced),
+        amount=sum((one.due or 0) - (one.charged or 0) for one in priced),
+        unpriced=tuple(one for one in found if one.due is None),
+        passed_over=passed_over,
+    )
