@@ -106,19 +106,19 @@ def gaps(
         silent_s=silent,
         limit=limit,
     )
-    answer: GapsAnswer = call_action(place, get_action("accounting.gaps"), request)
+    reply: GapsAnswer = call_action(place, get_action("accounting.gaps"), request)
     if style.json:
-        print_json(answer)
+        print_json(reply)
     else:
-        if answer.findings or style.parsable or not style.header:
-            print_table(_make_gap_columns(answer), answer.findings, style)
+        if reply.findings or style.parsable or not style.header:
+            print_table(_make_gap_columns(reply), reply.findings, style)
         else:
             print("Nothing is missing.")
-    if answer.more:
+    if reply.more:
         output.print_warning(
             f"there is more than {format_count(limit, 'finding')}: see --limit, -S and -E"
         )
-    if fail and answer.findings:
+    if fail and reply.findings:
         raise typer.Exit(1)
 
 
@@ -262,21 +262,19 @@ def dump(
     """
     request = DumpRequest(since=since, until=until, zone=find_requested_zone())
     place = ClientPlace(config=config, socket=socket)
-    answer: DumpAnswer | None = None
+    reply: DumpAnswer | None = None
     for item in stream_action(place, get_action("accounting.dump"), request):
         if isinstance(item, DumpAnswer):
-            answer = item
+            reply = item
         elif is_terminal():
             print(escape_lines(item.text), end="")
         else:
             output.write_bytes(item.text.encode())
-    assert answer is not None, "a stream ends with its answer"
-    for example in answer.examples:
+    assert reply is not None, "a stream ends with its answer"
+    for example in reply.examples:
         output.print_warning(f"no record: {example}")
-    if answer.passed_over:
-        output.print_warning(
-            f"{format_count(answer.passed_over, 'line')} of the log are no records"
-        )
+    if reply.passed_over:
+        output.print_warning(f"{format_count(reply.passed_over, 'line')} of the log are no records")
         raise typer.Exit(1)
 
 
@@ -309,20 +307,20 @@ def expire(
     """
     request = ExpireRequest(before=before, keep_log=keep_log, yes=yes, zone=find_requested_zone())
     place = ClientPlace(config=config, socket=socket)
-    answer: ExpireAnswer = call_action(place, get_action("accounting.expire"), request)
+    reply: ExpireAnswer = call_action(place, get_action("accounting.expire"), request)
     if as_json:
-        print_json(answer)
-    length = sum(day.length for day in answer.days)
-    what = f"{format_count(answer.jobs, 'job')} of jobs.db"
+        print_json(reply)
+    length = sum(day.length for day in reply.days)
+    what = f"{format_count(reply.jobs, 'job')} of jobs.db"
     if not keep_log:
         what += (
-            f" and {format_count(len(answer.days), 'day')} of the job log, "
+            f" and {format_count(len(reply.days), 'day')} of the job log, "
             f"{format_size(length)} bytes"
         )
-    if not answer.done:
+    if not reply.done:
         output.print_warning(f"nothing was removed: --yes removes {what}")
     elif not as_json:
-        print(f"Forgotten: {what}, from before {format_time(answer.before)}.")
+        print(f"Forgotten: {what}, from before {format_time(reply.before)}.")
 
 
 def plugins(
@@ -335,11 +333,11 @@ def plugins(
     """Show the accounting plugins and what went wrong in them."""
     style = options.make_style(as_json, parsable, noheader)
     place = ClientPlace(config=config, socket=socket)
-    answer: PluginsAnswer = call_action(place, get_action("accounting.plugins"), PluginsRequest())
+    reply: PluginsAnswer = call_action(place, get_action("accounting.plugins"), PluginsRequest())
     if style.json:
-        print_json(answer)
+        print_json(reply)
     else:
-        print_table(_PLUGIN_COLUMNS, answer.plugins, style)
+        print_table(_PLUGIN_COLUMNS, reply.plugins, style)
 
 
 def _format_use(plugin: PluginInfo) -> str:

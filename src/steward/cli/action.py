@@ -70,7 +70,7 @@ def action_() -> None:
 @app.command()
 @with_json_call
 def run(
-    asked: CommandCall,
+    call: CommandCall,
     ref: Ref,
     words: Annotated[
         list[str] | None,
@@ -100,12 +100,12 @@ def run(
         dry_run=dry_run,
         force=force,
     )
-    answer: RunOperationReply = asked.call("automation.run", request)
-    if asked.style.json:
-        print_json(answer)
+    reply: RunOperationReply = call.call("automation.run", request)
+    if call.style.json:
+        print_json(reply)
     else:
-        print(_format_yaml(_select_reply_fields(answer)), end="")
-    if answer.status != "succeeded":
+        print(_format_yaml(_select_reply_fields(reply)), end="")
+    if reply.status != "succeeded":
         raise typer.Exit(1)
 
 
@@ -128,24 +128,24 @@ def parse_typed_parameters(arguments: Iterable[str]) -> dict[str, str]:
 
 @app.command("list")
 @with_call_and_columns
-def list_(asked: CommandCall) -> None:
+def list_(call: CommandCall) -> None:
     """List what can be done."""
-    answer: ListOperationsReply = asked.call("automation.list", ListOperationsRequest())
-    if asked.style.json:
-        print_json(answer)
+    reply: ListOperationsReply = call.call("automation.list", ListOperationsRequest())
+    if call.style.json:
+        print_json(reply)
     else:
-        print_table(_ACTION_COLUMNS, answer.actions, asked.style)
+        print_table(_ACTION_COLUMNS, reply.actions, call.style)
 
 
 @app.command("help")
 @with_json_call
-def help_(asked: CommandCall, ref: Ref) -> None:
+def help_(call: CommandCall, ref: Ref) -> None:
     """Say what an action takes."""
-    answer: ListOperationsReply = asked.call("automation.help", HelpOnOperationRequest(action=ref))
-    if asked.style.json:
-        print_json(answer)
+    reply: ListOperationsReply = call.call("automation.help", HelpOnOperationRequest(action=ref))
+    if call.style.json:
+        print_json(reply)
         return
-    one = answer.actions[0]
+    one = reply.actions[0]
     print(f"{one.action}: {one.help}")
     print(f"For {_RIGHT_NAMES[one.right]}; {_describe_effect(one)}.")
     for parameter in one.parameters:
@@ -185,7 +185,7 @@ def _format_value(value: Any) -> str:
 @app.command()
 @with_call_and_columns
 def audit(
-    asked: CommandCall,
+    call: CommandCall,
     number: Annotated[
         int,
         typer.Argument(
@@ -220,11 +220,11 @@ def audit(
         limit=limit,
         zone=find_requested_zone(),
     )
-    answer: AuditReply = asked.call("automation.audit", request)
-    if asked.style.json:
-        print_json(answer)
+    reply: AuditReply = call.call("automation.audit", request)
+    if call.style.json:
+        print_json(reply)
     else:
-        print_table(_AUDIT_COLUMNS, answer.actions, asked.style)
+        print_table(_AUDIT_COLUMNS, reply.actions, call.style)
 
 
 def _format_requester(row: "AuditRow") -> str:

@@ -112,18 +112,18 @@ def list_jobs(
     wanted = options.select_jobs(
         clusters, users, accounts, partitions, jobs, names, states, since, until
     )
-    answer = _fetch_all_pages(place, wanted, limit)
+    reply = _fetch_all_pages(place, wanted, limit)
     if style.json:
-        print_json(answer)
+        print_json(reply)
         return
-    several = len({job.cluster for job in answer.jobs}) > 1
-    print_table(list_job_columns(answer.zones, clusters=several), answer.jobs, style)
-    if answer.default_days:
+    several = len({job.cluster for job in reply.jobs}) > 1
+    print_table(list_job_columns(reply.zones, clusters=several), reply.jobs, style)
+    if reply.default_days:
         output.print_note(
-            "The last seven days; -S for more." if answer.jobs else _describe_empty(answer)
+            "The last seven days; -S for more." if reply.jobs else _describe_empty(reply)
         )
-    if answer.next:
-        output.print_note(f"There are more than these {len(answer.jobs)}; --limit 0 for all.")
+    if reply.next:
+        output.print_note(f"There are more than these {len(reply.jobs)}; --limit 0 for all.")
 
 
 def _describe_empty(reply: JobListReply) -> str:
@@ -205,16 +205,16 @@ def search(
         limit=limit or _PAGE_SIZE,
         sink=sink,
     )
-    answer = _fetch_all_hits(place, request, fetch_all=limit == 0)
+    reply = _fetch_all_hits(place, request, fetch_all=limit == 0)
     if style.json:
-        print_json(answer)
+        print_json(reply)
     elif style.parsable:
-        print_table(_HIT_COLUMNS, answer.hits, style)
+        print_table(_HIT_COLUMNS, reply.hits, style)
     elif is_terminal():
-        print_all(*_draw_hits(answer))
+        print_all(*_draw_hits(reply))
     else:
-        _print_hits(answer)
-    _note_search_state(answer)
+        _print_hits(reply)
+    _note_search_state(reply)
 
 
 def _fetch_all_hits(place: ClientPlace, request: SearchRequest, *, fetch_all: bool) -> SearchReply:
@@ -331,17 +331,17 @@ def show(
     """
     place = ClientPlace(config=config, socket=socket, archive=archive)
     request = ShowRequest(job=job, cluster=cluster, sbatch=sbatch)
-    answer: ShowReply = call_action(place, get_action("archive.show"), request)
+    reply: ShowReply = call_action(place, get_action("archive.show"), request)
     if as_json:
-        print_json(answer)
+        print_json(reply)
     elif sbatch:
-        _print_script(answer.sbatch.encode())
+        _print_script(reply.sbatch.encode())
     elif script:
-        if answer.content is None:
+        if reply.content is None:
             raise ScriptMissing(f"no script of job {job} is kept", job)
-        _print_script(answer.content.data)
+        _print_script(reply.content.data)
     else:
-        _print_job(answer)
+        _print_job(reply)
 
 
 def _print_script(data: bytes) -> None:
@@ -420,17 +420,17 @@ def env(
     """
     place = ClientPlace(config=config, socket=socket, archive=archive)
     request = EnvironmentRequest(job=job, cluster=cluster, names=tuple(names or ()))
-    answer: EnvironmentReply = call_action(place, get_action("archive.env"), request)
+    reply: EnvironmentReply = call_action(place, get_action("archive.env"), request)
     if as_json:
-        print_json(answer)
+        print_json(reply)
     elif null:
-        for variable in answer.variables:
+        for variable in reply.variables:
             name = variable.name.encode("utf-8", "backslashreplace")
             output.write_bytes(name + b"=" + variable.value.data + b"\0")
     elif is_terminal():
-        _show_environment(answer)
+        _show_environment(reply)
     else:
-        for variable in answer.variables:
+        for variable in reply.variables:
             print(f"{escape_line(variable.name)}={escape_line(decode_bytes(variable.value.data))}")
 
 
@@ -473,17 +473,17 @@ def diff(
         left=left, right=right, cluster=cluster, context=context, environments=environments
     )
     try:
-        answer: DiffReply = call_action(place, get_action("archive.diff"), request)
+        reply: DiffReply = call_action(place, get_action("archive.diff"), request)
     except StewardError as error:
         error.exit_code = _DIFF_FAILED
         raise
     if as_json:
-        print_json(answer)
+        print_json(reply)
     elif is_terminal():
-        _show_diff(decode_bytes(answer.diff.data))
+        _show_diff(decode_bytes(reply.diff.data))
     else:
-        output.write_bytes(answer.diff.data)
-    if answer.identical:
+        output.write_bytes(reply.diff.data)
+    if reply.identical:
         output.print_note(
             f"The scripts of {escape_line(left)} and {escape_line(right)} are the same."
         )

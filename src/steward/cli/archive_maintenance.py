@@ -166,25 +166,25 @@ def export(
     if isinstance(first, ExportReply) and not first.jobs and (jobs or users):
         # Fail if -j or -u matches no script: the caller might not notice otherwise.
         raise NoMatch("no script of such a job is here to be exported: nothing was written")
-    answer: ExportReply | None = None
+    reply: ExportReply | None = None
     with ProgressLine() as bar, place:
         for item in itertools.chain((first,), items):
             if isinstance(item, ExportReply):
-                answer = item
+                reply = item
             else:
                 place.add(item)
                 bar.step("files")
-    assert answer is not None, "a stream ends with its answer"
-    for line in answer.unreadable:
+    assert reply is not None, "a stream ends with its answer"
+    for line in reply.unreadable:
         output.print_warning(f"not exported: {line}")
     if as_json:
-        print_json(answer)
+        print_json(reply)
     else:
         output.print_note(
-            f"{format_count(answer.files, 'file')} of {format_count(answer.jobs, 'job')}, "
-            f"{format_size(answer.total_bytes)} bytes."
+            f"{format_count(reply.files, 'file')} of {format_count(reply.jobs, 'job')}, "
+            f"{format_size(reply.total_bytes)} bytes."
         )
-    if answer.unreadable:
+    if reply.unreadable:
         raise typer.Exit(1)
 
 
@@ -203,22 +203,18 @@ def verify(
     """
     style = options.make_style(as_json, parsable, noheader)
     place = ClientPlace(config=config, socket=socket, archive=archive)
-    problems, answer = collect_items(place, "archive.verify", VerifyRequest(sink=sink), ProblemLine)
-    assert isinstance(answer, VerifyReply)
+    problems, reply = collect_items(place, "archive.verify", VerifyRequest(sink=sink), ProblemLine)
+    assert isinstance(reply, VerifyReply)
     if style.json:
-        print_json({"version": answer.version, "problems": problems, "summary": answer})
+        print_json({"version": reply.version, "problems": problems, "summary": reply})
     else:
         if problems or style.parsable:
             print_table(_PROBLEM_COLUMNS, problems, style)
         output.print_note(
-            f"{format_count(answer.files, 'file')}, {format_size(answer.total_bytes)} bytes: "
-            + (
-                f"{format_count(answer.problems, 'problem')}."
-                if answer.problems
-                else "all as kept."
-            )
+            f"{format_count(reply.files, 'file')}, {format_size(reply.total_bytes)} bytes: "
+            + (f"{format_count(reply.problems, 'problem')}." if reply.problems else "all as kept.")
         )
-    if answer.problems:
+    if reply.problems:
         raise typer.Exit(1)
 
 
@@ -260,21 +256,20 @@ def secrets(
     )
     place = ClientPlace(config=config, socket=socket, archive=archive)
     request = SecretsRequest(**selected, limit=limit)
-    found, answer = collect_items(place, "archive.secrets", request, SecretLine)
-    assert isinstance(answer, SecretsReply)
+    found, reply = collect_items(place, "archive.secrets", request, SecretLine)
+    assert isinstance(reply, SecretsReply)
     if style.json:
-        print_json({"version": answer.version, "secrets": found, "summary": answer})
+        print_json({"version": reply.version, "secrets": found, "summary": reply})
     else:
         if found or style.parsable:
             print_table(_SECRET_COLUMNS, found, style)
-        if answer.default_days:
+        if reply.default_days:
             output.print_note("The last seven days; -S for more.")
         output.print_note(
-            f"{answer.suspicious} of {format_count(answer.scripts, 'script')} look to hold a "
-            "secret."
+            f"{reply.suspicious} of {format_count(reply.scripts, 'script')} look to hold a secret."
         )
-    if answer.unreadable:
-        output.print_warning(f"{format_count(answer.unreadable, 'script')} could not be read")
+    if reply.unreadable:
+        output.print_warning(f"{format_count(reply.unreadable, 'script')} could not be read")
         raise typer.Exit(1)
 
 
@@ -328,18 +323,18 @@ def purge(
     )
     request = PurgeRequest(**selected, sink=sink, reason=reason, yes=yes)
     place = ClientPlace(config=config, socket=socket, archive=archive)
-    answer: PurgeReply = call_action(place, get_action("archive.purge"), request)
+    reply: PurgeReply = call_action(place, get_action("archive.purge"), request)
     if style.json:
-        print_json(answer)
-    elif answer.scripts or style.parsable:
-        print_table(_PURGE_COLUMNS, answer.scripts, style)
-    what = f"{format_count(len(answer.scripts), 'script')}, {format_size(answer.total_bytes)} bytes"
-    what += f", from {', '.join(answer.sinks)}" if answer.sinks else ""
-    if not answer.scripts:
+        print_json(reply)
+    elif reply.scripts or style.parsable:
+        print_table(_PURGE_COLUMNS, reply.scripts, style)
+    what = f"{format_count(len(reply.scripts), 'script')}, {format_size(reply.total_bytes)} bytes"
+    what += f", from {', '.join(reply.sinks)}" if reply.sinks else ""
+    if not reply.scripts:
         output.print_warning("no script is meant by that, nothing is to be removed")
         raise typer.Exit(1)
     # On stderr even in a pipe, so that nobody mistakes a dry run for the purge.
-    if not answer.done:
+    if not reply.done:
         output.print_warning(f"nothing was removed: --yes removes {what}")
     elif style.json or style.parsable:
         output.print_note(f"Purged: {what}.")
@@ -368,14 +363,14 @@ def reindex(
     Search goes on with the old one until the new one is complete.
     """
     place = ClientPlace(config=config, socket=socket, archive=archive)
-    _, answer = collect_items(place, "archive.reindex", ReindexRequest(sink=sink), ())
-    assert isinstance(answer, ReindexReply)
+    _, reply = collect_items(place, "archive.reindex", ReindexRequest(sink=sink), ())
+    assert isinstance(reply, ReindexReply)
     if as_json:
-        print_json(answer)
+        print_json(reply)
         return
-    print(f"Indexed {format_count(answer.scripts, 'script')}, {answer.distinct} of them distinct.")
-    if answer.unreadable:
-        output.print_warning(f"{answer.unreadable} could not be read and are not in it")
+    print(f"Indexed {format_count(reply.scripts, 'script')}, {reply.distinct} of them distinct.")
+    if reply.unreadable:
+        output.print_warning(f"{reply.unreadable} could not be read and are not in it")
         raise typer.Exit(1)
 
 
@@ -395,12 +390,12 @@ def sinks(
     """
     style = options.make_style(as_json, parsable, noheader, columns)
     place = ClientPlace(config=config, socket=socket, archive=archive)
-    answer: SinksReply = call_action(place, get_action("archive.sinks"), SinksRequest())
+    reply: SinksReply = call_action(place, get_action("archive.sinks"), SinksRequest())
     if style.json:
-        print_json(answer)
+        print_json(reply)
         return
-    print_table(_SINK_COLUMNS, answer.sinks, style)
-    for line in answer.sinks:
+    print_table(_SINK_COLUMNS, reply.sinks, style)
+    for line in reply.sinks:
         if line.refill:
             missed = format_count(line.missed, "event")
             output.print_note(f"{line.name} missed {missed} while it was detached: {line.refill}")
@@ -470,12 +465,12 @@ def resend(
     selected = options.select_jobs(clusters, users, accounts, jobs=jobs, since=since, until=until)
     request = ResendRequest(**selected, sink=sink, missing=missing)
     place = ClientPlace(config=config, socket=socket, archive=archive)
-    _, answer = collect_items(place, "archive.resend", request, ())
-    assert isinstance(answer, ResendReply)
+    _, reply = collect_items(place, "archive.resend", request, ())
+    assert isinstance(reply, ResendReply)
     if as_json:
-        print_json(answer)
+        print_json(reply)
         return
-    left_out = f"; {answer.present} are there already" if answer.present else ""
-    what = f"{format_count(answer.scripts, 'script')}, {format_size(answer.total_bytes)} bytes"
-    print(f"To be archived again in {answer.sink}: {what}{left_out}.")
+    left_out = f"; {reply.present} are there already" if reply.present else ""
+    what = f"{format_count(reply.scripts, 'script')}, {format_size(reply.total_bytes)} bytes"
+    print(f"To be archived again in {reply.sink}: {what}{left_out}.")
     output.print_note("'steward archive sinks' shows how far it has come.")

@@ -79,13 +79,13 @@ User = Annotated[str, typer.Argument(metavar="USER", help="The user.")]
 
 @with_call_and_columns
 def account_show(
-    asked: CommandCall,
+    call: CommandCall,
     names: Names = None,
 ) -> None:
     """Show accounts."""
-    style = asked.style
+    style = call.style
     request = AccountShowRequest(names=options.split_lists(names))
-    _print_accounts(asked.call("bank.account_show", request), style)
+    _print_accounts(call.call("bank.account_show", request), style)
 
 
 class AccountOptions(msgspec.Struct, frozen=True):
@@ -135,20 +135,20 @@ def _read_account_options(
 
 @with_call
 @with_options(_read_account_options)
-def account_create(said: AccountOptions, asked: CommandCall) -> None:
+def account_create(said: AccountOptions, call: CommandCall) -> None:
     """Create an account.
 
     It has a name that Slurm's accounts have, in lower case, and nothing to spend yet.
     """
     request = AccountCreateRequest(name=said.name, reason=said.reason, **said.given)
-    _print_accounts(asked.call("bank.account_create", request), asked.style, changed=True)
+    _print_accounts(call.call("bank.account_create", request), call.style, changed=True)
 
 
 @with_call
 @with_options(_read_account_options)
 def account_change(
     said: AccountOptions,
-    asked: CommandCall,
+    call: CommandCall,
     closed: Annotated[
         bool | None, typer.Option("--close/--reopen", help="Let nothing be charged to it any more.")
     ] = None,
@@ -158,12 +158,12 @@ def account_change(
     What is not given stays.
     """
     request = AccountChangeRequest(name=said.name, closed=closed, reason=said.reason, **said.given)
-    _print_accounts(asked.call("bank.account_change", request), asked.style, changed=True)
+    _print_accounts(call.call("bank.account_change", request), call.style, changed=True)
 
 
 @with_call_and_columns
 def user_show(
-    asked: CommandCall,
+    call: CommandCall,
     users: Annotated[
         list[str] | None, typer.Argument(metavar="USER", help="These; else all you may see.")
     ] = None,
@@ -173,16 +173,16 @@ def user_show(
     ] = None,
 ) -> None:
     """Show who is in which account."""
-    style = asked.style
+    style = call.style
     request = UserShowRequest(
         users=options.split_lists(users), accounts=options.split_lists(accounts)
     )
-    _print_users(asked.call("bank.user_show", request), style)
+    _print_users(call.call("bank.user_show", request), style)
 
 
 @with_call
 def user_create(
-    asked: CommandCall,
+    call: CommandCall,
     account: Account,
     user: User,
     limit: Limit = "",
@@ -192,14 +192,14 @@ def user_create(
 
     Owners of the account and its coordinators in Slurm may, too.
     """
-    style = asked.style
+    style = call.style
     request = _make_user_request(account, user, limit, reason)
-    _print_users(asked.call("bank.user_create", request), style, user)
+    _print_users(call.call("bank.user_create", request), style, user)
 
 
 @with_call
 def user_change(
-    asked: CommandCall,
+    call: CommandCall,
     account: Account,
     user: User,
     limit: Limit = "",
@@ -213,11 +213,11 @@ def user_change(
 
     Owners of the account and its coordinators in Slurm may, too.
     """
-    style = asked.style
+    style = call.style
     if not limit and listed is None:
         raise UsageError("nothing is to be changed: give --limit, --listed or --unlisted")
     request = _make_user_request(account, user, limit, reason, listed=listed)
-    _print_users(asked.call("bank.user_change", request), style, user)
+    _print_users(call.call("bank.user_change", request), style, user)
 
 
 def _make_user_request(
@@ -237,7 +237,7 @@ def _make_user_request(
 
 @with_call_and_columns
 def allocation_show(
-    asked: CommandCall,
+    call: CommandCall,
     names: Names = None,
     ended: Ended = False,
 ) -> None:
@@ -245,9 +245,9 @@ def allocation_show(
 
     Every account has one without an end, which is drawn on last.
     """
-    style = asked.style
+    style = call.style
     request = AccountShowRequest(names=options.split_lists(names), ended=ended)
-    print_allocations(asked.call("bank.allocation_show", request), style)
+    print_allocations(call.call("bank.allocation_show", request), style)
 
 
 def print_allocations(reply: AccountReply, style: Style, *, changed: bool = False) -> None:
@@ -372,7 +372,7 @@ Begin = Annotated[
 
 @with_call
 def allocation_create(
-    asked: CommandCall,
+    call: CommandCall,
     account: Account,
     amount: Amount,
     end: Annotated[
@@ -389,7 +389,7 @@ def allocation_create(
 
     Of several allocations the one that ends first is drawn on first.
     """
-    style = asked.style
+    style = call.style
     request = AllocationCreateRequest(
         account=account,
         amount=money.parse_money(amount),
@@ -401,15 +401,15 @@ def allocation_create(
         reason=reason,
         key=ensure_key(key),
     )
-    answer: AccountReply = asked.call("bank.allocation_create", request)
-    print_allocations(answer, style, changed=True)
+    reply: AccountReply = call.call("bank.allocation_create", request)
+    print_allocations(reply, style, changed=True)
     if not style.json and not style.parsable:
         print_line(f"Key: {request.key}")
 
 
 @with_call
 def allocation_change(
-    asked: CommandCall,
+    call: CommandCall,
     number: Annotated[
         int, typer.Argument(metavar="NUMBER", min=1, max=LARGEST_NUMBER, help="The allocation's.")
     ],
@@ -426,7 +426,7 @@ def allocation_change(
 
     Its money is changed by deposit and withdraw, with --allocation.
     """
-    style = asked.style
+    style = call.style
     if not (begin or end or rollover or note):
         raise UsageError("nothing is to be changed: give --begin, --end, --rollover or --note")
     request = AllocationChangeRequest(
@@ -438,5 +438,5 @@ def allocation_change(
         zone=find_requested_zone(),
         reason=reason,
     )
-    answer: AccountReply = asked.call("bank.allocation_change", request)
-    print_allocations(answer, style, changed=True)
+    reply: AccountReply = call.call("bank.allocation_change", request)
+    print_allocations(reply, style, changed=True)

@@ -72,25 +72,23 @@ def quote(
         print(context.get_help())
         return
     request = QuoteRequest(options=given, script=_read_script(given), cluster=on, user=by)
-    answer: QuoteReply = call_action(
+    reply: QuoteReply = call_action(
         ClientPlace(config=config, socket=socket), get_action("bank.quote"), request
     )
     if as_json:
-        print_json(answer)
+        print_json(reply)
         return
-    shown = ReplyFormatter(answer)
-    for number, one in enumerate(answer.quotes):
-        if len(answer.quotes) > 1:
+    shown = ReplyFormatter(reply)
+    for number, one in enumerate(reply.quotes):
+        if len(reply.quotes) > 1:
             print_line(f"Component {number}:")
         _print_quote(one, shown)
-    if len(answer.quotes) > 1:
-        print_line(f"In all at most {shown.format_with_unit(answer.amount)}.")
-    if answer.free is not None:
-        print_line(
-            f"{answer.quotes[0].account} has {shown.format_with_unit(answer.free)} free now."
-        )
-    if answer.is_let_in is False:
-        print_line("It would be refused now." if not answer.say else answer.say.split("\n", 1)[0])
+    if len(reply.quotes) > 1:
+        print_line(f"In all at most {shown.format_with_unit(reply.amount)}.")
+    if reply.free is not None:
+        print_line(f"{reply.quotes[0].account} has {shown.format_with_unit(reply.free)} free now.")
+    if reply.is_let_in is False:
+        print_line("It would be refused now." if not reply.say else reply.say.split("\n", 1)[0])
 
 
 def _print_quote(quoted: Quote, formatter: ReplyFormatter) -> None:
@@ -129,7 +127,7 @@ def _read_script(arguments: tuple[str, ...]) -> str:
 
 @with_call
 def allow(
-    asked: CommandCall,
+    call: CommandCall,
     job: JobId,
     reason: NeededReason,
     until: Annotated[
@@ -149,16 +147,16 @@ def allow(
     request = AllowRequest(
         job=job, until=until, reason=reason, cluster=cluster, zone=find_requested_zone()
     )
-    answer: AllowReply = asked.call("bank.allow", request)
-    if asked.style.json:
-        print_json(answer)
+    reply: AllowReply = call.call("bank.allow", request)
+    if call.style.json:
+        print_json(reply)
     else:
-        print_line(f"Job {job} passes until {ReplyFormatter(answer).format_time(answer.until)}.")
+        print_line(f"Job {job} passes until {ReplyFormatter(reply).format_time(reply.until)}.")
 
 
 @with_call
 def explain(
-    asked: CommandCall,
+    call: CommandCall,
     job: JobId,
     cluster: ClusterOption = "",
 ) -> None:
@@ -167,20 +165,20 @@ def explain(
     Each charge is computed again from what was used and the rate of the job's first
     submission; the exit code is 1 where that makes another amount.
     """
-    style = asked.style
+    style = call.style
     request = ExplainRequest(job=job, cluster=cluster)
-    answer: ExplainReply = asked.call("bank.explain", request)
-    shown = ReplyFormatter(answer)
+    reply: ExplainReply = call.call("bank.explain", request)
+    shown = ReplyFormatter(reply)
     if style.json:
-        print_json(answer)
+        print_json(reply)
     elif style.parsable:
-        print_table(_make_charge_columns(), answer.charges, style)
+        print_table(_make_charge_columns(), reply.charges, style)
     else:
-        amount = shown.format_with_unit(answer.amount)
-        print_line(f"Job {job} of {answer.user} was charged {amount} to {answer.account}.")
-        for line in answer.charges:
+        amount = shown.format_with_unit(reply.amount)
+        print_line(f"Job {job} of {reply.user} was charged {amount} to {reply.account}.")
+        for line in reply.charges:
             _print_charge(line, shown)
-    if not answer.is_right:
+    if not reply.is_right:
         raise typer.Exit(1)
 
 

@@ -55,7 +55,7 @@ _LONGEST = 64 * 1024 * 1024
 
 @with_call_and_columns
 def reconcile(
-    asked: CommandCall,
+    call: CommandCall,
     cluster: ClusterOption = "",
     start: Annotated[
         str, make_since_option("Runs that ended since; where it was last left if not given.")
@@ -66,23 +66,23 @@ def reconcile(
 
     A difference becomes a correcting entry that says why. The daemon does it each minute.
     """
-    style = asked.style
+    style = call.style
     request = ReconcileRequest(
         cluster=cluster, since=start, dry_run=dry_run, zone=find_requested_zone()
     )
-    answer: ReconcileReply = asked.call("bank.reconcile", request)
+    reply: ReconcileReply = call.call("bank.reconcile", request)
     if style.json:
-        print_json(answer)
+        print_json(reply)
         return
-    if not answer.differences and not style.parsable:
+    if not reply.differences and not style.parsable:
         print_line("Every run was charged what it is due.")
         return
-    print_table(_make_difference_columns(ReplyFormatter(answer)), answer.differences, style)
+    print_table(_make_difference_columns(ReplyFormatter(reply)), reply.differences, style)
 
 
 @with_call
 def backfill(
-    asked: CommandCall,
+    call: CommandCall,
     start: Annotated[str, make_since_option("Runs that ended since.")],
     end: Annotated[str, make_until_option()] = "",
     cluster: ClusterOption = "",
@@ -93,15 +93,15 @@ def backfill(
     By the rates that hold for when a job was submitted; what was charged already is
     passed over.
     """
-    style = asked.style
+    style = call.style
     request = BackfillRequest(
         since=start, until=end, cluster=cluster, dry_run=dry_run, zone=find_requested_zone()
     )
-    answer: BackfillReply = asked.call("bank.backfill", request)
+    reply: BackfillReply = call.call("bank.backfill", request)
     if style.json:
-        print_json(answer)
+        print_json(reply)
         return
-    shown = ReplyFormatter(answer)
+    shown = ReplyFormatter(reply)
     if style.parsable:
         columns = [
             Column("Charges", lambda one: str(one.charges)),
@@ -109,14 +109,14 @@ def backfill(
             Column("PassedOver", lambda one: str(one.passed_over)),
             Column("Unpriced", lambda one: str(len(one.unpriced))),
         ]
-        print_table(columns, [answer], style)
+        print_table(columns, [reply], style)
         return
-    done = "Would charge" if answer.dry_run else "Charged"
-    runs, amount = format_count(answer.charges, "run"), shown.format_with_unit(answer.amount)
-    print_line(f"{done} {runs}, {amount}; {answer.passed_over} had been charged before.")
-    if answer.unpriced:
-        output.print_warning(f"nothing says what {format_count(len(answer.unpriced), 'run')} cost:")
-        print_table(_make_difference_columns(shown), answer.unpriced, Style())
+    done = "Would charge" if reply.dry_run else "Charged"
+    runs, amount = format_count(reply.charges, "run"), shown.format_with_unit(reply.amount)
+    print_line(f"{done} {runs}, {amount}; {reply.passed_over} had been charged before.")
+    if reply.unpriced:
+        output.print_warning(f"nothing says what {format_count(len(reply.unpriced), 'run')} cost:")
+        print_table(_make_difference_columns(shown), reply.unpriced, Style())
         raise typer.Exit(1)
 
 
@@ -152,38 +152,38 @@ def _make_difference_columns(formatter: ReplyFormatter) -> list[Column]:
 
 @with_call
 def check(
-    asked: CommandCall,
+    call: CommandCall,
 ) -> None:
     """Prove the ledger.
 
     Every transfer sums to zero, balances are what their entries make, charges too, and
     holds match jobs. The exit code is 1 where anything is wrong.
     """
-    style = asked.style
-    answer: CheckReply = asked.call("bank.check", CheckRequest())
+    style = call.style
+    reply: CheckReply = call.call("bank.check", CheckRequest())
     if style.json:
-        print_json(answer)
-    elif answer.findings or style.parsable:
+        print_json(reply)
+    elif reply.findings or style.parsable:
         columns = [
             Column("Kind", lambda one: one.kind),
             Column("Where", lambda one: one.where),
             Column("What", lambda one: one.what),
         ]
-        print_table(columns, answer.findings, style)
+        print_table(columns, reply.findings, style)
     else:
         held = (
-            "" if answer.holds is None else f", {format_count(answer.holds, 'hold')} and their jobs"
+            "" if reply.holds is None else f", {format_count(reply.holds, 'hold')} and their jobs"
         )
-        print_line(f"The ledger is right: {format_count(answer.accounts, 'account')}{held}.")
-    if answer.holds is None and not style.json:
+        print_line(f"The ledger is right: {format_count(reply.accounts, 'account')}{held}.")
+    if reply.holds is None and not style.json:
         output.print_note("The gate does not answer, so holds were not compared with jobs.")
-    if answer.findings:
+    if reply.findings:
         raise typer.Exit(1)
 
 
 @with_call_and_columns
 def import_(
-    asked: CommandCall,
+    call: CommandCall,
     kind: Annotated[
         ImportKind,
         typer.Argument(
@@ -200,7 +200,7 @@ def import_(
     'sacctmgr dump', or from slurm-banking-plugins' bank-config.toml. What is there
     already stays, so that it can be done again.
     """
-    style = asked.style
+    style = call.style
     if not file and kind != "sacctmgr":
         raise UsageError("name the file, or - for the standard input")
     request = ImportRequest(
@@ -211,12 +211,12 @@ def import_(
         dry_run=dry_run,
         zone=find_requested_zone(),
     )
-    answer: ImportReply = asked.call("bank.import", request)
+    reply: ImportReply = call.call("bank.import", request)
     if style.json:
-        print_json(answer)
+        print_json(reply)
         return
-    shown = ReplyFormatter(answer)
-    news = [one for one in answer.changes if one.how != "keep"]
+    shown = ReplyFormatter(reply)
+    news = [one for one in reply.changes if one.how != "keep"]
     table = [
         Column("How", lambda one: one.how),
         Column("What", lambda one: one.what),
@@ -225,13 +225,13 @@ def import_(
                lambda one: format_exact_amount(one.amount), True),
         Column("Detail", lambda one: one.detail),
     ]  # fmt: skip
-    rows = answer.changes if style.parsable else news
+    rows = reply.changes if style.parsable else news
     if rows or style.parsable:
         print_table(table, rows, style)
-    for remark in answer.remarks:
+    for remark in reply.remarks:
         output.print_warning(remark)
-    kept = len(answer.changes) - len(news)
-    done = "would be done" if answer.dry_run else "done"
+    kept = len(reply.changes) - len(news)
+    done = "would be done" if reply.dry_run else "done"
     counted = f"{format_count(len(news), 'change')} {done}, {kept} left as they were."
     if news or style.parsable:
         output.print_note(counted)
@@ -262,7 +262,7 @@ _ALL = "all"
 
 @with_call_and_columns
 def notices(
-    asked: CommandCall,
+    call: CommandCall,
     retry: Annotated[
         str,
         typer.Option(
@@ -278,24 +278,24 @@ def notices(
     What is refused is tried a few times, what cannot be sent for a week; then it is set
     aside until --retry. What a myBRC server elsewhere was not told is listed, too.
     """
-    style = asked.style
+    style = call.style
     if retry:
         request = NoticesRetryRequest(numbers=_parse_numbers(retry))
-        done: NoticesRetryReply = asked.call("bank.notices_retry", request)
+        done: NoticesRetryReply = call.call("bank.notices_retry", request)
         if style.json:
             print_json(done)
         else:
             print_line(f"{format_count(done.retried, 'notice')} will be tried again.")
         return
-    answer: NoticesReply = asked.call("bank.notices", NoticesRequest())
+    reply: NoticesReply = call.call("bank.notices", NoticesRequest())
     if style.json:
-        print_json(answer)
+        print_json(reply)
         return
-    if not answer.notices and not style.parsable:
+    if not reply.notices and not style.parsable:
         print_line("Nothing waits to be told.")
         return
-    print_table(_make_notice_columns(ReplyFormatter(answer)), answer.notices, style)
-    if answer.more:
+    print_table(_make_notice_columns(ReplyFormatter(reply)), reply.notices, style)
+    if reply.more:
         output.print_note("There are more.")
 
 

@@ -270,7 +270,7 @@ def _split_pairs(values: Iterable[str] | None, example: str) -> Iterable[tuple[s
 
 @with_call_and_columns
 def rate_show(
-    asked: CommandCall,
+    call: CommandCall,
     cluster: ClusterOption = "",
     past: Annotated[bool, typer.Option("--past", help="Those that were replaced as well.")] = False,
 ) -> None:
@@ -278,31 +278,31 @@ def rate_show(
 
     A job keeps for life the rates of its first submission.
     """
-    style = asked.style
+    style = call.style
     request = RateShowRequest(cluster=cluster, past=past)
-    answer: RatesReply = asked.call("bank.rate_show", request)
-    _print_rates(answer, style)
+    reply: RatesReply = call.call("bank.rate_show", request)
+    _print_rates(reply, style)
 
 
 @with_call
 @with_options(read_rate_options)
-def rate_create(said: RateOptions, asked: CommandCall) -> None:
+def rate_create(said: RateOptions, call: CommandCall) -> None:
     """Say what jobs cost from a time on.
 
     Rates are never changed: a new one holds for jobs that are submitted from then on.
     """
     rate = Rate(cluster=said.cluster, partition=said.partition, qos=said.qos, **said.given)
-    _send_rate(asked, said, rate)
+    _send_rate(call, said, rate)
 
 
 @with_call
 @with_options(read_rate_options)
-def rate_change(said: RateOptions, asked: CommandCall) -> None:
+def rate_change(said: RateOptions, call: CommandCall) -> None:
     """Change a part of what jobs cost, from a time on.
 
     What is not given stays as it is now; jobs that were submitted before keep their rate.
     """
-    now: RatesReply = asked.call("bank.rate_show", RateShowRequest(cluster=said.cluster))
+    now: RatesReply = call.call("bank.rate_show", RateShowRequest(cluster=said.cluster))
     partition = said.partition
     last = [one for one in now.rates if one.partition == partition and one.qos == said.qos]
     clusters = {one.cluster for one in last}
@@ -319,7 +319,7 @@ def rate_change(said: RateOptions, asked: CommandCall) -> None:
         raise UsageError("nothing is to be changed: give --weight or another option")
     elif "weights" in given or "minimum" in given:
         given = {**given, "free": False}
-    _send_rate(asked, said, msgspec.structs.replace(last[0], **given))
+    _send_rate(call, said, msgspec.structs.replace(last[0], **given))
 
 
 def _send_rate(call: CommandCall, rate_options: RateOptions, rate: Rate) -> None:
@@ -361,7 +361,7 @@ def _print_rates(reply: RatesReply, style: Style) -> None:
 
 @with_call
 def enforce(
-    asked: CommandCall,
+    call: CommandCall,
     mode: Annotated[
         str,
         typer.Argument(
@@ -384,15 +384,15 @@ def enforce(
     refused; gate refuses; off does neither. An account's mode goes before a partition's,
     and that before the cluster's; default takes one back.
     """
-    style = asked.style
+    style = call.style
     request = EnforceRequest(
         mode=mode, cluster=cluster, partition=partition, account=account, reason=reason
     )
-    answer: EnforceReply = asked.call("bank.enforce", request)
+    reply: EnforceReply = call.call("bank.enforce", request)
     if style.json:
-        print_json(answer)
+        print_json(reply)
         return
-    if not any(_is_default_rule(one) for one in answer.rules) and not style.parsable:
+    if not any(_is_default_rule(one) for one in reply.rules) and not style.parsable:
         print_line("Where nothing else is said: observe.")
     columns = [
         Column("Cluster", lambda one: one.cluster or "all"),
@@ -400,12 +400,12 @@ def enforce(
         Column("Account", lambda one: one.account or "all"),
         Column("Mode", lambda one: one.mode),
     ]
-    if answer.rules or style.parsable:
-        print_table(columns, answer.rules, style)
+    if reply.rules or style.parsable:
+        print_table(columns, reply.rules, style)
     if mode:
-        note_gate_unaware(answer.gate_knows)
-    if answer.warning:
-        output.print_warning(answer.warning)
+        note_gate_unaware(reply.gate_knows)
+    if reply.warning:
+        output.print_warning(reply.warning)
 
 
 def _is_default_rule(rule: ModeRule) -> bool:
@@ -415,7 +415,7 @@ def _is_default_rule(rule: ModeRule) -> bool:
 
 @with_call_and_columns
 def would_refuse(
-    asked: CommandCall,
+    call: CommandCall,
     start: Annotated[str, make_since_option("Since; the last seven days if not given.")] = "",
     end: Annotated[str, make_until_option()] = "",
     account: AccountOption = "",
@@ -428,7 +428,7 @@ def would_refuse(
 
     These jobs were let in because the mode was observe.
     """
-    style = asked.style
+    style = call.style
     request = WouldRefuseRequest(
         since=start,
         until=end,
@@ -437,23 +437,23 @@ def would_refuse(
         user=user,
         all=everything,
     )
-    answer: WouldRefuseReply = asked.call("bank.would_refuse", request)
+    reply: WouldRefuseReply = call.call("bank.would_refuse", request)
     if style.json:
-        print_json(answer)
+        print_json(reply)
         return
-    if answer.warning:
-        output.print_warning(answer.warning)
-    if not answer.refusals and not style.parsable:
-        if not answer.warning:
+    if reply.warning:
+        output.print_warning(reply.warning)
+    if not reply.refusals and not style.parsable:
+        if not reply.warning:
             print_line("Nothing would have been refused.")
         return
-    view = ReplyFormatter(answer)
-    several = len({one.cluster for one in answer.refusals}) > 1
+    view = ReplyFormatter(reply)
+    several = len({one.cluster for one in reply.refusals}) > 1
     table = [
         Column("Time", lambda one: view.format_time(one.at)),
         Column("Cluster", lambda one: one.cluster, is_default=several),
         Column("JobID", lambda one: str(one.job_id) if one.job_id else "", None, True,
-               any(one.job_id for one in answer.refusals)),
+               any(one.job_id for one in reply.refusals)),
         Column("User", lambda one: one.user or str(one.uid)),
         Column("Account", lambda one: one.account),
         Column("Partition", lambda one: one.partition),
@@ -463,6 +463,6 @@ def would_refuse(
         Column("Why", lambda one: one.why.split("\n", 1)[0], lambda one: one.why,
                max_width=60 if is_terminal() else 0),
     ]  # fmt: skip
-    print_table(table, answer.refusals, style)
-    if answer.more:
+    print_table(table, reply.refusals, style)
+    if reply.more:
         output.print_warning("there is more: see -S and -E")

@@ -52,7 +52,7 @@ from steward.core.timestamps import from_micros
 
 @with_call_and_columns
 def balance(
-    asked: CommandCall,
+    call: CommandCall,
     accounts: Annotated[
         list[str] | None, typer.Argument(metavar="ACCOUNT", help="These; else all of yours.")
     ] = None,
@@ -62,21 +62,21 @@ def balance(
     Balance is what allocations hold that can be drawn on now, Held what jobs that have
     not ended may still cost, Free what a new job may cost.
     """
-    style = asked.style
+    style = call.style
     request = BalanceRequest(accounts=options.split_lists(accounts))
-    answer: BalanceReply = asked.call("bank.balance", request)
+    reply: BalanceReply = call.call("bank.balance", request)
     if style.json:
-        print_json(answer)
+        print_json(reply)
         return
-    if not answer.accounts:
+    if not reply.accounts:
         output.print_note("There is no account that you are in.")
-    print_table(_make_balance_columns(answer), answer.accounts, style)
-    if not all(one.known for one in answer.accounts):
+    print_table(_make_balance_columns(reply), reply.accounts, style)
+    if not all(one.known for one in reply.accounts):
         output.print_note(
             "Jobs were charged to an account that nobody created: "
             "'steward bank account create' takes it over with what it owes."
         )
-    if any(one.free is None for one in answer.accounts):
+    if any(one.free is None for one in reply.accounts):
         output.print_note("The gate does not answer, so what is held is not known.")
 
 
@@ -142,7 +142,7 @@ def _make_balance_columns(reply: BalanceReply) -> list[Column]:
 
 @with_call_and_columns
 def statement(
-    asked: CommandCall,
+    call: CommandCall,
     account: Annotated[
         str, typer.Argument(metavar="ACCOUNT", help="The account; else all, for operators.")
     ] = "",
@@ -158,17 +158,17 @@ def statement(
     Owners, coordinators and operators see all of it, others what their own jobs were
     charged.
     """
-    style = asked.style
+    style = call.style
     if as_csv and (style.json or style.parsable):
         raise UsageError("--csv, --json and --parsable2 exclude each other")
     request = StatementRequest(
         account=account, user=user, since=start, until=end, zone=find_requested_zone()
     )
-    answer: StatementReply = asked.call("bank.statement", request)
-    found, shown = answer.statement, ReplyFormatter(answer)
-    table = _make_statement_columns(shown, answer.names)
+    reply: StatementReply = call.call("bank.statement", request)
+    found, shown = reply.statement, ReplyFormatter(reply)
+    table = _make_statement_columns(shown, reply.names)
     if style.json:
-        print_json(answer)
+        print_json(reply)
     elif as_csv:
         print_csv(table, found.lines, style)
     elif style.parsable:
@@ -229,7 +229,7 @@ def _describe_line(line: StatementLine, names: Mapping[str, str]) -> str:
 
 @with_call_and_columns
 def holds(
-    asked: CommandCall,
+    call: CommandCall,
     account: AccountOption = "",
     user: UserOption = "",
     cluster: ClusterOption = "",
@@ -244,17 +244,17 @@ def holds(
 
     A job's hold is what it may cost at the most; what it did not use is free at its end.
     """
-    style = asked.style
+    style = call.style
     request = HoldsRequest(account=account, user=user, cluster=cluster, job_id=job)
-    answer: HoldsReply = asked.call("bank.holds", request)
+    reply: HoldsReply = call.call("bank.holds", request)
     if style.json:
-        print_json(answer)
+        print_json(reply)
         return
-    if not answer.holds:
+    if not reply.holds:
         output.print_note("Nothing is held.")
-    print_table(_make_hold_columns(answer), answer.holds, style)
-    if answer.holds and not style.parsable:
-        output.print_note(f"{ReplyFormatter(answer).format_with_unit(answer.total)} in all.")
+    print_table(_make_hold_columns(reply), reply.holds, style)
+    if reply.holds and not style.parsable:
+        output.print_note(f"{ReplyFormatter(reply).format_with_unit(reply.total)} in all.")
 
 
 def _make_hold_columns(reply: HoldsReply) -> list[Column]:
@@ -291,7 +291,7 @@ _BAR_WIDTH = 24
 
 @with_call_and_columns
 def usage(
-    asked: CommandCall,
+    call: CommandCall,
     accounts: Annotated[
         list[str] | None, typer.Argument(metavar="ACCOUNT", help="These; else all of yours.")
     ] = None,
@@ -319,7 +319,7 @@ def usage(
 
     What was given back is taken off. Bars are shares of the largest row.
     """
-    style = asked.style
+    style = call.style
     request = UsageRequest(
         by=_check_groups(options.split_lists(by) or ("user",)),
         accounts=options.split_lists(accounts),
@@ -328,18 +328,18 @@ def usage(
         until=end,
         zone=find_requested_zone(),
     )
-    answer: UsageReply = asked.call("bank.usage", request)
+    reply: UsageReply = call.call("bank.usage", request)
     if style.json:
-        print_json(answer)
+        print_json(reply)
         return
-    if not answer.rows and not style.parsable:
-        begin, end = (format_time(at, answer.zone) for at in (answer.since, answer.until))
-        whose = "" if answer.is_all else " to you or to accounts that you own or coordinate"
+    if not reply.rows and not style.parsable:
+        begin, end = (format_time(at, reply.zone) for at in (reply.since, reply.until))
+        whose = "" if reply.is_all else " to you or to accounts that you own or coordinate"
         print_line(f"No run that began from {begin} to {end} was charged{whose}.")
         return
-    print_table(_make_usage_columns(answer), answer.rows, style)
+    print_table(_make_usage_columns(reply), reply.rows, style)
     if not style.parsable:
-        output.print_note(f"{ReplyFormatter(answer).format_with_unit(answer.total)} in all.")
+        output.print_note(f"{ReplyFormatter(reply).format_with_unit(reply.total)} in all.")
 
 
 def _check_groups(names: tuple[str, ...]) -> tuple[Grouping, ...]:

@@ -68,29 +68,29 @@ def _read_move_options(
 
 @with_call
 @with_options(_read_move_options)
-def deposit(moving: MoveOptions, asked: CommandCall) -> None:
+def deposit(moving: MoveOptions, call: CommandCall) -> None:
     """Give an account new money.
 
     It never ends: 'steward bank allocation create' gives money for a time.
     """
     request = DepositRequest(**msgspec.structs.asdict(moving))
-    _print_moved(asked.call("bank.deposit", request), asked.style)
+    _print_moved(call.call("bank.deposit", request), call.style)
 
 
 @with_call
 @with_options(_read_move_options)
-def withdraw(moving: MoveOptions, asked: CommandCall) -> None:
+def withdraw(moving: MoveOptions, call: CommandCall) -> None:
     """Take money away from an account.
 
     Only what is not held for jobs can go.
     """
     request = WithdrawRequest(**msgspec.structs.asdict(moving))
-    _print_moved(asked.call("bank.withdraw", request), asked.style)
+    _print_moved(call.call("bank.withdraw", request), call.style)
 
 
 @with_call
 def transfer(
-    asked: CommandCall,
+    call: CommandCall,
     source: Annotated[str, typer.Argument(metavar="FROM", help="The account that gives.")],
     target: Annotated[str, typer.Argument(metavar="TO", help="The account that gets.")],
     amount: Amount,
@@ -117,7 +117,7 @@ def transfer(
 
     Only what is not held for jobs can go.
     """
-    style = asked.style
+    style = call.style
     request = TransferRequest(
         source=source,
         target=target,
@@ -127,12 +127,12 @@ def transfer(
         source_allocation=source_allocation,
         target_allocation=target_allocation,
     )
-    _print_moved(asked.call("bank.transfer", request), style)
+    _print_moved(call.call("bank.transfer", request), style)
 
 
 @with_call
 def refund(
-    asked: CommandCall,
+    call: CommandCall,
     account: Annotated[
         str, typer.Argument(metavar="ACCOUNT", help="The account, where no job is named.")
     ] = "",
@@ -170,7 +170,7 @@ def refund(
 
     Either of a job (--job 123), or of an account at large (physics 12.5).
     """
-    style = asked.style
+    style = call.style
     given = part or amount
     request = RefundRequest(
         account=account,
@@ -181,7 +181,7 @@ def refund(
         reason=reason,
         key=ensure_key(key),
     )
-    _print_moved(asked.call("bank.refund", request), style)
+    _print_moved(call.call("bank.refund", request), style)
 
 
 # A negative amount looks like an option.
@@ -191,7 +191,7 @@ adjust_app = typer.Typer(add_completion=False)
 @adjust_app.command(context_settings={**CONTEXT, "ignore_unknown_options": True})
 @with_call
 def adjust(
-    asked: CommandCall,
+    call: CommandCall,
     account: Account,
     amount: Annotated[
         str, typer.Argument(metavar="AMOUNT", help="Such as 12.5, or -12.5 to take away.")
@@ -201,7 +201,7 @@ def adjust(
     allocation: Allocation = 0,
 ) -> None:
     """Correct what an account has, by hand."""
-    style = asked.style
+    style = call.style
     request = AdjustRequest(
         account=account,
         amount=money.parse_money(amount),
@@ -209,8 +209,8 @@ def adjust(
         key=ensure_key(key),
         allocation=allocation,
     )
-    answer: MoneyMoveReply = asked.call("bank.adjust", request)
-    _print_moved(answer, style, is_taken=request.amount < 0)
+    reply: MoneyMoveReply = call.call("bank.adjust", request)
+    _print_moved(reply, style, is_taken=request.amount < 0)
 
 
 def _print_moved(reply: MoneyMoveReply, style: Style, *, is_taken: bool = False) -> None:

@@ -66,7 +66,7 @@ def token() -> None:
 
 @with_json_call
 def create(
-    asked: CommandCall,
+    call: CommandCall,
     scope: Annotated[
         list[str] | None,
         typer.Option(
@@ -107,12 +107,12 @@ def create(
         raise UsageError(f"there is no scope {unknown[0]!r}: there are {', '.join(SCOPES)}")
     wanted_s = _parse_lifetime(expires) if expires else None
     request = TokenCreateRequest(name=name, scopes=scopes, expires_s=wanted_s, user=user)
-    answer: TokenAnswer = asked.call("credentials.token_create", request)
-    if asked.style.json:
-        print_json(answer)
+    reply: TokenAnswer = call.call("credentials.token_create", request)
+    if call.style.json:
+        print_json(reply)
         return
-    print(answer.secret)
-    made = answer.token
+    print(reply.secret)
+    made = reply.token
     output.print_note(
         f"Token {made.id} of {made.user}, for {', '.join(made.scopes)}, "
         f"good until {format_time(made.expires)}."
@@ -142,7 +142,7 @@ _TOKEN_COLUMNS: Final = [
 
 @with_call_and_columns
 def list_(
-    asked: CommandCall,
+    call: CommandCall,
     everybodys: Annotated[
         bool, typer.Option("--all", "-a", help="Everybody's; for root and Steward's own user.")
     ] = False,
@@ -152,17 +152,17 @@ def list_(
 ) -> None:
     """List your tokens."""
     request = TokenListRequest(everybodys=everybodys, sessions=sessions)
-    answer: TokenListAnswer = asked.call("credentials.token_list", request)
-    if asked.style.json:
-        print_json(answer)
+    reply: TokenListAnswer = call.call("credentials.token_list", request)
+    if call.style.json:
+        print_json(reply)
         return
-    rows: tuple[Credential, ...] = answer.tokens
-    print_table(_TOKEN_COLUMNS, rows, asked.style)
+    rows: tuple[Credential, ...] = reply.tokens
+    print_table(_TOKEN_COLUMNS, rows, call.style)
 
 
 @with_json_call
 def revoke(
-    asked: CommandCall,
+    call: CommandCall,
     numbers: Annotated[
         list[int],
         typer.Argument(
@@ -171,22 +171,22 @@ def revoke(
     ],
 ) -> None:
     """Take tokens back: from now on they let nobody in."""
-    answer = asked.call("credentials.token_revoke", TokenRevokeRequest(numbers=tuple(numbers)))
-    if asked.style.json:
-        print_json(answer)
+    reply = call.call("credentials.token_revoke", TokenRevokeRequest(numbers=tuple(numbers)))
+    if call.style.json:
+        print_json(reply)
 
 
 @with_json_call
-def login(asked: CommandCall) -> None:
+def login(call: CommandCall) -> None:
     """Print a link that opens the pages.
 
     It logs you in, once, and only for a few minutes: give it to nobody.
     """
     from steward.admin.credentials.requests import LoginRequest
 
-    answer = asked.call("credentials.login", LoginRequest())
-    if asked.style.json:
-        print_json(answer)
+    reply = call.call("credentials.login", LoginRequest())
+    if call.style.json:
+        print_json(reply)
         return
-    print(answer.url)
-    output.print_note(f"It can be used once, until {format_time(answer.expires)}.")
+    print(reply.url)
+    output.print_note(f"It can be used once, until {format_time(reply.expires)}.")

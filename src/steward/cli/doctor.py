@@ -42,7 +42,7 @@ _FINDING_COLUMNS = (
 
 @with_call
 def app(
-    asked: CommandCall,
+    call: CommandCall,
     only: Annotated[
         list[str] | None,
         typer.Option(
@@ -60,16 +60,16 @@ def app(
     user, it needs neither Steward's daemon nor slurmctld to run.
     """
     if list_:
-        _print_checks(asked)
+        _print_checks(call)
         return
-    answer = _run_checks(asked, options.split_lists(only))
-    if asked.style.json:
-        print_json(answer)
+    reply = _run_checks(call, options.split_lists(only))
+    if call.style.json:
+        print_json(reply)
     else:
-        print_table(_FINDING_COLUMNS, answer.findings, asked.style)
-        if not asked.style.parsable:
-            _print_fixes(answer)
-    if answer.status == "wrong":
+        print_table(_FINDING_COLUMNS, reply.findings, call.style)
+        if not call.style.parsable:
+            _print_fixes(reply)
+    if reply.status == "wrong":
         raise typer.Exit(FAILED)
 
 

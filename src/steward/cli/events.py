@@ -78,13 +78,13 @@ def _read_filter_options(
 
 @app.callback(invoke_without_command=True)
 @with_json_call
-def events(asked: CommandCall, context: typer.Context) -> None:
+def events(call: CommandCall, context: typer.Context) -> None:
     """Show what happens: nodes that go down, daemons, rules.
 
     Without a command the newest are listed.
     """
     if context.invoked_subcommand is None:
-        _print_newest(EventsRequest(), asked)
+        _print_newest(EventsRequest(), call)
 
 
 @app.command("list")
@@ -92,7 +92,7 @@ def events(asked: CommandCall, context: typer.Context) -> None:
 @with_options(_read_filter_options)
 def list_events(
     about: EventsRequest,
-    asked: CommandCall,
+    call: CommandCall,
     since: Since = "",
     until: Until = "",
     limit: Annotated[
@@ -111,9 +111,9 @@ def list_events(
         about, since=since, until=until, zone=find_requested_zone(), limit=limit
     )
     if history:
-        _print_history(request, asked)
+        _print_history(request, call)
     else:
-        _print_newest(request, asked)
+        _print_newest(request, call)
 
 
 def _print_history(request: EventsRequest, call: CommandCall) -> None:
@@ -141,7 +141,7 @@ def _print_newest(request: EventsRequest, call: CommandCall) -> None:
 @with_options(_read_filter_options)
 def tail(
     about: EventsRequest,
-    asked: CommandCall,
+    call: CommandCall,
     lines: Annotated[
         int, typer.Option("--lines", "-L", min=0, help="How many of the past come first.")
     ] = 10,
@@ -154,13 +154,13 @@ def tail(
     With --json an event is a line.
     """
     first = msgspec.structs.replace(about, limit=max(1, lines))
-    answer: EventsReply = asked.call("events.list", first)
-    _print_live(answer.events if lines else (), as_json=asked.style.json)
+    reply: EventsReply = call.call("events.list", first)
+    _print_live(reply.events if lines else (), as_json=call.style.json)
     while follow:
         time.sleep(_FOLLOW_INTERVAL_S)
-        behind = msgspec.structs.replace(about, after=answer.position, limit=1000)
-        answer = _fetch_more(asked, behind)
-        _print_live(answer.events, as_json=asked.style.json)
+        behind = msgspec.structs.replace(about, after=reply.position, limit=1000)
+        reply = _fetch_more(call, behind)
+        _print_live(reply.events, as_json=call.style.json)
 
 
 def _fetch_more(call: CommandCall, request: EventsRequest) -> EventsReply:

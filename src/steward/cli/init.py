@@ -155,8 +155,8 @@ def _ask_text(is_interactive: bool, given: str, question: str, default: str) -> 
     """Return an option's value, else ask for it, else return the default."""
     if given or not is_interactive:
         return given or default
-    answer: str = typer.prompt(question, default=default, err=True)
-    return answer.strip()
+    reply: str = typer.prompt(question, default=default, err=True)
+    return reply.strip()
 
 
 def _ask_yes_no(is_interactive: bool, given: bool | None, question: str, default: bool) -> bool:

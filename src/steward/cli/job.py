@@ -591,13 +591,13 @@ def job(
     place = ClientPlace(config=config, socket=socket, archive=archive)
     most = MAX_TASKS_SHOWN if every else DEFAULT_SHOWN
     request = PageRequest(job=job, cluster=cluster, array=array, tasks=most, nodes=most)
-    answer: PageAnswer = call_action(place, get_action("accounting.job"), request)
+    reply: PageAnswer = call_action(place, get_action("accounting.job"), request)
     if as_json:
-        print_json(answer)
+        print_json(reply)
     elif is_terminal():
-        print_all(*render_rich(layout_reply(answer, choose_signs())))
+        print_all(*render_rich(layout_reply(reply, choose_signs())))
     else:
-        page = render_plain(layout_reply(answer, choose_signs()))
+        page = render_plain(layout_reply(reply, choose_signs()))
         output.write_bytes(page.encode(sys.stdout.encoding, "backslashreplace"))
 
 

@@ -63,16 +63,16 @@ def status(
     """Show how the journal and its consumers stand."""
     style = options.make_style(as_json, parsable, noheader)
     place = ClientPlace(config=config, socket=socket, archive=archive)
-    answer: StatusAnswer = call_action(place, get_action("journal.status"), StatusRequest())
+    reply: StatusAnswer = call_action(place, get_action("journal.status"), StatusRequest())
     if style.json:
-        print_json(answer)
+        print_json(reply)
         return
     if not style.parsable:
-        are = "is" if answer.events == 1 else "are"
-        kept = f"{answer.events} {are} kept" if answer.events else "none is kept"
-        were = "was" if answer.head == 1 else "were"
-        print(f"{format_count(answer.head, 'event')} {were} recorded, {kept}.")
-    print_table(_CONSUMER_COLUMNS, answer.consumers, style)
+        are = "is" if reply.events == 1 else "are"
+        kept = f"{reply.events} {are} kept" if reply.events else "none is kept"
+        were = "was" if reply.head == 1 else "were"
+        print(f"{format_count(reply.head, 'event')} {were} recorded, {kept}.")
+    print_table(_CONSUMER_COLUMNS, reply.consumers, style)
 
 
 def _describe_consumer(consumer: ConsumerStatus) -> str:
@@ -137,11 +137,11 @@ def list_events(
         limit=limit,
     )
     place = ClientPlace(config=config, socket=socket, archive=archive)
-    answer: ListAnswer = call_action(place, get_action("journal.list"), request)
+    reply: ListAnswer = call_action(place, get_action("journal.list"), request)
     if style.json:
-        print_json(answer)
+        print_json(reply)
     else:
-        print_table(_EVENT_COLUMNS, answer.events, style)
+        print_table(_EVENT_COLUMNS, reply.events, style)
 
 
 _EVENT_COLUMNS = [
@@ -172,13 +172,13 @@ def dead(
     """List events that a consumer could not put to use, and why."""
     style = options.make_style(as_json, parsable, noheader)
     place = ClientPlace(config=config, socket=socket, archive=archive)
-    answer: DeadAnswer = call_action(
+    reply: DeadAnswer = call_action(
         place, get_action("journal.dead"), DeadRequest(consumer=consumer)
     )
     if style.json:
-        print_json(answer)
-    elif answer.letters or style.parsable:
-        print_table(_DEAD_COLUMNS, answer.letters, style)
+        print_json(reply)
+    elif reply.letters or style.parsable:
+        print_table(_DEAD_COLUMNS, reply.letters, style)
         output.print_note("'steward journal replay CONSUMER' has them tried again.")
     else:
         output.print_note("Nothing was set aside.")
@@ -212,11 +212,11 @@ def replay(
     """Have a consumer try again what was set aside for it."""
     place = ClientPlace(config=config, socket=socket, archive=archive)
     request = ReplayRequest(consumer=consumer, id=event)
-    answer: ReplayAnswer = call_action(place, get_action("journal.replay"), request)
+    reply: ReplayAnswer = call_action(place, get_action("journal.replay"), request)
     if as_json:
-        print_json(answer)
+        print_json(reply)
     else:
-        print(f"{format_count(answer.events, 'event')} will be tried again.")
+        print(f"{format_count(reply.events, 'event')} will be tried again.")
 
 
 @app.command()
@@ -229,10 +229,10 @@ def forget(
 ) -> None:
     """Drop a consumer that is gone for good, so that nothing is kept for it."""
     place = ClientPlace(config=config, socket=socket, archive=archive)
-    answer: ForgetAnswer = call_action(
+    reply: ForgetAnswer = call_action(
         place, get_action("journal.forget"), ForgetRequest(consumer=consumer)
     )
     if as_json:
-        print_json(answer)
+        print_json(reply)
     else:
-        output.print_note(f"The journal waits for {answer.consumer} no more.")
+        output.print_note(f"The journal waits for {reply.consumer} no more.")

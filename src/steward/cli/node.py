@@ -33,7 +33,7 @@ from steward.slurm.nodelists import expand_nodelist
 
 @with_call_and_columns
 def node(
-    asked: CommandCall,
+    call: CommandCall,
     names: Annotated[
         list[str] | None, typer.Argument(metavar="[NODE]...", help="These: n7, n[1-9]; else all.")
     ] = None,
@@ -79,16 +79,16 @@ def node(
     wanted = ",".join(names or ())
     if jobs:
         for one in names or ():
-            _print_jobs(asked, NodeJobsRequest(node=one, cluster=cluster, at=at, zone=zone))
+            _print_jobs(call, NodeJobsRequest(node=one, cluster=cluster, at=at, zone=zone))
         return
     if events:
         clusters = (cluster,) if cluster else ()
         request = HistoryEventsRequest(
             kinds=("node.state",), clusters=clusters, nodes=wanted, until=at, zone=zone
         )
-        _print_events(asked, request)
+        _print_events(call, request)
         return
-    answer: NodesReply = asked.call(
+    reply: NodesReply = call.call(
         "history.nodes",
         NodesRequest(
             cluster=cluster,
@@ -99,18 +99,18 @@ def node(
             zone=zone,
         ),
     )
-    if answer.sensor and wanted and not (at or partitions or states):
-        _require_seen(wanted, answer)
-    if asked.style.json:
-        print_json(answer)
+    if reply.sensor and wanted and not (at or partitions or states):
+        _require_seen(wanted, reply)
+    if call.style.json:
+        print_json(reply)
         return
-    print_table(_make_node_columns(answer), answer.nodes, asked.style)
-    for one, since in sorted(answer.silent_since.items()):
+    print_table(_make_node_columns(reply), reply.nodes, call.style)
+    for one, since in sorted(reply.silent_since.items()):
         output.print_warning(
             f"slurmctld of cluster {one} does not answer: its nodes are shown as they were at "
             f"{format_time(since)}; see 'steward status'"
         )
-    if not answer.sensor:
+    if not reply.sensor:
         output.print_warning(
             "there is no sensor, which alone tells of nodes: set enabled = true in [sensor]"
         )

@@ -185,14 +185,14 @@ def report() -> None:
 @app.command()
 @with_call_and_columns
 @with_options(_read_period_options)
-def cluster(wanted: ReportOptions, asked: CommandCall) -> None:
+def cluster(wanted: ReportOptions, call: CommandCall) -> None:
     """Tell what a cluster's CPUs and GPUs did, as 'sreport cluster Utilization' does."""
-    answer = asked.call("reports.cluster", ClusterRequest(**wanted.fields))
-    gpus = any(row.gpus or row.allocated_gpu_s for row in answer.rows)
+    reply = call.call("reports.cluster", ClusterRequest(**wanted.fields))
+    gpus = any(row.gpus or row.allocated_gpu_s for row in reply.rows)
     _print_report(
-        answer,
+        reply,
         wanted,
-        asked,
+        call,
         [
             Column("Jobs", lambda row: str(row.jobs), right=True),
             wanted.make_amount_column("allocated_cpu_s", "Allocated"),
@@ -215,7 +215,7 @@ def cluster(wanted: ReportOptions, asked: CommandCall) -> None:
             *_make_capacity_columns("cpus", "gpus", "nodes"),
         ],
     )
-    if not answer.sensor:
+    if not reply.sensor:
         output.print_note("There is no sensor, which alone tells of capacity: see [sensor].")
 
 
@@ -237,15 +237,15 @@ def _format_percentage(part: int | None, whole: int | None) -> str:
 @app.command()
 @with_call_and_columns
 @with_options(_read_job_options)
-def accounts(wanted: ReportOptions, asked: CommandCall) -> None:
+def accounts(wanted: ReportOptions, call: CommandCall) -> None:
     """Tell who used what: each account in all, then its users."""
-    answer = asked.call("reports.accounts", AccountsRequest(**wanted.fields))
+    reply = call.call("reports.accounts", AccountsRequest(**wanted.fields))
     columns = [
         Column("Account", lambda row: row.account),
         Column("User", lambda row: "" if row.uid is None else row.user or str(row.uid)),
-        *_make_resource_columns(answer.rows, wanted),
+        *_make_resource_columns(reply.rows, wanted),
     ]
-    _print_report(answer, wanted, asked, columns)
+    _print_report(reply, wanted, call, columns)
 
 
 @app.command()
@@ -253,19 +253,19 @@ def accounts(wanted: ReportOptions, asked: CommandCall) -> None:
 @with_options(_read_job_options)
 def users(
     wanted: ReportOptions,
-    asked: CommandCall,
+    call: CommandCall,
     top: Top = 0,
 ) -> None:
     """Tell who used most."""
-    answer = asked.call("reports.users", UsersRequest(**wanted.fields, top=top))
+    reply = call.call("reports.users", UsersRequest(**wanted.fields, top=top))
     columns = [
         Column("User", _format_row_user),
         Column("Accounts", lambda row: ",".join(row.accounts), max_width=40),
-        *_make_resource_columns(answer.rows, wanted),
+        *_make_resource_columns(reply.rows, wanted),
         Column("Completed", lambda row: str(row.completed), right=True),
         Column("Failed", lambda row: str(row.failed), right=True),
     ]
-    _print_report(answer, wanted, asked, columns)
+    _print_report(reply, wanted, call, columns)
 
 
 def _format_row_user(row: Any) -> str:
@@ -289,15 +289,15 @@ def _make_resource_columns(
 @app.command()
 @with_call_and_columns
 @with_options(_read_job_options)
-def partitions(wanted: ReportOptions, asked: CommandCall) -> None:
+def partitions(wanted: ReportOptions, call: CommandCall) -> None:
     """Tell what was used of partitions, and how long jobs waited for them."""
-    answer = asked.call("reports.partitions", PartitionUsageRequest(**wanted.fields))
+    reply = call.call("reports.partitions", PartitionUsageRequest(**wanted.fields))
     columns = [
         Column("Partition", lambda row: row.partition),
-        *_make_resource_columns(answer.rows, wanted),
+        *_make_resource_columns(reply.rows, wanted),
         *_make_wait_columns(),
     ]
-    _print_report(answer, wanted, asked, columns)
+    _print_report(reply, wanted, call, columns)
 
 
 def _make_wait_columns() -> list[Column]:
@@ -323,7 +323,7 @@ def _make_wait_columns() -> list[Column]:
 @with_options(_read_job_options)
 def waits(
     wanted: ReportOptions,
-    asked: CommandCall,
+    call: CommandCall,
     group: Annotated[
         str,
         typer.Option("--group", metavar="size|account|user", help="Part them by this as well."),
@@ -332,7 +332,7 @@ def waits(
     """Tell how long jobs waited, from when they might begin until they did."""
     if group not in _GROUPS:
         raise UsageError(f"--group takes size, account or user, not {group!r}", group)
-    answer = asked.call("reports.waits", WaitsRequest(**wanted.fields, group=_GROUPS[group]))
+    reply = call.call("reports.waits", WaitsRequest(**wanted.fields, group=_GROUPS[group]))
     columns = [
         Column("Partition", lambda row: row.partition),
         Column("Account", lambda row: row.account, is_default=group == "account"),
@@ -340,7 +340,7 @@ def waits(
         Column("CPUs", _format_cpu_range, right=True, is_default=group == "size"),
         *_make_wait_columns(),
     ]
-    _print_report(answer, wanted, asked, columns)
+    _print_report(reply, wanted, call, columns)
 
 
 def _format_cpu_range(row: Any) -> str:
@@ -351,18 +351,18 @@ def _format_cpu_range(row: Any) -> str:
 @app.command()
 @with_call_and_columns
 @with_options(_read_job_options)
-def jobs(wanted: ReportOptions, asked: CommandCall) -> None:
+def jobs(wanted: ReportOptions, call: CommandCall) -> None:
     """Tell how many jobs there were, by account, size and state."""
-    answer = asked.call("reports.jobs", JobCountsRequest(**wanted.fields))
+    reply = call.call("reports.jobs", JobCountsRequest(**wanted.fields))
     columns = [
         Column("Account", lambda row: row.account),
         Column("CPUs", _format_cpu_range, right=True),
         Column("State", lambda row: row.state),
         Column("Jobs", lambda row: str(row.jobs), right=True),
         wanted.make_amount_column("cpu_s", "CPU"),
-        wanted.make_amount_column("gpu_s", "GPU", usual=any(row.gpu_s for row in answer.rows)),
+        wanted.make_amount_column("gpu_s", "GPU", usual=any(row.gpu_s for row in reply.rows)),
     ]
-    _print_report(answer, wanted, asked, columns)
+    _print_report(reply, wanted, call, columns)
 
 
 @app.command()
@@ -370,7 +370,7 @@ def jobs(wanted: ReportOptions, asked: CommandCall) -> None:
 @with_options(_read_job_options)
 def waste(
     wanted: ReportOptions,
-    asked: CommandCall,
+    call: CommandCall,
     top: Top = 0,
 ) -> None:
     """Tell what was asked for and not used, of jobs that ended.
@@ -378,7 +378,7 @@ def waste(
     Used% is the CPU time of what the jobs had, Memory% the most that they used of it, Time%
     how long they ran of their limits. Who wasted most CPUs is first.
     """
-    answer = asked.call("reports.waste", WasteRequest(**wanted.fields, top=top))
+    reply = call.call("reports.waste", WasteRequest(**wanted.fields, top=top))
     columns = [
         Column("Account", lambda row: row.account),
         Column("User", _format_row_user),
@@ -394,7 +394,7 @@ def waste(
         ),
         Column("Time%", lambda row: _format_percentage(row.elapsed_s, row.limit_s), right=True),
     ]
-    _print_report(answer, wanted, asked, columns)
+    _print_report(reply, wanted, call, columns)
 
 
 def _print_report(

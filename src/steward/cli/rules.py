@@ -57,7 +57,7 @@ def rules() -> None:
 @app.command()
 @with_json_call
 def check(
-    asked: CommandCall,
+    call: CommandCall,
     files: Annotated[
         list[str] | None,
         typer.Argument(
@@ -75,19 +75,19 @@ def check(
 
     The exit code is 1 where anything is.
     """
-    answer: CheckRulesReply = (
-        _check_files(files) if files else asked.call("rules.check", CheckRulesRequest())
+    reply: CheckRulesReply = (
+        _check_files(files) if files else call.call("rules.check", CheckRulesRequest())
     )
-    if asked.style.json:
-        print_json(answer)
+    if call.style.json:
+        print_json(reply)
     else:
-        _warn_troubles(answer.troubles)
+        _warn_troubles(reply.troubles)
         if stackstorm:
-            for one in answer.differences:
+            for one in reply.differences:
                 print(one.what)
-        wrong = format_count(len({one.path for one in answer.troubles}), "file")
-        print(f"{format_count(answer.rules, 'rule')} right, {wrong} wrong.")
-    if answer.troubles:
+        wrong = format_count(len({one.path for one in reply.troubles}), "file")
+        print(f"{format_count(reply.rules, 'rule')} right, {wrong} wrong.")
+    if reply.troubles:
         raise typer.Exit(1)
 
 
@@ -103,15 +103,15 @@ def _check_files(files: list[str]) -> CheckRulesReply:
 
 @app.command("list")
 @with_call_and_columns
-def list_(asked: CommandCall) -> None:
+def list_(call: CommandCall) -> None:
     """List the rules."""
-    answer: ListRulesReply = asked.call("rules.list", ListRulesRequest())
-    if asked.style.json:
-        print_json(answer)
+    reply: ListRulesReply = call.call("rules.list", ListRulesRequest())
+    if call.style.json:
+        print_json(reply)
         return
-    print_table(_RULE_COLUMNS, answer.rules, asked.style)
-    _warn_troubles(answer.troubles)
-    if not answer.running:
+    print_table(_RULE_COLUMNS, reply.rules, call.style)
+    _warn_troubles(reply.troubles)
+    if not reply.running:
         output.print_warning("no rule is run: set enabled = true in [rules]")
 
 
@@ -137,7 +137,7 @@ _RULE_COLUMNS = [
 @app.command("test")
 @with_json_call
 def try_(
-    asked: CommandCall,
+    call: CommandCall,
     event: Annotated[
         str,
         typer.Argument(
@@ -159,18 +159,18 @@ def try_(
     if rule and file:
         raise UsageError("give either --rule or --file")
     given = _read_event(event)
-    answer: RuleTrialReply = (
+    reply: RuleTrialReply = (
         _test_file(given, file)
         if file
-        else asked.call("rules.test", RuleTrialRequest(event=given, rule=rule))
+        else call.call("rules.test", RuleTrialRequest(event=given, rule=rule))
     )
-    if asked.style.json:
-        print_json(answer)
+    if call.style.json:
+        print_json(reply)
     else:
-        print(f"It is a {answer.trigger}.")
-        for line in answer.rules:
+        print(f"It is a {reply.trigger}.")
+        for line in reply.rules:
             _print_tried(line)
-    if not any(line.matches for line in answer.rules):
+    if not any(line.matches for line in reply.rules):
         raise typer.Exit(1)
 
 
@@ -224,16 +224,16 @@ def _read_event(path: str) -> dict[str, Any]:
 
 @app.command()
 @with_json_call
-def enable(asked: CommandCall, rule: RuleName) -> None:
+def enable(call: CommandCall, rule: RuleName) -> None:
     """Switch a rule on, whatever its file says."""
-    _switch_rule(asked, "rules.enable", rule)
+    _switch_rule(call, "rules.enable", rule)
 
 
 @app.command()
 @with_json_call
-def disable(asked: CommandCall, rule: RuleName) -> None:
+def disable(call: CommandCall, rule: RuleName) -> None:
     """Switch a rule off, whatever its file says; what waits is not done any more."""
-    _switch_rule(asked, "rules.disable", rule)
+    _switch_rule(call, "rules.disable", rule)
 
 
 def _switch_rule(call: CommandCall, name: str, rule: str) -> None:
@@ -249,7 +249,7 @@ def _switch_rule(call: CommandCall, name: str, rule: str) -> None:
 @app.command()
 @with_call_and_columns
 def history(
-    asked: CommandCall,
+    call: CommandCall,
     execution: Annotated[
         int,
         typer.Argument(
@@ -286,11 +286,11 @@ def history(
         id=execution, rule=rule, cluster=cluster, status=status, since=since, limit=limit,
         zone=find_requested_zone(),
     )  # fmt: skip
-    answer: RulesHistoryReply = asked.call("rules.history", request)
-    if asked.style.json:
-        print_json(answer)
-    elif answer.executions or asked.style.parsable:
-        print_table(_HISTORY_COLUMNS, answer.executions, asked.style)
+    reply: RulesHistoryReply = call.call("rules.history", request)
+    if call.style.json:
+        print_json(reply)
+    elif reply.executions or call.style.parsable:
+        print_table(_HISTORY_COLUMNS, reply.executions, call.style)
     else:
         output.print_note("No rule has acted.")
 

@@ -49,17 +49,17 @@ class _StatusRow(msgspec.Struct, frozen=True):
 
 @with_call
 def status(
-    asked: CommandCall,
+    call: CommandCall,
     gaps: Annotated[
         bool, typer.Option("--gaps/--no-gaps", help="Whether books are looked through for gaps.")
     ] = True,
 ) -> None:
     """Show how Steward itself stands: processes, backlog, clusters, disks, the bank."""
-    answer: StatusShowAnswer = asked.call("status.show", StatusShowRequest(gaps=gaps))
-    if asked.style.json:
-        print_json(answer)
+    reply: StatusShowAnswer = call.call("status.show", StatusShowRequest(gaps=gaps))
+    if call.style.json:
+        print_json(reply)
     else:
-        print_table(_STATUS_COLUMNS, list(_make_status_rows(answer)), asked.style)
+        print_table(_STATUS_COLUMNS, list(_make_status_rows(reply)), call.style)
 
 
 def metrics(
@@ -73,9 +73,9 @@ def metrics(
     socket: Socket = "",
 ) -> None:
     """Print figures for Prometheus, as for node_exporter's textfile collector."""
-    asked = CommandCall(Style(), ClientPlace(config=config, socket=socket))
-    answer: MetricsAnswer = asked.call("status.metrics", MetricsRequest())
-    data = answer.text.encode()
+    call = CommandCall(Style(), ClientPlace(config=config, socket=socket))
+    reply: MetricsAnswer = call.call("status.metrics", MetricsRequest())
+    data = reply.text.encode()
     if not to:
         output.write_bytes(data)
         return

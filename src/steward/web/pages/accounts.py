@@ -190,16 +190,16 @@ async def statement(
         limit=0 if form else _STATEMENT_LINES,
         before=query.read_number(request, "before"),
     )
-    answer: StatementReply = await visit.call_action("bank.statement", asked)
+    reply: StatementReply = await visit.call_action("bank.statement", asked)
     if form in ("csv", "json"):
-        return _download_statement(answer, name, form)
+        return _download_statement(reply, name, form)
     return pages.render_page_or_part(
         "statement.html",
         visit,
         here="/accounts",
-        name=answer.statement.account,
+        name=reply.statement.account,
         asked=asked,
-        answer=answer,
+        answer=reply,
     )
 
 
@@ -412,18 +412,18 @@ async def accounts(visit: AuthenticatedRequest, pages: Renderer) -> Response[Any
     """List all accounts, each below its parent."""
     if not visit.me.bank:
         return pages.render_page("no_bank.html", visit, here="/accounts")
-    answer: BalanceReply = await visit.call_action("bank.balance", BalanceRequest())
+    reply: BalanceReply = await visit.call_action("bank.balance", BalanceRequest())
     # Accounts that nobody created, only charged by jobs, have no more to show.
-    names = tuple(one.account for one in answer.accounts if one.known)
-    shown = AccountReply(unit=answer.unit, decimals=answer.decimals, zone=answer.zone)
+    names = tuple(one.account for one in reply.accounts if one.known)
+    shown = AccountReply(unit=reply.unit, decimals=reply.decimals, zone=reply.zone)
     if names:
         shown = await visit.call_action("bank.account_show", AccountShowRequest(names=names))
     return pages.render_page(
         "accounts.html",
         visit,
         here="/accounts",
-        answer=answer,
-        rows=list(iterate_tree(shown.accounts, answer.accounts)),
+        answer=reply,
+        rows=list(iterate_tree(shown.accounts, reply.accounts)),
     )
 
 

@@ -282,7 +282,7 @@ def _find_changed_variables(
     left: EnvironmentReply, right: EnvironmentReply
 ) -> tuple[ChangedVariable, ...]:
     """Return the changed variables; of redacted ones only whether they are set."""
-    values = [{one.name: one for one in answer.variables} for answer in (left, right)]
+    values = [{one.name: one for one in reply.variables} for reply in (left, right)]
     changes = []
     for name in sorted(values[0].keys() | values[1].keys()):
         one, two = values[0].get(name), values[1].get(name)

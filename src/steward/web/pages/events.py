@@ -41,7 +41,7 @@ async def events(
 ) -> Response[Any]:
     """Show past events, newest first."""
     asked = _read_filters(request)
-    answer: HistoryEventsReply = await visit.call_action("history.events", asked)
+    reply: HistoryEventsReply = await visit.call_action("history.events", asked)
     filters: dict[str, Any] = {
         "kinds": asked.kinds,
         "clusters": asked.clusters,
@@ -51,8 +51,8 @@ async def events(
         "until": asked.until,
     }
     context: dict[str, Any] = {
-        "rows": make_event_rows(visit, answer.events),
-        "older": answer.older,
+        "rows": make_event_rows(visit, reply.events),
+        "older": reply.older,
         "filters": filters,
     }
     if visit.is_part:
@@ -63,8 +63,8 @@ async def events(
         visit,
         here="/events",
         kinds=HISTORY_KINDS,
-        answer=answer,
-        live=pages.url("/events/stream", **filters, after=answer.position) if is_live else "",
+        answer=reply,
+        live=pages.url("/events/stream", **filters, after=reply.position) if is_live else "",
         **context,
     )
 

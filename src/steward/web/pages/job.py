@@ -380,17 +380,17 @@ async def script_file(
 ) -> Response[bytes]:
     """Return the script, byte for byte."""
     check_job_id(job)
-    answer: ShowReply = await visit.call_action(
+    reply: ShowReply = await visit.call_action(
         "archive.show", ShowRequest(job=job, cluster=cluster)
     )
-    if answer.content is None:
+    if reply.content is None:
         raise PageNotFound(f"no script of job {job} is kept", job)
     return Response(
-        answer.content.data,
+        reply.content.data,
         media_type="text/plain; charset=utf-8",
         headers={
             "Cache-Control": "no-store",
-            "Content-Disposition": f'attachment; filename="job-{answer.job.job_id}.sh"',
+            "Content-Disposition": f'attachment; filename="job-{reply.job.job_id}.sh"',
         },
     )
 
@@ -401,21 +401,21 @@ async def environment(
 ) -> Response[Any]:
     """Show the environment at submission, with secrets redacted."""
     check_job_id(job)
-    answer: EnvironmentReply = await visit.call_action(
+    reply: EnvironmentReply = await visit.call_action(
         "archive.env", EnvironmentRequest(job=job, cluster=cluster)
     )
     variables = [
         (one.name, escape_line(one.value.data.decode("utf-8", "backslashreplace")), one.redacted)
-        for one in sorted(answer.variables, key=lambda one: one.name)
+        for one in sorted(reply.variables, key=lambda one: one.name)
     ]
     return pages.render_page_or_part(
         "job_environment.html",
         visit,
         here="/jobs",
         base=make_job_address(cluster, job),
-        job=answer.job,
+        job=reply.job,
         variables=variables,
-        flags=answer.flags,
+        flags=reply.flags,
     )
 
 
@@ -475,12 +475,12 @@ async def act(
     parameters: dict[str, Any] = {"jobids": [job]}
     if reason and verb in ("cancel", "hold"):
         parameters["reason"] = reason
-    answer: RunOperationReply = await visit.call_action(
+    reply: RunOperationReply = await visit.call_action(
         "automation.run",
         RunOperationRequest(action=f"slurm.job.{verb}", parameters=parameters, cluster=cluster),
     )
-    line = answer.result.get(job, {}) if isinstance(answer.result, dict) else {}
-    if answer.status == "succeeded" and line.get("changed", True):
+    line = reply.result.get(job, {}) if isinstance(reply.result, dict) else {}
+    if reply.status == "succeeded" and line.get("changed", True):
         return pages.make_redirect(make_job_address(cluster, job), visit, done=verb)
     return pages.render_page(
         "job_undone.html",
@@ -490,7 +490,7 @@ async def act(
         base=make_job_address(cluster, job),
         job=job,
         verb=verb,
-        message=answer.message or line.get("message", "") or "there was nothing to be changed",
+        message=reply.message or line.get("message", "") or "there was nothing to be changed",
     )
 
 

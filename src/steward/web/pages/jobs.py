@@ -41,24 +41,24 @@ async def jobs(request: HttpRequest, visit: AuthenticatedRequest, pages: Rendere
     # The address holds how many rows are loaded, for when the user returns; only the link to the
     # next rows holds their cursor.
     come = _read_rows_before(request)
-    answer: JobsAnswer = await visit.call_action("accounting.jobs", view.make_jobs_request())
+    reply: JobsAnswer = await visit.call_action("accounting.jobs", view.make_jobs_request())
     columns = view.choose_columns(several_clusters=len(visit.me.clusters) > 1, bank=visit.me.bank)
-    shown = await _make_cell_context(visit, answer, columns)
+    shown = await _make_cell_context(visit, reply, columns)
     context: dict[str, Any] = {
         "here": "/jobs",
         "view": view,
         "columns": columns,
-        "answer": answer,
+        "answer": reply,
         "shown": shown,
-        "come": come + len(answer.jobs),
+        "come": come + len(reply.jobs),
         "begin": str(request.query_params.get("begin", "")) if come else view.page,
         "is_tasks": request.query_params.get("part") == "tasks",
     }
     if visit.is_part:
         headers = {}
-        if come and come + len(answer.jobs) <= MOST_ROWS:
+        if come and come + len(reply.jobs) <= MOST_ROWS:
             begun = str(request.query_params.get("begin", ""))
-            there = view.query(page=begun, rows=max(DEFAULT_ROWS, come + len(answer.jobs)))
+            there = view.query(page=begun, rows=max(DEFAULT_ROWS, come + len(reply.jobs)))
             headers = {"HX-Replace-Url": pages.url("/jobs", **there)}
         return pages.render_page("_job_rows.html", visit, headers=headers, **context)
     return pages.render_page(
@@ -77,11 +77,11 @@ async def counts(
 ) -> Response[Any]:
     """Show the number of jobs of a view in each state."""
     view = JobListView.parse(request)
-    answer: JobStatesAnswer = await visit.call_action(
+    reply: JobStatesAnswer = await visit.call_action(
         "accounting.job_states", view.make_counts_request()
     )
     return pages.render_page_or_part(
-        "job_counts.html", visit, here="/jobs", view=view, answer=answer
+        "job_counts.html", visit, here="/jobs", view=view, answer=reply
     )
 
 

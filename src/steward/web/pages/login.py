@@ -34,8 +34,8 @@ def how_to(pages: Renderer) -> Response[Any]:
 async def login(request: HttpRequest, pages: Renderer, secret: FromPath[str]) -> Response[Any]:
     """Ask the user to confirm a login link, so that link scanners do not consume it."""
     desk: DaemonClient = request.app.state.client
-    answer: PeekAnswer = await desk.call_action("credentials.peek", PeekRequest(secret=secret))
-    return pages.render_page("login.html", user=answer.user, secret=secret)
+    reply: PeekAnswer = await desk.call_action("credentials.peek", PeekRequest(secret=secret))
+    return pages.render_page("login.html", user=reply.user, secret=secret)
 
 
 @post("/login", include_in_schema=False, status_code=303, request_max_body_size=_LARGEST_FORM_BYTES)
@@ -46,10 +46,10 @@ async def log_in(request: HttpRequest, pages: Renderer) -> Response[Any]:
         raise CsrfError("this request comes from a page of another site")
     desk: DaemonClient = request.app.state.client
     secret = str((await request.form()).get("secret", ""))
-    answer: OpenAnswer = await desk.call_action("credentials.open", OpenRequest(secret=secret))
+    reply: OpenAnswer = await desk.call_action("credentials.open", OpenRequest(secret=secret))
     response = pages.make_redirect("/")
     web: WebSettings = request.app.state.web
-    response.set_cookie(_make_session_cookie(web, pages, answer.secret, int(web.session_s)))
+    response.set_cookie(_make_session_cookie(web, pages, reply.secret, int(web.session_s)))
     return response
 
 

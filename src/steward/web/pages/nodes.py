@@ -424,7 +424,7 @@ async def change(
         return _make_change_form(visit, pages, cluster, verb, given)
     is_sure = given.get("sure") == "yes"
     try:
-        answer: RunOperationReply = await visit.call_action(
+        reply: RunOperationReply = await visit.call_action(
             "automation.run",
             build_run_request(verb, cluster, given, dry_run=not is_sure),
             key=given.get("key", "") if is_sure else "",
@@ -434,8 +434,8 @@ async def change(
     except StewardError as error:
         # Keep the form's values, so that the user corrects them in place.
         return _make_change_form(visit, pages, cluster, verb, given, str(error))
-    if answer.id:
-        return pages.make_redirect(f"/actions/{answer.id}", visit)
+    if reply.id:
+        return pages.make_redirect(f"/actions/{reply.id}", visit)
     return pages.render_page(
         "change_sure.html",
         visit,
@@ -443,8 +443,8 @@ async def change(
         cluster=cluster,
         verb=verb,
         given=_select_confirmed(verb, given),
-        answer=answer,
-        lines=list_result_lines(answer.result),
+        answer=reply,
+        lines=list_result_lines(reply.result),
         # The idempotency key makes repeated clicks run the operation once.
         key=secrets.token_urlsafe(16),
     )

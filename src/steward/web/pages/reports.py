@@ -311,24 +311,24 @@ async def table(
     """Return a report's table and plot, or a download of it."""
     kind = _find_report(name)
     asked = _read_form(request, kind)
-    answer: ReportReply = await visit.call_action(
+    reply: ReportReply = await visit.call_action(
         f"reports.{name}", _make_report_request(asked, kind)
     )
-    rows = answer.rows
+    rows = reply.rows
     columns = select_columns(kind, rows)
     form = query.read_text(request, "form")
     if form in ("csv", "json"):
-        return _download_report(answer, kind, columns, form)
+        return _download_report(reply, kind, columns, form)
     return pages.render_page_or_part(
         "report_table.html",
         visit,
         **asked,
-        answer=answer,
+        answer=reply,
         rows=rows[:_MOST_ROWS],
         more=max(0, len(rows) - _MOST_ROWS),
         columns=columns,
         several=len({row.cluster for row in rows}) > 1,
-        plot=_plot_report(kind, answer, rows),
+        plot=_plot_report(kind, reply, rows),
     )
 
 

@@ -85,12 +85,12 @@ async def execution(
 ) -> Response[Any]:
     """Show one execution of a rule."""
     wanted = RulesHistoryRequest(id=number, limit=1)
-    answer: RulesHistoryReply | None = None
+    reply: RulesHistoryReply | None = None
     if number > 0:
-        answer = await visit.call_action("rules.history", wanted)
-    if answer is None or not answer.executions:
+        reply = await visit.call_action("rules.history", wanted)
+    if reply is None or not reply.executions:
         raise PageNotFound(f"there is no execution {number}, or it was long ago")
-    return _make_details_page(visit, pages, "execution.html", answer.executions[0])
+    return _make_details_page(visit, pages, "execution.html", reply.executions[0])
 
 
 @post("/rules/switch", include_in_schema=False, status_code=303)
@@ -117,7 +117,7 @@ async def audit(
         "cluster": query.read_text(request, "cluster"),
         "since": query.read_text(request, "since"),
     }
-    answer: AuditReply = await visit.call_action(
+    reply: AuditReply = await visit.call_action(
         "automation.audit",
         AuditRequest(
             **filters,
@@ -126,13 +126,13 @@ async def audit(
             limit=_ROWS_PER_PAGE + 1,
         ),
     )
-    shown = answer.actions[:_ROWS_PER_PAGE]
+    shown = reply.actions[:_ROWS_PER_PAGE]
     return pages.render_page_or_part(
         "actions.html",
         visit,
         here="/rules",
         actions=shown,
-        more=shown[-1].id if len(answer.actions) > _ROWS_PER_PAGE else 0,
+        more=shown[-1].id if len(reply.actions) > _ROWS_PER_PAGE else 0,
         filters=filters,
         zones={role.cluster: role.zone for role in visit.me.clusters},
     )
@@ -143,12 +143,12 @@ async def action(
     visit: AuthenticatedRequest, pages: Renderer, number: FromPath[int]
 ) -> Response[Any]:
     """Show one action of the audit log."""
-    answer: AuditReply | None = None
+    reply: AuditReply | None = None
     if number > 0:
-        answer = await visit.call_action("automation.audit", AuditRequest(id=number))
-    if answer is None or not answer.actions:
+        reply = await visit.call_action("automation.audit", AuditRequest(id=number))
+    if reply is None or not reply.actions:
         raise PageNotFound(f"there is no action {number}, or it is not yours")
-    return _make_details_page(visit, pages, "action.html", answer.actions[0])
+    return _make_details_page(visit, pages, "action.html", reply.actions[0])
 
 
 def _make_details_page(

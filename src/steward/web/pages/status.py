@@ -112,19 +112,19 @@ _PROXY_HEADERS: Final = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-
 @get("/status", include_in_schema=False)
 async def status(visit: AuthenticatedRequest, pages: Renderer) -> Response[Any]:
     """Show the status of Steward."""
-    answer: StatusShowAnswer = await visit.call_action("status.show", StatusShowRequest(gaps=False))
+    reply: StatusShowAnswer = await visit.call_action("status.show", StatusShowRequest(gaps=False))
     letters = DeadAnswer(letters=())
-    if answer.dead_letters:
+    if reply.dead_letters:
         letters = await visit.call_action("journal.dead", DeadRequest())
     return pages.render_page(
         "steward.html",
         visit,
         here="/status",
-        answer=answer,
-        troubles=list_problems(answer),
+        answer=reply,
+        troubles=list_problems(reply),
         letters=letters.letters[:_MOST_LETTERS],
         more_letters=max(0, len(letters.letters) - _MOST_LETTERS),
-        is_sink={f"archive.{one.name}" for one in answer.sinks},
+        is_sink={f"archive.{one.name}" for one in reply.sinks},
         zone=visit.zone,
     )
 
@@ -132,13 +132,13 @@ async def status(visit: AuthenticatedRequest, pages: Renderer) -> Response[Any]:
 @get("/status/gaps", include_in_schema=False)
 async def gaps(visit: AuthenticatedRequest, pages: Renderer) -> Response[Any]:
     """Show the known gaps in the records, which take a while to compute."""
-    answer: StatusShowAnswer = await visit.call_action("status.show", StatusShowRequest(gaps=True))
+    reply: StatusShowAnswer = await visit.call_action("status.show", StatusShowRequest(gaps=True))
     return pages.render_page_or_part(
         "gaps.html",
         visit,
         here="/status",
-        gaps=answer.gaps,
-        why=answer.unknown.get("gaps", ""),
+        gaps=reply.gaps,
+        why=reply.unknown.get("gaps", ""),
         zone=visit.zone,
     )
 
@@ -146,12 +146,12 @@ async def gaps(visit: AuthenticatedRequest, pages: Renderer) -> Response[Any]:
 @get("/status/doctor", include_in_schema=False)
 async def doctor(visit: AuthenticatedRequest, pages: Renderer) -> Response[Any]:
     """Run the health checks, which take some seconds."""
-    answer: DoctorAnswer = await visit.call_action("doctor.run", DoctorRequest())
+    reply: DoctorAnswer = await visit.call_action("doctor.run", DoctorRequest())
     return pages.render_page_or_part(
         "doctor.html",
         visit,
         here="/status",
-        answer=answer,
+        answer=reply,
         zone=visit.zone,
     )
 
@@ -190,10 +190,10 @@ async def metrics(request: HttpRequest) -> Response[str]:
         raise PermissionRefused(
             "figures are for the addresses in [web] metrics_from, and for an operator's token"
         )
-    answer: MetricsAnswer = await desk.call_action("status.metrics", MetricsRequest(), token)
+    reply: MetricsAnswer = await desk.call_action("status.metrics", MetricsRequest(), token)
     return Response(
-        answer.text,
-        media_type=answer.content_type,
+        reply.text,
+        media_type=reply.content_type,
         headers={"Cache-Control": "no-store"},
     )
 

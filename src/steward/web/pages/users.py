@@ -46,14 +46,14 @@ async def efficiency(
     visit: AuthenticatedRequest, pages: Renderer, name: FromPath[str]
 ) -> Response[Any]:
     """Show the user's allocated but unused resources, which take a while to sum up."""
-    answer: WasteReply = await visit.call_action(
+    reply: WasteReply = await visit.call_action(
         "reports.waste", WasteRequest(users=(name,), since="now-90days", until="now")
     )
     return pages.render_page_or_part(
         "efficiency.html",
         visit,
         name=name,
-        answer=answer,
+        answer=reply,
     )
 
 
@@ -69,7 +69,7 @@ async def create(
     try:
         if not days.isascii() or not days.isdigit() or len(days) > 4:
             raise UsageError(f"a token is good for some days, not {days[:20]!r}")
-        answer: TokenAnswer = await visit.call_action(
+        reply: TokenAnswer = await visit.call_action(
             "credentials.token_create",
             TokenCreateRequest(
                 name=str(given.get("name", "")), scopes=scopes, expires_s=int(days) * _DAY_S
@@ -79,7 +79,7 @@ async def create(
         raise
     except StewardError as error:
         return await _make_user_page(visit, pages, name, error=str(error))
-    return await _make_user_page(visit, pages, name, new_token=answer)
+    return await _make_user_page(visit, pages, name, new_token=reply)
 
 
 @post("/users/{name:str}/revoke", include_in_schema=False, status_code=303)
