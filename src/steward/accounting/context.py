@@ -1,7 +1,7 @@
 """Context of the accounting actions: jobs.db, cluster names and zones, and permissions.
 
 Files are opened read-only on first use. An action shows nobody more than
-:meth:`AccountingContext.scopes` permits.
+:meth:`AccountingContext.get_scopes` permits.
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -1,8 +1,8 @@
 """TLS certificates for compute nodes that do not use MUNGE, made by openssl.
 
-:class:`CertificateAuthority` keeps its own CA (``ca``), Steward's server certificate (``server``)
-and one client certificate for each node (``nodes/NAME``) in one directory, each as ``.crt`` and
-``.key``. It never changes existing files, so that nodes can be added later.
+:class:`CertificateAuthority` keeps its own CA (``ca``), Steward's server certificate
+(``make_server``) and one client certificate for each node (``nodes/NAME``) in one directory, each
+as ``.crt`` and ``.key``. It never changes existing files, so that nodes can be added later.
 """
 
 import os

@@ -60,7 +60,7 @@ class JournalContext:
         """Find the consumer that an operator names.
 
         Raises:
-            PermissionRefused: As :meth:`admit`.
+            PermissionRefused: As :meth:`require_operator`.
             UsageError: There is no such consumer.
         """
         self.require_operator(caller)

@@ -3,6 +3,7 @@
 Capture writes bytes to a store (``.incoming/``) and consumers read them from there. Once all
 consumers have passed the event, the store drops them; :class:`ScriptContents` then asks the files
 sinks in turn, through :class:`FilesReader`. Used by the catalog and remote sinks.
+:class:`EncodedContent` holds bytes in JSON, in replies and Kafka messages.
 """
 
 import base64

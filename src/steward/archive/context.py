@@ -244,7 +244,7 @@ class ArchiveContext:
         )
 
     def make_script_line(self, script: Script, sink: str = "") -> ScriptLine:
-        """Make the reply row of an archived script; the caller has checked :meth:`may_read`.
+        """Make the reply row of an archived script; the caller has checked :meth:`can_read`.
 
         Args:
             script: The script.
@@ -271,7 +271,7 @@ class ArchiveContext:
     def read_content(self, script: Script, kind: ContentKind) -> bytes:
         """Return the bytes of a script or environment, after checking their SHA-256.
 
-        The caller has checked :meth:`may_read`.
+        The caller has checked :meth:`can_read`.
 
         Raises:
             NotArchived: The bytes are not archived.

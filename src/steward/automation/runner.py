@@ -183,7 +183,7 @@ class OperationRun:
         return self._has_role("operator")
 
     def request_admission(self, jobs: str, job_id: int, *, restarts: int, starts_job: bool) -> None:
-        """Ask the gate, as the caller, to admit a change, see ``OperationContext.grant``.
+        """Ask the gate, as the caller, to admit a change.
 
         slurmctld sees only SlurmUser, as whom Steward sends the change. If the gate is unavailable,
         its outage policy applies.

@@ -1,4 +1,8 @@
-"""Backfill: charge runs from before the bank started, once."""
+"""Backfill: charge runs that ended before the bank started and have no charge yet.
+
+:func:`backfill_cluster` computes the charges as reconciliation does, and marks them with
+``BACKFILL_REASON``, so that nobody is notified of them.
+"""
 
 from datetime import datetime
 from typing import TYPE_CHECKING, Final

@@ -1,16 +1,10 @@
-"""Enforcement on queued jobs: place missing SU holds, and hold or cancel unpaid jobs.
+"""Enforcement on unpaid jobs: hold, cancel, warn or give credit when funds are insufficient.
 
-Jobs bypass the submit plugin: requeued after their end, admitted while the gate was down, enlarged
-by an operator, submitted before there was a bank. The bank's consumer calls this module for them.
-
-- :func:`build_claim` describes a job, or the remaining tasks of an array, to the gate.
-- :class:`UnpaidJobs` applies the site's rule to jobs with insufficient funds: "warn" and "credit"
-  place a hold beyond the funds, "warn" with a comment on the job; "hold" and "cancel" stop it.
-  The ledger remembers held jobs, so that a restart does not prevent their release.
-- :class:`HoldPlacement` compares the queue with the gate's holds: ``want`` queues a job, ``turn``
-  claims its hold, ``sweep`` queues all jobs that lack one. It reads what a job needs from jobs.db,
-  never from an event, which may be outdated by then.
-- :func:`needs_hold` tells whether a queued job lacks a sufficient hold.
+:class:`UnpaidJobs` applies the site's rule to a queued or running job whose SU hold the gate
+rejected: "warn" and "credit" place a hold beyond the funds, "warn" with a comment on the job;
+"hold" and "cancel" stop it. The ledger remembers held jobs, so that a restart does not prevent
+their release. :func:`build_claim` describes a job, or the remaining tasks of an array, to the gate.
+``queue_holds.py`` finds the jobs that need this.
 """
 
 import logging

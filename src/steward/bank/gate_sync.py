@@ -261,7 +261,7 @@ class ClusterModels:
         return list(self._models.items())
 
     def expire(self, cluster: str) -> None:
-        """Query a cluster at the next :meth:`look`, however recent its model is."""
+        """Query a cluster at the next :meth:`query_due`, however recent its model is."""
         self._due.pop(cluster, None)
         self._whole_due.pop(cluster, None)
 

@@ -1,4 +1,12 @@
-"""Queue holds: compare queued jobs with the gate's SU holds, and place those that lack."""
+"""Queue holds: compare queued jobs with the gate's SU holds, and place or shrink them.
+
+Jobs bypass the submit plugin: requeued after their end, admitted while the gate was down, enlarged
+by an operator, submitted before there was a bank. The bank's consumer calls :class:`HoldPlacement`
+for them: ``queue_job`` queues a job, ``place_queued`` claims its hold, ``sweep`` queues all jobs
+whose hold is missing or whose size in the queue has changed. It reads what a job needs from
+jobs.db, never from an event, which may be outdated by then. :func:`needs_hold` tells whether a
+queued job lacks a sufficient hold; :class:`UnpaidJobs` handles those that cannot pay.
+"""
 
 import logging
 from collections.abc import Iterable, Sequence

@@ -1,14 +1,13 @@
-"""Reconciliation of charges with Slurm's records (jobs.db and slurmdbd), and backfill.
+"""Reconciliation of charges with Slurm's records: jobs.db and slurmdbd.
 
 - :class:`DueCharges` computes what runs are due by the records.
 - :func:`reconcile_cluster` compares a cluster on request and corrects the ledger.
 - :class:`RegularReconciliation` does so in the bank's process: for new ends at every turn, for the
   last day every hour, and for runs without a rate whenever rates change.
-- :func:`backfill_cluster` charges runs from before the bank started.
 
 jobs.db takes precedence: when a finished job was requeued, it knows which end of a run counts,
 while slurmdbd has the second one. slurmdbd adds what nobody observed: runs that began and ended
-while Steward was down, ends without a time.
+while Steward was down, ends without a time. ``backfill.py`` charges earlier runs by the same means.
 """
 
 import logging

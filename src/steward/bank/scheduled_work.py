@@ -1,8 +1,8 @@
 """Scheduled work of the bank: expire allocations, report thresholds, send notices.
 
 :class:`ScheduledWork` also sends monthly statements, copies the gate's holds and rejections into
-journal and ledger (``take_facts``), and deletes old rejections and settlements. The bank's consumer
-calls ``take_facts`` and ``turn`` about every second.
+journal and ledger (``copy_gate_facts``), and deletes old rejections and settlements. The bank's
+consumer calls ``copy_gate_facts`` and ``run_due_work`` about every second.
 
 Events and notices are put into the ledger's outbox in the transaction that causes them, and
 sent from there: an unavailable journal or mail server only delays them.

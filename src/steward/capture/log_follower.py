@@ -5,8 +5,8 @@ it until it has been quiet for some seconds before it moves on to the successor.
 that was copied and truncated in place by its first bytes.
 
 :class:`ReadPosition` is a stored position, :class:`LineBatch` what is read in one step.
-:class:`LogFollower` is the entry point: ``look`` processes inotify events, ``batches`` yields new
-lines. Used by :mod:`steward.capture.jobcomp`.
+:class:`LogFollower` is the entry point: ``process_events`` processes inotify events,
+``read_batches`` yields new lines. Used by :mod:`steward.capture.jobcomp`.
 """
 
 import contextlib
@@ -183,7 +183,7 @@ class LogFollower:
 
     @property
     def fd(self) -> int:
-        """Descriptor that is readable when :meth:`look` has something to process."""
+        """Descriptor that is readable when :meth:`process_events` has something to process."""
         return int(self._inotify.fileno())
 
     @property
@@ -192,7 +192,7 @@ class LogFollower:
         return self._problem
 
     def due_s(self) -> float:
-        """Return seconds until :meth:`look` must be called even without inotify events."""
+        """Return seconds until :meth:`process_events` is due even without inotify events."""
         if self._wd < 0:
             return max(0.0, self._attach_at - time.monotonic())
         if len(self._files) > 1:
@@ -200,7 +200,7 @@ class LogFollower:
         return _NETWORK_RECHECK_S if self._is_network else _RECHECK_S
 
     def process_events(self) -> None:
-        """Process inotify events and open new files; then :meth:`batches` has the new lines."""
+        """Process inotify events and open new files, for :meth:`read_batches`."""
         for event in self._inotify.read(timeout=0):
             if event.wd == self._wd and event.mask & _UNWATCHED_MASK:
                 self._detach()

@@ -1,10 +1,10 @@
 """Observations of Slurm's queue: compares polls and emits job.seen, job.state and job.end events.
 
-:class:`QueueObserver` remembers, per raw job id, the latest run that Slurm has shown. ``take``
+:class:`QueueObserver` remembers, per raw job id, the latest run that Slurm has shown. ``observe``
 returns the events for what is new: job.seen for a new run, changed facts or the first complete
-record, job.state for a change of state or allocation, job.end for an end. ``absent`` and ``lose``
-end the runs that disappeared. ``wanted`` and ``wanted_again`` name the jobs whose complete record
-(scontrol) is to be queried.
+record, job.state for a change of state or allocation, job.end for an end. ``find_absent`` and
+``end_lost_run`` end the runs that disappeared. ``find_job_to_query`` and ``find_job_to_requery``
+name the jobs whose complete record (scontrol) is to be queried.
 
 Event keys derive from what Slurm shows, so a source that has forgotten everything only repeats
 events, which the journal ignores. Memory per job is small, because a queue may hold a hundred

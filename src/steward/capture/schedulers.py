@@ -201,14 +201,14 @@ class WatchedSpool(Protocol):
 
     @property
     def fd(self) -> int:
-        """Descriptor that is readable when :meth:`look` has something to process."""
+        """Descriptor that is readable when :meth:`process_events` has something to process."""
 
     @property
     def unavailable_reason(self) -> str:
         """Reason why the spool cannot be watched now; "" if it can."""
 
     def due_s(self) -> float:
-        """Return seconds until :meth:`look` must be called even without inotify events."""
+        """Return seconds until :meth:`process_events` is due even without inotify events."""
 
     def process_events(self) -> None:
         """Process inotify events; complete scripts are then in ``ready``."""
@@ -217,7 +217,7 @@ class WatchedSpool(Protocol):
         """Return whether a script is in the spool; True if that cannot be determined now."""
 
     def rescan(self) -> None:
-        """Make the next :meth:`look` compare the whole spool with captured scripts."""
+        """Make the next :meth:`process_events` compare the whole spool with captured scripts."""
 
     def close(self) -> None:
         """Close all descriptors."""

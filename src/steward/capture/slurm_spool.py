@@ -263,7 +263,7 @@ class SlurmSpool:
 
     @property
     def fd(self) -> int:
-        """Descriptor that is readable when :meth:`look` has something to process."""
+        """Descriptor that is readable when :meth:`process_events` has something to process."""
         return int(self._inotify.fileno())
 
     @property
@@ -272,7 +272,7 @@ class SlurmSpool:
         return self._problem if self._root_wd < 0 else ""
 
     def due_s(self) -> float:
-        """Return seconds until :meth:`look` must be called even without inotify events."""
+        """Return seconds until :meth:`process_events` is due even without inotify events."""
         now = time.monotonic()
         if self._root_wd < 0:
             return max(0.0, self._attach_at - now)
@@ -370,7 +370,7 @@ class SlurmSpool:
             return True
 
     def rescan(self) -> None:
-        """Make the next :meth:`look` compare the whole spool with captured scripts."""
+        """Make the next :meth:`process_events` compare the whole spool with captured scripts."""
         # The ids stay: a job that was captured and is gone was not missed.
         self._recent_mtimes = dict.fromkeys(self._recent_mtimes, -1)
         self._rescan_requested = True

@@ -237,7 +237,7 @@ class Feed:
         return _END_OF_JOURNAL if self._retry_at else self.position
 
     def get_wait_s(self) -> float:
-        """Return the seconds until :meth:`turn` must be called even if nothing is appended."""
+        """Return the seconds until :meth:`run_turn` must be called even if nothing is appended."""
         due = self._retry_at or self._tick_at
         return max(0.0, min(due - self._clock(), self._longest_nap_s))
 

@@ -3,8 +3,8 @@
 ``split_host_port``, ``is_within``, ``is_ipv6``, ``get_limit_key`` and ``normalize_host`` handle
 addresses. :class:`ConnectionLimit` limits the connections of each peer that have no whole request:
 a :class:`ReportingListener` calls ``come`` for each accepted connection, the server's protocol
-calls ``ask`` when a request is whole, ``rest`` after its answer and ``leave`` at the end.
-``find_peer_uid`` asks the kernel who a local TCP client is. ``open_tcp_listener`` and
+calls ``mark_busy`` when a request is whole, ``mark_idle`` after its answer and ``remove`` at the
+end. ``find_peer_uid`` asks the kernel who a local TCP client is. ``open_tcp_listener`` and
 ``open_unix_listener`` open sockets; ``restrict_socket`` restricts a Unix socket to some users.
 """
 

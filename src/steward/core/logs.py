@@ -1,7 +1,7 @@
 """Logging of the daemon's processes: one line per record, logfmt or JSON, to stderr or a file.
 
 ``configure_logging`` installs a handler with a :class:`LineFormatter` or :class:`JsonFormatter`,
-and ``set_log_part`` names the process after a fork. The module uses only the standard library: a
+and ``set_log_worker`` names the process after a fork. The module uses only the standard library: a
 structured logging package costs more memory per process than the rest of a small daemon. Text from
 users cannot break a line or send a control sequence to a terminal. A line is logfmt
 (https://brandur.org/logfmt), ``warning steward.capture.spool msg="…" job=7``, or a JSON object. If

@@ -44,7 +44,7 @@ class Stop:
 
 
 class Backoff:
-    """Delays between retries, doubling from ``first_s`` up to ``most_s`` seconds."""
+    """Delays between retries, doubling from ``first_s`` up to ``max_s`` seconds."""
 
     def __init__(self, first_s: float = 0.2, max_s: float = 15.0) -> None:
         self._first_s = first_s

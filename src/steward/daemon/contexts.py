@@ -1,9 +1,9 @@
 """Registry of all actions with their contexts, for the processes that run any action.
 
-``ACTIONS`` holds every action by name; ``action_registry`` makes the registry of a configuration,
+``ACTIONS`` holds every action by name; ``make_registry`` makes the registry of a configuration,
 whose contexts are created when needed. The daemon's socket and the command line of root and
 Steward's user run actions through it, so access is decided in one way. ``append_once`` and
-``tell_once`` send to the journal's writer. A caller that needs one action uses
+``request_once`` send to the journal's writer. A caller that needs one action uses
 ``daemon/registry.py``, which imports one package.
 """
 

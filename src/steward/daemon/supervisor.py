@@ -71,7 +71,7 @@ class SystemdNotifier:
         self.send("READY=1", f"STATUS=running, process {os.getpid()}")
 
     def send_reloading(self) -> None:
-        """Report that the configuration is being reloaded; :meth:`ready` ends it."""
+        """Report that the configuration is being reloaded; :meth:`send_ready` ends it."""
         self.send("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
     def send_stopping(self) -> None:

@@ -1,11 +1,11 @@
-"""Parts of the demo beside the archive: sensor and rule, bank, node agents, and web pages.
+"""Components of the demo beside the archive: sensor and rule, bank, node agents, and web pages.
 
 `format_configuration` assembles the daemon's configuration file from the lines of each part.
 `format_rule_settings` and `write_rule` set up the sensor and a rule that drains failed nodes.
 `DemoBank` installs the submit plugin for the bank, `DemoAgents` the SPANK plugin and node agents,
 `DemoWebServer` runs ``steward web``; each has ``settings`` (its configuration lines) and
-``trouble`` (why it is left out; "" if it runs). Without a compiler, Slurm's headers or root, the
-demo prints the reason and goes on without the part.
+``skip_reason`` (why it is left out; "" if it runs). Without a compiler, Slurm's headers or root,
+the demo prints the reason and goes on without the part.
 """
 
 import glob

@@ -1,4 +1,4 @@
-"""Script of the demo: the order in which everything is run, shown and checked.
+"""Presentation of the demo: runs its commands in order, shows them and checks the results.
 
 `DemoPrinter` prints headings, prompts and results; `print_next_steps` prints what to try
 afterwards. `run_demo` brings up the site (`site.py`), submits jobs, runs commands before the

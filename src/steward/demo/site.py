@@ -2,8 +2,8 @@
 
 `SandboxPaths` knows the paths and runs commands inside the sandbox; `DemoSite` adds the daemon, the
 bank, node agents and web server (`parts.py`), submits jobs and waits for results. Order of calls:
-`up`, `serve`, `submit` or `order`, one of the ``wait_for_...`` methods, `stop`, `down`. Also used
-by tests.
+`up`, `start_daemon`, `submit` or `submit_unrecorded`, one of the ``wait_for_...`` methods, `stop`,
+`down`. Also used by tests.
 """
 
 import os
@@ -117,7 +117,7 @@ class SandboxPaths:
         return self.sandbox.users[user].home if has_home else self.sandbox.directory
 
     def make_environment(self, user: str = "") -> dict[str, str]:
-        """Return the environment that leads ``steward`` to the daemon's socket or config file."""
+        """Return the environment by which ``run_steward`` finds the daemon's socket or file."""
         if user == "root" and user not in self.users:
             return {"PAGER": "cat"}
         if user:
@@ -127,7 +127,7 @@ class SandboxPaths:
     def run_steward(
         self, arguments: Sequence[str], user: str = ""
     ) -> "subprocess.CompletedProcess[bytes]":
-        """Run ``steward`` inside and capture its output.
+        """Run ``run_steward`` inside and capture its output.
 
         Args:
             arguments: Its arguments.
@@ -147,7 +147,7 @@ class SandboxPaths:
         return Client(socket=self.socket).ask(name, **fields)
 
     def run(self, argv: Sequence[str], user: str = "") -> "subprocess.CompletedProcess[bytes]":
-        """Run any program inside; otherwise as :meth:`steward`."""
+        """Run any program inside; otherwise as :meth:`run_steward`."""
         return self.sandbox.run(
             argv,
             user=user or self.steward_user,
@@ -355,7 +355,7 @@ class DemoSite(SandboxPaths):
         return True
 
     def submit(self, submission: Submission) -> SubmittedJob:
-        """Submit a job and record it in ``jobs``; raises as :meth:`order`."""
+        """Submit a job and record it in ``jobs``; raises as :meth:`submit_unrecorded`."""
         self.jobs.append(self.submit_unrecorded(submission))
         return self.jobs[-1]
 

@@ -47,7 +47,7 @@ class AccountingUpdate:
     Args:
         connection: Connection to jobs.db, inside a transaction.
         now: Present time.
-        is_silent: Append no events about ended runs, see :meth:`RunEventMaker.run`.
+        is_silent: Append no events about ended runs, see :meth:`RunEventMaker.add_run`.
     """
 
     def __init__(self, connection: Connection, now: datetime, *, is_silent: bool = False) -> None:

@@ -265,7 +265,7 @@ class JobsConsumer:
         """Resolve groups into jobs and collect the rows to write; return the events to append.
 
         ``is_silent`` suppresses events about ended runs, see
-        :meth:`steward.jobs.run_events.RunEventMaker.run`.
+        :meth:`steward.jobs.run_events.RunEventMaker.add_run`.
         """
         new_events: list[Event] = []
         leaders = LeaderScripts(self._connection, cluster)

@@ -88,7 +88,7 @@ def build_identity(job: Job, script_key: str) -> JobIdentity | None:
     """Return the identity of a script's job, as the jobs consumer published it.
 
     Args:
-        job: The job that owns the script, see ``Jobs.by_script``.
+        job: The job that owns the script, see ``Jobs.find_by_scripts``.
         script_key: Key of the job.script event.
 
     Returns:
@@ -270,7 +270,7 @@ def build_conditions(job_filter: JobFilter) -> tuple[str, dict[str, Any]]:
 
     Raises:
         JobNameError: ``job_filter.jobs`` contains an invalid job name.
-        UsageError: There are more than :data:`MOST_PATTERNS` patterns of a kind, or array tasks,
+        UsageError: There are more than :data:`MAX_PATTERNS` patterns of a kind, or array tasks,
             het components and SLUIDs, or a pattern is too expensive.
     """
     binder = _SqliteBinder()
@@ -309,7 +309,7 @@ def check_patterns(patterns: Sequence[object], plural: str) -> None:
         plural: Plural noun for the error message.
 
     Raises:
-        UsageError: There are more than :data:`MOST_PATTERNS`.
+        UsageError: There are more than :data:`MAX_PATTERNS`.
     """
     if len(patterns) > MAX_PATTERNS:
         raise UsageError(

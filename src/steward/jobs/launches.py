@@ -35,7 +35,7 @@ _T = TypeVar("_T", StepStart, StepEnd, TaskUsage)
 USAGE_WITHDRAWN: Final = "-"
 START_PUBLISHED: Final = "+"
 START_WITHDRAWN: Final = "*"
-"""Prefixes of :attr:`LaunchRow.said`: usage withdrawn, start published, start withdrawn."""
+"""Prefixes of :attr:`LaunchRow.published`: usage withdrawn, start published, start withdrawn."""
 
 _MAX_UNSTORED_TASKS: Final = 8
 """Up to this many tasks, usage is summed on each read; for more tasks the sum is stored."""
@@ -86,8 +86,9 @@ class LaunchRow(msgspec.Struct):
         ended: Whether its end was reported.
         last_report_us: Time of the last report, µs since the epoch.
         published: Digest of the last event published about it; "" for none. Begins with
-            :data:`WITHDRAWN` if its usage was withdrawn, with :data:`ANNOUNCED` if only its start
-            was published, with :data:`RETRACTED` if only that was published and then withdrawn.
+            :data:`USAGE_WITHDRAWN` if its usage was withdrawn, with :data:`START_PUBLISHED` if
+            only its start was published, with :data:`START_WITHDRAWN` if only that was published
+            and then withdrawn.
         published_run: The run that the last event named, if the launch has moved to another run
             since.
         has_news: Whether new reports came.

@@ -3,7 +3,7 @@
 The jobs consumer and the automation rules use it, each with the tables ``outbox`` and ``cursor`` of
 its own database. An event depends on everything known when it was decided; a retry with more events
 at hand might produce another body under the same key. So events are stored in the same transaction
-as the data they follow from (:meth:`Outbox.put`), and appended to the journal afterwards
+as the data they follow from (:meth:`Outbox.add`), and appended to the journal afterwards
 (:meth:`Outbox.send`). ``send`` is also called before the next batch, for events left by a crash.
 So the journal gets the same event whenever the process is killed; appending it twice is harmless,
 because the journal ignores a known key.

@@ -1,6 +1,6 @@
 """Retention in jobs.db: purge scripts and private text, and expire old jobs.
 
-:func:`forget_scripts` and :class:`LeaderScripts` apply archive.purge: they remove scripts and the
+:func:`purge_scripts` and :class:`LeaderScripts` apply archive.purge: they remove scripts and the
 text that people wrote. Ids, times and the uid stay for accounting. A purged script keeps a row with
 its job id and time: it separates the jobs of a reused id, and blocks the private text if Slurm
 reports it again. If a purge arrives before its script, as it may from a Kafka topic, the row is

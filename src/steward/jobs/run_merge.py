@@ -55,7 +55,7 @@ class Observation(msgspec.Struct, frozen=True, array_like=True):
         at_us: Time of the observation, µs since the epoch.
         key: The event's key, to break ties.
         record: The observed record.
-        rank: Whether slurmctld wrote it down at the end; :data:`OWN` if it wrote it to Steward
+        rank: Whether slurmctld wrote it down at the end; :data:`OWN_RANK` if it wrote it to Steward
             rather than to other accounting.
     """
 

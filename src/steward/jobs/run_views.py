@@ -1,8 +1,8 @@
 """Run views: the runs of a resolved job, with start, end and pieces as accounting needs them.
 
 :func:`build_run_views` turns a job's observations into :class:`RunView` objects. The jobs consumer
-makes lines and run events from them; :meth:`steward.jobs.run_queries.RunQueries.run_facts` gives
-them to the bank.
+makes lines and run events from them; :meth:`steward.jobs.run_queries.RunQueries.list_run_events`
+gives them to the bank.
 """
 
 import sys

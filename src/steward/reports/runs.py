@@ -177,7 +177,7 @@ class Periods:
     def iter_spans(self, piece: RunPiece) -> Iterator[tuple[int, int]]:
         """Yield when a piece began in each period (s since the epoch) and how many seconds it ran.
 
-        Suspended time is taken off the ends, as in :meth:`shares`.
+        Suspended time is taken off the ends, as in :meth:`split_seconds`.
         """
         if not piece.start_us or piece.start_us >= self._until_us:
             return

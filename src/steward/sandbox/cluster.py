@@ -59,7 +59,7 @@ class SandboxProcess(subprocess.Popen[Any]):
     killed when the caller's side ends.
 
     Args:
-        argv: Command line that enters the sandbox, see :meth:`Sandbox.command`.
+        argv: Command line that enters the sandbox, see :meth:`Sandbox.make_command`.
         begins_within_s: Time after which a program that has not begun counts as ended, in seconds.
         options: Options of subprocess.Popen.
     """

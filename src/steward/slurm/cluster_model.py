@@ -1,7 +1,7 @@
 """Cluster model for job estimates: partitions, node shapes, billing weights, users and accounts.
 
 :func:`parse_cluster_model` builds a :class:`ClusterModel` from ``scontrol show config``,
-``partition`` and ``node``; :func:`parse_people` and :func:`add_people` add users from sacctmgr,
+``partition`` and ``node``; :func:`parse_users` and :func:`add_users` add users from sacctmgr,
 where there is a slurmdbd. The gate and the price estimates use the model without asking Slurm
 again.
 

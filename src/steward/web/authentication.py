@@ -3,10 +3,10 @@
 :class:`RateLimiter` limits requests per user or address. :class:`MungeVerifier` has the daemon
 verify MUNGE credentials. :class:`AuthenticatedRequest` is the result of authentication; handlers
 use it to ask the daemon as its user. :class:`Authenticator`, which ``web/application.py`` creates,
-handles a request in two steps. ``count``, before every handler, applies the rate limit. ``visit``,
-for handlers that need a user, finds the credential (token, MUNGE, proxy header or cookie, in this
-order), asks the daemon whose it is (cached for 10 s), and checks the CSRF token of changes by
-cookie or proxy. The daemon decides on all rights.
+handles a request in two steps. ``count``, before every handler, applies the rate limit.
+``authenticate``, for handlers that need a user, finds the credential (token, MUNGE, proxy header
+or cookie, in this order), asks the daemon whose it is (cached for 10 s), and checks the CSRF token
+of changes by cookie or proxy. The daemon decides on all rights.
 """
 
 import asyncio

@@ -198,7 +198,7 @@ class DaemonClient:
     async def stream(
         self, name: str, request: Any, auth: str = "", *, key: str = "", user: str = ""
     ) -> AsyncGenerator[Any, None]:
-        """Yield the items of a stream and finally its reply; raise as :meth:`ask`."""
+        """Yield the items of a stream and finally its reply; raise as :meth:`call_action`."""
         action = ACTIONS[name]
         reuses = (action.only_reads or find_scope(name) in READ_SCOPES) and not action.stream
         async with contextlib.AsyncExitStack() as exit_stack:

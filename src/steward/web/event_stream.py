@@ -2,8 +2,8 @@
 
 :class:`StreamLimiter` bounds the streams of each user, because each holds a connection; the
 middleware :func:`release_stream` releases them. ``pages/events.py`` and ``api/responses.py`` call
-``STREAM_LIMITER.take`` before they stream. :func:`fetch_new_events` polls the daemon for the events
-after a position and makes them table rows for the events page.
+``STREAM_LIMITER.reserve`` before they stream. :func:`fetch_new_events` polls the daemon for the
+events after a position and makes them table rows for the events page.
 """
 
 import functools

@@ -116,7 +116,7 @@ class Renderer:
     def render_text(
         self, template: str, visit: AuthenticatedRequest | None = None, **context: Any
     ) -> str:
-        """Render a template to text; see :meth:`page`."""
+        """Render a template to text; see :meth:`render_page`."""
         return self._jinja.get_template(template).render(
             visit=visit, part=quote_path_part, **context
         )

@@ -368,7 +368,7 @@ class NoSuchJob(AccountingError, NotFound):
 
 
 def show_job_page(context: AccountingContext, asker: Caller, request: PageRequest) -> PageAnswer:
-    """Return the page of a job; raises as :meth:`PageBuilder.page`."""
+    """Return the page of a job; raises as :meth:`PageBuilder.build`."""
     return PageBuilder(context).build(asker, request)
 
 

@@ -1,4 +1,9 @@
-"""MUNGE authentication of the web API: verify a client's credential, and give a ticket for it."""
+"""MUNGE authentication of the web API: verify a client's credential, and give a ticket for it.
+
+``verify_munge_request`` verifies the MUNGE credential of an HTTP request and returns its user;
+``make_ticket`` then makes a ticket, which stands for that user for one minute. No file stores it:
+it has the user, signed with a key that the daemon's processes inherit and that ends with them.
+"""
 
 import hashlib
 import hmac

@@ -1,10 +1,10 @@
-"""Credential checks: the user of a session, token or MUNGE credential, and one-minute tickets.
+"""Sessions and tokens: the user of a credential, its rights, and how long a session lasts.
 
-``verify_munge_request`` verifies the MUNGE credential of an HTTP request; ``make_ticket`` then
-makes a ticket, which stands for its user for one minute. It is stored nowhere: it has the user,
-signed with a key that the daemon's processes inherit from the parent and that ends with it.
-:class:`CredentialsContext` is the context of the credentials actions; its ``bearer`` finds the user
-of a session's or token's secret or of a ticket, with the scopes and rights that it gives.
+:class:`CredentialsContext` is the context of the credentials actions. Its ``find_bearer`` returns
+the user of a session's or token's secret or of a ticket, with the scopes and rights that it gives,
+and extends a session that a proxy opened: it ends ``proxy_session_s`` after its last use.
+``find_proxy_uid`` checks the user whom a proxy names; ``list_web_uids`` tells who ``steward web``
+is.
 """
 
 import functools

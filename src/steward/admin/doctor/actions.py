@@ -1,9 +1,7 @@
-"""Action ``doctor.run``: run the health checks in processes of their own and collect findings.
+"""Action ``doctor.run``: select health checks, run them, and collect their findings.
 
-``run_checks`` selects the checks, queries Slurm once for all of them (``make_check_context``), and
-passes them to ``run_in_processes``. That forks a process for each check, four at a time, reads its
-findings from a pipe, and kills one that exceeds its time limit, so that a check that crashes, or
-hangs on a dead mount, cannot stop the others. A process that cannot even be killed is left behind.
+``run_checks`` queries Slurm once for all checks (``make_check_context``) and passes them to
+``check_processes``, which runs each in a process with a time limit.
 """
 
 import socket

@@ -1,4 +1,9 @@
-"""Check processes: run health checks side by side, each in a process with a time limit."""
+"""Check processes: run health checks side by side, each in a process with a time limit.
+
+``run_in_processes`` forks a process for each check, four at a time, reads its findings from a pipe,
+and kills one that exceeds its time limit, so that a check that crashes, or hangs on a dead mount,
+cannot stop the others. A process that cannot even be killed is left behind.
+"""
 
 import os
 import select

@@ -296,7 +296,7 @@ def collect_page(
     after: UsePosition | None,
     timeout_s: float,
 ) -> HitPage:
-    """Collect the next page of hits, for :meth:`CatalogSearcher.page`."""
+    """Collect the next page of hits, for :meth:`CatalogSearcher.find_page`."""
     deadline = time.monotonic() + timeout_s
     hits: list[ScriptHit] = []
     position: UsePosition | None = after

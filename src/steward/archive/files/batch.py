@@ -366,7 +366,7 @@ class SourceFinder:
         self._tree.record_change(WAITING_DIRECTORY)
 
     def sync_files(self) -> None:
-        """Make compressed files durable; see :meth:`FilePlacer.settle`."""
+        """Make compressed files durable; see :meth:`FilePlacer.sync_files`."""
         self._placer.sync_files()
 
     def _open_store(self, name: str) -> tuple[int, bool]:

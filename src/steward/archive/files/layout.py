@@ -4,8 +4,8 @@
 them.
 
 :func:`compile_layout` makes an :class:`ArchiveLayout` from a preset or a template;
-:meth:`ArchiveLayout.place` renders the :class:`ArchivePlace` of a :class:`PathSubject` with the
-dates of the cluster's time zone. The preset ``job_archive`` is the tree of NAU's job_archive,
+:meth:`ArchiveLayout.make_place` renders the :class:`ArchivePlace` of a :class:`PathSubject` with
+the dates of the cluster's time zone. The preset ``job_archive`` is the tree of NAU's job_archive,
 ``sarchive`` that of itkovian's SArchive (its periods are YYYY, YYYYMM and YYYYMMDD): sites that
 used these keep their paths. A script whose user is unconfirmed goes to ``unverified/`` if its
 layout has a place for the user.

@@ -144,7 +144,7 @@ class FilePlacer:
             target: Where they are placed.
             script: Bytes of the script, in the form to be placed now.
             environment: Bytes of the environment, likewise.
-            is_taken: As for :meth:`put`.
+            is_taken: As for :meth:`place_pair`.
 
         Raises:
             OSError: The tree cannot be used.
@@ -183,7 +183,7 @@ class FilePlacer:
             stem: File name without suffix.
             script: Bytes of the script, if there is one.
             environment: Bytes of the environment, if there is one.
-            is_taken: As for :meth:`put`.
+            is_taken: As for :meth:`place_pair`.
 
         Raises:
             OSError: The tree cannot be read.
@@ -242,7 +242,7 @@ class FilePlacer:
         self._unsynced.clear()
 
     def _is_sync_deferred(self, source: ByteSource) -> bool:
-        """Return whether a file is compressed and made durable only by :meth:`settle`."""
+        """Return whether a file is compressed and made durable only by :meth:`sync_files`."""
         return self._defers_sync and source.compressed and not is_compressed_name(source.name)
 
     def set_readers(self, fd: int, names: tuple[str, str], readers: FileReaders) -> None:

@@ -132,7 +132,7 @@ class SinkSearcher(Protocol):
         after: "UsePosition | None" = None,
         timeout_s: float = 10.0,
     ) -> "HitPage":
-        """Return the next hits; see :meth:`steward.archive.catalog.search.CatalogSearcher.page`.
+        """Return the next hits, as ``CatalogSearcher.find_page`` of the catalog does.
 
         Raises:
             ArchiveUnavailable: The server does not answer.

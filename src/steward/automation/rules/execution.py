@@ -2,17 +2,18 @@
 
 :class:`RunnerPerformer` runs actions and inspects Slurm (protocol :class:`ActionPerformer`).
 :class:`ExecutionOutbox` stores ends of executions together with journal events about them.
-:class:`ExecutionScheduler` starts, retries and ends executions; the consumer calls its ``turn``.
+:class:`ExecutionScheduler` starts, retries and ends executions; the consumer calls its ``advance``.
 
 The consumer's thread alone records decisions and ends. What may wait for Slurm runs in threads, one
 per execution, each with a performer to itself; their results go back to methods of the scheduler.
 Executions of one rule run one after another, those of different rules in parallel, so that a slow
 action delays only its own rule.
 
-Path of an execution: ``_begin``; for actions that take nodes away ``look`` in a thread and the node
-limit (``_looked``); ``_start`` records the start; ``run`` in a thread; ``_ran`` ends it or retries.
-After a time-out ``check`` asks Slurm whether the change took effect. An execution that a former
-process started goes through ``find`` (audit log and Slurm) to ``_found``.
+Path of an execution: ``_begin_execution``; for actions that take nodes away
+``query_nodes`` in a thread and the node limit (``_start_if_allowed``); ``_start_action`` records
+the start; ``run`` in a thread; ``_process_result`` ends it or retries. After a time-out ``check``
+asks Slurm whether the change took effect. An execution that a former process started goes through
+``find`` (audit log and Slurm) to ``_process_recovery``.
 """
 
 import logging

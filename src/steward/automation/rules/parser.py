@@ -432,7 +432,7 @@ class _RuleReader:
     def parse_search(
         self, key: str, path: tuple[str | int, ...], definition: dict[str, Any], at: tuple[str, ...]
     ) -> Criterion:
-        """Parse a ``search`` criterion with the criteria for its items."""
+        """Parse a ``parse_search`` criterion with the criteria for its items."""
         condition = self.get_text(definition, "condition", *at)
         if condition not in SEARCH_CONDITIONS:
             choices = ", ".join(sorted(SEARCH_CONDITIONS))

@@ -1,13 +1,9 @@
-"""Rulebook: loads the site's rule files and the shipped ones, and validates each rule.
+"""Rulebook: loads the site's rule files and the shipped ones.
 
-Validation comes first: ``find_rule_errors`` checks a parsed rule against operations and trigger
-types; ``compare_with_stackstorm`` lists what StackStorm lacks or does differently.
-
-Loading follows: ``load_rulebook`` returns a :class:`Rulebook`. An invalid file disables only its
-own rule. A rule of the site replaces a shipped rule of the same name. ``compute_signature`` changes
-when any file changes, so that the consumer and :mod:`steward.automation.rules.actions` know when to
-reload. Files that others than root or Steward's user can write are rejected: a rule acts with
-Steward's rights.
+``load_rulebook`` returns a :class:`Rulebook`. An invalid file disables only its own rule. A rule of
+the site replaces a shipped rule of the same name. ``compute_signature`` changes when any file
+changes, so that the consumer and :mod:`steward.automation.rules.actions` know when to reload. Files
+that others than root or Steward's user can write are rejected: a rule acts with Steward's rights.
 """
 
 import os

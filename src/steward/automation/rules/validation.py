@@ -1,4 +1,8 @@
-"""Rule validation: errors of a rule, and differences from StackStorm's rule format."""
+"""Rule validation: errors of a parsed rule, and its differences from StackStorm's rules.
+
+``find_rule_errors`` checks a rule against operations, trigger types and their fields. A valid rule
+may still lack something in StackStorm: ``compare_with_stackstorm`` lists that.
+"""
 
 from collections.abc import Iterator
 from typing import Any

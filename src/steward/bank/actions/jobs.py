@@ -1,9 +1,9 @@
-"""Bank actions for jobs: allow, quote, explain, and total charges.
+"""Bank actions for jobs: allow, explain, and total charges.
 
-``bank.allow`` lets one job pass the gate without sufficient funds. ``bank.quote`` estimates a job's
-price before submission. ``bank.explain`` shows a job's charges and recomputes them from use and
-rate. ``bank.charged`` returns the totals charged to many jobs, for lists. Request and reply types
-come before the functions that use them. Amounts are micro-SU.
+``bank.allow`` lets one job pass the gate without sufficient funds. ``bank.explain`` shows a job's
+charges and recomputes them from use and rate. ``bank.charged`` returns the totals charged to many
+jobs, for lists. ``quotes.py`` has ``bank.quote``. Request and reply types come before the functions
+that use them. Amounts are micro-SU.
 """
 
 import logging

@@ -1,9 +1,9 @@
-"""Bank operations for operators: reconcile, backfill, check, import, notices, status.
+"""Bank maintenance for operators: reconcile, backfill, check, import, notices.
 
 ``bank.reconcile`` compares charges with Slurm's records; ``bank.backfill`` charges earlier runs;
 ``bank.check`` verifies the ledger, and compares SU holds with live jobs; ``bank.import`` imports
 accounts, users, money and rates; ``bank.notices`` and ``bank.notices_retry`` list and retry
-notices; ``bank.standing`` shows the state of ledger, gate and reconciliation.
+notices.
 """
 
 import logging

@@ -1,4 +1,9 @@
-"""Quotes: the highest price of a job, computed from sbatch's options or script (``bank.quote``)."""
+"""Quotes: the highest price of a job, from sbatch's options or a script (``bank.quote``).
+
+``quote_job`` parses the options and ``#SBATCH`` lines as sbatch does, estimates the price with the
+model of the cluster, and asks the gate whether it would admit the job now. It submits and holds
+nothing. Amounts are micro-SU.
+"""
 
 import logging
 import pwd

@@ -1,9 +1,9 @@
 """Cost estimates of jobs: the most expensive of the partitions and QOS that a job may use.
 
 `Estimator.quote` prices a request (`JobRequest`) for one cluster, by its model and rates;
-`longest` finds the longest affordable time limit. The gate calls it for every submit, so everything
-that does not depend on the job is computed once per partition and QOS, and kept until the cluster
-model or the rates change. Amounts are micro-SU.
+`find_longest_limit` finds the longest affordable time limit. The gate calls it for every submit,
+so everything that does not depend on the job is computed once per partition and QOS, and kept
+until the cluster model or the rates change. Amounts are micro-SU.
 """
 
 from collections.abc import Sequence

@@ -1,17 +1,18 @@
-"""Admission decisions of the gate: accept or reject a submit or change, and explain rejections.
+"""Admission decisions of the gate: accept or reject a submit or change.
 
 Reading order:
 
 - `AdmissionCase` (the job to decide on), `Shortfall` (needed and available SU), `HoldPlan` (the SU
   hold to place) and `Decision` (the result);
-- `VainHolds` limits users whose holds are void again and again: Slurm never shows their jobs;
-- `format_rejection` and its helpers write the message that a rejected user sees;
-- `DecisionMaker` makes the decisions: `submit` for new jobs, `change` for updates, `cover` for jobs
-  in the queue, `afford` for a cost given by the caller.
+- `DecisionMaker` makes the decisions: `decide_submit` for new jobs, `decide_change` for updates,
+`decide_cover` for jobs
+  in the queue, `decide_cost` for a cost given by the caller.
 
-Only `VainHolds` has state; `holds.py` places the hold that a decision plans. Balances come from
-`balances.py`, modes and estimates from `policy.py`. An unforeseen error fails one request alone:
-`plugin_answers.py` and `calls.py` catch it. Amounts are micro-SU.
+`vain_holds.py` limits users whose holds are void again and again, and `rejections.py` writes the
+message that a rejected user sees. Only `VainHolds` has state; `holds.py` places the hold that a
+decision plans. Balances come from `balances.py`, modes and estimates from `policy.py`. An
+unforeseen error fails one request alone: `plugin_answers.py` and `calls.py` catch it. Amounts are
+micro-SU.
 """
 
 import math
@@ -218,7 +219,7 @@ class DecisionMaker:
         """Decide on a change (``job``) to a job that has a hold.
 
         Return a decision for each pair of descriptions, before and after the change, in
-        ``changed``. ``is_lenient`` as in :meth:`submit`.
+        ``changed``. ``is_lenient`` as in :meth:`decide_submit`.
         """
         quotes: dict[JobRequest, Quote] = {}
         return [

@@ -190,7 +190,7 @@ class HoldKeeper:
 
         The sender has the uid ``request.by`` and the name ``user``. A job without a hold is priced
         at the next poll. ``is_lenient`` as in
-        :meth:`DecisionMaker.submit`.
+        :meth:`DecisionMaker.decide_submit`.
         """
         key = (request.cluster, _get_raw_job_id(request))
         if self._consume_grant(key, request, now_us):

@@ -2,8 +2,8 @@
 
 `PluginAnswerer` answers one request with the help of:
 
-- `CpuLimits`: CPU time that each user's requests may take;
-- `UserNameCache`: user names by uid, resolved in a thread;
+- `CpuLimits` (`cpu_limits.py`): CPU time that each user's requests may take;
+- `UserNameCache` (`user_names.py`): user names by uid, resolved in a thread;
 - `DecisionRight`: whether this gate may decide (balances known, lease held, holds complete);
 - `AnswerCounters`: counters for the gate's status.
 

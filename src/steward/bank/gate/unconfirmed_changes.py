@@ -49,7 +49,7 @@ def add_change(changes: PendingChanges, change: PendingChange, *, has_hold: bool
         changes: The pending changes.
         change: The change that the gate decides on.
         has_hold: Whether the job has an SU hold: the change then never delays its start, see
-            :meth:`DecisionMaker.change`.
+            :meth:`DecisionMaker.decide_change`.
     """
     pending, job = changes.asked, change.job
     if has_hold:

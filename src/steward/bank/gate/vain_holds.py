@@ -1,4 +1,8 @@
-"""Vain holds: SU held for submits that Slurm then rejected, limited per payer and user."""
+"""Vain holds: SU held for submits that Slurm then rejected, limited per payer and user.
+
+A user can submit jobs that pass the gate and that Slurm rejects afterwards; each holds SU until the
+next poll. :class:`VainHolds` records that time and limits what such a user may hold at once.
+"""
 
 from typing import Final
 

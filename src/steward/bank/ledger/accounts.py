@@ -2,7 +2,7 @@
 
 :class:`Accounts` is the table access that every other part of the ledger uses. Accounts are
 closed, never deleted. An account may have a parent, and may draw on it: then the nearest
-account above that has money of its own pays (:meth:`Accounts.payer`). Amounts are micro-SU.
+account above that has money of its own pays (:meth:`Accounts.find_payer`). Amounts are micro-SU.
 """
 
 import re

@@ -1,4 +1,9 @@
-"""Leases of the ledger: only the process that holds one may write as its owner."""
+"""Leases of the ledger: an exclusive right to act for a time.
+
+The holder of a lease shows its fencing number, which grows, with each transaction
+(:func:`check_lease`). Once another process takes the lease, the ledger rejects the former holder,
+however late it wakes up.
+"""
 
 from collections.abc import Callable
 from datetime import datetime, timedelta

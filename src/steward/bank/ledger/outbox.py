@@ -1,8 +1,7 @@
-"""Leases, outbox, consumer cursors, hold settlements and notice thresholds of the ledger.
+"""Outbox of the ledger, with consumer cursors, hold settlements and notice thresholds.
 
-- :class:`Leases`: an exclusive right to act for a time, with a fencing number that grows.
-  The holder shows the number with each transaction; once another process takes the lease,
-  the ledger rejects the former holder, however late it wakes up.
+Each is written in the transaction of the postings that it belongs to:
+
 - :class:`Cursors`: consumer cursors and short notes, by name.
 - :class:`Settlements`: amounts that the gate deducts from its SU holds, in order.
 - :class:`Thresholds`: thresholds already reported, so that each is reported once.

@@ -309,7 +309,7 @@ class TransferWriter:
         charge: int | None = None,
         charge_key: str = "",
     ) -> Transfer:
-        """Write a transfer with its entries; the arguments are those of ``LedgerSession.act``.
+        """Write a transfer with its entries, as ``LedgerSession.add_transaction``.
 
         Args:
             kind: Kind of transfer.

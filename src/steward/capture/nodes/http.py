@@ -218,7 +218,7 @@ _UNIDENTIFIED_TIMEOUT_S: Final = 1.0
 disconnected, in seconds.
 """
 _CONNECTION_WAIT_S: Final = 0.5
-"""Time for which ``take`` waits for a connection, in seconds."""
+"""Time for which ``serve_next`` waits for a connection, in seconds."""
 _CONNECTIONS_CLOSE_S: Final = 1.0
 """Time for requests in progress at a stop, in seconds."""
 

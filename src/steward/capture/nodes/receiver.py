@@ -189,7 +189,7 @@ class NodeTurns:
         self._queue: deque[threading.Event] = deque()
 
     def begin(self, node: tuple[str, str], connection: ClosableConnection) -> None:
-        """Make a connection the current one of a node, until ``leave`` or a newer connection.
+        """Make a connection the current one of a node, until ``remove`` or a newer connection.
 
         An idle previous connection of the node is shut down: its agent may be long gone.
 

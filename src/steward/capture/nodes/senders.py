@@ -7,7 +7,7 @@ node, so the connection must come from that address too ([nodes] behind_nat disa
 MUNGE knows IPv4 addresses only, so agents that connect over IPv6 need certificates.
 
 ``parse_batch_header`` parses the batch's :class:`BatchHeader`. :class:`SenderAuthenticator` is the
-entry point: its ``sender`` returns an :class:`AuthenticatedSender`, or raises.
+entry point: its ``authenticate`` returns an :class:`AuthenticatedSender`, or raises.
 """
 
 import logging

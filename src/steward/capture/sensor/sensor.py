@@ -8,7 +8,7 @@ the sensor stores changes but emits no events, because the active host's sensor 
 
 - :class:`DaemonMonitor` detects restarts of slurmctld, and outages of slurmdbd. Outages of
   slurmctld are reported by the queue polls.
-- :class:`ClusterSensor` polls; ``turn`` does one step.
+- :class:`ClusterSensor` polls; ``run_turn`` does one step.
 - :class:`ReportedStates` finds states that passed between two polls.
 - ``run_sensor`` is the loop of the daemon's sensor worker, with store, triggers and wake-up socket.
 """

@@ -5,8 +5,9 @@ waits for the controller and for munged; work that costs CPU or touches the stor
 lock, so only one thread does it at a time. ``admission`` authenticates the controller and checks
 every event.
 
-``run`` accepts connections. A connection's thread runs ``_serve`` (TLS handshake), ``_talk``
-(greeting, hello, authentication) and ``_take_batches``, where ``_take`` makes each batch durable.
+``run`` accepts connections. A connection's thread runs ``_serve`` (TLS handshake), ``_run_session``
+(greeting, hello, authentication) and ``_receive_batches``, where ``_persist_batch`` makes each
+batch durable.
 
 The receiver answers a batch once its bytes and its events are durable here, because the controller
 deletes them on that answer. A batch that is sent again, by the same controller or by the other one

@@ -2,8 +2,7 @@
 
 :func:`encode_script_message` writes a :class:`ScriptMessage`, :func:`decode_script_message` reads
 and checks one, and :func:`make_json_schema` returns its JSON Schema. :func:`encode_sarchive` writes
-SArchive's older format. :class:`EncodedContent` holds bytes in JSON and is used by the archive's
-replies too.
+SArchive's older format.
 
 The schema's name ends with its version. Within a version, fields are only added, with defaults;
 readers ignore unknown fields. A topic may hold anything, so :func:`decode_script_message` checks

@@ -3,7 +3,7 @@
 The API returns no balance: it only tells whether a job of some cost can be submitted, and why not.
 So :class:`RemoteBalances` asks for each account, with one of its users; where the text of the
 refusal does not show the figures, it searches for the largest cost that passes. This runs in the
-background: the daemon's worker calls ``ask_once``, which queries one account. A difference becomes
+background: the daemon's worker calls ``poll_once``, which queries one account. A difference becomes
 an adjustment in the ledger, and the gate learns how old each account's figure is.
 
 The server's figure is that of its own books: it counts the hold of a running job until the job's

@@ -3,7 +3,8 @@
 :class:`SearchServerSearcher` offers the catalog's search interface for a sink. The query may match
 too much, but never too little: the server returns candidates, newest first, and Steward tests each
 script itself. Rights are checked first: a script that the caller may not read is not even fetched.
-``_uses`` does this: ``_candidates`` queries the server, ``_texts`` fetches the scripts.
+``_check_uses`` does this: ``_fetch_hit_pages`` queries the server, ``_fetch_texts`` fetches the
+scripts.
 
 Text is found anywhere, also inside a word, as in the catalog. The server knows only words, so the
 query requires every run of letters of the text as a word (``script.letters``), or as the end or
@@ -277,7 +278,7 @@ class SearchServerSearcher:
         after: UsePosition | None = None,
         timeout_s: float = 10.0,
     ) -> HitPage:
-        """Return the next hits, newest first; as the catalog's ``CatalogSearcher.page`` does.
+        """Return the next hits, newest first; as the catalog's ``CatalogSearcher.find_page`` does.
 
         Raises:
             ArchiveUnavailable: The server is away.

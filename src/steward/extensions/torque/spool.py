@@ -2,8 +2,8 @@
 
 :class:`TorqueTiming` holds the delays; :class:`TorqueJobs` tracks the files of each job and
 captures those that are complete; :class:`TorqueSpool` watches directories and decides when to scan.
-:data:`TORQUE` registers the scheduler with capture, which calls ``look`` when ``fd`` is readable or
-after ``due_s`` seconds, and takes what was captured from ``ready``.
+:data:`TORQUE` registers the scheduler with capture, which calls ``process_events`` when ``fd`` is
+readable or after ``due_s`` seconds, and takes what was captured from ``ready``.
 
 Torque keeps ``ID.SERVER.SC`` (the script), ``ID.SERVER.JB`` (the job, XML) or ``.TA`` (an array),
 and ``ID-INDEX.SERVER.JB`` (an element), all in ``jobs`` or in ``jobs/0`` to ``jobs/9`` by the id's
@@ -496,7 +496,7 @@ class TorqueSpool:
 
     @property
     def fd(self) -> int:
-        """Descriptor that is readable when :meth:`look` has work."""
+        """Descriptor that is readable when :meth:`process_events` has work."""
         return int(self._inotify.fileno())
 
     @property
@@ -505,7 +505,7 @@ class TorqueSpool:
         return self._last_problem if self._root_wd < 0 else ""
 
     def due_s(self) -> float:
-        """Return the seconds until :meth:`look` must run even without an event."""
+        """Return the seconds until :meth:`process_events` must run even without an event."""
         if self._root_wd < 0:
             return max(0.0, self._attach_at - time.monotonic())
         if (self._needs_rescan or self._queue) and len(self.ready) < self._plan.max_held:
@@ -558,7 +558,7 @@ class TorqueSpool:
         return self._jobs.has_script(job_id, mtime_ns)
 
     def rescan(self) -> None:
-        """Make the next :meth:`look` compare the whole spool with what was captured."""
+        """Make the next :meth:`process_events` compare the whole spool with what was captured."""
         self._jobs.reset_state()
         self._last_scan.clear()
         self._needs_rescan = True

@@ -1,9 +1,9 @@
 """State database of the job log's consumer: cursor, file lengths, days, and lines that wait.
 
 Cursor and lengths change in one transaction, so after a crash they tell which bytes of the files
-are valid. Records of runs that have not ended wait in table ``waiting``. :class:`LogState` reads,
-:class:`LogStateWriter` writes within one transaction. The file is ``accounting-log.db`` in the
-state directory.
+are valid. Records of runs that have not ended wait in table ``read_waiting``. :class:`LogState`
+reads, :class:`LogStateWriter` writes within one transaction. The file is ``accounting-log.db`` in
+the state directory.
 """
 
 from collections.abc import Iterable, Iterator
