@@ -13,8 +13,8 @@ from typing import NamedTuple
 import pytest
 
 from harness.jobs import Books
-from steward.capture.schedulers import SpoolPlan
 from steward.capture.spool import CaptureLimits, SpoolCapture
+from steward.capture.spool_entries import SpoolPlan
 from steward.core.config import RedactSettings
 from steward.core.events import JOB_SCRIPT, Event, decode_event
 from steward.core.incoming import IncomingStore

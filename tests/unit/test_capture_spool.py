@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from harness.spool import Faults, environment_bytes, faults, make_spool, no_lease_signals, submit
-from steward.capture.schedulers import MOST_SCRIPT_BYTES
 from steward.capture.slurm_spool import SlurmSpool
 from steward.capture.spool import BatchCommitter, CaptureBatch, CaptureLimits, SpoolCapture
+from steward.capture.spool_entries import MOST_SCRIPT_BYTES
 from steward.core.config import RedactSettings
 from steward.core.events import JOB_MISSED, Event, decode_event
 from steward.core.incoming import MARKER, IncomingStore, StoreUnavailable
@@ -143,7 +143,7 @@ def test_one_pass_takes_scripts_where_leases_do_not_work(
     def refuse(*_: object) -> int:
         raise OSError(errno.EINVAL, "no leases on this file system")
 
-    monkeypatch.setattr("steward.capture.schedulers.fcntl.fcntl", refuse)
+    monkeypatch.setattr("steward.capture.spool_entries.fcntl.fcntl", refuse)
     submit(bench.spool, 1)
     bench.capture().run_once()
     assert len(bench.events) == 1

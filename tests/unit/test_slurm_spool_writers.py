@@ -103,7 +103,7 @@ def test_without_leases_a_script_must_have_settled(
 
     make_spool(tmp_path)
     submit(tmp_path, 1, b"settled")
-    monkeypatch.setattr("steward.capture.schedulers.fcntl.fcntl", refuse)
+    monkeypatch.setattr("steward.capture.spool_entries.fcntl.fcntl", refuse)
     spool = watch(tmp_path)
     spool.process_events()
     assert not spool.ready, "its size must be seen twice"

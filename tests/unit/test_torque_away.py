@@ -9,8 +9,8 @@ import pytest
 
 from harness.spool import no_lease_signals
 from harness.torque import Spool, TorqueCapture, site, spool, wait_for
-from steward.capture.schedulers import MOST_SCRIPT_BYTES
 from steward.capture.spool import SpoolUnavailable
+from steward.capture.spool_entries import MOST_SCRIPT_BYTES
 from steward.core.events import JOB_END
 from steward.core.records import JobRecord
 from steward.extensions.torque.spool import TorqueTiming

@@ -318,7 +318,7 @@ def test_a_spool_that_comes_back_is_watched_again(tmp_path: Path, spool: Spool) 
 def test_scripts_are_taken_where_leases_do_not_work(
     site: TorqueCapture, spool: Spool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("steward.extensions.torque.spool.is_written", lambda fd, remote: None)
+    monkeypatch.setattr("steward.extensions.torque.spool.has_no_writer", lambda fd, remote: None)
     spool.script("7.vm", b"echo\n")
     spool.save("7.vm")
     site.finish()

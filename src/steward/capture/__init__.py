@@ -1,8 +1,8 @@
 """Sources of events: what Slurm and its nodes show becomes events of the journal.
 
-- ``spool`` captures job scripts from a spool that ``slurm_spool`` watches (``schedulers`` has the
-  interface for other schedulers); ``captured_scripts`` and ``crash_recovery`` prevent duplicates
-  and losses.
+- ``spool`` captures job scripts from a spool that ``slurm_spool`` watches (``spool_entries`` has
+  the interface for other schedulers); ``captured_scripts`` and ``crash_recovery`` prevent
+  duplicates and losses.
 - ``queue_polls`` polls squeue; ``observations`` compares the polls.
 - ``jobcomp`` follows the lines of native/jobcomp.lua, by means of ``log_follower``.
 - ``nodes`` receives the reports of compute nodes; ``sensor`` watches the states of nodes,

@@ -8,7 +8,7 @@ It takes a script when its writer has closed it and holds its descriptor as :cla
 that an unlink cannot take the bytes. It scans everything at start, after an inotify overflow, when
 a hash directory appears, and at an interval on network file systems. Other files there are foreign
 and ignored. ``read_spooled_script`` reads a single script without a watch. :data:`SLURM` is what
-the entry point ``slurm`` names (:class:`steward.capture.schedulers.Scheduler`).
+the entry point ``slurm`` names (:class:`steward.capture.spool_entries.Scheduler`).
 """
 
 import errno
@@ -23,7 +23,7 @@ from collections.abc import Callable
 import msgspec
 from inotify_simple import INotify, flags
 
-from steward.capture.schedulers import (
+from steward.capture.spool_entries import (
     ENVIRONMENT_MISSING,
     ENVIRONMENT_TOO_LARGE,
     ENVIRONMENT_UNREADABLE,
@@ -37,8 +37,8 @@ from steward.capture.schedulers import (
     EnvironmentUnreadable,
     SpoolPlan,
     WatchedSpool,
+    has_no_writer,
     is_unlinked,
-    is_written,
     read_whole,
 )
 from steward.core.files import find_network_type
@@ -144,7 +144,7 @@ def read_spooled_script(root: str, job_id: int) -> tuple[int, bytes] | None:
         return None
     try:
         status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode) or is_written(fd) is False:
+        if not stat.S_ISREG(status.st_mode) or has_no_writer(fd) is False:
             return None
         script = read_whole(fd)
     except OSError:
@@ -615,7 +615,7 @@ class SlurmSpool:
 
     def _is_closed(self, pending: _PendingScript, status: os.stat_result) -> bool:
         """Return whether no writer has the script open, as far as can be determined."""
-        is_complete = is_written(pending.script_fd, remote=self._is_remote)
+        is_complete = has_no_writer(pending.script_fd, remote=self._is_remote)
         return self._is_settled(pending, status) if is_complete is None else is_complete
 
     def _is_settled(self, pending: _PendingScript, status: os.stat_result) -> bool:

@@ -1,8 +1,8 @@
 """Spool capture: reads scripts from a watched spool, redacts, stores, and appends events.
 
 :class:`SpoolCapture`, at the end, is the main loop of a capture worker. It takes entries from a
-:class:`steward.capture.schedulers.WatchedSpool`, writes their bytes to a store and gathers them in
-a :class:`CaptureBatch`. :class:`BatchCommitter` has two threads that only wait, one for fsync of a
+:class:`steward.capture.spool_entries.WatchedSpool`, writes their bytes to a store and gathers
+them in a :class:`CaptureBatch`. :class:`BatchCommitter` has two threads that only wait, one for fsync of a
 batch, one for the journal. A script's descriptors stay open until its bytes are durable, so that
 they can be written again. Scripts that cannot be read are held and retried, later found by
 rescans; lost ones are reported as a gap.
@@ -19,7 +19,7 @@ from contextlib import suppress
 
 import msgspec
 
-from steward.capture.schedulers import (
+from steward.capture.spool_entries import (
     CapturedEntry,
     EntryContents,
     EnvironmentUnreadable,

@@ -20,8 +20,8 @@ import msgspec
 
 from steward.capture.captured_scripts import CapturedScripts
 from steward.capture.crash_recovery import recover_lost_scripts
-from steward.capture.schedulers import SpoolPlan, load_scheduler
 from steward.capture.spool import AppendRows, SpoolCapture
+from steward.capture.spool_entries import SpoolPlan, load_scheduler
 from steward.capture.unfinished_runs import catch_up_runs, read_unfinished_runs
 from steward.core.config import Settings
 from steward.core.consumers import Append, Consumer

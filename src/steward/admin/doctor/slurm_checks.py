@@ -33,9 +33,9 @@ from steward.admin.plugins.spank import ShimLine, find_shim_faults, read_shim_li
 from steward.admin.plugins.trigger import check_trigger
 from steward.bank.gate.plugin_conf import ASKING_PLUGINS, PLUGIN_NAME, parse_submit_plugins
 from steward.capture.captured_scripts import CapturedScripts
-from steward.capture.schedulers import load_scheduler
 from steward.capture.sensor.triggers import TRIGGER_EVENTS
 from steward.capture.settings import HELPER_NAME
+from steward.capture.spool_entries import load_scheduler
 from steward.core.errors import Unavailable
 from steward.core.events import make_script_key
 from steward.core.files import can_access, find_network_type

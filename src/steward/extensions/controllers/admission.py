@@ -27,8 +27,8 @@ import msgspec
 from steward.capture.jobcomp import JOBCOMP_SOURCE
 from steward.capture.nodes import aggregation
 from steward.capture.nodes.aggregation import NODES_SOURCE, find_flaw
-from steward.capture.schedulers import SCRIPT_TOO_LARGE
 from steward.capture.sensor.store import SENSOR_SOURCE as SENSOR
+from steward.capture.spool_entries import SCRIPT_TOO_LARGE
 from steward.core.config import Settings
 from steward.core.errors import PermissionRefused, StewardError
 from steward.core.events import (

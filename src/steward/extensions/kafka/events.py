@@ -20,7 +20,7 @@ from typing import Final
 
 import msgspec
 
-from steward.capture.schedulers import ENVIRONMENT_TOO_LARGE, MOST_ENVIRONMENT_BYTES
+from steward.capture.spool_entries import ENVIRONMENT_TOO_LARGE, MOST_ENVIRONMENT_BYTES
 from steward.core.events import (
     ARCHIVE_PURGE,
     JOB_END,

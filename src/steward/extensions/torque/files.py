@@ -20,7 +20,7 @@ from typing import Final
 
 import msgspec
 
-from steward.capture.schedulers import (
+from steward.capture.spool_entries import (
     ENVIRONMENT_MISSING,
     ENVIRONMENT_TOO_LARGE,
     ENVIRONMENT_UNREADABLE,

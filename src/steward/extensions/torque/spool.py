@@ -26,13 +26,13 @@ from typing import Final
 import msgspec
 from inotify_simple import INotify, flags
 
-from steward.capture.schedulers import (
+from steward.capture.spool_entries import (
     FOREIGN_ERRNOS,
     OPEN_FLAGS,
     CapturedEntry,
     SpoolPlan,
     WatchedSpool,
-    is_written,
+    has_no_writer,
     read_whole,
 )
 from steward.core.events import utc_now
@@ -384,7 +384,7 @@ class TorqueJobs:
         if not status.st_nlink:
             return True
         idle_s = now - job.since
-        is_closed = is_written(job.script_fd, remote=self.is_remote)
+        is_closed = has_no_writer(job.script_fd, remote=self.is_remote)
         if is_closed is False:
             return False
         if status.st_size % PIECE_BYTES == 0:

@@ -1,7 +1,7 @@
-"""Schedulers whose spools can be captured: protocols that each implements, and file helpers.
+"""Spool entries: the interface that a scheduler's spool implements, and safe reads of its files.
 
 The helpers come first. They secure a file that a scheduler may still be writing or about to remove:
-a read lease tells whether a writer still has the file open (``is_written``), and an open descriptor
+a read lease tells whether a writer still has the file open (``has_no_writer``), and an open descriptor
 keeps the bytes whatever is unlinked (``read_whole``).
 
 An entry point of the group ``steward.scheduler`` provides a :class:`Scheduler`, so that another one
@@ -62,7 +62,7 @@ _USUAL_BYTES = 1 << 15
 """Bytes of the first read, enough for most scripts."""
 
 
-def is_written(fd: int, *, remote: bool = False) -> bool | None:
+def has_no_writer(fd: int, *, remote: bool = False) -> bool | None:
     """Return whether no writer has the file open: only then the kernel grants a read lease.
 
     The lease is released at once: while it is held, a writer's open(2) would wait.
