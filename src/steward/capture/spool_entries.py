@@ -1,8 +1,8 @@
 """Spool entries: the interface that a scheduler's spool implements, and safe reads of its files.
 
 The helpers come first. They secure a file that a scheduler may still be writing or about to remove:
-a read lease tells whether a writer still has the file open (``has_no_writer``), and an open descriptor
-keeps the bytes whatever is unlinked (``read_whole``).
+a read lease tells whether a writer still has the file open (``has_no_writer``), and an open
+descriptor keeps the bytes whatever is unlinked (``read_whole``).
 
 An entry point of the group ``steward.scheduler`` provides a :class:`Scheduler`, so that another one
 can be a separate package; capture itself knows no scheduler's formats. ``load_scheduler`` loads it
