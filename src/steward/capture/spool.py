@@ -1,11 +1,11 @@
 """Spool capture: reads scripts from a watched spool, redacts, stores, and appends events.
 
 :class:`SpoolCapture`, at the end, is the main loop of a capture worker. It takes entries from a
-:class:`steward.capture.spool_entries.WatchedSpool`, writes their bytes to a store and gathers
-them in a :class:`CaptureBatch`. :class:`BatchCommitter` has two threads that only wait, one for
-fsync of a batch, one for the journal. A script's descriptors stay open until its bytes are durable, so that
-they can be written again. Scripts that cannot be read are held and retried, later found by
-rescans; lost ones are reported as a gap.
+:class:`steward.capture.spool_entries.WatchedSpool`, writes their bytes to a store and gathers them
+in a :class:`CaptureBatch`. :class:`BatchCommitter` has two threads that only wait, one for fsync of
+a batch, one for the journal. A script's descriptors stay open until its bytes are durable, so that
+they can be written again. Scripts that cannot be read are held and retried, later found by rescans;
+lost ones are reported as a gap.
 """
 
 import logging
