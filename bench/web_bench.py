@@ -276,7 +276,7 @@ def main() -> None:
         home = Path(options.dir) if options.dir else stack.enter_context(fresh_directory())
         home.mkdir(exist_ok=True)
         home.chmod(0o755)
-        measure(home, options.jobs, options.resolver, options.seconds)
+        measure(home, options.jobs, options.people, options.seconds)
 
 
 def measure(home: Path, jobs: int, people: int, seconds: float) -> None:

@@ -60,7 +60,7 @@ def main() -> int:
 def _make(asked: argparse.Namespace, kinds: list[str]) -> None:
     epoch = _epoch()
     out: Path = asked.out.resolve()
-    work: Path = asked.context.resolve()
+    work: Path = asked.work.resolve()
     out.mkdir(parents=True, exist_ok=True)
     for pattern in _OURS:
         for old in out.glob(pattern):

@@ -228,7 +228,7 @@ def test_triggers_are_set_once_and_cleared(call: Call, machine: Sandbox) -> None
     other = call("triggers", "set", "/bin/true a b", "drained", nodes="node1", permanent=True)
     late = call("triggers", "set", "/bin/true a b", "drained", offset_s=20)
     assert len({first, other, late}) == 3
-    rows = msgspec.convert(call("triggers", "all"), list[TriggerRecord])
+    rows = msgspec.convert(call("triggers", "list_all"), list[TriggerRecord])
     assert [row for row in rows if row.id == first] == [
         TriggerRecord(
             id=first,
@@ -246,7 +246,7 @@ def test_triggers_are_set_once_and_cleared(call: Call, machine: Sandbox) -> None
         assert call("triggers", "clear", trigger) is None
     assert call("triggers", "clear", first)["error"] == "UnknownTrigger"
     assert call("triggers", "clear", 99999)["error"] == "UnknownTrigger"
-    assert call("triggers", "all") == []
+    assert call("triggers", "list_all") == []
     assert call("triggers", "set", "/bin/true", "down", nodes="nope")["error"] == "UnknownNode"
     assert call("triggers", "set", "/bin/true", "fini", job="99999")["error"] == "UnknownJob"
     assert call("triggers", "set", "/bin/true", "explosion")["error"] == "UnknownEvent"
@@ -267,11 +267,11 @@ def test_a_trigger_that_fired_before_slurmctld_was_started_anew(
     first = call("triggers", "set", str(program), "drained", nodes="node1")
     assert call("changing", "set_state", ["node1"], "DRAIN", "x") == {"node1": ""}
     wait_until(lambda: fired.stat().st_mtime_ns > before)
-    assert call("triggers", "all") == []
+    assert call("triggers", "list_all") == []
     machine.restart_controller()
     again = call("triggers", "set", str(program), "drained", nodes="node1")
     assert again > first
-    rows = msgspec.convert(call("triggers", "all"), list[TriggerRecord])
+    rows = msgspec.convert(call("triggers", "list_all"), list[TriggerRecord])
     assert [row.id for row in rows] == [again]
     assert call("triggers", "clear", again) is None
 
@@ -282,7 +282,7 @@ def test_which_events_fire(call: Call, machine: Sandbox) -> None:
     program, log = directory / "fired.sh", directory / "fired"
     program.write_text(f'#!/bin/sh\necho "$1" >> {log}\n')
     program.chmod(0o755)
-    events = call("triggers", "events")
+    events = call("triggers", "list_events")
     wanted = ["down", "drained", "up", "reconfig"]
     wanted += [event for event in ("draining", "resume") if event in events]
     assert all(events[event] == "" for event in wanted)
@@ -309,7 +309,7 @@ def test_which_events_fire(call: Call, machine: Sandbox) -> None:
     }
     wait_until(lambda: set(wanted) <= fired())
     assert ("fail" in fired()) == bool(options)
-    for row in call("triggers", "all"):
+    for row in call("triggers", "list_all"):
         assert row["permanent"]
         assert call("triggers", "clear", row["id"]) is None
 
@@ -369,13 +369,13 @@ def test_jobs_are_changed(call: Call, machine: Sandbox) -> None:
     assert state_of(machine, int(job)) == "RUNNING"
     (before,) = call("machine", "job_details", [job])[job]
     assert call("jobs", "requeue", job, hold=True) is True
-    assert call("jobs", "exclude", job, [before["nodes"]]) is True
+    assert call("jobs", "exclude_nodes", job, [before["nodes"]]) is True
     wait_until(lambda: state_of(machine, int(job)) == "PENDING")
     (held,) = call("machine", "job_details", [job])[job]
     assert (held["restart_cnt"], held["exc_nodes"]) == (1, before["nodes"])
     assert held["priority"] == 0
     assert call("jobs", "requeue", job)["error"] == "SlurmError"
-    assert call("jobs", "release", job, is_told=False) is True
+    assert call("jobs", "release", job, clear_reason=False) is True
     # Slurm lets a requeued job wait for two minutes.
     (released,) = call("machine", "job_details", [job])[job]
     assert (released["priority"] > 0, released["job_state"]) == (True, "PENDING")
@@ -385,7 +385,7 @@ def test_jobs_are_changed(call: Call, machine: Sandbox) -> None:
     assert call("jobs", "suspend", job) is False
     pending = str(submit_to(machine, "#!/bin/sh\n", user=user, begin="now+1hour"))
     assert call("jobs", "hold", pending, by_user=True) is True
-    assert call("jobs", "release", pending, is_told=False, user=user) is True
+    assert call("jobs", "release", pending, clear_reason=False, user=user) is True
     assert call("jobs", "hold", pending, "not yet") is True
     assert call("jobs", "release", pending, user=user)["error"] == "SlurmRefused"
     assert call("jobs", "cancel", pending) is True

@@ -23,7 +23,7 @@ class AccountingContext:
     Args:
         settings: The whole configuration.
         access: Permission checks.
-        order: Appends events to the journal; None if this process may not change anything.
+        append: Appends events to the journal; None if this process may not change anything.
         now: Returns the present time.
     """
 

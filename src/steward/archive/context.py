@@ -49,7 +49,7 @@ class ArchiveContext:
     Args:
         settings: The whole configuration.
         access: Decides who may see what.
-        order: Appends events; without it purge and resend are impossible.
+        append: Appends events; without it purge and resend are impossible.
         mark_refilled: Tells the journal that a consumer, by name, gets again the events that it
             missed of jobs submitted since a time (seconds since the epoch).
         now: Returns the current time.

@@ -13,7 +13,7 @@ class PartialFailure(AutomationError):
     """An operation succeeded for some targets and failed for others.
 
     Args:
-        what: Error message, one line.
+        message: Error message, one line.
         result: Outcome per target.
     """
 

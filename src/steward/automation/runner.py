@@ -74,7 +74,7 @@ class OperationRun:
         dry_run: Whether it only reports what it would do.
         force: Whether it may override reasons of others.
         timeout_s: Time limit, in seconds.
-        began: Called once, right before the first change.
+        on_begin: Called once, right before the first change.
     """
 
     def __init__(

@@ -160,7 +160,7 @@ class UnpaidJobs:
         settings: The whole configuration.
         ledger: Stores which jobs are held.
         link: Client of the gate.
-        changing: By cluster name, the client that changes jobs in Slurm.
+        job_changes: By cluster name, the client that changes jobs in Slurm.
     """
 
     def __init__(

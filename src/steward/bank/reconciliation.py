@@ -84,7 +84,7 @@ class DueCharges:
         cluster: The cluster's name.
         jobs: The job records of jobs.db.
         pricing: Inputs of charges.
-        known: Returns the charges under a job id.
+        find_charges: Returns the charges under a job id.
         with_imported: Whether to include runs known only from an import of other records.
     """
 

@@ -85,7 +85,7 @@ class ScheduledWork:
     Args:
         settings: The whole configuration.
         ledger: The ledger.
-        link: Client of the gate.
+        gate: Client of the gate.
     """
 
     def __init__(self, settings: Settings, ledger: "Ledger", gate: GateClient) -> None:

@@ -27,8 +27,8 @@ class AssociationsPoller:
 
     Args:
         cluster: Name of the cluster.
-        ask: Queries the cluster's Slurm.
-        standings: Where the answer is stored.
+        query: Queries the cluster's Slurm.
+        roles_files: Where the answer is stored.
     """
 
     kinds: frozenset[str] = frozenset()

@@ -365,7 +365,7 @@ class JobcompSource:
     Args:
         cluster: Name of the cluster.
         path: The file.
-        places: Store of read positions.
+        positions: Store of read positions.
         append: Appends events durably; may block.
         redact: Removes secrets from texts that users wrote into a record.
     """

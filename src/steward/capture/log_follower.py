@@ -156,7 +156,7 @@ class LogFollower:
 
     Args:
         path: The file; neither it nor its directory need exist yet.
-        place: Position up to which it was processed before; None if never.
+        position: Position up to which it was processed before; None if never.
         quiet_s: How long to read a renamed file after its last line, in seconds.
         reattach_s: Time between two attempts to watch a missing directory, in seconds.
     """

@@ -229,7 +229,7 @@ class QueryRateLimit:
     """Rate limit of single-job queries (token bucket).
 
     Args:
-        most: Maximum number of queries at once.
+        burst: Maximum number of queries at once.
         per_s: Queries allowed per second in the long run.
         clock: Monotonic clock, in seconds.
     """
@@ -272,8 +272,8 @@ class QueuePoller:
         unfinished: Returns the latest records of unfinished runs, to notice those that ended or
             disappeared meanwhile.
         redact: Removes secrets from texts that users wrote into a record.
-        tells_looks: Whether complete polls are reported as queue.looked events.
-        looked: Called with the outcome of each poll.
+        report_polls: Whether complete polls are reported as queue.looked events.
+        on_poll: Called with the outcome of each poll.
         clock: Monotonic clock, in seconds.
     """
 

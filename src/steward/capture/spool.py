@@ -242,7 +242,7 @@ class SpoolCapture:
         stores: Where bytes may go, preferred first.
         redactor: Removes secrets from environments.
         append: Appends encoded events durably; may block.
-        environments: Whether environments are kept.
+        keep_environments: Whether environments are kept.
         limits: Times and sizes. Defaults if None.
     """
 

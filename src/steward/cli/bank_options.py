@@ -89,7 +89,7 @@ class ReplyFormatter:
     """Formatter of the amounts and times of one reply.
 
     Args:
-        answer: The reply; it names the unit, the decimals and the time zone.
+        reply: The reply; it names the unit, the decimals and the time zone.
     """
 
     def __init__(self, reply: BankReply) -> None:

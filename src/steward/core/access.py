@@ -98,7 +98,7 @@ class Access:
     Args:
         settings: Section [access] of the configuration.
         own_uid: Uid that Steward runs as.
-        standing: Returns a cluster's roles; None if Slurm was never queried or never answered:
+        get_roles: Returns a cluster's roles; None if Slurm was never queried or never answered:
             users then see only their own jobs.
         list_led: Returns the bank accounts that a user leads, from the user name and the accounts
             that the user coordinates; None without a bank.

@@ -129,7 +129,7 @@ class Registry:
 
     Args:
         actions: All actions to register.
-        rooms: For each package the maker of its context; called once, when first needed.
+        context_makers: For each package the maker of its context; called once, when first needed.
             Without a maker a package's actions can be described but not run.
     """
 

@@ -34,9 +34,9 @@ class Rejected(StewardError):
     """A consumer cannot apply this one event; ``offender`` is the event.
 
     Args:
-        what: The reason.
+        reason: The reason.
         event: The event.
-        more: Rejections of other events of the same batch.
+        others: Rejections of other events of the same batch.
     """
 
     def __init__(self, reason: str, event: Event, others: "Sequence[Rejected]" = ()) -> None:

@@ -10,7 +10,7 @@ class StewardError(Exception):
     """An error that a person can do something about.
 
     Args:
-        what: One line: what failed and what to do about it.
+        message: One line: what failed and what to do about it.
         offender: Object that it concerns (a path, an event, a name).
     """
 

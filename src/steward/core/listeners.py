@@ -111,9 +111,9 @@ class ConnectionLimit:
     connections that others leave open never keep a new client out.
 
     Args:
-        of_one: Limit for one peer; a shared network, or a user who connects from an address in
+        per_peer: Limit for one peer; a shared network, or a user who connects from an address in
             one, may have half of all.
-        of_all: Limit for all peers together.
+        total: Limit for all peers together.
         shared: Networks whose addresses many hosts or people share: proxies, NAT.
     """
 
@@ -243,7 +243,7 @@ class ReportingListener(socket.socket):
 
     Args:
         listener: A listening socket, which this one replaces.
-        come: Called with each connection and its address.
+        on_accept: Called with each connection and its address.
     """
 
     def __init__(

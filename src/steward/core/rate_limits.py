@@ -14,7 +14,7 @@ class TokenBuckets:
 
     Args:
         per_s: Tokens added to a bucket per second.
-        most: Capacity of a bucket: the largest burst of requests.
+        capacity: Capacity of a bucket: the largest burst of requests.
         now: Clock, in seconds.
     """
 

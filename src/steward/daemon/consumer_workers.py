@@ -240,7 +240,7 @@ class BalancePusher:
 
     Args:
         ledger: The ledger.
-        link: The client of the gate.
+        gate: The client of the gate.
     """
 
     def __init__(self, ledger: "Ledger", gate: "GateClient") -> None:

@@ -84,8 +84,8 @@ class RequestService:
     Args:
         registry: The actions. Their contexts are made in the processes that answer.
         limits: Limits on peers. Defaults if None.
-        knows: Identifies the owner of a session or token; None accepts no secrets.
-        repeats: Store of idempotency keys; None rejects keys.
+        identify: Identifies the owner of a session or token; None accepts no secrets.
+        open_store: Store of idempotency keys; None rejects keys.
     """
 
     def __init__(

@@ -97,8 +97,8 @@ class SocketServer:
     Args:
         path: Path of the socket.
         service: Answers requests, in a process for each connection.
-        is_kept: Whether a uid, the web server's, may send several requests on a connection.
-        uid_of: Returns the uid of a connection's peer.
+        is_web_server: Whether a uid, the web server's, may send several requests on a connection.
+        get_uid: Returns the uid of a connection's peer.
     """
 
     def __init__(

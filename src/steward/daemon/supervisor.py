@@ -170,10 +170,10 @@ class Supervisor:
     """Runs workers until SIGTERM, and restarts those that end or hang.
 
     Args:
-        parts: The workers, in the order in which to start them.
+        workers: The workers, in the order in which to start them.
         reload: Called on SIGHUP and on request; returns the workers of the new configuration, or
             raises StewardError to keep the present ones.
-        tell: Called with the workers' status whenever it changes.
+        report_status: Called with the workers' status whenever it changes.
         listener: Accepts requests for a reload.
         timing: Waiting times. Defaults if None.
     """

@@ -60,7 +60,7 @@ class SandboxProcess(subprocess.Popen[Any]):
 
     Args:
         argv: Command line that enters the sandbox, see :meth:`Sandbox.make_command`.
-        begins_within_s: Time after which a program that has not begun counts as ended, in seconds.
+        start_timeout_s: Time after which a program that has not begun counts as ended, in seconds.
         options: Options of subprocess.Popen.
     """
 
@@ -288,7 +288,7 @@ class Sandbox:
             input: Data for its standard input.
             timeout_s: Time after which it is killed, in seconds.
             env: Additional environment variables.
-            cwd: Working directory, see :meth:`command`.
+            cwd: Working directory, see :meth:`make_command`.
             check: Whether an exit code other than 0 is an error.
             text: Whether output is str; otherwise bytes.
 

@@ -428,7 +428,7 @@ class ClusterQueries:
         """Return the fields of all jobs in the queue.
 
         Args:
-            full: Include :data:`job_details.OF_SCONTROL`. This costs slurmctld much more time.
+            full: Include :data:`job_details.SCONTROL_FIELDS`. This costs slurmctld much more time.
             dependency_bytes: Maximum number of bytes read of a dependency, which can be very long.
 
         Raises:

@@ -209,7 +209,7 @@ class NodeReader:
     are cached, so they come without ``details``.
 
     Args:
-        people: Resolves the users who gave reasons.
+        resolver: Resolves the users who gave reasons.
     """
 
     def __init__(self, resolver: NameResolver) -> None:

@@ -14,7 +14,7 @@ class SlurmError(StewardError):
     """A Slurm command failed, or its output could not be parsed.
 
     Args:
-        what: One line: what happened and what to do about it.
+        message: One line: what happened and what to do about it.
         command: The program and its arguments.
         output: Its stderr, or the part of stdout that could not be parsed.
     """

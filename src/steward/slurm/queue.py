@@ -362,9 +362,9 @@ class QueueFormat:
     """Format of a squeue query, and parser of its output.
 
     Args:
-        offered: Field names that this squeue lists, in lower case; others are not requested.
-        word: The secret word, to read recorded output; "" makes a new one.
-        of_one: The query is for one job, for which more fields are requested.
+        available: Field names that this squeue lists, in lower case; others are not requested.
+        secret: The secret word, to read recorded output; "" makes a new one.
+        is_single_job: The query is for one job, for which more fields are requested.
         dependency_bytes: Bytes of a dependency to show, at most :data:`MAX_FIELD_BYTES`; 0 for all
             of it (one job) or for what polls need (whole queue).
     """

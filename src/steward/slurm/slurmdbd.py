@@ -105,8 +105,8 @@ class SlurmdbdClient:
     Args:
         commands: Runs the commands.
         cluster: ClusterName in slurm.conf.
-        offered: Returns the field names that a command lists, in lower case.
-        people: Resolves uids, gids and names.
+        list_fields: Returns the field names that a command lists, in lower case.
+        resolver: Resolves uids, gids and names.
     """
 
     def __init__(

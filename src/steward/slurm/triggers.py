@@ -131,7 +131,7 @@ class Triggers:
         Args:
             program: Path and arguments, separated by blanks; slurmctld appends what the event
                 concerns.
-            event: One of :meth:`events`; ``drain`` means ``drained``.
+            event: One of :meth:`list_events`; ``drain`` means ``drained``.
             nodes: Node list; "" for all nodes.
             job: Job id, for the job or its nodes.
             offset_s: Seconds from the event to the program's start.

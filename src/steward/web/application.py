@@ -118,7 +118,7 @@ def build_application(
             "pages": Provide(lambda: pages, sync_to_thread=False),
             "known_nodes": Provide(lambda: known_nodes, sync_to_thread=False),
         },
-        state=State({"web": web, "desk": client, "doorkeeper": authenticator, "pages": pages}),
+        state=State({"web": web, "client": client, "authenticator": authenticator, "pages": pages}),
         before_request=count,
         on_shutdown=[close],
         compression_config=CompressionConfig(

@@ -103,8 +103,8 @@ class MungeVerifier:
 
     Args:
         web: Settings of the section [web].
-        desk: Client of the daemon.
-        rate: Rate limiter of users and addresses.
+        client: Client of the daemon.
+        limiter: Rate limiter of users and addresses.
     """
 
     def __init__(self, web: WebSettings, client: DaemonClient, limiter: RateLimiter) -> None:
@@ -294,8 +294,8 @@ class Authenticator:
 
     Args:
         web: Settings of the section [web].
-        desk: Client of the daemon.
-        rate: Rate limiter of users and addresses.
+        client: Client of the daemon.
+        limiter: Rate limiter of users and addresses.
     """
 
     def __init__(self, web: WebSettings, client: DaemonClient, limiter: RateLimiter) -> None:

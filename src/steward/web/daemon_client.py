@@ -73,7 +73,7 @@ class SlotsByUser:
     """Separate :class:`RequestSlots` for each user or address, kept only while in use.
 
     Args:
-        most: Number of slots of each.
+        limit: Number of slots of each.
     """
 
     def __init__(self, limit: int) -> None:

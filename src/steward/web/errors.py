@@ -19,7 +19,7 @@ class RateLimitExceeded(PermissionRefused):
     """Error: rate limit exceeded.
 
     Args:
-        what: Message in one line.
+        message: Message in one line.
         wait_s: Seconds until the next attempt, for Retry-After.
     """
 

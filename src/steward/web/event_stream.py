@@ -32,8 +32,8 @@ class StreamLimiter:
     """Counter of open event streams, for each user and in total.
 
     Args:
-        each: Largest number of streams of one user.
-        most: Largest number of all streams.
+        per_user: Largest number of streams of one user.
+        total: Largest number of all streams.
     """
 
     def __init__(self, per_user: int, total: int) -> None:

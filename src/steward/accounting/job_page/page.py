@@ -376,7 +376,7 @@ class PageBuilder:
     """Builder of job pages.
 
     Args:
-        room: Gives access to jobs.db, settings and permissions.
+        context: Gives access to jobs.db, settings and permissions.
     """
 
     def __init__(self, context: AccountingContext) -> None:

@@ -280,9 +280,9 @@ class _BackupSteps:
     Args:
         state: The state directory.
         writer: Writer of the backup.
-        looks: Open databases.
+        snapshots: Open databases.
         staging: Directory for copies of them.
-        show: Progress callback.
+        show_progress: Progress callback.
     """
 
     def __init__(

@@ -134,7 +134,7 @@ class _RestoreSteps:
         manifest: Its manifest.
         settings: The whole configuration, with the target directories.
         owner: Status of the state directory, for owner and group.
-        show: Progress callback.
+        show_progress: Progress callback.
     """
 
     def __init__(

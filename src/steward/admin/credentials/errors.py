@@ -19,7 +19,7 @@ class MungeUserRejected(UnknownCredential):
     """A user whom MUNGE identifies is not admitted with this credential.
 
     Args:
-        what: One line.
+        message: One line.
         uid: Uid that MUNGE reports.
     """
 

@@ -284,7 +284,7 @@ class SourceFinder:
         stores: The stores of incoming bytes.
         records: The sink's database.
         placer: Places files into the tree.
-        packs: Whether new files are compressed; existing ones stay as they are.
+        compress: Whether new files are compressed; existing ones stay as they are.
     """
 
     def __init__(

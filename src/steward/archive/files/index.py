@@ -253,7 +253,7 @@ class FilesRecords:
     Args:
         settings: The whole configuration.
         name: The sink's name.
-        reading: Whether to open it read-only.
+        read_only: Whether to open it read-only.
         moved: Whether the caller works on the second tree (``move_to``).
         page_rows: Maximum number of rows per query where there may be millions.
 

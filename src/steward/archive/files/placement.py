@@ -57,7 +57,7 @@ class FilePlacer:
     Args:
         tree: The tree, opened.
         layout: Layout, which defines the suffixes.
-        settles: Whether :meth:`sync_files` will be called for compressed files; otherwise each is
+        defers_sync: Whether :meth:`sync_files` will be called for compressed files; otherwise each is
             made durable at once.
     """
 

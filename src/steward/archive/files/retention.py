@@ -135,7 +135,7 @@ class _EvictionCandidate:
         records: The sink's database.
         holders: Numbers of the user's holders.
         size: Size of the user's scripts, in bytes.
-        most: The limit, in bytes.
+        max_bytes: The limit, in bytes.
         since_s: Purges ordered after this time, in s since the epoch, are pending.
     """
 
@@ -324,7 +324,7 @@ class RetentionWorker:
         records: The sink's database.
         sink: The sink's name.
         settings: Settings of the sink: ``retention_days`` and ``limit``.
-        at_once: Maximum number of scripts per batch of purge orders.
+        max_scripts: Maximum number of scripts per batch of purge orders.
     """
 
     def __init__(

@@ -580,7 +580,7 @@ class TreeLock:
 
     Args:
         path: Path of the lock file, created with mode 0600 if needed.
-        making: Whether to create the file. A reader may run as another user, whose file would lock
+        creates: Whether to create the file. A reader may run as another user, whose file would lock
             out the writers; if there is no file, nothing was filed yet.
     """
 

@@ -108,7 +108,7 @@ class RemoteRecords:
 
     Args:
         path: Path of the file.
-        reading: Whether to open it read-only.
+        read_only: Whether to open it read-only.
 
     Raises:
         SqliteError, SqliteUnavailable: As :func:`steward.core.sqlite.open_database`.

@@ -46,7 +46,7 @@ class RulesConsumer:
 
     Args:
         settings: The whole configuration.
-        make_hand: Creates the object that runs actions, one per thread.
+        make_performer: Creates the object that runs actions, one per thread.
         clock: Returns the current time.
         store: Database of the rules. If None, the consumer opens it in the state directory.
 

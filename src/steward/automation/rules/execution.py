@@ -411,10 +411,10 @@ class ExecutionScheduler:
 
     Args:
         store: Database of the rules.
-        telling: Stores ends of executions.
+        outbox: Stores ends of executions.
         settings: Settings of [rules].
         timeout_s: Default time limit of an action, in seconds.
-        make_hand: Creates the object that runs actions, one per thread.
+        make_performer: Creates the object that runs actions, one per thread.
         clock: Returns the current time.
     """
 

@@ -53,12 +53,10 @@ class Estimator:
         settings: [bank].
     """
 
-    def __init__(
-        self, picture: ClusterModel, rates: Sequence[Rate], settings: BankSettings
-    ) -> None:
-        self.model = picture
+    def __init__(self, model: ClusterModel, rates: Sequence[Rate], settings: BankSettings) -> None:
+        self.model = model
         self._settings = settings
-        self._rates = [rate for rate in rates if rate.cluster in ("", picture.cluster)]
+        self._rates = [rate for rate in rates if rate.cluster in ("", model.cluster)]
         # After the last change of rates, a rate can be chosen once for all jobs.
         times = [from_micros(rate.created_us) for rate in self._rates if rate.created_us]
         times += [rate.valid_from for rate in self._rates if rate.valid_from is not None]

@@ -60,7 +60,7 @@ class Budget:
     """CPU time of the calling thread that is left for one request.
 
     Args:
-        ns: The budget in ns; None for no limit.
+        budget_ns: The budget in ns; None for no limit.
     """
 
     __slots__ = ("_deadline_ns",)

@@ -184,10 +184,10 @@ class GateOperations:
     Args:
         state_dir: The directory that holds the key of the tokens.
         keeper: The gate's state.
-        upkeep: The synchronization that applies settlements, confirmations and balances.
-        answering: The answerer of plugin requests, which resolves user names and counts answers.
+        hold_sync: The synchronization that applies settlements, confirmations and balances.
+        answerer: The answerer of plugin requests, which resolves user names and counts answers.
         right: Whether this gate may decide.
-        leased: Called when this gate gets the lease to decide.
+        on_lease: Called when this gate gets the lease to decide.
     """
 
     def __init__(

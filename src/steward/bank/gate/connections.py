@@ -48,8 +48,8 @@ class GatePeer:
 
     Args:
         connection: Its socket; set to non-blocking.
-        longest: Maximum length of a line that it may send, in bytes.
-        within_s: Seconds within which it must send a whole line, or read its answer.
+        max_line: Maximum length of a line that it may send, in bytes.
+        timeout_s: Seconds within which it must send a whole line, or read its answer.
         keeps_open: Whether the peer may send further lines after an answer.
     """
 
@@ -221,8 +221,8 @@ class RemoteGate:
 
     Args:
         settings: The section [gate].
-        poll: The epoll that waits for its socket.
-        answered: Called with each reply line; with None if none came in time.
+        epoll: The epoll that waits for its socket.
+        on_reply: Called with each reply line; with None if none came in time.
     """
 
     def __init__(

@@ -107,7 +107,7 @@ class GateRules:
         Raises:
             NoRate: A partition has no rate.
             NoEstimate: The job cannot be priced.
-            KeyError: The cluster has no model; see :meth:`estimator`.
+            KeyError: The cluster has no model; see :meth:`get_estimator`.
         """
         estimator = self._estimators[cluster]
         return estimator.quote(job, to_datetime(first_submit_us), budget=self.budget)

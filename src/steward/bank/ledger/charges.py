@@ -83,7 +83,7 @@ class ChargePayments:
         session: The transaction.
         accounts: The accounts of the same transaction.
         allocations: The allocations of the same transaction.
-        moves: Makes the transfers.
+        writer: Makes the transfers.
     """
 
     def __init__(
@@ -222,7 +222,7 @@ class Charges:
         session: The transaction.
         accounts: The accounts of the same transaction.
         allocations: The allocations of the same transaction.
-        moves: Makes the transfers.
+        writer: Makes the transfers.
     """
 
     def __init__(

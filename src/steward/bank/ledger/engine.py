@@ -108,7 +108,7 @@ class LedgerDatabase:
 
     Args:
         url: The database's URL.
-        patience_s: Longest wait for a reply of PostgreSQL, in seconds.
+        reply_timeout_s: Longest wait for a reply of PostgreSQL, in seconds.
     """
 
     def __init__(self, url: URL, *, reply_timeout_s: float = _STATEMENT_TIMEOUT_S + 5.0) -> None:

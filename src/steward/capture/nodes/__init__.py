@@ -2,5 +2,5 @@
 
 An agent connects to ``http`` (in the daemon, or in the separate process of ``listener``);
 ``receiver`` takes its batch, ``senders`` verifies the node, ``aggregation`` makes events of the
-lines, and ``last_seen`` records when each node reported.
+lines, and ``node_reports`` records when each node reported.
 """

@@ -51,7 +51,7 @@ class RequestError(StewardError):
 
     Args:
         status: HTTP status of the reply.
-        what: Reason, as text.
+        message: Reason, as text.
     """
 
     def __init__(self, status: int, message: str) -> None:
@@ -246,10 +246,10 @@ class AgentConnections:
 
     Args:
         listener: Listening socket.
-        most: Maximum number of connections.
+        max_connections: Maximum number of connections.
         shared_from: Networks whose addresses several nodes share (NAT).
         serve: Serves one connection in its own thread until it ends; must not raise.
-        send_away: Rejects one connection because the limit is reached.
+        reject: Rejects one connection because the limit is reached.
     """
 
     def __init__(

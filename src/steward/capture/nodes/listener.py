@@ -261,9 +261,9 @@ class NodeListener:
     """Listener process: serves nodes and forwards their requests to the daemon.
 
     Args:
-        nodes: Section [nodes], as received from the daemon.
+        settings: Section [nodes], as received from the daemon.
         path: The daemon's socket.
-        ask_s: Interval of checks for changed settings, in seconds.
+        check_interval_s: Interval of checks for changed settings, in seconds.
 
     Raises:
         ListenUnavailable: The address cannot be bound.

@@ -226,12 +226,12 @@ class ClusterSensor:
 
     Args:
         cluster: Name of the cluster.
-        shows: Queries its Slurm.
+        queries: Queries its Slurm.
         store: Last reported states and pending events.
         interval_s: Minimum interval of regular polls, in seconds.
         usage: Whether to report jobs starting and ending on nodes.
         triggers: Keeps Steward's triggers set; None to set none.
-        stands_by: Returns whether another host's sensor reports, given the daemons' answers.
+        check_standby: Returns whether another host's sensor reports, given the daemons' answers.
     """
 
     def __init__(

@@ -31,7 +31,7 @@ class ConfigError(UsageError):
     """The configuration is invalid.
 
     Args:
-        what: The error and what to do about it.
+        message: The error and what to do about it.
         path: The file.
         line: Line in it, from 1; 0 if no line is to blame.
         key: Keys down to the wrong value.

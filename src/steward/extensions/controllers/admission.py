@@ -76,7 +76,7 @@ class MungeAuthenticator:
 
     Args:
         munge: Client of the cluster's munged.
-        sends: Direction of this side's messages: ``FROM_CONTROLLER`` or ``FROM_RECEIVER``.
+        own_direction: Direction of this side's messages: ``FROM_CONTROLLER`` or ``FROM_RECEIVER``.
         uids: Users that the peer may run as.
         addresses: Host addresses that the peer's credentials may carry; any if None.
     """
@@ -249,7 +249,7 @@ class EventAdmission:
 
     Args:
         cluster: The cluster's name.
-        known: Tells whether the journal has, or had, an event with this cluster and key.
+        is_known: Tells whether the journal has, or had, an event with this cluster and key.
     """
 
     def __init__(self, cluster: str, is_known: Callable[[str, str], bool]) -> None:

@@ -81,7 +81,7 @@ class PluginConsumer:
     Args:
         settings: The whole configuration.
         plugin_type: ``jobacct/NAME``.
-        around: Facilities of the process.
+        host: Facilities of the process.
 
     Raises:
         SqliteError, SqliteUnavailable: Its database is unusable.

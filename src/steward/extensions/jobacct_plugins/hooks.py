@@ -217,9 +217,9 @@ class HookCaller:
         plugin_type: Type of the plugin, which selects its messages.
         plugin: The plugin.
         guard: Makes the calls.
-        sending: Sends its messages.
+        sender: Sends its messages.
         overridden: The hooks that the plugin overrides.
-        starting: Calls of `slurmctld_jobacct_init` when slurmctld starts or reconfigures.
+        init_calls: Calls of `slurmctld_jobacct_init` when slurmctld starts or reconfigures.
     """
 
     def __init__(

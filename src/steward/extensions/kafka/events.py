@@ -57,10 +57,10 @@ class MessageConverter:
 
     Args:
         redactor: Removes secrets from environments and records, by this site's patterns.
-        known: Tells whether the journal has, or had, an event with this cluster and key.
-        purged: Returns the scripts whose purge is in the journal and may not be in jobs.db yet;
+        is_known: Tells whether the journal has, or had, an event with this cluster and key.
+        list_purged: Returns the scripts whose purge is in the journal and may not be in jobs.db yet;
             called before each batch.
-        environments: Whether environments are archived.
+        with_environments: Whether environments are archived.
     """
 
     def __init__(

@@ -39,8 +39,8 @@ class TopicIdLookup:
     """Lookup of the topic's id, which changes when the topic is recreated.
 
     Args:
-        reached: Access to the cluster, with the topic.
-        every_s: Time between two requests for the topic's id, in seconds.
+        connection: Access to the cluster, with the topic.
+        interval_s: Time between two requests for the topic's id, in seconds.
     """
 
     def __init__(self, connection: KafkaConnection, interval_s: float) -> None:
@@ -60,7 +60,7 @@ class TopicIdLookup:
         if self._future is None and (wait_s or now >= self._next_request_at):
             self._next_request_at = now + self._interval_s
             self._future = self._request_description()
-        if self._future is None or not (wait_s or self._future.finish_batch()):
+        if self._future is None or not (wait_s or self._future.done()):
             return ""
         future, self._future = self._future, None
         try:
@@ -90,7 +90,7 @@ class TopicRecreationGuard:
 
     Args:
         name: Name of the source, for the log.
-        reached: Access to the cluster, with the topic.
+        connection: Access to the cluster, with the topic.
         check_every_s: Time between two requests for the topic's id, in seconds.
     """
 
@@ -188,9 +188,9 @@ class KafkaSource:
     Args:
         name: Name of the [consume.NAME] section.
         settings: That section.
-        own: Clusters captured here; their messages are skipped unless ``clusters`` names them.
+        local_clusters: Clusters captured here; their messages are skipped unless ``clusters`` names them.
         stores: Stores for script bytes, the preferred one first.
-        taking: Converts messages to events.
+        converter: Converts messages to events.
         append: Appends events durably; may block.
         once: Whether to stop at the present end of the topic.
         check_every_s: Time between two checks for a recreated topic, in seconds.

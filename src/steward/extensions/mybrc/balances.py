@@ -109,8 +109,8 @@ class RemoteBalances:
     Args:
         settings: The whole configuration.
         ledger: Ledger whose balances follow the server's.
-        link: Connection to the gate.
-        push: Makes the gate read the ledger's changes.
+        gate: Connection to the gate.
+        push_changes: Makes the gate read the ledger's changes.
         now: Returns the current time.
     """
 

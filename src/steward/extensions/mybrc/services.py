@@ -68,8 +68,8 @@ class SubmitChecks:
         settings: The whole configuration.
         cluster: Cluster of the jobs.
         ledger: Ledger, for accounts and balances.
-        link: Connection to the gate.
-        people: Resolves uids to user names.
+        gate: Connection to the gate.
+        name_resolver: Resolves uids to user names.
     """
 
     def __init__(
@@ -216,7 +216,7 @@ class JobRegistry:
     Args:
         ledger: Ledger that stores and charges the jobs.
         cluster: Cluster of the jobs.
-        people: Resolves uids to user names.
+        name_resolver: Resolves uids to user names.
         now: Returns the current time.
     """
 

@@ -35,7 +35,7 @@ class ApiError(StewardError):
 
     Args:
         status: HTTP status.
-        what: Message for the client.
+        message: Message for the client.
         wait_s: Seconds for Retry-After; 0 to leave the header out.
     """
 

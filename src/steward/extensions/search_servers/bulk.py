@@ -111,7 +111,7 @@ class RequestPacer:
     """Limit on request size: halved when the server is overloaded, raised after successes.
 
     Args:
-        most_bytes: Upper bound, in bytes.
+        max_bytes: Upper bound, in bytes.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -140,7 +140,7 @@ class BulkSender:
 
     Args:
         client: The server.
-        pace: Limit on request size.
+        pacer: Limit on request size.
     """
 
     def __init__(self, client: SearchClient, pacer: RequestPacer) -> None:

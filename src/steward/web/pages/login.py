@@ -59,7 +59,7 @@ async def log_out(
 ) -> Response[Any]:
     """End the session."""
     desk: DaemonClient = request.app.state.client
-    doorkeeper: Authenticator = request.app.state.tokens
+    doorkeeper: Authenticator = request.app.state.authenticator
     await desk.call_action("credentials.close", CloseRequest(secret=visit.secret))
     doorkeeper.forget(visit.secret)
     response = pages.render_page("login_needed.html", text="You are logged out.")

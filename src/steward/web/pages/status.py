@@ -179,7 +179,7 @@ async def metrics(request: HttpRequest) -> Response[str]:
     """
     web: WebSettings = request.app.state.web
     desk: DaemonClient = request.app.state.client
-    doorkeeper: Authenticator = request.app.state.tokens
+    doorkeeper: Authenticator = request.app.state.authenticator
     token = doorkeeper.read_token(request)
     peer = request.client.host if request.client else ""
     # Behind a proxy the peer address does not identify the client.

@@ -85,10 +85,10 @@ class DayCloser:
 
     Args:
         files: The log's files.
-        keeping: State database, for the files' lengths.
-        keeping_path: Path of that database.
+        state: State database, for the files' lengths.
+        state_path: Path of that database.
         calendar: Computes the ends of days.
-        idle: Least time since the last write to a day that is closed.
+        min_idle: Least time since the last write to a day that is closed.
     """
 
     def __init__(

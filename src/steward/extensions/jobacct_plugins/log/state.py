@@ -88,7 +88,7 @@ class LogState:
 
     Args:
         path: The file.
-        reading: Open it for reading only.
+        read_only: Open it for reading only.
 
     Raises:
         SqliteError, SqliteUnavailable: As :func:`steward.core.sqlite.open_database`.
