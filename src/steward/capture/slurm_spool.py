@@ -215,7 +215,8 @@ class SlurmSpool:
         root: StateSaveLocation.
         share: Hash directories to watch: those whose number is ``share`` modulo ``process_count``.
         process_count: Number of processes that share the spool.
-        is_captured: Returns whether the script of a job id with this mtime (ns) was captured before.
+        is_captured: Returns whether the script of a job id with this mtime (ns) was captured
+            before.
         max_held: Maximum number of scripts held open before pausing.
         without_nul_s: Time without a change of size after which a script without a final NUL is
             complete, in seconds. Applies only if Steward cannot detect writers of the file.

@@ -57,8 +57,8 @@ class FilePlacer:
     Args:
         tree: The tree, opened.
         layout: Layout, which defines the suffixes.
-        defers_sync: Whether :meth:`sync_files` will be called for compressed files; otherwise each is
-            made durable at once.
+        defers_sync: Whether :meth:`sync_files` will be called for compressed files; otherwise each
+            is made durable at once.
     """
 
     def __init__(

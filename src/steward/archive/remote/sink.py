@@ -70,8 +70,8 @@ class RemoteSink:
         settings: The whole configuration.
         name: Name of the sink in the configuration.
         stores: Stores of incoming bytes.
-        make_destination: Creates the destination when there is something to send; raises Unavailable if that
-            fails for now.
+        make_destination: Creates the destination when there is something to send; raises
+            Unavailable if that fails for now.
         batch_bytes: Approximate size of scripts and environments read at once, in bytes.
         environments: Whether to send environments.
 

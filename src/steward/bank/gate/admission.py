@@ -397,7 +397,7 @@ class DecisionMaker:
         return _accept(case, plan=plan, short=why)
 
     def _find_objection(self, case: AdmissionCase) -> str | None:
-        """Return why the account cannot pay for this user's new job; as :meth:`find_account_objection`."""
+        """Return why the account cannot pay for this user's new job, or None."""
         objection = self.find_account_objection(case)
         if objection is not None or self._rules.is_member(case.cluster, case.account, case.user):
             return objection

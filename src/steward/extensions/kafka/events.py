@@ -58,8 +58,8 @@ class MessageConverter:
     Args:
         redactor: Removes secrets from environments and records, by this site's patterns.
         is_known: Tells whether the journal has, or had, an event with this cluster and key.
-        list_purged: Returns the scripts whose purge is in the journal and may not be in jobs.db yet;
-            called before each batch.
+        list_purged: Returns the scripts whose purge is in the journal and may not be in jobs.db
+            yet; called before each batch.
         with_environments: Whether environments are archived.
     """
 

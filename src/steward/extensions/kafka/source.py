@@ -188,7 +188,8 @@ class KafkaSource:
     Args:
         name: Name of the [consume.NAME] section.
         settings: That section.
-        local_clusters: Clusters captured here; their messages are skipped unless ``clusters`` names them.
+        local_clusters: Clusters captured here; their messages are skipped unless ``clusters``
+            names them.
         stores: Stores for script bytes, the preferred one first.
         converter: Converts messages to events.
         append: Appends events durably; may block.
