@@ -96,7 +96,7 @@ def cancel_reported_charges(t: "Transaction", charge: Charge, author: Authorship
     Args:
         t: The transaction.
         charge: One of the bank's own charges of the job.
-        author: Who changes the charges, and why.
+        author: Author of the changes, with the reason.
     """
     own_charges = list_own_charges(t, charge.cluster, charge.job_id)
     for client_charge in (

@@ -61,7 +61,7 @@ class DemoPrinter:
 
         Args:
             title: The heading.
-            text: What the reader is about to see, and why.
+            text: Text that introduces the next step.
         """
         self._console.print()
         if self.is_terminal:

@@ -111,7 +111,7 @@ def make_cluster_check(
     """Make a check of every cluster; clusters whose slurmctld does not answer are skipped.
 
     Args:
-        subject: What the check looks at, for skipped clusters.
+        subject: Object of the check, for skipped clusters.
         check: Check of one cluster.
     """
 

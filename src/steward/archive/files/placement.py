@@ -41,7 +41,7 @@ class PlacementTarget(msgspec.Struct, frozen=True):
     Attributes:
         directory: Path below the root.
         stem: File name without suffix.
-        access: Who may enter new directories.
+        access: Users that may enter new directories.
         readers: Who may read the files.
     """
 
