@@ -67,7 +67,7 @@ def bring_up(slurm: str, *, with_shim: bool, prolog: bool = False) -> Sandbox:
             libdir=f"{here}/lib",
             plugstack=f"{here}/etc/plugstack.conf",
             spool=f"{here}/shim",
-            prolog=prolog,
+            with_prolog=prolog,
         )
     # Of both, so that they are alike.
     cluster.restart_service("slurmd.node1")

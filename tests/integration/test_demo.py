@@ -118,7 +118,7 @@ def test_ctrl_c_ends_all_of_it(directory: Path, slurm_version: str) -> None:
 
 @pytest.fixture(scope="module")
 def site(slurm_version: str) -> Iterator[DemoSite]:
-    with DemoSite.up(slurm=slurm_version) as site:
+    with DemoSite.up(slurm_version=slurm_version) as site:
         site.start_daemon()
         site.submit_all()
         yield site
@@ -171,7 +171,7 @@ def test_each_spoilt_thing_is_found(site: DemoSite) -> None:
     assert failing(site) == {"the password"}
     leak.unlink()
 
-    with open(site.log, "a", encoding="utf-8") as log:
+    with open(site.log_path, "a", encoding="utf-8") as log:
         log.write('2026-01-01T00:00:00.000Z error steward msg="invented"\n')
     assert failing(site) == {"the daemon"}
 
@@ -179,7 +179,7 @@ def test_each_spoilt_thing_is_found(site: DemoSite) -> None:
 def test_a_daemon_that_cannot_start_is_reported_with_its_words(
     slurm_version: str,
 ) -> None:
-    with DemoSite.up(slurm=slurm_version) as site:
+    with DemoSite.up(slurm_version=slurm_version) as site:
         os.mkdir(os.path.dirname(site.state_dir))
         Path(site.state_dir).write_text("in the way")
         with pytest.raises(DemoError, match="state_dir"):

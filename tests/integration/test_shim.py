@@ -80,7 +80,7 @@ class ShimSite:
         libdir = f"{self.cluster.directory}/lib"
         built = build_plugins(f"{self.cluster.plan.root}/usr/include", libdir)
         done = install_shim(
-            built, libdir=libdir, plugstack=self.plugstack, spool=self.spool, prolog=prolog
+            built, libdir=libdir, plugstack=self.plugstack, spool=self.spool, with_prolog=prolog
         )
         assert all(sentence.startswith("restart slurmd") for sentence in done.remaining)
         self.restart_nodes()

@@ -59,7 +59,7 @@ def test_every_action_can_be_asked_for_but_those_of_the_pages_themselves() -> No
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS, ids=endpoint_id)
 def test_an_endpoint_fits_its_action(endpoint: Endpoint) -> None:
-    action = endpoint.registered
+    action = endpoint.definition
     fields = {field.name for field in msgspec.structs.fields(action.request)}
     assert {endpoint.parts.get(name, name) for name in endpoint.names} <= fields
     assert set(endpoint.fixed) <= fields
@@ -75,7 +75,7 @@ def test_what_reads_nothing_is_no_get() -> None:
     reading = ("archive.", "accounting.")  # which say so by their names alone
     for endpoint in ENDPOINTS:
         if endpoint.method == "GET" and not endpoint.action.startswith(reading):
-            assert endpoint.registered.only_reads, endpoint.path
+            assert endpoint.definition.only_reads, endpoint.path
 
 
 def test_what_is_called_is_called_once() -> None:

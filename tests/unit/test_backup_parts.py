@@ -58,7 +58,7 @@ def test_a_copy_is_what_was_there_when_all_were_looked_at(tmp_path: Path) -> Non
                 db.execute("INSERT INTO t VALUES (2)")
             db.execute("PRAGMA wal_checkpoint(PASSIVE)")
             db.close()
-            looks.copy(name, str(tmp_path / f"copy-{name}"))
+            looks.copy_database(name, str(tmp_path / f"copy-{name}"))
     for name in ("a.db", "b.db"):
         assert rows(tmp_path / name) == [1, 2]
         assert rows(tmp_path / f"copy-{name}") == [1]
@@ -78,7 +78,7 @@ def test_a_damaged_database_is_not_copied(tmp_path: Path) -> None:
         DatabaseSnapshots(str(tmp_path), ["a.db"]) as looks,
         pytest.raises(BackupError, match="is damaged"),
     ):
-        looks.copy("a.db", str(tmp_path / "copy.db"))
+        looks.copy_database("a.db", str(tmp_path / "copy.db"))
 
 
 def test_what_is_made_again_by_itself_is_left_out(tmp_path: Path) -> None:
@@ -94,11 +94,11 @@ def test_what_is_made_again_by_itself_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "catalogue" / "g1" / "cursor.db").touch()
     (tmp_path / "catalogue" / "current").symlink_to("g1")
     (tmp_path / "away").symlink_to("/etc/passwd")
-    what = select_files(settings, catalogue=True)
+    what = select_files(settings, with_catalog=True)
     assert set(what.databases) == {"journal.db", "catalogue/g1/cursor.db"}
     assert set(what.files) == {"gate.key", "imports.json", "joblog/2026-01-01.jsonl"}
     assert what.links == {"catalogue/current": "g1"}
-    assert select_files(settings, catalogue=False).databases == ("journal.db",)
+    assert select_files(settings, with_catalog=False).databases == ("journal.db",)
 
 
 def test_the_files_that_a_configuration_names_are_taken(tmp_path: Path) -> None:

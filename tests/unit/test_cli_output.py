@@ -31,7 +31,7 @@ def test_a_pipe_gets_aligned_text(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_without_heading(capsys: pytest.CaptureFixture[str]) -> None:
-    assert printed(capsys, Style(header=False)) == "first        1K\nsecond one  23K\n"
+    assert printed(capsys, Style(has_header=False)) == "first        1K\nsecond one  23K\n"
 
 
 def test_programs_get_all_columns_and_plain_values(capsys: pytest.CaptureFixture[str]) -> None:
@@ -90,7 +90,7 @@ def test_letters_that_an_encoding_lacks_are_escapes_and_columns_stay_straight(
 ) -> None:
     data = io.BytesIO()
     monkeypatch.setattr("sys.stdout", io.TextIOWrapper(data, encoding, write_through=True))
-    print_table(COLUMNS, [("é漢", 1, ""), ("x", 2, "")], Style(header=False))
+    print_table(COLUMNS, [("é漢", 1, ""), ("x", 2, "")], Style(has_header=False))
     print_facts([("Name", "é漢")])
     width = len(shown)
     assert data.getvalue().decode(encoding) == f"{shown}  1K\n{'x':{width}}  2K\nName  {shown}\n"

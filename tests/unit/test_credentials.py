@@ -112,7 +112,7 @@ def test_a_link_opens_one_session(room: CredentialsContext) -> None:
     assert ask(room, "credentials.peek", WEB, PeekRequest(secret=link)) == (
         PeekAnswer(user="nobody")
     )
-    bearer = room.find_bearer(opened(room, secret=link))
+    bearer = room.find_caller(opened(room, secret=link))
     assert bearer == Caller(uid=ADA.uid, user="nobody", how="session")
     with pytest.raises(UnknownCredential):
         opened(room, secret=link)
@@ -125,17 +125,17 @@ def test_a_link_and_a_session_end(room: CredentialsContext, clock: Clock) -> Non
         opened(room, secret=link)
     session = opened(room, secret=login(room))
     clock.now += timedelta(hours=11)
-    assert room.find_bearer(session).user == "nobody"
+    assert room.find_caller(session).user == "nobody"
     clock.now += timedelta(hours=1)
     with pytest.raises(UnknownCredential):
-        room.find_bearer(session)
+        room.find_caller(session)
 
 
 def test_a_session_is_closed(room: CredentialsContext) -> None:
     session = opened(room, secret=login(room))
     ask(room, "credentials.close", WEB, CloseRequest(secret=session))
     with pytest.raises(UnknownCredential):
-        room.find_bearer(session)
+        room.find_caller(session)
 
 
 @pytest.mark.parametrize("name", ["credentials.open", "credentials.peek", "credentials.close"])
@@ -151,7 +151,7 @@ def test_a_proxy_names_users_only_where_it_is_trusted(tmp_path: Path, clock: Clo
     with pytest.raises(PermissionRefused, match="proxy_header"):
         opened(room_in(tmp_path, clock), user="nobody")
     trusting = room_in(tmp_path, clock, proxy_header="X-Remote-User")
-    assert trusting.find_bearer(opened(trusting, user="nobody")).uid == NOBODY.pw_uid
+    assert trusting.find_caller(opened(trusting, user="nobody")).uid == NOBODY.pw_uid
     for user in ("root", "no such user", "a\0b"):
         with pytest.raises(UnknownCredential):
             opened(trusting, user=user)
@@ -166,7 +166,7 @@ def test_a_session_makes_no_link_and_a_token_no_token(room: CredentialsContext) 
 
 def test_what_a_token_is_good_for(room: CredentialsContext, clock: Clock) -> None:
     made = token(room, scopes=("read", "bank"), expires_s=60.0, name="cron")
-    bearer = room.find_bearer(made.secret)
+    bearer = room.find_caller(made.secret)
     assert bearer == Caller(
         uid=ADA.uid, user="nobody", how="token", scopes=frozenset({"read", "bank"})
     )
@@ -177,7 +177,7 @@ def test_what_a_token_is_good_for(room: CredentialsContext, clock: Clock) -> Non
             check_scope(bearer, action)
     clock.now += timedelta(seconds=60)
     with pytest.raises(UnknownCredential):
-        room.find_bearer(made.secret)
+        room.find_caller(made.secret)
 
 
 DAY_S = 86400.0
@@ -189,15 +189,15 @@ def life_days(made: TokenAnswer) -> float:
 
 def test_what_rests_on_munges_word_alone_lasts_shorter(room: CredentialsContext) -> None:
     """Also by way of a link that was had so, and of the browser's session that it opened."""
-    by_munge = room.find_bearer(make_ticket(ADA.uid, "nobody", NOW))
-    by_session = room.find_bearer(opened(room, secret=login(room, by_munge)))
+    by_munge = room.find_caller(make_ticket(ADA.uid, "nobody", NOW))
+    by_session = room.find_caller(opened(room, secret=login(room, by_munge)))
     for asker in (by_munge, by_session):
         made = token(room, asker)
         assert (made.token.how, life_days(made)) == ("munge", 30)
         assert life_days(token(room, asker, expires_s=30 * DAY_S)) == 30
         with pytest.raises(UsageError, match="30 days at most where MUNGE says"):
             token(room, asker, expires_s=30 * DAY_S + 1)
-    by_kernel = room.find_bearer(opened(room, secret=login(room)))
+    by_kernel = room.find_caller(opened(room, secret=login(room)))
     for asker in (ADA, by_kernel):
         made = token(room, asker)
         assert (made.token.how, life_days(made)) == (asker.how, 90)
@@ -226,7 +226,7 @@ def test_munge_is_asked_for_connections_from_its_networks(peer: str, is_heard: b
 
 def test_no_token_lasts_longer_than_any_may(tmp_path: Path, clock: Clock) -> None:
     room = room_in(tmp_path, clock, token_days=7)
-    by_munge = room.find_bearer(make_ticket(ADA.uid, "nobody", NOW))
+    by_munge = room.find_caller(make_ticket(ADA.uid, "nobody", NOW))
     assert [life_days(token(room, asker)) for asker in (ADA, by_munge)] == [7, 7]
 
 
@@ -243,7 +243,7 @@ def test_tokens_are_listed_and_taken_back_by_their_owner(room: CredentialsContex
         request = TokenRevokeRequest(numbers=(one.token.id,))
         ask(room, "credentials.token_revoke", asker, request)
         with pytest.raises(UnknownCredential):
-            room.find_bearer(one.secret)
+            room.find_caller(one.secret)
 
 
 def test_nobody_has_tokens_without_number(room: CredentialsContext) -> None:
@@ -293,7 +293,7 @@ def test_what_nobody_made_is_not_known(text: str) -> None:
         room = room_in(Path(directory), Clock())
         for prefix in ("", "sts_", "stt_", "stl_"):
             with pytest.raises(UnknownCredential):
-                room.find_bearer(prefix + text)
+                room.find_caller(prefix + text)
         room.store.close()
 
 
@@ -315,7 +315,7 @@ CHANGES = ("automation.run", "bank.deposit", "journal.replay")
 def sees_and_changes(room: CredentialsContext, secret: str) -> tuple[bool, bool]:
     """Whether whoever has a secret may see what operators see, and change what they change."""
     access = Access(OPERATORS, 4711, lambda _: None)
-    asker = room.find_bearer(secret)
+    asker = room.find_caller(secret)
 
     def is_operator(name: str) -> bool:
         def run(_context: object, asker: Caller, _request: object) -> bool:
@@ -361,7 +361,7 @@ def test_how_far_an_operators_rights_go_in_a_session(
     ):
         assert sees_and_changes(room, session) == expected
         # What is made in it goes no further, also when it is brought by a program.
-        made = token(room, room.find_bearer(session), scopes=tuple(ALL_SCOPES))
+        made = token(room, room.find_caller(session), scopes=tuple(ALL_SCOPES))
         assert sees_and_changes(room, made.secret) == expected
     made = token(room, ADA, scopes=tuple(ALL_SCOPES))
     assert sees_and_changes(room, made.secret) == (True, True)
@@ -372,12 +372,12 @@ def test_a_proxys_session_lasts_minutes_and_is_renewed_by_use(tmp_path: Path, cl
     used, left = opened(room, user="nobody"), opened(room, user="nobody")
     for _ in range(30):
         clock.now += timedelta(minutes=5)
-        assert room.find_bearer(used).user == "nobody"
+        assert room.find_caller(used).user == "nobody"
     with pytest.raises(UnknownCredential):
-        room.find_bearer(left)
+        room.find_caller(left)
     clock.now += timedelta(minutes=11)
     with pytest.raises(UnknownCredential):
-        room.find_bearer(used)
+        room.find_caller(used)
 
 
 @pytest.mark.parametrize(
@@ -416,13 +416,13 @@ def test_what_was_revoked_stays_so_when_a_backup_is_put_back(tmp_path: Path, clo
     )
     end_revoked(str(tmp_path / "restored"), str(tmp_path / "before"), NOW)
     restored = room_in(tmp_path / "restored", clock)
-    assert restored.find_bearer(kept.secret).user == "nobody"
-    assert restored.find_bearer(session).user == "nobody"
+    assert restored.find_caller(kept.secret).user == "nobody"
+    assert restored.find_caller(session).user == "nobody"
     with pytest.raises(UnknownCredential):
-        restored.find_bearer(revoked.secret)
+        restored.find_caller(revoked.secret)
     # Where nobody can say any more what was revoked all of it was.
     end_revoked(str(tmp_path / "lost"), str(tmp_path / "nothing"), NOW)
     lost = room_in(tmp_path / "lost", clock)
     for secret in (kept.secret, revoked.secret, session):
         with pytest.raises(UnknownCredential):
-            lost.find_bearer(secret)
+            lost.find_caller(secret)

@@ -185,12 +185,12 @@ def test_the_demo_needs_no_driver(tmp_path: Path) -> None:
     path.write_text(
         format_configuration(
             state_dir=f"{tmp_path}/state",
-            socket=f"{tmp_path}/steward.sock",
-            cluster="c1",
-            slurm=ClusterSettings(),
+            socket_path=f"{tmp_path}/steward.sock",
+            cluster_name="c1",
+            cluster_settings=ClusterSettings(),
             munge_socket=f"{tmp_path}/munge",
-            archive=f"{tmp_path}/archive",
-            parts=["[bank]", "enabled = true", ""],
+            archive_dir=f"{tmp_path}/archive",
+            part_lines=["[bank]", "enabled = true", ""],
         )
     )
     assert list(drivers.list_needed_drivers(load_settings(str(path)))) == []

@@ -95,11 +95,11 @@ def test_what_an_address_cannot_say() -> None:
 
 def test_columns_stand_in_their_order_and_of_a_bank_only_with_one() -> None:
     chosen = JobListView(columns=("cost", "exit", "name"))
-    keys = [one.key for one in chosen.choose_columns(several_clusters=True, bank=True)]
+    keys = [one.key for one in chosen.choose_columns(several_clusters=True, has_bank=True)]
     assert keys == ["name", "exit", "cost"]
-    keys = [one.key for one in chosen.choose_columns(several_clusters=True, bank=False)]
+    keys = [one.key for one in chosen.choose_columns(several_clusters=True, has_bank=False)]
     assert keys == ["name", "exit"]
-    usual = [one.key for one in JobListView().choose_columns(several_clusters=True, bank=True)]
+    usual = [one.key for one in JobListView().choose_columns(several_clusters=True, has_bank=True)]
     assert usual == ["cluster", *DEFAULT_COLUMNS]
 
 

@@ -14,7 +14,7 @@ def job(**said: Any) -> JobLine:
 
 
 def printed(capsys: pytest.CaptureFixture[str], style: Style, *jobs: JobLine) -> str:
-    print_table(list_job_columns({}, clusters=False), jobs, style)
+    print_table(list_job_columns({}, has_clusters=False), jobs, style)
     return capsys.readouterr().out
 
 
@@ -31,7 +31,7 @@ def printed(capsys: pytest.CaptureFixture[str], style: Style, *jobs: JobLine) ->
 def test_why_no_script_is_shown_is_said(
     capsys: pytest.CaptureFixture[str], said: dict[str, Any], cell: str
 ) -> None:
-    style = Style(header=False, columns=("script",))
+    style = Style(has_header=False, columns=("script",))
     assert printed(capsys, style, job(**said)) == f"{cell}\n"
 
 
@@ -49,15 +49,15 @@ def test_a_long_submit_line_does_not_make_it_wide_either(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     salloc = job(kind="interactive", submit_line="salloc " + "x" * 900)
-    assert len(printed(capsys, Style(header=False), salloc)) < 120
+    assert len(printed(capsys, Style(has_header=False), salloc)) < 120
 
 
 def test_programs_get_long_names_whole(capsys: pytest.CaptureFixture[str]) -> None:
-    style = Style(parsable=True, header=False, columns=("jobname",))
+    style = Style(parsable=True, has_header=False, columns=("jobname",))
     assert printed(capsys, style, job(name="n" * 900)) == "n" * 900 + "\n"
 
 
 def test_a_name_just_as_wide_as_its_column_is_whole(capsys: pytest.CaptureFixture[str]) -> None:
-    style = Style(header=False, columns=("jobname",))
+    style = Style(has_header=False, columns=("jobname",))
     assert printed(capsys, style, job(name="n" * 40)) == "n" * 40 + "\n"
     assert printed(capsys, style, job(name="n" * 41)) == "n" * 37 + "...\n"

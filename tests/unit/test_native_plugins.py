@@ -187,7 +187,7 @@ def test_what_is_installed_passes_the_check(
     )
     assert again == done
     assert not list(tmp_path.rglob(".*"))
-    install_shim(built, libdir=there, plugstack=str(plugstack), spool=str(spool), prolog=True)
+    install_shim(built, libdir=there, plugstack=str(plugstack), spool=str(spool), with_prolog=True)
     assert conf.read_text().splitlines()[-2:] == [
         f"optional {library} spool={spool}",
         f"optional {library.with_name(PROLOG_LIBRARY)} spool={spool}",
@@ -251,11 +251,11 @@ def test_a_path_that_would_break_its_line_is_refused(
 def test_jobcomp_is_called_from_a_file_of_two_lines(tmp_path: Path) -> None:
     etc, lines = tmp_path / "etc", tmp_path / "var" / "jobcomp.jsonl"
     etc.mkdir()
-    done = install_jobcomp(str(etc), libdir=str(tmp_path / "lib"), lines=str(lines))
-    assert done.written == (str(tmp_path / "lib/jobcomp.lua"), str(etc / "jobcomp.lua"))
+    done = install_jobcomp(str(etc), libdir=str(tmp_path / "lib"), lines_path=str(lines))
+    assert done.written_paths == (str(tmp_path / "lib/jobcomp.lua"), str(etc / "jobcomp.lua"))
     assert any("writable by SlurmUser" in sentence for sentence in done.remaining)
     assert "jobcomp/none" in check_jobcomp({"JobCompType": ""}, str(etc))[0]
-    assert install_jobcomp(str(etc), libdir=str(tmp_path / "lib"), lines=str(lines)) == done
+    assert install_jobcomp(str(etc), libdir=str(tmp_path / "lib"), lines_path=str(lines)) == done
     lua = shutil.which("lua5.1")
     if lua:
         asked = f"io.write(dofile('{etc}/jobcomp.lua').file)"
@@ -268,7 +268,9 @@ def test_a_sites_own_jobcomp_is_left_alone(tmp_path: Path) -> None:
     site.write_text("function slurm_jobcomp_log_record(job)\nend\n")
     before = site.read_text()
     with pytest.raises(PluginInstallError, match=re.escape("steward.log_record(job)")):
-        install_jobcomp(str(tmp_path), libdir=str(tmp_path / "lib"), lines=str(tmp_path / "lines"))
+        install_jobcomp(
+            str(tmp_path), libdir=str(tmp_path / "lib"), lines_path=str(tmp_path / "lines")
+        )
     assert site.read_text() == before
     (said,) = check_jobcomp({"JobCompType": "jobcomp/lua"}, str(tmp_path))
     assert "does not call" in said
@@ -283,13 +285,13 @@ def test_what_keeps_slurmctld_from_writing_is_said(tmp_path: Path) -> None:
         return "; ".join(check_jobcomp({**shown, **more}, str(etc)))
 
     assert "jobcomp.lua: No such file" in wrong()
-    install_jobcomp(str(etc), libdir=str(lib), lines=str(lines))
+    install_jobcomp(str(etc), libdir=str(lib), lines_path=str(lines))
     assert f"{lines.parent} is not there" in wrong()
     lines.parent.mkdir()
     lines.parent.chmod(0o755)
     assert f"{lines.parent} is open to everybody" in wrong()
     with pytest.raises(PluginInstallError, match="open to everybody"):
-        install_jobcomp(str(etc), libdir=str(lib), lines=str(lines))
+        install_jobcomp(str(etc), libdir=str(lib), lines_path=str(lines))
     lines.parent.chmod(0o750)
     assert wrong() == ""
     (lib / "jobcomp.lua").unlink()
@@ -300,7 +302,7 @@ def test_a_slurmctld_that_began_without_the_script_is_to_be_restarted(tmp_path: 
     lines = tmp_path / "jobcomp.jsonl"
 
     def install() -> None:
-        install_jobcomp(str(tmp_path), libdir=str(tmp_path / "lib"), lines=str(lines))
+        install_jobcomp(str(tmp_path), libdir=str(tmp_path / "lib"), lines_path=str(lines))
 
     def wrong() -> list[str]:
         shown = {"JobCompType": "jobcomp/lua", "BOOT_TIME": "2026-11-21T08:00:00"}
@@ -324,7 +326,7 @@ def test_a_directory_that_slurmuser_cannot_write_is_said(tmp_path: Path) -> None
         os.chmod(name, 0o755)
         lines = f"{name}/var/jobcomp.jsonl"
         os.mkdir(os.path.dirname(lines), 0o750)
-        install_jobcomp(str(tmp_path), libdir=str(tmp_path / "lib"), lines=lines)
+        install_jobcomp(str(tmp_path), libdir=str(tmp_path / "lib"), lines_path=lines)
         shown = {"JobCompType": "jobcomp/lua", "SlurmUser": "nobody(65534)"}
         (said,) = check_jobcomp(shown, str(tmp_path))
         assert "var cannot be written by SlurmUser nobody" in said

@@ -101,7 +101,7 @@ def test_installing_says_what_slurm_conf_is_to_say(built: PluginBuild, tmp_path:
     libdir = str(tmp_path / "lib")
     ours = f"{libdir}/{built.version}"
     done = install_submit(built, libdir=libdir, config=shown("lua"))
-    assert done.written == (f"{ours}/{SUBMIT_LIBRARY}",)
+    assert done.written_paths == (f"{ours}/{SUBMIT_LIBRARY}",)
     assert done.remaining[:2] == (
         f"set in slurm.conf: PluginDir=/usr/lib/slurm:{ours}",
         "set in slurm.conf: JobSubmitPlugins=lua,steward",

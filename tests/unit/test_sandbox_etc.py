@@ -58,7 +58,7 @@ def test_users_stay_when_the_machine_replaces_its_file(tmp_path: Path) -> None:
     def inside() -> None:
         private()
         etc = EtcFiles(str(ours))
-        etc.bind_into("")
+        etc.bind_below("")
         poll = select.poll()
         poll.register(etc.changes, select.POLLPRI)
         while poll.poll(0):
@@ -66,7 +66,7 @@ def test_users_stay_when_the_machine_replaces_its_file(tmp_path: Path) -> None:
         os.write(up[1], b".")
         wait_for(replaced)
         assert poll.poll(WAIT_MS), "nothing told of the mount that went away"
-        assert etc.restore()
+        assert etc.restore_binds()
         for name in ("passwd", "group", "hosts"):
             assert Path("/etc", name).read_text() == f"{name} of the sandbox\n"
 
@@ -96,13 +96,13 @@ def test_a_file_that_is_away_for_a_moment_is_waited_for(tmp_path: Path) -> None:
     def inside() -> None:
         private()
         etc = EtcFiles(str(tmp_path / "ours"))
-        etc.bind_into(str(tmp_path / "root"))
+        etc.bind_below(str(tmp_path / "root"))
         passwd = tmp_path / "root/etc/passwd"
         assert ctypes.CDLL(None).umount(os.fsencode(passwd)) == 0
         passwd.unlink()
-        assert not etc.restore()
+        assert not etc.restore_binds()
         passwd.write_text("theirs again\n")
-        assert etc.restore()
+        assert etc.restore_binds()
         assert passwd.read_text() == "ours\n"
 
     assert ended(forked(inside)) == 0
@@ -118,11 +118,11 @@ def test_another_etc_that_is_mounted_in_the_sandbox_is_left_alone(tmp_path: Path
     def inside() -> None:
         private()
         etc = EtcFiles(str(tmp_path / "ours"))
-        etc.bind_into(str(tmp_path / "root"))
+        etc.bind_below(str(tmp_path / "root"))
         place = tmp_path / "root/etc"
         assert (place / "passwd").read_text() == "ours\n"
         namespaces.mount(str(tmp_path / "other"), str(place), flags=namespaces.MS_BIND)
-        assert etc.restore()
+        assert etc.restore_binds()
         assert (place / "passwd").read_text() == "of other\n"
 
     assert ended(forked(inside)) == 0

@@ -58,7 +58,7 @@ def test_loading_names_the_roots_own_libraries(tmp_path: Path) -> None:
     (tmp_path / "usr/lib64/ld-linux-x86-64.so.2").touch()
     how = slurm_install.get_loader_paths(str(tmp_path))
     assert how.loader == f"{tmp_path}/usr/lib64/ld-linux-x86-64.so.2"
-    assert str(libraries) in how.libraries
+    assert str(libraries) in how.library_dirs
     assert how.plugins == f"{libraries}/slurm-wlm"
 
 

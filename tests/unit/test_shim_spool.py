@@ -83,7 +83,7 @@ class Node:
             libdir=self.libdir,
             plugstack=str(self.plugstack),
             spool=str(spool),
-            prolog=prolog,
+            with_prolog=prolog,
         )
 
     def look(self) -> list[CheckFinding]:
@@ -533,7 +533,7 @@ def test_jobs_lines_are_not_written_into_the_spool(
 def test_the_commands_of_the_doctor_mend_jobcomps_directory(node: Node, harm: str) -> None:
     """Among them what an earlier doctor advised: to give the directory to root."""
     libdir = str(node.site.directory / "lib")
-    install_jobcomp(str(node.etc), libdir=libdir, lines=str(node.lines))
+    install_jobcomp(str(node.etc), libdir=libdir, lines_path=str(node.lines))
     os.utime(node.etc / "jobcomp.lua", (0, 0))
     node.site.shown |= {"JobCompType": "jobcomp/lua"}
     directory = node.lines.parent

@@ -116,7 +116,7 @@ def test_the_helper_wakes(place: Place, wakeups: WakeupListener) -> None:
 
 def test_the_helper_as_it_is_installed(place: Place, wakeups: WakeupListener) -> None:
     installed = install_trigger(str(place.helper), str(place.secret))
-    assert installed.written == (str(place.helper),)
+    assert installed.written_paths == (str(place.helper),)
     assert stat.S_IMODE(place.helper.stat().st_mode) == 0o755
     # slurmctld closes all descriptors before it starts it.
     done = subprocess.run(
@@ -251,7 +251,7 @@ def test_an_alarm_ends_it_though_slurmctld_blocks_that(place: Place) -> None:
 def test_a_secret_is_made_once_and_for_one_user(place: Place) -> None:
     place.secret.unlink()
     installed = install_trigger(str(place.helper), str(place.secret))
-    assert str(place.secret) in installed.written
+    assert str(place.secret) in installed.written_paths
     first = place.secret.read_bytes()
     assert len(first) > 40
     assert stat.S_IMODE(place.secret.stat().st_mode) == 0o600

@@ -20,7 +20,7 @@ def taken(rate: RateLimiter, who: str, most: int = 10_000) -> int:
     """How many pass before one does not."""
     for number in range(most):
         try:
-            rate.take(who)
+            rate.count_request(who)
         except RateLimitExceeded:
             return number
     return most
@@ -47,10 +47,10 @@ def test_it_is_said_when_to_come_again() -> None:
     rate = RateLimiter(30, clock)
     taken(rate, "ada")
     with pytest.raises(RateLimitExceeded) as caught:
-        rate.take("ada")
+        rate.count_request("ada")
     assert 0 < caught.value.wait_s <= 2
     clock.now += caught.value.wait_s
-    rate.take("ada")
+    rate.count_request("ada")
 
 
 def test_who_asks_for_too_much_is_not_kept_out_for_asking() -> None:
@@ -87,7 +87,7 @@ def test_who_looks_is_told_as_who_takes_and_is_not_counted() -> None:
     with pytest.raises(RateLimitExceeded) as looked:
         rate.check("ada")
     with pytest.raises(RateLimitExceeded) as took:
-        rate.take("ada")
+        rate.count_request("ada")
     assert looked.value.wait_s == took.value.wait_s
     clock.now += looked.value.wait_s
     rate.check("ada")
@@ -99,16 +99,16 @@ def test_who_asked_last_is_forgotten_last() -> None:
     rate = RateLimiter(60, Clock())
     taken(rate, "ada")
     for number in range(19_999):
-        rate.take(str(number))
+        rate.count_request(str(number))
     assert taken(rate, "ada") == 0
     for number in range(19_999):
-        rate.take(f"another {number}")
+        rate.count_request(f"another {number}")
     assert taken(rate, "ada") == 0
 
 
 def test_many_who_ask_once_are_forgotten_not_kept() -> None:
     rate = RateLimiter(60, Clock())
     for number in range(30_000):
-        rate.take(str(number))
+        rate.count_request(str(number))
     assert taken(rate, "29999") == 9
     assert taken(rate, "0") == 10

@@ -309,7 +309,7 @@ def _install_trigger(options: InitOptions) -> Iterator[str]:
 
     helper = SensorSettings().helper
     secret = f"{options.out}/trigger.secret"
-    yield from install_trigger(helper, secret, user=options.user).written
+    yield from install_trigger(helper, secret, user=options.user).written_paths
 
 
 def _check_config_text(text: str, options: InitOptions) -> None:

@@ -81,7 +81,7 @@ def backfill_cluster(
             lambda job_id: read_own_charges(ledger, cluster, job_id),
             with_imported=True,
         )
-        found = post_due_charges(
+        differences = post_due_charges(
             ledger,
             cluster,
             due_charges.iter_from_jobs(since, until),
@@ -89,21 +89,25 @@ def backfill_cluster(
             is_dry=is_dry,
             only_new=True,
         )
-        of = settings.cluster.get(cluster)
-        slurm = Slurm(cluster, of) if of and of.asks_slurm and not of.remote else None
+        cluster_settings = settings.cluster.get(cluster)
+        slurm = (
+            Slurm(cluster, cluster_settings)
+            if cluster_settings and cluster_settings.asks_slurm and not cluster_settings.remote
+            else None
+        )
         history = slurm.history() if slurm else None
         if slurm is not None and history is not None:
-            due = due_charges.iter_from_slurmdbd(history, since, until, slurm.resolver)
-            found += post_due_charges(
-                ledger, cluster, due, why=BACKFILL_REASON, is_dry=is_dry, only_new=True
+            slurmdbd_charges = due_charges.iter_from_slurmdbd(history, since, until, slurm.resolver)
+            differences += post_due_charges(
+                ledger, cluster, slurmdbd_charges, why=BACKFILL_REASON, is_dry=is_dry, only_new=True
             )
             passed_over = history.passed_over
     finally:
         jobs.close()
-    priced = [one for one in found if one.due is not None]
+    priced = [difference for difference in differences if difference.due is not None]
     return BackfillResult(
         charges=len(priced),
-        amount=sum((one.due or 0) - (one.charged or 0) for one in priced),
-        unpriced=tuple(one for one in found if one.due is None),
+        amount=sum((difference.due or 0) - (difference.charged or 0) for difference in priced),
+        unpriced=tuple(difference for difference in differences if difference.due is None),
         passed_over=passed_over,
     )

@@ -110,7 +110,7 @@ def gaps(
     if style.json:
         print_json(reply)
     else:
-        if reply.findings or style.parsable or not style.header:
+        if reply.findings or style.parsable or not style.has_header:
             print_table(_make_gap_columns(reply), reply.findings, style)
         else:
             print("Nothing is missing.")
@@ -126,8 +126,8 @@ def _make_gap_columns(reply: GapsAnswer) -> list[Column]:
     """Define the table of gaps."""
     has_clusters = len(reply.zones) > 1
 
-    def time(one: Finding) -> str:
-        return format_time(one.at, reply.zones.get(one.cluster, ""))
+    def time(finding: Finding) -> str:
+        return format_time(finding.at, reply.zones.get(finding.cluster, ""))
 
     return [
         Column("Time", time),
@@ -190,29 +190,29 @@ def import_(
     begin, end = _parse_local_time(since), _parse_local_time(until)
     from steward.daemon.imports import import_history, import_records_file
 
-    with ProgressLine() as bar:
+    with ProgressLine() as progress:
         if source == "sacct":
             if begin is None:
                 raise UsageError("say since when: steward accounting import --from sacct -S TIME")
             now = datetime.now(UTC)
-            taken = import_history(settings, cluster, begin, end or now, bar.show)
+            result = import_history(settings, cluster, begin, end or now, progress.show)
         else:
             path = os.path.abspath(source)
-            taken = import_records_file(settings, cluster, path, (begin, end), bar.show)
+            result = import_records_file(settings, cluster, path, (begin, end), progress.show)
     if as_json:
-        print_json(taken)
+        print_json(result)
         return
-    if taken.went_on:
-        output.print_note(f"went on where it was cut short: {taken.went_on}")
-    what = f"{format_count(taken.jobs, 'run')} of jobs and {format_count(taken.steps, 'step')}"
-    print(f"Took over {what}; those that were known are in the books once.")
-    if taken.unfinished:
+    if result.went_on:
+        output.print_note(f"went on where it was cut short: {result.went_on}")
+    summary = f"{format_count(result.jobs, 'run')} of jobs and {format_count(result.steps, 'step')}"
+    print(f"Took over {summary}; those that were known are in the books once.")
+    if result.unfinished:
         output.print_note(
-            f"{format_count(taken.unfinished, 'job')} not over yet: left to the snapshots"
+            f"{format_count(result.unfinished, 'job')} not over yet: left to the snapshots"
         )
-    if taken.passed_over:
+    if result.passed_over:
         output.print_warning(
-            f"{format_count(taken.passed_over, 'row')} passed over: no rows of jobs or steps"
+            f"{format_count(result.passed_over, 'row')} passed over: no rows of jobs or steps"
         )
 
 
@@ -310,17 +310,17 @@ def expire(
     reply: ExpireAnswer = call_action(place, get_action("accounting.expire"), request)
     if as_json:
         print_json(reply)
-    length = sum(day.length for day in reply.days)
-    what = f"{format_count(reply.jobs, 'job')} of jobs.db"
+    total_bytes = sum(day.length for day in reply.days)
+    summary = f"{format_count(reply.jobs, 'job')} of jobs.db"
     if not keep_log:
-        what += (
+        summary += (
             f" and {format_count(len(reply.days), 'day')} of the job log, "
-            f"{format_size(length)} bytes"
+            f"{format_size(total_bytes)} bytes"
         )
     if not reply.done:
-        output.print_warning(f"nothing was removed: --yes removes {what}")
+        output.print_warning(f"nothing was removed: --yes removes {summary}")
     elif not as_json:
-        print(f"Forgotten: {what}, from before {format_time(reply.before)}.")
+        print(f"Forgotten: {summary}, from before {format_time(reply.before)}.")
 
 
 def plugins(

@@ -100,7 +100,7 @@ def run(
         dry_run=dry_run,
         force=force,
     )
-    reply: RunOperationReply = call.call("automation.run", request)
+    reply: RunOperationReply = call.send("automation.run", request)
     if call.style.json:
         print_json(reply)
     else:
@@ -130,7 +130,7 @@ def parse_typed_parameters(arguments: Iterable[str]) -> dict[str, str]:
 @with_call_and_columns
 def list_(call: CommandCall) -> None:
     """List what can be done."""
-    reply: ListOperationsReply = call.call("automation.list", ListOperationsRequest())
+    reply: ListOperationsReply = call.send("automation.list", ListOperationsRequest())
     if call.style.json:
         print_json(reply)
     else:
@@ -141,19 +141,19 @@ def list_(call: CommandCall) -> None:
 @with_json_call
 def help_(call: CommandCall, ref: Ref) -> None:
     """Say what an action takes."""
-    reply: ListOperationsReply = call.call("automation.help", HelpOnOperationRequest(action=ref))
+    reply: ListOperationsReply = call.send("automation.help", HelpOnOperationRequest(action=ref))
     if call.style.json:
         print_json(reply)
         return
-    one = reply.actions[0]
-    print(f"{one.action}: {one.help}")
-    print(f"For {_RIGHT_NAMES[one.right]}; {_describe_effect(one)}.")
-    for parameter in one.parameters:
+    operation = reply.actions[0]
+    print(f"{operation.action}: {operation.help}")
+    print(f"For {_RIGHT_NAMES[operation.right]}; {_describe_effect(operation)}.")
+    for parameter in operation.parameters:
         print(f"\n  {parameter.name} ({_describe_kind(parameter)})")
         print(f"      {parameter.description}")
-        for inner in parameter.within:
-            print(f"      {inner.name} ({_describe_kind(inner)}): {inner.description}")
-    print(f"\nGives: {one.gives[:1].lower()}{one.gives[1:]}")
+        for nested in parameter.within:
+            print(f"      {nested.name} ({_describe_kind(nested)}): {nested.description}")
+    print(f"\nGives: {operation.gives[:1].lower()}{operation.gives[1:]}")
 
 
 def _describe_effect(operation: OperationDescription) -> str:
@@ -220,7 +220,7 @@ def audit(
         limit=limit,
         zone=find_requested_zone(),
     )
-    reply: AuditReply = call.call("automation.audit", request)
+    reply: AuditReply = call.send("automation.audit", request)
     if call.style.json:
         print_json(reply)
     else:
@@ -257,8 +257,10 @@ _AUDIT_COLUMNS = [
 
 def _format_parameters(parameters: dict[str, Any]) -> str:
     """Format parameters as NAME=VALUE on one line, without empty ones."""
-    filled = {name: value for name, value in parameters.items() if value not in (None, "", [], {})}
-    return " ".join(f"{name}={_format_value(value)}" for name, value in filled.items())
+    nonempty = {
+        name: value for name, value in parameters.items() if value not in (None, "", [], {})
+    }
+    return " ".join(f"{name}={_format_value(value)}" for name, value in nonempty.items())
 
 
 def _select_reply_fields(reply: RunOperationReply) -> dict[str, Any]:

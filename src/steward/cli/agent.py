@@ -95,17 +95,17 @@ def app(
         return
     if not spool or not to:
         raise UsageError("say where the lines are, --spool, and where Steward listens, --to")
-    words: list[str] = []
+    arguments: list[str] = []
     for name, value in ctx.params.items():
         option = f"--{name.replace('_', '-')}"
         if value is None or value is False or value == "":
             continue
         if value is True:
-            words.append(option)
+            arguments.append(option)
         else:
             values = value if isinstance(value, list | tuple) else [value]
-            words += [f"{option}={one}" for one in values]
-    code = agent.main(words, "steward agent")
+            arguments += [f"{option}={item}" for item in values]
+    code = agent.main(arguments, "steward agent")
     if code:
         raise typer.Exit(code)
 

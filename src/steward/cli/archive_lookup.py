@@ -109,15 +109,15 @@ def list_jobs(
     """
     style = options.make_style(as_json, parsable, noheader, columns_)
     place = ClientPlace(config=config, socket=socket, archive=archive)
-    wanted = options.select_jobs(
+    selection = options.select_jobs(
         clusters, users, accounts, partitions, jobs, names, states, since, until
     )
-    reply = _fetch_all_pages(place, wanted, limit)
+    reply = _fetch_all_pages(place, selection, limit)
     if style.json:
         print_json(reply)
         return
-    several = len({job.cluster for job in reply.jobs}) > 1
-    print_table(list_job_columns(reply.zones, clusters=several), reply.jobs, style)
+    has_clusters = len({job.cluster for job in reply.jobs}) > 1
+    print_table(list_job_columns(reply.zones, has_clusters=has_clusters), reply.jobs, style)
     if reply.default_days:
         output.print_note(
             "The last seven days; -S for more." if reply.jobs else _describe_empty(reply)
@@ -141,8 +141,8 @@ def _fetch_all_pages(
     pages: list[JobListReply] = []
     count, page = 0, ""
     while True:
-        size = min(_PAGE_SIZE, max_jobs - count) if max_jobs else _PAGE_SIZE
-        request = JobListRequest(**selection, limit=size, page=page)
+        page_size = min(_PAGE_SIZE, max_jobs - count) if max_jobs else _PAGE_SIZE
+        request = JobListRequest(**selection, limit=page_size, page=page)
         reply: JobListReply = call_action(place, get_action("archive.list"), request)
         pages.append(reply)
         count += len(reply.jobs)
@@ -193,11 +193,11 @@ def search(
     """
     style = options.make_style(as_json, parsable, noheader)
     place = ClientPlace(config=config, socket=socket, archive=archive)
-    wanted = options.select_jobs(
+    selection = options.select_jobs(
         clusters, users, accounts, partitions, jobs, names, states, since, until
     )
     request = SearchRequest(
-        **wanted,
+        **selection,
         terms=tuple(terms),
         case=case,
         words=words,
@@ -219,8 +219,8 @@ def search(
 
 def _fetch_all_hits(place: ClientPlace, request: SearchRequest, *, fetch_all: bool) -> SearchReply:
     """Fetch pages of search hits, up to the limit or all of them."""
-    first: SearchReply = call_action(place, get_action("archive.search"), request)
-    hits, reply = list(first.hits), first
+    first_reply: SearchReply = call_action(place, get_action("archive.search"), request)
+    hits, reply = list(first_reply.hits), first_reply
     while reply.next and (fetch_all or len(hits) < request.limit):
         page_limit = request.limit if fetch_all else request.limit - len(hits)
         next_request = msgspec.structs.replace(
@@ -229,7 +229,7 @@ def _fetch_all_hits(place: ClientPlace, request: SearchRequest, *, fetch_all: bo
         reply = call_action(place, get_action("archive.search"), next_request)
         hits += reply.hits
     return msgspec.structs.replace(
-        first, hits=tuple(hits), next=reply.next, complete=reply.complete
+        first_reply, hits=tuple(hits), next=reply.next, complete=reply.complete
     )
 
 
@@ -247,18 +247,18 @@ _HIT_COLUMNS = [
 def _format_headline(hit: SearchHit, zones: dict[str, str]) -> str:
     """Format the headline of a search hit: job, name, user, submit time."""
     job = hit.job
-    submitted = format_time(job.submit, zones.get(job.cluster, ""))
+    submit_time = format_time(job.submit, zones.get(job.cluster, ""))
     user = format_user(job)
-    return f"{escape_line(job.job)}  {escape_line(job.name)}  {escape_line(user)}  {submitted}"
+    return f"{escape_line(job.job)}  {escape_line(job.name)}  {escape_line(user)}  {submit_time}"
 
 
 def _draw_hits(reply: SearchReply) -> list[Any]:
     """Draw search hits with the matches in colour."""
     from rich.text import Text
 
-    lines_drawn: list[Any] = []
+    drawn_lines: list[Any] = []
     for hit in reply.hits:
-        lines_drawn.append(Text(_format_headline(hit, reply.zones), style="bold"))
+        drawn_lines.append(Text(_format_headline(hit, reply.zones), style="bold"))
         for line in hit.lines:
             text = Text(f"{line.number:>6}  ", style="dim")
             position = 0
@@ -266,13 +266,13 @@ def _draw_hits(reply: SearchReply) -> list[Any]:
                 text.append(escape_line(line.text[position:begin]), style="default not dim")
                 text.append(escape_line(line.text[begin:end]), style="bold red not dim")
                 position = end
-            lines_drawn.append(
+            drawn_lines.append(
                 text.append(escape_line(line.text[position:]), style="default not dim")
             )
         if hit.more_lines:
-            lines = "line" if hit.more_lines == 1 else "lines"
-            lines_drawn.append(Text(f"{'':>6}  and {hit.more_lines} more {lines}", style="dim"))
-    return lines_drawn
+            noun = "line" if hit.more_lines == 1 else "lines"
+            drawn_lines.append(Text(f"{'':>6}  and {hit.more_lines} more {noun}", style="dim"))
+    return drawn_lines
 
 
 def _print_hits(reply: SearchReply) -> None:
@@ -354,19 +354,21 @@ def _print_script(data: bytes) -> None:
 
 def _print_job(reply: ShowReply) -> None:
     """Print the facts of a job and its script."""
-    rows = _list_show_facts(reply)
+    facts = _list_show_facts(reply)
     if reply.content is None:
-        kind = "an interactive job has none" if reply.job.kind == "interactive" else "none is kept"
-        print_facts([*rows, ("Script", kind)])
+        script_note = (
+            "an interactive job has none" if reply.job.kind == "interactive" else "none is kept"
+        )
+        print_facts([*facts, ("Script", script_note)])
     elif is_terminal():
         script = draw_script(decode_bytes(reply.content.data))
-        print_all(*draw_facts(rows), "", script)
+        print_all(*draw_facts(facts), "", script)
     else:
-        print_facts(rows)
+        print_facts(facts)
         print()
         output.write_bytes(reply.content.data)
     if reply.others:
-        times = [format_time(other.submit, reply.zone) for other in reply.others]
+        times = [format_time(earlier_job.submit, reply.zone) for earlier_job in reply.others]
         output.print_note(
             f"Slurm has used the id {escape_line(reply.job.job)} before: {', '.join(times)}."
         )
@@ -374,10 +376,10 @@ def _print_job(reply: ShowReply) -> None:
 
 def _list_show_facts(reply: ShowReply) -> list[tuple[str, str]]:
     """Return the facts shown above a script, as names and values."""
-    rows = list_job_facts(reply.job, reply.zone)
+    facts = list_job_facts(reply.job, reply.zone)
     record, script = reply.record, reply.script
     if record is not None:
-        rows += [
+        facts += [
             ("Submitted by", record.submit_line),
             ("From", record.submit_host),
             ("Directory", record.work_dir),
@@ -388,7 +390,7 @@ def _list_show_facts(reply: ShowReply) -> list[tuple[str, str]]:
             ("Depends on", record.dependency),
         ]
     if script is not None:
-        rows += [
+        facts += [
             ("Script of", reply.script_of),
             ("Kept in", script.path),
             ("Script", f"{format_size(script.length)} bytes" if script.length is not None else ""),
@@ -396,7 +398,7 @@ def _list_show_facts(reply: ShowReply) -> list[tuple[str, str]]:
             ("Redacted", ", ".join(script.redacted)),
             ("Odd", ", ".join(script.flags)),
         ]
-    return rows
+    return facts
 
 
 def env(

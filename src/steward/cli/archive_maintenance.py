@@ -71,21 +71,21 @@ from steward.daemon.registry import get_action
 
 
 def collect_items(
-    place: ClientPlace, name: str, request: Any, item_type: type[Any] | tuple[()]
+    place: ClientPlace, action_name: str, request: Any, item_type: type[Any] | tuple[()]
 ) -> tuple[list[Any], Any]:
     """Return the items of one type and the reply of a stream, showing progress meanwhile.
 
     Args:
         place: Where to ask: daemon or local archive.
-        name: Name of the action.
+        action_name: Name of the action.
         request: A value of the action's request type.
         item_type: Type of the items to return; () for none.
     """
-    action = get_action(name)
+    action = get_action(action_name)
     items: list[Any] = []
     reply = None
-    with ProgressLine() as bar:
-        for item in _show_progress(stream_action(place, action, request), bar):
+    with ProgressLine() as progress:
+        for item in _show_progress(stream_action(place, action, request), progress):
             if isinstance(item, action.answer):
                 reply = item
             elif isinstance(item, item_type):
@@ -93,11 +93,11 @@ def collect_items(
     return items, reply
 
 
-def _show_progress(items: Iterator[Any], bar: ProgressLine) -> Iterator[Any]:
+def _show_progress(items: Iterator[Any], progress: ProgressLine) -> Iterator[Any]:
     """Yield the items of a stream except progress, which goes to the progress line."""
     for item in items:
         if isinstance(item, Progress):
-            bar.show(item.done, item.total, item.what)
+            progress.show(item.done, item.total, item.what)
         else:
             yield item
 
@@ -148,32 +148,32 @@ def export(
     beside the files says whose they are, with their checksums. The exit code is
     1, and nothing is written, where -j or -u name what is not there.
     """
-    place = open_target(target, wanted)
+    destination = open_target(target, wanted)
     if target == "-" and is_terminal():
         raise UsageError("a tar would mess up the terminal: send it to a file or a pipe")
     if target == "-" and as_json:
         raise UsageError("--json and a tar on stdout exclude each other: name a directory or file")
-    selected = options.select_jobs(
+    selection = options.select_jobs(
         clusters, users, accounts, partitions, jobs, names, states, since, until
     )
-    request = ExportRequest(**selected, environments=environments, limit=limit)
+    request = ExportRequest(**selection, environments=environments, limit=limit)
     items = stream_action(
         ClientPlace(config=config, socket=socket, archive=archive),
         get_action("archive.export"),
         request,
     )
-    first = next(items)
-    if isinstance(first, ExportReply) and not first.jobs and (jobs or users):
+    first_item = next(items)
+    if isinstance(first_item, ExportReply) and not first_item.jobs and (jobs or users):
         # Fail if -j or -u matches no script: the caller might not notice otherwise.
         raise NoMatch("no script of such a job is here to be exported: nothing was written")
     reply: ExportReply | None = None
-    with ProgressLine() as bar, place:
-        for item in itertools.chain((first,), items):
+    with ProgressLine() as progress, destination:
+        for item in itertools.chain((first_item,), items):
             if isinstance(item, ExportReply):
                 reply = item
             else:
-                place.add(item)
-                bar.step("files")
+                destination.add(item)
+                progress.step("files")
     assert reply is not None, "a stream ends with its answer"
     for line in reply.unreadable:
         output.print_warning(f"not exported: {line}")
@@ -251,18 +251,18 @@ def secrets(
     Says where, never what: the owner can take it out and change it.
     """
     style = options.make_style(as_json, parsable, noheader)
-    selected = options.select_jobs(
+    selection = options.select_jobs(
         clusters, users, accounts, partitions, jobs, names, states, since, until
     )
     place = ClientPlace(config=config, socket=socket, archive=archive)
-    request = SecretsRequest(**selected, limit=limit)
-    found, reply = collect_items(place, "archive.secrets", request, SecretLine)
+    request = SecretsRequest(**selection, limit=limit)
+    secret_lines, reply = collect_items(place, "archive.secrets", request, SecretLine)
     assert isinstance(reply, SecretsReply)
     if style.json:
-        print_json({"version": reply.version, "secrets": found, "summary": reply})
+        print_json({"version": reply.version, "secrets": secret_lines, "summary": reply})
     else:
-        if found or style.parsable:
-            print_table(_SECRET_COLUMNS, found, style)
+        if secret_lines or style.parsable:
+            print_table(_SECRET_COLUMNS, secret_lines, style)
         if reply.default_days:
             output.print_note("The last seven days; -S for more.")
         output.print_note(
@@ -318,28 +318,30 @@ def purge(
     1 where no script is meant.
     """
     style = options.make_style(as_json, parsable, noheader)
-    selected = options.select_jobs(
+    selection = options.select_jobs(
         clusters, users, jobs=jobs, names=names, since=since, until=until
     )
-    request = PurgeRequest(**selected, sink=sink, reason=reason, yes=yes)
+    request = PurgeRequest(**selection, sink=sink, reason=reason, yes=yes)
     place = ClientPlace(config=config, socket=socket, archive=archive)
     reply: PurgeReply = call_action(place, get_action("archive.purge"), request)
     if style.json:
         print_json(reply)
     elif reply.scripts or style.parsable:
         print_table(_PURGE_COLUMNS, reply.scripts, style)
-    what = f"{format_count(len(reply.scripts), 'script')}, {format_size(reply.total_bytes)} bytes"
-    what += f", from {', '.join(reply.sinks)}" if reply.sinks else ""
+    summary = (
+        f"{format_count(len(reply.scripts), 'script')}, {format_size(reply.total_bytes)} bytes"
+    )
+    summary += f", from {', '.join(reply.sinks)}" if reply.sinks else ""
     if not reply.scripts:
         output.print_warning("no script is meant by that, nothing is to be removed")
         raise typer.Exit(1)
     # On stderr even in a pipe, so that nobody mistakes a dry run for the purge.
     if not reply.done:
-        output.print_warning(f"nothing was removed: --yes removes {what}")
+        output.print_warning(f"nothing was removed: --yes removes {summary}")
     elif style.json or style.parsable:
-        output.print_note(f"Purged: {what}.")
+        output.print_note(f"Purged: {summary}.")
     else:
-        print(f"Purged: {what}.")
+        print(f"Purged: {summary}.")
 
 
 _PURGE_COLUMNS = [
@@ -409,12 +411,14 @@ def _format_age(seconds: float | None) -> str:
     """Format a duration as Slurm writes elapsed times: ``03:07``, ``1-02:03:04``; "" for None."""
     if seconds is None:
         return ""
-    minutes, rest = divmod(int(seconds), 60)
+    minutes, seconds_part = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)
     if days:
-        return f"{days}-{hours:02}:{minutes:02}:{rest:02}"
-    return f"{hours:02}:{minutes:02}:{rest:02}" if hours else f"{minutes:02}:{rest:02}"
+        return f"{days}-{hours:02}:{minutes:02}:{seconds_part:02}"
+    return (
+        f"{hours:02}:{minutes:02}:{seconds_part:02}" if hours else f"{minutes:02}:{seconds_part:02}"
+    )
 
 
 def _format_plain_age(line: SinkLine) -> str:
@@ -462,15 +466,15 @@ def resend(
     Of all jobs, or of those that the options name. What the sink has already
     is not doubled. 'steward archive sinks' shows how far it has come.
     """
-    selected = options.select_jobs(clusters, users, accounts, jobs=jobs, since=since, until=until)
-    request = ResendRequest(**selected, sink=sink, missing=missing)
+    selection = options.select_jobs(clusters, users, accounts, jobs=jobs, since=since, until=until)
+    request = ResendRequest(**selection, sink=sink, missing=missing)
     place = ClientPlace(config=config, socket=socket, archive=archive)
     _, reply = collect_items(place, "archive.resend", request, ())
     assert isinstance(reply, ResendReply)
     if as_json:
         print_json(reply)
         return
-    left_out = f"; {reply.present} are there already" if reply.present else ""
-    what = f"{format_count(reply.scripts, 'script')}, {format_size(reply.total_bytes)} bytes"
-    print(f"To be archived again in {reply.sink}: {what}{left_out}.")
+    present_note = f"; {reply.present} are there already" if reply.present else ""
+    summary = f"{format_count(reply.scripts, 'script')}, {format_size(reply.total_bytes)} bytes"
+    print(f"To be archived again in {reply.sink}: {summary}{present_note}.")
     output.print_note("'steward archive sinks' shows how far it has come.")

@@ -63,10 +63,10 @@ def choose_state_dir(root: str, name: str) -> str:
         root: The archive's directory; it need not exist yet.
         name: Name of a subdirectory at home, unique to this archive.
     """
-    nearest = root
-    while not os.path.isdir(nearest):
-        nearest = os.path.dirname(nearest)
-    if not find_network_type(nearest):
+    existing_dir = root
+    while not os.path.isdir(existing_dir):
+        existing_dir = os.path.dirname(existing_dir)
+    if not find_network_type(existing_dir):
         return os.path.join(root, ARCHIVE_STATE)
     if os.geteuid() == 0:
         return f"/var/lib/steward/{name}"
@@ -86,9 +86,9 @@ def check_option_settings(settings: Settings, command: str, options: dict[str, s
         UsageError: A setting is invalid; the message names the option.
     """
 
-    def said(quoted: re.Match[str]) -> str:
-        option = options.get(quoted[1])
-        return quoted[0] if option is None else option and f"'{option}'"
+    def said(match: re.Match[str]) -> str:
+        option = options.get(match[1])
+        return match[0] if option is None else option and f"'{option}'"
 
     try:
         return checked_settings(settings, f"archive {command}")
@@ -342,18 +342,18 @@ def _watch_once(settings: Settings, root: str, cluster: str) -> int:
 
     configure_logging(settings.log_level)
     os.umask(0o077)
-    started = time.monotonic()
-    report = run_once(settings)
-    elapsed_s = time.monotonic() - started
+    started_s = time.monotonic()
+    result = run_once(settings)
+    elapsed_s = time.monotonic() - started_s
     print(
-        f"Kept {format_count(report.captured, 'new script')} of {escape_line(cluster)} in "
+        f"Kept {format_count(result.captured, 'new script')} of {escape_line(cluster)} in "
         f"{escape_line(root)}; "
         f"it took {elapsed_s:.1f} s."
     )
-    for name, reason in report.waiting.items():
-        output.print_warning(f"{name} could not go on: {reason}")
+    for consumer, reason in result.waiting.items():
+        output.print_warning(f"{consumer} could not go on: {reason}")
     output.print_note(f"  steward archive list --archive {escape_line(root)}")
-    return 1 if report.waiting else 0
+    return 1 if result.waiting else 0
 
 
 def import_(
@@ -384,37 +384,36 @@ def import_(
     cluster = cluster or _require_single_cluster(settings)
     from steward.daemon.imports import import_archive_tree, import_stored_scripts
 
-    with ProgressLine() as bar:
+    with ProgressLine() as progress:
 
-        def report(done: int) -> None:
-            bar.show(done, None, "scripts")
+        def report(done_count: int) -> None:
+            progress.show(done_count, None, "scripts")
 
         if kind == "slurmdbd":
             if root:
                 raise UsageError("slurmdbd has no directory to import from: leave it out", root)
             begin, end = _parse_period(since, until)
-            imported = import_stored_scripts(settings, cluster, begin, end, report)
+            result = import_stored_scripts(settings, cluster, begin, end, report)
         else:
             if not root:
                 raise UsageError(f"say where the tree is: steward archive import {kind} DIR")
-            imported = import_archive_tree(settings, cluster, kind, os.path.abspath(root), report)
+            result = import_archive_tree(settings, cluster, kind, os.path.abspath(root), report)
     if as_json:
-        print_json(imported)
+        print_json(result)
         return
     print(
-        f"Took over {format_count(imported.scripts, 'script')}, {imported.owned} of them with "
-        "an owner."
+        f"Took over {format_count(result.scripts, 'script')}, {result.owned} of them with an owner."
     )
-    if imported.known:
-        print(f"The archive had {format_count(imported.known, 'script')} already.")
-    if imported.scriptless:
-        print(f"slurmdbd stored no script of {format_count(imported.scriptless, 'submission')}.")
-    if imported.skipped:
+    if result.known:
+        print(f"The archive had {format_count(result.known, 'script')} already.")
+    if result.scriptless:
+        print(f"slurmdbd stored no script of {format_count(result.scriptless, 'submission')}.")
+    if result.skipped:
         output.print_warning(
-            f"passed over {format_count(imported.skipped, 'file')}: the log says which and why"
+            f"passed over {format_count(result.skipped, 'file')}: the log says which and why"
         )
-    if imported.unknown_users:
-        names = ", ".join(escape_line(name) for name in imported.unknown_users)
+    if result.unknown_users:
+        names = ", ".join(escape_line(name) for name in result.unknown_users)
         output.print_warning(f"no such users here, their scripts stay unverified: {names}")
 
 
@@ -559,16 +558,16 @@ def _consume_once(settings: Settings, root: str) -> int:
 
     set_up_log(settings.log_level)
     os.umask(0o077)
-    started = time.monotonic()
-    report = run_once(settings)
-    elapsed_s = time.monotonic() - started
+    started_s = time.monotonic()
+    result = run_once(settings)
+    elapsed_s = time.monotonic() - started_s
     topic = settings.consume[_NAME].broker.topic
     print(
-        f"Took {format_count(report.captured, 'message')} of topic {escape_line(topic)} into "
+        f"Took {format_count(result.captured, 'message')} of topic {escape_line(topic)} into "
         f"{escape_line(root)}; "
         f"it took {elapsed_s:.1f} s."
     )
-    for name, reason in report.waiting.items():
-        output.print_warning(f"{name} could not go on: {reason}")
+    for consumer, reason in result.waiting.items():
+        output.print_warning(f"{consumer} could not go on: {reason}")
     output.print_note(f"  steward archive list --archive {escape_line(root)}")
-    return 1 if report.waiting else 0
+    return 1 if result.waiting else 0

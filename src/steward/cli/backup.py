@@ -53,21 +53,21 @@ def backup(
     """
     settings = require_settings(ClientPlace(config=config))
     path = choose_backup_path(to, utc_now())
-    with ProgressLine() as bar:
-        made = make_backup(
+    with ProgressLine() as progress:
+        manifest = make_backup(
             settings,
             config or DEFAULT_PATH,
             path,
-            archive=archive,
-            catalogue=catalogue,
-            show_progress=bar.show,
+            with_archive=archive,
+            with_catalog=catalogue,
+            show_progress=progress.show,
         )
     if as_json:
-        print_json(made)
+        print_json(manifest)
         return
-    print(f"{path}: {_describe_backup(made)}")
-    for what in _list_omitted(made, settings):
-        output.print_warning(what)
+    print(f"{path}: {_describe_backup(manifest)}")
+    for warning in _list_omitted(manifest, settings):
+        output.print_warning(warning)
 
 
 def restore(
@@ -94,22 +94,22 @@ def restore(
             print(f"{path} is whole: {_describe_backup(manifest)}")
         return
     settings = _choose_settings(path, manifest, config)
-    with ProgressLine() as bar:
-        done = put_back(
-            path, manifest, settings, force=force, now=utc_now(), show_progress=bar.show
+    with ProgressLine() as progress:
+        result = put_back(
+            path, manifest, settings, force=force, now=utc_now(), show_progress=progress.show
         )
     if as_json:
-        print_json(done)
+        print_json(result)
         return
-    print(f"{format_count(done.files, 'file')} are back in {done.state_dir}.")
-    if done.aside:
-        print(f"What was there is in {done.aside} now: remove it when all is well.")
-    for file in done.written:
+    print(f"{format_count(result.files, 'file')} are back in {result.state_dir}.")
+    if result.aside:
+        print(f"What was there is in {result.aside} now: remove it when all is well.")
+    for file in result.written:
         print(f"  wrote  {file}")
-    for file in done.unchanged:
+    for file in result.unchanged:
         print(f"  left   {file}")
-    for what in _list_omitted(manifest, settings):
-        output.print_warning(what)
+    for warning in _list_omitted(manifest, settings):
+        output.print_warning(warning)
 
 
 def _choose_settings(path: str, manifest: BackupManifest, config: str) -> Settings:

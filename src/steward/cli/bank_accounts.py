@@ -85,7 +85,7 @@ def account_show(
     """Show accounts."""
     style = call.style
     request = AccountShowRequest(names=options.split_lists(names))
-    _print_accounts(call.call("bank.account_show", request), style)
+    _print_accounts(call.send("bank.account_show", request), style)
 
 
 class AccountOptions(msgspec.Struct, frozen=True):
@@ -114,7 +114,7 @@ def _read_account_options(
     reason: Reason = "",
 ) -> AccountOptions:
     """Read the options that describe an account; only typed ones are passed on."""
-    fields = {
+    option_values = {
         "parent": parent,
         "owners": options.split_lists([owners]),
         "credit": money.parse_money(credit) if credit else None,
@@ -127,27 +127,31 @@ def _read_account_options(
         source = context.get_parameter_source(option)
         return source is not None and source.name == "COMMANDLINE"
 
-    given = {
-        field: value for field, value in fields.items() if is_given(field) and value is not None
+    fields = {
+        field: value
+        for field, value in option_values.items()
+        if is_given(field) and value is not None
     }
-    return AccountOptions(name, given, reason)
+    return AccountOptions(name, fields, reason)
 
 
 @with_call
 @with_options(_read_account_options)
-def account_create(said: AccountOptions, call: CommandCall) -> None:
+def account_create(account_options: AccountOptions, call: CommandCall) -> None:
     """Create an account.
 
     It has a name that Slurm's accounts have, in lower case, and nothing to spend yet.
     """
-    request = AccountCreateRequest(name=said.name, reason=said.reason, **said.given)
-    _print_accounts(call.call("bank.account_create", request), call.style, changed=True)
+    request = AccountCreateRequest(
+        name=account_options.name, reason=account_options.reason, **account_options.given
+    )
+    _print_accounts(call.send("bank.account_create", request), call.style, is_change=True)
 
 
 @with_call
 @with_options(_read_account_options)
 def account_change(
-    said: AccountOptions,
+    account_options: AccountOptions,
     call: CommandCall,
     closed: Annotated[
         bool | None, typer.Option("--close/--reopen", help="Let nothing be charged to it any more.")
@@ -157,8 +161,13 @@ def account_change(
 
     What is not given stays.
     """
-    request = AccountChangeRequest(name=said.name, closed=closed, reason=said.reason, **said.given)
-    _print_accounts(call.call("bank.account_change", request), call.style, changed=True)
+    request = AccountChangeRequest(
+        name=account_options.name,
+        closed=closed,
+        reason=account_options.reason,
+        **account_options.given,
+    )
+    _print_accounts(call.send("bank.account_change", request), call.style, is_change=True)
 
 
 @with_call_and_columns
@@ -177,7 +186,7 @@ def user_show(
     request = UserShowRequest(
         users=options.split_lists(users), accounts=options.split_lists(accounts)
     )
-    _print_users(call.call("bank.user_show", request), style)
+    _print_users(call.send("bank.user_show", request), style)
 
 
 @with_call
@@ -194,7 +203,7 @@ def user_create(
     """
     style = call.style
     request = _make_user_request(account, user, limit, reason)
-    _print_users(call.call("bank.user_create", request), style, user)
+    _print_users(call.send("bank.user_create", request), style, user)
 
 
 @with_call
@@ -217,7 +226,7 @@ def user_change(
     if not limit and listed is None:
         raise UsageError("nothing is to be changed: give --limit, --listed or --unlisted")
     request = _make_user_request(account, user, limit, reason, listed=listed)
-    _print_users(call.call("bank.user_change", request), style, user)
+    _print_users(call.send("bank.user_change", request), style, user)
 
 
 def _make_user_request(
@@ -247,10 +256,10 @@ def allocation_show(
     """
     style = call.style
     request = AccountShowRequest(names=options.split_lists(names), ended=ended)
-    print_allocations(call.call("bank.allocation_show", request), style)
+    print_allocations(call.send("bank.allocation_show", request), style)
 
 
-def print_allocations(reply: AccountReply, style: Style, *, changed: bool = False) -> None:
+def print_allocations(reply: AccountReply, style: Style, *, is_change: bool = False) -> None:
     """Print the allocations of a reply."""
     if style.json:
         print_json(reply)
@@ -280,11 +289,11 @@ def print_allocations(reply: AccountReply, style: Style, *, changed: bool = Fals
         Column("Note", lambda allocation: allocation.note, max_width=40),
     ]
     print_table(columns, reply.allocations, style)
-    if changed:
+    if is_change:
         note_gate_unaware(reply.gate_knows)
 
 
-def _print_accounts(reply: AccountReply, style: Style, *, changed: bool = False) -> None:
+def _print_accounts(reply: AccountReply, style: Style, *, is_change: bool = False) -> None:
     """Print the accounts of a reply."""
     if style.json:
         print_json(reply)
@@ -327,7 +336,7 @@ def _print_accounts(reply: AccountReply, style: Style, *, changed: bool = False)
         ),
     ]
     print_table(columns, reply.accounts, style)
-    if changed:
+    if is_change:
         note_gate_unaware(reply.gate_knows)
 
 
@@ -401,8 +410,8 @@ def allocation_create(
         reason=reason,
         key=ensure_key(key),
     )
-    reply: AccountReply = call.call("bank.allocation_create", request)
-    print_allocations(reply, style, changed=True)
+    reply: AccountReply = call.send("bank.allocation_create", request)
+    print_allocations(reply, style, is_change=True)
     if not style.json and not style.parsable:
         print_line(f"Key: {request.key}")
 
@@ -438,5 +447,5 @@ def allocation_change(
         zone=find_requested_zone(),
         reason=reason,
     )
-    reply: AccountReply = call.call("bank.allocation_change", request)
-    print_allocations(reply, style, changed=True)
+    reply: AccountReply = call.send("bank.allocation_change", request)
+    print_allocations(reply, style, is_change=True)

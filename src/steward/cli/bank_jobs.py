@@ -65,37 +65,41 @@ def quote(
     and nothing held. A job is never charged more than this, unless Slurm lets it use more
     than it asked for.
     """
-    given = tuple(words or ())
-    if "-h" in given[:1]:
+    arguments = tuple(words or ())
+    if "-h" in arguments[:1]:
         # Handled here rather than as an option, which would take the h out of a word such as
         # -phigh.
         print(context.get_help())
         return
-    request = QuoteRequest(options=given, script=_read_script(given), cluster=on, user=by)
+    request = QuoteRequest(options=arguments, script=_read_script(arguments), cluster=on, user=by)
     reply: QuoteReply = call_action(
         ClientPlace(config=config, socket=socket), get_action("bank.quote"), request
     )
     if as_json:
         print_json(reply)
         return
-    shown = ReplyFormatter(reply)
-    for number, one in enumerate(reply.quotes):
+    formatter = ReplyFormatter(reply)
+    for number, component in enumerate(reply.quotes):
         if len(reply.quotes) > 1:
             print_line(f"Component {number}:")
-        _print_quote(one, shown)
+        _print_quote(component, formatter)
     if len(reply.quotes) > 1:
-        print_line(f"In all at most {shown.format_with_unit(reply.amount)}.")
+        print_line(f"In all at most {formatter.format_with_unit(reply.amount)}.")
     if reply.free is not None:
-        print_line(f"{reply.quotes[0].account} has {shown.format_with_unit(reply.free)} free now.")
+        print_line(
+            f"{reply.quotes[0].account} has {formatter.format_with_unit(reply.free)} free now."
+        )
     if reply.is_let_in is False:
         print_line("It would be refused now." if not reply.say else reply.say.split("\n", 1)[0])
 
 
-def _print_quote(quoted: Quote, formatter: ReplyFormatter) -> None:
+def _print_quote(price_quote: Quote, formatter: ReplyFormatter) -> None:
     """Print a quote: total, where it holds, and its parts."""
-    scope = ", ".join(part for part in (quoted.partition, quoted.qos, quoted.account) if part)
-    print_line(f"At most {formatter.format_with_unit(quoted.amount)} ({scope}).")
-    _print_lines(quoted.lines, formatter)
+    scope = ", ".join(
+        part for part in (price_quote.partition, price_quote.qos, price_quote.account) if part
+    )
+    print_line(f"At most {formatter.format_with_unit(price_quote.amount)} ({scope}).")
+    _print_lines(price_quote.lines, formatter)
 
 
 def _print_lines(lines: tuple[PriceLine, ...], formatter: ReplyFormatter) -> None:
@@ -147,7 +151,7 @@ def allow(
     request = AllowRequest(
         job=job, until=until, reason=reason, cluster=cluster, zone=find_requested_zone()
     )
-    reply: AllowReply = call.call("bank.allow", request)
+    reply: AllowReply = call.send("bank.allow", request)
     if call.style.json:
         print_json(reply)
     else:
@@ -167,42 +171,42 @@ def explain(
     """
     style = call.style
     request = ExplainRequest(job=job, cluster=cluster)
-    reply: ExplainReply = call.call("bank.explain", request)
-    shown = ReplyFormatter(reply)
+    reply: ExplainReply = call.send("bank.explain", request)
+    formatter = ReplyFormatter(reply)
     if style.json:
         print_json(reply)
     elif style.parsable:
         print_table(_make_charge_columns(), reply.charges, style)
     else:
-        amount = shown.format_with_unit(reply.amount)
+        amount = formatter.format_with_unit(reply.amount)
         print_line(f"Job {job} of {reply.user} was charged {amount} to {reply.account}.")
-        for line in reply.charges:
-            _print_charge(line, shown)
+        for explanation in reply.charges:
+            _print_charge(explanation, formatter)
     if not reply.is_right:
         raise typer.Exit(1)
 
 
-def _print_charge(line: ExplainedCharge, formatter: ReplyFormatter) -> None:
+def _print_charge(explanation: ExplainedCharge, formatter: ReplyFormatter) -> None:
     """Print a charge with its parts, refunds and the recomputed amount."""
-    charge = line.charge
+    charge = explanation.charge
     run_label = f"run {charge.restarts}" if charge.restarts else "its run"
     size_note = ", a former size" if charge.piece_us else ""
     rate_label = f", rate {charge.rate}" if charge.rate else ""
     amount = formatter.format_amount(charge.amount)
     print_line(
-        f"{line.name}, {run_label}{size_note} in {charge.partition}: {amount}{rate_label}, "
+        f"{explanation.name}, {run_label}{size_note} in {charge.partition}: {amount}{rate_label}, "
         f"by {charge.source}"
     )
-    _print_lines(line.lines, formatter)
-    if line.refunded:
-        print_line(f"  given back by hand: {formatter.format_amount(line.refunded)}")
-    if line.overdraw:
-        print_line(f"  beyond the account's means: {formatter.format_amount(line.overdraw)}")
-    if line.recomputed is None:
+    _print_lines(explanation.lines, formatter)
+    if explanation.refunded:
+        print_line(f"  given back by hand: {formatter.format_amount(explanation.refunded)}")
+    if explanation.overdraw:
+        print_line(f"  beyond the account's means: {formatter.format_amount(explanation.overdraw)}")
+    if explanation.recomputed is None:
         print_line("  told by another program: there is nothing to compute it from")
-    elif line.recomputed != charge.amount:
+    elif explanation.recomputed != charge.amount:
         print_line(
-            f"  but computed now it is {formatter.format_amount(line.recomputed)}: 'steward "
+            f"  but computed now it is {formatter.format_amount(explanation.recomputed)}: 'steward "
             "bank reconcile'"
         )
 

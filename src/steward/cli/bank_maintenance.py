@@ -70,7 +70,7 @@ def reconcile(
     request = ReconcileRequest(
         cluster=cluster, since=start, dry_run=dry_run, zone=find_requested_zone()
     )
-    reply: ReconcileReply = call.call("bank.reconcile", request)
+    reply: ReconcileReply = call.send("bank.reconcile", request)
     if style.json:
         print_json(reply)
         return
@@ -97,34 +97,36 @@ def backfill(
     request = BackfillRequest(
         since=start, until=end, cluster=cluster, dry_run=dry_run, zone=find_requested_zone()
     )
-    reply: BackfillReply = call.call("bank.backfill", request)
+    reply: BackfillReply = call.send("bank.backfill", request)
     if style.json:
         print_json(reply)
         return
-    shown = ReplyFormatter(reply)
+    formatter = ReplyFormatter(reply)
     if style.parsable:
         columns = [
-            Column("Charges", lambda one: str(one.charges)),
-            Column("Amount", lambda one: format_exact_amount(one.amount)),
-            Column("PassedOver", lambda one: str(one.passed_over)),
-            Column("Unpriced", lambda one: str(len(one.unpriced))),
+            Column("Charges", lambda summary: str(summary.charges)),
+            Column("Amount", lambda summary: format_exact_amount(summary.amount)),
+            Column("PassedOver", lambda summary: str(summary.passed_over)),
+            Column("Unpriced", lambda summary: str(len(summary.unpriced))),
         ]
         print_table(columns, [reply], style)
         return
-    done = "Would charge" if reply.dry_run else "Charged"
-    runs, amount = format_count(reply.charges, "run"), shown.format_with_unit(reply.amount)
-    print_line(f"{done} {runs}, {amount}; {reply.passed_over} had been charged before.")
+    verb = "Would charge" if reply.dry_run else "Charged"
+    runs, amount = format_count(reply.charges, "run"), formatter.format_with_unit(reply.amount)
+    print_line(f"{verb} {runs}, {amount}; {reply.passed_over} had been charged before.")
     if reply.unpriced:
         output.print_warning(f"nothing says what {format_count(len(reply.unpriced), 'run')} cost:")
-        print_table(_make_difference_columns(shown), reply.unpriced, Style())
+        print_table(_make_difference_columns(formatter), reply.unpriced, Style())
         raise typer.Exit(1)
 
 
 def _make_difference_columns(formatter: ReplyFormatter) -> list[Column]:
     """Define the table of differences found by reconciliation."""
 
-    def run(one: DifferenceLine) -> str:
-        return f"{one.job_id}" + (f" run {one.restarts}" if one.restarts else "")
+    def run(difference: DifferenceLine) -> str:
+        return f"{difference.job_id}" + (
+            f" run {difference.restarts}" if difference.restarts else ""
+        )
 
     return [
         Column("Cluster", lambda difference: difference.cluster, is_default=False),
@@ -160,21 +162,21 @@ def check(
     holds match jobs. The exit code is 1 where anything is wrong.
     """
     style = call.style
-    reply: CheckReply = call.call("bank.check", CheckRequest())
+    reply: CheckReply = call.send("bank.check", CheckRequest())
     if style.json:
         print_json(reply)
     elif reply.findings or style.parsable:
         columns = [
-            Column("Kind", lambda one: one.kind),
-            Column("Where", lambda one: one.where),
-            Column("What", lambda one: one.what),
+            Column("Kind", lambda finding: finding.kind),
+            Column("Where", lambda finding: finding.where),
+            Column("What", lambda finding: finding.what),
         ]
         print_table(columns, reply.findings, style)
     else:
-        held = (
+        holds_text = (
             "" if reply.holds is None else f", {format_count(reply.holds, 'hold')} and their jobs"
         )
-        print_line(f"The ledger is right: {format_count(reply.accounts, 'account')}{held}.")
+        print_line(f"The ledger is right: {format_count(reply.accounts, 'account')}{holds_text}.")
     if reply.holds is None and not style.json:
         output.print_note("The gate does not answer, so holds were not compared with jobs.")
     if reply.findings:
@@ -211,32 +213,36 @@ def import_(
         dry_run=dry_run,
         zone=find_requested_zone(),
     )
-    reply: ImportReply = call.call("bank.import", request)
+    reply: ImportReply = call.send("bank.import", request)
     if style.json:
         print_json(reply)
         return
-    shown = ReplyFormatter(reply)
-    news = [one for one in reply.changes if one.how != "keep"]
-    table = [
-        Column("How", lambda one: one.how),
-        Column("What", lambda one: one.what),
-        Column("Name", lambda one: one.name),
-        Column("Amount", lambda one: "" if one.amount is None else shown.format_amount(one.amount),
-               lambda one: format_exact_amount(one.amount), True),
-        Column("Detail", lambda one: one.detail),
+    formatter = ReplyFormatter(reply)
+    changes = [change for change in reply.changes if change.how != "keep"]
+    columns = [
+        Column("How", lambda change: change.how),
+        Column("What", lambda change: change.what),
+        Column("Name", lambda change: change.name),
+        Column(
+            "Amount",
+            lambda change: "" if change.amount is None else formatter.format_amount(change.amount),
+            lambda change: format_exact_amount(change.amount),
+            True,
+        ),
+        Column("Detail", lambda change: change.detail),
     ]  # fmt: skip
-    rows = reply.changes if style.parsable else news
+    rows = reply.changes if style.parsable else changes
     if rows or style.parsable:
-        print_table(table, rows, style)
+        print_table(columns, rows, style)
     for remark in reply.remarks:
         output.print_warning(remark)
-    kept = len(reply.changes) - len(news)
-    done = "would be done" if reply.dry_run else "done"
-    counted = f"{format_count(len(news), 'change')} {done}, {kept} left as they were."
-    if news or style.parsable:
-        output.print_note(counted)
+    kept_count = len(reply.changes) - len(changes)
+    verb = "would be done" if reply.dry_run else "done"
+    summary = f"{format_count(len(changes), 'change')} {verb}, {kept_count} left as they were."
+    if changes or style.parsable:
+        output.print_note(summary)
     else:
-        print_line(counted)
+        print_line(summary)
 
 
 def _read_import_file(path: str) -> str:
@@ -281,13 +287,13 @@ def notices(
     style = call.style
     if retry:
         request = NoticesRetryRequest(numbers=_parse_numbers(retry))
-        done: NoticesRetryReply = call.call("bank.notices_retry", request)
+        retry_reply: NoticesRetryReply = call.send("bank.notices_retry", request)
         if style.json:
-            print_json(done)
+            print_json(retry_reply)
         else:
-            print_line(f"{format_count(done.retried, 'notice')} will be tried again.")
+            print_line(f"{format_count(retry_reply.retried, 'notice')} will be tried again.")
         return
-    reply: NoticesReply = call.call("bank.notices", NoticesRequest())
+    reply: NoticesReply = call.send("bank.notices", NoticesRequest())
     if style.json:
         print_json(reply)
         return
@@ -312,8 +318,8 @@ def _parse_numbers(text: str) -> tuple[int, ...]:
 def _make_notice_columns(formatter: ReplyFormatter) -> list[Column]:
     """Define the table of notices."""
 
-    def next_try(one: NoticeLine) -> str:
-        return "set aside" if one.aside else formatter.format_time(one.next_at)
+    def next_try(notice: NoticeLine) -> str:
+        return "set aside" if notice.aside else formatter.format_time(notice.next_at)
 
     return [
         Column("Number", lambda notice: str(notice.number), right=True),

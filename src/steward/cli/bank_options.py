@@ -59,23 +59,23 @@ ClusterOption = Annotated[
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]
 
 
-def make_since_option(text: str) -> typer.models.OptionInfo:
+def make_since_option(help_text: str) -> typer.models.OptionInfo:
     """Return the option for the start of a period, with this help text."""
     option: typer.models.OptionInfo = typer.Option(
         "--starttime",
         "--since",
         "-S",
         metavar="TIME",
-        help=text,
+        help=help_text,
         callback=reject_empty,
     )
     return option
 
 
-def make_until_option(text: str = "Until; now if not given.") -> typer.models.OptionInfo:
+def make_until_option(help_text: str = "Until; now if not given.") -> typer.models.OptionInfo:
     """Return the option for the end of a period, with this help text."""
     option: typer.models.OptionInfo = typer.Option(
-        "--endtime", "--until", "-E", metavar="TIME", help=text, callback=reject_empty
+        "--endtime", "--until", "-E", metavar="TIME", help=help_text, callback=reject_empty
     )
     return option
 

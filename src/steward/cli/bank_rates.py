@@ -166,7 +166,7 @@ def read_rate_options(
     Raises:
         UsageError: An option is malformed.
     """
-    fields: dict[str, Any] = {
+    option_values: dict[str, Any] = {
         "weights": parse_weights(weight) if weight else None,
         "combine": None if dearest is None else "max" if dearest else "sum",
         "minimum": money.parse_money(minimum) if minimum else None,
@@ -177,8 +177,8 @@ def read_rate_options(
         "free": free or None,
         "note": note or None,
     }
-    given = {name: value for name, value in fields.items() if value is not None}
-    return RateOptions(partition, qos, cluster, given, valid_from, reason)
+    fields = {name: value for name, value in option_values.items() if value is not None}
+    return RateOptions(partition, qos, cluster, fields, valid_from, reason)
 
 
 def parse_weights(values: Iterable[str] | None) -> dict[str, int]:
@@ -209,10 +209,10 @@ def parse_permille(text: str) -> int:
     Raises:
         UsageError: It is negative, or has more than three decimals.
     """
-    whole, rest = divmod(money.parse_money(text) * _PERMILLE, money.MICRO)
-    if whole < 0 or rest:
+    permille, remainder = divmod(money.parse_money(text) * _PERMILLE, money.MICRO)
+    if permille < 0 or remainder:
         raise UsageError(f"{text} is no factor: it is not below 0, with three decimals", text)
-    return whole
+    return permille
 
 
 def parse_time_factors(values: Iterable[str] | None) -> tuple[TimeFactor, ...]:
@@ -239,10 +239,10 @@ def parse_time_factors(values: Iterable[str] | None) -> tuple[TimeFactor, ...]:
 def _parse_days(text: str) -> tuple[int, ...]:
     """Parse days such as ``mon-fri,sun`` into numbers, Monday 0."""
     days: set[int] = set()
-    for part in text.split(","):
-        first, dash, last = part.partition("-")
+    for day_range in text.split(","):
+        first, dash, last = day_range.partition("-")
         if first not in DAYS or (dash and last not in DAYS):
-            raise UsageError(f"{part!r} is no day: {', '.join(DAYS)}", part)
+            raise UsageError(f"{day_range!r} is no day: {', '.join(DAYS)}", day_range)
         begin = DAYS.index(first)
         count = (DAYS.index(last) - begin) % len(DAYS) if dash else 0
         days |= {(begin + step) % len(DAYS) for step in range(count + 1)}
@@ -262,8 +262,8 @@ def _parse_minute(text: str) -> int:
 def _split_pairs(values: Iterable[str] | None, example: str) -> Iterable[tuple[str, str]]:
     """Split comma-separated NAME=VALUE options."""
     for pair in split_lists(values):
-        name, equals, value = pair.rpartition("=")
-        if not equals or not name:
+        name, separator, value = pair.rpartition("=")
+        if not separator or not name:
             raise UsageError(f"{pair!r} is not understood: write {example}", pair)
         yield name, value
 
@@ -280,46 +280,53 @@ def rate_show(
     """
     style = call.style
     request = RateShowRequest(cluster=cluster, past=past)
-    reply: RatesReply = call.call("bank.rate_show", request)
+    reply: RatesReply = call.send("bank.rate_show", request)
     _print_rates(reply, style)
 
 
 @with_call
 @with_options(read_rate_options)
-def rate_create(said: RateOptions, call: CommandCall) -> None:
+def rate_create(rate_options: RateOptions, call: CommandCall) -> None:
     """Say what jobs cost from a time on.
 
     Rates are never changed: a new one holds for jobs that are submitted from then on.
     """
-    rate = Rate(cluster=said.cluster, partition=said.partition, qos=said.qos, **said.given)
-    _send_rate(call, said, rate)
+    rate = Rate(
+        cluster=rate_options.cluster,
+        partition=rate_options.partition,
+        qos=rate_options.qos,
+        **rate_options.given,
+    )
+    _send_rate(call, rate_options, rate)
 
 
 @with_call
 @with_options(read_rate_options)
-def rate_change(said: RateOptions, call: CommandCall) -> None:
+def rate_change(rate_options: RateOptions, call: CommandCall) -> None:
     """Change a part of what jobs cost, from a time on.
 
     What is not given stays as it is now; jobs that were submitted before keep their rate.
     """
-    now: RatesReply = call.call("bank.rate_show", RateShowRequest(cluster=said.cluster))
-    partition = said.partition
-    last = [one for one in now.rates if one.partition == partition and one.qos == said.qos]
-    clusters = {one.cluster for one in last}
-    if not last or len(clusters) > 1:
+    reply: RatesReply = call.send("bank.rate_show", RateShowRequest(cluster=rate_options.cluster))
+    partition = rate_options.partition
+    current_rates = [
+        rate for rate in reply.rates if rate.partition == partition and rate.qos == rate_options.qos
+    ]
+    clusters = {rate.cluster for rate in current_rates}
+    if not current_rates or len(clusters) > 1:
         raise UsageError(
             f"there is no rate of {partition} to be changed: 'steward bank rate create'"
-            if not last
+            if not current_rates
             else f"{partition} is a partition of {' and '.join(sorted(clusters))}: name one with -M"
         )
-    given = said.given
-    if "free" in given:
-        given = {**given, "weights": {}, "minimum": 0}
-    elif not given:
+    changes = rate_options.given
+    if "free" in changes:
+        changes = {**changes, "weights": {}, "minimum": 0}
+    elif not changes:
         raise UsageError("nothing is to be changed: give --weight or another option")
-    elif "weights" in given or "minimum" in given:
-        given = {**given, "free": False}
-    _send_rate(call, said, msgspec.structs.replace(last[0], **given))
+    elif "weights" in changes or "minimum" in changes:
+        changes = {**changes, "free": False}
+    _send_rate(call, rate_options, msgspec.structs.replace(current_rates[0], **changes))
 
 
 def _send_rate(call: CommandCall, rate_options: RateOptions, rate: Rate) -> None:
@@ -330,7 +337,7 @@ def _send_rate(call: CommandCall, rate_options: RateOptions, rate: Rate) -> None
         zone=find_requested_zone(),
         reason=rate_options.reason,
     )
-    reply: RatesReply = call.call("bank.rate_create", request)
+    reply: RatesReply = call.send("bank.rate_create", request)
     _print_rates(reply, call.style)
     for warning in reply.warnings:
         output.print_warning(warning)
@@ -388,17 +395,17 @@ def enforce(
     request = EnforceRequest(
         mode=mode, cluster=cluster, partition=partition, account=account, reason=reason
     )
-    reply: EnforceReply = call.call("bank.enforce", request)
+    reply: EnforceReply = call.send("bank.enforce", request)
     if style.json:
         print_json(reply)
         return
-    if not any(_is_default_rule(one) for one in reply.rules) and not style.parsable:
+    if not any(_is_default_rule(rule) for rule in reply.rules) and not style.parsable:
         print_line("Where nothing else is said: observe.")
     columns = [
-        Column("Cluster", lambda one: one.cluster or "all"),
-        Column("Partition", lambda one: one.partition or "all"),
-        Column("Account", lambda one: one.account or "all"),
-        Column("Mode", lambda one: one.mode),
+        Column("Cluster", lambda rule: rule.cluster or "all"),
+        Column("Partition", lambda rule: rule.partition or "all"),
+        Column("Account", lambda rule: rule.account or "all"),
+        Column("Mode", lambda rule: rule.mode),
     ]
     if reply.rules or style.parsable:
         print_table(columns, reply.rules, style)
@@ -437,7 +444,7 @@ def would_refuse(
         user=user,
         all=everything,
     )
-    reply: WouldRefuseReply = call.call("bank.would_refuse", request)
+    reply: WouldRefuseReply = call.send("bank.would_refuse", request)
     if style.json:
         print_json(reply)
         return
@@ -447,22 +454,22 @@ def would_refuse(
         if not reply.warning:
             print_line("Nothing would have been refused.")
         return
-    view = ReplyFormatter(reply)
-    several = len({one.cluster for one in reply.refusals}) > 1
-    table = [
-        Column("Time", lambda one: view.format_time(one.at)),
-        Column("Cluster", lambda one: one.cluster, is_default=several),
-        Column("JobID", lambda one: str(one.job_id) if one.job_id else "", None, True,
-               any(one.job_id for one in reply.refusals)),
-        Column("User", lambda one: one.user or str(one.uid)),
-        Column("Account", lambda one: one.account),
-        Column("Partition", lambda one: one.partition),
-        Column("Amount", lambda one: view.format_amount(one.amount),
-               lambda one: format_exact_amount(one.amount), True),
-        Column("Mode", lambda one: one.mode, is_default=everything),
-        Column("Why", lambda one: one.why.split("\n", 1)[0], lambda one: one.why,
+    formatter = ReplyFormatter(reply)
+    has_clusters = len({refusal.cluster for refusal in reply.refusals}) > 1
+    columns = [
+        Column("Time", lambda refusal: formatter.format_time(refusal.at)),
+        Column("Cluster", lambda refusal: refusal.cluster, is_default=has_clusters),
+        Column("JobID", lambda refusal: str(refusal.job_id) if refusal.job_id else "", None, True,
+               any(refusal.job_id for refusal in reply.refusals)),
+        Column("User", lambda refusal: refusal.user or str(refusal.uid)),
+        Column("Account", lambda refusal: refusal.account),
+        Column("Partition", lambda refusal: refusal.partition),
+        Column("Amount", lambda refusal: formatter.format_amount(refusal.amount),
+               lambda refusal: format_exact_amount(refusal.amount), True),
+        Column("Mode", lambda refusal: refusal.mode, is_default=everything),
+        Column("Why", lambda refusal: refusal.why.split("\n", 1)[0], lambda refusal: refusal.why,
                max_width=60 if is_terminal() else 0),
     ]  # fmt: skip
-    print_table(table, reply.refusals, style)
+    print_table(columns, reply.refusals, style)
     if reply.more:
         output.print_warning("there is more: see -S and -E")

@@ -64,19 +64,19 @@ def balance(
     """
     style = call.style
     request = BalanceRequest(accounts=options.split_lists(accounts))
-    reply: BalanceReply = call.call("bank.balance", request)
+    reply: BalanceReply = call.send("bank.balance", request)
     if style.json:
         print_json(reply)
         return
     if not reply.accounts:
         output.print_note("There is no account that you are in.")
     print_table(_make_balance_columns(reply), reply.accounts, style)
-    if not all(one.known for one in reply.accounts):
+    if not all(account.known for account in reply.accounts):
         output.print_note(
             "Jobs were charged to an account that nobody created: "
             "'steward bank account create' takes it over with what it owes."
         )
-    if any(one.free is None for one in reply.accounts):
+    if any(account.free is None for account in reply.accounts):
         output.print_note("The gate does not answer, so what is held is not known.")
 
 
@@ -84,58 +84,62 @@ def _make_balance_columns(reply: BalanceReply) -> list[Column]:
     """Define the table of balances; limits and payers appear only if any exist."""
     formatter = ReplyFormatter(reply)
 
-    def ends(one: AccountBalance) -> str:
-        active = [pot for pot in one.allocations if pot.end and pot.is_active(reply.at)]
-        return formatter.format_time(active[0].end) if active else ""
+    def ends(account: AccountBalance) -> str:
+        allocations = [
+            allocation
+            for allocation in account.allocations
+            if allocation.end and allocation.is_active(reply.at)
+        ]
+        return formatter.format_time(allocations[0].end) if allocations else ""
 
-    def limit(one: AccountBalance) -> str:
+    def limit(account: AccountBalance) -> str:
         return (
             ""
-            if one.user_limit is None
-            else formatter.format_amount(one.user_limit - one.user_spent)
+            if account.user_limit is None
+            else formatter.format_amount(account.user_limit - account.user_spent)
         )
 
-    has_limits = any(line.user_limit is not None for line in reply.accounts)
-    has_payers = any(line.payer != line.account for line in reply.accounts)
+    has_limits = any(account.user_limit is not None for account in reply.accounts)
+    has_payers = any(account.payer != account.account for account in reply.accounts)
     return [
-        Column("Account", lambda line: line.account),
-        Column("Payer", lambda line: line.payer, is_default=has_payers),
+        Column("Account", lambda account: account.account),
+        Column("Payer", lambda account: account.payer, is_default=has_payers),
         Column(
             "Balance",
-            lambda line: formatter.format_amount(line.balance),
-            lambda line: format_exact_amount(line.balance),
+            lambda account: formatter.format_amount(account.balance),
+            lambda account: format_exact_amount(account.balance),
             True,
         ),
         Column(
             "Held",
-            lambda line: formatter.format_amount(line.held),
-            lambda line: format_exact_amount(line.held),
+            lambda account: formatter.format_amount(account.held),
+            lambda account: format_exact_amount(account.held),
             True,
         ),
         Column(
             "Credit",
-            lambda line: formatter.format_amount(line.credit),
-            lambda line: format_exact_amount(line.credit),
+            lambda account: formatter.format_amount(account.credit),
+            lambda account: format_exact_amount(account.credit),
             True,
-            any(line.credit for line in reply.accounts),
+            any(account.credit for account in reply.accounts),
         ),
         Column(
             "Free",
-            lambda line: formatter.format_amount(line.free),
-            lambda line: format_exact_amount(line.free),
+            lambda account: formatter.format_amount(account.free),
+            lambda account: format_exact_amount(account.free),
             True,
         ),
         Column("Yours", limit, None, True, has_limits),
         Column("FirstEnd", ends),
         Column(
             "AsOf",
-            lambda line: formatter.format_time(line.remote_at) if line.remote_at else "",
-            is_default=any(line.remote_at for line in reply.accounts),
+            lambda account: formatter.format_time(account.remote_at) if account.remote_at else "",
+            is_default=any(account.remote_at for account in reply.accounts),
         ),
         Column(
             "State",
-            lambda line: "closed" if line.closed else "" if line.known else "not created",
-            is_default=any(line.closed or not line.known for line in reply.accounts),
+            lambda account: "closed" if account.closed else "" if account.known else "not created",
+            is_default=any(account.closed or not account.known for account in reply.accounts),
         ),
     ]
 
@@ -164,30 +168,33 @@ def statement(
     request = StatementRequest(
         account=account, user=user, since=start, until=end, zone=find_requested_zone()
     )
-    reply: StatementReply = call.call("bank.statement", request)
-    found, shown = reply.statement, ReplyFormatter(reply)
-    table = _make_statement_columns(shown, reply.names)
+    reply: StatementReply = call.send("bank.statement", request)
+    account_statement, formatter = reply.statement, ReplyFormatter(reply)
+    columns = _make_statement_columns(formatter, reply.names)
     if style.json:
         print_json(reply)
     elif as_csv:
-        print_csv(table, found.lines, style)
+        print_csv(columns, account_statement.lines, style)
     elif style.parsable:
-        print_table(table, found.lines, style)
+        print_table(columns, account_statement.lines, style)
     else:
-        if found.account:
+        if account_statement.account:
             print_line(
-                f"{found.account}: {shown.format_with_unit(found.opening)} at "
-                f"{shown.format_time(found.begin)}."
+                f"{account_statement.account}: "
+                f"{formatter.format_with_unit(account_statement.opening)} at "
+                f"{formatter.format_time(account_statement.begin)}."
             )
-        if found.lines:
-            print_table(table, found.lines, style)
+        if account_statement.lines:
+            print_table(columns, account_statement.lines, style)
         else:
             print_line("Nothing happened.")
-        if found.account and not found.user:
-            print_line(f"{shown.format_with_unit(found.closing)} at the end.")
+        if account_statement.account and not account_statement.user:
+            print_line(f"{formatter.format_with_unit(account_statement.closing)} at the end.")
 
 
-def _make_statement_columns(formatter: ReplyFormatter, names: Mapping[str, str]) -> list[Column]:
+def _make_statement_columns(
+    formatter: ReplyFormatter, job_names: Mapping[str, str]
+) -> list[Column]:
     """Define the table of a statement."""
     return [
         Column("Time", lambda line: formatter.format_time(line.at)),
@@ -197,7 +204,7 @@ def _make_statement_columns(formatter: ReplyFormatter, names: Mapping[str, str])
         Column("User", lambda line: line.user),
         Column(
             "What",
-            lambda line: _describe_line(line, names),
+            lambda line: _describe_line(line, job_names),
             lambda line: line.charge or line.why,
             max_width=44,
         ),
@@ -218,12 +225,16 @@ def _make_statement_columns(formatter: ReplyFormatter, names: Mapping[str, str])
     ]
 
 
-def _describe_line(line: StatementLine, names: Mapping[str, str]) -> str:
+def _describe_line(line: StatementLine, job_names: Mapping[str, str]) -> str:
     """Return the job and why it was charged, or the reason of a manual transaction."""
     if not line.charge:
         return line.why
-    parts = parse_charge_key(line.charge)
-    job_label = f"job {names.get(line.charge, str(parts[1]))}" if parts is not None else line.charge
+    key_parts = parse_charge_key(line.charge)
+    job_label = (
+        f"job {job_names.get(line.charge, str(key_parts[1]))}"
+        if key_parts is not None
+        else line.charge
+    )
     return job_label if line.kind == "charge" else f"{job_label}: {line.why}"
 
 
@@ -246,7 +257,7 @@ def holds(
     """
     style = call.style
     request = HoldsRequest(account=account, user=user, cluster=cluster, job_id=job)
-    reply: HoldsReply = call.call("bank.holds", request)
+    reply: HoldsReply = call.send("bank.holds", request)
     if style.json:
         print_json(reply)
         return
@@ -262,10 +273,10 @@ def _make_hold_columns(reply: HoldsReply) -> list[Column]:
     formatter = ReplyFormatter(reply)
     clusters = {hold.cluster for hold in reply.holds}
 
-    def state(one: Hold) -> str:
-        if one.started:
+    def state(hold: Hold) -> str:
+        if hold.started:
             return "running"
-        return "queued" if one.confirmed else "unconfirmed"
+        return "queued" if hold.confirmed else "unconfirmed"
 
     return [
         Column("Since", lambda hold: formatter.format_time(from_micros(hold.created_us))),
@@ -328,14 +339,14 @@ def usage(
         until=end,
         zone=find_requested_zone(),
     )
-    reply: UsageReply = call.call("bank.usage", request)
+    reply: UsageReply = call.send("bank.usage", request)
     if style.json:
         print_json(reply)
         return
     if not reply.rows and not style.parsable:
         begin, end = (format_time(at, reply.zone) for at in (reply.since, reply.until))
-        whose = "" if reply.is_all else " to you or to accounts that you own or coordinate"
-        print_line(f"No run that began from {begin} to {end} was charged{whose}.")
+        visibility = "" if reply.is_all else " to you or to accounts that you own or coordinate"
+        print_line(f"No run that began from {begin} to {end} was charged{visibility}.")
         return
     print_table(_make_usage_columns(reply), reply.rows, style)
     if not style.parsable:
@@ -361,8 +372,8 @@ def _make_usage_columns(reply: UsageReply) -> list[Column]:
         return f"{100 * row.amount / reply.total:.1f}%" if reply.total > 0 else ""
 
     def drawn(row: UsageRow) -> str:
-        part = row.amount / largest if largest > 0 else None
-        return without_styles([draw_bar(part, _BAR_WIDTH, signs, "")]).strip()
+        filled_share = row.amount / largest if largest > 0 else None
+        return without_styles([draw_bar(filled_share, _BAR_WIDTH, signs, "")]).strip()
 
     groups = [Column(name.capitalize(), _make_attribute_getter(name)) for name in reply.by]
     return [

@@ -68,24 +68,24 @@ def _read_move_options(
 
 @with_call
 @with_options(_read_move_options)
-def deposit(moving: MoveOptions, call: CommandCall) -> None:
+def deposit(move_options: MoveOptions, call: CommandCall) -> None:
     """Give an account new money.
 
     It never ends: 'steward bank allocation create' gives money for a time.
     """
-    request = DepositRequest(**msgspec.structs.asdict(moving))
-    _print_moved(call.call("bank.deposit", request), call.style)
+    request = DepositRequest(**msgspec.structs.asdict(move_options))
+    _print_moved(call.send("bank.deposit", request), call.style)
 
 
 @with_call
 @with_options(_read_move_options)
-def withdraw(moving: MoveOptions, call: CommandCall) -> None:
+def withdraw(move_options: MoveOptions, call: CommandCall) -> None:
     """Take money away from an account.
 
     Only what is not held for jobs can go.
     """
-    request = WithdrawRequest(**msgspec.structs.asdict(moving))
-    _print_moved(call.call("bank.withdraw", request), call.style)
+    request = WithdrawRequest(**msgspec.structs.asdict(move_options))
+    _print_moved(call.send("bank.withdraw", request), call.style)
 
 
 @with_call
@@ -127,7 +127,7 @@ def transfer(
         source_allocation=source_allocation,
         target_allocation=target_allocation,
     )
-    _print_moved(call.call("bank.transfer", request), style)
+    _print_moved(call.send("bank.transfer", request), style)
 
 
 @with_call
@@ -171,17 +171,17 @@ def refund(
     Either of a job (--job 123), or of an account at large (physics 12.5).
     """
     style = call.style
-    given = part or amount
+    amount_text = part or amount
     request = RefundRequest(
         account=account,
         job=job,
         cluster=cluster,
-        amount=money.parse_money(given) if given else None,
+        amount=money.parse_money(amount_text) if amount_text else None,
         user=user,
         reason=reason,
         key=ensure_key(key),
     )
-    _print_moved(call.call("bank.refund", request), style)
+    _print_moved(call.send("bank.refund", request), style)
 
 
 # A negative amount looks like an option.
@@ -209,23 +209,23 @@ def adjust(
         key=ensure_key(key),
         allocation=allocation,
     )
-    reply: MoneyMoveReply = call.call("bank.adjust", request)
-    _print_moved(reply, style, is_taken=request.amount < 0)
+    reply: MoneyMoveReply = call.send("bank.adjust", request)
+    _print_moved(reply, style, is_decrease=request.amount < 0)
 
 
-def _print_moved(reply: MoneyMoveReply, style: Style, *, is_taken: bool = False) -> None:
+def _print_moved(reply: MoneyMoveReply, style: Style, *, is_decrease: bool = False) -> None:
     """Print ledger transactions: a line each for people, their postings for programs.
 
     Args:
         reply: The reply.
         style: Output style.
-        is_taken: Whether it is an adjustment that decreases the balance, shown as negative.
+        is_decrease: Whether it is an adjustment that decreases the balance, shown as negative.
     """
     if style.json:
         print_json(reply)
         return
     formatter = ReplyFormatter(reply)
-    sign = -1 if is_taken else 1
+    sign = -1 if is_decrease else 1
     if style.parsable:
         columns = [
             Column("Number", lambda transaction: str(transaction.number)),
@@ -242,7 +242,7 @@ def _print_moved(reply: MoneyMoveReply, style: Style, *, is_taken: bool = False)
             f"{status}: {transaction.kind} of "
             f"{formatter.format_with_unit(sign * transaction.amount)}, number {transaction.number}."
         )
-    for name, balance in reply.balances.items():
-        print_line(f"{name} has {formatter.format_with_unit(balance)} now.")
+    for account, balance in reply.balances.items():
+        print_line(f"{account} has {formatter.format_with_unit(balance)} now.")
     print_line(f"Key: {reply.key}")
     note_gate_unaware(reply.gate_knows)

@@ -39,10 +39,10 @@ class ChartSigns(msgspec.Struct, frozen=True, kw_only=True):
         width: Columns of a page.
         full: Used part of a bar.
         empty: Unused part of a bar.
-        edge: Mark between the spans of a timeline.
+        separator: Mark between the spans of a timeline.
         held: Time in which a job could not have started.
-        waited: Time in which the job was waiting.
-        ran: Time in which the job ran.
+        waiting: Time in which the job was waiting.
+        running: Time in which the job ran.
         suspended: Time in which the job was suspended.
         note: Sign before a remark.
     """
@@ -50,10 +50,10 @@ class ChartSigns(msgspec.Struct, frozen=True, kw_only=True):
     width: int = _DEFAULT_WIDTH
     full: str = "#"
     empty: str = "-"
-    edge: str = "|"
+    separator: str = "|"
     held: str = "."
-    waited: str = "-"
-    ran: str = "="
+    waiting: str = "-"
+    running: str = "="
     suspended: str = "~"
     note: str = "*"
 
@@ -81,27 +81,27 @@ def choose_signs() -> ChartSigns:
         width=width,
         full="█",
         empty="░",
-        edge="│",
+        separator="│",
         held="·",
-        waited="╌",
-        ran="━",
+        waiting="╌",
+        running="━",
         suspended="┄",
         note="▸",
     )
 
 
-def make_text_row(value: str, style: str = "") -> StyledRow:
+def make_text_row(text: str, style: str = "") -> StyledRow:
     """Return a row of one piece, with unsafe characters escaped."""
-    return [(escape_line(value), style)]
+    return [(escape_line(text), style)]
 
 
-def wrap_text(value: str, width: int, mark: StyledText = ("  ", "")) -> list[StyledRow]:
+def wrap_text(text: str, width: int, mark: StyledText = ("  ", "")) -> list[StyledRow]:
     """Wrap a long text into rows; the first begins with the mark, the others are indented by it."""
     import textwrap
 
-    lines = textwrap.wrap(escape_line(value), width - len(mark[0]), break_on_hyphens=False)
-    begins = [mark, *[(" " * len(mark[0]), "")] * len(lines)]
-    return [[begin, (line, "")] for begin, line in zip(begins, lines, strict=False)]
+    lines = textwrap.wrap(escape_line(text), width - len(mark[0]), break_on_hyphens=False)
+    prefixes = [mark, *[(" " * len(mark[0]), "")] * len(lines)]
+    return [[prefix, (line, "")] for prefix, line in zip(prefixes, lines, strict=False)]
 
 
 def make_heading(title: str) -> list[StyledRow]:
@@ -111,14 +111,14 @@ def make_heading(title: str) -> list[StyledRow]:
 
 def draw_bar(share: float | None, width: int, signs: ChartSigns, style: str) -> StyledRow:
     """Return a bar filled to a share between 0 and 1; a larger share fills it."""
-    filled = 0 if share is None else round(max(0.0, min(1.0, share)) * width)
-    if share and not filled:
+    filled_width = 0 if share is None else round(max(0.0, min(1.0, share)) * width)
+    if share and not filled_width:
         # Show at least one sign for a small share above 0.
-        filled = 1
+        filled_width = 1
     return [
         ("[", "dim"),
-        (signs.full * filled, style),
-        (signs.empty * (width - filled), "dim"),
+        (signs.full * filled_width, style),
+        (signs.empty * (width - filled_width), "dim"),
         ("]", "dim"),
     ]
 
@@ -151,18 +151,21 @@ def draw_timeline(
         return []
     available = signs.width - len(indent) - len(visible) - 1
     widths = _make_share_columns([span.seconds for span in visible], available)
-    drawn: StyledRow = [(indent, ""), (signs.edge, "dim")]
+    timeline: StyledRow = [(indent, ""), (signs.separator, "dim")]
     for span, width in zip(visible, widths, strict=True):
-        drawn += [(span.sign * width, span.style), (signs.edge, "dim")]
-    rows = [drawn]
-    row: StyledRow = [(indent, "")]
+        timeline += [(span.sign * width, span.style), (signs.separator, "dim")]
+    rows = [timeline]
+    legend_row: StyledRow = [(indent, "")]
     for span in _select_distinct(visible):
-        pieces: StyledRow = [(f"{span.sign} ", span.style), (span.label, ""), ("   ", "")]
-        if measure_row(row) + measure_row(pieces) - 3 > signs.width and len(row) > 1:
-            rows.append(row)
-            row = [(indent, "")]
-        row += pieces
-    return [*rows, row]
+        label_parts: StyledRow = [(f"{span.sign} ", span.style), (span.label, ""), ("   ", "")]
+        if (
+            measure_row(legend_row) + measure_row(label_parts) - 3 > signs.width
+            and len(legend_row) > 1
+        ):
+            rows.append(legend_row)
+            legend_row = [(indent, "")]
+        legend_row += label_parts
+    return [*rows, legend_row]
 
 
 def _select_distinct(spans: Sequence[TimelineSpan]) -> list[TimelineSpan]:
@@ -184,12 +187,12 @@ class TableHeading(msgspec.Struct, frozen=True):
     Attributes:
         name: Text of the heading.
         right: Whether to align the column to the right.
-        spare: Rank for omission: if the table is too wide, the highest goes first; 0 always stays.
+        drop_rank: Rank for omission from a table that is too wide: the highest goes first; 0 stays.
     """
 
     name: str
     right: bool = True
-    spare: int = 0
+    drop_rank: int = 0
 
 
 def make_layout_table(
@@ -213,21 +216,21 @@ def make_layout_table(
         for index in visible
     }
     while sum(widths[index] + 2 for index in visible) > max_width - len(indent) + 2:
-        dropped = max(visible, key=lambda index: headings[index].spare)
-        if not headings[dropped].spare:
+        dropped_index = max(visible, key=lambda index: headings[index].drop_rank)
+        if not headings[dropped_index].drop_rank:
             break
-        visible.remove(dropped)
+        visible.remove(dropped_index)
     lines = [[(headings[index].name, "dim") for index in visible]]
     lines += [[row[index] for index in visible] for row in cells]
-    drawn: list[StyledRow] = []
+    drawn_rows: list[StyledRow] = []
     for line in lines:
         row: StyledRow = [(indent, "")]
         for index, (value, style) in zip(visible, line, strict=True):
             width = widths[index]
             padded = value.rjust(width) if headings[index].right else value.ljust(width)
             row += [(padded, style), ("  ", "")]
-        drawn.append(row)
-    return drawn
+        drawn_rows.append(row)
+    return drawn_rows
 
 
 def measure_row(row: StyledRow) -> int:

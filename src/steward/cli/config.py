@@ -46,11 +46,12 @@ def check(config: ConfigFile = DEFAULT_PATH) -> None:
 
     What is missing on this host, a file, a user or a Python package, is a warning.
     """
-    settings, found = _load_checked(config)
+    settings, warnings = _load_checked(config)
     clusters = ", ".join(settings.cluster)
     sinks = ", ".join(_describe_sink(settings, name) for name in settings.archive.sink)
     print(
-        f"{config} is right" + (f", with {format_count(len(found), 'warning')}." if found else ".")
+        f"{config} is right"
+        + (f", with {format_count(len(warnings), 'warning')}." if warnings else ".")
     )
     if clusters:
         print(f"  clusters  {clusters}")
@@ -67,8 +68,8 @@ def check(config: ConfigFile = DEFAULT_PATH) -> None:
     for source in settings.consume.values():
         print(f"  consumes  {source.broker.topic} at {', '.join(source.broker.servers)}")
     print(f"  state     {settings.state_dir}")
-    for what in found:
-        output.print_warning(what)
+    for warning in warnings:
+        output.print_warning(warning)
 
 
 def _list_sources(settings: Settings) -> Iterator[str]:
@@ -78,9 +79,9 @@ def _list_sources(settings: Settings) -> Iterator[str]:
             yield f"jobcomp   of {name} in {cluster.jobcomp_lines}"
     nodes = settings.nodes
     if nodes.listen:
-        known_by = "certificates" if nodes.client_ca_file else "MUNGE"
+        auth_method = "certificates" if nodes.client_ca_file else "MUNGE"
         encryption = ", encrypted" if nodes.certificate_file else ""
-        yield f"nodes     at {nodes.listen}, known by {known_by}{encryption}"
+        yield f"nodes     at {nodes.listen}, known by {auth_method}{encryption}"
     if not settings.forward.to:
         yield f"plugins   {settings.accounting.type}"
     if settings.mail != MailSettings():
@@ -89,12 +90,12 @@ def _list_sources(settings: Settings) -> Iterator[str]:
 
 def _load_checked(path: str) -> tuple[Settings, list[str]]:
     """Return the settings of a file and warnings about them; raise the first mistake."""
-    loaded = load_with_lines(path)
-    for problem in find_extension_problems(loaded.settings):
-        raise make_config_error(problem, loaded)
-    return loaded.settings, [
-        str(make_config_error(problem, loaded))
-        for problem in find_missing_resources(loaded.settings)
+    loaded_config = load_with_lines(path)
+    for problem in find_extension_problems(loaded_config.settings):
+        raise make_config_error(problem, loaded_config)
+    return loaded_config.settings, [
+        str(make_config_error(problem, loaded_config))
+        for problem in find_missing_resources(loaded_config.settings)
     ]
 
 
@@ -125,9 +126,9 @@ def _describe_sink(settings: Settings, name: str) -> str:
 @app.command()
 def show(config: ConfigFile = DEFAULT_PATH, as_json: Json = False) -> None:
     """Print every setting and where it comes from, in the form of the file."""
-    loaded = load_with_lines(config)
+    loaded_config = load_with_lines(config)
     if as_json:
-        print_json(convert_to_builtins(loaded.settings))
+        print_json(convert_to_builtins(loaded_config.settings))
     else:
         # TOML is UTF-8, whatever the terminal's encoding.
-        output.write_bytes(render_config(loaded).encode())
+        output.write_bytes(render_config(loaded_config).encode())

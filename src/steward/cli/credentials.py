@@ -102,20 +102,20 @@ def create(
     It is printed once, and kept nowhere: put it where only the program can read it.
     """
     scopes: Any = options.split_lists(scope) or ("read",)
-    unknown = [one for one in scopes if one not in SCOPES]
-    if unknown:
-        raise UsageError(f"there is no scope {unknown[0]!r}: there are {', '.join(SCOPES)}")
-    wanted_s = _parse_lifetime(expires) if expires else None
-    request = TokenCreateRequest(name=name, scopes=scopes, expires_s=wanted_s, user=user)
-    reply: TokenAnswer = call.call("credentials.token_create", request)
+    unknown_scopes = [scope_name for scope_name in scopes if scope_name not in SCOPES]
+    if unknown_scopes:
+        raise UsageError(f"there is no scope {unknown_scopes[0]!r}: there are {', '.join(SCOPES)}")
+    lifetime_s = _parse_lifetime(expires) if expires else None
+    request = TokenCreateRequest(name=name, scopes=scopes, expires_s=lifetime_s, user=user)
+    reply: TokenAnswer = call.send("credentials.token_create", request)
     if call.style.json:
         print_json(reply)
         return
     print(reply.secret)
-    made = reply.token
+    new_token = reply.token
     output.print_note(
-        f"Token {made.id} of {made.user}, for {', '.join(made.scopes)}, "
-        f"good until {format_time(made.expires)}."
+        f"Token {new_token.id} of {new_token.user}, for {', '.join(new_token.scopes)}, "
+        f"good until {format_time(new_token.expires)}."
     )
 
 
@@ -152,7 +152,7 @@ def list_(
 ) -> None:
     """List your tokens."""
     request = TokenListRequest(everybodys=everybodys, sessions=sessions)
-    reply: TokenListAnswer = call.call("credentials.token_list", request)
+    reply: TokenListAnswer = call.send("credentials.token_list", request)
     if call.style.json:
         print_json(reply)
         return
@@ -171,7 +171,7 @@ def revoke(
     ],
 ) -> None:
     """Take tokens back: from now on they let nobody in."""
-    reply = call.call("credentials.token_revoke", TokenRevokeRequest(numbers=tuple(numbers)))
+    reply = call.send("credentials.token_revoke", TokenRevokeRequest(numbers=tuple(numbers)))
     if call.style.json:
         print_json(reply)
 
@@ -184,7 +184,7 @@ def login(call: CommandCall) -> None:
     """
     from steward.admin.credentials.requests import LoginRequest
 
-    reply = call.call("credentials.login", LoginRequest())
+    reply = call.send("credentials.login", LoginRequest())
     if call.style.json:
         print_json(reply)
         return

@@ -77,7 +77,7 @@ def _run_checks(call: CommandCall, only: tuple[str, ...]) -> DoctorAnswer:
     """Return the findings; for an unusable configuration, only that finding."""
     path = call.place.config or DEFAULT_PATH
     try:
-        reply: DoctorAnswer = call.call("doctor.run", DoctorRequest(only=only))
+        reply: DoctorAnswer = call.send("doctor.run", DoctorRequest(only=only))
     except ConfigError as error:
         return make_doctor_answer(
             (

@@ -91,7 +91,7 @@ def events(call: CommandCall, context: typer.Context) -> None:
 @with_call_and_columns
 @with_options(_read_filter_options)
 def list_events(
-    about: EventsRequest,
+    event_filter: EventsRequest,
     call: CommandCall,
     since: Since = "",
     until: Until = "",
@@ -108,7 +108,7 @@ def list_events(
     The history has states, thresholds and rules, and none of jobs.
     """
     request = msgspec.structs.replace(
-        about, since=since, until=until, zone=find_requested_zone(), limit=limit
+        event_filter, since=since, until=until, zone=find_requested_zone(), limit=limit
     )
     if history:
         _print_history(request, call)
@@ -120,7 +120,7 @@ def _print_history(request: EventsRequest, call: CommandCall) -> None:
     """Print past events from the history."""
     fields = msgspec.structs.asdict(request)
     del fields["after"]
-    reply: PastAnswer = call.call("history.events", PastRequest(**fields))
+    reply: PastAnswer = call.send("history.events", PastRequest(**fields))
     if call.style.json:
         print_json(reply)
     else:
@@ -129,7 +129,7 @@ def _print_history(request: EventsRequest, call: CommandCall) -> None:
 
 def _print_newest(request: EventsRequest, call: CommandCall) -> None:
     """Print the newest events of the journal."""
-    reply: EventsReply = call.call("events.list", request)
+    reply: EventsReply = call.send("events.list", request)
     if call.style.json:
         print_json(reply)
     else:
@@ -140,7 +140,7 @@ def _print_newest(request: EventsRequest, call: CommandCall) -> None:
 @with_json_call
 @with_options(_read_filter_options)
 def tail(
-    about: EventsRequest,
+    event_filter: EventsRequest,
     call: CommandCall,
     lines: Annotated[
         int, typer.Option("--lines", "-L", min=0, help="How many of the past come first.")
@@ -153,13 +153,13 @@ def tail(
 
     With --json an event is a line.
     """
-    first = msgspec.structs.replace(about, limit=max(1, lines))
-    reply: EventsReply = call.call("events.list", first)
+    first_request = msgspec.structs.replace(event_filter, limit=max(1, lines))
+    reply: EventsReply = call.send("events.list", first_request)
     _print_live(reply.events if lines else (), as_json=call.style.json)
     while follow:
         time.sleep(_FOLLOW_INTERVAL_S)
-        behind = msgspec.structs.replace(about, after=reply.position, limit=1000)
-        reply = _fetch_more(call, behind)
+        next_request = msgspec.structs.replace(event_filter, after=reply.position, limit=1000)
+        reply = _fetch_more(call, next_request)
         _print_live(reply.events, as_json=call.style.json)
 
 
@@ -172,7 +172,7 @@ def _fetch_more(call: CommandCall, request: EventsRequest) -> EventsReply:
     deadline = time.monotonic() + _LONGEST_OUTAGE_S
     while True:
         try:
-            reply: EventsReply = call.call("events.list", request)
+            reply: EventsReply = call.send("events.list", request)
         except Unavailable:
             if time.monotonic() >= deadline:
                 raise

@@ -45,14 +45,14 @@ class PartialFile:
     def __init__(self, path: str) -> None:
         self._path = path
         directory, self._name = os.path.split(os.path.abspath(path))
-        self._part = self._name + PARTIAL_SUFFIX
-        self._directory = open_directory(directory)
-        weakref.finalize(self, os.close, self._directory)
+        self._partial_name = self._name + PARTIAL_SUFFIX
+        self._directory_fd = open_directory(directory)
+        weakref.finalize(self, os.close, self._directory_fd)
         if os.path.lexists(path):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
         # Private like its content, whatever the umask.
         flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        fd = os.open(self._part, flags, 0o600, dir_fd=self._directory)
+        fd = os.open(self._partial_name, flags, 0o600, dir_fd=self._directory_fd)
         try:
             self._lock(fd)
             self.file: IO[bytes] = os.fdopen(fd, "wb")
@@ -72,7 +72,7 @@ class PartialFile:
             raise FileExistsError(errno.EEXIST, message, self._path + PARTIAL_SUFFIX)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            is_same = os.path.samestat(status, self._stat_part())
+            is_same = os.path.samestat(status, self._stat_partial())
         except (BlockingIOError, FileNotFoundError):
             is_same = False
         if not is_same:
@@ -90,15 +90,15 @@ class PartialFile:
         """
         self.file.flush()
         os.fsync(self.file.fileno())
-        rename_new(self._directory, self._part, self._name)
-        os.fsync(self._directory)
+        rename_new(self._directory_fd, self._partial_name, self._name)
+        os.fsync(self._directory_fd)
 
     def remove(self) -> None:
         """Delete the file before it is finished or closed."""
-        os.unlink(self._part, dir_fd=self._directory)
+        os.unlink(self._partial_name, dir_fd=self._directory_fd)
 
-    def _stat_part(self) -> os.stat_result:
-        return os.stat(self._part, dir_fd=self._directory, follow_symlinks=False)
+    def _stat_partial(self) -> os.stat_result:
+        return os.stat(self._partial_name, dir_fd=self._directory_fd, follow_symlinks=False)
 
 
 MANIFEST_NAME = "MANIFEST.jsonl"
@@ -116,7 +116,7 @@ class ExportTarget(Protocol):
 
     def __exit__(
         self,
-        kind: type[BaseException] | None,
+        error_type: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None: ...
@@ -149,46 +149,52 @@ _MANIFEST_IN_MEMORY = 4 << 20
 """Largest manifest kept in memory, in bytes; beyond that a temporary file."""
 
 
-def open_target(name: str, requested: str = "") -> ExportTarget:
+def open_target(name: str, requested_format: str = "") -> ExportTarget:
     """Return the target that a name and a format select.
 
     Args:
         name: A directory, a file, or ``-`` for standard output.
-        requested: One of :data:`FORMATS`; "" derives it from the suffix: tar for ``-``, else a
-            directory.
+        requested_format: One of :data:`FORMATS`; "" derives it from the suffix: tar
+            for ``-``, else a directory.
 
     Raises:
         UsageError: The format is unknown, does not fit standard output, or contradicts the name's
             suffix.
     """
-    if requested and requested not in FORMATS:
-        raise UsageError(f"format {requested!r} is unknown: use {', '.join(FORMATS)}", requested)
-    implied = next((kind for end, kind in _SUFFIXES.items() if name.endswith(end)), "")
-    chosen = requested or implied
-    if name == "-":
-        if chosen == "dir":
-            raise UsageError("a directory cannot be written to stdout: name one, or use a tar")
-        return TarTarget(name, chosen or "tar")
-    if requested and requested != (implied or _find_tar_format(name, requested) or requested):
+    if requested_format and requested_format not in FORMATS:
         raise UsageError(
-            f"--format says {requested}, and {name} ends as another format does: change one of "
-            "them",
+            f"format {requested_format!r} is unknown: use {', '.join(FORMATS)}", requested_format
+        )
+    implied_format = next(
+        (file_format for suffix, file_format in _SUFFIXES.items() if name.endswith(suffix)), ""
+    )
+    chosen_format = requested_format or implied_format
+    if name == "-":
+        if chosen_format == "dir":
+            raise UsageError("a directory cannot be written to stdout: name one, or use a tar")
+        return TarTarget(name, chosen_format or "tar")
+    if requested_format and requested_format != (
+        implied_format or _find_tar_format(name, requested_format) or requested_format
+    ):
+        raise UsageError(
+            f"--format says {requested_format}, and {name} ends as another format does: change "
+            "one of them",
             name,
         )
-    if not chosen and name.lower().endswith(_FOREIGN):
+    if not chosen_format and name.lower().endswith(_FOREIGN):
         raise UsageError(
             f"{name} ends as no file does that is written here: use {', '.join(_SUFFIXES)}, or say "
             "with --format what it is to be",
             name,
         )
-    return DirectoryTarget(name) if chosen in {"", "dir"} else TarTarget(name, chosen)
+    return DirectoryTarget(name) if chosen_format in {"", "dir"} else TarTarget(name, chosen_format)
 
 
-def _find_tar_format(name: str, requested: str) -> str:
+def _find_tar_format(name: str, requested_format: str) -> str:
     """Return the tar format of a name without ``.tar``, if a tar is requested."""
-    if requested == "dir":
+    if requested_format == "dir":
         return ""
-    return next((kind for end, kind in _BARE.items() if name.endswith(end)), "")
+    return next((file_format for suffix, file_format in _BARE.items() if name.endswith(suffix)), "")
 
 
 def check_path(path: str) -> str:
@@ -244,14 +250,14 @@ class DirectoryTarget:
 
     def __exit__(
         self,
-        kind: type[BaseException] | None,
+        error_type: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
         assert self._manifest is not None, "used as a context"
         try:
             with self._manifest.file:
-                if kind is None:
+                if error_type is None:
                     sync_filesystem(self._manifest.file.fileno())
                     self._manifest.finish()
         except OSError as os_error:
@@ -267,13 +273,13 @@ class DirectoryTarget:
         assert self._manifest is not None, "used as a context"
         path = os.path.join(self._root, check_path(file.path))
         try:
-            directory = open_directory(os.path.dirname(path), create_mode=0o700)
+            directory_fd = open_directory(os.path.dirname(path), create_mode=0o700)
             try:
                 name = os.path.basename(path)
-                if not _has_same_content(directory, name, file.data):
-                    _write_atomically(directory, name, file)
+                if not _has_same_content(directory_fd, name, file.data):
+                    _write_atomically(directory_fd, name, file)
             finally:
-                os.close(directory)
+                os.close(directory_fd)
             self._manifest.file.write(format_manifest_line(file))
         except OSError as error:
             raise self._make_error(error) from error
@@ -283,7 +289,7 @@ class DirectoryTarget:
         return ExportError(f"cannot export to {path}: {error.strerror}", self._root)
 
 
-def _has_same_content(directory: int, name: str, data: bytes) -> bool:
+def _has_same_content(directory_fd: int, name: str, data: bytes) -> bool:
     """Return True if an interrupted export already wrote this file.
 
     Raises:
@@ -291,26 +297,26 @@ def _has_same_content(directory: int, name: str, data: bytes) -> bool:
     """
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        fd = os.open(name, flags, dir_fd=directory)
+        fd = os.open(name, flags, dir_fd=directory_fd)
     except FileNotFoundError:
         return False
-    with os.fdopen(fd, "rb") as existing:
-        if os.fstat(existing.fileno()).st_size != len(data) or existing.read() != data:
+    with os.fdopen(fd, "rb") as existing_file:
+        if os.fstat(existing_file.fileno()).st_size != len(data) or existing_file.read() != data:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name)
     return True
 
 
-def _write_atomically(directory: int, name: str, file: ExportFile) -> None:
+def _write_atomically(directory_fd: int, name: str, file: ExportFile) -> None:
     """Write a file atomically, replacing the rest of an earlier attempt."""
     with contextlib.suppress(FileNotFoundError):
-        os.unlink(name + PARTIAL_SUFFIX, dir_fd=directory)
+        os.unlink(name + PARTIAL_SUFFIX, dir_fd=directory_fd)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    with os.fdopen(os.open(name + PARTIAL_SUFFIX, flags, 0o600, dir_fd=directory), "wb") as out:
+    with os.fdopen(os.open(name + PARTIAL_SUFFIX, flags, 0o600, dir_fd=directory_fd), "wb") as out:
         out.write(file.data)
         out.flush()
-        seconds = file.modified.timestamp()
-        os.utime(out.fileno(), (seconds, seconds))
-    os.rename(name + PARTIAL_SUFFIX, name, src_dir_fd=directory, dst_dir_fd=directory)
+        modified_s = file.modified.timestamp()
+        os.utime(out.fileno(), (modified_s, modified_s))
+    os.rename(name + PARTIAL_SUFFIX, name, src_dir_fd=directory_fd, dst_dir_fd=directory_fd)
 
 
 class TarTarget:
@@ -323,12 +329,12 @@ class TarTarget:
         kind: ``tar``, ``tar.gz``, ``tar.xz`` or ``tar.zst``.
     """
 
-    def __init__(self, path: str, kind: str) -> None:
+    def __init__(self, path: str, tar_format: str) -> None:
         self._path = path
-        self._kind = kind
+        self._format = tar_format
         self._exit_stack = ExitStack()
         self._tar: tarfile.TarFile | None = None
-        self._unfinished: PartialFile | None = None
+        self._partial_file: PartialFile | None = None
         self._manifest: IO[bytes] | None = None
 
     def __enter__(self) -> Self:
@@ -341,10 +347,10 @@ class TarTarget:
             if self._path == "-":
                 out: IO[bytes] = sys.stdout.buffer
             else:
-                self._unfinished = PartialFile(self._path)
-                out = self._exit_stack.enter_context(self._unfinished.file)
+                self._partial_file = PartialFile(self._path)
+                out = self._exit_stack.enter_context(self._partial_file.file)
                 self._exit_stack.push(self._finish_file)
-            compressed = self._exit_stack.enter_context(_open_compressor(self._kind, out))
+            compressed = self._exit_stack.enter_context(_open_compressor(self._format, out))
             self._tar = self._exit_stack.enter_context(tarfile.open(mode="w|", fileobj=compressed))
         except BaseException as error:
             self._exit_stack.__exit__(type(error), error, error.__traceback__)
@@ -355,12 +361,12 @@ class TarTarget:
 
     def __exit__(
         self,
-        kind: type[BaseException] | None,
+        error_type: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
         try:
-            if kind is None:
+            if error_type is None:
                 assert self._manifest is not None, "used as a context"
                 with self._exit_stack:
                     size = self._manifest.tell()
@@ -368,23 +374,23 @@ class TarTarget:
                     self._add_member(MANIFEST_NAME, self._manifest, size, 0)
             else:
                 # Without the final blocks of a tar, so that it does not look complete in a pipe.
-                self._exit_stack.__exit__(kind, error, trace)
+                self._exit_stack.__exit__(error_type, error, trace)
         except BrokenPipeError:
             raise
         except OSError as os_error:
             raise self._make_error(os_error) from os_error
 
-    def _finish_file(self, kind: type[BaseException] | None, *_: object) -> None:
+    def _finish_file(self, error_type: type[BaseException] | None, *_: object) -> None:
         """Rename a complete file to its final name, or delete an incomplete one."""
-        assert self._unfinished is not None, "only called for a file"
+        assert self._partial_file is not None, "only called for a file"
         try:
-            if kind is None:
-                self._unfinished.finish()
+            if error_type is None:
+                self._partial_file.finish()
         except BaseException:
-            self._unfinished.remove()
+            self._partial_file.remove()
             raise
-        if kind is not None:
-            self._unfinished.remove()
+        if error_type is not None:
+            self._partial_file.remove()
 
     def add(self, file: ExportFile) -> None:
         """Write one file; see :class:`ExportTarget`."""
@@ -414,19 +420,19 @@ class TarTarget:
 
 
 @contextmanager
-def _open_compressor(kind: str, out: IO[bytes]) -> Iterator[IO[bytes]]:
+def _open_compressor(tar_format: str, out: IO[bytes]) -> Iterator[IO[bytes]]:
     """Return a stream that compresses into ``out`` and leaves ``out`` open."""
     compressed: Any
-    if kind == "tar.gz":
+    if tar_format == "tar.gz":
         import gzip
 
         # Without name and time, so that the bytes do not depend on when it was written.
         compressed = gzip.GzipFile(filename="", mode="wb", fileobj=out, mtime=0)
-    elif kind == "tar.xz":
+    elif tar_format == "tar.xz":
         import lzma
 
         compressed = lzma.LZMAFile(out, "wb")  # noqa: SIM115 - closed below
-    elif kind == "tar.zst":
+    elif tar_format == "tar.zst":
         import zstandard
 
         compressed = zstandard.ZstdCompressor().stream_writer(out, closefd=False)

@@ -69,16 +69,16 @@ class LazyGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the command that the first word names, or fail with a suggestion."""
         # Typer suggests names from its eagerly registered commands, of which there are none here.
-        names_only: dict[str, Any] = dict.fromkeys(self.list_commands(ctx))
-        self.commands = names_only
+        placeholders: dict[str, Any] = dict.fromkeys(self.list_commands(ctx))
+        self.commands = placeholders
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - Typer's signature
         """Write the commands to the help, one section for each reader."""
-        readers = list(dict.fromkeys(entry.reader for entry in self.entries))
-        for reader in readers:
-            rows = [(entry.name, entry.help) for entry in self.entries if entry.reader == reader]
-            with formatter.section(reader):
+        audiences = list(dict.fromkeys(entry.reader for entry in self.entries))
+        for audience in audiences:
+            rows = [(entry.name, entry.help) for entry in self.entries if entry.reader == audience]
+            with formatter.section(audience):
                 formatter.write_dl(rows)
 
 

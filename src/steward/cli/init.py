@@ -93,31 +93,39 @@ def init(
     To be run as root on slurmctld's host. What is not said is asked on a terminal; with --yes,
     or without a terminal, it is what is said in brackets. No file of Slurm's is changed.
     """
-    asks = not yes and sys.stdin.isatty()
+    is_interactive = not yes and sys.stdin.isatty()
     site = query_site(slurm_conf, slurm_bin)
-    free = not site.jobcomp or site.jobcomp == "jobcomp/lua"
-    has_jobcomp = _ask_yes_no(asks, jobcomp, "Have slurmctld tell of each job that ends", free)
-    wishes = InitOptions(
-        cluster=_ask_text(asks, cluster, "The cluster's name", site.cluster or "cluster"),
-        user=_ask_text(asks, user, "Who Steward runs as", site.slurm_user),
-        archive_dir=_ask_text(asks, archive_dir, "Where scripts are archived", DEFAULT_ARCHIVE),
+    is_jobcomp_free = not site.jobcomp or site.jobcomp == "jobcomp/lua"
+    has_jobcomp = _ask_yes_no(
+        is_interactive, jobcomp, "Have slurmctld tell of each job that ends", is_jobcomp_free
+    )
+    init_options = InitOptions(
+        cluster=_ask_text(is_interactive, cluster, "The cluster's name", site.cluster or "cluster"),
+        user=_ask_text(is_interactive, user, "Who Steward runs as", site.slurm_user),
+        archive_dir=_ask_text(
+            is_interactive, archive_dir, "Where scripts are archived", DEFAULT_ARCHIVE
+        ),
         state_dir=state_dir,
         out=out,
         jobcomp_lines=lines if has_jobcomp else "",
-        nodes=_ask_address(asks, nodes, "Are nodes to report what jobs use", _NODES_EXAMPLE),
-        bank=_ask_yes_no(asks, bank, "Have a bank, which observes and refuses nothing", False),
-        sensor=_ask_yes_no(asks, sensor, "Tell when nodes change their state", False),
-        web=_ask_address(asks, web, "Serve web pages", _WEB_EXAMPLE),
+        nodes=_ask_address(
+            is_interactive, nodes, "Are nodes to report what jobs use", _NODES_EXAMPLE
+        ),
+        bank=_ask_yes_no(
+            is_interactive, bank, "Have a bank, which observes and refuses nothing", False
+        ),
+        sensor=_ask_yes_no(is_interactive, sensor, "Tell when nodes change their state", False),
+        web=_ask_address(is_interactive, web, "Serve web pages", _WEB_EXAMPLE),
     )
-    if wishes.nodes and has_user(LISTENER_USER):
-        wishes = msgspec.structs.replace(wishes, listener=LISTENER_USER)
-    if wishes.web:
-        url = _ask_text(asks and web_url is None, web_url or "", _URL_QUESTION, "")
-        wishes = msgspec.structs.replace(wishes, web_url=url)
-    _check_paths(wishes)
-    for path in write_configuration(wishes, site, force=force):
+    if init_options.nodes and has_user(LISTENER_USER):
+        init_options = msgspec.structs.replace(init_options, listener=LISTENER_USER)
+    if init_options.web:
+        url = _ask_text(is_interactive and web_url is None, web_url or "", _URL_QUESTION, "")
+        init_options = msgspec.structs.replace(init_options, web_url=url)
+    _check_paths(init_options)
+    for path in write_configuration(init_options, site, force=force):
         typer.echo(f"{escape_line(path)} is written.")
-    _print_steps(wishes, site)
+    _print_steps(init_options, site)
 
 
 def _check_paths(init_options: InitOptions) -> None:
@@ -151,25 +159,25 @@ def _print_step(number: int, step: SetupStep) -> None:
         typer.echo(f"   {escape_line(step.note)}")
 
 
-def _ask_text(is_interactive: bool, given: str, question: str, default: str) -> str:
+def _ask_text(is_interactive: bool, value: str, question: str, default: str) -> str:
     """Return an option's value, else ask for it, else return the default."""
-    if given or not is_interactive:
-        return given or default
+    if value or not is_interactive:
+        return value or default
     reply: str = typer.prompt(question, default=default, err=True)
     return reply.strip()
 
 
-def _ask_yes_no(is_interactive: bool, given: bool | None, question: str, default: bool) -> bool:
+def _ask_yes_no(is_interactive: bool, value: bool | None, question: str, default: bool) -> bool:
     """Return an option's value, else ask yes or no, else return the default."""
-    if given is not None or not is_interactive:
-        return default if given is None else given
+    if value is not None or not is_interactive:
+        return default if value is None else value
     return bool(typer.confirm(question, default=default, err=True))
 
 
-def _ask_address(is_interactive: bool, given: str | None, question: str, default: str) -> str:
+def _ask_address(is_interactive: bool, value: str | None, question: str, default: str) -> str:
     """Return an option's address, else ask whether and where to listen; "" for no."""
-    if given is not None or not is_interactive:
-        return given or ""
+    if value is not None or not is_interactive:
+        return value or ""
     return (
         _ask_text(is_interactive, "", "At which address", default)
         if _ask_yes_no(is_interactive, None, question, False)

@@ -112,19 +112,19 @@ def make_resize_table(run: RunPart, width: int) -> list[StyledRow]:
 
 _STEP_HEADS = (
     TableHeading("Step", right=False),
-    TableHeading("Name", right=False, spare=4),
+    TableHeading("Name", right=False, drop_rank=4),
     TableHeading("State", right=False),
     TableHeading("Exit"),
     TableHeading("Tasks"),
     TableHeading("Elapsed"),
-    TableHeading("CPU", spare=1),
+    TableHeading("CPU", drop_rank=1),
     TableHeading("User"),
     TableHeading("System"),
     TableHeading("Memory"),
-    TableHeading("Node", right=False, spare=3),
-    TableHeading("Faults", spare=5),
-    TableHeading("Read", spare=2),
-    TableHeading("Written", spare=2),
+    TableHeading("Node", right=False, drop_rank=3),
+    TableHeading("Faults", drop_rank=5),
+    TableHeading("Read", drop_rank=2),
+    TableHeading("Written", drop_rank=2),
 )
 _TASK_HEADS = (
     TableHeading("Task"),
@@ -133,9 +133,9 @@ _TASK_HEADS = (
     TableHeading("User"),
     TableHeading("System"),
     TableHeading("Memory"),
-    TableHeading("Faults", spare=3),
-    TableHeading("Read", spare=2),
-    TableHeading("Written", spare=2),
+    TableHeading("Faults", drop_rank=3),
+    TableHeading("Read", drop_rank=2),
+    TableHeading("Written", drop_rank=2),
     TableHeading("", right=False),
 )
 
@@ -155,7 +155,7 @@ def make_step_table(run: RunPart, reply: PageAnswer, width: int) -> list[StyledR
 def _step_cells(step: StepPart, now_us: int, reply: PageAnswer) -> list[StyledText]:
     """Return the cells of a step."""
     line = step.line
-    peak = line.peak_bytes if line.peak_bytes is not None else line.max_rss_bytes
+    peak_bytes = line.peak_bytes if line.peak_bytes is not None else line.max_rss_bytes
     return [
         (line.step, "bold"),
         (line.name[:20], ""),
@@ -166,7 +166,7 @@ def _step_cells(step: StepPart, now_us: int, reply: PageAnswer) -> list[StyledTe
         (f"{step.cpu:.0%}" if step.cpu is not None else "", choose_cpu_style(step.cpu, reply)),
         (_format_us(line.user_us), ""),
         (_format_us(line.system_us), ""),
-        (format_size(peak) if peak is not None else "", ""),
+        (format_size(peak_bytes) if peak_bytes is not None else "", ""),
         (line.peak_node or line.max_rss_node, ""),
         (_format_faults(line.minor_faults, line.max_pages), ""),
         (_format_bytes(line.read_bytes), ""),
@@ -206,13 +206,13 @@ def _make_task_table(step: StepPart, width: int) -> list[StyledRow]:
 
 def _task_cells(task: TaskPart) -> list[StyledText]:
     """Return the cells of a task."""
-    end = get_signal_name(task.signal) if task.signal else str(task.exit_code)
-    style = "" if end == "0" else "red"
+    exit_text = get_signal_name(task.signal) if task.signal else str(task.exit_code)
+    style = "" if exit_text == "0" else "red"
     marks = [("core dumped" if task.core else ""), "with TaskEpilog" * task.includes_epilog]
     return [
         (str(task.task), ""),
         (task.node, ""),
-        (end, style),
+        (exit_text, style),
         (format_duration(task.user_s), ""),
         (format_duration(task.system_s), ""),
         (format_size(task.max_rss_bytes) if task.max_rss_bytes is not None else "", ""),
@@ -227,15 +227,15 @@ _BAR = 24
 """Width of bars, in characters."""
 
 
-def layout_array(reply: PageAnswer, part: ArrayPart, signs: ChartSigns) -> list[StyledRow]:
+def layout_array(reply: PageAnswer, array: ArrayPart, signs: ChartSigns) -> list[StyledRow]:
     """Return the summary page of an array."""
     record = reply.record
     owner = record.user or ("" if record.uid is None else str(record.uid))
-    tasks = sum(part.states.values())
+    tasks = sum(array.states.values())
     rows: list[StyledRow] = [
         [
             ("Array ", "bold"),
-            *make_text_row(part.job, "bold"),
+            *make_text_row(array.job, "bold"),
             ("  ", ""),
             *make_text_row(record.name, "bold"),
             ("  on cluster ", "dim"),
@@ -243,32 +243,32 @@ def layout_array(reply: PageAnswer, part: ArrayPart, signs: ChartSigns) -> list[
         ],
         [("  ", ""), *make_text_row(f"{owner}, {format_count(tasks, 'task')}")],
     ]
-    rows += _layout_states(part, tasks, signs)
-    rows += _make_spread_table(part, signs)
-    if part.notes:
+    rows += _layout_states(array, tasks, signs)
+    rows += _make_spread_table(array, signs)
+    if array.notes:
         rows += make_heading("Notes")
-        for kind, count in part.notes.items():
+        for kind, count in array.notes.items():
             rows.append(
                 [
                     (f"  {signs.note} ", "bold yellow"),
                     (f"{kind}: {format_count(count, 'task')}", ""),
                 ]
             )
-    if part.worst:
+    if array.worst:
         rows += make_heading("Look at these first")
         rows += make_layout_table(
-            _MEMBER_HEADS, [_make_member_cells(member) for member in part.worst], signs.width
+            _MEMBER_HEADS, [_make_member_cells(member) for member in array.worst], signs.width
         )
-        first = part.worst[0].job
-        rows += [[], [(f"  'steward job {first}' shows one of them.", "dim")]]
+        first_job = array.worst[0].job
+        rows += [[], [(f"  'steward job {first_job}' shows one of them.", "dim")]]
     return rows
 
 
-def _layout_states(part: ArrayPart, tasks: int, signs: ChartSigns) -> list[StyledRow]:
+def _layout_states(array: ArrayPart, tasks: int, signs: ChartSigns) -> list[StyledRow]:
     """Return bars of the number of tasks by state."""
     rows = make_heading("States")
-    width = max((len(state) for state in part.states), default=0)
-    for state, count in part.states.items():
+    width = max((len(state) for state in array.states), default=0)
+    for state, count in array.states.items():
         name, style = color_state(state)
         share = count / tasks
         colour = style.removeprefix("bold ")
@@ -279,12 +279,12 @@ def _layout_states(part: ArrayPart, tasks: int, signs: ChartSigns) -> list[Style
                 (f" {count:>6}  {share:4.0%}", ""),
             ]
         )
-    if part.waiting:
-        rows.append([("  Not started yet: ", "dim"), *make_text_row(part.waiting)])
+    if array.waiting:
+        rows.append([("  Not started yet: ", "dim"), *make_text_row(array.waiting)])
     return rows
 
 
-def _make_spread_table(part: ArrayPart, signs: ChartSigns) -> list[StyledRow]:
+def _make_spread_table(array: ArrayPart, signs: ChartSigns) -> list[StyledRow]:
     """Return the table of quartiles over an array's tasks."""
     headings = (
         TableHeading("", right=False),
@@ -295,10 +295,10 @@ def _make_spread_table(part: ArrayPart, signs: ChartSigns) -> list[StyledRow]:
     )
     cells: list[list[StyledText]] = []
     for name, spread, format_value in (
-        ("CPU efficiency", part.cpu, _format_share),
-        ("Memory efficiency", part.memory, _format_share),
-        ("Time of its limit", part.time, _format_share),
-        ("Elapsed", part.elapsed_s, format_duration),
+        ("CPU efficiency", array.cpu, _format_share),
+        ("Memory efficiency", array.memory, _format_share),
+        ("Time of its limit", array.time, _format_share),
+        ("Elapsed", array.elapsed_s, format_duration),
     ):
         if spread is not None:
             cells.append(_make_spread_cells(name, spread, format_value))
@@ -308,8 +308,8 @@ def _make_spread_table(part: ArrayPart, signs: ChartSigns) -> list[StyledRow]:
         *make_heading("Spread over tasks that have ended"),
         *make_layout_table(headings, cells, signs.width),
     ]
-    if part.cpu_used_s:
-        rows.append([(f"  CPU time of all tasks: {format_duration(part.cpu_used_s)}", "")])
+    if array.cpu_used_s:
+        rows.append([(f"  CPU time of all tasks: {format_duration(array.cpu_used_s)}", "")])
     return rows
 
 
@@ -343,11 +343,13 @@ _MEMBER_HEADS = (
 
 def _make_member_cells(member: MemberPart) -> list[StyledText]:
     """Return the cells of a notable task of an array."""
-    end = get_signal_name(member.exit_signal) if member.exit_signal else str(member.exit_code or 0)
+    exit_text = (
+        get_signal_name(member.exit_signal) if member.exit_signal else str(member.exit_code or 0)
+    )
     return [
         (member.job, "bold"),
         color_state(member.state),
-        (end, ""),
+        (exit_text, ""),
         (format_duration(member.elapsed_s) if member.elapsed_s is not None else "", ""),
         (_format_share(member.cpu), ""),
         (_format_share(member.memory), ""),
@@ -374,10 +376,12 @@ def layout_job_page(reply: PageAnswer, signs: ChartSigns) -> list[StyledRow]:
     if not reply.runs and reply.waiting is None:
         rows += [[], [("Nothing is known of its runs.", "")]]
     if reply.parts:
-        shown = " ".join(reply.parts)
-        rows += [[], [("Its parts: ", "dim"), *make_text_row(shown)]]
+        part_ids = " ".join(reply.parts)
+        rows += [[], [("Its parts: ", "dim"), *make_text_row(part_ids)]]
     if reply.others:
-        times = ", ".join(format_time(when, reply.zone) for when in reply.others[:_MOST_OTHERS])
+        times = ", ".join(
+            format_time(submitted_at, reply.zone) for submitted_at in reply.others[:_MOST_OTHERS]
+        )
         rows += [[], [(f"Slurm has used the id {reply.job} before: {times}.", "dim")]]
     return rows
 
@@ -470,13 +474,13 @@ def _make_waiting_rows(reply: PageAnswer, waiting: Waiting, signs: ChartSigns) -
     rows += wrap_text(explanation + code, signs.width)
     for line in waiting.behind:
         rows += wrap_text(line, signs.width, ("    ", ""))
-    expected = format_time(waiting.expected_start, reply.zone)
+    expected_text = format_time(waiting.expected_start, reply.zone)
     suffix = f" on {waiting.expected_nodes}" if waiting.expected_nodes else ""
     facts = [
-        ("Expected start", expected + suffix if expected else ""),
+        ("Expected start", expected_text + suffix if expected_text else ""),
         ("Priority", "" if waiting.priority is None else str(waiting.priority)),
     ]
-    if waiting.asked and not expected:
+    if waiting.asked and not expected_text:
         facts.insert(0, ("Expected start", "Slurm has made no plan for it yet"))
     if waiting.trouble:
         facts.append(("As seen last", waiting.trouble))
@@ -507,14 +511,14 @@ def _layout_run(run: RunPart, reply: PageAnswer, signs: ChartSigns) -> list[Styl
 def _make_timeline_spans(run: RunPart, now_us: int, signs: ChartSigns) -> list[TimelineSpan]:
     """Return the time spans of a run with sign and colour."""
     state_style = color_state(run.line.state)[1].removeprefix("bold ")
-    looks = {
+    signs_and_styles = {
         "held": (signs.held, "dim"),
-        "waited": (signs.waited, "yellow"),
-        "ran": (signs.ran, state_style),
+        "waited": (signs.waiting, "yellow"),
+        "ran": (signs.running, state_style),
         "suspended": (signs.suspended, "yellow"),
     }
     return [
-        TimelineSpan(span.seconds, *looks[span.kind], span.words)
+        TimelineSpan(span.seconds, *signs_and_styles[span.kind], span.words)
         for span in split_time(run, now_us)
     ]
 
@@ -589,8 +593,8 @@ def job(
     Of a job that waits it says why, and when Slurm expects to start it.
     """
     place = ClientPlace(config=config, socket=socket, archive=archive)
-    most = MAX_TASKS_SHOWN if every else DEFAULT_SHOWN
-    request = PageRequest(job=job, cluster=cluster, array=array, tasks=most, nodes=most)
+    task_limit = MAX_TASKS_SHOWN if every else DEFAULT_SHOWN
+    request = PageRequest(job=job, cluster=cluster, array=array, tasks=task_limit, nodes=task_limit)
     reply: PageAnswer = call_action(place, get_action("accounting.job"), request)
     if as_json:
         print_json(reply)

@@ -68,10 +68,10 @@ def status(
         print_json(reply)
         return
     if not style.parsable:
-        are = "is" if reply.events == 1 else "are"
-        kept = f"{reply.events} {are} kept" if reply.events else "none is kept"
-        were = "was" if reply.head == 1 else "were"
-        print(f"{format_count(reply.head, 'event')} {were} recorded, {kept}.")
+        kept_verb = "is" if reply.events == 1 else "are"
+        kept_text = f"{reply.events} {kept_verb} kept" if reply.events else "none is kept"
+        recorded_verb = "was" if reply.head == 1 else "were"
+        print(f"{format_count(reply.head, 'event')} {recorded_verb} recorded, {kept_text}.")
     print_table(_CONSUMER_COLUMNS, reply.consumers, style)
 
 
@@ -79,8 +79,8 @@ def _describe_consumer(consumer: ConsumerStatus) -> str:
     """Describe a consumer: events missed while detached, with the command to refill."""
     if consumer.missed:
         command = refill_command(consumer.name, consumer.missed_from)
-        count = format_count(consumer.missed, "event")
-        return f"missed {count} while detached: {command}; {consumer.detail}"
+        missed_text = format_count(consumer.missed, "event")
+        return f"missed {missed_text} while detached: {command}; {consumer.detail}"
     return consumer.detail
 
 

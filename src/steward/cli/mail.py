@@ -62,11 +62,13 @@ def mail(
     that Slurm gives it.
     """
     place = ClientPlace(config=config, socket=socket, archive=archive)
-    found = _read_mail_settings(place)
-    settings = MailSettings() if found is None else found
+    site_settings = _read_mail_settings(place)
+    settings = MailSettings() if site_settings is None else site_settings
     # A Steward is expected here if anything says where it is; only then wait for a restart.
-    is_here = found is not None or bool(socket or archive) or os.path.exists(CLIENT_PATH)
-    letter = OutgoingMail(
+    is_expected = (
+        site_settings is not None or bool(socket or archive) or os.path.exists(CLIENT_PATH)
+    )
+    message = OutgoingMail(
         to=parse_addresses(address),
         subject=escape_line(subject),
         body=read_mail_body(),
@@ -76,10 +78,10 @@ def mail(
         timeout_s=settings.timeout_s,
     )
     if stay:
-        _make_send_with_page(letter, place, settings.wait_s, is_here)
+        _make_send_with_page(message, place, settings.wait_s, is_expected)
     elif _detach_process():
         try:
-            _make_send_with_page(letter, place, settings.wait_s, is_here)
+            _make_send_with_page(message, place, settings.wait_s, is_expected)
         except Exception as error:
             _warn_syslog(f"a mail to {address!r} could not be sent: {error}")
         finally:
@@ -114,10 +116,10 @@ def _read_mail_settings(place: ClientPlace) -> MailSettings | None:
 
 
 def _make_send_with_page(
-    message: OutgoingMail, place: ClientPlace, wait_s: float, is_here: bool
+    message: OutgoingMail, place: ClientPlace, wait_s: float, is_expected: bool
 ) -> None:
     """Send a mail with the job page if available."""
-    page = _fetch_page_text(message.subject, place, wait_s, is_here)
+    page = _fetch_page_text(message.subject, place, wait_s, is_expected)
     try:
         send_mail(message, page)
     except MailRejected:
@@ -127,14 +129,14 @@ def _make_send_with_page(
         send_mail(message, "")
 
 
-def _fetch_page_text(subject: str, place: ClientPlace, wait_s: float, is_here: bool) -> str:
+def _fetch_page_text(subject: str, place: ClientPlace, wait_s: float, is_expected: bool) -> str:
     """Return the page of the mail's job, or "" if unavailable."""
     request = _make_page_request(subject)
     if request is None:
         return ""
     try:
         reply = _make_await_page(
-            lambda: call_action(place, get_action("accounting.job"), request), wait_s, is_here
+            lambda: call_action(place, get_action("accounting.job"), request), wait_s, is_expected
         )
         return render_plain(layout_reply(reply, ASCII))
     except Exception as error:
@@ -148,15 +150,17 @@ def _make_page_request(subject: str) -> PageRequest | None:
     environment = os.environ
     if environment.get("SLURM_JOB_MAIL_TYPE") not in _END_MAIL_TYPES:
         return None
-    array = environment.get("SLURM_ARRAY_JOB_ID", "")
+    array_id = environment.get("SLURM_ARRAY_JOB_ID", "")
     # Mails about single tasks, for --mail-type=ARRAY_TASKS only, do not say "Array Summary".
-    if array.isdecimal() and "Array Summary" in subject:
-        return PageRequest(job=array, array=True)
-    job = environment.get("SLURM_JOB_ID", "")
-    return PageRequest(job=job) if job.isdecimal() else None
+    if array_id.isdecimal() and "Array Summary" in subject:
+        return PageRequest(job=array_id, array=True)
+    job_id = environment.get("SLURM_JOB_ID", "")
+    return PageRequest(job=job_id) if job_id.isdecimal() else None
 
 
-def _make_await_page(fetch: Callable[[], PageAnswer], wait_s: float, is_here: bool) -> PageAnswer:
+def _make_await_page(
+    fetch: Callable[[], PageAnswer], wait_s: float, is_expected: bool
+) -> PageAnswer:
     """Return the job page once it is complete, or as it is when the wait ends.
 
     If no Steward is known on this host, do not wait for one that does not answer.
@@ -174,7 +178,7 @@ def _make_await_page(fetch: Callable[[], PageAnswer], wait_s: float, is_here: bo
                 raise  # a retry would not help
             except StewardError as error:
                 # The daemon restarts, or has not heard of the job yet.
-                if remaining_s <= 0 or (isinstance(error, DaemonAway) and not is_here):
+                if remaining_s <= 0 or (isinstance(error, DaemonAway) and not is_expected):
                     raise
             time.sleep(min(pause_s, max(0.0, remaining_s)))
             pause_s = min(2 * pause_s, _LONGEST_WAIT_S)
@@ -186,19 +190,19 @@ def is_page_final(reply: PageAnswer) -> bool:
         return not any(state in reply.array.states for state in ("RUNNING", "COMPLETING"))
     if not reply.runs or not reply.runs[-1].line.end_us:
         return False
-    last = reply.runs[-1]
-    has_reports = bool(last.steps) and not last.efficiency.at_least
+    last_run = reply.runs[-1]
+    has_reports = bool(last_run.steps) and not last_run.efficiency.at_least
     return has_reports or not reply.hears_nodes
 
 
 @contextmanager
 def _take_wait_slot() -> Iterator[bool]:
     """Yield whether this process may wait: the number of waiting processes of a user is limited."""
-    with sockets.socket(sockets.AF_UNIX, sockets.SOCK_DGRAM) as slot:
+    with sockets.socket(sockets.AF_UNIX, sockets.SOCK_DGRAM) as slot_socket:
         for number in range(_MOST_WAITING):
             try:
                 # An abstract socket name, freed when its process ends, however it ends.
-                slot.bind(f"\0steward-mail-{os.geteuid()}-{number}")
+                slot_socket.bind(f"\0steward-mail-{os.geteuid()}-{number}")
             except OSError:
                 continue
             yield True
@@ -214,9 +218,9 @@ def _detach_process() -> bool:
         os.setsid()
         if os.fork():
             os._exit(0)
-    null = os.open(os.devnull, os.O_RDWR)
-    for descriptor in range(3):
-        os.dup2(null, descriptor)
+    null_fd = os.open(os.devnull, os.O_RDWR)
+    for fd in range(3):
+        os.dup2(null_fd, fd)
     os.chdir("/")
     return True
 

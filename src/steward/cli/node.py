@@ -76,38 +76,38 @@ def node(
     What is told of nodes is what the sensor has seen of them.
     """
     zone = find_requested_zone()
-    wanted = ",".join(names or ())
+    nodelist = ",".join(names or ())
     if jobs:
-        for one in names or ():
-            _print_jobs(call, NodeJobsRequest(node=one, cluster=cluster, at=at, zone=zone))
+        for name in names or ():
+            _print_jobs(call, NodeJobsRequest(node=name, cluster=cluster, at=at, zone=zone))
         return
     if events:
         clusters = (cluster,) if cluster else ()
         request = HistoryEventsRequest(
-            kinds=("node.state",), clusters=clusters, nodes=wanted, until=at, zone=zone
+            kinds=("node.state",), clusters=clusters, nodes=nodelist, until=at, zone=zone
         )
         _print_events(call, request)
         return
-    reply: NodesReply = call.call(
+    reply: NodesReply = call.send(
         "history.nodes",
         NodesRequest(
             cluster=cluster,
-            nodes=wanted,
+            nodes=nodelist,
             partitions=options.split_lists(partitions),
             states=options.split_lists(states),
             at=at,
             zone=zone,
         ),
     )
-    if reply.sensor and wanted and not (at or partitions or states):
-        _require_seen(wanted, reply)
+    if reply.sensor and nodelist and not (at or partitions or states):
+        _require_seen(nodelist, reply)
     if call.style.json:
         print_json(reply)
         return
     print_table(_make_node_columns(reply), reply.nodes, call.style)
-    for one, since in sorted(reply.silent_since.items()):
+    for name, since in sorted(reply.silent_since.items()):
         output.print_warning(
-            f"slurmctld of cluster {one} does not answer: its nodes are shown as they were at "
+            f"slurmctld of cluster {name} does not answer: its nodes are shown as they were at "
             f"{format_time(since)}; see 'steward status'"
         )
     if not reply.sensor:
@@ -118,19 +118,19 @@ def node(
 
 def _require_seen(nodelist: str, reply: NodesReply) -> None:
     """Fail if the sensor has not seen a node that was named."""
-    seen = {node.node for node in reply.nodes}
-    missing = [name for name in expand_nodelist(nodelist) if name not in seen]
-    if missing:
-        raise NotFound(f"the sensor has seen no node {', '.join(missing[:5])}", missing)
+    seen_names = {node.node for node in reply.nodes}
+    missing_names = [name for name in expand_nodelist(nodelist) if name not in seen_names]
+    if missing_names:
+        raise NotFound(f"the sensor has seen no node {', '.join(missing_names[:5])}", missing_names)
 
 
 def _make_node_columns(reply: NodesReply) -> list[Column]:
     """Define the table of nodes."""
     clusters = {snapshot.cluster for snapshot in reply.nodes}
 
-    def since(one: NodeSnapshot) -> str:
+    def since(snapshot: NodeSnapshot) -> str:
         # If the sensor did not see the change, this is when it first saw the state.
-        return f"{'' if one.since_is_known else '<'}{format_time(one.since)}"
+        return f"{'' if snapshot.since_is_known else '<'}{format_time(snapshot.since)}"
 
     return [
         Column("Cluster", lambda snapshot: snapshot.cluster, is_default=len(clusters) > 1),
@@ -151,7 +151,7 @@ def _make_node_columns(reply: NodesReply) -> list[Column]:
 
 def _print_jobs(call: CommandCall, request: NodeJobsRequest) -> None:
     """Print the jobs that run, or ran, on a node."""
-    reply: NodeJobsReply = call.call("history.node_jobs", request)
+    reply: NodeJobsReply = call.send("history.node_jobs", request)
     if call.style.json:
         print_json(reply)
         return
@@ -169,9 +169,9 @@ def _print_jobs(call: CommandCall, request: NodeJobsRequest) -> None:
     ]
     print_table(columns, reply.jobs, call.style)
     if not call.style.parsable:
-        whose = "" if reply.is_all else " that you may see"
+        visibility = "" if reply.is_all else " that you may see"
         output.print_note(
-            f"{format_count(len(reply.jobs), 'job')}{whose} at {format_time(reply.until)}."
+            f"{format_count(len(reply.jobs), 'job')}{visibility} at {format_time(reply.until)}."
         )
 
 
@@ -181,7 +181,7 @@ def _get_job_label(run: NodeJobRun) -> str:
 
 def _print_events(call: CommandCall, request: HistoryEventsRequest) -> None:
     """Print the last events of nodes, newest last."""
-    reply: HistoryEventsReply = call.call("history.events", request)
+    reply: HistoryEventsReply = call.send("history.events", request)
     if call.style.json:
         print_json(reply)
         return

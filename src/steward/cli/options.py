@@ -212,7 +212,7 @@ def make_style(
     return Style(
         json=as_json,
         parsable=parsable,
-        header=not noheader,
+        has_header=not noheader,
         columns=split_lists(columns.split(",") if columns else ()),
     )
 
@@ -264,17 +264,17 @@ class CommandCall(msgspec.Struct, frozen=True):
     style: Style
     place: ClientPlace
 
-    def call(self, name: str, request: Any) -> Any:
+    def send(self, action_name: str, request: Any) -> Any:
         """Send a request to an action and return its reply.
 
         Args:
-            name: Name of the action, such as ``bank.balance``.
+            action_name: Name of the action, such as ``bank.balance``.
             request: A value of the action's request type.
 
         Raises:
             StewardError: The action rejected the request, or the daemon does not answer.
         """
-        return call_action(self.place, get_action(name), request)
+        return call_action(self.place, get_action(action_name), request)
 
 
 def _make_column_call(
@@ -313,33 +313,35 @@ def _has_default(parameter: inspect.Parameter) -> bool:
 
 
 def with_options(
-    common: Callable[..., T],
+    read_options: Callable[..., T],
 ) -> Callable[[Callable[Concatenate[T, P], None]], Command[P]]:
     """Return a decorator that adds a function's options to a command.
 
     The function's result becomes the command's first argument.
 
     Args:
-        common: Function whose parameters are options and arguments in Typer's notation.
+        read_options: Function whose parameters are options and arguments in Typer's notation.
     """
 
     def given(command: Callable[Concatenate[T, P], None]) -> Command[P]:
-        shared = inspect.signature(common).parameters
-        own = list(inspect.signature(command).parameters.values())[1:]
+        shared_parameters = inspect.signature(read_options).parameters
+        own_parameters = list(inspect.signature(command).parameters.values())[1:]
         hints = get_type_hints(command, include_extras=True)
-        hints |= get_type_hints(common, include_extras=True)
+        hints |= get_type_hints(read_options, include_extras=True)
 
         def run(*args: P.args, **kwargs: P.kwargs) -> None:
-            said: dict[str, Any] = dict(kwargs)
-            made = common(**{name: said.pop(name) for name in shared})
-            command(made, *args, **said)
+            arguments: dict[str, Any] = dict(kwargs)
+            options_value = read_options(
+                **{name: arguments.pop(name) for name in shared_parameters}
+            )
+            command(options_value, *args, **arguments)
 
         run.__name__, run.__doc__ = command.__name__, command.__doc__
         run.__module__ = command.__module__
         # Typer reads a command's options from its signature and its annotations.
-        every = sorted([*own, *shared.values()], key=_has_default)
-        run.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined] # inspect's own
-        run.__annotations__ = {one.name: hints[one.name] for one in every}
+        parameters = sorted([*own_parameters, *shared_parameters.values()], key=_has_default)
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined] # inspect's own
+        run.__annotations__ = {parameter.name: hints[parameter.name] for parameter in parameters}
         return run
 
     return given

@@ -136,13 +136,13 @@ class Style(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         json: Print the whole reply as JSON.
         parsable: Separate fields by ``|``, as ``--parsable2`` of Slurm's commands does.
-        header: Whether tables begin with a line of column names.
+        has_header: Whether tables begin with a line of column names.
         columns: Names of the columns to print; empty for the table's default columns.
     """
 
     json: bool = False
     parsable: bool = False
-    header: bool = True
+    has_header: bool = True
     columns: tuple[str, ...] = ()
 
 
@@ -152,7 +152,7 @@ class Column(msgspec.Struct, frozen=True):
     Attributes:
         name: Heading, and the name in ``--format`` (case-insensitive).
         text: Formats a row for people.
-        plain: Formats a row for programs, if that differs.
+        format_plain: Formats a row for programs, if that differs.
         right: Whether to align the column to the right.
         is_default: Whether people see it by default.
         max_width: Most characters of a cell that people see; 0 for no limit. Programs get all.
@@ -160,7 +160,7 @@ class Column(msgspec.Struct, frozen=True):
 
     name: str
     text: Callable[[Any], str]
-    plain: Callable[[Any], str] | None = None
+    format_plain: Callable[[Any], str] | None = None
     right: bool = False
     is_default: bool = True
     max_width: int = 0
@@ -229,15 +229,15 @@ def print_table(columns: Sequence[Column], rows: Iterable[Any], style: Style) ->
     Raises:
         UsageError: ``style.columns`` names an unknown column.
     """
-    selected = _choose_columns(columns, style)
+    chosen_columns = _choose_columns(columns, style)
     if style.parsable:
-        _print_parsable(selected, rows, style)
+        _print_parsable(chosen_columns, rows, style)
     elif is_terminal():
-        table = list(rows)
-        if table:
-            print_all(_draw_table(selected, table, style))
+        row_list = list(rows)
+        if row_list:
+            print_all(_draw_table(chosen_columns, row_list, style))
     else:
-        _print_aligned(selected, rows, style)
+        _print_aligned(chosen_columns, rows, style)
 
 
 def print_csv(columns: Sequence[Column], rows: Iterable[Any], style: Style) -> None:
@@ -254,15 +254,15 @@ def print_csv(columns: Sequence[Column], rows: Iterable[Any], style: Style) -> N
     import csv
     import io
 
-    chosen = _choose_columns(columns, style) if style.columns else columns
-    text = io.StringIO(newline="")
-    writer = csv.writer(text)
-    if style.header:
-        writer.writerow([column.name for column in chosen])
+    chosen_columns = _choose_columns(columns, style) if style.columns else columns
+    buffer = io.StringIO(newline="")
+    writer = csv.writer(buffer)
+    if style.has_header:
+        writer.writerow([column.name for column in chosen_columns])
     for row in rows:
-        cells = [(column.plain or column.text)(row) for column in chosen]
+        cells = [(column.format_plain or column.text)(row) for column in chosen_columns]
         writer.writerow([quote_formula(cell) for cell in cells])
-    write_bytes(text.getvalue().encode())
+    write_bytes(buffer.getvalue().encode())
 
 
 def print_facts(facts: Iterable[tuple[str, str]]) -> None:
@@ -299,15 +299,15 @@ def print_all(*renderables: "RenderableType") -> None:
     """Print Rich renderables on a terminal, through a pager if longer than the screen."""
     from rich.console import Group
 
-    target = make_console()
-    with target.capture() as capture:
-        target.print(Group(*renderables))
-    rendered = capture.get()
-    if rendered.count("\n") < target.size.height:
-        sys.stdout.write(rendered)
+    console = make_console()
+    with console.capture() as capture:
+        console.print(Group(*renderables))
+    rendered_text = capture.get()
+    if rendered_text.count("\n") < console.size.height:
+        sys.stdout.write(rendered_text)
         sys.stdout.flush()
     else:
-        _page_text(rendered)
+        _page_text(rendered_text)
 
 
 def _page_text(text: str) -> None:
@@ -365,21 +365,23 @@ def _choose_columns(columns: Sequence[Column], style: Style) -> list[Column]:
     """Return the requested columns, or the default ones."""
     if not style.columns:
         return [column for column in columns if column.is_default or style.parsable]
-    by_name = {column.name.lower(): column for column in columns}
-    unknown = [name for name in style.columns if name.lower() not in by_name]
-    if unknown:
+    columns_by_name = {column.name.lower(): column for column in columns}
+    unknown_names = [name for name in style.columns if name.lower() not in columns_by_name]
+    if unknown_names:
         names = ", ".join(column.name for column in columns)
-        raise UsageError(f"there is no column {unknown[0]!r}: the columns are {names}", unknown)
-    return [by_name[name.lower()] for name in style.columns]
+        raise UsageError(
+            f"there is no column {unknown_names[0]!r}: the columns are {names}", unknown_names
+        )
+    return [columns_by_name[name.lower()] for name in style.columns]
 
 
 def _print_parsable(columns: Sequence[Column], rows: Iterable[Any], style: Style) -> None:
     """Print a table with fields separated by ``|``."""
     lines = []
-    if style.header:
+    if style.has_header:
         lines.append("|".join(column.name for column in columns))
     for row in rows:
-        fields = ((column.plain or column.text)(row) for column in columns)
+        fields = ((column.format_plain or column.text)(row) for column in columns)
         lines.append(
             "|".join(escape_unprintable(field).replace("|", _PIPE_ESCAPE) for field in fields)
         )
@@ -388,14 +390,17 @@ def _print_parsable(columns: Sequence[Column], rows: Iterable[Any], style: Style
 
 def _print_aligned(columns: Sequence[Column], rows: Iterable[Any], style: Style) -> None:
     """Print a table as plain text with aligned columns."""
-    cells = [[column.format_cell(row) for column in columns] for row in rows]
-    if style.header:
-        cells.insert(0, [column.name for column in columns])
-    widths = [max((len(line[index]) for line in cells), default=0) for index in range(len(columns))]
-    for line in cells:
+    cell_rows = [[column.format_cell(row) for column in columns] for row in rows]
+    if style.has_header:
+        cell_rows.insert(0, [column.name for column in columns])
+    widths = [
+        max((len(row_cells[index]) for row_cells in cell_rows), default=0)
+        for index in range(len(columns))
+    ]
+    for row_cells in cell_rows:
         padded = [
             cell.rjust(width) if column.right else cell.ljust(width)
-            for cell, width, column in zip(line, widths, columns, strict=True)
+            for cell, width, column in zip(row_cells, widths, columns, strict=True)
         ]
         sys.stdout.write("  ".join(padded).rstrip() + "\n")
 
@@ -407,14 +412,14 @@ def _draw_table(columns: Sequence[Column], rows: list[Any], style: Style) -> "Re
 
     table = Table(
         box=None,
-        show_header=style.header,
+        show_header=style.has_header,
         header_style="bold underline",
         pad_edge=False,
         padding=(0, 2, 0, 0),
     )
-    texts = {column.name: [column.format_cell(row) for row in rows] for column in columns}
+    cell_texts = {column.name: [column.format_cell(row) for row in rows] for column in columns}
     # Omit columns that are empty in every row, unless the user asked for them.
-    visible = [column for column in columns if style.columns or any(texts[column.name])]
+    visible = [column for column in columns if style.columns or any(cell_texts[column.name])]
     for column in visible:
         table.add_column(
             column.name,
@@ -425,7 +430,7 @@ def _draw_table(columns: Sequence[Column], rows: list[Any], style: Style) -> "Re
     for index in range(len(rows)):
         cells = []
         for column in visible:
-            cell = texts[column.name][index]
+            cell = cell_texts[column.name][index]
             colour = _STATE_COLOURS.get(cell.partition(" ")[0]) if column.name == "State" else None
             cells.append(Text(cell, style=colour or ""))
         table.add_row(*cells)
@@ -440,7 +445,7 @@ class ProgressLine:
     """Progress line on stderr of a terminal; erased at the end."""
 
     def __init__(self) -> None:
-        self._is_shown = sys.stderr.isatty()
+        self._is_enabled = sys.stderr.isatty()
         self._count = 0
         self._drawn_at = 0.0
         self._width = 0
@@ -450,7 +455,7 @@ class ProgressLine:
 
     def __exit__(
         self,
-        kind: type[BaseException] | None,
+        error_type: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
@@ -458,29 +463,29 @@ class ProgressLine:
             sys.stderr.write(f"\r{'':{self._width}}\r")
             sys.stderr.flush()
 
-    def step(self, items: str) -> None:
+    def step(self, noun: str) -> None:
         """Count one more item as done.
 
         Args:
-            items: Name of the items, in the plural.
+            noun: Name of the items, in the plural.
         """
         self._count += 1
-        self.show(self._count, None, items)
+        self.show(self._count, None, noun)
 
-    def show(self, done: int, total: int | None, items: str) -> None:
+    def show(self, done_count: int, total: int | None, noun: str) -> None:
         """Show how many items are done, at most once in 0.1 s.
 
         Args:
-            done: Number of items done.
+            done_count: Number of items done.
             total: Number of all items; None if unknown.
-            items: Name of the items, in the plural.
+            noun: Name of the items, in the plural.
         """
         now = time.monotonic()
-        if not self._is_shown or now - self._drawn_at < _BAR_INTERVAL_S:
+        if not self._is_enabled or now - self._drawn_at < _BAR_INTERVAL_S:
             return
         self._drawn_at = now
-        share = f" of {total} ({100 * done // total} %)" if total else ""
-        line = f"{done}{share} {items}"
+        share = f" of {total} ({100 * done_count // total} %)" if total else ""
+        line = f"{done_count}{share} {noun}"
         sys.stderr.write(f"\r{line:{self._width}}")
         sys.stderr.flush()
         self._width = len(line)

@@ -132,14 +132,17 @@ def build(
         raise UsageError("--headers and --slurm-prefix say the same: give one of them")
     if slurm_prefix:
         headers = os.path.join(slurm_prefix, "include")
-    built = build_plugins(headers or find_headers(), libdir, compiler=compiler)
-    typer.echo(f"{built.path} is for Slurm {built.version}.")
-    where = "" if libdir == DEFAULT_LIBDIR else f" --libdir {libdir}"
-    typer.echo(f"On each compute node: steward plugins install --slurm {built.version}{where}")
-    typer.echo(f"or in plugstack.conf: optional {built.path} spool={DEFAULT_SPOOL}")
+    plugin_build = build_plugins(headers or find_headers(), libdir, compiler=compiler)
+    typer.echo(f"{plugin_build.path} is for Slurm {plugin_build.version}.")
+    libdir_option = "" if libdir == DEFAULT_LIBDIR else f" --libdir {libdir}"
+    typer.echo(
+        "On each compute node: steward plugins install --slurm "
+        f"{plugin_build.version}{libdir_option}"
+    )
+    typer.echo(f"or in plugstack.conf: optional {plugin_build.path} spool={DEFAULT_SPOOL}")
     typer.echo(
         "Where slurmctld is to ask the bank: steward plugins install --job-submit "
-        f"--slurm {built.version}{where}"
+        f"--slurm {plugin_build.version}{libdir_option}"
     )
 
 
@@ -200,40 +203,42 @@ def install(
 
     if jobcomp:
         require_outside_spool(lines, find_spool(plugstack))
-        _print_installed(install_jobcomp(jobcomp, libdir=libdir, lines=lines))
+        _print_installed(install_jobcomp(jobcomp, libdir=libdir, lines_path=lines))
         return
     if trigger:
         from steward.admin.plugins.trigger import install_trigger
 
         user = user or _find_slurm_user(slurm_prefix)
-        _print_installed(install_trigger(helper, secret, user=user, python=python))
+        _print_installed(install_trigger(helper, secret, user=user, interpreter=python))
         return
     if job_submit_lua:
         _print_installed(install_submit_lua(job_submit_lua, libdir=libdir, cluster=cluster))
         return
     version = _find_version(slurm, slurm_prefix)
     library = SUBMIT_LIBRARY if job_submit else LIBRARY
-    built = find_built(built_in or libdir, version, library)
-    if built is None:
+    plugin_build = find_built(built_in or libdir, version, library)
+    if plugin_build is None:
         raise PluginInstallError(
             f"there is no build for Slurm {version} in {built_in or libdir}: "
             "run steward plugins build where Slurm's headers are",
             version,
         )
     if job_submit:
-        shown = _read_slurm_config_if_running(slurm_prefix)
-        _print_installed(install_submit(built, libdir=libdir, config=shown))
+        slurm_config = _read_slurm_config_if_running(slurm_prefix)
+        _print_installed(install_submit(plugin_build, libdir=libdir, config=slurm_config))
         return
-    used = find_spool(plugstack)
-    require_usable_spool(spool, list_daemon_directories(_load_or_default(config)), used)
+    current_spool = find_spool(plugstack)
+    require_usable_spool(spool, list_daemon_directories(_load_or_default(config)), current_spool)
     _print_installed(
-        install_shim(built, libdir=libdir, plugstack=plugstack, spool=spool, prolog=prolog)
+        install_shim(
+            plugin_build, libdir=libdir, plugstack=plugstack, spool=spool, with_prolog=prolog
+        )
     )
     # An existing directory keeps its owner and mode.
     for fault in find_spool_faults(spool):
         for command in fault.mend:
             typer.echo(f"Now run: {command}")
-    if spool != DEFAULT_SPOOL or used not in ("", spool):
+    if spool != DEFAULT_SPOOL or current_spool not in ("", spool):
         typer.echo(
             f"Now let the agent read {spool}: systemctl edit steward-agent.service sets "
             "ConditionPathIsDirectory, ExecStart and ReadWritePaths"
@@ -267,43 +272,47 @@ def check(
     from steward.core.printable import escape_line
 
     if jobcomp:
-        wrong = check_jobcomp(_read_slurm_config(slurm_prefix), jobcomp)
-        good = f"JobCompType is jobcomp/lua, and {jobcomp}/jobcomp.lua is Steward's."
+        problems = check_jobcomp(_read_slurm_config(slurm_prefix), jobcomp)
+        success_text = f"JobCompType is jobcomp/lua, and {jobcomp}/jobcomp.lua is Steward's."
     elif trigger:
         from steward.admin.plugins.trigger import check_trigger
 
-        wrong = check_trigger(_read_slurm_config(slurm_prefix), helper, secret, _SENSOR.socket)
-        good = f"slurmctld can start {helper}, which wakes Steward's sensor."
+        problems = check_trigger(_read_slurm_config(slurm_prefix), helper, secret, _SENSOR.socket)
+        success_text = f"slurmctld can start {helper}, which wakes Steward's sensor."
     elif job_submit or job_submit_lua:
-        shown, version = _read_slurm_config(slurm_prefix), _find_version(slurm, slurm_prefix)
-        wrong = check_submit(shown, version, directory=job_submit_lua)
+        slurm_config, version = _read_slurm_config(slurm_prefix), _find_version(slurm, slurm_prefix)
+        problems = check_submit(slurm_config, version, directory=job_submit_lua)
         if not slurm:
-            wrong += check_reach(shown, find_gate_conf(shown, job_submit_lua))
-        good = f"slurmctld {version} asks the bank, by {shown.get('JobSubmitPlugins', '')}."
+            problems += check_reach(slurm_config, find_gate_conf(slurm_config, job_submit_lua))
+        success_text = (
+            f"slurmctld {version} asks the bank, by {slurm_config.get('JobSubmitPlugins', '')}."
+        )
     elif slurm:
         version = SlurmVersion.parse(slurm)
-        wrong = check_upgrade(version, libdir=libdir)
-        good = f"Slurm {version} will load it after steward plugins install --slurm {version}."
+        problems = check_upgrade(version, libdir=libdir)
+        success_text = (
+            f"Slurm {version} will load it after steward plugins install --slurm {version}."
+        )
     else:
         version = _find_version("", slurm_prefix)
-        wrong = check_shim(
+        problems = check_shim(
             version, libdir=libdir, plugstack=plugstack, settings=_load_or_default(config)
         )
-        good = f"Slurm {version} loads the plugin; lines go to {find_spool(plugstack)}."
-    for line in wrong:
-        typer.echo(escape_line(line))
-    if wrong:
+        success_text = f"Slurm {version} loads the plugin; lines go to {find_spool(plugstack)}."
+    for problem in problems:
+        typer.echo(escape_line(problem))
+    if problems:
         raise typer.Exit(1)
-    typer.echo(good)
+    typer.echo(success_text)
 
 
-def _print_installed(installed: "InstallResult") -> None:
+def _print_installed(result: "InstallResult") -> None:
     """Print the files installed and the remaining steps."""
     from steward.core.printable import escape_line
 
-    for path in installed.written:
+    for path in result.written_paths:
         typer.echo(escape_line(path))
-    for sentence in installed.remaining:
+    for sentence in result.remaining:
         typer.echo(escape_line(f"Now {sentence}"))
 
 
@@ -360,8 +369,8 @@ def _find_slurm_user(prefix: str) -> str:
     """Return the name of SlurmUser; "" if slurmctld does not answer."""
     from steward.admin.plugins.jobcomp import parse_slurm_user
 
-    user = parse_slurm_user(_read_slurm_config_if_running(prefix))
-    return user[0] if user else ""
+    slurm_user = parse_slurm_user(_read_slurm_config_if_running(prefix))
+    return slurm_user[0] if slurm_user else ""
 
 
 def _make_slurm_client(prefix: str) -> "Slurm":
@@ -404,6 +413,8 @@ def certificates(
         typer.echo(f"{directory}/server.crt {'is new' if is_new else 'was there'}")
         if is_new:
             typer.echo(f"Now give {directory}/server.key to Steward's user, by chown")
-    made = [is_new for _, is_new in authority.make_nodes(nodes, cluster)] if nodes else []
-    if made:
-        typer.echo(f"{directory}/nodes: {sum(made)} new, {len(made) - sum(made)} were there")
+    new_flags = [is_new for _, is_new in authority.make_nodes(nodes, cluster)] if nodes else []
+    if new_flags:
+        typer.echo(
+            f"{directory}/nodes: {sum(new_flags)} new, {len(new_flags) - sum(new_flags)} were there"
+        )

@@ -105,18 +105,18 @@ class ReportOptions(msgspec.Struct, frozen=True):
     Attributes:
         fields: Fields of the request.
         unit: Unit of resource time.
-        csv: Whether to print CSV.
+        as_csv: Whether to print CSV.
     """
 
     fields: dict[str, Any]
     unit: Unit
-    csv: bool
+    as_csv: bool
 
-    def make_amount_column(self, name: str, label: str, *, usual: bool = True) -> Column:
+    def make_amount_column(self, field: str, label: str, *, is_default: bool = True) -> Column:
         """Return a column for an attribute in seconds, shown in the chosen unit."""
 
         def text(row: Any) -> str:
-            seconds = getattr(row, name)
+            seconds = getattr(row, field)
             if seconds is None:
                 return ""
             return (
@@ -125,7 +125,7 @@ class ReportOptions(msgspec.Struct, frozen=True):
                 else f"{seconds / _UNIT_SECONDS[self.unit]:.1f}"
             )
 
-        return Column(label, text, right=True, is_default=usual)
+        return Column(label, text, right=True, is_default=is_default)
 
 
 def _read_period_options(
@@ -139,7 +139,9 @@ def _read_period_options(
     """Read the options that all reports share."""
     if by not in _PERIOD_NAMES:
         raise UsageError(f"--by takes month, week or day, not {by!r}", by)
-    units = [one for one in _UNIT_SECONDS if unit and one.startswith(unit.lower())]
+    units = [
+        unit_name for unit_name in _UNIT_SECONDS if unit and unit_name.startswith(unit.lower())
+    ]
     if not units:
         raise UsageError(f"--time takes hours, minutes or seconds, not {unit!r}", unit)
     fields = {
@@ -164,13 +166,13 @@ def _read_job_options(
     as_csv: Csv = False,
 ) -> ReportOptions:
     """Read the options of reports on jobs: also accounts, users and partitions."""
-    wanted = _read_period_options(since, until, by, clusters, unit, as_csv)
+    period_options = _read_period_options(since, until, by, clusters, unit, as_csv)
     fields = {
         "accounts": options.split_lists(accounts),
         "users": options.split_lists(users),
         "partitions": options.split_lists(partitions),
     }
-    return ReportOptions(wanted.fields | fields, wanted.unit, wanted.csv)
+    return ReportOptions(period_options.fields | fields, period_options.unit, period_options.as_csv)
 
 
 @app.callback()
@@ -185,33 +187,37 @@ def report() -> None:
 @app.command()
 @with_call_and_columns
 @with_options(_read_period_options)
-def cluster(wanted: ReportOptions, call: CommandCall) -> None:
+def cluster(report_options: ReportOptions, call: CommandCall) -> None:
     """Tell what a cluster's CPUs and GPUs did, as 'sreport cluster Utilization' does."""
-    reply = call.call("reports.cluster", ClusterRequest(**wanted.fields))
-    gpus = any(row.gpus or row.allocated_gpu_s for row in reply.rows)
+    reply = call.send("reports.cluster", ClusterRequest(**report_options.fields))
+    has_gpus = any(row.gpus or row.allocated_gpu_s for row in reply.rows)
     _print_report(
         reply,
-        wanted,
+        report_options,
         call,
         [
             Column("Jobs", lambda row: str(row.jobs), right=True),
-            wanted.make_amount_column("allocated_cpu_s", "Allocated"),
-            wanted.make_amount_column("down_cpu_s", "Down"),
-            wanted.make_amount_column("planned_down_cpu_s", "PlannedDown"),
-            wanted.make_amount_column("idle_cpu_s", "Idle"),
-            wanted.make_amount_column("planned_cpu_s", "Planned"),
-            wanted.make_amount_column("reported_cpu_s", "Reported"),
+            report_options.make_amount_column("allocated_cpu_s", "Allocated"),
+            report_options.make_amount_column("down_cpu_s", "Down"),
+            report_options.make_amount_column("planned_down_cpu_s", "PlannedDown"),
+            report_options.make_amount_column("idle_cpu_s", "Idle"),
+            report_options.make_amount_column("planned_cpu_s", "Planned"),
+            report_options.make_amount_column("reported_cpu_s", "Reported"),
             Column(
                 "Used%",
                 lambda row: _format_percentage(row.allocated_cpu_s, row.reported_cpu_s),
                 right=True,
             ),
-            wanted.make_amount_column("allocated_gpu_s", "GPUAllocated", usual=gpus),
-            wanted.make_amount_column("down_gpu_s", "GPUDown", usual=False),
-            wanted.make_amount_column("planned_down_gpu_s", "GPUPlannedDown", usual=False),
-            wanted.make_amount_column("idle_gpu_s", "GPUIdle", usual=gpus),
-            wanted.make_amount_column("reported_gpu_s", "GPUReported", usual=gpus),
-            wanted.make_amount_column("known_s", "Known", usual=False),
+            report_options.make_amount_column(
+                "allocated_gpu_s", "GPUAllocated", is_default=has_gpus
+            ),
+            report_options.make_amount_column("down_gpu_s", "GPUDown", is_default=False),
+            report_options.make_amount_column(
+                "planned_down_gpu_s", "GPUPlannedDown", is_default=False
+            ),
+            report_options.make_amount_column("idle_gpu_s", "GPUIdle", is_default=has_gpus),
+            report_options.make_amount_column("reported_gpu_s", "GPUReported", is_default=has_gpus),
+            report_options.make_amount_column("known_s", "Known", is_default=False),
             *_make_capacity_columns("cpus", "gpus", "nodes"),
         ],
     )
@@ -237,35 +243,35 @@ def _format_percentage(part: int | None, whole: int | None) -> str:
 @app.command()
 @with_call_and_columns
 @with_options(_read_job_options)
-def accounts(wanted: ReportOptions, call: CommandCall) -> None:
+def accounts(report_options: ReportOptions, call: CommandCall) -> None:
     """Tell who used what: each account in all, then its users."""
-    reply = call.call("reports.accounts", AccountsRequest(**wanted.fields))
+    reply = call.send("reports.accounts", AccountsRequest(**report_options.fields))
     columns = [
         Column("Account", lambda row: row.account),
         Column("User", lambda row: "" if row.uid is None else row.user or str(row.uid)),
-        *_make_resource_columns(reply.rows, wanted),
+        *_make_resource_columns(reply.rows, report_options),
     ]
-    _print_report(reply, wanted, call, columns)
+    _print_report(reply, report_options, call, columns)
 
 
 @app.command()
 @with_call_and_columns
 @with_options(_read_job_options)
 def users(
-    wanted: ReportOptions,
+    report_options: ReportOptions,
     call: CommandCall,
     top: Top = 0,
 ) -> None:
     """Tell who used most."""
-    reply = call.call("reports.users", UsersRequest(**wanted.fields, top=top))
+    reply = call.send("reports.users", UsersRequest(**report_options.fields, top=top))
     columns = [
         Column("User", _format_row_user),
         Column("Accounts", lambda row: ",".join(row.accounts), max_width=40),
-        *_make_resource_columns(reply.rows, wanted),
+        *_make_resource_columns(reply.rows, report_options),
         Column("Completed", lambda row: str(row.completed), right=True),
         Column("Failed", lambda row: str(row.failed), right=True),
     ]
-    _print_report(reply, wanted, call, columns)
+    _print_report(reply, report_options, call, columns)
 
 
 def _format_row_user(row: Any) -> str:
@@ -277,27 +283,27 @@ def _make_resource_columns(
     rows: Sequence[AccountRow | UserRow | PartitionRow], report_options: ReportOptions
 ) -> list[Column]:
     """Define the columns of resource use; GPUs only if any were used."""
-    gpus = any(row.gpu_s for row in rows)
+    has_gpus = any(row.gpu_s for row in rows)
     return [
         Column("Jobs", lambda row: str(row.jobs), right=True),
         report_options.make_amount_column("cpu_s", "CPU"),
-        report_options.make_amount_column("gpu_s", "GPU", usual=gpus),
-        report_options.make_amount_column("node_s", "Node", usual=False),
+        report_options.make_amount_column("gpu_s", "GPU", is_default=has_gpus),
+        report_options.make_amount_column("node_s", "Node", is_default=False),
     ]
 
 
 @app.command()
 @with_call_and_columns
 @with_options(_read_job_options)
-def partitions(wanted: ReportOptions, call: CommandCall) -> None:
+def partitions(report_options: ReportOptions, call: CommandCall) -> None:
     """Tell what was used of partitions, and how long jobs waited for them."""
-    reply = call.call("reports.partitions", PartitionUsageRequest(**wanted.fields))
+    reply = call.send("reports.partitions", PartitionUsageRequest(**report_options.fields))
     columns = [
         Column("Partition", lambda row: row.partition),
-        *_make_resource_columns(reply.rows, wanted),
+        *_make_resource_columns(reply.rows, report_options),
         *_make_wait_columns(),
     ]
-    _print_report(reply, wanted, call, columns)
+    _print_report(reply, report_options, call, columns)
 
 
 def _make_wait_columns() -> list[Column]:
@@ -305,8 +311,8 @@ def _make_wait_columns() -> list[Column]:
 
     def of(name: str) -> tuple[Callable[[Any], str], Callable[[Any], str]]:
         def plain(row: Any) -> str:
-            found = getattr(row, name)
-            return "" if found is None else str(found)
+            value = getattr(row, name)
+            return "" if value is None else str(value)
 
         return (lambda row: format_span(getattr(row, name))), plain
 
@@ -322,7 +328,7 @@ def _make_wait_columns() -> list[Column]:
 @with_call_and_columns
 @with_options(_read_job_options)
 def waits(
-    wanted: ReportOptions,
+    report_options: ReportOptions,
     call: CommandCall,
     group: Annotated[
         str,
@@ -332,7 +338,7 @@ def waits(
     """Tell how long jobs waited, from when they might begin until they did."""
     if group not in _GROUPS:
         raise UsageError(f"--group takes size, account or user, not {group!r}", group)
-    reply = call.call("reports.waits", WaitsRequest(**wanted.fields, group=_GROUPS[group]))
+    reply = call.send("reports.waits", WaitsRequest(**report_options.fields, group=_GROUPS[group]))
     columns = [
         Column("Partition", lambda row: row.partition),
         Column("Account", lambda row: row.account, is_default=group == "account"),
@@ -340,7 +346,7 @@ def waits(
         Column("CPUs", _format_cpu_range, right=True, is_default=group == "size"),
         *_make_wait_columns(),
     ]
-    _print_report(reply, wanted, call, columns)
+    _print_report(reply, report_options, call, columns)
 
 
 def _format_cpu_range(row: Any) -> str:
@@ -351,25 +357,27 @@ def _format_cpu_range(row: Any) -> str:
 @app.command()
 @with_call_and_columns
 @with_options(_read_job_options)
-def jobs(wanted: ReportOptions, call: CommandCall) -> None:
+def jobs(report_options: ReportOptions, call: CommandCall) -> None:
     """Tell how many jobs there were, by account, size and state."""
-    reply = call.call("reports.jobs", JobCountsRequest(**wanted.fields))
+    reply = call.send("reports.jobs", JobCountsRequest(**report_options.fields))
     columns = [
         Column("Account", lambda row: row.account),
         Column("CPUs", _format_cpu_range, right=True),
         Column("State", lambda row: row.state),
         Column("Jobs", lambda row: str(row.jobs), right=True),
-        wanted.make_amount_column("cpu_s", "CPU"),
-        wanted.make_amount_column("gpu_s", "GPU", usual=any(row.gpu_s for row in reply.rows)),
+        report_options.make_amount_column("cpu_s", "CPU"),
+        report_options.make_amount_column(
+            "gpu_s", "GPU", is_default=any(row.gpu_s for row in reply.rows)
+        ),
     ]
-    _print_report(reply, wanted, call, columns)
+    _print_report(reply, report_options, call, columns)
 
 
 @app.command()
 @with_call_and_columns
 @with_options(_read_job_options)
 def waste(
-    wanted: ReportOptions,
+    report_options: ReportOptions,
     call: CommandCall,
     top: Top = 0,
 ) -> None:
@@ -378,14 +386,14 @@ def waste(
     Used% is the CPU time of what the jobs had, Memory% the most that they used of it, Time%
     how long they ran of their limits. Who wasted most CPUs is first.
     """
-    reply = call.call("reports.waste", WasteRequest(**wanted.fields, top=top))
+    reply = call.send("reports.waste", WasteRequest(**report_options.fields, top=top))
     columns = [
         Column("Account", lambda row: row.account),
         Column("User", _format_row_user),
         Column("Jobs", lambda row: str(row.jobs), right=True),
         Column("Measured", lambda row: str(row.measured), right=True, is_default=False),
-        wanted.make_amount_column("cpu_s", "CPU"),
-        wanted.make_amount_column("used_cpu_s", "Used"),
+        report_options.make_amount_column("cpu_s", "CPU"),
+        report_options.make_amount_column("used_cpu_s", "Used"),
         Column("Used%", lambda row: _format_percentage(row.used_cpu_s, row.cpu_s), right=True),
         Column(
             "Memory%",
@@ -394,7 +402,7 @@ def waste(
         ),
         Column("Time%", lambda row: _format_percentage(row.elapsed_s, row.limit_s), right=True),
     ]
-    _print_report(reply, wanted, call, columns)
+    _print_report(reply, report_options, call, columns)
 
 
 def _print_report(
@@ -402,7 +410,7 @@ def _print_report(
 ) -> None:
     """Print a report; period and cluster are shown if there are several."""
     style = call.style
-    if report_options.csv and (style.json or style.parsable):
+    if report_options.as_csv and (style.json or style.parsable):
         raise UsageError("--csv, --json and --parsable2 exclude each other")
     if style.json:
         print_json(reply)
@@ -417,7 +425,7 @@ def _print_report(
         Column("Cluster", lambda row: row.cluster, is_default=len(clusters) > 1),
         *columns,
     ]
-    if report_options.csv:
+    if report_options.as_csv:
         print_csv(table, rows, style)
         return
     if not style.parsable:

@@ -76,17 +76,17 @@ def check(
     The exit code is 1 where anything is.
     """
     reply: CheckRulesReply = (
-        _check_files(files) if files else call.call("rules.check", CheckRulesRequest())
+        _check_files(files) if files else call.send("rules.check", CheckRulesRequest())
     )
     if call.style.json:
         print_json(reply)
     else:
         _warn_troubles(reply.troubles)
         if stackstorm:
-            for one in reply.differences:
-                print(one.what)
-        wrong = format_count(len({one.path for one in reply.troubles}), "file")
-        print(f"{format_count(reply.rules, 'rule')} right, {wrong} wrong.")
+            for problem in reply.differences:
+                print(problem.what)
+        wrong_files = format_count(len({problem.path for problem in reply.troubles}), "file")
+        print(f"{format_count(reply.rules, 'rule')} right, {wrong_files} wrong.")
     if reply.troubles:
         raise typer.Exit(1)
 
@@ -96,16 +96,16 @@ def _check_files(files: list[str]) -> CheckRulesReply:
     from steward.automation.rules.actions import report_check
     from steward.automation.rules.rulebook import load_rule_file
 
-    loaded = [load_rule_file(path, trusted=True) for path in files]
-    rules = [rule for rule, _ in loaded if rule is not None]
-    return report_check(rules, [problem for _, problems in loaded for problem in problems])
+    load_results = [load_rule_file(path, trusted=True) for path in files]
+    rules = [rule for rule, _ in load_results if rule is not None]
+    return report_check(rules, [problem for _, problems in load_results for problem in problems])
 
 
 @app.command("list")
 @with_call_and_columns
 def list_(call: CommandCall) -> None:
     """List the rules."""
-    reply: ListRulesReply = call.call("rules.list", ListRulesRequest())
+    reply: ListRulesReply = call.send("rules.list", ListRulesRequest())
     if call.style.json:
         print_json(reply)
         return
@@ -158,11 +158,11 @@ def try_(
     """
     if rule and file:
         raise UsageError("give either --rule or --file")
-    given = _read_event(event)
+    event_data = _read_event(event)
     reply: RuleTrialReply = (
-        _test_file(given, file)
+        _test_file(event_data, file)
         if file
-        else call.call("rules.test", RuleTrialRequest(event=given, rule=rule))
+        else call.send("rules.test", RuleTrialRequest(event=event_data, rule=rule))
     )
     if call.style.json:
         print_json(reply)
@@ -197,8 +197,8 @@ def _test_file(event: dict[str, Any], path: str) -> RuleTrialReply:
     rule, problems = load_rule_file(path, trusted=True)
     if rule is None:
         raise UsageError(problems[0].what, path)
-    enabled = {rule.name} if rule.enabled else set()
-    return try_rules(event, [rule], enabled, include_all=True)
+    enabled_names = {rule.name} if rule.enabled else set()
+    return try_rules(event, [rule], enabled_names, include_all=True)
 
 
 def _read_event(path: str) -> dict[str, Any]:
@@ -238,7 +238,7 @@ def disable(call: CommandCall, rule: RuleName) -> None:
 
 def _switch_rule(call: CommandCall, name: str, rule: str) -> None:
     """Enable or disable a rule and print its state."""
-    reply: SwitchRuleReply = call.call(name, SwitchRuleRequest(rule=rule))
+    reply: SwitchRuleReply = call.send(name, SwitchRuleRequest(rule=rule))
     if call.style.json:
         print_json(reply)
         return
@@ -286,7 +286,7 @@ def history(
         id=execution, rule=rule, cluster=cluster, status=status, since=since, limit=limit,
         zone=find_requested_zone(),
     )  # fmt: skip
-    reply: RulesHistoryReply = call.call("rules.history", request)
+    reply: RulesHistoryReply = call.send("rules.history", request)
     if call.style.json:
         print_json(reply)
     elif reply.executions or call.style.parsable:
@@ -318,7 +318,7 @@ _HISTORY_COLUMNS = [
 ]
 
 
-def _warn_troubles(troubles: tuple[RuleProblem, ...]) -> None:
+def _warn_troubles(problems: tuple[RuleProblem, ...]) -> None:
     """Print problems of rules as warnings."""
-    for trouble in troubles:
-        output.print_warning(trouble.what)
+    for problem in problems:
+        output.print_warning(problem.what)

@@ -92,10 +92,10 @@ def _print_lines(options: SacctOptions) -> None:
     heading = format_header(parse_format(options.request.format), options.request)
     pieces = _iterate_pieces(options)
     # Fetch the first piece before the heading, so that an error prints without a heading.
-    first = next(pieces, "")
+    first_piece = next(pieces, "")
     if options.header:
         sys.stdout.write(heading)
-    sys.stdout.write(first)
+    sys.stdout.write(first_piece)
     for piece in pieces:
         sys.stdout.write(piece)
 
@@ -232,15 +232,17 @@ def _write_parquet(options: SacctOptions) -> None:
     decode = msgspec.json.Decoder(UsageLine).decode
     try:
         with (
-            open_parent(path) as (directory, name),
+            open_parent(path) as (directory_fd, name),
             # In a private directory, because the library creates files by path.
             tempfile.TemporaryDirectory(
-                prefix=".steward-parquet-", dir=f"/proc/self/fd/{directory}"
+                prefix=".steward-parquet-", dir=f"/proc/self/fd/{directory_fd}"
             ) as work_dir,
         ):
-            temporary = os.path.join(os.path.realpath(work_dir), "lines")
-            write_parquet((decode(document) for document in _iterate_documents(options)), temporary)
-            os.rename(temporary, name, dst_dir_fd=directory)
+            temporary_path = os.path.join(os.path.realpath(work_dir), "lines")
+            write_parquet(
+                (decode(document) for document in _iterate_documents(options)), temporary_path
+            )
+            os.rename(temporary_path, name, dst_dir_fd=directory_fd)
     except OSError as error:
         raise SacctOutputError(
             f"cannot write {options.parquet}: {error.strerror or error}", path

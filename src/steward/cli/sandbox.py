@@ -68,12 +68,12 @@ def up(
         plugstack=tuple(plugstack or ()),
         jobcomp_lua=jobcomp,
     )
-    began = time.monotonic()
+    started_s = time.monotonic()
     if foreground:
         # Defer signals during the start until there is a cluster to shut down.
         signal.pthread_sigmask(signal.SIG_BLOCK, _END_SIGNALS)
     sandbox = Sandbox.up(spec, detached=not foreground, report=_print_progress)
-    _print_greeting(sandbox, time.monotonic() - began)
+    _print_greeting(sandbox, time.monotonic() - started_s)
     if foreground:
         signal.sigwait(_END_SIGNALS)
         sandbox.down()
@@ -117,12 +117,12 @@ def status(
         }
         typer.echo(msgspec.json.encode(facts))
     elif is_up:
-        dead = [name for name, pid in services.items() if not pid]
+        stopped = [name for name, pid in services.items() if not pid]
         typer.echo(_summarize_sandbox(sandbox))
         typer.echo(f"  slurm.conf  {sandbox.slurm_conf}")
         typer.echo(f"  logs        {sandbox.directory}/log")
-        if dead:
-            typer.echo(f"  has ended   {', '.join(dead)}")
+        if stopped:
+            typer.echo(f"  has ended   {', '.join(stopped)}")
     else:
         typer.echo(f"The sandbox in {sandbox.directory} is down; what it left is still there.")
     if not is_up:
@@ -137,13 +137,13 @@ def down(
     """End a cluster, and everything that runs in it, and remove its directory."""
     from steward.sandbox import Sandbox
 
-    where = _choose_directory(directory)
-    if not os.path.exists(where):
-        typer.echo(f"No sandbox is in {where}.")
+    path = _choose_directory(directory)
+    if not os.path.exists(path):
+        typer.echo(f"No sandbox is in {path}.")
         return
-    sandbox = Sandbox.load(where)
+    sandbox = Sandbox.load(path)
     sandbox.down(keep=keep)
-    typer.echo(f"The sandbox in {where} is down" + ("." if keep else " and removed."))
+    typer.echo(f"The sandbox in {path} is down" + ("." if keep else " and removed."))
 
 
 _END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -183,15 +183,17 @@ def _print_greeting(sandbox: "Sandbox", elapsed_s: float) -> None:
     """Print how to use and shut down a new sandbox."""
     from steward.sandbox import get_default_directory
 
-    option = "" if sandbox.directory == get_default_directory() else f" --dir {sandbox.directory}"
-    first = next(iter(sandbox.users))
+    dir_option = (
+        "" if sandbox.directory == get_default_directory() else f" --dir {sandbox.directory}"
+    )
+    first_user = next(iter(sandbox.users))
     typer.echo(f"{_summarize_sandbox(sandbox)} It took {elapsed_s:.1f} s.")
     for arguments in (
-        f"run{option} -- sinfo",
-        f"run{option} --user {first} -- sbatch --wrap hostname",
+        f"run{dir_option} -- sinfo",
+        f"run{dir_option} --user {first_user} -- sbatch --wrap hostname",
     ):
         typer.echo(f"  steward sandbox {arguments}")
-    typer.echo(f"  steward sandbox {shlex.join(['down', *option.split()])}")
+    typer.echo(f"  steward sandbox {shlex.join(['down', *dir_option.split()])}")
 
 
 def demo(
@@ -214,4 +216,4 @@ def demo(
     """
     from steward.demo.presentation import run_demo
 
-    raise typer.Exit(1 if run_demo(keep=keep, directory=directory, slurm=slurm) else 0)
+    raise typer.Exit(1 if run_demo(keep=keep, directory=directory, slurm_version=slurm) else 0)

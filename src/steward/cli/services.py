@@ -99,7 +99,7 @@ def reload(
     The daemon reads the file itself. If anything is wrong, this prints file, line and
     reason and exits with 1, and the daemon keeps its present configuration.
     """
-    reloaded = request_reload(socket, _TIMEOUT_S)
+    reply = request_reload(socket, _TIMEOUT_S)
     typer.echo("The new configuration is in force.")
-    if reloaded.waiting:
-        typer.echo(f"These parts do not work yet: {', '.join(reloaded.waiting)}. 'steward doctor'")
+    if reply.waiting:
+        typer.echo(f"These parts do not work yet: {', '.join(reply.waiting)}. 'steward doctor'")

@@ -55,7 +55,7 @@ def status(
     ] = True,
 ) -> None:
     """Show how Steward itself stands: processes, backlog, clusters, disks, the bank."""
-    reply: StatusShowAnswer = call.call("status.show", StatusShowRequest(gaps=gaps))
+    reply: StatusShowAnswer = call.send("status.show", StatusShowRequest(gaps=gaps))
     if call.style.json:
         print_json(reply)
     else:
@@ -74,7 +74,7 @@ def metrics(
 ) -> None:
     """Print figures for Prometheus, as for node_exporter's textfile collector."""
     call = CommandCall(Style(), ClientPlace(config=config, socket=socket))
-    reply: MetricsAnswer = call.call("status.metrics", MetricsRequest())
+    reply: MetricsAnswer = call.send("status.metrics", MetricsRequest())
     data = reply.text.encode()
     if not to:
         output.write_bytes(data)
@@ -101,8 +101,8 @@ def _make_status_rows(reply: StatusShowAnswer) -> Iterator[_StatusRow]:
     )
     for worker in reply.parts:
         restarts = format_count(worker.restarts, "restart") if worker.restarts else ""
-        why = f"{restarts}, the last since it {worker.error}" if worker.restarts else ""
-        yield _StatusRow(f"part {worker.name}", "running" if worker.pid else "down", why)
+        reason = f"{restarts}, the last since it {worker.error}" if worker.restarts else ""
+        yield _StatusRow(f"part {worker.name}", "running" if worker.pid else "down", reason)
     yield from _make_journal_rows(reply)
     for cluster in reply.clusters:
         state = (
@@ -110,25 +110,27 @@ def _make_status_rows(reply: StatusShowAnswer) -> Iterator[_StatusRow]:
             if cluster.remote
             else {True: "up", False: "down", None: "not asked"}[cluster.up]
         )
-        cost = (
+        cost_text = (
             f", asked in {cluster.cost_s:.2f} s"
             if cluster.cost_s is not None and cluster.up
             else ""
         )
         if cluster.up and (cluster.interval_s or 0) > LONG_INTERVAL_S:
-            cost += f", and again only after {cluster.interval_s:.0f} s since that takes long"
+            cost_text += f", and again only after {cluster.interval_s:.0f} s since that takes long"
         version = f"Slurm {cluster.slurm}" if cluster.slurm else ""
-        yield _StatusRow(f"cluster {cluster.cluster}", state, cluster.message or f"{version}{cost}")
+        yield _StatusRow(
+            f"cluster {cluster.cluster}", state, cluster.message or f"{version}{cost_text}"
+        )
     for disk in reply.disks:
-        free = f"{format_size(disk.free)} of {format_size(disk.total)} are free"
-        yield _StatusRow(f"disk {disk.what}", "mounted", free)
+        free_text = f"{format_size(disk.free)} of {format_size(disk.total)} are free"
+        yield _StatusRow(f"disk {disk.what}", "mounted", free_text)
     yield from _make_bank_rows(reply)
-    for key, why in reply.unavailable.items():
-        yield _StatusRow(key, "unavailable", why)
-    for address, why in reply.refused.items():
-        yield _StatusRow(f"agent {address}", "refused", why)
-    for what, why in reply.unknown.items():
-        yield _StatusRow(what, "unknown", why)
+    for key, reason in reply.unavailable.items():
+        yield _StatusRow(key, "unavailable", reason)
+    for address, reason in reply.refused.items():
+        yield _StatusRow(f"agent {address}", "refused", reason)
+    for component, reason in reply.unknown.items():
+        yield _StatusRow(component, "unknown", reason)
 
 
 def _make_journal_rows(reply: StatusShowAnswer) -> Iterator[_StatusRow]:
@@ -138,10 +140,10 @@ def _make_journal_rows(reply: StatusShowAnswer) -> Iterator[_StatusRow]:
             f"{reply.journal.events} of {format_count(reply.journal.head, 'event')} are kept"
         )
         yield _StatusRow("journal", "there", f"{kept_text}, {format_size(reply.journal.bytes)}")
-    sinks = {f"archive.{one.name}" for one in reply.sinks}
-    for one in reply.consumers:
-        if one.name not in sinks:
-            yield _StatusRow(f"consumer {one.name}", one.state, _describe_backlog(one))
+    sinks = {f"archive.{line.name}" for line in reply.sinks}
+    for line in reply.consumers:
+        if line.name not in sinks:
+            yield _StatusRow(f"consumer {line.name}", line.state, _describe_backlog(line))
     for sink in reply.sinks:
         backlog = f"{format_count(sink.backlog, 'script')} to archive" if sink.backlog else ""
         dead_text = f"{format_count(sink.set_aside, 'event')} set aside" if sink.set_aside else ""
@@ -169,8 +171,10 @@ def _make_bank_rows(reply: StatusShowAnswer) -> Iterator[_StatusRow]:
         for comparison in bank.reconciled:
             if comparison.compared_at is not None:
                 result = format_count(comparison.differences, "difference")
-                when = format_time(comparison.compared_at)
-                yield _StatusRow(f"comparison {comparison.cluster}", "made", f"at {when}: {result}")
+                compared_at = format_time(comparison.compared_at)
+                yield _StatusRow(
+                    f"comparison {comparison.cluster}", "made", f"at {compared_at}: {result}"
+                )
     if reply.gaps is not None:
         result = (
             format_count(reply.gaps.total, "finding") if reply.gaps.total else "nothing is missing"

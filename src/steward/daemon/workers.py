@@ -154,7 +154,7 @@ def run_socket(settings: Settings, stop: Stop, send_heartbeat: SendHeartbeat) ->
         return CredentialsContext(settings, access=make_access(settings))
 
     def knows(secret: str) -> Caller:
-        return credentials().find_bearer(secret)
+        return credentials().find_caller(secret)
 
     @cache
     def repeats() -> IdempotencyStore:

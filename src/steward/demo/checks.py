@@ -108,12 +108,12 @@ def _check_list(site: DemoSite, lines: Sequence[JobLine]) -> None:
             f"job {job.job} is listed {len(job_lines)} times",
         )
         for line in job_lines:
-            actual = (line.user, line.name, line.state, line.exit_code or 0, line.kind)
+            actual_line = (line.user, line.name, line.state, line.exit_code or 0, line.kind)
             kind = "interactive" if job.what.script is None else "batch"
             expected_line = (job.user, job.what.name, job.what.state, job.what.exit_code, kind)
             require_that(
-                actual == expected_line,
-                f"job {line.job} is listed as {actual}, not {expected_line}",
+                actual_line == expected_line,
+                f"job {line.job} is listed as {actual_line}, not {expected_line}",
             )
 
 
@@ -155,14 +155,16 @@ def _check_environment(site: DemoSite) -> None:
     result = site.run_steward(["archive", "env", str(job.job), "--null"], job.user)
     variables = dict(entry.partition(b"=")[::2] for entry in result.stdout.split(b"\0"))
     for name, value in job.what.env.items():
-        stored = variables.get(name.encode())
+        stored_value = variables.get(name.encode())
         if PASSWORD in value:
             require_that(
-                stored is not None and b"redacted" in stored, f"{name} is kept as {stored!r}"
+                stored_value is not None and b"redacted" in stored_value,
+                f"{name} is kept as {stored_value!r}",
             )
         else:
             require_that(
-                stored == value.encode("utf-8", "surrogateescape"), f"{name} is kept as {stored!r}"
+                stored_value == value.encode("utf-8", "surrogateescape"),
+                f"{name} is kept as {stored_value!r}",
             )
 
 
@@ -170,8 +172,8 @@ def _check_no_secret(site: DemoSite) -> None:
     """Check that no file of Steward's holds the password."""
     secret = PASSWORD.encode()
     file_count = 0
-    for root in site.written_directories:
-        for directory, _, names in os.walk(root):
+    for top_directory in site.written_dirs:
+        for directory, _, names in os.walk(top_directory):
             for name in names:
                 path = os.path.join(directory, name)
                 if os.path.isfile(path):
@@ -193,24 +195,24 @@ def _check_search(site: DemoSite) -> None:
         job_ids = {hit.job.job.partition("_")[0] for hit in hits}
         require_that(job_ids == {str(job.job)}, f"{text!r} was found in {sorted(job_ids)}")
 
-    texts = (
+    cases = (
         ("relax-finer", "emtol=10.0"),
         ("train", "y[2] - y[0]"),
         ("sweep", "280 + 10 * SLURM_ARRAY_TASK_ID"),
         ("broken", "/no/such/input"),
     )
-    run_on_each(look, texts)
+    run_on_each(look, cases)
 
 
 def _check_permissions(site: DemoSite) -> None:
     """Check that another user can read neither script nor file."""
-    other = site.users[1]
+    other_user = site.users[1]
     first_job, second_job = site.get_job("train"), site.get_job("relax")
     first_id = str(first_job.job)
 
     def look(arguments: Sequence[str]) -> None:
-        result = site.run_steward(["archive", *arguments], other)
-        command = f"{other}: steward archive {' '.join(arguments)}"
+        result = site.run_steward(["archive", *arguments], other_user)
+        command = f"{other_user}: steward archive {' '.join(arguments)}"
         expected_code = DIFF_ERROR_CODE if arguments[0] == "diff" else DENIED_CODE
         require_that(
             result.returncode == expected_code, f"{command} ended with {result.returncode}"
@@ -225,12 +227,12 @@ def _check_permissions(site: DemoSite) -> None:
         ("diff", first_id, str(second_job.job)),
     )
     run_on_each(look, commands)
-    result = site.run_steward(["archive", "search", "slope", "--json"], other)
+    result = site.run_steward(["archive", "search", "slope", "--json"], other_user)
     hits = msgspec.json.decode(result.stdout, type=SearchReply).hits
-    require_that(not hits, f"{other} found {first_job.user}'s script")
-    result = site.run(["cat", get_script_path(site, first_job)], other)
+    require_that(not hits, f"{other_user} found {first_job.user}'s script")
+    result = site.run(["cat", get_script_path(site, first_job)], other_user)
     require_that(
-        result.returncode != 0 and not result.stdout, f"{other} read {first_job.user}'s file"
+        result.returncode != 0 and not result.stdout, f"{other_user} read {first_job.user}'s file"
     )
 
 
@@ -239,12 +241,12 @@ def _check_integrity(site: DemoSite) -> None:
     verification = site.run_steward(["archive", "verify"])
     require_that(verification.returncode == 0, (verification.stdout + verification.stderr).decode())
     result = site.run_steward(["journal", "dead", "--json"])
-    letters = msgspec.json.decode(result.stdout, type=DeadAnswer).letters
-    require_that(not letters, f"{len(letters)} events were set aside")
+    dead_letters = msgspec.json.decode(result.stdout, type=DeadAnswer).letters
+    require_that(not dead_letters, f"{len(dead_letters)} events were set aside")
 
 
 def _check_log(site: DemoSite) -> None:
     """Check that the daemon's log has no warning or error."""
-    with open(site.log, encoding="utf-8", errors="replace") as file:
+    with open(site.log_path, encoding="utf-8", errors="replace") as file:
         problems = [line for line in file if " error " in line or " warning " in line]
     require_that(not problems, "".join(problems[:3]).strip())

@@ -34,42 +34,42 @@ from steward.slurm.settings import ClusterSettings
 def format_configuration(
     *,
     state_dir: str,
-    socket: str,
-    cluster: str,
-    slurm: ClusterSettings,
+    socket_path: str,
+    cluster_name: str,
+    cluster_settings: ClusterSettings,
     munge_socket: str,
-    archive: str,
-    parts: list[str],
+    archive_dir: str,
+    part_lines: list[str],
 ) -> str:
     """Return the text of the daemon's configuration file.
 
     Args:
         state_dir: Directory of the daemon's journal and databases.
-        socket: Path of the daemon's socket.
-        cluster: The cluster's name.
-        slurm: How to reach its Slurm.
+        socket_path: Path of the daemon's socket.
+        cluster_name: The cluster's name.
+        cluster_settings: How to reach its Slurm.
         munge_socket: Path of munged's socket.
-        archive: Root directory of the archive.
-        parts: Lines of the parts that have tables of their own.
+        archive_dir: Root directory of the archive.
+        part_lines: Lines of the parts that have tables of their own.
     """
     lines = [
         f"state_dir = {encode_toml(state_dir)}",
-        f"socket = {encode_toml(socket)}",
+        f"socket = {encode_toml(socket_path)}",
         "",
-        f"[cluster.{cluster}]",
-        f"slurm_conf = {encode_toml(slurm.slurm_conf)}",
-        f"slurm_bin = {encode_toml(slurm.slurm_bin)}",
-        f"spool = {encode_toml(slurm.spool)}",
-        f"snapshot_interval_s = {slurm.snapshot_interval_s}",
+        f"[cluster.{cluster_name}]",
+        f"slurm_conf = {encode_toml(cluster_settings.slurm_conf)}",
+        f"slurm_bin = {encode_toml(cluster_settings.slurm_bin)}",
+        f"spool = {encode_toml(cluster_settings.spool)}",
+        f"snapshot_interval_s = {cluster_settings.snapshot_interval_s}",
         f"munge_socket = {encode_toml(munge_socket)}",
         "",
         # A job log needs a driver to close days; the demo is over before.
         "[accounting]",
         'type = "jobacct/none"',
         "",
-        *parts,
+        *part_lines,
         "[archive.sink.files]",
-        f"path = {encode_toml(archive)}",
+        f"path = {encode_toml(archive_dir)}",
     ]
     return "\n".join(lines) + "\n"
 
@@ -150,9 +150,9 @@ sleep 4
 """
 
 PAID_JOB: Final = Submission(
-    about="four seconds on two CPUs, with a limit of five minutes",
+    description="four seconds on two CPUs, with a limit of five minutes",
     name="paid",
-    author=0,
+    user_index=0,
     script=_PAID.encode(),
     command=("sbatch", f"--account={ACCOUNT}", "paid.sh"),
 )
@@ -180,7 +180,7 @@ class DemoBank:
 
     def __init__(self, sandbox: Sandbox, skip_reason: str) -> None:
         self._sandbox = sandbox
-        self.skip_reason = skip_reason or self._install()
+        self.skip_reason = skip_reason or self._install_plugin()
 
     @property
     def settings(self) -> list[str]:
@@ -200,7 +200,7 @@ class DemoBank:
             "",
         ]
 
-    def _install(self) -> str:
+    def _install_plugin(self) -> str:
         """Install the submit plugin in slurmctld; return why that failed, or ""."""
         directory = self._sandbox.directory
         libraries = glob.glob(f"{glob.escape(directory)}/lib/*/{PLUGIN_LIBRARY}")
@@ -215,9 +215,9 @@ class DemoBank:
         return ""
 
 
-def is_ledger_sound(answer: CheckReply) -> bool:
+def is_ledger_sound(reply: CheckReply) -> bool:
     """Return True if a check of the ledger found no problem and included the holds."""
-    return not answer.findings and answer.holds is not None
+    return not reply.findings and reply.holds is not None
 
 
 PLUGSTACK: Final = ("include {directory}/etc/plugstack.conf.d/*.conf",)
@@ -232,9 +232,9 @@ head -c 300M /dev/zero | tail -c 300M | wc -c
 """
 
 BURST_JOB: Final = Submission(
-    about="300 MB for a moment",
+    description="300 MB for a moment",
     name="burst",
-    author=0,
+    user_index=0,
     script=_BURST.encode(),
     # Slurm's default interval. The sandbox samples every second, and would see more short jobs than
     # a usual cluster.
@@ -256,9 +256,9 @@ class DemoAgents:
     def __init__(self, sandbox: Sandbox, *, keep: bool) -> None:
         self._sandbox = sandbox
         self._keep = keep
-        self._agent: SandboxProcess | None = None
+        self._agent_process: SandboxProcess | None = None
         self.listen = f"127.0.0.1:{_find_free_port()}"
-        self.skip_reason = self._build()
+        self.skip_reason = self._install_plugin()
 
     @property
     def settings(self) -> list[str]:
@@ -269,7 +269,7 @@ class DemoAgents:
     def _spool_dir(self) -> str:
         return f"{self._sandbox.directory}/shim"
 
-    def _build(self) -> str:
+    def _install_plugin(self) -> str:
         """Build and install the SPANK plugin; return why that failed, or ""."""
         plan = self._sandbox.plan
         if os.geteuid() != 0 or not plan.contained:
@@ -303,21 +303,21 @@ class DemoAgents:
         if self._keep:
             # Programs started inside end with their caller, unless they start their own session.
             argv = ["setsid", "--fork", *argv]
-        with open(f"{self._sandbox.directory}/log/agent.log", "ab") as log:
+        with open(f"{self._sandbox.directory}/log/agent.log", "ab") as log_file:
             process = self._sandbox.popen(
-                argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/"
+                argv, stdin=subprocess.DEVNULL, stdout=log_file, stderr=log_file, cwd="/"
             )
         if self._keep:
             process.wait(10)
         else:
-            self._agent = process
+            self._agent_process = process
 
     def stop(self) -> None:
         """Stop the agent."""
-        if self._agent is not None:
-            self._agent.kill()
-            self._agent.wait()
-            self._agent = None
+        if self._agent_process is not None:
+            self._agent_process.kill()
+            self._agent_process.wait()
+            self._agent_process = None
 
 
 def has_all_reports(page: PageAnswer) -> bool:
@@ -380,17 +380,17 @@ class DemoWebServer:
             "",
         ]
 
-    def start(self, daemon: str, log: str) -> None:
+    def start(self, socket_path: str, log_path: str) -> None:
         """Start the web server.
 
         Args:
-            daemon: Path of the daemon's socket.
-            log: Path of its log file.
+            socket_path: Path of the daemon's socket.
+            log_path: Path of its log file.
         """
-        argv = ["steward", "web", "--socket", daemon]
+        argv = ["steward", "web", "--socket", socket_path]
         if self._keep:
             argv = ["setsid", "--fork", *argv]
-        with open(log, "ab") as log_file:
+        with open(log_path, "ab") as log_file:
             process = self._sandbox.popen(
                 argv,
                 user=WEB_USER,

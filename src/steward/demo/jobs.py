@@ -64,9 +64,9 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     """One job that the demo submits, with its expected outcome.
 
     Attributes:
-        about: Its special property, in a few words.
+        description: Its special property, in a few words.
         name: Its job name; also the name of its script's file, if it has one.
-        author: Index of the user who submits it: 0 for the first, 1 for the second.
+        user_index: Index of the user who submits it: 0 for the first, 1 for the second.
         script: The batch script; None for an interactive job.
         command: Command that submits it, instead of sbatch with the script.
         env: Environment variables of the submission; surrogates stand for bytes (PEP 383).
@@ -75,9 +75,9 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
         tasks: Number of array tasks; 0 for a job without an array.
     """
 
-    about: str
+    description: str
     name: str
-    author: int
+    user_index: int
     script: bytes | None = None
     command: tuple[str, ...] = ()
     env: dict[str, str] = {}
@@ -106,25 +106,27 @@ def _quote_for_bash(value: str) -> str:
     """Quote a value for bash; bytes that are no text become escapes."""
     if value.isprintable() and value.isascii():
         return shlex.quote(value)
-    data = value.encode("utf-8", "surrogateescape")
-    return "$'" + repr(data)[2:-1].replace("'", "\\'") + "'"
+    encoded = value.encode("utf-8", "surrogateescape")
+    return "$'" + repr(encoded)[2:-1].replace("'", "\\'") + "'"
 
 
 def list_submissions() -> tuple[Submission, ...]:
     """Return all jobs of the demo, in order."""
     return (
-        Submission(about="a plain job", name="relax", author=0, script=RELAX.encode()),
+        Submission(description="a plain job", name="relax", user_index=0, script=RELAX.encode()),
         Submission(
-            about="the same with two lines changed",
+            description="the same with two lines changed",
             name="relax-finer",
-            author=0,
+            user_index=0,
             script=RELAX.replace("1 2 3", "1 2 3 4 5").replace("100.0", "10.0").encode(),
             command=("sbatch", "--job-name=relax-finer", "relax-finer.sh"),
         ),
         Submission(
-            about="newlines, '=', bytes that are not UTF-8, and two secrets in its environment",
+            description=(
+                "newlines, '=', bytes that are not UTF-8, and two secrets in its environment"
+            ),
             name="train",
-            author=0,
+            user_index=0,
             script=TRAIN.encode(),
             env={
                 "NOTE": "two\nlines",
@@ -134,20 +136,24 @@ def list_submissions() -> tuple[Submission, ...]:
                 "RESULTS": f"postgresql://ada:{PASSWORD}@db.example.org/results",
             },
         ),
-        Submission(about="an array", name="sweep", author=1, script=SWEEP.encode(), tasks=3),
         Submission(
-            about="a job that fails",
+            description="an array", name="sweep", user_index=1, script=SWEEP.encode(), tasks=3
+        ),
+        Submission(
+            description="a job that fails",
             name="broken",
-            author=1,
+            user_index=1,
             script=BROKEN.encode(),
             state="FAILED",
             exit_code=3,
         ),
-        Submission(about="a script of 1 MB", name="bundle", author=1, script=_make_large_script()),
         Submission(
-            about="an interactive job, which has no script",
+            description="a script of 1 MB", name="bundle", user_index=1, script=_make_large_script()
+        ),
+        Submission(
+            description="an interactive job, which has no script",
             name="look",
-            author=1,
+            user_index=1,
             command=("srun", "--job-name=look", "hostname"),
         ),
     )
@@ -157,5 +163,5 @@ def _make_large_script() -> bytes:
     """Return a script of ``LARGE_SCRIPT_BYTES`` bytes, most of which are not text."""
     head = _BUNDLE_HEAD.encode()
     # sbatch rejects NUL and DOS line ends; every other byte is valid in a script.
-    line = bytes(byte for byte in range(1, 256) if byte != 13)
-    return (head + line * (LARGE_SCRIPT_BYTES // len(line) + 1))[:LARGE_SCRIPT_BYTES]
+    data_line = bytes(byte for byte in range(1, 256) if byte != 13)
+    return (head + data_line * (LARGE_SCRIPT_BYTES // len(data_line) + 1))[:LARGE_SCRIPT_BYTES]

@@ -103,10 +103,10 @@ class DemoPrinter:
             text: The text shown meanwhile.
             done_text: The text shown afterwards.
         """
-        started = time.monotonic()
+        started_s = time.monotonic()
         with self._console.status(text) if self.is_terminal else nullcontext():
             yield
-        self.print_line(f"{done_text} ({time.monotonic() - started:.1f} s)")
+        self.print_line(f"{done_text} ({time.monotonic() - started_s:.1f} s)")
         self.flush()
 
     def flush(self) -> None:
@@ -118,17 +118,19 @@ NextStep = tuple[str, str]
 """A purpose, and the command or link for it."""
 
 
-def print_next_steps(printer: DemoPrinter, site: DemoSite, failed: int) -> None:
+def print_next_steps(printer: DemoPrinter, site: DemoSite, failures: int) -> None:
     """Print what to try next, or how many checks failed.
 
     Args:
         printer: The printer.
         site: The demo's site.
-        failed: Number of failed checks; if not 0, only that is printed.
+        failures: Number of failed checks; if not 0, only that is printed.
     """
-    if failed:
+    if failures:
         printer.print_heading("Not everything was as it should be")
-        printer.print_line(f"{failed} {'check' if failed == 1 else 'checks'} failed, see above.")
+        printer.print_line(
+            f"{failures} {'check' if failures == 1 else 'checks'} failed, see above."
+        )
         return
     if site.keep:
         printer.print_heading("What to open and type next", "All of it stays up.")
@@ -161,7 +163,7 @@ def _list_steps_while_up(site: DemoSite) -> Iterator[NextStep]:
     program = _get_command_name()
     is_default = site.sandbox.directory == get_default_directory()
     dir_option = "" if is_default else f" --dir {site.sandbox.directory}"
-    env_command = f"-- env STEWARD_SOCKET={site.socket}"
+    env_command = f"-- env STEWARD_SOCKET={site.socket_path}"
     yield from _list_links(
         site, f"{program} sandbox run{dir_option} --user {site.users[0]} {env_command} steward"
     )
@@ -174,7 +176,7 @@ def _list_steps_while_up(site: DemoSite) -> Iterator[NextStep]:
         (f"{program} archive list --config {site.config}"),
     )
     yield "", f"{program} status --config {site.config}"
-    yield "", f"less {site.log}"
+    yield "", f"less {site.log_path}"
     if not site.bank.skip_reason:
         yield (
             "What accounts have, and where it went:",
@@ -184,7 +186,7 @@ def _list_steps_while_up(site: DemoSite) -> Iterator[NextStep]:
     yield "The end of it, with all that is in it:", f"{program} sandbox down{dir_option}"
 
 
-def _list_links(site: DemoSite, as_user: str) -> Iterator[NextStep]:
+def _list_links(site: DemoSite, command_prefix: str) -> Iterator[NextStep]:
     """Yield links that open the web pages; none if there are no pages."""
     if site.pages.skip_reason:
         return
@@ -201,7 +203,7 @@ def _list_links(site: DemoSite, as_user: str) -> Iterator[NextStep]:
         "From a browser elsewhere, run this there first, and open the links then:",
         f"ssh -N -L {port}:127.0.0.1:{port} {socket.gethostname()}",
     )
-    yield f"More such links, as {user} and as an operator:", f"{as_user} login"
+    yield f"More such links, as {user} and as an operator:", f"{command_prefix} login"
     yield "", f"{_get_command_name()} login --config {site.config}"
 
 
@@ -216,14 +218,14 @@ def _get_command_name() -> str:
 _DIFF_CODE: Final = 1
 
 
-def run_demo(*, keep: bool = False, directory: str = "", slurm: str = "") -> int:
+def run_demo(*, keep: bool = False, directory: str = "", slurm_version: str = "") -> int:
     """Run the whole demo.
 
     Args:
         keep: Whether the cluster, the daemon and the archive stay up afterwards.
         directory: Directory of everything. If empty: a new temporary one; with ``keep``, the
             directory of ``steward sandbox``, or one beside it.
-        slurm: Version of Slurm; if empty, the installed one.
+        slurm_version: Version of Slurm; if empty, the installed one.
 
     Returns:
         Number of failed checks.
@@ -240,7 +242,7 @@ def run_demo(*, keep: bool = False, directory: str = "", slurm: str = "") -> int
     )
     if keep and not directory:
         directory = find_free_directory()
-    with _open_site(printer, directory, keep, slurm) as site:
+    with _open_site(printer, directory, keep, slurm_version) as site:
         _open_bank(printer, site)
         _submit_jobs(printer, site)
         with printer.show_progress(
@@ -248,28 +250,34 @@ def run_demo(*, keep: bool = False, directory: str = "", slurm: str = "") -> int
         ):
             lines = site.wait_for_jobs()
         _show_archive(printer, site)
-        failed = _show_accounting(printer, site)
+        failures = _show_accounting(printer, site)
         # Slurm takes a while to notice.
         node = _kill_node(printer, site)
-        failed += _show_billing(printer, site)
-        failed += _show_pages(printer, site)
-        failed += _show_rule(printer, site, node)
-        failed += _run_checks(printer, site, lines)
+        failures += _show_billing(printer, site)
+        failures += _show_pages(printer, site)
+        failures += _show_rule(printer, site, node)
+        failures += _run_checks(printer, site, lines)
         if not keep:
-            failed += _stop_daemon(printer, site)
-        print_next_steps(printer, site, failed)
-        return failed
+            failures += _stop_daemon(printer, site)
+        print_next_steps(printer, site, failures)
+        return failures
 
 
 @contextlib.contextmanager
-def _open_site(printer: DemoPrinter, directory: str, keep: bool, slurm: str) -> Iterator[DemoSite]:
+def _open_site(
+    printer: DemoPrinter, directory: str, keep: bool, slurm_version: str
+) -> Iterator[DemoSite]:
     """Bring up a site with a running daemon; end it after the block, unless it is kept."""
     printer.print_heading("A Slurm cluster, and Steward in it")
     site: DemoSite | None = None
     try:
         with printer.show_progress("Bringing up Slurm …", "slurmctld, slurmd and munge are up"):
             site = DemoSite.up(
-                directory, keep=keep, slurm=slurm, with_slurmdbd=True, with_bank=True
+                directory,
+                keep=keep,
+                slurm_version=slurm_version,
+                with_slurmdbd=True,
+                with_bank=True,
             )
         cluster = site.sandbox
         names = " and ".join(site.users)
@@ -315,38 +323,42 @@ def _submit_jobs(printer: DemoPrinter, site: DemoSite) -> None:
     for submission in list_submissions():
         job = site.submit(submission)
         printer.print_prompt(job.user, submission.shell_command)
-        printer.print_line(f"{f'job {job.job}':<8} {submission.about}", style="dim")
+        printer.print_line(f"{f'job {job.job}':<8} {submission.description}", style="dim")
 
 
 def _show_archive(printer: DemoPrinter, site: DemoSite) -> None:
     """Show the archive: list, script, environment, search, diff, permissions."""
-    first = site.users[0]
-    relax, finer, train = (site.get_job(name).job for name in ("relax", "relax-finer", "train"))
+    first_user = site.users[0]
+    relax_id, finer_id, train_id = (
+        site.get_job(name).job for name in ("relax", "relax-finer", "train")
+    )
     printer.print_heading(
         "What is kept", "The jobs as operators see them; the interactive one has no script."
     )
     _run_command(printer, site, "", "steward archive list")
     printer.print_heading("One job, and the script it ran")
-    _run_command(printer, site, first, f"steward archive show {relax}")
+    _run_command(printer, site, first_user, f"steward archive show {relax_id}")
     printer.print_heading(
         "The environment it was submitted with",
         "Just these variables. One secret is known by its variable's name, the other by its "
         "look; neither was ever written to a file of Steward's.",
     )
-    names = " ".join(site.get_job("train").what.env)
-    _run_command(printer, site, first, f"steward archive env {train} {names}")
+    variables = " ".join(site.get_job("train").what.env)
+    _run_command(printer, site, first_user, f"steward archive env {train_id} {variables}")
     printer.print_heading(
         "Search in what was run", "Any text, as it is written: a path, a module, an option."
     )
-    _run_command(printer, site, first, "steward archive search gromacs/2024.2")
+    _run_command(printer, site, first_user, "steward archive search gromacs/2024.2")
     printer.print_heading("What changed from one job to the next?")
-    _run_command(printer, site, first, f"steward archive diff {relax} {finer}", _DIFF_CODE)
+    _run_command(
+        printer, site, first_user, f"steward archive diff {relax_id} {finer_id}", _DIFF_CODE
+    )
     if len(site.users) > 1:
         printer.print_heading(
-            "Everybody's own", f"Job {relax} is {first}'s, so {site.users[1]} is refused."
+            "Everybody's own", f"Job {relax_id} is {first_user}'s, so {site.users[1]} is refused."
         )
         _run_command(
-            printer, site, site.users[1], f"steward archive show {relax}", checks.DENIED_CODE
+            printer, site, site.users[1], f"steward archive show {relax_id}", checks.DENIED_CODE
         )
     _show_files(printer, site)
 
@@ -378,7 +390,7 @@ def _show_accounting(printer: DemoPrinter, site: DemoSite) -> int:
         return 0
     job = site.submit_unrecorded(BURST_JOB)
     printer.print_prompt(job.user, BURST_JOB.shell_command)
-    printer.print_line(f"{f'job {job.job}':<8} {BURST_JOB.about}", style="dim")
+    printer.print_line(f"{f'job {job.job}':<8} {BURST_JOB.description}", style="dim")
     with printer.show_progress("Waiting for the node's report ...", "The node has told of it"):
         page = site.wait_for_reports(job)
     if site.sandbox.plan.spec.accounting:
@@ -415,16 +427,16 @@ def _show_billing(printer: DemoPrinter, site: DemoSite) -> int:
         printer.print_line(f"Left out here: {site.bank.skip_reason}.")
         return 0
     _run_command(printer, site, "", "steward bank enforce gate --reason demo")
-    first = site.users[0]
+    first_user = site.users[0]
     job = site.submit_unrecorded(PAID_JOB)
     printer.print_prompt(job.user, PAID_JOB.shell_command)
-    printer.print_line(f"{f'job {job.job}':<8} {PAID_JOB.about}", style="dim")
-    _run_command(printer, site, first, f"steward bank quote --account={ACCOUNT} paid.sh")
-    _run_command(printer, site, first, shlex.join(UNAFFORDABLE_COMMAND), SBATCH_REJECTED)
+    printer.print_line(f"{f'job {job.job}':<8} {PAID_JOB.description}", style="dim")
+    _run_command(printer, site, first_user, f"steward bank quote --account={ACCOUNT} paid.sh")
+    _run_command(printer, site, first_user, shlex.join(UNAFFORDABLE_COMMAND), SBATCH_REJECTED)
     with printer.show_progress("Waiting for the job to end ...", "It has ended and is charged"):
         amount = site.wait_for_charge(job)
-    _run_command(printer, site, first, f"steward bank explain {job.job}")
-    _run_command(printer, site, first, f"steward bank statement {ACCOUNT}")
+    _run_command(printer, site, first_user, f"steward bank explain {job.job}")
+    _run_command(printer, site, first_user, f"steward bank statement {ACCOUNT}")
     _run_command(printer, site, "", "steward bank usage")
     _run_command(printer, site, "", "steward bank check")
     passed = amount > 0 and is_ledger_sound(site.call_action("bank.check"))
@@ -482,15 +494,15 @@ def _show_pages(printer: DemoPrinter, site: DemoSite) -> int:
     if site.pages.skip_reason:
         printer.print_line(f"Left out here: {site.pages.skip_reason}.")
         return 0
-    first = site.users[0]
-    printer.print_prompt(WEB_USER, f"steward web --socket {site.socket}")
+    first_user = site.users[0]
+    printer.print_prompt(WEB_USER, f"steward web --socket {site.socket_path}")
     with printer.show_progress("Starting the pages ...", "The pages answer"):
         site.start_web_server()
-    printer.print_prompt(first, "steward login")
-    link = site.make_login_link(first)
+    printer.print_prompt(first_user, "steward login")
+    link = site.make_login_link(first_user)
     printer.print_line(link)
-    passed = bool(link) and site.pages.can_open(link, first)
-    printer.result(passed, f"the link opens the pages once, and {first} finds her jobs there")
+    passed = bool(link) and site.pages.can_open(link, first_user)
+    printer.result(passed, f"the link opens the pages once, and {first_user} finds her jobs there")
     return int(not passed)
 
 
@@ -500,7 +512,7 @@ def _has_acl(path: str) -> bool:
 
 
 def _run_command(
-    printer: DemoPrinter, site: DemoSite, user: str, command: str, expected: int = 0
+    printer: DemoPrinter, site: DemoSite, user: str, command: str, expected_code: int = 0
 ) -> None:
     """Run a command as a user and show its output.
 
@@ -508,8 +520,10 @@ def _run_command(
         CheckFailed: The exit code is not the expected one.
     """
     printer.print_prompt(user or _get_operator(site), command)
-    code = site.run_visible(shlex.split(command), user)
-    checks.require_that(code == expected, f"{command!r} ended with {code}, not {expected}")
+    exit_code = site.run_visible(shlex.split(command), user)
+    checks.require_that(
+        exit_code == expected_code, f"{command!r} ended with {exit_code}, not {expected_code}"
+    )
 
 
 def _get_operator(site: DemoSite) -> str:
@@ -522,22 +536,22 @@ def _run_checks(printer: DemoPrinter, site: DemoSite, lines: Sequence[JobLine]) 
     printer.print_heading(
         "Is it so?", "Each of these is looked up now, in the files and by the commands."
     )
-    failed = 0
+    failures = 0
     for claim, check in checks.list_checks(site, lines):
         try:
             check()
         except (checks.CheckFailed, OSError) as error:
-            failed += 1
+            failures += 1
             printer.result(False, f"{claim}: {error}")
         else:
             printer.result(True, claim)
-    return failed
+    return failures
 
 
 def _stop_daemon(printer: DemoPrinter, site: DemoSite) -> int:
     """Stop the daemon; return 1 if it did not end properly."""
-    code = site.stop()
-    outcome = "did not end" if code is None else f"ended with {code}"
+    exit_code = site.stop_daemon()
+    outcome = "did not end" if exit_code is None else f"ended with {exit_code}"
     claim = "the daemon ends at SIGTERM with everything finished"
-    printer.result(code == 0, claim if code == 0 else f"{claim}: it {outcome}")
-    return int(code != 0)
+    printer.result(exit_code == 0, claim if exit_code == 0 else f"{claim}: it {outcome}")
+    return int(exit_code != 0)

@@ -68,8 +68,8 @@ class SandboxPaths:
     def steward_user(self) -> str:
         """Return the user that the daemon runs as: SlurmUser; "" for the calling user."""
         # Without namespaces SlurmUser may be unable to enter Steward's directory.
-        inside = os.geteuid() == 0 and self.sandbox.plan.contained
-        return self.sandbox.plan.spec.slurm_user if inside else ""
+        can_switch_user = os.geteuid() == 0 and self.sandbox.plan.contained
+        return self.sandbox.plan.spec.slurm_user if can_switch_user else ""
 
     @property
     def config(self) -> str:
@@ -82,22 +82,22 @@ class SandboxPaths:
         return f"{self.sandbox.directory}/steward/state"
 
     @property
-    def archive(self) -> str:
+    def archive_dir(self) -> str:
         """Return the root directory of the archive."""
         return f"{self.sandbox.directory}/steward/archive"
 
     @property
-    def log(self) -> str:
+    def log_path(self) -> str:
         """Return the path of the daemon's log."""
         return f"{self.sandbox.directory}/steward/log"
 
     @property
-    def web_log(self) -> str:
+    def web_log_path(self) -> str:
         """Return the path of the web server's log."""
         return f"{self.sandbox.directory}/web.log"
 
     @property
-    def socket(self) -> str:
+    def socket_path(self) -> str:
         """Return the path of the daemon's socket."""
         return f"{self.sandbox.directory}/steward/socket"
 
@@ -107,7 +107,7 @@ class SandboxPaths:
         return f"{self.sandbox.directory}/rules"
 
     @property
-    def written_directories(self) -> tuple[str, ...]:
+    def written_dirs(self) -> tuple[str, ...]:
         """Return every directory that the daemon writes to."""
         return (os.path.dirname(self.state_dir),)
 
@@ -121,7 +121,7 @@ class SandboxPaths:
         if user == "root" and user not in self.users:
             return {"PAGER": "cat"}
         if user:
-            return {"STEWARD_SOCKET": self.socket, "PAGER": "cat"}
+            return {"STEWARD_SOCKET": self.socket_path, "PAGER": "cat"}
         return {"STEWARD_CONFIG": self.config, "PAGER": "cat"}
 
     def run_steward(
@@ -144,7 +144,7 @@ class SandboxPaths:
         Raises:
             StewardError: As :meth:`steward.client.Client.ask`.
         """
-        return Client(socket=self.socket).ask(name, **fields)
+        return Client(socket=self.socket_path).ask(name, **fields)
 
     def run(self, argv: Sequence[str], user: str = "") -> "subprocess.CompletedProcess[bytes]":
         """Run any program inside; otherwise as :meth:`run_steward`."""
@@ -231,7 +231,7 @@ class DemoSite(SandboxPaths):
         directory: str = "",
         *,
         keep: bool = False,
-        slurm: str = "",
+        slurm_version: str = "",
         with_slurmdbd: bool = False,
         with_bank: bool = False,
     ) -> Self:
@@ -240,7 +240,7 @@ class DemoSite(SandboxPaths):
         Args:
             directory: Directory of everything; if empty, a new temporary one.
             keep: Whether everything lives on when the caller ends.
-            slurm: Version of Slurm; if empty, the installed one.
+            slurm_version: Version of Slurm; if empty, the installed one.
             with_slurmdbd: Whether to run slurmdbd, if it is installed.
             with_bank: Whether to run the bank, if the submit plugin can be built.
 
@@ -249,7 +249,7 @@ class DemoSite(SandboxPaths):
         """
         spec = SandboxSpec(
             directory=directory,
-            slurm=slurm,
+            slurm=slurm_version,
             extra=SLURM_CONF_LINES,
             plugstack=PLUGSTACK,
             accounting=with_slurmdbd,
@@ -262,7 +262,7 @@ class DemoSite(SandboxPaths):
         except SlurmMissing:
             if not with_slurmdbd:
                 raise
-            return cls.up(directory, keep=keep, slurm=slurm, with_bank=with_bank)
+            return cls.up(directory, keep=keep, slurm_version=slurm_version, with_bank=with_bank)
         return cls(sandbox, keep=keep)
 
     def __enter__(self) -> Self:
@@ -287,7 +287,7 @@ class DemoSite(SandboxPaths):
         if self.keep:
             # Programs started inside end with their caller, unless they start their own session.
             argv = ["setsid", "--fork", *argv]
-        with open(self.log, "ab") as log:
+        with open(self.log_path, "ab") as log:
             process = self.sandbox.popen(
                 argv,
                 user=self.steward_user,
@@ -309,7 +309,7 @@ class DemoSite(SandboxPaths):
         Raises:
             DemoError: The web server does not answer.
         """
-        self.pages.start(self.socket, self.web_log)
+        self.pages.start(self.socket_path, self.web_log_path)
         self._wait(self.pages.is_answering, _START_TIMEOUT_S, "the pages do not answer")
 
     def make_login_link(self, user: str = "") -> str:
@@ -327,14 +327,14 @@ class DemoSite(SandboxPaths):
         if self.steward_user:
             shutil.chown(steward_dir, self.steward_user, self.steward_user)
         os.makedirs(self.rules, mode=0o755, exist_ok=True)
-        text = format_configuration(
+        config_text = format_configuration(
             state_dir=self.state_dir,
-            socket=self.socket,
-            cluster=self.sandbox.plan.spec.cluster,
-            slurm=self.sandbox.make_cluster_settings(),
+            socket_path=self.socket_path,
+            cluster_name=self.sandbox.plan.spec.cluster,
+            cluster_settings=self.sandbox.make_cluster_settings(),
             munge_socket=self.sandbox.plan.munge_socket,
-            archive=self.archive,
-            parts=[
+            archive_dir=self.archive_dir,
+            part_lines=[
                 *self.books.settings,
                 *self.bank.settings,
                 *self.pages.settings,
@@ -342,7 +342,7 @@ class DemoSite(SandboxPaths):
             ],
         )
         with open(self.config, "w", encoding="utf-8") as file:
-            file.write(text)
+            file.write(config_text)
 
     def _is_answering(self) -> bool:
         """Return True if the daemon answers; raise if it has ended."""
@@ -366,7 +366,7 @@ class DemoSite(SandboxPaths):
             SandboxError: Slurm rejects the job.
             DemoError: Slurm's output names no job.
         """
-        user = self.users[min(submission.author, len(self.users) - 1)]
+        user = self.users[min(submission.user_index, len(self.users) - 1)]
         if submission.script is not None:
             command = ["tee", "--", submission.filename]
             self.sandbox.run(
@@ -463,13 +463,17 @@ class DemoSite(SandboxPaths):
         Raises:
             DemoError: Some are missing at the time-out.
         """
-        expected = sum(job.what.tasks or 1 for job in self.jobs)
-        with_script = sum(job.what.tasks or 1 for job in self.jobs if job.what.script is not None)
+        expected_count = sum(job.what.tasks or 1 for job in self.jobs)
+        script_count = sum(job.what.tasks or 1 for job in self.jobs if job.what.script is not None)
 
         def are_there(lines: tuple[JobLine, ...]) -> bool:
             ended = [line for line in lines if line.state in _FINAL_STATES]
             archived = [line for line in ended if line.script_key]
-            return len(ended) == expected and len(archived) == with_script and self._is_indexed()
+            return (
+                len(ended) == expected_count
+                and len(archived) == script_count
+                and self._has_caught_up()
+            )
 
         return self._wait_until(
             lambda: self.call_action("archive.list").jobs,
@@ -477,12 +481,12 @@ class DemoSite(SandboxPaths):
             "not every job is in the archive",
         )
 
-    def _is_indexed(self) -> bool:
+    def _has_caught_up(self) -> bool:
         """Return True if every consumer has applied every event."""
-        answer: StatusAnswer = self.call_action("journal.status")
-        return all(consumer.behind == 0 for consumer in answer.consumers)
+        status: StatusAnswer = self.call_action("journal.status")
+        return all(consumer.behind == 0 for consumer in status.consumers)
 
-    def stop(self) -> int | None:
+    def stop_daemon(self) -> int | None:
         """Stop the daemon with SIGTERM; return its exit code, None after the time-out."""
         if self._daemon is None:
             return None
@@ -527,7 +531,7 @@ class DemoSite(SandboxPaths):
     def _make_error(self, problem: str) -> DemoError:
         """Make an error with the last lines of the daemon's log, which may soon be gone."""
         try:
-            with open(self.log, encoding="utf-8", errors="replace") as file:
+            with open(self.log_path, encoding="utf-8", errors="replace") as file:
                 last_lines = file.read().splitlines()[-3:]
         except OSError:
             last_lines = []

@@ -267,13 +267,13 @@ class _JobIdUpdate:
             by_place.setdefault((step, node), []).append(row)
         if self.is_complete:
             return by_place.values()
-        return (rows for rows in by_place.values() if any(row.has_news for row in rows))
+        return (rows for rows in by_place.values() if any(row.has_new_reports for row in rows))
 
     def _attribute_launch(self, row: LaunchRow, view: RunView | None) -> None:
         """Assign a launch to a run and piece."""
         run = None if view is None else view.key
         piece_us = 0 if view is None else view.find_piece_end(row.key[2])
-        if (run, piece_us) != (row.run, row.piece_us):
+        if (run, piece_us) != (row.run, row.piece_end_us):
             if row.run is not None:
                 self.needs_rebuild = True
             row.assign(run, piece_us)
@@ -286,20 +286,20 @@ class _JobIdUpdate:
         start = row.facts.start
         if start is not None and start.name:
             row.facts.blank_private_text()
-            row.has_news = row.is_dirty = True
+            row.has_new_reports = row.is_dirty = True
 
     def group_steps(self) -> dict[_Part, dict[str, list[LaunchRow]]]:
         """Return the launches of each step to write, by part of a run."""
         step_keys = {
-            (row.run, row.piece_us, row.key[0])
+            (row.run, row.piece_end_us, row.key[0])
             for row in self.group.launches.values()
             if row.run is not None and (row.is_dirty or self.is_complete)
         }
         steps: dict[_Part, dict[str, list[LaunchRow]]] = {}
         for _key, row in sorted(self.group.launches.items()):
             step = row.key[0]
-            if row.run is not None and (row.run, row.piece_us, step) in step_keys:
-                steps.setdefault((row.run, row.piece_us), {}).setdefault(step, []).append(row)
+            if row.run is not None and (row.run, row.piece_end_us, step) in step_keys:
+                steps.setdefault((row.run, row.piece_end_us), {}).setdefault(step, []).append(row)
         return steps
 
     def adopt_imported_steps(

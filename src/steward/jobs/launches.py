@@ -82,7 +82,7 @@ class LaunchRow(msgspec.Struct):
     Attributes:
         key: Key within its job id.
         run: Key of its run; None if unknown.
-        piece_us: End (µs) of its piece of a resized job; 0 for the current size.
+        piece_end_us: End (µs) of its piece of a resized job; 0 for the current size.
         ended: Whether its end was reported.
         last_report_us: Time of the last report, µs since the epoch.
         published: Digest of the last event published about it; "" for none. Begins with
@@ -91,7 +91,7 @@ class LaunchRow(msgspec.Struct):
             and then withdrawn.
         published_run: The run that the last event named, if the launch has moved to another run
             since.
-        has_news: Whether new reports came.
+        has_new_reports: Whether new reports came.
         is_dirty: Whether the row must be written.
         packed_facts: Stored form of the reports, compressed once the launch ended.
         packed_usage: Stored form of the usage, if the launch has many tasks.
@@ -100,12 +100,12 @@ class LaunchRow(msgspec.Struct):
 
     key: LaunchKey
     run: RunKey | None = None
-    piece_us: int = 0
+    piece_end_us: int = 0
     ended: bool = False
     last_report_us: int = 0
     published: str = ""
     published_run: RunKey | None = None
-    has_news: bool = False
+    has_new_reports: bool = False
     is_dirty: bool = False
     packed_facts: bytes = b""
     packed_usage: bytes | None = None
@@ -120,7 +120,7 @@ class LaunchRow(msgspec.Struct):
 
     def sum_usage(self) -> LaunchUsage:
         """Return what the launch used."""
-        if self.packed_usage is not None and not self.has_news:
+        if self.packed_usage is not None and not self.has_new_reports:
             return _decode_spent(self.packed_usage)
         facts = self.facts
         _step, node, launched_us = self.key
@@ -133,7 +133,7 @@ class LaunchRow(msgspec.Struct):
         self.facts.add_report(event)
         self.ended = self.facts.end is not None
         self.last_report_us = now_us
-        self.has_news = self.is_dirty = True
+        self.has_new_reports = self.is_dirty = True
 
     @property
     def is_published(self) -> bool:
@@ -163,36 +163,36 @@ class LaunchRow(msgspec.Struct):
     @property
     def uid(self) -> int | None:
         """Uid of the step's user as the node reported it, or None."""
-        if self.packed_usage is not None and not self.has_news:
+        if self.packed_usage is not None and not self.has_new_reports:
             # Avoids unpacking thousands of tasks.
             return _decode_spent(self.packed_usage).uid
         start = self.facts.start
         return None if start is None else start.uid
 
-    def assign(self, run: RunKey | None, piece_us: int) -> None:
+    def assign(self, run_key: RunKey | None, piece_end_us: int) -> None:
         """Assign it to another run, or to another piece of its run."""
-        if run != self.run and self.is_published and self.published_run is None:
+        if run_key != self.run and self.is_published and self.published_run is None:
             self.published_run = self.run
-        elif run == self.published_run:
+        elif run_key == self.published_run:
             self.published_run = None
-        self.run, self.piece_us, self.is_dirty = run, piece_us, True
+        self.run, self.piece_end_us, self.is_dirty = run_key, piece_end_us, True
 
 
-def find_run(row: LaunchRow, runs: Sequence[RunView]) -> RunView | None:
+def find_run(launch: LaunchRow, runs: Sequence[RunView]) -> RunView | None:
     """Return the run of a launch, or None if it fits none.
 
     Args:
-        row: The launch.
+        launch: The launch.
         runs: All runs of the job id.
     """
-    _step, node, launched_us = row.key
+    _step, node, launched_us = launch.key
     candidates = [
         run
         for run in runs
-        if _contains_time(run, launched_us) and _has_node(run, node) and _has_same_user(run, row)
+        if _contains_time(run, launched_us) and _has_node(run, node) and _has_same_user(run, launch)
     ]
     if len(candidates) > 1:
-        restarts = row.restarts
+        restarts = launch.restarts
         candidates = [run for run in candidates if run.run.restarts == restarts] or candidates
     # Of several candidates, the one that began last.
     return max(candidates, key=_get_begin_us, default=None)
@@ -211,8 +211,8 @@ def _contains_time(run: RunView, launched_us: int) -> bool:
     if launched_us < _get_begin_us(run) - SLACK_US:
         return False
     end = run.record.end
-    until_us = to_micros(end) if end is not None else run.until_us
-    return until_us is None or launched_us <= until_us + SLACK_US
+    latest_us = to_micros(end) if end is not None else run.until_us
+    return latest_us is None or launched_us <= latest_us + SLACK_US
 
 
 def _has_node(run: RunView, node: str) -> bool:
@@ -220,10 +220,10 @@ def _has_node(run: RunView, node: str) -> bool:
     return any(node == nodes or node in _expand_nodes(nodes) for nodes in run.list_nodelists())
 
 
-def _has_same_user(run: RunView, row: LaunchRow) -> bool:
+def _has_same_user(run: RunView, launch: LaunchRow) -> bool:
     """Return True unless run and launch have different uids."""
     uid = run.record.uid
-    return uid is None or row.uid in (None, uid)
+    return uid is None or launch.uid in (None, uid)
 
 
 @functools.lru_cache(maxsize=64)
@@ -282,14 +282,14 @@ def load_accounted(
     return lines_by_id
 
 
-def put_accounted(connection: Connection, cluster: str, facts: AccountedStep) -> None:
+def put_accounted(connection: Connection, cluster: str, step: AccountedStep) -> None:
     """Store a step's line that was imported from other accounting."""
-    submit_us = to_micros(facts.submit.replace(microsecond=0))
-    line = msgspec.structs.replace(facts.line, submit_us=submit_us)
+    submit_us = to_micros(step.submit.replace(microsecond=0))
+    line = msgspec.structs.replace(step.line, submit_us=submit_us)
     connection.execute(
         "INSERT OR REPLACE INTO accounted (cluster, job_id, submit, step, line) "
         "VALUES (?, ?, ?, ?, ?)",
-        (cluster, facts.job_id, submit_us, line.step, _encode(line)),
+        (cluster, step.job_id, submit_us, line.step, _encode(line)),
     )
 
 
@@ -342,28 +342,33 @@ def row_to_launch(row: tuple[Any, ...]) -> tuple[int, LaunchRow]:
         summed,
         facts,
     ) = row
-    run = None if submit is None else (submit, restarts)
-    fields = ((step, node, launched), run, piece, bool(ended), seen_us, published or "")
+    run_key = None if submit is None else (submit, restarts)
+    fields = ((step, node, launched), run_key, piece, bool(ended), seen_us, published or "")
     return job_id, LaunchRow(*fields, packed_facts=facts, packed_usage=summed)
 
 
 def put_launches(
-    connection: Connection, cluster: str, job_id: int, rows: Iterable[LaunchRow]
+    connection: Connection, cluster: str, job_id: int, launches: Iterable[LaunchRow]
 ) -> None:
     """Write launches, inside a transaction."""
-    connection.executemany(_PUT, [_to_row(cluster, job_id, row) for row in rows])
+    connection.executemany(_PUT, [_to_row(cluster, job_id, launch) for launch in launches])
 
 
-def _to_row(cluster: str, job_id: int, row: LaunchRow) -> tuple[object, ...]:
+def _to_row(cluster: str, job_id: int, launch: LaunchRow) -> tuple[object, ...]:
     """Convert a launch to a row."""
-    if row.decoded_facts is not None:
-        data = _encode(row.decoded_facts)
-        row.packed_facts = zlib.compress(data, 1) if row.ended else data
-        is_many = len(row.decoded_facts.tasks) > _MAX_UNSTORED_TASKS
-        row.packed_usage = _encode(row.sum_usage()) if is_many else None
-        row.has_news = False
-    submit, restarts = row.run or (None, None)
+    if launch.decoded_facts is not None:
+        encoded_facts = _encode(launch.decoded_facts)
+        launch.packed_facts = zlib.compress(encoded_facts, 1) if launch.ended else encoded_facts
+        has_many_tasks = len(launch.decoded_facts.tasks) > _MAX_UNSTORED_TASKS
+        launch.packed_usage = _encode(launch.sum_usage()) if has_many_tasks else None
+        launch.has_new_reports = False
+    submit, restarts = launch.run or (None, None)
     return (
-        *(cluster, job_id, *row.key, submit, restarts, row.piece_us, int(row.ended)),
-        *(row.last_report_us, row.published or None, row.packed_usage, row.packed_facts),
+        *(cluster, job_id, *launch.key, submit, restarts, launch.piece_end_us, int(launch.ended)),
+        *(
+            launch.last_report_us,
+            launch.published or None,
+            launch.packed_usage,
+            launch.packed_facts,
+        ),
     )

@@ -133,9 +133,9 @@ class Sandbox:
             SlurmMissing: This Slurm is not available.
             SandboxError: The directory is in use, or a daemon does not come up.
         """
-        plan, ports = layout.prepare_directory(spec or SandboxSpec(), report)
+        plan, port_sockets = layout.prepare_directory(spec or SandboxSpec(), report)
         try:
-            keeper = keeper_client.launch_keeper(plan, ports, detached=detached)
+            keeper = keeper_client.launch_keeper(plan, port_sockets, detached=detached)
         except BaseException:
             # If interrupted here, a keeper that was started sees its pipe close.
             with contextlib.suppress(SandboxError):
@@ -143,7 +143,7 @@ class Sandbox:
             raise
         sandbox = cls(plan, None if detached else keeper)
         try:
-            error = read_report(keeper)
+            failure = read_report(keeper)
         except BaseException:
             keeper_client.abandon_keeper(keeper, plan.directory)
             raise
@@ -151,10 +151,10 @@ class Sandbox:
             keeper.stdout.close()
         if detached:
             detach_keeper(keeper)
-        if error:
+        if failure:
             sandbox.down(keep=True)
             raise SandboxError(
-                f"the sandbox did not come up: {error} (logs are in {plan.directory}/log)", plan
+                f"the sandbox did not come up: {failure} (logs are in {plan.directory}/log)", plan
             )
         return sandbox
 
@@ -214,19 +214,22 @@ class Sandbox:
 
     def is_up(self) -> bool:
         """Return True if its keeper and init are alive."""
-        keepers = keeper_client.read_keepers(self.directory)
-        return keepers is not None and is_alive(keepers.init)
+        processes = keeper_client.read_keepers(self.directory)
+        return processes is not None and is_alive(processes.init)
 
     def make_environment(self, env: Mapping[str, str] | None = None) -> dict[str, str]:
         """Return the environment of programs inside: the caller's, this cluster's, and ``env``."""
-        base = {k: v for k, v in os.environ.items() if not k.startswith(_FOREIGN_PREFIXES)}
-        path = [os.path.join(sys.prefix, "bin"), *base.get("PATH", os.defpath).split(":")]
+        environment = {k: v for k, v in os.environ.items() if not k.startswith(_FOREIGN_PREFIXES)}
+        search_path = [
+            os.path.join(sys.prefix, "bin"),
+            *environment.get("PATH", os.defpath).split(":"),
+        ]
         # Commands of another Slurm version precede the machine's; the machine's own come last.
-        path.insert(0 if self.plan.root else len(path), self.plan.slurm_bin)
-        base["PATH"] = ":".join(dict.fromkeys([*path, "/usr/sbin", "/sbin"]))
-        base["SLURM_CONF"] = self.slurm_conf
-        base["STEWARD_SANDBOX"] = self.directory
-        return base | dict(env or {})
+        search_path.insert(0 if self.plan.root else len(search_path), self.plan.slurm_bin)
+        environment["PATH"] = ":".join(dict.fromkeys([*search_path, "/usr/sbin", "/sbin"]))
+        environment["SLURM_CONF"] = self.slurm_conf
+        environment["STEWARD_SANDBOX"] = self.directory
+        return environment | dict(env or {})
 
     def make_command(self, argv: Sequence[str], *, user: str = "", cwd: str = "") -> list[str]:
         """Return the command line that, run outside, runs ``argv`` inside.
@@ -243,13 +246,13 @@ class Sandbox:
         if user and user not in self.users and user not in ("root", self.plan.spec.slurm_user):
             names = ", ".join(self.users)
             raise SandboxError(f"the sandbox has no user {user!r}, only {names}", user)
-        keepers = keeper_client.read_keepers(self.directory)
-        if keepers is None or not is_alive(keepers.init):
+        processes = keeper_client.read_keepers(self.directory)
+        if processes is None or not is_alive(processes.init):
             raise SandboxError(f"no sandbox is up in {self.directory}", self.directory)
-        init = keepers.init.pid if self.plan.contained else 0
+        init_pid = processes.init.pid if self.plan.contained else 0
         directory = cwd or (self.users[user].home if user in self.users else os.getcwd())
-        prefix = [sys.executable, "-I", "-S", namespaces.__file__]
-        return [*prefix, str(init), user, directory, *argv]
+        python_command = [sys.executable, "-I", "-S", namespaces.__file__]
+        return [*python_command, str(init_pid), user, directory, *argv]
 
     def popen(
         self,
@@ -295,7 +298,7 @@ class Sandbox:
         Raises:
             SandboxError: The sandbox is not up, the program failed or took too long.
         """
-        pipe: IO[bytes] | int = subprocess.DEVNULL if input is None else subprocess.PIPE
+        stdin: IO[bytes] | int = subprocess.DEVNULL if input is None else subprocess.PIPE
         process = self.popen(
             argv,
             user=user,
@@ -303,16 +306,16 @@ class Sandbox:
             env=env,
             text=text,
             errors="surrogateescape" if text else None,
-            stdin=pipe,
+            stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
         with process:
             try:
-                out, err = process.communicate(input, timeout=timeout_s)
+                stdout, stderr = process.communicate(input, timeout=timeout_s)
             except subprocess.TimeoutExpired:
                 process.kill()
-                out, err = process.communicate()
+                stdout, stderr = process.communicate()
                 raise SandboxError(
                     f"{shlex.join(argv)} did not end within {timeout_s:g} s", argv
                 ) from None
@@ -320,11 +323,11 @@ class Sandbox:
                 process.kill()
                 raise
         if check and process.returncode:
-            output = err if text else err.decode(errors="replace")
+            output = stderr if text else stderr.decode(errors="replace")
             raise SandboxError(
                 f"{shlex.join(argv)} ended with {process.returncode}: {output.strip()}", argv
             )
-        return subprocess.CompletedProcess(list(argv), process.returncode, out, err)
+        return subprocess.CompletedProcess(list(argv), process.returncode, stdout, stderr)
 
     def get_status(self) -> dict[str, int]:
         """Return the services by name with their process id inside; 0 for an ended one.
@@ -334,17 +337,17 @@ class Sandbox:
         """
         return self._send_order(InitOrder(do="status")).running
 
-    def stop_service(self, name: str, number: int = signal.SIGTERM) -> None:
+    def stop_service(self, name: str, signal_number: int = signal.SIGTERM) -> None:
         """Send a signal to a service; after SIGTERM or SIGKILL, wait for its end.
 
         Args:
             name: ``slurmctld``, ``munged`` or ``slurmd.NODE``.
-            number: The signal.
+            signal_number: The signal.
 
         Raises:
             SandboxError: It is not running.
         """
-        self._send_order(InitOrder(do="signal", service=name, number=number))
+        self._send_order(InitOrder(do="signal", service=name, number=signal_number))
 
     def start_service(self, name: str, *arguments: str) -> None:
         """Start a service again, with additional arguments.
@@ -446,13 +449,13 @@ class Sandbox:
         Raises:
             SandboxError: Something does not end.
         """
-        keepers = keeper_client.read_keepers(self.directory)
+        processes = keeper_client.read_keepers(self.directory)
         if self._keeper is not None:
             keeper_client.end_keeper(self._keeper, keep=keep)
-        elif keepers is not None and is_alive(keepers.keeper):
-            keeper_client.signal_process(keepers.keeper, signal.SIGTERM)
-        if keepers is not None:
-            wait_for_end(keepers)
+        elif processes is not None and is_alive(processes.keeper):
+            keeper_client.signal_process(processes.keeper, signal.SIGTERM)
+        if processes is not None:
+            wait_for_end(processes)
         if not keep:
             layout.remove_directory(self.directory)
 

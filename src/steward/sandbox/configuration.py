@@ -179,12 +179,12 @@ def list_sacctmgr_commands(plan: SandboxPlan) -> Iterator[tuple[str, ...]]:
     cluster, accounts = plan.spec.cluster.lower(), ",".join(plan.spec.accounts)
     yield ("add", "cluster", cluster)
     yield ("add", "account", accounts, f"cluster={cluster}")
-    names = [user.name for user in plan.users]
+    user_names = [user.name for user in plan.users]
     yield (
-        *("add", "user", ",".join(names), f"cluster={cluster}", f"account={accounts}"),
+        *("add", "user", ",".join(user_names), f"cluster={cluster}", f"account={accounts}"),
         f"defaultaccount={plan.spec.accounts[0]}",
     )
-    yield ("add", "coordinator", f"account={plan.spec.accounts[0]}", f"names={names[0]}")
+    yield ("add", "coordinator", f"account={plan.spec.accounts[0]}", f"names={user_names[0]}")
 
 
 def list_node_names(spec: SandboxSpec) -> tuple[str, ...]:

@@ -75,7 +75,7 @@ class InitProcess:
         self.mounted_roots: set[str] = set()
         self.is_end_requested = False
         self._listener: socket.socket | None = None
-        self._etc: EtcFiles | None = None
+        self._etc_files: EtcFiles | None = None
 
     def start(self) -> None:
         """Start all services, and wait until the nodes are idle.
@@ -90,14 +90,14 @@ class InitProcess:
         signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
         if self.plan.contained:
             namespaces.set_up_namespace(self.plan.host)
-            self._etc = _mount_all(self.plan)
+            self._etc_files = _mount_all(self.plan)
             self.mounted_roots.add(self.plan.root)
         else:
             namespaces.adopt_orphans()
         for service in self.plan.services:
             self._start_service(service)
         self._wait_until(self.plan.services[-1].name, self._are_nodes_idle)
-        self._listener = self._open_socket()
+        self._listener = self._open_control_socket()
 
     def _start_service(self, service: SandboxService) -> None:
         """Start a service, and wait until the next ones may start."""
@@ -155,38 +155,38 @@ class InitProcess:
         poller = select.poll()
         poller.register(self._wake_fd, select.POLLIN)
         poller.register(self._listener, select.POLLIN)
-        if self._etc is not None:
-            poller.register(self._etc.changes, select.POLLPRI)
+        if self._etc_files is not None:
+            poller.register(self._etc_files.changes, select.POLLPRI)
         while not self.is_end_requested:
-            is_bound = self._etc is None or self._etc.restore()
-            ready = {fd for fd, _ in poller.poll(None if is_bound else _RETRY_MS)}
-            if self._wake_fd in ready:
+            are_all_bound = self._etc_files is None or self._etc_files.restore_binds()
+            ready_fds = {fd for fd, _ in poller.poll(None if are_all_bound else _RETRY_MS)}
+            if self._wake_fd in ready_fds:
                 os.read(self._wake_fd, 512)
             self._reap()
-            if self._listener.fileno() in ready:
+            if self._listener.fileno() in ready_fds:
                 self._handle_order(self._listener)
         self._stop_services()
 
     def _request_end(self, _number: int, _frame: object) -> None:
         self.is_end_requested = True
 
-    def _spawn(self, service: SandboxService, arguments: tuple[str, ...] = ()) -> None:
+    def _spawn(self, service: SandboxService, extra_arguments: tuple[str, ...] = ()) -> None:
         """Start a service's process with its log."""
-        argv = [*service.argv, *arguments]
+        argv = [*service.argv, *extra_arguments]
         env = {
             "PATH": _PATH,
             "SLURM_CONF": self.plan.slurm_conf,
             "HOME": "/",
             "LC_ALL": "C",
         } | service.env
-        log = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        log_flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         self.running[service.name] = os.posix_spawn(
             argv[0],
             argv,
             env,
             file_actions=[
                 (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-                (os.POSIX_SPAWN_OPEN, 1, service.log, log, 0o644),
+                (os.POSIX_SPAWN_OPEN, 1, service.log, log_flags, 0o644),
                 (os.POSIX_SPAWN_DUP2, 1, 2),
             ],
             setsid=True,
@@ -214,10 +214,13 @@ class InitProcess:
             self._reap()
             if self.is_end_requested:
                 raise SandboxError("the sandbox was asked to end before it was up", self.plan)
-            dead = [other for other, pid in self.running.items() if pid == 0]
-            if dead:
+            ended_services = [
+                service_name for service_name, pid in self.running.items() if pid == 0
+            ]
+            if ended_services:
                 raise SandboxError(
-                    f"{dead[0]} has ended: {self._get_last_error(dead[0])}", self.plan
+                    f"{ended_services[0]} has ended: {self._get_last_error(ended_services[0])}",
+                    self.plan,
                 )
             if time.monotonic() > deadline:
                 raise SandboxError(
@@ -229,8 +232,8 @@ class InitProcess:
 
     def _get_last_error(self, name: str) -> str:
         """Return the last error line in a service's log."""
-        log = f"{self.plan.directory}/log/{name}"
-        for path in (f"{log}.log", f"{log}.out"):
+        log_path = f"{self.plan.directory}/log/{name}"
+        for path in (f"{log_path}.log", f"{log_path}.out"):
             try:
                 with open(path, encoding="utf-8", errors="replace") as file:
                     lines = [line.strip() for line in file if line.strip()]
@@ -245,13 +248,13 @@ class InitProcess:
         # Only nodes with a slurmd: a spec may add others without one.
         names = ",".join(list_node_names(self.plan.spec))
         command = f"{self.plan.slurm_bin}/sinfo"
-        sinfo = (command, "-h", "-N", "-p", "main", "-n", names, "-o", "%T")
+        argv = (command, "-h", "-N", "-p", "main", "-n", names, "-o", "%T")
         try:
-            return self._run_command(sinfo).split() == ["idle"] * self.plan.spec.nodes
+            return self._run_command(argv).split() == ["idle"] * self.plan.spec.nodes
         except SandboxError:
             return False  # slurmctld is not ready
 
-    def _open_socket(self) -> socket.socket:
+    def _open_control_socket(self) -> socket.socket:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         listener.bind(self.plan.control_socket)
         listener.listen(16)
@@ -295,22 +298,22 @@ class InitProcess:
         """Read the plan again; running daemons stay as they are."""
         try:
             plan = layout.read_plan(self.plan.directory)
-            if self._etc is not None and plan.root and plan.root not in self.mounted_roots:
-                _enter_root(plan, self._etc)
+            if self._etc_files is not None and plan.root and plan.root not in self.mounted_roots:
+                _enter_root(plan, self._etc_files)
                 self.mounted_roots.add(plan.root)
         except (SandboxError, OSError) as error:
             return str(error)
         self.plan = plan
         return ""
 
-    def _signal_service(self, name: str, number: int) -> str:
+    def _signal_service(self, name: str, signal_number: int) -> str:
         """Send a service a signal, and wait for its end; return the error, or ""."""
         pid = self.running.get(name, 0)
         if not pid:
             return f"{name} is not running"
-        os.kill(pid, number)
+        os.kill(pid, signal_number)
         deadline = time.monotonic() + 30
-        while self.running[name] and number in (signal.SIGTERM, signal.SIGKILL):
+        while self.running[name] and signal_number in (signal.SIGTERM, signal.SIGKILL):
             if time.monotonic() > deadline:
                 return f"{name} does not end"
             time.sleep(_POLL_S)
@@ -356,39 +359,39 @@ class EtcFiles:
         # Readable by priority when mounts of this namespace change, see proc_pid_mountinfo(5).
         self.changes = os.open("/proc/self/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
 
-    def bind_into(self, root: str) -> None:
+    def bind_below(self, root: str) -> None:
         """Bind the files below a root directory; "" for the machine's.
 
         Raises:
             OSError: It is not permitted.
         """
         for name in ("passwd", "group", "hosts"):
-            etc = os.stat(f"{root}/etc")
-            self._binds.append((f"{self._directory}/{name}", f"{root}/etc/{name}", etc))
-        self.restore()
+            etc_stat = os.stat(f"{root}/etc")
+            self._binds.append((f"{self._directory}/{name}", f"{root}/etc/{name}", etc_stat))
+        self.restore_binds()
 
-    def restore(self) -> bool:
+    def restore_binds(self) -> bool:
         """Bind each file that is not bound; return True if all are bound now.
 
         Raises:
             OSError: It is not permitted.
         """
-        is_bound = True
-        for source, target, etc in self._binds:
+        are_all_bound = True
+        for source, target, etc_stat in self._binds:
             try:
-                if not os.path.samestat(os.stat(os.path.dirname(target)), etc):
+                if not os.path.samestat(os.stat(os.path.dirname(target)), etc_stat):
                     continue
                 if os.path.exists(source) and not os.path.samefile(source, target):
                     mount(source, target, flags=MS_BIND)
             except FileNotFoundError:
-                is_bound = False  # being replaced right now
-        return is_bound
+                are_all_bound = False  # being replaced right now
+        return are_all_bound
 
 
 def _mount_all(plan: SandboxPlan) -> EtcFiles:
     """Mount the sandbox's files over the machine's."""
-    etc = EtcFiles(f"{plan.directory}/etc")
-    etc.bind_into("")
+    etc_files = EtcFiles(f"{plan.directory}/etc")
+    etc_files.bind_below("")
     # The machine's nscd would answer for its own users before the sandbox's files are read.
     if os.path.isdir("/run/nscd") and os.geteuid() == 0:
         mount("tmpfs", "/run/nscd", "tmpfs", data="mode=755")
@@ -396,13 +399,13 @@ def _mount_all(plan: SandboxPlan) -> EtcFiles:
     for directory in plan.opened:
         _open_to_all(directory)
     if plan.root:
-        _enter_root(plan, etc)
-    return etc
+        _enter_root(plan, etc_files)
+    return etc_files
 
 
-def _enter_root(plan: SandboxPlan, etc: EtcFiles) -> None:
+def _enter_root(plan: SandboxPlan, etc_files: EtcFiles) -> None:
     """Mount the sandbox's users, directories and devices in another root directory."""
-    etc.bind_into(plan.root)
+    etc_files.bind_below(plan.root)
     for name in ("dev", "sys"):
         mount(f"/{name}", f"{plan.root}/{name}", flags=MS_BIND | MS_REC)
     mount("proc", f"{plan.root}/proc", "proc")

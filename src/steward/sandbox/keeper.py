@@ -38,12 +38,12 @@ def main(argv: list[str]) -> NoReturn:
     plan = layout.read_plan(directory)
     if mode == "detached" and os.fork():
         os._exit(0)  # the caller waits only for this process
-    lock = layout.lock_directory(directory)
-    if lock is None:
+    lock_fd = layout.lock_directory(directory)
+    if lock_fd is None:
         _report_line(f"error a sandbox is up in {directory} already")
         os._exit(1)
-    code = SandboxKeeper(plan, lock).run()
-    os._exit(code)
+    exit_code = SandboxKeeper(plan, lock_fd).run()
+    os._exit(exit_code)
 
 
 class SandboxKeeper:
@@ -60,7 +60,7 @@ class SandboxKeeper:
     def __init__(self, plan: SandboxPlan, lock_fd: int) -> None:
         self.plan = plan
         self.lock_fd = lock_fd
-        self.is_tied = True
+        self.ends_with_caller = True
         self.init_pid = 0
         self.is_end_requested = False
 
@@ -68,8 +68,8 @@ class SandboxKeeper:
         """Start the init, and stay until it or the caller has ended."""
         wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, self._request_end)
+        for signal_number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(signal_number, self._request_end)
         signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
         if self.plan.contained:
             namespaces.leave_namespaces(uid=os.geteuid(), gid=os.getegid())
@@ -83,39 +83,39 @@ class SandboxKeeper:
         os.close(alive_read)
         self._write_process_ids()
         _release_descriptor(REPORT_FD)
-        self._wait(wake_read)
+        self._wait_for_init(wake_read)
         if not self.plan.contained:
             kill_strays(self.plan)
-        if self.is_tied and self._has_caller_ended():
+        if self.ends_with_caller and self._has_caller_ended():
             os.close(self.lock_fd)
             layout.remove_directory(self.plan.directory)
         return 0
 
     def _write_process_ids(self) -> None:
         """Write the process ids of keeper and init to ``keeper/pids.json``."""
-        keepers = KeeperProcesses(
+        processes = KeeperProcesses(
             keeper=ProcessId(pid=os.getpid(), started=get_start_time(os.getpid())),
             init=ProcessId(pid=self.init_pid, started=get_start_time(self.init_pid)),
         )
         path = f"{self.plan.directory}/keeper/pids.json"
         with open(f"{path}.new", "wb") as file:
-            file.write(msgspec.json.encode(keepers))
+            file.write(msgspec.json.encode(processes))
         os.rename(f"{path}.new", path)
 
-    def _wait(self, wake_read: int) -> None:
+    def _wait_for_init(self, wake_read: int) -> None:
         """Wait until the init ends; end it if the caller ends or a signal asks to."""
         poller = select.poll()
         poller.register(wake_read, select.POLLIN)
         poller.register(0, select.POLLIN)
         is_end_sent = False
         while not self._has_init_ended():
-            ready = {fd for fd, _ in poller.poll()}
-            if wake_read in ready:
+            ready_fds = {fd for fd, _ in poller.poll()}
+            if wake_read in ready_fds:
                 os.read(wake_read, 512)
-            if 0 in ready:
+            if 0 in ready_fds:
                 poller.unregister(0)
-                self.is_tied = not os.read(0, 16)
-                if self.is_tied:
+                self.ends_with_caller = not os.read(0, 16)
+                if self.ends_with_caller:
                     os.kill(
                         self.init_pid, signal.SIGKILL if self.plan.contained else signal.SIGTERM
                     )
@@ -145,7 +145,7 @@ class SandboxKeeper:
 
 def _run_init(plan: SandboxPlan, alive_fd: int) -> NoReturn:
     """Run the init in the keeper's child; never return."""
-    code = 1
+    exit_code = 1
     try:
         namespaces.die_with_parent(signal.SIGKILL if plan.contained else signal.SIGTERM)
         if select.select([alive_fd], [], [], 0)[0]:
@@ -155,7 +155,7 @@ def _run_init(plan: SandboxPlan, alive_fd: int) -> NoReturn:
         _report_line("up")
         _release_descriptor(REPORT_FD)
         init.serve()
-        code = 0
+        exit_code = 0
     except StewardError as error:
         _report_line(f"error {error}")
     except OSError as error:
@@ -165,7 +165,7 @@ def _run_init(plan: SandboxPlan, alive_fd: int) -> NoReturn:
     finally:
         if not plan.contained:
             kill_strays(plan, spared_pid=os.getppid())
-        os._exit(code)
+        os._exit(exit_code)
 
 
 def _report_line(line: str) -> None:
@@ -187,10 +187,12 @@ def kill_strays(plan: SandboxPlan, spared_pid: int = 0) -> None:
     Raises:
         SandboxError: Some processes cannot be killed.
     """
-    mark = b"SLURM_CONF=" + os.fsencode(plan.slurm_conf)
+    environ_entry = b"SLURM_CONF=" + os.fsencode(plan.slurm_conf)
     spared = {os.getpid(), spared_pid}
     for _ in range(100):
-        pids = [pid for pid in _list_processes() if pid not in spared and _is_marked(pid, mark)]
+        pids = [
+            pid for pid in _list_processes() if pid not in spared and _is_marked(pid, environ_entry)
+        ]
         if not pids:
             return
         for pid in pids:
@@ -206,11 +208,11 @@ def _list_processes() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
-def _is_marked(pid: int, mark: bytes) -> bool:
+def _is_marked(pid: int, environ_entry: bytes) -> bool:
     """Return True if a process's environment holds this mark."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
-            return mark in file.read().split(b"\0")
+            return environ_entry in file.read().split(b"\0")
     except OSError:
         return False  # it has ended, or belongs to another user
 

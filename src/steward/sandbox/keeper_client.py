@@ -33,13 +33,13 @@ DOWN_TIMEOUT_S: Final = 20.0
 
 
 def launch_keeper(
-    plan: SandboxPlan, ports: Sequence[socket.socket], *, detached: bool
+    plan: SandboxPlan, port_sockets: Sequence[socket.socket], *, detached: bool
 ) -> subprocess.Popen[bytes]:
     """Start the keeper of a sandbox whose directory is laid out.
 
     Args:
         plan: The sandbox's plan.
-        ports: Sockets that reserve the sandbox's ports; the keeper owns them from here on.
+        port_sockets: Sockets that reserve the sandbox's ports; the keeper owns them from here on.
         detached: Whether it shall outlive the caller, see :func:`detach_keeper`.
     """
     mode = "detached" if detached else "tied"
@@ -50,13 +50,13 @@ def launch_keeper(
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                pass_fds=[sock.fileno() for sock in ports],
+                pass_fds=[port_socket.fileno() for port_socket in port_sockets],
                 start_new_session=True,
                 cwd="/",
             )
     finally:
-        for sock in ports:
-            sock.close()
+        for port_socket in port_sockets:
+            port_socket.close()
 
 
 def read_keepers(directory: str) -> KeeperProcesses | None:
@@ -103,10 +103,10 @@ def read_report(keeper: subprocess.Popen[bytes]) -> str:
     poller.register(stream, select.POLLIN)
     if not poller.poll(UP_TIMEOUT_S * 1000):
         return f"nothing was heard of it for {UP_TIMEOUT_S:.0f} s"
-    status, _, rest = stream.readline().decode(errors="replace").strip().partition(" ")
+    status, _, failure = stream.readline().decode(errors="replace").strip().partition(" ")
     if status == "up":
         return ""
-    return rest or "its keeper ended without a word"
+    return failure or "its keeper ended without a word"
 
 
 def detach_keeper(keeper: subprocess.Popen[bytes]) -> None:
@@ -128,7 +128,7 @@ def abandon_keeper(keeper: subprocess.Popen[bytes], directory: str) -> None:
     keeper.wait(DOWN_TIMEOUT_S)
 
 
-def signal_process(process: ProcessId, number: int) -> None:
+def signal_process(process: ProcessId, signal_number: int) -> None:
     """Send a signal to exactly this process, never to another that reuses its id."""
     try:
         fd = os.pidfd_open(process.pid)
@@ -137,24 +137,24 @@ def signal_process(process: ProcessId, number: int) -> None:
     try:
         # Check again now that the descriptor holds the process, whose id may be reused.
         if get_start_time(process.pid) == process.started:
-            signal.pidfd_send_signal(fd, number)
+            signal.pidfd_send_signal(fd, signal_number)
     except ProcessLookupError:
         return  # it ended in between
     finally:
         os.close(fd)
 
 
-def wait_for_end(keepers: KeeperProcesses) -> None:
+def wait_for_end(processes: KeeperProcesses) -> None:
     """Wait until keeper and init have ended; kill them if they take too long.
 
     Raises:
         SandboxError: They do not end even so.
     """
     deadline = time.monotonic() + DOWN_TIMEOUT_S
-    while is_alive(keepers.keeper) or is_alive(keepers.init):
+    while is_alive(processes.keeper) or is_alive(processes.init):
         if time.monotonic() > deadline:
-            signal_process(keepers.init, signal.SIGKILL)
-            signal_process(keepers.keeper, signal.SIGKILL)
+            signal_process(processes.init, signal.SIGKILL)
+            signal_process(processes.keeper, signal.SIGKILL)
         if time.monotonic() > deadline + 5:
-            raise SandboxError("the sandbox does not end", keepers)
+            raise SandboxError("the sandbox does not end", processes)
         time.sleep(0.02)

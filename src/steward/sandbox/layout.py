@@ -93,8 +93,8 @@ def prepare_directory(
         _write_new(f"{directory}/{MARKER}", msgspec.json.encode(plan), 0o644)
         _fill_directory(plan, slurm)
     except BaseException:
-        for sock in sockets:
-            sock.close()
+        for port_socket in sockets:
+            port_socket.close()
         shutil.rmtree(directory)
         raise
     return plan, sockets
@@ -142,14 +142,14 @@ def upgrade_slurm(plan: SandboxPlan, version: str, report: Callable[[str], None]
     new_plan = make_plan(spec, slurm, plan.directory, contained=plan.contained, ports=plan.ports)
     # Keep the users: one of their ids may have been assigned on the machine.
     new_plan = msgspec.structs.replace(new_plan, users=plan.users, opened=plan.opened)
-    plugins = _install_commands(new_plan, slurm)
+    root_plugin_dir = _install_commands(new_plan, slurm)
     _write_cgroup_conf(new_plan)
-    plugin_dir = _format_plugin_dir(new_plan, plugins)
+    plugin_dir = _format_plugin_dir(new_plan, root_plugin_dir)
     change_slurm_conf(
-        plan, [f"PluginDir={plugin_dir}"] if plugin_dir else [], removed=("PluginDir",)
+        plan, [f"PluginDir={plugin_dir}"] if plugin_dir else [], removed_options=("PluginDir",)
     )
     if spec.accounting:
-        _write_slurmdbd_conf(new_plan, plugins)
+        _write_slurmdbd_conf(new_plan, root_plugin_dir)
     _replace_file(f"{plan.directory}/{MARKER}", msgspec.json.encode(new_plan), 0o644)
     return new_plan
 
@@ -165,24 +165,28 @@ def _check_root_needed(slurm: SlurmInstallation, *, contained: bool) -> None:
 
 
 def change_slurm_conf(
-    plan: SandboxPlan, lines: Iterable[str], *, removed: Iterable[str] = ()
+    plan: SandboxPlan, lines: Iterable[str], *, removed_options: Iterable[str] = ()
 ) -> None:
     """Replace lines of a sandbox's slurm.conf that set the same options.
 
     Args:
         plan: The sandbox's plan.
         lines: The new lines.
-        removed: Options whose lines are removed.
+        removed_options: Options whose lines are removed.
 
     Raises:
         SandboxError: A line contains a line break.
     """
     new_lines = tuple(lines)
     check_slurm_conf(msgspec.structs.replace(plan.spec, extra=new_lines))
-    options = [*(line.partition("=")[0] for line in new_lines), *removed]
-    keys = tuple(f"{option.lower()}=" for option in options)
+    options = [*(line.partition("=")[0] for line in new_lines), *removed_options]
+    option_prefixes = tuple(f"{option.lower()}=" for option in options)
     with open(plan.slurm_conf, encoding="utf-8") as file:
-        old_lines = [line for line in file.read().splitlines() if not line.lower().startswith(keys)]
+        old_lines = [
+            line
+            for line in file.read().splitlines()
+            if not line.lower().startswith(option_prefixes)
+        ]
     _replace_file(
         plan.slurm_conf, "".join(f"{line}\n" for line in (*old_lines, *new_lines)).encode(), 0o644
     )
@@ -206,8 +210,8 @@ def lock_directory(directory: str) -> int | None:
 def find_free_directory() -> str:
     """Return the usual directory of a sandbox, or one beside it if a sandbox is up there."""
     default = get_default_directory()
-    others = (f"{default}-{number}" for number in range(2, _MOST_DIRECTORIES))
-    return next((path for path in (default, *others) if not _is_up(path)), default)
+    alternatives = (f"{default}-{number}" for number in range(2, _MOST_DIRECTORIES))
+    return next((path for path in (default, *alternatives) if not _is_up(path)), default)
 
 
 def _is_up(directory: str) -> bool:
@@ -216,10 +220,10 @@ def _is_up(directory: str) -> bool:
         return False
     if os.stat(directory).st_uid != os.geteuid():
         return True  # another user's, whatever its state
-    lock = lock_directory(directory)
-    if lock is not None:
-        os.close(lock)
-    return lock is None
+    lock_fd = lock_directory(directory)
+    if lock_fd is not None:
+        os.close(lock_fd)
+    return lock_fd is None
 
 
 def remove_directory(directory: str) -> None:
@@ -230,15 +234,15 @@ def remove_directory(directory: str) -> None:
     """
     if os.path.islink(directory) or not os.path.exists(f"{directory}/keeper"):
         return
-    lock = lock_directory(directory)
-    if lock is None:
+    lock_fd = lock_directory(directory)
+    if lock_fd is None:
         raise SandboxError(
             f"the sandbox in {directory} is up still: end it from outside of it", directory
         )
     try:
         shutil.rmtree(directory)
     finally:
-        os.close(lock)
+        os.close(lock_fd)
 
 
 def _has_namespaces() -> bool:
@@ -289,8 +293,8 @@ def _take_directory(directory: str) -> None:
     try:
         os.mkdir(directory, 0o755)
     except FileExistsError:
-        info = os.lstat(directory)
-        if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid():
+        dir_stat = os.lstat(directory)
+        if not stat.S_ISDIR(dir_stat.st_mode) or dir_stat.st_uid != os.geteuid():
             raise SandboxError(f"{directory} is not a directory of yours", directory) from None
         entries = os.listdir(directory)
         if MARKER in entries:
@@ -304,14 +308,14 @@ def _take_directory(directory: str) -> None:
 
 def _remove_ended(directory: str) -> None:
     """Remove what an ended sandbox left in the directory."""
-    lock = lock_directory(directory)
-    if lock is None:
+    lock_fd = lock_directory(directory)
+    if lock_fd is None:
         raise SandboxError(
             f"a sandbox is up in {directory} already: use it, or end it with "
             f"`steward sandbox down --dir {directory}`",
             directory,
         )
-    os.close(lock)
+    os.close(lock_fd)
     shutil.rmtree(directory)
     os.mkdir(directory, 0o755)
 
@@ -328,19 +332,20 @@ def reserve_ports(count: int) -> tuple[tuple[int, ...], list[socket.socket]]:
     # Bound without SO_REUSEADDR, so that a used port is skipped; the option set afterwards lets the
     # daemons, which set it too, listen there while it is reserved.
     sockets: list[socket.socket] = []
-    span = _PORT_RANGE[1] - _PORT_RANGE[0]
-    first = secrets.randbelow(span)
-    for offset in range(span):
-        sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    port_range_size = _PORT_RANGE[1] - _PORT_RANGE[0]
+    first_offset = secrets.randbelow(port_range_size)
+    for offset in range(port_range_size):
+        port_socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         try:
-            sock.bind(("0.0.0.0", _PORT_RANGE[0] + (first + offset) % span))  # noqa: S104 - held only
+            port = _PORT_RANGE[0] + (first_offset + offset) % port_range_size
+            port_socket.bind(("0.0.0.0", port))  # noqa: S104 - held only
         except OSError:
-            sock.close()
+            port_socket.close()
             continue
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sockets.append(sock)
+        port_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sockets.append(port_socket)
         if len(sockets) == count:
-            return tuple(sock.getsockname()[1] for sock in sockets), sockets
+            return tuple(port_socket.getsockname()[1] for port_socket in sockets), sockets
     raise SandboxError(
         f"fewer than {count} TCP ports are free from {_PORT_RANGE[0]} on", _PORT_RANGE
     )
@@ -349,8 +354,8 @@ def reserve_ports(count: int) -> tuple[tuple[int, ...], list[socket.socket]]:
 def _fill_directory(plan: SandboxPlan, slurm: SlurmInstallation) -> None:
     """Write all files of a new sandbox."""
     directory = plan.directory
-    others = ("pid.backup", "log", "state", "spool", "bin", "home", "db")
-    for name in ("keeper", "etc", "run", "pid", *others):
+    other_names = ("pid.backup", "log", "state", "spool", "bin", "home", "db")
+    for name in ("keeper", "etc", "run", "pid", *other_names):
         os.mkdir(f"{directory}/{name}", 0o755)
     # The logs' directory too: jobcomp.lua may write job lines there.
     for name in ("keeper", "state", "db", "log"):
@@ -358,18 +363,18 @@ def _fill_directory(plan: SandboxPlan, slurm: SlurmInstallation) -> None:
     _write_new(f"{directory}/etc/munge.key", secrets.token_bytes(128), 0o600)
     _write_plugins(plan)
     _write_cgroup_conf(plan)
-    daemon = get_calling_user()
-    if plan.contained and daemon.uid == 0:
-        daemon = get_slurm_user(plan.spec.slurm_user)
-        _write_users(plan, daemon)
+    daemon_user = get_calling_user()
+    if plan.contained and daemon_user.uid == 0:
+        daemon_user = get_slurm_user(plan.spec.slurm_user)
+        _write_users(plan, daemon_user)
         for name in ("pid", "pid.backup", "log", "state", "db"):
-            os.chown(f"{directory}/{name}", daemon.uid, daemon.gid)
+            os.chown(f"{directory}/{name}", daemon_user.uid, daemon_user.gid)
     hosts = format_hosts(plan.host)
     if plan.spec.backup:
         hosts = f"{BACKUP_ADDRESS} {get_backup_host(plan.host)}\n{hosts}"
     _write_new(f"{directory}/etc/hosts", hosts.encode(), 0o644)
-    plugins = _install_commands(plan, slurm)
-    text = format_slurm_conf(
+    root_plugin_dir = _install_commands(plan, slurm)
+    slurm_conf_text = format_slurm_conf(
         plan.spec,
         directory=directory,
         host=plan.host,
@@ -377,26 +382,26 @@ def _fill_directory(plan: SandboxPlan, slurm: SlurmInstallation) -> None:
         slurm_user=plan.slurm_user,
         slurmd_user=get_calling_user().name,
         munge_socket=plan.munge_socket,
-        plugin_dir=_format_plugin_dir(plan, plugins),
+        plugin_dir=_format_plugin_dir(plan, root_plugin_dir),
     )
-    _write_new(plan.slurm_conf, text.encode(), 0o644)
+    _write_new(plan.slurm_conf, slurm_conf_text.encode(), 0o644)
     if plan.spec.accounting:
         _write_new(f"{directory}/etc/{INIT_FILE}", INIT_SQL.encode(), 0o644)
-        _write_slurmdbd_conf(plan, plugins)
+        _write_slurmdbd_conf(plan, root_plugin_dir)
 
 
-def _write_slurmdbd_conf(plan: SandboxPlan, plugins: str) -> None:
-    text = format_slurmdbd_conf(
+def _write_slurmdbd_conf(plan: SandboxPlan, root_plugin_dir: str) -> None:
+    conf_text = format_slurmdbd_conf(
         directory=plan.directory,
         host=plan.host,
         port=plan.slurmdbd_port,
         slurm_user=plan.slurm_user,
         munge_socket=plan.munge_socket,
-        plugin_dir=plugins,
+        plugin_dir=root_plugin_dir,
     )
     # slurmdbd reads the file only if no other user can.
     path = f"{plan.directory}/etc/slurmdbd.conf"
-    _replace_file(path, text.encode(), 0o600)
+    _replace_file(path, conf_text.encode(), 0o600)
     if os.geteuid() == 0:
         user = get_slurm_user(plan.slurm_user)
         os.chown(path, user.uid, user.gid)
@@ -409,14 +414,16 @@ def _write_cgroup_conf(plan: SandboxPlan) -> None:
 
 def _write_plugins(plan: SandboxPlan) -> None:
     """Write plugstack.conf (SPANK plugins) and the Lua scripts of slurmctld."""
-    etc = f"{plan.directory}/etc"
-    stack = "".join(f"{line}\n" for line in plan.spec.plugstack)
+    etc_dir = f"{plan.directory}/etc"
+    plugstack_text = "".join(f"{line}\n" for line in plan.spec.plugstack)
     _write_new(
-        f"{etc}/plugstack.conf", stack.replace("{directory}", plan.directory).encode(), 0o644
+        f"{etc_dir}/plugstack.conf",
+        plugstack_text.replace("{directory}", plan.directory).encode(),
+        0o644,
     )
     # Slurm searches only beside the slurm.conf that SLURM_CONF names.
-    _write_script(plan.spec.jobcomp_lua, f"{etc}/jobcomp.lua")
-    _write_script(plan.spec.job_submit_lua, f"{etc}/job_submit.lua")
+    _write_script(plan.spec.jobcomp_lua, f"{etc_dir}/jobcomp.lua")
+    _write_script(plan.spec.job_submit_lua, f"{etc_dir}/job_submit.lua")
 
 
 def _write_script(script: str, target: str) -> None:
@@ -431,10 +438,12 @@ def _write_script(script: str, target: str) -> None:
         _write_new(target, script.encode(errors="surrogateescape"), 0o644)
 
 
-def _format_plugin_dir(plan: SandboxPlan, plugins: str) -> str:
+def _format_plugin_dir(plan: SandboxPlan, root_plugin_dir: str) -> str:
     """Return PluginDir with the spec's directories last; "" for the built-in one."""
     extra = [path.replace("{directory}", plan.directory) for path in plan.spec.plugin_dirs]
-    return ":".join([plugins or find_plugin_directory(), *extra]) if extra else plugins
+    return (
+        ":".join([root_plugin_dir or find_plugin_directory(), *extra]) if extra else root_plugin_dir
+    )
 
 
 def _write_users(plan: SandboxPlan, slurm_user: SandboxUser) -> None:
@@ -442,11 +451,11 @@ def _write_users(plan: SandboxPlan, slurm_user: SandboxUser) -> None:
     users: Iterable[SandboxUser] = plan.users
     if slurm_user.home == "/nonexistent" and slurm_user.uid == SLURM_UID:
         users = (*plan.users, slurm_user)
-    etc = f"{plan.directory}/etc"
+    etc_dir = f"{plan.directory}/etc"
     passwd = format_passwd(users).encode(errors="surrogateescape")
     group = format_group(users, plan.spec.groups).encode(errors="surrogateescape")
-    _write_new(f"{etc}/passwd", passwd, 0o644)
-    _write_new(f"{etc}/group", group, 0o644)
+    _write_new(f"{etc_dir}/passwd", passwd, 0o644)
+    _write_new(f"{etc_dir}/group", group, 0o644)
     for user in plan.users:
         os.mkdir(user.home, 0o700)
         os.chown(user.home, user.uid, user.gid)
@@ -459,7 +468,7 @@ def _install_commands(plan: SandboxPlan, slurm: SlurmInstallation) -> str:
     if plan.root:
         return _wrap_commands(plan)
     for name in COMMANDS:
-        program = f"{slurm.commands}/{name}"
+        program = f"{slurm.commands_dir}/{name}"
         if os.path.exists(program):
             os.symlink(program, f"{plan.directory}/bin/{name}")
     return ""
@@ -478,7 +487,7 @@ def _wrap_commands(plan: SandboxPlan) -> str:
             command = [
                 loader_paths.loader,
                 "--library-path",
-                ":".join(loader_paths.libraries),
+                ":".join(loader_paths.library_dirs),
                 "--argv0",
                 name,
                 program,

@@ -40,8 +40,8 @@ def _libc() -> ctypes.CDLL:
 
 def _check_result(result: int, operation: str) -> None:
     if result != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), operation)
+        error_number = ctypes.get_errno()
+        raise OSError(error_number, os.strerror(error_number), operation)
 
 
 def unshare(flags: int) -> None:
@@ -53,23 +53,23 @@ def unshare(flags: int) -> None:
     _check_result(_libc().unshare(flags), "unshare")
 
 
-def setns(fd: int, flags: int) -> None:
+def setns(pid_fd: int, flags: int) -> None:
     """Enter the namespaces of the process behind a pidfd (setns(2), Linux 5.8).
 
     Raises:
         OSError: It is not permitted, or the process is gone.
     """
-    _check_result(_libc().setns(fd, flags), "setns")
+    _check_result(_libc().setns(pid_fd, flags), "setns")
 
 
-def mount(source: str, target: str, kind: str = "", flags: int = 0, data: str = "") -> None:
+def mount(source: str, target: str, fs_type: str = "", flags: int = 0, data: str = "") -> None:
     """Mount a file system or a bind mount (mount(2)).
 
     Raises:
         OSError: It is not permitted, or a path does not exist.
     """
     result = _libc().mount(
-        os.fsencode(source), os.fsencode(target), os.fsencode(kind), flags, os.fsencode(data)
+        os.fsencode(source), os.fsencode(target), os.fsencode(fs_type), flags, os.fsencode(data)
     )
     _check_result(result, target)
 
@@ -135,17 +135,17 @@ def enter_namespaces(init_pid: int) -> None:
     Raises:
         OSError: It is not permitted, or the process is gone.
     """
-    fd = os.pidfd_open(init_pid)
+    pid_fd = os.pidfd_open(init_pid)
     # If this process is chrooted, so is the init; setns enters a mount namespace at its very root.
-    root = os.open(f"/proc/{init_pid}/root", os.O_PATH | os.O_DIRECTORY)
+    root_fd = os.open(f"/proc/{init_pid}/root", os.O_PATH | os.O_DIRECTORY)
     try:
         flags = CLONE_NEWNS | CLONE_NEWUTS | CLONE_NEWPID
-        setns(fd, flags if os.geteuid() == 0 else flags | CLONE_NEWUSER)
-        os.fchdir(root)
+        setns(pid_fd, flags if os.geteuid() == 0 else flags | CLONE_NEWUSER)
+        os.fchdir(root_fd)
         os.chroot(".")
     finally:
-        os.close(root)
-        os.close(fd)
+        os.close(root_fd)
+        os.close(pid_fd)
 
 
 def _switch_user(user: str, env: dict[str, str]) -> None:
@@ -179,8 +179,8 @@ def _exec_program(user: str, directory: str, argv: Sequence[str], alive_fd: int)
         if select.select([alive_fd], [], [], 0)[0]:  # the parent ended before the call
             os._exit(CANNOT_START)
         _change_directory(directory, env)
-        for number in IGNORED_BY_PYTHON:
-            signal.signal(number, signal.SIG_DFL)
+        for signal_number in IGNORED_BY_PYTHON:
+            signal.signal(signal_number, signal.SIG_DFL)
         os.execvpe(argv[0], list(argv), env)  # noqa: S606 - that is the point
     except KeyError:
         print(f"{user}: the sandbox has no such user", file=sys.stderr)
@@ -210,45 +210,47 @@ def run_inside(init_pid: int, user: str, directory: str, argv: Sequence[str]) ->
     # Its other end closes with this process; getppid() does not work across PID namespaces.
     alive_read, alive_write = os.pipe2(os.O_CLOEXEC)
     signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
-    child = os.fork()
-    if child == 0:
+    child_pid = os.fork()
+    if child_pid == 0:
         os.close(alive_write)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
         _exec_program(user, directory, argv, alive_read)
-    for number in (signal.SIGINT, signal.SIGQUIT):
-        signal.signal(number, signal.SIG_IGN)
-    for number in FORWARDED:
-        signal.signal(number, lambda received, _frame: os.kill(child, received))
+    for signal_number in (signal.SIGINT, signal.SIGQUIT):
+        signal.signal(signal_number, signal.SIG_IGN)
+    for signal_number in FORWARDED:
+        signal.signal(
+            signal_number, lambda received_signal, _frame: os.kill(child_pid, received_signal)
+        )
     signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
-    _, status = os.waitpid(child, 0)
-    code = os.waitstatus_to_exitcode(status)
-    if code >= 0:
-        os._exit(code)
-    kill_self(-code)
+    _, status = os.waitpid(child_pid, 0)
+    exit_code = os.waitstatus_to_exitcode(status)
+    if exit_code >= 0:
+        os._exit(exit_code)
+    kill_self(-exit_code)
 
 
-def kill_self(number: int) -> NoReturn:
+def kill_self(signal_number: int) -> NoReturn:
     """Kill this process with the signal that ended its child, without a core file."""
     import resource
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if number != signal.SIGKILL:
-        signal.signal(number, signal.SIG_DFL)
-    os.kill(os.getpid(), number)
-    os._exit(128 + number)
+    if signal_number != signal.SIGKILL:
+        signal.signal(signal_number, signal.SIG_DFL)
+    os.kill(os.getpid(), signal_number)
+    os._exit(128 + signal_number)
 
 
 def try_namespaces() -> int:
     """Create namespaces and leave them; return 0 if that is permitted."""
     try:
         leave_namespaces(uid=os.geteuid(), gid=os.getegid())
-        child = os.fork()
-        if child == 0:
+        child_pid = os.fork()
+        if child_pid == 0:
             set_up_namespace("sandbox")
             os._exit(0)
     except OSError:
         return 1
-    return os.waitpid(child, 0)[1]
+    return os.waitpid(child_pid, 0)[1]
 
 
 if __name__ == "__main__":

@@ -35,12 +35,12 @@ SLURM_UID: Final = 64030
 """Uid that Debian assigns to the user slurm."""
 
 
-def make_users(names: Sequence[str], homes: str) -> tuple[SandboxUser, ...]:
+def make_users(names: Sequence[str], homes_dir: str) -> tuple[SandboxUser, ...]:
     """Create ordinary users with ids that are unused on this machine.
 
     Args:
         names: Their names.
-        homes: Directory of their home directories.
+        homes_dir: Directory of their home directories.
 
     Raises:
         SandboxError: A user name is invalid.
@@ -52,7 +52,7 @@ def make_users(names: Sequence[str], homes: str) -> tuple[SandboxUser, ...]:
             raise SandboxError(f"{name!r} cannot be a user's name: use letters and digits", name)
         while _is_id_taken(uid):
             uid += 1
-        users.append(SandboxUser(name=name, uid=uid, gid=uid, home=f"{homes}/{name}"))
+        users.append(SandboxUser(name=name, uid=uid, gid=uid, home=f"{homes_dir}/{name}"))
         uid += 1
     return tuple(users)
 
@@ -114,8 +114,10 @@ def format_hosts(host: str) -> str:
 
 
 def _prepend_lines(lines: Mapping[str, str], path: str) -> str:
-    others = [line for line in _read_text(path).splitlines() if line.partition(":")[0] not in lines]
-    return "\n".join([*lines.values(), *others]) + "\n"
+    other_lines = [
+        line for line in _read_text(path).splitlines() if line.partition(":")[0] not in lines
+    ]
+    return "\n".join([*lines.values(), *other_lines]) + "\n"
 
 
 def _read_text(path: str) -> str:
@@ -171,7 +173,7 @@ def make_plan(
         host=host,
         slurm_version=slurm.version,
         root=slurm.root,
-        slurm_bin=f"{directory}/bin" if slurm.root else slurm.commands,
+        slurm_bin=f"{directory}/bin" if slurm.root else slurm.commands_dir,
         users=make_users(spec.user_names, f"{directory}/home") if is_isolated else (caller,),
         slurm_user=slurm_user,
         services=tuple(_list_services(spec, slurm, directory, host, slurm_user)),
@@ -186,18 +188,18 @@ def count_ports(spec: SandboxSpec) -> int:
     return spec.nodes + 1 + int(spec.accounting)
 
 
-def is_at_least_version(version: str, least: tuple[int, int]) -> bool:
+def is_at_least_version(version: str, minimum: tuple[int, int]) -> bool:
     """Return True if a Slurm version, ``24.11.5``, is of this series or a later one."""
     major, minor = version.split(".")[:2]
-    return (int(major), int(minor)) >= least
+    return (int(major), int(minor)) >= minimum
 
 
 def _list_services(
     spec: SandboxSpec, slurm: SlurmInstallation, directory: str, host: str, slurm_user: str
 ) -> Iterator[SandboxService]:
     """Yield the services in the order in which they start."""
-    log = f"{directory}/log"
-    munged = slurm.make_argv(
+    log_dir = f"{directory}/log"
+    munged_argv = slurm.make_argv(
         "munged",
         *("--foreground", "--force", "--num-threads=2"),
         f"--key-file={directory}/etc/munge.key",
@@ -205,13 +207,13 @@ def _list_services(
         f"--pid-file={directory}/run/munged.pid",
         f"--seed-file={directory}/run/munged.seed",
     )
-    yield SandboxService(name="munged", argv=munged, log=f"{log}/munged.log")
+    yield SandboxService(name="munged", argv=munged_argv, log=f"{log_dir}/munged.log")
     if spec.accounting:
         yield configuration.make_mariadb_service(directory, slurm_user)
         yield SandboxService(
             name="slurmdbd",
             argv=slurm.make_argv("slurmdbd", "-D"),
-            log=f"{log}/slurmdbd.out",
+            log=f"{log_dir}/slurmdbd.out",
             env=configuration.make_mariadb_environment(directory),
         )
     yield from _list_controllers(spec, slurm, directory, host)
@@ -219,7 +221,7 @@ def _list_services(
         yield SandboxService(
             name=f"slurmd.{node}",
             argv=slurm.make_argv("slurmd", "-D", "-N", node),
-            log=f"{log}/slurmd.{node}.out",
+            log=f"{log_dir}/slurmd.{node}.out",
         )
 
 
@@ -227,35 +229,35 @@ def _list_controllers(
     spec: SandboxSpec, slurm: SlurmInstallation, directory: str, host: str
 ) -> Iterator[SandboxService]:
     """Yield the service of slurmctld, and of the backup controller if requested."""
-    log = f"{directory}/log"
+    log_dir = f"{directory}/log"
     env = {
         key: value.replace("{directory}", directory) for key, value in spec.controller_env.items()
     }
     argv = slurm.make_argv("slurmctld", "-D")
-    yield SandboxService(name=CONTROLLER, argv=argv, log=f"{log}/slurmctld.out", env=env)
+    yield SandboxService(name=CONTROLLER, argv=argv, log=f"{log_dir}/slurmctld.out", env=env)
     if spec.backup:
         # A controller recognizes itself by its host name, and ends the process in its PID file;
         # both controllers read the same slurm.conf, and so name the same file.
-        name, pid = get_backup_host(host), f"{directory}/pid"
+        backup_host, pid_dir = get_backup_host(host), f"{directory}/pid"
         script = (
-            f"echo {name} > /proc/sys/kernel/hostname && "
-            f'mount --bind {pid}.backup {slurm.root}{pid} && exec "$@"'
+            f"echo {backup_host} > /proc/sys/kernel/hostname && "
+            f'mount --bind {pid_dir}.backup {slurm.root}{pid_dir} && exec "$@"'
         )
         wrapper = ("/usr/bin/unshare", "--uts", "--mount", "/bin/sh", "-c", script, "sh")
-        argv = (*wrapper, *argv, "-L", f"{log}/{BACKUP_CONTROLLER}.log")
+        argv = (*wrapper, *argv, "-L", f"{log_dir}/{BACKUP_CONTROLLER}.log")
         yield SandboxService(
-            name=BACKUP_CONTROLLER, argv=argv, log=f"{log}/{BACKUP_CONTROLLER}.out", env=env
+            name=BACKUP_CONTROLLER, argv=argv, log=f"{log_dir}/{BACKUP_CONTROLLER}.out", env=env
         )
 
 
 def _list_closed_directories(directory: str) -> tuple[str, ...]:
     """List directories that keep users from this Python, Steward or the sandbox."""
-    needed = {directory, sys.prefix, sys.base_prefix, os.path.dirname(__file__)}
-    closed: set[str] = set()
-    for path in needed | {os.path.realpath(path) for path in needed}:
+    needed_paths = {directory, sys.prefix, sys.base_prefix, os.path.dirname(__file__)}
+    closed_dirs: set[str] = set()
+    for path in needed_paths | {os.path.realpath(path) for path in needed_paths}:
         parent = os.path.dirname(path)
         while parent != "/":
             if not os.stat(parent).st_mode & stat.S_IXOTH:
-                closed.add(os.path.realpath(parent))
+                closed_dirs.add(os.path.realpath(parent))
             parent = os.path.dirname(parent)
-    return tuple(sorted(closed, key=len))
+    return tuple(sorted(closed_dirs, key=len))

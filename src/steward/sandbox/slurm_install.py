@@ -40,12 +40,12 @@ class LoaderPaths(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         loader: The root's dynamic loader.
-        libraries: The root's directories of shared libraries.
+        library_dirs: The root's directories of shared libraries.
         plugins: The root's directory of Slurm plugins, valid inside the root too.
     """
 
     loader: str
-    libraries: tuple[str, ...]
+    library_dirs: tuple[str, ...]
     plugins: str
 
 
@@ -90,11 +90,11 @@ def get_loader_paths(root: str) -> LoaderPaths:
         SandboxError: The root is damaged.
     """
     loaders = sorted(glob(f"{root}/usr/lib*/ld-linux*.so.*"))
-    plugins = sorted(glob(f"{root}/usr/lib/*/slurm-wlm"))
-    if not loaders or not plugins:
+    plugin_dirs = sorted(glob(f"{root}/usr/lib/*/slurm-wlm"))
+    if not loaders or not plugin_dirs:
         raise SandboxError(f"{root} is damaged: remove it, it will be made again", root)
-    libraries = (os.path.dirname(plugins[0]), plugins[0], f"{root}/usr/lib")
-    return LoaderPaths(loader=loaders[0], libraries=libraries, plugins=plugins[0])
+    library_dirs = (os.path.dirname(plugin_dirs[0]), plugin_dirs[0], f"{root}/usr/lib")
+    return LoaderPaths(loader=loaders[0], library_dirs=library_dirs, plugins=plugin_dirs[0])
 
 
 @contextmanager
@@ -150,14 +150,14 @@ def _disable_services(staging: str) -> None:
 def _run_debootstrap(staging: str, suite: str, report: Callable[[str], None]) -> None:
     """Run debootstrap, reporting its progress."""
     mirror = os.environ.get("STEWARD_DEBIAN_MIRROR") or DEFAULT_MIRROR
-    script = f"{_SCRIPTS}/{suite}"
+    suite_script = f"{_SCRIPTS}/{suite}"
     argv = [
         # Its mounts and processes end with it, whatever ends it.
         *("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"),
         *("debootstrap", "--variant=minbase", f"--include={','.join(PACKAGES)}"),
         *(suite, staging, mirror),
         # A suite newer than the installed debootstrap is made like sid.
-        *(() if os.path.exists(script) else (f"{_SCRIPTS}/sid",)),
+        *(() if os.path.exists(suite_script) else (f"{_SCRIPTS}/sid",)),
     ]
     env = {
         "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
@@ -175,29 +175,29 @@ def _run_debootstrap(staging: str, suite: str, report: Callable[[str], None]) ->
         errors="replace",
     ) as process:
         try:
-            last = _report_progress(process, report)
-            code = process.wait(60)
+            last_line = _report_progress(process, report)
+            exit_code = process.wait(60)
         except BaseException:
             process.kill()
             process.wait()
             raise
-    if code:
-        raise SandboxError(f"debootstrap of {suite} from {mirror} failed: {last}", suite)
+    if exit_code:
+        raise SandboxError(f"debootstrap of {suite} from {mirror} failed: {last_line}", suite)
 
 
 def _report_progress(process: "subprocess.Popen[str]", report: Callable[[str], None]) -> str:
     """Read debootstrap's output and report progress; return its last line."""
-    started = reported_at = time.monotonic()
-    last = ""
+    started_s = reported_s = time.monotonic()
+    last_line = ""
     for line in process.stdout or ():
         now = time.monotonic()
-        if now - started > _TIMEOUT_S:
+        if now - started_s > _TIMEOUT_S:
             raise SandboxError(f"debootstrap took longer than {_TIMEOUT_S:.0f} s", process)
-        last = line.strip() or last
-        if now - reported_at >= _SAY_EVERY_S:
-            reported_at = now
-            report(f"  {now - started:3.0f} s  {last.removeprefix('I: ')}")
-    return last
+        last_line = line.strip() or last_line
+        if now - reported_s >= _SAY_EVERY_S:
+            reported_s = now
+            report(f"  {now - started_s:3.0f} s  {last_line.removeprefix('I: ')}")
+    return last_line
 
 
 def _finish_root(staging: str, root: str, series: str) -> None:
@@ -254,14 +254,14 @@ class SlurmInstallation(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         version: Version, such as ``22.05.8``.
         root: Root directory in which to start it; "" for the machine's own.
-        daemons: Path of each of ``DAEMONS`` below the root, and of slurmdbd if installed.
-        commands: Directory of the commands below the root.
+        daemon_paths: Path of each of ``DAEMONS`` below the root, and of slurmdbd if installed.
+        commands_dir: Directory of the commands below the root.
     """
 
     version: str
     root: str
-    daemons: dict[str, str]
-    commands: str
+    daemon_paths: dict[str, str]
+    commands_dir: str
 
     def make_argv(self, daemon: str, *arguments: str) -> tuple[str, ...]:
         """Return the command line of a daemon.
@@ -269,27 +269,32 @@ class SlurmInstallation(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             SlurmMissing: The daemon is not installed.
         """
-        if daemon not in self.daemons:
+        if daemon not in self.daemon_paths:
             raise SlurmMissing(
                 f"{daemon} is not installed (Debian: apt-get install {daemon})", daemon
             )
         prefix = ("/usr/sbin/chroot", self.root) if self.root else ()
-        return (*prefix, self.daemons[daemon], *arguments)
+        return (*prefix, self.daemon_paths[daemon], *arguments)
 
 
 def find_installed() -> SlurmInstallation | None:
     """Return the Slurm installed on this machine; None if it is incomplete."""
-    path = os.pathsep.join([os.environ.get("PATH", os.defpath), *_DAEMON_DIRECTORIES])
-    located = {name: shutil.which(name, path=path) for name in (*DAEMONS, "sbatch")}
-    paths = {name: os.path.abspath(program) for name, program in located.items() if program}
-    if len(paths) < len(located):
+    search_path = os.pathsep.join([os.environ.get("PATH", os.defpath), *_DAEMON_DIRECTORIES])
+    program_by_name = {name: shutil.which(name, path=search_path) for name in (*DAEMONS, "sbatch")}
+    daemon_paths = {
+        name: os.path.abspath(program) for name, program in program_by_name.items() if program
+    }
+    if len(daemon_paths) < len(program_by_name):
         return None
-    commands = os.path.dirname(paths.pop("sbatch"))
-    slurmdbd = shutil.which("slurmdbd", path=path)
+    commands_dir = os.path.dirname(daemon_paths.pop("sbatch"))
+    slurmdbd = shutil.which("slurmdbd", path=search_path)
     if slurmdbd:
-        paths["slurmdbd"] = os.path.abspath(slurmdbd)
+        daemon_paths["slurmdbd"] = os.path.abspath(slurmdbd)
     return SlurmInstallation(
-        version=_get_version((paths["slurmctld"],)), root="", daemons=paths, commands=commands
+        version=_get_version((daemon_paths["slurmctld"],)),
+        root="",
+        daemon_paths=daemon_paths,
+        commands_dir=commands_dir,
     )
 
 
@@ -314,9 +319,11 @@ def find_slurm(version: str, report: Callable[[str], None]) -> SlurmInstallation
     if installed is not None and f"{installed.version}.".startswith(f"{version}."):
         return installed
     root = ensure_root(version, report)
-    daemons = {name: f"/usr/sbin/{name}" for name in (*DAEMONS, "slurmdbd")}
-    exact_version = _get_version(("/usr/sbin/chroot", root, daemons["slurmctld"]))
-    return SlurmInstallation(version=exact_version, root=root, daemons=daemons, commands="/usr/bin")
+    daemon_paths = {name: f"/usr/sbin/{name}" for name in (*DAEMONS, "slurmdbd")}
+    exact_version = _get_version(("/usr/sbin/chroot", root, daemon_paths["slurmctld"]))
+    return SlurmInstallation(
+        version=exact_version, root=root, daemon_paths=daemon_paths, commands_dir="/usr/bin"
+    )
 
 
 def find_plugin_directory() -> str:
@@ -326,9 +333,11 @@ def find_plugin_directory() -> str:
         SlurmMissing: There is no plugin directory.
     """
     slurm = find_installed()
-    prefix = os.path.dirname(os.path.dirname(slurm.daemons["slurmctld"])) if slurm else ""
-    beside = (f"{prefix}/lib/slurm", f"{prefix}/lib64/slurm") if prefix not in ("", "/usr") else ()
-    for pattern in (*beside, *_PLUGIN_DIRECTORIES):
+    prefix = os.path.dirname(os.path.dirname(slurm.daemon_paths["slurmctld"])) if slurm else ""
+    adjacent_dirs = (
+        (f"{prefix}/lib/slurm", f"{prefix}/lib64/slurm") if prefix not in ("", "/usr") else ()
+    )
+    for pattern in (*adjacent_dirs, *_PLUGIN_DIRECTORIES):
         for path in sorted(glob(f"{pattern}/select_cons_tres.so")):
             return os.path.dirname(path)
     raise SlurmMissing(

@@ -74,20 +74,20 @@ HttpRequest = Request[Any, Any, Any]
 
 
 def build_application(
-    web: WebSettings, client: DaemonClient, extra_handlers: Sequence[Any] = ()
+    settings: WebSettings, client: DaemonClient, extra_handlers: Sequence[Any] = ()
 ) -> ASGIApp:
     """Return the ASGI application with pages and API.
 
     Args:
-        web: Settings of the section [web].
+        settings: Settings of the section [web].
         client: Client of the daemon.
         extra_handlers: Further handlers.
     """
-    prefix = web.path
+    prefix = settings.path
     pages = Renderer(prefix)
     known_nodes = NodeCache()
-    limiter = RateLimiter(web.requests_per_minute)
-    authenticator = Authenticator(web, client, limiter)
+    limiter = RateLimiter(settings.requests_per_minute)
+    authenticator = Authenticator(settings, client, limiter)
 
     async def visit(request: HttpRequest) -> AuthenticatedRequest:
         return await authenticator.authenticate(request)
@@ -95,8 +95,8 @@ def build_application(
     async def count(request: HttpRequest) -> None:
         _check_path(request.url.path)
         if not request.url.path.removeprefix(prefix).startswith(_PUBLIC_PATHS):
-            asks = request.route_handler.parsed_fn_signature.parameters
-            authenticator.count(request, needs_user="visit" in asks)
+            parameters = request.route_handler.parsed_fn_signature.parameters
+            authenticator.count(request, needs_user="visit" in parameters)
 
     async def close(_: Litestar) -> None:
         client.close()
@@ -118,7 +118,9 @@ def build_application(
             "pages": Provide(lambda: pages, sync_to_thread=False),
             "known_nodes": Provide(lambda: known_nodes, sync_to_thread=False),
         },
-        state=State({"web": web, "client": client, "authenticator": authenticator, "pages": pages}),
+        state=State(
+            {"web": settings, "client": client, "authenticator": authenticator, "pages": pages}
+        ),
         before_request=count,
         on_shutdown=[close],
         compression_config=CompressionConfig(
@@ -155,11 +157,11 @@ def _strip_prefix(prefix: str, app: ASGIApp) -> ASGIApp:
 
     async def below(scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "")
-        raw = scope.get("raw_path", path.encode())
+        raw_path = scope.get("raw_path", path.encode())
         # Compare the raw path: percent-encoded, the same prefix is longer than its decoded length.
-        if prefix and (raw == prefix_bytes or raw.startswith(prefix_bytes + b"/")):
+        if prefix and (raw_path == prefix_bytes or raw_path.startswith(prefix_bytes + b"/")):
             scope["path"] = path[len(prefix) :] or "/"
-            scope["raw_path"] = raw[len(prefix_bytes) :] or b"/"
+            scope["raw_path"] = raw_path[len(prefix_bytes) :] or b"/"
         await app(scope, receive, send)
 
     return below
@@ -262,30 +264,30 @@ def run_web(
     """
     refuse_core_dumps()
     stop = Stop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
-    web = _fetch_settings(socket, stop)
-    if web is None:
+    for signal_number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signal_number, lambda *_: stop.set())
+    settings = _fetch_settings(socket, stop)
+    if settings is None:
         return
-    web = override(web)
-    if not web.listen:
+    settings = override(settings)
+    if not settings.listen:
         raise WebError("there are no pages: set 'listen' in [web], and reload the daemon")
     if os.geteuid() == 0:
-        log.warning("the pages run as root: have them run as %s, [web] user", web.user)
+        log.warning("the pages run as root: have them run as %s, [web] user", settings.user)
     config = ServerConfig(
         name="the pages' server",
         section="[web]",
-        listen=web.listen,
-        certificate_file=web.certificate_file,
-        key_file=web.key_file,
-        shared=(*web.trusted_proxies, *web.shared_from),
+        listen=settings.listen,
+        certificate_file=settings.certificate_file,
+        key_file=settings.key_file,
+        shared=(*settings.trusted_proxies, *settings.shared_from),
     )
-    pages = build_application(web, DaemonClient(socket))
+    app = build_application(settings, DaemonClient(socket))
     # Freeze imported objects: otherwise the garbage collector scans them whenever a page has made
     # thousands of objects, which takes as long as the page.
     gc.collect()
     gc.freeze()
-    serve_http(config, pages, open_http_listener(config), stop, lambda: None)
+    serve_http(config, app, open_http_listener(config), stop, lambda: None)
 
 
 def _fetch_settings(socket: str, stop: Stop) -> WebSettings | None:

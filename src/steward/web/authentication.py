@@ -59,7 +59,7 @@ class RateLimiter:
     def __init__(self, per_minute: int, now: Callable[[], float] = time.monotonic) -> None:
         self._buckets = TokenBuckets(per_minute / 60, per_minute / 60 * _BURST_S, now)
 
-    def take(self, sender: str) -> None:
+    def count_request(self, sender: str) -> None:
         """Count a request, or raise if its sender exceeds the limit.
 
         Args:
@@ -107,11 +107,11 @@ class MungeVerifier:
         limiter: Rate limiter of users and addresses.
     """
 
-    def __init__(self, web: WebSettings, client: DaemonClient, limiter: RateLimiter) -> None:
+    def __init__(self, settings: WebSettings, client: DaemonClient, limiter: RateLimiter) -> None:
         self._client = client
         self._limiter = limiter
         # A separate limit: invalid credentials must not block other users of the address.
-        self._invalid_limiter = RateLimiter(web.requests_per_minute)
+        self._invalid_limiter = RateLimiter(settings.requests_per_minute)
         self._address_slots = SlotsByUser(_CREDENTIALS_PER_ADDRESS)
         self._noisy_slots = RequestSlots(1)
         self._large_slots = asyncio.Semaphore(_LARGE_BODIES)
@@ -129,13 +129,13 @@ class MungeVerifier:
         # A malformed credential costs nothing: reject it uncounted and read no further.
         if not is_credential(credential):
             raise UnknownCredential("that is no MUNGE credential")
-        reply = await self._vouch(request, credential)
-        self._limiter.take(f"uid:{reply.uid}")
+        reply = await self._verify_credential(request, credential)
+        self._limiter.count_request(f"uid:{reply.uid}")
         if reply.refused:
             raise UnknownCredential(reply.refused)
         return reply.secret
 
-    async def _vouch(self, request: HttpRequest, credential: str) -> VouchAnswer:
+    async def _verify_credential(self, request: HttpRequest, credential: str) -> VouchAnswer:
         address = find_peer_address(request)
         target, query = request.scope["raw_path"], request.scope["query_string"]
         async with contextlib.AsyncExitStack() as exit_stack:
@@ -160,7 +160,7 @@ class MungeVerifier:
             except UnknownCredential:
                 # Over its limit an address is not counted further; it is then noisy.
                 with contextlib.suppress(RateLimitExceeded):
-                    self._invalid_limiter.take(address)
+                    self._invalid_limiter.count_request(address)
                 raise
         return reply
 
@@ -246,7 +246,7 @@ class AuthenticatedRequest(msgspec.Struct, frozen=True, kw_only=True):
         """Return the IANA time zone of the first cluster, for values of no or several clusters."""
         return self.me.clusters[0].zone if self.me.clusters else ""
 
-    def role(self, cluster: str) -> ClusterRole | None:
+    def find_role(self, cluster: str) -> ClusterRole | None:
         """Return the user's roles on a cluster, or None if the cluster is unknown."""
         return next((role for role in self.me.clusters if role.cluster == cluster), None)
 
@@ -298,12 +298,12 @@ class Authenticator:
         limiter: Rate limiter of users and addresses.
     """
 
-    def __init__(self, web: WebSettings, client: DaemonClient, limiter: RateLimiter) -> None:
-        self._web = web
+    def __init__(self, settings: WebSettings, client: DaemonClient, limiter: RateLimiter) -> None:
+        self._settings = settings
         self._client = client
         self._limiter = limiter
-        self._munge = MungeVerifier(web, client, limiter)
-        self._shared_limiter = RateLimiter(web.requests_per_minute * _SHARED_FACTOR)
+        self._munge = MungeVerifier(settings, client, limiter)
+        self._shared_limiter = RateLimiter(settings.requests_per_minute * _SHARED_FACTOR)
         self._callers: dict[str, tuple[float, CallerAnswer]] = {}
         self._uids: dict[str, int] = {}
         self._proxy_sessions: dict[str, tuple[float, str]] = {}
@@ -323,7 +323,7 @@ class Authenticator:
         user = self._read_proxy_user(request)
         if user:
             return "proxy", user
-        secret = request.cookies.get(self._web.cookie, "")
+        secret = request.cookies.get(self._settings.cookie, "")
         if secret:
             return "cookie", secret
         raise LoginRequired(
@@ -356,13 +356,13 @@ class Authenticator:
             return
         uid = self.find_uid(secret)
         if method == "proxy":
-            self._limiter.take(f"user:{secret}")
+            self._limiter.count_request(f"user:{secret}")
         elif uid is not None:
-            self._limiter.take(f"uid:{uid}")
+            self._limiter.count_request(f"uid:{uid}")
         else:
             address = self._find_address(request)
-            is_shared = is_within(address, self._web.shared_from)
-            (self._shared_limiter if is_shared else self._limiter).take(
+            is_shared = is_within(address, self._settings.shared_from)
+            (self._shared_limiter if is_shared else self._limiter).count_request(
                 f"address:{get_limit_key(address)}"
             )
 
@@ -394,7 +394,7 @@ class Authenticator:
         """Return the uid of a secret that the daemon has accepted before, or None."""
         return self._uids.get(secret)
 
-    def forget(self, secret: str) -> None:
+    def drop_session(self, secret: str) -> None:
         """Drop an ended session from the caches."""
         self._callers.pop(secret, None)
         self._uids.pop(secret, None)
@@ -402,7 +402,7 @@ class Authenticator:
     def _find_address(self, request: HttpRequest) -> str:
         """Return the client's address, taken from a trusted proxy's header if it is one."""
         address = find_peer_address(request)
-        if address in self._web.trusted_proxies:
+        if address in self._settings.trusted_proxies:
             # The last address is the proxy's own word; earlier ones come from the client.
             forwarded = ",".join(request.headers.getall("x-forwarded-for", [])).rpartition(",")[2]
             return forwarded.strip() or address
@@ -410,15 +410,15 @@ class Authenticator:
 
     async def _fetch_caller(self, secret: str) -> CallerAnswer:
         now = time.monotonic()
-        cached = self._callers.get(secret)
-        if cached is not None and cached[0] > now:
-            return cached[1]
+        cached_entry = self._callers.get(secret)
+        if cached_entry is not None and cached_entry[0] > now:
+            return cached_entry[1]
         try:
             caller: CallerAnswer = await self._client.call_action(
                 "credentials.me", CallerRequest(), secret
             )
         except UnknownCredential:
-            self.forget(secret)
+            self.drop_session(secret)
             raise
         if len(self._callers) >= _MOST_CACHED:
             self._callers.clear()
@@ -429,11 +429,11 @@ class Authenticator:
         return caller
 
     def _read_proxy_user(self, request: HttpRequest) -> str:
-        if not self._web.proxy_header:
+        if not self._settings.proxy_header:
             return ""
-        if find_peer_address(request) not in self._web.trusted_proxies:
+        if find_peer_address(request) not in self._settings.trusted_proxies:
             return ""
-        users = request.headers.getall(self._web.proxy_header, [])
+        users = request.headers.getall(self._settings.proxy_header, [])
         if len(users) > 1:
             # The proxy appends its header to the client's instead of replacing it.
             raise CsrfError(
@@ -453,16 +453,16 @@ class Authenticator:
 
     async def _find_proxy_session(self, user: str) -> str:
         now = time.monotonic()
-        cached = self._proxy_sessions.get(user)
-        if cached is not None and cached[0] > now:
-            return cached[1]
+        cached_entry = self._proxy_sessions.get(user)
+        if cached_entry is not None and cached_entry[0] > now:
+            return cached_entry[1]
         reply: OpenAnswer = await self._client.call_action(
             "credentials.open", OpenRequest(user=user)
         )
         if len(self._proxy_sessions) >= _MOST_CACHED:
             self._proxy_sessions.clear()
         # Use renews the session, so the cached secret stays valid while it is used.
-        self._proxy_sessions[user] = (now + self._web.session_s, reply.secret)
+        self._proxy_sessions[user] = (now + self._settings.session_s, reply.secret)
         return reply.secret
 
     async def _check_csrf(self, request: HttpRequest, secret: str) -> None:

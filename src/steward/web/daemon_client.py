@@ -160,7 +160,7 @@ class DaemonClient:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._idle: list[_DaemonConnection] = []
+        self._idle_connections: list[_DaemonConnection] = []
         self._read_slots = asyncio.Semaphore(_CONNECTIONS)
         self._stream_slots = asyncio.Semaphore(_STREAMS)
         self._change_slots = asyncio.Semaphore(_STREAMS)
@@ -200,11 +200,11 @@ class DaemonClient:
     ) -> AsyncGenerator[Any, None]:
         """Yield the items of a stream and finally its reply; raise as :meth:`call_action`."""
         action = ACTIONS[name]
-        reuses = (action.only_reads or find_scope(name) in READ_SCOPES) and not action.stream
+        can_reuse = (action.only_reads or find_scope(name) in READ_SCOPES) and not action.stream
         async with contextlib.AsyncExitStack() as exit_stack:
-            for slots in self._choose_slots(action, reuses, user or auth):
+            for slots in self._choose_slots(action, can_reuse, user or auth):
                 await acquire_slot(exit_stack, slots)
-            connection, reply = await self._send_request(action, request, auth, reuses, key)
+            connection, reply = await self._send_request(action, request, auth, can_reuse, key)
             is_complete = False
             try:
                 items = msgspec.json.Decoder(_join_types(action.items))
@@ -214,19 +214,19 @@ class DaemonClient:
                 is_complete = True
             finally:
                 # An abandoned stream still has data to come: close its connection.
-                if is_complete and reuses and connection.is_usable():
-                    self._idle.append(connection)
+                if is_complete and can_reuse and connection.is_usable():
+                    self._idle_connections.append(connection)
                 else:
                     connection.close()
             if reply.error:
                 raise make_error(reply)
             yield _decode_reply(msgspec.json.Decoder(action.answer).decode, reply.answer)
 
-    def _choose_slots(self, action: Action, reuses: bool, user: str) -> list[asyncio.Semaphore]:
+    def _choose_slots(self, action: Action, can_reuse: bool, user: str) -> list[asyncio.Semaphore]:
         """Return the slots a request needs: slow requests block neither pages nor other users."""
         if action.name == VOUCH_ACTION:
             return [self._munge_slots, self._read_slots]
-        if reuses:
+        if can_reuse:
             return [self._read_user_slots.get_slots(user), self._read_slots]
         slots = self._stream_slots if action.stream else self._change_slots
         if not user:
@@ -235,21 +235,21 @@ class DaemonClient:
 
     def close(self) -> None:
         """Close the idle connections."""
-        for connection in self._idle:
+        for connection in self._idle_connections:
             connection.close()
-        self._idle.clear()
+        self._idle_connections.clear()
 
     async def _send_request(
-        self, action: Action, request: Any, auth: str, reuses: bool, key: str
+        self, action: Action, request: Any, auth: str, can_reuse: bool, key: str
     ) -> tuple[_DaemonConnection, ReplyLine]:
         """Send a request, over an idle connection if one is open, and read the first line."""
-        request_line = encode_request_line(action.name, request, auth=auth, keep=reuses, key=key)
+        request_line = encode_request_line(action.name, request, auth=auth, keep=can_reuse, key=key)
         if len(request_line) > LONGEST_REQUEST:
             raise RequestTooLarge(
                 f"a request has at most {LONGEST_REQUEST} bytes as the daemon reads it"
             )
-        while reuses and self._idle:
-            connection = self._idle.pop()
+        while can_reuse and self._idle_connections:
+            connection = self._idle_connections.pop()
             if not connection.is_usable():
                 connection.close()
                 continue
@@ -262,7 +262,7 @@ class DaemonClient:
                 if isinstance(error, DaemonTimeout) or not isinstance(error, DaemonUnavailable):
                     raise
         connection = await self._connect()
-        connection.timeout_s = _READ_TIMEOUT_S if reuses else _STREAM_TIMEOUT_S
+        connection.timeout_s = _READ_TIMEOUT_S if can_reuse else _STREAM_TIMEOUT_S
         try:
             return connection, await self._send_line(connection, request_line)
         except BaseException:
@@ -280,11 +280,11 @@ class DaemonClient:
 
     async def _connect(self) -> _DaemonConnection:
         try:
-            with shorten_socket_path(self._path) as name:
+            with shorten_socket_path(self._path) as short_path:
                 async with asyncio.timeout(_CONNECT_S):
-                    connection = await _connect_unix(name)
+                    sock = await _connect_unix(short_path)
                     reader, writer = await asyncio.open_unix_connection(
-                        sock=connection, limit=_LONGEST_LINE
+                        sock=sock, limit=_LONGEST_LINE
                     )
         except (OSError, TimeoutError) as error:
             raise DaemonUnavailable(
@@ -305,23 +305,23 @@ class DaemonClient:
         return _decode_reply(decode_reply_line, data)
 
 
-async def _connect_unix(name: str) -> socket.socket:
+async def _connect_unix(socket_path: str) -> socket.socket:
     """Connect to a Unix socket, retrying while its queue is full.
 
     asyncio mistakes a full queue for a connection in progress.
     """
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    connection.setblocking(False)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.setblocking(False)
     try:
         while True:
             try:
-                connection.connect(name)
+                sock.connect(socket_path)
             except BlockingIOError:
                 await asyncio.sleep(_QUEUE_RETRY_S)
             else:
-                return connection
+                return sock
     except BaseException:
-        connection.close()
+        sock.close()
         raise
 
 

@@ -39,7 +39,7 @@ class StreamLimiter:
     def __init__(self, per_user: int, total: int) -> None:
         self._per_user = per_user
         self._total = total
-        self._open: Counter[int] = Counter()
+        self._open_streams: Counter[int] = Counter()
 
     def reserve(self, scope: Scope, uid: int) -> None:
         """Reserve a stream until the response ends; see :func:`release_stream`.
@@ -51,21 +51,21 @@ class StreamLimiter:
         Raises:
             RateLimitExceeded: The user, or all users together, have too many streams.
         """
-        if self._open[uid] >= self._per_user:
+        if self._open_streams[uid] >= self._per_user:
             raise RateLimitExceeded(
                 "you watch events too often at once: close one of them", _RETRY_AFTER_S
             )
-        if self._open.total() >= self._total:
+        if self._open_streams.total() >= self._total:
             raise RateLimitExceeded(
                 "too many watch events at once: come again in a moment", _RETRY_AFTER_S
             )
-        self._open[uid] += 1
+        self._open_streams[uid] += 1
         scope.setdefault("state", {})[_STREAM_KEY] = functools.partial(self._release, uid)
 
     def _release(self, uid: int) -> None:
-        self._open[uid] -= 1
-        if not self._open[uid]:
-            del self._open[uid]
+        self._open_streams[uid] -= 1
+        if not self._open_streams[uid]:
+            del self._open_streams[uid]
 
 
 STREAM_LIMITER: Final = StreamLimiter(per_user=4, total=64)
@@ -84,9 +84,9 @@ def release_stream(app: ASGIApp) -> ASGIApp:
         try:
             await app(scope, receive, send)
         finally:
-            leave = scope.get("state", {}).pop(_STREAM_KEY, None)
-            if leave is not None:
-                leave()
+            release = scope.get("state", {}).pop(_STREAM_KEY, None)
+            if release is not None:
+                release()
 
     return answered
 
@@ -134,7 +134,7 @@ class NewEvents(msgspec.Struct, frozen=True):
 
 
 async def fetch_new_events(
-    visit: AuthenticatedRequest, request: PastRequest, position: int
+    visit: AuthenticatedRequest, filters: PastRequest, position: int
 ) -> NewEvents:
     """Return the events after a position that match a filter.
 
@@ -142,10 +142,10 @@ async def fetch_new_events(
     there are no events.
     """
     events_request = EventsRequest(
-        kinds=request.kinds,
-        clusters=request.clusters,
-        nodes=request.nodes,
-        failed=request.failed,
+        kinds=filters.kinds,
+        clusters=filters.clusters,
+        nodes=filters.nodes,
+        failed=filters.failed,
         after=position,
         limit=_EVENTS_PER_POLL,
     )

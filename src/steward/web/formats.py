@@ -50,9 +50,9 @@ def format_time_html(
     except (OverflowError, ValueError):
         # At the ends of the calendar the time does not exist in every zone.
         local_time = moment
-    exact = moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    utc_text = moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     return Markup('<time datetime="{}" title="{}">{}</time>').format(
-        exact, local_time.strftime("%Y-%m-%d %H:%M:%S %Z"), local_time.strftime(pattern)
+        utc_text, local_time.strftime("%Y-%m-%d %H:%M:%S %Z"), local_time.strftime(pattern)
     )
 
 
@@ -62,21 +62,21 @@ def format_duration_html(seconds: float | timedelta | None) -> str:
         return _DASH
     if isinstance(seconds, timedelta):
         seconds = seconds.total_seconds()
-    sign, whole = "-" if seconds < 0 else "", abs(round(seconds))
-    days, rest = divmod(whole, 86400)
-    clock = f"{rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}"
+    sign, total_s = "-" if seconds < 0 else "", abs(round(seconds))
+    days, rest_s = divmod(total_s, 86400)
+    clock = f"{rest_s // 3600:02}:{rest_s // 60 % 60:02}:{rest_s % 60:02}"
     return f"{sign}{days}-{clock}" if days else f"{sign}{clock}"
 
 
-def format_size_html(count: float | None) -> str:
+def format_size_html(size: float | None) -> str:
     """Format a size in bytes: ``1.2 GiB``."""
-    if count is None:
+    if size is None:
         return _DASH
-    amount = float(count)
+    scaled = float(size)
     for unit in _SIZES:
-        if abs(amount) < 1000 or unit == _SIZES[-1]:
-            return f"{count:.0f} B" if unit == "B" else f"{amount:.1f} {unit}"
-        amount /= 1024
+        if abs(scaled) < 1000 or unit == _SIZES[-1]:
+            return f"{size:.0f} B" if unit == "B" else f"{scaled:.1f} {unit}"
+        scaled /= 1024
     raise AssertionError("the loop ends at its last unit")
 
 
@@ -99,11 +99,11 @@ def format_amount_html(value: int | None, unit: str = "", decimals: int = 2) -> 
     return _DASH if value is None else money.format_money(value, Unit(unit, decimals)).strip()
 
 
-def format_state_html(word: str) -> Markup:
+def format_state_html(state: str) -> Markup:
     """Return a job or node state in its colour."""
-    base = word.split(" ", maxsplit=1)[0].split("+", maxsplit=1)[0].upper()
+    base = state.split(" ", maxsplit=1)[0].split("+", maxsplit=1)[0].upper()
     return Markup('<span class="state state-{}">{}</span>').format(
-        "".join(letter for letter in base.lower() if letter.isalnum()), escape(word)
+        "".join(char for char in base.lower() if char.isalnum()), escape(state)
     )
 
 
@@ -163,8 +163,8 @@ def highlight_script(script: str) -> Markup:
     lines = []
     for number, line in enumerate(highlighted.removesuffix("\n").split("\n")):
         is_directive = number < len(plain_lines) and _DIRECTIVE.match(plain_lines[number])
-        kind = "line directive" if is_directive else "line"
-        lines.append(f'<span class="{kind}" id="L{number + 1}">{line}\n</span>')
+        css_class = "line directive" if is_directive else "line"
+        lines.append(f'<span class="{css_class}" id="L{number + 1}">{line}\n</span>')
     return Markup("".join(lines))  # noqa: S704 -- escaped by Pygments
 
 

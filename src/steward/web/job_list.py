@@ -60,19 +60,19 @@ class JobColumn(msgspec.Struct, frozen=True):
         title: Heading.
         cell: Formats the value of a row.
         is_number: Whether to align values to the right.
-        of_bank: Whether the column needs a bank.
+        needs_bank: Whether the column needs a bank.
     """
 
     key: str
     title: str
     cell: JobCell
     is_number: bool = False
-    of_bank: bool = False
+    needs_bank: bool = False
 
 
-def _make_time_cell(value: Callable[[JobRow], datetime | None]) -> JobCell:
+def _make_time_cell(get_time: Callable[[JobRow], datetime | None]) -> JobCell:
     """Return a cell function for a time, in the cluster's zone."""
-    return lambda row, context: format_time_html(value(row), context.zones.get(row.cluster, ""))
+    return lambda row, context: format_time_html(get_time(row), context.zones.get(row.cluster, ""))
 
 
 def _make_state_cell(row: JobRow, context: CellContext) -> Markup:  # noqa: ARG001 -- a cell's shape
@@ -83,8 +83,8 @@ def _make_state_cell(row: JobRow, context: CellContext) -> Markup:  # noqa: ARG0
         )
     template = Markup("<span>{} {}</span>")
     parts = [
-        template.format(format_number_html(count), format_state_html(escape_line(word)))
-        for word, count in row.tasks.items()
+        template.format(format_number_html(count), format_state_html(escape_line(state)))
+        for state, count in row.tasks.items()
     ]
     return Markup('<span class="tasks">{}</span>').format(Markup(" ").join(parts))
 
@@ -100,9 +100,9 @@ def _make_cost_cell(row: JobRow, context: CellContext) -> str:
     return "" if cost is None else format_amount_html(cost, "", context.decimals)
 
 
-def _make_text_cell(value: Callable[[JobRow], str]) -> JobCell:
+def _make_text_cell(get_text: Callable[[JobRow], str]) -> JobCell:
     """Return a cell function for text, HTML-escaped."""
-    return lambda row, _: escape(escape_line(value(row)))
+    return lambda row, _: escape(escape_line(get_text(row)))
 
 
 COLUMNS: Final = {
@@ -161,7 +161,7 @@ COLUMNS: Final = {
             lambda row, _: _format_count_or_empty(row.restarts or None),
             is_number=True,
         ),
-        JobColumn("cost", "Cost", _make_cost_cell, is_number=True, of_bank=True),
+        JobColumn("cost", "Cost", _make_cost_cell, is_number=True, needs_bank=True),
     )
 }
 """All columns except the job's own, in display order."""
@@ -275,20 +275,20 @@ class JobListView(msgspec.Struct, frozen=True, kw_only=True):
         parameters["rows"] = view.rows if view.rows != DEFAULT_ROWS else ""
         return parameters
 
-    def choose_columns(self, *, several_clusters: bool, bank: bool) -> tuple[JobColumn, ...]:
+    def choose_columns(self, *, several_clusters: bool, has_bank: bool) -> tuple[JobColumn, ...]:
         """Return the columns to show, in display order.
 
         Args:
             several_clusters: Whether there are several clusters, so that the cluster is shown.
-            bank: Whether there is a bank.
+            has_bank: Whether there is a bank.
         """
-        chosen = set(self.columns or DEFAULT_COLUMNS)
+        chosen_keys = set(self.columns or DEFAULT_COLUMNS)
         if several_clusters and not self.columns:
-            chosen.add("cluster")
+            chosen_keys.add("cluster")
         return tuple(
             column
             for key, column in COLUMNS.items()
-            if key in chosen and (bank or not column.of_bank)
+            if key in chosen_keys and (has_bank or not column.needs_bank)
         )
 
     def make_jobs_request(self) -> JobsRequest:

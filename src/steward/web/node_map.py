@@ -129,8 +129,8 @@ def count_node_states(nodes: Iterable[NodeSnapshot]) -> list[StateCount]:
 def count_states(states: Iterable[tuple[str, int]]) -> list[StateCount]:
     """Count nodes by state, from pairs of state and number."""
     counts: Counter[StateWord] = Counter()
-    for state, nodes in states:
-        counts[describe_state(state)] += nodes
+    for state, count in states:
+        counts[describe_state(state)] += count
     return [
         StateCount(state_word.word, state_word.tone, counts[state_word])
         for state_word in sorted(counts, key=_rank_state)
@@ -203,39 +203,41 @@ class NodeGroup(msgspec.Struct, frozen=True):
     runs: list[StateRun]
 
 
-def build_node_map(nodes: Sequence[NodeSnapshot], by: NodeGrouping = "name") -> list[NodeGroup]:
+def build_node_map(
+    nodes: Sequence[NodeSnapshot], grouping: NodeGrouping = "name"
+) -> list[NodeGroup]:
     """Return the map of a cluster's nodes.
 
     Each group is sorted by state: problems come first, and each state is named once.
 
     Args:
         nodes: The nodes, ordered by name.
-        by: Group by the prefix of the name (a rack, as a rule) or by partitions.
+        grouping: Group by the prefix of the name (a rack, as a rule) or by partitions.
     """
-    is_short = len(nodes) >= _SHORT_FROM
+    is_large = len(nodes) >= _SHORT_FROM
     has_titles = sum(1 for node in nodes if node.reason) <= _MOST_TITLES
     groups = []
     for label, members in (
-        _group_by_name(nodes) if by == "name" else _group_by_partition(nodes)
+        _group_by_name(nodes) if grouping == "name" else _group_by_partition(nodes)
     ).items():
-        start = _measure_prefix([node.node for node in members]) if is_short else 0
+        prefix_length = _measure_prefix([node.node for node in members]) if is_large else 0
         runs: dict[StateWord, list[MapCell]] = {}
-        in_state: dict[str, list[MapCell]] = {}
+        cells_by_state: dict[str, list[MapCell]] = {}
         for node in members:
-            title = _describe_node(node) if not is_short or (has_titles and node.reason) else ""
-            cell = MapCell(node.node, node.node[start:] or node.node, title)
-            cells = in_state.get(node.state)
+            title = _describe_node(node) if not is_large or (has_titles and node.reason) else ""
+            cell = MapCell(node.node, node.node[prefix_length:] or node.node, title)
+            cells = cells_by_state.get(node.state)
             if cells is None:
-                cells = in_state[node.state] = runs.setdefault(describe_state(node.state), [])
+                cells = cells_by_state[node.state] = runs.setdefault(describe_state(node.state), [])
             cells.append(cell)
-        ordered = sorted(runs.items(), key=lambda item: _rank_state(item[0]))
+        sorted_runs = sorted(runs.items(), key=lambda item: _rank_state(item[0]))
         groups.append(
             NodeGroup(
                 label,
                 len(members),
                 [
                     StateRun(state_word.word, state_word.tone, cells)
-                    for state_word, cells in ordered
+                    for state_word, cells in sorted_runs
                 ],
             )
         )
@@ -289,7 +291,7 @@ def _measure_prefix(names: Sequence[str]) -> int:
     """Return the length of the common prefix of names."""
     first, last = min(names), max(names)
     pairs = enumerate(zip(first, last, strict=False))
-    return next((place for place, (a, b) in pairs if a != b), min(len(first), len(last)))
+    return next((index for index, (a, b) in pairs if a != b), min(len(first), len(last)))
 
 
 def _group_by_partition(nodes: Sequence[NodeSnapshot]) -> dict[str, list[NodeSnapshot]]:

@@ -53,9 +53,11 @@ class Renderer:
             auto_reload=False,
         )
         self._jinja.filters.update(FILTERS)
-        self._jinja.globals.update(url=self.url, static=self.static, version=__version__)
+        self._jinja.globals.update(
+            url=self.make_address, static=self.make_static_address, version=__version__
+        )
 
-    def url(self, path: str, /, **query: Any) -> str:
+    def make_address(self, path: str, /, **query: Any) -> str:
         """Return the address of a page.
 
         Args:
@@ -71,7 +73,7 @@ class Renderer:
         ]
         return f"{self.prefix}{path}" + (f"?{urlencode(pairs)}" if pairs else "")
 
-    def static(self, name: str) -> str:
+    def make_static_address(self, name: str) -> str:
         """Return the address of a static file, with a hash of its content for caching."""
         return f"{self.prefix}/static/{name}?v={_hash_file(name)}"
 
@@ -125,7 +127,7 @@ class Renderer:
         self, path: str, visit: AuthenticatedRequest | None = None, /, **query: Any
     ) -> Response[None]:
         """Redirect the browser to another page after a change."""
-        address = self.url(path, **query)
+        address = self.make_address(path, **query)
         if visit is not None and visit.is_part:
             return Response(None, status_code=204, headers={"HX-Redirect": address})
         return Response(None, status_code=303, headers={"Location": address})

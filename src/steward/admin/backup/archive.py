@@ -131,12 +131,12 @@ class BackupWriter:
         self._tar = tar
         self.members: list[BackupMember] = []
 
-    def add(self, name: str, path: str) -> None:
+    def add_file(self, name: str, path: str) -> None:
         """Add a file; raises FileNotFoundError if it does not exist."""
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        self.add_open(name, fd)
+        self.add_open_file(name, fd)
 
-    def add_open(self, name: str, fd: int) -> None:
+    def add_open_file(self, name: str, fd: int) -> None:
         """Add the present content of an open file, without later appends, and close it."""
         with os.fdopen(fd, "rb") as file:
             status = os.fstat(fd)
@@ -144,7 +144,7 @@ class BackupWriter:
             info.pax_headers = _read_acls(fd)
             reader = _DigestingReader(file, status.st_size)
             self._tar.addfile(info, reader)
-        self.members.append(BackupMember(name=name, size=info.size, sha256=reader.digest()))
+        self.members.append(BackupMember(name=name, size=info.size, sha256=reader.get_hexdigest()))
 
     def add_directory(self, name: str, path: str) -> None:
         """Add a directory entry, with its mode and ACL."""
@@ -163,24 +163,24 @@ class BackupWriter:
         info.type, info.linkname = tarfile.SYMTYPE, target
         self._tar.addfile(info)
 
-    def end(self, manifest: BackupManifest) -> BackupManifest:
+    def finish(self, manifest: BackupManifest) -> BackupManifest:
         """Add the manifest as the last member; return it complete."""
-        complete = msgspec.structs.replace(manifest, members=tuple(self.members))
-        data = msgspec.json.format(msgspec.json.encode(complete), indent=1) + b"\n"
+        full_manifest = msgspec.structs.replace(manifest, members=tuple(self.members))
+        data = msgspec.json.format(msgspec.json.encode(full_manifest), indent=1) + b"\n"
         info = tarfile.TarInfo(MANIFEST)
         info.size, info.mode = len(data), 0o600
-        info.mtime = int(complete.made_at.timestamp())
+        info.mtime = int(full_manifest.made_at.timestamp())
         self._tar.addfile(info, io.BytesIO(data))
-        return complete
+        return full_manifest
 
 
 @contextmanager
-def create_backup_file(path: str, trusted: "Collection[int]" = ()) -> "Iterator[BackupWriter]":
+def create_backup_file(path: str, trusted_uids: "Collection[int]" = ()) -> "Iterator[BackupWriter]":
     """Create a backup atomically and yield its writer: the file exists whole, or not at all.
 
     Args:
         path: Name of the backup, which must not exist.
-        trusted: Uids that may own the directory, besides root.
+        trusted_uids: Uids that may own the directory, besides root.
 
     Raises:
         BackupError: A file of that name exists.
@@ -191,8 +191,8 @@ def create_backup_file(path: str, trusted: "Collection[int]" = ()) -> "Iterator[
     if os.path.lexists(path):
         raise BackupError(f"{path} is there already", path)
     try:
-        remove_unfinished(path, trusted=trusted)
-        with replace_file(path, 0o600, is_new=True, trusted=trusted) as file:
+        remove_unfinished(path, trusted=trusted_uids)
+        with replace_file(path, 0o600, is_new=True, trusted=trusted_uids) as file:
             compressor = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True)
             with (
                 compressor.stream_writer(file, closefd=False) as stream,
@@ -223,7 +223,7 @@ class _DigestingReader(io.RawIOBase):
         self._hash.update(data)
         return data
 
-    def digest(self) -> str:
+    def get_hexdigest(self) -> str:
         return self._hash.hexdigest()
 
 
@@ -287,9 +287,9 @@ def verify_backup(path: str) -> BackupManifest:
     read_members(path, take)
     if manifest is None:
         raise BackupError(f"{path} has no end: it was cut off, or is no backup of Steward's", path)
-    expected = {member.name: member for member in manifest.members}
-    for name in sorted(expected.keys() | members.keys()):
-        if expected.get(name) != members.get(name):
+    expected_members = {member.name: member for member in manifest.members}
+    for name in sorted(expected_members.keys() | members.keys()):
+        if expected_members.get(name) != members.get(name):
             raise BackupError(f"{path} is damaged: {name} is not what it was", path)
     return manifest
 
@@ -340,8 +340,8 @@ def copy_member(
 def is_safe_member(info: tarfile.TarInfo) -> bool:
     """Return whether a member's type and name are ones that we write, inside the backup's trees."""
     parts = info.name.split("/")
-    is_tree = info.isdir() and info.name == JOB_LOG_TREE
-    if not is_tree and not info.name.startswith(_PREFIXES):
+    is_job_log_root = info.isdir() and info.name == JOB_LOG_TREE
+    if not is_job_log_root and not info.name.startswith(_PREFIXES):
         return False
     if any(part in ("", ".", "..") for part in parts) or "\0" in info.name:
         return False

@@ -62,13 +62,13 @@ class DatabaseSnapshots:
         SqliteUnavailable, SqliteError: One of them cannot be read.
     """
 
-    def __init__(self, root: str, paths: Iterable[str]) -> None:
-        self._open: dict[str, Connection] = {}
+    def __init__(self, state_dir: str, paths: Iterable[str]) -> None:
+        self._connections: dict[str, Connection] = {}
         try:
             # Opening takes longest: the state seen is that of the transactions' begin.
             for path in paths:
-                self._open[path] = open_reader(os.path.join(root, path))
-            for path, connection in self._open.items():
+                self._connections[path] = open_reader(os.path.join(state_dir, path))
+            for path, connection in self._connections.items():
                 with translate_errors(path):
                     connection.execute("BEGIN")
                     connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
@@ -82,7 +82,7 @@ class DatabaseSnapshots:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def copy(self, path: str, copy_path: str) -> None:
+    def copy_database(self, path: str, copy_path: str) -> None:
         """Copy one database as it was, and end its transaction.
 
         Args:
@@ -93,28 +93,28 @@ class DatabaseSnapshots:
             BackupError: It is damaged.
             SqliteUnavailable: It cannot be read or written now.
         """
-        connection = self._open.pop(path)
+        connection = self._connections.pop(path)
         os.close(os.open(copy_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-        target: Connection = dbapi2.connect(copy_path, isolation_level=None)
+        copy_connection: Connection = dbapi2.connect(copy_path, isolation_level=None)
         try:
             with translate_errors(copy_path):
-                connection.backup(target)
+                connection.backup(copy_connection)
                 # One file, without a log beside it.
-                target.execute("PRAGMA journal_mode=DELETE")
-                result = target.execute("PRAGMA quick_check(1)").fetchone()[0]
+                copy_connection.execute("PRAGMA journal_mode=DELETE")
+                check_result = copy_connection.execute("PRAGMA quick_check(1)").fetchone()[0]
         finally:
-            target.close()
+            copy_connection.close()
             connection.close()
-        if result != "ok":
+        if check_result != "ok":
             raise BackupError(
-                f"{path} is damaged, and a copy of it would be of no use: {result}", path
+                f"{path} is damaged, and a copy of it would be of no use: {check_result}", path
             )
 
     def close(self) -> None:
         """Close the remaining databases."""
-        for connection in self._open.values():
+        for connection in self._connections.values():
             connection.close()
-        self._open.clear()
+        self._connections.clear()
 
 
 _HOLD_S: Final = 3600.0
@@ -151,21 +151,21 @@ def choose_backup_path(destination: str, now: datetime) -> str:
 
 def make_backup(
     settings: Settings,
-    config: str,
+    config_path: str,
     path: str,
     *,
-    archive: bool = False,
-    catalogue: bool = True,
+    with_archive: bool = False,
+    with_catalog: bool = True,
     show_progress: ShowProgress = lambda *_: None,
 ) -> BackupManifest:
     """Make a backup.
 
     Args:
         settings: The whole configuration.
-        config: File that it was read from; "" for none.
+        config_path: File that it was read from; "" for none.
         path: Path of the backup.
-        archive: Whether to include files of sinks, and a job log outside the state directory.
-        catalogue: Whether to include the index for content search.
+        with_archive: Whether to include files of sinks, and a job log outside the state directory.
+        with_catalog: Whether to include the index for content search.
         show_progress: Progress callback.
 
     Returns:
@@ -175,46 +175,46 @@ def make_backup(
         BackupError: A database is damaged, or a file of that name exists.
         BackupUnavailable, SqliteUnavailable: Something cannot be read or written now.
     """
-    state = os.path.abspath(settings.state_dir)
-    if not os.path.exists(os.path.join(state, JOURNAL_FILENAME)):
-        raise BackupError(f"{state} holds no journal: nothing has run there yet", state)
-    trusted = {os.stat(state).st_uid}
+    state_dir = os.path.abspath(settings.state_dir)
+    if not os.path.exists(os.path.join(state_dir, JOURNAL_FILENAME)):
+        raise BackupError(f"{state_dir} holds no journal: nothing has run there yet", state_dir)
+    trusted_uids = {os.stat(state_dir).st_uid}
     with (
-        create_backup_file(path, trusted) as writer,
-        _make_staging(path, trusted) as staging,
+        create_backup_file(path, trusted_uids) as writer,
+        _make_staging(path, trusted_uids) as staging,
         ExitStack() as held_locks,
     ):
-        is_running = held_locks.enter_context(_hold_journal(state))
-        at = utc_now()
-        selected, snapshots = _open_snapshots(settings, catalogue=catalogue)
+        is_running = held_locks.enter_context(_hold_journal(state_dir))
+        made_at = utc_now()
+        selection, snapshots = _open_snapshots(settings, with_catalog=with_catalog)
         with snapshots:
-            steps = _BackupSteps(state, writer, snapshots, staging, show_progress)
-            files = steps.open_files(selected)
+            steps = _BackupSteps(state_dir, writer, snapshots, staging, show_progress)
+            open_fds = steps.open_files(selection)
             steps.add_journal()
             reader = JournalReader(staging)
             head = reader.head()
             missing = steps.add_incoming(reader, make_stores(settings))
             reader.close()
             held_locks.close()
-            steps.add_databases(selected)
-        steps.add_files(files, selected)
-        steps.add_configuration(config, settings)
-        if archive:
+            steps.add_databases(selection)
+        steps.add_files(open_fds, selection)
+        steps.add_configuration(config_path, settings)
+        if with_archive:
             steps.add_archive(settings)
-        return writer.end(
+        return writer.finish(
             BackupManifest(
                 steward=__version__,
                 host=socket.gethostname(),
-                made_at=at,
+                made_at=made_at,
                 running=is_running,
-                state_dir=state,
-                owner=_get_owner_name(state),
-                config=os.path.abspath(config) if config else "",
+                state_dir=state_dir,
+                owner=_get_owner_name(state_dir),
+                config=os.path.abspath(config_path) if config_path else "",
                 head=head,
                 stores={
                     store.name: os.path.abspath(store.directory) for store in make_stores(settings)
                 },
-                trees=list_trees(settings) if archive else {},
+                trees=list_trees(settings) if with_archive else {},
                 ledger=_PASSWORD.sub(r"\1:***@", settings.bank.database),
                 missing=missing,
             )
@@ -222,13 +222,13 @@ def make_backup(
 
 
 @contextmanager
-def _hold_journal(state: str) -> Iterator[bool]:
+def _hold_journal(state_dir: str) -> Iterator[bool]:
     """Keep the journal from being trimmed; yield whether the daemon runs."""
-    link = JournalLink(state, Stop())
+    link = JournalLink(state_dir, Stop())
     try:
         link.send_command("hold", _HOLD_S)
     except JournalUnavailable:
-        lock = lock_state_dir(state, wait_s=1.0)
+        lock = lock_state_dir(state_dir, wait_s=1.0)
         try:
             yield False
         finally:
@@ -244,12 +244,12 @@ def _hold_journal(state: str) -> Iterator[bool]:
 
 
 @contextmanager
-def _make_staging(path: str, trusted: Collection[int]) -> Iterator[str]:
+def _make_staging(path: str, trusted_uids: Collection[int]) -> Iterator[str]:
     """Create a temporary directory beside the backup, for one database copy at a time."""
     try:
-        with open_parent(path, trusted=trusted) as (directory, _):
+        with open_parent(path, trusted=trusted_uids) as (parent_fd, _):
             staging = os.path.realpath(
-                tempfile.mkdtemp(prefix=".steward-backup-", dir=f"/proc/self/fd/{directory}")
+                tempfile.mkdtemp(prefix=".steward-backup-", dir=f"/proc/self/fd/{parent_fd}")
             )
     except OSError as error:
         raise BackupUnavailable(f"{path} cannot be written: {error.strerror}", path) from error
@@ -260,13 +260,13 @@ def _make_staging(path: str, trusted: Collection[int]) -> Iterator[str]:
 
 
 def _open_snapshots(
-    settings: Settings, *, catalogue: bool
+    settings: Settings, *, with_catalog: bool
 ) -> tuple[BackupFiles, DatabaseSnapshots]:
     """Select the files, and begin read transactions on the databases among them."""
     for tries_left in reversed(range(_TRIES)):
-        selected = select_files(settings, catalogue=catalogue)
+        selection = select_files(settings, with_catalog=with_catalog)
         try:
-            return selected, DatabaseSnapshots(settings.state_dir, selected.databases)
+            return selection, DatabaseSnapshots(settings.state_dir, selection.databases)
         except SqliteUnavailable:
             # A database disappeared between the two steps: the catalog was rebuilt.
             if not tries_left:
@@ -287,97 +287,98 @@ class _BackupSteps:
 
     def __init__(
         self,
-        state: str,
+        state_dir: str,
         writer: BackupWriter,
         snapshots: DatabaseSnapshots,
         staging: str,
         show_progress: ShowProgress,
     ) -> None:
-        self._state = state
+        self._state_dir = state_dir
         self._writer = writer
         self._snapshots = snapshots
         self._staging = staging
         self._show_progress = show_progress
 
-    def open_files(self, selected: BackupFiles) -> dict[str, int]:
+    def open_files(self, selection: BackupFiles) -> dict[str, int]:
         """Open files that may be replaced or removed before they are copied."""
-        opened = {}
-        for name in selected.files:
+        open_fds = {}
+        for name in selection.files:
             if name.endswith(_REPLACED_SUFFIXES):
                 with contextlib.suppress(FileNotFoundError):
-                    opened[name] = os.open(
-                        os.path.join(self._state, name), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+                    open_fds[name] = os.open(
+                        os.path.join(self._state_dir, name),
+                        os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW,
                     )
-        return opened
+        return open_fds
 
     def add_journal(self) -> None:
         """Add the journal; its copy stays in the staging directory."""
-        copy = os.path.join(self._staging, JOURNAL_FILENAME)
-        self._snapshots.copy(JOURNAL_FILENAME, copy)
-        self._writer.add(f"{STATE_PREFIX}{JOURNAL_FILENAME}", copy)
+        copy_path = os.path.join(self._staging, JOURNAL_FILENAME)
+        self._snapshots.copy_database(JOURNAL_FILENAME, copy_path)
+        self._writer.add_file(f"{STATE_PREFIX}{JOURNAL_FILENAME}", copy_path)
 
     def add_incoming(self, reader: JournalReader, stores: IncomingStores) -> int:
         """Add the incoming scripts of all journal events; return how many are missing."""
-        position, head, missing, done = 0, reader.head(), 0, 0
+        position, head, missing_count, event_count = 0, reader.head(), 0, 0
         while position < head:
             events, position = reader.read(position, {JOB_SCRIPT}, _PAGE)
             for event in events:
                 if isinstance(event.body, JobScript):
-                    missing += self._add_script(event.body, stores)
-                    done += 1
-                    self._show_progress(done, None, "waiting scripts")
-        return missing
+                    missing_count += self._add_script(event.body, stores)
+                    event_count += 1
+                    self._show_progress(event_count, None, "waiting scripts")
+        return missing_count
 
     def _add_script(self, body: JobScript, stores: IncomingStores) -> int:
         """Add script and environment of an event; return how many are missing."""
-        missing = 0
-        for stored in (body.script, body.environment):
-            if stored is None:
+        missing_count = 0
+        for stored_file in (body.script, body.environment):
+            if stored_file is None:
                 continue
             try:
-                fd = stores.get(body.store).open(stored)
+                fd = stores.get(body.store).open(stored_file)
             except FileNotFoundError:
-                missing += 1  # purged: the journal has that event too
+                missing_count += 1  # purged: the journal has that event too
                 continue
-            self._writer.add_open(f"{INCOMING_PREFIX}{body.store}/{stored.path}", fd)
-        return missing
+            self._writer.add_open_file(f"{INCOMING_PREFIX}{body.store}/{stored_file.path}", fd)
+        return missing_count
 
-    def add_databases(self, selected: BackupFiles) -> None:
+    def add_databases(self, selection: BackupFiles) -> None:
         """Add all databases but the journal."""
-        for done, name in enumerate(selected.databases):
+        for done, name in enumerate(selection.databases):
             if name == JOURNAL_FILENAME:
                 continue
-            copy = os.path.join(self._staging, "copy.db")
-            self._snapshots.copy(name, copy)
-            self._writer.add(f"{STATE_PREFIX}{name}", copy)
-            os.unlink(copy)
-            self._show_progress(done, len(selected.databases), "databases")
+            copy_path = os.path.join(self._staging, "copy.db")
+            self._snapshots.copy_database(name, copy_path)
+            self._writer.add_file(f"{STATE_PREFIX}{name}", copy_path)
+            os.unlink(copy_path)
+            self._show_progress(done, len(selection.databases), "databases")
 
-    def add_files(self, opened: dict[str, int], selected: BackupFiles) -> None:
+    def add_files(self, open_fds: dict[str, int], selection: BackupFiles) -> None:
         """Add the other files of the state directory."""
-        for name in selected.files:
-            if name in opened:
-                self._writer.add_open(f"{STATE_PREFIX}{name}", opened[name])
+        for name in selection.files:
+            if name in open_fds:
+                self._writer.add_open_file(f"{STATE_PREFIX}{name}", open_fds[name])
                 continue
             with contextlib.suppress(FileNotFoundError):
-                self._writer.add(f"{STATE_PREFIX}{name}", os.path.join(self._state, name))
-        for name, target in selected.links.items():
+                self._writer.add_file(f"{STATE_PREFIX}{name}", os.path.join(self._state_dir, name))
+        for name, target in selection.links.items():
             self._writer.add_link(f"{STATE_PREFIX}{name}", target)
 
-    def add_configuration(self, config: str, settings: Settings) -> None:
+    def add_configuration(self, config_path: str, settings: Settings) -> None:
         """Add the configuration and the files that it names: passwords, keys, rules."""
-        config_paths = [os.path.abspath(config)] if config else []
+        config_paths = [os.path.abspath(config_path)] if config_path else []
         for path in [*config_paths, *list_named_files(settings)]:
             try:
                 fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             except OSError:
                 continue  # another user's, such as a key of the web process: not ours to back up
-            self._writer.add_open(f"{CONFIG_PREFIX}{path.lstrip('/')}", fd)
+            self._writer.add_open_file(f"{CONFIG_PREFIX}{path.lstrip('/')}", fd)
 
     def add_archive(self, settings: Settings) -> None:
         """Add the files of files sinks and the job log, with modes and ACLs."""
-        done = 0
-        for name, root in list_trees(settings).items():
+        file_count = 0
+        for tree_name, root in list_trees(settings).items():
             for directory, subdirectories, files in os.walk(root):
                 subdirectories[:] = sorted(
                     subdirectory
@@ -385,13 +386,15 @@ class _BackupSteps:
                     if subdirectory != ARCHIVE_DIRECTORY
                 )
                 relative = os.path.relpath(directory, root)
-                prefix = name if relative == "." else f"{name}/{relative}"
-                self._writer.add_directory(prefix, directory)
+                member_name = tree_name if relative == "." else f"{tree_name}/{relative}"
+                self._writer.add_directory(member_name, directory)
                 for file in sorted(files):
                     with contextlib.suppress(FileNotFoundError):
-                        self._writer.add(f"{prefix}/{file}", os.path.join(directory, file))
-                    done += 1
-                    self._show_progress(done, None, "files of the archive")
+                        self._writer.add_file(
+                            f"{member_name}/{file}", os.path.join(directory, file)
+                        )
+                    file_count += 1
+                    self._show_progress(file_count, None, "files of the archive")
 
 
 def list_trees(settings: Settings) -> dict[str, str]:
@@ -402,8 +405,8 @@ def list_trees(settings: Settings) -> dict[str, str]:
     return {name: os.path.abspath(path) for name, path in trees.items() if os.path.isdir(path)}
 
 
-def _get_owner_name(state: str) -> str:
-    uid = os.stat(state).st_uid
+def _get_owner_name(state_dir: str) -> str:
+    uid = os.stat(state_dir).st_uid
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

@@ -44,23 +44,23 @@ class BackupFiles(msgspec.Struct, frozen=True):
     links: dict[str, str]
 
 
-def select_files(settings: Settings, *, catalogue: bool) -> BackupFiles:
+def select_files(settings: Settings, *, with_catalog: bool) -> BackupFiles:
     """Select the files of the state directory for a backup.
 
     Args:
         settings: The whole configuration.
-        catalogue: Whether to include the catalog, which can be rebuilt from the archive.
+        with_catalog: Whether to include the catalog, which can be rebuilt from the archive.
 
     Raises:
         BackupUnavailable: The directory cannot be read.
     """
-    root = os.path.abspath(settings.state_dir)
-    excluded = {_INCOMING} if catalogue else {_INCOMING, "catalogue"}
-    trees = {os.path.abspath(settings.sink_path(name)) for name in settings.files_sinks()}
+    state_dir = os.path.abspath(settings.state_dir)
+    excluded_paths = {_INCOMING} if with_catalog else {_INCOMING, "catalogue"}
+    sink_dirs = {os.path.abspath(settings.sink_path(name)) for name in settings.files_sinks()}
     databases: list[str] = []
     files: list[str] = []
     links: dict[str, str] = {}
-    for path, entry in _walk_files(root, excluded, trees):
+    for path, entry in _walk_files(state_dir, excluded_paths, sink_dirs):
         if entry.is_symlink():
             target = os.readlink(entry.path)
             if os.path.dirname(target) == "":
@@ -103,35 +103,45 @@ def list_named_files(settings: Settings) -> list[str]:
     return sorted(paths)
 
 
-def _find_named_paths(table: object) -> Iterator[str]:
+def _find_named_paths(value_tree: object) -> Iterator[str]:
     """Yield the absolute paths under keys that name files or directories."""
-    if not isinstance(table, dict):
+    if not isinstance(value_tree, dict):
         return
-    for key, value in table.items():
+    for key, value in value_tree.items():
         if isinstance(value, dict):
             yield from _find_named_paths(value)
         elif _FILE_KEYS.fullmatch(str(key)):
-            texts = value if isinstance(value, list | tuple) else (value,)
-            yield from (text for text in texts if isinstance(text, str) and os.path.isabs(text))
+            candidates = value if isinstance(value, list | tuple) else (value,)
+            yield from (
+                candidate
+                for candidate in candidates
+                if isinstance(candidate, str) and os.path.isabs(candidate)
+            )
 
 
 def _walk_files(
-    root: str, excluded: set[str], trees: set[str], below: str = ""
+    state_dir: str, excluded_paths: set[str], sink_dirs: set[str], subdirectory: str = ""
 ) -> "Iterator[tuple[str, os.DirEntry[str]]]":
     """Yield files below the state directory, without transient and excluded ones."""
     try:
-        with os.scandir(os.path.join(root, below)) as entries:
+        with os.scandir(os.path.join(state_dir, subdirectory)) as entries:
             for entry in sorted(entries, key=lambda item: item.name):
-                path = os.path.join(below, entry.name)
-                if _TRANSIENT.fullmatch(entry.name) or path in excluded or entry.path in trees:
+                path = os.path.join(subdirectory, entry.name)
+                if (
+                    _TRANSIENT.fullmatch(entry.name)
+                    or path in excluded_paths
+                    or entry.path in sink_dirs
+                ):
                     continue
                 if entry.is_dir(follow_symlinks=False):
-                    yield from _walk_files(root, excluded, trees, path)
+                    yield from _walk_files(state_dir, excluded_paths, sink_dirs, path)
                 else:
                     yield path, entry
     except FileNotFoundError:
-        if not below:
-            raise BackupUnavailable(f"there is no state directory {root}", root) from None
+        if not subdirectory:
+            raise BackupUnavailable(f"there is no state directory {state_dir}", state_dir) from None
         return  # removed since its parent was listed
     except OSError as error:
-        raise BackupUnavailable(f"{root} cannot be read: {error.strerror}", root) from error
+        raise BackupUnavailable(
+            f"{state_dir} cannot be read: {error.strerror}", state_dir
+        ) from error

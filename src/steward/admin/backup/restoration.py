@@ -92,38 +92,38 @@ def restore_backup(
         BackupUnavailable: Something cannot be written.
         JournalUnavailable: A daemon runs on the state directory.
     """
-    state = os.path.abspath(settings.state_dir)
+    state_dir = os.path.abspath(settings.state_dir)
     try:
-        owner = _make_state_dir(state, manifest)
-        lock = lock_state_dir(state, wait_s=1.0)
+        owner = _make_state_dir(state_dir, manifest)
+        lock = lock_state_dir(state_dir, wait_s=1.0)
         try:
             if os.geteuid() == 0:
-                os.chown(os.path.join(state, _LOCK), owner.st_uid, owner.st_gid)
+                os.chown(os.path.join(state_dir, _LOCK), owner.st_uid, owner.st_gid)
             steps = _RestoreSteps(path, manifest, settings, owner, show_progress)
             steps.check_preconditions(force=force)
             return steps.run(now)
         finally:
             lock.close()
     except OSError as error:
-        failed_path, reason = error.filename or state, error.strerror or error
-        raise BackupUnavailable(f"{failed_path} cannot be written: {reason}", state) from error
+        failed_path, reason = error.filename or state_dir, error.strerror or error
+        raise BackupUnavailable(f"{failed_path} cannot be written: {reason}", state_dir) from error
 
 
-def _make_state_dir(state: str, manifest: BackupManifest) -> os.stat_result:
+def _make_state_dir(state_dir: str, manifest: BackupManifest) -> os.stat_result:
     """Create the state directory if missing; return its status."""
-    if not os.path.isdir(state):
+    if not os.path.isdir(state_dir):
         try:
             uid = pwd.getpwnam(manifest.owner).pw_uid
         except KeyError:
             raise BackupError(
                 f"there is no user {manifest.owner} here, whose the state was: make the user, or "
-                f"make {state} for another one, and try again",
+                f"make {state_dir} for another one, and try again",
                 manifest.owner,
             ) from None
-        os.makedirs(state, mode=0o700)
+        os.makedirs(state_dir, mode=0o700)
         if os.geteuid() == 0:
-            os.chown(state, uid, pwd.getpwuid(uid).pw_gid)
-    return os.stat(state)
+            os.chown(state_dir, uid, pwd.getpwuid(uid).pw_gid)
+    return os.stat(state_dir)
 
 
 class _RestoreSteps:
@@ -148,17 +148,17 @@ class _RestoreSteps:
         self._path = path
         self._manifest = manifest
         self._settings = settings
-        self._owner = owner
+        self._owner_status = owner
         self._show_progress = show_progress
-        self._state = os.path.abspath(settings.state_dir)
-        self._unpack_dir = os.path.join(self._state, _UNPACK_DIRECTORY)
-        self._files = 0
-        self._written: list[str] = []
-        self._unchanged: list[str] = []
+        self._state_dir = os.path.abspath(settings.state_dir)
+        self._unpack_dir = os.path.join(self._state_dir, _UNPACK_DIRECTORY)
+        self._file_count = 0
+        self._written_config: list[str] = []
+        self._unchanged_config: list[str] = []
         roots = {f"archive/{name}": settings.sink_path(name) for name in settings.files_sinks()}
         if settings.accounting.location:
             roots["joblog"] = settings.accounting.location
-        self._roots = {name: os.path.abspath(root) for name, root in roots.items()}
+        self._tree_roots = {name: os.path.abspath(root) for name, root in roots.items()}
 
     def check_preconditions(self, *, force: bool) -> None:
         """Check all preconditions before anything is changed.
@@ -169,20 +169,20 @@ class _RestoreSteps:
         """
         if self._list_existing() and not force:
             raise BackupError(
-                f"{self._state} is not empty: give --force to have what is there moved aside",
-                self._state,
+                f"{self._state_dir} is not empty: give --force to have what is there moved aside",
+                self._state_dir,
             )
         for store in sorted({name.split("/")[1] for name in self._list_names(INCOMING_PREFIX)}):
             root = self._find_root(store)
-            is_coming = f"archive/{store.partition('.')[2]}" in self._manifest.trees
-            if root and not is_coming and not os.path.exists(os.path.join(root, MARKER)):
+            is_in_backup = f"archive/{store.partition('.')[2]}" in self._manifest.trees
+            if root and not is_in_backup and not os.path.exists(os.path.join(root, MARKER)):
                 raise BackupError(
                     f"scripts wait in this backup for the archive {root}, which is not there: "
                     f"mount it or restore it first (an archive has a file {MARKER} in it)",
                     root,
                 )
         for tree in self._manifest.trees:
-            if tree not in self._roots:
+            if tree not in self._tree_roots:
                 raise BackupError(f"the configuration has no place for {tree}", tree)
 
     def run(self, now: datetime) -> RestoreResult:
@@ -191,19 +191,19 @@ class _RestoreSteps:
         os.mkdir(self._unpack_dir, 0o700)
         read_members(self._path, self._unpack_member)
         # Before ownership is set: files written here belong to the user who restores.
-        end_revoked(self._unpack_dir, self._state, now)
+        end_revoked(self._unpack_dir, self._state_dir, now)
         self._make_consistent()
-        aside = self._move_aside(now)
+        previous_state_dir = self._move_aside(now)
         for name in os.listdir(self._unpack_dir):
-            os.rename(os.path.join(self._unpack_dir, name), os.path.join(self._state, name))
+            os.rename(os.path.join(self._unpack_dir, name), os.path.join(self._state_dir, name))
         os.rmdir(self._unpack_dir)
         os.sync()
         return RestoreResult(
-            state_dir=self._state,
-            files=self._files,
-            aside=aside,
-            written=tuple(self._written),
-            unchanged=tuple(self._unchanged),
+            state_dir=self._state_dir,
+            files=self._file_count,
+            aside=previous_state_dir,
+            written=tuple(self._written_config),
+            unchanged=tuple(self._unchanged_config),
         )
 
     def _list_names(self, prefix: str) -> list[str]:
@@ -218,39 +218,39 @@ class _RestoreSteps:
         if store == STATE_STORE:
             return ""
         name = store.partition(".")[2]
-        if f"archive/{name}" not in self._roots:
+        if f"archive/{name}" not in self._tree_roots:
             raise BackupError(
                 f"scripts wait in this backup for the sink {name}, which the configuration does "
                 "not have: name it there, with the place that its files are to be at",
                 name,
             )
-        return self._roots[f"archive/{name}"]
+        return self._tree_roots[f"archive/{name}"]
 
     def _list_existing(self) -> list[str]:
         """List what a restore would replace in the state directory."""
-        trees = self._roots.values()
+        trees = self._tree_roots.values()
 
         def stays(name: str) -> bool:
-            path = os.path.join(self._state, name)
+            path = os.path.join(self._state_dir, name)
             return (
                 name in (_LOCK, _UNPACK_DIRECTORY)
                 or name.startswith(BEFORE)
                 or any(tree == path or tree.startswith(f"{path}/") for tree in trees)
             )
 
-        return [name for name in sorted(os.listdir(self._state)) if not stays(name)]
+        return [name for name in sorted(os.listdir(self._state_dir)) if not stays(name)]
 
     def _move_aside(self, now: datetime) -> str:
         """Move the present state aside; return the directory it went to."""
-        existing = self._list_existing()
-        if not existing:
+        existing_names = self._list_existing()
+        if not existing_names:
             return ""
-        aside = os.path.join(self._state, f"{BEFORE}{now:%Y%m%dT%H%M%SZ}")
-        os.mkdir(aside, 0o700)
-        os.chown(aside, self._owner.st_uid, self._owner.st_gid)
-        for name in existing:
-            os.rename(os.path.join(self._state, name), os.path.join(aside, name))
-        return aside
+        previous_state_dir = os.path.join(self._state_dir, f"{BEFORE}{now:%Y%m%dT%H%M%SZ}")
+        os.mkdir(previous_state_dir, 0o700)
+        os.chown(previous_state_dir, self._owner_status.st_uid, self._owner_status.st_gid)
+        for name in existing_names:
+            os.rename(os.path.join(self._state_dir, name), os.path.join(previous_state_dir, name))
+        return previous_state_dir
 
     def _make_consistent(self) -> None:
         """Make databases consistent that were copied one after the other, and set their owner."""
@@ -263,7 +263,9 @@ class _RestoreSteps:
 
     def _set_owner(self, path: str) -> None:
         if os.geteuid() == 0:
-            os.chown(path, self._owner.st_uid, self._owner.st_gid, follow_symlinks=False)
+            os.chown(
+                path, self._owner_status.st_uid, self._owner_status.st_gid, follow_symlinks=False
+            )
 
     # Members
 
@@ -271,8 +273,8 @@ class _RestoreSteps:
         """Unpack one member by the prefix of its name."""
         if info.name == MANIFEST:
             return
-        self._files += file is not None
-        self._show_progress(self._files, len(self._manifest.members), "files")
+        self._file_count += file is not None
+        self._show_progress(self._file_count, len(self._manifest.members), "files")
         if info.name.startswith(STATE_PREFIX):
             self._unpack_state(info, file)
         elif info.name.startswith(INCOMING_PREFIX):
@@ -311,22 +313,22 @@ class _RestoreSteps:
         if file is None:
             return
         if os.path.lexists(path):
-            self._unchanged.append(path)
+            self._unchanged_config.append(path)
             return
         os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
         self._write_file(info, file, path, mode=info.mode & 0o755)
         if os.geteuid() == 0:
             os.chown(path, info.uid, info.gid)
-        self._written.append(path)
+        self._written_config.append(path)
 
     def _unpack_archived(self, info: tarfile.TarInfo, file: IO[bytes] | None) -> None:
         """Unpack a file or directory of an archive with owner, mode and ACLs."""
         tree = next(
             tree_name
-            for tree_name in self._roots
+            for tree_name in self._tree_roots
             if info.name == tree_name or info.name.startswith(f"{tree_name}/")
         )
-        path = os.path.join(self._roots[tree], info.name[len(tree) :].lstrip("/"))
+        path = os.path.join(self._tree_roots[tree], info.name[len(tree) :].lstrip("/"))
         if os.path.lexists(path) and not info.isdir():
             return  # what the archive has is at least as new
         if info.isdir():
@@ -344,7 +346,7 @@ class _RestoreSteps:
 
     def _write_file(self, info: tarfile.TarInfo, file: IO[bytes], path: str, *, mode: int) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        with os.fdopen(os.open(path, flags, 0o600), "wb") as out:
-            copy_member(info, file, out.write)
-            os.fchmod(out.fileno(), mode)
+        with os.fdopen(os.open(path, flags, 0o600), "wb") as target:
+            copy_member(info, file, target.write)
+            os.fchmod(target.fileno(), mode)
         os.utime(path, (info.mtime, info.mtime))

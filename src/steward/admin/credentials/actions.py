@@ -62,8 +62,8 @@ def _create_login_link(
     request: LoginRequest,  # noqa: ARG001 - it has no fields
 ) -> LoginAnswer:
     """Create a login link for the caller."""
-    web = context.settings.web
-    if not web.listen:
+    web_settings = context.settings.web
+    if not web_settings.listen:
         raise UsageError("there are no pages: set 'listen' in [web], and start 'steward web'")
     if caller.how not in ("socket", "local", "munge"):
         raise PermissionRefused(
@@ -78,14 +78,16 @@ def _create_login_link(
         user=caller.user,
         how=caller.how,
         now=now,
-        expires=now + timedelta(seconds=web.login_s),
+        expires=now + timedelta(seconds=web_settings.login_s),
     )
-    return LoginAnswer(url=f"{_get_pages_url(web)}/login/{secret}", expires=credential.expires)
+    return LoginAnswer(
+        url=f"{_get_pages_url(web_settings)}/login/{secret}", expires=credential.expires
+    )
 
 
-def _get_pages_url(web: WebSettings) -> str:
-    scheme = "https" if web.certificate_file else "http"
-    return web.url.rstrip("/") or f"{scheme}://{web.listen}"
+def _get_pages_url(web_settings: WebSettings) -> str:
+    scheme = "https" if web_settings.certificate_file else "http"
+    return web_settings.url.rstrip("/") or f"{scheme}://{web_settings.listen}"
 
 
 def _open_session(context: CredentialsContext, caller: Caller, request: OpenRequest) -> OpenAnswer:
@@ -101,8 +103,8 @@ def _open_session(context: CredentialsContext, caller: Caller, request: OpenRequ
     else:
         link = context.store.use_up(request.secret, now)
         uid, user, how = link.uid, link.user, link.how
-    web = context.settings.web
-    validity_s = web.proxy_session_s if how == BY_PROXY else web.session_s
+    web_settings = context.settings.web
+    validity_s = web_settings.proxy_session_s if how == BY_PROXY else web_settings.session_s
     secret, credential = context.store.create(
         "session",
         uid=uid,
@@ -232,18 +234,22 @@ def _create_token(
     return TokenAnswer(secret=secret, token=credential)
 
 
-def _get_origin(web: WebSettings, caller: Caller) -> str:
+def _get_origin(web_settings: WebSettings, caller: Caller) -> str:
     """Return how the maker of a token was identified: it limits the token too."""
-    if caller.how == "session" and web.is_shared:
+    if caller.how == "session" and web_settings.is_shared:
         return BY_SHARED
     if caller.by_proxy:
         return BY_PROXY
     return "munge" if caller.by_munge else caller.how
 
 
-def _get_validity_s(web: WebSettings, caller: Caller, requested_s: float | None) -> float:
+def _get_validity_s(web_settings: WebSettings, caller: Caller, requested_s: float | None) -> float:
     """Return a token's validity in seconds: as requested, or the default."""
-    days = min(web.token_days, web.munge_token_days) if caller.by_munge else web.token_days
+    days = (
+        min(web_settings.token_days, web_settings.munge_token_days)
+        if caller.by_munge
+        else web_settings.token_days
+    )
     longest_s = days * 86400.0
     if requested_s is None:
         return min(_USUAL_TOKEN_S, longest_s)
@@ -285,8 +291,8 @@ def _revoke_tokens(
 
 def _is_root(context: CredentialsContext, caller: Caller) -> bool:
     # A caller without a name is an administrator by uid alone.
-    by_uid = context.access.is_administrator(Caller(uid=caller.uid), "")
-    return by_uid and caller.how in ("socket", "local")
+    is_administrator = context.access.is_administrator(Caller(uid=caller.uid), "")
+    return is_administrator and caller.how in ("socket", "local")
 
 
 ACTIONS: Final[tuple[Action, ...]] = (

@@ -40,8 +40,8 @@ _KEY: Final = secrets.token_bytes(32)
 
 def make_ticket(uid: int, user: str, now: datetime) -> str:
     """Make a ticket for a user."""
-    text = f"{uid}:{to_micros(now + TICKET_LIFE)}:{user}"
-    return f"{TICKET_PREFIX}{_sign(text)}:{text}"
+    payload = f"{uid}:{to_micros(now + TICKET_LIFE)}:{user}"
+    return f"{TICKET_PREFIX}{_sign(payload)}:{payload}"
 
 
 def verify_ticket(ticket: str, now: datetime) -> tuple[int, str]:
@@ -50,26 +50,26 @@ def verify_ticket(ticket: str, now: datetime) -> tuple[int, str]:
     Raises:
         UnknownCredential: The running daemon did not make it, or its minute is over.
     """
-    signature, _, text = ticket.removeprefix(TICKET_PREFIX).partition(":")
-    if not hmac.compare_digest(signature.encode(), _sign(text).encode()):
+    signature, _, payload = ticket.removeprefix(TICKET_PREFIX).partition(":")
+    if not hmac.compare_digest(signature.encode(), _sign(payload).encode()):
         raise UnknownCredential("this is no ticket of the daemon that runs now: ask again")
-    uid, until_us, user = text.split(":", 2)
-    if to_micros(now) >= int(until_us):
+    uid, expires_us, user = payload.split(":", 2)
+    if to_micros(now) >= int(expires_us):
         raise UnknownCredential(
             "what MUNGE vouches for is one request, and its minute is over: ask again"
         )
     return int(uid), user
 
 
-def _sign(text: str) -> str:
-    return hmac.new(_KEY, text.encode(), hashlib.sha256).hexdigest()
+def _sign(payload: str) -> str:
+    return hmac.new(_KEY, payload.encode(), hashlib.sha256).hexdigest()
 
 
-def verify_munge_request(web: WebSettings, request: VouchRequest) -> tuple[int, str]:
+def verify_munge_request(web_settings: WebSettings, request: VouchRequest) -> tuple[int, str]:
     """Verify the MUNGE credential of an HTTP request; return uid and name of its maker.
 
     Args:
-        web: Section [web].
+        web_settings: Section [web].
         request: The credential, and that request.
 
     Raises:
@@ -79,39 +79,43 @@ def verify_munge_request(web: WebSettings, request: VouchRequest) -> tuple[int, 
         UsageError: The values do not describe an HTTP request.
         MungeUnavailable: munged does not answer.
     """
-    if not web.munge:
+    if not web_settings.munge:
         raise UnknownCredential("MUNGE is not asked here ('munge' of [web]): bring a token")
     # Not the host name that the client used: a server that relays the request may have named it.
-    origin = urlsplit(web.url).netloc or web.listen
-    statement = build_statement_from_digest(request.method, request.target, request.digest, origin)
+    server_address = urlsplit(web_settings.url).netloc or web_settings.listen
+    statement = build_statement_from_digest(
+        request.method, request.target, request.digest, server_address
+    )
     # Behind a proxy the peer is the proxy.
-    if request.peer not in web.trusted_proxies:
+    if request.peer not in web_settings.trusted_proxies:
         if is_ipv6(request.peer):
             raise UnknownCredential(
                 f"MUNGE is not believed from {request.peer}, over IPv6: it names addresses of IPv4 "
                 "alone: bring a token",
                 request.peer,
             )
-        _require_network(web, request.peer)
+        _require_network(web_settings, request.peer)
     try:
-        claim = Munge(web.munge_socket).decode(request.credential.encode("ascii", "replace"))
+        claim = Munge(web_settings.munge_socket).decode(
+            request.credential.encode("ascii", "replace")
+        )
     except PermissionRefused as error:
         raise UnknownCredential(str(error)) from error
     except MungeUnavailable as error:
         log.warning("nobody is known by MUNGE: %s", error)
         raise
     try:
-        return claim.uid, _admit_claim(web, claim, statement)
+        return claim.uid, _admit_claim(web_settings, claim, statement)
     except UnknownCredential as error:
         raise MungeUserRejected(str(error), claim.uid) from error
 
 
-def _admit_claim(web: WebSettings, claim: MungeClaim, statement: bytes) -> str:
+def _admit_claim(web_settings: WebSettings, claim: MungeClaim, statement: bytes) -> str:
     """Return the user name of a credential, if it covers the request and its user may use MUNGE."""
     difference = describe_difference(claim.payload, statement)
     if difference:
         raise UnknownCredential(f"the MUNGE credential {difference}")
-    _require_network(web, claim.address)
+    _require_network(web_settings, claim.address)
     if claim.uid in (0, os.geteuid()):
         raise UnknownCredential(
             "root and Steward's own user are not let in from other hosts", claim.uid
@@ -124,8 +128,8 @@ def _admit_claim(web: WebSettings, claim: MungeClaim, statement: bytes) -> str:
         ) from None
 
 
-def _require_network(web: WebSettings, address: str) -> None:
-    if web.munge_from and not is_within(address, web.munge_from):
+def _require_network(web_settings: WebSettings, address: str) -> None:
+    if web_settings.munge_from and not is_within(address, web_settings.munge_from):
         raise UnknownCredential(
             f"MUNGE is not believed from {address} ('munge_from' of [web]): bring a token", address
         )

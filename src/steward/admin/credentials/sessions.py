@@ -55,7 +55,7 @@ class CredentialsContext:
         """The store of credentials."""
         return CredentialStore(self.settings.state_dir)
 
-    def find_bearer(self, secret: str) -> Caller:
+    def find_caller(self, secret: str) -> Caller:
         """Return the user of a session, token or ticket.
 
         Raises:
@@ -87,10 +87,10 @@ class CredentialsContext:
         Another application of the same origin can do what a session can, and make tokens with
         it: those are limited as the session was.
         """
-        web = self.settings.web
-        if how == BY_SHARED or (kind == "session" and web.is_shared):
+        web_settings = self.settings.web
+        if how == BY_SHARED or (kind == "session" and web_settings.is_shared):
             return "user"
-        return "reads" if how == BY_PROXY and not web.proxy_operators else "full"
+        return "reads" if how == BY_PROXY and not web_settings.proxy_operators else "full"
 
     def is_web(self, caller: Caller) -> bool:
         """Return whether the caller is the web process, as the kernel identifies it."""

@@ -128,7 +128,7 @@ class CredentialStore:
     ) -> tuple[str, Credential]:
         """Create a credential; return its secret, stored only as a digest, and its record."""
         secret = _PREFIX[kind] + secrets.token_urlsafe(32)
-        row = (
+        values = (
             *(kind, _hash_secret(secret), uid, user, how, name, ",".join(scopes)),
             *(to_micros(now), to_micros(expires)),
         )
@@ -141,7 +141,7 @@ class CredentialStore:
             number: int = connection.execute(
                 "INSERT INTO credential (kind, digest, uid, user, how, name, scopes, created_us, "
                 "expires_us) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                row,
+                values,
             ).lastrowid
         return secret, self.get(number)
 
@@ -195,11 +195,11 @@ class CredentialStore:
         """
         credential = self.find_valid("login", secret, now)
         with _translate_sqlite_errors(), transaction(self._connection, self._path) as connection:
-            changed = connection.execute(
+            updated_rows = connection.execute(
                 "UPDATE credential SET ended_us = ? WHERE id = ? AND ended_us = 0",
                 (to_micros(now), credential.id),
             ).rowcount
-        if changed != 1:
+        if updated_rows != 1:
             raise UnknownCredential(
                 f"this login is not known, or not good any more: {_RENEWAL_HINTS['login']}"
             )
@@ -224,12 +224,12 @@ class CredentialStore:
         return [_make_credential(row) for row in rows]
 
     def _set_time(
-        self, column: Literal["used_us", "ended_us", "expires_us"], number: int, now: datetime
+        self, column: Literal["used_us", "ended_us", "expires_us"], number: int, moment: datetime
     ) -> None:
         with _translate_sqlite_errors(), transaction(self._connection, self._path) as connection:
             connection.execute(
                 f"UPDATE credential SET {column} = ? WHERE id = ?",  # noqa: S608 - our own words
-                (to_micros(now), number),
+                (to_micros(moment), number),
             )
 
 
@@ -296,7 +296,7 @@ def _hash_secret(secret: str) -> bytes:
 
 
 def _make_credential(row: Any) -> Credential:
-    number, kind, uid, user, how, name, scopes, created, expires, used, ended = row
+    number, kind, uid, user, how, name, scopes, created_us, expires_us, used_us, ended_us = row
     return Credential(
         id=number,
         kind=kind,
@@ -305,10 +305,10 @@ def _make_credential(row: Any) -> Credential:
         how=how,
         name=name,
         scopes=tuple(scopes.split(",")) if scopes else (),
-        created=from_micros(created),
-        expires=from_micros(expires),
-        used=from_micros(used) if used else None,
-        ended=from_micros(ended) if ended else None,
+        created=from_micros(created_us),
+        expires=from_micros(expires_us),
+        used=from_micros(used_us) if used_us else None,
+        ended=from_micros(ended_us) if ended_us else None,
     )
 
 

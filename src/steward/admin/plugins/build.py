@@ -111,9 +111,9 @@ class SlurmVersion(msgspec.Struct, frozen=True, order=True):
         """Convert SLURM_VERSION_NUMBER to a version."""
         return cls(number >> 16 & 0xFF, number >> 8 & 0xFF, number & 0xFF)
 
-    def is_loadable_by(self, other: "SlurmVersion") -> bool:
-        """Return whether Slurm ``other`` loads a SPANK plugin that was built for this version."""
-        return (self.major, self.minor) == (other.major, other.minor)
+    def is_loadable_by(self, slurm_version: "SlurmVersion") -> bool:
+        """Return whether Slurm of that version loads a SPANK plugin built for this one."""
+        return (self.major, self.minor) == (slurm_version.major, slurm_version.minor)
 
 
 class PluginBuild(msgspec.Struct, frozen=True, kw_only=True):
@@ -199,11 +199,11 @@ def build_plugins(headers: str, libdir: str, *, compiler: str = "") -> PluginBui
     """
     version = read_header_version(headers)
     directory = os.path.join(os.path.abspath(libdir), str(version))
-    target = os.path.join(directory, LIBRARY)
+    library_path = os.path.join(directory, LIBRARY)
     try:
         os.close(open_directory(directory, create_mode=0o755))
-        with tempfile.TemporaryDirectory(prefix="steward-build-") as work_dir:
-            _write_sources(work_dir)
+        with tempfile.TemporaryDirectory(prefix="steward-build-") as build_dir:
+            _write_sources(build_dir)
             command = [
                 compiler or os.environ.get("CC") or "cc",
                 *FLAGS,
@@ -212,10 +212,10 @@ def build_plugins(headers: str, libdir: str, *, compiler: str = "") -> PluginBui
             command.append(f"-I{headers}")
             with ThreadPoolExecutor() as pool:
                 # Each thread waits for a compiler process.
-                list(pool.map(lambda library: _compile_library(command, work_dir, library), HOOKS))
+                list(pool.map(lambda library: _compile_library(command, build_dir, library), HOOKS))
             for library in HOOKS:
                 with (
-                    open(os.path.join(work_dir, library), "rb") as source,
+                    open(os.path.join(build_dir, library), "rb") as source,
                     replace_file(os.path.join(directory, library), 0o755) as file,
                 ):
                     shutil.copyfileobj(source, file)
@@ -223,7 +223,7 @@ def build_plugins(headers: str, libdir: str, *, compiler: str = "") -> PluginBui
         raise PluginInstallError(
             f"{error.filename or directory}: {error.strerror}", directory
         ) from error
-    return PluginBuild(path=target, version=version)
+    return PluginBuild(path=library_path, version=version)
 
 
 def find_built(libdir: str, version: SlurmVersion, library: str = LIBRARY) -> PluginBuild | None:
@@ -268,21 +268,21 @@ def read_source(name: str) -> str:
     return resources.files("steward.native").joinpath(name).read_text(encoding="utf-8")
 
 
-def _write_sources(work_dir: str) -> None:
+def _write_sources(build_dir: str) -> None:
     for name in list_sources():
-        with open(os.path.join(work_dir, name), "w", encoding="utf-8") as file:
+        with open(os.path.join(build_dir, name), "w", encoding="utf-8") as file:
             file.write(read_source(name))
 
 
-def _compile_library(command: Sequence[str], work_dir: str, library: str) -> None:
+def _compile_library(command: Sequence[str], build_dir: str, library: str) -> None:
     """Compile one library, which exports only its hooks."""
-    script_path = os.path.join(work_dir, f"{library}.map")
+    script_path = os.path.join(build_dir, f"{library}.map")
     with open(script_path, "w", encoding="utf-8") as file:
         file.write(build_version_script(library))
-    sources = [os.path.join(work_dir, name) for name in SOURCES[library]]
-    target = os.path.join(work_dir, library)
-    _run_compiler([*command, f"-Wl,--version-script={script_path}", "-o", target, *sources])
-    os.chmod(target, 0o755)  # noqa: S103 - a library is everybody's to load
+    sources = [os.path.join(build_dir, name) for name in SOURCES[library]]
+    library_path = os.path.join(build_dir, library)
+    _run_compiler([*command, f"-Wl,--version-script={script_path}", "-o", library_path, *sources])
+    os.chmod(library_path, 0o755)  # noqa: S103 - a library is everybody's to load
 
 
 def _run_compiler(command: Sequence[str]) -> None:

@@ -51,11 +51,11 @@ class InstallResult(msgspec.Struct, frozen=True, kw_only=True):
     """Result of an installation.
 
     Attributes:
-        written: Files and directories that it created or replaced.
+        written_paths: Files and directories that it created or replaced.
         remaining: Steps left to the administrator, one sentence each.
     """
 
-    written: tuple[str, ...]
+    written_paths: tuple[str, ...]
     remaining: tuple[str, ...] = ()
 
 
@@ -70,49 +70,49 @@ def get_own_conf(plugstack: str) -> str:
 
 
 def install_shim(
-    built: PluginBuild, *, libdir: str, plugstack: str, spool: str, prolog: bool = False
+    build: PluginBuild, *, libdir: str, plugstack: str, spool: str, with_prolog: bool = False
 ) -> InstallResult:
     """Install the SPANK plugin on this node, and have slurmstepd load it.
 
     Args:
-        built: Build for this node's Slurm; copied if it is elsewhere.
+        build: Build for this node's Slurm; copied if it is elsewhere.
         libdir: Directory of all builds on this node.
         plugstack: Slurm's PlugStackConfig; it is read, not changed.
         spool: Directory of the plugin's lines; created with mode 0700 if missing.
-        prolog: Whether to report Prolog and Epilog too, which costs two processes a job.
+        with_prolog: Whether to report Prolog and Epilog too, which costs two processes a job.
 
     Raises:
         PluginInstallError: The spool is not local, or something cannot be written.
     """
-    directory = os.path.join(os.path.abspath(libdir), str(built.version))
-    libraries = (LIBRARY, PROLOG_LIBRARY) if prolog else (LIBRARY,)
+    directory = os.path.join(os.path.abspath(libdir), str(build.version))
+    libraries = (LIBRARY, PROLOG_LIBRARY) if with_prolog else (LIBRARY,)
     for path in (directory, plugstack, spool):
         require_plain_path(path)
     _require_local(spool)
-    conf = get_own_conf(plugstack)
-    text = "".join(f"optional {directory}/{library} spool={spool}\n" for library in libraries)
+    own_conf = get_own_conf(plugstack)
+    conf_lines = "".join(f"optional {directory}/{library} spool={spool}\n" for library in libraries)
     header = (
-        f"# {MARK}, for Slurm {built.version}.\n"
+        f"# {MARK}, for Slurm {build.version}.\n"
         "# On compute nodes only: sbatch, srun and salloc load what is here, too.\n"
     )
     try:
         make_directory(spool, 0o700)
-        make_directory(os.path.dirname(conf), 0o755)
+        make_directory(os.path.dirname(own_conf), 0o755)
         # Libraries first: a line that names a missing one is an error for every job.
-        _copy_libraries(os.path.dirname(built.path), directory)
-        replace_if_changed(conf, (header + text).encode(), 0o644)
+        _copy_libraries(os.path.dirname(build.path), directory)
+        replace_if_changed(own_conf, (header + conf_lines).encode(), 0o644)
     except (OSError, shutil.Error) as error:
         raise PluginInstallError(describe_error(error, directory), directory) from error
     remaining: tuple[str, ...] = ()
-    if not has_include(plugstack, conf):
+    if not has_include(plugstack, own_conf):
         remaining = (f"add to {plugstack}: include {get_conf_directory(plugstack)}/*.conf",)
-    if prolog:
+    if with_prolog:
         remaining = (
             *remaining,
             "restart slurmd: it loads what tells of Prolog and Epilog at its start",
         )
     written = tuple(f"{directory}/{library}" for library in libraries)
-    return InstallResult(written=(*written, conf, spool), remaining=remaining)
+    return InstallResult(written_paths=(*written, own_conf, spool), remaining=remaining)
 
 
 def _copy_libraries(source_directory: str, directory: str) -> None:
@@ -134,16 +134,16 @@ def has_include(plugstack: str, conf: str) -> bool:
 
 def list_included(plugstack: str) -> list[str]:
     """Return plugstack.conf, and the files that it includes, in their order."""
-    files, pending = list[str](), [_find_plugstack(plugstack)]
-    while pending:
-        path = pending.pop(0)
-        if path not in files:
-            files.append(path)
-            included = [
+    paths, pending_paths = list[str](), [_find_plugstack(plugstack)]
+    while pending_paths:
+        path = pending_paths.pop(0)
+        if path not in paths:
+            paths.append(path)
+            included_paths = [
                 file for pattern in _list_patterns(path) for file in sorted(glob.glob(pattern))
             ]
-            pending = [*included, *pending]
-    return files
+            pending_paths = [*included_paths, *pending_paths]
+    return paths
 
 
 def _find_plugstack(plugstack: str) -> str:
@@ -169,9 +169,9 @@ def _is_match(pattern: str, conf: str) -> bool:
     )
 
 
-def _is_same(first: str, second: str) -> bool:
+def _is_same(path: str, other_path: str) -> bool:
     try:
-        return os.path.samefile(first, second)
+        return os.path.samefile(path, other_path)
     except OSError:
         return False
 
@@ -186,13 +186,13 @@ def read_plugstack(path: str) -> list[list[str]]:
     return [words for words in lines if words]
 
 
-def install_jobcomp(directory: str, *, libdir: str, lines: str) -> InstallResult:
+def install_jobcomp(directory: str, *, libdir: str, lines_path: str) -> InstallResult:
     """Install jobcomp.lua: slurmctld then reports each job that ends (JobCompType=jobcomp/lua).
 
     Args:
         directory: Directory of slurm.conf: slurmctld looks for jobcomp.lua beside it.
         libdir: Directory of our script; the one beside slurm.conf only calls it.
-        lines: File that slurmctld appends to; its directory must be SlurmUser's.
+        lines_path: File that slurmctld appends to; its directory must be SlurmUser's.
 
     Raises:
         PluginInstallError: The site has a jobcomp.lua of its own, the directory of the lines is
@@ -200,32 +200,39 @@ def install_jobcomp(directory: str, *, libdir: str, lines: str) -> InstallResult
     """
     own_script = os.path.join(os.path.abspath(libdir), JOBCOMP)
     site_script = os.path.join(directory, JOBCOMP)
-    for path in (own_script, site_script, lines):
+    for path in (own_script, site_script, lines_path):
         require_plain_path(path)
-    _require_local(os.path.dirname(lines))
-    if os.path.isdir(os.path.dirname(lines)) and is_world_accessible(os.path.dirname(lines)):
-        directory_of_lines = os.path.dirname(lines)
-        problem = describe_open_directory(directory_of_lines)
-        raise PluginInstallError(f"{problem}: chmod o= {directory_of_lines}", directory_of_lines)
-    text = f'-- {MARK}.\nsteward_jobcomp_file = "{lines}"\nreturn dofile("{own_script}")\n'
+    _require_local(os.path.dirname(lines_path))
+    if os.path.isdir(os.path.dirname(lines_path)) and is_world_accessible(
+        os.path.dirname(lines_path)
+    ):
+        lines_dir = os.path.dirname(lines_path)
+        problem = describe_open_directory(lines_dir)
+        raise PluginInstallError(f"{problem}: chmod o= {lines_dir}", lines_dir)
+    script_text = (
+        f'-- {MARK}.\nsteward_jobcomp_file = "{lines_path}"\nreturn dofile("{own_script}")\n'
+    )
     try:
         make_directory(os.path.dirname(own_script), 0o755)
         replace_if_changed(own_script, read_source(JOBCOMP).encode(), 0o644)
         if os.path.exists(site_script) and not is_own_file(site_script):
             raise PluginInstallError(
-                f'{site_script} is the site\'s own: put there steward_jobcomp_file = "{lines}" and '
+                f"{site_script} is the site's own: put there steward_jobcomp_file = "
+                f'"{lines_path}" and '
                 f'local steward = dofile("{own_script}"), and call steward.log_record(job) in '
                 "slurm_jobcomp_log_record(job)",
                 site_script,
             )
-        replace_if_changed(site_script, text.encode(), 0o644, trusted=find_conf_owner(directory))
+        replace_if_changed(
+            site_script, script_text.encode(), 0o644, trusted_uids=find_conf_owner(directory)
+        )
     except OSError as error:
         raise PluginInstallError(describe_error(error, site_script), site_script) from error
-    remaining = [f'set in [cluster.NAME] of Steward\'s configuration: jobcomp_lines = "{lines}"']
-    if not os.path.isdir(os.path.dirname(lines)):
-        remaining.insert(0, f"make {os.path.dirname(lines)}, mode 0750, writable by SlurmUser")
-    remaining.append("set in slurm.conf: JobCompType=jobcomp/lua, and restart slurmctld")
-    return InstallResult(written=(own_script, site_script), remaining=tuple(remaining))
+    steps = [f'set in [cluster.NAME] of Steward\'s configuration: jobcomp_lines = "{lines_path}"']
+    if not os.path.isdir(os.path.dirname(lines_path)):
+        steps.insert(0, f"make {os.path.dirname(lines_path)}, mode 0750, writable by SlurmUser")
+    steps.append("set in slurm.conf: JobCompType=jobcomp/lua, and restart slurmctld")
+    return InstallResult(written_paths=(own_script, site_script), remaining=tuple(steps))
 
 
 def is_world_accessible(directory: str) -> bool:
@@ -272,7 +279,9 @@ def _require_local(directory: str) -> None:
         )
 
 
-def replace_if_changed(path: str, data: bytes, mode: int, *, trusted: Collection[int] = ()) -> None:
+def replace_if_changed(
+    path: str, data: bytes, mode: int, *, trusted_uids: Collection[int] = ()
+) -> None:
     """Replace a file atomically, unless it is unchanged.
 
     An unchanged file keeps its modification time: the check of jobcomp.lua asks for a restart of
@@ -280,7 +289,7 @@ def replace_if_changed(path: str, data: bytes, mode: int, *, trusted: Collection
     """
     if _has_content(path, data, mode):
         return
-    with replace_file(path, mode, trusted=trusted) as file:
+    with replace_file(path, mode, trusted=trusted_uids) as file:
         file.write(data)
 
 
@@ -321,17 +330,17 @@ def install_command(
     plugstack: str,
     libdir: str = DEFAULT_LIBDIR,
     spool: str = DEFAULT_SPOOL,
-    prolog: bool = False,
-    slurm: str = "",
+    with_prolog: bool = False,
+    slurm_version: str = "",
 ) -> str:
     """Return the command line that installs the SPANK plugin, with options that are no defaults."""
-    words = ["steward plugins install"]
+    options = ["steward plugins install"]
     if libdir != DEFAULT_LIBDIR:
-        words.append(f"--libdir {libdir}")
+        options.append(f"--libdir {libdir}")
     if plugstack != DEFAULT_PLUGSTACK:
-        words.append(f"--plugstack {plugstack}")
+        options.append(f"--plugstack {plugstack}")
     if spool != DEFAULT_SPOOL:
-        words.append(f"--spool {spool}")
-    if slurm:
-        words.append(f"--slurm {slurm}")
-    return " ".join([*words, "--prolog"] if prolog else words)
+        options.append(f"--spool {spool}")
+    if slurm_version:
+        options.append(f"--slurm {slurm_version}")
+    return " ".join([*options, "--prolog"] if with_prolog else options)

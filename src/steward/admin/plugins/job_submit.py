@@ -48,32 +48,35 @@ _CALLS: Final = re.compile(r"""^[^\n-]*\bdofile\(?\s*["']([^"'\n]+)["']""", re.M
 _DECIDES: Final = re.compile(r"^[^\n-]*\bsteward[A-Za-z_]*\.submit\b", re.MULTILINE)
 
 
-def install_submit(built: PluginBuild, *, libdir: str, config: Mapping[str, str]) -> InstallResult:
+def install_submit(build: PluginBuild, *, libdir: str, config: Mapping[str, str]) -> InstallResult:
     """Install the plugin in C on this host, and return the lines to add to slurm.conf.
 
     Args:
-        built: Build for exactly this host's Slurm; copied if it is elsewhere.
+        build: Build for exactly this host's Slurm; copied if it is elsewhere.
         libdir: Directory of all builds on this host.
         config: Output of ``scontrol show config``; empty if slurmctld does not run yet.
 
     Raises:
         PluginInstallError: Something cannot be written.
     """
-    directory = os.path.join(os.path.abspath(libdir), str(built.version))
-    target = os.path.join(directory, SUBMIT_LIBRARY)
-    require_plain_path(target)
+    directory = os.path.join(os.path.abspath(libdir), str(build.version))
+    library_path = os.path.join(directory, SUBMIT_LIBRARY)
+    require_plain_path(library_path)
     try:
         make_directory(directory, 0o755)
-        with open(os.path.join(os.path.dirname(built.path), SUBMIT_LIBRARY), "rb") as file:
-            replace_if_changed(target, file.read(), 0o755)
+        with open(os.path.join(os.path.dirname(build.path), SUBMIT_LIBRARY), "rb") as file:
+            replace_if_changed(library_path, file.read(), 0o755)
     except OSError as error:
-        raise PluginInstallError(describe_error(error, target), target) from error
-    remaining = [_format_plugin_dir(config, directory), _format_submit_plugins(config, PLUGIN_NAME)]
-    lines = [f"set in slurm.conf: {line}" for line in remaining if line]
-    if lines:
-        lines.append("look it over with steward plugins check --job-submit")
-        lines.append("restart slurmctld on every host that runs one: each needs this library")
-    return InstallResult(written=(target,), remaining=tuple(lines))
+        raise PluginInstallError(describe_error(error, library_path), library_path) from error
+    conf_lines = [
+        _format_plugin_dir(config, directory),
+        _format_submit_plugins(config, PLUGIN_NAME),
+    ]
+    steps = [f"set in slurm.conf: {line}" for line in conf_lines if line]
+    if steps:
+        steps.append("look it over with steward plugins check --job-submit")
+        steps.append("restart slurmctld on every host that runs one: each needs this library")
+    return InstallResult(written_paths=(library_path,), remaining=tuple(steps))
 
 
 def install_submit_lua(directory: str, *, libdir: str, cluster: str = "") -> InstallResult:
@@ -88,37 +91,37 @@ def install_submit_lua(directory: str, *, libdir: str, cluster: str = "") -> Ins
         PluginInstallError: The site has a job_submit.lua of its own, or something cannot be
             written.
     """
-    module = os.path.join(os.path.abspath(libdir), MODULE)
+    module_path = os.path.join(os.path.abspath(libdir), MODULE)
     site_script = os.path.join(directory, CALLED)
-    for path in (module, site_script):
+    for path in (module_path, site_script):
         require_plain_path(path)
     if cluster and not re.fullmatch(r"[A-Za-z0-9_.-]+", cluster):
         raise PluginInstallError(f"{cluster!r} is no cluster's name", cluster)
     cluster_line = f'steward_gate_cluster = "{cluster}"\n' if cluster else ""
-    text = read_source(CALLED).replace("MODULE", module)
+    script_text = read_source(CALLED).replace("MODULE", module_path)
     try:
-        make_directory(os.path.dirname(module), 0o755)
+        make_directory(os.path.dirname(module_path), 0o755)
         for name in MODULES:
             replace_if_changed(
-                os.path.join(os.path.dirname(module), name), read_source(name).encode(), 0o644
+                os.path.join(os.path.dirname(module_path), name), read_source(name).encode(), 0o644
             )
         if os.path.exists(site_script) and not is_own_file(site_script):
             raise PluginInstallError(
                 f"{site_script} is the site's own: put there "
                 f"{cluster_line.strip() + '; ' if cluster_line else ''}"
-                f'local steward = dofile("{module}"), and end slurm_job_submit with return '
+                f'local steward = dofile("{module_path}"), and end slurm_job_submit with return '
                 "steward.submit(job_desc, part_list, submit_uid) and slurm_job_modify with return "
                 "steward.modify(job_desc, job_rec, part_list, modify_uid)",
                 site_script,
             )
-        data = f"-- {MARK}.\n{cluster_line}{text}".encode()
-        replace_if_changed(site_script, data, 0o644, trusted=find_conf_owner(directory))
+        content = f"-- {MARK}.\n{cluster_line}{script_text}".encode()
+        replace_if_changed(site_script, content, 0o644, trusted_uids=find_conf_owner(directory))
     except OSError as error:
         raise PluginInstallError(describe_error(error, site_script), site_script) from error
-    remaining = ["set in slurm.conf: JobSubmitPlugins=lua, last of several, and restart slurmctld"]
+    steps = ["set in slurm.conf: JobSubmitPlugins=lua, last of several, and restart slurmctld"]
     if not find_lua_sockets():
-        remaining.insert(0, "install LuaSocket (Debian and EPEL: lua-socket) for slurmctld's Lua")
-    return InstallResult(written=(module, site_script), remaining=tuple(remaining))
+        steps.insert(0, "install LuaSocket (Debian and EPEL: lua-socket) for slurmctld's Lua")
+    return InstallResult(written_paths=(module_path, site_script), remaining=tuple(steps))
 
 
 def find_lua_sockets() -> list[str]:
@@ -188,12 +191,14 @@ def _check_lua(path: str) -> list[str]:
     """Check that job_submit.lua calls our module and LuaSocket is installed."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
-            text = file.read()
+            script_text = file.read()
     except OSError as error:
         return [f"JobSubmitPlugins names lua, but {path}: {error.strerror}"]
-    if not _DECIDES.search(text):
+    if not _DECIDES.search(script_text):
         return [f"{path} does not call steward's submit: see docs/gate.md"]
-    missing_scripts = [script for script in _CALLS.findall(text) if not os.path.exists(script)]
+    missing_scripts = [
+        script for script in _CALLS.findall(script_text) if not os.path.exists(script)
+    ]
     faults = [f"{path} calls {script}, which is not there" for script in missing_scripts]
     if not find_lua_sockets():
         faults.append("LuaSocket is missing, so the policy holds for every job: install lua-socket")
@@ -244,48 +249,48 @@ def find_gate_conf(config: Mapping[str, str], directory: str = "") -> str:
     return match[1] if match else os.environ.get("STEWARD_GATE_CONF", CONF)
 
 
-def check_reach(config: Mapping[str, str], conf: str = CONF) -> list[str]:
+def check_reach(config: Mapping[str, str], gate_conf: str = CONF) -> list[str]:
     """Return what keeps slurmctld from the gate's socket, with the repair, a line each.
 
     Missing files are no fault: the daemon creates them.
 
     Args:
         config: Output of ``scontrol show config``.
-        conf: Configuration file that the plugin reads.
+        gate_conf: Configuration file that the plugin reads.
     """
-    user = parse_slurm_user(config)
-    if user is None or user[1] == 0:
+    slurm_user = parse_slurm_user(config)
+    if slurm_user is None or slurm_user[1] == 0:
         return []
-    name, uid = user
-    socket = find_gate_socket(conf)
+    name, uid = slurm_user
+    socket_path = find_gate_socket(gate_conf)
     closed_directories = {
-        _find_closed_directory(uid, socket, "w"),
-        _find_closed_directory(uid, conf, "r"),
+        _find_closed_directory(uid, socket_path, "w"),
+        _find_closed_directory(uid, gate_conf, "r"),
     } - {""}
     faults = [
         f"{directory} is closed to SlurmUser {name}, who cannot reach the gate, "
         f"{_COST}: chmod o+x {directory}"
         for directory in sorted(closed_directories)
     ]
-    if not faults and os.path.exists(socket) and can_access(uid, "w", socket) is False:
+    if not faults and os.path.exists(socket_path) and can_access(uid, "w", socket_path) is False:
         faults.append(
-            f"{socket} does not let SlurmUser {name} in, {_COST}: "
+            f"{socket_path} does not let SlurmUser {name} in, {_COST}: "
             f'set plugin_users = ["{name}"] in [gate], and restart steward serve'
         )
     return faults
 
 
-def find_gate_socket(conf: str) -> str:
+def find_gate_socket(gate_conf: str) -> str:
     """Return the gate's socket that the plugin's configuration names."""
     try:
-        with open(conf, encoding="utf-8", errors="replace") as file:
+        with open(gate_conf, encoding="utf-8", errors="replace") as file:
             split_lines = [line.split(maxsplit=1) for line in file]
     except OSError:
         return _SOCKET
-    sockets = [
+    socket_paths = [
         fields[1].strip() for fields in split_lines if len(fields) == 2 and fields[0] == "socket"
     ]
-    return sockets[-1] if sockets else _SOCKET
+    return socket_paths[-1] if socket_paths else _SOCKET
 
 
 def _find_closed_directory(uid: int, path: str, access: Literal["r", "w"]) -> str:

@@ -39,41 +39,53 @@ def check_jobcomp(config: Mapping[str, str], directory: str) -> list[str]:
 
 def find_jobcomp_faults(config: Mapping[str, str], directory: str) -> list[PluginFault]:
     """Return the faults of :func:`check_jobcomp`, with their repairs as separate commands."""
-    kind = config.get("JobCompType", "")
-    install = f"steward plugins install --jobcomp {directory}"
-    restart = "systemctl restart slurmctld"
-    if kind != "jobcomp/lua":
+    jobcomp_type = config.get("JobCompType", "")
+    install_command = f"steward plugins install --jobcomp {directory}"
+    restart_command = "systemctl restart slurmctld"
+    if jobcomp_type != "jobcomp/lua":
         consequence = "what it would tell comes from snapshots and sacct"
-        problem = f"JobCompType is {kind or 'jobcomp/none'}, not jobcomp/lua: {consequence}"
-        return [PluginFault(problem, (install, "slurm.conf: JobCompType=jobcomp/lua", restart))]
+        problem = f"JobCompType is {jobcomp_type or 'jobcomp/none'}, not jobcomp/lua: {consequence}"
+        return [
+            PluginFault(
+                problem, (install_command, "slurm.conf: JobCompType=jobcomp/lua", restart_command)
+            )
+        ]
     path = os.path.join(directory, JOBCOMP)
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
-            text = file.read()
+            script_text = file.read()
     except OSError as error:
         problem = f"JobCompType is jobcomp/lua, but {path}: {error.strerror}"
-        return [PluginFault(problem, (install, restart))]
-    if "steward" not in text:
+        return [PluginFault(problem, (install_command, restart_command))]
+    if "steward" not in script_text:
         # For a site's own script the install command says what to add to it.
-        return [PluginFault(f"{path} does not call Steward's", (install, restart))]
-    lines = parse_lines_path(text)
-    reinstall = install if lines == DEFAULT_LINES else f"{install} --lines {lines}"
-    missing_scripts = [script for script in _CALLED.findall(text) if not os.path.exists(script)]
+        return [PluginFault(f"{path} does not call Steward's", (install_command, restart_command))]
+    lines_path = parse_lines_path(script_text)
+    reinstall_command = (
+        install_command
+        if lines_path == DEFAULT_LINES
+        else f"{install_command} --lines {lines_path}"
+    )
+    missing_scripts = [
+        script for script in _CALLED.findall(script_text) if not os.path.exists(script)
+    ]
     faults = [
-        PluginFault(f"{path} calls {script}, which is not there", (reinstall, restart))
+        PluginFault(
+            f"{path} calls {script}, which is not there", (reinstall_command, restart_command)
+        )
         for script in missing_scripts
     ]
-    user = parse_slurm_user(config)
+    slurm_user = parse_slurm_user(config)
     return [
         *faults,
-        *_check_lines_file(lines, user, install),
-        *_check_start_time(path, lines, config),
+        *_check_lines_file(lines_path, slurm_user, install_command),
+        *_check_start_time(path, lines_path, config),
     ]
 
 
-def parse_lines_path(text: str) -> str:
+def parse_lines_path(script_text: str) -> str:
     """Return the file that a jobcomp.lua writes its lines to."""
-    match = _LINES.search(text)
+    match = _LINES.search(script_text)
     return match[1] if match else DEFAULT_LINES
 
 
@@ -84,14 +96,14 @@ def parse_slurm_user(config: Mapping[str, str]) -> tuple[str, int] | None:
 
 
 def _check_lines_file(
-    lines: str, user: tuple[str, int] | None, install: str
+    lines_path: str, slurm_user: tuple[str, int] | None, install_command: str
 ) -> Iterator[PluginFault]:
     """Check that slurmctld can append to the file of lines, or create it."""
-    directory = os.path.dirname(lines)
-    name, uid = user or ("SlurmUser", -1)
+    directory = os.path.dirname(lines_path)
+    name, uid = slurm_user or ("SlurmUser", -1)
     network_type = find_network_type(directory)
     if network_type:
-        install_local = f"{install} --lines DIR/jobcomp.jsonl"
+        install_local = f"{install_command} --lines DIR/jobcomp.jsonl"
         problem = (
             f"{directory} is on {network_type}, which could stall slurmctld: take a "
             "local disk as DIR"
@@ -102,21 +114,25 @@ def _check_lines_file(
         yield PluginFault(f"{directory} is not there, so every line is lost", (make_command,))
     elif is_world_accessible(directory):
         yield PluginFault(describe_open_directory(directory), (f"chmod o= {directory}",))
-    elif user is not None:
+    elif slurm_user is not None:
         # slurmctld creates the file only if it is missing.
-        path = lines if os.path.lexists(lines) else directory
-        if os.path.islink(lines) or os.path.isdir(lines):
+        path = lines_path if os.path.lexists(lines_path) else directory
+        if os.path.islink(lines_path) or os.path.isdir(lines_path):
             # SlurmUser can make a link to any file, and chown and chmod follow links.
-            move_command = f"mv -T --backup=numbered {lines} {lines}.old"
-            yield PluginFault(f"{lines} is no regular file: move it away", (move_command,))
+            move_command = f"mv -T --backup=numbered {lines_path} {lines_path}.old"
+            yield PluginFault(f"{lines_path} is no regular file: move it away", (move_command,))
         elif can_access(uid, "w", path) is False:
             repairs = [f"chown {name} {directory}", f"chmod u=rwx {directory}"]
-            repairs += [f"chown {name} {lines}", f"chmod u+rw {lines}"] if path == lines else []
+            repairs += (
+                [f"chown {name} {lines_path}", f"chmod u+rw {lines_path}"]
+                if path == lines_path
+                else []
+            )
             problem = f"{path} cannot be written by SlurmUser {name}, so every line is lost"
             yield PluginFault(problem, tuple(repairs))
 
 
-def _check_start_time(path: str, lines: str, config: Mapping[str, str]) -> list[PluginFault]:
+def _check_start_time(path: str, lines_path: str, config: Mapping[str, str]) -> list[PluginFault]:
     """Check whether slurmctld started before the script existed and has written nothing since."""
     try:
         started_at = datetime.fromisoformat(config.get("BOOT_TIME", "")).timestamp()
@@ -124,12 +140,14 @@ def _check_start_time(path: str, lines: str, config: Mapping[str, str]) -> list[
     except (OSError, ValueError):
         return []
     try:
-        written_at = os.stat(lines).st_mtime
+        written_at = os.stat(lines_path).st_mtime
     except OSError:
         written_at = 0.0
     # BOOT_TIME is truncated to whole seconds.
     if placed_at < started_at + 1 or written_at >= started_at:
         return []
     reason = f"slurmctld runs since {config['BOOT_TIME']}, {path} is newer"
-    restart = ("systemctl restart slurmctld",)
-    return [PluginFault(f"{reason}, and nothing was written since: restart slurmctld", restart)]
+    restart_commands = ("systemctl restart slurmctld",)
+    return [
+        PluginFault(f"{reason}, and nothing was written since: restart slurmctld", restart_commands)
+    ]

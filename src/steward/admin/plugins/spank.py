@@ -101,12 +101,12 @@ def _describe_overlap(spool: str, directories: Mapping[str, str]) -> str:
     """Describe how a directory overlaps with one of the daemon's; "" if it does not."""
     path = os.path.realpath(spool)
     for directory, key in directories.items():
-        other = os.path.realpath(directory)
-        if path == other:
+        other_path = os.path.realpath(directory)
+        if path == other_path:
             return f"the directory of {key}"
-        if _is_below(path, other):
+        if _is_below(path, other_path):
             return f"in {directory}, the directory of {key}"
-        if _is_below(other, path):
+        if _is_below(other_path, path):
             return f"a parent of {directory}, the directory of {key}"
     return ""
 
@@ -127,10 +127,14 @@ def _find_foreign_file(spool: str) -> str:
     except OSError:
         return ""  # It does not exist, or only root can read it.
     # Other programs write logs too, but not beside the agent's .place files.
-    is_read = any(name.endswith((".place", ".lock")) for name in names)
-    pattern = _SPOOL_FILE if is_read or status.st_uid == 0 else _AGENT_FILE
-    foreign = next((name for name in names if pattern.fullmatch(name) is None), "")
-    return f"a directory that holds {foreign}, which is no file of the plugin's" if foreign else ""
+    has_agent_files = any(name.endswith((".place", ".lock")) for name in names)
+    pattern = _SPOOL_FILE if has_agent_files or status.st_uid == 0 else _AGENT_FILE
+    foreign_file = next((name for name in names if pattern.fullmatch(name) is None), "")
+    return (
+        f"a directory that holds {foreign_file}, which is no file of the plugin's"
+        if foreign_file
+        else ""
+    )
 
 
 def suggest_spool(directories: Mapping[str, str]) -> str:
@@ -183,22 +187,23 @@ def _describe_open_spool(spool: str) -> str:
     return f"a directory of uid {status.st_uid} with mode {stat.S_IMODE(status.st_mode):04o}"
 
 
-def require_outside_spool(lines: str, spool: str) -> None:
+def require_outside_spool(lines_path: str, spool: str) -> None:
     """Check that jobcomp's lines do not go to the SPANK plugin's spool.
 
     Args:
-        lines: The file of job lines.
+        lines_path: The file of job lines.
         spool: Spool that plugstack.conf names; "" if it names none.
 
     Raises:
         UsageError: The file is in the spool, or in a directory above or below it.
     """
     for path in filter(None, (spool, DEFAULT_SPOOL)):
-        if _describe_overlap(path, {os.path.dirname(lines): "jobcomp's lines"}):
+        if _describe_overlap(path, {os.path.dirname(lines_path): "jobcomp's lines"}):
             raise UsageError(
-                f"cannot write job lines to {lines}: {path} is the SPANK plugin's spool, root's "
+                f"cannot write job lines to {lines_path}: {path} is the SPANK plugin's spool, "
+                "root's "
                 f"alone, and SlurmUser writes job lines: give --lines {DEFAULT_LINES}",
-                lines,
+                lines_path,
             )
 
 
@@ -230,17 +235,17 @@ def _find_access_faults(spool: str, status: os.stat_result) -> Iterator[PluginFa
     close_command = f"chmod {MODE:04o} {spool}"
     chown_command = f"chown {OWNER} {spool}"
     is_closed = not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    foreign = {path: uid for path, uid in _list_owners(spool).items() if uid != 0}
-    if foreign:
-        foreign_path, uid = next(iter(foreign.items()))
+    foreign_owners = {path: uid for path, uid in _list_owners(spool).items() if uid != 0}
+    if foreign_owners:
+        foreign_path, uid = next(iter(foreign_owners.items()))
         # In a closed directory only root and its owner wrote: the files came with the directory.
-        if is_closed and set(foreign.values()) == {uid} and status.st_uid in (0, uid):
-            repair = (f"chown -R {OWNER} {spool}", close_command)
+        if is_closed and set(foreign_owners.values()) == {uid} and status.st_uid in (0, uid):
+            repairs = (f"chown -R {OWNER} {spool}", close_command)
         else:
             move_command = f"mv -T --backup=numbered {spool} {spool}.old"
-            repair = (move_command, f"install -d -o root -g root -m {MODE:04o} {spool}")
+            repairs = (move_command, f"install -d -o root -g root -m {MODE:04o} {spool}")
         yield PluginFault(
-            f"{foreign_path} belongs to uid {uid}: the agent does not take lines from it", repair
+            f"{foreign_path} belongs to uid {uid}: the agent does not take lines from it", repairs
         )
         return
     if status.st_uid != 0:
@@ -350,31 +355,33 @@ def check_library(path: str, version: SlurmVersion, *, is_exact: bool = False) -
         is_exact: Whether the patch level must match too, as slurmctld requires.
     """
     try:
-        info = inspect_library(path)
+        library_info = inspect_library(path)
     except PluginInstallError as error:
         return [str(error)]
     faults = []
     expected_type = "job_submit/steward" if os.path.basename(path) == SUBMIT_LIBRARY else "spank"
-    if info.type != expected_type:
-        faults.append(f"{path} is no plugin of the type {expected_type} but {info.type!r}")
-    built_for = SlurmVersion.from_number(info.version)
-    if not (built_for == version if is_exact else built_for.is_loadable_by(version)):
-        faults.append(f"{path} was built for Slurm {built_for}, not for {version}: build it anew")
-    if info.missing:
-        faults.append(f"{path} lacks {', '.join(info.missing)}: build it anew")
+    if library_info.type != expected_type:
+        faults.append(f"{path} is no plugin of the type {expected_type} but {library_info.type!r}")
+    build_version = SlurmVersion.from_number(library_info.version)
+    if not (build_version == version if is_exact else build_version.is_loadable_by(version)):
+        faults.append(
+            f"{path} was built for Slurm {build_version}, not for {version}: build it anew"
+        )
+    if library_info.missing:
+        faults.append(f"{path} lacks {', '.join(library_info.missing)}: build it anew")
     return faults
 
 
 def check_upgrade(version: SlurmVersion, *, libdir: str) -> list[str]:
     """Return the faults of the installed builds for another Slurm version, a line each."""
-    built = find_built(libdir, version)
-    if built is None:
+    build = find_built(libdir, version)
+    if build is None:
         return [f"there is no build for Slurm {version} in {libdir}: run steward plugins build"]
-    directory = os.path.dirname(built.path)
+    directory = os.path.dirname(build.path)
     return [
-        line
+        fault
         for name in NODE_LIBRARIES
-        for line in check_library(os.path.join(directory, name), version)
+        for fault in check_library(os.path.join(directory, name), version)
     ]
 
 
@@ -466,9 +473,9 @@ class _ShimChecks:
         self._version = version
         self._libdir = libdir
         self._plugstack = plugstack
-        self._directories = directories
-        self._conf = get_own_conf(plugstack)
-        self._lines = read_shim_lines(plugstack)
+        self._daemon_directories = directories
+        self._own_conf = get_own_conf(plugstack)
+        self._shim_lines = read_shim_lines(plugstack)
 
     def check_build(self) -> Iterator[PluginFault]:
         """Yield faults of the build for this Slurm."""
@@ -479,18 +486,18 @@ class _ShimChecks:
                 f"there is no build for Slurm {self._version} in {self._libdir}", repairs
             )
             return
-        for line in check_upgrade(self._version, libdir=self._libdir):
-            yield PluginFault(line, repairs)
+        for fault in check_upgrade(self._version, libdir=self._libdir):
+            yield PluginFault(fault, repairs)
 
     def check_conf(self) -> Iterator[PluginFault]:
         """Yield faults of the lines that load the plugin."""
-        built = find_built(self._libdir, self._version)
-        if built is None:
+        build = find_built(self._libdir, self._version)
+        if build is None:
             return
-        if not self._lines:
-            yield PluginFault(f"{self._conf} is missing", (self._install_command(),))
+        if not self._shim_lines:
+            yield PluginFault(f"{self._own_conf} is missing", (self._install_command(),))
             return
-        for line in self._lines:
+        for line in self._shim_lines:
             repairs = self._suggest_repair(line)
             if line.keyword != "optional":
                 problem = (
@@ -500,21 +507,21 @@ class _ShimChecks:
             if not os.path.exists(line.library):
                 library = line.library or "no file"
                 yield PluginFault(f"{line.file} names {library}, which is not there", repairs)
-            elif not os.path.samefile(os.path.dirname(line.library), os.path.dirname(built.path)):
-                yield PluginFault(f"{line.file} names {line.library}, not {built.path}", repairs)
-        if any(line.file == self._conf for line in self._lines):
+            elif not os.path.samefile(os.path.dirname(line.library), os.path.dirname(build.path)):
+                yield PluginFault(f"{line.file} names {line.library}, not {build.path}", repairs)
+        if any(line.file == self._own_conf for line in self._shim_lines):
             yield from self._check_include()
 
     def _check_include(self) -> Iterator[PluginFault]:
-        if not has_include(self._plugstack, self._conf):
+        if not has_include(self._plugstack, self._own_conf):
             line = f"include {get_conf_directory(self._plugstack)}/*.conf"
-            problem = f"{self._plugstack} does not include {self._conf}"
+            problem = f"{self._plugstack} does not include {self._own_conf}"
             yield PluginFault(problem, (f"{self._plugstack}: {line}",))
 
     def check_spools(self) -> Iterator[PluginFault]:
         """Yield faults of the spools that the lines name."""
-        checked: set[str] = set()
-        for line in self._lines:
+        checked_spools: set[str] = set()
+        for line in self._shim_lines:
             if not line.spool:
                 yield PluginFault(
                     f"{line.file} names no spool: nothing is written", self._suggest_repair(line)
@@ -526,9 +533,9 @@ class _ShimChecks:
                 )
                 yield PluginFault(f"{problem}is written", self._suggest_repair(line))
                 continue
-            if line.spool in checked and line.file == self._conf:
+            if line.spool in checked_spools and line.file == self._own_conf:
                 continue
-            conflict = describe_user(line.spool, self._directories)
+            conflict = describe_user(line.spool, self._daemon_directories)
             real_path = os.path.realpath(line.spool)
             if conflict:
                 yield PluginFault(
@@ -543,44 +550,50 @@ class _ShimChecks:
                     f"{self._suggest_spool(line)} itself"
                 )
                 yield PluginFault(problem, self._suggest_repair(line))
-            elif line.spool not in checked:
+            elif line.spool not in checked_spools:
                 yield from find_spool_faults(line.spool)
-            checked.add(line.spool)
+            checked_spools.add(line.spool)
 
     def _suggest_repair(self, line: ShimLine) -> tuple[str, ...]:
         """Return the repair of a line, which is the same for each of its faults.
 
         It is our install command, or words to type into the site's own file.
         """
-        if line.file == self._conf:
+        if line.file == self._own_conf:
             return (self._install_command(),)
-        if any(other.file == self._conf for other in self._lines):
-            return (f"{line.file}: remove the line that names {line.library}, {self._conf} has it",)
-        built, library = find_built(self._libdir, self._version), line.library
-        if built is not None:
-            library = os.path.join(os.path.dirname(built.path), os.path.basename(library))
+        if any(other_line.file == self._own_conf for other_line in self._shim_lines):
+            return (
+                f"{line.file}: remove the line that names {line.library}, {self._own_conf} has it",
+            )
+        build, library = find_built(self._libdir, self._version), line.library
+        if build is not None:
+            library = os.path.join(os.path.dirname(build.path), os.path.basename(library))
         spool = self._suggest_spool(line)
-        edit = f"{line.file}: optional {library} spool={spool}"
-        return (edit, f"install -d -o root -g root -m 0700 {spool}") if spool else (edit,)
+        edit_step = f"{line.file}: optional {library} spool={spool}"
+        return (edit_step, f"install -d -o root -g root -m 0700 {spool}") if spool else (edit_step,)
 
     def _suggest_spool(self, line: ShimLine) -> str:
         """Return the spool that a line should name: its own, if that can be one."""
         real_path = os.path.realpath(line.spool)
         is_direct = real_path == os.path.abspath(line.spool) or os.path.isdir(real_path)
         is_usable = os.path.isabs(line.spool) and is_direct and not os.path.islink(real_path)
-        if is_usable and not describe_user(line.spool, self._directories):
+        if is_usable and not describe_user(line.spool, self._daemon_directories):
             return real_path if real_path != os.path.abspath(line.spool) else line.spool
-        return suggest_spool(self._directories)
+        return suggest_spool(self._daemon_directories)
 
     def _install_command(self) -> str:
         """Return the command that writes our file again with its present values."""
-        libraries = {os.path.basename(candidate.library) for candidate in self._lines}
-        line = next((candidate for candidate in self._lines if candidate.spool), None)
+        libraries = {os.path.basename(candidate.library) for candidate in self._shim_lines}
+        line_with_spool = next(
+            (candidate for candidate in self._shim_lines if candidate.spool), None
+        )
         return install_command(
             plugstack=self._plugstack,
             libdir=self._libdir,
-            spool=self._suggest_spool(line) if line else suggest_spool(self._directories),
-            prolog=PROLOG_LIBRARY in libraries,
+            spool=self._suggest_spool(line_with_spool)
+            if line_with_spool
+            else suggest_spool(self._daemon_directories),
+            with_prolog=PROLOG_LIBRARY in libraries,
             # Without Slurm's commands in PATH the command cannot find the version itself.
-            slurm="" if shutil.which("scontrol") else str(self._version),
+            slurm_version="" if shutil.which("scontrol") else str(self._version),
         )

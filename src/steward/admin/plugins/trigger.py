@@ -30,7 +30,7 @@ _SECRET_BYTES: Final = 32
 
 
 def install_trigger(
-    path: str, secret_file: str, *, user: str = "", python: str = ""
+    path: str, secret_file: str, *, user: str = "", interpreter: str = ""
 ) -> InstallResult:
     """Install the trigger helper, and create its secret if missing.
 
@@ -38,19 +38,19 @@ def install_trigger(
         path: Path of the helper, the same on every host of slurmctld.
         secret_file: Path of the secret; an existing one is kept.
         user: Name of SlurmUser; the user of this process if empty.
-        python: Interpreter of the helper: the system's Python if empty.
+        interpreter: Interpreter of the helper: the system's Python if empty.
 
     Raises:
         PluginInstallError: There is no such user, or something cannot be written.
     """
-    python = python or DEFAULT_PYTHON
-    for checked_path in (path, secret_file, python):
+    interpreter = interpreter or DEFAULT_PYTHON
+    for checked_path in (path, secret_file, interpreter):
         require_plain_path(checked_path)
     owner = _find_owner(user)
     written = [path]
     try:
         make_directory(os.path.dirname(path), 0o755)
-        replace_if_changed(path, _build_helper(python), 0o755)
+        replace_if_changed(path, _build_helper(interpreter), 0o755)
         if not os.path.lexists(secret_file):
             make_directory(os.path.dirname(secret_file), 0o755)
             _write_secret(secret_file, owner)
@@ -64,7 +64,7 @@ def install_trigger(
             "" if secret_file == _get_default("secret_file") else f', secret_file = "{secret_file}"'
         ),
     )
-    return InstallResult(written=tuple(written), remaining=remaining)
+    return InstallResult(written_paths=tuple(written), remaining=remaining)
 
 
 def check_trigger(config: Mapping[str, str], path: str, secret_file: str, socket: str) -> list[str]:
@@ -76,23 +76,23 @@ def check_trigger(config: Mapping[str, str], path: str, secret_file: str, socket
         secret_file: Path of the secret.
         socket: Socket of the sensor.
     """
-    name, uid = parse_slurm_user(config) or ("root", 0)
+    user_name, uid = parse_slurm_user(config) or ("root", 0)
     if not os.path.isfile(path):
         return [f"{path} is not there: run steward plugins install --trigger"]
     faults = []
     if can_access(uid, "r", path) is False or not os.stat(path).st_mode & stat.S_IXOTH:
-        faults.append(f"{path} cannot be run by SlurmUser {name}: chmod 0755 {path}")
+        faults.append(f"{path} cannot be run by SlurmUser {user_name}: chmod 0755 {path}")
     elif _is_outdated(path):
         faults.append(f"{path} is of another Steward: run steward plugins install --trigger")
-    faults += _check_secret(secret_file, name, uid)
+    faults += _check_secret(secret_file, user_name, uid)
     if os.path.exists(socket) and can_access(uid, "w", socket) is False:
         faults.append(
-            f"{socket} cannot be reached by SlurmUser {name}: open its directories to him"
+            f"{socket} cannot be reached by SlurmUser {user_name}: open its directories to him"
         )
     return faults
 
 
-def _check_secret(path: str, name: str, uid: int) -> list[str]:
+def _check_secret(path: str, user_name: str, uid: int) -> list[str]:
     """Check that the secret belongs to SlurmUser and is closed to others."""
     try:
         status = os.stat(path)
@@ -101,7 +101,7 @@ def _check_secret(path: str, name: str, uid: int) -> list[str]:
     if stat.S_IMODE(status.st_mode) & 0o077:
         return [f"{path} is open to others: chmod 0600 {path}"]
     if status.st_uid != uid:
-        return [f"{path} is not SlurmUser's: chown {name} {path}"]
+        return [f"{path} is not SlurmUser's: chown {user_name} {path}"]
     return []
 
 

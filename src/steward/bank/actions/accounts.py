@@ -189,7 +189,7 @@ def create_account(
     with context.ledger.transaction() as t:
         context.get_rights(caller, t).require_operator(_OPERATORS)
         seq_before = t.seq
-        created = t.accounts.create(
+        account = t.accounts.create(
             Account(
                 name=request.name.lower(),
                 parent=request.parent.lower(),
@@ -201,7 +201,7 @@ def create_account(
             ),
             context.make_authorship(caller, request.reason),
         )
-        fields = _account_page(t, (created,))
+        fields = _account_page(t, (account,))
     return _reply_to_change(context, seq_before, **fields)
 
 
@@ -218,7 +218,7 @@ def change_account(
         context.get_rights(caller, t).require_operator(_OPERATORS)
         seq_before = t.seq
         parent = request.parent if request.parent is None else request.parent.lower()
-        changed = t.accounts.change(
+        account = t.accounts.change(
             request.name.lower(),
             context.make_authorship(caller, request.reason),
             parent=parent,
@@ -229,7 +229,7 @@ def change_account(
             closed=request.closed,
             note=request.note,
         )
-        fields = _account_page(t, (changed,))
+        fields = _account_page(t, (account,))
     return _reply_to_change(context, seq_before, **fields)
 
 
@@ -396,7 +396,7 @@ def change_allocation(
     with context.ledger.transaction() as t:
         context.get_rights(caller, t).require_operator(_OPERATORS)
         seq_before = t.seq
-        changed = t.allocations.change(
+        allocation = t.allocations.change(
             request.number,
             context.make_authorship(caller, request.reason),
             begin=begin,
@@ -404,9 +404,9 @@ def change_allocation(
             rollover=request.rollover,
             note=request.note,
         )
-        _require_order(changed.begin, changed.end)
-        account = t.accounts.require(changed.account)
-    return _reply_to_change(context, seq_before, accounts=(account,), allocations=(changed,))
+        _require_order(allocation.begin, allocation.end)
+        account = t.accounts.require(allocation.account)
+    return _reply_to_change(context, seq_before, accounts=(account,), allocations=(allocation,))
 
 
 def _require_order(begin: datetime, end: datetime | None) -> None:

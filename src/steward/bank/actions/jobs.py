@@ -152,10 +152,10 @@ def allow_job(context: BankContext, caller: Caller, request: AllowRequest) -> Al
     if not request.reason.strip():
         raise BankUsage("say why the job may pass: --reason TEXT", request.job)
     try:
-        name = parse_job_name(request.job)
+        job_name = parse_job_name(request.job)
     except JobNameError as error:
         raise BankUsage(str(error), request.job) from error
-    job_id = name.job_id + (name.offset or 0)
+    job_id = job_name.job_id + (job_name.offset or 0)
     author = context.make_authorship(caller, request.reason)
     context.gate.allow(
         Allowance(
@@ -189,8 +189,8 @@ def explain_job(context: BankContext, caller: Caller, request: ExplainRequest) -
         try:
             rows = find_job_charges(context, t, request.job, cluster)
         except NotCharged as error:
-            why = explain_uncharged(context, t, rights, request.job, cluster)
-            raise NotCharged(why, request.job) from error
+            reason = explain_uncharged(context, t, rights, request.job, cluster)
+            raise NotCharged(reason, request.job) from error
         for row in rows:
             if not rights.is_led(row.charge.account) and row.charge.user != rights.user:
                 raise BankRefused(f"job {request.job} is somebody else's", request.job)
@@ -318,16 +318,16 @@ class ChargedReply(BankReply, frozen=True, kw_only=True):
 
 def sum_charges(context: BankContext, caller: Caller, request: ChargedRequest) -> ChargedReply:
     """Sum up the charges of each job; jobs the caller may not see are left out."""
-    requested: dict[str, dict[int, datetime | None]] = {}
+    submits_by_cluster: dict[str, dict[int, datetime | None]] = {}
     for job in request.jobs:
-        requested.setdefault(job.cluster, {})[job.job_id] = job.first_submit
+        submits_by_cluster.setdefault(job.cluster, {})[job.job_id] = job.first_submit
     lines: dict[tuple[str, int], ChargedLine] = {}
     with context.ledger.reading() as t:
         rights = context.get_rights(caller, t)
-        for cluster, jobs in requested.items():
-            for row in t.charges.list_of_jobs(cluster, jobs):
+        for cluster, submit_by_id in submits_by_cluster.items():
+            for row in t.charges.list_of_jobs(cluster, submit_by_id):
                 charge = row.charge
-                first_submit = jobs[charge.job_id]
+                first_submit = submit_by_id[charge.job_id]
                 if first_submit is not None and charge.first_submit != first_submit:
                     continue
                 if not rights.is_led(charge.account) and charge.user != rights.user:

@@ -311,8 +311,8 @@ def import_data(context: BankContext, caller: Caller, request: ImportRequest) ->
     """
     _need_operator(context, caller, "import")
     plan = _read_plan(context, request)
-    name = f"import/{request.kind}/{request.name}"
-    author = context.make_authorship(caller, f"imported from {request.name or request.kind}", name)
+    key = f"import/{request.kind}/{request.name}"
+    author = context.make_authorship(caller, f"imported from {request.name or request.kind}", key)
     changes: list[ImportChange] = []
     seq_before = 0
     try:
@@ -555,7 +555,7 @@ def list_notices(context: BankContext, caller: Caller, request: NoticesRequest) 
         context.get_rights(caller, t).require_operator(_OPERATORS)
         messages = t.outbox.list_undelivered(list_outbox_kinds(), _MAX_NOTICES + 1)
     return NoticesReply(
-        notices=tuple(_notice_line(item) for item in messages[:_MAX_NOTICES]),
+        notices=tuple(_notice_line(message) for message in messages[:_MAX_NOTICES]),
         more=len(messages) > _MAX_NOTICES,
         **context.make_heading(),
     )
@@ -579,20 +579,22 @@ def retry_notices(
     return NoticesRetryReply(retried=count, **context.make_heading())
 
 
-def _notice_line(item: OutboxItem) -> NoticeLine:
+def _notice_line(message: OutboxItem) -> NoticeLine:
     """Convert an outbox message into a line of the reply."""
-    common = NoticeLine(
-        number=item.id,
-        tries=item.tries,
-        next_at=None if item.aside else item.next_at,
-        error=item.error,
-        aside=item.aside,
+    line = NoticeLine(
+        number=message.id,
+        tries=message.tries,
+        next_at=None if message.aside else message.next_at,
+        error=message.error,
+        aside=message.aside,
     )
-    if item.kind != NOTICE:
-        remote: RemoteBank = load_offer(GROUP, item.kind)
-        return msgspec.structs.replace(common, way=item.kind, what=remote.describe(item.payload))
-    notice = msgspec.json.decode(item.payload, type=Notice)
-    return msgspec.structs.replace(common, way=notice.by, what=notice.subject, to=notice.to)
+    if message.kind != NOTICE:
+        remote_bank: RemoteBank = load_offer(GROUP, message.kind)
+        return msgspec.structs.replace(
+            line, way=message.kind, what=remote_bank.describe(message.payload)
+        )
+    notice = msgspec.json.decode(message.payload, type=Notice)
+    return msgspec.structs.replace(line, way=notice.by, what=notice.subject, to=notice.to)
 
 
 NOTICE_ACTIONS: Final = (

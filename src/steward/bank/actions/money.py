@@ -178,11 +178,11 @@ def transfer_money(
             ),
         )
 
-    both = (request.source, request.target)
+    accounts = (request.source, request.target)
     with _reserve_at_gate(
         context, caller, request.source, request.amount, request, request.source_allocation
     ):
-        return _move_money(context, caller, request, both, move)
+        return _move_money(context, caller, request, accounts, move)
 
 
 def refund_money(context: BankContext, caller: Caller, request: RefundRequest) -> MoneyMoveReply:
@@ -320,22 +320,22 @@ def _refund_job(
     """Refund the charges of a job, oldest first."""
     from steward.bank.charged_jobs import find_job_charges
 
-    rows = find_job_charges(context, t, request.job, request.cluster)
+    charge_rows = find_job_charges(context, t, request.job, request.cluster)
     remaining = request.amount
     refunds: list[Transfer] = []
-    for row in rows:
+    for row in charge_rows:
         charge = row.charge
         refundable = charge.amount - row.refunded
         key = f"{author.key}/{charge.key}" if author.key else ""
-        earlier = t.transfers.find_by_key(key) if key else None
-        if earlier is not None:
-            refunds.append(earlier)
-            remaining = None if remaining is None else remaining - earlier.amount
+        earlier_refund = t.transfers.find_by_key(key) if key else None
+        if earlier_refund is not None:
+            refunds.append(earlier_refund)
+            remaining = None if remaining is None else remaining - earlier_refund.amount
             continue
         amount = refundable if remaining is None else min(remaining, refundable)
         if amount > 0:
-            authorship = Authorship(who=author.who, why=author.why, key=key, at=author.at)
-            refunds.append(t.transfers.refund_charge(charge.key, authorship, amount=amount))
+            refund_author = Authorship(who=author.who, why=author.why, key=key, at=author.at)
+            refunds.append(t.transfers.refund_charge(charge.key, refund_author, amount=amount))
             remaining = None if remaining is None else remaining - amount
     if not refunds:
         raise BankUsage(f"nothing that job {request.job} was charged is left to give back")

@@ -89,12 +89,14 @@ def quote_job(context: BankContext, caller: Caller, request: QuoteRequest) -> Qu
     settings, now = context.settings.bank, context.now()
     quotes = tuple(estimate(job, model, rates, settings, now) for job in jobs)
     account = quotes[0].account
-    account_means = context.get_means(account, request.user or caller.user) if account else None
+    gate_balance = context.get_means(account, request.user or caller.user) if account else None
     # A quote must not reveal the available amount of accounts the caller may not see.
-    may_see = all(rights.can_see_balance(quote.account) for quote in quotes)
-    available = account_means.available if account_means is not None and may_see else None
+    can_see_balances = all(rights.can_see_balance(quote.account) for quote in quotes)
+    available = gate_balance.available if gate_balance is not None and can_see_balances else None
     user = request.user or caller.user
-    is_admitted, message = _ask_gate(context, cluster, jobs, user) if may_see else (None, "")
+    is_admitted, message = (
+        _ask_gate(context, cluster, jobs, user) if can_see_balances else (None, "")
+    )
     return QuoteReply(
         quotes=quotes,
         amount=sum(quote.amount for quote in quotes),
@@ -124,12 +126,12 @@ def _ask_gate(
     return True, messages[0]
 
 
-def _cluster_model(context: BankContext, stored: str, cluster: str) -> "ClusterModel":
+def _cluster_model(context: BankContext, stored_model: str, cluster: str) -> "ClusterModel":
     """Return the cluster model that the daemon stored last, or ask Slurm if there is none."""
     from steward.slurm.cluster_model import ClusterModel
 
-    if stored:
-        return msgspec.json.decode(stored, type=ClusterModel)
+    if stored_model:
+        return msgspec.json.decode(stored_model, type=ClusterModel)
     return context.get_model(cluster)
 
 

@@ -179,10 +179,12 @@ def show_rates(context: BankContext, caller: Caller, request: RateShowRequest) -
     rates = sorted(all_rates, key=_rate_sort_key)
     if not request.past:
         # For each scope, the newest rate valid by now, and all future ones.
-        last = {
+        latest_by_scope = {
             (rate.cluster, rate.partition, rate.qos): rate for rate in rates if _is_valid(rate, now)
         }
-        rates = [rate for rate in rates if not _is_valid(rate, now) or rate in last.values()]
+        rates = [
+            rate for rate in rates if not _is_valid(rate, now) or rate in latest_by_scope.values()
+        ]
     return RatesReply(
         rates=tuple(rates),
         **context.make_heading(),

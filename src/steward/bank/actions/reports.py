@@ -284,9 +284,11 @@ def show_usage(context: BankContext, caller: Caller, request: UsageRequest) -> U
             end=until,
             zone=load_zone(zone),
         )
-    ordered = sorted(rows, key=lambda row: (row.month, row.day, -row.amount, row.account, row.user))
+    sorted_rows = sorted(
+        rows, key=lambda row: (row.month, row.day, -row.amount, row.account, row.user)
+    )
     return UsageReply(
-        rows=tuple(ordered),
+        rows=tuple(sorted_rows),
         total=sum(row.amount for row in rows),
         by=request.by,
         since=since,
@@ -395,17 +397,17 @@ def _spending_order(allocation: Allocation) -> tuple[bool, float, int]:
     )
 
 
-def _add_holds(context: BankContext, line: AccountBalance, rights: Rights) -> AccountBalance:
+def _add_holds(context: BankContext, balance: AccountBalance, rights: Rights) -> AccountBalance:
     """Add the gate's data to a balance: holds and available amount."""
-    account_means = context.get_means(line.account, rights.user)
-    if account_means is None:
-        return line
+    gate_balance = context.get_means(balance.account, rights.user)
+    if gate_balance is None:
+        return balance
     return msgspec.structs.replace(
-        line,
-        held=account_means.held,
-        free=account_means.available,
-        user_limit=account_means.user_limit,
-        remote_at=from_micros(account_means.at_us) if account_means.at_us else None,
+        balance,
+        held=gate_balance.held,
+        free=gate_balance.available,
+        user_limit=gate_balance.user_limit,
+        remote_at=from_micros(gate_balance.at_us) if gate_balance.at_us else None,
     )
 
 

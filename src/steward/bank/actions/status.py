@@ -112,7 +112,7 @@ def show_bank_status(
     """
     from steward.bank.reconciliation import read_last_comparison
 
-    lines: list[ReconciliationProgress] = []
+    progress_lines: list[ReconciliationProgress] = []
     with context.ledger.reading() as t:
         context.get_rights(caller, t).require_operator("see how the bank stands")
         position, notices = t.seq, t.outbox.count_dead_letters(list_outbox_kinds())
@@ -120,7 +120,7 @@ def show_bank_status(
         books = t.export_books().accounts if request.accounts else ()
         for cluster in context.clusters:
             comparison, until, by_slurmdbd = read_last_comparison(t, cluster)
-            lines.append(
+            progress_lines.append(
                 ReconciliationProgress(
                     cluster=cluster,
                     until=_moment_or_none(until),
@@ -134,7 +134,7 @@ def show_bank_status(
         position=position,
         accounts=accounts,
         gate="away",
-        reconciled=tuple(lines),
+        reconciled=tuple(progress_lines),
         notices=notices,
         money=_account_money(books, to_micros(context.now()), None),
         **context.make_heading(),
@@ -147,19 +147,19 @@ def _add_gate_state(
 ) -> BankStatusReply:
     """Add the gate's state to the reply; without it, the reason why it does not answer."""
     try:
-        state = context.gate.get_status()
+        gate_status = context.gate.get_status()
         totals = context.gate.list_held_totals() if books else []
     except GateUnavailable as error:
         return msgspec.structs.replace(reply, gate_why=str(error))
     return msgspec.structs.replace(
         reply,
-        gate="deciding" if state.deciding else "not deciding",
-        gate_why=state.why,
-        holds=state.holds,
-        held=state.held,
-        asked_at=_moment_or_none(state.asked_at_us),
-        tally=state.tally,
-        remote_at=_moment_or_none(state.remote_at_us),
+        gate="deciding" if gate_status.deciding else "not deciding",
+        gate_why=gate_status.why,
+        holds=gate_status.holds,
+        held=gate_status.held,
+        asked_at=_moment_or_none(gate_status.asked_at_us),
+        tally=gate_status.tally,
+        remote_at=_moment_or_none(gate_status.remote_at_us),
         money=_account_money(
             books, to_micros(context.now()), {total.account: total for total in totals}
         ),
@@ -180,15 +180,17 @@ def _account_money(
             if allocation.begin_us <= now_us
             and (not allocation.end_us or now_us < allocation.end_us)
         )
-        empty = HeldTotal(account=account.name, holds=0, held=0)
-        total = None if held_by_account is None else held_by_account.get(account.name, empty)
+        no_holds = HeldTotal(account=account.name, holds=0, held=0)
+        held_total = (
+            None if held_by_account is None else held_by_account.get(account.name, no_holds)
+        )
         lines.append(
             AccountMoney(
                 account=account.name,
                 balance=balance,
                 credit=account.credit,
-                held=total.held if total else None,
-                holds=total.holds if total else None,
+                held=held_total.held if held_total else None,
+                holds=held_total.holds if held_total else None,
             )
         )
     return tuple(lines)

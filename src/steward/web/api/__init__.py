@@ -33,7 +33,7 @@ def make_routes() -> tuple[Any, ...]:
 
 def _make_handler(path: str, methods: dict[str, Endpoint]) -> Any:
     """Return the Litestar handler of a path for all its methods."""
-    typed = "/".join(
+    typed_path = "/".join(
         f"{part[:-1]}:str}}" if part.startswith("{") else part for part in path.split("/")
     )
 
@@ -41,7 +41,7 @@ def _make_handler(path: str, methods: dict[str, Endpoint]) -> Any:
         return await answer_endpoint(methods[request.method], request, visit)
 
     return route(
-        f"{ROOT}{typed}",
+        f"{ROOT}{typed_path}",
         http_method=[HttpMethod(method) for method in methods],
         status_code=200,
         include_in_schema=False,

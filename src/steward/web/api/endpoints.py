@@ -52,7 +52,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     status: int = 200
 
     @property
-    def registered(self) -> Action:
+    def definition(self) -> Action:
         """Return the action itself."""
         return ACTIONS[self.action]
 
@@ -66,7 +66,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     def fields(self) -> tuple[msgspec.structs.FieldInfo, ...]:
         """Return the request fields that neither the path nor ``fixed`` determines."""
         determined = {self.parts.get(name, name) for name in self.names} | set(self.fixed)
-        all_fields = msgspec.structs.fields(self.registered.request)
+        all_fields = msgspec.structs.fields(self.definition.request)
         return tuple(field for field in all_fields if field.name not in determined)
 
     @property
@@ -75,30 +75,30 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         words = [part.strip("{}") for part in self.path.split("/") if part]
         return "_".join((self.method.lower(), *words)).replace(".", "_").replace("-", "_")
 
-    def build_request(self, parts: dict[str, str], values: dict[str, Any]) -> Any:
+    def build_request(self, path_texts: dict[str, str], values: dict[str, Any]) -> Any:
         """Build the action's request.
 
         Args:
-            parts: Values of the path's variable parts.
+            path_texts: Values of the path's variable parts.
             values: Values of the other fields, from query or body.
 
         Raises:
             msgspec.ValidationError: A part of the path is invalid for its field.
         """
-        types = {
-            field.name: field.type for field in msgspec.structs.fields(self.registered.request)
+        field_types = {
+            field.name: field.type for field in msgspec.structs.fields(self.definition.request)
         }
         path_values = {}
         for name in self.names:
             field = self.parts.get(name, name)
-            path_values[field] = _convert_part(parts[name], types[field])
-        return self.registered.request(**values, **path_values, **self.fixed)
+            path_values[field] = _convert_part(path_texts[name], field_types[field])
+        return self.definition.request(**values, **path_values, **self.fixed)
 
 
 def _convert_part(text: str, field_type: Any) -> Any:
     """Convert a part of a path to its field's type."""
-    is_many = getattr(field_type, "__origin__", None) is tuple
-    return msgspec.convert((text,) if is_many else text, field_type, strict=False)
+    is_list = getattr(field_type, "__origin__", None) is tuple
+    return msgspec.convert((text,) if is_list else text, field_type, strict=False)
 
 
 def _get_endpoint(path: str, action: str, help_: str = "", **options: Any) -> Endpoint:
@@ -260,7 +260,7 @@ class Parameter(msgspec.Struct, frozen=True, kw_only=True):
         name: Name in the query.
         field: Request field that it sets.
         kind: Type of its value, or of each of its values.
-        many: Whether it may be repeated.
+        is_list: Whether it may be repeated.
         required: Whether it is mandatory.
         default: Value if it is absent.
     """
@@ -268,7 +268,7 @@ class Parameter(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     field: str
     kind: Any
-    many: bool
+    is_list: bool
     required: bool
     default: Any = None
 
@@ -283,12 +283,12 @@ def _iterate_parameters(endpoint: Endpoint) -> Iterator[Parameter]:
     """Yield the query parameters of an endpoint."""
     renamed = {endpoint.cursor[0]: CURSOR} if endpoint.cursor else {}
     for field in endpoint.fields:
-        kind, many = _find_value_type(field.type)
+        kind, is_list = _find_value_type(field.type)
         yield Parameter(
             name=renamed.get(field.name, field.name),
             field=field.name,
             kind=kind,
-            many=many,
+            is_list=is_list,
             required=field.required,
             default=None
             if field.default is msgspec.NODEFAULT
@@ -297,21 +297,21 @@ def _iterate_parameters(endpoint: Endpoint) -> Iterator[Parameter]:
         )
 
 
-def _find_value_type(kind: Any) -> tuple[Any, bool]:
+def _find_value_type(field_type: Any) -> tuple[Any, bool]:
     """Return the type of one value, without None, and whether the field holds several."""
-    origin = get_origin(kind)
+    origin = get_origin(field_type)
     if origin is Annotated:
-        inner, many = _find_value_type(get_args(kind)[0])
-        return (inner if many else kind), many
+        member_type, is_list = _find_value_type(get_args(field_type)[0])
+        return (member_type if is_list else field_type), is_list
     if origin in (Union, types.UnionType):
-        (inner,) = [member for member in get_args(kind) if member is not type(None)]
-        return _find_value_type(inner)
+        (member_type,) = [member for member in get_args(field_type) if member is not type(None)]
+        return _find_value_type(member_type)
     if origin is tuple:
-        return get_args(kind)[0], True
-    if origin is Literal and "" in get_args(kind):
+        return get_args(field_type)[0], True
+    if origin is Literal and "" in get_args(field_type):
         # A query omits unused parameters, so "" is not offered as a choice.
-        return operator.getitem(Literal, tuple(filter(None, get_args(kind)))), False
-    return kind, False
+        return operator.getitem(Literal, tuple(filter(None, get_args(field_type)))), False
+    return field_type, False
 
 
 def read_query(endpoint: Endpoint, request: HttpRequest) -> dict[str, Any]:
@@ -339,10 +339,10 @@ def read_query(endpoint: Endpoint, request: HttpRequest) -> dict[str, Any]:
 
 def _read_values(parameter: Parameter, values: list[str]) -> Any:
     """Convert the values of a query parameter; reject repetitions of a single one."""
-    if not parameter.many and len(values) > 1:
+    if not parameter.is_list and len(values) > 1:
         raise MalformedRequest(f"{parameter.name!r} is given more than once")
     parsed = tuple(_read_value(parameter, text) for text in values)
-    return parsed if parameter.many else parsed[0]
+    return parsed if parameter.is_list else parsed[0]
 
 
 def _read_value(parameter: Parameter, text: str) -> Any:
@@ -371,7 +371,7 @@ def _describe_mismatch(parameter: Parameter, text: str) -> str:
 @functools.cache
 def find_body_type(endpoint: Endpoint) -> type[msgspec.Struct]:
     """Return the Struct of an endpoint's body: the request's fields not set by the path."""
-    request_type = endpoint.registered.request
+    request_type = endpoint.definition.request
     fields = endpoint.fields
     if len(fields) == len(msgspec.structs.fields(request_type)):
         return request_type

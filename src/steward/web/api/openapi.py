@@ -64,8 +64,8 @@ def build_openapi_json(root: str) -> bytes:
     types = list(_list_types(endpoints))
     schemas, components = msgspec.json.schema_components(types, ref_template=_REFERENCE)
     schema_of = dict(zip(types, schemas, strict=True))
-    for kind in _collect_structs(types):
-        _add_descriptions(kind, components)
+    for struct in _collect_structs(types):
+        _add_descriptions(struct, components)
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in endpoints:
         paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _describe_operation(
@@ -101,16 +101,16 @@ def _list_types(endpoints: Iterable[Endpoint]) -> Iterator[Any]:
             candidates += [parameter.kind for parameter in list_parameters(endpoint)]
         else:
             candidates.append(find_body_type(endpoint))
-        for kind in candidates:
-            if kind not in seen:
-                seen.append(kind)
-                yield kind
+        for value_type in candidates:
+            if value_type not in seen:
+                seen.append(value_type)
+                yield value_type
     yield Problem
 
 
 def _describe_operation(endpoint: Endpoint, schema_of: dict[Any, Any]) -> dict[str, Any]:
     """Describe an endpoint as an OpenAPI operation."""
-    action, is_read = endpoint.registered, endpoint.method == "GET"
+    action, is_read = endpoint.definition, endpoint.method == "GET"
     scope = find_scope(endpoint.action)
     fields = {field.name: field for field in msgspec.structs.fields(action.request)}
     descriptions = _read_field_docs(action.request)
@@ -131,14 +131,16 @@ def _describe_operation(endpoint: Endpoint, schema_of: dict[Any, Any]) -> dict[s
                     "required": parameter.required,
                     "description": descriptions.get(parameter.field, ""),
                     "schema": {"type": "array", "items": value_schema}
-                    if parameter.many
+                    if parameter.is_list
                     else value_schema,
                 }
             )
     elif not action.stream:
         parameters.append(_describe_key())
-    statuses = [s for s in _PROBLEMS if not (is_read and s in _ONLY_CHANGES)]
-    responses: dict[str, Any] = {str(s): {"$ref": f"#/components/responses/{s}"} for s in statuses}
+    statuses = [status for status in _PROBLEMS if not (is_read and status in _ONLY_CHANGES)]
+    responses: dict[str, Any] = {
+        str(status): {"$ref": f"#/components/responses/{status}"} for status in statuses
+    }
     responses[str(endpoint.status)] = _describe_success(endpoint, schema_of)
     if is_read:
         responses["304"] = {"description": "It is as it was: the ETag is that of If-None-Match."}
@@ -161,7 +163,7 @@ def _describe_operation(endpoint: Endpoint, schema_of: dict[Any, Any]) -> dict[s
 
 def _describe_success(endpoint: Endpoint, schema_of: dict[Any, Any]) -> dict[str, Any]:
     """Describe the successful response of an endpoint."""
-    action = endpoint.registered
+    action = endpoint.definition
     if endpoint is STREAM:
         return {
             "description": "Each event as JSON, in the field `data`; `id` is where to go on.",
@@ -240,25 +242,25 @@ def _collect_structs(types: Iterable[Any]) -> set[type[msgspec.Struct]]:
     return structs
 
 
-def _add_descriptions(kind: type[msgspec.Struct], components: dict[str, Any]) -> None:
+def _add_descriptions(struct: type[msgspec.Struct], components: dict[str, Any]) -> None:
     """Add descriptions from a Struct's docstring to its schema."""
-    names = (kind.__name__, f"{kind.__module__}.{kind.__qualname__}")
+    names = (struct.__name__, f"{struct.__module__}.{struct.__qualname__}")
     schema = next((components[name] for name in names if name in components), None)
-    if schema is None or schema.get("title") != kind.__name__:
+    if schema is None or schema.get("title") != struct.__name__:
         return
-    schema["description"] = (inspect.getdoc(kind) or "").partition("\n")[0]
-    descriptions = _read_field_docs(kind)
-    for field in msgspec.structs.fields(kind):
+    schema["description"] = (inspect.getdoc(struct) or "").partition("\n")[0]
+    descriptions = _read_field_docs(struct)
+    for field in msgspec.structs.fields(struct):
         property_schema = schema.get("properties", {}).get(field.encode_name)
         if property_schema is not None and field.name in descriptions:
             property_schema["description"] = descriptions[field.name]
 
 
 @functools.cache
-def _read_field_docs(kind: type[msgspec.Struct]) -> dict[str, str]:
+def _read_field_docs(struct: type[msgspec.Struct]) -> dict[str, str]:
     """Return the field descriptions in the docstrings of a Struct and its bases."""
     descriptions: dict[str, str] = {}
-    for base in reversed(kind.__mro__):
+    for base in reversed(struct.__mro__):
         text = inspect.cleandoc(base.__doc__ or "")
         section = _ATTRIBUTES.search(f"{text}\n")
         if section is not None:

@@ -82,13 +82,13 @@ async def answer_endpoint(
     """
     is_read = endpoint.method == "GET"
     fields = read_query(endpoint, request) if is_read else await read_json_body(endpoint, request)
-    parts = {name: str(request.path_params[name]) for name in endpoint.names}
+    path_texts = {name: str(request.path_params[name]) for name in endpoint.names}
     try:
-        action_request = endpoint.build_request(parts, fields)
+        action_request = endpoint.build_request(path_texts, fields)
     except msgspec.ValidationError as error:
         raise MalformedRequest(f"the path cannot be understood: {error}") from None
     key = "" if is_read else _read_key(request)
-    if endpoint.registered.stream:
+    if endpoint.definition.stream:
         return await _make_stream_response(endpoint, action_request, visit)
     reply = await visit.call_action(endpoint.action, action_request, key=key)
     return (
@@ -124,17 +124,17 @@ def _read_response(endpoint: Endpoint, request: HttpRequest, reply: Any) -> Resp
         reply = find_page_type(endpoint)(**msgspec.structs.asdict(reply) | {"next": next_page})
         if next_page:
             headers["Link"] = f'<{_make_next_address(request, next_page)}>; rel="next"'
-    text = msgspec.json.encode(reply)
+    body = msgspec.json.encode(reply)
     # A weak tag, because compression on the way changes the bytes.
-    etag = headers["ETag"] = f'W/"{hashlib.sha256(text).hexdigest()[:32]}"'
+    etag = headers["ETag"] = f'W/"{hashlib.sha256(body).hexdigest()[:32]}"'
     if _matches_etag(request.headers.get("if-none-match", ""), etag):
         return Response(b"", status_code=304, headers=headers)
-    return Response(text, media_type=_JSON, headers=headers)
+    return Response(body, media_type=_JSON, headers=headers)
 
 
 def find_page_type(endpoint: Endpoint) -> type[msgspec.Struct]:
     """Return the Struct of a page of results: its cursor is always called ``next``."""
-    reply_type = endpoint.registered.answer
+    reply_type = endpoint.definition.answer
     if endpoint.cursor is None or endpoint.cursor[1] == "next":
         return reply_type
     return _define_page_type(reply_type)
@@ -179,19 +179,19 @@ async def _make_stream_response(
     stream = visit.client.stream(endpoint.action, action_request, visit.secret, user=visit.who)
     # Wait for the first line, so that a rejection is sent with an HTTP status.
     try:
-        first = await anext(stream)
+        first_item = await anext(stream)
     except StopAsyncIteration:
         raise InternalFailure("the daemon answered nothing", endpoint.action) from None
 
     async def lines() -> AsyncIterator[bytes]:
-        found = first
+        item = first_item
         try:
             while True:
-                if isinstance(found, endpoint.registered.answer):
-                    yield encode_answer_line(found)
+                if isinstance(item, endpoint.definition.answer):
+                    yield encode_answer_line(item)
                     return
-                yield encode_item_line(found)
-                found = await anext(stream)
+                yield encode_item_line(item)
+                item = await anext(stream)
         except StewardError as error:
             yield encode_error_line(error)
         finally:
@@ -222,17 +222,19 @@ _EVENTS_PER_ROUND: Final = 500
 @get("/api/v1/events/stream", include_in_schema=False, middleware=[release_stream])
 async def events_stream(request: HttpRequest, visit: AuthenticatedRequest) -> Stream:
     """Stream events as they happen."""
-    asked: EventsRequest = EventsRequest(**read_query(STREAM, request))
-    last = request.headers.get("last-event-id", "")
-    if last:
-        if not (last.isascii() and last.isdecimal() and len(last) < 19):
+    events_request: EventsRequest = EventsRequest(**read_query(STREAM, request))
+    last_id = request.headers.get("last-event-id", "")
+    if last_id:
+        if not (last_id.isascii() and last_id.isdecimal() and len(last_id) < 19):
             raise MalformedRequest("Last-Event-ID is none of ours")
-        asked = msgspec.structs.replace(asked, after=int(last))
+        events_request = msgspec.structs.replace(events_request, after=int(last_id))
     STREAM_LIMITER.reserve(request.scope, visit.me.uid)
     # Fetch the first reply here, so that a rejection is sent with an HTTP status.
-    first: EventsReply = await visit.call_action("events.list", asked)
+    first_reply: EventsReply = await visit.call_action("events.list", events_request)
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-    return Stream(_send_events(visit, asked, first), media_type=MEDIA, headers=headers)
+    return Stream(
+        _send_events(visit, events_request, first_reply), media_type=MEDIA, headers=headers
+    )
 
 
 async def _send_events(

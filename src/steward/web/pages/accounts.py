@@ -88,20 +88,20 @@ def forecast_balance(
     """
     if not days:
         return None
-    daily_spending = [one.spent for one in days[-FORECAST_DAYS - 1 : -1]]
+    daily_spending = [item.spent for item in days[-FORECAST_DAYS - 1 : -1]]
     per_day = round(sum(daily_spending) / len(daily_spending)) if daily_spending else days[-1].spent
-    ends = [one.end for one in allocations if one.end is not None and one.is_active(now)]
+    ends = [item.end for item in allocations if item.end is not None and item.is_active(now)]
     until = min(ends, default=None)
     balance = days[-1].balance
     used_up = _estimate_used_up(balance, per_day, now)
-    left = balance if until is None else round(balance - per_day * _count_days(until - now))
+    end_balance = balance if until is None else round(balance - per_day * _count_days(until - now))
     if until is not None and used_up is not None and used_up > until:
         used_up = None
     return BurnDown(
         plot=_plot_balance(days, balance, per_day, now, until or used_up, zone, unit),
         per_day=per_day,
         until=until,
-        left=left,
+        left=end_balance,
         used_up=used_up,
     )
 
@@ -129,16 +129,16 @@ def _plot_balance(
 ) -> Plot:
     """Plot the daily balances and the forecast."""
     x = [_find_day_end(day.day, zone) for day in days[:-1]] + [now.timestamp()]
-    past: list[float | None] = [day.balance / MICRO for day in days]
+    balances: list[float | None] = [day.balance / MICRO for day in days]
     forecast: list[float | None] = [None] * (len(days) - 1) + [balance / MICRO]
     if until is not None and until > now:
         x.append(until.timestamp())
-        past.append(None)
+        balances.append(None)
         forecast.append((balance - per_day * _count_days(until - now)) / MICRO)
     return Plot(
         title="What was left at the end of each day",
         x=x,
-        series=[("left", past), ("if it goes on so", forecast)],
+        series=[("left", balances), ("if it goes on so", forecast)],
         unit=unit,
         zone=zone,
     )
@@ -181,24 +181,24 @@ async def statement(
 ) -> Response[Any]:
     """Show a page of a statement, or download the statement of a period."""
     _require_bank(visit)
-    form = query.read_text(request, "form")
-    asked = StatementRequest(
+    file_format = query.read_text(request, "form")
+    statement_request = StatementRequest(
         account=name,
         user=query.read_text(request, "user"),
         since=query.read_text(request, "since"),
         until=query.read_text(request, "until"),
-        limit=0 if form else _STATEMENT_LINES,
+        limit=0 if file_format else _STATEMENT_LINES,
         before=query.read_number(request, "before"),
     )
-    reply: StatementReply = await visit.call_action("bank.statement", asked)
-    if form in ("csv", "json"):
-        return _download_statement(reply, name, form)
+    reply: StatementReply = await visit.call_action("bank.statement", statement_request)
+    if file_format in ("csv", "json"):
+        return _download_statement(reply, name, file_format)
     return pages.render_page_or_part(
         "statement.html",
         visit,
         here="/accounts",
         name=reply.statement.account,
-        asked=asked,
+        asked=statement_request,
         answer=reply,
     )
 
@@ -208,22 +208,24 @@ async def limit(
     request: HttpRequest, visit: AuthenticatedRequest, pages: Renderer, name: FromPath[str]
 ) -> Response[Any]:
     """Set the limit of a member, or add one (coordinators and owners of the account)."""
-    given = await request.form()
-    user, text = str(given.get("user", "")).strip(), str(given.get("limit", "")).strip()
+    form = await request.form()
+    user, limit_text = str(form.get("user", "")).strip(), str(form.get("limit", "")).strip()
 
     async def do() -> None:
-        wanted = AccountUserRequest(
+        change_request = AccountUserRequest(
             account=name,
             user=user,
-            limit=money.parse_money(text) if text else None,
+            limit=money.parse_money(limit_text) if limit_text else None,
             is_limited=True,
-            reason=str(given.get("reason", "")),
+            reason=str(form.get("reason", "")),
         )
-        page: AccountReply = await visit.call_action(
+        account_reply: AccountReply = await visit.call_action(
             "bank.account_show", AccountShowRequest(names=(name,))
         )
-        is_in = any(one.user == user for one in page.users)
-        await visit.call_action("bank.user_change" if is_in else "bank.user_create", wanted)
+        is_member = any(member.user == user for member in account_reply.users)
+        await visit.call_action(
+            "bank.user_change" if is_member else "bank.user_create", change_request
+        )
 
     return await _perform_change(visit, pages, name, do)
 
@@ -233,23 +235,23 @@ async def move_money(
     request: HttpRequest, visit: AuthenticatedRequest, pages: Renderer, name: FromPath[str]
 ) -> Response[Any]:
     """Deposit to or withdraw from an account (operators)."""
-    given = await request.form()
-    kind = str(given.get("kind", ""))
+    form = await request.form()
+    kind = str(form.get("kind", ""))
     if kind not in _MOVE_REQUESTS:
         raise PageNotFound(f"money can be had {' or '.join(_MOVE_REQUESTS)}, not {kind[:60]!r}")
 
     async def do() -> None:
-        number = str(given.get("allocation", "")).strip()
-        if number and not (number.isascii() and number.isdigit()):
-            raise UsageError(f"an allocation has a number, not {number[:60]!r}")
-        wanted = _MOVE_REQUESTS[kind](
+        allocation_number = str(form.get("allocation", "")).strip()
+        if allocation_number and not (allocation_number.isascii() and allocation_number.isdigit()):
+            raise UsageError(f"an allocation has a number, not {allocation_number[:60]!r}")
+        move_request = _MOVE_REQUESTS[kind](
             account=name,
-            amount=money.parse_money(str(given.get("amount", ""))),
-            reason=str(given.get("reason", "")),
-            key=str(given.get("key", "")),
-            allocation=int(number or 0),
+            amount=money.parse_money(str(form.get("amount", ""))),
+            reason=str(form.get("reason", "")),
+            key=str(form.get("key", "")),
+            allocation=int(allocation_number or 0),
         )
-        await visit.call_action(f"bank.{kind}", wanted)
+        await visit.call_action(f"bank.{kind}", move_request)
 
     return await _perform_change(visit, pages, name, do)
 
@@ -273,31 +275,38 @@ async def _make_account_page(
 ) -> Response[Any]:
     """Return the page of an account, with an error message if given."""
     _require_bank(visit)
-    balance: BalanceReply = await visit.call_action(
+    balance_reply: BalanceReply = await visit.call_action(
         "bank.balance", BalanceRequest(accounts=(name,))
     )
-    if not balance.accounts:
+    if not balance_reply.accounts:
         raise NotFound(f"there is no account {name!r}", name)
-    line = balance.accounts[0]
-    since = _forecast_start(line.allocations, balance.at)
+    account_balance = balance_reply.accounts[0]
+    since = _forecast_start(account_balance.allocations, balance_reply.at)
     account_reply: AccountReply
     history: BalanceHistoryReply
-    users: UsageReply
+    usage: UsageReply
     statement_reply: StatementReply
     holds: HoldsReply | None
-    account_reply, history, users, statement_reply, holds = await asyncio.gather(
-        _fetch_account(visit, line),
-        visit.call_action("bank.course", BalanceHistoryRequest(account=line.account, since=since)),
-        visit.call_action("bank.usage", UsageRequest(accounts=(line.account,), since=since)),
+    account_reply, history, usage, statement_reply, holds = await asyncio.gather(
+        _fetch_account(visit, account_balance),
         visit.call_action(
-            "bank.statement", StatementRequest(account=line.account, limit=_STATEMENT_LINES)
+            "bank.course", BalanceHistoryRequest(account=account_balance.account, since=since)
         ),
-        _fetch_holds(visit, line.account),
+        visit.call_action(
+            "bank.usage", UsageRequest(accounts=(account_balance.account,), since=since)
+        ),
+        visit.call_action(
+            "bank.statement",
+            StatementRequest(account=account_balance.account, limit=_STATEMENT_LINES),
+        ),
+        _fetch_holds(visit, account_balance.account),
     )
-    bank_account = next((one for one in account_reply.accounts if one.name == line.account), None)
+    bank_account = next(
+        (item for item in account_reply.accounts if item.name == account_balance.account), None
+    )
     may_edit = visit.is_operator or (
         bank_account is not None
-        and (visit.user in bank_account.owners or _is_coordinator(visit, line.account))
+        and (visit.user in bank_account.owners or _is_coordinator(visit, account_balance.account))
     )
     return pages.render_page(
         "account.html",
@@ -305,19 +314,23 @@ async def _make_account_page(
         status=400 if error else 200,
         here="/accounts",
         error=error,
-        answer=balance,
-        line=line,
+        answer=balance_reply,
+        line=account_balance,
         of=bank_account,
         leads=may_edit,
         burning=forecast_balance(
-            history.days, line.allocations, balance.at, balance.zone, balance.unit
+            history.days,
+            account_balance.allocations,
+            balance_reply.at,
+            balance_reply.zone,
+            balance_reply.unit,
         ),
         days=history.days,
-        users=users,
-        members=[one for one in account_reply.users if one.account == line.account],
+        users=usage,
+        members=[item for item in account_reply.users if item.account == account_balance.account],
         held=holds,
         statement=statement_reply,
-        asked=StatementRequest(account=line.account, limit=_STATEMENT_LINES),
+        asked=StatementRequest(account=account_balance.account, limit=_STATEMENT_LINES),
         key=secrets.token_hex(8),
         now=utc_now(),
     )
@@ -328,12 +341,12 @@ def _is_coordinator(visit: AuthenticatedRequest, account: str) -> bool:
     return any(account in role.coordinates for role in visit.me.clusters)
 
 
-async def _fetch_account(visit: AuthenticatedRequest, line: AccountBalance) -> AccountReply:
+async def _fetch_account(visit: AuthenticatedRequest, balance: AccountBalance) -> AccountReply:
     """Return members and owners; empty for an account that nobody created in the bank."""
-    if not line.known:
+    if not balance.known:
         return AccountReply()
     reply: AccountReply = await visit.call_action(
-        "bank.account_show", AccountShowRequest(names=(line.account,))
+        "bank.account_show", AccountShowRequest(names=(balance.account,))
     )
     return reply
 
@@ -414,16 +427,18 @@ async def accounts(visit: AuthenticatedRequest, pages: Renderer) -> Response[Any
         return pages.render_page("no_bank.html", visit, here="/accounts")
     reply: BalanceReply = await visit.call_action("bank.balance", BalanceRequest())
     # Accounts that nobody created, only charged by jobs, have no more to show.
-    names = tuple(one.account for one in reply.accounts if one.known)
-    shown = AccountReply(unit=reply.unit, decimals=reply.decimals, zone=reply.zone)
+    names = tuple(balance.account for balance in reply.accounts if balance.known)
+    account_reply = AccountReply(unit=reply.unit, decimals=reply.decimals, zone=reply.zone)
     if names:
-        shown = await visit.call_action("bank.account_show", AccountShowRequest(names=names))
+        account_reply = await visit.call_action(
+            "bank.account_show", AccountShowRequest(names=names)
+        )
     return pages.render_page(
         "accounts.html",
         visit,
         here="/accounts",
         answer=reply,
-        rows=list(iterate_tree(shown.accounts, reply.accounts)),
+        rows=list(iterate_tree(account_reply.accounts, reply.accounts)),
     )
 
 
@@ -431,17 +446,17 @@ def iterate_tree(
     accounts: Iterable[Account], balances: Iterable[AccountBalance]
 ) -> Iterator[AccountRow]:
     """Yield the accounts in tree order, each after its parent."""
-    by_name = {one.account: one for one in balances}
-    accounts_by_name = {one.name: one for one in accounts}
+    balances_by_name = {item.account: item for item in balances}
+    accounts_by_name = {item.name: item for item in accounts}
     children: dict[str, list[Account]] = {}
-    for name in sorted(by_name):
+    for name in sorted(balances_by_name):
         account = accounts_by_name.get(name, Account(name=name, known=False))
-        parent = account.parent if account.parent in by_name else ""
+        parent = account.parent if account.parent in balances_by_name else ""
         children.setdefault(parent, []).append(account)
 
-    def rows(above: str, depth: int) -> Iterator[AccountRow]:
-        for account in children.get(above, ()) if depth < _DEEPEST else ():
-            yield AccountRow(account, by_name[account.name], depth)
+    def rows(parent_name: str, depth: int) -> Iterator[AccountRow]:
+        for account in children.get(parent_name, ()) if depth < _DEEPEST else ():
+            yield AccountRow(account, balances_by_name[account.name], depth)
             yield from rows(account.name, depth + 1)
 
     return rows("", 0)

@@ -99,38 +99,40 @@ async def list_candidates(visit: AuthenticatedRequest, page: PageAnswer) -> tupl
     failed; without such a job, the latest other one.
     """
     default_states = _FAILED_STATES if page.record.state == "COMPLETED" else ("COMPLETED",)
-    first, others = await asyncio.gather(
+    preferred, others = await asyncio.gather(
         fetch_similar_jobs(visit, page, limit=1, states=default_states),
         fetch_similar_jobs(visit, page, limit=_MOST_CANDIDATES),
     )
-    rows = [*first, *(row for row in others if row not in first)]
-    names = [str(row.job_id) if "[" in row.job else row.job for row in rows]
-    labels = [f"{name} {row.state}" for name, row in zip(names, rows, strict=True)]
-    return labels, names[0] if names else ""
+    rows = [*preferred, *(row for row in others if row not in preferred)]
+    job_ids = [str(row.job_id) if "[" in row.job else row.job for row in rows]
+    labels = [f"{name} {row.state}" for name, row in zip(job_ids, rows, strict=True)]
+    return labels, job_ids[0] if job_ids else ""
 
 
-async def compare_jobs(visit: AuthenticatedRequest, page: PageAnswer, other: str) -> JobComparison:
+async def compare_jobs(
+    visit: AuthenticatedRequest, page: PageAnswer, other_job: str
+) -> JobComparison:
     """Return the differences between a job and another on its cluster.
 
     Args:
         visit: Request that the page is for.
         page: The first job.
-        other: Id of the other job.
+        other_job: Id of the other job.
 
     Raises:
         StewardError: The other job is unknown, or the user may not see it.
     """
-    request = PageRequest(job=other, cluster=page.cluster, tasks=0, nodes=0)
-    second: PageAnswer = await visit.call_action("accounting.job", request)
+    request = PageRequest(job=other_job, cluster=page.cluster, tasks=0, nodes=0)
+    other_page: PageAnswer = await visit.call_action("accounting.job", request)
     # Changes read from the earlier job to the later.
-    left, right = sorted((page, second), key=_get_submit_order)
-    names = (make_job_path_name(left), make_job_path_name(right))
-    diff = DiffRequest(left=names[0], right=names[1], cluster=page.cluster)
+    left, right = sorted((page, other_page), key=_get_submit_order)
+    job_ids = (make_job_path_name(left), make_job_path_name(right))
+    diff_request = DiffRequest(left=job_ids[0], right=job_ids[1], cluster=page.cluster)
     script, *environments = await asyncio.gather(
-        ask_or_explain(visit, "archive.diff", diff),
+        ask_or_explain(visit, "archive.diff", diff_request),
         *(
             ask_or_explain(visit, "archive.env", EnvironmentRequest(job=name, cluster=page.cluster))
-            for name in names
+            for name in job_ids
         ),
     )
     error = next((result.why for result in environments if result.answer is None), "")
@@ -177,13 +179,15 @@ def _compare_facts(left: PageAnswer, right: PageAnswer) -> tuple[ComparedFact, .
     """Compare the requests and results of two jobs; facts empty in both are omitted."""
     requests = [
         ComparedFact(
-            name, escape_line(_format_plain(value(left))), escape_line(_format_plain(value(right)))
+            name,
+            escape_line(_format_plain(get_value(left))),
+            escape_line(_format_plain(get_value(right))),
         )
-        for name, value in _REQUEST_FACTS.items()
+        for name, get_value in _REQUEST_FACTS.items()
     ]
     results = [
-        ComparedFact(name, value(left), value(right), is_result=True)
-        for name, value in _RESULT_FACTS.items()
+        ComparedFact(name, get_value(left), get_value(right), is_result=True)
+        for name, get_value in _RESULT_FACTS.items()
     ]
     return tuple(fact for fact in (*requests, *results) if fact.left or fact.right)
 
@@ -219,25 +223,25 @@ def _find_last_run(page: PageAnswer) -> UsageLine | None:
     return page.runs[-1].line if page.runs else None
 
 
-def _make_time_fact(value: Callable[[UsageLine], int]) -> Callable[[PageAnswer], Markup | str]:
+def _make_time_fact(get_value: Callable[[UsageLine], int]) -> Callable[[PageAnswer], Markup | str]:
     """Return a function that formats a time of a job's last run."""
 
     def shown(page: PageAnswer) -> Markup | str:
         line = _find_last_run(page)
-        us = value(line) if line is not None else 0
+        us = get_value(line) if line is not None else 0
         return format_time_html(from_micros(us), page.zone) if us else ""
 
     return shown
 
 
 def _make_run_fact(
-    value: Callable[[PageAnswer, UsageLine], str],
+    get_value: Callable[[PageAnswer, UsageLine], str],
 ) -> Callable[[PageAnswer], Markup | str]:
     """Return a function that formats a fact of a job's last run."""
 
     def shown(page: PageAnswer) -> str:
         line = _find_last_run(page)
-        return value(page, line) if line is not None else ""
+        return get_value(page, line) if line is not None else ""
 
     return shown
 
@@ -254,8 +258,8 @@ def _make_share_fact(name: str) -> Callable[[PageAnswer, UsageLine], str]:
 
 def _format_peak_memory(page: PageAnswer, _: UsageLine) -> str:
     """Format the peak memory of a job's last run."""
-    used = page.runs[-1].efficiency.memory_used_bytes
-    return "" if used is None else format_size(used)
+    peak_bytes = page.runs[-1].efficiency.memory_used_bytes
+    return "" if peak_bytes is None else format_size(peak_bytes)
 
 
 _RESULT_FACTS: Final[dict[str, Callable[[PageAnswer], Markup | str]]] = {
@@ -282,17 +286,19 @@ def _find_changed_variables(
     left: EnvironmentReply, right: EnvironmentReply
 ) -> tuple[ChangedVariable, ...]:
     """Return the changed variables; of redacted ones only whether they are set."""
-    values = [{one.name: one for one in reply.variables} for reply in (left, right)]
+    environments = [
+        {variable.name: variable for variable in reply.variables} for reply in (left, right)
+    ]
     changes = []
-    for name in sorted(values[0].keys() | values[1].keys()):
-        one, two = values[0].get(name), values[1].get(name)
-        if one is not None and two is not None and one.value.data == two.value.data:
+    for name in sorted(environments[0].keys() | environments[1].keys()):
+        variable, other = environments[0].get(name), environments[1].get(name)
+        if variable is not None and other is not None and variable.value.data == other.value.data:
             continue
         changes.append(
             ChangedVariable(
                 name=name,
-                left=None if one is None else _decode_value(one.value.data),
-                right=None if two is None else _decode_value(two.value.data),
+                left=None if variable is None else _decode_value(variable.value.data),
+                right=None if other is None else _decode_value(other.value.data),
             )
         )
     return tuple(changes)
@@ -318,26 +324,29 @@ async def comparison(
     page: PageAnswer = await visit.call_action(
         "accounting.job", PageRequest(job=job, cluster=cluster, tasks=0, nodes=0)
     )
-    choices, first = await list_candidates(visit, page)
-    other = query.read_text(request, "with") or first
-    if other:
-        check_job_id(other)
-    found = await compare_jobs(visit, page, other) if other else None
+    candidates, default_job = await list_candidates(visit, page)
+    other_job = query.read_text(request, "with") or default_job
+    if other_job:
+        check_job_id(other_job)
+    differences = await compare_jobs(visit, page, other_job) if other_job else None
     return pages.render_page(
         "job_compare.html",
         visit,
         here="/jobs",
         base=make_job_address(cluster, job),
         page=page,
-        other=other,
-        choices=choices,
-        found=found,
+        other=other_job,
+        choices=candidates,
+        found=differences,
         addresses=[
-            make_job_address(cluster, make_job_path_name(one)) for one in (found.left, found.right)
+            make_job_address(cluster, make_job_path_name(job_page))
+            for job_page in (differences.left, differences.right)
         ]
-        if found
+        if differences
         else [],
-        diff=render_diff(found.script.answer) if found and found.script.answer else None,
+        diff=render_diff(differences.script.answer)
+        if differences and differences.script.answer
+        else None,
     )
 
 

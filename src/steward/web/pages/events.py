@@ -40,15 +40,15 @@ async def events(
     request: HttpRequest, visit: AuthenticatedRequest, pages: Renderer
 ) -> Response[Any]:
     """Show past events, newest first."""
-    asked = _read_filters(request)
-    reply: HistoryEventsReply = await visit.call_action("history.events", asked)
+    history_request = _read_filters(request)
+    reply: HistoryEventsReply = await visit.call_action("history.events", history_request)
     filters: dict[str, Any] = {
-        "kinds": asked.kinds,
-        "clusters": asked.clusters,
-        "nodes": asked.nodes,
-        "failed": "1" if asked.failed else "",
-        "since": asked.since,
-        "until": asked.until,
+        "kinds": history_request.kinds,
+        "clusters": history_request.clusters,
+        "nodes": history_request.nodes,
+        "failed": "1" if history_request.failed else "",
+        "since": history_request.since,
+        "until": history_request.until,
     }
     context: dict[str, Any] = {
         "rows": make_event_rows(visit, reply.events),
@@ -57,14 +57,16 @@ async def events(
     }
     if visit.is_part:
         return pages.render_page("_events.html", visit, **context)
-    is_live = not (asked.before or asked.until)
+    is_live = not (history_request.before or history_request.until)
     return pages.render_page(
         "events.html",
         visit,
         here="/events",
         kinds=HISTORY_KINDS,
         answer=reply,
-        live=pages.url("/events/stream", **filters, after=reply.position) if is_live else "",
+        live=pages.make_address("/events/stream", **filters, after=reply.position)
+        if is_live
+        else "",
         **context,
     )
 
@@ -74,25 +76,25 @@ async def stream(
     request: HttpRequest, visit: AuthenticatedRequest, pages: Renderer
 ) -> ServerSentEvent:
     """Stream new events as rows of the page's table."""
-    asked = _read_filters(request)
-    seen = request.headers.get("last-event-id", "")
-    is_number = seen.isascii() and seen.isdigit() and len(seen) <= _LONGEST_ID
-    position = int(seen) if is_number else query.read_number(request, "after")
+    history_request = _read_filters(request)
+    last_id = request.headers.get("last-event-id", "")
+    is_number = last_id.isascii() and last_id.isdigit() and len(last_id) <= _LONGEST_ID
+    position = int(last_id) if is_number else query.read_number(request, "after")
     STREAM_LIMITER.reserve(request.scope, visit.me.uid)
     # Ask once before the stream begins, so that an invalid filter gets an HTTP status.
-    await visit.call_action("history.events", asked)
-    return ServerSentEvent(_make_stream_rows(visit, pages, asked, position))
+    await visit.call_action("history.events", history_request)
+    return ServerSentEvent(_make_stream_rows(visit, pages, history_request, position))
 
 
 async def _make_stream_rows(
-    visit: AuthenticatedRequest, pages: Renderer, request: HistoryEventsRequest, position: int
+    visit: AuthenticatedRequest, pages: Renderer, filters: HistoryEventsRequest, position: int
 ) -> AsyncIterator[ServerSentEventMessage]:
     """Yield new events as rows, and heartbeats, until the stream's time is over."""
     deadline = time.monotonic() + _LONGEST_S
     last_sent = time.monotonic()
     yield ServerSentEventMessage(comment="here", retry=_RETRY_MS)
     while time.monotonic() < deadline:
-        new_events = await fetch_new_events(visit, request, position)
+        new_events = await fetch_new_events(visit, filters, position)
         if new_events.is_over:
             yield ServerSentEventMessage(event="over", data="over")
             return

@@ -30,7 +30,7 @@ _MOST_ACCOUNTS: Final = 8
 @get("/", include_in_schema=False)
 async def home(visit: AuthenticatedRequest, pages: Renderer) -> Response[Any]:
     """Show the user's jobs and balances, the clusters, and problems for operators."""
-    sees = [role.cluster for role in visit.me.clusters if role.sees_nodes]
+    visible_clusters = [role.cluster for role in visit.me.clusters if role.sees_nodes]
     is_caretaker = bool(visit.me.clusters) and all(role.operator for role in visit.me.clusters)
     jobs: JobsAnswer | None
     balance: BalanceReply | None
@@ -41,11 +41,13 @@ async def home(visit: AuthenticatedRequest, pages: Renderer) -> Response[Any]:
             visit,
             "accounting.jobs",
             JobsRequest(users=(visit.user,), states=("RUNNING", "PENDING"), limit=_MOST_JOBS),
-            is_wanted=bool(visit.user),
+            is_needed=bool(visit.user),
         ),
-        _ask_optional(visit, "bank.balance", BalanceRequest(), is_wanted=visit.me.bank),
-        _ask_optional(visit, "history.node_counts", NodeCountsRequest(), is_wanted=bool(sees)),
-        _ask_optional(visit, "status.show", StatusShowRequest(gaps=False), is_wanted=is_caretaker),
+        _ask_optional(visit, "bank.balance", BalanceRequest(), is_needed=visit.me.bank),
+        _ask_optional(
+            visit, "history.node_counts", NodeCountsRequest(), is_needed=bool(visible_clusters)
+        ),
+        _ask_optional(visit, "status.show", StatusShowRequest(gaps=False), is_needed=is_caretaker),
     )
     return pages.render_page(
         "home.html",
@@ -54,7 +56,7 @@ async def home(visit: AuthenticatedRequest, pages: Renderer) -> Response[Any]:
         balance=balance,
         accounts=balance.accounts[:_MOST_ACCOUNTS] if balance else (),
         more=len(balance.accounts) - _MOST_ACCOUNTS if balance else 0,
-        clusters=[(name, _count_cluster_nodes(nodes, name)) for name in sees],
+        clusters=[(name, _count_cluster_nodes(nodes, name)) for name in visible_clusters],
         silent_since=nodes.silent_since if nodes else {},
         zones={role.cluster: role.zone for role in visit.me.clusters},
         is_caretaker=is_caretaker,
@@ -70,10 +72,10 @@ def _count_cluster_nodes(reply: NodeCountsReply | None, cluster: str) -> list[St
 
 
 async def _ask_optional(
-    visit: AuthenticatedRequest, name: str, request: Any, *, is_wanted: bool
+    visit: AuthenticatedRequest, name: str, request: Any, *, is_needed: bool
 ) -> Any:
     """Return a reply, or None on failure: that part of the page says so, others still appear."""
-    if not is_wanted:
+    if not is_needed:
         return None
     try:
         return await visit.call_action(name, request)

@@ -111,24 +111,24 @@ class JobPageData(msgspec.Struct, frozen=True, kw_only=True):
             for run in self.page.runs
         }
 
-    def verbs(self, visit: AuthenticatedRequest) -> tuple[str, ...]:
+    def list_controls(self, visit: AuthenticatedRequest) -> tuple[str, ...]:
         """Return the job controls to offer; the operation itself decides on permission."""
-        page, role = self.page, visit.role(self.page.cluster)
+        page, role = self.page, visit.find_role(self.page.cluster)
         record = page.record
-        is_own = record.uid is not None and record.uid == visit.me.uid
-        if not page.verified or not (is_own or (role is not None and role.operator)):
+        is_owner = record.uid is not None and record.uid == visit.me.uid
+        if not page.verified or not (is_owner or (role is not None and role.operator)):
             return ()
         states = set(self.row.tasks) if self.row is not None else {record.state}
-        offered = []
+        controls = []
         if not states <= FINISHED:
-            offered.append("cancel")
+            controls.append("cancel")
         if states & WAITING:
             # Some tasks of an array may be held, and others not.
-            offered += ["hold"] if self.row is not None or not is_held_pending(record) else []
-            offered += ["release"] if self.row is not None or is_held_pending(record) else []
+            controls += ["hold"] if self.row is not None or not is_held_pending(record) else []
+            controls += ["release"] if self.row is not None or is_held_pending(record) else []
         if states & {"RUNNING", "SUSPENDED"} and record.batch is not False:
-            offered.append("requeue")
-        return tuple(offered)
+            controls.append("requeue")
+        return tuple(controls)
 
 
 async def gather_job_page(
@@ -230,11 +230,11 @@ async def fetch_similar_jobs(
     except StewardError:
         # A name that no filter can express has no others.
         return ()
-    own = record.array_job_id if arrays else 0
+    own_array_id = record.array_job_id if arrays else 0
     similar = [
         row
         for row in reply.jobs
-        if row.job_id != page.job_id and (not own or row.array_job_id != own)
+        if row.job_id != page.job_id and (not own_array_id or row.array_job_id != own_array_id)
     ]
     return tuple(similar[:limit])
 
@@ -251,10 +251,10 @@ def plot_steps(steps: tuple[StepPart, ...]) -> list[tuple[StepPart, list[Plot]]]
         tasks = sorted(step.tasks, key=lambda task: task.task)
         if len(tasks) < 2 or len(plots) == _MOST_PLOTS:
             continue
-        numbers = [float(task.task) for task in tasks]
+        task_numbers = [float(task.task) for task in tasks]
         cpu = Plot(
             title=f"CPU time by task, step {step.line.step}",
-            x=numbers,
+            x=task_numbers,
             series=[
                 ("user", [task.user_s for task in tasks]),
                 ("system", [task.system_s for task in tasks]),
@@ -268,14 +268,14 @@ def plot_steps(steps: tuple[StepPart, ...]) -> list[tuple[StepPart, list[Plot]]]
         ]
         memory = Plot(
             title=f"Memory peak by task, step {step.line.step}",
-            x=numbers,
+            x=task_numbers,
             series=[("peak", peaks)],
             unit="bytes",
             is_time=False,
             bars=len(tasks) <= DEFAULT_TASKS,
         )
-        is_known = any(peak is not None for peak in peaks)
-        plots.append((step, [cpu, memory] if is_known else [cpu]))
+        has_peaks = any(peak is not None for peak in peaks)
+        plots.append((step, [cpu, memory] if has_peaks else [cpu]))
     return plots
 
 
@@ -348,27 +348,27 @@ async def job_page(
 ) -> Response[Any]:
     """Show a job, or a whole array."""
     tasks = max(1, min(query.read_number(request, "tasks", DEFAULT_TASKS), MOST_TASKS))
-    facts = await gather_job_page(visit, cluster, job, tasks=tasks)
-    shown: ShowReply | None = facts.script.answer
-    script = decode_script(shown) if shown is not None else None
-    events = facts.events.answer
+    data = await gather_job_page(visit, cluster, job, tasks=tasks)
+    script_reply: ShowReply | None = data.script.answer
+    script = decode_script(script_reply) if script_reply is not None else None
+    events = data.events.answer
     return pages.render_page(
         "job.html",
         visit,
         here="/jobs",
-        facts=facts,
-        page=facts.page,
-        record=facts.page.record,
-        zone=facts.page.zone,
-        base=make_job_address(cluster, facts.name),
-        said=read_comment(facts.page.record.admin_comment),
-        verbs=facts.verbs(visit),
+        facts=data,
+        page=data.page,
+        record=data.page.record,
+        zone=data.page.zone,
+        base=make_job_address(cluster, data.name),
+        said=read_comment(data.page.record.admin_comment),
+        verbs=data.list_controls(visit),
         done=_DONE_MESSAGES.get(str(request.query_params.get("done", "")), ""),
         script=highlight_script(script) if script is not None else None,
         script_is_cut=script is not None and len(script) > len(truncate_script(script)),
         events=make_event_rows(visit, events.events) if events is not None else [],
-        plots={run.line.restarts: plot_steps(run.steps) for run in facts.page.runs},
-        shown=CellContext(zones={facts.page.cluster: facts.page.zone}),
+        plots={run.line.restarts: plot_steps(run.steps) for run in data.page.runs},
+        shown=CellContext(zones={data.page.cluster: data.page.zone}),
         notable=_NOTABLE,
         **JOB_TEMPLATE_FUNCTIONS,
     )
@@ -405,8 +405,12 @@ async def environment(
         "archive.env", EnvironmentRequest(job=job, cluster=cluster)
     )
     variables = [
-        (one.name, escape_line(one.value.data.decode("utf-8", "backslashreplace")), one.redacted)
-        for one in sorted(reply.variables, key=lambda one: one.name)
+        (
+            variable.name,
+            escape_line(variable.value.data.decode("utf-8", "backslashreplace")),
+            variable.redacted,
+        )
+        for variable in sorted(reply.variables, key=lambda variable: variable.name)
     ]
     return pages.render_page_or_part(
         "job_environment.html",
@@ -479,8 +483,8 @@ async def act(
         "automation.run",
         RunOperationRequest(action=f"slurm.job.{verb}", parameters=parameters, cluster=cluster),
     )
-    line = reply.result.get(job, {}) if isinstance(reply.result, dict) else {}
-    if reply.status == "succeeded" and line.get("changed", True):
+    outcome = reply.result.get(job, {}) if isinstance(reply.result, dict) else {}
+    if reply.status == "succeeded" and outcome.get("changed", True):
         return pages.make_redirect(make_job_address(cluster, job), visit, done=verb)
     return pages.render_page(
         "job_undone.html",
@@ -490,7 +494,7 @@ async def act(
         base=make_job_address(cluster, job),
         job=job,
         verb=verb,
-        message=reply.message or line.get("message", "") or "there was nothing to be changed",
+        message=reply.message or outcome.get("message", "") or "there was nothing to be changed",
     )
 
 

@@ -40,31 +40,37 @@ async def jobs(request: HttpRequest, visit: AuthenticatedRequest, pages: Rendere
         return await _make_search_page(view, visit, pages)
     # The address holds how many rows are loaded, for when the user returns; only the link to the
     # next rows holds their cursor.
-    come = _read_rows_before(request)
+    rows_before = _read_rows_before(request)
     reply: JobsAnswer = await visit.call_action("accounting.jobs", view.make_jobs_request())
-    columns = view.choose_columns(several_clusters=len(visit.me.clusters) > 1, bank=visit.me.bank)
-    shown = await _make_cell_context(visit, reply, columns)
+    columns = view.choose_columns(
+        several_clusters=len(visit.me.clusters) > 1, has_bank=visit.me.bank
+    )
+    cell_context = await _make_cell_context(visit, reply, columns)
     context: dict[str, Any] = {
         "here": "/jobs",
         "view": view,
         "columns": columns,
         "answer": reply,
-        "shown": shown,
-        "come": come + len(reply.jobs),
-        "begin": str(request.query_params.get("begin", "")) if come else view.page,
+        "shown": cell_context,
+        "come": rows_before + len(reply.jobs),
+        "begin": str(request.query_params.get("begin", "")) if rows_before else view.page,
         "is_tasks": request.query_params.get("part") == "tasks",
     }
     if visit.is_part:
         headers = {}
-        if come and come + len(reply.jobs) <= MOST_ROWS:
-            begun = str(request.query_params.get("begin", ""))
-            there = view.query(page=begun, rows=max(DEFAULT_ROWS, come + len(reply.jobs)))
-            headers = {"HX-Replace-Url": pages.url("/jobs", **there)}
+        if rows_before and rows_before + len(reply.jobs) <= MOST_ROWS:
+            first_cursor = str(request.query_params.get("begin", ""))
+            parameters = view.query(
+                page=first_cursor, rows=max(DEFAULT_ROWS, rows_before + len(reply.jobs))
+            )
+            headers = {"HX-Replace-Url": pages.make_address("/jobs", **parameters)}
         return pages.render_page("_job_rows.html", visit, headers=headers, **context)
     return pages.render_page(
         "jobs.html",
         visit,
-        all_columns=[one for one in COLUMNS.values() if visit.me.bank or not one.of_bank],
+        all_columns=[
+            column for column in COLUMNS.values() if visit.me.bank or not column.needs_bank
+        ],
         states=_list_offered_states(view),
         usual=_list_default_columns(visit),
         **context,
@@ -115,19 +121,23 @@ async def _make_cell_context(
         for row in reply.jobs
         if not row.tasks
     )
-    if not chargeable or not any(column.of_bank for column in columns):
+    if not chargeable or not any(column.needs_bank for column in columns):
         return CellContext(zones)
-    charged: ChargedReply = await visit.call_action("bank.charged", ChargedRequest(jobs=chargeable))
-    costs = {(job.cluster, job.job_id): job.amount for job in charged.jobs}
-    return CellContext(zones, costs, charged.unit, charged.decimals)
+    charged_reply: ChargedReply = await visit.call_action(
+        "bank.charged", ChargedRequest(jobs=chargeable)
+    )
+    costs = {(job.cluster, job.job_id): job.amount for job in charged_reply.jobs}
+    return CellContext(zones, costs, charged_reply.unit, charged_reply.decimals)
 
 
 def _list_default_columns(visit: AuthenticatedRequest) -> list[str]:
     """Return the keys of the default columns, in display order."""
-    several = len(visit.me.clusters) > 1
+    several_clusters = len(visit.me.clusters) > 1
     return [
         column.key
-        for column in JobListView().choose_columns(several_clusters=several, bank=visit.me.bank)
+        for column in JobListView().choose_columns(
+            several_clusters=several_clusters, has_bank=visit.me.bank
+        )
     ]
 
 
@@ -139,11 +149,13 @@ def _read_rows_before(request: HttpRequest) -> int:
 
 def _list_offered_states(view: JobListView) -> list[str]:
     """Return the states offered as filters, including those of the view."""
-    others = [state for state in view.states if state.upper() not in _STATES]
-    known = [
-        state for state in others if SHORT_STATES.get(state.upper(), state.upper()) in STATE_NAMES
+    other_states = [state for state in view.states if state.upper() not in _STATES]
+    valid_states = [
+        state
+        for state in other_states
+        if SHORT_STATES.get(state.upper(), state.upper()) in STATE_NAMES
     ]
-    return [*_STATES, *known]
+    return [*_STATES, *valid_states]
 
 
 ROUTES: Final = (jobs, counts)

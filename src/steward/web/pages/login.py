@@ -33,8 +33,8 @@ def how_to(pages: Renderer) -> Response[Any]:
 @get("/login/{secret:str}", include_in_schema=False)
 async def login(request: HttpRequest, pages: Renderer, secret: FromPath[str]) -> Response[Any]:
     """Ask the user to confirm a login link, so that link scanners do not consume it."""
-    desk: DaemonClient = request.app.state.client
-    reply: PeekAnswer = await desk.call_action("credentials.peek", PeekRequest(secret=secret))
+    client: DaemonClient = request.app.state.client
+    reply: PeekAnswer = await client.call_action("credentials.peek", PeekRequest(secret=secret))
     return pages.render_page("login.html", user=reply.user, secret=secret)
 
 
@@ -44,12 +44,14 @@ async def log_in(request: HttpRequest, pages: Renderer) -> Response[Any]:
     # No session exists yet to check a CSRF token against; reject other sites by the header.
     if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
         raise CsrfError("this request comes from a page of another site")
-    desk: DaemonClient = request.app.state.client
+    client: DaemonClient = request.app.state.client
     secret = str((await request.form()).get("secret", ""))
-    reply: OpenAnswer = await desk.call_action("credentials.open", OpenRequest(secret=secret))
+    reply: OpenAnswer = await client.call_action("credentials.open", OpenRequest(secret=secret))
     response = pages.make_redirect("/")
-    web: WebSettings = request.app.state.web
-    response.set_cookie(_make_session_cookie(web, pages, reply.secret, int(web.session_s)))
+    settings: WebSettings = request.app.state.web
+    response.set_cookie(
+        _make_session_cookie(settings, pages, reply.secret, int(settings.session_s))
+    )
     return response
 
 
@@ -58,24 +60,26 @@ async def log_out(
     request: HttpRequest, visit: AuthenticatedRequest, pages: Renderer
 ) -> Response[Any]:
     """End the session."""
-    desk: DaemonClient = request.app.state.client
-    doorkeeper: Authenticator = request.app.state.authenticator
-    await desk.call_action("credentials.close", CloseRequest(secret=visit.secret))
-    doorkeeper.forget(visit.secret)
+    client: DaemonClient = request.app.state.client
+    authenticator: Authenticator = request.app.state.authenticator
+    await client.call_action("credentials.close", CloseRequest(secret=visit.secret))
+    authenticator.drop_session(visit.secret)
     response = pages.render_page("login_needed.html", text="You are logged out.")
     response.set_cookie(_make_session_cookie(request.app.state.web, pages, "", 0))
     return response
 
 
-def _make_session_cookie(web: WebSettings, pages: Renderer, value: str, max_age_s: int) -> Cookie:
+def _make_session_cookie(
+    settings: WebSettings, pages: Renderer, value: str, max_age_s: int
+) -> Cookie:
     """Return the session cookie: HttpOnly, SameSite=Lax, below the path prefix."""
     return Cookie(
-        key=web.cookie,
+        key=settings.cookie,
         value=value,
         path=pages.prefix or "/",
         max_age=max_age_s,
         httponly=True,
-        secure=web.is_secure,
+        secure=settings.is_secure,
         samesite="lax",
     )
 

@@ -51,7 +51,7 @@ class NodeVerb(msgspec.Struct, frozen=True, kw_only=True):
         name: Name in addresses and on buttons.
         says: Explanation for people.
         operation: Name of the automation operation.
-        needs: Role that is offered it; the operation itself checks permission.
+        required_role: Role that is offered it; the operation itself checks permission.
         fields: Form fields, by the operation's parameter names.
         is_grave: Whether jobs may be lost.
         overrides: Whether it can override what others set on the nodes.
@@ -60,7 +60,7 @@ class NodeVerb(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     says: str
     operation: str
-    needs: RequiredRole = "administrator"
+    required_role: RequiredRole = "administrator"
     fields: tuple[str, ...] = ()
     is_grave: bool = False
     overrides: bool = True
@@ -91,7 +91,7 @@ NODE_VERBS: Final[dict[str, NodeVerb]] = {
             name="reserve",
             says="Put them into a reservation, which is made where there is none of its name.",
             operation="slurm.node.reserve",
-            needs="operator",
+            required_role="operator",
             fields=("reservation_name", "start_time", "duration", "users", "flags"),
             overrides=False,
         ),
@@ -99,7 +99,7 @@ NODE_VERBS: Final[dict[str, NodeVerb]] = {
             name="unreserve",
             says="Take them out of a reservation; with the last one it goes.",
             operation="slurm.node.unreserve",
-            needs="operator",
+            required_role="operator",
             fields=("reservation_name",),
             overrides=False,
         ),
@@ -118,7 +118,7 @@ def list_verbs(role: ClusterRole) -> tuple[NodeVerb, ...]:
     return tuple(
         verb
         for verb in NODE_VERBS.values()
-        if (role.administrator if verb.needs == "administrator" else role.operator)
+        if (role.administrator if verb.required_role == "administrator" else role.operator)
     )
 
 
@@ -247,7 +247,7 @@ def require_role(visit: AuthenticatedRequest, cluster: str) -> ClusterRole:
     Raises:
         PageNotFound: The cluster is unknown.
     """
-    role = visit.role(cluster)
+    role = visit.find_role(cluster)
     if role is None:
         raise PageNotFound(f"there is no cluster {cluster!r}")
     return role
@@ -263,29 +263,33 @@ async def _make_cluster_page(
     """Return the page of a cluster, now or at a past time."""
     at, state_word = query.read_text(request, "at"), query.read_text(request, "state")
     partition, offset = query.read_text(request, "partition"), query.read_number(request, "offset")
-    by = "partition" if query.read_text(request, "by") == "partition" else "name"
+    grouping = "partition" if query.read_text(request, "by") == "partition" else "name"
     if not role.sees_nodes:
         return pages.render_page("cluster_hidden.html", visit, here="/cluster", role=role)
-    nodes: NodesReply
-    partitions: PartitionsReply
-    reservations: ReservationsReply
-    nodes, partitions, reservations = await asyncio.gather(
+    nodes_reply: NodesReply
+    partitions_reply: PartitionsReply
+    reservations_reply: ReservationsReply
+    nodes_reply, partitions_reply, reservations_reply = await asyncio.gather(
         _fetch_nodes_at(visit, role, at) if at else known_nodes.fetch_nodes(visit, role.cluster),
         visit.call_action("history.partitions", PartitionsRequest(cluster=role.cluster)),
         visit.call_action("history.reservations", ReservationsRequest(cluster=role.cluster)),
     )
-    chosen = [
+    matching_nodes = [
         node
-        for node in nodes.nodes
+        for node in nodes_reply.nodes
         if (not state_word or describe_state(node.state).word == state_word)
         and (not partition or partition in node.partitions)
     ]
-    listed = chosen if state_word or partition else [node for node in chosen if _has_problem(node)]
+    listed_nodes = (
+        matching_nodes
+        if state_word or partition
+        else [node for node in matching_nodes if _has_problem(node)]
+    )
     context: dict[str, Any] = {
         "role": role,
-        "asked": {"at": at, "state": state_word, "partition": partition, "by": by},
-        "listed": listed[offset : offset + _NODES_PER_PAGE],
-        "more": offset + _NODES_PER_PAGE if len(listed) > offset + _NODES_PER_PAGE else 0,
+        "asked": {"at": at, "state": state_word, "partition": partition, "by": grouping},
+        "listed": listed_nodes[offset : offset + _NODES_PER_PAGE],
+        "more": offset + _NODES_PER_PAGE if len(listed_nodes) > offset + _NODES_PER_PAGE else 0,
     }
     if visit.is_part:
         return pages.render_page("_cluster_nodes.html", visit, **context)
@@ -293,12 +297,12 @@ async def _make_cluster_page(
         "cluster.html",
         visit,
         here="/cluster",
-        answer=nodes,
-        counts=count_node_states(nodes.nodes),
-        groups=build_node_map(chosen, "partition" if by == "partition" else "name"),
-        total=len(listed),
-        partitions=_list_partitions(nodes, partitions),
-        reservations=reservations.reservations,
+        answer=nodes_reply,
+        counts=count_node_states(nodes_reply.nodes),
+        groups=build_node_map(matching_nodes, "partition" if grouping == "partition" else "name"),
+        total=len(listed_nodes),
+        partitions=_list_partitions(nodes_reply, partitions_reply),
+        reservations=reservations_reply.reservations,
         offset=offset,
         **context,
     )
@@ -316,19 +320,21 @@ def _has_problem(node: NodeSnapshot) -> bool:
     return bool(node.reason) or describe_state(node.state).tone == "bad"
 
 
-def _list_partitions(nodes: NodesReply, reply: PartitionsReply) -> list[dict[str, Any]]:
+def _list_partitions(
+    nodes_reply: NodesReply, partitions_reply: PartitionsReply
+) -> list[dict[str, Any]]:
     """Return partitions with their nodes by state, even those without a known state."""
-    states = {partition.partition: partition for partition in reply.partitions}
-    members: dict[str, list[NodeSnapshot]] = {name: [] for name in states}
-    for node in nodes.nodes:
+    partition_states = {partition.partition: partition for partition in partitions_reply.partitions}
+    nodes_by_partition: dict[str, list[NodeSnapshot]] = {name: [] for name in partition_states}
+    for node in nodes_reply.nodes:
         for name in node.partitions:
-            members.setdefault(name, []).append(node)
+            nodes_by_partition.setdefault(name, []).append(node)
     rows = []
-    for name, partition_nodes in sorted(members.items()):
+    for name, partition_nodes in sorted(nodes_by_partition.items()):
         rows.append(
             {
                 "name": name,
-                "state": states.get(name),
+                "state": partition_states.get(name),
                 "nodes": len(partition_nodes),
                 "cpus": sum(node.cpus for node in partition_nodes),
                 "gpus": sum(node.gpus for node in partition_nodes),
@@ -362,16 +368,18 @@ async def node_page(
     if not role.sees_nodes:
         return pages.render_page("cluster_hidden.html", visit, here="/cluster", role=role)
     at = query.read_text(request, "at")
-    where: dict[str, Any] = {"cluster": cluster, "zone": role.zone}
-    now: NodesReply
-    past: NodeReply
-    jobs: NodeJobsReply
-    events: HistoryEventsReply
-    now, past, jobs, events = await asyncio.gather(
-        visit.call_action("history.nodes", NodesRequest(nodes=node, at=at, **where)),
-        visit.call_action("history.node", NodeRequest(node=node, until=at, limit=_SPANS, **where)),
+    common_fields: dict[str, Any] = {"cluster": cluster, "zone": role.zone}
+    nodes_reply: NodesReply
+    node_reply: NodeReply
+    jobs_reply: NodeJobsReply
+    events_reply: HistoryEventsReply
+    nodes_reply, node_reply, jobs_reply, events_reply = await asyncio.gather(
+        visit.call_action("history.nodes", NodesRequest(nodes=node, at=at, **common_fields)),
         visit.call_action(
-            "history.node_jobs", NodeJobsRequest(node=node, at=at, limit=_JOBS, **where)
+            "history.node", NodeRequest(node=node, until=at, limit=_SPANS, **common_fields)
+        ),
+        visit.call_action(
+            "history.node_jobs", NodeJobsRequest(node=node, at=at, limit=_JOBS, **common_fields)
         ),
         visit.call_action(
             "history.events",
@@ -380,7 +388,7 @@ async def node_page(
             ),
         ),
     )
-    if not now.nodes and not past.spans and not jobs.jobs:
+    if not nodes_reply.nodes and not node_reply.spans and not jobs_reply.jobs:
         raise PageNotFound(f"nothing is known of a node {node!r} of {cluster}")
     return pages.render_page(
         "node.html",
@@ -388,12 +396,12 @@ async def node_page(
         here="/cluster",
         role=role,
         node=node,
-        now=now.nodes[0] if now.nodes else None,
+        now=nodes_reply.nodes[0] if nodes_reply.nodes else None,
         at=at,
-        answer=now,
-        past=past,
-        jobs=jobs,
-        rows=make_event_rows(visit, events.events),
+        answer=nodes_reply,
+        past=node_reply,
+        jobs=jobs_reply,
+        rows=make_event_rows(visit, events_reply.events),
         verbs=list_verbs(role) if not at else (),
     )
 
@@ -408,8 +416,8 @@ async def form(
     """Show the form of an operation."""
     require_role(visit, cluster)
     verb = _find_verb(query.read_text(request, "verb"))
-    given = {"nodes": query.read_text(request, "nodes")}
-    return _make_change_form(visit, pages, cluster, verb, given)
+    form_fields = {"nodes": query.read_text(request, "nodes")}
+    return _make_change_form(visit, pages, cluster, verb, form_fields)
 
 
 @post("/cluster/{cluster:str}/change", include_in_schema=False, status_code=200)
@@ -418,22 +426,22 @@ async def change(
 ) -> Response[Any]:
     """Show a dry run of an operation, and perform it once confirmed."""
     require_role(visit, cluster)
-    given = {name: str(value) for name, value in (await request.form()).multi_items()}
-    verb = _find_verb(given.get("verb", ""))
-    if given.get("back"):
-        return _make_change_form(visit, pages, cluster, verb, given)
-    is_sure = given.get("sure") == "yes"
+    form_fields = {name: str(value) for name, value in (await request.form()).multi_items()}
+    verb = _find_verb(form_fields.get("verb", ""))
+    if form_fields.get("back"):
+        return _make_change_form(visit, pages, cluster, verb, form_fields)
+    is_confirmed = form_fields.get("sure") == "yes"
     try:
         reply: RunOperationReply = await visit.call_action(
             "automation.run",
-            build_run_request(verb, cluster, given, dry_run=not is_sure),
-            key=given.get("key", "") if is_sure else "",
+            build_run_request(verb, cluster, form_fields, dry_run=not is_confirmed),
+            key=form_fields.get("key", "") if is_confirmed else "",
         )
     except Unavailable:
         raise
     except StewardError as error:
         # Keep the form's values, so that the user corrects them in place.
-        return _make_change_form(visit, pages, cluster, verb, given, str(error))
+        return _make_change_form(visit, pages, cluster, verb, form_fields, str(error))
     if reply.id:
         return pages.make_redirect(f"/actions/{reply.id}", visit)
     return pages.render_page(
@@ -442,7 +450,7 @@ async def change(
         here="/cluster",
         cluster=cluster,
         verb=verb,
-        given=_select_confirmed(verb, given),
+        given=_select_confirmed(verb, form_fields),
         answer=reply,
         lines=list_result_lines(reply.result),
         # The idempotency key makes repeated clicks run the operation once.

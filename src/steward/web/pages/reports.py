@@ -46,7 +46,7 @@ class ReportColumn(msgspec.Struct, frozen=True):
         plain: Formats a row for programs.
         is_number: Whether it holds numbers.
         link: Page that a cell links to: ``users``, ``accounts``, ``partitions``; "" for none.
-        is_odd: Whether to omit it if it is empty in every row.
+        is_optional: Whether to omit it if it is empty in every row.
     """
 
     title: str
@@ -54,7 +54,7 @@ class ReportColumn(msgspec.Struct, frozen=True):
     plain: Callable[[Any], str]
     is_number: bool = True
     link: str = ""
-    is_odd: bool = False
+    is_optional: bool = False
 
 
 class ReportKind(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,7 +97,7 @@ def _make_count_column(title: str, name: str) -> ReportColumn:
     return ReportColumn(title, lambda row: format_number_html(getattr(row, name)), plain)
 
 
-def _make_hours_column(title: str, name: str, *, is_odd: bool = False) -> ReportColumn:
+def _make_hours_column(title: str, name: str, *, is_optional: bool = False) -> ReportColumn:
     """Define a column of resource time, converted from seconds to hours."""
 
     def text(row: Any) -> str:
@@ -108,15 +108,15 @@ def _make_hours_column(title: str, name: str, *, is_odd: bool = False) -> Report
         seconds = getattr(row, name)
         return "" if seconds is None else f"{seconds / _HOUR_S:.3f}"
 
-    return ReportColumn(title, text, plain, is_odd=is_odd)
+    return ReportColumn(title, text, plain, is_optional=is_optional)
 
 
 def _make_share_column(title: str, part: str, whole: str) -> ReportColumn:
     """Define a column of percentages: one attribute over another."""
 
     def plain(row: Any) -> str:
-        of, all_of = getattr(row, part), getattr(row, whole)
-        return f"{of / all_of:.4f}" if of is not None and all_of else ""
+        value, total = getattr(row, part), getattr(row, whole)
+        return f"{value / total:.4f}" if value is not None and total else ""
 
     return ReportColumn(
         title, lambda row: format_percent_html(getattr(row, part), getattr(row, whole)), plain
@@ -127,8 +127,8 @@ def _make_wait_column(title: str, name: str) -> ReportColumn:
     """Define a column of wait times."""
 
     def plain(row: Any) -> str:
-        found = getattr(row, name)
-        return "" if found is None else str(found)
+        wait_s = getattr(row, name)
+        return "" if wait_s is None else str(wait_s)
 
     return ReportColumn(title, lambda row: format_duration_html(getattr(row, name)), plain)
 
@@ -148,13 +148,13 @@ def _make_size_column() -> ReportColumn:
     def text(row: Any) -> str:
         return f"{row.least_cpus}-{row.most_cpus or ''}" if row.least_cpus else ""
 
-    return ReportColumn("CPUs", text, text, is_odd=True)
+    return ReportColumn("CPUs", text, text, is_optional=True)
 
 
 _USAGE_COLUMNS: Final = (
     _make_count_column("Jobs", "jobs"),
     _make_hours_column("CPU hours", "cpu_s"),
-    _make_hours_column("GPU hours", "gpu_s", is_odd=True),
+    _make_hours_column("GPU hours", "gpu_s", is_optional=True),
     _make_hours_column("Node hours", "node_s"),
 )
 _WAIT_COLUMNS: Final = (
@@ -181,8 +181,8 @@ REPORT_KINDS: Final[dict[str, ReportKind]] = {
                 _make_hours_column("Planned", "planned_cpu_s"),
                 _make_hours_column("Reported", "reported_cpu_s"),
                 _make_share_column("Used", "allocated_cpu_s", "reported_cpu_s"),
-                _make_hours_column("GPUs allocated", "allocated_gpu_s", is_odd=True),
-                _make_hours_column("GPUs idle", "idle_gpu_s", is_odd=True),
+                _make_hours_column("GPUs allocated", "allocated_gpu_s", is_optional=True),
+                _make_hours_column("GPUs idle", "idle_gpu_s", is_optional=True),
                 _make_share_column("GPUs used", "allocated_gpu_s", "reported_gpu_s"),
             ),
             plot="allocated_cpu_s",
@@ -248,7 +248,7 @@ REPORT_KINDS: Final[dict[str, ReportKind]] = {
                 _make_text_column("State", "state"),
                 _make_count_column("Jobs", "jobs"),
                 _make_hours_column("CPU hours", "cpu_s"),
-                _make_hours_column("GPU hours", "gpu_s", is_odd=True),
+                _make_hours_column("GPU hours", "gpu_s", is_optional=True),
             ),
             plot="jobs",
         ),
@@ -279,7 +279,7 @@ def select_columns(kind: ReportKind, rows: Sequence[Any]) -> list[ReportColumn]:
     return [
         column
         for column in kind.columns
-        if not column.is_odd or any(column.text(row) not in empty_texts for row in rows)
+        if not column.is_optional or any(column.text(row) not in empty_texts for row in rows)
     ]
 
 
@@ -310,19 +310,19 @@ async def table(
 ) -> Response[Any]:
     """Return a report's table and plot, or a download of it."""
     kind = _find_report(name)
-    asked = _read_form(request, kind)
+    context = _read_form(request, kind)
     reply: ReportReply = await visit.call_action(
-        f"reports.{name}", _make_report_request(asked, kind)
+        f"reports.{name}", _make_report_request(context, kind)
     )
     rows = reply.rows
     columns = select_columns(kind, rows)
-    form = query.read_text(request, "form")
-    if form in ("csv", "json"):
-        return _download_report(reply, kind, columns, form)
+    file_format = query.read_text(request, "form")
+    if file_format in ("csv", "json"):
+        return _download_report(reply, kind, columns, file_format)
     return pages.render_page_or_part(
         "report_table.html",
         visit,
-        **asked,
+        **context,
         answer=reply,
         rows=rows[:_MOST_ROWS],
         more=max(0, len(rows) - _MOST_ROWS),
@@ -362,9 +362,9 @@ def _read_form(request: HttpRequest, kind: ReportKind) -> dict[str, Any]:
     }
 
 
-def _make_report_request(form: dict[str, Any], kind: ReportKind) -> Any:
+def _make_report_request(context: dict[str, Any], kind: ReportKind) -> Any:
     """Build the request of a report."""
-    fields = form["asked"]
+    fields = context["asked"]
     return kind.request(**{**fields, "by": cast("PeriodLength", fields["by"])})
 
 
@@ -372,18 +372,20 @@ def _plot_report(kind: ReportKind, reply: ReportReply, rows: Sequence[ReportRow]
     """Plot the totals of periods over time; None if there is only one period."""
     if len(reply.periods) < 2:
         return None
-    sums = [0.0] * len(reply.periods)
+    totals = [0.0] * len(reply.periods)
     for row in rows:
         # An account's total row precedes its users' rows: count only the total.
         if getattr(row, "uid", None) is not None and kind.name == "accounts":
             continue
-        sums[row.period] += getattr(row, kind.plot) or 0
+        totals[row.period] += getattr(row, kind.plot) or 0
     unit = "h" if kind.plot.endswith("_s") else ""
     scale = 3600 if unit else 1
     return Plot(
         title=kind.title,
-        x=[one.since.timestamp() for one in reply.periods],
-        series=[(kind.plot.removesuffix("_s").replace("_", " "), [one / scale for one in sums])],
+        x=[item.since.timestamp() for item in reply.periods],
+        series=[
+            (kind.plot.removesuffix("_s").replace("_", " "), [item / scale for item in totals])
+        ],
         unit=unit,
         zone=reply.zone,
         bars=True,

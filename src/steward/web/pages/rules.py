@@ -40,27 +40,27 @@ async def rules(
         "status": query.read_text(request, "status"),
         "since": query.read_text(request, "since"),
     }
-    wanted = RulesHistoryRequest(
+    history_request = RulesHistoryRequest(
         **filters,
         zone=visit.zone,
         before=query.read_number(request, "before"),
         limit=_ROWS_PER_PAGE + 1,
     )
     if visit.is_part:
-        history: RulesHistoryReply = await visit.call_action("rules.history", wanted)
+        history: RulesHistoryReply = await visit.call_action("rules.history", history_request)
         return pages.render_page(
             "_executions.html", visit, **_make_execution_context(history, filters, visit)
         )
-    listed: ListRulesReply
-    listed, history = await asyncio.gather(
+    rules_reply: ListRulesReply
+    rules_reply, history = await asyncio.gather(
         visit.call_action("rules.list", ListRulesRequest()),
-        visit.call_action("rules.history", wanted),
+        visit.call_action("rules.history", history_request),
     )
     return pages.render_page(
         "rules.html",
         visit,
         here="/rules",
-        listed=listed,
+        listed=rules_reply,
         may_switch=all(role.administrator for role in visit.me.clusters),
         **_make_execution_context(history, filters, visit),
     )
@@ -84,10 +84,10 @@ async def execution(
     visit: AuthenticatedRequest, pages: Renderer, number: FromPath[int]
 ) -> Response[Any]:
     """Show one execution of a rule."""
-    wanted = RulesHistoryRequest(id=number, limit=1)
+    history_request = RulesHistoryRequest(id=number, limit=1)
     reply: RulesHistoryReply | None = None
     if number > 0:
-        reply = await visit.call_action("rules.history", wanted)
+        reply = await visit.call_action("rules.history", history_request)
     if reply is None or not reply.executions:
         raise PageNotFound(f"there is no execution {number}, or it was long ago")
     return _make_details_page(visit, pages, "execution.html", reply.executions[0])
@@ -98,12 +98,12 @@ async def switch(
     request: HttpRequest, visit: AuthenticatedRequest, pages: Renderer
 ) -> Response[Any]:
     """Enable or disable a rule."""
-    given = await request.form()
-    rule, to = str(given.get("rule", "")), str(given.get("to", ""))
-    if to not in ("on", "off"):
+    form = await request.form()
+    rule, state = str(form.get("rule", "")), str(form.get("to", ""))
+    if state not in ("on", "off"):
         raise UsageError("a rule is switched on or off")
-    verb = "rules.enable" if to == "on" else "rules.disable"
-    await visit.call_action(verb, SwitchRuleRequest(rule=rule))
+    action_name = "rules.enable" if state == "on" else "rules.disable"
+    await visit.call_action(action_name, SwitchRuleRequest(rule=rule))
     return pages.make_redirect("/rules", visit)
 
 
@@ -126,13 +126,13 @@ async def audit(
             limit=_ROWS_PER_PAGE + 1,
         ),
     )
-    shown = reply.actions[:_ROWS_PER_PAGE]
+    rows = reply.actions[:_ROWS_PER_PAGE]
     return pages.render_page_or_part(
         "actions.html",
         visit,
         here="/rules",
-        actions=shown,
-        more=shown[-1].id if len(reply.actions) > _ROWS_PER_PAGE else 0,
+        actions=rows,
+        more=rows[-1].id if len(reply.actions) > _ROWS_PER_PAGE else 0,
         filters=filters,
         zones={role.cluster: role.zone for role in visit.me.clusters},
     )
@@ -155,7 +155,7 @@ def _make_details_page(
     visit: AuthenticatedRequest, pages: Renderer, template: str, entry: Execution | AuditRow
 ) -> Response[Any]:
     """Return the page of an action or execution: parameters and result."""
-    role = visit.role(entry.cluster)
+    role = visit.find_role(entry.cluster)
     return pages.render_page(
         template,
         visit,

@@ -72,13 +72,15 @@ def _iterate_problems(reply: StatusShowAnswer) -> Iterator[StatusProblem]:
             )
     bank = reply.bank
     if bank is not None and bank.gate != "deciding":
-        says = bank.gate_why or f"it is {bank.gate}"
-        yield StatusProblem("wrong" if bank.gate == "away" else "warning", "gate", says)
+        message = bank.gate_why or f"it is {bank.gate}"
+        yield StatusProblem("wrong" if bank.gate == "away" else "warning", "gate", message)
     if bank is not None and bank.notices:
         yield StatusProblem("warning", "notices", f"{bank.notices} were set aside")
-    refused = {f"agent {address}": f"refused: {why}" for address, why in reply.refused.items()}
-    for what, why in (refused | reply.unknown).items():
-        yield StatusProblem("warning", what, why)
+    refused_agents = {
+        f"agent {address}": f"refused: {reason}" for address, reason in reply.refused.items()
+    }
+    for component, reason in (refused_agents | reply.unknown).items():
+        yield StatusProblem("warning", component, reason)
 
 
 def _iterate_consumer_problems(reply: StatusShowAnswer) -> Iterator[StatusProblem]:
@@ -88,14 +90,14 @@ def _iterate_consumer_problems(reply: StatusShowAnswer) -> Iterator[StatusProble
         if consumer.name in sinks:
             continue
         if consumer.state == "detached":
-            says = consumer.refill or "the journal waits for it no more"
-            yield StatusProblem("wrong", f"consumer {consumer.name}", says)
+            message = consumer.refill or "the journal waits for it no more"
+            yield StatusProblem("wrong", f"consumer {consumer.name}", message)
         elif consumer.state == "waiting":
-            says = consumer.detail or "something that it needs is away"
-            yield StatusProblem("warning", f"consumer {consumer.name}", says)
+            message = consumer.detail or "something that it needs is away"
+            yield StatusProblem("warning", f"consumer {consumer.name}", message)
         elif (consumer.behind_s or 0.0) > _LATE_AFTER_S:
-            says = f"it is {format_duration_html(consumer.behind_s)} behind"
-            yield StatusProblem("warning", f"consumer {consumer.name}", says)
+            message = f"it is {format_duration_html(consumer.behind_s)} behind"
+            yield StatusProblem("warning", f"consumer {consumer.name}", message)
     for sink in reply.sinks:
         if sink.state in ("detached", "waiting"):
             rank: Literal["wrong", "warning"] = "wrong" if sink.state == "detached" else "warning"
@@ -113,18 +115,18 @@ _PROXY_HEADERS: Final = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-
 async def status(visit: AuthenticatedRequest, pages: Renderer) -> Response[Any]:
     """Show the status of Steward."""
     reply: StatusShowAnswer = await visit.call_action("status.show", StatusShowRequest(gaps=False))
-    letters = DeadAnswer(letters=())
+    dead_reply = DeadAnswer(letters=())
     if reply.dead_letters:
-        letters = await visit.call_action("journal.dead", DeadRequest())
+        dead_reply = await visit.call_action("journal.dead", DeadRequest())
     return pages.render_page(
         "steward.html",
         visit,
         here="/status",
         answer=reply,
         troubles=list_problems(reply),
-        letters=letters.letters[:_MOST_LETTERS],
-        more_letters=max(0, len(letters.letters) - _MOST_LETTERS),
-        is_sink={f"archive.{one.name}" for one in reply.sinks},
+        letters=dead_reply.letters[:_MOST_LETTERS],
+        more_letters=max(0, len(dead_reply.letters) - _MOST_LETTERS),
+        is_sink={f"archive.{sink.name}" for sink in reply.sinks},
         zone=visit.zone,
     )
 
@@ -161,8 +163,8 @@ async def replay(
     request: HttpRequest, visit: AuthenticatedRequest, pages: Renderer
 ) -> Response[Any]:
     """Retry dead letters."""
-    given = await request.form()
-    consumer, number = str(given.get("consumer", "")), str(given.get("id", ""))
+    form = await request.form()
+    consumer, number = str(form.get("consumer", "")), str(form.get("id", ""))
     if not consumer or (number and not (number.isascii() and number.isdigit())):
         raise UsageError("say of which consumer, and which event or all")
     await visit.call_action(
@@ -177,20 +179,20 @@ async def metrics(request: HttpRequest) -> Response[str]:
 
     Without a token they show nothing about users or accounts.
     """
-    web: WebSettings = request.app.state.web
-    desk: DaemonClient = request.app.state.client
-    doorkeeper: Authenticator = request.app.state.authenticator
-    token = doorkeeper.read_token(request)
+    settings: WebSettings = request.app.state.web
+    client: DaemonClient = request.app.state.client
+    authenticator: Authenticator = request.app.state.authenticator
+    token = authenticator.read_token(request)
     peer = request.client.host if request.client else ""
     # Behind a proxy the peer address does not identify the client.
-    is_passed_on = any(
-        name in request.headers for name in (*_PROXY_HEADERS, web.proxy_header) if name
+    is_forwarded = any(
+        name in request.headers for name in (*_PROXY_HEADERS, settings.proxy_header) if name
     )
-    if not token and (peer not in web.metrics_from or is_passed_on):
+    if not token and (peer not in settings.metrics_from or is_forwarded):
         raise PermissionRefused(
             "figures are for the addresses in [web] metrics_from, and for an operator's token"
         )
-    reply: MetricsAnswer = await desk.call_action("status.metrics", MetricsRequest(), token)
+    reply: MetricsAnswer = await client.call_action("status.metrics", MetricsRequest(), token)
     return Response(
         reply.text,
         media_type=reply.content_type,

@@ -63,16 +63,16 @@ async def create(
 ) -> Response[Any]:
     """Create a token and show its secret once."""
     _require_self(visit, name)
-    given = await request.form()
-    days = str(given.get("days", "30")).strip()
-    scopes: Any = tuple(word for word in SCOPES if word in given.getall("scopes", []))
+    form = await request.form()
+    days = str(form.get("days", "30")).strip()
+    scopes: Any = tuple(scope for scope in SCOPES if scope in form.getall("scopes", []))
     try:
         if not days.isascii() or not days.isdigit() or len(days) > 4:
             raise UsageError(f"a token is good for some days, not {days[:20]!r}")
         reply: TokenAnswer = await visit.call_action(
             "credentials.token_create",
             TokenCreateRequest(
-                name=str(given.get("name", "")), scopes=scopes, expires_s=int(days) * _DAY_S
+                name=str(form.get("name", "")), scopes=scopes, expires_s=int(days) * _DAY_S
             ),
         )
     except Unavailable:
