@@ -50,8 +50,8 @@ def states(known: NodeCache, desk: Straight) -> dict[str, str]:
         sensor=True,
         rules=False,
     )
-    visit = AuthenticatedRequest(how="cookie", secret="", me=me, client=cast("DaemonClient", desk))
-    return {one.node: one.state for one in asyncio.run(known.fetch_nodes(visit, "c1")).nodes}
+    auth = AuthenticatedRequest(how="cookie", secret="", me=me, client=cast("DaemonClient", desk))
+    return {one.node: one.state for one in asyncio.run(known.fetch_nodes(auth, "c1")).nodes}
 
 
 def test_a_tag_stands_for_how_nodes_are(site: Site) -> None:

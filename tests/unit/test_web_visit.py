@@ -22,7 +22,7 @@ from steward.web.settings import WebSettings
 HEX = "0123456789abcdef"
 
 
-def visit(secret: str) -> AuthenticatedRequest:
+def auth(secret: str) -> AuthenticatedRequest:
     me = CallerAnswer(
         uid=1, user="ada", how="session", clusters=(), bank=True, sensor=True, rules=True
     )
@@ -31,7 +31,7 @@ def visit(secret: str) -> AuthenticatedRequest:
 
 @given(st.text())
 def test_a_pages_token_proves_its_session(secret: str) -> None:
-    mine = visit(secret)
+    mine = auth(secret)
     assert is_csrf_valid(secret, mine.csrf)
     assert mine.csrf != mine.csrf
 
@@ -39,7 +39,7 @@ def test_a_pages_token_proves_its_session(secret: str) -> None:
 @given(st.text(), st.text())
 def test_anothers_token_proves_nothing(secret: str, other: str) -> None:
     if secret != other:
-        assert not is_csrf_valid(secret, visit(other).csrf)
+        assert not is_csrf_valid(secret, auth(other).csrf)
 
 
 @given(
@@ -52,7 +52,7 @@ def test_what_was_made_up_proves_nothing(secret: str, shown: str) -> None:
 
 @given(st.text(), st.integers(0, 63), st.sampled_from(HEX))
 def test_a_token_that_was_changed_proves_nothing(secret: str, at: int, letter: str) -> None:
-    token = visit(secret).csrf
+    token = auth(secret).csrf
     changed = token[:at] + letter + token[at + 1 :]
     assert is_csrf_valid(secret, changed) == (changed == token)
 

@@ -2,7 +2,7 @@
 
 :func:`build_application` combines pages, API and static files. A request passes these steps: strip
 the path prefix, check the path and the rate limit (``count``), authenticate if the handler takes a
-``visit``, run the handler, which asks the daemon, and add the security headers. Errors become HTML
+``auth``, run the handler, which asks the daemon, and add the security headers. Errors become HTML
 pages, or problem+json below /api/ (:func:`status_of` gives the status). :func:`run_web` fetches the
 settings from the daemon and serves until SIGTERM.
 """
@@ -89,14 +89,14 @@ def build_application(
     limiter = RateLimiter(settings.requests_per_minute)
     authenticator = Authenticator(settings, client, limiter)
 
-    async def visit(request: HttpRequest) -> AuthenticatedRequest:
+    async def auth(request: HttpRequest) -> AuthenticatedRequest:
         return await authenticator.authenticate(request)
 
     async def count(request: HttpRequest) -> None:
         _check_path(request.url.path)
         if not request.url.path.removeprefix(prefix).startswith(_PUBLIC_PATHS):
             parameters = request.route_handler.parsed_fn_signature.parameters
-            authenticator.count(request, needs_user="visit" in parameters)
+            authenticator.count(request, needs_user="auth" in parameters)
 
     async def close(_: Litestar) -> None:
         client.close()
@@ -114,7 +114,7 @@ def build_application(
             *extra_handlers,
         ],
         dependencies={
-            "visit": Provide(visit),
+            "auth": Provide(auth),
             "pages": Provide(lambda: pages, sync_to_thread=False),
             "known_nodes": Provide(lambda: known_nodes, sync_to_thread=False),
         },

@@ -111,9 +111,9 @@ class EventRow(msgspec.Struct, frozen=True):
     zone: str
 
 
-def make_event_rows(visit: AuthenticatedRequest, events: Iterable[EventItem]) -> list[EventRow]:
+def make_event_rows(auth: AuthenticatedRequest, events: Iterable[EventItem]) -> list[EventRow]:
     """Return table rows of events for a user."""
-    zones = {role.cluster: role.zone for role in visit.me.clusters}
+    zones = {role.cluster: role.zone for role in auth.me.clusters}
     return [
         EventRow(event, describe_event(event), zones.get(event.cluster, "")) for event in events
     ]
@@ -134,7 +134,7 @@ class NewEvents(msgspec.Struct, frozen=True):
 
 
 async def fetch_new_events(
-    visit: AuthenticatedRequest, filters: PastRequest, position: int
+    auth: AuthenticatedRequest, filters: PastRequest, position: int
 ) -> NewEvents:
     """Return the events after a position that match a filter.
 
@@ -150,10 +150,10 @@ async def fetch_new_events(
         limit=_EVENTS_PER_POLL,
     )
     try:
-        reply: EventsReply = await visit.call_action("events.list", events_request)
+        reply: EventsReply = await auth.call_action("events.list", events_request)
     except Unavailable:
         # The daemon restarts: its events follow once it is back.
         return NewEvents([], position)
     except (UnknownCredential, PermissionRefused):
         return NewEvents([], position, is_over=True)
-    return NewEvents(make_event_rows(visit, reply.events), reply.position)
+    return NewEvents(make_event_rows(auth, reply.events), reply.position)

@@ -308,11 +308,11 @@ class NodeCache:
     def __init__(self) -> None:
         self._replies: dict[str, NodesReply] = {}
 
-    async def fetch_nodes(self, visit: AuthenticatedRequest, cluster: str) -> NodesReply:
+    async def fetch_nodes(self, auth: AuthenticatedRequest, cluster: str) -> NodesReply:
         """Return the current state of all nodes of a cluster.
 
         Args:
-            visit: Request that the page is for.
+            auth: Request that the page is for.
             cluster: A configured cluster.
 
         Raises:
@@ -320,7 +320,7 @@ class NodeCache:
         """
         cached = self._replies.get(cluster)
         request = NodesRequest(cluster=cluster, known=cached.tag if cached else "")
-        reply: NodesReply = await visit.call_action("history.nodes", request)
+        reply: NodesReply = await auth.call_action("history.nodes", request)
         if cached is not None and reply.is_known:
             return msgspec.structs.replace(reply, nodes=cached.nodes)
         self._replies[cluster] = reply

@@ -80,7 +80,7 @@ class Renderer:
     def render_page(
         self,
         template: str,
-        visit: AuthenticatedRequest | None = None,
+        auth: AuthenticatedRequest | None = None,
         *,
         status: int = 200,
         headers: dict[str, str] | None = None,
@@ -90,45 +90,43 @@ class Renderer:
 
         Args:
             template: File name in templates/.
-            visit: Authenticated request that it is for; None without a user.
+            auth: Authenticated request that it is for; None without a user.
             status: HTTP status.
             headers: Additional headers.
             context: Variables of the template.
         """
         return Response(
-            self.render_text(template, visit, **context),
+            self.render_text(template, auth, **context),
             status_code=status,
             media_type="text/html",
             headers={"Cache-Control": "no-store", "Vary": "HX-Request", **(headers or {})},
         )
 
     def render_page_or_part(
-        self, template: str, visit: AuthenticatedRequest, **context: Any
+        self, template: str, auth: AuthenticatedRequest, **context: Any
     ) -> Response[str]:
         """Return the part of a page that htmx requests, or the full page for others.
 
         Args:
             template: Template of the page; that of the part has the same name with ``_`` in front:
                 ``_job_cost.html`` for ``job_cost.html``.
-            visit: Authenticated request that it is for.
+            auth: Authenticated request that it is for.
             context: Variables of both templates.
         """
-        return self.render_page(f"_{template}" if visit.is_part else template, visit, **context)
+        return self.render_page(f"_{template}" if auth.is_part else template, auth, **context)
 
     def render_text(
-        self, template: str, visit: AuthenticatedRequest | None = None, **context: Any
+        self, template: str, auth: AuthenticatedRequest | None = None, **context: Any
     ) -> str:
         """Render a template to text; see :meth:`render_page`."""
-        return self._jinja.get_template(template).render(
-            visit=visit, part=quote_path_part, **context
-        )
+        return self._jinja.get_template(template).render(auth=auth, part=quote_path_part, **context)
 
     def make_redirect(
-        self, path: str, visit: AuthenticatedRequest | None = None, /, **query: Any
+        self, path: str, auth: AuthenticatedRequest | None = None, /, **query: Any
     ) -> Response[None]:
         """Redirect the browser to another page after a change."""
         address = self.make_address(path, **query)
-        if visit is not None and visit.is_part:
+        if auth is not None and auth.is_part:
             return Response(None, status_code=204, headers={"HX-Redirect": address})
         return Response(None, status_code=303, headers={"Location": address})
 

@@ -37,8 +37,8 @@ def _make_handler(path: str, methods: dict[str, Endpoint]) -> Any:
         f"{part[:-1]}:str}}" if part.startswith("{") else part for part in path.split("/")
     )
 
-    async def handler(request: HttpRequest, visit: AuthenticatedRequest) -> Response[Any]:
-        return await answer_endpoint(methods[request.method], request, visit)
+    async def handler(request: HttpRequest, auth: AuthenticatedRequest) -> Response[Any]:
+        return await answer_endpoint(methods[request.method], request, auth)
 
     return route(
         f"{ROOT}{typed_path}",

@@ -73,7 +73,7 @@ _NOT_KEPT: Final = {"Cache-Control": "no-store"}
 
 
 async def answer_endpoint(
-    endpoint: Endpoint, request: HttpRequest, visit: AuthenticatedRequest
+    endpoint: Endpoint, request: HttpRequest, auth: AuthenticatedRequest
 ) -> Response[Any]:
     """Run the action of an endpoint and return its response.
 
@@ -89,8 +89,8 @@ async def answer_endpoint(
         raise MalformedRequest(f"the path cannot be understood: {error}") from None
     key = "" if is_read else _read_key(request)
     if endpoint.definition.stream:
-        return await _make_stream_response(endpoint, action_request, visit)
-    reply = await visit.call_action(endpoint.action, action_request, key=key)
+        return await _make_stream_response(endpoint, action_request, auth)
+    reply = await auth.call_action(endpoint.action, action_request, key=key)
     return (
         _read_response(endpoint, request, reply)
         if is_read
@@ -173,10 +173,10 @@ def _matches_etag(header: str, etag: str) -> bool:
 
 
 async def _make_stream_response(
-    endpoint: Endpoint, action_request: Any, visit: AuthenticatedRequest
+    endpoint: Endpoint, action_request: Any, auth: AuthenticatedRequest
 ) -> Response[Any]:
     """Return a stream as JSON lines; the last line reports how it ended."""
-    stream = visit.client.stream(endpoint.action, action_request, visit.secret, user=visit.who)
+    stream = auth.client.stream(endpoint.action, action_request, auth.secret, user=auth.who)
     # Wait for the first line, so that a rejection is sent with an HTTP status.
     try:
         first_item = await anext(stream)
@@ -220,7 +220,7 @@ _EVENTS_PER_ROUND: Final = 500
 
 
 @get("/api/v1/events/stream", include_in_schema=False, middleware=[release_stream])
-async def events_stream(request: HttpRequest, visit: AuthenticatedRequest) -> Stream:
+async def events_stream(request: HttpRequest, auth: AuthenticatedRequest) -> Stream:
     """Stream events as they happen."""
     events_request: EventsRequest = EventsRequest(**read_query(STREAM, request))
     last_id = request.headers.get("last-event-id", "")
@@ -228,17 +228,17 @@ async def events_stream(request: HttpRequest, visit: AuthenticatedRequest) -> St
         if not (last_id.isascii() and last_id.isdecimal() and len(last_id) < 19):
             raise MalformedRequest("Last-Event-ID is none of ours")
         events_request = msgspec.structs.replace(events_request, after=int(last_id))
-    STREAM_LIMITER.reserve(request.scope, visit.me.uid)
+    STREAM_LIMITER.reserve(request.scope, auth.me.uid)
     # Fetch the first reply here, so that a rejection is sent with an HTTP status.
-    first_reply: EventsReply = await visit.call_action("events.list", events_request)
+    first_reply: EventsReply = await auth.call_action("events.list", events_request)
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     return Stream(
-        _send_events(visit, events_request, first_reply), media_type=MEDIA, headers=headers
+        _send_events(auth, events_request, first_reply), media_type=MEDIA, headers=headers
     )
 
 
 async def _send_events(
-    visit: AuthenticatedRequest, request: EventsRequest, reply: EventsReply
+    auth: AuthenticatedRequest, request: EventsRequest, reply: EventsReply
 ) -> AsyncIterator[bytes]:
     """Yield events as server-sent events until the stream's time is over."""
     deadline = asyncio.get_running_loop().time() + _LONGEST_STREAM_S
@@ -256,7 +256,7 @@ async def _send_events(
             request = msgspec.structs.replace(
                 request, after=reply.position, limit=_EVENTS_PER_ROUND
             )
-            reply = await visit.call_action("events.list", request)
+            reply = await auth.call_action("events.list", request)
     except StewardError:
         # The client reconnects; it then gets the error, or the stream continues.
         return

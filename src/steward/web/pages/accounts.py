@@ -169,18 +169,18 @@ _MOVE_REQUESTS: Final = {"deposit": DepositRequest, "withdraw": WithdrawRequest}
 
 @get("/accounts/{name:str}", include_in_schema=False)
 async def account(
-    visit: AuthenticatedRequest, pages: Renderer, name: FromPath[str]
+    auth: AuthenticatedRequest, pages: Renderer, name: FromPath[str]
 ) -> Response[Any]:
     """Show an account, as far as the user may see it."""
-    return await _make_account_page(visit, pages, name)
+    return await _make_account_page(auth, pages, name)
 
 
 @get("/accounts/{name:str}/statement", include_in_schema=False)
 async def statement(
-    request: HttpRequest, visit: AuthenticatedRequest, pages: Renderer, name: FromPath[str]
+    request: HttpRequest, auth: AuthenticatedRequest, pages: Renderer, name: FromPath[str]
 ) -> Response[Any]:
     """Show a page of a statement, or download the statement of a period."""
-    _require_bank(visit)
+    _require_bank(auth)
     file_format = query.read_text(request, "form")
     statement_request = StatementRequest(
         account=name,
@@ -190,12 +190,12 @@ async def statement(
         limit=0 if file_format else _STATEMENT_LINES,
         before=query.read_number(request, "before"),
     )
-    reply: StatementReply = await visit.call_action("bank.statement", statement_request)
+    reply: StatementReply = await auth.call_action("bank.statement", statement_request)
     if file_format in ("csv", "json"):
         return _download_statement(reply, name, file_format)
     return pages.render_page_or_part(
         "statement.html",
-        visit,
+        auth,
         here="/accounts",
         name=reply.statement.account,
         asked=statement_request,
@@ -205,7 +205,7 @@ async def statement(
 
 @post("/accounts/{name:str}/limit", include_in_schema=False, status_code=303)
 async def limit(
-    request: HttpRequest, visit: AuthenticatedRequest, pages: Renderer, name: FromPath[str]
+    request: HttpRequest, auth: AuthenticatedRequest, pages: Renderer, name: FromPath[str]
 ) -> Response[Any]:
     """Set the limit of a member, or add one (coordinators and owners of the account)."""
     form = await request.form()
@@ -219,20 +219,20 @@ async def limit(
             is_limited=True,
             reason=str(form.get("reason", "")),
         )
-        account_reply: AccountReply = await visit.call_action(
+        account_reply: AccountReply = await auth.call_action(
             "bank.account_show", AccountShowRequest(names=(name,))
         )
         is_member = any(member.user == user for member in account_reply.users)
-        await visit.call_action(
+        await auth.call_action(
             "bank.user_change" if is_member else "bank.user_create", change_request
         )
 
-    return await _perform_change(visit, pages, name, do)
+    return await _perform_change(auth, pages, name, do)
 
 
 @post("/accounts/{name:str}/money", include_in_schema=False, status_code=303)
 async def move_money(
-    request: HttpRequest, visit: AuthenticatedRequest, pages: Renderer, name: FromPath[str]
+    request: HttpRequest, auth: AuthenticatedRequest, pages: Renderer, name: FromPath[str]
 ) -> Response[Any]:
     """Deposit to or withdraw from an account (operators)."""
     form = await request.form()
@@ -251,31 +251,31 @@ async def move_money(
             key=str(form.get("key", "")),
             allocation=int(allocation_number or 0),
         )
-        await visit.call_action(f"bank.{kind}", move_request)
+        await auth.call_action(f"bank.{kind}", move_request)
 
-    return await _perform_change(visit, pages, name, do)
+    return await _perform_change(auth, pages, name, do)
 
 
 async def _perform_change(
-    visit: AuthenticatedRequest, pages: Renderer, name: str, change: Any
+    auth: AuthenticatedRequest, pages: Renderer, name: str, change: Any
 ) -> Response[Any]:
     """Perform a change and show the account; an error appears above it."""
-    _require_bank(visit)
+    _require_bank(auth)
     try:
         await change()
     except Unavailable:
         raise
     except StewardError as error:
-        return await _make_account_page(visit, pages, name, str(error))
-    return pages.make_redirect(f"/accounts/{quote_path_part(name)}", visit)
+        return await _make_account_page(auth, pages, name, str(error))
+    return pages.make_redirect(f"/accounts/{quote_path_part(name)}", auth)
 
 
 async def _make_account_page(
-    visit: AuthenticatedRequest, pages: Renderer, name: str, error: str = ""
+    auth: AuthenticatedRequest, pages: Renderer, name: str, error: str = ""
 ) -> Response[Any]:
     """Return the page of an account, with an error message if given."""
-    _require_bank(visit)
-    balance_reply: BalanceReply = await visit.call_action(
+    _require_bank(auth)
+    balance_reply: BalanceReply = await auth.call_action(
         "bank.balance", BalanceRequest(accounts=(name,))
     )
     if not balance_reply.accounts:
@@ -288,29 +288,29 @@ async def _make_account_page(
     statement_reply: StatementReply
     holds: HoldsReply | None
     account_reply, history, usage, statement_reply, holds = await asyncio.gather(
-        _fetch_account(visit, account_balance),
-        visit.call_action(
+        _fetch_account(auth, account_balance),
+        auth.call_action(
             "bank.course", BalanceHistoryRequest(account=account_balance.account, since=since)
         ),
-        visit.call_action(
+        auth.call_action(
             "bank.usage", UsageRequest(accounts=(account_balance.account,), since=since)
         ),
-        visit.call_action(
+        auth.call_action(
             "bank.statement",
             StatementRequest(account=account_balance.account, limit=_STATEMENT_LINES),
         ),
-        _fetch_holds(visit, account_balance.account),
+        _fetch_holds(auth, account_balance.account),
     )
     bank_account = next(
         (item for item in account_reply.accounts if item.name == account_balance.account), None
     )
-    may_edit = visit.is_operator or (
+    may_edit = auth.is_operator or (
         bank_account is not None
-        and (visit.user in bank_account.owners or _is_coordinator(visit, account_balance.account))
+        and (auth.user in bank_account.owners or _is_coordinator(auth, account_balance.account))
     )
     return pages.render_page(
         "account.html",
-        visit,
+        auth,
         status=400 if error else 200,
         here="/accounts",
         error=error,
@@ -336,25 +336,25 @@ async def _make_account_page(
     )
 
 
-def _is_coordinator(visit: AuthenticatedRequest, account: str) -> bool:
+def _is_coordinator(auth: AuthenticatedRequest, account: str) -> bool:
     """Return True if the user is a coordinator of the account."""
-    return any(account in role.coordinates for role in visit.me.clusters)
+    return any(account in role.coordinates for role in auth.me.clusters)
 
 
-async def _fetch_account(visit: AuthenticatedRequest, balance: AccountBalance) -> AccountReply:
+async def _fetch_account(auth: AuthenticatedRequest, balance: AccountBalance) -> AccountReply:
     """Return members and owners; empty for an account that nobody created in the bank."""
     if not balance.known:
         return AccountReply()
-    reply: AccountReply = await visit.call_action(
+    reply: AccountReply = await auth.call_action(
         "bank.account_show", AccountShowRequest(names=(balance.account,))
     )
     return reply
 
 
-async def _fetch_holds(visit: AuthenticatedRequest, account: str) -> HoldsReply | None:
+async def _fetch_holds(auth: AuthenticatedRequest, account: str) -> HoldsReply | None:
     """Return the account's SU holds, or None if the gate does not answer."""
     try:
-        reply: HoldsReply = await visit.call_action("bank.holds", HoldsRequest(account=account))
+        reply: HoldsReply = await auth.call_action("bank.holds", HoldsRequest(account=account))
     except Unavailable:
         # The page reports the holds as unknown and shows everything else.
         return None
@@ -376,9 +376,9 @@ def _forecast_start(allocations: Any, now: datetime) -> str:
     return since.strftime("%Y-%m-%d")
 
 
-def _require_bank(visit: AuthenticatedRequest) -> None:
+def _require_bank(auth: AuthenticatedRequest) -> None:
     """Fail if there is no bank."""
-    if not visit.me.bank:
+    if not auth.me.bank:
         raise PageNotFound("there is no bank here")
 
 
@@ -421,21 +421,19 @@ class AccountRow(msgspec.Struct, frozen=True):
 
 
 @get("/accounts", include_in_schema=False)
-async def accounts(visit: AuthenticatedRequest, pages: Renderer) -> Response[Any]:
+async def accounts(auth: AuthenticatedRequest, pages: Renderer) -> Response[Any]:
     """List all accounts, each below its parent."""
-    if not visit.me.bank:
-        return pages.render_page("no_bank.html", visit, here="/accounts")
-    reply: BalanceReply = await visit.call_action("bank.balance", BalanceRequest())
+    if not auth.me.bank:
+        return pages.render_page("no_bank.html", auth, here="/accounts")
+    reply: BalanceReply = await auth.call_action("bank.balance", BalanceRequest())
     # Accounts that nobody created, only charged by jobs, have no more to show.
     names = tuple(balance.account for balance in reply.accounts if balance.known)
     account_reply = AccountReply(unit=reply.unit, decimals=reply.decimals, zone=reply.zone)
     if names:
-        account_reply = await visit.call_action(
-            "bank.account_show", AccountShowRequest(names=names)
-        )
+        account_reply = await auth.call_action("bank.account_show", AccountShowRequest(names=names))
     return pages.render_page(
         "accounts.html",
-        visit,
+        auth,
         here="/accounts",
         answer=reply,
         rows=list(iterate_tree(account_reply.accounts, reply.accounts)),

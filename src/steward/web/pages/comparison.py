@@ -92,7 +92,7 @@ class JobComparison(msgspec.Struct, frozen=True, kw_only=True):
     variables: tuple[ChangedVariable, ...]
 
 
-async def list_candidates(visit: AuthenticatedRequest, page: PageAnswer) -> tuple[list[str], str]:
+async def list_candidates(auth: AuthenticatedRequest, page: PageAnswer) -> tuple[list[str], str]:
     """Return jobs to compare with (``ID STATE``), and the id of the default; "" if there is none.
 
     For a failed job the default is the last that completed, for a completed one the last that
@@ -100,8 +100,8 @@ async def list_candidates(visit: AuthenticatedRequest, page: PageAnswer) -> tupl
     """
     default_states = _FAILED_STATES if page.record.state == "COMPLETED" else ("COMPLETED",)
     preferred, others = await asyncio.gather(
-        fetch_similar_jobs(visit, page, limit=1, states=default_states),
-        fetch_similar_jobs(visit, page, limit=_MOST_CANDIDATES),
+        fetch_similar_jobs(auth, page, limit=1, states=default_states),
+        fetch_similar_jobs(auth, page, limit=_MOST_CANDIDATES),
     )
     rows = [*preferred, *(row for row in others if row not in preferred)]
     job_ids = [str(row.job_id) if "[" in row.job else row.job for row in rows]
@@ -110,12 +110,12 @@ async def list_candidates(visit: AuthenticatedRequest, page: PageAnswer) -> tupl
 
 
 async def compare_jobs(
-    visit: AuthenticatedRequest, page: PageAnswer, other_job: str
+    auth: AuthenticatedRequest, page: PageAnswer, other_job: str
 ) -> JobComparison:
     """Return the differences between a job and another on its cluster.
 
     Args:
-        visit: Request that the page is for.
+        auth: Request that the page is for.
         page: The first job.
         other_job: Id of the other job.
 
@@ -123,15 +123,15 @@ async def compare_jobs(
         StewardError: The other job is unknown, or the user may not see it.
     """
     request = PageRequest(job=other_job, cluster=page.cluster, tasks=0, nodes=0)
-    other_page: PageAnswer = await visit.call_action("accounting.job", request)
+    other_page: PageAnswer = await auth.call_action("accounting.job", request)
     # Changes read from the earlier job to the later.
     left, right = sorted((page, other_page), key=_get_submit_order)
     job_ids = (make_job_path_name(left), make_job_path_name(right))
     diff_request = DiffRequest(left=job_ids[0], right=job_ids[1], cluster=page.cluster)
     script, *environments = await asyncio.gather(
-        ask_or_explain(visit, "archive.diff", diff_request),
+        ask_or_explain(auth, "archive.diff", diff_request),
         *(
-            ask_or_explain(visit, "archive.env", EnvironmentRequest(job=name, cluster=page.cluster))
+            ask_or_explain(auth, "archive.env", EnvironmentRequest(job=name, cluster=page.cluster))
             for name in job_ids
         ),
     )
@@ -314,24 +314,24 @@ HttpRequest = Request[Any, Any, Any]
 @get("/jobs/{cluster:str}/{job:str}/compare", include_in_schema=False)
 async def comparison(
     request: HttpRequest,
-    visit: AuthenticatedRequest,
+    auth: AuthenticatedRequest,
     pages: Renderer,
     cluster: FromPath[str],
     job: FromPath[str],
 ) -> Response[Any]:
     """Compare a job with a named one, or with the last of its name that ended differently."""
     check_job_id(job)
-    page: PageAnswer = await visit.call_action(
+    page: PageAnswer = await auth.call_action(
         "accounting.job", PageRequest(job=job, cluster=cluster, tasks=0, nodes=0)
     )
-    candidates, default_job = await list_candidates(visit, page)
+    candidates, default_job = await list_candidates(auth, page)
     other_job = query.read_text(request, "with") or default_job
     if other_job:
         check_job_id(other_job)
-    differences = await compare_jobs(visit, page, other_job) if other_job else None
+    differences = await compare_jobs(auth, page, other_job) if other_job else None
     return pages.render_page(
         "job_compare.html",
-        visit,
+        auth,
         here="/jobs",
         base=make_job_address(cluster, job),
         page=page,

@@ -37,11 +37,11 @@ _LONGEST_ID: Final = 16
 
 @get("/events", include_in_schema=False)
 async def events(
-    request: HttpRequest, visit: AuthenticatedRequest, pages: Renderer
+    request: HttpRequest, auth: AuthenticatedRequest, pages: Renderer
 ) -> Response[Any]:
     """Show past events, newest first."""
     history_request = _read_filters(request)
-    reply: HistoryEventsReply = await visit.call_action("history.events", history_request)
+    reply: HistoryEventsReply = await auth.call_action("history.events", history_request)
     filters: dict[str, Any] = {
         "kinds": history_request.kinds,
         "clusters": history_request.clusters,
@@ -51,16 +51,16 @@ async def events(
         "until": history_request.until,
     }
     context: dict[str, Any] = {
-        "rows": make_event_rows(visit, reply.events),
+        "rows": make_event_rows(auth, reply.events),
         "older": reply.older,
         "filters": filters,
     }
-    if visit.is_part:
-        return pages.render_page("_events.html", visit, **context)
+    if auth.is_part:
+        return pages.render_page("_events.html", auth, **context)
     is_live = not (history_request.before or history_request.until)
     return pages.render_page(
         "events.html",
-        visit,
+        auth,
         here="/events",
         kinds=HISTORY_KINDS,
         answer=reply,
@@ -73,33 +73,33 @@ async def events(
 
 @get("/events/stream", include_in_schema=False, middleware=[release_stream])
 async def stream(
-    request: HttpRequest, visit: AuthenticatedRequest, pages: Renderer
+    request: HttpRequest, auth: AuthenticatedRequest, pages: Renderer
 ) -> ServerSentEvent:
     """Stream new events as rows of the page's table."""
     history_request = _read_filters(request)
     last_id = request.headers.get("last-event-id", "")
     is_number = last_id.isascii() and last_id.isdigit() and len(last_id) <= _LONGEST_ID
     position = int(last_id) if is_number else query.read_number(request, "after")
-    STREAM_LIMITER.reserve(request.scope, visit.me.uid)
+    STREAM_LIMITER.reserve(request.scope, auth.me.uid)
     # Ask once before the stream begins, so that an invalid filter gets an HTTP status.
-    await visit.call_action("history.events", history_request)
-    return ServerSentEvent(_make_stream_rows(visit, pages, history_request, position))
+    await auth.call_action("history.events", history_request)
+    return ServerSentEvent(_make_stream_rows(auth, pages, history_request, position))
 
 
 async def _make_stream_rows(
-    visit: AuthenticatedRequest, pages: Renderer, filters: HistoryEventsRequest, position: int
+    auth: AuthenticatedRequest, pages: Renderer, filters: HistoryEventsRequest, position: int
 ) -> AsyncIterator[ServerSentEventMessage]:
     """Yield new events as rows, and heartbeats, until the stream's time is over."""
     deadline = time.monotonic() + _LONGEST_S
     last_sent = time.monotonic()
     yield ServerSentEventMessage(comment="here", retry=_RETRY_MS)
     while time.monotonic() < deadline:
-        new_events = await fetch_new_events(visit, filters, position)
+        new_events = await fetch_new_events(auth, filters, position)
         if new_events.is_over:
             yield ServerSentEventMessage(event="over", data="over")
             return
         for row in new_events.rows:
-            text = pages.render_text("_event_row.html", visit, row=row)
+            text = pages.render_text("_event_row.html", auth, row=row)
             yield ServerSentEventMessage(event="row", data=text, id=row.event.id)
         if new_events.rows:
             last_sent = time.monotonic()

@@ -28,37 +28,37 @@ _MOST_ACCOUNTS: Final = 8
 
 
 @get("/", include_in_schema=False)
-async def home(visit: AuthenticatedRequest, pages: Renderer) -> Response[Any]:
+async def home(auth: AuthenticatedRequest, pages: Renderer) -> Response[Any]:
     """Show the user's jobs and balances, the clusters, and problems for operators."""
-    visible_clusters = [role.cluster for role in visit.me.clusters if role.sees_nodes]
-    is_caretaker = bool(visit.me.clusters) and all(role.operator for role in visit.me.clusters)
+    visible_clusters = [role.cluster for role in auth.me.clusters if role.sees_nodes]
+    is_caretaker = bool(auth.me.clusters) and all(role.operator for role in auth.me.clusters)
     jobs: JobsAnswer | None
     balance: BalanceReply | None
     status: StatusShowAnswer | None
     nodes: NodeCountsReply | None
     jobs, balance, nodes, status = await asyncio.gather(
         _ask_optional(
-            visit,
+            auth,
             "accounting.jobs",
-            JobsRequest(users=(visit.user,), states=("RUNNING", "PENDING"), limit=_MOST_JOBS),
-            is_needed=bool(visit.user),
+            JobsRequest(users=(auth.user,), states=("RUNNING", "PENDING"), limit=_MOST_JOBS),
+            is_needed=bool(auth.user),
         ),
-        _ask_optional(visit, "bank.balance", BalanceRequest(), is_needed=visit.me.bank),
+        _ask_optional(auth, "bank.balance", BalanceRequest(), is_needed=auth.me.bank),
         _ask_optional(
-            visit, "history.node_counts", NodeCountsRequest(), is_needed=bool(visible_clusters)
+            auth, "history.node_counts", NodeCountsRequest(), is_needed=bool(visible_clusters)
         ),
-        _ask_optional(visit, "status.show", StatusShowRequest(gaps=False), is_needed=is_caretaker),
+        _ask_optional(auth, "status.show", StatusShowRequest(gaps=False), is_needed=is_caretaker),
     )
     return pages.render_page(
         "home.html",
-        visit,
+        auth,
         jobs=jobs,
         balance=balance,
         accounts=balance.accounts[:_MOST_ACCOUNTS] if balance else (),
         more=len(balance.accounts) - _MOST_ACCOUNTS if balance else 0,
         clusters=[(name, _count_cluster_nodes(nodes, name)) for name in visible_clusters],
         silent_since=nodes.silent_since if nodes else {},
-        zones={role.cluster: role.zone for role in visit.me.clusters},
+        zones={role.cluster: role.zone for role in auth.me.clusters},
         is_caretaker=is_caretaker,
         standing=status,
         troubles=list_problems(status) if status else (),
@@ -72,18 +72,18 @@ def _count_cluster_nodes(reply: NodeCountsReply | None, cluster: str) -> list[St
 
 
 async def _ask_optional(
-    visit: AuthenticatedRequest, name: str, request: Any, *, is_needed: bool
+    auth: AuthenticatedRequest, name: str, request: Any, *, is_needed: bool
 ) -> Any:
     """Return a reply, or None on failure: that part of the page says so, others still appear."""
     if not is_needed:
         return None
     try:
-        return await visit.call_action(name, request)
+        return await auth.call_action(name, request)
     except (UnknownCredential, DaemonUnavailable, ServerBusy):
         # These errors affect every part of the page.
         raise
     except StewardError as error:
-        log.warning("the first page of %s is without %s: %s", visit.user, name, error)
+        log.warning("the first page of %s is without %s: %s", auth.user, name, error)
         return None
 
 

@@ -73,10 +73,10 @@ class ReplyOrError(msgspec.Struct, frozen=True):
     why: str = ""
 
 
-async def ask_or_explain(visit: AuthenticatedRequest, name: str, request: Any) -> ReplyOrError:
+async def ask_or_explain(auth: AuthenticatedRequest, name: str, request: Any) -> ReplyOrError:
     """Return the daemon's reply or the reason for its failure, so that other parts still appear."""
     try:
-        return ReplyOrError(await visit.call_action(name, request))
+        return ReplyOrError(await auth.call_action(name, request))
     except StewardError as error:
         return ReplyOrError(None, str(error))
 
@@ -111,11 +111,11 @@ class JobPageData(msgspec.Struct, frozen=True, kw_only=True):
             for run in self.page.runs
         }
 
-    def list_controls(self, visit: AuthenticatedRequest) -> tuple[str, ...]:
+    def list_controls(self, auth: AuthenticatedRequest) -> tuple[str, ...]:
         """Return the job controls to offer; the operation itself decides on permission."""
-        page, role = self.page, visit.find_role(self.page.cluster)
+        page, role = self.page, auth.find_role(self.page.cluster)
         record = page.record
-        is_owner = record.uid is not None and record.uid == visit.me.uid
+        is_owner = record.uid is not None and record.uid == auth.me.uid
         if not page.verified or not (is_owner or (role is not None and role.operator)):
             return ()
         states = set(self.row.tasks) if self.row is not None else {record.state}
@@ -132,12 +132,12 @@ class JobPageData(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def gather_job_page(
-    visit: AuthenticatedRequest, cluster: str, job: str, *, tasks: int = DEFAULT_TASKS
+    auth: AuthenticatedRequest, cluster: str, job: str, *, tasks: int = DEFAULT_TASKS
 ) -> JobPageData:
     """Gather the data of a job page.
 
     Args:
-        visit: Request that the page is for.
+        auth: Request that the page is for.
         cluster: The job's cluster.
         job: The job's id.
         tasks: Largest number of tasks of each step.
@@ -147,18 +147,18 @@ async def gather_job_page(
     """
     is_whole = check_job_id(job)
     page, script, events, row = await asyncio.gather(
-        visit.call_action(
+        auth.call_action(
             "accounting.job", PageRequest(job=job, cluster=cluster, tasks=tasks, nodes=_NODES)
         ),
-        ask_or_explain(visit, "archive.show", ShowRequest(job=job, cluster=cluster)),
-        _fetch_events(visit, cluster, job),
-        fetch_array_row(visit, cluster, job) if is_whole else _return_none(),
+        ask_or_explain(auth, "archive.show", ShowRequest(job=job, cluster=cluster)),
+        _fetch_events(auth, cluster, job),
+        fetch_array_row(auth, cluster, job) if is_whole else _return_none(),
     )
     assert isinstance(page, PageAnswer)
     cost, others = await asyncio.gather(
         # For an array the cost is requested later: it may have thousands of tasks.
-        fetch_cost(visit, cluster, job) if row is None else _return_no_reply(),
-        fetch_similar_jobs(visit, page, limit=_MOST_SIMILAR, arrays=row is not None),
+        fetch_cost(auth, cluster, job) if row is None else _return_no_reply(),
+        fetch_similar_jobs(auth, page, limit=_MOST_SIMILAR, arrays=row is not None),
     )
     return JobPageData(
         page=page,
@@ -190,15 +190,15 @@ def make_job_path_name(page: PageAnswer, row: JobRow | None = None) -> str:
     return str(page.job_id) if "[" in page.job else page.job
 
 
-async def fetch_array_row(visit: AuthenticatedRequest, cluster: str, job: str) -> JobRow | None:
+async def fetch_array_row(auth: AuthenticatedRequest, cluster: str, job: str) -> JobRow | None:
     """Return the row of the array with this id, or None if it is no array."""
     request = JobsRequest(clusters=(cluster,), jobs=(job,), limit=1)
-    reply: JobsAnswer = await visit.call_action("accounting.jobs", request)
+    reply: JobsAnswer = await auth.call_action("accounting.jobs", request)
     return next((row for row in reply.jobs if row.tasks and row.job == job), None)
 
 
 async def fetch_similar_jobs(
-    visit: AuthenticatedRequest,
+    auth: AuthenticatedRequest,
     page: PageAnswer,
     *,
     limit: int,
@@ -208,7 +208,7 @@ async def fetch_similar_jobs(
     """Return other jobs of the same name and user, latest first.
 
     Args:
-        visit: Request that the page is for.
+        auth: Request that the page is for.
         page: Page of the job.
         limit: Largest number of jobs.
         states: Only jobs in these states.
@@ -226,7 +226,7 @@ async def fetch_similar_jobs(
         limit=limit + 1,
     )
     try:
-        reply: JobsAnswer = await visit.call_action("accounting.jobs", request)
+        reply: JobsAnswer = await auth.call_action("accounting.jobs", request)
     except StewardError:
         # A name that no filter can express has no others.
         return ()
@@ -285,19 +285,19 @@ def decode_script(reply: ShowReply) -> str | None:
     return None if content is None else content.data.decode("utf-8", "backslashreplace")
 
 
-async def fetch_cost(visit: AuthenticatedRequest, cluster: str, job: str) -> ReplyOrError:
+async def fetch_cost(auth: AuthenticatedRequest, cluster: str, job: str) -> ReplyOrError:
     """Return the charges of a job, if there is a bank."""
-    if not visit.me.bank:
+    if not auth.me.bank:
         return ReplyOrError()
-    return await ask_or_explain(visit, "bank.explain", ExplainRequest(job=job, cluster=cluster))
+    return await ask_or_explain(auth, "bank.explain", ExplainRequest(job=job, cluster=cluster))
 
 
-async def _fetch_events(visit: AuthenticatedRequest, cluster: str, job: str) -> ReplyOrError:
+async def _fetch_events(auth: AuthenticatedRequest, cluster: str, job: str) -> ReplyOrError:
     """Return the events of a job's nodes, if there is a sensor."""
-    if not visit.me.sensor:
+    if not auth.me.sensor:
         return ReplyOrError()
     return await ask_or_explain(
-        visit, "history.job_events", JobEventsRequest(job=job, cluster=cluster)
+        auth, "history.job_events", JobEventsRequest(job=job, cluster=cluster)
     )
 
 
@@ -341,20 +341,20 @@ _NOTABLE: Final = 20
 @get("/jobs/{cluster:str}/{job:str}", include_in_schema=False)
 async def job_page(
     request: HttpRequest,
-    visit: AuthenticatedRequest,
+    auth: AuthenticatedRequest,
     pages: Renderer,
     cluster: FromPath[str],
     job: FromPath[str],
 ) -> Response[Any]:
     """Show a job, or a whole array."""
     tasks = max(1, min(query.read_number(request, "tasks", DEFAULT_TASKS), MOST_TASKS))
-    data = await gather_job_page(visit, cluster, job, tasks=tasks)
+    data = await gather_job_page(auth, cluster, job, tasks=tasks)
     script_reply: ShowReply | None = data.script.answer
     script = decode_script(script_reply) if script_reply is not None else None
     events = data.events.answer
     return pages.render_page(
         "job.html",
-        visit,
+        auth,
         here="/jobs",
         facts=data,
         page=data.page,
@@ -362,11 +362,11 @@ async def job_page(
         zone=data.page.zone,
         base=make_job_address(cluster, data.name),
         said=read_comment(data.page.record.admin_comment),
-        verbs=data.list_controls(visit),
+        verbs=data.list_controls(auth),
         done=_DONE_MESSAGES.get(str(request.query_params.get("done", "")), ""),
         script=highlight_script(script) if script is not None else None,
         script_is_cut=script is not None and len(script) > len(truncate_script(script)),
-        events=make_event_rows(visit, events.events) if events is not None else [],
+        events=make_event_rows(auth, events.events) if events is not None else [],
         plots={run.line.restarts: plot_steps(run.steps) for run in data.page.runs},
         shown=CellContext(zones={data.page.cluster: data.page.zone}),
         notable=_NOTABLE,
@@ -376,13 +376,11 @@ async def job_page(
 
 @get("/jobs/{cluster:str}/{job:str}/script", include_in_schema=False)
 async def script_file(
-    visit: AuthenticatedRequest, cluster: FromPath[str], job: FromPath[str]
+    auth: AuthenticatedRequest, cluster: FromPath[str], job: FromPath[str]
 ) -> Response[bytes]:
     """Return the script, byte for byte."""
     check_job_id(job)
-    reply: ShowReply = await visit.call_action(
-        "archive.show", ShowRequest(job=job, cluster=cluster)
-    )
+    reply: ShowReply = await auth.call_action("archive.show", ShowRequest(job=job, cluster=cluster))
     if reply.content is None:
         raise PageNotFound(f"no script of job {job} is kept", job)
     return Response(
@@ -397,11 +395,11 @@ async def script_file(
 
 @get("/jobs/{cluster:str}/{job:str}/environment", include_in_schema=False)
 async def environment(
-    visit: AuthenticatedRequest, pages: Renderer, cluster: FromPath[str], job: FromPath[str]
+    auth: AuthenticatedRequest, pages: Renderer, cluster: FromPath[str], job: FromPath[str]
 ) -> Response[Any]:
     """Show the environment at submission, with secrets redacted."""
     check_job_id(job)
-    reply: EnvironmentReply = await visit.call_action(
+    reply: EnvironmentReply = await auth.call_action(
         "archive.env", EnvironmentRequest(job=job, cluster=cluster)
     )
     variables = [
@@ -414,7 +412,7 @@ async def environment(
     ]
     return pages.render_page_or_part(
         "job_environment.html",
-        visit,
+        auth,
         here="/jobs",
         base=make_job_address(cluster, job),
         job=reply.job,
@@ -425,16 +423,16 @@ async def environment(
 
 @get("/jobs/{cluster:str}/{job:str}/array", include_in_schema=False)
 async def array(
-    visit: AuthenticatedRequest, pages: Renderer, cluster: FromPath[str], job: FromPath[str]
+    auth: AuthenticatedRequest, pages: Renderer, cluster: FromPath[str], job: FromPath[str]
 ) -> Response[Any]:
     """Show the summary of an array."""
     check_job_id(job)
-    page: PageAnswer = await visit.call_action(
+    page: PageAnswer = await auth.call_action(
         "accounting.job", PageRequest(job=job, cluster=cluster, array=True)
     )
     return pages.render_page_or_part(
         "job_array.html",
-        visit,
+        auth,
         here="/jobs",
         base=make_job_address(cluster, job),
         page=page,
@@ -445,24 +443,24 @@ async def array(
 
 @get("/jobs/{cluster:str}/{job:str}/cost", include_in_schema=False)
 async def cost(
-    visit: AuthenticatedRequest, pages: Renderer, cluster: FromPath[str], job: FromPath[str]
+    auth: AuthenticatedRequest, pages: Renderer, cluster: FromPath[str], job: FromPath[str]
 ) -> Response[Any]:
     """Show the charges, line by line."""
     check_job_id(job)
     return pages.render_page_or_part(
         "job_cost.html",
-        visit,
+        auth,
         here="/jobs",
         base=make_job_address(cluster, job),
         job=job,
-        cost=await fetch_cost(visit, cluster, job),
+        cost=await fetch_cost(auth, cluster, job),
     )
 
 
 @post("/jobs/{cluster:str}/{job:str}/{verb:str}", include_in_schema=False, status_code=303)
 async def act(
     request: HttpRequest,
-    visit: AuthenticatedRequest,
+    auth: AuthenticatedRequest,
     pages: Renderer,
     cluster: FromPath[str],
     job: FromPath[str],
@@ -479,16 +477,16 @@ async def act(
     parameters: dict[str, Any] = {"jobids": [job]}
     if reason and verb in ("cancel", "hold"):
         parameters["reason"] = reason
-    reply: RunOperationReply = await visit.call_action(
+    reply: RunOperationReply = await auth.call_action(
         "automation.run",
         RunOperationRequest(action=f"slurm.job.{verb}", parameters=parameters, cluster=cluster),
     )
     outcome = reply.result.get(job, {}) if isinstance(reply.result, dict) else {}
     if reply.status == "succeeded" and outcome.get("changed", True):
-        return pages.make_redirect(make_job_address(cluster, job), visit, done=verb)
+        return pages.make_redirect(make_job_address(cluster, job), auth, done=verb)
     return pages.render_page(
         "job_undone.html",
-        visit,
+        auth,
         status=409,
         here="/jobs",
         base=make_job_address(cluster, job),

@@ -33,19 +33,17 @@ _STATES: Final = (
 
 
 @get("/jobs", include_in_schema=False)
-async def jobs(request: HttpRequest, visit: AuthenticatedRequest, pages: Renderer) -> Response[Any]:
+async def jobs(request: HttpRequest, auth: AuthenticatedRequest, pages: Renderer) -> Response[Any]:
     """Show the job list; for htmx, only the next rows."""
     view = JobListView.parse(request)
     if view.text:
-        return await _make_search_page(view, visit, pages)
+        return await _make_search_page(view, auth, pages)
     # The address holds how many rows are loaded, for when the user returns; only the link to the
     # next rows holds their cursor.
     rows_before = _read_rows_before(request)
-    reply: JobsAnswer = await visit.call_action("accounting.jobs", view.make_jobs_request())
-    columns = view.choose_columns(
-        several_clusters=len(visit.me.clusters) > 1, has_bank=visit.me.bank
-    )
-    cell_context = await _make_cell_context(visit, reply, columns)
+    reply: JobsAnswer = await auth.call_action("accounting.jobs", view.make_jobs_request())
+    columns = view.choose_columns(several_clusters=len(auth.me.clusters) > 1, has_bank=auth.me.bank)
+    cell_context = await _make_cell_context(auth, reply, columns)
     context: dict[str, Any] = {
         "here": "/jobs",
         "view": view,
@@ -56,7 +54,7 @@ async def jobs(request: HttpRequest, visit: AuthenticatedRequest, pages: Rendere
         "begin": str(request.query_params.get("begin", "")) if rows_before else view.page,
         "is_tasks": request.query_params.get("part") == "tasks",
     }
-    if visit.is_part:
+    if auth.is_part:
         headers = {}
         if rows_before and rows_before + len(reply.jobs) <= MOST_ROWS:
             first_cursor = str(request.query_params.get("begin", ""))
@@ -64,46 +62,44 @@ async def jobs(request: HttpRequest, visit: AuthenticatedRequest, pages: Rendere
                 page=first_cursor, rows=max(DEFAULT_ROWS, rows_before + len(reply.jobs))
             )
             headers = {"HX-Replace-Url": pages.make_address("/jobs", **parameters)}
-        return pages.render_page("_job_rows.html", visit, headers=headers, **context)
+        return pages.render_page("_job_rows.html", auth, headers=headers, **context)
     return pages.render_page(
         "jobs.html",
-        visit,
+        auth,
         all_columns=[
-            column for column in COLUMNS.values() if visit.me.bank or not column.needs_bank
+            column for column in COLUMNS.values() if auth.me.bank or not column.needs_bank
         ],
         states=_list_offered_states(view),
-        usual=_list_default_columns(visit),
+        usual=_list_default_columns(auth),
         **context,
     )
 
 
 @get("/jobs/counts", include_in_schema=False)
 async def counts(
-    request: HttpRequest, visit: AuthenticatedRequest, pages: Renderer
+    request: HttpRequest, auth: AuthenticatedRequest, pages: Renderer
 ) -> Response[Any]:
     """Show the number of jobs of a view in each state."""
     view = JobListView.parse(request)
-    reply: JobStatesAnswer = await visit.call_action(
+    reply: JobStatesAnswer = await auth.call_action(
         "accounting.job_states", view.make_counts_request()
     )
-    return pages.render_page_or_part(
-        "job_counts.html", visit, here="/jobs", view=view, answer=reply
-    )
+    return pages.render_page_or_part("job_counts.html", auth, here="/jobs", view=view, answer=reply)
 
 
 async def _make_search_page(
-    view: JobListView, visit: AuthenticatedRequest, pages: Renderer
+    view: JobListView, auth: AuthenticatedRequest, pages: Renderer
 ) -> Response[Any]:
     """Return the page of search hits."""
-    reply: SearchReply = await visit.call_action("archive.search", view.make_search_request())
+    reply: SearchReply = await auth.call_action("archive.search", view.make_search_request())
     return pages.render_page_or_part(
         "job_hits.html",
-        visit,
+        auth,
         here="/jobs",
         view=view,
         answer=reply,
         states=_list_offered_states(view),
-        zones={role.cluster: role.zone for role in visit.me.clusters},
+        zones={role.cluster: role.zone for role in auth.me.clusters},
         marked=mark_matches,
         usual=(),
         all_columns=(),
@@ -112,10 +108,10 @@ async def _make_search_page(
 
 
 async def _make_cell_context(
-    visit: AuthenticatedRequest, reply: JobsAnswer, columns: tuple[JobColumn, ...]
+    auth: AuthenticatedRequest, reply: JobsAnswer, columns: tuple[JobColumn, ...]
 ) -> CellContext:
     """Return the data that cells need; fetch charges only if a column shows them."""
-    zones = {role.cluster: role.zone for role in visit.me.clusters}
+    zones = {role.cluster: role.zone for role in auth.me.clusters}
     chargeable = tuple(
         ChargedJob(cluster=row.cluster, job_id=row.job_id, first_submit=row.submit)
         for row in reply.jobs
@@ -123,20 +119,20 @@ async def _make_cell_context(
     )
     if not chargeable or not any(column.needs_bank for column in columns):
         return CellContext(zones)
-    charged_reply: ChargedReply = await visit.call_action(
+    charged_reply: ChargedReply = await auth.call_action(
         "bank.charged", ChargedRequest(jobs=chargeable)
     )
     costs = {(job.cluster, job.job_id): job.amount for job in charged_reply.jobs}
     return CellContext(zones, costs, charged_reply.unit, charged_reply.decimals)
 
 
-def _list_default_columns(visit: AuthenticatedRequest) -> list[str]:
+def _list_default_columns(auth: AuthenticatedRequest) -> list[str]:
     """Return the keys of the default columns, in display order."""
-    several_clusters = len(visit.me.clusters) > 1
+    several_clusters = len(auth.me.clusters) > 1
     return [
         column.key
         for column in JobListView().choose_columns(
-            several_clusters=several_clusters, has_bank=visit.me.bank
+            several_clusters=several_clusters, has_bank=auth.me.bank
         )
     ]
 

@@ -57,13 +57,13 @@ async def log_in(request: HttpRequest, pages: Renderer) -> Response[Any]:
 
 @post("/logout", include_in_schema=False, status_code=303)
 async def log_out(
-    request: HttpRequest, visit: AuthenticatedRequest, pages: Renderer
+    request: HttpRequest, auth: AuthenticatedRequest, pages: Renderer
 ) -> Response[Any]:
     """End the session."""
     client: DaemonClient = request.app.state.client
     authenticator: Authenticator = request.app.state.authenticator
-    await client.call_action("credentials.close", CloseRequest(secret=visit.secret))
-    authenticator.drop_session(visit.secret)
+    await client.call_action("credentials.close", CloseRequest(secret=auth.secret))
+    authenticator.drop_session(auth.secret)
     response = pages.render_page("login_needed.html", text="You are logged out.")
     response.set_cookie(_make_session_cookie(request.app.state.web, pages, "", 0))
     return response

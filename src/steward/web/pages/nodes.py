@@ -221,33 +221,33 @@ _NODES_PER_PAGE: Final = 30
 
 @get("/cluster", include_in_schema=False)
 async def first(
-    request: HttpRequest, visit: AuthenticatedRequest, pages: Renderer, known_nodes: NodeCache
+    request: HttpRequest, auth: AuthenticatedRequest, pages: Renderer, known_nodes: NodeCache
 ) -> Response[Any]:
     """Show the cluster, or the first of several."""
-    if not visit.me.clusters:
+    if not auth.me.clusters:
         raise PageNotFound("there is no cluster here")
-    return await _make_cluster_page(request, visit, pages, known_nodes, visit.me.clusters[0])
+    return await _make_cluster_page(request, auth, pages, known_nodes, auth.me.clusters[0])
 
 
 @get("/cluster/{name:str}", include_in_schema=False)
 async def named(
     request: HttpRequest,
-    visit: AuthenticatedRequest,
+    auth: AuthenticatedRequest,
     pages: Renderer,
     known_nodes: NodeCache,
     name: FromPath[str],
 ) -> Response[Any]:
     """Show a cluster by name."""
-    return await _make_cluster_page(request, visit, pages, known_nodes, require_role(visit, name))
+    return await _make_cluster_page(request, auth, pages, known_nodes, require_role(auth, name))
 
 
-def require_role(visit: AuthenticatedRequest, cluster: str) -> ClusterRole:
+def require_role(auth: AuthenticatedRequest, cluster: str) -> ClusterRole:
     """Return the user's role on a cluster.
 
     Raises:
         PageNotFound: The cluster is unknown.
     """
-    role = visit.find_role(cluster)
+    role = auth.find_role(cluster)
     if role is None:
         raise PageNotFound(f"there is no cluster {cluster!r}")
     return role
@@ -255,7 +255,7 @@ def require_role(visit: AuthenticatedRequest, cluster: str) -> ClusterRole:
 
 async def _make_cluster_page(
     request: HttpRequest,
-    visit: AuthenticatedRequest,
+    auth: AuthenticatedRequest,
     pages: Renderer,
     known_nodes: NodeCache,
     role: ClusterRole,
@@ -265,14 +265,14 @@ async def _make_cluster_page(
     partition, offset = query.read_text(request, "partition"), query.read_number(request, "offset")
     grouping = "partition" if query.read_text(request, "by") == "partition" else "name"
     if not role.sees_nodes:
-        return pages.render_page("cluster_hidden.html", visit, here="/cluster", role=role)
+        return pages.render_page("cluster_hidden.html", auth, here="/cluster", role=role)
     nodes_reply: NodesReply
     partitions_reply: PartitionsReply
     reservations_reply: ReservationsReply
     nodes_reply, partitions_reply, reservations_reply = await asyncio.gather(
-        _fetch_nodes_at(visit, role, at) if at else known_nodes.fetch_nodes(visit, role.cluster),
-        visit.call_action("history.partitions", PartitionsRequest(cluster=role.cluster)),
-        visit.call_action("history.reservations", ReservationsRequest(cluster=role.cluster)),
+        _fetch_nodes_at(auth, role, at) if at else known_nodes.fetch_nodes(auth, role.cluster),
+        auth.call_action("history.partitions", PartitionsRequest(cluster=role.cluster)),
+        auth.call_action("history.reservations", ReservationsRequest(cluster=role.cluster)),
     )
     matching_nodes = [
         node
@@ -291,11 +291,11 @@ async def _make_cluster_page(
         "listed": listed_nodes[offset : offset + _NODES_PER_PAGE],
         "more": offset + _NODES_PER_PAGE if len(listed_nodes) > offset + _NODES_PER_PAGE else 0,
     }
-    if visit.is_part:
-        return pages.render_page("_cluster_nodes.html", visit, **context)
+    if auth.is_part:
+        return pages.render_page("_cluster_nodes.html", auth, **context)
     return pages.render_page(
         "cluster.html",
-        visit,
+        auth,
         here="/cluster",
         answer=nodes_reply,
         counts=count_node_states(nodes_reply.nodes),
@@ -308,10 +308,10 @@ async def _make_cluster_page(
     )
 
 
-async def _fetch_nodes_at(visit: AuthenticatedRequest, role: ClusterRole, at: str) -> NodesReply:
+async def _fetch_nodes_at(auth: AuthenticatedRequest, role: ClusterRole, at: str) -> NodesReply:
     """Return the nodes as they were at a past time."""
     request = NodesRequest(cluster=role.cluster, at=at, zone=role.zone)
-    reply: NodesReply = await visit.call_action("history.nodes", request)
+    reply: NodesReply = await auth.call_action("history.nodes", request)
     return reply
 
 
@@ -358,15 +358,15 @@ _JOBS: Final = 200
 @get("/nodes/{cluster:str}/{node:str}", include_in_schema=False)
 async def node_page(
     request: HttpRequest,
-    visit: AuthenticatedRequest,
+    auth: AuthenticatedRequest,
     pages: Renderer,
     cluster: FromPath[str],
     node: FromPath[str],
 ) -> Response[Any]:
     """Show one node: state, history, jobs and events."""
-    role = require_role(visit, cluster)
+    role = require_role(auth, cluster)
     if not role.sees_nodes:
-        return pages.render_page("cluster_hidden.html", visit, here="/cluster", role=role)
+        return pages.render_page("cluster_hidden.html", auth, here="/cluster", role=role)
     at = query.read_text(request, "at")
     common_fields: dict[str, Any] = {"cluster": cluster, "zone": role.zone}
     nodes_reply: NodesReply
@@ -374,14 +374,14 @@ async def node_page(
     jobs_reply: NodeJobsReply
     events_reply: HistoryEventsReply
     nodes_reply, node_reply, jobs_reply, events_reply = await asyncio.gather(
-        visit.call_action("history.nodes", NodesRequest(nodes=node, at=at, **common_fields)),
-        visit.call_action(
+        auth.call_action("history.nodes", NodesRequest(nodes=node, at=at, **common_fields)),
+        auth.call_action(
             "history.node", NodeRequest(node=node, until=at, limit=_SPANS, **common_fields)
         ),
-        visit.call_action(
+        auth.call_action(
             "history.node_jobs", NodeJobsRequest(node=node, at=at, limit=_JOBS, **common_fields)
         ),
-        visit.call_action(
+        auth.call_action(
             "history.events",
             HistoryEventsRequest(
                 clusters=(cluster,), nodes=node, until=at, limit=_EVENTS, zone=role.zone
@@ -392,7 +392,7 @@ async def node_page(
         raise PageNotFound(f"nothing is known of a node {node!r} of {cluster}")
     return pages.render_page(
         "node.html",
-        visit,
+        auth,
         here="/cluster",
         role=role,
         node=node,
@@ -401,7 +401,7 @@ async def node_page(
         answer=nodes_reply,
         past=node_reply,
         jobs=jobs_reply,
-        rows=make_event_rows(visit, events_reply.events),
+        rows=make_event_rows(auth, events_reply.events),
         verbs=list_verbs(role) if not at else (),
     )
 
@@ -411,28 +411,28 @@ ROUTES: Final = (node_page,)
 
 @get("/cluster/{cluster:str}/change", include_in_schema=False)
 async def form(
-    request: HttpRequest, visit: AuthenticatedRequest, pages: Renderer, cluster: FromPath[str]
+    request: HttpRequest, auth: AuthenticatedRequest, pages: Renderer, cluster: FromPath[str]
 ) -> Response[Any]:
     """Show the form of an operation."""
-    require_role(visit, cluster)
+    require_role(auth, cluster)
     verb = _find_verb(query.read_text(request, "verb"))
     form_fields = {"nodes": query.read_text(request, "nodes")}
-    return _make_change_form(visit, pages, cluster, verb, form_fields)
+    return _make_change_form(auth, pages, cluster, verb, form_fields)
 
 
 @post("/cluster/{cluster:str}/change", include_in_schema=False, status_code=200)
 async def change(
-    request: HttpRequest, visit: AuthenticatedRequest, pages: Renderer, cluster: FromPath[str]
+    request: HttpRequest, auth: AuthenticatedRequest, pages: Renderer, cluster: FromPath[str]
 ) -> Response[Any]:
     """Show a dry run of an operation, and perform it once confirmed."""
-    require_role(visit, cluster)
+    require_role(auth, cluster)
     form_fields = {name: str(value) for name, value in (await request.form()).multi_items()}
     verb = _find_verb(form_fields.get("verb", ""))
     if form_fields.get("back"):
-        return _make_change_form(visit, pages, cluster, verb, form_fields)
+        return _make_change_form(auth, pages, cluster, verb, form_fields)
     is_confirmed = form_fields.get("sure") == "yes"
     try:
-        reply: RunOperationReply = await visit.call_action(
+        reply: RunOperationReply = await auth.call_action(
             "automation.run",
             build_run_request(verb, cluster, form_fields, dry_run=not is_confirmed),
             key=form_fields.get("key", "") if is_confirmed else "",
@@ -441,12 +441,12 @@ async def change(
         raise
     except StewardError as error:
         # Keep the form's values, so that the user corrects them in place.
-        return _make_change_form(visit, pages, cluster, verb, form_fields, str(error))
+        return _make_change_form(auth, pages, cluster, verb, form_fields, str(error))
     if reply.id:
-        return pages.make_redirect(f"/actions/{reply.id}", visit)
+        return pages.make_redirect(f"/actions/{reply.id}", auth)
     return pages.render_page(
         "change_sure.html",
-        visit,
+        auth,
         here="/cluster",
         cluster=cluster,
         verb=verb,
@@ -459,7 +459,7 @@ async def change(
 
 
 def _make_change_form(
-    visit: AuthenticatedRequest,
+    auth: AuthenticatedRequest,
     pages: Renderer,
     cluster: str,
     verb: NodeVerb,
@@ -469,7 +469,7 @@ def _make_change_form(
     """Return the form of an operation, with an error message if given."""
     return pages.render_page(
         "change.html",
-        visit,
+        auth,
         status=400 if error else 200,
         here="/cluster",
         cluster=cluster,

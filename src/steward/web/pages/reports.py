@@ -290,28 +290,28 @@ _PERIODS: Final = ("", "day", "week", "month")
 
 
 @get("/reports", include_in_schema=False)
-async def reports(visit: AuthenticatedRequest, pages: Renderer) -> Response[Any]:
+async def reports(auth: AuthenticatedRequest, pages: Renderer) -> Response[Any]:
     """List the reports."""
-    return pages.render_page("reports.html", visit, here="/reports", kinds=REPORT_KINDS)
+    return pages.render_page("reports.html", auth, here="/reports", kinds=REPORT_KINDS)
 
 
 @get("/reports/{name:str}", include_in_schema=False)
 async def report(
-    request: HttpRequest, visit: AuthenticatedRequest, pages: Renderer, name: FromPath[str]
+    request: HttpRequest, auth: AuthenticatedRequest, pages: Renderer, name: FromPath[str]
 ) -> Response[Any]:
     """Show a report's form; its table loads separately, since it may take a while."""
     kind = _find_report(name)
-    return pages.render_page("report.html", visit, **_read_form(request, kind))
+    return pages.render_page("report.html", auth, **_read_form(request, kind))
 
 
 @get("/reports/{name:str}/table", include_in_schema=False)
 async def table(
-    request: HttpRequest, visit: AuthenticatedRequest, pages: Renderer, name: FromPath[str]
+    request: HttpRequest, auth: AuthenticatedRequest, pages: Renderer, name: FromPath[str]
 ) -> Response[Any]:
     """Return a report's table and plot, or a download of it."""
     kind = _find_report(name)
     context = _read_form(request, kind)
-    reply: ReportReply = await visit.call_action(
+    reply: ReportReply = await auth.call_action(
         f"reports.{name}", _make_report_request(context, kind)
     )
     rows = reply.rows
@@ -321,7 +321,7 @@ async def table(
         return _download_report(reply, kind, columns, file_format)
     return pages.render_page_or_part(
         "report_table.html",
-        visit,
+        auth,
         **context,
         answer=reply,
         rows=rows[:_MOST_ROWS],

@@ -30,9 +30,7 @@ _ROWS_PER_PAGE: Final = 50
 
 
 @get("/rules", include_in_schema=False)
-async def rules(
-    request: HttpRequest, visit: AuthenticatedRequest, pages: Renderer
-) -> Response[Any]:
+async def rules(request: HttpRequest, auth: AuthenticatedRequest, pages: Renderer) -> Response[Any]:
     """Show the rules and their executions."""
     filters: dict[str, Any] = {
         "rule": query.read_text(request, "rule"),
@@ -42,32 +40,32 @@ async def rules(
     }
     history_request = RulesHistoryRequest(
         **filters,
-        zone=visit.zone,
+        zone=auth.zone,
         before=query.read_number(request, "before"),
         limit=_ROWS_PER_PAGE + 1,
     )
-    if visit.is_part:
-        history: RulesHistoryReply = await visit.call_action("rules.history", history_request)
+    if auth.is_part:
+        history: RulesHistoryReply = await auth.call_action("rules.history", history_request)
         return pages.render_page(
-            "_executions.html", visit, **_make_execution_context(history, filters, visit)
+            "_executions.html", auth, **_make_execution_context(history, filters, auth)
         )
     rules_reply: ListRulesReply
     rules_reply, history = await asyncio.gather(
-        visit.call_action("rules.list", ListRulesRequest()),
-        visit.call_action("rules.history", history_request),
+        auth.call_action("rules.list", ListRulesRequest()),
+        auth.call_action("rules.history", history_request),
     )
     return pages.render_page(
         "rules.html",
-        visit,
+        auth,
         here="/rules",
         listed=rules_reply,
-        may_switch=all(role.administrator for role in visit.me.clusters),
-        **_make_execution_context(history, filters, visit),
+        may_switch=all(role.administrator for role in auth.me.clusters),
+        **_make_execution_context(history, filters, auth),
     )
 
 
 def _make_execution_context(
-    history: RulesHistoryReply, filters: dict[str, str], visit: AuthenticatedRequest
+    history: RulesHistoryReply, filters: dict[str, str], auth: AuthenticatedRequest
 ) -> dict[str, Any]:
     """Return the template context of a list of executions."""
     executions = history.executions[:_ROWS_PER_PAGE]
@@ -75,27 +73,27 @@ def _make_execution_context(
         "executions": executions,
         "more": executions[-1].id if len(history.executions) > _ROWS_PER_PAGE else 0,
         "filters": filters,
-        "zones": {role.cluster: role.zone for role in visit.me.clusters},
+        "zones": {role.cluster: role.zone for role in auth.me.clusters},
     }
 
 
 @get("/rules/executions/{number:int}", include_in_schema=False)
 async def execution(
-    visit: AuthenticatedRequest, pages: Renderer, number: FromPath[int]
+    auth: AuthenticatedRequest, pages: Renderer, number: FromPath[int]
 ) -> Response[Any]:
     """Show one execution of a rule."""
     history_request = RulesHistoryRequest(id=number, limit=1)
     reply: RulesHistoryReply | None = None
     if number > 0:
-        reply = await visit.call_action("rules.history", history_request)
+        reply = await auth.call_action("rules.history", history_request)
     if reply is None or not reply.executions:
         raise PageNotFound(f"there is no execution {number}, or it was long ago")
-    return _make_details_page(visit, pages, "execution.html", reply.executions[0])
+    return _make_details_page(auth, pages, "execution.html", reply.executions[0])
 
 
 @post("/rules/switch", include_in_schema=False, status_code=303)
 async def switch(
-    request: HttpRequest, visit: AuthenticatedRequest, pages: Renderer
+    request: HttpRequest, auth: AuthenticatedRequest, pages: Renderer
 ) -> Response[Any]:
     """Enable or disable a rule."""
     form = await request.form()
@@ -103,25 +101,23 @@ async def switch(
     if state not in ("on", "off"):
         raise UsageError("a rule is switched on or off")
     action_name = "rules.enable" if state == "on" else "rules.disable"
-    await visit.call_action(action_name, SwitchRuleRequest(rule=rule))
-    return pages.make_redirect("/rules", visit)
+    await auth.call_action(action_name, SwitchRuleRequest(rule=rule))
+    return pages.make_redirect("/rules", auth)
 
 
 @get("/actions", include_in_schema=False)
-async def audit(
-    request: HttpRequest, visit: AuthenticatedRequest, pages: Renderer
-) -> Response[Any]:
+async def audit(request: HttpRequest, auth: AuthenticatedRequest, pages: Renderer) -> Response[Any]:
     """Show the audit log; users other than operators see only their own actions."""
     filters: dict[str, Any] = {
         "action": query.read_text(request, "action"),
         "cluster": query.read_text(request, "cluster"),
         "since": query.read_text(request, "since"),
     }
-    reply: AuditReply = await visit.call_action(
+    reply: AuditReply = await auth.call_action(
         "automation.audit",
         AuditRequest(
             **filters,
-            zone=visit.zone,
+            zone=auth.zone,
             before=query.read_number(request, "before"),
             limit=_ROWS_PER_PAGE + 1,
         ),
@@ -129,36 +125,36 @@ async def audit(
     rows = reply.actions[:_ROWS_PER_PAGE]
     return pages.render_page_or_part(
         "actions.html",
-        visit,
+        auth,
         here="/rules",
         actions=rows,
         more=rows[-1].id if len(reply.actions) > _ROWS_PER_PAGE else 0,
         filters=filters,
-        zones={role.cluster: role.zone for role in visit.me.clusters},
+        zones={role.cluster: role.zone for role in auth.me.clusters},
     )
 
 
 @get("/actions/{number:int}", include_in_schema=False)
 async def action(
-    visit: AuthenticatedRequest, pages: Renderer, number: FromPath[int]
+    auth: AuthenticatedRequest, pages: Renderer, number: FromPath[int]
 ) -> Response[Any]:
     """Show one action of the audit log."""
     reply: AuditReply | None = None
     if number > 0:
-        reply = await visit.call_action("automation.audit", AuditRequest(id=number))
+        reply = await auth.call_action("automation.audit", AuditRequest(id=number))
     if reply is None or not reply.actions:
         raise PageNotFound(f"there is no action {number}, or it is not yours")
-    return _make_details_page(visit, pages, "action.html", reply.actions[0])
+    return _make_details_page(auth, pages, "action.html", reply.actions[0])
 
 
 def _make_details_page(
-    visit: AuthenticatedRequest, pages: Renderer, template: str, entry: Execution | AuditRow
+    auth: AuthenticatedRequest, pages: Renderer, template: str, entry: Execution | AuditRow
 ) -> Response[Any]:
     """Return the page of an action or execution: parameters and result."""
-    role = visit.find_role(entry.cluster)
+    role = auth.find_role(entry.cluster)
     return pages.render_page(
         template,
-        visit,
+        auth,
         here="/rules",
         one=entry,
         zone=role.zone if role else "",

@@ -112,65 +112,65 @@ _PROXY_HEADERS: Final = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-
 
 
 @get("/status", include_in_schema=False)
-async def status(visit: AuthenticatedRequest, pages: Renderer) -> Response[Any]:
+async def status(auth: AuthenticatedRequest, pages: Renderer) -> Response[Any]:
     """Show the status of Steward."""
-    reply: StatusShowAnswer = await visit.call_action("status.show", StatusShowRequest(gaps=False))
+    reply: StatusShowAnswer = await auth.call_action("status.show", StatusShowRequest(gaps=False))
     dead_reply = DeadAnswer(letters=())
     if reply.dead_letters:
-        dead_reply = await visit.call_action("journal.dead", DeadRequest())
+        dead_reply = await auth.call_action("journal.dead", DeadRequest())
     return pages.render_page(
         "steward.html",
-        visit,
+        auth,
         here="/status",
         answer=reply,
         troubles=list_problems(reply),
         letters=dead_reply.letters[:_MOST_LETTERS],
         more_letters=max(0, len(dead_reply.letters) - _MOST_LETTERS),
         is_sink={f"archive.{sink.name}" for sink in reply.sinks},
-        zone=visit.zone,
+        zone=auth.zone,
     )
 
 
 @get("/status/gaps", include_in_schema=False)
-async def gaps(visit: AuthenticatedRequest, pages: Renderer) -> Response[Any]:
+async def gaps(auth: AuthenticatedRequest, pages: Renderer) -> Response[Any]:
     """Show the known gaps in the records, which take a while to compute."""
-    reply: StatusShowAnswer = await visit.call_action("status.show", StatusShowRequest(gaps=True))
+    reply: StatusShowAnswer = await auth.call_action("status.show", StatusShowRequest(gaps=True))
     return pages.render_page_or_part(
         "gaps.html",
-        visit,
+        auth,
         here="/status",
         gaps=reply.gaps,
         why=reply.unknown.get("gaps", ""),
-        zone=visit.zone,
+        zone=auth.zone,
     )
 
 
 @get("/status/doctor", include_in_schema=False)
-async def doctor(visit: AuthenticatedRequest, pages: Renderer) -> Response[Any]:
+async def doctor(auth: AuthenticatedRequest, pages: Renderer) -> Response[Any]:
     """Run the health checks, which take some seconds."""
-    reply: DoctorAnswer = await visit.call_action("doctor.run", DoctorRequest())
+    reply: DoctorAnswer = await auth.call_action("doctor.run", DoctorRequest())
     return pages.render_page_or_part(
         "doctor.html",
-        visit,
+        auth,
         here="/status",
         answer=reply,
-        zone=visit.zone,
+        zone=auth.zone,
     )
 
 
 @post("/status/replay", include_in_schema=False, status_code=303)
 async def replay(
-    request: HttpRequest, visit: AuthenticatedRequest, pages: Renderer
+    request: HttpRequest, auth: AuthenticatedRequest, pages: Renderer
 ) -> Response[Any]:
     """Retry dead letters."""
     form = await request.form()
     consumer, number = str(form.get("consumer", "")), str(form.get("id", ""))
     if not consumer or (number and not (number.isascii() and number.isdigit())):
         raise UsageError("say of which consumer, and which event or all")
-    await visit.call_action(
+    await auth.call_action(
         "journal.replay", ReplayRequest(consumer=consumer, id=int(number) if number else None)
     )
-    return pages.make_redirect("/status", visit)
+    return pages.make_redirect("/status", auth)
 
 
 @get("/metrics", include_in_schema=False)

@@ -36,22 +36,22 @@ _LONGEST_NAME: Final = 64
 
 
 @get("/users/{name:str}", include_in_schema=False)
-async def user(visit: AuthenticatedRequest, pages: Renderer, name: FromPath[str]) -> Response[Any]:
+async def user(auth: AuthenticatedRequest, pages: Renderer, name: FromPath[str]) -> Response[Any]:
     """Show a user, as far as the reader may see."""
-    return await _make_user_page(visit, pages, name)
+    return await _make_user_page(auth, pages, name)
 
 
 @get("/users/{name:str}/efficiency", include_in_schema=False)
 async def efficiency(
-    visit: AuthenticatedRequest, pages: Renderer, name: FromPath[str]
+    auth: AuthenticatedRequest, pages: Renderer, name: FromPath[str]
 ) -> Response[Any]:
     """Show the user's allocated but unused resources, which take a while to sum up."""
-    reply: WasteReply = await visit.call_action(
+    reply: WasteReply = await auth.call_action(
         "reports.waste", WasteRequest(users=(name,), since="now-90days", until="now")
     )
     return pages.render_page_or_part(
         "efficiency.html",
-        visit,
+        auth,
         name=name,
         answer=reply,
     )
@@ -59,17 +59,17 @@ async def efficiency(
 
 @post("/users/{name:str}/tokens", include_in_schema=False, status_code=200)
 async def create(
-    request: HttpRequest, visit: AuthenticatedRequest, pages: Renderer, name: FromPath[str]
+    request: HttpRequest, auth: AuthenticatedRequest, pages: Renderer, name: FromPath[str]
 ) -> Response[Any]:
     """Create a token and show its secret once."""
-    _require_self(visit, name)
+    _require_self(auth, name)
     form = await request.form()
     days = str(form.get("days", "30")).strip()
     scopes: Any = tuple(scope for scope in SCOPES if scope in form.getall("scopes", []))
     try:
         if not days.isascii() or not days.isdigit() or len(days) > 4:
             raise UsageError(f"a token is good for some days, not {days[:20]!r}")
-        reply: TokenAnswer = await visit.call_action(
+        reply: TokenAnswer = await auth.call_action(
             "credentials.token_create",
             TokenCreateRequest(
                 name=str(form.get("name", "")), scopes=scopes, expires_s=int(days) * _DAY_S
@@ -78,31 +78,31 @@ async def create(
     except Unavailable:
         raise
     except StewardError as error:
-        return await _make_user_page(visit, pages, name, error=str(error))
-    return await _make_user_page(visit, pages, name, new_token=reply)
+        return await _make_user_page(auth, pages, name, error=str(error))
+    return await _make_user_page(auth, pages, name, new_token=reply)
 
 
 @post("/users/{name:str}/revoke", include_in_schema=False, status_code=303)
 async def revoke(
-    request: HttpRequest, visit: AuthenticatedRequest, pages: Renderer, name: FromPath[str]
+    request: HttpRequest, auth: AuthenticatedRequest, pages: Renderer, name: FromPath[str]
 ) -> Response[Any]:
     """Revoke a token or a session."""
-    _require_self(visit, name)
+    _require_self(auth, name)
     number = str((await request.form()).get("number", ""))
     if not number.isascii() or not number.isdigit():
         raise UsageError(f"a token has a number, not {number[:20]!r}")
-    await visit.call_action("credentials.token_revoke", TokenRevokeRequest(numbers=(int(number),)))
-    return pages.make_redirect(f"/users/{quote_path_part(name)}", visit)
+    await auth.call_action("credentials.token_revoke", TokenRevokeRequest(numbers=(int(number),)))
+    return pages.make_redirect(f"/users/{quote_path_part(name)}", auth)
 
 
-def _require_self(visit: AuthenticatedRequest, name: str) -> None:
+def _require_self(auth: AuthenticatedRequest, name: str) -> None:
     """Fail unless the user is the reader."""
-    if name != visit.user:
+    if name != auth.user:
         raise PermissionRefused("tokens are made and taken back by whose they are", name)
 
 
 async def _make_user_page(
-    visit: AuthenticatedRequest,
+    auth: AuthenticatedRequest,
     pages: Renderer,
     name: str,
     *,
@@ -117,14 +117,14 @@ async def _make_user_page(
     usage: UsageReply | None
     tokens: TokenListAnswer | None
     jobs, members, usage, tokens = await asyncio.gather(
-        visit.call_action("accounting.jobs", ListRequest(users=(name,), limit=_JOBS)),
-        _fetch_accounts(visit, name),
-        _fetch_usage(visit, name),
-        _fetch_tokens(visit, name),
+        auth.call_action("accounting.jobs", ListRequest(users=(name,), limit=_JOBS)),
+        _fetch_accounts(auth, name),
+        _fetch_usage(auth, name),
+        _fetch_tokens(auth, name),
     )
     return pages.render_page(
         "user.html",
-        visit,
+        auth,
         status=400 if error else 200,
         here=f"/users/{name}",
         name=name,
@@ -140,20 +140,20 @@ async def _make_user_page(
     )
 
 
-async def _fetch_accounts(visit: AuthenticatedRequest, name: str) -> AccountReply | None:
+async def _fetch_accounts(auth: AuthenticatedRequest, name: str) -> AccountReply | None:
     """Return the user's accounts, or None without a bank."""
-    if not visit.me.bank:
+    if not auth.me.bank:
         return None
-    reply: AccountReply = await visit.call_action("bank.user_show", UserShowRequest(users=(name,)))
+    reply: AccountReply = await auth.call_action("bank.user_show", UserShowRequest(users=(name,)))
     return reply
 
 
-async def _fetch_usage(visit: AuthenticatedRequest, name: str) -> UsageReply | None:
+async def _fetch_usage(auth: AuthenticatedRequest, name: str) -> UsageReply | None:
     """Return the user's usage by month, as far as the reader may see it."""
-    if not visit.me.bank:
+    if not auth.me.bank:
         return None
     try:
-        reply: UsageReply = await visit.call_action(
+        reply: UsageReply = await auth.call_action(
             "bank.usage", UsageRequest(by=("month",), users=(name,), since="now-365days")
         )
     except PermissionRefused:
@@ -162,11 +162,11 @@ async def _fetch_usage(visit: AuthenticatedRequest, name: str) -> UsageReply | N
     return reply
 
 
-async def _fetch_tokens(visit: AuthenticatedRequest, name: str) -> TokenListAnswer | None:
+async def _fetch_tokens(auth: AuthenticatedRequest, name: str) -> TokenListAnswer | None:
     """Return the user's own tokens and sessions; None for anybody else."""
-    if name != visit.user:
+    if name != auth.user:
         return None
-    reply: TokenListAnswer = await visit.call_action(
+    reply: TokenListAnswer = await auth.call_action(
         "credentials.token_list", TokenListRequest(sessions=True)
     )
     return reply
