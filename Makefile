@@ -63,9 +63,9 @@ bench: setup-slurm setup-web setup-servers ## Measure against `cp -a`, on tmpfs 
 	$(BIN)/python bench/web_bench.py
 
 soak: setup-slurm setup-databases ## Run the long storms, and a week's operation in an hour
-	STEWARD_SOAK_S=$${STEWARD_SOAK_S:-3600} $(BIN)/pytest -s tests/integration/test_week.py
+	STEWARD_SOAK_S=$${STEWARD_SOAK_S:-3600} $(BIN)/pytest -s tests/integration/test_soak.py
 	$(BIN)/python bench/soak.py $(ARGS)
-	STEWARD_BANK_JOBS=1000 $(BIN)/pytest tests/integration/test_bank_thousand.py -k kills
+	STEWARD_BANK_JOBS=1000 $(BIN)/pytest tests/integration/test_bank_job_mix.py -k kills
 
 docs: setup-slurm setup-web setup-tests setup-browser ## Write the output blocks of README and docs anew, from the demo
 	$(BIN)/python scripts/write_docs.py

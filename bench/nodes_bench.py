@@ -26,10 +26,10 @@ from pathlib import Path
 from typing import Final
 
 from controllers import Munged
-from running import Daemon, children_of, settings_in
+from spool_daemon import Daemon, children_of, settings_in
 
 from scale import scaled
-from servers.process import free_port
+from servers.server import free_port
 from steward.agent import agent
 from steward.capture.settings import NodesSettings
 from steward.core.config import ArchiveSettings, Settings

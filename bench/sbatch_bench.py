@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from banking import ACCOUNTS, BankSite, bank_site
+from bank_cluster import ACCOUNTS, BankSite, bank_site
 
 from scale import scaled
 from steward.bank.money import MICRO

@@ -10,8 +10,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from sensing import Watching
-from submitting import wait_until
+from job_submission import wait_until
+from sensor_daemon import Watching
 
 from scale import scaled
 from steward.capture.sensor.changes import ObjectFacts, compare_snapshots

@@ -22,7 +22,7 @@ from steward.admin.plugins.build import LIBRARY, SOURCES, build_plugins
 from steward.admin.plugins.installation import install_shim
 from steward.sandbox import Sandbox, SandboxSpec
 
-HARNESS = Path(__file__).parents[1] / "tests" / "native" / "harness.c"
+HARNESS = Path(__file__).parents[1] / "tests" / "native" / "spank_harness.c"
 TASKS = scaled(20_000, 100)
 ROUNDS = scaled(5)
 BATCHES = scaled(10)

@@ -15,14 +15,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
-import running
+import spool_daemon
 
 import storm
 from run import fresh_directory
 from scale import scaled
 from servers.kafka import Kafka
-from servers.process import Server
 from servers.search import Elasticsearch, OpenSearch, SearchServer
+from servers.server import Server
 from steward.archive.settings import FilesSinkSettings
 from steward.core.config import AnySinkSettings, ArchiveSettings, Settings
 from steward.extensions.kafka.settings import KafkaSettings, KafkaSinkSettings
@@ -68,13 +68,15 @@ def measure(kind: str, where: Path, jobs: int) -> None:
             "files": FilesSinkSettings(path=str(where / "archive")),
             NAME: make_sink(server),
         }
-        settings = running.settings_in(where, archive=ArchiveSettings(catalogue=False, sink=sinks))
-        with running.Daemon(settings, where) as daemon:
+        settings = spool_daemon.settings_in(
+            where, archive=ArchiveSettings(catalogue=False, sink=sinks)
+        )
+        with spool_daemon.Daemon(settings, where) as daemon:
             _storm(daemon, settings, where, jobs)
             down_bytes = _peak_bytes(daemon)
             server.start()
             began = time.monotonic()
-            _wait(daemon, lambda: running.is_through(settings, NAME))
+            _wait(daemon, lambda: spool_daemon.is_through(settings, NAME))
             took_s = time.monotonic() - began
             up_bytes = _peak_bytes(daemon)
             assert daemon.stop() == 0
@@ -93,23 +95,23 @@ def _line(name: str, value: float, unit: str, wanted: str = "") -> None:
     print(f"  {name:54} {value:10.2f} {unit:4} {wanted}".rstrip(), flush=True)
 
 
-def _storm(daemon: running.Daemon, settings: Settings, where: Path, jobs: int) -> None:
+def _storm(daemon: spool_daemon.Daemon, settings: Settings, where: Path, jobs: int) -> None:
     rate = (f"--rate={_RATE}", "--burst=50", f"--live={_LIFE_S}")
-    player = running.play(str(where / "spool"), range(1, jobs + 1), *rate)
+    player = spool_daemon.play(str(where / "spool"), range(1, jobs + 1), *rate)
     try:
         if player.wait(_PATIENCE_S):
             raise SystemExit("the storm could not be played")
     finally:
         player.kill()
         player.wait()
-    _wait(daemon, lambda: running.filed(settings) >= jobs)
+    _wait(daemon, lambda: spool_daemon.filed(settings) >= jobs)
 
 
-def _wait(daemon: running.Daemon, ready: Callable[[], bool]) -> None:
+def _wait(daemon: spool_daemon.Daemon, ready: Callable[[], bool]) -> None:
     daemon.wait(ready, _PATIENCE_S)
 
 
-def _peak_bytes(daemon: running.Daemon) -> int:
+def _peak_bytes(daemon: spool_daemon.Daemon) -> int:
     """The largest resident size that the sink's process has had."""
     for pid in daemon.parts():
         files = [os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir() if fd.is_symlink()]

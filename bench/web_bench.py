@@ -32,7 +32,7 @@ import msgspec
 
 from run import fresh_directory
 from scale import SCALE, scaled
-from servers.process import free_port
+from servers.server import free_port
 from steward.admin.credentials.store import CredentialStore
 from steward.bank.settings import BankSettings, GateSettings
 from steward.core.config import AccessSettings, Settings

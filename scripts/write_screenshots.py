@@ -7,10 +7,10 @@ needs what ``scripts/setup.sh web browser slurm`` installs.
 from pathlib import Path
 from typing import Final
 
-from browsing import Person, chromium
-from staging import Stage
+from browser_user import Person, chromium
+from populated_cluster import Stage
 from web_cluster import CLUSTER, job_site
-from webbing import OPERATOR
+from web_site import OPERATOR
 
 IMAGES: Final = Path(__file__).resolve().parent.parent / "docs" / "images"
 _SIZE: Final = {"width": 1000, "height": 640}

@@ -5,10 +5,10 @@ from typing import Any, Final
 
 import msgspec
 import pytest
-from browsing import COLOURS, Person, chromium
+from browser_user import COLOURS, Person, chromium
+from job_submission import state_of, wait_until
 from playwright.sync_api import Browser, expect
-from staging import DEPOSIT, OPERATORS_FORMS, TOKEN
-from submitting import state_of, wait_until
+from populated_cluster import DEPOSIT, OPERATORS_FORMS, TOKEN
 from web_cluster import CLUSTER, JobSite, job_site
 
 pytestmark = [pytest.mark.browser, pytest.mark.database, pytest.mark.timeout(1200)]

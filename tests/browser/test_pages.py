@@ -4,12 +4,12 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from browsing import COLOURS, chromium
+from browser_user import COLOURS, chromium
+from job_submission import state_of, wait_until
 from playwright.sync_api import expect
-from staging import DEPOSIT, OPERATORS_FORMS, TOKEN, Stage
-from submitting import state_of, wait_until
+from populated_cluster import DEPOSIT, OPERATORS_FORMS, TOKEN, Stage
 from web_cluster import CLUSTER, job_site
-from webbing import ADMINISTRATOR, OPERATOR
+from web_site import ADMINISTRATOR, OPERATOR
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(1200)]
 EVERYBODYS = (

@@ -10,10 +10,10 @@ from typing import Any
 
 import httpx
 import pytest
-from browsing import chromium
+from browser_user import chromium
+from job_submission import submit_to
 from playwright.sync_api import Browser, Page
-from submitting import submit_to
-from webbing import ADMINISTRATOR, USERS, WebSite
+from web_site import ADMINISTRATOR, USERS, WebSite
 
 from steward.sandbox import Sandbox, SandboxSpec
 

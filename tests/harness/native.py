@@ -40,7 +40,7 @@ def compile_program(target: Path, sources: Iterable[str], *flags: str) -> Path:
 def compile_harness(directory: Path, *flags: str) -> Path:
     """Compile the SPANK plugin with a harness that plays slurmstepd."""
     wraps = ("-Wl,--wrap=open", "-Wl,--wrap=fopen")
-    return compile_program(directory / "harness", SOURCES[LIBRARY], *flags, *wraps)
+    return compile_program(directory / "spank_harness", SOURCES[LIBRARY], *flags, *wraps)
 
 
 @pytest.fixture(scope="session")

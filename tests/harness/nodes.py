@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.events import NOON_US
-from harness.receiving import ReceivingSite, context_of, listener_keys
+from harness.receivers import ReceivingSite, context_of, listener_keys
 from servers.authority import Authority
 from steward.agent import agent
 from steward.capture.nodes.aggregation import NODE_KINDS

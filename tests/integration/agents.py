@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from controllers import Munged
-from running import settings_in
+from spool_daemon import settings_in
 
-from servers.answering import Quiet
+from servers.http_server import Quiet
 from steward.agent import agent
 from steward.capture.nodes.aggregation import NODE_KINDS
 from steward.capture.settings import NodesSettings

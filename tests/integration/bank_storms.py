@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-import bank_expected
-from banking import ACCOUNTS, SHELL, BankSite
-from submitting import wait_until
+import expected_costs
+from bank_cluster import ACCOUNTS, SHELL, BankSite
+from job_submission import wait_until
 
 from steward.bank.ledger import Authorship, open_ledger
 
@@ -62,7 +62,7 @@ class Storm:
         ran = sum(
             amount
             for site in sites
-            for job, amount in bank_expected.costs(bank_expected.by_slurmctld(site)).items()
+            for job, amount in expected_costs.costs(expected_costs.by_slurmctld(site)).items()
         )
         rich = sum(charge for charge in self._spent_by_the_rich())
         wait_until(lambda: self.site.balance(_POOR) == self.deposit - ran + rich, 60)

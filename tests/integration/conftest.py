@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
-from submitting import Submit, submit_to
+from job_submission import Submit, submit_to
 
 from servers.kafka import Kafka
 from servers.postgresql import PostgreSQL
-from servers.process import Server
 from servers.search import Elasticsearch, OpenSearch, SearchServer
+from servers.server import Server
 from steward.sandbox import Sandbox, SandboxSpec
 
 # Whoever runs tests in the background has Ctrl-C ignored, and what ignores it hands that on to

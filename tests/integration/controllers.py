@@ -7,8 +7,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from running import Daemon, ask
-from submitting import PATIENCE, wait_until
+from job_submission import PATIENCE, wait_until
+from spool_daemon import Daemon, ask
 
 from steward.archive.settings import FilesSinkSettings
 from steward.core.config import ArchiveSettings, JournalSettings, Settings

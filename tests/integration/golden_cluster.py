@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
-from running import Daemon, ask
+from spool_daemon import Daemon, ask
 
 from steward.accounting.settings import AccountingSettings, MailSettings
 from steward.archive.settings import FilesSinkSettings

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from below import files_below
+from file_tree import files_below
+from job_submission import PATIENCE
 from kafka_jobs import Topic
-from submitting import PATIENCE
 
 from steward.core.config import RedactSettings
 from steward.core.events import JOB_SCRIPT, Event

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from elsewhere import messages_of
+from sink_contents import messages_of
 
 from servers.kafka import Kafka
 from steward.archive.remote.destination import ArchivedDocument

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from submitting import PATIENCE, wait_until
+from job_submission import PATIENCE, wait_until
 
 from steward.sandbox import Sandbox
 from steward.sandbox.cluster import SandboxProcess

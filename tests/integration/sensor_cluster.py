@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from job_submission import wait_until
 from sandboxes import passable_directory
-from sensing import Watching
-from submitting import wait_until
+from sensor_daemon import Watching
 
 from steward.sandbox import Sandbox, SandboxSpec
 

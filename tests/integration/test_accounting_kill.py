@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from bookkeeping import BookedSite, spec_of
-from running import chance_of
+from accounting_cluster import BookedSite, spec_of
+from job_submission import wait_until
 from sandboxes import passable_directory
-from submitting import wait_until
+from spool_daemon import chance_of
 
 from steward.accounting.context import AccountingContext
 from steward.accounting.gaps import Finding, GapsRequest

@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from acting import SLEEP, ActingSite, Hook, healthy, site
-from steward_daemon import STEWARD, Daemon
-from submitting import PATIENCE, submit_to, wait_until
+from action_cluster import SLEEP, ActingSite, Hook, healthy, site
+from job_submission import PATIENCE, submit_to, wait_until
+from sandbox_daemon import STEWARD, Daemon
 
 from steward.automation.operation import load_operations
 from steward.core.config.reader import LoadedConfig, render_config

@@ -7,8 +7,8 @@ from functools import partial
 from typing import Any
 
 import pytest
-from acting import SLEEP, USERS, ActingSite, site
-from submitting import state_of, submit_to, wait_until
+from action_cluster import SLEEP, USERS, ActingSite, site
+from job_submission import state_of, submit_to, wait_until
 
 from steward.automation.runner import OperationRunner
 from steward.core.access import Access, Caller

@@ -3,8 +3,8 @@
 from typing import Any
 
 import pytest
-from acting import ActingSite, healthy, site
-from submitting import wait_until
+from action_cluster import ActingSite, healthy, site
+from job_submission import wait_until
 
 __all__ = ["healthy", "site"]
 

@@ -23,10 +23,10 @@ from controllers import (
     said,
     serve_settings,
 )
-from running import Daemon, chance_of
-from submitting import wait_until
+from job_submission import wait_until
+from spool_daemon import Daemon, chance_of
 
-from servers.process import free_port
+from servers.server import free_port
 from steward.agent import agent
 from steward.capture.nodes.node_reports import NodeReportsReader
 from steward.capture.settings import NodesSettings

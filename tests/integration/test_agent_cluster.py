@@ -8,11 +8,11 @@ from signal import SIGTERM
 import msgspec
 import pytest
 from agents import AGENT, events_of, lines, put, tasks_of
+from job_submission import wait_until
+from sandbox_daemon import Daemon as InSandbox
 from sandboxes import build_plugins
-from steward_daemon import Daemon as InSandbox
-from submitting import wait_until
 
-from servers.process import free_port
+from servers.server import free_port
 from steward.accounting.settings import AccountingSettings
 from steward.admin.plugins.installation import install_shim
 from steward.capture.settings import NodesSettings

@@ -17,11 +17,11 @@ import msgspec
 import pytest
 from agents import NODE, events_of, hearing, lines, put, run_agent, tasks_of
 from controllers import MakeMunged, Munged, make_munged
-from running import Daemon
-from submitting import PATIENCE, wait_until
+from job_submission import PATIENCE, wait_until
+from spool_daemon import Daemon
 from test_agent_trust import post
 
-from servers.process import free_port
+from servers.server import free_port
 from steward.agent import agent
 from steward.core.config.reader import LoadedConfig, render_config
 from steward.core.munge import Munge

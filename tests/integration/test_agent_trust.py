@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from agents import NODE, Hearer, events_of, hearing, lines, put, run_agent, tasks_of
 from controllers import MakeMunged, Munged, make_munged, said
-from running import Daemon
+from spool_daemon import Daemon
 
-from servers.answering import answering
-from servers.process import free_port
+from servers.http_server import answering
+from servers.server import free_port
 from steward.agent import agent
 from steward.core import munge
 from steward.core.errors import PermissionRefused

@@ -8,9 +8,9 @@ from typing import Any
 
 import httpx
 import pytest
-from asking_api import Program, token
-from submitting import submit_to, wait_until
-from webbing import OPERATOR, USERS, WebSite
+from api_client import Program, token
+from job_submission import submit_to, wait_until
+from web_site import OPERATOR, USERS, WebSite
 
 from steward.bank.settings import BankSettings
 from steward.sandbox import Sandbox, SandboxSpec

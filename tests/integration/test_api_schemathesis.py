@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from asking_api import token
-from running import new_schema_seed
-from submitting import submit_to, wait_until
-from webbing import ADMINISTRATOR, OPERATOR, USERS, WebSite
+from api_client import token
+from job_submission import submit_to, wait_until
+from spool_daemon import new_schema_seed
+from web_site import ADMINISTRATOR, OPERATOR, USERS, WebSite
 
 from steward.bank.settings import BankSettings
 from steward.capture.settings import SensorSettings

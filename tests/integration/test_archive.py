@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from steward_daemon import Daemon
-from submitting import Submit, state_of, submit_to, wait_until
+from job_submission import Submit, state_of, submit_to, wait_until
+from sandbox_daemon import Daemon
 
 from steward.sandbox import Sandbox, SandboxSpec
 from steward.slurm.environment import split_entries

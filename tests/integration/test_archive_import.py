@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from below import contents_below, files_below
+from file_tree import contents_below, files_below
+from job_submission import submit_to, wait_until
+from sandbox_daemon import STEWARD, Daemon
 from sandboxes import need_namespaces, passable_directory
-from steward_daemon import STEWARD, Daemon
-from submitting import submit_to, wait_until
 
 from steward.core.events import JOB_END
 from steward.core.journal import JournalReader

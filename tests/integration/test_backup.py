@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 import pytest
 import zstandard
-from running import (
+from spool_daemon import (
     Daemon,
     ask,
     assert_kept,

@@ -6,11 +6,11 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-import bank_expected
+import expected_costs
 import pytest
-from banking import ACCOUNTS, SHELL, BankSite, bank_site
-from steward_daemon import STEWARD
-from submitting import wait_until
+from bank_cluster import ACCOUNTS, SHELL, BankSite, bank_site
+from job_submission import wait_until
+from sandbox_daemon import STEWARD
 
 from steward.bank.money import MICRO
 
@@ -62,7 +62,7 @@ def test_no_job_is_free_and_none_is_paid_twice(site: BankSite) -> None:
     go.touch()
     site.until_idle(300)
     site.until_charged([*jobs, *before, *stormed, *after], 180)
-    expected = bank_expected.costs(bank_expected.by_slurmctld(site))
+    expected = expected_costs.costs(expected_costs.by_slurmctld(site))
     charged = site.charged()
     assert {job: charged[job] for job in expected} == expected
     assert charged.keys() >= {*jobs, *before, *stormed, *after}

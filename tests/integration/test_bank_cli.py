@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from banking import ACCOUNTS, CPU, SHELL, BankSite, bank_site
-from submitting import wait_until
+from bank_cluster import ACCOUNTS, CPU, SHELL, BankSite, bank_site
+from job_submission import wait_until
 
 pytestmark = [
     pytest.mark.matrix,

@@ -7,8 +7,8 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
-from banking import CPU, SHELL, BankSite, bank_site
-from submitting import state_of, wait_until
+from bank_cluster import CPU, SHELL, BankSite, bank_site
+from job_submission import state_of, wait_until
 
 from steward.bank.ledger import Authorship, open_ledger
 from steward.bank.money import MICRO, round_half_up

@@ -8,8 +8,8 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
-from banking import ACCOUNTS, SHELL, BankSite, bank_site
-from submitting import wait_until
+from bank_cluster import ACCOUNTS, SHELL, BankSite, bank_site
+from job_submission import wait_until
 
 from steward.bank.ledger import open_ledger
 from steward.bank.money import MICRO

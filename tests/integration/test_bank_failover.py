@@ -5,9 +5,9 @@ import shutil
 import threading
 
 import pytest
+from bank_cluster import ACCOUNTS, BankSite, bank_site
 from bank_storms import Storm
-from banking import ACCOUNTS, BankSite, bank_site
-from submitting import wait_until
+from job_submission import wait_until
 
 from servers.postgresql import PostgreSQL
 from steward.bank.money import MICRO

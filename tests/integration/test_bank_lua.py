@@ -7,10 +7,10 @@ from glob import glob
 from pathlib import Path
 
 import pytest
-from banking import ACCOUNTS, SHELL, bank_site
+from bank_cluster import ACCOUNTS, SHELL, bank_site
+from gate_cluster import LUA_SOCKETS, put_lua
+from job_submission import wait_until
 from sandboxes import passable_directory
-from submit_plugin import LUA_SOCKETS, put_lua
-from submitting import wait_until
 
 from steward.bank.money import MICRO
 

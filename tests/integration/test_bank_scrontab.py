@@ -3,10 +3,10 @@
 import os
 import shutil
 
-import crontabs
 import pytest
-from banking import ACCOUNTS, CPU, bank_site
-from submitting import state_of, wait_until
+import scrontab_jobs
+from bank_cluster import ACCOUNTS, CPU, bank_site
+from job_submission import state_of, wait_until
 
 pytestmark = [
     pytest.mark.matrix,
@@ -23,10 +23,10 @@ MINUTES = 6
 def test_a_run_that_cannot_be_paid_any_more_is_cancelled(slurm_version: str) -> None:
     account = ACCOUNTS[0]
     enough = CPU * MINUTES // 60
-    with bank_site(slurm_version, extra=(crontabs.ENABLED,)) as site:
+    with bank_site(slurm_version, extra=(scrontab_jobs.ENABLED,)) as site:
         site.open({account: enough})
         site.start()
-        (job,) = crontabs.each_minute(site.cluster, site.user, "sleep 1", account=account)
+        (job,) = scrontab_jobs.each_minute(site.cluster, site.user, "sleep 1", account=account)
         # It is held for since its crontab was taken in.
         assert site.tries("#!/bin/sh\ntrue\n", "--time=5").returncode != 0
         wait_until(lambda: bool(site.charged().get(job)), 120)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from banking import CPU, SHELL, BankSite, bank_site
-from submitting import state_of, wait_until
+from bank_cluster import CPU, SHELL, BankSite, bank_site
+from job_submission import state_of, wait_until
 
 from steward.bank.money import MICRO, round_half_up
 from steward.bank.records import Rate

@@ -5,8 +5,8 @@ import shutil
 from collections.abc import Iterator
 
 import pytest
+from bank_cluster import ACCOUNTS, BankSite, bank_site
 from bank_storms import Storm
-from banking import ACCOUNTS, BankSite, bank_site
 
 from servers.postgresql import PostgreSQL
 from steward.bank.money import MICRO

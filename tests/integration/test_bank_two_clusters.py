@@ -6,8 +6,8 @@ import threading
 
 import msgspec
 import pytest
+from bank_cluster import ACCOUNTS, BankSite, bank_site
 from bank_storms import Storm
-from banking import ACCOUNTS, BankSite, bank_site
 
 from steward.bank.money import MICRO
 from steward.core.config.reader import LoadedConfig, render_config

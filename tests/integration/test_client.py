@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from asking_api import token
-from documented import code
-from steward_daemon import STEWARD
-from submitting import submit_to, wait_until
-from webbing import ADMINISTRATOR, OPERATOR, USERS, WebSite
+from api_client import token
+from docs_code_blocks import code
+from job_submission import submit_to, wait_until
+from sandbox_daemon import STEWARD
+from web_site import ADMINISTRATOR, OPERATOR, USERS, WebSite
 
 from servers.authority import Authority
 from steward.admin.credentials.errors import UnknownCredential

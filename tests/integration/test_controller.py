@@ -14,7 +14,6 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from below import files_below
 from controllers import (
     Controller,
     MakeMunged,
@@ -24,7 +23,9 @@ from controllers import (
     said,
     serve_settings,
 )
-from running import (
+from file_tree import files_below
+from job_submission import PATIENCE, wait_until
+from spool_daemon import (
     Daemon,
     archived,
     assert_kept,
@@ -34,11 +35,10 @@ from running import (
     play,
     stored,
 )
-from submitting import PATIENCE, wait_until
 
 import storm
 from servers.authority import Authority
-from servers.process import free_port
+from servers.server import free_port
 from steward.core.config import Settings
 from steward.core.errors import PermissionRefused
 from steward.core.munge import Munge, MungeUnavailable

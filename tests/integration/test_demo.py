@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from submitting import PATIENCE, wait_until
+from job_submission import PATIENCE, wait_until
 
 import write_docs
 from steward.core.drivers import DRIVERS

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from asked_allocations import RATES, request, spec
-from submitting import wait_until
+from allocation_requests import RATES, request, spec
+from job_submission import wait_until
 
 from steward.bank.billing import derive_use
 from steward.bank.estimate import Estimator, parse_options
@@ -25,7 +25,7 @@ from steward.slurm.tres import count_requested_kinds
 # A thousand allocations are some fifteen times 120 of sbatch, each a process on a busy host.
 pytestmark = [pytest.mark.matrix, pytest.mark.timeout(2400)]
 
-INSIDE = str(Path(__file__).parent / "inside_slurm.py")
+INSIDE = str(Path(__file__).parent / "slurm_calls.py")
 _LONGEST_S = 3600
 SETTINGS = BankSettings(default_time_s=_LONGEST_S, over_limit="charge")
 _BATCH = 120

@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 import pytest
-from submitting import wait_until
+from job_submission import wait_until
 
 from steward.bank.estimate import Estimator, describe_record, parse_options
 from steward.bank.gate_sync import CONFIG_CHECK_S, MODEL_REFRESH_S, ClusterModels
@@ -36,7 +36,7 @@ from steward.slurm.tres import parse_tres
 
 pytestmark = [pytest.mark.matrix, pytest.mark.database]
 
-INSIDE: Final = str(Path(__file__).parent / "inside_slurm.py")
+INSIDE: Final = str(Path(__file__).parent / "slurm_calls.py")
 WEIGHTS: Final = (
     "CPU=1",
     "Mem=0.25G",

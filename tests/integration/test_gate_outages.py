@@ -13,10 +13,10 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from bank_cluster import ACCOUNTS, SHELL, BankSite, bank_site
 from bank_storms import Storm
-from banking import ACCOUNTS, SHELL, BankSite, bank_site
-from running import chance_of
-from submitting import wait_until
+from job_submission import wait_until
+from spool_daemon import chance_of
 
 from servers.gate import AskedGate, hangs
 from servers.postgresql import PostgreSQL

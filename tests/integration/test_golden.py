@@ -18,7 +18,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final, Self
 
-import golden_facts
+import golden_events
 import golden_runner
 import pytest
 from golden_cluster import GID, UIDS, GoldenSite, own_host
@@ -222,7 +222,7 @@ def printed() -> dict[str, str]:
             for group, lines in {**groups(), HELP: helps}.items():
                 found[group] = runner.run_group(group, lines)
                 if group == BEFORE:
-                    golden_facts.feed(site)
+                    golden_events.feed(site)
         site.ledger.close()
     return found
 

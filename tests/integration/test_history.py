@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 from typing import Any, cast
 
 import pytest
+from job_submission import state_of, submit_to, wait_until
 from sandboxes import passable_directory
-from sensing import Watching
-from submitting import state_of, submit_to, wait_until
+from sensor_daemon import Watching
 
 from steward.core.events import NODE_STATE
 from steward.sandbox import Sandbox, SandboxError, SandboxSpec

@@ -12,8 +12,8 @@ from typing import Final
 
 import pytest
 from install_page import HOST, blocks, exit_code
+from job_submission import submit_to, wait_until
 from plain_host import PlainHost
-from submitting import submit_to, wait_until
 
 from steward.sandbox import Sandbox, SandboxSpec
 

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running import Daemon, chance_of, children_of, settings_in
-from steward_daemon import Daemon as ClusterDaemon
-from submitting import Submit, wait_until
+from job_submission import Submit, wait_until
+from sandbox_daemon import Daemon as ClusterDaemon
+from spool_daemon import Daemon, chance_of, children_of, settings_in
 
 from harness.events import NOON
 from steward.accounting.settings import AccountingSettings

@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from running import ask
+from job_submission import state_of, submit_to, wait_until
+from sandbox_daemon import Daemon
 from sandboxes import passable_directory
-from steward_daemon import Daemon
-from submitting import state_of, submit_to, wait_until
+from spool_daemon import ask
 
 import steward
 from steward.capture.jobcomp import JobcompRecord, parse_line
@@ -24,7 +24,7 @@ from steward.slurm.users import NameResolver
 pytestmark = [pytest.mark.matrix, pytest.mark.timeout(1200)]
 
 SCRIPT = Path(steward.__file__).parent / "native" / "jobcomp.lua"
-INSIDE = str(Path(__file__).parent / "inside_slurm.py")
+INSIDE = str(Path(__file__).parent / "slurm_calls.py")
 ENDED = {"CANCELLED", "COMPLETED", "FAILED", "TIMEOUT"}
 
 

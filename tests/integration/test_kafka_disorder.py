@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from below import files_below
+from file_tree import files_below
+from job_submission import wait_until
 from kafka_consumer import Consumer, Source
 from kafka_jobs import VERSION, Topic, document, ended, identity
-from submitting import wait_until
 
 from servers.kafka import Kafka
 from steward.archive.remote.destination import ArchivedDocument

@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from elsewhere import ids_of
+from job_submission import wait_until
 from kafka_jobs import MTIME_NS, VERSION, Topic, document
-from submitting import wait_until
+from sink_contents import ids_of
 
 from servers.kafka import Kafka
 from steward.core.errors import Unavailable

@@ -13,11 +13,11 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from ledger.accounts import AccountCases
 from ledger.charges import ChargeCases
-from ledger.crowd import CrowdCases, position, proved, wait_until, writing
-from ledger.lists import ListCases
-from ledger.machine import SETTINGS, LedgerMachine
-from ledger.money import MoneyCases
-from ledger.site import BY, account, charge, clock, ledger, settings_for
+from ledger.concurrency import CrowdCases, position, proved, wait_until, writing
+from ledger.fixtures import BY, account, charge, clock, ledger, settings_for
+from ledger.side_records import ListCases
+from ledger.state_machine import SETTINGS, LedgerMachine
+from ledger.transactions import MoneyCases
 from servers.postgresql import PostgreSQL
 from steward.bank.errors import LedgerUnavailable
 from steward.bank.ledger import open_ledger

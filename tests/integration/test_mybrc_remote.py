@@ -21,7 +21,7 @@ from servers.mybrc import (
     until,
     with_money,
 )
-from servers.process import free_port
+from servers.server import free_port
 from steward.bank.ledger import Authorship, open_ledger
 from steward.bank.records import Charge, ResourceUse
 from steward.bank.settings import BankSettings, RemoteBankSettings

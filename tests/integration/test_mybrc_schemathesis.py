@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from running import new_schema_seed
+from spool_daemon import new_schema_seed
 
 from servers.mybrc import BY, balance, client_of, job, mybrc_settings, serving, token_of, with_money
 from steward.bank.ledger import open_ledger

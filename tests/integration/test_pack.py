@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from sensing import python_of
-from steward_daemon import Daemon
-from submitting import PATIENCE, submit_to, wait_until
+from job_submission import PATIENCE, submit_to, wait_until
+from sandbox_daemon import Daemon
+from sensor_daemon import python_of
 
 from steward.automation.operation import load_operations
 from steward.automation.settings import ActionsSettings
@@ -67,7 +67,7 @@ class PackSite:
         given = {"operation": ref, **parameters}
         done = self.cluster.run(
             [
-                *(sys.executable, str(RUNNERS / "python_action.py"), "--pack=slurm"),
+                *(sys.executable, str(RUNNERS / "action_runner.py"), "--pack=slurm"),
                 f"--file-path={PACK / 'actions' / 'run_action.py'}",
                 f"--config={json.dumps(self.config)}",
                 *("--stdin-parameters", "--user", st2_user),

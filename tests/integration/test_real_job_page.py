@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bookkeeping import BookedSite, spec_of
+from accounting_cluster import BookedSite, spec_of
+from job_submission import state_of, wait_until
+from sandbox_daemon import STEWARD
 from sandboxes import passable_directory
-from steward_daemon import STEWARD
-from submitting import state_of, wait_until
 
 from steward.sandbox import Sandbox
 from steward.slurm import PendingJobs
@@ -27,7 +27,7 @@ pytestmark = [
 
 WAIT_S = 120
 MIB = 1024**2
-USED = Path(__file__).parents[1] / "native" / "used.c"
+USED = Path(__file__).parents[1] / "native" / "task_usage.c"
 """Uses what it is told to; static, for the Slurm of another Debian has its own files alone."""
 
 

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from bookkeeping import BIN, BookedSite, spec_of
+from accounting_cluster import BIN, BookedSite, spec_of
+from job_submission import wait_until
+from sandbox_daemon import STEWARD
+from sandbox_daemon import Daemon as InSandbox
 from sandboxes import passable_directory
-from steward_daemon import STEWARD
-from steward_daemon import Daemon as InSandbox
-from submitting import wait_until
-from varied import submit_all
+from varied_jobs import submit_all
 
 from steward.sandbox import Sandbox
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import msgspec
 import pytest
-from submitting import Submit, state_of, wait_until
+from job_submission import Submit, state_of, wait_until
 
 from steward.core.records import JobRecord
 from steward.sandbox import Sandbox
 
 pytestmark = pytest.mark.matrix
 
-INSIDE = str(Path(__file__).parent / "inside_slurm.py")
+INSIDE = str(Path(__file__).parent / "slurm_calls.py")
 HOSTILE = "evil\nJobId=1 JobName=x UserId=root(0) GroupId=root(0)\x1f\x1e|x"
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can have further users")

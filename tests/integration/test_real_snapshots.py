@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 import pytest
+from job_submission import PATIENCE, state_of, submit_to, wait_until
 from sandboxes import passable_directory
-from submitting import PATIENCE, state_of, submit_to, wait_until
 
 from steward.core.events import CONTROLLER_STATE, JOB_END, JOB_SEEN, JOB_STATE, JobFacts
 from steward.sandbox import Sandbox, SandboxSpec
@@ -17,7 +17,7 @@ from steward.sandbox import Sandbox, SandboxSpec
 # Above what a test waits for at most.
 pytestmark = [pytest.mark.matrix, pytest.mark.timeout(1200)]
 
-INSIDE = str(Path(__file__).parent / "inside_slurm.py")
+INSIDE = str(Path(__file__).parent / "slurm_calls.py")
 
 
 class Line(msgspec.Struct):

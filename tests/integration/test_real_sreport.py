@@ -15,9 +15,9 @@ from typing import Any, Final
 
 import msgspec
 import pytest
-from bookkeeping import BookedSite, spec_of
+from accounting_cluster import BookedSite, spec_of
+from job_submission import state_of, wait_until
 from sandboxes import passable_directory
-from submitting import state_of, wait_until
 
 from steward.capture.settings import SensorSettings
 from steward.core.access import Access, Caller

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from job_submission import wait_until
+from sandbox_daemon import Daemon
 from sandboxes import need_users, passable_directory
-from steward_daemon import Daemon
-from submitting import wait_until
 
 from steward.sandbox import Sandbox
 

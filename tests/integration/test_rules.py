@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ruling import Ruling, Storm
+from job_submission import wait_until
+from rules_daemon import Ruling, Storm
 from sandboxes import passable_directory
-from submitting import wait_until
 
 from steward.automation.rules.store import RulesStore
 from steward.sandbox import Sandbox, SandboxSpec

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from bookkeeping import BIN, BookedSite, spec_of
+from accounting_cluster import BIN, BookedSite, spec_of
+from job_submission import wait_until
+from sandbox_daemon import STEWARD
 from sandboxes import passable_directory
-from steward_daemon import STEWARD
-from submitting import wait_until
 
 from steward.sandbox import Sandbox
 

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from job_submission import Submit, state_of, submit_to, wait_until
 from sandboxes import directory, need_users, own, processes_of
-from submitting import Submit, state_of, submit_to, wait_until
 
 from steward.sandbox import Sandbox, SandboxError, SandboxSpec
 from steward.sandbox.spec import get_start_time

@@ -5,8 +5,8 @@ import socket
 from pathlib import Path
 
 import pytest
+from job_submission import state_of, submit_to, wait_until
 from sandboxes import directory, need_users, own
-from submitting import state_of, submit_to, wait_until
 
 from steward.sandbox import Sandbox, SandboxError, SandboxSpec, slurm_install
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from below import contents_below
-from running import Daemon, archived, ask, children_of, journalled, settings_in
-from steward_daemon import Daemon as ClusterDaemon
-from submitting import submit_to, wait_until
+from file_tree import contents_below
+from job_submission import submit_to, wait_until
+from sandbox_daemon import Daemon as ClusterDaemon
+from spool_daemon import Daemon, archived, ask, children_of, journalled, settings_in
 
 from steward.core.config import Settings
 from steward.core.redaction import REDACTED

@@ -7,11 +7,11 @@ import time
 from pathlib import Path
 
 import pytest
+from job_submission import submit_to, wait_until
+from sandbox_daemon import STEWARD
 from sandboxes import passable_directory
-from sensing import Front, Watching
 from sensor_cluster import SOON_DOWN, MakeWatching, cluster, make, scontrol
-from steward_daemon import STEWARD
-from submitting import submit_to, wait_until
+from sensor_daemon import Front, Watching
 
 from steward.capture.settings import SensorSettings
 from steward.core.events import CONTROLLER_STATE, NODE_STATE, PARTITION_STATE, RESERVATION_STATE

@@ -12,10 +12,10 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from running import children_of
+from job_submission import submit_to, wait_until
 from sandboxes import passable_directory
-from sensing import Watching
-from submitting import submit_to, wait_until
+from sensor_daemon import Watching
+from spool_daemon import children_of
 
 from steward.core.events import CONTROLLER_STATE, NODE_STATE
 from steward.sandbox import Sandbox, SandboxSpec

@@ -7,10 +7,10 @@ import time
 from pathlib import Path
 
 import pytest
+from job_submission import wait_until
 from sandboxes import passable_directory
-from sensing import Front, Watching
 from sensor_cluster import MakeWatching, cluster, make, scontrol
-from submitting import wait_until
+from sensor_daemon import Front, Watching
 
 from steward.capture.sensor.triggers import TRIGGER_EVENTS
 from steward.core.events import CONTROLLER_STATE

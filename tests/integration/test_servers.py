@@ -9,12 +9,12 @@ import uuid
 from pathlib import Path
 
 import pytest
-from submitting import wait_until
+from job_submission import wait_until
 
 from packages.wheels import SERVERS, locked, locked_set
 from servers.kafka import Kafka
-from servers.process import DidNotStart
 from servers.search import Elasticsearch, OpenSearch, SearchServer
+from servers.server import DidNotStart
 
 BIG = b"x" * 4_000_000
 

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any, ParamSpec
 
 import pytest
-from submitting import PATIENCE, state_of, submit_to, wait_until
+from job_submission import PATIENCE, state_of, submit_to, wait_until
 
 from steward.admin.plugins.build import PluginBuild, SlurmVersion, build_plugins, find_built
 from steward.admin.plugins.installation import install_shim
 from steward.admin.plugins.spank import check_shim
 from steward.sandbox import Sandbox, SandboxSpec
 
-USED = Path(__file__).parents[1] / "native" / "used.c"
+USED = Path(__file__).parents[1] / "native" / "task_usage.c"
 PAGE = os.sysconf("SC_PAGE_SIZE")
 WITHIN_US = 1000
 KILLED_FOR_MEMORY = 1

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from below import files_below
-from running import Daemon, archived, forget, settings_in, submit
+from file_tree import files_below
+from spool_daemon import Daemon, archived, forget, settings_in, submit
 
 import storm
 from steward.archive.files.verify import verify_sink

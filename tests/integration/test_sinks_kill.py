@@ -8,8 +8,9 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from elsewhere import documents_of, ids_of, messages_of
-from running import (
+from job_submission import PATIENCE
+from sink_contents import documents_of, ids_of, messages_of
+from spool_daemon import (
     Daemon,
     archived,
     ask,
@@ -20,11 +21,10 @@ from running import (
     play,
     settings_in,
 )
-from submitting import PATIENCE
 
 from servers.kafka import Kafka
-from servers.process import Server
 from servers.search import Elasticsearch, OpenSearch
+from servers.server import Server
 from steward.archive.settings import FilesSinkSettings
 from steward.core.config import ArchiveSettings, Settings
 from steward.extensions.kafka.settings import KafkaSettings, KafkaSinkSettings

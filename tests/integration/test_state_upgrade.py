@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 from pysqlite3 import dbapi2
-from running import Daemon, ask, settings_in, submit
+from spool_daemon import Daemon, ask, settings_in, submit
 
 from steward.accounting.settings import AccountingSettings
 from steward.admin.journal import ListRequest

@@ -14,11 +14,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from banking import ACCOUNTS, SHELL, bank_site
+from bank_cluster import ACCOUNTS, SHELL, bank_site
+from job_submission import wait_until
 from prometheus_client.parser import text_string_to_metric_families
-from running import Daemon, settings_in, submit
-from steward_daemon import Daemon as DaemonInside
-from submitting import wait_until
+from sandbox_daemon import Daemon as DaemonInside
+from spool_daemon import Daemon, settings_in, submit
 
 import write_dashboard
 from steward.admin.status.requests import MetricsRequest, StatusShowAnswer, StatusShowRequest

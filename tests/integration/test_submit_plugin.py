@@ -5,9 +5,9 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from gate_cluster import QUIET_S, AskingSite, asking
+from job_submission import wait_until
 from sandboxes import passable_directory
-from submit_plugin import QUIET_S, AskingSite, asking
-from submitting import wait_until
 
 from servers.gate import AskedGate, hangs, says
 

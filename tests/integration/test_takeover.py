@@ -10,11 +10,11 @@ from pathlib import Path
 import msgspec
 import pytest
 from controllers import controller_settings, serve_settings
-from running import archived, ask
-from steward_daemon import STEWARD
-from submitting import submit_to, wait_until
+from job_submission import submit_to, wait_until
+from sandbox_daemon import STEWARD
+from spool_daemon import archived, ask
 
-from servers.process import free_port
+from servers.server import free_port
 from steward.core.config import Settings
 from steward.core.config.reader import LoadedConfig, render_config
 from steward.sandbox import Sandbox, SandboxSpec

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from below import files_below
-from submitting import PATIENCE, wait_until
+from file_tree import files_below
+from job_submission import PATIENCE, wait_until
 
 from harness.torque import BIG, Player, Step
 

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from submitting import wait_until
-from webbing import USERS, WEB_USER, WebSite
+from job_submission import wait_until
+from web_site import USERS, WEB_USER, WebSite
 
 from steward.sandbox import Sandbox, SandboxSpec
 

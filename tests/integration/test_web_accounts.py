@@ -8,8 +8,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from submitting import wait_until
-from webbing import OPERATOR, USERS, WebSite
+from job_submission import wait_until
+from web_site import OPERATOR, USERS, WebSite
 
 from steward.bank.ledger import Account, Authorship, open_ledger
 from steward.bank.money import MICRO

@@ -9,8 +9,8 @@ from typing import Any
 
 import httpx
 import pytest
-from submitting import state_of, submit_to, wait_until
-from webbing import ADMINISTRATOR, OPERATOR, USERS, Visitor, WebSite
+from job_submission import state_of, submit_to, wait_until
+from web_site import ADMINISTRATOR, OPERATOR, USERS, Visitor, WebSite
 
 from steward.capture.settings import SensorSettings
 from steward.sandbox import Sandbox, SandboxSpec

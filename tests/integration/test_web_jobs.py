@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from submitting import state_of, wait_until
+from job_submission import state_of, wait_until
 from web_cluster import CLUSTER, PATIENCE_S, JobSite, job_site
-from webbing import USERS, Visitor, WebSite
+from web_site import USERS, Visitor, WebSite
 
 from steward.jobs import Jobs, database_path
 from steward.sandbox import Sandbox, SandboxSpec

@@ -10,11 +10,11 @@ from typing import Any
 
 import httpx
 import pytest
-from documented import code
-from munging import ME, credential, munge_site, origin, post
-from steward_daemon import STEWARD
-from submitting import wait_until
-from webbing import OPERATOR, WEB_USER, WebSite
+from docs_code_blocks import code
+from job_submission import wait_until
+from sandbox_daemon import STEWARD
+from web_munge import ME, credential, munge_site, origin, post
+from web_site import OPERATOR, WEB_USER, WebSite
 
 from steward.admin.credentials.errors import UnknownCredential
 from steward.admin.credentials.munge_authentication import verify_munge_request

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from submitting import submit_to, wait_until
-from webbing import OPERATOR, USERS, WebSite
+from job_submission import submit_to, wait_until
+from web_site import OPERATOR, USERS, WebSite
 
 from steward.sandbox import Sandbox, SandboxSpec
 from steward.web.pages.reports import REPORT_KINDS

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from submitting import wait_until
-from webbing import ADMINISTRATOR, OPERATOR, USERS, Visitor, WebSite
+from job_submission import wait_until
+from web_site import ADMINISTRATOR, OPERATOR, USERS, Visitor, WebSite
 
 from steward.automation.settings import RulesSettings
 from steward.capture.settings import SensorSettings

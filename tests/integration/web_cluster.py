@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from banking import RATE
-from bookkeeping import BookedSite, spec_of
+from accounting_cluster import BookedSite, spec_of
+from bank_cluster import RATE
+from job_submission import submit_to, wait_until
 from sandboxes import passable_directory
-from submitting import submit_to, wait_until
-from webbing import USERS, WebSite
+from web_site import USERS, WebSite
 
 from steward.bank.ledger import Account, Authorship, open_ledger
 from steward.bank.money import MICRO

@@ -9,8 +9,8 @@ import pytest
 pytest.register_assert_rewrite(
     "ledger.accounts",
     "ledger.charges",
-    "ledger.crowd",
-    "ledger.lists",
-    "ledger.machine",
-    "ledger.money",
+    "ledger.concurrency",
+    "ledger.side_records",
+    "ledger.state_machine",
+    "ledger.transactions",
 )

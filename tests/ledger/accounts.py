@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from ledger.site import BY, DAY, NOON, Clock, account, allocation, charge, keyed
+from ledger.fixtures import BY, DAY, NOON, Clock, account, allocation, charge, keyed
 from steward.bank.errors import BankError, BankUsage
 from steward.bank.ledger import NO_ACCOUNT, Account
 from steward.bank.ledger.ledger import Ledger

@@ -5,7 +5,7 @@ from datetime import timedelta
 import msgspec
 import pytest
 
-from ledger.site import (
+from ledger.fixtures import (
     BY,
     DAY,
     NOON,

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from servers.authority import Authority
 from servers.jars import directory_of
-from servers.process import HOST, DidNotStart, Server, free_port
+from servers.server import HOST, DidNotStart, Server, free_port
 
 _FORMAT_TIMEOUT_S: Final = 60.0
 _ADMIN_TIMEOUT_S: Final = 10.0

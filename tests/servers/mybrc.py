@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from servers.process import free_port
+from servers.server import free_port
 from steward.bank.ledger import Account, Authorship, open_ledger
 from steward.bank.settings import BankSettings, GateSettings
 from steward.core.config import Settings

@@ -13,7 +13,7 @@ from decimal import Decimal
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from servers.answering import Quiet, answering
+from servers.http_server import Quiet, answering
 
 
 class ReferenceBank:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from servers.process import HOST, UP_TIMEOUT_S, DidNotStart, Server, free_port
+from servers.server import HOST, UP_TIMEOUT_S, DidNotStart, Server, free_port
 
 _INIT_TIMEOUT_S: Final = 120.0
 _MEMORY: Final = Path("/dev/shm")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from servers.jars import directory_of
-from servers.process import HOST, Server, free_port
+from servers.server import HOST, Server, free_port
 
 _LOG4J: Final = """
 appender.out.type = Console

@@ -11,8 +11,8 @@ from threading import Thread
 from typing import Any, Final, Self
 
 from servers.authority import Authority
-from servers.process import HOST, free_port
 from servers.search import SearchServer
+from servers.server import HOST, free_port
 
 _TIMEOUT_S: Final = 30.0
 # What is between two neighbours alone (RFC 9110, section 7.6.1), and what is said anew.

@@ -1,5 +1,5 @@
 """Fixtures of every unit test. They are in another file because mypy knows one conftest only."""
 
-from quick import few_descriptors, tmp_path_factory
+from unit_fixtures import few_descriptors, tmp_path_factory
 
 __all__ = ["few_descriptors", "tmp_path_factory"]

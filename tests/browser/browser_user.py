@@ -1,0 +1,136 @@
+"""A real Chromium that looks at Steward's pages as one of the people of a cluster."""
+
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect, sync_playwright
+from web_site import WebSite
+
+AXE: Final = Path(__file__).parents[2] / "node_modules" / "axe-core" / "axe.min.js"
+_CHROMIUM: Final = ("chromium", "chromium-browser", "google-chrome")
+_OPTIONS: Final = (
+    # A browser of root's has no sandbox of its own, and none of its own errands either.
+    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+)
+_BEGUN_MS: Final = 250
+_PATIENCE_MS: Final = 30_000
+_SERIOUS: Final = ("serious", "critical")
+_NOT_DONE: Final = (400, 403, 404)
+COLOURS: Final = ("light", "dark")
+"""What a window may prefer."""
+
+
+class Trouble(msgspec.Struct, frozen=True):
+    """Something that a browser said about a page.
+
+    Attributes:
+        where: The page.
+        what: What it said.
+    """
+
+    where: str
+    what: str
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    """The browser."""
+    found = next(filter(None, map(shutil.which, _CHROMIUM)), None)
+    assert found, "there is no Chromium: scripts/setup.sh browser installs it"
+    # What is looked at is waited for as long as what is clicked on.
+    expect.set_options(timeout=_PATIENCE_MS)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=found, args=list(_OPTIONS))
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+class Person:
+    """Somebody with a browser window of their own.
+
+    Args:
+        browser: The browser.
+        site: What they look at.
+        user: Who they are; they log in by a link.
+        options: Of the window: ``color_scheme``, ``viewport``, ``java_script_enabled``.
+    """
+
+    def __init__(self, browser: Browser, site: WebSite, user: str, **options: Any) -> None:
+        self.site = site
+        self.user = user
+        self.troubles: list[Trouble] = []
+        self.bytes = 0
+        self._context = browser.new_context(base_url=site.url, **options)
+        self._context.set_default_timeout(_PATIENCE_MS)
+        self.page: Page = self._context.new_page()
+        self.page.on("console", self._heard)
+        self.page.on("pageerror", lambda error: self._say(f"error: {error}"))
+        self.page.on("request", self._asked)
+        self.page.goto(site.link(user))
+        self.page.get_by_role("button", name=f"Continue as {user}").click()
+        self.page.get_by_role("button", name="Log out").wait_for()
+
+    def close(self) -> None:
+        """Close the window."""
+        self._context.close()
+
+    def open(self, path: str) -> int:
+        """Go to a page, and wait until all that it loads is there; its status."""
+        answer = self.page.goto(path, wait_until="load")
+        assert answer is not None
+        # Parts that take a while come after the page; they are asked for when it is there.
+        self.page.wait_for_timeout(_BEGUN_MS)
+        self.page.wait_for_function("() => !document.querySelector('.htmx-request')")
+        return answer.status
+
+    def hindrances(self) -> list[str]:
+        """What axe-core finds serious on the page that is open."""
+        # Playwright evaluates it as the debugger does, which the page's policy is not about.
+        self.page.evaluate(AXE.read_text())
+        found = self.page.evaluate("() => axe.run(document, {resultTypes: ['violations']})")
+        return [
+            f"{one['id']}: {one['help']}: {[node['html'][:160] for node in one['nodes'][:3]]}"
+            for one in found["violations"]
+            if one["impact"] in _SERIOUS
+        ]
+
+    def assert_no_hindrance(self, paths: Iterable[str]) -> None:
+        """Every page is there, with one heading, and neither axe-core nor the browser objects."""
+        found: dict[str, list[str]] = {}
+        for path in paths:
+            assert self.open(path) == 200, path
+            assert self.page.locator("h1").count() == 1, path
+            found[path] = self.hindrances()
+        assert {path: hindrances for path, hindrances in found.items() if hindrances} == {}
+        assert self.troubles == []
+
+    def send_by_hand(self, forms: Iterable[tuple[str, Mapping[str, str]]]) -> None:
+        """Send forms that no page offers, with a token of one's own page: each is turned away.
+
+        Args:
+            forms: Where each goes, and its fields.
+        """
+        self.open("/")
+        csrf = self.page.locator("input[name=csrf]").first.input_value()
+        for path, fields in forms:
+            form: dict[str, str | float | bool] = {"csrf": csrf, **fields}
+            answer = self.page.request.post(path, form=form, max_redirects=0)
+            assert answer.status in _NOT_DONE, (path, answer.status)
+
+    def _heard(self, message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning"):
+            self._say(f"{message.type}: {message.text}")
+
+    def _asked(self, request: Request) -> None:
+        if not request.url.startswith((self.site.url, "data:", "blob:")):
+            self._say(f"asks {request.url}")
+
+    def _say(self, what: str) -> None:
+        self.troubles.append(Trouble(self.page.url.removeprefix(self.site.url), what))

@@ -1,0 +1,344 @@
+"""A cluster with the submit plugin, the bank and its gate: all parts, as on a real site."""
+
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from job_submission import submit_to, wait_until
+from sandbox_daemon import Daemon as InSandbox
+from sandboxes import build_plugins
+
+from steward import native
+from steward.bank.errors import GateUnavailable
+from steward.bank.gate.client import GateClient
+from steward.bank.ledger import Account, Authorship, open_ledger
+from steward.bank.money import MICRO
+from steward.bank.records import Charge, Hold, Mode, ModeRule, Rate
+from steward.bank.settings import BankSettings, GateSettings
+from steward.core.config.reader import LoadedConfig, render_config
+from steward.core.events import utc_now
+from steward.core.records import JobRecord
+from steward.jobs import Jobs, database_path
+from steward.sandbox import Sandbox, SandboxSpec
+from steward.sandbox.slurm_install import find_slurm
+
+JOBCOMP: Final = Path(native.__file__).parent / "jobcomp.lua"
+CLUSTER: Final = "sandbox"
+ACCOUNTS: Final = ("physics", "chemistry")
+SHELL: Final = "#!/bin/sh\n"
+CPU: Final = 7 * MICRO
+"""What a CPU costs for an hour in these tests, micro-SU: no multiple of 3600."""
+TIMEOUT_MS: Final = 1000
+"""As long as there is: where one answer is late, everybody is let in unasked for a while."""
+RATE: Final = Rate(
+    weights={"cpu": CPU},
+    ends_permille={"NODE_FAIL": 0, "PREEMPTED": 500},
+    note="as the tests have it",
+)
+
+
+def spec_of(directory: str, slurm: str, **options: Any) -> SandboxSpec:
+    """A cluster that asks the gate, in ``directory``.
+
+    Args:
+        directory: Where the cluster is.
+        slurm: Version of Slurm; the installed one if empty.
+        options: Of SandboxSpec, beside and in place of these.
+    """
+    own = f"steward_jobcomp_file = '{directory}/log/jobcomp.jsonl'\n"
+    env = {"STEWARD_GATE_CONF": f"{directory}-gate/gate.conf"}
+    env |= options.pop("controller_env", {})
+    return SandboxSpec(
+        **{
+            "directory": directory,
+            "slurm": slurm,
+            "cpus": 8,
+            "jobcomp_lua": own + JOBCOMP.read_text(),
+            "job_submit": ("steward",),
+            "controller_env": env,
+            "accounts": ACCOUNTS,
+            **options,
+        }
+    )
+
+
+class BankSite:
+    """A cluster whose jobs are paid for, and the daemon.
+
+    Args:
+        cluster: Of :func:`spec_of`.
+        bank: What differs from the bank's settings here.
+        gate: What differs from the gate's.
+        name: What Steward calls the cluster; its ClusterName.
+        snapshot_s: Seconds from one look at the queue to the next.
+    """
+
+    def __init__(
+        self,
+        cluster: Sandbox,
+        *,
+        bank: dict[str, Any] | None = None,
+        gate: dict[str, Any] | None = None,
+        name: str = CLUSTER,
+        snapshot_s: float = 0.5,
+    ) -> None:
+        self.cluster = cluster
+        self.name = name
+        self.user = next(iter(cluster.users))
+        self.run_dir = Path(f"{cluster.directory}-gate")
+        self.daemon = InSandbox(cluster, Path(cluster.directory) / "steward")
+        settings = self.daemon.settings
+        of_cluster = msgspec.structs.replace(
+            settings.cluster["box"],
+            munge_socket=cluster.plan.munge_socket,
+            jobcomp_lines=f"{cluster.directory}/log/jobcomp.jsonl",
+            snapshot_interval_s=snapshot_s,
+            slurm_bin=f"{cluster.directory}/bin",
+        )
+        self.settings = msgspec.structs.replace(
+            settings,
+            cluster={name: of_cluster},
+            bank=BankSettings(**{"enabled": True, "reconcile_s": 5.0, **(bank or {})}),
+            gate=GateSettings(
+                **{
+                    "socket": f"{self.run_dir}/gate.sock",
+                    "off_switch": f"{self.run_dir}/gate.off",
+                    "plugin_conf": f"{self.run_dir}/gate.conf",
+                    "timeout_ms": TIMEOUT_MS,
+                    **(gate or {}),
+                }
+            ),
+        )
+        self.daemon.settings = self.settings
+        self.daemon.config.write_text(render_config(LoadedConfig(self.settings)))
+
+    def open(
+        self,
+        deposits: dict[str, int],
+        *,
+        mode: Mode = "gate",
+        rates: Sequence[Rate] = (RATE,),
+    ) -> None:
+        """Make accounts with money in them, and say what is priced how and enforced.
+
+        Args:
+            deposits: micro-SU by account.
+            mode: What the cluster is to do.
+            rates: What jobs cost, on each cluster.
+        """
+        self.daemon.state.mkdir(mode=0o700, exist_ok=True)
+        by = Authorship(who="root", why="the tests' own")
+        ledger = open_ledger(self.settings)
+        try:
+            with ledger.transaction() as t:
+                for name in self.settings.cluster:
+                    for rate in rates:
+                        t.rates.add(msgspec.structs.replace(rate, cluster=name), by)
+                t.modes.set(ModeRule(mode=mode), by)
+                for account, amount in deposits.items():
+                    t.accounts.create(Account(name=account), by)
+                    if amount:
+                        t.transfers.deposit(account, amount, by)
+        finally:
+            ledger.close()
+
+    def start(self) -> None:
+        """Start the daemon, and wait until the gate decides by what the ledger says."""
+        self.daemon.start()
+        self.until_gate()
+
+    def restart(self) -> None:
+        """Kill the daemon and all its parts as a power switch would, and have it back."""
+        self.kill_daemon()
+        wait_until(lambda: not self.processes("gate") and not self.processes("journal"), 20)
+        self.daemon.start()
+        wait_until(lambda: bool(self.processes("gate")), 30)
+
+    def until_gate(self) -> None:
+        """Wait until the gate knows all that it decides by: books, rules and the cluster."""
+        wait_until(self._is_ready, 60)
+
+    def _is_ready(self) -> bool:
+        try:
+            state = self.link.get_status()
+        except GateUnavailable:
+            return False  # it is not there yet
+        return state.deciding and state.rules > 0 and self.name in state.pictures
+
+    @property
+    def link(self) -> GateClient:
+        """The gate, as Steward's own processes ask it."""
+        return GateClient(self.settings.state_dir)
+
+    def submit(self, script: str, *, user: str = "", **options: Any) -> int:
+        """Submit a batch script; returns the job's id."""
+        options.setdefault("output", "/dev/null")
+        options.setdefault("account", ACCOUNTS[0])
+        return submit_to(self.cluster, script, user=user or self.user, **options)
+
+    def tries(self, script: str, *words: str, user: str = "") -> "subprocess.CompletedProcess[str]":
+        """Submit what may be refused."""
+        argv = ["sbatch", "--parsable", "--output=/dev/null", f"--account={ACCOUNTS[0]}", *words]
+        return self.cluster.run(argv, user=user or self.user, input=script, check=False)
+
+    def storm(self, count: int, script: str, *words: str, at_once: int = 64) -> list[int]:
+        """Submit ``count`` jobs, so many at a time; the ids of those that were let in."""
+        path = Path(self.cluster.directory) / "storm.sh"
+        path.write_text(script)
+        path.chmod(0o755)
+        one = ["sbatch", "--parsable", "--output=/dev/null", f"--account={ACCOUNTS[0]}", *words]
+        argv = ["xargs", "-P", str(at_once), "-I{}", *one, "--job-name=s{}", str(path)]
+        numbers = "".join(f"{number}\n" for number in range(count))
+        found = self.cluster.run(argv, user=self.user, input=numbers, check=False, timeout_s=600)
+        return [int(word) for word in re.findall(r"^\d+$", found.stdout, re.MULTILINE)]
+
+    def as_root(self, *words: str) -> bool:
+        """Run one of Slurm's commands as root; whether it did what it was told."""
+        return self.cluster.run(list(words), check=False).returncode == 0
+
+    def as_user(self, *words: str, user: str = "") -> bool:
+        """Run one of Slurm's commands as a user; whether it did what it was told."""
+        found = self.cluster.run(list(words), user=user or self.user, check=False)
+        return found.returncode == 0
+
+    def bank(self, *words: str, user: str = "", check: bool = True) -> str:
+        """What a command of ``steward bank`` prints."""
+        return str(self.daemon.ask("bank", *words, user=user, check=check).stdout)
+
+    def balance(self, account: str = ACCOUNTS[0]) -> int:
+        """What the ledger has for an account, micro-SU."""
+        ledger = open_ledger(self.settings)
+        try:
+            with ledger.reading() as t:
+                return t.queries.get_balance(account)
+        finally:
+            ledger.close()
+
+    def charges(self) -> list[Charge]:
+        """All that was charged."""
+        ledger = open_ledger(self.settings)
+        try:
+            with ledger.reading() as t:
+                rows = t.charges.list_since(utc_now() - timedelta(days=30), limit=1_000_000)
+        finally:
+            ledger.close()
+        return [row.charge for row in rows]
+
+    def charged(self) -> dict[int, int]:
+        """What every job was charged, all its runs and pieces, micro-SU by raw job id."""
+        found: dict[int, int] = {}
+        for charge in self.charges():
+            found[charge.job_id] = found.get(charge.job_id, 0) + charge.amount
+        return found
+
+    def held(self) -> int:
+        """What the gate holds, micro-SU."""
+        return sum(hold.remaining for hold in self.holds())
+
+    def holds(self) -> list[Hold]:
+        """The gate's open holds."""
+        found: list[Hold] = []
+        while page := self.link.list_holds(after=found[-1].id if found else "", limit=1000):
+            found += page
+        return found
+
+    def unfinished(self) -> list[JobRecord]:
+        """The jobs that Steward takes for such as are not over."""
+        jobs = Jobs(database_path(self.settings.state_dir))
+        try:
+            return jobs.list_unfinished_records(self.name)
+        finally:
+            jobs.close()
+
+    def findings(self) -> list[Any]:
+        """What the ledger's proof finds wrong."""
+        ledger = open_ledger(self.settings)
+        try:
+            return list(ledger.check())
+        finally:
+            ledger.close()
+
+    def until_idle(self, timeout_s: float = 120) -> None:
+        """Wait until no job waits or runs."""
+        words = ["squeue", "-h", "-t", "PD,R,S,CG,CF"]
+        wait_until(lambda: not self.cluster.run(words, check=False).stdout.strip(), timeout_s)
+
+    def until_charged(self, jobs: Iterable[int], timeout_s: float = 60) -> None:
+        """Wait until every one of these jobs has a charge and nothing is held any more."""
+        wanted = set(jobs)
+        wait_until(lambda: wanted <= set(self.charged()) and not self.held(), timeout_s)
+
+    def processes(self, part: str) -> list[int]:
+        """Process ids of one of the daemon's parts, as the machine sees them."""
+        here = f"STEWARD_SANDBOX={self.cluster.directory}".encode()
+        found = []
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdigit():
+                continue
+            with contextlib.suppress(OSError):  # it has ended
+                # The kernel keeps fifteen bytes of a name.
+                name = (entry / "comm").read_text().strip()
+                variables = (entry / "environ").read_bytes().split(b"\0")
+                if name == f"steward {part}"[:15] and here in variables:
+                    found.append(int(entry.name))
+        return found
+
+    def signal_part(self, part: str, number: int) -> None:
+        """Send one of the daemon's parts a signal."""
+        wait_until(lambda: bool(self.processes(part)), 20)
+        for pid in self.processes(part):
+            with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
+                os.kill(pid, number)
+
+    def kill_daemon(self) -> None:
+        """End the daemon and all its parts as a power switch would."""
+        self.daemon.close()
+
+    def close(self) -> None:
+        """End what was started here."""
+        self.daemon.close()
+
+
+@contextlib.contextmanager
+def bank_site(
+    slurm: str,
+    *,
+    bank: dict[str, Any] | None = None,
+    gate: dict[str, Any] | None = None,
+    **options: Any,
+) -> Iterator[BankSite]:
+    """A cluster that asks the gate, and the daemon that is not started yet.
+
+    Args:
+        slurm: Version of Slurm; the installed one if empty.
+        bank: What differs from the bank's settings here.
+        gate: What differs from the gate's.
+        options: Of SandboxSpec.
+    """
+    directory = tempfile.mkdtemp(prefix="steward-bank-", dir="/tmp")
+    os.chmod(directory, 0o755)
+    path = f"{directory}/box"
+    os.mkdir(f"{path}-gate", 0o755)
+    try:
+        # The headers of another version are in its root directory, which this brings about.
+        built = build_plugins(f"{find_slurm(slurm, print).root}/usr/include", f"{path}-lib")
+        spec = spec_of(path, slurm, plugin_dirs=(os.path.dirname(built.path),), **options)
+        with Sandbox.up(spec, report=print) as cluster:
+            site = BankSite(cluster, bank=bank, gate=gate, name=spec.cluster)
+            try:
+                yield site
+            except BaseException:
+                print(site.daemon.log()[-5000:])  # it is gone with the cluster
+                raise
+            finally:
+                site.close()
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)

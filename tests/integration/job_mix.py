@@ -1,0 +1,358 @@
+"""Jobs of all sorts, each with what befalls it: many live at once, and the cluster may die."""
+
+import random
+import time
+from collections.abc import Callable, Generator
+from typing import Any, Final
+
+import scrontab_jobs
+from bank_cluster import ACCOUNTS, SHELL, BankSite
+from job_submission import PATIENCE
+
+from steward.sandbox import SandboxError
+
+States = dict[str, str]
+"""What squeue shows: states by job or task."""
+
+Life = Generator[None, States, None]
+"""A job's life: is sent what squeue shows, and does to its job what is due."""
+
+PARTITIONS: Final = (
+    "PartitionName=low Nodes=node5,node6 PriorityTier=1 PreemptMode=REQUEUE MaxTime=INFINITE",
+    "PartitionName=lowest Nodes=node5,node6 PriorityTier=1 PreemptMode=CANCEL MaxTime=INFINITE",
+    "PartitionName=high Nodes=node5,node6 PriorityTier=10 MaxTime=INFINITE",
+    "PreemptType=preempt/partition_prio",
+    "PreemptMode=REQUEUE",
+    scrontab_jobs.ENABLED,
+)
+"""Further lines of slurm.conf that the mix needs."""
+
+ROOM: Final[dict[str, Any]] = {"nodes": 6, "cpus": 16}
+"""What else the cluster is to have: jobs wait for each other as little as they may, and those
+that are preempted have nodes that others hardly come to."""
+
+_WAITS_S: Final = 60.0
+_LOST_S: Final = 25.0
+_LASTING_TIMES: Final = 2
+_CRON_MINUTES: Final = 2
+_CRON_LATE_S: Final = 8.0
+_ENDED: Final = ("", "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED")
+
+
+class Mix:
+    """Submits jobs and leads each through its life.
+
+    Args:
+        site: Where they run.
+        chance: What decides which and how.
+    """
+
+    def __init__(self, site: BankSite, chance: random.Random) -> None:
+        self.site = site
+        self.chance = chance
+        self.submitted: list[int] = []
+        self.lives: list[Life] = []
+        self._hurried: set[str] = set()
+        self._helped = time.monotonic()
+        self._lasting: dict[str, int] = {}
+
+    def begin(self, kind: Callable[["Mix"], Life]) -> None:
+        """Let a life begin; what cannot be submitted is none."""
+        life = kind(self)
+        try:
+            next(life)
+        except StopIteration:
+            return
+        self.lives.append(life)
+
+    def go_on(self) -> int:
+        """Look at the queue once and lead every life on; how many go on."""
+        states = self.look()
+        if states is not None:
+            for life in list(self.lives):
+                try:
+                    life.send(states)
+                except StopIteration:
+                    self.lives.remove(life)
+        return len(self.lives)
+
+    def go_to_the_end(self, between: Callable[[], object] = lambda: None) -> None:
+        """Lead every life to where nothing more is done to its job."""
+        deadline = time.monotonic() + PATIENCE * 120
+        while self.go_on():
+            assert time.monotonic() < deadline, self.lives
+            between()
+            time.sleep(0.3)  # each look is work for a machine that has enough of it
+
+    def look(self) -> States | None:
+        """The states of all jobs; None where slurmctld does not answer."""
+        words = ["squeue", "-a", "-r", "-h", "-t", "all", "-o", "%i|%T|%r|%j"]
+        found = self.site.cluster.run(words, check=False)
+        if found.returncode:
+            return None
+        rows = [line.split("|") for line in found.stdout.splitlines()]
+        for job, _, reason, name in rows:
+            # Slurm begins a requeued job again after two minutes. Not at once: a node refuses
+            # what was granted as it was told to end the run before.
+            if (
+                reason == "BeginTime"
+                and name not in ("never", scrontab_jobs.NAME)
+                and job not in self._hurried
+            ):
+                update = ["scontrol", "update", f"jobid={job}", "starttime=now+4"]
+                if self.site.as_root(*update):
+                    self._hurried.add(job)
+        return {job: state for job, state, *_ in rows}
+
+    def finish(self) -> None:
+        """Lead every life on until no job waits or runs."""
+        self.go_to_the_end()
+        over = {*_ENDED, "BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY"}
+        deadline = time.monotonic() + PATIENCE * 150
+        self._helped = time.monotonic()
+        while (states := self.look()) is None or not set(states.values()) <= over:
+            assert time.monotonic() < deadline, f"{states}\n{self._queue()}"
+            self._help()
+            time.sleep(0.5)
+
+    def _queue(self) -> str:
+        words = ["squeue", "-a", "-h", "-o", "%i %T %r %S %E"]
+        return str(self.site.cluster.run(words, check=False).stdout)
+
+    def _help(self) -> None:
+        """Do again what a slurmctld that was killed has forgotten, as an operator would."""
+        words = ["squeue", "-a", "-h", "-t", "PD", "-o", "%i|%r|%j"]
+        for line in self.site.cluster.run(words, check=False).stdout.splitlines():
+            job, reason, name = line.split("|")
+            if name == "never":
+                self.site.as_root("scancel", job)
+            elif "held" in reason.lower():
+                self.site.as_root("scontrol", "release", job)
+        if time.monotonic() - self._helped > _LOST_S:
+            self._helped = time.monotonic()
+            # slurmctld believes in jobs whose end it forgot until their node registers anew.
+            for name in self.site.cluster.get_status():
+                if name.startswith("slurmd."):
+                    self.site.cluster.restart_service(name)
+            self._cancel_lasting()
+        words = ["sinfo", "-h", "-N", "-p", "main", "-o", "%N %t"]
+        for line in self.site.cluster.run(words, check=False).stdout.splitlines():
+            node, state = line.split()
+            if state.startswith(("drain", "drng", "down")):
+                self.site.as_root("scontrol", "update", f"nodename={node}", "state=resume")
+
+    def _cancel_lasting(self) -> None:
+        """Cancel jobs that have run longer than any here does: those their nodes do not know."""
+        words = ["squeue", "-a", "-r", "-h", "-t", "R,S", "-o", "%i"]
+        jobs = self.site.cluster.run(words, check=False).stdout.split()
+        self._lasting = {job: self._lasting.get(job, 0) + 1 for job in jobs}
+        for job, times in self._lasting.items():
+            if times > _LASTING_TIMES:
+                self.site.as_root("scancel", job)
+
+    def submit(self, script: str, **options: Any) -> int:
+        """Submit a job, again where slurmctld is away; its id."""
+        while True:
+            try:
+                job = self.site.submit(SHELL + script, **options)
+            except (SandboxError, AssertionError) as error:
+                if "Invalid" in str(error) or "refused" in str(error):
+                    raise
+                time.sleep(0.5)
+                continue
+            self.submitted.append(job)
+            return job
+
+    def nap(self) -> str:
+        """A script that takes a moment."""
+        return f"sleep 0.{self.chance.randrange(10)}\n"
+
+
+def _until(job: str, *wanted: str) -> Generator[None, States, bool]:
+    """Wait until a job is in one of these states; False where it never will be."""
+    deadline = time.monotonic() + _WAITS_S
+    while True:
+        state = (yield).get(job, "")
+        if state in wanted:
+            return True
+        if state in _ENDED or time.monotonic() > deadline:
+            return False
+
+
+def _pause(seconds: float) -> Life:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        yield
+
+
+def _insist(does: Callable[[], bool]) -> Life:
+    """Do what slurmctld may be too dead for just now, unless there is nothing left to do it to."""
+    deadline = time.monotonic() + _WAITS_S
+    while not does() and time.monotonic() < deadline:
+        yield
+
+
+def plain(mix: Mix) -> Life:
+    """One that does nothing special, of some size."""
+    cpus = mix.chance.choice((1, 1, 1, 2, 3))
+    mix.submit(mix.nap(), ntasks=cpus, time=str(mix.chance.randrange(1, 30)))
+    yield from ()
+
+
+def failing(mix: Mix) -> Life:
+    """One that fails."""
+    mix.submit(f"{mix.nap()}exit {mix.chance.randrange(1, 200)}\n", time="5")
+    yield from ()
+
+
+def array(mix: Mix) -> Life:
+    """An array, sometimes a few tasks at a time."""
+    last = mix.chance.randrange(2, 6)
+    mix.submit(mix.nap(), array=f"0-{last}{mix.chance.choice(('', '%2'))}", time="5")
+    yield from ()
+
+
+def het(mix: Mix) -> Life:
+    """A heterogeneous job."""
+    mix.submit(f"#SBATCH -n1\n#SBATCH hetjob\n#SBATCH -n2\n{mix.nap()}", time="5")
+    yield from ()
+
+
+def requeued(mix: Mix) -> Life:
+    """Requeued while it runs."""
+    job = mix.submit("[ ${SLURM_RESTART_COUNT:-0} -gt 0 ] || sleep 60\n", requeue=True, time="5")
+    if (yield from _until(str(job), "RUNNING")):
+        yield from _pause(1.5)
+        mix.site.as_root("scontrol", "requeue", str(job))
+
+
+def run_again(mix: Mix) -> Life:
+    """Requeued after its end."""
+    job = mix.submit(mix.nap(), requeue=True, time="5")
+    if (yield from _until(str(job), "COMPLETED")):
+        yield from _pause(2.5)
+        mix.site.as_user("scontrol", "requeue", str(job))
+
+
+def resized(mix: Mix) -> Life:
+    """Gives one of its nodes back."""
+    job = mix.submit("sleep 6\n", nodes=2, ntasks_per_node=2, time="5")
+    if (yield from _until(str(job), "RUNNING")):
+        yield from _pause(2)
+        mix.site.as_user("scontrol", "update", f"jobid={job}", "numnodes=1")
+
+
+def suspended(mix: Mix) -> Life:
+    """Stands still for a time."""
+    job = mix.submit("sleep 3\n", time="5")
+    if (yield from _until(str(job), "RUNNING")):
+        yield from _pause(1)
+        mix.site.as_root("scontrol", "suspend", str(job))
+        yield from _pause(2.5)
+        yield from _insist(lambda: mix.site.as_root("scontrol", "resume", str(job)))
+
+
+def cancelled(mix: Mix) -> Life:
+    """Cancelled while it runs."""
+    job = mix.submit("sleep 60\n", time="10")
+    if (yield from _until(str(job), "RUNNING")):
+        yield from _pause(1.2)
+        mix.site.as_user("scancel", str(job))
+
+
+def whittled(mix: Mix) -> Life:
+    """An array whose tasks are cancelled one at a time before they start; one is let run."""
+    job = mix.submit("sleep 0.2\n", array="1-4", hold=True, time="5")
+    yield
+    for task in (2, 4, 1):
+        mix.site.as_user("scancel", f"{job}_{task}")
+        yield
+    yield from _insist(lambda: mix.site.as_user("scontrol", "release", str(job)))
+
+
+def updated(mix: Mix) -> Life:
+    """Made larger and longer while it waits, and shorter while it runs."""
+    job = mix.submit("sleep 2\n", hold=True, time="2")
+    yield
+    mix.site.as_root("scontrol", "update", f"jobid={job}", "timelimit=9", "numcpus=2")
+    mix.site.as_user("scontrol", "update", f"jobid={job}", "comment=larger")
+    yield from _insist(lambda: mix.site.as_user("scontrol", "release", str(job)))
+    if (yield from _until(str(job), "RUNNING")):
+        mix.site.as_user("scontrol", "update", f"jobid={job}", "timelimit=4")
+
+
+def limited(mix: Mix) -> Life:
+    """Runs into its time limit."""
+    mix.submit("sleep 300\n", time="1")
+    yield from ()
+
+
+def never(mix: Mix) -> Life:
+    """Cancelled before it ever starts."""
+    job = mix.submit("true\n", begin="now+1hour", time="5", job_name="never")
+    yield
+    yield from _insist(lambda: mix.site.as_user("scancel", str(job)))
+
+
+def preempted(mix: Mix) -> Life:
+    """Gives way to one of a higher partition."""
+    low = mix.submit(
+        "[ ${SLURM_RESTART_COUNT:-0} -gt 0 ] || sleep 60\n",
+        partition=mix.chance.choice(("low", "lowest")),
+        nodes=2,
+        exclusive=True,
+        time="5",
+    )
+    if (yield from _until(str(low), "RUNNING")):
+        yield from _pause(1.2)
+        mix.submit("sleep 1\n", partition="high", nodes=2, exclusive=True, time="5")
+        yield from _pause(20)
+    # One that waited for the others for too long is not to hold up all behind it.
+    mix.site.as_user("scancel", str(low))
+
+
+def let_through(mix: Mix) -> Life:
+    """Submitted while the plugin is told to admit everything."""
+    off = mix.site.run_dir / "gate.off"
+    off.touch()
+    try:
+        mix.submit(mix.nap(), ntasks=2, time="5")
+    finally:
+        off.unlink()
+    yield from ()
+
+
+def scrontab(mix: Mix) -> Life:
+    """Some that run each minute, until nothing else does, and twice at the least."""
+    site = mix.site
+    mix.submitted += scrontab_jobs.each_minute(
+        site.cluster, site.user, "sleep 0.5", account=ACCOUNTS[0], count=3
+    )
+    begun = time.time()
+    while len(mix.lives) > 1 or time.time() // 60 - begun // 60 < _CRON_MINUTES:
+        yield
+    yield from _pause(_CRON_LATE_S)
+    yield from _insist(lambda: scrontab_jobs.never_again(site.cluster, site.user))
+
+
+def node_failed(mix: Mix) -> Life:
+    """Loses its node; which nobody gets back before it is seen to be lost."""
+    node = "node4"
+    job = mix.submit("sleep 60\n", nodelist=node, no_requeue=True, time="10")
+    if (yield from _until(str(job), "RUNNING")):
+        yield from _pause(1.2)
+        down = ["scontrol", "update", f"nodename={node}", "state=down", "reason=lost"]
+        mix.site.as_root(*down)
+        yield from _pause(2)
+        up = ["scontrol", "update", f"nodename={node}", "state=resume"]
+        yield from _insist(lambda: mix.site.as_root(*up))
+
+
+COMMON: Final = (plain, plain, plain, plain, failing, array, array, het, never, whittled, cancelled)
+"""Those that cost a machine little."""
+
+RARE: Final = (
+    *(requeued, run_again, resized, suspended, updated, let_through, limited, preempted),
+    node_failed,
+)
+"""Those in which much happens."""

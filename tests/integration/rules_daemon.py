@@ -1,0 +1,131 @@
+"""A daemon with rules on a sandbox, and storms of node events that its sensor would have told."""
+
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from sensor_daemon import Watching
+
+from steward.accounting.settings import MailSettings
+from steward.automation.settings import ActionsSettings, RulesSettings
+from steward.capture.sensor.changes import NodeFacts, compare_snapshots
+from steward.capture.sensor.store import SensorStore
+from steward.core.config.reader import LoadedConfig, render_config
+from steward.core.events import NODE_STATE, RULE_EXECUTION, Event
+from steward.core.journal import JournalLink
+from steward.core.waits import Stop
+from steward.sandbox import Sandbox
+
+CLUSTER = "box"
+
+
+class Ruling(Watching):
+    """A daemon that runs rules, as SlurmUser, and a mailer that writes down what it is given.
+
+    Args:
+        cluster: Where it runs.
+        home: Directory of its own.
+        rules: The rules' texts.
+        timeout_s: How long an action may take, in seconds.
+        of: What differs from the settings of [rules].
+    """
+
+    def __init__(
+        self, cluster: Sandbox, home: Path, *rules: str, timeout_s: float = 20.0, **of: Any
+    ) -> None:
+        super().__init__(cluster, home, enabled=of.pop("sensor", True))
+        self.rules_dir = home / "rules.d"
+        self.rules_dir.mkdir(mode=0o755)
+        for number, text in enumerate(rules):
+            (self.rules_dir / f"{number}.yaml").write_text(text)
+        self.mails = home / "mails"
+        self.mails.mkdir()
+        self.hang = home / "hang"
+        """While this is there, a mail that was sent does not come to its end."""
+        mailer = home / "mailer"
+        # A file for each mail: two at once must not be taken for one.
+        mailer.write_text(
+            f'#!/bin/sh\nf=$(mktemp {self.mails}/XXXXXXXX)\n{{ echo "$@"; cat; }} > "$f"\n'
+            # So long that a kill may come before its end is known.
+            f"sleep 0.1; while [ -e {self.hang} ]; do sleep 0.1; done\n"
+        )
+        mailer.chmod(0o755)
+        shutil.chown(self.mails, cluster.plan.slurm_user)
+        given = {"enabled": True, "directories": (str(self.rules_dir),), "shipped": False, **of}
+        self.settings = msgspec.structs.replace(
+            self.settings,
+            rules=RulesSettings(**given),
+            actions=ActionsSettings(timeout_s=timeout_s),
+            mail=MailSettings(program=str(mailer)),
+        )
+        self.config.write_text(render_config(LoadedConfig(self.settings)))
+
+    def history(self, *words: str) -> list[dict[str, Any]]:
+        """What rules did, oldest first."""
+        answer = self.ask_json("rules", "history", "--limit", "100000", *words)
+        found: list[dict[str, Any]] = answer["executions"]
+        return found[::-1]
+
+    def mailed(self) -> list[str]:
+        """The mails that were sent."""
+        return [path.read_text() for path in self.mails.iterdir()]
+
+    def told(self) -> list[Event]:
+        """The ends of executions that are in the journal."""
+        return self.events(RULE_EXECUTION)
+
+    def drained_by_rules(self) -> set[str]:
+        """The nodes that Slurm shows drained with a rule's reason."""
+        out = self.cluster.run(["scontrol", "-a", "-o", "show", "node"]).stdout
+        return {
+            line.split()[0].removeprefix("NodeName=")
+            for line in out.splitlines()
+            if "(steward: rule " in line and "DRAIN" in line
+        }
+
+
+def pictures(nodes: list[str], looks: int) -> Iterator[dict[str, dict[str, NodeFacts]]]:
+    """A cluster whose nodes all fail and come back, look after look."""
+    for look in range(looks + 1):
+        state = "DOWN+NOT_RESPONDING" if look % 2 else "IDLE"
+        reason = f"look {look}: {{{{ 7 * 7 }}}} $(id)" if look % 2 else ""
+        yield {NODE_STATE: {node: NodeFacts(state=state, reason=reason) for node in nodes}}
+
+
+class Storm:
+    """What a sensor would tell of made-up pictures, into a daemon's own journal.
+
+    Args:
+        daemon: Whose journal.
+        directory: Where the sensor's own store is.
+        nodes: The nodes that flap.
+    """
+
+    def __init__(self, daemon: Ruling, directory: Path, nodes: list[str]) -> None:
+        self._store = SensorStore(str(directory), CLUSTER)
+        self._link = JournalLink(str(daemon.state), Stop())
+        self._nodes = nodes
+        self._before: dict[str, dict[str, NodeFacts]] = {}
+        self.told: Counter[bool] = Counter()
+        """How many events there were, by whether they tell of a failure."""
+
+    def rage(self, looks: int) -> Iterator[int]:
+        """Tell of so many looks, one at each step; how many events there were so far."""
+        for picture in pictures(self._nodes, looks):
+            now = datetime.now(UTC)
+            changes = compare_snapshots(
+                self._before, picture, source="reconcile", at=now, since=now
+            )
+            self._before = picture
+            self._store.store_changes(changes, now)
+            self._store.send_outbox(self._link.append)
+            for change in changes:
+                if change.body is not None:
+                    self.told[bool(getattr(change.body, "failed", False))] += 1
+            yield self.told.total()
+        self._store.close()
+        self._link.close()

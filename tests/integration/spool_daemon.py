@@ -1,0 +1,300 @@
+"""A real daemon on a spool of our own, as the tests of faults need it."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+from job_submission import PATIENCE, wait_until
+
+from steward.archive.settings import FilesSinkSettings
+from steward.core.config import ArchiveSettings, JournalSettings, Settings
+from steward.core.config.reader import LoadedConfig, render_config
+from steward.core.incoming import StoreUnavailable, make_stores
+from steward.core.journal import JournalReader
+from steward.core.redaction import REDACTED
+from steward.core.sqlite import Connection, open_reader
+from steward.slurm.settings import ClusterSettings
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
+import storm
+
+STORM = str(Path(storm.__file__))
+
+
+def settings_in(directory: Path, **changes: Any) -> Settings:
+    """Settings of a daemon whose every file is below ``directory``; the spool is made."""
+    (directory / "spool").mkdir(exist_ok=True)
+    settings = Settings(
+        state_dir=str(directory / "state"),
+        socket=str(directory / "state" / "steward.sock"),
+        cluster={"c1": ClusterSettings(slurm=False, spool=str(directory / "spool"))},
+        archive=ArchiveSettings(sink={"files": FilesSinkSettings(path=str(directory / "archive"))}),
+        journal=JournalSettings(keep_s=3600.0),
+    )
+    return msgspec.structs.replace(settings, **changes)
+
+
+def children_of(pid: int) -> list[int]:
+    """A process's children; none if it is gone."""
+    try:
+        return [int(n) for n in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+class Daemon:
+    """``steward serve`` on these settings; started again as often as one likes.
+
+    Args:
+        settings: What it runs.
+        directory: Where its configuration and its log are.
+        prefix: Words put before the command (to run it inside a sandbox).
+    """
+
+    command = "serve"
+
+    def __init__(self, settings: Settings, directory: Path, prefix: tuple[str, ...] = ()) -> None:
+        self.settings = settings
+        self.log_path = directory / "steward.log"
+        self._config = directory / "steward.toml"
+        self._config.write_text(render_config(LoadedConfig(settings)))
+        self._prefix = prefix
+        self._process: subprocess.Popen[bytes] | None = None
+        self._unquiet = ""
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process is not None:
+            self.kill()
+
+    @property
+    def pid(self) -> int:
+        """Of the supervisor."""
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> None:
+        """Start it, and wait until its first part runs."""
+        with self.log_path.open("ab") as log:
+            self._process = subprocess.Popen(
+                [
+                    *self._prefix,
+                    *(sys.executable, "-m", "steward", self.command),
+                    *("--config", str(self._config)),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        self.wait(lambda: bool(self.parts()), 20.0)
+
+    def parts(self) -> list[int]:
+        """The processes of its parts."""
+        return children_of(self.pid)
+
+    def kill(self) -> None:
+        """End it as a power switch would, parts included, and wait for that."""
+        assert self._process is not None
+        parts = self.parts()
+        self._process.kill()
+        self._process.wait(PATIENCE * 20)
+        self._process = None
+        # The kernel ends the parts; the next start must not be faster.
+        wait_until(lambda: not any(_lives(pid) for pid in parts), 20.0)
+
+    def stop(self) -> int:
+        """Ask it to end; its exit code."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGTERM)
+        code = self._process.wait(PATIENCE * 10)
+        self._process = None
+        return code
+
+    def log(self) -> str:
+        """All that it has said."""
+        return self.log_path.read_text()
+
+    def wait(self, ready: Callable[[], bool], timeout_s: float = 30.0) -> None:
+        """Wait for something that is sure to come about while it runs."""
+        process = self._process
+        assert process is not None
+        self._unquiet = ""
+
+        def look() -> bool:
+            assert process.poll() is None, f"it ended:\n{self.log()[-3000:]}"
+            return ready()
+
+        try:
+            wait_until(look, timeout_s)
+        except AssertionError:
+            print(self.log()[-6000:])
+            if self._unquiet:
+                print(f"It is not quiet: {self._unquiet}.")
+            raise
+
+    def status(self, consumer: str) -> tuple[str, str]:
+        """State and detail of a consumer, as ``steward journal status`` shows them."""
+        reader = JournalReader(self.settings.state_dir)
+        try:
+            found = {of.name: (of.state, of.detail) for of in reader.list_consumers()}
+        finally:
+            reader.close()
+        return found.get(consumer, ("", ""))
+
+    def is_quiet(self, scripts: int) -> bool:
+        """Whether so many scripts are in the journal, and every consumer has put them to use."""
+        self._unquiet = self._why_unquiet(scripts)
+        return not self._unquiet
+
+    def _why_unquiet(self, scripts: int) -> str:
+        """The first thing that is still to come; "" for nothing."""
+        captured = len(journalled(self.settings))
+        if captured < scripts:
+            return f"the journal has had {captured} of {scripts} scripts"
+        behind = ask(self.settings, "journal.db", _BEHIND)
+        if behind != [(None,)]:
+            return f"consumers are behind, as the journal has it: {behind}"
+        waiting = ask(self.settings, "archive-files.db", _WAITING)
+        if waiting != [(None,)]:
+            return f"scripts in the files sink wait for their owners: {waiting}"
+        jobs = ask(self.settings, "jobs.db", "SELECT count(*) FROM script")
+        if not jobs or jobs[0][0] < scripts:
+            return f"jobs.db has this many of {scripts} scripts: {jobs}"
+        return ""
+
+
+_BEHIND = """
+    SELECT group_concat(name || ' at ' || position || ' of ' || seq, ', ')
+    FROM consumer, (SELECT ifnull(max(seq), 0) AS seq FROM sqlite_sequence WHERE name = 'event')
+    WHERE position < seq
+"""
+_WAITING = "SELECT group_concat(key, ', ') FROM script WHERE state = 0"
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def ask(settings: Settings, database: str, sql: str, *values: object) -> list[tuple[Any, ...]]:
+    """Rows of one of Steward's databases."""
+    path = os.path.join(settings.state_dir, database)
+    if not os.path.exists(path):
+        return []
+    connection: Connection = open_reader(path)
+    try:
+        if not connection.execute("PRAGMA user_version").fetchone()[0]:
+            return []  # being made
+        return [tuple(row) for row in connection.execute(sql, values)]
+    finally:
+        connection.close()
+
+
+def filed(settings: Settings) -> int:
+    """How many scripts the sink ``files`` has filed."""
+    rows = ask(settings, "archive-files.db", "SELECT count(*) FROM script WHERE state != 0")
+    return int(rows[0][0]) if rows else 0
+
+
+def is_through(settings: Settings, sink: str) -> bool:
+    """Whether a sink on another machine has taken in everything, and sent it."""
+    (head,) = ask(settings, "journal.db", "SELECT max(seq) FROM sqlite_sequence")[0]
+    database = f"archive-{sink}.db"
+    rows = ask(settings, database, "SELECT position FROM cursor")
+    unsent = ask(settings, database, "SELECT 1 FROM script WHERE state != 0 LIMIT 1")
+    return bool(rows) and bool(rows[0][0] >= head) and not unsent
+
+
+def journalled(settings: Settings) -> set[int]:
+    """Ids of the jobs whose scripts the journal has, or has had."""
+    keys = ask(
+        settings,
+        "journal.db",
+        "SELECT key FROM event WHERE kind = 'job.script' UNION SELECT key FROM remembered "
+        "WHERE key LIKE 'script:%'",
+    )
+    return {int(key.split(":")[1]) for (key,) in keys}
+
+
+def stored(settings: Settings) -> set[int]:
+    """Jobs whose script was written to a store whole, whether or not its event was appended."""
+    found = set()
+    for store in make_stores(settings):
+        try:
+            names = list(store.iterate_names())
+        except StoreUnavailable:
+            continue  # not made yet
+        for name in names:
+            try:
+                size = os.stat(os.path.join(store.directory, name.filename)).st_size
+            except FileNotFoundError:
+                continue
+            if name.what == "script" and size == name.length:
+                found.add(name.job_id)
+    return found
+
+
+def archived(settings: Settings, sink: str = "files") -> dict[int, dict[str, bytes]]:
+    """A sink's files by job id and suffix; fails if any job has one twice."""
+    found: dict[int, dict[str, bytes]] = {}
+    root = settings.sink_path(sink)
+    for directory, names, files in os.walk(root):
+        names[:] = [name for name in names if not name.startswith(".")]
+        for name in files:
+            stem, _, suffix = name.rpartition(".")
+            if suffix not in ("sh", "env"):
+                continue
+            of_job = found.setdefault(int(stem.split("-")[0]), {})
+            assert suffix not in of_job, f"{name} is there twice"
+            of_job[suffix] = Path(directory, name).read_bytes()
+    return found
+
+
+def assert_kept(settings: Settings, job_ids: range) -> None:
+    """Exactly these jobs of a storm are in the archive, byte for byte, each once."""
+    found = archived(settings)
+    assert sorted(found) == list(job_ids)
+    for job_id, files in found.items():
+        assert files["sh"] == storm.script_of(job_id)
+        assert files["env"] == storm.environment_of(job_id, REDACTED)
+
+
+def submit(home: Path, jobs: range) -> None:
+    """Write jobs into the spool below ``home``."""
+    for job_id in jobs:
+        storm.write_job(str(home / "spool"), job_id)
+
+
+def forget(home: Path, jobs: range) -> None:
+    """Remove them, as slurmctld does some time after a job's end."""
+    for job_id in jobs:
+        storm.remove_job(str(home / "spool"), job_id)
+
+
+def play(spool: str, jobs: range, *arguments: str) -> "subprocess.Popen[bytes]":
+    """Start a storm in a process of its own."""
+    span = (f"--first={jobs.start}", f"--jobs={len(jobs)}")
+    return subprocess.Popen([sys.executable, STORM, spool, *span, *arguments])
+
+
+def chance_of(variable: str) -> random.Random:
+    """Chance from a seed that is printed, and that the environment variable repeats."""
+    seed = int(os.environ.get(variable, "0")) or random.SystemRandom().randrange(1, 2**32)
+    print(f"{variable}={seed}")
+    return random.Random(seed)
+
+
+def new_schema_seed() -> str:
+    """Seed of one run of schemathesis: printed, and repeated by ``STEWARD_SCHEMA_SEED``."""
+    return str(chance_of("STEWARD_SCHEMA_SEED").randrange(2**31))

@@ -1,0 +1,171 @@
+"""A thousand jobs of all sorts, with kills in between: each is charged what Slurm says it used.
+
+``STEWARD_BANK_SEED`` repeats the choices of an earlier run; each run prints its seed. The default
+is 300 jobs; ``make soak`` sets ``STEWARD_BANK_JOBS=1000``. Both meet the same twelve kills.
+"""
+
+import os
+import random
+import shutil
+import time
+from collections.abc import Callable
+
+import expected_costs
+import job_mix
+import pytest
+from bank_cluster import ACCOUNTS, BankSite, bank_site
+from job_mix import Mix
+from job_submission import wait_until
+from spool_daemon import chance_of
+
+from servers.postgresql import PostgreSQL
+from steward.bank.money import MICRO
+from steward.bank.records import Charge
+
+pytestmark = [
+    pytest.mark.skipif(os.geteuid() != 0, reason="the gate is asked by SlurmUser"),
+    pytest.mark.skipif(not shutil.which("cc"), reason="needs a C compiler"),
+]
+
+PHYSICS = ACCOUNTS[0]
+PLENTY = 1_000_000 * MICRO
+KILLS = 12
+FORGOTTEN_S = 60
+"""Longest time from a job's start, past a slurmctld that is killed, to the next look at it."""
+COMPARED_S = 200
+"""Until what ended of late is compared with Slurm's records: two minutes, and some."""
+JOBS = int(os.environ.get("STEWARD_BANK_JOBS", "300"))
+
+
+def opened(site: BankSite) -> None:
+    """The bank, with more money than the jobs can use."""
+    site.open({PHYSICS: PLENTY})
+    site.start()
+
+
+def is_forgotten(charge: Charge, known: set[tuple[int, int]]) -> bool:
+    """Whether a charge is of a run that a killed slurmctld forgot, so that none of its records
+    has an end: that is charged until it was found to be gone, no longer.
+    """
+    use = charge.use
+    if use is None or use.start is None or use.state != "UNKNOWN":
+        return False
+    start = int(use.start.timestamp())
+    return (charge.job_id, start) not in known and use.seconds <= FORGOTTEN_S
+
+
+def see_that_all_is_charged(
+    site: BankSite, expected: Callable[[], list[expected_costs.Ran]], patience_s: float = 40
+) -> None:
+    """Every job's charge is what Slurm's record says, and the proof of the ledger passes."""
+
+    def wrong() -> dict[int, tuple[int, int]]:
+        ran = expected()
+        due = {job: amount for job, amount in expected_costs.costs(ran).items() if amount}
+        known = {(one.job, int(one.start)) for one in ran}
+        paid: dict[int, int] = {}
+        for charge in site.charges():
+            if charge.amount and not is_forgotten(charge, known):
+                paid[charge.job_id] = paid.get(charge.job_id, 0) + charge.amount
+        jobs = sorted({*due, *paid})
+        return {
+            job: (due.get(job, 0), paid.get(job, 0))
+            for job in jobs
+            if due.get(job, 0) != paid.get(job, 0)
+        }
+
+    try:
+        wait_until(lambda: not wrong() and not site.held(), patience_s)
+    except AssertionError:
+        told = wrong()
+        runs = [ran for ran in expected() if ran.job in told]
+        raise AssertionError(
+            f"due and paid: {told}\nSlurm: {runs}\nheld: {site.holds()}\n"
+            f"charged: {[one for one in site.charges() if one.job_id in told]}\n"
+            f"not over, for Steward: {site.unfinished()}"
+        ) from None
+    assert site.findings() == []
+    assert site.balance() == PLENTY - sum(site.charged().values())
+
+
+@pytest.mark.matrix
+@pytest.mark.wide
+def test_jobs_of_all_sorts(slurm_version: str) -> None:
+    chance = chance_of("STEWARD_BANK_SEED")
+    with bank_site(slurm_version, extra=job_mix.PARTITIONS, **job_mix.ROOM) as site:
+        opened(site)
+        mix = Mix(site, chance)
+        kinds = [kind for kind in job_mix.RARE if kind is not job_mix.limited]
+        for kind in (*kinds, *job_mix.COMMON):
+            mix.begin(kind)
+            mix.go_on()
+        mix.finish()
+        see_that_all_is_charged(site, lambda: expected_costs.by_slurmctld(site))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_a_thousand_jobs_with_kills(slurm_version: str, postgresql: PostgreSQL) -> None:
+    chance = chance_of("STEWARD_BANK_SEED")
+    with bank_site(
+        slurm_version,
+        bank={"database": postgresql.url(postgresql.new_database())},
+        accounting=True,
+        extra=(*job_mix.PARTITIONS, "SlurmdTimeout=600"),
+        min_job_age_s=90,  # so that looks at the queue stay short; slurmdbd knows the rest
+        **job_mix.ROOM,
+    ) as site:
+        opened(site)
+        # 26.05 does not start from a state in which associations were never written down.
+        site.cluster.restart_controller()
+        mix = Mix(site, chance)
+        mix.begin(job_mix.scrontab)
+        kinds = _kinds(chance)
+        at = _moments(chance, len(kinds))
+        victims = ["slurmctld", "serve", "gate", "postgresql"] * (KILLS // 4)
+        chance.shuffle(victims)
+        for number, kind in enumerate(kinds):
+            if at and at[0] <= number:
+                at.pop(0)
+                victim = victims.pop()
+                print(f"{time.strftime('%H:%M:%S')} {len(mix.submitted)}: {victim} is killed")
+                kill(site, victim, postgresql)
+            mix.begin(kind)
+            if number % 4 == 0:
+                mix.go_on()
+        print(f"{time.strftime('%H:%M:%S')} {len(mix.submitted)} submitted")
+        mix.finish()
+        print(f"{time.strftime('%H:%M:%S')} all are over")
+        see_that_all_is_charged(site, lambda: expected_costs.by_sacct(site), COMPARED_S)
+
+
+def _kinds(chance: random.Random) -> list[Callable[[Mix], job_mix.Life]]:
+    """What is submitted, in a random order: a thousand jobs, each task and component one."""
+    often = [kind for kind in job_mix.COMMON for _ in range(45 * JOBS // 1000)]
+    rare = [kind for kind in job_mix.RARE if kind is not job_mix.node_failed]
+    seldom = [kind for kind in rare for _ in range(max(1, 8 * JOBS // 1000))]
+    kinds: list[Callable[[Mix], job_mix.Life]] = [*often, *seldom]
+    kinds += [job_mix.node_failed, job_mix.node_failed]
+    chance.shuffle(kinds)
+    return kinds
+
+
+def _moments(chance: random.Random, length: int) -> list[int]:
+    """Behind how many submissions something is killed: spread, and with some left after all."""
+    stretch = length * 3 // 4 // KILLS
+    return [stretch * (number + 1) + chance.randrange(stretch) for number in range(KILLS)]
+
+
+def kill(site: BankSite, victim: str, postgresql: PostgreSQL) -> None:
+    """End one of them as a power switch would, and have it back."""
+    if victim == "slurmctld":
+        site.cluster.kill_controller()
+        site.cluster.restart_controller()
+    elif victim == "serve":
+        site.restart()
+    elif victim == "gate":
+        site.signal_part("gate", 9)
+    else:
+        postgresql.kill()
+        time.sleep(1)  # so that something is told to a database that is away
+        postgresql.start()

@@ -1,0 +1,64 @@
+"""A site whose pages know people by MUNGE, and requests with credentials of its munged."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+from web_site import USERS, WebSite
+
+from steward.sandbox import Sandbox, SandboxSpec
+
+ME = "/api/v1/ask/credentials.me"
+
+
+@contextlib.contextmanager
+def munge_site(slurm_version: str, **web: Any) -> Iterator[WebSite]:
+    """A site with a munged.
+
+    Args:
+        slurm_version: Of the sandbox.
+        web: What differs in [web].
+    """
+    with Sandbox.up(SandboxSpec(slurm=slurm_version, user_names=USERS), report=print) as cluster:
+        home, web = (
+            Path(cluster.directory) / "steward",
+            {
+                "munge_socket": cluster.plan.munge_socket,
+                **web,
+            },
+        )
+        # What is begun and given up is told by the log.
+        with WebSite(cluster, home, web=web, settings={"log_level": "debug"}) as site:
+            yield site
+
+
+def credential(site: WebSite, user: str, text: bytes) -> str:
+    """What munged vouches for, as the command of a user's has it."""
+    words = ["munge", "--socket", site.cluster.plan.munge_socket]
+    made: str = site.cluster.run(words, user=user, input=text.decode()).stdout
+    return made.strip()
+
+
+def origin(site: WebSite) -> str:
+    """What a credential for these pages names them."""
+    return site.url.partition("//")[2]
+
+
+def post(
+    site: WebSite, path: str, body: bytes, shown: str, *, address: str = "127.0.0.1"
+) -> httpx.Response:
+    """The answer to a request with a credential.
+
+    Args:
+        site: Who is asked.
+        path: For what.
+        body: What is sent.
+        shown: The credential.
+        address: Where the connection comes from.
+    """
+    headers = {"Authorization": f"Munge {shown}", "Content-Type": "application/json"}
+    way = httpx.HTTPTransport(local_address=address)
+    with httpx.Client(transport=way, timeout=60) as client:
+        return client.post(f"{site.url}{path}", content=body, headers=headers)

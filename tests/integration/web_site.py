@@ -1,0 +1,173 @@
+"""Steward's pages on a real cluster, and people who look at them."""
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Any, Self
+
+import httpx
+import msgspec
+from job_submission import PATIENCE, wait_until
+from sandbox_daemon import STEWARD, Daemon
+
+from servers.server import free_port
+from steward.core.config import AccessSettings
+from steward.core.config.reader import LoadedConfig, render_config
+from steward.sandbox import Sandbox
+from steward.sandbox.cluster import SandboxProcess
+from steward.web.settings import WebSettings
+
+ONCE = httpx.Limits(max_keepalive_connections=0)
+"""A kept connection may be ended by the server in the moment in which it is used again."""
+WEB_USER = "webby"
+OPERATOR = "olga"
+ADMINISTRATOR = "carl"
+USERS = ("ada", "grace", OPERATOR, ADMINISTRATOR, WEB_USER)
+"""The users that the sandbox of a site must have."""
+
+
+class WebSite:
+    """A daemon in a sandbox, and ``steward web`` beside it, as a user of its own.
+
+    Args:
+        cluster: Where both run; with USERS.
+        home: Directory of the daemon's own.
+        settings: What differs in the daemon's settings.
+        web: What differs in [web].
+    """
+
+    def __init__(
+        self,
+        cluster: Sandbox,
+        home: Path,
+        *,
+        settings: dict[str, Any] | None = None,
+        web: dict[str, Any] | None = None,
+    ) -> None:
+        self.cluster = cluster
+        self.port = free_port()
+        self.daemon = Daemon(cluster, home)
+        chosen = {
+            "listen": f"127.0.0.1:{self.port}",
+            "user": WEB_USER,
+            "requests_per_minute": 100_000,
+            **(web or {}),
+        }
+        self.web = WebSettings(**chosen)
+        self.daemon.settings = msgspec.structs.replace(
+            self.daemon.settings,
+            **{
+                "web": self.web,
+                "access": AccessSettings(operators=(OPERATOR,), administrators=(ADMINISTRATOR,)),
+                **(settings or {}),
+            },
+        )
+        self.daemon.config.write_text(render_config(LoadedConfig(self.daemon.settings)))
+        self.log_path = home / "web.log"
+        self._process: SandboxProcess | None = None
+        self._visitors: list[Visitor] = []
+
+    @property
+    def url(self) -> str:
+        """Where it answers."""
+        scheme = "https" if self.web.certificate_file else "http"
+        return f"{scheme}://127.0.0.1:{self.port}"
+
+    def __enter__(self) -> Self:
+        self.daemon.start()
+        try:
+            self.start()
+        except BaseException:
+            self.daemon.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for visitor in self._visitors:
+            visitor.close()
+        self.stop()
+        self.daemon.close()
+
+    def start(self) -> None:
+        """Start the pages' process, and wait until it answers."""
+        with open(self.log_path, "ab") as log:
+            self._process = self.cluster.popen(
+                [STEWARD, "web", "--socket", self.daemon.settings.socket],
+                user=WEB_USER,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        wait_until(self.answers, 30)
+
+    def answers(self) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, self.log_path.read_text()
+        try:
+            # Its certificate is the business of those who test that.
+            return httpx.get(f"{self.url}/healthz", verify=False, timeout=60).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def stop(self) -> None:
+        """End the pages' process, if it runs."""
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait(PATIENCE * 20)
+            self._process = None
+
+    def link(self, user: str) -> str:
+        """What ``steward login`` prints, on this port whatever [web] url says."""
+        said = self.daemon.ask("login", user=user)
+        found = re.search(r"/login/\S+", said.stdout)
+        assert found, said.stdout
+        return f"{self.url}{found[0]}"
+
+    def stranger(self, **options: Any) -> httpx.Client:
+        """Somebody who has not logged in; ``options`` are those of httpx.Client."""
+        return httpx.Client(base_url=self.url, **{"timeout": 60, "limits": ONCE, **options})
+
+    def visitor(self, user: str) -> "Visitor":
+        """Somebody who has logged in."""
+        visitor = Visitor(self, user)
+        self._visitors.append(visitor)
+        return visitor
+
+
+class Visitor(httpx.Client):
+    """Somebody with a browser, without scripts.
+
+    Args:
+        site: What they look at.
+        user: Who they are.
+    """
+
+    def __init__(self, site: WebSite, user: str) -> None:
+        super().__init__(base_url=site.url, timeout=60)
+        self.user = user
+        link = site.link(user)
+        secret = link.rpartition("/")[2]
+        assert f"Continue as {user}" in self.get(link).text
+        answer = self.post("/login", data={"secret": secret})
+        assert answer.status_code == 303, answer.text
+
+    def page(self, path: str, **query: Any) -> str:
+        """A page's text.
+
+        Args:
+            path: Its address, which may hold a query.
+            query: More of it.
+        """
+        answer = self.get(path, params=query or None)
+        assert answer.status_code == 200, (path, answer.status_code, answer.text[:2000])
+        return answer.text
+
+    def csrf(self) -> str:
+        """What forms of theirs bring."""
+        found = re.search(r'name="csrf" value="([0-9a-f]+)"', self.page("/"))
+        assert found
+        return found[1]
+
+    def submit(self, path: str, **fields: Any) -> httpx.Response:
+        """Submit a form."""
+        return self.post(path, data={"csrf": self.csrf(), **fields})

@@ -1,0 +1,34 @@
+"""An HTTP server on loopback that answers as a test's own handler does."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+
+from servers.server import HOST
+
+_LOOK_S = 0.01
+
+
+class Quiet:
+    """Of a handler: it says nothing of its requests on the tests' own output."""
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@contextmanager
+def answering(handler: type[BaseHTTPRequestHandler]) -> Iterator[ThreadingHTTPServer]:
+    """Serve on a free port as long as the block runs.
+
+    Args:
+        handler: Answers each request, in a thread of its own.
+    """
+    with ThreadingHTTPServer((HOST, 0), handler) as server:
+        thread = Thread(target=server.serve_forever, args=(_LOOK_S,), daemon=True)
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()

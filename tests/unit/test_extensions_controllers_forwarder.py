@@ -1,0 +1,296 @@
+"""The controller's side: the cursor moves when the other side has all of it, and not before."""
+
+import os
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from harness.controllers import ForwardedSite, script_row, stores_in
+from harness.spool import no_lease_signals
+from harness.torque import Player, TorqueCapture
+from servers.authority import Authority
+from steward.core.config import Settings
+from steward.core.consumers import Rejected
+from steward.core.errors import Unavailable
+from steward.core.events import Event, decode_event
+from steward.core.incoming import IncomingStores
+from steward.extensions.controllers import wire
+from steward.extensions.controllers.forwarder import EventForwarder
+from steward.extensions.controllers.settings import ForwardSettings
+from steward.slurm.settings import ClusterSettings
+
+__all__ = ["no_lease_signals"]
+
+MakeForward = Callable[..., EventForwarder]
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("authority") / "ca")
+
+
+@pytest.fixture
+def receiver(tmp_path: Path, authority: Authority) -> Iterator[ForwardedSite]:
+    (tmp_path / "serve").mkdir()
+    site = ForwardedSite(tmp_path / "serve", authority, {"c1": ("ctl1",)})
+    yield site
+    site.close()
+
+
+@pytest.fixture
+def make(tmp_path: Path, receiver: ForwardedSite, authority: Authority) -> Iterator[MakeForward]:
+    made = []
+
+    def forward(settings: ForwardSettings | None = None) -> EventForwarder:
+        settings = settings or receiver.forward_settings("DNS:ctl1")
+        all_settings = Settings(
+            state_dir=str(tmp_path), cluster={"c1": ClusterSettings()}, forward=settings
+        )
+        made.append(EventForwarder(all_settings, "c1", stores_in(tmp_path)))
+        return made[-1]
+
+    yield forward
+    for one in made:
+        one.close()
+
+
+def captured(home: Path, job_id: int, script: bytes = b"#!/bin/sh\n", cluster: str = "c1") -> Event:
+    """The event of a script whose bytes lie in the controller's store."""
+    row = script_row(job_id, script, cluster=cluster)
+    event = decode_event(job_id, row.kind, row.cluster, row.key, row.data)
+    (store,) = stores_in(home)
+    for kept, data in (
+        (event.body.script, row.script),
+        (event.body.environment, row.environment),
+    ):
+        assert data is not None
+        store.write(kept.path, data)
+    store.close()
+    return event
+
+
+def nothing(_: object) -> None:
+    pytest.fail("nothing is appended")
+
+
+def test_events_and_bytes_arrive_and_the_cursor_moves(
+    tmp_path: Path, receiver: ForwardedSite, make: MakeForward
+) -> None:
+    forward = make()
+    assert forward.cursor() == 0
+    forward.apply([captured(tmp_path, n, b"#%d" % n) for n in (1, 2, 3)], 7, nothing)
+    assert forward.cursor() == 7
+    assert len(receiver.keys()) == 3
+    assert {b"#1", b"#2", b"#3"} < set(receiver.kept().values())
+    forward.close()
+    again = make()
+    assert again.cursor() == 7
+    again.apply([captured(tmp_path, 3, b"#3"), captured(tmp_path, 4)], 9, nothing)
+    assert len(receiver.keys()) == 4
+
+
+def test_what_is_of_another_cluster_is_passed_over(
+    tmp_path: Path, receiver: ForwardedSite, make: MakeForward
+) -> None:
+    forward = make()
+    forward.apply([captured(tmp_path, 1, cluster="c2")], 5, nothing)
+    assert forward.cursor() == 5
+    assert receiver.keys() == receiver.keys("c2") == []
+
+
+def test_many_bytes_go_in_several_batches(
+    tmp_path: Path, receiver: ForwardedSite, make: MakeForward, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[int] = []
+    really = wire.build_frame
+
+    def frame_of(body: bytes, credential: bytes = b"") -> bytes:
+        sent.append(len(body))
+        return really(body, credential)
+
+    monkeypatch.setattr(wire, "build_frame", frame_of)
+    scripts = [os.urandom(3 << 20) for _ in range(3)]
+    make().apply([captured(tmp_path, n, s) for n, s in enumerate(scripts, 1)], 3, nothing)
+    assert set(scripts) < set(receiver.kept().values())
+    assert sum(size > 1 << 20 for size in sent) == 3
+
+
+def test_what_is_refused_is_named_and_the_others_are_there(
+    tmp_path: Path, receiver: ForwardedSite, make: MakeForward
+) -> None:
+    forward = make()
+    good, bad = captured(tmp_path, 1), captured(tmp_path, 2)
+    bad = msgspec.structs.replace(bad, source="nobody")
+    for _ in range(3):
+        with pytest.raises(Rejected, match="its source 'nobody'") as caught:
+            forward.apply([bad, good], 2, nothing)
+        assert caught.value.event.id == 2
+    assert forward.cursor() == 0
+    forward.apply([good], 2, nothing)
+    assert forward.cursor() == 2
+    assert receiver.keys() == [good.key]
+
+
+def test_bytes_that_are_gone_set_one_event_aside(
+    tmp_path: Path, receiver: ForwardedSite, make: MakeForward
+) -> None:
+    event = captured(tmp_path, 1)
+    (tmp_path / "incoming" / event.body.script.path).unlink()
+    with pytest.raises(Rejected, match="the bytes of job 1 are gone"):
+        make().apply([event], 1, nothing)
+    assert receiver.keys() == []
+
+
+def test_more_than_a_frame_holds_sets_one_event_aside(tmp_path: Path, make: MakeForward) -> None:
+    with pytest.raises(Rejected, match="more than can be forwarded"):
+        make().apply(
+            [captured(tmp_path, 1, bytes(wire.MAX_WIRE_FRAME_BYTES - (1 << 20) + 1))], 1, nothing
+        )
+
+
+def test_a_host_that_may_not_report_waits_and_says_why(
+    tmp_path: Path, receiver: ForwardedSite, make: MakeForward, authority: Authority
+) -> None:
+    forward = make(receiver.forward_settings("DNS:ctl9"))
+    with pytest.raises(Unavailable, match=r"may not report for cluster c1: .*ctl9"):
+        forward.apply([captured(tmp_path, 1)], 1, nothing)
+    assert forward.cursor() == 0
+
+
+def test_who_is_not_certified_is_sent_nothing(
+    tmp_path: Path, receiver: ForwardedSite, make: MakeForward, authority: Authority
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    other = Authority(tmp_path / "elsewhere" / "ca")
+    settings = msgspec.structs.replace(receiver.forward_settings("DNS:ctl1"), ca_file=other.file)
+    forward = make(settings)
+    with pytest.raises(Unavailable, match=r"cannot be reached: .*certificate"):
+        forward.apply([captured(tmp_path, 1)], 1, nothing)
+    named = msgspec.structs.replace(
+        receiver.forward_settings("DNS:ctl1"), to=f"127.0.0.2:{receiver.port}"
+    )
+    with pytest.raises(Unavailable, match="cannot be reached"):
+        make(named).apply([captured(tmp_path, 1)], 1, nothing)
+    assert receiver.keys() == []
+
+
+def test_a_certificate_that_cannot_be_read_is_waited_for(
+    tmp_path: Path, receiver: ForwardedSite, make: MakeForward, authority: Authority
+) -> None:
+    settings = receiver.forward_settings("DNS:ctl1")
+    Path(settings.key_file).write_text("being written")
+    with pytest.raises(Unavailable, match="cannot be used"):
+        make(settings).apply([captured(tmp_path, 1)], 1, nothing)
+    fresh = receiver.forward_settings("DNS:ctl1")
+    make(fresh).apply([captured(tmp_path, 1)], 1, nothing)
+    assert len(receiver.keys()) == 1
+
+
+class Scripted:
+    """A receiver that answers each batch as it is told to.
+
+    Args:
+        authority: Signs its certificate.
+        answers: What it says, in turn; None to hang up.
+    """
+
+    def __init__(self, authority: Authority, answers: list[wire.ReceiverReply | None]) -> None:
+        self._context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        self._context.load_cert_chain(*authority.certificate("IP:127.0.0.1"))
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self.heard: list[wire.WireMessage] = []
+        self._answers = answers
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._thread.join(10)
+        self._listener.close()
+        assert not self._thread.is_alive()
+
+    def _serve(self) -> None:
+        while self._answers:
+            plain, _ = self._listener.accept()
+            with self._context.wrap_socket(plain, server_side=True) as connection:
+                stream = wire.FrameStream(connection, "controller")
+                greeting = wire.ReceiverGreeting(1, bytes(wire.NONCE_BYTES))
+                stream.send(wire.build_frame(wire.encode_message(greeting)), 5.0)
+                self._answer(stream)
+
+    def _answer(self, stream: wire.FrameStream) -> None:
+        answer: wire.ReceiverReply | None = wire.ReceiverReply(number=0, verdict="durable")
+        while answer is not None:
+            frame = stream.receive(wire.MAX_WIRE_FRAME_BYTES, 5.0)
+            if frame is None:
+                return
+            self.heard.append(frame.decode_message())
+            stream.send(wire.build_frame(wire.encode_message(answer)), 5.0)
+            answer = self._answers.pop(0) if self._answers else None
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        wire.ReceiverReply(number=2, verdict="durable"),
+        wire.ReceiverReply(number=1, verdict="later", detail="the disk is full"),
+        wire.ReceiverReply(number=1, verdict="perhaps"),
+        wire.ReceiverReply(number=1, verdict="refused"),
+    ],
+)
+def test_any_other_answer_leaves_the_cursor(
+    tmp_path: Path,
+    receiver: ForwardedSite,
+    make: MakeForward,
+    authority: Authority,
+    answer: wire.ReceiverReply,
+) -> None:
+    other = Scripted(authority, [answer])
+    settings = receiver.forward_settings("DNS:ctl1")
+    forward = make(msgspec.structs.replace(settings, to=f"127.0.0.1:{other.port}"))
+    with pytest.raises(Unavailable):
+        forward.apply([captured(tmp_path, 1)], 1, nothing)
+    assert forward.cursor() == 0
+    forward.close()
+    other.close()
+
+
+def test_a_connection_that_ended_meanwhile_is_made_anew(
+    tmp_path: Path, receiver: ForwardedSite, make: MakeForward, authority: Authority
+) -> None:
+    good = wire.ReceiverReply(number=1, verdict="durable")
+    other = Scripted(authority, [good, None, good])
+    settings = receiver.forward_settings("DNS:ctl1")
+    forward = make(msgspec.structs.replace(settings, to=f"127.0.0.1:{other.port}"))
+    forward.apply([captured(tmp_path, 1)], 1, nothing)
+    forward.apply([captured(tmp_path, 2)], 2, nothing)
+    assert forward.cursor() == 2
+    batches = [message for message in other.heard if isinstance(message, wire.EventBatch)]
+    assert [batch.number for batch in batches] == [1, 1]
+    forward.close()
+    other.close()
+
+
+@pytest.mark.parametrize("moment", ["running", "completed"])
+def test_jobs_of_torque_arrive_with_the_tasks_of_its_arrays(
+    tmp_path: Path, receiver: ForwardedSite, authority: Authority, moment: str
+) -> None:
+    Player("flat", tmp_path / "spool").snapshot(moment, tmp_path / "at" / "jobs")
+    site = TorqueCapture(tmp_path / "torque", tmp_path / "at").finish()
+    events = [msgspec.structs.replace(event, id=n) for n, event in enumerate(site.events, 1)]
+    settings = Settings(
+        state_dir=str(tmp_path),
+        cluster={"c1": ClusterSettings()},
+        forward=receiver.forward_settings("DNS:ctl1"),
+    )
+    forward = EventForwarder(settings, "c1", IncomingStores([site.store]))
+    forward.apply(events, len(events), nothing)
+    forward.close()
+    keys = {event.key for event in events}
+    assert any(event.key.split(":")[1] == "1000010220000003" for event in events)
+    assert set(receiver.keys()) == keys

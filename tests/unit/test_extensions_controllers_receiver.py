@@ -1,0 +1,255 @@
+"""The receiver over TLS, by its wire: who may report, for whom, and what comes of it."""
+
+import os
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from harness.controllers import ForwardedSite, Raw, script_row
+from servers.authority import Authority
+from steward.core.events import make_script_key
+from steward.extensions.controllers import wire
+
+Connect = Callable[..., Raw]
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("authority") / "ca")
+
+
+@pytest.fixture
+def limits() -> dict[str, int]:
+    """What a test wants the receiver's limits to be."""
+    return {}
+
+
+@pytest.fixture
+def receiver(
+    tmp_path: Path, authority: Authority, limits: dict[str, int]
+) -> Iterator[ForwardedSite]:
+    hosts = {"c1": ("ctl1", "10.9.8.7"), "c2": ("ctl2",)}
+    site = ForwardedSite(tmp_path, authority, hosts, **limits)
+    yield site
+    site.close()
+
+
+@pytest.fixture
+def connect(receiver: ForwardedSite, authority: Authority) -> Iterator[Connect]:
+    made = []
+
+    def make(*names: str) -> Raw:
+        certificate = authority.certificate(*(names or ("DNS:ctl1",)))
+        made.append(Raw(receiver.port, authority, certificate))
+        return made[-1]
+
+    yield make
+    for raw in made:
+        raw.close()
+
+
+def test_a_batch_is_durable_when_it_is_answered(receiver: ForwardedSite, connect: Connect) -> None:
+    raw = connect()
+    assert raw.greet().verdict == "durable"
+    raw.say(wire.EventBatch(1, [script_row(1), script_row(2, environment=None)]))
+    assert raw.hear() == wire.ReceiverReply(number=1, verdict="durable")
+    assert len(receiver.keys()) == 2
+    assert sorted(receiver.kept().values()) == [b"\1\0\0\0A=1\0", b"#!/bin/sh\n", b"#!/bin/sh\n"]
+
+
+def test_what_comes_twice_is_there_once(receiver: ForwardedSite, connect: Connect) -> None:
+    for name in ("DNS:ctl1", "IP:10.9.8.7"):
+        raw = connect(name)
+        assert raw.greet().verdict == "durable"
+        for number in (1, 2):
+            raw.say(wire.EventBatch(number, [script_row(1)]))
+            assert raw.hear() == wire.ReceiverReply(number=number, verdict="durable")
+    assert len(receiver.keys()) == 1
+    assert len(receiver.kept()) == 2
+
+
+@pytest.mark.parametrize("names", [("DNS:ctl1",), ("DNS:CTL1", "DNS:x"), ("IP:10.9.8.7",)])
+def test_a_name_of_the_certificate_is_what_counts(connect: Connect, names: tuple[str]) -> None:
+    assert connect(*names).greet().verdict == "durable"
+
+
+@pytest.mark.parametrize(
+    ("names", "cluster", "reason"),
+    [
+        (("DNS:ctl1",), "c2", "ctl1, which is none of the 'controllers' of cluster 'c2'"),
+        # The subject's common name is ctl1 in all of them.
+        (("DNS:other",), "c1", "other, which is none"),
+        (("DNS:*", "DNS:*.org"), "c1", "which is none"),
+        (("IP:10.9.8.6",), "c1", "10.9.8.6, which is none"),
+        (("email:ctl1@x",), "c1", "no host, which is none"),
+        (("DNS:ctl1",), "c3", "nobody may report"),
+        (("DNS:ctl1",), "../c1", "nobody may report"),
+    ],
+)
+def test_a_host_reports_only_for_its_own_cluster(
+    receiver: ForwardedSite, connect: Connect, names: tuple[str], cluster: str, reason: str
+) -> None:
+    raw = connect(*names)
+    answer = raw.greet(cluster)
+    assert answer.verdict == "refused"
+    assert reason in answer.detail
+    assert raw.ends()
+
+
+def test_events_of_another_cluster_are_refused(receiver: ForwardedSite, connect: Connect) -> None:
+    raw = connect()
+    raw.greet()
+    raw.say(wire.EventBatch(1, [script_row(1, cluster="c2"), script_row(2)]))
+    answer = raw.hear()
+    assert [index for index, _ in answer.refused] == [0]
+    assert receiver.keys("c2") == []
+    assert len(receiver.keys("c1")) == 1
+
+
+def test_bytes_that_are_others_are_refused(receiver: ForwardedSite, connect: Connect) -> None:
+    raw = connect()
+    raw.greet()
+    row = script_row(1)
+    forged = wire.ForwardedEvent(
+        row.kind, row.cluster, row.key, row.data, b"rm -rf /\n", row.environment
+    )
+    raw.say(wire.EventBatch(1, [forged]))
+    ((index, reason),) = raw.hear().refused
+    assert (index, "SHA-256" in reason) == (0, True)
+    assert receiver.kept() == {}
+
+
+@pytest.mark.parametrize("number", [0, 1, 3, 2**63])
+def test_a_number_that_is_not_due_ends_the_connection(
+    receiver: ForwardedSite, connect: Connect, number: int
+) -> None:
+    raw = connect()
+    raw.greet()
+    raw.say(wire.EventBatch(1, [script_row(1)]))
+    assert raw.hear().verdict == "durable"
+    raw.say(wire.EventBatch(number, [script_row(2)]))
+    assert raw.ends()
+    assert receiver.keys() == [make_script_key(1, 1_772_366_400_000_000_000)]
+
+
+def test_too_many_events_at_once_are_not_taken(receiver: ForwardedSite, connect: Connect) -> None:
+    raw = connect()
+    raw.greet()
+    raw.say(wire.EventBatch(1, [script_row(1)] * (wire.MAX_BATCH_ROWS + 1)))
+    assert raw.ends()
+    assert receiver.keys() == []
+
+
+def test_another_version_is_told_which_one_is_spoken(connect: Connect) -> None:
+    answer = connect().greet(version=99)
+    assert (answer.verdict, answer.detail) == ("refused", "it speaks version 99, we speak 1")
+
+
+def test_nothing_is_taken_before_a_hello(receiver: ForwardedSite, connect: Connect) -> None:
+    raw = connect()
+    assert isinstance(raw.hear(), wire.ReceiverGreeting)
+    raw.say(wire.EventBatch(1, [script_row(1)]))
+    assert raw.ends()
+    assert receiver.keys() == []
+    assert receiver.kept() == {}
+
+
+def test_a_stranger_gets_only_a_small_frame(connect: Connect) -> None:
+    raw = connect()
+    raw.hear()
+    raw.socket.sendall(struct.pack("<I", wire.MAX_FIRST_FRAME_BYTES + 1))
+    assert raw.ends()
+
+
+def test_garbage_moves_nothing(receiver: ForwardedSite, connect: Connect) -> None:
+    before = receiver.files()
+    for length in (1, 3, 100, 5000):
+        plain = socket.create_connection(("127.0.0.1", receiver.port), 10)
+        plain.sendall(os.urandom(length))
+        plain.close()
+        raw = connect()
+        raw.hear()
+        raw.socket.sendall(struct.pack("<I", length) + os.urandom(length))
+        assert raw.ends()
+        known = connect()
+        known.greet()
+        known.socket.sendall(struct.pack("<I", length) + os.urandom(length))
+        assert known.ends()
+    assert receiver.files() == before
+    assert connect().greet().verdict == "durable"
+
+
+def test_without_a_certificate_nobody_is_heard(
+    receiver: ForwardedSite, authority: Authority
+) -> None:
+    other = Authority(Path(authority.file).parent / "other")
+    raw = Raw(receiver.port, authority, other.certificate("DNS:ctl1"))
+    with pytest.raises((wire.WireUnavailable, OSError)):
+        raw.greet()
+    raw.close()
+    assert receiver.keys() == []
+
+
+@pytest.mark.parametrize("limits", [{"max_unidentified": 4}])
+def test_who_says_nothing_makes_room_for_others(receiver: ForwardedSite, connect: Connect) -> None:
+    known = connect()
+    assert known.greet().verdict == "durable"
+    silent = [socket.create_connection(("127.0.0.1", receiver.port), 10) for _ in range(12)]
+    try:
+        assert connect("DNS:ctl2").greet("c2").verdict == "durable"
+        known.say(wire.EventBatch(1, []))
+        assert known.hear().verdict == "durable"
+    finally:
+        for one in silent:
+            one.close()
+
+
+@pytest.mark.parametrize("limits", [{"max_unidentified": 8}])
+def test_a_flood_takes_no_more_threads_than_there_may_be(
+    receiver: ForwardedSite, connect: Connect
+) -> None:
+    before = threading.active_count()
+    most = 0
+    silent = []
+    try:
+        for _ in range(60):
+            silent.append(socket.create_connection(("127.0.0.1", receiver.port), 10))
+            most = max(most, threading.active_count() - before)
+        assert connect().greet().verdict == "durable"
+        most = max(most, threading.active_count() - before)
+    finally:
+        for one in silent:
+            one.close()
+    # One that ends may still be there when the next one begins.
+    assert most <= 12
+
+
+@pytest.mark.parametrize("limits", [{"max_per_cluster": 3}])
+def test_one_cluster_takes_no_place_of_anothers(receiver: ForwardedSite, connect: Connect) -> None:
+    many = [connect() for _ in range(9)]
+    for raw in many:
+        assert raw.greet().verdict == "durable"
+    assert [raw.ends() for raw in many[:6]] == [True] * 6
+    assert connect("DNS:ctl2").greet("c2").verdict == "durable"
+    for raw in many[6:]:
+        raw.say(wire.EventBatch(1, [script_row(1)]))
+        assert raw.hear().verdict == "durable"
+
+
+def test_a_disk_that_is_away_is_later(receiver: ForwardedSite, connect: Connect) -> None:
+    incoming = Path(receiver.settings.state_dir) / "incoming"
+    incoming.write_bytes(b"in the way")
+    raw = connect()
+    raw.greet()
+    raw.say(wire.EventBatch(1, [script_row(1)]))
+    answer = raw.hear()
+    assert answer.verdict == "later"
+    assert str(incoming) in answer.detail
+    incoming.unlink()
+    raw.say(wire.EventBatch(2, [script_row(1)]))
+    assert raw.hear().verdict == "durable"
+    assert len(receiver.keys()) == 1
