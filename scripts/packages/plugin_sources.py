@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Final
 
 from steward.admin.plugins.build import (
+    COMPILER_FLAGS,
     DEFAULT_LIBDIR,
-    FLAGS,
     HEADER_DIRECTORIES,
     HOOKS,
     LIBRARY,
@@ -36,7 +36,7 @@ def script() -> str:
         "@DIRECTORY@": f"/{DIRECTORY}",
         "@HEADERS@": " ".join(HEADER_DIRECTORIES),
         "@LIBDIR@": DEFAULT_LIBDIR,
-        "@FLAGS@": " ".join(FLAGS),
+        "@FLAGS@": " ".join(COMPILER_FLAGS),
         "@LIBRARIES@": " ".join(HOOKS),
         "@LIBRARY@": LIBRARY,
         "@COMPILE@": "\n".join(compiled),

@@ -15,7 +15,7 @@ from sandboxes import build_plugins
 from servers.gate import AskedGate
 from steward.admin.plugins.job_submit import install_submit_lua
 from steward.sandbox import Sandbox, SandboxSpec
-from steward.sandbox.slurm_install import SUITES, ensure_root
+from steward.sandbox.slurm_install import DEBIAN_SUITES, ensure_root
 
 QUIET_S = 2.0
 TIMEOUT_MS = 100
@@ -26,7 +26,9 @@ LUA_SOCKETS = "/usr/lib/*/lua/5.*/socket"
 def headers(version: str) -> str:
     """Where the headers of a version of Slurm are."""
     series = ".".join(version.split(".")[:2])
-    return f"{ensure_root(version, print)}/usr/include" if series in SUITES else "/usr/include"
+    return (
+        f"{ensure_root(version, print)}/usr/include" if series in DEBIAN_SUITES else "/usr/include"
+    )
 
 
 class AskingSite:

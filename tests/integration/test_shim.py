@@ -13,7 +13,7 @@ from typing import Any, ParamSpec
 import pytest
 from job_submission import PATIENCE, state_of, submit_to, wait_until
 
-from steward.admin.plugins.build import PluginBuild, SlurmVersion, build_plugins, find_built
+from steward.admin.plugins.build import PluginBuild, SlurmVersion, build_plugins, find_build
 from steward.admin.plugins.installation import install_shim
 from steward.admin.plugins.spank import check_shim
 from steward.sandbox import Sandbox, SandboxSpec
@@ -167,7 +167,7 @@ def site(slurm_version: str) -> Iterator[ShimSite]:
 def test_it_is_built_for_this_slurm_and_found_good(site: ShimSite) -> None:
     version = SlurmVersion.parse(site.cluster.plan.slurm_version.split("-")[0])
     libdir = f"{site.cluster.directory}/lib"
-    built = find_built(libdir, version)
+    built = find_build(libdir, version)
     assert built
     assert built.version.is_loadable_by(version)
     assert check_shim(version, libdir=libdir, plugstack=site.plugstack) == []

@@ -19,7 +19,7 @@ from steward.admin.plugins.build import (
     PluginBuild,
     SlurmVersion,
     build_plugins,
-    find_built,
+    find_build,
 )
 from steward.admin.plugins.errors import BuildFailed, HeadersMissing, PluginInstallError
 from steward.admin.plugins.installation import install_jobcomp, install_shim
@@ -79,7 +79,7 @@ def test_builds_lie_side_by_side_and_the_nearest_is_taken(
         (tmp_path / name).mkdir()
         shutil.copy(built.path, tmp_path / name)
     found = {
-        wanted: getattr(find_built(str(tmp_path), SlurmVersion.parse(wanted)), "path", "")
+        wanted: getattr(find_build(str(tmp_path), SlurmVersion.parse(wanted)), "path", "")
         for wanted in ("22.05.2", "22.05.5", "22.05", "24.11", "23.02.1", "26.05")
     }
     assert {wanted: Path(path).parent.name for wanted, path in found.items()} == {
@@ -180,7 +180,7 @@ def test_what_is_installed_passes_the_check(
     if os.geteuid() == 0:
         assert check_shim(built.version, libdir=there, plugstack=str(plugstack)) == []
     again = install_shim(
-        find_built(there, built.version) or built,
+        find_build(there, built.version) or built,
         libdir=there,
         plugstack=str(plugstack),
         spool=str(spool),

@@ -13,11 +13,11 @@ from steward.admin.plugins.build import (
     PluginBuild,
     SlurmVersion,
     build_plugins,
-    find_built,
+    find_build,
 )
 from steward.admin.plugins.errors import PluginInstallError
 from steward.admin.plugins.job_submit import (
-    MODULES,
+    LUA_FILES,
     check_submit,
     install_submit,
     install_submit_lua,
@@ -59,9 +59,9 @@ def test_only_a_build_of_the_same_patch_level_is_taken(built: PluginBuild) -> No
     libdir = os.path.dirname(directory_of(built))
     version = built.version
     later = SlurmVersion(version.major, version.minor, version.micro + 1)
-    assert find_built(libdir, later) == built
-    assert find_built(libdir, later, SUBMIT_LIBRARY) is None
-    assert find_built(libdir, version, SUBMIT_LIBRARY) == built
+    assert find_build(libdir, later) == built
+    assert find_build(libdir, later, SUBMIT_LIBRARY) is None
+    assert find_build(libdir, version, SUBMIT_LIBRARY) == built
 
 
 @needs_compiler
@@ -118,7 +118,7 @@ def test_a_site_without_a_script_gets_one_of_five_lines(tmp_path: Path) -> None:
     script = (etc / "job_submit.lua").read_text()
     assert f'dofile("{libdir}/steward_gate.lua")' in script
     assert 'steward_gate_cluster = "c1"' in script
-    assert {path.name for path in libdir.iterdir()} == set(MODULES)
+    assert {path.name for path in libdir.iterdir()} == set(LUA_FILES)
     assert done == install_submit_lua(str(etc), libdir=str(libdir), cluster="c1")
     with pytest.raises(PluginInstallError, match="no cluster's name"):
         install_submit_lua(str(etc), libdir=str(libdir), cluster='"..os.exit()..')

@@ -11,7 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from steward.admin.plugins.job_submit import CONF, check_reach, find_gate_conf, find_gate_socket
+from steward.admin.plugins.job_submit import (
+    DEFAULT_GATE_CONF,
+    check_reach,
+    find_gate_conf,
+    find_gate_socket,
+)
 
 NOBODY = pwd.getpwnam("nobody")
 SHOWN = {"SlurmUser": f"nobody({NOBODY.pw_uid})"}
@@ -86,10 +91,10 @@ def test_the_file_is_the_one_that_lua_or_the_environment_names(
 ) -> None:
     monkeypatch.delenv("STEWARD_GATE_CONF", raising=False)
     lua = {"JobSubmitPlugins": "lua", "SLURM_CONF": str(tmp_path / "slurm.conf")}
-    assert find_gate_conf(lua) == CONF
+    assert find_gate_conf(lua) == DEFAULT_GATE_CONF
     (tmp_path / "job_submit.lua").write_text('-- site\nsteward_gate_conf = "/run/here/gate.conf"\n')
     assert find_gate_conf(lua) == "/run/here/gate.conf"
     assert find_gate_conf({"JobSubmitPlugins": "lua"}, str(tmp_path)) == "/run/here/gate.conf"
-    assert find_gate_conf({**lua, "JobSubmitPlugins": "steward"}) == CONF
+    assert find_gate_conf({**lua, "JobSubmitPlugins": "steward"}) == DEFAULT_GATE_CONF
     monkeypatch.setenv("STEWARD_GATE_CONF", "/run/there/gate.conf")
     assert find_gate_conf({**lua, "JobSubmitPlugins": "steward"}) == "/run/there/gate.conf"

@@ -18,7 +18,7 @@ from steward.admin.doctor.findings import CheckFinding
 from steward.admin.plugins.build import LIBRARY, PROLOG_LIBRARY, PluginBuild, build_plugins
 from steward.admin.plugins.installation import install_jobcomp, install_shim
 from steward.admin.plugins.spank import (
-    describe_user,
+    describe_spool_conflict,
     find_shim_faults,
     find_spool,
     find_spool_faults,
@@ -496,7 +496,7 @@ def test_every_directory_of_the_configuration_is_known() -> None:
     found = list_daemon_directories(settings)
     assert {"/a", "/b", "/c", "/d", "/e", "/f", "/g", "/var/spool/steward"} <= set(found)
     assert found["/g"] == "[cluster.one] jobcomp_lines"
-    assert describe_user("/var/spool/steward-shim", found) == ""
+    assert describe_spool_conflict("/var/spool/steward-shim", found) == ""
 
 
 def test_install_tells_how_to_close_a_spool_that_was_there(

@@ -10,9 +10,9 @@ from steward.bank.billing import (
     Pricing,
     compute_charge,
     compute_freed,
+    ends_hold,
     find_charge,
     is_charged,
-    is_final,
     is_piece_of,
     match_earlier_charge,
 )
@@ -149,16 +149,16 @@ def test_a_former_jobs_pieces_are_none_of_this_run() -> None:
 
 
 def test_what_a_hold_is_rid_of() -> None:
-    assert (compute_freed(FACT, HOLD), is_final(FACT)) == (0, True)
+    assert (compute_freed(FACT, HOLD), ends_hold(FACT)) == (0, True)
     task = fact(array_job_id=5, array_task="3")
-    assert (compute_freed(task, HOLD), is_final(task)) == (2 * MICRO, False)
+    assert (compute_freed(task, HOLD), ends_hold(task)) == (2 * MICRO, False)
     # Cancelled while they waited, before they had records of their own.
     rest = fact(array_job_id=7, array_task="4-6%2", start=None, state="CANCELLED")
-    assert (compute_freed(rest, HOLD), is_final(rest)) == (6 * MICRO, False)
+    assert (compute_freed(rest, HOLD), ends_hold(rest)) == (6 * MICRO, False)
     requeued = fact(state="REQUEUED")
-    assert (compute_freed(requeued, HOLD), is_final(requeued)) == (0, False)
+    assert (compute_freed(requeued, HOLD), ends_hold(requeued)) == (0, False)
     piece = msgspec.structs.replace(FACT, piece_end=RECORD.end)
-    assert (compute_freed(piece, HOLD), is_final(piece)) == (0, False)
+    assert (compute_freed(piece, HOLD), ends_hold(piece)) == (0, False)
 
 
 def test_a_run_whose_job_turns_out_to_be_older_is_charged_under_its_old_name() -> None:

@@ -18,13 +18,13 @@ from typing import Final
 import msgspec
 
 from steward.admin.plugins.installation import (
-    DEFAULT_LINES,
+    DEFAULT_LINES_PATH,
     FETCHED_PLUGSTACK,
     get_conf_directory,
     has_include,
     is_own_file,
 )
-from steward.admin.plugins.job_submit import CALLED, find_lua_sockets
+from steward.admin.plugins.job_submit import LUA_SCRIPT, find_lua_sockets
 from steward.admin.plugins.jobcomp import parse_slurm_user
 from steward.bank.gate.plugin_conf import parse_submit_plugins
 from steward.capture.settings import SensorSettings
@@ -112,7 +112,7 @@ class InitOptions(msgspec.Struct, frozen=True, kw_only=True):
     archive_dir: str = DEFAULT_ARCHIVE
     state_dir: str = DEFAULT_STATE
     out: str = DEFAULT_OUT
-    jobcomp_lines: str = DEFAULT_LINES
+    jobcomp_lines: str = DEFAULT_LINES_PATH
     nodes: str = ""
     listener: str = ""
     bank: bool = False
@@ -452,7 +452,7 @@ def _make_bank_step(config_option: str) -> SetupStep:
 def _make_gate_step(site: SlurmSite, config_option: str) -> SetupStep:
     """Make the step that installs the submit plugin."""
     plugins = parse_submit_plugins(site.config)
-    site_script = f"{site.conf_dir}/{CALLED}"
+    site_script = f"{site.conf_dir}/{LUA_SCRIPT}"
     note = "gate.off takes it out again at once: docs/gate.md."
     if os.path.exists(site_script) and not is_own_file(site_script):
         note = f"{site_script} is the site's own: the first command says what it is to call. {note}"

@@ -29,10 +29,10 @@ from steward.automation.operation import (
     OperationRole,
     Parameters,
     dump_parameters,
+    find_operation,
     parse_operation_parameters,
     to_plain_json,
 )
-from steward.automation.operation import find_operation as operation_called
 from steward.core.access import Access, Caller
 from steward.core.actions import Registry
 from steward.core.config import Settings
@@ -379,7 +379,7 @@ class OperationRunner:
         self, ref: str, parameters: Mapping[str, Any], caller: Caller
     ) -> tuple[Operation, Parameters]:
         """Find the operation and parse its parameters; reject remote calls if local only."""
-        operation = operation_called(ref)
+        operation = find_operation(ref)
         if not operation.remote and caller.how in _REMOTE_METHODS:
             raise OperationForbidden(f"{ref} is not to be had from other hosts", caller.user)
         return operation, parse_operation_parameters(operation, parameters)

@@ -5,7 +5,7 @@
 prices the use. A run that never started costs nothing, nor does a federated job's copy that another
 cluster ran. A resized run is charged in pieces, one per size, each from the end of the one before.
 :func:`find_charge` and :func:`match_earlier_charge` match a run with its earlier charge, so that no
-run is charged twice. :func:`compute_freed` and :func:`is_final` tell what happens to the SU hold.
+run is charged twice. :func:`compute_freed` and :func:`ends_hold` tell what happens to the SU hold.
 :func:`find_uncounted_tres` finds TRES that rates weigh but Slurm does not track.
 
 :class:`Pricing` holds the inputs. Called by the bank's consumer, reconciliation, backfill and
@@ -85,7 +85,7 @@ def derive_use(
     charged_from, charged_until = begin or start, end or record.end or start
     if suspended_s is None:
         suspended_s = record.suspended_s or 0
-    seconds = _charged_seconds(record, settings, model, charged_from, charged_until, suspended_s)
+    seconds = _compute_charged_s(record, settings, model, charged_from, charged_until, suspended_s)
     return ResourceUse(
         tres=dict(charged_tres), start=charged_from, seconds=seconds, qos=record.qos, state=state
     )
@@ -136,7 +136,7 @@ def list_untracked_tres(rate: Rate, model: ClusterModel) -> list[str]:
     ]
 
 
-def _charged_seconds(
+def _compute_charged_s(
     record: JobRecord,
     settings: BankSettings,
     model: ClusterModel | None,
@@ -153,13 +153,13 @@ def _charged_seconds(
         allowed_s = record.time_limit_s + (record.suspended_s or 0)
         ran_s = (max(charged_until, record.end or charged_until) - start).total_seconds()
         # Users may lower a running job's limit: a longer run did not overrun the old limit.
-        if ran_s <= allowed_s + _grace_s(record, model):
+        if ran_s <= allowed_s + _compute_grace_s(record, model):
             charged_until = min(charged_until, start + timedelta(seconds=allowed_s))
     seconds = int((charged_until - charged_from).total_seconds())
     return max(0, seconds if settings.suspended else seconds - suspended_s)
 
 
-def _grace_s(record: JobRecord, model: ClusterModel | None) -> int:
+def _compute_grace_s(record: JobRecord, model: ClusterModel | None) -> int:
     """Return how many seconds past its limit Slurm ends a job at the latest.
 
     This is OverTimeLimit, plus up to a minute until slurmctld checks (it does every 30 s), plus
@@ -190,7 +190,7 @@ def _sum_node_tres(nodelist: str, model: ClusterModel) -> dict[str, int]:
     """Sum the configured TRES of the nodes in a list, as far as known."""
     from steward.slurm.nodelists import expand_nodelist
 
-    shapes = _shapes_by_node(model)
+    shapes = _map_node_shapes(model)
     amounts: dict[str, int] = {}
     try:
         node_names = expand_nodelist(nodelist)
@@ -210,7 +210,7 @@ _node_shapes: Final[dict[str, tuple[ClusterModel, dict[str, NodeShape]]]] = {}
 """By cluster: the model used last, with the shape of each of its nodes (a cache)."""
 
 
-def _shapes_by_node(model: ClusterModel) -> dict[str, NodeShape]:
+def _map_node_shapes(model: ClusterModel) -> dict[str, NodeShape]:
     """Return the shape of each node, by name."""
     cached = _node_shapes.get(model.cluster)
     if cached is None or cached[0] is not model:
@@ -226,7 +226,7 @@ def _shapes_by_node(model: ClusterModel) -> dict[str, NodeShape]:
     return cached[1]
 
 
-_BYTES: Final = 9
+_DIGEST_BYTES: Final = 9
 """Length of each digest in a fingerprint, in bytes."""
 
 
@@ -276,7 +276,7 @@ def get_unchanged_tres(earlier: Charge | None, fingerprint: str) -> dict[str, in
 
 
 def _hash_values(values: tuple[object, ...]) -> str:
-    return hashlib.blake2b(repr(values).encode(), digest_size=_BYTES).hexdigest()
+    return hashlib.blake2b(repr(values).encode(), digest_size=_DIGEST_BYTES).hexdigest()
 
 
 REVOKED_STATES: Final = frozenset({"REVOKED", "REQUEUE_FED"})
@@ -285,7 +285,7 @@ REVOKED_STATES: Final = frozenset({"REVOKED", "REQUEUE_FED"})
 REQUEUED_STATES: Final = frozenset({"REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT"})
 """End states of a run that another run follows: its hold stays."""
 
-_SAME_S: Final = 2
+_MAX_START_DIFFERENCE_S: Final = 2
 """Largest difference of two start times of the same run, in seconds."""
 
 
@@ -476,7 +476,7 @@ def compute_freed(run: RunEvent, hold: Hold) -> int:
     return min(hold.remaining, per_task * max(1, task_count))
 
 
-def is_final(run: RunEvent) -> bool:
+def ends_hold(run: RunEvent) -> bool:
     """Return True if nothing more is charged to the hold of a finished run."""
     return run.piece_end is None and not is_array_task(run.record) and not is_requeued(run)
 
@@ -527,21 +527,23 @@ def match_earlier_charge(charge: Charge, charges: Sequence[Charge]) -> Charge:
     if any(earlier.key == charge.key for earlier in charges) or charge.use is None:
         return charge
     for earlier in charges:
-        if _run_part(earlier) == _run_part(charge) and _is_same_time(earlier.use, charge.use):
+        if _get_run_part(earlier) == _get_run_part(charge) and _is_same_time(
+            earlier.use, charge.use
+        ):
             return msgspec.structs.replace(
                 charge, first_submit=earlier.first_submit, piece_us=earlier.piece_us
             )
     return charge
 
 
-def _run_part(charge: Charge) -> tuple[int, bool]:
+def _get_run_part(charge: Charge) -> tuple[int, bool]:
     return charge.restarts, bool(charge.piece_us)
 
 
 def _is_same_time(first: ResourceUse | None, second: ResourceUse) -> bool:
     if first is None or first.start is None or second.start is None:
         return False
-    return abs((first.start - second.start).total_seconds()) <= _SAME_S
+    return abs((first.start - second.start).total_seconds()) <= _MAX_START_DIFFERENCE_S
 
 
 def is_piece_of(charge: Charge, run: RunEvent) -> bool:

@@ -1,7 +1,7 @@
 """Charges of a job named by a person: ``123``, array task ``123_7``, component ``123+1``.
 
 - :func:`find_job_charges` finds a job's charges, or raises :class:`NotCharged`.
-- :func:`name_charged_jobs` turns charge keys into Slurm's job ids.
+- :func:`map_job_names` turns charge keys into Slurm's job ids.
 - :func:`explain_uncharged` explains why a job has no charges.
 - :func:`resolve_raw_ids` resolves a job id to raw ids, with jobs.db.
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from steward.jobs import Job
 
 
-_MAX_NAMED: Final = 5000
+_MAX_LOOKED_UP_CHARGES: Final = 5000
 """Maximum number of charges whose job ids are looked up."""
 _LOOKUP_BATCH: Final = 200
 """Number of jobs looked up in jobs.db at once."""
@@ -62,7 +62,7 @@ def find_job_charges(
     return sorted(charge_rows, key=lambda row: (row.first_at, row.charge.key))
 
 
-def name_charged_jobs(context: "BankContext", charge_keys: Iterable[str]) -> dict[str, str]:
+def map_job_names(context: "BankContext", charge_keys: Iterable[str]) -> dict[str, str]:
     """Return job ids in Slurm's notation for charges, where they differ from the raw id.
 
     Args:
@@ -73,7 +73,7 @@ def name_charged_jobs(context: "BankContext", charge_keys: Iterable[str]) -> dic
         Ids like ``5_2`` of array tasks, by charge key.
     """
     keys_by_job: dict[str, dict[tuple[int, int], list[str]]] = {}
-    for key in islice(charge_keys, _MAX_NAMED):
+    for key in islice(charge_keys, _MAX_LOOKED_UP_CHARGES):
         if (parts := parse_charge_key(key)) is not None:
             cluster, job_id, submit_s = parts
             keys_by_job.setdefault(cluster, {}).setdefault((job_id, submit_s), []).append(key)

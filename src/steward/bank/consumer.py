@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from steward.bank.billing import (
     compute_charge,
     compute_freed,
+    ends_hold,
     find_charge,
     get_hold_job_id,
     is_charged,
-    is_final,
     is_piece_of,
     is_requeue_lost,
     match_earlier_charge,
@@ -248,7 +248,7 @@ class BankConsumer:
                 is_first = posted.first or is_requeue_lost(fact, before)
         if hold is None or not is_first:
             return
-        freed, final = compute_freed(fact, hold), is_final(fact)
+        freed, final = compute_freed(fact, hold), ends_hold(fact)
         if amount or freed or final:
             t.settlements.add(hold.id, key, max(0, amount), frees=freed, final=final)
 
@@ -264,7 +264,7 @@ class BankConsumer:
         ended: dict[JobKey, int] = {}
         settled: dict[str, JobKey] = {}
         for event, job, hold in confirmed:
-            if _is_own_end(event) and is_final(event.body):
+            if _is_own_end(event) and ends_hold(event.body):
                 ended[job] = max(ended.get(job, 0), event.body.restarts)
                 if hold is not None:
                     settled[hold.id] = job

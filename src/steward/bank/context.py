@@ -330,7 +330,7 @@ class BankContext:
 
     def _submit_plugins(self) -> str:
         """List the plugins in JobSubmitPlugins that ask the gate; "" if none is known."""
-        from steward.bank.gate.plugin_conf import ASKING_PLUGINS, parse_submit_plugins
+        from steward.bank.gate.plugin_conf import GATE_PLUGINS, parse_submit_plugins
         from steward.slurm import Slurm, SlurmError
 
         names: list[str] = []
@@ -342,7 +342,7 @@ class BankContext:
             except SlurmError as error:
                 log.debug("JobSubmitPlugins of cluster %s is not known: %s", name, error)
                 continue
-            names += [f"job_submit/{plugin}" for plugin in plugins if plugin in ASKING_PLUGINS]
+            names += [f"job_submit/{plugin}" for plugin in plugins if plugin in GATE_PLUGINS]
         return ", ".join(dict.fromkeys(names))
 
     @property

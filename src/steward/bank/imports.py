@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from steward.bank.ledger.ledger import Transaction
 
 
-_DIGEST: Final = 16
+_DIGEST_LENGTH: Final = 16
 """Length of the digest in idempotency keys, in hexadecimal digits."""
 _NAME: Final = re.compile(r"[^\s,|:;\"'\x00-\x1f]{1,128}")
 """Names of accounts, users, partitions and QOS."""
@@ -236,7 +236,9 @@ def _index_by_key(
     counts: Counter[str] = Counter()
     by_key = {}
     for planned in planned_money:
-        digest = hashlib.sha256(planned.key_text.encode("utf-8", "replace")).hexdigest()[:_DIGEST]
+        digest = hashlib.sha256(planned.key_text.encode("utf-8", "replace")).hexdigest()[
+            :_DIGEST_LENGTH
+        ]
         key_prefix = f"{author.key}/{planned.account}/{planned.amount}/{digest}"
         counts[key_prefix] += 1
         by_key[f"{key_prefix}/{counts[key_prefix]}"] = planned
@@ -342,11 +344,11 @@ def _is_equal_rate(first: Rate, second: Rate) -> bool:
 
 
 _PERMILLE: Final = 1000
-_DIGITS: Final = 30
+_MAX_DIGITS: Final = 30
 """Maximum number of digits of a number in TOML."""
-_SHOWN: Final = 200
+_MAX_QUOTED: Final = 200
 """Maximum length of text quoted in an error."""
-_KNOWN: Final = frozenset({"Enable", "PartitionPrice", "QosMultiplier", "API"})
+_KNOWN_TABLES: Final = frozenset({"Enable", "PartitionPrice", "QosMultiplier", "API"})
 """Tables of bank-config.toml that are known."""
 
 
@@ -367,10 +369,10 @@ def read_bank_config(text: str, cluster: str) -> ImportPlan:
     try:
         config = tomllib.loads(text, parse_float=Decimal)
     except RecursionError as error:
-        raise BankUsage("that is no TOML: it is nested too deeply", text[:_SHOWN]) from error
+        raise BankUsage("that is no TOML: it is nested too deeply", text[:_MAX_QUOTED]) from error
     except ValueError as error:
         # From tomllib, or from Python's int() for numbers with thousands of digits.
-        raise BankUsage(f"that is no TOML: {error}", text[:_SHOWN]) from error
+        raise BankUsage(f"that is no TOML: {error}", text[:_MAX_QUOTED]) from error
     prices = _get_table(config, "PartitionPrice")
     if not prices:
         raise BankUsage("the file has no [PartitionPrice]: is it a bank-config.toml?")
@@ -388,7 +390,7 @@ def read_bank_config(text: str, cluster: str) -> ImportPlan:
             f"{name} = {value}" for name, value in _get_table(config, "Enable").items()
         )
         plan.remarks.append(
-            f"[Enable] is not taken over ({switches[:_SHOWN]}): 'steward bank enforce' says "
+            f"[Enable] is not taken over ({switches[:_MAX_QUOTED]}): 'steward bank enforce' says "
             "whether jobs are refused, and charges are on where [bank] enabled is"
         )
     if "API" in config:
@@ -396,7 +398,7 @@ def read_bank_config(text: str, cluster: str) -> ImportPlan:
             "[API] is not taken over: [bank.remote] passes charges on to a myBRC server"
         )
     plan.remarks += [
-        f"[{name}] is not known, and left out" for name in config if name not in _KNOWN
+        f"[{name}] is not known, and left out" for name in config if name not in _KNOWN_TABLES
     ]
     return plan
 
@@ -449,9 +451,9 @@ def _number_text(name: str, value: Any) -> str:
     if isinstance(value, Decimal):
         if not value.is_finite():
             raise BankUsage(f"{name} is no number: {value}", value)
-        if max(abs(value.adjusted()), len(value.as_tuple().digits)) > _DIGITS:
+        if max(abs(value.adjusted()), len(value.as_tuple().digits)) > _MAX_DIGITS:
             # Written out, the number would be as long as its exponent is large.
-            raise BankUsage(f"{name} is beyond any amount: {value:.3e}", str(value)[:_SHOWN])
+            raise BankUsage(f"{name} is beyond any amount: {value:.3e}", str(value)[:_MAX_QUOTED])
         return f"{value:f}"
     return str(value)
 

@@ -309,7 +309,7 @@ NOTICE_KIND: Final = "notice"
 
 _STATEMENTS_MARK: Final = "statements"
 """Name of the ledger's note with the last month whose statements were queued."""
-_MAX_LINES: Final = 2000
+_MAX_STATEMENT_TRANSFERS: Final = 2000
 """Maximum number of transfers in a statement mail."""
 
 
@@ -396,12 +396,14 @@ def format_statement(statement: Statement, unit: Unit, zone: tzinfo | None = Non
     rows += [(f"Charges of {user}", amount) for user, amount in _sum_by_user(statement.lines)]
     other_sums: dict[str, int] = {}
     for line in statement.lines:
-        if line.kind not in _CHARGES:
+        if line.kind not in _CHARGE_KINDS:
             other_sums[line.kind] = other_sums.get(line.kind, 0) + line.amount
     rows += [(kind.capitalize(), amount) for kind, amount in other_sums.items()]
     rows.append(("At the end", statement.closing))
     text_lines += _align_columns((name, format_money(amount, unit)) for name, amount in rows)
-    transfers = [line for line in statement.lines if line.kind not in _CHARGES][:_MAX_LINES]
+    transfers = [line for line in statement.lines if line.kind not in _CHARGE_KINDS][
+        :_MAX_STATEMENT_TRANSFERS
+    ]
     if transfers:
         text_lines += ["", "Moved by hand, or by the clock:", ""]
         text_lines += [_format_transfer(line, unit, zone) for line in transfers]
@@ -409,7 +411,7 @@ def format_statement(statement: Statement, unit: Unit, zone: tzinfo | None = Non
     return "\n".join(text_lines)
 
 
-_CHARGES: Final = frozenset({"charge", "correction"})
+_CHARGE_KINDS: Final = frozenset({"charge", "correction"})
 """Kinds of transfers summed up by user in a statement mail."""
 
 
@@ -417,7 +419,7 @@ def _sum_by_user(lines: Iterable[StatementLine]) -> list[tuple[str, int]]:
     """Sum the charges of a statement by user."""
     sums: dict[str, int] = {}
     for line in lines:
-        if line.kind in _CHARGES:
+        if line.kind in _CHARGE_KINDS:
             name = line.user or "nobody known"
             sums[name] = sums.get(name, 0) + line.amount
     return sorted(sums.items(), key=lambda user_sum: (user_sum[1], user_sum[0]))

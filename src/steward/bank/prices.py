@@ -192,7 +192,7 @@ def find_rate(
     return best
 
 
-def price_per_hour(tres: Mapping[str, int], rate: Rate) -> Fraction:
+def compute_hourly_price(tres: Mapping[str, int], rate: Rate) -> Fraction:
     """Return the price of an hour of these TRES before any factor, in micro-SU."""
     prices = [amount for _, _, amount in list_weighted_tres(tres, rate)]
     if not prices:
@@ -260,7 +260,7 @@ def compute_highest_price(use: ResourceUse, rate: Rate) -> Price:
     )
 
 
-def price_per_second(tres: Mapping[str, int], rate: Rate, qos: str) -> Fraction:
+def compute_highest_price_per_second(tres: Mapping[str, int], rate: Rate, qos: str) -> Fraction:
     """Return the highest price of a second before the end factor, in micro-SU."""
     if rate.free:
         return Fraction(0)
@@ -268,7 +268,7 @@ def price_per_second(tres: Mapping[str, int], rate: Rate, qos: str) -> Fraction:
         get_highest_permille(rate.factors) * rate.qos_permille.get(qos, UNCHANGED_PERMILLE),
         UNCHANGED_PERMILLE * UNCHANGED_PERMILLE,
     )
-    return price_per_hour(tres, rate) * factor / HOUR_S
+    return compute_hourly_price(tres, rate) * factor / HOUR_S
 
 
 def apply_minimum_and_end(
@@ -311,7 +311,7 @@ def _make_price(
     use: ResourceUse, rate: Rate, seconds_by_permille: Mapping[int, int], end_permille: int
 ) -> Price:
     """Compute a price from seconds by factor and the end factor, with its steps."""
-    hourly = price_per_hour(use.tres, rate)
+    hourly = compute_hourly_price(use.tres, rate)
     weighted_s = sum(
         (
             Fraction(seconds * permille, UNCHANGED_PERMILLE)

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from steward.slurm.cluster_model import ClusterModel
 
 
-_PLAIN: Final = ("cpu", "mem", "node", "billing")
+_PLAIN_TRES: Final = ("cpu", "mem", "node", "billing")
 """TRES without a name after a slash."""
-_NAMED: Final = re.compile(r"gres/[\w.-]+(?::[\w.+-]+)?|(?:license|bb)/[\w.@+-]+", re.ASCII)
+_NAMED_TRES: Final = re.compile(r"gres/[\w.-]+(?::[\w.+-]+)?|(?:license|bb)/[\w.@+-]+", re.ASCII)
 """TRES with a name, and for GRES an optional type."""
-_MEASURED: Final = re.compile(r"energy|vmem|pages|(?:fs|ic)/.*")
+_MEASURED_TRES: Final = re.compile(r"energy|vmem|pages|(?:fs|ic)/.*")
 """TRES that Slurm measures and does not allocate to jobs."""
 _SUGGESTIONS: Final = {
     "core": "cpu",
@@ -100,11 +100,11 @@ def check_tres_names(names: Iterable[str]) -> None:
         BankUsage: A name is invalid; the message suggests the nearest valid one.
     """
     for name in names:
-        if _MEASURED.fullmatch(name):
+        if _MEASURED_TRES.fullmatch(name):
             raise BankUsage(
                 f"{name} is measured, and not handed out to jobs: weigh one of {_VALID_NAMES}", name
             )
-        if name not in _PLAIN and (name in _SUGGESTIONS or not _NAMED.fullmatch(name)):
+        if name not in _PLAIN_TRES and (name in _SUGGESTIONS or not _NAMED_TRES.fullmatch(name)):
             suggestion = _suggest_tres_name(name)
             raise BankUsage(
                 f"{name!r} is no TRES that jobs are handed"
@@ -156,10 +156,10 @@ def _suggest_tres_name(name: str) -> str:
         return _SUGGESTIONS[lower_name]
     kind, separator, rest = lower_name.partition("/")
     if not separator:
-        return next(iter(get_close_matches(lower_name, _PLAIN)), "")
+        return next(iter(get_close_matches(lower_name, _PLAIN_TRES)), "")
     kind_meant = next(iter(get_close_matches(kind, _KINDS)), "")
     suggestion = f"{kind_meant}/{name.partition('/')[2]}" if kind_meant and rest else ""
-    return _SUGGESTIONS.get(suggestion, suggestion) if _NAMED.fullmatch(suggestion) else ""
+    return _SUGGESTIONS.get(suggestion, suggestion) if _NAMED_TRES.fullmatch(suggestion) else ""
 
 
 def format_rate(rate: "Rate") -> str:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from steward.bank.ledger.ledger import Transaction
 
 
-GROUP: Final = "steward.remote_bank"
+ENTRY_POINT_GROUP: Final = "steward.remote_bank"
 """Group of entry points. The name of each is the kind of its messages in the outbox."""
 
 
@@ -49,17 +49,20 @@ def load_remote_banks() -> tuple[RemoteBank, ...]:
     Raises:
         StewardError: No installed package offers one, so reports would be lost.
     """
-    banks = tuple(load_offer(GROUP, name) for name in list_offers(GROUP))
+    banks = tuple(load_offer(ENTRY_POINT_GROUP, name) for name in list_offers(ENTRY_POINT_GROUP))
     if not banks:
-        raise StewardError(f"[bank.remote] url: no installed package offers a {GROUP}", GROUP)
+        raise StewardError(
+            f"[bank.remote] url: no installed package offers a {ENTRY_POINT_GROUP}",
+            ENTRY_POINT_GROUP,
+        )
     return banks
 
 
 REPORTED_SOURCE: Final = "mybrc"
 """Source of the charges that clients report."""
 
-_BEFORE: Final = timedelta(seconds=2)
-_AFTER: Final = timedelta(hours=1)
+_MAX_BEFORE_SUBMIT: Final = timedelta(seconds=2)
+_MAX_AFTER_END: Final = timedelta(hours=1)
 """Longest time after a run in which slurmctld may still know the job and run it again."""
 
 
@@ -84,7 +87,7 @@ def is_same_job(times: Iterable[datetime | None], own_charges: Sequence[Charge])
     """
     known_times = [time for time in times if time is not None]
     return any(
-        begin - _BEFORE <= time <= end + _AFTER
+        begin - _MAX_BEFORE_SUBMIT <= time <= end + _MAX_AFTER_END
         for begin, end in _list_job_spans(own_charges)
         for time in known_times
     )

@@ -400,9 +400,9 @@ def archive() -> None:
 
 _REPORTS = "steward.cli.bank_reports"
 _JOBS = "steward.cli.bank_jobs"
-_MONEY = "steward.cli.bank_transactions"
+_BANK_TRANSACTIONS = "steward.cli.bank_transactions"
 _RATES = "steward.cli.bank_rates"
-_UPKEEP = "steward.cli.bank_maintenance"
+_BANK_MAINTENANCE = "steward.cli.bank_maintenance"
 _ACCOUNTS = "steward.cli.bank_accounts"
 _APP = "steward.cli.app"
 
@@ -427,11 +427,29 @@ class BankGroup(LazyGroup):
         Entry("user", OPERATORS, "Say who may spend how much of an account.", _APP, "users"),
         Entry("allocation", OPERATORS, "Give accounts money for a time.", _APP, "allocations"),
         Entry("rate", OPERATORS, "Say what jobs cost.", _APP, "rates"),
-        Entry("deposit", OPERATORS, "Give an account new money.", _MONEY, "deposit"),
-        Entry("withdraw", OPERATORS, "Take money away from an account.", _MONEY, "withdraw"),
-        Entry("transfer", OPERATORS, "Give money of one account to another.", _MONEY, "transfer"),
-        Entry("refund", OPERATORS, "Give back what was charged.", _MONEY, "refund"),
-        Entry("adjust", OPERATORS, "Correct what an account has, by hand.", _MONEY, "adjust_app"),
+        Entry("deposit", OPERATORS, "Give an account new money.", _BANK_TRANSACTIONS, "deposit"),
+        Entry(
+            "withdraw",
+            OPERATORS,
+            "Take money away from an account.",
+            _BANK_TRANSACTIONS,
+            "withdraw",
+        ),
+        Entry(
+            "transfer",
+            OPERATORS,
+            "Give money of one account to another.",
+            _BANK_TRANSACTIONS,
+            "transfer",
+        ),
+        Entry("refund", OPERATORS, "Give back what was charged.", _BANK_TRANSACTIONS, "refund"),
+        Entry(
+            "adjust",
+            OPERATORS,
+            "Correct what an account has, by hand.",
+            _BANK_TRANSACTIONS,
+            "adjust_app",
+        ),
         Entry("allow", OPERATORS, "Let one job pass whatever its account has.", _JOBS, "allow"),
         Entry("enforce", OPERATORS, "Set how much the bank enforces.", _RATES, "enforce"),
         Entry(
@@ -445,13 +463,17 @@ class BankGroup(LazyGroup):
             "reconcile",
             OPERATORS,
             "Compare what was charged with Slurm's records.",
-            _UPKEEP,
+            _BANK_MAINTENANCE,
             "reconcile",
         ),
         Entry(
-            "backfill", OPERATORS, "Charge what ran before there was a bank.", _UPKEEP, "backfill"
+            "backfill",
+            OPERATORS,
+            "Charge what ran before there was a bank.",
+            _BANK_MAINTENANCE,
+            "backfill",
         ),
-        Entry("check", OPERATORS, "Prove the ledger.", _UPKEEP, "check"),
+        Entry("check", OPERATORS, "Prove the ledger.", _BANK_MAINTENANCE, "check"),
         Entry(
             "notices",
             OPERATORS,
@@ -463,7 +485,7 @@ class BankGroup(LazyGroup):
             "import",
             ADMINISTRATORS,
             "Bring in accounts, users, money and prices.",
-            _UPKEEP,
+            _BANK_MAINTENANCE,
             "import_",
         ),
         Entry(

@@ -53,9 +53,9 @@ from steward.cli.output import (
     format_size,
     format_time,
     is_terminal,
-    print_all,
     print_facts,
     print_json,
+    print_renderables,
     print_table,
 )
 from steward.client.calls import call_action
@@ -211,7 +211,7 @@ def search(
     elif style.parsable:
         print_table(_HIT_COLUMNS, reply.hits, style)
     elif is_terminal():
-        print_all(*_draw_hits(reply))
+        print_renderables(*_draw_hits(reply))
     else:
         _print_hits(reply)
     _note_search_state(reply)
@@ -347,7 +347,7 @@ def show(
 def _print_script(data: bytes) -> None:
     """Print a script alone: highlighted on a terminal, unchanged bytes elsewhere."""
     if is_terminal():
-        print_all(draw_script(decode_bytes(data)))
+        print_renderables(draw_script(decode_bytes(data)))
     else:
         output.write_bytes(data)
 
@@ -362,7 +362,7 @@ def _print_job(reply: ShowReply) -> None:
         print_facts([*facts, ("Script", script_note)])
     elif is_terminal():
         script = draw_script(decode_bytes(reply.content.data))
-        print_all(*draw_facts(facts), "", script)
+        print_renderables(*draw_facts(facts), "", script)
     else:
         print_facts(facts)
         print()
@@ -445,7 +445,7 @@ def _show_environment(reply: EnvironmentReply) -> None:
         line = Text(escape_line(variable.name), style="cyan").append("=", style="dim")
         value = escape_line(decode_bytes(variable.value.data))
         lines.append(line.append(value, style="yellow" if variable.redacted else "default"))
-    print_all(*lines)
+    print_renderables(*lines)
     if reply.flags:
         output.print_note(f"Odd: {', '.join(reply.flags)}.")
 
@@ -502,4 +502,4 @@ def _show_diff(text: str) -> None:
     for line in escape_lines(text).splitlines():
         is_heading = line.startswith(("+++ ", "--- "))
         lines.append(Text(line, style="bold" if is_heading else colours.get(line[:1], "default")))
-    print_all(*lines)
+    print_renderables(*lines)

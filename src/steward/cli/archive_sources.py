@@ -30,8 +30,7 @@ from steward.client.places import (
     require_settings,
 )
 from steward.core.config import ArchiveSettings, LogLevel, Settings
-from steward.core.config.reader import ConfigError, LoadedConfig, render_config
-from steward.core.config.reader import require_valid as checked_settings
+from steward.core.config.reader import ConfigError, LoadedConfig, render_config, require_valid
 from steward.core.errors import StewardError, UsageError
 from steward.core.files import find_network_type
 from steward.core.printable import escape_line
@@ -91,7 +90,7 @@ def check_option_settings(settings: Settings, command: str, options: dict[str, s
         return match[0] if option is None else option and f"'{option}'"
 
     try:
-        return checked_settings(settings, f"archive {command}")
+        return require_valid(settings, f"archive {command}")
     except ConfigError as error:
         message = " ".join(_KEY.sub(said, str(error)).split())
         raise UsageError(message, error.key) from error
@@ -435,9 +434,9 @@ def _parse_period(since: str, until: str) -> tuple[datetime, datetime]:
     return parse_time(since, now, zone), parse_time(until, now, zone) if until else now
 
 
-_NAME = "kafka"
+_KAFKA_SOURCE = "kafka"
 """Name of the Kafka source in the settings that ``consume`` writes."""
-_OPTIONS = {
+_CONSUME_OPTIONS = {
     "broker": "",
     "certificate_file": "--certificate-file",
     "key_file": "--key-file",
@@ -530,7 +529,7 @@ def consume(
             if state
             else choose_state_dir(root, f"consume-{topic}"),
             consume={
-                _NAME: ConsumeSettings(
+                _KAFKA_SOURCE: ConsumeSettings(
                     broker=broker, group=group, clusters=options.split_lists(clusters)
                 )
             },
@@ -538,7 +537,7 @@ def consume(
             log_level="warning" if once else "info",
         ),
         "consume",
-        _OPTIONS,
+        _CONSUME_OPTIONS,
     )
     settings = prepare_archive(root, settings, "consume")
     if once:
@@ -553,15 +552,15 @@ def _make_absolute(path: str) -> str:
 
 def _consume_once(settings: Settings, root: str) -> int:
     """Archive the present content of the topic, print the result, return the exit code."""
-    from steward.core.logs import configure_logging as set_up_log
+    from steward.core.logs import configure_logging
     from steward.daemon.single_pass import run_once
 
-    set_up_log(settings.log_level)
+    configure_logging(settings.log_level)
     os.umask(0o077)
     started_s = time.monotonic()
     result = run_once(settings)
     elapsed_s = time.monotonic() - started_s
-    topic = settings.consume[_NAME].broker.topic
+    topic = settings.consume[_KAFKA_SOURCE].broker.topic
     print(
         f"Took {format_count(result.captured, 'message')} of topic {escape_line(topic)} into "
         f"{escape_line(root)}; "

@@ -17,7 +17,7 @@ from steward.admin.backup.archive import (
     verify_backup,
 )
 from steward.admin.backup.creation import choose_backup_path, make_backup
-from steward.admin.backup.restoration import restore_backup as put_back
+from steward.admin.backup.restoration import restore_backup
 from steward.cli import output
 from steward.cli.options import Config, Json
 from steward.cli.output import ProgressLine, format_count, format_size, format_time, print_json
@@ -95,7 +95,7 @@ def restore(
         return
     settings = _choose_settings(path, manifest, config)
     with ProgressLine() as progress:
-        result = put_back(
+        result = restore_backup(
             path, manifest, settings, force=force, now=utc_now(), show_progress=progress.show
         )
     if as_json:

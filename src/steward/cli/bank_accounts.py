@@ -43,7 +43,7 @@ from steward.cli.options import (
 from steward.cli.output import Column, Style, find_requested_zone, print_json, print_table
 from steward.core.errors import UsageError
 
-Names = Annotated[
+AccountNames = Annotated[
     list[str] | None, typer.Argument(metavar="ACCOUNT", help="These; else all of yours.")
 ]
 Ended = Annotated[bool, typer.Option("--ended", help="Allocations that have ended as well.")]
@@ -54,11 +54,11 @@ Parent = Annotated[
     str, typer.Option("--parent", metavar="ACCOUNT", help="The account above; '' for none.")
 ]
 Credit = Annotated[str, typer.Option("--credit", metavar="AMOUNT", help="What it may owe.")]
-Draws = Annotated[
+DrawsOnParent = Annotated[
     bool | None,
     typer.Option("--draws-on-parent/--pays-itself", help="Who pays: the account above, or it."),
 ]
-Listed = Annotated[
+OnlyListed = Annotated[
     bool | None,
     typer.Option(
         "--only-listed/--everyone", help="Who may charge it: users created in it, or all."
@@ -80,7 +80,7 @@ User = Annotated[str, typer.Argument(metavar="USER", help="The user.")]
 @with_call_and_columns
 def account_show(
     call: CommandCall,
-    names: Names = None,
+    names: AccountNames = None,
 ) -> None:
     """Show accounts."""
     style = call.style
@@ -108,8 +108,8 @@ def _read_account_options(
     parent: Parent = "",
     owners: Owners = "",
     credit: Credit = "",
-    draws_on_parent: Draws = None,
-    only_listed: Listed = None,
+    draws_on_parent: DrawsOnParent = None,
+    only_listed: OnlyListed = None,
     note: Note = "",
     reason: Reason = "",
 ) -> AccountOptions:
@@ -247,7 +247,7 @@ def _make_user_request(
 @with_call_and_columns
 def allocation_show(
     call: CommandCall,
-    names: Names = None,
+    names: AccountNames = None,
     ended: Ended = False,
 ) -> None:
     """Show allocations.

@@ -32,7 +32,7 @@ from steward.client.places import ClientPlace
 from steward.core.errors import UsageError
 from steward.daemon.registry import get_action
 
-_LONGEST = 4 * 1024 * 1024
+_MAX_SCRIPT_BYTES = 4 * 1024 * 1024
 """Largest script, in bytes."""
 
 # sbatch's options pass through: ours have no single letters, because sbatch's do.
@@ -122,9 +122,9 @@ def _read_script(arguments: tuple[str, ...]) -> str:
         return ""
     try:
         with open(path, "rb") as file:
-            if os.fstat(file.fileno()).st_size > _LONGEST:
+            if os.fstat(file.fileno()).st_size > _MAX_SCRIPT_BYTES:
                 raise UsageError(f"{path} is too large for a script", path)
-            return file.read(_LONGEST).decode("utf-8", "replace")
+            return file.read(_MAX_SCRIPT_BYTES).decode("utf-8", "replace")
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}", path) from error
 

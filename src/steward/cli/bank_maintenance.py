@@ -49,7 +49,7 @@ from steward.cli.output import (
 from steward.core.errors import UsageError
 from steward.extensions.mybrc import remove_user, set_user
 
-_LONGEST = 64 * 1024 * 1024
+_MAX_IMPORT_BYTES = 64 * 1024 * 1024
 """Largest file to import, in bytes."""
 
 
@@ -249,13 +249,13 @@ def _read_import_file(path: str) -> str:
     """Read a file to import, or standard input."""
     try:
         if path == "-":
-            data = sys.stdin.buffer.read(_LONGEST + 1)
+            data = sys.stdin.buffer.read(_MAX_IMPORT_BYTES + 1)
         else:
             with open(path, "rb") as file:
-                data = file.read(_LONGEST + 1)
+                data = file.read(_MAX_IMPORT_BYTES + 1)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}", path) from error
-    if len(data) > _LONGEST:
+    if len(data) > _MAX_IMPORT_BYTES:
         raise UsageError(f"{path} is larger than anything that can be imported", path)
     try:
         return data.decode()
@@ -263,7 +263,7 @@ def _read_import_file(path: str) -> str:
         raise UsageError(f"{path} is not UTF-8: {error.reason}", path) from error
 
 
-_ALL = "all"
+_RETRY_ALL = "all"
 
 
 @with_call_and_columns
@@ -307,7 +307,7 @@ def notices(
 
 def _parse_numbers(text: str) -> tuple[int, ...]:
     """Parse numbers of notices; "all" gives an empty tuple."""
-    if text == _ALL:
+    if text == _RETRY_ALL:
         return ()
     parts = options.split_lists([text])
     if not all(part.isascii() and part.isdecimal() and len(part) < 19 for part in parts):

@@ -80,7 +80,7 @@ def make_until_option(help_text: str = "Until; now if not given.") -> typer.mode
     return option
 
 
-def unit_of(reply: BankReply) -> Unit:
+def make_unit(reply: BankReply) -> Unit:
     """Return the unit and the decimals that a reply's amounts are shown in."""
     return Unit(reply.unit, reply.decimals)
 
@@ -93,7 +93,7 @@ class ReplyFormatter:
     """
 
     def __init__(self, reply: BankReply) -> None:
-        self.unit = unit_of(reply)
+        self.unit = make_unit(reply)
         self._unit_without_name = Unit("", reply.decimals)
         self._zone = reply.zone
 

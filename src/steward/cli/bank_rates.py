@@ -78,7 +78,7 @@ Weights = Annotated[
         callback=reject_empty,
     ),
 ]
-Dearest = Annotated[
+CombineByMaximum = Annotated[
     bool | None,
     typer.Option("--max/--sum", help="Let the dearest of the weighted TRES count, or their sum."),
 ]
@@ -88,7 +88,7 @@ Minimum = Annotated[
 WholeNodes = Annotated[
     bool | None, typer.Option("--whole-nodes/--parts", help="Charge nodes whole, or what was used.")
 ]
-Times = Annotated[
+TimeFactors = Annotated[
     list[str] | None,
     typer.Option(
         "--factor",
@@ -114,7 +114,7 @@ EndFactors = Annotated[
 ]
 Free = Annotated[bool, typer.Option("--free", help="It costs nothing.")]
 Note = Annotated[str, typer.Option("--note", metavar="TEXT", help="Why it is so.")]
-From = Annotated[
+ValidFrom = Annotated[
     str,
     typer.Option(
         "--from",
@@ -149,15 +149,15 @@ def read_rate_options(
     partition: Partition,
     qos: Qos = "",
     weight: Weights = None,
-    dearest: Dearest = None,
+    dearest: CombineByMaximum = None,
     minimum: Minimum = "",
     whole_nodes: WholeNodes = None,
-    factor: Times = None,
+    factor: TimeFactors = None,
     qos_factor: QosFactors = None,
     end_factor: EndFactors = None,
     free: Free = False,
     note: Note = "",
-    valid_from: From = "",
+    valid_from: ValidFrom = "",
     cluster: ClusterOption = "",
     reason: Reason = "",
 ) -> RateOptions:

@@ -35,8 +35,7 @@ from steward.cli.bank_options import (
     make_until_option,
     print_line,
 )
-from steward.cli.charts import choose_signs, draw_bar
-from steward.cli.charts import render_plain as without_styles
+from steward.cli.charts import choose_signs, draw_bar, render_plain
 from steward.cli.options import LARGEST_NUMBER, CommandCall, reject_empty, with_call_and_columns
 from steward.cli.output import (
     Column,
@@ -373,7 +372,7 @@ def _make_usage_columns(reply: UsageReply) -> list[Column]:
 
     def drawn(row: UsageRow) -> str:
         filled_share = row.amount / largest if largest > 0 else None
-        return without_styles([draw_bar(filled_share, _BAR_WIDTH, signs, "")]).strip()
+        return render_plain([draw_bar(filled_share, _BAR_WIDTH, signs, "")]).strip()
 
     groups = [Column(name.capitalize(), _make_attribute_getter(name)) for name in reply.by]
     return [

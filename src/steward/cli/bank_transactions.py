@@ -74,7 +74,7 @@ def deposit(move_options: MoveOptions, call: CommandCall) -> None:
     It never ends: 'steward bank allocation create' gives money for a time.
     """
     request = DepositRequest(**msgspec.structs.asdict(move_options))
-    _print_moved(call.send("bank.deposit", request), call.style)
+    _print_transactions(call.send("bank.deposit", request), call.style)
 
 
 @with_call
@@ -85,7 +85,7 @@ def withdraw(move_options: MoveOptions, call: CommandCall) -> None:
     Only what is not held for jobs can go.
     """
     request = WithdrawRequest(**msgspec.structs.asdict(move_options))
-    _print_moved(call.send("bank.withdraw", request), call.style)
+    _print_transactions(call.send("bank.withdraw", request), call.style)
 
 
 @with_call
@@ -127,7 +127,7 @@ def transfer(
         source_allocation=source_allocation,
         target_allocation=target_allocation,
     )
-    _print_moved(call.send("bank.transfer", request), style)
+    _print_transactions(call.send("bank.transfer", request), style)
 
 
 @with_call
@@ -181,7 +181,7 @@ def refund(
         reason=reason,
         key=ensure_key(key),
     )
-    _print_moved(call.send("bank.refund", request), style)
+    _print_transactions(call.send("bank.refund", request), style)
 
 
 # A negative amount looks like an option.
@@ -210,10 +210,10 @@ def adjust(
         allocation=allocation,
     )
     reply: MoneyMoveReply = call.send("bank.adjust", request)
-    _print_moved(reply, style, is_decrease=request.amount < 0)
+    _print_transactions(reply, style, is_decrease=request.amount < 0)
 
 
-def _print_moved(reply: MoneyMoveReply, style: Style, *, is_decrease: bool = False) -> None:
+def _print_transactions(reply: MoneyMoveReply, style: Style, *, is_decrease: bool = False) -> None:
     """Print ledger transactions: a line each for people, their postings for programs.
 
     Args:

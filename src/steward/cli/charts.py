@@ -150,7 +150,7 @@ def draw_timeline(
     if not visible:
         return []
     available = signs.width - len(indent) - len(visible) - 1
-    widths = _make_share_columns([span.seconds for span in visible], available)
+    widths = _distribute_columns([span.seconds for span in visible], available)
     timeline: StyledRow = [(indent, ""), (signs.separator, "dim")]
     for span, width in zip(visible, widths, strict=True):
         timeline += [(span.sign * width, span.style), (signs.separator, "dim")]
@@ -173,7 +173,7 @@ def _select_distinct(spans: Sequence[TimelineSpan]) -> list[TimelineSpan]:
     return list({span.label: span for span in spans if span.label}.values())
 
 
-def _make_share_columns(parts: Sequence[float], available: int) -> list[int]:
+def _distribute_columns(parts: Sequence[float], available: int) -> list[int]:
     """Distribute columns among parts in proportion, at least one each."""
     total = sum(parts)
     widths = [max(1, int(part / total * available)) for part in parts]
@@ -244,7 +244,7 @@ def render_plain(rows: Iterable[StyledRow]) -> str:
 
 
 def render_rich(rows: Iterable[StyledRow]) -> "list[RenderableType]":
-    """Convert rows to Rich texts, for ``output.print_all``."""
+    """Convert rows to Rich texts, for ``output.print_renderables``."""
     from rich.text import Text
 
     return [Text.assemble(*row, no_wrap=True, overflow="fold") for row in rows]

@@ -22,8 +22,7 @@ from steward.cli.output import Column, find_requested_zone, format_time, print_j
 from steward.core.errors import Unavailable
 from steward.reports.event_texts import describe_event
 from steward.reports.events import EventItem, EventsReply, EventsRequest
-from steward.reports.history.requests import HistoryEventsReply as PastAnswer
-from steward.reports.history.requests import HistoryEventsRequest as PastRequest
+from steward.reports.history.requests import HistoryEventsReply, HistoryEventsRequest
 
 _FOLLOW_INTERVAL_S = 1.0
 """Interval between polls of ``tail``, in seconds."""
@@ -120,7 +119,7 @@ def _print_history(request: EventsRequest, call: CommandCall) -> None:
     """Print past events from the history."""
     fields = msgspec.structs.asdict(request)
     del fields["after"]
-    reply: PastAnswer = call.send("history.events", PastRequest(**fields))
+    reply: HistoryEventsReply = call.send("history.events", HistoryEventsRequest(**fields))
     if call.style.json:
         print_json(reply)
     else:

@@ -131,21 +131,21 @@ class ExportTarget(Protocol):
 
 FORMATS = ("dir", "tar", "tar.gz", "tar.xz", "tar.zst")
 """Formats of an export."""
-_SUFFIXES = {
+_FORMAT_OF_SUFFIX = {
     **{f".{name}": name for name in FORMATS[1:]},
     ".tgz": "tar.gz",
     ".txz": "tar.xz",
     ".tzst": "tar.zst",
 }
 """Format of each suffix of a name."""
-_BARE = {".gz": "tar.gz", ".xz": "tar.xz", ".zst": "tar.zst"}
+_COMPRESSION_SUFFIXES = {".gz": "tar.gz", ".xz": "tar.xz", ".zst": "tar.zst"}
 """Suffixes without ``.tar`` that a name may have if a format is given."""
-_FOREIGN = (
+_FOREIGN_SUFFIXES = (
     *(".zip", ".7z", ".rar", ".tar", ".tgz", ".txz", ".tzst", ".tbz", ".tbz2", ".tlz", ".tar.z"),
     *(".gz", ".xz", ".zst", ".bz2", ".lz", ".lz4", ".lzma", ".lzo"),
 )
 """Lower-case suffixes of file formats that nobody uses for a directory."""
-_MANIFEST_IN_MEMORY = 4 << 20
+_MANIFEST_MEMORY_BYTES = 4 << 20
 """Largest manifest kept in memory, in bytes; beyond that a temporary file."""
 
 
@@ -166,7 +166,8 @@ def open_target(name: str, requested_format: str = "") -> ExportTarget:
             f"format {requested_format!r} is unknown: use {', '.join(FORMATS)}", requested_format
         )
     implied_format = next(
-        (file_format for suffix, file_format in _SUFFIXES.items() if name.endswith(suffix)), ""
+        (file_format for suffix, file_format in _FORMAT_OF_SUFFIX.items() if name.endswith(suffix)),
+        "",
     )
     chosen_format = requested_format or implied_format
     if name == "-":
@@ -181,10 +182,10 @@ def open_target(name: str, requested_format: str = "") -> ExportTarget:
             "one of them",
             name,
         )
-    if not chosen_format and name.lower().endswith(_FOREIGN):
+    if not chosen_format and name.lower().endswith(_FOREIGN_SUFFIXES):
         raise UsageError(
-            f"{name} ends as no file does that is written here: use {', '.join(_SUFFIXES)}, or say "
-            "with --format what it is to be",
+            f"{name} ends as no file does that is written here: use "
+            f"{', '.join(_FORMAT_OF_SUFFIX)}, or say with --format what it is to be",
             name,
         )
     return DirectoryTarget(name) if chosen_format in {"", "dir"} else TarTarget(name, chosen_format)
@@ -194,7 +195,14 @@ def _find_tar_format(name: str, requested_format: str) -> str:
     """Return the tar format of a name without ``.tar``, if a tar is requested."""
     if requested_format == "dir":
         return ""
-    return next((file_format for suffix, file_format in _BARE.items() if name.endswith(suffix)), "")
+    return next(
+        (
+            file_format
+            for suffix, file_format in _COMPRESSION_SUFFIXES.items()
+            if name.endswith(suffix)
+        ),
+        "",
+    )
 
 
 def check_path(path: str) -> str:
@@ -342,7 +350,7 @@ class TarTarget:
             # A tar member needs its size first, and the manifest of a million jobs would fill
             # memory.
             self._manifest = self._exit_stack.enter_context(
-                SpooledTemporaryFile(max_size=_MANIFEST_IN_MEMORY)
+                SpooledTemporaryFile(max_size=_MANIFEST_MEMORY_BYTES)
             )
             if self._path == "-":
                 out: IO[bytes] = sys.stdout.buffer

@@ -22,7 +22,7 @@ from steward.admin.init import (
     query_site,
     write_configuration,
 )
-from steward.admin.plugins.installation import DEFAULT_LINES
+from steward.admin.plugins.installation import DEFAULT_LINES_PATH
 from steward.capture.settings import LISTENER_USER
 from steward.core.errors import UsageError
 from steward.core.printable import escape_line
@@ -51,7 +51,7 @@ def init(
     ] = None,
     lines: Annotated[
         str, typer.Option("--lines", metavar="FILE", help="Where slurmctld writes that.")
-    ] = DEFAULT_LINES,
+    ] = DEFAULT_LINES_PATH,
     nodes: Annotated[
         str | None,
         typer.Option(

@@ -57,7 +57,7 @@ from steward.cli.charts import (
     wrap_text,
 )
 from steward.cli.options import Archive, Cluster, Config, JobId, Json, Socket
-from steward.cli.output import format_count, format_time, is_terminal, print_all, print_json
+from steward.cli.output import format_count, format_time, is_terminal, print_json, print_renderables
 from steward.client.calls import call_action
 from steward.client.places import ClientPlace
 from steward.core.records import UsageLine
@@ -110,7 +110,7 @@ def make_resize_table(run: RunPart, width: int) -> list[StyledRow]:
     return [*make_heading("Resized"), *make_layout_table(headings, rows, width)]
 
 
-_STEP_HEADS = (
+_STEP_HEADINGS = (
     TableHeading("Step", right=False),
     TableHeading("Name", right=False, drop_rank=4),
     TableHeading("State", right=False),
@@ -126,7 +126,7 @@ _STEP_HEADS = (
     TableHeading("Read", drop_rank=2),
     TableHeading("Written", drop_rank=2),
 )
-_TASK_HEADS = (
+_TASK_HEADINGS = (
     TableHeading("Task"),
     TableHeading("Node", right=False),
     TableHeading("Exit", right=False),
@@ -145,7 +145,7 @@ def make_step_table(run: RunPart, reply: PageAnswer, width: int) -> list[StyledR
     now_us = int(reply.now.timestamp() * _US_PER_S)
     rows = make_heading("Steps")
     rows += make_layout_table(
-        _STEP_HEADS, [_step_cells(step, now_us, reply) for step in run.steps], width
+        _STEP_HEADINGS, [_step_cells(step, now_us, reply) for step in run.steps], width
     )
     for step in run.steps:
         rows += _make_task_table(step, width)
@@ -198,7 +198,7 @@ def _make_task_table(step: StepPart, width: int) -> list[StyledRow]:
         return []
     suffix = "" if len(step.tasks) == step.all_tasks else f", {len(step.tasks)} of {step.all_tasks}"
     rows: list[StyledRow] = [[], [(f"  Tasks of step {step.line.step}{suffix}", "bold")]]
-    rows += make_layout_table(_TASK_HEADS, [_task_cells(task) for task in step.tasks], width)
+    rows += make_layout_table(_TASK_HEADINGS, [_task_cells(task) for task in step.tasks], width)
     for text in describe_task_ends(step):
         rows += wrap_text(text, width)
     return rows
@@ -223,7 +223,7 @@ def _task_cells(task: TaskPart) -> list[StyledText]:
     ]
 
 
-_BAR = 24
+_BAR_WIDTH = 24
 """Width of bars, in characters."""
 
 
@@ -257,7 +257,7 @@ def layout_array(reply: PageAnswer, array: ArrayPart, signs: ChartSigns) -> list
     if array.worst:
         rows += make_heading("Look at these first")
         rows += make_layout_table(
-            _MEMBER_HEADS, [_make_member_cells(member) for member in array.worst], signs.width
+            _MEMBER_HEADINGS, [_make_member_cells(member) for member in array.worst], signs.width
         )
         first_job = array.worst[0].job
         rows += [[], [(f"  'steward job {first_job}' shows one of them.", "dim")]]
@@ -275,7 +275,7 @@ def _layout_states(array: ArrayPart, tasks: int, signs: ChartSigns) -> list[Styl
         rows.append(
             [
                 (f"  {name:<{width}}  ", style),
-                *draw_bar(share, _BAR, signs, colour),
+                *draw_bar(share, _BAR_WIDTH, signs, colour),
                 (f" {count:>6}  {share:4.0%}", ""),
             ]
         )
@@ -330,7 +330,7 @@ def _make_spread_cells(
     ]
 
 
-_MEMBER_HEADS = (
+_MEMBER_HEADINGS = (
     TableHeading("Task", right=False),
     TableHeading("State", right=False),
     TableHeading("Exit"),
@@ -357,7 +357,7 @@ def _make_member_cells(member: MemberPart) -> list[StyledText]:
     ]
 
 
-_MOST_OTHERS = 5
+_MAX_EARLIER_JOBS = 5
 """Earlier jobs with the same id that the page mentions."""
 
 
@@ -380,7 +380,8 @@ def layout_job_page(reply: PageAnswer, signs: ChartSigns) -> list[StyledRow]:
         rows += [[], [("Its parts: ", "dim"), *make_text_row(part_ids)]]
     if reply.others:
         times = ", ".join(
-            format_time(submitted_at, reply.zone) for submitted_at in reply.others[:_MOST_OTHERS]
+            format_time(submitted_at, reply.zone)
+            for submitted_at in reply.others[:_MAX_EARLIER_JOBS]
         )
         rows += [[], [(f"Slurm has used the id {reply.job} before: {times}.", "dim")]]
     return rows
@@ -554,7 +555,7 @@ def _make_efficiency_bar(
     """Return a bar with its percentage and words."""
     return [
         (f"  {name:<8}", ""),
-        *draw_bar(share, _BAR, signs, style),
+        *draw_bar(share, _BAR_WIDTH, signs, style),
         (f" {format_share(share):>5}  ", style),
         *make_text_row(text),
     ]
@@ -599,7 +600,7 @@ def job(
     if as_json:
         print_json(reply)
     elif is_terminal():
-        print_all(*render_rich(layout_reply(reply, choose_signs())))
+        print_renderables(*render_rich(layout_reply(reply, choose_signs())))
     else:
         page = render_plain(layout_reply(reply, choose_signs()))
         output.write_bytes(page.encode(sys.stdout.encoding, "backslashreplace"))

@@ -32,12 +32,12 @@ from steward.daemon.registry import get_action
 
 _END_MAIL_TYPES: Final = frozenset({"Ended", "Failed"})
 """SLURM_JOB_MAIL_TYPE of mails about a job's end (Slurm 22.05 to 26.05)."""
-_MOST_WAITING: Final = 16
+_MAX_WAITING_PROCESSES: Final = 16
 """Largest number of waiting processes on a host; each takes some 40 MB."""
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 1.0, 15.0
 _ADDRESS: Final = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.+=~-]{0,127}(?:@[A-Za-z0-9.-]{1,255})?")
 """A mail address or local user, without characters that a mailer could interpret."""
-_MOST_ADDRESSES: Final = 10
+_MAX_ADDRESSES: Final = 10
 """Most addresses of one mail."""
 
 
@@ -78,10 +78,10 @@ def mail(
         timeout_s=settings.timeout_s,
     )
     if stay:
-        _make_send_with_page(message, place, settings.wait_s, is_expected)
+        _send_with_page(message, place, settings.wait_s, is_expected)
     elif _detach_process():
         try:
-            _make_send_with_page(message, place, settings.wait_s, is_expected)
+            _send_with_page(message, place, settings.wait_s, is_expected)
         except Exception as error:
             _warn_syslog(f"a mail to {address!r} could not be sent: {error}")
         finally:
@@ -98,9 +98,9 @@ def parse_addresses(text: str) -> tuple[str, ...]:
     for address in addresses:
         if not _ADDRESS.fullmatch(address):
             raise UsageError(f"{address!r} is no address that a mail can be sent to", address)
-    if not addresses or len(addresses) > _MOST_ADDRESSES:
+    if not addresses or len(addresses) > _MAX_ADDRESSES:
         raise UsageError(
-            f"a mail goes to 1 to {_MOST_ADDRESSES} addresses, not {len(addresses)}", text
+            f"a mail goes to 1 to {_MAX_ADDRESSES} addresses, not {len(addresses)}", text
         )
     return addresses
 
@@ -115,7 +115,7 @@ def _read_mail_settings(place: ClientPlace) -> MailSettings | None:
     return None if settings is None else settings.mail
 
 
-def _make_send_with_page(
+def _send_with_page(
     message: OutgoingMail, place: ClientPlace, wait_s: float, is_expected: bool
 ) -> None:
     """Send a mail with the job page if available."""
@@ -135,7 +135,7 @@ def _fetch_page_text(subject: str, place: ClientPlace, wait_s: float, is_expecte
     if request is None:
         return ""
     try:
-        reply = _make_await_page(
+        reply = _await_page(
             lambda: call_action(place, get_action("accounting.job"), request), wait_s, is_expected
         )
         return render_plain(layout_reply(reply, ASCII))
@@ -158,9 +158,7 @@ def _make_page_request(subject: str) -> PageRequest | None:
     return PageRequest(job=job_id) if job_id.isdecimal() else None
 
 
-def _make_await_page(
-    fetch: Callable[[], PageAnswer], wait_s: float, is_expected: bool
-) -> PageAnswer:
+def _await_page(fetch: Callable[[], PageAnswer], wait_s: float, is_expected: bool) -> PageAnswer:
     """Return the job page once it is complete, or as it is when the wait ends.
 
     If no Steward is known on this host, do not wait for one that does not answer.
@@ -199,7 +197,7 @@ def is_page_final(reply: PageAnswer) -> bool:
 def _take_wait_slot() -> Iterator[bool]:
     """Yield whether this process may wait: the number of waiting processes of a user is limited."""
     with sockets.socket(sockets.AF_UNIX, sockets.SOCK_DGRAM) as slot_socket:
-        for number in range(_MOST_WAITING):
+        for number in range(_MAX_WAITING_PROCESSES):
             try:
                 # An abstract socket name, freed when its process ends, however it ends.
                 slot_socket.bind(f"\0steward-mail-{os.geteuid()}-{number}")

@@ -235,7 +235,7 @@ def print_table(columns: Sequence[Column], rows: Iterable[Any], style: Style) ->
     elif is_terminal():
         row_list = list(rows)
         if row_list:
-            print_all(_draw_table(chosen_columns, row_list, style))
+            print_renderables(_draw_table(chosen_columns, row_list, style))
     else:
         _print_aligned(chosen_columns, rows, style)
 
@@ -272,7 +272,7 @@ def print_facts(facts: Iterable[tuple[str, str]]) -> None:
 
 
 def draw_facts(facts: Iterable[tuple[str, str]]) -> "list[RenderableType]":
-    """Draw names and values like :func:`print_facts`, for :func:`print_all`."""
+    """Draw names and values like :func:`print_facts`, for :func:`print_renderables`."""
     from rich.text import Text
 
     return [
@@ -295,7 +295,7 @@ def make_console() -> "Console":
     return Console(highlight=False, markup=False, emoji=False)
 
 
-def print_all(*renderables: "RenderableType") -> None:
+def print_renderables(*renderables: "RenderableType") -> None:
     """Print Rich renderables on a terminal, through a pager if longer than the screen."""
     from rich.console import Group
 

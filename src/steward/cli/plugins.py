@@ -12,7 +12,7 @@ import typer
 
 from steward.admin.certificates import CertificateAuthority
 from steward.admin.plugins.build import DEFAULT_LIBDIR
-from steward.admin.plugins.installation import DEFAULT_LINES, DEFAULT_PLUGSTACK, DEFAULT_SPOOL
+from steward.admin.plugins.installation import DEFAULT_LINES_PATH, DEFAULT_PLUGSTACK, DEFAULT_SPOOL
 from steward.capture.settings import SensorSettings
 from steward.cli.groups import ADMINISTRATORS, CONTEXT, Entry, LazyGroup
 from steward.cli.options import Config
@@ -80,11 +80,11 @@ def plugins() -> None:
 Libdir = Annotated[
     str, typer.Option("--libdir", metavar="DIR", help="Where builds lie, one directory a version.")
 ]
-Prefix = Annotated[
+SlurmPrefix = Annotated[
     str,
     typer.Option("--slurm-prefix", metavar="DIR", help="Where Slurm is, if it is not found."),
 ]
-Named = Annotated[
+SlurmVersionOption = Annotated[
     str,
     typer.Option("--slurm", metavar="VERSION", help="24.11 or 24.11.5; else that of this host."),
 ]
@@ -116,7 +116,7 @@ def build(
     headers: Annotated[
         str, typer.Option("--headers", metavar="DIR", help="Directory that holds slurm/spank.h.")
     ] = "",
-    slurm_prefix: Prefix = "",
+    slurm_prefix: SlurmPrefix = "",
     libdir: Libdir = DEFAULT_LIBDIR,
     compiler: Annotated[
         str, typer.Option("--cc", metavar="PROGRAM", help="The C compiler; else CC, or cc.")
@@ -147,8 +147,8 @@ def build(
 
 
 def install(
-    slurm: Named = "",
-    slurm_prefix: Prefix = "",
+    slurm: SlurmVersionOption = "",
+    slurm_prefix: SlurmPrefix = "",
     libdir: Libdir = DEFAULT_LIBDIR,
     built_in: Annotated[
         str, typer.Option("--from", metavar="DIR", help="Copy the build from there to --libdir.")
@@ -165,7 +165,7 @@ def install(
     lines: Annotated[
         str,
         typer.Option("--lines", metavar="FILE", help="With --jobcomp: where lines go."),
-    ] = DEFAULT_LINES,
+    ] = DEFAULT_LINES_PATH,
     job_submit: Annotated[
         bool, typer.Option("--job-submit", help="Instead: slurmctld's plugin that asks the bank.")
     ] = False,
@@ -189,7 +189,7 @@ def install(
 
     No file of the site's is changed; what is left to add to them is said.
     """
-    from steward.admin.plugins.build import LIBRARY, SUBMIT_LIBRARY, find_built
+    from steward.admin.plugins.build import LIBRARY, SUBMIT_LIBRARY, find_build
     from steward.admin.plugins.errors import PluginInstallError
     from steward.admin.plugins.installation import install_jobcomp, install_shim
     from steward.admin.plugins.job_submit import install_submit, install_submit_lua
@@ -216,7 +216,7 @@ def install(
         return
     version = _find_version(slurm, slurm_prefix)
     library = SUBMIT_LIBRARY if job_submit else LIBRARY
-    plugin_build = find_built(built_in or libdir, version, library)
+    plugin_build = find_build(built_in or libdir, version, library)
     if plugin_build is None:
         raise PluginInstallError(
             f"there is no build for Slurm {version} in {built_in or libdir}: "
@@ -246,8 +246,8 @@ def install(
 
 
 def check(
-    slurm: Named = "",
-    slurm_prefix: Prefix = "",
+    slurm: SlurmVersionOption = "",
+    slurm_prefix: SlurmPrefix = "",
     libdir: Libdir = DEFAULT_LIBDIR,
     plugstack: Plugstack = DEFAULT_PLUGSTACK,
     jobcomp: JobComp = "",

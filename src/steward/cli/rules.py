@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from steward.automation.rules.store import Execution
 
 
-_LONGEST = 1024 * 1024
+_MAX_EVENT_BYTES = 1024 * 1024
 """Largest event file, in bytes."""
 
 app = typer.Typer(context_settings=CONTEXT, no_args_is_help=True, add_completion=False)
@@ -81,7 +81,7 @@ def check(
     if call.style.json:
         print_json(reply)
     else:
-        _warn_troubles(reply.troubles)
+        _print_problems(reply.troubles)
         if stackstorm:
             for problem in reply.differences:
                 print(problem.what)
@@ -110,7 +110,7 @@ def list_(call: CommandCall) -> None:
         print_json(reply)
         return
     print_table(_RULE_COLUMNS, reply.rules, call.style)
-    _warn_troubles(reply.troubles)
+    _print_problems(reply.troubles)
     if not reply.running:
         output.print_warning("no rule is run: set enabled = true in [rules]")
 
@@ -169,12 +169,12 @@ def try_(
     else:
         print(f"It is a {reply.trigger}.")
         for line in reply.rules:
-            _print_tried(line)
+            _print_trial(line)
     if not any(line.matches for line in reply.rules):
         raise typer.Exit(1)
 
 
-def _print_tried(trial: RuleTrialResult) -> None:
+def _print_trial(trial: RuleTrialResult) -> None:
     """Print whether a rule matches an event, with the action or the reason."""
     state = "" if trial.enabled else " (off)"
     if not trial.matches:
@@ -205,13 +205,13 @@ def _read_event(path: str) -> dict[str, Any]:
     """Read an event as JSON from a file or standard input."""
     try:
         if path == "-":
-            data = sys.stdin.buffer.read(_LONGEST + 1)
+            data = sys.stdin.buffer.read(_MAX_EVENT_BYTES + 1)
         else:
             with open(path, "rb") as file:
-                data = file.read(_LONGEST + 1)
+                data = file.read(_MAX_EVENT_BYTES + 1)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}", path) from error
-    if len(data) > _LONGEST:
+    if len(data) > _MAX_EVENT_BYTES:
         raise UsageError(f"{path} is larger than any event", path)
     try:
         decoded = json.loads(data)
@@ -318,7 +318,7 @@ _HISTORY_COLUMNS = [
 ]
 
 
-def _warn_troubles(problems: tuple[RuleProblem, ...]) -> None:
+def _print_problems(problems: tuple[RuleProblem, ...]) -> None:
     """Print problems of rules as warnings."""
     for problem in problems:
         output.print_warning(problem.what)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from steward.archive.requests import EnvironmentReply, ShowReply
 
 
-_RULE = "-" * 80
+_SEPARATOR_LINE = "-" * 80
 
 
 class SacctOutputError(StewardError):
@@ -258,7 +258,7 @@ def _print_scripts(options: SacctOptions) -> None:
         else:
             text = _fetch_environment(options, job)
             heading = f"Environment used for {job} (must be batch to display)"
-        print(f"{heading}\n{_RULE}", flush=True)
+        print(f"{heading}\n{_SEPARATOR_LINE}", flush=True)
         sys.stdout.buffer.write(text + b"\n")
 
 

@@ -21,7 +21,7 @@ DENIED_CODE: Final = 1
 """Exit code of ``steward`` if permission is denied."""
 DIFF_ERROR_CODE: Final = 2
 """Exit code of ``steward archive diff`` in that case, like diff(1) if it cannot compare."""
-_MOST_AT_ONCE: Final = 4
+_MAX_PARALLEL_CHECKS: Final = 4
 
 T = TypeVar("T")
 
@@ -46,7 +46,7 @@ def run_on_each(check: Callable[[T], None], items: Iterable[T]) -> None:
     Raises:
         CheckFailed: The first failure.
     """
-    pool = ThreadPoolExecutor(_MOST_AT_ONCE)
+    pool = ThreadPoolExecutor(_MAX_PARALLEL_CHECKS)
     try:
         for _ in pool.map(check, items):
             pass

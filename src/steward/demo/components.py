@@ -83,11 +83,11 @@ SLURMD_TIMEOUT_S: Final = 10
 """SlurmdTimeout of the demo's cluster, in seconds."""
 SLURM_CONF_LINES: Final = (f"SlurmdTimeout={SLURMD_TIMEOUT_S}",)
 """Lines of slurm.conf that let slurmctld notice a dead slurmd soon."""
-RULE: Final = "drain_what_fails"
+RULE_NAME: Final = "drain_what_fails"
 
-_RULE: Final = f"""\
+_RULE_TEXT: Final = f"""\
 ---
-name: {RULE}
+name: {RULE_NAME}
 description: What fails runs no jobs until somebody has looked at it.
 enabled: true
 trigger:
@@ -127,9 +127,9 @@ def format_rule_settings(directory: str) -> list[str]:
 
 def write_rule(directory: str) -> str:
     """Write the rule's file; return its path."""
-    path = f"{directory}/{RULE}.yaml"
+    path = f"{directory}/{RULE_NAME}.yaml"
     with open(path, "w", encoding="utf-8") as file:
-        file.write(_RULE)
+        file.write(_RULE_TEXT)
     return path
 
 
@@ -140,7 +140,7 @@ ACCOUNT: Final = "chemistry"
 SBATCH_REJECTED: Final = 1
 """Exit code of sbatch if the job is rejected."""
 
-_PAID: Final = """\
+_PAID_SCRIPT: Final = """\
 #!/bin/bash
 #SBATCH --job-name=paid
 #SBATCH --ntasks=2
@@ -153,7 +153,7 @@ PAID_JOB: Final = Submission(
     description="four seconds on two CPUs, with a limit of five minutes",
     name="paid",
     user_index=0,
-    script=_PAID.encode(),
+    script=_PAID_SCRIPT.encode(),
     command=("sbatch", f"--account={ACCOUNT}", "paid.sh"),
 )
 UNAFFORDABLE_COMMAND: Final = ("sbatch", f"--account={ACCOUNT}", "--time=20:00:00", "paid.sh")
@@ -224,7 +224,7 @@ PLUGSTACK: Final = ("include {directory}/etc/plugstack.conf.d/*.conf",)
 BURST_BYTES: Final = 300 * 1024**2
 """Memory that the job allocates for a moment, in bytes."""
 
-_BURST: Final = """\
+_BURST_SCRIPT: Final = """\
 #!/bin/bash
 #SBATCH --job-name=burst
 # Hold 300 MB for a moment: tail keeps what it may have to print.
@@ -235,7 +235,7 @@ BURST_JOB: Final = Submission(
     description="300 MB for a moment",
     name="burst",
     user_index=0,
-    script=_BURST.encode(),
+    script=_BURST_SCRIPT.encode(),
     # Slurm's default interval. The sandbox samples every second, and would see more short jobs than
     # a usual cluster.
     command=("sbatch", "--acctg-freq=task=30", "burst.sh"),
@@ -339,7 +339,7 @@ def _find_free_port() -> int:
 
 WEB_USER: Final = "steward-web"
 """User that ``steward web`` runs as."""
-_LINK = re.compile(rb"^https?://\S+/login/\S+", re.MULTILINE)
+_LOGIN_LINK_PATTERN = re.compile(rb"^https?://\S+/login/\S+", re.MULTILINE)
 _WEB_TIMEOUT_S: Final = 60.0
 
 
@@ -434,5 +434,5 @@ class DemoWebServer:
 
 def find_login_link(output: bytes) -> str:
     """Return the login link in the output of ``steward login``; "" if there is none."""
-    match = _LINK.search(output)
+    match = _LOGIN_LINK_PATTERN.search(output)
     return match[0].decode() if match else ""

@@ -191,7 +191,9 @@ def kill_strays(plan: SandboxPlan, spared_pid: int = 0) -> None:
     spared = {os.getpid(), spared_pid}
     for _ in range(100):
         pids = [
-            pid for pid in _list_processes() if pid not in spared and _is_marked(pid, environ_entry)
+            pid
+            for pid in _list_pids()
+            if pid not in spared and _has_environ_entry(pid, environ_entry)
         ]
         if not pids:
             return
@@ -204,11 +206,11 @@ def kill_strays(plan: SandboxPlan, spared_pid: int = 0) -> None:
     raise SandboxError(f"{plan.directory}: some processes cannot be ended", plan)
 
 
-def _list_processes() -> list[int]:
+def _list_pids() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
-def _is_marked(pid: int, environ_entry: bytes) -> bool:
+def _has_environ_entry(pid: int, environ_entry: bytes) -> bool:
     """Return True if a process's environment holds this mark."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:

@@ -58,8 +58,8 @@ from steward.sandbox.spec import (
 )
 
 # sun_path holds 108 bytes, and the longest socket in here is <directory>/run/munge.socket.lock.
-_LONGEST_DIRECTORY: Final = 80
-_MOST_DIRECTORIES: Final = 100
+_MAX_DIRECTORY_BYTES: Final = 80
+_MAX_DIRECTORIES: Final = 100
 # Below the range of outgoing connections.
 _PORT_RANGE: Final = (20000, 32000)
 
@@ -210,7 +210,7 @@ def lock_directory(directory: str) -> int | None:
 def find_free_directory() -> str:
     """Return the usual directory of a sandbox, or one beside it if a sandbox is up there."""
     default = get_default_directory()
-    alternatives = (f"{default}-{number}" for number in range(2, _MOST_DIRECTORIES))
+    alternatives = (f"{default}-{number}" for number in range(2, _MAX_DIRECTORIES))
     return next((path for path in (default, *alternatives) if not _is_up(path)), default)
 
 
@@ -274,10 +274,10 @@ def claim_directory(path: str) -> str:
         return directory
     parent, name = os.path.split(os.path.abspath(path))
     directory = os.path.join(os.path.realpath(parent), name)
-    if len(os.fsencode(directory)) > _LONGEST_DIRECTORY or any(c.isspace() for c in directory):
+    if len(os.fsencode(directory)) > _MAX_DIRECTORY_BYTES or any(c.isspace() for c in directory):
         raise SandboxError(
             f"{directory} cannot hold a sandbox: give a path without blanks of at most "
-            f"{_LONGEST_DIRECTORY} bytes",
+            f"{_MAX_DIRECTORY_BYTES} bytes",
             directory,
         )
     try:
@@ -298,7 +298,7 @@ def _take_directory(directory: str) -> None:
             raise SandboxError(f"{directory} is not a directory of yours", directory) from None
         entries = os.listdir(directory)
         if MARKER in entries:
-            _remove_ended(directory)
+            _reset_directory(directory)
         elif entries:
             raise SandboxError(
                 f"{directory} holds other things: give an empty directory", directory
@@ -306,7 +306,7 @@ def _take_directory(directory: str) -> None:
     os.chmod(directory, 0o755)  # noqa: S103 - the sandbox's users pass through it
 
 
-def _remove_ended(directory: str) -> None:
+def _reset_directory(directory: str) -> None:
     """Remove what an ended sandbox left in the directory."""
     lock_fd = lock_directory(directory)
     if lock_fd is None:

@@ -22,7 +22,7 @@ import msgspec
 
 from steward.sandbox.spec import SandboxError, SlurmMissing
 
-SUITES: Final = {"24.11": "trixie", "26.05": "forky"}
+DEBIAN_SUITES: Final = {"24.11": "trixie", "26.05": "forky"}
 """Debian suite that packages each version of Slurm."""
 
 PACKAGES: Final = ("slurmctld", "slurmd", "slurm-client", "slurmdbd", "munge", "libslurm-dev")
@@ -31,8 +31,8 @@ _DEFAULT_CACHE: Final = "/var/cache/steward/roots"
 _COMPLETE_MARKER: Final = ".steward-root"
 """File that marks a root as complete."""
 _SCRIPTS: Final = "/usr/share/debootstrap/scripts"
-_TIMEOUT_S: Final = 1800.0
-_SAY_EVERY_S: Final = 2.0
+_DEBOOTSTRAP_TIMEOUT_S: Final = 1800.0
+_REPORT_INTERVAL_S: Final = 2.0
 
 
 class LoaderPaths(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,9 +66,9 @@ def ensure_root(version: str, report: Callable[[str], None]) -> str:
         SandboxError: The root cannot be made.
     """
     series = ".".join(version.split(".")[:2])
-    suite = SUITES.get(series)
+    suite = DEBIAN_SUITES.get(series)
     if suite is None:
-        versions = " and ".join(SUITES)
+        versions = " and ".join(DEBIAN_SUITES)
         raise SlurmMissing(f"Slurm {version} cannot be had here, only {versions}", version)
     if os.geteuid() != 0:
         raise SlurmMissing(f"Slurm {version} takes root: run this as root", version)
@@ -191,10 +191,12 @@ def _report_progress(process: "subprocess.Popen[str]", report: Callable[[str], N
     last_line = ""
     for line in process.stdout or ():
         now = time.monotonic()
-        if now - started_s > _TIMEOUT_S:
-            raise SandboxError(f"debootstrap took longer than {_TIMEOUT_S:.0f} s", process)
+        if now - started_s > _DEBOOTSTRAP_TIMEOUT_S:
+            raise SandboxError(
+                f"debootstrap took longer than {_DEBOOTSTRAP_TIMEOUT_S:.0f} s", process
+            )
         last_line = line.strip() or last_line
-        if now - reported_s >= _SAY_EVERY_S:
+        if now - reported_s >= _REPORT_INTERVAL_S:
             reported_s = now
             report(f"  {now - started_s:3.0f} s  {last_line.removeprefix('I: ')}")
     return last_line

@@ -196,7 +196,7 @@ def parse_limits(
             continue
         if section:
             limits = qos_limits if section == "qos" else user_limits if is_own else account_limits
-            for name, value in _set_limits(fields).items():
+            for name, value in _read_limits(fields).items():
                 limits.setdefault(name, value)
     return {"assoc": {**account_limits, **user_limits}, "qos": qos_limits}
 
@@ -206,7 +206,7 @@ def _is_account(pairs: Mapping[str, str]) -> bool:
     return pairs.get("UserName", "").partition("(")[0] == ""
 
 
-def _set_limits(line: str) -> dict[str, str]:
+def _read_limits(line: str) -> dict[str, str]:
     """Return the limits of a line that are set: "N(3)" is not."""
     limits = {}
     for name, value in _PAIR.findall(line):

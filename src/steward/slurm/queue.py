@@ -259,7 +259,7 @@ log = logging.getLogger(__name__)
 Version = tuple[int, int, int]
 
 # Field names of squeue -O, the same in Slurm 22.05 to 26.05.
-_SAFE: Final = (
+_SLURM_FIELDS: Final = (
     "JobID",
     "ArrayJobID",
     "ArrayTaskID",
@@ -285,10 +285,10 @@ _SAFE: Final = (
     "OverSubscribe",
     "MinMemory",
 )
-_OFFERED: Final = ("SLUID", "Exclusive")
+_OPTIONAL_FIELDS: Final = ("SLUID", "Exclusive")
 """Fields requested only if this squeue lists them, oldest version first."""
 # Fields for one job only. They change constantly, so in the queue every row would look changed.
-_SAFE_OF_ONE: Final = (
+_SINGLE_JOB_SLURM_FIELDS: Final = (
     "TimeUsed",
     "PriorityLong",
     "BatchHost",
@@ -297,7 +297,7 @@ _SAFE_OF_ONE: Final = (
 )
 # Text that users can influence: accounts and QOS if no slurmdbd checks them, the submit host as
 # the client claims it, and reasons that quote a plugin's input.
-_HOSTILE: Final = (
+_USER_FIELDS: Final = (
     "Partition",
     "Reservation",
     "Dependency",
@@ -334,7 +334,7 @@ MAX_FIELD_BYTES: Final = 8192
 
 More than Slurm accepts at submission.
 """
-_HOSTILE_OF_ONE: Final = ("Container", "system_comment")
+_SINGLE_JOB_USER_FIELDS: Final = ("Container", "system_comment")
 _PLACEHOLDERS: Final = frozenset({"(null)", "N/A", "NA", "n/a"})
 _UNIT_SEPARATOR: Final = "\x1f"
 _LETTERS: Final = 12
@@ -377,9 +377,14 @@ class QueueFormat:
         is_single_job: bool = False,
         dependency_bytes: int = 0,
     ) -> None:
-        self._slurm_fields = [*_SAFE, *(name for name in _OFFERED if name.lower() in available)]
-        self._slurm_fields += _SAFE_OF_ONE if is_single_job else ()
-        self._user_fields = (*_HOSTILE, *_HOSTILE_OF_ONE) if is_single_job else _HOSTILE
+        self._slurm_fields = [
+            *_SLURM_FIELDS,
+            *(name for name in _OPTIONAL_FIELDS if name.lower() in available),
+        ]
+        self._slurm_fields += _SINGLE_JOB_SLURM_FIELDS if is_single_job else ()
+        self._user_fields = (
+            (*_USER_FIELDS, *_SINGLE_JOB_USER_FIELDS) if is_single_job else _USER_FIELDS
+        )
         secret = secret or "".join(secrets.choice(string.ascii_letters) for _ in range(_LETTERS))
         self._text_end = (_UNIT_SEPARATOR + secret).encode()
         fields = [f"{name}:{_UNIT_SEPARATOR}" for name in self._slurm_fields]

@@ -18,7 +18,7 @@ from steward.admin.credentials.errors import UnknownCredential
 from steward.core.errors import PermissionRefused, Unavailable
 from steward.reports.event_texts import EventDescription, describe_event
 from steward.reports.events import EventItem, EventsReply, EventsRequest
-from steward.reports.history.requests import HistoryEventsRequest as PastRequest
+from steward.reports.history.requests import HistoryEventsRequest
 from steward.web.authentication import AuthenticatedRequest
 from steward.web.errors import RateLimitExceeded
 
@@ -134,7 +134,7 @@ class NewEvents(msgspec.Struct, frozen=True):
 
 
 async def fetch_new_events(
-    auth: AuthenticatedRequest, filters: PastRequest, position: int
+    auth: AuthenticatedRequest, filters: HistoryEventsRequest, position: int
 ) -> NewEvents:
     """Return the events after a position that match a filter.
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 FORMAT_VERSION: Final = 1
 """Version of the file format; a later one is rejected."""
-MANIFEST: Final = "steward-backup.json"
+MANIFEST_NAME: Final = "steward-backup.json"
 """Name of the manifest in the tar."""
 SUFFIX: Final = ".tar.zst"
 """File name suffix of a backup."""
@@ -113,10 +113,10 @@ class BackupManifest(msgspec.Struct, frozen=True, kw_only=True):
         return sum(member.size for member in self.members)
 
 
-_LEVEL: Final = 3
+_COMPRESSION_LEVEL: Final = 3
 """Compression level of zstd."""
-_ACLS: Final = ("system.posix_acl_access", "system.posix_acl_default")
-ACL_KEY: Final = "STEWARD."
+_ACL_NAMES: Final = ("system.posix_acl_access", "system.posix_acl_default")
+ACL_HEADER_PREFIX: Final = "STEWARD."
 """Prefix of an ACL's name in a member's headers."""
 
 
@@ -167,7 +167,7 @@ class BackupWriter:
         """Add the manifest as the last member; return it complete."""
         full_manifest = msgspec.structs.replace(manifest, members=tuple(self.members))
         data = msgspec.json.format(msgspec.json.encode(full_manifest), indent=1) + b"\n"
-        info = tarfile.TarInfo(MANIFEST)
+        info = tarfile.TarInfo(MANIFEST_NAME)
         info.size, info.mode = len(data), 0o600
         info.mtime = int(full_manifest.made_at.timestamp())
         self._tar.addfile(info, io.BytesIO(data))
@@ -193,7 +193,7 @@ def create_backup_file(path: str, trusted_uids: "Collection[int]" = ()) -> "Iter
     try:
         remove_unfinished(path, trusted=trusted_uids)
         with replace_file(path, 0o600, is_new=True, trusted=trusted_uids) as file:
-            compressor = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True)
+            compressor = zstandard.ZstdCompressor(level=_COMPRESSION_LEVEL, write_checksum=True)
             with (
                 compressor.stream_writer(file, closefd=False) as stream,
                 tarfile.open(fileobj=stream, mode="w|", format=tarfile.PAX_FORMAT) as tar,
@@ -239,19 +239,19 @@ def _make_tar_info(name: str, status: os.stat_result) -> tarfile.TarInfo:
 def _read_acls(fd: int) -> dict[str, str]:
     """Return the POSIX ACLs of an open file, by name."""
     acls = {}
-    for name in _ACLS:
+    for name in _ACL_NAMES:
         try:
-            acls[f"{ACL_KEY}{name}"] = os.getxattr(fd, name).hex()
+            acls[f"{ACL_HEADER_PREFIX}{name}"] = os.getxattr(fd, name).hex()
         except OSError:
             continue  # it has none, or its file system knows none
     return acls
 
 
-_CHUNK: Final = 1 << 20
+_CHUNK_BYTES: Final = 1 << 20
 """Bytes read at once."""
-_MOST_MANIFEST: Final = 1 << 30
+_MAX_MANIFEST_BYTES: Final = 1 << 30
 """Largest manifest, in bytes."""
-_PREFIXES: Final = (
+_MEMBER_PREFIXES: Final = (
     STATE_PREFIX,
     INCOMING_PREFIX,
     CONFIG_PREFIX,
@@ -277,7 +277,7 @@ def verify_backup(path: str) -> BackupManifest:
         nonlocal manifest
         if manifest is not None:
             raise BackupError(f"{path} goes on behind its manifest: it is damaged", path)
-        if info.name == MANIFEST:
+        if info.name == MANIFEST_NAME:
             manifest = _decode_manifest(path, info, file)
         elif file is not None:
             if info.name in members:
@@ -303,7 +303,7 @@ def read_members(path: str, callback: MemberCallback) -> None:
     """
     with _open_tar(path) as tar:
         for info in tar:
-            if info.name != MANIFEST and not is_safe_member(info):
+            if info.name != MANIFEST_NAME and not is_safe_member(info):
                 raise BackupError(f"{path} holds {info.name!r}: no backup of ours does", path)
             callback(info, tar.extractfile(info) if info.isreg() else None)
 
@@ -331,7 +331,7 @@ def copy_member(
 ) -> BackupMember:
     """Copy a member's content to ``write``, and return its size and checksum."""
     digest = hashlib.sha256()
-    while data := file.read(_CHUNK):
+    while data := file.read(_CHUNK_BYTES):
         digest.update(data)
         write(data)
     return BackupMember(name=info.name, size=info.size, sha256=digest.hexdigest())
@@ -341,7 +341,7 @@ def is_safe_member(info: tarfile.TarInfo) -> bool:
     """Return whether a member's type and name are ones that we write, inside the backup's trees."""
     parts = info.name.split("/")
     is_job_log_root = info.isdir() and info.name == JOB_LOG_TREE
-    if not is_job_log_root and not info.name.startswith(_PREFIXES):
+    if not is_job_log_root and not info.name.startswith(_MEMBER_PREFIXES):
         return False
     if any(part in ("", ".", "..") for part in parts) or "\0" in info.name:
         return False
@@ -379,7 +379,7 @@ def _open_tar(path: str) -> Iterator[tarfile.TarFile]:
 
 def _decode_manifest(path: str, info: tarfile.TarInfo, file: IO[bytes] | None) -> BackupManifest:
     """Decode a manifest after checking its format version."""
-    data = file.read() if file is not None and info.size < _MOST_MANIFEST else b""
+    data = file.read() if file is not None and info.size < _MAX_MANIFEST_BYTES else b""
     try:
         version = msgspec.json.decode(data, type=_Format).format
         if version > FORMAT_VERSION:

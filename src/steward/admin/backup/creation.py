@@ -119,11 +119,11 @@ class DatabaseSnapshots:
 
 _HOLD_S: Final = 3600.0
 """Longest time that the journal server waits with trimming, in seconds."""
-_TRIES: Final = 3
+_MAX_OPEN_ATTEMPTS: Final = 3
 """Attempts to open all databases, one of which may be replaced meanwhile."""
-_PAGE: Final = 500
+_EVENTS_PER_READ: Final = 500
 """Events read from the journal at once."""
-_PASSWORD: Final = re.compile(r"(?<=://)([^:/@]*):[^@/]*@")
+_URL_PASSWORD: Final = re.compile(r"(?<=://)([^:/@]*):[^@/]*@")
 _REPLACED_SUFFIXES: Final = (".jsonl", ".json", ".key", ".conf")
 
 ShowProgress = Callable[[int, int | None, str], None]
@@ -215,7 +215,7 @@ def make_backup(
                     store.name: os.path.abspath(store.directory) for store in make_stores(settings)
                 },
                 trees=list_trees(settings) if with_archive else {},
-                ledger=_PASSWORD.sub(r"\1:***@", settings.bank.database),
+                ledger=_URL_PASSWORD.sub(r"\1:***@", settings.bank.database),
                 missing=missing,
             )
         )
@@ -263,7 +263,7 @@ def _open_snapshots(
     settings: Settings, *, with_catalog: bool
 ) -> tuple[BackupFiles, DatabaseSnapshots]:
     """Select the files, and begin read transactions on the databases among them."""
-    for tries_left in reversed(range(_TRIES)):
+    for tries_left in reversed(range(_MAX_OPEN_ATTEMPTS)):
         selection = select_files(settings, with_catalog=with_catalog)
         try:
             return selection, DatabaseSnapshots(settings.state_dir, selection.databases)
@@ -321,7 +321,7 @@ class _BackupSteps:
         """Add the incoming scripts of all journal events; return how many are missing."""
         position, head, missing_count, event_count = 0, reader.head(), 0, 0
         while position < head:
-            events, position = reader.read(position, {JOB_SCRIPT}, _PAGE)
+            events, position = reader.read(position, {JOB_SCRIPT}, _EVENTS_PER_READ)
             for event in events:
                 if isinstance(event.body, JobScript):
                     missing_count += self._add_script(event.body, stores)

@@ -18,11 +18,11 @@ import msgspec
 from steward.admin.backup.archive import BackupUnavailable
 from steward.core.config import Settings
 
-BEFORE: Final = "before-restore-"
+PREVIOUS_STATE_PREFIX: Final = "before-restore-"
 """Prefix of the directory to which a restore moves the previous state."""
 _TRANSIENT: Final = re.compile(
     r"gate\.db|daemon\.json|(look|standing)-.*\.json|.*\.lock|.*-(wal|shm|journal)|.*\.json\.\d+"
-    rf"|{BEFORE}.*|\.restoring.*"
+    rf"|{PREVIOUS_STATE_PREFIX}.*|\.restoring.*"
 )
 _INCOMING: Final = "incoming"
 _FIRST: Final = ("ledger.db", "catalogue/")

@@ -21,10 +21,10 @@ from typing import IO, Final
 import msgspec
 
 from steward.admin.backup.archive import (
-    ACL_KEY,
+    ACL_HEADER_PREFIX,
     CONFIG_PREFIX,
     INCOMING_PREFIX,
-    MANIFEST,
+    MANIFEST_NAME,
     STATE_PREFIX,
     BackupError,
     BackupManifest,
@@ -32,7 +32,7 @@ from steward.admin.backup.archive import (
     copy_member,
     read_members,
 )
-from steward.admin.backup.files import BEFORE
+from steward.admin.backup.files import PREVIOUS_STATE_PREFIX
 from steward.admin.credentials.store import end_revoked
 from steward.core.config import Settings
 from steward.core.incoming import ARCHIVE_DIRECTORY, MARKER, STATE_STORE
@@ -45,9 +45,9 @@ _UNPACK_DIRECTORY: Final = ".restoring"
 """Directory within the state directory to which the backup is unpacked."""
 _SKIPPED_POSITIONS: Final = 1_000_000_000
 """Journal positions to skip if a ledger elsewhere may have seen more than the backup has."""
-_WAITING: Final = "incoming"
+_INCOMING_DIRECTORY: Final = "incoming"
 
-Show = Callable[[int, int | None, str], None]
+ShowProgress = Callable[[int, int | None, str], None]
 
 
 class RestoreResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,7 +75,7 @@ def restore_backup(
     *,
     force: bool,
     now: datetime,
-    show_progress: Show = lambda *_: None,
+    show_progress: ShowProgress = lambda *_: None,
 ) -> RestoreResult:
     """Restore a verified backup.
 
@@ -143,7 +143,7 @@ class _RestoreSteps:
         manifest: BackupManifest,
         settings: Settings,
         owner: os.stat_result,
-        show_progress: Show,
+        show_progress: ShowProgress,
     ) -> None:
         self._path = path
         self._manifest = manifest
@@ -234,7 +234,7 @@ class _RestoreSteps:
             path = os.path.join(self._state_dir, name)
             return (
                 name in (_LOCK, _UNPACK_DIRECTORY)
-                or name.startswith(BEFORE)
+                or name.startswith(PREVIOUS_STATE_PREFIX)
                 or any(tree == path or tree.startswith(f"{path}/") for tree in trees)
             )
 
@@ -245,7 +245,9 @@ class _RestoreSteps:
         existing_names = self._list_existing()
         if not existing_names:
             return ""
-        previous_state_dir = os.path.join(self._state_dir, f"{BEFORE}{now:%Y%m%dT%H%M%SZ}")
+        previous_state_dir = os.path.join(
+            self._state_dir, f"{PREVIOUS_STATE_PREFIX}{now:%Y%m%dT%H%M%SZ}"
+        )
         os.mkdir(previous_state_dir, 0o700)
         os.chown(previous_state_dir, self._owner_status.st_uid, self._owner_status.st_gid)
         for name in existing_names:
@@ -271,7 +273,7 @@ class _RestoreSteps:
 
     def _unpack_member(self, info: tarfile.TarInfo, file: IO[bytes] | None) -> None:
         """Unpack one member by the prefix of its name."""
-        if info.name == MANIFEST:
+        if info.name == MANIFEST_NAME:
             return
         self._file_count += file is not None
         self._show_progress(self._file_count, len(self._manifest.members), "files")
@@ -297,7 +299,7 @@ class _RestoreSteps:
         _, store, name = info.name.split("/", 2)
         root = self._find_root(store)
         directory = os.path.join(root, ARCHIVE_DIRECTORY) if root else ""
-        directory = directory or os.path.join(self._unpack_dir, _WAITING)
+        directory = directory or os.path.join(self._unpack_dir, _INCOMING_DIRECTORY)
         if not os.path.isdir(directory):
             os.makedirs(directory, mode=0o700)
             self._set_owner(directory)
@@ -339,10 +341,10 @@ class _RestoreSteps:
         if os.geteuid() == 0:
             os.chown(path, info.uid, info.gid)
         for key, value in info.pax_headers.items():
-            if key.startswith(ACL_KEY):
+            if key.startswith(ACL_HEADER_PREFIX):
                 # On a file system without ACLs, mode and owner must do.
                 with contextlib.suppress(OSError):
-                    os.setxattr(path, key.removeprefix(ACL_KEY), bytes.fromhex(value))
+                    os.setxattr(path, key.removeprefix(ACL_HEADER_PREFIX), bytes.fromhex(value))
 
     def _write_file(self, info: tarfile.TarInfo, file: IO[bytes], path: str, *, mode: int) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC

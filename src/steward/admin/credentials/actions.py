@@ -48,7 +48,7 @@ from steward.core.actions import Action, Answer
 from steward.core.errors import PermissionRefused, UsageError
 from steward.web.settings import WebSettings
 
-_LONGEST_NAME: Final = 200
+_MAX_NAME_CHARS: Final = 200
 """Longest name of a token, in characters."""
 _USUAL_TOKEN_S: Final = 90 * 86400.0
 """Default validity of a token: 90 days, in seconds."""
@@ -198,7 +198,7 @@ def _create_token(
         raise PermissionRefused("a token makes no tokens")
     uid, user = caller.uid, caller.user
     if request.user and request.user != user:
-        if not _is_root(context, caller):
+        if not _is_local_administrator(context, caller):
             raise PermissionRefused(
                 "only root and Steward's own user make tokens for others", request.user
             )
@@ -208,8 +208,10 @@ def _create_token(
     validity_s = _get_validity_s(context.settings.web, caller, request.expires_s)
     if not request.scopes:
         raise UsageError(f"say what the token may do: {', '.join(SCOPES)}")
-    if len(request.name) > _LONGEST_NAME or not request.name.isprintable():
-        raise UsageError(f"a token's name has up to {_LONGEST_NAME} plain characters", request.name)
+    if len(request.name) > _MAX_NAME_CHARS or not request.name.isprintable():
+        raise UsageError(
+            f"a token's name has up to {_MAX_NAME_CHARS} plain characters", request.name
+        )
     now = context.now()
     valid_tokens = [
         token
@@ -265,7 +267,7 @@ def _list_tokens(
     context: CredentialsContext, caller: Caller, request: TokenListRequest
 ) -> TokenListAnswer:
     """List tokens, and sessions if requested."""
-    if request.everybodys and not _is_root(context, caller):
+    if request.everybodys and not _is_local_administrator(context, caller):
         raise PermissionRefused("only root and Steward's own user see everybody's tokens")
     uid = None if request.everybodys else caller.uid
     credentials = context.store.list_all("token", uid)
@@ -280,7 +282,7 @@ def _revoke_tokens(
     """Revoke tokens or sessions, of others as root only."""
     credentials = [context.store.get(number) for number in request.numbers]
     for credential in credentials:
-        if credential.uid != caller.uid and not _is_root(context, caller):
+        if credential.uid != caller.uid and not _is_local_administrator(context, caller):
             raise CredentialMissing(
                 f"there is no credential with the number {credential.id}", credential.id
             )
@@ -289,7 +291,7 @@ def _revoke_tokens(
     return Answer()
 
 
-def _is_root(context: CredentialsContext, caller: Caller) -> bool:
+def _is_local_administrator(context: CredentialsContext, caller: Caller) -> bool:
     # A caller without a name is an administrator by uid alone.
     is_administrator = context.access.is_administrator(Caller(uid=caller.uid), "")
     return is_administrator and caller.how in ("socket", "local")

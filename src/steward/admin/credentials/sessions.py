@@ -30,7 +30,7 @@ BY_PROXY = "proxy"
 """Value of ``how`` for a session that a trusted proxy opened, and for tokens made in it."""
 BY_SHARED = "shared"
 """Value of ``how`` for a token made in a session on an origin shared with other applications."""
-_RENEWED_EVERY = timedelta(seconds=10)
+_MIN_EXTENSION = timedelta(seconds=10)
 """Least extension of a session that is stored: otherwise each request would be a write."""
 
 
@@ -69,7 +69,7 @@ class CredentialsContext:
         credential = self.store.find_valid(kind, secret, now)
         if kind == "session" and credential.how == BY_PROXY:
             expires = now + timedelta(seconds=self.settings.web.proxy_session_s)
-            if expires - credential.expires >= _RENEWED_EVERY:
+            if expires - credential.expires >= _MIN_EXTENSION:
                 self.store.renew(credential.id, expires)
         return Caller(
             uid=credential.uid,

@@ -26,12 +26,17 @@ from steward.admin.doctor.findings import (
     make_wrong,
 )
 from steward.admin.plugins.build import DEFAULT_LIBDIR, SlurmVersion
-from steward.admin.plugins.installation import DEFAULT_LINES, JOBCOMP, get_own_conf, install_command
+from steward.admin.plugins.installation import (
+    DEFAULT_LINES_PATH,
+    JOBCOMP_SCRIPT,
+    get_own_conf,
+    install_command,
+)
 from steward.admin.plugins.job_submit import check_reach, check_submit, find_gate_conf
 from steward.admin.plugins.jobcomp import find_jobcomp_faults, parse_lines_path
 from steward.admin.plugins.spank import ShimLine, find_shim_faults, read_shim_lines
 from steward.admin.plugins.trigger import check_trigger
-from steward.bank.gate.plugin_conf import ASKING_PLUGINS, PLUGIN_NAME, parse_submit_plugins
+from steward.bank.gate.plugin_conf import GATE_PLUGINS, PLUGIN_NAME, parse_submit_plugins
 from steward.capture.captured_scripts import CapturedScripts
 from steward.capture.sensor.triggers import TRIGGER_EVENTS
 from steward.capture.settings import HELPER_NAME
@@ -390,7 +395,7 @@ def _get_version(report: ClusterReport) -> SlurmVersion:
 
 def _check_jobcomp(context: CheckContext, report: ClusterReport) -> Iterator[CheckFinding]:
     """Check that slurmctld writes ended jobs to the file that Steward reads."""
-    path = f"{report.conf_dir}/{JOBCOMP}"
+    path = f"{report.conf_dir}/{JOBCOMP_SCRIPT}"
     subject = f"JobCompType, {path}"
     kind = report.config.get("JobCompType", "") or "jobcomp/none"
     mend = (
@@ -406,7 +411,7 @@ def _check_jobcomp(context: CheckContext, report: ClusterReport) -> Iterator[Che
                 subject,
                 f"jobcomp_lines is not set: lost are {_NO_JOBCOMP}",
                 *mend,
-                f'[cluster.{report.name}] jobcomp_lines = "{DEFAULT_LINES}"',
+                f'[cluster.{report.name}] jobcomp_lines = "{DEFAULT_LINES_PATH}"',
             )
         else:
             yield make_warning(
@@ -434,7 +439,7 @@ def _check_submit(context: CheckContext, report: ClusterReport) -> Iterator[Chec
     """Check that slurmctld's submit plugin asks the gate, after all others."""
     plugins = ",".join(parse_submit_plugins(report.config)) or "(null)"
     subject = f"JobSubmitPlugins={plugins}"
-    asks_gate = bool(ASKING_PLUGINS & set(parse_submit_plugins(report.config)))
+    asks_gate = bool(GATE_PLUGINS & set(parse_submit_plugins(report.config)))
     if not context.settings.bank.enabled and not context.settings.gate.ask:
         yield make_skipped(subject, "there is no bank here to ask")
         return

@@ -3,7 +3,7 @@
 A SPANK plugin works with one major.minor version of Slurm, slurmctld's submit plugin with
 exactly one patch level, and during an upgrade of a cluster two versions run. So builds lie
 side by side in directories named by version, ``LIBDIR/22.05.8/spank_steward.so``, and none
-replaces another's. ``build_plugins`` makes a build; ``find_built`` finds the one for a version.
+replaces another's. ``build_plugins`` makes a build; ``find_build`` finds the one for a version.
 ``HOOKS`` and ``SOURCES`` list each library's exported symbols and source files.
 
 A separate library reports Prolog and Epilog, because for a plugin with these hooks slurmd starts
@@ -52,28 +52,30 @@ DEFAULT_LIBDIR: Final = "/usr/local/lib/steward"
 HEADER_DIRECTORIES: Final = ("/usr/include", "/usr/local/include", "/opt/slurm/include")
 """Default directories to search for headers."""
 
-_OF_SPANK: Final = (
+_SPANK_SOURCES: Final = (
     *("spank_steward.c", "shim_line.c", "shim_step.c", "facts.c", "mounts.c", "utf8.c"),
 )
 SOURCES: Final = {
-    LIBRARY: _OF_SPANK,
-    PROLOG_LIBRARY: _OF_SPANK,
+    LIBRARY: _SPANK_SOURCES,
+    PROLOG_LIBRARY: _SPANK_SOURCES,
     SUBMIT_LIBRARY: ("job_submit_steward.c", "gate_ask.c", "gate_conf.c", "gate_wire.c", "utf8.c"),
 }
 """Sources of each library."""
 _HEADERS: Final = ("facts.h", "gate.h", "mounts.h", "shim.h", "utf8.h")
-FLAGS: Final = (
+COMPILER_FLAGS: Final = (
     *("-std=gnu11", "-O2", "-g", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden"),
     *("-Wall", "-Wextra", "-Werror", "-fstack-protector-strong", "-D_FORTIFY_SOURCE=2"),
     *("-Wl,-z,relro", "-Wl,-z,now"),
 )
-_OF_EVERY_PLUGIN: Final = ("plugin_name", "plugin_type", "plugin_version")
-_OF_SPANK_PLUGINS: Final = ("spank_plugin_version",)
+_PLUGIN_SYMBOLS: Final = ("plugin_name", "plugin_type", "plugin_version")
+_SPANK_SYMBOLS: Final = ("spank_plugin_version",)
 _TIMEOUT_S: Final = 120.0
 """Longest run of the compiler, in seconds."""
-_NUMBER: Final = re.compile(r"#define\s+SLURM_VERSION_NUMBER\s+0x([0-9a-fA-F]+)")
-_DESCRIPTION: Final = re.compile(r"struct job_descriptor\s*{.*?}\s*job_desc_msg_t;", re.DOTALL)
-_LIKE_VERSION: Final = re.compile(r"(\d{2})\.(\d{2})(?:\.(\d{1,3}))?")
+_VERSION_NUMBER_PATTERN: Final = re.compile(r"#define\s+SLURM_VERSION_NUMBER\s+0x([0-9a-fA-F]+)")
+_JOB_DESCRIPTOR_PATTERN: Final = re.compile(
+    r"struct job_descriptor\s*{.*?}\s*job_desc_msg_t;", re.DOTALL
+)
+_VERSION_PATTERN: Final = re.compile(r"(\d{2})\.(\d{2})(?:\.(\d{1,3}))?")
 
 
 class SlurmVersion(msgspec.Struct, frozen=True, order=True):
@@ -101,7 +103,7 @@ class SlurmVersion(msgspec.Struct, frozen=True, order=True):
         Raises:
             InvalidVersion: It is not a version of Slurm.
         """
-        match = _LIKE_VERSION.fullmatch(text)
+        match = _VERSION_PATTERN.fullmatch(text)
         if not match:
             raise InvalidVersion(f"{text!r} is no version of Slurm: write 24.11 or 24.11.5", text)
         return cls(int(match[1]), int(match[2]), int(match[3] or -1))
@@ -137,7 +139,7 @@ def read_header_version(directory: str) -> SlurmVersion:
     path = os.path.join(directory, "slurm", "slurm_version.h")
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
-            match = _NUMBER.search(file.read())
+            match = _VERSION_NUMBER_PATTERN.search(file.read())
     except OSError as error:
         raise HeadersMissing(
             f"Slurm's headers are not in {directory} ({path}: {error.strerror}): install Slurm's "
@@ -158,7 +160,7 @@ def list_header_flags(headers: str) -> tuple[str, ...]:
     path = os.path.join(headers, "slurm", "slurm.h")
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
-            match = _DESCRIPTION.search(file.read())
+            match = _JOB_DESCRIPTOR_PATTERN.search(file.read())
     except OSError as error:
         raise HeadersMissing(f"{path}: {error.strerror}", headers) from error
     # Later versions have the job id in a struct within the job description.
@@ -206,7 +208,7 @@ def build_plugins(headers: str, libdir: str, *, compiler: str = "") -> PluginBui
             _write_sources(build_dir)
             command = [
                 compiler or os.environ.get("CC") or "cc",
-                *FLAGS,
+                *COMPILER_FLAGS,
                 *list_header_flags(headers),
             ]
             command.append(f"-I{headers}")
@@ -226,7 +228,7 @@ def build_plugins(headers: str, libdir: str, *, compiler: str = "") -> PluginBui
     return PluginBuild(path=library_path, version=version)
 
 
-def find_built(libdir: str, version: SlurmVersion, library: str = LIBRARY) -> PluginBuild | None:
+def find_build(libdir: str, version: SlurmVersion, library: str = LIBRARY) -> PluginBuild | None:
     """Find the build for a version: of the same patch level, or else the latest compatible one.
 
     Args:
@@ -241,7 +243,7 @@ def find_built(libdir: str, version: SlurmVersion, library: str = LIBRARY) -> Pl
         names = []
     for name in names:
         directory = os.path.join(os.path.abspath(libdir), name)
-        if _LIKE_VERSION.fullmatch(name) and os.path.exists(os.path.join(directory, library)):
+        if _VERSION_PATTERN.fullmatch(name) and os.path.exists(os.path.join(directory, library)):
             path = os.path.join(directory, LIBRARY)
             build = PluginBuild(path=path, version=SlurmVersion.parse(name))
             if build.version.is_loadable_by(version) and (
@@ -253,8 +255,8 @@ def find_built(libdir: str, version: SlurmVersion, library: str = LIBRARY) -> Pl
 
 def build_version_script(library: str) -> str:
     """Return the linker's version script of a library, which exports only Slurm's symbols."""
-    extra_names = _OF_SPANK_PLUGINS if library in NODE_LIBRARIES else ()
-    names = "; ".join((*_OF_EVERY_PLUGIN, *extra_names, *HOOKS[library]))
+    extra_names = _SPANK_SYMBOLS if library in NODE_LIBRARIES else ()
+    names = "; ".join((*_PLUGIN_SYMBOLS, *extra_names, *HOOKS[library]))
     return f"{{ global: {names}; local: *; }};\n"
 
 

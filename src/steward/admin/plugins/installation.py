@@ -30,21 +30,21 @@ from steward.admin.plugins.errors import PluginInstallError
 from steward.core import files
 from steward.core.files import find_network_type, replace_file
 
-OUR_CONF: Final = "steward.conf"
+OWN_CONF_FILENAME: Final = "steward.conf"
 """Our own file in plugstack.conf.d."""
-JOBCOMP: Final = "jobcomp.lua"
+JOBCOMP_SCRIPT: Final = "jobcomp.lua"
 DEFAULT_PLUGSTACK: Final = "/etc/slurm/plugstack.conf"
 FETCHED_PLUGSTACK: Final = "/run/slurm/conf/plugstack.conf"
 """Path at which a slurmd without its own configuration keeps slurmctld's."""
 DEFAULT_SPOOL: Final = "/var/spool/steward-shim"
 """Default directory of the SPANK plugin's lines."""
-DEFAULT_LINES: Final = "/var/spool/steward/jobcomp.jsonl"
+DEFAULT_LINES_PATH: Final = "/var/spool/steward/jobcomp.jsonl"
 """Default file of ended jobs that slurmctld appends to."""
-MARK: Final = "Written by steward plugins install"
+OWN_FILE_MARK: Final = "Written by steward plugins install"
 """Text in the first line of each file that Steward writes, which identifies it."""
 
 # Other characters would need quotes in plugstack.conf, or end a Lua string.
-_PLAIN: Final = re.compile(r"/[A-Za-z0-9._/+@:%=,-]*")
+_PLAIN_PATH: Final = re.compile(r"/[A-Za-z0-9._/+@:%=,-]*")
 
 
 class InstallResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,7 +66,7 @@ def get_conf_directory(plugstack: str) -> str:
 
 def get_own_conf(plugstack: str) -> str:
     """Return the path of our own file beside plugstack.conf."""
-    return os.path.join(get_conf_directory(plugstack), OUR_CONF)
+    return os.path.join(get_conf_directory(plugstack), OWN_CONF_FILENAME)
 
 
 def install_shim(
@@ -92,7 +92,7 @@ def install_shim(
     own_conf = get_own_conf(plugstack)
     conf_lines = "".join(f"optional {directory}/{library} spool={spool}\n" for library in libraries)
     header = (
-        f"# {MARK}, for Slurm {build.version}.\n"
+        f"# {OWN_FILE_MARK}, for Slurm {build.version}.\n"
         "# On compute nodes only: sbatch, srun and salloc load what is here, too.\n"
     )
     try:
@@ -198,8 +198,8 @@ def install_jobcomp(directory: str, *, libdir: str, lines_path: str) -> InstallR
         PluginInstallError: The site has a jobcomp.lua of its own, the directory of the lines is
             open to everybody, or something cannot be written.
     """
-    own_script = os.path.join(os.path.abspath(libdir), JOBCOMP)
-    site_script = os.path.join(directory, JOBCOMP)
+    own_script = os.path.join(os.path.abspath(libdir), JOBCOMP_SCRIPT)
+    site_script = os.path.join(directory, JOBCOMP_SCRIPT)
     for path in (own_script, site_script, lines_path):
         require_plain_path(path)
     _require_local(os.path.dirname(lines_path))
@@ -210,11 +210,12 @@ def install_jobcomp(directory: str, *, libdir: str, lines_path: str) -> InstallR
         problem = describe_open_directory(lines_dir)
         raise PluginInstallError(f"{problem}: chmod o= {lines_dir}", lines_dir)
     script_text = (
-        f'-- {MARK}.\nsteward_jobcomp_file = "{lines_path}"\nreturn dofile("{own_script}")\n'
+        f'-- {OWN_FILE_MARK}.\nsteward_jobcomp_file = "{lines_path}"\n'
+        f'return dofile("{own_script}")\n'
     )
     try:
         make_directory(os.path.dirname(own_script), 0o755)
-        replace_if_changed(own_script, read_source(JOBCOMP).encode(), 0o644)
+        replace_if_changed(own_script, read_source(JOBCOMP_SCRIPT).encode(), 0o644)
         if os.path.exists(site_script) and not is_own_file(site_script):
             raise PluginInstallError(
                 f"{site_script} is the site's own: put there steward_jobcomp_file = "
@@ -252,7 +253,7 @@ def is_own_file(path: str) -> bool:
     """Return whether Steward wrote a file, by the mark in its first line."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
-            return MARK in file.readline()
+            return OWN_FILE_MARK in file.readline()
     except OSError:
         return False
 
@@ -263,7 +264,7 @@ def require_plain_path(path: str) -> None:
     Raises:
         PluginInstallError: It would need quotes, or is not absolute.
     """
-    if not _PLAIN.fullmatch(path):
+    if not _PLAIN_PATH.fullmatch(path):
         raise PluginInstallError(
             f"{path!r} cannot be written down for Slurm: use a plain, whole path", path
         )

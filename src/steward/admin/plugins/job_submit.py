@@ -19,7 +19,7 @@ from typing import Final, Literal
 from steward.admin.plugins.build import SUBMIT_LIBRARY, PluginBuild, SlurmVersion, read_source
 from steward.admin.plugins.errors import PluginInstallError
 from steward.admin.plugins.installation import (
-    MARK,
+    OWN_FILE_MARK,
     InstallResult,
     describe_error,
     find_conf_owner,
@@ -33,19 +33,19 @@ from steward.admin.plugins.spank import check_library
 from steward.bank.gate.plugin_conf import PLUGIN_NAME, parse_submit_plugins
 from steward.core.files import can_access
 
-MODULE: Final = "steward_gate.lua"
+LUA_MODULE: Final = "steward_gate.lua"
 """Our Lua module."""
-MODULES: Final = (MODULE, "steward_wire.lua")
+LUA_FILES: Final = (LUA_MODULE, "steward_wire.lua")
 """Files of the Lua module: the module itself, and what it loads from its directory."""
-CALLED: Final = "job_submit.lua"
+LUA_SCRIPT: Final = "job_submit.lua"
 """Script beside slurm.conf that slurmctld calls."""
 
 _LUA_SOCKETS: Final = (
     *("/usr/lib/*/lua/5.?/socket/unix.so", "/usr/lib64/lua/5.?/socket/unix.so"),
     *("/usr/local/lib/lua/5.?/socket/unix.so", "/usr/local/lib/*/lua/5.?/socket/unix.so"),
 )
-_CALLS: Final = re.compile(r"""^[^\n-]*\bdofile\(?\s*["']([^"'\n]+)["']""", re.MULTILINE)
-_DECIDES: Final = re.compile(r"^[^\n-]*\bsteward[A-Za-z_]*\.submit\b", re.MULTILINE)
+_DOFILE_PATTERN: Final = re.compile(r"""^[^\n-]*\bdofile\(?\s*["']([^"'\n]+)["']""", re.MULTILINE)
+_SUBMIT_CALL_PATTERN: Final = re.compile(r"^[^\n-]*\bsteward[A-Za-z_]*\.submit\b", re.MULTILINE)
 
 
 def install_submit(build: PluginBuild, *, libdir: str, config: Mapping[str, str]) -> InstallResult:
@@ -91,17 +91,17 @@ def install_submit_lua(directory: str, *, libdir: str, cluster: str = "") -> Ins
         PluginInstallError: The site has a job_submit.lua of its own, or something cannot be
             written.
     """
-    module_path = os.path.join(os.path.abspath(libdir), MODULE)
-    site_script = os.path.join(directory, CALLED)
+    module_path = os.path.join(os.path.abspath(libdir), LUA_MODULE)
+    site_script = os.path.join(directory, LUA_SCRIPT)
     for path in (module_path, site_script):
         require_plain_path(path)
     if cluster and not re.fullmatch(r"[A-Za-z0-9_.-]+", cluster):
         raise PluginInstallError(f"{cluster!r} is no cluster's name", cluster)
     cluster_line = f'steward_gate_cluster = "{cluster}"\n' if cluster else ""
-    script_text = read_source(CALLED).replace("MODULE", module_path)
+    script_text = read_source(LUA_SCRIPT).replace("MODULE", module_path)
     try:
         make_directory(os.path.dirname(module_path), 0o755)
-        for name in MODULES:
+        for name in LUA_FILES:
             replace_if_changed(
                 os.path.join(os.path.dirname(module_path), name), read_source(name).encode(), 0o644
             )
@@ -114,7 +114,7 @@ def install_submit_lua(directory: str, *, libdir: str, cluster: str = "") -> Ins
                 "steward.modify(job_desc, job_rec, part_list, modify_uid)",
                 site_script,
             )
-        content = f"-- {MARK}.\n{cluster_line}{script_text}".encode()
+        content = f"-- {OWN_FILE_MARK}.\n{cluster_line}{script_text}".encode()
         replace_if_changed(site_script, content, 0o644, trusted_uids=find_conf_owner(directory))
     except OSError as error:
         raise PluginInstallError(describe_error(error, site_script), site_script) from error
@@ -143,7 +143,7 @@ def check_submit(
     if PLUGIN_NAME in plugins:
         return [*_check_order(plugins), *_check_c_plugin(config, version)]
     if "lua" in plugins:
-        path = os.path.join(directory or os.path.dirname(config.get("SLURM_CONF", "")), CALLED)
+        path = os.path.join(directory or os.path.dirname(config.get("SLURM_CONF", "")), LUA_SCRIPT)
         return [*_check_order(plugins), *_check_lua(path)]
     names = ",".join(plugins) or "(null)"
     return [f"JobSubmitPlugins is {names}: with neither steward nor lua in it nothing is asked"]
@@ -194,10 +194,10 @@ def _check_lua(path: str) -> list[str]:
             script_text = file.read()
     except OSError as error:
         return [f"JobSubmitPlugins names lua, but {path}: {error.strerror}"]
-    if not _DECIDES.search(script_text):
+    if not _SUBMIT_CALL_PATTERN.search(script_text):
         return [f"{path} does not call steward's submit: see docs/gate.md"]
     missing_scripts = [
-        script for script in _CALLS.findall(script_text) if not os.path.exists(script)
+        script for script in _DOFILE_PATTERN.findall(script_text) if not os.path.exists(script)
     ]
     faults = [f"{path} calls {script}, which is not there" for script in missing_scripts]
     if not find_lua_sockets():
@@ -223,12 +223,14 @@ def _format_submit_plugins(config: Mapping[str, str], name: str) -> str:
     return f"JobSubmitPlugins={','.join([*(plugin for plugin in plugins if plugin != name), name])}"
 
 
-CONF: Final = "/run/steward/gate.conf"
+DEFAULT_GATE_CONF: Final = "/run/steward/gate.conf"
 """Default path of the plugin's configuration, unless STEWARD_GATE_CONF names another."""
-_NAMED: Final = re.compile(r"""^\s*steward_gate_conf\s*=\s*["']([^"'\n]+)["']""", re.MULTILINE)
-_SOCKET: Final = "/run/steward/gate.sock"
+_GATE_CONF_PATTERN: Final = re.compile(
+    r"""^\s*steward_gate_conf\s*=\s*["']([^"'\n]+)["']""", re.MULTILINE
+)
+_DEFAULT_SOCKET: Final = "/run/steward/gate.sock"
 """Default socket of the gate."""
-_COST: Final = "so the policy holds for every job"
+_CONSEQUENCE: Final = "so the policy holds for every job"
 
 
 def find_gate_conf(config: Mapping[str, str], directory: str = "") -> str:
@@ -238,18 +240,18 @@ def find_gate_conf(config: Mapping[str, str], directory: str = "") -> str:
         config: Output of ``scontrol show config``.
         directory: Directory of slurm.conf, for job_submit.lua; from ``config`` if empty.
     """
-    path = os.path.join(directory or os.path.dirname(config.get("SLURM_CONF", "")), CALLED)
+    path = os.path.join(directory or os.path.dirname(config.get("SLURM_CONF", "")), LUA_SCRIPT)
     match = None
     if PLUGIN_NAME not in parse_submit_plugins(config):
         try:
             with open(path, encoding="utf-8", errors="replace") as file:
-                match = _NAMED.search(file.read())
+                match = _GATE_CONF_PATTERN.search(file.read())
         except OSError:
             pass  # the check of the file itself reports that it is missing
-    return match[1] if match else os.environ.get("STEWARD_GATE_CONF", CONF)
+    return match[1] if match else os.environ.get("STEWARD_GATE_CONF", DEFAULT_GATE_CONF)
 
 
-def check_reach(config: Mapping[str, str], gate_conf: str = CONF) -> list[str]:
+def check_reach(config: Mapping[str, str], gate_conf: str = DEFAULT_GATE_CONF) -> list[str]:
     """Return what keeps slurmctld from the gate's socket, with the repair, a line each.
 
     Missing files are no fault: the daemon creates them.
@@ -269,12 +271,12 @@ def check_reach(config: Mapping[str, str], gate_conf: str = CONF) -> list[str]:
     } - {""}
     faults = [
         f"{directory} is closed to SlurmUser {name}, who cannot reach the gate, "
-        f"{_COST}: chmod o+x {directory}"
+        f"{_CONSEQUENCE}: chmod o+x {directory}"
         for directory in sorted(closed_directories)
     ]
     if not faults and os.path.exists(socket_path) and can_access(uid, "w", socket_path) is False:
         faults.append(
-            f"{socket_path} does not let SlurmUser {name} in, {_COST}: "
+            f"{socket_path} does not let SlurmUser {name} in, {_CONSEQUENCE}: "
             f'set plugin_users = ["{name}"] in [gate], and restart steward serve'
         )
     return faults
@@ -286,11 +288,11 @@ def find_gate_socket(gate_conf: str) -> str:
         with open(gate_conf, encoding="utf-8", errors="replace") as file:
             split_lines = [line.split(maxsplit=1) for line in file]
     except OSError:
-        return _SOCKET
+        return _DEFAULT_SOCKET
     socket_paths = [
         fields[1].strip() for fields in split_lines if len(fields) == 2 and fields[0] == "socket"
     ]
-    return socket_paths[-1] if socket_paths else _SOCKET
+    return socket_paths[-1] if socket_paths else _DEFAULT_SOCKET
 
 
 def _find_closed_directory(uid: int, path: str, access: Literal["r", "w"]) -> str:

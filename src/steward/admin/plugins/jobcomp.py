@@ -15,15 +15,17 @@ from typing import Final
 
 from steward.admin.plugins.errors import PluginFault
 from steward.admin.plugins.installation import (
-    DEFAULT_LINES,
-    JOBCOMP,
+    DEFAULT_LINES_PATH,
+    JOBCOMP_SCRIPT,
     describe_open_directory,
     is_world_accessible,
 )
 from steward.core.files import can_access, find_network_type
 
-_LINES: Final = re.compile(r"""^\s*steward_jobcomp_file\s*=\s*["']([^"'\n]+)["']""", re.MULTILINE)
-_CALLED: Final = re.compile(r"""^[^\n-]*\bdofile\(?\s*["']([^"'\n]+)["']""", re.MULTILINE)
+_LINES_PATH_PATTERN: Final = re.compile(
+    r"""^\s*steward_jobcomp_file\s*=\s*["']([^"'\n]+)["']""", re.MULTILINE
+)
+_DOFILE_PATTERN: Final = re.compile(r"""^[^\n-]*\bdofile\(?\s*["']([^"'\n]+)["']""", re.MULTILINE)
 _USER: Final = re.compile(r"(.*)\((\d+)\)")
 
 
@@ -50,7 +52,7 @@ def find_jobcomp_faults(config: Mapping[str, str], directory: str) -> list[Plugi
                 problem, (install_command, "slurm.conf: JobCompType=jobcomp/lua", restart_command)
             )
         ]
-    path = os.path.join(directory, JOBCOMP)
+    path = os.path.join(directory, JOBCOMP_SCRIPT)
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             script_text = file.read()
@@ -63,11 +65,11 @@ def find_jobcomp_faults(config: Mapping[str, str], directory: str) -> list[Plugi
     lines_path = parse_lines_path(script_text)
     reinstall_command = (
         install_command
-        if lines_path == DEFAULT_LINES
+        if lines_path == DEFAULT_LINES_PATH
         else f"{install_command} --lines {lines_path}"
     )
     missing_scripts = [
-        script for script in _CALLED.findall(script_text) if not os.path.exists(script)
+        script for script in _DOFILE_PATTERN.findall(script_text) if not os.path.exists(script)
     ]
     faults = [
         PluginFault(
@@ -85,8 +87,8 @@ def find_jobcomp_faults(config: Mapping[str, str], directory: str) -> list[Plugi
 
 def parse_lines_path(script_text: str) -> str:
     """Return the file that a jobcomp.lua writes its lines to."""
-    match = _LINES.search(script_text)
-    return match[1] if match else DEFAULT_LINES
+    match = _LINES_PATH_PATTERN.search(script_text)
+    return match[1] if match else DEFAULT_LINES_PATH
 
 
 def parse_slurm_user(config: Mapping[str, str]) -> tuple[str, int] | None:

@@ -3,10 +3,10 @@
 They run before Slurm loads the plugin, because a wrong file is an error for every job. The spool is
 the directory of the lines that the plugin writes and the agent sends. It must be root's alone:
 slurmstepd and the agent use it as root, while the daemon's directories and that of job lines belong
-to SlurmUser, so one directory cannot serve both. ``describe_user``, ``require_usable_spool`` and
-``find_spool_faults`` check it. ``check_library`` loads a library in another process, which may
-crash without harm, and compares its version with Slurm's. ``check_shim`` and ``find_shim_faults``
-check all of it on a node; ``install_command`` is the repair.
+to SlurmUser, so one directory cannot serve both. ``describe_spool_conflict``,
+``require_usable_spool`` and ``find_spool_faults`` check it. ``check_library`` loads a library in
+another process, which may crash without harm, and compares its version with Slurm's. ``check_shim``
+and ``find_shim_faults`` check all of it on a node; ``install_command`` is the repair.
 """
 
 import contextlib
@@ -29,11 +29,11 @@ from steward.admin.plugins.build import (
     PROLOG_LIBRARY,
     SUBMIT_LIBRARY,
     SlurmVersion,
-    find_built,
+    find_build,
 )
 from steward.admin.plugins.errors import PluginFault, PluginInstallError
 from steward.admin.plugins.installation import (
-    DEFAULT_LINES,
+    DEFAULT_LINES_PATH,
     DEFAULT_SPOOL,
     get_conf_directory,
     get_own_conf,
@@ -54,8 +54,8 @@ _SPOOL_FILE: Final = re.compile(r".+\.(?:log(?:\.\d+)?|place|lock)")
 _AGENT_FILE: Final = re.compile(r".+\.(?:place|lock)")
 """Names of files that only the agent writes."""
 
-OWNER: Final = "root:root"
-MODE: Final = 0o700
+SPOOL_OWNER: Final = "root:root"
+SPOOL_MODE: Final = 0o700
 
 
 def list_daemon_directories(settings: Settings) -> dict[str, str]:
@@ -64,7 +64,7 @@ def list_daemon_directories(settings: Settings) -> dict[str, str]:
     Args:
         settings: The configuration. The result includes the default directories, too.
     """
-    directories = {os.path.dirname(DEFAULT_LINES): "jobcomp's lines"}
+    directories = {os.path.dirname(DEFAULT_LINES_PATH): "jobcomp's lines"}
     directories |= {Settings().state_dir: "the daemon's state", settings.state_dir: "state_dir"}
     directories |= _map_parent("socket", settings.socket)
     for field in ("socket", "plugin_conf", "off_switch"):
@@ -84,7 +84,7 @@ def _map_parent(key: str, path: str) -> dict[str, str]:
     return {os.path.dirname(path): key} if path else {}
 
 
-def describe_user(spool: str, directories: Mapping[str, str]) -> str:
+def describe_spool_conflict(spool: str, directories: Mapping[str, str]) -> str:
     """Return why a directory cannot be the spool, as words that follow "it is"; "" if it can.
 
     The directory must not be one of the daemon's or jobcomp's, nor above or below one. Unless it is
@@ -121,7 +121,7 @@ def _find_foreign_file(spool: str) -> str:
         return ""
     try:
         status = os.stat(spool)
-        if (status.st_uid, stat.S_IMODE(status.st_mode)) == (0, MODE):
+        if (status.st_uid, stat.S_IMODE(status.st_mode)) == (0, SPOOL_MODE):
             return ""
         names = os.listdir(spool)
     except OSError:
@@ -145,7 +145,7 @@ def suggest_spool(directories: Mapping[str, str]) -> str:
     """
     alternative = "/var/lib/steward-shim"
     usable = (path for path in (DEFAULT_SPOOL, alternative) if not os.path.islink(path))
-    return next((path for path in usable if not describe_user(path, directories)), "")
+    return next((path for path in usable if not describe_spool_conflict(path, directories)), "")
 
 
 def require_usable_spool(spool: str, directories: Mapping[str, str], current_spool: str) -> None:
@@ -162,7 +162,7 @@ def require_usable_spool(spool: str, directories: Mapping[str, str], current_spo
     Raises:
         UsageError: It cannot be the spool.
     """
-    conflict = describe_user(spool, directories)
+    conflict = describe_spool_conflict(spool, directories)
     if not conflict and os.path.realpath(spool) not in (
         DEFAULT_SPOOL,
         os.path.realpath(current_spool or "/"),
@@ -182,7 +182,10 @@ def _describe_open_spool(spool: str) -> str:
         status = os.stat(spool)
     except OSError:
         return ""
-    if not stat.S_ISDIR(status.st_mode) or (status.st_uid, status.st_mode & 0o7777) == (0, MODE):
+    if not stat.S_ISDIR(status.st_mode) or (status.st_uid, status.st_mode & 0o7777) == (
+        0,
+        SPOOL_MODE,
+    ):
         return ""
     return f"a directory of uid {status.st_uid} with mode {stat.S_IMODE(status.st_mode):04o}"
 
@@ -202,7 +205,7 @@ def require_outside_spool(lines_path: str, spool: str) -> None:
             raise UsageError(
                 f"cannot write job lines to {lines_path}: {path} is the SPANK plugin's spool, "
                 "root's "
-                f"alone, and SlurmUser writes job lines: give --lines {DEFAULT_LINES}",
+                f"alone, and SlurmUser writes job lines: give --lines {DEFAULT_LINES_PATH}",
                 lines_path,
             )
 
@@ -232,18 +235,18 @@ def find_spool_faults(spool: str) -> Iterator[PluginFault]:
 
 def _find_access_faults(spool: str, status: os.stat_result) -> Iterator[PluginFault]:
     """Yield faults of owner and mode of a spool and its files."""
-    close_command = f"chmod {MODE:04o} {spool}"
-    chown_command = f"chown {OWNER} {spool}"
+    close_command = f"chmod {SPOOL_MODE:04o} {spool}"
+    chown_command = f"chown {SPOOL_OWNER} {spool}"
     is_closed = not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     foreign_owners = {path: uid for path, uid in _list_owners(spool).items() if uid != 0}
     if foreign_owners:
         foreign_path, uid = next(iter(foreign_owners.items()))
         # In a closed directory only root and its owner wrote: the files came with the directory.
         if is_closed and set(foreign_owners.values()) == {uid} and status.st_uid in (0, uid):
-            repairs = (f"chown -R {OWNER} {spool}", close_command)
+            repairs = (f"chown -R {SPOOL_OWNER} {spool}", close_command)
         else:
             move_command = f"mv -T --backup=numbered {spool} {spool}.old"
-            repairs = (move_command, f"install -d -o root -g root -m {MODE:04o} {spool}")
+            repairs = (move_command, f"install -d -o root -g root -m {SPOOL_MODE:04o} {spool}")
         yield PluginFault(
             f"{foreign_path} belongs to uid {uid}: the agent does not take lines from it", repairs
         )
@@ -281,7 +284,7 @@ def _list_owners(spool: str) -> dict[str, int]:
     return owners
 
 
-_TIMEOUT_S: Final = 30.0
+_LOAD_TIMEOUT_S: Final = 30.0
 """Longest time to load a library in another process, in seconds."""
 _INSPECT_PROGRAM: Final = """
 import ctypes, json, sys
@@ -331,13 +334,13 @@ def inspect_library(path: str) -> LibraryInfo:
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=_TIMEOUT_S,
+            timeout=_LOAD_TIMEOUT_S,
             check=False,
             stdin=subprocess.DEVNULL,
         )
     except subprocess.TimeoutExpired as error:
         raise PluginInstallError(
-            f"{path} took longer than {_TIMEOUT_S:g} s to load", path
+            f"{path} took longer than {_LOAD_TIMEOUT_S:g} s to load", path
         ) from error
     if result.returncode:
         message = result.stderr.strip().rpartition("\n")[2]
@@ -374,7 +377,7 @@ def check_library(path: str, version: SlurmVersion, *, is_exact: bool = False) -
 
 def check_upgrade(version: SlurmVersion, *, libdir: str) -> list[str]:
     """Return the faults of the installed builds for another Slurm version, a line each."""
-    build = find_built(libdir, version)
+    build = find_build(libdir, version)
     if build is None:
         return [f"there is no build for Slurm {version} in {libdir}: run steward plugins build"]
     directory = os.path.dirname(build.path)
@@ -481,7 +484,7 @@ class _ShimChecks:
         """Yield faults of the build for this Slurm."""
         libdir = "" if self._libdir == DEFAULT_LIBDIR else f" --libdir {self._libdir}"
         repairs = (f"steward plugins build{libdir}", self._install_command())
-        if find_built(self._libdir, self._version) is None:
+        if find_build(self._libdir, self._version) is None:
             yield PluginFault(
                 f"there is no build for Slurm {self._version} in {self._libdir}", repairs
             )
@@ -491,7 +494,7 @@ class _ShimChecks:
 
     def check_conf(self) -> Iterator[PluginFault]:
         """Yield faults of the lines that load the plugin."""
-        build = find_built(self._libdir, self._version)
+        build = find_build(self._libdir, self._version)
         if build is None:
             return
         if not self._shim_lines:
@@ -535,7 +538,7 @@ class _ShimChecks:
                 continue
             if line.spool in checked_spools and line.file == self._own_conf:
                 continue
-            conflict = describe_user(line.spool, self._daemon_directories)
+            conflict = describe_spool_conflict(line.spool, self._daemon_directories)
             real_path = os.path.realpath(line.spool)
             if conflict:
                 yield PluginFault(
@@ -565,7 +568,7 @@ class _ShimChecks:
             return (
                 f"{line.file}: remove the line that names {line.library}, {self._own_conf} has it",
             )
-        build, library = find_built(self._libdir, self._version), line.library
+        build, library = find_build(self._libdir, self._version), line.library
         if build is not None:
             library = os.path.join(os.path.dirname(build.path), os.path.basename(library))
         spool = self._suggest_spool(line)
@@ -577,7 +580,7 @@ class _ShimChecks:
         real_path = os.path.realpath(line.spool)
         is_direct = real_path == os.path.abspath(line.spool) or os.path.isdir(real_path)
         is_usable = os.path.isabs(line.spool) and is_direct and not os.path.islink(real_path)
-        if is_usable and not describe_user(line.spool, self._daemon_directories):
+        if is_usable and not describe_spool_conflict(line.spool, self._daemon_directories):
             return real_path if real_path != os.path.abspath(line.spool) else line.spool
         return suggest_spool(self._daemon_directories)
 

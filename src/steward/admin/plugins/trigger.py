@@ -14,7 +14,7 @@ from typing import Final
 
 from steward.admin.plugins.errors import PluginInstallError
 from steward.admin.plugins.installation import (
-    MARK,
+    OWN_FILE_MARK,
     InstallResult,
     describe_error,
     make_directory,
@@ -114,7 +114,7 @@ def _get_default(field: str) -> str:
 def _build_helper(python: str) -> bytes:
     with open(trigger_helper.__file__, "rb") as file:
         # Isolated mode: it imports nothing from slurmctld's environment or directory.
-        return f"#!{python} -I\n# {MARK}.\n".encode() + file.read()
+        return f"#!{python} -I\n# {OWN_FILE_MARK}.\n".encode() + file.read()
 
 
 def _is_outdated(path: str) -> bool:

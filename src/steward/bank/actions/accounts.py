@@ -15,7 +15,7 @@ from steward.bank.ledger import Account, Allocation, Member
 from steward.core.access import Caller
 from steward.core.actions import Action, Request
 
-_OPERATORS: Final = "create or change accounts and allocations"
+_OPERATOR_TASK: Final = "create or change accounts and allocations"
 
 
 class AccountCreateRequest(Request, frozen=True, kw_only=True):
@@ -187,7 +187,7 @@ def create_account(
         BankUsage: The name is taken, or the parent does not exist.
     """
     with context.ledger.transaction() as t:
-        context.get_rights(caller, t).require_operator(_OPERATORS)
+        context.get_rights(caller, t).require_operator(_OPERATOR_TASK)
         seq_before = t.seq
         account = t.accounts.create(
             Account(
@@ -201,7 +201,7 @@ def create_account(
             ),
             context.make_authorship(caller, request.reason),
         )
-        fields = _account_page(t, (account,))
+        fields = _collect_reply_fields(t, (account,))
     return _reply_to_change(context, seq_before, **fields)
 
 
@@ -215,7 +215,7 @@ def change_account(
         BankUsage: The account does not exist, or would be its own ancestor.
     """
     with context.ledger.transaction() as t:
-        context.get_rights(caller, t).require_operator(_OPERATORS)
+        context.get_rights(caller, t).require_operator(_OPERATOR_TASK)
         seq_before = t.seq
         parent = request.parent if request.parent is None else request.parent.lower()
         account = t.accounts.change(
@@ -229,7 +229,7 @@ def change_account(
             closed=request.closed,
             note=request.note,
         )
-        fields = _account_page(t, (account,))
+        fields = _collect_reply_fields(t, (account,))
     return _reply_to_change(context, seq_before, **fields)
 
 
@@ -254,7 +254,7 @@ def show_accounts(
                 for item in t.accounts.list_all(unknown=True)
                 if rights.can_see_balance(item.name)
             ]
-        fields = _account_page(t, tuple(accounts), ended=request.ended)
+        fields = _collect_reply_fields(t, tuple(accounts), ended=request.ended)
     users = tuple(
         item for item in fields["users"] if rights.is_led(item.account) or item.user == rights.user
     )
@@ -294,7 +294,7 @@ def change_account_user(
             limit=limit,
             listed=listed,
         )
-        fields = _account_page(t, (bank_account,))
+        fields = _collect_reply_fields(t, (bank_account,))
     return _reply_to_change(context, seq_before, **fields)
 
 
@@ -367,7 +367,7 @@ def create_allocation(
         raise BankUsage("an allocation has an --end; 'bank deposit' gives money that has none")
     _require_order(begin or context.now(), end)
     with context.ledger.transaction() as t:
-        context.get_rights(caller, t).require_operator(_OPERATORS)
+        context.get_rights(caller, t).require_operator(_OPERATOR_TASK)
         seq_before = t.seq
         allocation = t.allocations.create(
             request.account.lower(),
@@ -394,7 +394,7 @@ def change_allocation(
     begin = context.parse_moment(request.begin or "", request.zone)
     end = context.parse_moment(request.end or "", request.zone)
     with context.ledger.transaction() as t:
-        context.get_rights(caller, t).require_operator(_OPERATORS)
+        context.get_rights(caller, t).require_operator(_OPERATOR_TASK)
         seq_before = t.seq
         allocation = t.allocations.change(
             request.number,
@@ -419,7 +419,9 @@ def _field_values(request: AccountUserRequest) -> dict[str, Any]:
     return {name: getattr(request, name) for name in request.__struct_fields__}
 
 
-def _account_page(t: Any, accounts: tuple[Account, ...], *, ended: bool = False) -> dict[str, Any]:
+def _collect_reply_fields(
+    t: Any, accounts: tuple[Account, ...], *, ended: bool = False
+) -> dict[str, Any]:
     """Collect users and allocations of accounts for a reply."""
     return {
         "accounts": accounts,

@@ -17,12 +17,7 @@ from steward.bank.actions.quotes import (
     QuoteRequest,
     quote_job,
 )
-from steward.bank.charged_jobs import (
-    NotCharged,
-    explain_uncharged,
-    find_job_charges,
-    name_charged_jobs,
-)
+from steward.bank.charged_jobs import NotCharged, explain_uncharged, find_job_charges, map_job_names
 from steward.bank.context import BankContext, BankReply
 from steward.bank.errors import BankRefused, BankUsage
 from steward.bank.gate.requests import Allowance
@@ -195,7 +190,7 @@ def explain_job(context: BankContext, caller: Caller, request: ExplainRequest) -
             if not rights.is_led(row.charge.account) and row.charge.user != rights.user:
                 raise BankRefused(f"job {request.job} is somebody else's", request.job)
         lines = []
-        names = name_charged_jobs(context, [row.charge.key for row in rows])
+        names = map_job_names(context, [row.charge.key for row in rows])
         for row in rows:
             rate = t.rates.get(row.charge.rate) if row.charge.rate else None
             recomputed, steps = _recompute(context, row.charge, rate)

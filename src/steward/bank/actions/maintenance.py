@@ -24,7 +24,7 @@ from steward.bank.notices import NOTICE_KIND as NOTICE
 from steward.bank.notices import Notice
 from steward.bank.prices import find_rate
 from steward.bank.records import Hold, Rate
-from steward.bank.remote import GROUP, RemoteBank
+from steward.bank.remote import ENTRY_POINT_GROUP, RemoteBank
 from steward.core.access import Caller
 from steward.core.actions import Action, ActionMessage, Request
 from steward.core.errors import Unavailable
@@ -205,16 +205,16 @@ def reconcile_clusters(
         BankRefused: The caller is no operator.
         BankUsage: A time is invalid, or the cluster does not exist.
     """
-    from steward.bank.reconciliation import reconcile_cluster as compare
+    from steward.bank.reconciliation import reconcile_cluster
 
-    _need_operator(context, caller, "reconcile")
+    _require_operator(context, caller, "reconcile")
     clusters = (
         [context.resolve_cluster(request.cluster)] if request.cluster else list(context.clusters)
     )
     lines: list[DifferenceLine] = []
     for cluster in clusters:
         since = context.parse_moment(request.since, request.zone or context.get_time_zone(cluster))
-        differences = compare(
+        differences = reconcile_cluster(
             context.settings,
             context.ledger,
             context.gate,
@@ -223,7 +223,7 @@ def reconcile_clusters(
             is_dry=request.dry_run,
             now=context.now(),
         )
-        lines += [_difference_line(difference) for difference in differences]
+        lines += [_make_difference_line(difference) for difference in differences]
     return ReconcileReply(
         differences=tuple(lines), dry_run=request.dry_run, **context.make_heading()
     )
@@ -238,9 +238,9 @@ def backfill_charges(
         BankRefused: The caller is no operator.
         BankUsage: A time is invalid, or the cluster does not exist.
     """
-    from steward.bank.backfill import backfill_cluster as charge
+    from steward.bank.backfill import backfill_cluster
 
-    _need_operator(context, caller, "backfill")
+    _require_operator(context, caller, "backfill")
     cluster = context.resolve_cluster(request.cluster)
     zone = request.zone or context.get_time_zone(cluster)
     since = context.parse_moment(request.since, zone)
@@ -249,7 +249,7 @@ def backfill_charges(
     until = context.parse_moment(request.until, zone) or context.now()
     with context.ledger.reading() as t:
         seq_before = t.seq
-    result = charge(
+    result = backfill_cluster(
         context.settings,
         context.ledger,
         cluster,
@@ -264,7 +264,7 @@ def backfill_charges(
         charges=result.charges,
         amount=result.amount,
         passed_over=result.passed_over,
-        unpriced=tuple(_difference_line(difference) for difference in result.unpriced),
+        unpriced=tuple(_make_difference_line(difference) for difference in result.unpriced),
         dry_run=request.dry_run,
         **context.make_heading(),
     )
@@ -309,7 +309,7 @@ def import_data(context: BankContext, caller: Caller, request: ImportRequest) ->
         BankUsage: The text cannot be parsed, or contradicts itself.
         SlurmError: slurmdbd is to be asked, but does not answer.
     """
-    _need_operator(context, caller, "import")
+    _require_operator(context, caller, "import")
     plan = _read_plan(context, request)
     key = f"import/{request.kind}/{request.name}"
     author = context.make_authorship(caller, f"imported from {request.name or request.kind}", key)
@@ -321,9 +321,9 @@ def import_data(context: BankContext, caller: Caller, request: ImportRequest) ->
             changes = apply_plan(t, plan, author)
             _rollback_if_dry(request.dry_run)
     except _DryRun:
-        return _import_reply(context, request, changes, plan, gate_knows=False)
+        return _make_import_reply(context, request, changes, plan, gate_knows=False)
     gate_knows = context.update_gate(seq_before, rules=bool(plan.rates))
-    return _import_reply(context, request, changes, plan, gate_knows=gate_knows)
+    return _make_import_reply(context, request, changes, plan, gate_knows=gate_knows)
 
 
 def _rollback_if_dry(is_dry: bool) -> None:
@@ -332,7 +332,7 @@ def _rollback_if_dry(is_dry: bool) -> None:
         raise _DryRun
 
 
-def _import_reply(
+def _make_import_reply(
     context: BankContext,
     request: ImportRequest,
     changes: list[ImportChange],
@@ -430,19 +430,19 @@ def _has_price(record: "JobRecord", cluster: str, rates: list[Rate]) -> bool:
         return False
 
 
-def _need_operator(context: BankContext, caller: Caller, activity: str) -> None:
+def _require_operator(context: BankContext, caller: Caller, activity: str) -> None:
     """Reject callers who are not operators."""
     with context.ledger.reading() as t:
         context.get_rights(caller, t).require_operator(activity)
 
 
-def _difference_line(difference: Any) -> DifferenceLine:
+def _make_difference_line(difference: Any) -> DifferenceLine:
     return DifferenceLine(
         **{name: getattr(difference, name) for name in DifferenceLine.__struct_fields__}
     )
 
 
-UPKEEP_ACTIONS: Final = (
+MAINTENANCE_ACTIONS: Final = (
     Action(
         name="bank.reconcile",
         help="Compare what was charged with Slurm's records.",
@@ -479,7 +479,7 @@ UPKEEP_ACTIONS: Final = (
 )
 
 
-_OPERATORS: Final = "look after what waits to be told"
+_OPERATOR_TASK: Final = "look after what waits to be told"
 _MAX_NOTICES: Final = 1000
 """Maximum number of notices in a reply."""
 
@@ -552,10 +552,10 @@ def list_notices(context: BankContext, caller: Caller, request: NoticesRequest) 
     """
     del request
     with context.ledger.reading() as t:
-        context.get_rights(caller, t).require_operator(_OPERATORS)
+        context.get_rights(caller, t).require_operator(_OPERATOR_TASK)
         messages = t.outbox.list_undelivered(list_outbox_kinds(), _MAX_NOTICES + 1)
     return NoticesReply(
-        notices=tuple(_notice_line(message) for message in messages[:_MAX_NOTICES]),
+        notices=tuple(_make_notice_line(message) for message in messages[:_MAX_NOTICES]),
         more=len(messages) > _MAX_NOTICES,
         **context.make_heading(),
     )
@@ -571,7 +571,7 @@ def retry_notices(
         BankUsage: No undelivered notice has these numbers.
     """
     with context.ledger.transaction() as t:
-        context.get_rights(caller, t).require_operator(_OPERATORS)
+        context.get_rights(caller, t).require_operator(_OPERATOR_TASK)
         count = t.outbox.retry(list_outbox_kinds(), request.numbers)
     if request.numbers and not count:
         numbers = ", ".join(map(str, request.numbers))
@@ -579,7 +579,7 @@ def retry_notices(
     return NoticesRetryReply(retried=count, **context.make_heading())
 
 
-def _notice_line(message: OutboxItem) -> NoticeLine:
+def _make_notice_line(message: OutboxItem) -> NoticeLine:
     """Convert an outbox message into a line of the reply."""
     line = NoticeLine(
         number=message.id,
@@ -589,7 +589,7 @@ def _notice_line(message: OutboxItem) -> NoticeLine:
         aside=message.aside,
     )
     if message.kind != NOTICE:
-        remote_bank: RemoteBank = load_offer(GROUP, message.kind)
+        remote_bank: RemoteBank = load_offer(ENTRY_POINT_GROUP, message.kind)
         return msgspec.structs.replace(
             line, way=message.kind, what=remote_bank.describe(message.payload)
         )

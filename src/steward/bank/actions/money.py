@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from steward.bank.ledger.ledger import Transaction
 
 
-_OPERATORS: Final = "move money"
+_OPERATOR_TASK: Final = "move money"
 
 
 class DepositRequest(Request, frozen=True, kw_only=True):
@@ -248,7 +248,7 @@ def _move_money(
     """Run one money-moving action: check rights, make the transfers, and update the gate."""
     _require_reason(request.reason)
     with context.ledger.transaction() as t:
-        context.get_rights(caller, t).require_operator(_OPERATORS)
+        context.get_rights(caller, t).require_operator(_OPERATOR_TASK)
         seq_before = t.seq
         # Fail early with the name of an account that does not exist.
         names = [t.accounts.require(name.lower()).name for name in accounts]
@@ -283,7 +283,7 @@ def _reserve_at_gate(
     """
     _require_reason(request.reason)
     with context.ledger.reading() as t:
-        context.get_rights(caller, t).require_operator(_OPERATORS)
+        context.get_rights(caller, t).require_operator(_OPERATOR_TASK)
         t.accounts.require(account.lower())
         is_repeat = bool(request.key) and t.transfers.find_by_key(request.key) is not None
     if is_repeat or not context.has_gate:

@@ -21,6 +21,7 @@ from steward.core.actions import Request
 if TYPE_CHECKING:
     from steward.slurm.cluster_model import ClusterModel
 
+
 log = logging.getLogger(__name__)
 
 _MAX_SCRIPT_CHARS: Final = 4 * 1024 * 1024
@@ -84,7 +85,7 @@ def quote_job(context: BankContext, caller: Caller, request: QuoteRequest) -> Qu
         if request.user and request.user != rights.user:
             rights.require_operator("ask for others")
         rates = t.rates.list_all(cluster)
-        model = _cluster_model(context, t.read_mark(f"picture:{cluster}"), cluster)
+        model = _load_cluster_model(context, t.read_mark(f"picture:{cluster}"), cluster)
     jobs = parse_jobs(request.options, request.script, uid=_resolve_uid(caller, request.user))
     settings, now = context.settings.bank, context.now()
     quotes = tuple(estimate(job, model, rates, settings, now) for job in jobs)
@@ -126,7 +127,7 @@ def _ask_gate(
     return True, messages[0]
 
 
-def _cluster_model(context: BankContext, stored_model: str, cluster: str) -> "ClusterModel":
+def _load_cluster_model(context: BankContext, stored_model: str, cluster: str) -> "ClusterModel":
     """Return the cluster model that the daemon stored last, or ask Slurm if there is none."""
     from steward.slurm.cluster_model import ClusterModel
 

@@ -18,7 +18,7 @@ from steward.bank.records import Mode, ModeRule, Rate
 from steward.core.access import Caller
 from steward.core.actions import Action, Request
 
-_OPERATORS: Final = "set rates and modes"
+_OPERATOR_TASK: Final = "set rates and modes"
 _MOST_REFUSALS: Final = 10_000
 """Maximum number of rejections in a reply."""
 _MAX_SILENCE: Final = timedelta(days=7)
@@ -156,7 +156,7 @@ def create_rate(context: BankContext, caller: Caller, request: RateCreateRequest
         cluster=context.resolve_cluster(requested.cluster),
     )
     with context.ledger.transaction() as t:
-        context.get_rights(caller, t).require_operator(_OPERATORS)
+        context.get_rights(caller, t).require_operator(_OPERATOR_TASK)
         seq_before = t.seq
         stored = t.rates.add(rate, context.make_authorship(caller, request.reason))
         warnings = list_rate_warnings(t, stored)
@@ -176,7 +176,7 @@ def show_rates(context: BankContext, caller: Caller, request: RateShowRequest) -
         all_rates = t.rates.list_all(
             context.resolve_cluster(request.cluster) if request.cluster else ""
         )
-    rates = sorted(all_rates, key=_rate_sort_key)
+    rates = sorted(all_rates, key=_get_rate_sort_key)
     if not request.past:
         # For each scope, the newest rate valid by now, and all future ones.
         latest_by_scope = {
@@ -205,10 +205,10 @@ def set_mode(context: BankContext, caller: Caller, request: EnforceRequest) -> E
     account = request.account.lower()
     if not mode:
         with context.ledger.reading() as t:
-            return _enforce_reply(context, tuple(t.modes.list_all()), gate_knows=False)
+            return _make_enforce_reply(context, tuple(t.modes.list_all()), gate_knows=False)
     author = context.make_authorship(caller, request.reason)
     with context.ledger.transaction() as t:
-        context.get_rights(caller, t).require_operator(_OPERATORS)
+        context.get_rights(caller, t).require_operator(_OPERATOR_TASK)
         seq_before = t.seq
         if mode == "default":
             t.modes.remove(cluster, request.partition, account, author)
@@ -224,7 +224,7 @@ def set_mode(context: BankContext, caller: Caller, request: EnforceRequest) -> E
     gate_knows = context.update_gate(seq_before, rules=True)
     warning = context.warn_if_unasked(context.now() - _MAX_SILENCE) if mode == "gate" else ""
     return msgspec.structs.replace(
-        _enforce_reply(context, rules, gate_knows=gate_knows), warning=warning
+        _make_enforce_reply(context, rules, gate_knows=gate_knows), warning=warning
     )
 
 
@@ -255,7 +255,7 @@ def list_rejections(
     )
 
 
-def _rate_sort_key(rate: Rate) -> tuple[str, str, str, float, int]:
+def _get_rate_sort_key(rate: Rate) -> tuple[str, str, str, float, int]:
     """Return the sort key of a rate: cluster, partition, QOS, start of validity, number."""
     since = rate.valid_from.timestamp() if rate.valid_from else 0.0
     return rate.cluster, rate.partition, rate.qos, since, rate.number
@@ -266,7 +266,7 @@ def _is_valid(rate: Rate, now: datetime) -> bool:
     return rate.valid_from is None or rate.valid_from <= now
 
 
-def _enforce_reply(
+def _make_enforce_reply(
     context: BankContext, rules: tuple[ModeRule, ...], *, gate_knows: bool
 ) -> EnforceReply:
     """Build the reply with the mode rules."""

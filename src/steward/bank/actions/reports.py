@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
-from steward.bank.charged_jobs import name_charged_jobs
+from steward.bank.charged_jobs import map_job_names
 from steward.bank.context import BankContext, BankReply, Rights
 from steward.bank.errors import BankRefused, BankUsage
 from steward.bank.ledger import Account, Allocation, BalanceDay, Statement, UsageRow
@@ -204,14 +204,14 @@ def show_balances(context: BankContext, caller: Caller, request: BalanceRequest)
         for name in request.accounts:
             rights.require_balance_access(name.lower())
         if request.accounts:
-            accounts = [_need_account(t, name.lower()) for name in request.accounts]
+            accounts = [_require_account(t, name.lower()) for name in request.accounts]
         else:
             accounts = [
                 account
                 for account in t.accounts.list_all(unknown=True)
                 if rights.can_see_balance(account.name)
             ]
-        lines = [_account_balance(context, t, account.name, rights) for account in accounts]
+        lines = [_read_account_balance(context, t, account.name, rights) for account in accounts]
     return BalanceReply(
         accounts=tuple(_add_holds(context, line, rights) for line in lines),
         at=context.now(),
@@ -228,14 +228,16 @@ def show_statement(
         BankRefused: The caller may not see it.
         BankUsage: The account does not exist, or a time is invalid.
     """
-    since = context.parse_moment(request.since, request.zone) or _month_start(context, request.zone)
+    since = context.parse_moment(request.since, request.zone) or _get_month_start(
+        context, request.zone
+    )
     until = context.parse_moment(request.until, request.zone)
     account = request.account.lower()
     with context.ledger.reading() as t:
         rights = context.get_rights(caller, t)
         if account:
             rights.require_balance_access(account)
-            _need_account(t, account)
+            _require_account(t, account)
         elif not rights.is_operator and request.user != rights.user:
             raise BankRefused(
                 "name the account; of all of them you may see your own use: -u "
@@ -248,7 +250,7 @@ def show_statement(
         )
     has_more = bool(limit) and len(statement.lines) == limit
     older = statement.lines[0].number if has_more else 0
-    names = name_charged_jobs(
+    names = map_job_names(
         context, dict.fromkeys(line.charge for line in statement.lines if line.charge)
     )
     return StatementReply(statement=statement, older=older, names=names, **context.make_heading())
@@ -264,7 +266,7 @@ def show_usage(context: BankContext, caller: Caller, request: UsageRequest) -> U
     zone = request.zone or context.get_time_zone()
     now = context.now()
     until = context.parse_moment(request.until, zone) or now
-    since = context.parse_moment(request.since, zone) or _year_start(context, zone)
+    since = context.parse_moment(request.since, zone) or _get_year_start(context, zone)
     if not request.by:
         raise BankUsage("say what to sum up by: --by user, partition, month, account or cluster")
     accounts = [name.lower() for name in request.accounts]
@@ -354,14 +356,14 @@ def _is_all_led(rights: Rights, accounts: list[str]) -> bool:
     return all(rights.is_led(name) for name in accounts) if accounts else rights.is_operator
 
 
-def _account_balance(
+def _read_account_balance(
     context: BankContext, t: "Transaction", account: str, rights: Rights
 ) -> AccountBalance:
     """Return the balance of one account, without the data of the gate."""
     now = context.now()
-    bank_account = _need_account(t, account)
+    bank_account = _require_account(t, account)
     payer = t.accounts.find_payer(account)
-    payer_account = _need_account(t, payer)
+    payer_account = _require_account(t, payer)
     member = {item.user: item for item in t.accounts.list_users(account)}.get(rights.user)
     allocations = [
         item for item in t.allocations.list_own(payer) if item.is_active(now) or item.begin > now
@@ -375,11 +377,11 @@ def _account_balance(
         user_spent=member.spent if member else 0,
         closed=bank_account.closed,
         known=bank_account.known,
-        allocations=tuple(sorted(allocations, key=_spending_order)),
+        allocations=tuple(sorted(allocations, key=_get_spending_order)),
     )
 
 
-def _need_account(t: "Transaction", name: str) -> Account:
+def _require_account(t: "Transaction", name: str) -> Account:
     """Return an account by name, including one that exists only because of charges.
 
     Raises:
@@ -388,7 +390,7 @@ def _need_account(t: "Transaction", name: str) -> Account:
     return t.accounts.get(name) or t.accounts.require(name)
 
 
-def _spending_order(allocation: Allocation) -> tuple[bool, float, int]:
+def _get_spending_order(allocation: Allocation) -> tuple[bool, float, int]:
     """Return the sort key for spending order: by end, the open-ended one last."""
     return (
         allocation.end is None,
@@ -411,14 +413,14 @@ def _add_holds(context: BankContext, balance: AccountBalance, rights: Rights) ->
     )
 
 
-def _month_start(context: BankContext, zone: str) -> datetime:
+def _get_month_start(context: BankContext, zone: str) -> datetime:
     """Return the beginning of the current month in a zone."""
     now = context.now().astimezone(load_zone(zone or context.get_time_zone()))
     begin = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
     return begin.astimezone(context.now().tzinfo)
 
 
-def _year_start(context: BankContext, zone: str) -> datetime:
+def _get_year_start(context: BankContext, zone: str) -> datetime:
     """Return the beginning of the current year in a zone."""
     now = context.now().astimezone(load_zone(zone or context.get_time_zone()))
     begin = now.replace(month=1, day=1, hour=0, minute=0, second=0, microsecond=0)
@@ -529,7 +531,7 @@ def show_balance_history(
     )
 
 
-COURSE_ACTIONS: Final = (
+HISTORY_ACTIONS: Final = (
     Action(
         name="bank.course",
         help="Show how an account's money went, day by day.",

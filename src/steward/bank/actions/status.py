@@ -10,7 +10,7 @@ from steward.bank.errors import GateUnavailable
 from steward.bank.gate.requests import AnswerCounts, HeldTotal
 from steward.bank.notices import NOTICE_KIND as NOTICE
 from steward.bank.records import AccountBooks
-from steward.bank.remote import GROUP
+from steward.bank.remote import ENTRY_POINT_GROUP
 from steward.core.access import Caller
 from steward.core.actions import Action, ActionMessage, Request
 from steward.core.extensions import list_offers
@@ -123,8 +123,8 @@ def show_bank_status(
             progress_lines.append(
                 ReconciliationProgress(
                     cluster=cluster,
-                    until=_moment_or_none(until),
-                    by_slurmdbd_until=_moment_or_none(by_slurmdbd),
+                    until=_convert_moment(until),
+                    by_slurmdbd_until=_convert_moment(by_slurmdbd),
                     compared_at=from_micros(comparison.at_us) if comparison else None,
                     differences=comparison.differences if comparison else 0,
                     corrected=comparison.corrected if comparison else 0,
@@ -136,7 +136,7 @@ def show_bank_status(
         gate="away",
         reconciled=tuple(progress_lines),
         notices=notices,
-        money=_account_money(books, to_micros(context.now()), None),
+        money=_collect_account_money(books, to_micros(context.now()), None),
         **context.make_heading(),
     )
     return _add_gate_state(context, reply, books)
@@ -157,16 +157,16 @@ def _add_gate_state(
         gate_why=gate_status.why,
         holds=gate_status.holds,
         held=gate_status.held,
-        asked_at=_moment_or_none(gate_status.asked_at_us),
+        asked_at=_convert_moment(gate_status.asked_at_us),
         tally=gate_status.tally,
-        remote_at=_moment_or_none(gate_status.remote_at_us),
-        money=_account_money(
+        remote_at=_convert_moment(gate_status.remote_at_us),
+        money=_collect_account_money(
             books, to_micros(context.now()), {total.account: total for total in totals}
         ),
     )
 
 
-def _account_money(
+def _collect_account_money(
     books: tuple[AccountBooks, ...], now_us: int, held_by_account: dict[str, HeldTotal] | None
 ) -> tuple[AccountMoney, ...]:
     """Return the balances of accounts that pay for themselves; others are part of those."""
@@ -196,7 +196,7 @@ def _account_money(
     return tuple(lines)
 
 
-def _moment_or_none(us: int) -> datetime | None:
+def _convert_moment(us: int) -> datetime | None:
     return from_micros(us) if us else None
 
 
@@ -215,4 +215,4 @@ STATUS_ACTIONS: Final = (
 
 def list_outbox_kinds() -> tuple[str, ...]:
     """Return the message kinds of the outbox: notices, and messages to remote banks."""
-    return (NOTICE, *list_offers(GROUP))
+    return (NOTICE, *list_offers(ENTRY_POINT_GROUP))

@@ -17,14 +17,14 @@ from steward.slurm.sbatch_options import VALUE_OPTIONS, expand_option, split_let
 Options = dict[str, str]
 """Option values by full name, without dashes."""
 
-_MEMORY: Final = re.compile(r"([0-9]{1,15})([KMGT]?)(?:B|iB)?", re.IGNORECASE)
+_MEMORY_PATTERN: Final = re.compile(r"([0-9]{1,15})([KMGT]?)(?:B|iB)?", re.IGNORECASE)
 _PER_MIB: Final = {"K": (1, 1024), "": (1, 1), "M": (1, 1), "G": (1024, 1), "T": (1024**2, 1)}
 """For each suffix: multiplier and divisor to MiB."""
-_NODES: Final = re.compile(
+_NODES_PATTERN: Final = re.compile(
     r"([0-9]{1,15})([km]?)(?:-([0-9]{1,15})([km]?))?(?::[0-9]{1,15})?", re.IGNORECASE
 )
-_MOST_DIGITS: Final = 15
-_SCALE: Final = {"": 1, "k": 1000, "m": 1_000_000}
+_MAX_DIGITS: Final = 15
+_NODE_MULTIPLIERS: Final = {"": 1, "k": 1000, "m": 1_000_000}
 _UNLIMITED: Final = frozenset({"unlimited", "infinite", "-1"})
 
 
@@ -261,11 +261,13 @@ def _parse_nodes(value: str) -> tuple[int | None, int | None]:
         return None, None
     widest: tuple[int, int] | None = None
     for size in value.split(","):  # later versions take a list of sizes
-        match = _NODES.fullmatch(size)
+        match = _NODES_PATTERN.fullmatch(size)
         if match is None:
             raise BankUsage(f"--nodes={value} is no count of nodes", value)
-        minimum = int(match[1]) * _SCALE[match[2].lower()]
-        maximum = int(match[3]) * _SCALE[(match[4] or "").lower()] if match[3] else minimum
+        minimum = int(match[1]) * _NODE_MULTIPLIERS[match[2].lower()]
+        maximum = (
+            int(match[3]) * _NODE_MULTIPLIERS[(match[4] or "").lower()] if match[3] else minimum
+        )
         widest = (
             (minimum, maximum)
             if widest is None
@@ -292,7 +294,7 @@ def _parse_geometry(options: Options) -> tuple[int | None, int | None, int | Non
 
 def _parse_memory(name: str, value: str) -> int:
     """Parse memory as MiB, rounded up; without a suffix it is MiB."""
-    match = _MEMORY.fullmatch(value)
+    match = _MEMORY_PATTERN.fullmatch(value)
     if match is None:
         raise BankUsage(f"--{name}={value} is no amount of memory: write 4G or 500M", value)
     multiplier, divisor = _PER_MIB[match[2].upper()]
@@ -313,7 +315,7 @@ def _parse_minutes(options: Options, name: str) -> int | None:
     parts = (clock if dash else days).split(":")
     numbers = [*([days] if dash else []), *parts]
     are_numbers = all(part.isascii() and part.isdigit() for part in numbers)
-    if len(parts) > 3 or not are_numbers or max(map(len, numbers)) > _MOST_DIGITS:
+    if len(parts) > 3 or not are_numbers or max(map(len, numbers)) > _MAX_DIGITS:
         raise BankUsage(f"--{name}={value} is no time: write minutes, or days-hours:minutes", value)
     counts = [int(part) for part in parts]
     if dash:

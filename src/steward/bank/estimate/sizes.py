@@ -22,10 +22,10 @@ from steward.bank.prices import (
     HOUR_S,
     UNCHANGED_PERMILLE,
     apply_minimum_and_end,
+    compute_highest_price_per_second,
     get_highest_end_permille,
     get_highest_permille,
     list_weighted_tres,
-    price_per_second,
 )
 from steward.bank.records import JobRequest, Rate
 from steward.slurm import tres
@@ -133,7 +133,7 @@ class PricedPartition:
         """
         rate = self.rate
         if self._is_typed or rate.free:
-            exact = price_per_second(size, rate, qos) * seconds
+            exact = compute_highest_price_per_second(size, rate, qos) * seconds
             return apply_minimum_and_end(exact, rate, self.end_permille)
         parts = [size.get(name, 0) * weight for name, weight in self._weights]
         hourly = max(parts, default=0) if rate.combine == "max" else sum(parts)

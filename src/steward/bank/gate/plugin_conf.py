@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 PLUGIN_NAME: Final = "steward"
 """The C plugin's name in JobSubmitPlugins."""
-ASKING_PLUGINS: Final = frozenset({PLUGIN_NAME, "lua"})
+GATE_PLUGINS: Final = frozenset({PLUGIN_NAME, "lua"})
 """Names in JobSubmitPlugins of plugins that can ask the gate."""
 
 _HEADER: Final = "# Written by 'steward serve' from its configuration: change that.\n"

@@ -24,7 +24,7 @@ from steward.bank.errors import BankError, GateUnavailable
 KEY_FILE: Final = "gate.key"
 """Name of the key's file in the state directory."""
 SECRET_BYTES: Final = 32
-_ID_LETTERS: Final = 16
+_ID_LENGTH: Final = 16
 _LETTERS: Final = bytes(b"abcdefghijklmnopqrstuvwxyz234567"[byte % 32] for byte in range(256))
 """A letter for each byte value; every letter stands for equally many."""
 _MAC_BYTES: Final = 16
@@ -58,7 +58,7 @@ class HoldToken(msgspec.Struct, frozen=True, kw_only=True):
 
 def make_hold_id() -> str:
     """Generate the id of a new hold."""
-    return secrets.token_bytes(_ID_LETTERS).translate(_LETTERS).decode("ascii")
+    return secrets.token_bytes(_ID_LENGTH).translate(_LETTERS).decode("ascii")
 
 
 def make_token(

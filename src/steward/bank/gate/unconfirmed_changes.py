@@ -23,7 +23,7 @@ MOST_DESCRIPTIONS: Final = 16
 """Maximum number of descriptions of one job before the gate rejects further changes."""
 MOST_CHANGES: Final = 8
 """Maximum number of pending changes of one job."""
-_UNSET: Final = JobRequest(uid=-1)
+_UNSET_REQUEST: Final = JobRequest(uid=-1)
 _UPDATE_ORDER: Final = (
     *(("account", "partition", "qos", "reservation"), ("min_cpus", "max_cpus"), ("pn_min_cpus",)),
     *(("cpus_per_task",), ("min_nodes", "max_nodes"), ("num_tasks",)),
@@ -99,7 +99,8 @@ def list_outcomes(job: JobRequest, change: JobRequest) -> list[JobRequest]:
     remaining = {
         field: getattr(change, field)
         for field in JobRequest.__struct_fields__
-        if field not in ("uid", "job_id") and getattr(change, field) != getattr(_UNSET, field)
+        if field not in ("uid", "job_id")
+        and getattr(change, field) != getattr(_UNSET_REQUEST, field)
     }
     outcomes, applied = [apply_update(job, change)], dict[str, Any]()
     for fields in _UPDATE_ORDER:

@@ -7,8 +7,7 @@ from typing import Any, Final
 from litestar import Request, Response, get, post
 from litestar.params import FromPath
 
-from steward.accounting.job_list_requests import JobsAnswer
-from steward.accounting.job_list_requests import JobsRequest as ListRequest
+from steward.accounting.job_list_requests import JobsAnswer, JobsRequest
 from steward.admin.credentials.requests import (
     TokenAnswer,
     TokenCreateRequest,
@@ -117,7 +116,7 @@ async def _make_user_page(
     usage: UsageReply | None
     tokens: TokenListAnswer | None
     jobs, members, usage, tokens = await asyncio.gather(
-        auth.call_action("accounting.jobs", ListRequest(users=(name,), limit=_JOBS)),
+        auth.call_action("accounting.jobs", JobsRequest(users=(name,), limit=_JOBS)),
         _fetch_accounts(auth, name),
         _fetch_usage(auth, name),
         _fetch_tokens(auth, name),
