@@ -70,25 +70,26 @@ class _ObservedRun:
     """Facts remembered of the latest run of a job id."""
 
     __slots__ = (
-        *("allocation", "digest", "is_whole", "last", "name", "over", "request", "state"),
-        *("is_remembered", "is_told", "states", "suspended_at", "told", "wants"),
+        *("allocation", "digest", "encoded_record", "is_end_reported", "is_over", "is_remembered"),
+        *("is_whole", "name", "needs_requery", "reported_keys", "request_hash", "state", "states"),
+        "suspended_at",
     )
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.digest = ""
-        self.request = 0
+        self.request_hash = 0
         self.state = ""
         self.states: tuple[str, ...] = ()
         self.allocation = ""
         self.is_whole = False
-        self.over = False
-        self.last = b""
+        self.is_over = False
+        self.encoded_record = b""
         self.is_remembered = False
-        self.is_told = False
-        self.told: tuple[str, ...] = ()
+        self.is_end_reported = False
+        self.reported_keys: tuple[str, ...] = ()
         self.suspended_at: datetime | None = None
-        self.wants = False
+        self.needs_requery = False
 
     def make_news_key(
         self, key: str, request_fields: tuple[object, ...], taken_at: datetime
@@ -101,11 +102,12 @@ class _ObservedRun:
             taken_at: Time of the observation, UTC.
         """
         former = key.rpartition(":")[0] + f":{self.digest}"
-        if self.request and request_fields and self.request != hash(request_fields):
+        if self.request_hash and request_fields and self.request_hash != hash(request_fields):
             key += f":{_digest_facts(request_fields)}"
-        if self.is_remembered or key in self.told or len(self.told) > _MAX_KEYS_PER_RUN:
+        is_full = len(self.reported_keys) > _MAX_KEYS_PER_RUN
+        if self.is_remembered or is_full or key in self.reported_keys:
             return f"{key}:{int(taken_at.timestamp())}"
-        self.told += (former, key)
+        self.reported_keys += (former, key)
         return key
 
 
@@ -125,7 +127,7 @@ class QueueObserver:
     def __contains__(self, job_id: object) -> bool:
         """Return whether Slurm has shown an unfinished run of this id."""
         run = self._runs.get(job_id) if isinstance(job_id, int) else None
-        return run is not None and not run.over
+        return run is not None and not run.is_over
 
     def remember(self, records: Iterable[JobRecord]) -> None:
         """Restore unfinished runs known from an earlier process.
@@ -138,13 +140,13 @@ class QueueObserver:
                 continue
             run = self._runs[record.job_id] = _ObservedRun(format_run_name(record))
             run.digest, run.state = _digest_record(record), record.state
-            run.request = hash(_extract_request(record) or 0)
+            run.request_hash = hash(_extract_request(record) or 0)
             begun = ("RUNNING",) if record.start else ()
             run.states = tuple({record.state, *begun})
             run.allocation = _digest_allocation(record)
             run.is_whole = run.is_remembered = True
             run.suspended_at = record.suspended_at
-            run.last = msgspec.msgpack.encode(record)
+            run.encoded_record = msgspec.msgpack.encode(record)
 
     def observe(
         self, records: Iterable[JobRecord], taken_at: datetime, *, whole: bool = False
@@ -190,10 +192,10 @@ class QueueObserver:
         if run is None:
             # The run started and ended between two polls.
             run = self._runs[record.job_id] = _ObservedRun(format_run_name(record))
-            run.last = msgspec.msgpack.encode(record)
+            run.encoded_record = msgspec.msgpack.encode(record)
         if run.name == format_run_name(record):
-            run.is_told = True
-            if not run.over:
+            run.is_end_reported = True
+            if not run.is_over:
                 self._mark_for_requery(record.job_id, run)
 
     def find_job_to_requery(self) -> int | None:
@@ -203,7 +205,7 @@ class QueueObserver:
         """
         while self._to_requery:
             run = self._runs.get(self._to_requery[-1])
-            if run is not None and run.wants:
+            if run is not None and run.needs_requery:
                 return self._to_requery[-1]
             self._to_requery.pop()
         return None
@@ -212,12 +214,12 @@ class QueueObserver:
         """Drop a job from the list of records to query again."""
         run = self._runs.get(job_id)
         if run is not None:
-            run.wants = False
+            run.needs_requery = False
 
     def _mark_for_requery(self, job_id: int, run: _ObservedRun) -> None:
         """Mark a run whose complete record is to be queried again."""
-        if not run.wants:
-            run.wants = True
+        if not run.needs_requery:
+            run.needs_requery = True
             self._to_requery.append(job_id)
 
     def find_absent(self, present: Container[int]) -> tuple[list[int], list[int]]:
@@ -234,7 +236,7 @@ class QueueObserver:
         lost, folded = [], []
         for job_id in gone_ids:
             run = self._runs[job_id]
-            if run.over or run.is_told:
+            if run.is_over or run.is_end_reported:
                 del self._runs[job_id]
             elif not self._is_folded(job_id, present):
                 lost.append(job_id)
@@ -258,7 +260,7 @@ class QueueObserver:
 
     def get_last_record(self, job_id: int) -> JobRecord:
         """Return the last record of an unfinished run."""
-        return msgspec.msgpack.decode(self._runs[job_id].last, type=JobRecord)
+        return msgspec.msgpack.decode(self._runs[job_id].encoded_record, type=JobRecord)
 
     def end_lost_run(
         self, job_id: int, taken_at: datetime, accounted: Sequence[JobRecord] = ()
@@ -309,9 +311,9 @@ class QueueObserver:
             if not whole and record.array_job_id in (0, record.job_id):
                 self._to_query.append(record.job_id)
         request_fields = _extract_request(record)
-        request_hash = hash(request_fields) if request_fields else run.request
+        request_hash = hash(request_fields) if request_fields else run.request_hash
         has_changed = run.digest != "" and (
-            digest != run.digest or run.request not in (0, request_hash)
+            digest != run.digest or run.request_hash not in (0, request_hash)
         )
         is_seen = has_changed or not run.digest or (whole and not run.is_whole)
         if is_seen:
@@ -322,11 +324,11 @@ class QueueObserver:
             events.append(self._build_event(JOB_SEEN, key, record, taken_at, whole=whole))
         is_new_state = record.state != run.state
         if record.state in FINISHED:
-            if not run.over or is_new_state:
+            if not run.is_over or is_new_state:
                 events.append(
                     self._build_event(JOB_END, make_end_key(record), record, taken_at, whole=whole)
                 )
-            elif whole and run.wants and not is_seen:
+            elif whole and run.needs_requery and not is_seen:
                 # The queue's few columns reported its end before.
                 key = f"{make_end_key(record)}:whole"
                 events.append(self._build_event(JOB_END, key, record, taken_at, whole=True))
@@ -338,14 +340,14 @@ class QueueObserver:
                 events.append(self._build_event(JOB_STATE, key, record, taken_at, whole=whole))
         self._note_record(run, record, is_new_state=is_new_state, whole=whole)
         run.digest = digest
-        run.request = request_hash
+        run.request_hash = request_hash
         run.is_whole |= whole
         run.state = record.state
         if record.state not in run.states:
             run.states += (record.state,)
         run.allocation = _digest_allocation(record)
-        run.over = record.state in FINISHED
-        run.last = b"" if run.over else msgspec.msgpack.encode(record)
+        run.is_over = record.state in FINISHED
+        run.encoded_record = b"" if run.is_over else msgspec.msgpack.encode(record)
 
     def _end_replaced(
         self, run: _ObservedRun, record: JobRecord, taken_at: datetime
@@ -373,7 +375,7 @@ class QueueObserver:
 
         A slurmctld that crashes forgets what it had not saved, the last job id included.
         """
-        if run.over or run.is_told or record.restarts or record.submit is None:
+        if run.is_over or run.is_end_reported or record.restarts or record.submit is None:
             return False
         former = self.get_last_record(record.job_id).submit
         return former is not None and former < record.submit
@@ -383,7 +385,7 @@ class QueueObserver:
 
         A slurmctld that crashes restarts with what it saved seconds before.
         """
-        if run.over or run.is_told or record.submit is None:
+        if run.is_over or run.is_end_reported or record.submit is None:
             return False
         later = self.get_last_record(record.job_id).submit
         return later is not None and later > record.submit
@@ -399,7 +401,7 @@ class QueueObserver:
     ) -> None:
         """Remember facts of a complete record, or that one must be queried again."""
         if whole:
-            run.wants = False
+            run.needs_requery = False
             run.suspended_at = record.suspended_at
         elif is_new_state and (
             record.state in FINISHED

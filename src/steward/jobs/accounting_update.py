@@ -28,7 +28,7 @@ from steward.jobs.run_views import RunKey, RunView, build_run_views
 from steward.jobs.tables import EXPIRED, NO_RUN, JobIdGroup, PublishedRun
 from steward.jobs.usage import add_steps, adopt_step_line, build_run_line, build_summed_step_line
 
-_Part = tuple[RunKey, int]
+_RunPiece = tuple[RunKey, int]
 """Key of a run, and end (µs) of its piece; 0 for its current size."""
 
 _NONE: Final = frozenset({"", NO_RUN, EXPIRED})
@@ -111,9 +111,9 @@ class AccountingUpdate:
         if update.is_complete:
             stale = [
                 (job_id, *key)
-                for key, published in group.told.items()
+                for key, published in group.published_runs.items()
                 if published.has_steps
-                or (key not in update.by_key and published.basis not in _NONE)
+                or (key not in update.by_key and published.lines_digest not in _NONE)
             ]
             if stale:
                 drop_lines(self._connection, group.cluster, stale)
@@ -126,17 +126,17 @@ class AccountingUpdate:
                 self._lines += self._build_lines(update, view, changed_steps)
         for key in group.runs:
             if key not in update.by_key and key not in update.expired:
-                update.record_basis(key, NO_RUN)
+                update.record_lines_digest(key, NO_RUN)
 
     def _build_lines(
         self,
         update: "_JobIdUpdate",
         view: RunView,
-        changed_steps: dict[_Part, dict[str, list[LaunchRow]]],
+        changed_steps: dict[_RunPiece, dict[str, list[LaunchRow]]],
     ) -> Iterable[UsageLine]:
         """Yield the lines of a run and of its steps that are updated."""
         group = update.group
-        published = group.told.setdefault(view.key, PublishedRun())
+        published = group.published_runs.setdefault(view.key, PublishedRun())
         stored_steps: list[UsageLine] = []
         if published.has_steps and not update.is_complete:
             stored_steps = load_step_usage(
@@ -145,7 +145,7 @@ class AccountingUpdate:
         has_steps = bool(stored_steps)
         source = "" if view.run.has_own_source else "slurmdbd"
         piece_events: list[RunEvent] = [
-            view.make_event(group.job_id, piece) for piece in view.parts
+            view.make_event(group.job_id, piece) for piece in view.additional_records
         ]
         for event in (*piece_events, view.make_current_event(group.job_id)):
             is_piece = event.piece_end is not None
@@ -170,7 +170,7 @@ class AccountingUpdate:
             ]
             yield add_steps(line, [*unchanged, *new_steps])
             yield from new_steps
-        update.record_basis(view.key, update.get_basis(view), has_steps=has_steps)
+        update.record_lines_digest(view.key, update.get_lines_digest(view), has_steps=has_steps)
 
     def _make_events(self, update: "_JobIdUpdate") -> list[Event]:
         """Collect the events of a job id, and write its launches."""
@@ -214,7 +214,11 @@ class _JobIdUpdate:
         self, group: JobIdGroup, jobs: Sequence[ResolvedJob], purged: Sequence[bool]
     ) -> None:
         self.group = group
-        self.expired = {key for key, published in group.told.items() if published.basis == EXPIRED}
+        self.expired = {
+            key
+            for key, published in group.published_runs.items()
+            if published.lines_digest == EXPIRED
+        }
         self.runs: list[RunView] = []
         self.is_purged: dict[RunKey, bool] = {}
         for job, is_purged in zip(jobs, purged, strict=True):
@@ -224,27 +228,29 @@ class _JobIdUpdate:
                 self.runs.append(view)
                 self.is_purged[view.key] = is_purged
         self.by_key = {view.key: view for view in self.runs}
-        self._bases = {
-            view.key: _digest_basis(view, self.is_purged[view.key]) for view in self.runs
+        self._digests = {
+            view.key: _make_lines_digest(view, self.is_purged[view.key]) for view in self.runs
         }
-        old_bases = {
-            key: published.basis
-            for key, published in group.told.items()
-            if published.basis not in _NONE
+        stored_digests = {
+            key: published.lines_digest
+            for key, published in group.published_runs.items()
+            if published.lines_digest not in _NONE
         }
-        self.needs_rebuild = group.needs_rebuild or old_bases != self._bases
+        self.needs_rebuild = group.needs_rebuild or stored_digests != self._digests
         self.is_complete = False
         self.imported_lines: list[UsageLine] = []
 
-    def get_basis(self, view: RunView) -> str:
+    def get_lines_digest(self, view: RunView) -> str:
         """Return the digest of what the step lines of a run depend on."""
-        return self._bases[view.key]
+        return self._digests[view.key]
 
-    def record_basis(self, key: RunKey, basis: str, *, has_steps: bool = False) -> None:
+    def record_lines_digest(
+        self, key: RunKey, lines_digest: str, *, has_steps: bool = False
+    ) -> None:
         """Record the digest that a run's lines were made from."""
-        published = self.group.told.setdefault(key, PublishedRun())
-        if (published.basis, published.has_steps) != (basis, has_steps):
-            published.basis, published.has_steps = basis, has_steps
+        published = self.group.published_runs.setdefault(key, PublishedRun())
+        if (published.lines_digest, published.has_steps) != (lines_digest, has_steps):
+            published.lines_digest, published.has_steps = lines_digest, has_steps
             self.group.dirty_runs.add(key)
 
     def attribute_launches(self) -> None:
@@ -288,14 +294,14 @@ class _JobIdUpdate:
             row.facts.blank_private_text()
             row.has_new_reports = row.is_dirty = True
 
-    def group_steps(self) -> dict[_Part, dict[str, list[LaunchRow]]]:
+    def group_steps(self) -> dict[_RunPiece, dict[str, list[LaunchRow]]]:
         """Return the launches of each step to write, by part of a run."""
         step_keys = {
             (row.run, row.piece_end_us, row.key[0])
             for row in self.group.launches.values()
             if row.run is not None and (row.is_dirty or self.is_complete)
         }
-        steps: dict[_Part, dict[str, list[LaunchRow]]] = {}
+        steps: dict[_RunPiece, dict[str, list[LaunchRow]]] = {}
         for _key, row in sorted(self.group.launches.items()):
             step = row.key[0]
             if row.run is not None and (row.run, row.piece_end_us, step) in step_keys:
@@ -321,7 +327,7 @@ def _add_suspension(view: RunView, step: UsageLine) -> UsageLine:
     return msgspec.structs.replace(step, suspended_s=suspended_s) if suspended_s else step
 
 
-def _digest_basis(view: RunView, is_purged: bool) -> str:
+def _make_lines_digest(view: RunView, is_purged: bool) -> str:
     """Return the digest of everything that the step lines of a run depend on."""
     record = view.record
     return make_digest(
@@ -331,7 +337,7 @@ def _digest_basis(view: RunView, is_purged: bool) -> str:
             (record.user, record.uid, record.gid, record.group, record.account, record.qos),
             (record.partition, record.wckey, record.eligible, record.sluid, record.nodelist),
             (record.array_job_id, record.array_task, record.het_job_id, record.het_offset),
-            [(piece.end, piece.nodelist) for piece in view.parts],
+            [(piece.end, piece.nodelist) for piece in view.additional_records],
             # For a run that goes on, every suspension would rebuild the lines of all steps.
             view.is_over and (record.suspended_s, list(view.run.suspensions.items())),
         ]

@@ -145,7 +145,7 @@ _ENDED: Final = """
     AND EXISTS (SELECT 1 FROM run WHERE run.cluster = job.cluster AND run.job_id = job.job_id
                 AND run.job = job.number AND coalesce(run.told, x'') <> ?)
 """
-_EXPIRED_MARK: Final = msgspec.json.encode(PublishedRun(basis=EXPIRED))
+_EXPIRED_MARK: Final = msgspec.json.encode(PublishedRun(lines_digest=EXPIRED))
 
 
 def count_expirable(connection: Connection, cluster: str, before: datetime) -> int:

@@ -163,7 +163,7 @@ class RunEventMaker:
             published.over_us = 0
         self._publish_start(view, published, launches)
         self._publish_suspensions(view, published)
-        for piece in view.parts:
+        for piece in view.additional_records:
             self._publish_piece(view, published, piece)
         self._publish_end(view, published)
         if is_silent and view.is_over:
@@ -173,7 +173,7 @@ class RunEventMaker:
 
     def _get_published(self, view: RunView) -> PublishedRun:
         """Return what was published about a run."""
-        return self._group.told.setdefault(view.key, PublishedRun())
+        return self._group.published_runs.setdefault(view.key, PublishedRun())
 
     def _publish_start(
         self, view: RunView, published: PublishedRun, launches: list[LaunchRow]

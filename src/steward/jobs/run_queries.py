@@ -211,7 +211,7 @@ class RunQueries:
         for job_id, group in groups.items():
             for job in resolve_jobs(list(group.runs.values()), list(group.scripts.values())):
                 for view in build_run_views(job):
-                    events += [view.make_event(job_id, piece) for piece in view.parts]
+                    events += [view.make_event(job_id, piece) for piece in view.additional_records]
                     if view.is_over:
                         events.append(view.make_event(job_id))
         return events

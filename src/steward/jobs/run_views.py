@@ -78,7 +78,7 @@ class RunView(msgspec.Struct):
         return msgspec.structs.replace(event, record=record, suspended_before_s=0)
 
     @property
-    def parts(self) -> list[JobRecord]:
+    def additional_records(self) -> list[JobRecord]:
         """Pieces and repeated runs, which have lines and charges beside the run's own."""
         return [*self.pieces, *self.repeated_runs]
 
@@ -122,7 +122,7 @@ class RunView(msgspec.Struct):
 
     def list_nodelists(self) -> list[str]:
         """Return the node lists of everything it ran on; empty if unknown."""
-        lists = [record.nodelist for record in (self.record, *self.parts)]
+        lists = [record.nodelist for record in (self.record, *self.additional_records)]
         return list(dict.fromkeys(filter(None, lists)))
 
 

@@ -212,7 +212,7 @@ class PublishedRun(msgspec.Struct, array_like=True):
     """Published events and lines of a run, to detect changes.
 
     Attributes:
-        basis: Digest of what its steps' lines depend on; NO_RUN or EXPIRED if it has no lines.
+        lines_digest: Digest of what its step lines depend on; NO_RUN or EXPIRED without lines.
         has_steps: Whether it has lines of steps.
         start: Published start (µs), node list and TRES; None if not published.
         is_guess: Whether that start was only the first launch of a step.
@@ -223,7 +223,7 @@ class PublishedRun(msgspec.Struct, array_like=True):
         chain: Digest of all corrections so far; part of the next one's key.
     """
 
-    basis: str = ""
+    lines_digest: str = ""
     has_steps: bool = False
     start: tuple[int, str, str] | None = None
     is_guess: bool = False
@@ -236,7 +236,7 @@ class PublishedRun(msgspec.Struct, array_like=True):
 
 NO_RUN: Final = "-"
 EXPIRED: Final = "x"
-"""Values of ``PublishedRun.basis``: the entry is not a run; the lines of the run are deleted."""
+"""Values of ``PublishedRun.lines_digest``: the entry is not a run; the lines are deleted."""
 
 
 NO_JOB: Final = 0
@@ -263,7 +263,7 @@ class JobIdGroup(msgspec.Struct):
         run_jobs: Row number of each run's job when loaded.
         scripts: The scripts by key.
         dirty_runs: Runs that must be written.
-        told: What was published about each run.
+        published_runs: What was published about each run.
         launches: Launches of the steps to update, or all launches.
         suspensions: Suspended or resumed runs: key, time (µs), record.
         needs_rebuild: Whether everything must be rebuilt.
@@ -277,7 +277,7 @@ class JobIdGroup(msgspec.Struct):
     run_jobs: dict[tuple[int, int], int] = msgspec.field(default_factory=dict)
     scripts: dict[str, ScriptRow] = msgspec.field(default_factory=dict)
     dirty_runs: set[tuple[int, int]] = msgspec.field(default_factory=set)
-    told: dict[tuple[int, int], PublishedRun] = msgspec.field(default_factory=dict)
+    published_runs: dict[tuple[int, int], PublishedRun] = msgspec.field(default_factory=dict)
     launches: dict[LaunchKey, LaunchRow] = msgspec.field(default_factory=dict)
     suspensions: list[tuple[tuple[int, int], int, JobRecord]] = msgspec.field(default_factory=list)
     needs_rebuild: bool = False
@@ -337,7 +337,7 @@ def load_groups(
         groups[job_id].runs[key] = run
         groups[job_id].run_jobs[key] = job
         if published is not None:
-            groups[job_id].told[key] = _decode_told(published)
+            groups[job_id].published_runs[key] = _decode_told(published)
     for job_id, key, mtime_ns, job, purged, identity, body in connection.execute(
         "SELECT job_id, key, spool_mtime_ns, job, purged, said, body FROM script "
         "WHERE cluster = ? AND job_id IN (SELECT value FROM json_each(?))",

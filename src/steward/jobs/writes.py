@@ -242,7 +242,7 @@ class WriteBatch:
                 record.exit_signal,
                 record.nodelist or None,
                 pack_run(run),
-                _encode(group.told.get(key, _NOTHING)),
+                _encode(group.published_runs.get(key, _NOTHING)),
             )
         )
 
