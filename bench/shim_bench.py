@@ -36,13 +36,13 @@ def cost_of_a_task() -> float:
         sources = [str(HARNESS), *(str(native / name) for name in names)]
         words = ["cc", "-std=gnu11", "-O2", f"-I{native}", "-rdynamic", "-pthread"]
         words += ["-Wl,--wrap=open", "-Wl,--wrap=fopen"]
-        subprocess.run([*words, "-o", f"{work}/harness", *sources], check=True, timeout=100)
+        subprocess.run([*words, "-o", f"{work}/spank_harness", *sources], check=True, timeout=100)
         os.mkdir(f"{work}/spool", 0o700)
         orders = f"item job 5\nitem tasks 1\ninit spool={work}/spool\nmeasure {TASKS}\nexit\n"
         found = [
             float(
                 subprocess.run(
-                    [f"{work}/harness"],
+                    [f"{work}/spank_harness"],
                     input=orders,
                     capture_output=True,
                     text=True,

@@ -27,7 +27,7 @@ pytestmark = [
 
 WAIT_S = 120
 MIB = 1024**2
-USED = Path(__file__).parents[1] / "native" / "task_usage.c"
+TASK_USAGE_SOURCE = Path(__file__).parents[1] / "native" / "task_usage.c"
 """Uses what it is told to; static, for the Slurm of another Debian has its own files alone."""
 
 
@@ -42,7 +42,7 @@ def site(slurm_version: str) -> Iterator[BookedSite]:
         site = BookedSite(cluster)
         try:
             _make_mailers(site, mail)
-            words = ["cc", "-O1", "-static", "-o", program_of(site), str(USED)]
+            words = ["cc", "-O1", "-static", "-o", program_of(site), str(TASK_USAGE_SOURCE)]
             subprocess.run(words, check=True, timeout=100)
             cluster.configure(*options)
             cluster.restart_controller()

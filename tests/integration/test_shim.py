@@ -18,7 +18,7 @@ from steward.admin.plugins.installation import install_shim
 from steward.admin.plugins.spank import check_shim
 from steward.sandbox import Sandbox, SandboxSpec
 
-USED = Path(__file__).parents[1] / "native" / "task_usage.c"
+TASK_USAGE_SOURCE = Path(__file__).parents[1] / "native" / "task_usage.c"
 PAGE = os.sysconf("SC_PAGE_SIZE")
 WITHIN_US = 1000
 KILLED_FOR_MEMORY = 1
@@ -73,7 +73,7 @@ class ShimSite:
         self.plugstack = f"{self.etc}/plugstack.conf"
         self.begins_us = 0
         words = ["cc", "-O1", "-static", "-Wall", "-Wextra", "-Werror"]
-        subprocess.run([*words, "-o", self.used, str(USED)], check=True, timeout=100)
+        subprocess.run([*words, "-o", self.used, str(TASK_USAGE_SOURCE)], check=True, timeout=100)
 
     def install(self, *, prolog: bool = True) -> PluginBuild:
         """Build and install by the documented steps."""

@@ -1,5 +1,6 @@
 /*
- * A job's program that says what it used, as its last act: `used FILE CPU_MS MIB HOW`.
+ * A job's program that says what it used, as its last act. Tests compile it as `used`; its
+ * arguments are FILE CPU_MS MIB HOW.
  *
  * HOW is an exit code, a signal as a negative number to die of, or "term": to
  * run until SIGTERM comes. FILE.JOB.PID gets a line "JOB STEP TASK PID USER_US

@@ -14,7 +14,7 @@ def job(**said: Any) -> JobLine:
 
 
 def printed(capsys: pytest.CaptureFixture[str], style: Style, *jobs: JobLine) -> str:
-    print_table(list_job_columns({}, has_clusters=False), jobs, style)
+    print_table(list_job_columns({}, has_several_clusters=False), jobs, style)
     return capsys.readouterr().out
 
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.controllers import row_of, script_row, store_in
 from harness.events import NOON, NOON_NS
+from harness.forwarders import row_of, script_row, store_in
 from steward.capture.jobcomp import JobcompSource, ReadPositions
 from steward.core.events import (
     ControllerState,

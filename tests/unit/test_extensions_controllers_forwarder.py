@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from harness.controllers import ForwardedSite, script_row, stores_in
+from harness.forwarders import ForwardedSite, script_row, stores_in
 from harness.spool import no_lease_signals
 from harness.torque import Player, TorqueCapture
 from servers.authority import Authority

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.controllers import ForwardedSite, Raw, script_row
+from harness.forwarders import ForwardedSite, Raw, script_row
 from servers.authority import Authority
 from steward.core.events import make_script_key
 from steward.extensions.controllers import wire

@@ -157,12 +157,12 @@ def test_a_requeued_job_that_is_gone_is_over(books: Clocked) -> None:
     first, second = books.told(RUN_END)
     assert (first.body.record.state, second.body.record.state) == ("REQUEUED", "UNKNOWN")
     assert (second.body.correction, second.body.record.end) == (True, at(9))
-    assert [line.job_id for line in jobs.list_endless_runs()] == [7]
+    assert [line.job_id for line in jobs.list_runs_without_end()] == [7]
     # Another run of it says that it was not.
     books.take(running(7, 20, restarts=1, start=at(22)))
     assert books.told(RUN_END)[-1].body.record.state == "REQUEUED"
     assert [job.restarts for job in jobs.list_unfinished_records("c1")] == [1]
-    assert jobs.list_endless_runs() == []
+    assert jobs.list_runs_without_end() == []
     jobs.close()
 
 

@@ -256,7 +256,9 @@ def _find_stepless(context: AccountingContext, cluster: str, span: _Span) -> Ite
 
 def _find_lost_runs(context: AccountingContext, cluster: str, span: _Span) -> Iterator[Finding]:
     """Find runs that disappeared from Slurm without an end."""
-    for line in context.jobs.list_endless_runs(span.since, span.settled, cluster, span.limit + 1):
+    for line in context.jobs.list_runs_without_end(
+        span.since, span.settled, cluster, span.limit + 1
+    ):
         yield _make_line_finding(
             line, "run-lost", "Slurm shows it no more, and nobody told how it ended"
         )

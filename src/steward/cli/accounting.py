@@ -124,14 +124,14 @@ def gaps(
 
 def _make_gap_columns(reply: GapsAnswer) -> list[Column]:
     """Define the table of gaps."""
-    has_clusters = len(reply.zones) > 1
+    has_several_clusters = len(reply.zones) > 1
 
     def time(finding: Finding) -> str:
         return format_time(finding.at, reply.zones.get(finding.cluster, ""))
 
     return [
         Column("Time", time),
-        Column("Cluster", lambda finding: finding.cluster, is_default=has_clusters),
+        Column("Cluster", lambda finding: finding.cluster, is_default=has_several_clusters),
         Column("Kind", lambda finding: finding.kind),
         Column("Node", lambda finding: finding.node, max_width=30),
         Column("JobID", _format_step, right=True),

@@ -116,8 +116,10 @@ def list_jobs(
     if style.json:
         print_json(reply)
         return
-    has_clusters = len({job.cluster for job in reply.jobs}) > 1
-    print_table(list_job_columns(reply.zones, has_clusters=has_clusters), reply.jobs, style)
+    has_several_clusters = len({job.cluster for job in reply.jobs}) > 1
+    print_table(
+        list_job_columns(reply.zones, has_several_clusters=has_several_clusters), reply.jobs, style
+    )
     if reply.default_days:
         output.print_note(
             "The last seven days; -S for more." if reply.jobs else _describe_empty(reply)

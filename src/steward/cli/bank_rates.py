@@ -351,10 +351,10 @@ def _print_rates(reply: RatesReply, style: Style) -> None:
         print_json(reply)
         return
     formatter = ReplyFormatter(reply)
-    has_clusters = len({rate.cluster for rate in reply.rates}) > 1
+    has_several_clusters = len({rate.cluster for rate in reply.rates}) > 1
     columns = [
         Column("Number", lambda rate: str(rate.number), None, True),
-        Column("Cluster", lambda rate: rate.cluster, is_default=has_clusters),
+        Column("Cluster", lambda rate: rate.cluster, is_default=has_several_clusters),
         Column("Partition", lambda rate: rate.partition),
         Column("QOS", lambda rate: rate.qos, is_default=any(rate.qos for rate in reply.rates)),
         Column("From", lambda rate: formatter.format_time(rate.valid_from)),
@@ -455,10 +455,10 @@ def would_refuse(
             print_line("Nothing would have been refused.")
         return
     formatter = ReplyFormatter(reply)
-    has_clusters = len({refusal.cluster for refusal in reply.refusals}) > 1
+    has_several_clusters = len({refusal.cluster for refusal in reply.refusals}) > 1
     columns = [
         Column("Time", lambda refusal: formatter.format_time(refusal.at)),
-        Column("Cluster", lambda refusal: refusal.cluster, is_default=has_clusters),
+        Column("Cluster", lambda refusal: refusal.cluster, is_default=has_several_clusters),
         Column("JobID", lambda refusal: str(refusal.job_id) if refusal.job_id else "", None, True,
                any(refusal.job_id for refusal in reply.refusals)),
         Column("User", lambda refusal: refusal.user or str(refusal.uid)),

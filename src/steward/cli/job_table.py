@@ -13,19 +13,19 @@ WIDEST_TEXT = 40
 """Most characters shown of texts that users write; a long name would widen every line."""
 
 
-def list_job_columns(zones: Mapping[str, str], *, has_clusters: bool) -> list[Column]:
+def list_job_columns(zones: Mapping[str, str], *, has_several_clusters: bool) -> list[Column]:
     """Return all columns of a table of jobs.
 
     Args:
         zones: Time zone of each cluster, for its times.
-        has_clusters: Whether to show people the cluster column.
+        has_several_clusters: Whether to show people the cluster column.
     """
 
     def time(field: str) -> Callable[[JobLine], str]:
         return lambda job: format_time(getattr(job, field), zones.get(job.cluster, ""))
 
     return [
-        Column("Cluster", lambda job: job.cluster, is_default=has_clusters),
+        Column("Cluster", lambda job: job.cluster, is_default=has_several_clusters),
         Column("JobID", lambda job: job.job, right=True),
         Column("JobName", lambda job: job.name, max_width=WIDEST_TEXT),
         Column("User", format_user),

@@ -6,7 +6,7 @@ sacct(1), ``-n`` and ``-P`` for output.
 In order: callbacks that check options, the option types, :func:`make_style` and :func:`select_jobs`
 (options to output format and request fields), and the decorators ``with_call``,
 ``with_call_and_columns`` and ``with_json_call``. A decorated command receives a
-:class:`CommandCall`: the output style, and :meth:`CommandCall.call` to send a request to the
+:class:`CommandCall`: the output style, and :meth:`CommandCall.send` to send a request to the
 daemon.
 """
 

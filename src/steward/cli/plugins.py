@@ -413,8 +413,8 @@ def certificates(
         typer.echo(f"{directory}/server.crt {'is new' if is_new else 'was there'}")
         if is_new:
             typer.echo(f"Now give {directory}/server.key to Steward's user, by chown")
-    new_flags = [is_new for _, is_new in authority.make_nodes(nodes, cluster)] if nodes else []
-    if new_flags:
+    are_new = [is_new for _, is_new in authority.make_nodes(nodes, cluster)] if nodes else []
+    if are_new:
         typer.echo(
-            f"{directory}/nodes: {sum(new_flags)} new, {len(new_flags) - sum(new_flags)} were there"
+            f"{directory}/nodes: {sum(are_new)} new, {len(are_new) - sum(are_new)} were there"
         )

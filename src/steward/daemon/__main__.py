@@ -35,11 +35,11 @@ def main() -> int:
 
     config, *extra = sys.argv[1:]
     if extra:
-        from steward.daemon.controller import make_controller_workers as parts
+        from steward.daemon.controller import make_controller_workers as make_workers
     else:
-        from steward.daemon.workers import make_workers as parts
+        from steward.daemon.workers import make_workers
     try:
-        return serve.run_daemon(load_settings(config), lambda: load_settings(config), parts)
+        return serve.run_daemon(load_settings(config), lambda: load_settings(config), make_workers)
     except StewardError as error:
         print(f"steward: {error}", file=sys.stderr)
         return error.exit_code

@@ -68,8 +68,8 @@ class SandboxPaths:
     def steward_user(self) -> str:
         """Return the user that the daemon runs as: SlurmUser; "" for the calling user."""
         # Without namespaces SlurmUser may be unable to enter Steward's directory.
-        can_switch_user = os.geteuid() == 0 and self.sandbox.plan.contained
-        return self.sandbox.plan.spec.slurm_user if can_switch_user else ""
+        runs_as_slurm_user = os.geteuid() == 0 and self.sandbox.plan.contained
+        return self.sandbox.plan.spec.slurm_user if runs_as_slurm_user else ""
 
     @property
     def config(self) -> str:

@@ -216,7 +216,7 @@ class RunQueries:
                         events.append(view.make_event(job_id))
         return events
 
-    def list_endless_runs(
+    def list_runs_without_end(
         self,
         since: datetime | None = None,
         until: datetime | None = None,

@@ -396,7 +396,7 @@ def _mount_all(plan: SandboxPlan) -> EtcFiles:
     if os.path.isdir("/run/nscd") and os.geteuid() == 0:
         mount("tmpfs", "/run/nscd", "tmpfs", data="mode=755")
     # First, so that directories bound into another root are open there, too.
-    for directory in plan.opened:
+    for directory in plan.opened_directories:
         _open_to_all(directory)
     if plan.root:
         _enter_root(plan, etc_files)
@@ -410,7 +410,7 @@ def _enter_root(plan: SandboxPlan, etc_files: EtcFiles) -> None:
         mount(f"/{name}", f"{plan.root}/{name}", flags=MS_BIND | MS_REC)
     mount("proc", f"{plan.root}/proc", "proc")
     mount("/tmp", f"{plan.root}/tmp", flags=MS_BIND | MS_REC)  # noqa: S108 - jobs expect the same
-    for directory in plan.opened:
+    for directory in plan.opened_directories:
         path = plan.root + directory
         if os.path.isdir(path) and not os.stat(path).st_mode & stat.S_IXOTH:
             _open_to_all(path)

@@ -211,7 +211,7 @@ def _list_pids() -> list[int]:
 
 
 def _has_environ_entry(pid: int, environ_entry: bytes) -> bool:
-    """Return True if a process's environment holds this mark."""
+    """Return True if a process's environment has this entry."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             return environ_entry in file.read().split(b"\0")

@@ -141,7 +141,9 @@ def upgrade_slurm(plan: SandboxPlan, version: str, report: Callable[[str], None]
     spec = msgspec.structs.replace(plan.spec, slurm=version)
     new_plan = make_plan(spec, slurm, plan.directory, contained=plan.contained, ports=plan.ports)
     # Keep the users: one of their ids may have been assigned on the machine.
-    new_plan = msgspec.structs.replace(new_plan, users=plan.users, opened=plan.opened)
+    new_plan = msgspec.structs.replace(
+        new_plan, users=plan.users, opened_directories=plan.opened_directories
+    )
     root_plugin_dir = _install_commands(new_plan, slurm)
     _write_cgroup_conf(new_plan)
     plugin_dir = _format_plugin_dir(new_plan, root_plugin_dir)

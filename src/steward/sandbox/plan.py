@@ -177,7 +177,7 @@ def make_plan(
         users=make_users(spec.user_names, f"{directory}/home") if is_isolated else (caller,),
         slurm_user=slurm_user,
         services=tuple(_list_services(spec, slurm, directory, host, slurm_user)),
-        opened=_list_closed_directories(directory) if is_isolated else (),
+        opened_directories=_list_closed_directories(directory) if is_isolated else (),
         ports=ports,
         spec=spec,
     )

@@ -135,8 +135,8 @@ class SandboxPlan(msgspec.Struct, frozen=True, kw_only=True):
         users: The ordinary users; without root only the calling user.
         slurm_user: User that slurmctld and slurmdbd run as.
         services: In the order in which they start.
-        opened: Directories above this program that other users may not enter; the sandbox opens
-            them within its mount namespace.
+        opened_directories: Directories above this program that other users may not enter; the
+            sandbox opens them within its mount namespace.
         ports: All TCP ports of the sandbox: slurmctld's, one for each node, and slurmdbd's if it
             runs.
         spec: The requested properties.
@@ -151,7 +151,7 @@ class SandboxPlan(msgspec.Struct, frozen=True, kw_only=True):
     users: tuple[SandboxUser, ...]
     slurm_user: str
     services: tuple[SandboxService, ...]
-    opened: tuple[str, ...]
+    opened_directories: tuple[str, ...]
     ports: tuple[int, ...]
     spec: SandboxSpec
 

@@ -259,7 +259,7 @@ log = logging.getLogger(__name__)
 Version = tuple[int, int, int]
 
 # Field names of squeue -O, the same in Slurm 22.05 to 26.05.
-_SLURM_FIELDS: Final = (
+_TRUSTED_FIELDS: Final = (
     "JobID",
     "ArrayJobID",
     "ArrayTaskID",
@@ -288,7 +288,7 @@ _SLURM_FIELDS: Final = (
 _OPTIONAL_FIELDS: Final = ("SLUID", "Exclusive")
 """Fields requested only if this squeue lists them, oldest version first."""
 # Fields for one job only. They change constantly, so in the queue every row would look changed.
-_SINGLE_JOB_SLURM_FIELDS: Final = (
+_SINGLE_JOB_TRUSTED_FIELDS: Final = (
     "TimeUsed",
     "PriorityLong",
     "BatchHost",
@@ -297,7 +297,7 @@ _SINGLE_JOB_SLURM_FIELDS: Final = (
 )
 # Text that users can influence: accounts and QOS if no slurmdbd checks them, the submit host as
 # the client claims it, and reasons that quote a plugin's input.
-_USER_FIELDS: Final = (
+_UNTRUSTED_FIELDS: Final = (
     "Partition",
     "Reservation",
     "Dependency",
@@ -334,7 +334,7 @@ MAX_FIELD_BYTES: Final = 8192
 
 More than Slurm accepts at submission.
 """
-_SINGLE_JOB_USER_FIELDS: Final = ("Container", "system_comment")
+_SINGLE_JOB_UNTRUSTED_FIELDS: Final = ("Container", "system_comment")
 _PLACEHOLDERS: Final = frozenset({"(null)", "N/A", "NA", "n/a"})
 _UNIT_SEPARATOR: Final = "\x1f"
 _LETTERS: Final = 12
@@ -378,12 +378,14 @@ class QueueFormat:
         dependency_bytes: int = 0,
     ) -> None:
         self._slurm_fields = [
-            *_SLURM_FIELDS,
+            *_TRUSTED_FIELDS,
             *(name for name in _OPTIONAL_FIELDS if name.lower() in available),
         ]
-        self._slurm_fields += _SINGLE_JOB_SLURM_FIELDS if is_single_job else ()
+        self._slurm_fields += _SINGLE_JOB_TRUSTED_FIELDS if is_single_job else ()
         self._user_fields = (
-            (*_USER_FIELDS, *_SINGLE_JOB_USER_FIELDS) if is_single_job else _USER_FIELDS
+            (*_UNTRUSTED_FIELDS, *_SINGLE_JOB_UNTRUSTED_FIELDS)
+            if is_single_job
+            else _UNTRUSTED_FIELDS
         )
         secret = secret or "".join(secrets.choice(string.ascii_letters) for _ in range(_LETTERS))
         self._text_end = (_UNIT_SEPARATOR + secret).encode()

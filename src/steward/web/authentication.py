@@ -72,7 +72,7 @@ class RateLimiter:
             raise self._make_error(sender)
 
     def check(self, sender: str) -> None:
-        """Check the limit without counting a request; raise as :meth:`take`."""
+        """Check the limit without counting a request; raise as :meth:`count_request`."""
         if self._buckets.get_wait_s(sender) > 0:
             raise self._make_error(sender)
 

@@ -169,16 +169,16 @@ class DaemonClient:
         self._read_user_slots = SlotsByUser(_READS_PER_USER)
 
     async def call_action(
-        self, name: str, request: Any, auth: str = "", *, key: str = "", user: str = ""
+        self, name: str, request: Any, secret: str = "", *, key: str = "", user: str = ""
     ) -> Any:
         """Call an action and return its reply.
 
         Args:
             name: Name of the action.
             request: A value of the action's request type.
-            auth: Secret of a session or token; "" for the web process itself.
+            secret: Secret of a session or token; "" for the web process itself.
             key: Idempotency key; "" for none.
-            user: User that limits count; "" for the bearer of ``auth``.
+            user: User that limits count; "" for the bearer of ``secret``.
 
         Raises:
             DaemonUnavailable: The daemon does not answer.
@@ -188,7 +188,7 @@ class DaemonClient:
         action = ACTIONS[name]
         reply = None
         async with contextlib.aclosing(
-            self.stream(name, request, auth, key=key, user=user)
+            self.stream(name, request, secret, key=key, user=user)
         ) as items:
             async for item in items:
                 reply = item
@@ -196,15 +196,15 @@ class DaemonClient:
         return reply
 
     async def stream(
-        self, name: str, request: Any, auth: str = "", *, key: str = "", user: str = ""
+        self, name: str, request: Any, secret: str = "", *, key: str = "", user: str = ""
     ) -> AsyncGenerator[Any, None]:
         """Yield the items of a stream and finally its reply; raise as :meth:`call_action`."""
         action = ACTIONS[name]
         can_reuse = (action.only_reads or find_scope(name) in READ_SCOPES) and not action.stream
         async with contextlib.AsyncExitStack() as exit_stack:
-            for slots in self._choose_slots(action, can_reuse, user or auth):
+            for slots in self._choose_slots(action, can_reuse, user or secret):
                 await acquire_slot(exit_stack, slots)
-            connection, reply = await self._send_request(action, request, auth, can_reuse, key)
+            connection, reply = await self._send_request(action, request, secret, can_reuse, key)
             is_complete = False
             try:
                 items = msgspec.json.Decoder(_join_types(action.items))
@@ -240,10 +240,12 @@ class DaemonClient:
         self._idle_connections.clear()
 
     async def _send_request(
-        self, action: Action, request: Any, auth: str, can_reuse: bool, key: str
+        self, action: Action, request: Any, secret: str, can_reuse: bool, key: str
     ) -> tuple[_DaemonConnection, ReplyLine]:
         """Send a request, over an idle connection if one is open, and read the first line."""
-        request_line = encode_request_line(action.name, request, auth=auth, keep=can_reuse, key=key)
+        request_line = encode_request_line(
+            action.name, request, auth=secret, keep=can_reuse, key=key
+        )
         if len(request_line) > LONGEST_REQUEST:
             raise RequestTooLarge(
                 f"a request has at most {LONGEST_REQUEST} bytes as the daemon reads it"

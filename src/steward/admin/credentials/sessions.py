@@ -1,6 +1,6 @@
 """Sessions and tokens: the user of a credential, its rights, and how long a session lasts.
 
-:class:`CredentialsContext` is the context of the credentials actions. Its ``find_bearer`` returns
+:class:`CredentialsContext` is the context of the credentials actions. Its ``find_caller`` returns
 the user of a session's or token's secret or of a ticket, with the scopes and rights that it gives,
 and extends a session that a proxy opened: it ends ``proxy_session_s`` after its last use.
 ``find_proxy_uid`` checks the user whom a proxy names; ``list_web_uids`` tells who ``steward web``

@@ -13,7 +13,7 @@ from steward.bank.actions.maintenance import NOTICE_ACTIONS as NOTICES
 from steward.bank.actions.money import ACTIONS as MONEY
 from steward.bank.actions.rates import ACTIONS as RATES
 from steward.bank.actions.reports import HISTORY_ACTIONS as HISTORY
-from steward.bank.actions.reports import MONEY_ACTIONS as REPORTS
+from steward.bank.actions.reports import REPORT_ACTIONS as REPORTS
 from steward.bank.actions.status import STATUS_ACTIONS as STATUS
 from steward.core.actions import Action
 

@@ -21,7 +21,6 @@ from steward.core.actions import Request
 if TYPE_CHECKING:
     from steward.slurm.cluster_model import ClusterModel
 
-
 log = logging.getLogger(__name__)
 
 _MAX_SCRIPT_CHARS: Final = 4 * 1024 * 1024

@@ -427,7 +427,7 @@ def _get_year_start(context: BankContext, zone: str) -> datetime:
     return begin.astimezone(context.now().tzinfo)
 
 
-MONEY_ACTIONS: Final = (
+REPORT_ACTIONS: Final = (
     Action(
         name="bank.balance",
         help="Show what accounts have.",

@@ -123,8 +123,8 @@ def show_bank_status(
             progress_lines.append(
                 ReconciliationProgress(
                     cluster=cluster,
-                    until=_convert_moment(until),
-                    by_slurmdbd_until=_convert_moment(by_slurmdbd),
+                    until=_convert_moment_or_none(until),
+                    by_slurmdbd_until=_convert_moment_or_none(by_slurmdbd),
                     compared_at=from_micros(comparison.at_us) if comparison else None,
                     differences=comparison.differences if comparison else 0,
                     corrected=comparison.corrected if comparison else 0,
@@ -157,9 +157,9 @@ def _add_gate_state(
         gate_why=gate_status.why,
         holds=gate_status.holds,
         held=gate_status.held,
-        asked_at=_convert_moment(gate_status.asked_at_us),
+        asked_at=_convert_moment_or_none(gate_status.asked_at_us),
         tally=gate_status.tally,
-        remote_at=_convert_moment(gate_status.remote_at_us),
+        remote_at=_convert_moment_or_none(gate_status.remote_at_us),
         money=_collect_account_money(
             books, to_micros(context.now()), {total.account: total for total in totals}
         ),
@@ -196,7 +196,7 @@ def _collect_account_money(
     return tuple(lines)
 
 
-def _convert_moment(us: int) -> datetime | None:
+def _convert_moment_or_none(us: int) -> datetime | None:
     return from_micros(us) if us else None
 
 

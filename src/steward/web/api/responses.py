@@ -92,7 +92,7 @@ async def answer_endpoint(
         return await _make_stream_response(endpoint, action_request, auth)
     reply = await auth.call_action(endpoint.action, action_request, key=key)
     return (
-        _read_response(endpoint, request, reply)
+        _make_read_response(endpoint, request, reply)
         if is_read
         else _make_change_response(endpoint, reply)
     )
@@ -116,7 +116,7 @@ def _make_change_response(endpoint: Endpoint, reply: Any) -> Response[bytes]:
     )
 
 
-def _read_response(endpoint: Endpoint, request: HttpRequest, reply: Any) -> Response[bytes]:
+def _make_read_response(endpoint: Endpoint, request: HttpRequest, reply: Any) -> Response[bytes]:
     """Return the response of a read, with ETag and the link to the next page."""
     headers = dict(_PRIVATE)
     if endpoint.cursor is not None:

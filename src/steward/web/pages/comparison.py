@@ -328,7 +328,7 @@ async def comparison(
     other_job = query.read_text(request, "with") or default_job
     if other_job:
         check_job_id(other_job)
-    differences = await compare_jobs(auth, page, other_job) if other_job else None
+    job_comparison = await compare_jobs(auth, page, other_job) if other_job else None
     return pages.render_page(
         "job_compare.html",
         auth,
@@ -337,15 +337,15 @@ async def comparison(
         page=page,
         other=other_job,
         choices=candidates,
-        found=differences,
+        found=job_comparison,
         addresses=[
             make_job_address(cluster, make_job_path_name(job_page))
-            for job_page in (differences.left, differences.right)
+            for job_page in (job_comparison.left, job_comparison.right)
         ]
-        if differences
+        if job_comparison
         else [],
-        diff=render_diff(differences.script.answer)
-        if differences and differences.script.answer
+        diff=render_diff(job_comparison.script.answer)
+        if job_comparison and job_comparison.script.answer
         else None,
     )
 
