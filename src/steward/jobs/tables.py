@@ -263,7 +263,7 @@ class JobIdGroup(msgspec.Struct):
         run_jobs: Row number of each run's job when loaded.
         scripts: The scripts by key.
         dirty_runs: Runs that must be written.
-        published_runs: What was published about each run.
+        published_runs: Published state of each run, by its key.
         launches: Launches of the steps to update, or all launches.
         suspensions: Suspended or resumed runs: key, time (µs), record.
         needs_rebuild: Whether everything must be rebuilt.
