@@ -13,7 +13,7 @@ trap 'exit 143' TERM
 
 run() {
     # shellcheck disable=SC2086 # several words
-    STEWARD_SLURM=${1#installed} .venv/bin/pytest tests/integration -n 2 --dist loadfile --max-worker-restart 0 \
+    STEWARD_SLURM=${1#installed} .venv/bin/pytest tests/integration -n 2 --dist loadfile \
         -m "matrix and not long" ${ARGS:-} >"$work/$1.log" 2>&1
     echo $? >"$work/$1.code"
 }

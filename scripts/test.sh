@@ -26,10 +26,8 @@ trap 'kill "${!running[@]}"; exit 130' INT
 trap 'kill "${!running[@]}"; exit 143' TERM
 
 run() {
-    # A process that a time-out or a crash ends is not replaced: pytest-xdist, which spreads
-    # whole files, may wait forever for the new one (its issues 784 and 1327). Its test fails.
     # shellcheck disable=SC2086 # several words
-    exec .venv/bin/pytest --max-worker-restart 0 "$@" ${ARGS:-}
+    exec .venv/bin/pytest "$@" ${ARGS:-}
 }
 
 # await_group: wait until a group ends, and keep its exit code. At once, because bash forgets
