@@ -42,6 +42,7 @@ HEAVY = {
 
 LATE = {
     *(f"steward.extensions.mybrc.{name}" for name in ("application", "described")),
+    "steward.bank.gate.server",
     "steward.bank.gate.tls",
     "steward.core.http_server",
     *(

@@ -27,7 +27,6 @@ from steward.archive.contents import make_script_contents
 from steward.archive.files.sink import FilesSink
 from steward.archive.sinks import make_sink
 from steward.bank.errors import GateUnavailable
-from steward.bank.gate.server import GateServer, RealTimePriority
 from steward.core.config import Settings
 from steward.core.consumers import Consumer, Feed, feed_all
 from steward.core.errors import StewardError, Unavailable
@@ -38,15 +37,6 @@ from steward.core.journal.store import encode_rows
 from steward.core.sqlite import SqliteUnavailable
 from steward.core.waits import Backoff, Stop
 from steward.daemon.supervisor import JOURNAL, SendHeartbeat, WorkerSpec
-from steward.extensions.jobacct_plugins import (
-    LOG_TYPE,
-    LogConsumer,
-    PluginConsumer,
-    PluginHost,
-    consumer_name,
-    parse_plugin_types,
-    third_party_types,
-)
 from steward.jobs import JobsConsumer
 from steward.reports.history.consumer import HistoryConsumer
 
@@ -139,6 +129,12 @@ _PLUGIN_HANG_S: Final = 60.0
 
 def make_accounting_workers(settings: Settings) -> list[WorkerSpec]:
     """Return the accounting workers that a configuration needs."""
+    from steward.extensions.jobacct_plugins import (
+        LOG_TYPE,
+        parse_plugin_types,
+        third_party_types,
+    )
+
     workers = []
     if LOG_TYPE in parse_plugin_types(settings.accounting.type):
         workers.append(_make_log_worker(settings))
@@ -153,6 +149,7 @@ def make_accounting_workers(settings: Settings) -> list[WorkerSpec]:
 
 def _make_log_worker(settings: Settings) -> WorkerSpec:
     """Return the worker of the job log."""
+    from steward.extensions.jobacct_plugins import LogConsumer
 
     def run(stop: Stop, send_heartbeat: SendHeartbeat) -> None:
         os.nice(_NICENESS)
@@ -163,6 +160,7 @@ def _make_log_worker(settings: Settings) -> WorkerSpec:
 
 def _make_plugin_worker(settings: Settings, plugin_type: str) -> WorkerSpec:
     """Return the worker of a third-party accounting plugin."""
+    from steward.extensions.jobacct_plugins import PluginConsumer, PluginHost, consumer_name
 
     def run(stop: Stop, send_heartbeat: SendHeartbeat) -> None:
         os.nice(_NICENESS)
@@ -205,6 +203,9 @@ def make_gate_worker(settings: Settings) -> WorkerSpec:
 
 def run_gate(settings: Settings, stop: Stop, send_heartbeat: SendHeartbeat) -> None:
     """Run the gate until the Stop is raised."""
+    # Only this worker: every process would hold the 3 MB of the gate's modules.
+    from steward.bank.gate.server import GateServer, RealTimePriority
+
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     priority = RealTimePriority()

@@ -14,7 +14,7 @@ import resource
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -41,9 +41,11 @@ from steward.daemon.consumer_workers import (
     wait_for_resource,
 )
 from steward.daemon.supervisor import JOURNAL, SendHeartbeat, WorkerSpec
-from steward.extensions.kafka import KafkaSource, MessageConverter, RecentPurges
 from steward.jobs import Jobs, database_path
 from steward.slurm import Slurm
+
+if TYPE_CHECKING:
+    from steward.extensions.kafka import KafkaSource
 
 
 def make_source_workers(settings: Settings, after: tuple[str, ...]) -> list[WorkerSpec]:
@@ -146,7 +148,7 @@ log = logging.getLogger(__name__)
 
 def make_kafka_source(
     settings: Settings, name: str, reader: JournalReader, append: Append, *, once: bool = False
-) -> KafkaSource:
+) -> "KafkaSource":
     """Make the source that consumes the Kafka topic ``name``.
 
     Args:
@@ -156,6 +158,8 @@ def make_kafka_source(
         append: Appends events durably.
         once: Whether to consume only the messages that are in the topic now.
     """
+    from steward.extensions.kafka import KafkaSource, MessageConverter, RecentPurges
+
     converter = MessageConverter(
         make_redactor(settings),
         CapturedScripts(settings.state_dir, reader).was_captured,
@@ -326,8 +330,6 @@ def run_kafka_source(
     settings: Settings, name: str, stop: Stop, send_heartbeat: SendHeartbeat
 ) -> None:
     """Run the consumer of a Kafka topic."""
-    from steward.daemon.source_workers import make_kafka_source, recover_foreign_orphans
-
     link = JournalLink(settings.state_dir, stop)
     reader = wait_for_resource(lambda: JournalReader(settings.state_dir), stop, send_heartbeat)
     if name == min(settings.consume):

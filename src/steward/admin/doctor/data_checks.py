@@ -41,7 +41,6 @@ from steward.core.events import utc_now
 from steward.core.journal import JournalReader, refill_command
 from steward.core.listeners import split_host_port
 from steward.extensions.kafka import KafkaSettings, KafkaSinkSettings
-from steward.extensions.mybrc import MybrcClient, RemoteFailed, RemoteRejected, RemoteUnavailable
 from steward.extensions.search_servers import SearchSinkSettings
 from steward.slurm import ClusterQueries
 
@@ -390,6 +389,13 @@ def check_gate(context: CheckContext) -> Iterator[CheckFinding]:
 
 def check_remote_bank(context: CheckContext) -> Iterator[CheckFinding]:
     """Check that a remote myBRC server answers and its balances are recent."""
+    from steward.extensions.mybrc import (
+        MybrcClient,
+        RemoteFailed,
+        RemoteRejected,
+        RemoteUnavailable,
+    )
+
     url = context.settings.bank.remote.url
     if not context.settings.bank.enabled or not url:
         yield make_skipped("[bank.remote] url", "no myBRC server elsewhere is told")
