@@ -8,13 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steward.cli import options, output
-from steward.cli.output import Column, Style, print_facts, print_json, print_table
+from steward.cli.output import Style, print_facts, print_json, print_table
 from steward.core.errors import UsageError
+from steward.core.layouts import Column
 
 COLUMNS = [
-    Column("Name", lambda row: row[0]),
-    Column("Size", lambda row: f"{row[1]}K", lambda row: str(row[1] * 1024), right=True),
-    Column("More", lambda row: row[2], is_default=False),
+    Column("Name", lambda row, _: row[0]),
+    Column("Size", lambda row, _: f"{row[1]}K", right=True, exact=lambda row, _: row[1] * 1024),
+    Column("More", lambda row, _: row[2], show="requested"),
 ]
 ROWS = [("first", 1, "x"), ("second one", 23, "y|z")]
 

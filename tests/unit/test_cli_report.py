@@ -94,8 +94,8 @@ def test_each_day_for_itself(capsys: pytest.CaptureFixture[str]) -> None:
     lines = said(capsys, *words, "-P", "-o", "period,start,reported", "-t", "min")
     assert lines == [
         "Period|Start|Reported",
-        f"2024-01-08|2024-01-08T00:00:00|{13 * 60 * 20:.1f}",
-        f"2024-01-09|2024-01-09T00:00:00|{24 * 60 * 20:.1f}",
+        f"2024-01-08|2024-01-08T00:00:00|{13 * 60 * 20:.3f}",
+        f"2024-01-09|2024-01-09T00:00:00|{24 * 60 * 20:.3f}",
     ]
 
 

@@ -9,15 +9,17 @@ from urllib.parse import urlencode
 import pytest
 from litestar import Request
 from litestar.testing import RequestFactory
+from markupsafe import escape
 
 from harness.job_page import answer_of, launch, run_line, run_of, task
-from steward.accounting.job_list_requests import JobRow
+from steward.accounting.job_list_requests import JobRow, JobsAnswer
 from steward.archive.contents import EncodedContent
 from steward.archive.requests import DiffReply, HitLine, JobLine
 from steward.core.errors import UsageError
 from steward.web.formats import (
     MOST_LETTERS,
     MOST_LINES,
+    format_cell,
     highlight_script,
     mark_matches,
     truncate_script,
@@ -26,13 +28,14 @@ from steward.web.job_list import (
     COLUMNS,
     DEFAULT_COLUMNS,
     MOST_ROWS,
-    CellContext,
     JobListView,
+    make_cost_column,
     split_terms,
 )
 from steward.web.pages.comparison import render_diff
 from steward.web.pages.job import make_exact_pattern, plot_steps
 
+NOW = datetime(2026, 7, 1, 12, tzinfo=UTC)
 HOSTILE = "<script>alert(1)</script>\x1b[2J\u202e&\"'"
 
 
@@ -95,11 +98,16 @@ def test_what_an_address_cannot_say() -> None:
 
 def test_columns_stand_in_their_order_and_of_a_bank_only_with_one() -> None:
     chosen = JobListView(columns=("cost", "exit", "name"))
-    keys = [one.key for one in chosen.choose_columns(several_clusters=True, has_bank=True)]
+    keys = [one.name.lower() for one in chosen.choose_columns(several_clusters=True, has_bank=True)]
     assert keys == ["name", "exit", "cost"]
-    keys = [one.key for one in chosen.choose_columns(several_clusters=True, has_bank=False)]
+    keys = [
+        one.name.lower() for one in chosen.choose_columns(several_clusters=True, has_bank=False)
+    ]
     assert keys == ["name", "exit"]
-    usual = [one.key for one in JobListView().choose_columns(several_clusters=True, has_bank=True)]
+    usual = [
+        one.name.lower()
+        for one in JobListView().choose_columns(several_clusters=True, has_bank=True)
+    ]
     assert usual == ["cluster", *DEFAULT_COLUMNS]
 
 
@@ -122,25 +130,24 @@ def test_no_cell_lets_markup_through() -> None:
     words: dict[str, Any] = dict.fromkeys(texts, HOSTILE)
     row = JobRow(job="1", job_id=1, nodelist=HOSTILE, tres=HOSTILE, **words)
     for column in COLUMNS.values():
-        shown = str(column.cell(row, CellContext(zones={})))
-        assert "<script" not in shown, column.key
-        assert "\x1b" not in shown, column.key
+        shown = str(escape(format_cell(column, row, JobsAnswer(jobs=(row,), now=NOW))))
+        assert "<script" not in shown, column.name
+        assert "\x1b" not in shown, column.name
 
 
 def test_cells_of_what_is_not_known_are_empty() -> None:
     row = JobRow(cluster="c1", job="1", job_id=1, tasks={"FAILED": 2, "PENDING": 1000})
-    shown = {
-        key: tagless(str(column.cell(row, CellContext({})))) for key, column in COLUMNS.items()
-    }
+    reply = JobsAnswer(jobs=(row,), now=NOW)
+    shown = {key: tagless(str(format_cell(column, row, reply))) for key, column in COLUMNS.items()}
     assert shown["state"].replace("\N{NARROW NO-BREAK SPACE}", " ") == "2 FAILED 1 000 PENDING"
     for key in ("elapsed", "cpu", "peak", "exit", "cost", "limit", "nodes"):
         assert shown[key] == "", key
     ended = JobRow(cluster="c1", job="1", job_id=1, exit_code=0, exit_signal=9)
-    assert COLUMNS["exit"].cell(ended, CellContext({})) == "SIGKILL"
-    costs = CellContext({}, {("c1", 1): 1_500_000}, "SU", 2)
-    assert COLUMNS["cost"].cell(ended, costs) == "1.50"
+    assert format_cell(COLUMNS["exit"], ended, reply) == "SIGKILL"
+    assert format_cell(make_cost_column({("c1", 1): 1_500_000}, 2), ended, reply) == "1.50"
     when = JobRow(cluster="c1", job="1", job_id=1, submit=datetime(2026, 7, 1, 12, tzinfo=UTC))
-    there = COLUMNS["submit"].cell(when, CellContext({"c1": "Europe/Berlin"}))
+    zoned = JobsAnswer(jobs=(when,), now=NOW, zones={"c1": "Europe/Berlin"})
+    there = str(format_cell(COLUMNS["submit"], when, zoned))
     assert "2026-07-01 14:00:00" in there
 
 

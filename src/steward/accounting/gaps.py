@@ -10,7 +10,7 @@ import heapq
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, timedelta
-from typing import Final, Literal
+from typing import ClassVar, Final, Literal
 
 import msgspec
 
@@ -21,6 +21,7 @@ from steward.capture.nodes.node_reports import NodeReportsReader
 from steward.core.access import Caller
 from steward.core.actions import Action, ActionMessage, Answer, Request
 from steward.core.errors import PermissionRefused, Unavailable
+from steward.core.layouts import Column, Layout
 from steward.core.records import UsageLine
 from steward.jobs import StoredLaunch
 from steward.slurm.times import TimeError, load_zone, parse_time
@@ -120,6 +121,19 @@ class GapsAnswer(Answer, frozen=True, kw_only=True):
     until: datetime
     more: bool = False
     zones: dict[str, str] = msgspec.field(default_factory=dict)
+    layout: ClassVar[Layout] = (
+        Column("Time", "at", "time"),
+        Column("Cluster", "cluster", show=lambda reply: len(reply.zones) > 1),
+        Column("Kind", "kind"),
+        Column("Node", "node", max_width=30),
+        Column(
+            "JobID", lambda row, _: f"{row.job}.{row.step}" if row.step else row.job, right=True
+        ),
+        Column("User", "user"),
+        Column("CPU", "cpu_s", "duration"),
+        Column("Lines", lambda row, _: row.lines or None, "count"),
+        Column("Missing", "words"),
+    )
 
 
 class _Span(msgspec.Struct, frozen=True):

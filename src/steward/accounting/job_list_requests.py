@@ -5,12 +5,14 @@ only added, with defaults.
 """
 
 from datetime import datetime
-from typing import Literal
+from typing import ClassVar, Literal
 
 import msgspec
 
+from steward.accounting.job_page.phrases import describe_exit
 from steward.archive.requests import JobSelection
 from steward.core.actions import ActionMessage, Answer
+from steward.core.layouts import Column, Layout, read_user
 from steward.jobs.queries import Order
 
 
@@ -92,6 +94,15 @@ class JobRow(ActionMessage, frozen=True, kw_only=True, omit_defaults=True):
     restarts: int = 0
 
 
+def _read_state(row: JobRow, _: object) -> str | dict[str, int]:
+    """Return a job's state, or the number of an array's tasks in each state."""
+    return row.tasks or row.state or ("UNKNOWN" if row.verified else "UNVERIFIED")
+
+
+def _describe_end(row: JobRow, _: object) -> str:
+    return "" if row.tasks else describe_exit(row.exit_code, row.exit_signal)
+
+
 class JobsAnswer(Answer, frozen=True, kw_only=True):
     """Reply of accounting.jobs: one page of rows.
 
@@ -106,6 +117,40 @@ class JobsAnswer(Answer, frozen=True, kw_only=True):
     now: datetime
     next: str = ""
     zones: dict[str, str] = msgspec.field(default_factory=dict)
+    layout: ClassVar[Layout] = (
+        Column("Cluster", "cluster", show="several"),
+        Column("Name", "name"),
+        Column("User", read_user),
+        Column("Account", "account"),
+        Column("Partition", "partition"),
+        Column("QOS", "qos", show="requested"),
+        Column("State", _read_state, "state"),
+        Column("Reason", "reason", show="requested"),
+        Column("Submit", "submit", "time", title="Submitted"),
+        Column("Eligible", "eligible", "time", show="requested"),
+        Column("Start", "start", "time", title="Started", show="requested"),
+        Column("End", "end", "time", title="Ended", show="requested"),
+        Column("Waited", "waited_s", "duration", show="requested"),
+        Column("Elapsed", "elapsed_s", "duration"),
+        Column(
+            "Limit",
+            lambda row, _: row.limit_s or None,
+            "duration",
+            title="Time limit",
+            show="requested",
+        ),
+        Column("Nodes", "nodes", "count", show="requested"),
+        Column("NodeList", "nodelist", title="Node list", show="requested"),
+        Column("CPUs", "cpus", "count"),
+        Column("Memory", "memory_bytes", "bytes", show="requested"),
+        Column("TRES", "tres", show="requested"),
+        Column("CPU", "cpu", "percent", title="CPU used"),
+        Column("CPUTime", "cpu_used_s", "duration", title="CPU time", show="requested"),
+        Column("Peak", "peak_bytes", "bytes", title="Memory peak"),
+        Column("MemUsed", "memory", "percent", title="Memory used", show="requested"),
+        Column("Exit", _describe_end, right=True, show="requested"),
+        Column("Restarts", lambda row, _: row.restarts or None, "count", show="requested"),
+    )
 
 
 class JobStatesRequest(JobSelection, frozen=True, kw_only=True):

@@ -6,12 +6,13 @@ and end with a reply. Fields are only ever added, with defaults, so that older c
 """
 
 from datetime import datetime
-from typing import Literal
+from typing import ClassVar, Final, Literal
 
 import msgspec
 
 from steward.archive.contents import EncodedContent
 from steward.core.actions import ActionMessage, Answer, Request
+from steward.core.layouts import Column, Layout, read_user
 from steward.core.records import JobRecord
 
 
@@ -149,6 +150,33 @@ class JobListRequest(JobSelection, frozen=True, kw_only=True):
     page: str = ""
 
 
+WIDEST_TEXT: Final = 40
+"""Most characters shown of texts that users write; a long name would widen every line."""
+
+
+def describe_job_state(job: JobLine, _: object = None) -> str:
+    """Return a job's state; "(unverified)" if Slurm has not shown the job."""
+    return job.state or ("" if job.verified else "(unverified)")
+
+
+def format_exit_code(job: JobLine, _: object = None) -> str:
+    """Return exit code and signal as sacct prints them; "" before the job ends."""
+    if job.exit_code is None and job.exit_signal is None:
+        return ""
+    return f"{job.exit_code or 0}:{job.exit_signal or 0}"
+
+
+def _read_script_size(job: JobLine, _: object) -> int | str:
+    """Return the size of the archived script, or why there is none."""
+    if job.script_key:
+        return "kept" if job.script_bytes is None else job.script_bytes
+    if job.script_hidden:
+        return job.script_hidden
+    if job.kind == "interactive":
+        return f"none: {job.submit_line}" if job.submit_line else "none: interactive"
+    return "none"
+
+
 class JobListReply(Answer, frozen=True, kw_only=True):
     """Reply of ``archive.list``, newest first.
 
@@ -167,6 +195,31 @@ class JobListReply(Answer, frozen=True, kw_only=True):
     default_days: int = 0
     next: str = ""
     zones: dict[str, str] = msgspec.field(default_factory=dict)
+    layout: ClassVar[Layout] = (
+        Column("Cluster", "cluster", show="several"),
+        Column("JobID", "job", right=True),
+        Column("JobName", "name", max_width=WIDEST_TEXT),
+        Column("User", read_user),
+        Column("Account", "account", show="requested"),
+        Column("Partition", "partition"),
+        Column("State", describe_job_state),
+        Column("ExitCode", format_exit_code, show="requested"),
+        Column("Submit", "submit", "time"),
+        Column("Start", "start", "time", show="requested"),
+        Column("End", "end", "time", show="requested"),
+        Column("Restarts", "restarts", "count", show="requested"),
+        Column(
+            "Script",
+            _read_script_size,
+            "bytes",
+            max_width=WIDEST_TEXT,
+            right=False,
+            exact="script_bytes",
+        ),
+        Column("Kind", "kind", show="requested"),
+        Column("Verified", "verified", show="requested"),
+        Column("SubmitLine", "submit_line", show="requested"),
+    )
 
 
 # ---------------------------------------------------------------- show, env, diff

@@ -11,8 +11,7 @@ from typing import Annotated
 
 import typer
 
-from steward.accounting.gaps import LIMIT, SILENT_S, Finding, GapsAnswer, GapsRequest
-from steward.accounting.job_page.notes import format_duration
+from steward.accounting.gaps import LIMIT, SILENT_S, GapsAnswer, GapsRequest
 from steward.cli import options, output
 from steward.cli.options import (
     Archive,
@@ -26,7 +25,6 @@ from steward.cli.options import (
     reject_empty,
 )
 from steward.cli.output import (
-    Column,
     ProgressLine,
     find_requested_zone,
     format_count,
@@ -40,6 +38,7 @@ from steward.cli.output import (
 from steward.client.calls import call_action, stream_action
 from steward.client.places import ClientPlace, require_settings
 from steward.core.errors import UsageError
+from steward.core.layouts import Column
 from steward.core.printable import escape_lines
 from steward.daemon.registry import get_action
 from steward.extensions.jobacct_plugins import (
@@ -111,7 +110,7 @@ def gaps(
         print_json(reply)
     else:
         if reply.findings or style.parsable or not style.has_header:
-            print_table(_make_gap_columns(reply), reply.findings, style)
+            print_table(reply.layout, reply.findings, style, reply)
         else:
             print("Nothing is missing.")
     if reply.more:
@@ -120,40 +119,6 @@ def gaps(
         )
     if fail and reply.findings:
         raise typer.Exit(1)
-
-
-def _make_gap_columns(reply: GapsAnswer) -> list[Column]:
-    """Define the table of gaps."""
-    has_several_clusters = len(reply.zones) > 1
-
-    def time(finding: Finding) -> str:
-        return format_time(finding.at, reply.zones.get(finding.cluster, ""))
-
-    return [
-        Column("Time", time),
-        Column("Cluster", lambda finding: finding.cluster, is_default=has_several_clusters),
-        Column("Kind", lambda finding: finding.kind),
-        Column("Node", lambda finding: finding.node, max_width=30),
-        Column("JobID", _format_step, right=True),
-        Column("User", lambda finding: finding.user),
-        Column(
-            "CPU",
-            _format_cpu_time,
-            lambda finding: "" if finding.cpu_s is None else f"{finding.cpu_s:.6f}",
-            right=True,
-        ),
-        Column("Lines", lambda finding: str(finding.lines) if finding.lines else "", right=True),
-        Column("Missing", lambda finding: finding.words),
-    ]
-
-
-def _format_step(finding: Finding) -> str:
-    """Format a job id with its step."""
-    return f"{finding.job}.{finding.step}" if finding.step else finding.job
-
-
-def _format_cpu_time(finding: Finding) -> str:
-    return "" if finding.cpu_s is None else format_duration(finding.cpu_s)
 
 
 def import_(
@@ -359,10 +324,10 @@ def _format_last_error(plugin: PluginInfo) -> str:
 
 
 _PLUGIN_COLUMNS = [
-    Column("Type", lambda line: line.type),
-    Column("Used", _format_use),
-    Column("Package", lambda line: line.package),
-    Column("Class", lambda line: line.where, is_default=False),
-    Column("Errors", lambda line: str(sum(f.count for f in line.failures)), right=True),
-    Column("LastError", _format_last_error),
+    Column("Type", "type"),
+    Column("Used", lambda row, _: _format_use(row)),
+    Column("Package", "package"),
+    Column("Class", "where", show="requested"),
+    Column("Errors", lambda line, _: sum(f.count for f in line.failures), "count"),
+    Column("LastError", lambda row, _: _format_last_error(row)),
 ]

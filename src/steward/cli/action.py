@@ -28,8 +28,9 @@ from steward.cli.options import (
     with_call_and_columns,
     with_json_call,
 )
-from steward.cli.output import Column, find_requested_zone, format_time, print_json, print_table
+from steward.cli.output import find_requested_zone, print_json, print_table
 from steward.core.errors import UsageError
+from steward.core.layouts import Column
 
 if TYPE_CHECKING:
     from steward.automation.audit import AuditRow
@@ -234,24 +235,24 @@ def _format_requester(row: "AuditRow") -> str:
 
 
 _ACTION_COLUMNS = [
-    Column("Action", lambda one: one.action),
-    Column("For", lambda one: one.right),
-    Column("Changes", lambda one: "yes" if one.changes else "no"),
-    Column("Parameters", lambda one: ",".join(p.name for p in one.parameters)),
-    Column("What", lambda one: one.help),
+    Column("Action", "action"),
+    Column("For", "right"),
+    Column("Changes", "changes"),
+    Column("Parameters", lambda one, _: ",".join(p.name for p in one.parameters)),
+    Column("What", "help"),
 ]
 _AUDIT_COLUMNS = [
-    Column("ID", lambda row: str(row.id), right=True),
-    Column("Began", lambda row: format_time(row.at)),
-    Column("Ended", lambda row: format_time(row.ended), is_default=False),
-    Column("By", _format_requester),
-    Column("How", lambda row: row.how, is_default=False),
-    Column("Cluster", lambda row: row.cluster),
-    Column("Action", lambda row: row.ref),
-    Column("Forced", lambda row: "yes" if row.force else "", is_default=False),
-    Column("Parameters", lambda row: _format_parameters(row.parameters), max_width=60),
-    Column("Status", lambda row: row.status),
-    Column("Message", lambda row: row.message, max_width=60),
+    Column("ID", "id", "count"),
+    Column("Began", "at", "time"),
+    Column("Ended", "ended", "time", show="requested"),
+    Column("By", lambda row, _: _format_requester(row)),
+    Column("How", "how", show="requested"),
+    Column("Cluster", "cluster"),
+    Column("Action", "ref"),
+    Column("Forced", lambda row, _: row.force or None, show="requested"),
+    Column("Parameters", lambda row, _: _format_parameters(row.parameters), max_width=60),
+    Column("Status", "status"),
+    Column("Message", "message", max_width=60),
 ]
 
 

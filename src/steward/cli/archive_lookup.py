@@ -14,6 +14,7 @@ from steward.archive.requests import (
     DiffRequest,
     EnvironmentReply,
     EnvironmentRequest,
+    JobLine,
     JobListReply,
     JobListRequest,
     SearchHit,
@@ -21,9 +22,10 @@ from steward.archive.requests import (
     SearchRequest,
     ShowReply,
     ShowRequest,
+    describe_job_state,
+    format_exit_code,
 )
 from steward.cli import options, output
-from steward.cli.job_table import format_user, list_job_columns, list_job_facts
 from steward.cli.options import (
     Accounts,
     Archive,
@@ -45,7 +47,6 @@ from steward.cli.options import (
     Users,
 )
 from steward.cli.output import (
-    Column,
     decode_bytes,
     draw_facts,
     draw_script,
@@ -61,6 +62,7 @@ from steward.cli.output import (
 from steward.client.calls import call_action
 from steward.client.places import ClientPlace
 from steward.core.errors import StewardError
+from steward.core.layouts import Column, read_user
 from steward.core.printable import escape_line, escape_lines
 from steward.daemon.registry import get_action
 
@@ -116,10 +118,7 @@ def list_jobs(
     if style.json:
         print_json(reply)
         return
-    has_several_clusters = len({job.cluster for job in reply.jobs}) > 1
-    print_table(
-        list_job_columns(reply.zones, has_several_clusters=has_several_clusters), reply.jobs, style
-    )
+    print_table(reply.layout, reply.jobs, style, reply)
     if reply.default_days:
         output.print_note(
             "The last seven days; -S for more." if reply.jobs else _describe_empty(reply)
@@ -236,13 +235,13 @@ def _fetch_all_hits(place: ClientPlace, request: SearchRequest, *, fetch_all: bo
 
 
 _HIT_COLUMNS = [
-    Column("Cluster", lambda hit: hit.job.cluster),
-    Column("JobID", lambda hit: hit.job.job),
-    Column("JobName", lambda hit: hit.job.name),
-    Column("User", lambda hit: format_user(hit.job)),
-    Column("Submit", lambda hit: format_time(hit.job.submit)),
-    Column("Line", lambda hit: str(hit.lines[0].number) if hit.lines else ""),
-    Column("Text", lambda hit: hit.lines[0].text if hit.lines else ""),
+    Column("Cluster", lambda hit, _: hit.job.cluster),
+    Column("JobID", lambda hit, _: hit.job.job),
+    Column("JobName", lambda hit, _: hit.job.name),
+    Column("User", lambda hit, _: read_user(hit.job)),
+    Column("Submit", lambda hit, _: hit.job.submit, "time"),
+    Column("Line", lambda hit, _: str(hit.lines[0].number) if hit.lines else ""),
+    Column("Text", lambda hit, _: hit.lines[0].text if hit.lines else ""),
 ]
 
 
@@ -250,7 +249,7 @@ def _format_headline(hit: SearchHit, zones: dict[str, str]) -> str:
     """Format the headline of a search hit: job, name, user, submit time."""
     job = hit.job
     submit_time = format_time(job.submit, zones.get(job.cluster, ""))
-    user = format_user(job)
+    user = read_user(job)
     return f"{escape_line(job.job)}  {escape_line(job.name)}  {escape_line(user)}  {submit_time}"
 
 
@@ -378,7 +377,7 @@ def _print_job(reply: ShowReply) -> None:
 
 def _list_show_facts(reply: ShowReply) -> list[tuple[str, str]]:
     """Return the facts shown above a script, as names and values."""
-    facts = list_job_facts(reply.job, reply.zone)
+    facts = _list_job_facts(reply.job, reply.zone)
     record, script = reply.record, reply.script
     if record is not None:
         facts += [
@@ -505,3 +504,27 @@ def _show_diff(text: str) -> None:
         is_heading = line.startswith(("+++ ", "--- "))
         lines.append(Text(line, style="bold" if is_heading else colours.get(line[:1], "default")))
     print_renderables(*lines)
+
+
+def _list_job_facts(job: JobLine, zone: str) -> list[tuple[str, str]]:
+    """Return the facts shown above a job's script, as names and values."""
+    times = [(name, format_time(getattr(job, name.lower()), zone)) for name in _JOB_TIMES]
+    return [
+        ("Job", f"{job.job} on {job.cluster}"),
+        ("Name", job.name),
+        ("User", read_user(job)),
+        ("Account", job.account),
+        ("Partition", job.partition),
+        ("State", f"{describe_job_state(job)} {_format_failure(job)}".strip()),
+        *times,
+        ("Restarts", str(job.restarts) if job.restarts else ""),
+    ]
+
+
+_JOB_TIMES = ("Submit", "Start", "End")
+
+
+def _format_failure(job: JobLine) -> str:
+    """Format a non-zero exit code; "" for success."""
+    code = format_exit_code(job)
+    return f"(exit code {code})" if code not in ("", "0:0") else ""

@@ -11,12 +11,11 @@ from typing import Annotated, Any
 import typer
 
 from steward.archive.requests import (
+    WIDEST_TEXT,
     ExportReply,
     ExportRequest,
-    JobLine,
     ProblemLine,
     Progress,
-    PurgeLine,
     PurgeReply,
     PurgeRequest,
     ReindexReply,
@@ -34,7 +33,6 @@ from steward.archive.requests import (
 )
 from steward.cli import options, output
 from steward.cli.export_target import open_target
-from steward.cli.job_table import WIDEST_TEXT, format_user
 from steward.cli.options import (
     Accounts,
     Archive,
@@ -55,11 +53,9 @@ from steward.cli.options import (
     reject_empty,
 )
 from steward.cli.output import (
-    Column,
     ProgressLine,
     format_count,
     format_size,
-    format_time,
     is_terminal,
     print_json,
     print_table,
@@ -67,6 +63,7 @@ from steward.cli.output import (
 from steward.client.calls import call_action, stream_action
 from steward.client.places import ClientPlace
 from steward.core.errors import StewardError, UsageError
+from steward.core.layouts import Column, read_user
 from steward.daemon.registry import get_action
 
 
@@ -219,10 +216,10 @@ def verify(
 
 
 _PROBLEM_COLUMNS = [
-    Column("Problem", lambda line: line.problem),
-    Column("Sink", lambda line: line.sink, is_default=False),
-    Column("Path", lambda line: line.path),
-    Column("Detail", lambda line: line.detail),
+    Column("Problem", "problem"),
+    Column("Sink", "sink", show="requested"),
+    Column("Path", "path"),
+    Column("Detail", "detail"),
 ]
 
 
@@ -273,20 +270,16 @@ def secrets(
         raise typer.Exit(1)
 
 
-def _get_line_job(line: SecretLine | PurgeLine) -> JobLine:
-    return line.job
-
-
 _JOB_COLUMNS = [
-    Column("Cluster", lambda line: _get_line_job(line).cluster, is_default=False),
-    Column("JobID", lambda line: _get_line_job(line).job, right=True),
-    Column("JobName", lambda line: _get_line_job(line).name, max_width=WIDEST_TEXT),
-    Column("User", lambda line: format_user(_get_line_job(line))),
+    Column("Cluster", lambda line, _: line.job.cluster, show="requested"),
+    Column("JobID", lambda line, _: line.job.job, right=True),
+    Column("JobName", lambda line, _: line.job.name, max_width=WIDEST_TEXT),
+    Column("User", lambda line, _: read_user(line.job)),
 ]
 _SECRET_COLUMNS = [
     *_JOB_COLUMNS,
-    Column("Line", lambda line: str(line.line), right=True),
-    Column("Kind", lambda line: line.kind),
+    Column("Line", "line", "count"),
+    Column("Kind", "kind"),
 ]
 
 
@@ -346,8 +339,8 @@ def purge(
 
 _PURGE_COLUMNS = [
     *_JOB_COLUMNS,
-    Column("Bytes", lambda line: str(line.script.length or 0), right=True),
-    Column("Path", lambda line: line.script.path),
+    Column("Bytes", lambda line, _: line.script.length or 0, "count"),
+    Column("Path", lambda line, _: line.script.path),
 ]
 
 
@@ -427,18 +420,23 @@ def _format_plain_age(line: SinkLine) -> str:
 
 
 _SINK_COLUMNS = [
-    Column("Sink", lambda line: line.name),
-    Column("Kind", lambda line: line.kind),
-    Column("State", lambda line: line.state),
-    Column("Position", lambda line: str(line.position), right=True, is_default=False),
-    Column("Backlog", lambda line: str(line.backlog), right=True),
-    Column("Behind", lambda line: str(line.behind), right=True, is_default=False),
-    Column("Oldest", lambda line: _format_age(line.oldest_s), _format_plain_age, right=True),
-    Column("Rate", lambda line: f"{line.rate:.1f}", right=True),
-    Column("SetAside", lambda line: str(line.set_aside), right=True),
-    Column("Missed", lambda line: str(line.missed), right=True, is_default=False),
-    Column("ErrorAt", lambda line: format_time(line.error_at)),
-    Column("LastError", lambda line: line.error),
+    Column("Sink", "name"),
+    Column("Kind", "kind"),
+    Column("State", "state"),
+    Column("Position", "position", "count", show="requested"),
+    Column("Backlog", "backlog", "count"),
+    Column("Behind", "behind", "count", show="requested"),
+    Column(
+        "Oldest",
+        lambda line, _: _format_age(line.oldest_s),
+        right=True,
+        exact=lambda row, _: _format_plain_age(row),
+    ),
+    Column("Rate", lambda line, _: f"{line.rate:.1f}", right=True),
+    Column("SetAside", "set_aside", "count"),
+    Column("Missed", "missed", "count", show="requested"),
+    Column("ErrorAt", "error_at", "time"),
+    Column("LastError", "error"),
 ]
 
 

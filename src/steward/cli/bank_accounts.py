@@ -26,9 +26,7 @@ from steward.cli.bank_options import (
     Amount,
     Key,
     Reason,
-    ReplyFormatter,
     ensure_key,
-    format_exact_amount,
     note_gate_unaware,
     print_line,
 )
@@ -40,7 +38,7 @@ from steward.cli.options import (
     with_call_and_columns,
     with_options,
 )
-from steward.cli.output import Column, Style, find_requested_zone, print_json, print_table
+from steward.cli.output import Style, find_requested_zone, print_json, print_table
 from steward.core.errors import UsageError
 
 AccountNames = Annotated[
@@ -264,31 +262,7 @@ def print_allocations(reply: AccountReply, style: Style, *, is_change: bool = Fa
     if style.json:
         print_json(reply)
         return
-    formatter = ReplyFormatter(reply)
-    columns = [
-        Column("Number", lambda allocation: str(allocation.number), None, True),
-        Column("Account", lambda allocation: allocation.account),
-        Column(
-            "Begin",
-            lambda allocation: formatter.format_time(allocation.begin) if allocation.end else "",
-        ),
-        Column("End", lambda allocation: formatter.format_time(allocation.end)),
-        Column(
-            "Given",
-            lambda allocation: formatter.format_amount(allocation.given),
-            lambda allocation: format_exact_amount(allocation.given),
-            True,
-        ),
-        Column(
-            "Left",
-            lambda allocation: formatter.format_amount(allocation.balance),
-            lambda allocation: format_exact_amount(allocation.balance),
-            True,
-        ),
-        Column("Rollover", lambda allocation: allocation.rollover if allocation.end else ""),
-        Column("Note", lambda allocation: allocation.note, max_width=40),
-    ]
-    print_table(columns, reply.allocations, style)
+    print_table(reply.allocation_layout, reply.allocations, style, reply)
     if is_change:
         note_gate_unaware(reply.gate_knows)
 
@@ -298,44 +272,7 @@ def _print_accounts(reply: AccountReply, style: Style, *, is_change: bool = Fals
     if style.json:
         print_json(reply)
         return
-    formatter = ReplyFormatter(reply)
-    balances: dict[str, int] = {}
-    for allocation in reply.allocations:
-        balances[allocation.account] = balances.get(allocation.account, 0) + allocation.balance
-    flags = {
-        "draws_on_parent": "draws on parent",
-        "only_listed": "listed users",
-        "closed": "closed",
-    }
-    columns = [
-        Column("Account", lambda account: account.name),
-        Column("Parent", lambda account: account.parent),
-        Column("Owners", lambda account: ",".join(account.owners)),
-        Column(
-            "Left",
-            lambda account: formatter.format_amount(balances.get(account.name, 0)),
-            lambda account: format_exact_amount(balances.get(account.name, 0)),
-            True,
-        ),
-        Column(
-            "Credit",
-            lambda account: formatter.format_amount(account.credit),
-            lambda account: format_exact_amount(account.credit),
-            True,
-        ),
-        Column(
-            "Rules",
-            lambda account: ", ".join(
-                word for name, word in flags.items() if getattr(account, name)
-            ),
-        ),
-        Column(
-            "Note",
-            lambda account: account.note if account.known else "nobody created it",
-            max_width=40,
-        ),
-    ]
-    print_table(columns, reply.accounts, style)
+    print_table(reply.layout, reply.accounts, style, reply)
     if is_change:
         note_gate_unaware(reply.gate_knows)
 
@@ -345,26 +282,8 @@ def _print_users(reply: AccountReply, style: Style, user: str = "") -> None:
     if style.json:
         print_json(reply)
         return
-    formatter = ReplyFormatter(reply)
     rows = [row for row in reply.users if not user or row.user == user]
-    columns = [
-        Column("Account", lambda row: row.account),
-        Column("User", lambda row: row.user),
-        Column(
-            "Limit",
-            lambda row: "none" if row.limit is None else formatter.format_amount(row.limit),
-            lambda row: format_exact_amount(row.limit),
-            True,
-        ),
-        Column(
-            "Spent",
-            lambda row: formatter.format_amount(row.spent),
-            lambda row: format_exact_amount(row.spent),
-            True,
-        ),
-        Column("Listed", lambda row: "yes" if row.listed else "no"),
-    ]
-    print_table(columns, rows, style)
+    print_table(reply.user_layout, rows, style, reply)
     if user:
         note_gate_unaware(reply.gate_knows)
 

@@ -22,11 +22,10 @@ from steward.cli.bank_options import (
     ClusterOption,
     NeededReason,
     ReplyFormatter,
-    format_exact_amount,
     print_line,
 )
 from steward.cli.options import CommandCall, Config, JobId, Json, Socket, reject_empty, with_call
-from steward.cli.output import Column, find_requested_zone, print_json, print_table
+from steward.cli.output import find_requested_zone, print_json, print_table
 from steward.client.calls import call_action
 from steward.client.places import ClientPlace
 from steward.core.errors import UsageError
@@ -176,7 +175,7 @@ def explain(
     if style.json:
         print_json(reply)
     elif style.parsable:
-        print_table(_make_charge_columns(), reply.charges, style)
+        print_table(reply.layout, reply.charges, style, reply)
     else:
         amount = formatter.format_with_unit(reply.amount)
         print_line(f"Job {job} of {reply.user} was charged {amount} to {reply.account}.")
@@ -209,22 +208,3 @@ def _print_charge(explanation: ExplainedCharge, formatter: ReplyFormatter) -> No
             f"  but computed now it is {formatter.format_amount(explanation.recomputed)}: 'steward "
             "bank reconcile'"
         )
-
-
-def _make_charge_columns() -> list[Column]:
-    """Define the table of charges."""
-    return [
-        Column("JobIDRaw", lambda line: str(line.charge.job_id)),
-        Column("Restarts", lambda line: str(line.charge.restarts)),
-        Column("Account", lambda line: line.charge.account),
-        Column("User", lambda line: line.charge.user),
-        Column("Partition", lambda line: line.charge.partition),
-        Column("Amount", lambda line: format_exact_amount(line.charge.amount)),
-        Column("Recomputed", lambda line: format_exact_amount(line.recomputed)),
-        Column("Refunded", lambda line: format_exact_amount(line.refunded)),
-        Column("Overdraw", lambda line: format_exact_amount(line.overdraw)),
-        Column("Rate", lambda line: str(line.charge.rate)),
-        Column("Why", lambda line: line.charge.why),
-        Column("Source", lambda line: line.charge.source),
-        Column("Key", lambda line: line.charge.key),
-    ]

@@ -15,11 +15,9 @@ from steward.bank.actions.maintenance import (
     BackfillRequest,
     CheckReply,
     CheckRequest,
-    DifferenceLine,
     ImportKind,
     ImportReply,
     ImportRequest,
-    NoticeLine,
     NoticesReply,
     NoticesRequest,
     NoticesRetryReply,
@@ -32,14 +30,12 @@ from steward.cli.bank_options import (
     ClusterOption,
     DryRun,
     ReplyFormatter,
-    format_exact_amount,
     make_since_option,
     make_until_option,
     print_line,
 )
 from steward.cli.options import CommandCall, reject_empty, with_call, with_call_and_columns
 from steward.cli.output import (
-    Column,
     Style,
     find_requested_zone,
     format_count,
@@ -77,7 +73,7 @@ def reconcile(
     if not reply.differences and not style.parsable:
         print_line("Every run was charged what it is due.")
         return
-    print_table(_make_difference_columns(ReplyFormatter(reply)), reply.differences, style)
+    print_table(reply.layout, reply.differences, style, reply)
 
 
 @with_call
@@ -103,53 +99,15 @@ def backfill(
         return
     formatter = ReplyFormatter(reply)
     if style.parsable:
-        columns = [
-            Column("Charges", lambda summary: str(summary.charges)),
-            Column("Amount", lambda summary: format_exact_amount(summary.amount)),
-            Column("PassedOver", lambda summary: str(summary.passed_over)),
-            Column("Unpriced", lambda summary: str(len(summary.unpriced))),
-        ]
-        print_table(columns, [reply], style)
+        print_table(reply.layout, [reply], style, reply)
         return
     verb = "Would charge" if reply.dry_run else "Charged"
     runs, amount = format_count(reply.charges, "run"), formatter.format_with_unit(reply.amount)
     print_line(f"{verb} {runs}, {amount}; {reply.passed_over} had been charged before.")
     if reply.unpriced:
         output.print_warning(f"nothing says what {format_count(len(reply.unpriced), 'run')} cost:")
-        print_table(_make_difference_columns(formatter), reply.unpriced, Style())
+        print_table(reply.unpriced_layout, reply.unpriced, Style(), reply)
         raise typer.Exit(1)
-
-
-def _make_difference_columns(formatter: ReplyFormatter) -> list[Column]:
-    """Define the table of differences found by reconciliation."""
-
-    def run(difference: DifferenceLine) -> str:
-        return f"{difference.job_id}" + (
-            f" run {difference.restarts}" if difference.restarts else ""
-        )
-
-    return [
-        Column("Cluster", lambda difference: difference.cluster, is_default=False),
-        Column("JobID", run, lambda difference: str(difference.job_id), True),
-        Column("Restarts", lambda difference: str(difference.restarts), is_default=False),
-        Column("Account", lambda difference: difference.account),
-        Column("User", lambda difference: difference.user),
-        Column(
-            "Charged",
-            lambda difference: formatter.format_amount(difference.charged),
-            lambda difference: format_exact_amount(difference.charged),
-            True,
-        ),
-        Column(
-            "Due",
-            lambda difference: formatter.format_amount(difference.due),
-            lambda difference: format_exact_amount(difference.due),
-            True,
-        ),
-        Column("By", lambda difference: difference.source),
-        Column("Done", lambda difference: "yes" if difference.done else "no"),
-        Column("Why", lambda difference: difference.why, max_width=60),
-    ]
 
 
 @with_call
@@ -166,12 +124,7 @@ def check(
     if style.json:
         print_json(reply)
     elif reply.findings or style.parsable:
-        columns = [
-            Column("Kind", lambda finding: finding.kind),
-            Column("Where", lambda finding: finding.where),
-            Column("What", lambda finding: finding.what),
-        ]
-        print_table(columns, reply.findings, style)
+        print_table(reply.layout, reply.findings, style, reply)
     else:
         holds_text = (
             "" if reply.holds is None else f", {format_count(reply.holds, 'hold')} and their jobs"
@@ -217,23 +170,10 @@ def import_(
     if style.json:
         print_json(reply)
         return
-    formatter = ReplyFormatter(reply)
     changes = [change for change in reply.changes if change.how != "keep"]
-    columns = [
-        Column("How", lambda change: change.how),
-        Column("What", lambda change: change.what),
-        Column("Name", lambda change: change.name),
-        Column(
-            "Amount",
-            lambda change: "" if change.amount is None else formatter.format_amount(change.amount),
-            lambda change: format_exact_amount(change.amount),
-            True,
-        ),
-        Column("Detail", lambda change: change.detail),
-    ]  # fmt: skip
     rows = reply.changes if style.parsable else changes
     if rows or style.parsable:
-        print_table(columns, rows, style)
+        print_table(reply.layout, rows, style, reply)
     for remark in reply.remarks:
         output.print_warning(remark)
     kept_count = len(reply.changes) - len(changes)
@@ -300,7 +240,7 @@ def notices(
     if not reply.notices and not style.parsable:
         print_line("Nothing waits to be told.")
         return
-    print_table(_make_notice_columns(ReplyFormatter(reply)), reply.notices, style)
+    print_table(reply.layout, reply.notices, style, reply)
     if reply.more:
         output.print_note("There are more.")
 
@@ -313,23 +253,6 @@ def _parse_numbers(text: str) -> tuple[int, ...]:
     if not all(part.isascii() and part.isdecimal() and len(part) < 19 for part in parts):
         raise UsageError(f"{text!r} is no list of numbers: --retry 12,13, or --retry all", text)
     return tuple(int(part) for part in parts)
-
-
-def _make_notice_columns(formatter: ReplyFormatter) -> list[Column]:
-    """Define the table of notices."""
-
-    def next_try(notice: NoticeLine) -> str:
-        return "set aside" if notice.aside else formatter.format_time(notice.next_at)
-
-    return [
-        Column("Number", lambda notice: str(notice.number), right=True),
-        Column("By", lambda notice: notice.way or "-"),
-        Column("What", lambda notice: notice.what, max_width=50),
-        Column("To", lambda notice: ", ".join(notice.to), is_default=False),
-        Column("Tries", lambda notice: str(notice.tries), right=True),
-        Column("Next", next_try),
-        Column("Error", lambda notice: notice.error, max_width=60),
-    ]
 
 
 def mybrc_user(

@@ -29,9 +29,7 @@ from steward.cli.bank_options import (
     AccountOption,
     ClusterOption,
     Reason,
-    ReplyFormatter,
     UserOption,
-    format_exact_amount,
     make_since_option,
     make_until_option,
     note_gate_unaware,
@@ -46,14 +44,13 @@ from steward.cli.options import (
     with_options,
 )
 from steward.cli.output import (
-    Column,
     Style,
     find_requested_zone,
-    is_terminal,
     print_json,
     print_table,
 )
 from steward.core.errors import UsageError
+from steward.core.layouts import Column
 
 _TIME_FACTOR: Final = re.compile(r"([a-z,-]+)/([\d:]+)-([\d:]+)=([\d.]+)")
 """A factor by time: days/begin-end=factor."""
@@ -350,20 +347,18 @@ def _print_rates(reply: RatesReply, style: Style) -> None:
     if style.json:
         print_json(reply)
         return
-    formatter = ReplyFormatter(reply)
-    has_several_clusters = len({rate.cluster for rate in reply.rates}) > 1
     columns = [
-        Column("Number", lambda rate: str(rate.number), None, True),
-        Column("Cluster", lambda rate: rate.cluster, is_default=has_several_clusters),
-        Column("Partition", lambda rate: rate.partition),
-        Column("QOS", lambda rate: rate.qos, is_default=any(rate.qos for rate in reply.rates)),
-        Column("From", lambda rate: formatter.format_time(rate.valid_from)),
-        Column("Rate", format_rate),
-        Column("Note", lambda rate: rate.note, is_default=False),
+        Column("Number", "number", "count"),
+        Column("Cluster", "cluster", show="several"),
+        Column("Partition", "partition"),
+        Column("QOS", "qos", show="filled"),
+        Column("From", "valid_from", "time"),
+        Column("Rate", lambda row, _: format_rate(row)),
+        Column("Note", "note", show="requested"),
     ]
     if not reply.rates:
         output.print_note("Nothing says what jobs cost yet: 'steward bank rate create'.")
-    print_table(columns, reply.rates, style)
+    print_table(columns, reply.rates, style, reply)
 
 
 @with_call
@@ -401,14 +396,8 @@ def enforce(
         return
     if not any(_is_default_rule(rule) for rule in reply.rules) and not style.parsable:
         print_line("Where nothing else is said: observe.")
-    columns = [
-        Column("Cluster", lambda rule: rule.cluster or "all"),
-        Column("Partition", lambda rule: rule.partition or "all"),
-        Column("Account", lambda rule: rule.account or "all"),
-        Column("Mode", lambda rule: rule.mode),
-    ]
     if reply.rules or style.parsable:
-        print_table(columns, reply.rules, style)
+        print_table(reply.layout, reply.rules, style, reply)
     if mode:
         note_gate_unaware(reply.gate_knows)
     if reply.warning:
@@ -454,22 +443,6 @@ def would_refuse(
         if not reply.warning:
             print_line("Nothing would have been refused.")
         return
-    formatter = ReplyFormatter(reply)
-    has_several_clusters = len({refusal.cluster for refusal in reply.refusals}) > 1
-    columns = [
-        Column("Time", lambda refusal: formatter.format_time(refusal.at)),
-        Column("Cluster", lambda refusal: refusal.cluster, is_default=has_several_clusters),
-        Column("JobID", lambda refusal: str(refusal.job_id) if refusal.job_id else "", None, True,
-               any(refusal.job_id for refusal in reply.refusals)),
-        Column("User", lambda refusal: refusal.user or str(refusal.uid)),
-        Column("Account", lambda refusal: refusal.account),
-        Column("Partition", lambda refusal: refusal.partition),
-        Column("Amount", lambda refusal: formatter.format_amount(refusal.amount),
-               lambda refusal: format_exact_amount(refusal.amount), True),
-        Column("Mode", lambda refusal: refusal.mode, is_default=everything),
-        Column("Why", lambda refusal: refusal.why.split("\n", 1)[0], lambda refusal: refusal.why,
-               max_width=60 if is_terminal() else 0),
-    ]  # fmt: skip
-    print_table(columns, reply.refusals, style)
+    print_table(reply.layout, reply.refusals, style, reply)
     if reply.more:
         output.print_warning("there is more: see -S and -E")

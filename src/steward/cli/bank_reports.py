@@ -4,14 +4,12 @@ Each command calls one action and prints its table; the functions below each com
 columns.
 """
 
-from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import typer
 
 from steward.bank.actions.reports import (
-    AccountBalance,
     BalanceReply,
     BalanceRequest,
     Grouping,
@@ -22,15 +20,13 @@ from steward.bank.actions.reports import (
     UsageReply,
     UsageRequest,
 )
-from steward.bank.ledger import StatementLine, UsageRow
-from steward.bank.records import Hold, parse_charge_key
+from steward.bank.ledger import UsageRow
 from steward.cli import options, output
 from steward.cli.bank_options import (
     AccountOption,
     ClusterOption,
     ReplyFormatter,
     UserOption,
-    format_exact_amount,
     make_since_option,
     make_until_option,
     print_line,
@@ -38,7 +34,6 @@ from steward.cli.bank_options import (
 from steward.cli.charts import choose_signs, draw_bar, render_plain
 from steward.cli.options import LARGEST_NUMBER, CommandCall, reject_empty, with_call_and_columns
 from steward.cli.output import (
-    Column,
     find_requested_zone,
     format_time,
     print_csv,
@@ -46,7 +41,7 @@ from steward.cli.output import (
     print_table,
 )
 from steward.core.errors import UsageError
-from steward.core.timestamps import from_micros
+from steward.core.layouts import Column
 
 
 @with_call_and_columns
@@ -69,7 +64,7 @@ def balance(
         return
     if not reply.accounts:
         output.print_note("There is no account that you are in.")
-    print_table(_make_balance_columns(reply), reply.accounts, style)
+    print_table(reply.layout, reply.accounts, style, reply)
     if not all(account.known for account in reply.accounts):
         output.print_note(
             "Jobs were charged to an account that nobody created: "
@@ -77,70 +72,6 @@ def balance(
         )
     if any(account.free is None for account in reply.accounts):
         output.print_note("The gate does not answer, so what is held is not known.")
-
-
-def _make_balance_columns(reply: BalanceReply) -> list[Column]:
-    """Define the table of balances; limits and payers appear only if any exist."""
-    formatter = ReplyFormatter(reply)
-
-    def ends(account: AccountBalance) -> str:
-        allocations = [
-            allocation
-            for allocation in account.allocations
-            if allocation.end and allocation.is_active(reply.at)
-        ]
-        return formatter.format_time(allocations[0].end) if allocations else ""
-
-    def limit(account: AccountBalance) -> str:
-        return (
-            ""
-            if account.user_limit is None
-            else formatter.format_amount(account.user_limit - account.user_spent)
-        )
-
-    has_limits = any(account.user_limit is not None for account in reply.accounts)
-    has_payers = any(account.payer != account.account for account in reply.accounts)
-    return [
-        Column("Account", lambda account: account.account),
-        Column("Payer", lambda account: account.payer, is_default=has_payers),
-        Column(
-            "Balance",
-            lambda account: formatter.format_amount(account.balance),
-            lambda account: format_exact_amount(account.balance),
-            True,
-        ),
-        Column(
-            "Held",
-            lambda account: formatter.format_amount(account.held),
-            lambda account: format_exact_amount(account.held),
-            True,
-        ),
-        Column(
-            "Credit",
-            lambda account: formatter.format_amount(account.credit),
-            lambda account: format_exact_amount(account.credit),
-            True,
-            any(account.credit for account in reply.accounts),
-        ),
-        Column(
-            "Free",
-            lambda account: formatter.format_amount(account.free),
-            lambda account: format_exact_amount(account.free),
-            True,
-        ),
-        Column("Yours", limit, None, True, has_limits),
-        Column("FirstEnd", ends),
-        Column(
-            "AsOf",
-            lambda account: formatter.format_time(account.remote_at) if account.remote_at else "",
-            is_default=any(account.remote_at for account in reply.accounts),
-        ),
-        Column(
-            "State",
-            lambda account: "closed" if account.closed else "" if account.known else "not created",
-            is_default=any(account.closed or not account.known for account in reply.accounts),
-        ),
-    ]
 
 
 @with_call_and_columns
@@ -169,13 +100,12 @@ def statement(
     )
     reply: StatementReply = call.send("bank.statement", request)
     account_statement, formatter = reply.statement, ReplyFormatter(reply)
-    columns = _make_statement_columns(formatter, reply.names)
     if style.json:
         print_json(reply)
     elif as_csv:
-        print_csv(columns, account_statement.lines, style)
+        print_csv(reply.layout, account_statement.lines, style, reply)
     elif style.parsable:
-        print_table(columns, account_statement.lines, style)
+        print_table(reply.layout, account_statement.lines, style, reply)
     else:
         if account_statement.account:
             print_line(
@@ -184,57 +114,11 @@ def statement(
                 f"{formatter.format_time(account_statement.begin)}."
             )
         if account_statement.lines:
-            print_table(columns, account_statement.lines, style)
+            print_table(reply.layout, account_statement.lines, style, reply)
         else:
             print_line("Nothing happened.")
         if account_statement.account and not account_statement.user:
             print_line(f"{formatter.format_with_unit(account_statement.closing)} at the end.")
-
-
-def _make_statement_columns(
-    formatter: ReplyFormatter, job_names: Mapping[str, str]
-) -> list[Column]:
-    """Define the table of a statement."""
-    return [
-        Column("Time", lambda line: formatter.format_time(line.at)),
-        Column("Number", lambda line: str(line.number), None, True, False),
-        Column("Account", lambda line: line.account, is_default=False),
-        Column("Kind", lambda line: line.kind),
-        Column("User", lambda line: line.user),
-        Column(
-            "What",
-            lambda line: _describe_line(line, job_names),
-            lambda line: line.charge or line.why,
-            max_width=44,
-        ),
-        Column(
-            "Amount",
-            lambda line: formatter.format_amount(line.amount),
-            lambda line: format_exact_amount(line.amount),
-            True,
-        ),
-        Column(
-            "Balance",
-            lambda line: formatter.format_amount(line.balance),
-            lambda line: format_exact_amount(line.balance),
-            True,
-        ),
-        Column("By", lambda line: line.who, is_default=False),
-        Column("Why", lambda line: line.why, is_default=False),
-    ]
-
-
-def _describe_line(line: StatementLine, job_names: Mapping[str, str]) -> str:
-    """Return the job and why it was charged, or the reason of a manual transaction."""
-    if not line.charge:
-        return line.why
-    key_parts = parse_charge_key(line.charge)
-    job_label = (
-        f"job {job_names.get(line.charge, str(key_parts[1]))}"
-        if key_parts is not None
-        else line.charge
-    )
-    return job_label if line.kind == "charge" else f"{job_label}: {line.why}"
 
 
 @with_call_and_columns
@@ -262,35 +146,9 @@ def holds(
         return
     if not reply.holds:
         output.print_note("Nothing is held.")
-    print_table(_make_hold_columns(reply), reply.holds, style)
+    print_table(reply.layout, reply.holds, style, reply)
     if reply.holds and not style.parsable:
         output.print_note(f"{ReplyFormatter(reply).format_with_unit(reply.total)} in all.")
-
-
-def _make_hold_columns(reply: HoldsReply) -> list[Column]:
-    """Define the table of SU holds."""
-    formatter = ReplyFormatter(reply)
-    clusters = {hold.cluster for hold in reply.holds}
-
-    def state(hold: Hold) -> str:
-        if hold.started:
-            return "running"
-        return "queued" if hold.confirmed else "unconfirmed"
-
-    return [
-        Column("Since", lambda hold: formatter.format_time(from_micros(hold.created_us))),
-        Column("Cluster", lambda hold: hold.cluster, is_default=len(clusters) > 1),
-        Column("JobID", lambda hold: str(hold.job_id) if hold.job_id else "", None, True),
-        Column("User", lambda hold: hold.user or str(hold.uid)),
-        Column("Account", lambda hold: hold.account),
-        Column("Held", lambda hold: formatter.format_amount(hold.remaining),
-               lambda hold: format_exact_amount(hold.remaining), True),
-        Column("AtFirst", lambda hold: formatter.format_amount(hold.amount),
-               lambda hold: format_exact_amount(hold.amount), True, False),
-        Column("State", state),
-        Column("Origin", lambda hold: hold.origin, is_default=False),
-        Column("Hold", lambda hold: hold.id, is_default=False),
-    ]  # fmt: skip
 
 
 _GROUPS = ("account", "user", "partition", "month", "day", "cluster")
@@ -347,7 +205,7 @@ def usage(
         visibility = "" if reply.is_all else " to you or to accounts that you own or coordinate"
         print_line(f"No run that began from {begin} to {end} was charged{visibility}.")
         return
-    print_table(_make_usage_columns(reply), reply.rows, style)
+    print_table(_make_usage_columns(reply), reply.rows, style, reply)
     if not style.parsable:
         output.print_note(f"{ReplyFormatter(reply).format_with_unit(reply.total)} in all.")
 
@@ -363,7 +221,6 @@ def _check_groups(names: tuple[str, ...]) -> tuple[Grouping, ...]:
 
 def _make_usage_columns(reply: UsageReply) -> list[Column]:
     """Define the table of usage, with shares and bars."""
-    formatter = ReplyFormatter(reply)
     largest = max((row.amount for row in reply.rows), default=0)
     signs = choose_signs()
 
@@ -374,22 +231,12 @@ def _make_usage_columns(reply: UsageReply) -> list[Column]:
         filled_share = row.amount / largest if largest > 0 else None
         return render_plain([draw_bar(filled_share, _BAR_WIDTH, signs, "")]).strip()
 
-    groups = [Column(name.capitalize(), _make_attribute_getter(name)) for name in reply.by]
+    groups = [Column(name.capitalize(), name) for name in reply.by]
     return [
         *groups,
-        Column("Charges", lambda row: str(row.charges), None, True),
-        Column(
-            "Used",
-            lambda row: formatter.format_amount(row.amount),
-            lambda row: format_exact_amount(row.amount),
-            True,
-        ),
-        Column("Share", share, None, True),
+        Column("Charges", "charges", "count"),
+        Column("Used", "amount", "money"),
+        Column("Share", lambda row, _: share(row), right=True),
         # Programs get the numbers.
-        Column("Bar", drawn, lambda _: ""),
+        Column("Bar", lambda row, _: drawn(row), exact=lambda *_: ""),
     ]
-
-
-def _make_attribute_getter(name: str) -> Any:
-    """Return a function that reads an attribute of a row; "-" if empty."""
-    return lambda row: str(getattr(row, name)) or "-"

@@ -25,13 +25,13 @@ from steward.cli.bank_options import (
     NeededReason,
     ReplyFormatter,
     ensure_key,
-    format_exact_amount,
     note_gate_unaware,
     print_line,
 )
 from steward.cli.groups import CONTEXT
 from steward.cli.options import LARGEST_NUMBER, CommandCall, reject_empty, with_call, with_options
-from steward.cli.output import Column, Style, print_json, print_table
+from steward.cli.output import Style, print_json, print_table
+from steward.core.layouts import Column
 
 Allocation = Annotated[
     int,
@@ -228,13 +228,13 @@ def _print_transactions(reply: MoneyMoveReply, style: Style, *, is_decrease: boo
     sign = -1 if is_decrease else 1
     if style.parsable:
         columns = [
-            Column("Number", lambda transaction: str(transaction.number)),
-            Column("Kind", lambda transaction: transaction.kind),
-            Column("Account", lambda transaction: transaction.account),
-            Column("Amount", lambda transaction: format_exact_amount(sign * transaction.amount)),
-            Column("Key", lambda transaction: transaction.key),
+            Column("Number", "number"),
+            Column("Kind", "kind"),
+            Column("Account", "account"),
+            Column("Amount", lambda transaction, _: sign * transaction.amount, "money"),
+            Column("Key", "key"),
         ]
-        print_table(columns, reply.transfers, style)
+        print_table(columns, reply.transfers, style, reply)
         return
     for transaction in reply.transfers:
         status = "Done before" if reply.repeated else "Done"

@@ -22,9 +22,10 @@ from steward.cli.options import (
     with_call_and_columns,
     with_json_call,
 )
-from steward.cli.output import Column, format_time, print_json, print_table
+from steward.cli.output import format_time, print_json, print_table
 from steward.core.access import SCOPES
 from steward.core.errors import UsageError
+from steward.core.layouts import Column
 
 _DURATION = re.compile(r"(\d{1,6})\s*(m|h|d|w)", re.IGNORECASE | re.ASCII)
 """A lifetime such as ``12h``, ``30d`` or ``8w``."""
@@ -128,15 +129,15 @@ def _parse_lifetime(text: str) -> float:
 
 
 _TOKEN_COLUMNS: Final = [
-    Column("ID", lambda row: str(row.id), right=True),
-    Column("User", lambda row: row.user),
-    Column("Kind", lambda row: row.kind, is_default=False),
-    Column("How", lambda row: row.how, is_default=False),
-    Column("Scopes", lambda row: ",".join(row.scopes)),
-    Column("Created", lambda row: format_time(row.created)),
-    Column("Expires", lambda row: _REVOKED_STATE if row.ended else format_time(row.expires)),
-    Column("Used", lambda row: format_time(row.used)),
-    Column("Name", lambda row: row.name),
+    Column("ID", "id", "count"),
+    Column("User", "user"),
+    Column("Kind", "kind", show="requested"),
+    Column("How", "how", show="requested"),
+    Column("Scopes", "scopes"),
+    Column("Created", "created", "time"),
+    Column("Expires", lambda row, _: _REVOKED_STATE if row.ended else format_time(row.expires)),
+    Column("Used", "used", "time"),
+    Column("Name", "name"),
 ]
 
 

@@ -25,18 +25,19 @@ from steward.admin.doctor.host_checks import check_config_file
 from steward.cli import options
 from steward.cli.errors import FAILED
 from steward.cli.options import CommandCall, reject_empty, with_call
-from steward.cli.output import Column, format_count, print_json, print_table
+from steward.cli.output import format_count, print_json, print_table
 from steward.core.config.reader import DEFAULT_PATH, ConfigError
 from steward.core.events import utc_now
+from steward.core.layouts import Column
 from steward.core.printable import escape_line
 
 _FINDING_COLUMNS = (
-    Column("Check", lambda one: one.check),
-    Column("Of", lambda one: one.of),
-    Column("Status", lambda one: one.status),
-    Column("What", lambda one: one.what),
-    Column("LookedAt", lambda one: one.looked_at, is_default=False),
-    Column("Mend", lambda one: "; ".join(one.mend), is_default=False),
+    Column("Check", "check"),
+    Column("Of", "of"),
+    Column("Status", "status"),
+    Column("What", "what"),
+    Column("LookedAt", "looked_at", show="requested"),
+    Column("Mend", lambda one, _: "; ".join(one.mend), show="requested"),
 )
 
 
@@ -145,7 +146,7 @@ def _print_checks(call: CommandCall) -> None:
         print_json([{"name": check.name, "help": check.help} for check in CHECKS])
         return
     columns = (
-        Column("Check", lambda check: check.name),
-        Column("SeesTo", lambda check: check.help),
+        Column("Check", "name"),
+        Column("SeesTo", "help"),
     )
     print_table(columns, CHECKS, call.style)

@@ -18,8 +18,9 @@ from steward.cli.options import (
     with_json_call,
     with_options,
 )
-from steward.cli.output import Column, find_requested_zone, format_time, print_json, print_table
+from steward.cli.output import find_requested_zone, format_time, print_json, print_table
 from steward.core.errors import Unavailable
+from steward.core.layouts import Column
 from steward.reports.event_texts import describe_event
 from steward.reports.events import EventItem, EventsReply, EventsRequest
 from steward.reports.history.requests import HistoryEventsReply, HistoryEventsRequest
@@ -198,14 +199,14 @@ def _print_live(events: tuple[EventItem, ...], *, as_json: bool) -> None:
 
 
 _EVENTS_COLUMNS = [
-    Column("ID", lambda event: str(event.id), right=True, is_default=False),
-    Column("Time", lambda event: format_time(event.at)),
-    Column("Cluster", lambda event: event.cluster),
-    Column("Kind", lambda event: event.kind, is_default=False),
-    Column("Subject", lambda event: describe_event(event).subject),
-    Column("What", lambda event: describe_event(event).what),
-    Column("Why", lambda event: describe_event(event).why, max_width=60),
-    Column("Source", lambda event: describe_event(event).source),
-    Column("Failed", lambda event: "yes" if describe_event(event).failed else "", is_default=False),
+    Column("ID", "id", "count", show="requested"),
+    Column("Time", "at", "time"),
+    Column("Cluster", "cluster"),
+    Column("Kind", "kind", show="requested"),
+    Column("Subject", lambda event, _: describe_event(event).subject),
+    Column("What", lambda event, _: describe_event(event).what),
+    Column("Why", lambda event, _: describe_event(event).why, max_width=60),
+    Column("Source", lambda event, _: describe_event(event).source),
+    Column("Failed", lambda event, _: describe_event(event).failed or None, show="requested"),
 ]
 """Columns of the table of events."""

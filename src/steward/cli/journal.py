@@ -33,10 +33,11 @@ from steward.cli.options import (
     Parsable,
     Socket,
 )
-from steward.cli.output import Column, format_count, format_time, print_json, print_table
+from steward.cli.output import format_count, format_time, print_json, print_table
 from steward.client.calls import call_action
 from steward.client.places import ClientPlace
 from steward.core.journal import ConsumerStatus, refill_command
+from steward.core.layouts import Column
 from steward.daemon.registry import get_action
 
 app = typer.Typer(context_settings=CONTEXT, no_args_is_help=True, add_completion=False)
@@ -85,16 +86,16 @@ def _describe_consumer(consumer: ConsumerStatus) -> str:
 
 
 _CONSUMER_COLUMNS = [
-    Column("Consumer", lambda one: one.name),
-    Column("Position", lambda one: str(one.position), right=True, is_default=False),
-    Column("Behind", lambda one: str(one.behind), right=True),
-    Column("SetAside", lambda one: str(one.dead), right=True),
-    Column("State", lambda one: "detached" if one.detached else one.state),
-    Column("Since", lambda one: format_time(datetime.fromtimestamp(one.since, UTC))),
-    Column("Detail", _describe_consumer),
-    Column("Rate", lambda one: f"{one.rate:.1f}", right=True, is_default=False),
-    Column("LastError", lambda one: one.error, is_default=False),
-    Column("ErrorAt", lambda one: _format_moment(one.error_at), is_default=False),
+    Column("Consumer", "name"),
+    Column("Position", "position", "count", show="requested"),
+    Column("Behind", "behind", "count"),
+    Column("SetAside", "dead", "count"),
+    Column("State", lambda one, _: "detached" if one.detached else one.state),
+    Column("Since", lambda one, _: format_time(datetime.fromtimestamp(one.since, UTC))),
+    Column("Detail", lambda row, _: _describe_consumer(row)),
+    Column("Rate", lambda one, _: f"{one.rate:.1f}", show="requested", right=True),
+    Column("LastError", "error", show="requested"),
+    Column("ErrorAt", lambda one, _: _format_moment(one.error_at), show="requested"),
 ]
 
 
@@ -145,12 +146,12 @@ def list_events(
 
 
 _EVENT_COLUMNS = [
-    Column("ID", lambda event: str(event.id), right=True),
-    Column("Seen", lambda event: format_time(event.seen_at)),
-    Column("Kind", lambda event: event.kind),
-    Column("Cluster", lambda event: event.cluster),
-    Column("Source", lambda event: event.source),
-    Column("Key", lambda event: event.key),
+    Column("ID", "id", "count"),
+    Column("Seen", "seen_at", "time"),
+    Column("Kind", "kind"),
+    Column("Cluster", "cluster"),
+    Column("Source", "source"),
+    Column("Key", "key"),
 ]
 
 
@@ -185,13 +186,13 @@ def dead(
 
 
 _DEAD_COLUMNS = [
-    Column("Consumer", lambda letter: letter.consumer),
-    Column("ID", lambda letter: str(letter.id), right=True),
-    Column("Kind", lambda letter: letter.kind),
-    Column("Cluster", lambda letter: letter.cluster, is_default=False),
-    Column("Key", lambda letter: letter.key),
-    Column("Since", lambda letter: format_time(letter.since)),
-    Column("Error", lambda letter: letter.error),
+    Column("Consumer", "consumer"),
+    Column("ID", "id", "count"),
+    Column("Kind", "kind"),
+    Column("Cluster", "cluster", show="requested"),
+    Column("Key", "key"),
+    Column("Since", "since", "time"),
+    Column("Error", "error"),
 ]
 
 

@@ -7,24 +7,21 @@ import typer
 from steward.cli import options, output
 from steward.cli.options import CommandCall, reject_empty, with_call_and_columns
 from steward.cli.output import (
-    Column,
     find_requested_zone,
     format_count,
-    format_size,
     format_time,
     print_json,
     print_table,
 )
 from steward.core.errors import NotFound
+from steward.core.layouts import Column
 from steward.reports.event_texts import describe_event
 from steward.reports.events import EventItem
 from steward.reports.history.requests import (
     HistoryEventsReply,
     HistoryEventsRequest,
-    NodeJobRun,
     NodeJobsReply,
     NodeJobsRequest,
-    NodeSnapshot,
     NodesReply,
     NodesRequest,
 )
@@ -104,7 +101,7 @@ def node(
     if call.style.json:
         print_json(reply)
         return
-    print_table(_make_node_columns(reply), reply.nodes, call.style)
+    print_table(reply.layout, reply.nodes, call.style, reply)
     for name, since in sorted(reply.silent_since.items()):
         output.print_warning(
             f"slurmctld of cluster {name} does not answer: its nodes are shown as they were at "
@@ -124,59 +121,18 @@ def _require_seen(nodelist: str, reply: NodesReply) -> None:
         raise NotFound(f"the sensor has seen no node {', '.join(missing_names[:5])}", missing_names)
 
 
-def _make_node_columns(reply: NodesReply) -> list[Column]:
-    """Define the table of nodes."""
-    clusters = {snapshot.cluster for snapshot in reply.nodes}
-
-    def since(snapshot: NodeSnapshot) -> str:
-        # If the sensor did not see the change, this is when it first saw the state.
-        return f"{'' if snapshot.since_is_known else '<'}{format_time(snapshot.since)}"
-
-    return [
-        Column("Cluster", lambda snapshot: snapshot.cluster, is_default=len(clusters) > 1),
-        Column("Node", lambda snapshot: snapshot.node),
-        Column("State", lambda snapshot: snapshot.state),
-        Column("Since", since, lambda snapshot: format_time(snapshot.since)),
-        Column("Reason", lambda snapshot: snapshot.reason, max_width=40),
-        Column("By", lambda snapshot: snapshot.reason_user),
-        Column("ReasonTime", lambda snapshot: format_time(snapshot.reason_at), is_default=False),
-        Column("Partitions", lambda snapshot: ",".join(snapshot.partitions), max_width=30),
-        Column("CPUs", lambda snapshot: str(snapshot.cpus or ""), right=True),
-        Column(
-            "Memory", lambda snapshot: format_size(snapshot.memory_bytes or None), None, right=True
-        ),
-        Column("GPUs", lambda snapshot: str(snapshot.gpus or ""), right=True),
-    ]
-
-
 def _print_jobs(call: CommandCall, request: NodeJobsRequest) -> None:
     """Print the jobs that run, or ran, on a node."""
     reply: NodeJobsReply = call.send("history.node_jobs", request)
     if call.style.json:
         print_json(reply)
         return
-    columns: list[Column] = [
-        Column("JobID", _get_job_label),
-        Column("User", lambda run: run.user or str(run.uid or "")),
-        Column("Account", lambda run: run.account),
-        Column("Name", lambda run: run.name, max_width=24),
-        Column("Partition", lambda run: run.partition),
-        Column("State", lambda run: run.state),
-        Column("Start", lambda run: format_time(run.start)),
-        Column("End", lambda run: format_time(run.end)),
-        Column("CPUs", lambda run: str(run.cpus), right=True),
-        Column("NodeList", lambda run: run.nodelist, max_width=30),
-    ]
-    print_table(columns, reply.jobs, call.style)
+    print_table(reply.layout, reply.jobs, call.style, reply)
     if not call.style.parsable:
         visibility = "" if reply.is_all else " that you may see"
         output.print_note(
             f"{format_count(len(reply.jobs), 'job')}{visibility} at {format_time(reply.until)}."
         )
-
-
-def _get_job_label(run: NodeJobRun) -> str:
-    return run.label
 
 
 def _print_events(call: CommandCall, request: HistoryEventsRequest) -> None:
@@ -187,13 +143,11 @@ def _print_events(call: CommandCall, request: HistoryEventsRequest) -> None:
         return
     newest_last: list[EventItem] = list(reversed(reply.events))
     columns = [
-        Column("Time", lambda event: format_time(event.at)),
-        Column("Cluster", lambda event: event.cluster, is_default=False),
-        Column("Node", lambda event: describe_event(event).subject),
-        Column("What", lambda event: describe_event(event).what),
-        Column("Why", lambda event: describe_event(event).why, max_width=60),
-        Column(
-            "Failed", lambda event: "yes" if describe_event(event).failed else "", is_default=False
-        ),
+        Column("Time", "at", "time"),
+        Column("Cluster", "cluster", show="requested"),
+        Column("Node", lambda event, _: describe_event(event).subject),
+        Column("What", lambda event, _: describe_event(event).what),
+        Column("Why", lambda event, _: describe_event(event).why, max_width=60),
+        Column("Failed", lambda event, _: describe_event(event).failed or None, show="requested"),
     ]
     print_table(columns, newest_last, call.style)

@@ -6,8 +6,8 @@ the screen goes through a pager; a pipe gets plain aligned text. Programs ask fo
 unchanged in UTF-8.
 
 In order: formatting of counts, sizes and times (with ``TZ`` and ``SLURM_TIME_FORMAT``),
-:class:`Style` and :class:`Column`, the ``print_*`` functions, Rich drawing, and
-:class:`ProgressLine`.
+:class:`Style`, the ``print_*`` functions, Rich drawing, and :class:`ProgressLine`. Columns are
+declared in layouts, see :mod:`steward.core.layouts`.
 """
 
 import os
@@ -16,17 +16,29 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
-from datetime import UTC, datetime, tzinfo
-from functools import lru_cache
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import msgspec
 
+from steward.accounting.sacct.values import format_span
 from steward.core.errors import UsageError
-from steward.core.printable import escape_line, escape_lines, quote_formula
+from steward.core.layouts import (
+    HOUR_S,
+    TIME_FORMAT,
+    Before,
+    Column,
+    choose_columns,
+    find_timezone,
+    format_for_programs,
+    format_text,
+    get_zone_name,
+    to_zone,
+    write_csv,
+)
+from steward.core.printable import escape_line, escape_lines
 from steward.slurm.times import choose_relative_format
 
 if TYPE_CHECKING:
@@ -58,20 +70,6 @@ def format_size(count: int | None) -> str:
     raise AssertionError("the loop ends at its last unit")
 
 
-_TIME_FORMAT = "%Y-%m-%dT%H:%M:%S"
-"""Slurm's standard time format."""
-
-
-@lru_cache(maxsize=32)
-def _load_zone(name: str) -> tzinfo | None:
-    """Return the time zone of an IANA name, or None if unknown."""
-    try:
-        return ZoneInfo(name)
-    except (ZoneInfoNotFoundError, ValueError, OSError):
-        # This host does not know the zone: fall back to the host's own.
-        return None
-
-
 def to_local_time(moment: datetime, zone: str = "") -> datetime:
     """Convert a time to the time zone it is displayed in.
 
@@ -79,13 +77,7 @@ def to_local_time(moment: datetime, zone: str = "") -> datetime:
         moment: An aware datetime.
         zone: IANA name of the cluster's zone, "" for the system's; ``TZ`` takes precedence.
     """
-    try:
-        if zone and "TZ" not in os.environ:
-            return moment.astimezone(_load_zone(zone))
-        return moment.astimezone()
-    except (OverflowError, OSError, ValueError):
-        # At the ends of the calendar the time does not exist in every zone.
-        return moment
+    return to_zone(moment, "" if "TZ" in os.environ else zone)
 
 
 def format_time(moment: datetime | None, zone: str = "", now: datetime | None = None) -> str:
@@ -103,14 +95,14 @@ def format_time(moment: datetime | None, zone: str = "", now: datetime | None = 
     if pattern == "relative":
         pattern = choose_relative_format(local_time, to_local_time(now or datetime.now(UTC), zone))
     elif pattern in ("", "standard"):
-        pattern = _TIME_FORMAT
+        pattern = TIME_FORMAT
     return local_time.strftime(pattern)
 
 
 def find_requested_zone() -> str:
     """Return the IANA zone of typed times from ``TZ``; "" means the cluster's zone."""
     name = os.environ.get("TZ", "").removeprefix(":")
-    return name if name and _load_zone(name) is not None else ""
+    return name if find_timezone(name) is not None else ""
 
 
 _STATE_COLOURS = {
@@ -130,6 +122,11 @@ _PIPE_ESCAPE = "\\x7c"
 """Replaces ``|`` within a field, so that it cannot separate fields."""
 
 
+TimeUnit = Literal["hours", "minutes", "seconds"]
+"""Units of resource time."""
+_UNIT_SECONDS: dict[TimeUnit, int] = {"hours": HOUR_S, "minutes": 60, "seconds": 1}
+
+
 class Style(msgspec.Struct, frozen=True, kw_only=True):
     """Output format that the options of a command select.
 
@@ -138,38 +135,14 @@ class Style(msgspec.Struct, frozen=True, kw_only=True):
         parsable: Separate fields by ``|``, as ``--parsable2`` of Slurm's commands does.
         has_header: Whether tables begin with a line of column names.
         columns: Names of the columns to print; empty for the table's default columns.
+        hours_unit: Unit of resource time.
     """
 
     json: bool = False
     parsable: bool = False
     has_header: bool = True
     columns: tuple[str, ...] = ()
-
-
-class Column(msgspec.Struct, frozen=True):
-    """A table column: its heading and how it formats a row.
-
-    Attributes:
-        name: Heading, and the name in ``--format`` (case-insensitive).
-        text: Formats a row for people.
-        format_plain: Formats a row for programs, if that differs.
-        right: Whether to align the column to the right.
-        is_default: Whether people see it by default.
-        max_width: Most characters of a cell that people see; 0 for no limit. Programs get all.
-    """
-
-    name: str
-    text: Callable[[Any], str]
-    format_plain: Callable[[Any], str] | None = None
-    right: bool = False
-    is_default: bool = True
-    max_width: int = 0
-
-    def format_cell(self, row: Any) -> str:
-        """Return the text of a cell for people, safe to print."""
-        text = escape_unprintable(self.text(row))
-        # Three dots, because not every terminal encoding has the ellipsis character.
-        return f"{text[: self.max_width - 3]}..." if 0 < self.max_width < len(text) else text
+    hours_unit: TimeUnit = "hours"
 
 
 def is_terminal() -> bool:
@@ -218,51 +191,36 @@ def write_bytes(data: bytes) -> None:
     sys.stdout.buffer.flush()
 
 
-def print_table(columns: Sequence[Column], rows: Iterable[Any], style: Style) -> None:
+def print_table(
+    columns: Sequence[Column], rows: Iterable[Any], style: Style, reply: Any = None
+) -> None:
     """Print rows as a table: parsable, drawn by Rich, or aligned plain text.
 
     Args:
         columns: All columns of the table.
         rows: The rows that the columns format.
         style: Format, header and chosen columns.
+        reply: The reply that holds the rows, for columns and time zones that need it.
 
     Raises:
         UsageError: ``style.columns`` names an unknown column.
     """
-    chosen_columns = _choose_columns(columns, style)
+    table = _Table(columns, list(rows), style, reply)
     if style.parsable:
-        _print_parsable(chosen_columns, rows, style)
-    elif is_terminal():
-        row_list = list(rows)
-        if row_list:
-            print_renderables(_draw_table(chosen_columns, row_list, style))
-    else:
-        _print_aligned(chosen_columns, rows, style)
+        table.print_parsable()
+    elif not is_terminal():
+        table.print_aligned()
+    elif table.rows:
+        print_renderables(table.draw())
 
 
-def print_csv(columns: Sequence[Column], rows: Iterable[Any], style: Style) -> None:
-    """Print rows as CSV, with all columns unless some are chosen.
-
-    Args:
-        columns: All columns of the table.
-        rows: The rows that the columns format.
-        style: Header and chosen columns.
-
-    Raises:
-        UsageError: ``style.columns`` names an unknown column.
-    """
-    import csv
-    import io
-
-    chosen_columns = _choose_columns(columns, style) if style.columns else columns
-    buffer = io.StringIO(newline="")
-    writer = csv.writer(buffer)
-    if style.has_header:
-        writer.writerow([column.name for column in chosen_columns])
-    for row in rows:
-        cells = [(column.format_plain or column.text)(row) for column in chosen_columns]
-        writer.writerow([quote_formula(cell) for cell in cells])
-    write_bytes(buffer.getvalue().encode())
+def print_csv(
+    columns: Sequence[Column], rows: Iterable[Any], style: Style, reply: Any = None
+) -> None:
+    """Print rows as CSV, with all columns unless some are chosen; see :func:`print_table`."""
+    table = _Table(columns, list(rows), style, reply, shows_all=True)
+    text = write_csv(table.columns, table.list_exact_cells(), header=style.has_header)
+    write_bytes(text.encode())
 
 
 def print_facts(facts: Iterable[tuple[str, str]]) -> None:
@@ -361,80 +319,155 @@ def _guess_language(text: str) -> str:
     return "bash"
 
 
-def _choose_columns(columns: Sequence[Column], style: Style) -> list[Column]:
-    """Return the requested columns, or the default ones."""
-    if not style.columns:
-        return [column for column in columns if column.is_default or style.parsable]
-    columns_by_name = {column.name.lower(): column for column in columns}
-    unknown_names = [name for name in style.columns if name.lower() not in columns_by_name]
-    if unknown_names:
-        names = ", ".join(column.name for column in columns)
-        raise UsageError(
-            f"there is no column {unknown_names[0]!r}: the columns are {names}", unknown_names
+class _Table:
+    """Rows of a table with the columns that a style selects."""
+
+    def __init__(
+        self,
+        columns: Sequence[Column],
+        rows: list[Any],
+        style: Style,
+        reply: Any,
+        *,
+        shows_all: bool = False,
+    ) -> None:
+        self.rows = rows
+        self._style = style
+        self._reply = reply
+        if style.columns:
+            self.columns = _find_columns(columns, style.columns)
+        elif style.parsable or shows_all:
+            self.columns = list(columns)
+        else:
+            self.columns = choose_columns(columns, rows, reply)
+
+    def list_exact_cells(self) -> Iterator[list[str]]:
+        """Yield the cells of each row for programs."""
+        for row in self.rows:
+            yield [self._format_exact(column, row) for column in self.columns]
+
+    def _format_exact(self, column: Column, row: Any) -> str:
+        if column.format == "time":
+            value = column.read_exact_value(row, self._reply)
+            return value or "" if not isinstance(value, datetime) else self._format_time(value, row)
+        unit_s = _UNIT_SECONDS[self._style.hours_unit]
+        return format_for_programs(column, row, self._reply, hours_unit_s=unit_s)
+
+    def _format_time(self, value: datetime | Before, row: Any) -> str:
+        zone = get_zone_name(row, self._reply)
+        if isinstance(value, Before):
+            return f"<{format_time(value.moment, zone)}"
+        return format_time(value, zone)
+
+    def _format(self, column: Column, row: Any) -> str:
+        """Return the text of a cell for people, safe to print."""
+        value = column.read_value(row, self._reply)
+        if value is None:
+            return "-" if column.format == "money" else ""
+        text = escape_unprintable(
+            value if isinstance(value, str) else self._format_value(column, value, row)
         )
-    return [columns_by_name[name.lower()] for name in style.columns]
+        width = column.max_width
+        # Three dots, because not every terminal encoding has the ellipsis character.
+        return f"{text[: width - 3]}..." if 0 < width < len(text) else text
 
+    def _format_value(self, column: Column, value: Any, row: Any) -> str:
+        match column.format:
+            case "time":
+                return self._format_time(value, row)
+            case "bytes":
+                return format_size(value)
+            case "duration":
+                return format_span(round(value))
+            case "money":
+                from steward.bank.money import Unit, format_money
 
-def _print_parsable(columns: Sequence[Column], rows: Iterable[Any], style: Style) -> None:
-    """Print a table with fields separated by ``|``."""
-    lines = []
-    if style.has_header:
-        lines.append("|".join(column.name for column in columns))
-    for row in rows:
-        fields = ((column.format_plain or column.text)(row) for column in columns)
-        lines.append(
-            "|".join(escape_unprintable(field).replace("|", _PIPE_ESCAPE) for field in fields)
+                unit = Unit("", getattr(self._reply, "decimals", 2))
+                return format_money(value, unit).strip()
+            case "hours" if self._style.hours_unit != "seconds":
+                return f"{value / _UNIT_SECONDS[self._style.hours_unit]:.1f}"
+            case "percent":
+                return f"{100 * value:.1f}"
+            case "decimal":
+                return f"{value:.1f}"
+            case _:
+                return format_text(value)
+
+    def print_parsable(self) -> None:
+        """Print a table with fields separated by ``|``."""
+        lines = ["|".join(column.name for column in self.columns)] * self._style.has_header
+        lines += (
+            "|".join(escape_unprintable(cell).replace("|", _PIPE_ESCAPE) for cell in cells)
+            for cells in self.list_exact_cells()
         )
-    sys.stdout.write("".join(f"{line}\n" for line in lines))
+        sys.stdout.write("".join(f"{line}\n" for line in lines))
 
-
-def _print_aligned(columns: Sequence[Column], rows: Iterable[Any], style: Style) -> None:
-    """Print a table as plain text with aligned columns."""
-    cell_rows = [[column.format_cell(row) for column in columns] for row in rows]
-    if style.has_header:
-        cell_rows.insert(0, [column.name for column in columns])
-    widths = [
-        max((len(row_cells[index]) for row_cells in cell_rows), default=0)
-        for index in range(len(columns))
-    ]
-    for row_cells in cell_rows:
-        padded = [
-            cell.rjust(width) if column.right else cell.ljust(width)
-            for cell, width, column in zip(row_cells, widths, columns, strict=True)
+    def print_aligned(self) -> None:
+        """Print a table as plain text with aligned columns."""
+        cell_rows = [[self._format(column, row) for column in self.columns] for row in self.rows]
+        if self._style.has_header:
+            cell_rows.insert(0, [column.name for column in self.columns])
+        widths = [
+            max((len(row_cells[index]) for row_cells in cell_rows), default=0)
+            for index in range(len(self.columns))
         ]
-        sys.stdout.write("  ".join(padded).rstrip() + "\n")
+        for row_cells in cell_rows:
+            padded = [
+                cell.rjust(width) if column.is_number else cell.ljust(width)
+                for cell, width, column in zip(row_cells, widths, self.columns, strict=True)
+            ]
+            sys.stdout.write("  ".join(padded).rstrip() + "\n")
 
+    def draw(self) -> "RenderableType":
+        """Draw a table with Rich."""
+        from rich.table import Table
+        from rich.text import Text
 
-def _draw_table(columns: Sequence[Column], rows: list[Any], style: Style) -> "RenderableType":
-    """Draw a table with Rich."""
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(
-        box=None,
-        show_header=style.has_header,
-        header_style="bold underline",
-        pad_edge=False,
-        padding=(0, 2, 0, 0),
-    )
-    cell_texts = {column.name: [column.format_cell(row) for row in rows] for column in columns}
-    # Omit columns that are empty in every row, unless the user asked for them.
-    visible = [column for column in columns if style.columns or any(cell_texts[column.name])]
-    for column in visible:
-        table.add_column(
-            column.name,
-            justify="right" if column.right else "left",
-            no_wrap=column.name in _NEVER_WRAPPED,
-            overflow="fold",
+        table = Table(
+            box=None,
+            show_header=self._style.has_header,
+            header_style="bold underline",
+            pad_edge=False,
+            padding=(0, 2, 0, 0),
         )
-    for index in range(len(rows)):
-        cells = []
+        cells_by_name = {
+            column.name: [self._format(column, row) for row in self.rows] for column in self.columns
+        }
+        # Omit columns that are empty in every row, unless the user asked for them.
+        visible = [
+            column
+            for column in self.columns
+            if self._style.columns or any(cells_by_name[column.name])
+        ]
         for column in visible:
-            cell = cell_texts[column.name][index]
-            colour = _STATE_COLOURS.get(cell.partition(" ")[0]) if column.name == "State" else None
-            cells.append(Text(cell, style=colour or ""))
-        table.add_row(*cells)
-    return table
+            table.add_column(
+                column.name,
+                justify="right" if column.is_number else "left",
+                no_wrap=column.name in _NEVER_WRAPPED,
+                overflow="fold",
+            )
+        for index in range(len(self.rows)):
+            cells = []
+            for column in visible:
+                cell = cells_by_name[column.name][index]
+                colour = (
+                    _STATE_COLOURS.get(cell.partition(" ")[0]) if column.name == "State" else None
+                )
+                cells.append(Text(cell, style=colour or ""))
+            table.add_row(*cells)
+        return table
+
+
+def _find_columns(columns: Sequence[Column], names: Sequence[str]) -> list[Column]:
+    """Return the requested columns."""
+    columns_by_name = {column.name.lower(): column for column in columns}
+    unknown_names = [name for name in names if name.lower() not in columns_by_name]
+    if unknown_names:
+        known_names = ", ".join(column.name for column in columns)
+        raise UsageError(
+            f"there is no column {unknown_names[0]!r}: the columns are {known_names}", unknown_names
+        )
+    return [columns_by_name[name.lower()] for name in names]
 
 
 _BAR_INTERVAL_S = 0.1

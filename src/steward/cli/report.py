@@ -4,13 +4,11 @@ Each command calls one action ``reports.NAME`` and prints its rows by period; :c
 holds the options that all reports share.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, get_args
 
 import msgspec
 import typer
 
-from steward.accounting.sacct.values import format_span
 from steward.cli import options, output
 from steward.cli.groups import CONTEXT
 from steward.cli.options import (
@@ -24,7 +22,7 @@ from steward.cli.options import (
     with_options,
 )
 from steward.cli.output import (
-    Column,
+    TimeUnit,
     find_requested_zone,
     format_time,
     print_csv,
@@ -33,16 +31,14 @@ from steward.cli.output import (
 )
 from steward.core.errors import UsageError
 from steward.reports.requests import (
-    AccountRow,
     AccountsRequest,
     ClusterReply,
     ClusterRequest,
     JobCountsRequest,
-    PartitionRow,
     PartitionUsageRequest,
     PeriodLength,
     ReportReply,
-    UserRow,
+    ReportRequest,
     UsersRequest,
     WaitsRequest,
     WasteRequest,
@@ -78,12 +74,9 @@ Csv = Annotated[bool, typer.Option("--csv", help="Print a table with commas.")]
 Top = Annotated[
     int, typer.Option("--top", "-L", min=0, help="So many of each cluster and period; 0 for all.")
 ]
-Unit = Literal["hours", "minutes", "seconds"]
-"""Units of resource time."""
 Group = Literal["", "size", "account", "user"]
 """What ``waits`` groups by, beside the partition."""
 
-_UNIT_SECONDS: Final[dict[Unit, int]] = {"hours": 3600, "minutes": 60, "seconds": 1}
 _PERIOD_NAMES: Final[dict[str, PeriodLength]] = {
     "": "",
     "month": "month",
@@ -109,23 +102,8 @@ class ReportOptions(msgspec.Struct, frozen=True):
     """
 
     fields: dict[str, Any]
-    unit: Unit
+    unit: TimeUnit
     as_csv: bool
-
-    def make_amount_column(self, field: str, label: str, *, is_default: bool = True) -> Column:
-        """Return a column for an attribute in seconds, shown in the chosen unit."""
-
-        def text(row: Any) -> str:
-            seconds = getattr(row, field)
-            if seconds is None:
-                return ""
-            return (
-                str(seconds)
-                if self.unit == "seconds"
-                else f"{seconds / _UNIT_SECONDS[self.unit]:.1f}"
-            )
-
-        return Column(label, text, right=True, is_default=is_default)
 
 
 def _read_period_options(
@@ -139,9 +117,7 @@ def _read_period_options(
     """Read the options that all reports share."""
     if by not in _PERIOD_NAMES:
         raise UsageError(f"--by takes month, week or day, not {by!r}", by)
-    units = [
-        unit_name for unit_name in _UNIT_SECONDS if unit and unit_name.startswith(unit.lower())
-    ]
+    units = [name for name in get_args(TimeUnit) if unit and name.startswith(unit.lower())]
     if not units:
         raise UsageError(f"--time takes hours, minutes or seconds, not {unit!r}", unit)
     fields = {
@@ -189,55 +165,11 @@ def report() -> None:
 @with_options(_read_period_options)
 def cluster(report_options: ReportOptions, call: CommandCall) -> None:
     """Tell what a cluster's CPUs and GPUs did, as 'sreport cluster Utilization' does."""
-    reply = call.send("reports.cluster", ClusterRequest(**report_options.fields))
-    has_gpus = any(row.gpus or row.allocated_gpu_s for row in reply.rows)
-    _print_report(
-        reply,
-        report_options,
-        call,
-        [
-            Column("Jobs", lambda row: str(row.jobs), right=True),
-            report_options.make_amount_column("allocated_cpu_s", "Allocated"),
-            report_options.make_amount_column("down_cpu_s", "Down"),
-            report_options.make_amount_column("planned_down_cpu_s", "PlannedDown"),
-            report_options.make_amount_column("idle_cpu_s", "Idle"),
-            report_options.make_amount_column("planned_cpu_s", "Planned"),
-            report_options.make_amount_column("reported_cpu_s", "Reported"),
-            Column(
-                "Used%",
-                lambda row: _format_percentage(row.allocated_cpu_s, row.reported_cpu_s),
-                right=True,
-            ),
-            report_options.make_amount_column(
-                "allocated_gpu_s", "GPUAllocated", is_default=has_gpus
-            ),
-            report_options.make_amount_column("down_gpu_s", "GPUDown", is_default=False),
-            report_options.make_amount_column(
-                "planned_down_gpu_s", "GPUPlannedDown", is_default=False
-            ),
-            report_options.make_amount_column("idle_gpu_s", "GPUIdle", is_default=has_gpus),
-            report_options.make_amount_column("reported_gpu_s", "GPUReported", is_default=has_gpus),
-            report_options.make_amount_column("known_s", "Known", is_default=False),
-            *_make_capacity_columns("cpus", "gpus", "nodes"),
-        ],
+    reply: ClusterReply = _print_report(
+        "cluster", ClusterRequest(**report_options.fields), report_options, call
     )
     if not reply.sensor:
         output.print_note("There is no sensor, which alone tells of capacity: see [sensor].")
-
-
-def _make_capacity_columns(*names: str) -> list[Column]:
-    """Define hidden columns of capacity: CPUs, GPUs, nodes."""
-
-    def of(name: str) -> Callable[[Any], str]:
-        return lambda row: str(getattr(row, name))
-
-    labels = {"cpus": "CPUs", "gpus": "GPUs", "nodes": "Nodes"}
-    return [Column(labels[name], of(name), right=True, is_default=False) for name in names]
-
-
-def _format_percentage(part: int | None, whole: int | None) -> str:
-    """Format a part of a whole as a percentage; "" if unknown."""
-    return f"{100 * part / whole:.1f}" if part is not None and whole else ""
 
 
 @app.command()
@@ -245,13 +177,7 @@ def _format_percentage(part: int | None, whole: int | None) -> str:
 @with_options(_read_job_options)
 def accounts(report_options: ReportOptions, call: CommandCall) -> None:
     """Tell who used what: each account in all, then its users."""
-    reply = call.send("reports.accounts", AccountsRequest(**report_options.fields))
-    columns = [
-        Column("Account", lambda row: row.account),
-        Column("User", lambda row: "" if row.uid is None else row.user or str(row.uid)),
-        *_make_resource_columns(reply.rows, report_options),
-    ]
-    _print_report(reply, report_options, call, columns)
+    _print_report("accounts", AccountsRequest(**report_options.fields), report_options, call)
 
 
 @app.command()
@@ -263,33 +189,7 @@ def users(
     top: Top = 0,
 ) -> None:
     """Tell who used most."""
-    reply = call.send("reports.users", UsersRequest(**report_options.fields, top=top))
-    columns = [
-        Column("User", _format_row_user),
-        Column("Accounts", lambda row: ",".join(row.accounts), max_width=40),
-        *_make_resource_columns(reply.rows, report_options),
-        Column("Completed", lambda row: str(row.completed), right=True),
-        Column("Failed", lambda row: str(row.failed), right=True),
-    ]
-    _print_report(reply, report_options, call, columns)
-
-
-def _format_row_user(row: Any) -> str:
-    """Return a row's user name, or the uid."""
-    return row.user or ("" if row.uid is None else str(row.uid))
-
-
-def _make_resource_columns(
-    rows: Sequence[AccountRow | UserRow | PartitionRow], report_options: ReportOptions
-) -> list[Column]:
-    """Define the columns of resource use; GPUs only if any were used."""
-    has_gpus = any(row.gpu_s for row in rows)
-    return [
-        Column("Jobs", lambda row: str(row.jobs), right=True),
-        report_options.make_amount_column("cpu_s", "CPU"),
-        report_options.make_amount_column("gpu_s", "GPU", is_default=has_gpus),
-        report_options.make_amount_column("node_s", "Node", is_default=False),
-    ]
+    _print_report("users", UsersRequest(**report_options.fields, top=top), report_options, call)
 
 
 @app.command()
@@ -297,31 +197,8 @@ def _make_resource_columns(
 @with_options(_read_job_options)
 def partitions(report_options: ReportOptions, call: CommandCall) -> None:
     """Tell what was used of partitions, and how long jobs waited for them."""
-    reply = call.send("reports.partitions", PartitionUsageRequest(**report_options.fields))
-    columns = [
-        Column("Partition", lambda row: row.partition),
-        *_make_resource_columns(reply.rows, report_options),
-        *_make_wait_columns(),
-    ]
-    _print_report(reply, report_options, call, columns)
-
-
-def _make_wait_columns() -> list[Column]:
-    """Define the columns of wait times: number, median, 90th percentile, longest."""
-
-    def of(name: str) -> tuple[Callable[[Any], str], Callable[[Any], str]]:
-        def plain(row: Any) -> str:
-            value = getattr(row, name)
-            return "" if value is None else str(value)
-
-        return (lambda row: format_span(getattr(row, name))), plain
-
-    return [
-        Column("Started", lambda row: str(row.started), right=True),
-        Column("Median", *of("median_s"), right=True),
-        Column("P90", *of("p90_s"), right=True),
-        Column("Longest", *of("longest_s"), right=True),
-    ]
+    request = PartitionUsageRequest(**report_options.fields)
+    _print_report("partitions", request, report_options, call)
 
 
 @app.command()
@@ -338,20 +215,8 @@ def waits(
     """Tell how long jobs waited, from when they might begin until they did."""
     if group not in _GROUPS:
         raise UsageError(f"--group takes size, account or user, not {group!r}", group)
-    reply = call.send("reports.waits", WaitsRequest(**report_options.fields, group=_GROUPS[group]))
-    columns = [
-        Column("Partition", lambda row: row.partition),
-        Column("Account", lambda row: row.account, is_default=group == "account"),
-        Column("User", lambda row: row.user, is_default=group == "user"),
-        Column("CPUs", _format_cpu_range, right=True, is_default=group == "size"),
-        *_make_wait_columns(),
-    ]
-    _print_report(reply, report_options, call, columns)
-
-
-def _format_cpu_range(row: Any) -> str:
-    """Format a range of CPU counts."""
-    return f"{row.least_cpus}-{row.most_cpus or ''}"
+    request = WaitsRequest(**report_options.fields, group=_GROUPS[group])
+    _print_report("waits", request, report_options, call)
 
 
 @app.command()
@@ -359,18 +224,7 @@ def _format_cpu_range(row: Any) -> str:
 @with_options(_read_job_options)
 def jobs(report_options: ReportOptions, call: CommandCall) -> None:
     """Tell how many jobs there were, by account, size and state."""
-    reply = call.send("reports.jobs", JobCountsRequest(**report_options.fields))
-    columns = [
-        Column("Account", lambda row: row.account),
-        Column("CPUs", _format_cpu_range, right=True),
-        Column("State", lambda row: row.state),
-        Column("Jobs", lambda row: str(row.jobs), right=True),
-        report_options.make_amount_column("cpu_s", "CPU"),
-        report_options.make_amount_column(
-            "gpu_s", "GPU", is_default=any(row.gpu_s for row in reply.rows)
-        ),
-    ]
-    _print_report(reply, report_options, call, columns)
+    _print_report("jobs", JobCountsRequest(**report_options.fields), report_options, call)
 
 
 @app.command()
@@ -386,58 +240,35 @@ def waste(
     Used% is the CPU time of what the jobs had, Memory% the most that they used of it, Time%
     how long they ran of their limits. Who wasted most CPUs is first.
     """
-    reply = call.send("reports.waste", WasteRequest(**report_options.fields, top=top))
-    columns = [
-        Column("Account", lambda row: row.account),
-        Column("User", _format_row_user),
-        Column("Jobs", lambda row: str(row.jobs), right=True),
-        Column("Measured", lambda row: str(row.measured), right=True, is_default=False),
-        report_options.make_amount_column("cpu_s", "CPU"),
-        report_options.make_amount_column("used_cpu_s", "Used"),
-        Column("Used%", lambda row: _format_percentage(row.used_cpu_s, row.cpu_s), right=True),
-        Column(
-            "Memory%",
-            lambda row: _format_percentage(row.used_memory_byte_s, row.memory_byte_s),
-            right=True,
-        ),
-        Column("Time%", lambda row: _format_percentage(row.elapsed_s, row.limit_s), right=True),
-    ]
-    _print_report(reply, report_options, call, columns)
+    _print_report("waste", WasteRequest(**report_options.fields, top=top), report_options, call)
 
 
 def _print_report(
-    reply: ReportReply, report_options: ReportOptions, call: CommandCall, columns: Sequence[Column]
-) -> None:
-    """Print a report; period and cluster are shown if there are several."""
-    style = call.style
+    name: str, request: ReportRequest, report_options: ReportOptions, call: CommandCall
+) -> Any:
+    """Call a report's action, print its reply and return it."""
+    style = msgspec.structs.replace(call.style, hours_unit=report_options.unit)
     if report_options.as_csv and (style.json or style.parsable):
         raise UsageError("--csv, --json and --parsable2 exclude each other")
+    reply: ReportReply = call.send(f"reports.{name}", request)
     if style.json:
         print_json(reply)
-        return
-    rows = reply.rows
-    periods, zone = reply.periods, reply.zone
-    clusters = {row.cluster for row in rows}
-    table = [
-        Column("Period", lambda row: periods[row.period].label, is_default=len(periods) > 1),
-        Column("Start", lambda row: format_time(periods[row.period].since, zone), is_default=False),
-        Column("End", lambda row: format_time(periods[row.period].until, zone), is_default=False),
-        Column("Cluster", lambda row: row.cluster, is_default=len(clusters) > 1),
-        *columns,
-    ]
+        return reply
     if report_options.as_csv:
-        print_csv(table, rows, style)
-        return
+        print_csv(reply.layout, reply.rows, style, reply)
+        return reply
     if not style.parsable:
+        periods, zone = reply.periods, reply.zone
         begin, end = (format_time(at, zone) for at in (periods[0].since, periods[-1].until))
         output.print_note(f"From {begin} to {end}, in {report_options.unit}.")
         if not reply.is_all:
             output.print_note(
                 "Of jobs that you may see: yours, and those of accounts that you lead."
             )
-    print_table(table, rows, style)
-    if not rows and not style.parsable:
+    print_table(reply.layout, reply.rows, style, reply)
+    if not reply.rows and not style.parsable:
         output.print_warning(_explain_empty(reply, report_options))
+    return reply
 
 
 def _explain_empty(reply: ReportReply, report_options: ReportOptions) -> str:

@@ -28,7 +28,6 @@ from steward.cli import output
 from steward.cli.groups import CONTEXT
 from steward.cli.options import LARGEST_NUMBER, CommandCall, with_call_and_columns, with_json_call
 from steward.cli.output import (
-    Column,
     find_requested_zone,
     format_count,
     format_time,
@@ -36,6 +35,7 @@ from steward.cli.output import (
     print_table,
 )
 from steward.core.errors import UsageError
+from steward.core.layouts import Column
 
 if TYPE_CHECKING:
     from steward.automation.rules.store import Execution
@@ -122,15 +122,15 @@ def _format_rule_state(summary: RuleSummary) -> str:
 
 
 _RULE_COLUMNS = [
-    Column("Rule", lambda one: one.rule),
-    Column("Is", _format_rule_state),
-    Column("Trigger", lambda one: one.trigger),
-    Column("Action", lambda one: one.action),
-    Column("Acted", lambda one: str(one.acted), right=True),
-    Column("Last", lambda one: format_time(one.last) if one.last else ""),
-    Column("SwitchedBy", lambda one: one.switched_by),
-    Column("Description", lambda one: one.description, is_default=False),
-    Column("File", lambda one: "shipped" if one.shipped else one.path, lambda one: one.path),
+    Column("Rule", "rule"),
+    Column("Is", lambda row, _: _format_rule_state(row)),
+    Column("Trigger", "trigger"),
+    Column("Action", "action"),
+    Column("Acted", "acted", "count"),
+    Column("Last", lambda one, _: format_time(one.last) if one.last else ""),
+    Column("SwitchedBy", "switched_by"),
+    Column("Description", "description", show="requested"),
+    Column("File", lambda one, _: "shipped" if one.shipped else one.path, exact="path"),
 ]
 
 
@@ -303,18 +303,18 @@ def _format_run_time(execution: "Execution") -> str:
 
 
 _HISTORY_COLUMNS = [
-    Column("ID", lambda one: str(one.id), right=True),
-    Column("Decided", lambda one: format_time(one.made)),
-    Column("Rule", lambda one: one.rule),
-    Column("Cluster", lambda one: one.cluster, is_default=False),
-    Column("Event", lambda one: one.event),
-    Column("Action", lambda one: one.action),
-    Column("Status", lambda one: one.status or one.phase),
-    Column("Seconds", _format_run_time, right=True),
-    Column("Tries", lambda one: str(one.tries), right=True, is_default=False),
-    Column("Audit", lambda one: str(one.audit or ""), right=True, is_default=False),
-    Column("Parameters", lambda one: json.dumps(one.parameters), is_default=False),
-    Column("Message", lambda one: one.message, max_width=70),
+    Column("ID", "id", "count"),
+    Column("Decided", "made", "time"),
+    Column("Rule", "rule"),
+    Column("Cluster", "cluster", show="requested"),
+    Column("Event", "event"),
+    Column("Action", "action"),
+    Column("Status", lambda one, _: one.status or one.phase),
+    Column("Seconds", lambda row, _: _format_run_time(row), right=True),
+    Column("Tries", "tries", "count", show="requested"),
+    Column("Audit", lambda one, _: one.audit or "", "count", show="requested"),
+    Column("Parameters", lambda one, _: json.dumps(one.parameters), show="requested"),
+    Column("Message", "message", max_width=70),
 ]
 
 

@@ -21,7 +21,6 @@ from steward.admin.status.requests import (
 from steward.cli import output
 from steward.cli.options import CommandCall, Config, Socket, with_call
 from steward.cli.output import (
-    Column,
     Style,
     format_count,
     format_size,
@@ -32,6 +31,7 @@ from steward.cli.output import (
 from steward.client.places import ClientPlace
 from steward.core.errors import Unavailable
 from steward.core.files import describe_os_error, replace_file
+from steward.core.layouts import Column
 from steward.core.poll_status import LONG_INTERVAL_S
 
 
@@ -87,9 +87,9 @@ def metrics(
 
 
 _STATUS_COLUMNS = [
-    Column("What", lambda row: row.what),
-    Column("State", lambda row: row.state),
-    Column("Detail", lambda row: row.detail),
+    Column("What", "what"),
+    Column("State", "state"),
+    Column("Detail", "detail"),
 ]
 
 

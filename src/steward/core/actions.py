@@ -9,12 +9,13 @@ function decides what the asker may see.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
 import msgspec
 
 from steward.core.access import READ_SCOPES, Caller, check_scope, find_scope
 from steward.core.errors import UsageError
+from steward.core.layouts import Layout
 
 Role = Literal["everyone", "operator", "administrator"]
 
@@ -58,9 +59,11 @@ class Answer(ActionMessage, frozen=True, kw_only=True):
 
     Attributes:
         version: Version of the type.
+        layout: Columns of the answer's rows, for every view.
     """
 
     version: int = 1
+    layout: ClassVar[Layout] = ()
 
 
 class Action(msgspec.Struct, frozen=True, kw_only=True):

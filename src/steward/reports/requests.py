@@ -11,12 +11,13 @@ into periods).
 
 from collections.abc import Iterator
 from datetime import UTC, date, datetime, time, timedelta, tzinfo
-from typing import Final, Literal
+from typing import ClassVar, Final, Literal
 
 import msgspec
 
 from steward.core.actions import Answer, Request
 from steward.core.errors import UsageError
+from steward.core.layouts import Column, Layout, read_ratio, read_user
 from steward.slurm.times import parse_time
 
 PeriodLength = Literal["", "month", "week", "day"]
@@ -312,6 +313,45 @@ class WasteRow(ReportRow, frozen=True, kw_only=True):
     elapsed_s: int = 0
 
 
+def _read_period(row: ReportRow, reply: "ReportReply") -> Period:
+    return reply.periods[row.period]
+
+
+def _read_cpu_range(row: "WaitRow | JobCountsRow", _: object) -> str:
+    """Return the range of CPU counts of a size class; "" without size classes."""
+    return f"{row.least_cpus}-{row.most_cpus or ''}" if row.most_cpus or row.least_cpus else ""
+
+
+_PERIOD_COLUMNS: Final = (
+    Column(
+        "Period",
+        lambda row, reply: _read_period(row, reply).label,
+        show=lambda reply: len(reply.periods) > 1,
+    ),
+    Column("Start", lambda row, reply: _read_period(row, reply).since, "time", show="requested"),
+    Column("End", lambda row, reply: _read_period(row, reply).until, "time", show="requested"),
+    Column("Cluster", "cluster", show="several"),
+)
+_ACCOUNT: Final = Column("Account", "account", link="account")
+_USER: Final = Column("User", read_user, link="user")
+_PARTITION: Final = Column("Partition", "partition", link="partition")
+_JOBS: Final = Column("Jobs", "jobs", "count")
+_CPU: Final = Column("CPU", "cpu_s", "hours", title="CPU hours")
+_GPU: Final = Column("GPU", "gpu_s", "hours", title="GPU hours", show="filled")
+_USAGE_COLUMNS: Final = (
+    _JOBS,
+    _CPU,
+    _GPU,
+    Column("Node", "node_s", "hours", title="Node hours", show="pages"),
+)
+_WAIT_COLUMNS: Final = (
+    Column("Started", "started", "count"),
+    Column("Median", "median_s", "duration", title="Median wait"),
+    Column("P90", "p90_s", "duration", title="90 % waited less than"),
+    Column("Longest", "longest_s", "duration", title="Longest wait"),
+)
+
+
 class ReportReply(Answer, frozen=True, kw_only=True):
     """Common fields of every report reply.
 
@@ -338,42 +378,113 @@ class ClusterReply(ReportReply, frozen=True, kw_only=True):
 
     rows: tuple[ClusterRow, ...]
     sensor: bool = False
+    layout: ClassVar[Layout] = (
+        *_PERIOD_COLUMNS,
+        _JOBS,
+        Column("Allocated", "allocated_cpu_s", "hours"),
+        Column("Down", "down_cpu_s", "hours"),
+        Column("PlannedDown", "planned_down_cpu_s", "hours", title="Planned down"),
+        Column("Idle", "idle_cpu_s", "hours"),
+        Column("Planned", "planned_cpu_s", "hours"),
+        Column("Reported", "reported_cpu_s", "hours"),
+        Column("Used%", read_ratio("allocated_cpu_s", "reported_cpu_s"), "percent", title="Used"),
+        Column("GPUAllocated", "allocated_gpu_s", "hours", title="GPUs allocated", show="filled"),
+        Column("GPUDown", "down_gpu_s", "hours", show="requested"),
+        Column("GPUPlannedDown", "planned_down_gpu_s", "hours", show="requested"),
+        Column("GPUIdle", "idle_gpu_s", "hours", title="GPUs idle", show="filled"),
+        Column("GPUReported", "reported_gpu_s", "hours", show="filled"),
+        Column(
+            "GPUUsed%",
+            read_ratio("allocated_gpu_s", "reported_gpu_s"),
+            "percent",
+            title="GPUs used",
+            show="filled",
+        ),
+        Column("Known", "known_s", "hours", show="requested"),
+        Column("CPUs", "cpus", "count", show="requested"),
+        Column("GPUs", "gpus", "count", show="requested"),
+        Column("Nodes", "nodes", "count", show="requested"),
+    )
 
 
 class AccountsReply(ReportReply, frozen=True, kw_only=True):
     """Reply of ``reports.accounts``: a total row for each account, then a row for each user."""
 
     rows: tuple[AccountRow, ...]
+    layout: ClassVar[Layout] = (*_PERIOD_COLUMNS, _ACCOUNT, _USER, *_USAGE_COLUMNS)
 
 
 class UsersReply(ReportReply, frozen=True, kw_only=True):
     """Reply of ``reports.users``, largest usage first."""
 
     rows: tuple[UserRow, ...]
+    layout: ClassVar[Layout] = (
+        *_PERIOD_COLUMNS,
+        _USER,
+        Column("Accounts", "accounts", max_width=40),
+        *_USAGE_COLUMNS,
+        Column("Completed", "completed", "count"),
+        Column("Failed", "failed", "count"),
+    )
 
 
 class PartitionUsageReply(ReportReply, frozen=True, kw_only=True):
     """Reply of ``reports.partitions``."""
 
     rows: tuple[PartitionRow, ...]
+    layout: ClassVar[Layout] = (*_PERIOD_COLUMNS, _PARTITION, *_USAGE_COLUMNS, *_WAIT_COLUMNS)
 
 
 class WaitsReply(ReportReply, frozen=True, kw_only=True):
     """Reply of ``reports.waits``."""
 
     rows: tuple[WaitRow, ...]
+    layout: ClassVar[Layout] = (
+        *_PERIOD_COLUMNS,
+        _PARTITION,
+        Column("Account", "account", link="account", show="filled"),
+        Column("User", "user", link="user", show="filled"),
+        Column("CPUs", _read_cpu_range, show="filled", right=True),
+        *_WAIT_COLUMNS,
+    )
 
 
 class JobCountsReply(ReportReply, frozen=True, kw_only=True):
     """Reply of ``reports.jobs``."""
 
     rows: tuple[JobCountsRow, ...]
+    layout: ClassVar[Layout] = (
+        *_PERIOD_COLUMNS,
+        _ACCOUNT,
+        Column("CPUs", _read_cpu_range, right=True),
+        Column("State", "state"),
+        _JOBS,
+        _CPU,
+        _GPU,
+    )
 
 
 class WasteReply(ReportReply, frozen=True, kw_only=True):
     """Reply of ``reports.waste``, largest waste of CPU time first."""
 
     rows: tuple[WasteRow, ...]
+    layout: ClassVar[Layout] = (
+        *_PERIOD_COLUMNS,
+        _ACCOUNT,
+        _USER,
+        _JOBS,
+        Column("Measured", "measured", "count", show="requested"),
+        _CPU,
+        Column("Used", "used_cpu_s", "hours", title="CPU hours used"),
+        Column("Used%", read_ratio("used_cpu_s", "cpu_s"), "percent", title="CPUs used"),
+        Column(
+            "Memory%",
+            read_ratio("used_memory_byte_s", "memory_byte_s"),
+            "percent",
+            title="Memory used",
+        ),
+        Column("Time%", read_ratio("elapsed_s", "limit_s"), "percent", title="Time limit used"),
+    )
 
 
 _MAX_PERIODS: Final = 1500

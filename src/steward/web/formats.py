@@ -7,10 +7,9 @@ others.
 
 import functools
 import re
-from datetime import UTC, datetime, timedelta, tzinfo
-from functools import lru_cache
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import msgspec
 from markupsafe import Markup, escape
@@ -18,6 +17,8 @@ from markupsafe import Markup, escape
 from steward.archive.requests import HitLine
 from steward.bank import money
 from steward.bank.money import Unit
+from steward.core import layouts
+from steward.core.layouts import Before, Column, to_zone
 from steward.core.printable import escape_line, escape_lines
 from steward.web.node_map import render_node_state
 
@@ -30,26 +31,13 @@ _DASH: Final = "\N{EN DASH}"
 _SIZES: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
-@lru_cache(maxsize=32)
-def find_zone(name: str) -> tzinfo | None:
-    """Return the time zone of an IANA name; None (this host's zone) if unknown."""
-    try:
-        return ZoneInfo(name) if name else None
-    except (ZoneInfoNotFoundError, ValueError, OSError):
-        return None
-
-
 def format_time_html(
     moment: datetime | None, zone: str = "", pattern: str = "%Y-%m-%d %H:%M:%S"
 ) -> Markup | str:
     """Format a time in a zone as a <time> element that also holds the UTC time."""
     if moment is None:
         return _DASH
-    try:
-        local_time = moment.astimezone(find_zone(zone))
-    except (OverflowError, ValueError):
-        # At the ends of the calendar the time does not exist in every zone.
-        local_time = moment
+    local_time = to_zone(moment, zone)
     utc_text = moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     return Markup('<time datetime="{}" title="{}">{}</time>').format(
         utc_text, local_time.strftime("%Y-%m-%d %H:%M:%S %Z"), local_time.strftime(pattern)
@@ -99,12 +87,50 @@ def format_amount_html(value: int | None, unit: str = "", decimals: int = 2) -> 
     return _DASH if value is None else money.format_money(value, Unit(unit, decimals)).strip()
 
 
-def format_state_html(state: str) -> Markup:
-    """Return a job or node state in its colour."""
+def format_state_html(state: str | dict[str, int]) -> Markup:
+    """Return a state in its colour, or the states of an array's tasks with their counts."""
+    if isinstance(state, dict):
+        template = Markup("<span>{} {}</span>")
+        parts = [
+            template.format(format_number_html(count), format_state_html(name))
+            for name, count in state.items()
+        ]
+        return Markup('<span class="tasks">{}</span>').format(Markup(" ").join(parts))
+    state = escape_line(state)
     base = state.split(" ", maxsplit=1)[0].split("+", maxsplit=1)[0].upper()
     return Markup('<span class="state state-{}">{}</span>').format(
         "".join(char for char in base.lower() if char.isalnum()), escape(state)
     )
+
+
+def format_cell(column: Column, row: Any, reply: Any) -> Markup | str:
+    """Format a cell of a reply's table; "" for an unknown value. Templates escape the result.
+
+    Args:
+        column: The column.
+        row: The row.
+        reply: The reply that the row is part of; it has the zone and the bank's decimals.
+    """
+    value = column.read_value(row, reply)
+    if value is None or (isinstance(value, str) and column.format not in _STATES):
+        return escape_line(value or "")
+    match column.format:
+        case "time" if isinstance(value, Before):
+            moment = format_time_html(value.moment, layouts.get_zone_name(row, reply))
+            return Markup("before {}").format(moment)
+        case "time":
+            return format_time_html(value, layouts.get_zone_name(row, reply))
+        case "money":
+            text = format_amount_html(value, "", getattr(reply, "decimals", 2))
+            return Markup('<span class="debt">{}</span>').format(text) if value < 0 else text
+        case "hours":
+            return format_number_html(value / layouts.HOUR_S, 1)
+        case "decimal":
+            return format_number_html(value, 1)
+        case "count" | "bytes" | "duration" | "percent" | "state" | "node_state":
+            return _CELL_FORMATS[column.format](value)
+        case "text":
+            return escape_line(layouts.format_text(value))
 
 
 FILTERS: Final = {
@@ -117,9 +143,23 @@ FILTERS: Final = {
     "state": format_state_html,
     "node_state": render_node_state,
     "printable": escape_line,
+    "cell": format_cell,
+    "columns": functools.partial(layouts.choose_columns, on_page=True),
 }
 """Template filters by name."""
 
+
+_STATES: Final = ("state", "node_state")
+"""Formats of states, which are coloured text."""
+_CELL_FORMATS: Final[dict[str, Callable[[Any], Markup | str]]] = {
+    "count": format_number_html,
+    "bytes": format_size_html,
+    "duration": format_duration_html,
+    "percent": format_percent_html,
+    "state": format_state_html,
+    "node_state": render_node_state,
+}
+"""Functions of the formats that need the value alone."""
 
 _LONGEST_JSON: Final = 20_000
 """Most characters of JSON shown."""

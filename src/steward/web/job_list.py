@@ -1,194 +1,46 @@
 """Job list page: columns, and the view (filters, order, page) that its address encodes.
 
-``COLUMNS`` defines how a row of ``accounting.jobs`` is shown. :class:`JobListView` parses an
-address, builds addresses of changed views, and the requests for the list, the counts by state and
-the script search. ``pages/jobs.py`` uses it.
+``COLUMNS`` are those of the reply to ``accounting.jobs``, and the charge. :class:`JobListView`
+parses an address, builds addresses of changed views, and the requests for the list, the counts by
+state and the script search. ``pages/jobs.py`` uses it.
 """
 
 import shlex
-from collections.abc import Callable
-from datetime import datetime
+from collections.abc import Mapping
 from typing import Any, Final, Self, get_args
 
 import msgspec
 from litestar import Request
-from markupsafe import Markup, escape
 
-from steward.accounting.job_list_requests import JobRow, JobsRequest, JobStatesRequest
-from steward.accounting.job_page.phrases import describe_exit
+from steward.accounting.job_list_requests import JobRow, JobsAnswer, JobsRequest, JobStatesRequest
 from steward.archive.requests import SearchRequest
 from steward.core.errors import UsageError
-from steward.core.printable import escape_line
+from steward.core.layouts import Column
 from steward.jobs.queries import Order
 from steward.web import query
-from steward.web.formats import (
-    format_amount_html,
-    format_duration_html,
-    format_number_html,
-    format_percent_html,
-    format_size_html,
-    format_state_html,
-    format_time_html,
-)
+from steward.web.formats import format_amount_html
+
+COST_COLUMN: Final = Column("Cost", lambda *_: None, "money", show="requested")
+"""Column of charges; the page replaces its value, which is not in the reply."""
+COLUMNS: Final = {column.name.lower(): column for column in (*JobsAnswer.layout, COST_COLUMN)}
+"""All columns except the job's own, by key in an address, in display order."""
+DEFAULT_COLUMNS: Final = tuple(key for key, column in COLUMNS.items() if column.show == "always")
+"""Keys of the default columns."""
 
 
-class CellContext(msgspec.Struct, frozen=True):
-    """Data beside a row that cells need: time zones and charges.
+def make_cost_column(costs: Mapping[tuple[str, int], int], decimals: int) -> Column:
+    """Return the column of charges.
 
-    Attributes:
-        zones: Time zone of each cluster.
+    Args:
         costs: Charge of a job in micro-SU, by cluster and raw job id.
-        unit: Name of the bank's unit.
         decimals: Number of decimals shown.
     """
 
-    zones: dict[str, str]
-    costs: dict[tuple[str, int], int] = {}
-    unit: str = ""
-    decimals: int = 2
+    def format_cost(row: JobRow, _: object) -> str | None:
+        cost = costs.get((row.cluster, row.job_id))
+        return None if cost is None else format_amount_html(cost, "", decimals)
 
-
-JobCell = Callable[[JobRow, CellContext], Markup | str]
-"""Formats one value of a row as text or HTML."""
-
-
-class JobColumn(msgspec.Struct, frozen=True):
-    """A column of the job list.
-
-    Attributes:
-        key: Name in an address.
-        title: Heading.
-        cell: Formats the value of a row.
-        is_number: Whether to align values to the right.
-        needs_bank: Whether the column needs a bank.
-    """
-
-    key: str
-    title: str
-    cell: JobCell
-    is_number: bool = False
-    needs_bank: bool = False
-
-
-def _make_time_cell(get_time: Callable[[JobRow], datetime | None]) -> JobCell:
-    """Return a cell function for a time, in the cluster's zone."""
-    return lambda row, context: format_time_html(get_time(row), context.zones.get(row.cluster, ""))
-
-
-def _make_state_cell(row: JobRow, context: CellContext) -> Markup:  # noqa: ARG001 -- a cell's shape
-    """Show a job's state, or the number of array tasks by state."""
-    if not row.tasks:
-        return format_state_html(
-            escape_line(row.state) or "UNVERIFIED" * (not row.verified) or "UNKNOWN"
-        )
-    template = Markup("<span>{} {}</span>")
-    parts = [
-        template.format(format_number_html(count), format_state_html(escape_line(state)))
-        for state, count in row.tasks.items()
-    ]
-    return Markup('<span class="tasks">{}</span>').format(Markup(" ").join(parts))
-
-
-def _make_limit_cell(row: JobRow, context: CellContext) -> str:  # noqa: ARG001 -- a cell's shape
-    """Show a job's time limit."""
-    return format_duration_html(row.limit_s) if row.limit_s else ""
-
-
-def _make_cost_cell(row: JobRow, context: CellContext) -> str:
-    """Show a job's charge."""
-    cost = context.costs.get((row.cluster, row.job_id))
-    return "" if cost is None else format_amount_html(cost, "", context.decimals)
-
-
-def _make_text_cell(get_text: Callable[[JobRow], str]) -> JobCell:
-    """Return a cell function for text, HTML-escaped."""
-    return lambda row, _: escape(escape_line(get_text(row)))
-
-
-COLUMNS: Final = {
-    column.key: column
-    for column in (
-        JobColumn("cluster", "Cluster", _make_text_cell(lambda row: row.cluster)),
-        JobColumn("name", "Name", _make_text_cell(lambda row: row.name)),
-        JobColumn("user", "User", _make_text_cell(lambda row: row.user or str(row.uid or ""))),
-        JobColumn("account", "Account", _make_text_cell(lambda row: row.account)),
-        JobColumn("partition", "Partition", _make_text_cell(lambda row: row.partition)),
-        JobColumn("qos", "QOS", _make_text_cell(lambda row: row.qos)),
-        JobColumn("state", "State", _make_state_cell),
-        JobColumn("reason", "Reason", _make_text_cell(lambda row: row.reason)),
-        JobColumn("submit", "Submitted", _make_time_cell(lambda row: row.submit)),
-        JobColumn("eligible", "Eligible", _make_time_cell(lambda row: row.eligible)),
-        JobColumn("start", "Started", _make_time_cell(lambda row: row.start)),
-        JobColumn("end", "Ended", _make_time_cell(lambda row: row.end)),
-        JobColumn("waited", "Waited", lambda row, _: _format_elapsed(row.waited_s), is_number=True),
-        JobColumn(
-            "elapsed", "Elapsed", lambda row, _: _format_elapsed(row.elapsed_s), is_number=True
-        ),
-        JobColumn("limit", "Time limit", _make_limit_cell, is_number=True),
-        JobColumn(
-            "nodes", "Nodes", lambda row, _: _format_count_or_empty(row.nodes), is_number=True
-        ),
-        JobColumn("nodelist", "Node list", _make_text_cell(lambda row: row.nodelist)),
-        JobColumn("cpus", "CPUs", lambda row, _: _format_count_or_empty(row.cpus), is_number=True),
-        JobColumn(
-            "memory", "Memory", lambda row, _: _format_memory(row.memory_bytes), is_number=True
-        ),
-        JobColumn("tres", "TRES", _make_text_cell(lambda row: row.tres)),
-        JobColumn(
-            "cpu", "CPU used", lambda row, _: _format_share_or_empty(row.cpu), is_number=True
-        ),
-        JobColumn(
-            "cputime", "CPU time", lambda row, _: _format_elapsed(row.cpu_used_s), is_number=True
-        ),
-        JobColumn(
-            "peak", "Memory peak", lambda row, _: _format_memory(row.peak_bytes), is_number=True
-        ),
-        JobColumn(
-            "memused",
-            "Memory used",
-            lambda row, _: _format_share_or_empty(row.memory),
-            is_number=True,
-        ),
-        JobColumn(
-            "exit",
-            "Exit",
-            lambda row, _: "" if row.tasks else describe_exit(row.exit_code, row.exit_signal),
-            is_number=True,
-        ),
-        JobColumn(
-            "restarts",
-            "Restarts",
-            lambda row, _: _format_count_or_empty(row.restarts or None),
-            is_number=True,
-        ),
-        JobColumn("cost", "Cost", _make_cost_cell, is_number=True, needs_bank=True),
-    )
-}
-"""All columns except the job's own, in display order."""
-
-DEFAULT_COLUMNS: Final = (
-    *("name", "user", "account", "partition", "state", "submit"),
-    *("elapsed", "cpus", "cpu", "peak"),
-)
-"""Default columns."""
-
-
-def _format_elapsed(seconds: float | None) -> str:
-    """Format seconds as a duration; "" for None."""
-    return "" if seconds is None else format_duration_html(seconds)
-
-
-def _format_count_or_empty(value: int | None) -> str:
-    return "" if value is None else format_number_html(value)
-
-
-def _format_memory(value: int | None) -> str:
-    return "" if value is None else format_size_html(value)
-
-
-def _format_share_or_empty(value: float | None) -> str:
-    """Format a share as a percentage; "" for None."""
-    return "" if value is None else format_percent_html(value)
+    return msgspec.structs.replace(COST_COLUMN, value=format_cost)
 
 
 DEFAULT_ROWS: Final = 50
@@ -275,7 +127,7 @@ class JobListView(msgspec.Struct, frozen=True, kw_only=True):
         parameters["rows"] = view.rows if view.rows != DEFAULT_ROWS else ""
         return parameters
 
-    def choose_columns(self, *, several_clusters: bool, has_bank: bool) -> tuple[JobColumn, ...]:
+    def choose_columns(self, *, several_clusters: bool, has_bank: bool) -> tuple[Column, ...]:
         """Return the columns to show, in display order.
 
         Args:
@@ -288,7 +140,7 @@ class JobListView(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(
             column
             for key, column in COLUMNS.items()
-            if key in chosen_keys and (has_bank or not column.needs_bank)
+            if key in chosen_keys and (has_bank or column is not COST_COLUMN)
         )
 
     def make_jobs_request(self) -> JobsRequest:

@@ -7,6 +7,7 @@ path prefix. :class:`Plot` is the data of a chart that ``static/plots.js`` draws
 import functools
 import hashlib
 import os
+from collections.abc import Iterable
 from typing import Any, Final
 from urllib.parse import quote, urlencode
 
@@ -15,6 +16,8 @@ import msgspec
 from litestar import Response
 
 from steward import __version__
+from steward.core.actions import Answer
+from steward.core.layouts import format_for_programs, write_csv
 from steward.web.authentication import AuthenticatedRequest
 from steward.web.formats import FILTERS
 
@@ -129,6 +132,26 @@ class Renderer:
         if auth is not None and auth.is_part:
             return Response(None, status_code=204, headers={"HX-Redirect": address})
         return Response(None, status_code=303, headers={"Location": address})
+
+
+def download_reply(
+    reply: Answer, rows: Iterable[Any], file_stem: str, file_format: str
+) -> Response[Any]:
+    """Return a reply as a file: all columns of its rows as CSV, or the reply as JSON.
+
+    Args:
+        reply: The reply; its layout has the columns.
+        rows: The rows.
+        file_stem: Name of the file, without suffix.
+        file_format: ``csv`` or ``json``.
+    """
+    headers = {"Content-Disposition": f'attachment; filename="{file_stem}.{file_format}"'}
+    if file_format == "json":
+        return Response(msgspec.json.encode(reply), media_type="application/json", headers=headers)
+    columns = reply.layout
+    cell_rows = ([format_for_programs(column, row, reply) for column in columns] for row in rows)
+    text = write_csv(columns, cell_rows, header=True)
+    return Response(text, media_type="text/csv", headers=headers)
 
 
 def quote_path_part(text: object) -> str:

@@ -7,13 +7,14 @@ limits. Amounts are micro-SU.
 """
 
 from datetime import datetime
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
 from steward.bank.context import BankContext, BankReply
 from steward.bank.errors import BankRefused, BankUsage
 from steward.bank.ledger import Account, Allocation, Member
 from steward.core.access import Caller
 from steward.core.actions import Action, Request
+from steward.core.layouts import Column, Layout
 
 _OPERATOR_TASK: Final = "create or change accounts and allocations"
 
@@ -80,6 +81,19 @@ class AccountShowRequest(Request, frozen=True, kw_only=True):
     ended: bool = False
 
 
+def _sum_allocations(account: Account, reply: "AccountReply") -> int:
+    return sum(item.balance for item in reply.allocations if item.account == account.name)
+
+
+def _list_rules(account: Account, _: object) -> str:
+    rules = {
+        "draws on parent": account.draws_on_parent,
+        "listed users": account.only_listed,
+        "closed": account.closed,
+    }
+    return ", ".join(rule for rule, applies in rules.items() if applies)
+
+
 class AccountReply(BankReply, frozen=True, kw_only=True):
     """Reply with accounts, their users and their allocations.
 
@@ -94,6 +108,37 @@ class AccountReply(BankReply, frozen=True, kw_only=True):
     users: tuple[Member, ...] = ()
     allocations: tuple[Allocation, ...] = ()
     gate_knows: bool = False
+    layout: ClassVar[Layout] = (
+        Column("Account", "name"),
+        Column("Parent", "parent"),
+        Column("Owners", "owners"),
+        Column("Left", _sum_allocations, "money"),
+        Column("Credit", "credit", "money"),
+        Column("Rules", _list_rules),
+        Column("Note", lambda row, _: row.note if row.known else "nobody created it", max_width=40),
+    )
+    user_layout: ClassVar[Layout] = (
+        Column("Account", "account"),
+        Column("User", "user", link="user"),
+        Column(
+            "Limit",
+            lambda row, _: "none" if row.limit is None else row.limit,
+            "money",
+            exact="limit",
+        ),
+        Column("Spent", "spent", "money"),
+        Column("Listed", "listed"),
+    )
+    allocation_layout: ClassVar[Layout] = (
+        Column("Number", "number", right=True),
+        Column("Account", "account"),
+        Column("Begin", lambda row, _: row.begin if row.end else None, "time"),
+        Column("End", "end", "time"),
+        Column("Given", "given", "money"),
+        Column("Left", "balance", "money"),
+        Column("Rollover", lambda row, _: row.rollover if row.end else ""),
+        Column("Note", "note", max_width=40),
+    )
 
 
 class AccountUserRequest(Request, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ that use them. Amounts are micro-SU.
 
 import logging
 from datetime import datetime, timedelta
-from typing import Annotated, Final
+from typing import Annotated, ClassVar, Final
 
 import msgspec
 
@@ -24,6 +24,7 @@ from steward.bank.gate.requests import Allowance
 from steward.bank.records import Charge, PriceLine, Rate
 from steward.core.access import Caller
 from steward.core.actions import Action, ActionMessage, Request
+from steward.core.layouts import Column, Layout
 from steward.core.timestamps import to_micros
 from steward.jobs.job_ids import JobNameError, parse_job_name
 from steward.slurm.times import load_zone
@@ -88,6 +89,21 @@ class ExplainReply(BankReply, frozen=True, kw_only=True):
     amount: int
     is_right: bool
     charges: tuple[ExplainedCharge, ...]
+    layout: ClassVar[Layout] = (
+        Column("JobIDRaw", lambda line, _: line.charge.job_id),
+        Column("Restarts", lambda line, _: line.charge.restarts),
+        Column("Account", lambda line, _: line.charge.account),
+        Column("User", lambda line, _: line.charge.user),
+        Column("Partition", lambda line, _: line.charge.partition),
+        Column("Amount", lambda line, _: line.charge.amount, "money"),
+        Column("Recomputed", "recomputed", "money"),
+        Column("Refunded", "refunded", "money"),
+        Column("Overdraw", "overdraw", "money"),
+        Column("Rate", lambda line, _: line.charge.rate),
+        Column("Why", lambda line, _: line.charge.why),
+        Column("Source", lambda line, _: line.charge.source),
+        Column("Key", lambda line, _: line.charge.key),
+    )
 
 
 class AllowRequest(Request, frozen=True, kw_only=True):

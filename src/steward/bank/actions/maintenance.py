@@ -8,7 +8,7 @@ notices.
 
 import logging
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 import msgspec
 
@@ -29,6 +29,7 @@ from steward.core.access import Caller
 from steward.core.actions import Action, ActionMessage, Request
 from steward.core.errors import Unavailable
 from steward.core.extensions import load_offer
+from steward.core.layouts import Column, Layout
 from steward.core.timestamps import to_micros
 
 if TYPE_CHECKING:
@@ -88,6 +89,25 @@ class DifferenceLine(ActionMessage, frozen=True, kw_only=True):
     done: bool = False
 
 
+def _format_run(row: DifferenceLine, _: object) -> str:
+    """Return the job id of a run, with its number if the job was requeued."""
+    return f"{row.job_id} run {row.restarts}" if row.restarts else str(row.job_id)
+
+
+_DIFFERENCE_LAYOUT: Final = (
+    Column("Cluster", "cluster", show="requested"),
+    Column("JobID", _format_run, right=True, exact="job_id"),
+    Column("Restarts", "restarts", show="requested"),
+    Column("Account", "account"),
+    Column("User", "user"),
+    Column("Charged", "charged", "money"),
+    Column("Due", "due", "money"),
+    Column("By", "source"),
+    Column("Done", "done"),
+    Column("Why", "why", max_width=60),
+)
+
+
 class ReconcileReply(BankReply, frozen=True, kw_only=True):
     """Reply with the differences found by reconciliation.
 
@@ -98,6 +118,7 @@ class ReconcileReply(BankReply, frozen=True, kw_only=True):
 
     differences: tuple[DifferenceLine, ...]
     dry_run: bool = False
+    layout: ClassVar[Layout] = _DIFFERENCE_LAYOUT
 
 
 class BackfillRequest(Request, frozen=True, kw_only=True):
@@ -134,6 +155,13 @@ class BackfillReply(BankReply, frozen=True, kw_only=True):
     passed_over: int = 0
     unpriced: tuple[DifferenceLine, ...] = ()
     dry_run: bool = False
+    layout: ClassVar[Layout] = (
+        Column("Charges", "charges"),
+        Column("Amount", "amount", "money"),
+        Column("PassedOver", "passed_over"),
+        Column("Unpriced", lambda reply, _: len(reply.unpriced)),
+    )
+    unpriced_layout: ClassVar[Layout] = _DIFFERENCE_LAYOUT
 
 
 class CheckRequest(Request, frozen=True, kw_only=True):
@@ -154,6 +182,11 @@ class CheckReply(BankReply, frozen=True, kw_only=True):
     accounts: int
     position: int
     holds: int | None = None
+    layout: ClassVar[Layout] = (
+        Column("Kind", "kind"),
+        Column("Where", "where"),
+        Column("What", "what"),
+    )
 
 
 class ImportRequest(Request, frozen=True, kw_only=True):
@@ -190,6 +223,18 @@ class ImportReply(BankReply, frozen=True, kw_only=True):
     remarks: tuple[str, ...] = ()
     dry_run: bool = False
     gate_knows: bool = False
+    layout: ClassVar[Layout] = (
+        Column("How", "how"),
+        Column("What", "what"),
+        Column("Name", "name"),
+        Column(
+            "Amount",
+            lambda change, _: "" if change.amount is None else change.amount,
+            "money",
+            exact="amount",
+        ),
+        Column("Detail", "detail"),
+    )
 
 
 class _DryRun(Exception):
@@ -532,6 +577,15 @@ class NoticesReply(BankReply, frozen=True, kw_only=True):
 
     notices: tuple[NoticeLine, ...]
     more: bool = False
+    layout: ClassVar[Layout] = (
+        Column("Number", "number", "count"),
+        Column("By", lambda notice, _: notice.way or "-"),
+        Column("What", "what", max_width=50),
+        Column("To", lambda notice, _: ", ".join(notice.to), show="requested"),
+        Column("Tries", "tries", "count"),
+        Column("Next", lambda notice, _: "set aside" if notice.aside else notice.next_at, "time"),
+        Column("Error", "error", max_width=60),
+    )
 
 
 class NoticesRetryReply(BankReply, frozen=True, kw_only=True):

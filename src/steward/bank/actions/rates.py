@@ -6,7 +6,7 @@ rejected.
 """
 
 from datetime import datetime, timedelta
-from typing import Final
+from typing import ClassVar, Final
 
 import msgspec
 
@@ -17,6 +17,7 @@ from steward.bank.rate_validation import check_rate, list_rate_warnings
 from steward.bank.records import Mode, ModeRule, Rate
 from steward.core.access import Caller
 from steward.core.actions import Action, Request
+from steward.core.layouts import Column, Layout, read_user
 
 _OPERATOR_TASK: Final = "set rates and modes"
 _MOST_REFUSALS: Final = 10_000
@@ -98,6 +99,12 @@ class EnforceReply(BankReply, frozen=True, kw_only=True):
     rules: tuple[ModeRule, ...]
     gate_knows: bool = False
     warning: str = ""
+    layout: ClassVar[Layout] = (
+        Column("Cluster", lambda rule, _: rule.cluster or "all"),
+        Column("Partition", lambda rule, _: rule.partition or "all"),
+        Column("Account", lambda rule, _: rule.account or "all"),
+        Column("Mode", "mode"),
+    )
 
 
 class WouldRefuseRequest(Request, frozen=True, kw_only=True):
@@ -136,6 +143,17 @@ class WouldRefuseReply(BankReply, frozen=True, kw_only=True):
     until: datetime
     more: bool = False
     warning: str = ""
+    layout: ClassVar[Layout] = (
+        Column("Time", "at", "time"),
+        Column("Cluster", "cluster", show="several"),
+        Column("JobID", lambda row, _: row.job_id or None, show="filled", right=True),
+        Column("User", read_user),
+        Column("Account", "account"),
+        Column("Partition", "partition"),
+        Column("Amount", "amount", "money"),
+        Column("Mode", "mode", show="several"),
+        Column("Why", lambda row, _: row.why.split("\n", 1)[0], exact="why"),
+    )
 
 
 def create_rate(context: BankContext, caller: Caller, request: RateCreateRequest) -> RatesReply:

@@ -7,17 +7,18 @@ Amounts are micro-SU.
 """
 
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, ClassVar, Final, Literal
 
 import msgspec
 
 from steward.bank.charged_jobs import map_job_names
 from steward.bank.context import BankContext, BankReply, Rights
 from steward.bank.errors import BankRefused, BankUsage
-from steward.bank.ledger import Account, Allocation, BalanceDay, Statement, UsageRow
-from steward.bank.records import Hold
+from steward.bank.ledger import Account, Allocation, BalanceDay, Statement, StatementLine, UsageRow
+from steward.bank.records import Hold, parse_charge_key
 from steward.core.access import Caller
 from steward.core.actions import Action, ActionMessage, Request
+from steward.core.layouts import Column, Layout, read_user
 from steward.core.timestamps import from_micros
 from steward.slurm.times import load_zone
 
@@ -76,6 +77,29 @@ class AccountBalance(ActionMessage, frozen=True, kw_only=True):
     remote_at: datetime | None = None
 
 
+def _read_spendable(row: AccountBalance, _: object) -> int | None:
+    """Return what the caller may still spend; None without a limit."""
+    return None if row.user_limit is None else row.user_limit - row.user_spent
+
+
+def _read_first_end(row: AccountBalance, reply: "BalanceReply") -> datetime | None:
+    """Return the end of the active allocation that ends first."""
+    ends = (item.end for item in row.allocations if item.end and item.is_active(reply.at))
+    return next(ends, None)
+
+
+def _read_account_state(row: AccountBalance, _: object) -> str:
+    return "closed" if row.closed else "" if row.known else "not created"
+
+
+def _has_limits(reply: "BalanceReply") -> bool:
+    return any(row.user_limit is not None for row in reply.accounts)
+
+
+def _has_other_payers(reply: "BalanceReply") -> bool:
+    return any(row.payer != row.account for row in reply.accounts)
+
+
 class BalanceReply(BankReply, frozen=True, kw_only=True):
     """Reply with balances.
 
@@ -86,6 +110,18 @@ class BalanceReply(BankReply, frozen=True, kw_only=True):
 
     accounts: tuple[AccountBalance, ...]
     at: datetime
+    layout: ClassVar[Layout] = (
+        Column("Account", "account", link="account"),
+        Column("Payer", "payer", show=_has_other_payers, title="Paid by", link="account"),
+        Column("Balance", "balance", "money", title="Left"),
+        Column("Held", "held", "money", title="Held for jobs"),
+        Column("Credit", "credit", "money", show="filled"),
+        Column("Free", "free", "money", title="Free for new jobs"),
+        Column("Yours", _read_spendable, "money", show=_has_limits, title="You may spend"),
+        Column("FirstEnd", _read_first_end, "time", title="Ends"),
+        Column("AsOf", "remote_at", "time", show="filled"),
+        Column("State", _read_account_state, show="filled"),
+    )
 
 
 class StatementRequest(Request, frozen=True, kw_only=True):
@@ -110,6 +146,19 @@ class StatementRequest(Request, frozen=True, kw_only=True):
     before: int = 0
 
 
+def _describe_line(line: StatementLine, reply: "StatementReply") -> str:
+    """Return the job and why it was charged, or the reason of a manual transaction."""
+    if not line.charge:
+        return line.why
+    key_parts = parse_charge_key(line.charge)
+    job_label = (
+        f"job {reply.names.get(line.charge, str(key_parts[1]))}"
+        if key_parts is not None
+        else line.charge
+    )
+    return job_label if line.kind == "charge" else f"{job_label}: {line.why}"
+
+
 class StatementReply(BankReply, frozen=True, kw_only=True):
     """Reply with a statement.
 
@@ -122,6 +171,24 @@ class StatementReply(BankReply, frozen=True, kw_only=True):
     statement: Statement
     older: int = 0
     names: dict[str, str]
+    layout: ClassVar[Layout] = (
+        Column("Time", "at", "time"),
+        Column("Number", "number", show="pages", right=True),
+        Column("Account", "account", show="requested"),
+        Column("Kind", "kind"),
+        Column("User", "user"),
+        Column(
+            "What",
+            _describe_line,
+            title="For",
+            max_width=44,
+            exact=lambda line, _: line.charge or line.why,
+        ),
+        Column("Amount", "amount", "money"),
+        Column("Balance", "balance", "money", title="Left after it"),
+        Column("By", "who", show="pages"),
+        Column("Why", "why", show="pages", max_width=60),
+    )
 
 
 class UsageRequest(Request, frozen=True, kw_only=True):
@@ -180,6 +247,12 @@ class HoldsRequest(Request, frozen=True, kw_only=True):
     job_id: int = 0
 
 
+def _read_hold_state(hold: Hold, _: object) -> str:
+    if hold.started:
+        return "running"
+    return "queued" if hold.confirmed else "unconfirmed"
+
+
 class HoldsReply(BankReply, frozen=True, kw_only=True):
     """Reply with open SU holds.
 
@@ -190,6 +263,18 @@ class HoldsReply(BankReply, frozen=True, kw_only=True):
 
     holds: tuple[Hold, ...]
     total: int
+    layout: ClassVar[Layout] = (
+        Column("Since", lambda hold, _: from_micros(hold.created_us), "time"),
+        Column("Cluster", "cluster", show="several"),
+        Column("JobID", lambda hold, _: hold.job_id or None, title="Job", link="job", right=True),
+        Column("User", read_user),
+        Column("Account", "account"),
+        Column("Held", "remaining", "money"),
+        Column("AtFirst", "amount", "money", title="At first", show="pages"),
+        Column("State", _read_hold_state),
+        Column("Origin", "origin", show="requested"),
+        Column("Hold", "id", show="requested"),
+    )
 
 
 def show_balances(context: BankContext, caller: Caller, request: BalanceRequest) -> BalanceReply:

@@ -5,10 +5,12 @@ the reply holds. Times in replies are UTC.
 """
 
 from datetime import datetime
+from typing import ClassVar
 
 import msgspec
 
 from steward.core.actions import Answer, Request
+from steward.core.layouts import Before, Column, Layout, read_user
 from steward.reports.events import EventItem
 
 
@@ -70,6 +72,15 @@ class NodeSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     gpus: int = 0
 
 
+def _read_since(row: NodeSnapshot, _: object) -> datetime | Before:
+    """Return when a node got its state; if the sensor did not see it, when it first saw it."""
+    return row.since if row.since_is_known else Before(row.since)
+
+
+def _read_reason_user(row: NodeSnapshot, _: object) -> str:
+    return row.reason_user or ("" if row.reason_uid is None else str(row.reason_uid))
+
+
 class NodesReply(Answer, frozen=True, kw_only=True):
     """Reply of ``history.nodes``.
 
@@ -94,6 +105,19 @@ class NodesReply(Answer, frozen=True, kw_only=True):
     position: int = 0
     tag: str = ""
     is_known: bool = False
+    layout: ClassVar[Layout] = (
+        Column("Cluster", "cluster", show="several"),
+        Column("Node", "node", link="node"),
+        Column("State", "state", "node_state"),
+        Column("Since", _read_since, "time", exact="since"),
+        Column("Reason", "reason", max_width=40),
+        Column("By", _read_reason_user),
+        Column("ReasonTime", "reason_at", "time", title="Reason set", show="pages"),
+        Column("Partitions", "partitions", max_width=30),
+        Column("CPUs", lambda row, _: row.cpus or None, "count"),
+        Column("Memory", lambda row, _: row.memory_bytes or None, "bytes"),
+        Column("GPUs", lambda row, _: row.gpus or None, "count"),
+    )
 
 
 class NodeCountsRequest(Request, frozen=True, kw_only=True):
@@ -249,6 +273,18 @@ class NodeJobsReply(Answer, frozen=True, kw_only=True):
     since: datetime
     until: datetime
     is_all: bool = True
+    layout: ClassVar[Layout] = (
+        Column("JobID", "label", link="job"),
+        Column("User", read_user, link="user"),
+        Column("Account", "account"),
+        Column("Name", "name", max_width=24),
+        Column("Partition", "partition"),
+        Column("State", "state", "state"),
+        Column("Start", "start", "time"),
+        Column("End", "end", "time"),
+        Column("CPUs", "cpus", "count"),
+        Column("NodeList", "nodelist", max_width=30),
+    )
 
 
 class JobEventsRequest(Request, frozen=True, kw_only=True):

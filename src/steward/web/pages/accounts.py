@@ -7,8 +7,6 @@ their parents.
 """
 
 import asyncio
-import csv
-import io
 import re
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
@@ -39,12 +37,11 @@ from steward.bank.ledger import Account, Allocation, BalanceDay
 from steward.bank.money import MICRO
 from steward.core.errors import NotFound, StewardError, Unavailable, UsageError
 from steward.core.events import utc_now
-from steward.core.printable import escape_line, quote_formula
+from steward.core.layouts import choose_columns, find_timezone
 from steward.web import query
 from steward.web.authentication import AuthenticatedRequest
 from steward.web.errors import PageNotFound
-from steward.web.formats import find_zone
-from steward.web.rendering import Plot, Renderer, quote_path_part
+from steward.web.rendering import Plot, Renderer, download_reply, quote_path_part
 
 FORECAST_DAYS: Final = 28
 """Days whose mean spending the forecast uses."""
@@ -147,7 +144,7 @@ def _plot_balance(
 def _find_day_end(day: str, zone: str) -> float:
     """Return the end of a day in seconds since 1970."""
     next_day = date.fromisoformat(day) + timedelta(days=1)
-    return datetime.combine(next_day, time(), find_zone(zone)).timestamp()
+    return datetime.combine(next_day, time(), find_timezone(zone)).timestamp()
 
 
 def _count_days(span: timedelta) -> float:
@@ -162,7 +159,6 @@ _HOLDS: Final = 100
 """Most SU holds shown."""
 _LONGEST_HISTORY: Final = timedelta(days=730)
 _DEFAULT_HISTORY: Final = timedelta(days=90)
-_STATEMENT: Final = ("number", "at", "kind", "who", "why", "account", "user", "charge", "amount")
 _MOVE_REQUESTS: Final = {"deposit": DepositRequest, "withdraw": WithdrawRequest}
 """Request type of each kind of money form."""
 
@@ -192,7 +188,8 @@ async def statement(
     )
     reply: StatementReply = await auth.call_action("bank.statement", statement_request)
     if file_format in ("csv", "json"):
-        return _download_statement(reply, name, file_format)
+        file_stem = re.sub(r"[^A-Za-z0-9_-]", "", name) or "account"
+        return download_reply(reply, reply.statement.lines, f"{file_stem}-statement", file_format)
     return pages.render_page_or_part(
         "statement.html",
         auth,
@@ -316,6 +313,7 @@ async def _make_account_page(
         error=error,
         answer=balance_reply,
         line=account_balance,
+        accounts=AccountReply,
         of=bank_account,
         leads=may_edit,
         burning=forecast_balance(
@@ -382,23 +380,6 @@ def _require_bank(auth: AuthenticatedRequest) -> None:
         raise PageNotFound("there is no bank here")
 
 
-def _download_statement(reply: StatementReply, name: str, file_format: str) -> Response[Any]:
-    """Return a statement as a CSV or JSON file."""
-    file_stem = re.sub(r"[^A-Za-z0-9_-]", "", name) or "account"
-    headers = {"Content-Disposition": f'attachment; filename="{file_stem}-statement.{file_format}"'}
-    if file_format == "json":
-        return Response(msgspec.json.encode(reply), media_type="application/json", headers=headers)
-    buffer = io.StringIO()
-    writer = csv.writer(buffer)
-    writer.writerow([*_STATEMENT, "balance"])
-    for line in reply.statement.lines:
-        cells = [getattr(line, field) for field in _STATEMENT[:-1]]
-        cells[1] = line.at.isoformat()
-        amounts = [money.format_money_exact(line.amount), money.format_money_exact(line.balance)]
-        writer.writerow([*(quote_formula(escape_line(str(cell))) for cell in cells), *amounts])
-    return Response(buffer.getvalue(), media_type="text/csv", headers=headers)
-
-
 ACCOUNT_ROUTES: Final = (account, statement, limit, move_money)
 
 
@@ -436,6 +417,7 @@ async def accounts(auth: AuthenticatedRequest, pages: Renderer) -> Response[Any]
         auth,
         here="/accounts",
         answer=reply,
+        columns=choose_columns(reply.layout, reply.accounts, reply, on_page=True),
         rows=list(iterate_tree(account_reply.accounts, reply.accounts)),
     )
 

@@ -44,7 +44,6 @@ from steward.web.authentication import AuthenticatedRequest
 from steward.web.errors import PageNotFound
 from steward.web.event_stream import make_event_rows
 from steward.web.formats import highlight_script, truncate_script
-from steward.web.job_list import CellContext
 from steward.web.rendering import Plot, Renderer, quote_path_part
 
 DEFAULT_TASKS: Final = 512
@@ -368,7 +367,6 @@ async def job_page(
         script_is_cut=script is not None and len(script) > len(truncate_script(script)),
         events=make_event_rows(auth, events.events) if events is not None else [],
         plots={run.line.restarts: plot_steps(run.steps) for run in data.page.runs},
-        shown=CellContext(zones={data.page.cluster: data.page.zone}),
         notable=_NOTABLE,
         **JOB_TEMPLATE_FUNCTIONS,
     )

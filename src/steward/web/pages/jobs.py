@@ -10,16 +10,17 @@ from litestar import Request, Response, get
 from steward.accounting.job_list_requests import JobsAnswer, JobStatesAnswer
 from steward.archive.requests import SearchReply
 from steward.bank.actions.jobs import ChargedJob, ChargedReply, ChargedRequest
+from steward.core.layouts import Column
 from steward.slurm.job_states import SHORT_STATES, STATE_NAMES
 from steward.web.authentication import AuthenticatedRequest
 from steward.web.formats import mark_matches
 from steward.web.job_list import (
     COLUMNS,
+    COST_COLUMN,
     DEFAULT_ROWS,
     MOST_ROWS,
-    CellContext,
-    JobColumn,
     JobListView,
+    make_cost_column,
 )
 from steward.web.rendering import Renderer
 
@@ -43,13 +44,11 @@ async def jobs(request: HttpRequest, auth: AuthenticatedRequest, pages: Renderer
     rows_before = _read_rows_before(request)
     reply: JobsAnswer = await auth.call_action("accounting.jobs", view.make_jobs_request())
     columns = view.choose_columns(several_clusters=len(auth.me.clusters) > 1, has_bank=auth.me.bank)
-    cell_context = await _make_cell_context(auth, reply, columns)
     context: dict[str, Any] = {
         "here": "/jobs",
         "view": view,
-        "columns": columns,
+        "columns": await _add_costs(auth, reply, columns),
         "answer": reply,
-        "shown": cell_context,
         "come": rows_before + len(reply.jobs),
         "begin": str(request.query_params.get("begin", "")) if rows_before else view.page,
         "is_tasks": request.query_params.get("part") == "tasks",
@@ -66,9 +65,12 @@ async def jobs(request: HttpRequest, auth: AuthenticatedRequest, pages: Renderer
     return pages.render_page(
         "jobs.html",
         auth,
-        all_columns=[
-            column for column in COLUMNS.values() if auth.me.bank or not column.needs_bank
-        ],
+        all_columns={
+            key: column
+            for key, column in COLUMNS.items()
+            if auth.me.bank or column is not COST_COLUMN
+        },
+        chosen={column.name for column in columns},
         states=_list_offered_states(view),
         usual=_list_default_columns(auth),
         **context,
@@ -102,35 +104,36 @@ async def _make_search_page(
         zones={role.cluster: role.zone for role in auth.me.clusters},
         marked=mark_matches,
         usual=(),
-        all_columns=(),
+        all_columns={},
         columns=(),
     )
 
 
-async def _make_cell_context(
-    auth: AuthenticatedRequest, reply: JobsAnswer, columns: tuple[JobColumn, ...]
-) -> CellContext:
-    """Return the data that cells need; fetch charges only if a column shows them."""
-    zones = {role.cluster: role.zone for role in auth.me.clusters}
+async def _add_costs(
+    auth: AuthenticatedRequest, reply: JobsAnswer, columns: tuple[Column, ...]
+) -> list[Column]:
+    """Return the columns with the jobs' charges; fetch these only if a column shows them."""
     chargeable = tuple(
         ChargedJob(cluster=row.cluster, job_id=row.job_id, first_submit=row.submit)
         for row in reply.jobs
         if not row.tasks
     )
-    if not chargeable or not any(column.needs_bank for column in columns):
-        return CellContext(zones)
+    if not chargeable or COST_COLUMN not in columns:
+        return list(columns)
     charged_reply: ChargedReply = await auth.call_action(
         "bank.charged", ChargedRequest(jobs=chargeable)
     )
     costs = {(job.cluster, job.job_id): job.amount for job in charged_reply.jobs}
-    return CellContext(zones, costs, charged_reply.unit, charged_reply.decimals)
+
+    cost_column = make_cost_column(costs, charged_reply.decimals)
+    return [cost_column if column is COST_COLUMN else column for column in columns]
 
 
 def _list_default_columns(auth: AuthenticatedRequest) -> list[str]:
     """Return the keys of the default columns, in display order."""
     several_clusters = len(auth.me.clusters) > 1
     return [
-        column.key
+        column.name.lower()
         for column in JobListView().choose_columns(
             several_clusters=several_clusters, has_bank=auth.me.bank
         )

@@ -287,6 +287,7 @@ async def _make_cluster_page(
     )
     context: dict[str, Any] = {
         "role": role,
+        "layout": NodesReply.layout,
         "asked": {"at": at, "state": state_word, "partition": partition, "by": grouping},
         "listed": listed_nodes[offset : offset + _NODES_PER_PAGE],
         "more": offset + _NODES_PER_PAGE if len(listed_nodes) > offset + _NODES_PER_PAGE else 0,

@@ -21,10 +21,10 @@ from steward.bank.money import MICRO
 from steward.core.access import SCOPES
 from steward.core.errors import PermissionRefused, StewardError, Unavailable, UsageError
 from steward.core.events import utc_now
+from steward.core.layouts import find_timezone
 from steward.reports.requests import WasteReply, WasteRequest
 from steward.web.authentication import AuthenticatedRequest
 from steward.web.errors import PageNotFound
-from steward.web.formats import find_zone
 from steward.web.rendering import Plot, Renderer, quote_path_part
 
 HttpRequest = Request[Any, Any, Any]
@@ -176,7 +176,7 @@ def _plot_usage(usage: UsageReply) -> Plot | None:
     months = {row.month: row.amount for row in usage.rows if row.month}
     if len(months) < 2:
         return None
-    zone = find_zone(usage.zone)
+    zone = find_timezone(usage.zone)
     starts = [
         datetime(int(month[:4]), int(month[5:7]), 1, tzinfo=zone).timestamp() for month in months
     ]

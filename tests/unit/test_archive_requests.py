@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from steward.archive.requests import JobLine
-from steward.cli.job_table import list_job_columns
+from steward.archive.requests import JobLine, JobListReply
 from steward.cli.output import Style, print_table
 
 
@@ -14,7 +13,8 @@ def job(**said: Any) -> JobLine:
 
 
 def printed(capsys: pytest.CaptureFixture[str], style: Style, *jobs: JobLine) -> str:
-    print_table(list_job_columns({}, has_several_clusters=False), jobs, style)
+    reply = JobListReply(jobs=jobs)
+    print_table(reply.layout, reply.jobs, style, reply)
     return capsys.readouterr().out
 
 

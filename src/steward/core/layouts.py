@@ -1,0 +1,229 @@
+"""Layouts of replies: columns declared once beside a reply's Struct, shown by every view.
+
+A :class:`Column` says where a row's value comes from and in which :data:`Format` it is shown. The
+terminal, CSV files and web pages draw tables from the same columns: :func:`choose_columns` selects
+those that people see, :func:`format_for_programs` and :func:`write_csv` are what programs read.
+``cli/output.py`` and ``web/formats.py`` hold the formats for people.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime, tzinfo
+from functools import lru_cache
+from typing import Any, Final, Literal
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+import msgspec
+
+from steward.core.printable import escape_line, quote_formula
+
+Format = Literal[
+    "text",
+    "count",
+    "decimal",
+    "bytes",
+    "time",
+    "duration",
+    "hours",
+    "percent",
+    "money",
+    "state",
+    "node_state",
+]
+"""How a value is shown: ``hours`` are seconds of a resource, ``money`` is micro-SU, ``percent`` a
+ratio, ``duration`` seconds, ``time`` an aware datetime. Everything except text and time is a
+number, aligned to the right. A string is shown as it is, whatever the format."""
+
+Show = Literal["always", "filled", "several", "pages", "requested"]
+"""When people see a column that they did not name: always, if a row has a value, if rows have
+different values, on pages but not on a terminal, or never. Programs get all columns."""
+
+Link = Literal["", "account", "job", "node", "partition", "user"]
+"""Page that a cell links to, by the object it names."""
+
+Value = str | Callable[[Any, Any], Any]
+"""Source of a value: name of the row's attribute, or a function of row and reply."""
+
+_LEFT_ALIGNED: Final = ("text", "time", "state", "node_state")
+TIME_FORMAT: Final = "%Y-%m-%dT%H:%M:%S"
+"""Slurm's standard time format."""
+HOUR_S: Final = 3600
+
+
+class Before(msgspec.Struct, frozen=True):
+    """Time of an event that happened at some earlier time, such as a change first seen then."""
+
+    moment: datetime
+
+
+class Column(msgspec.Struct, frozen=True):
+    """Column of a reply's rows.
+
+    Attributes:
+        name: Heading in terminals and files, and name to choose it by (case-insensitive).
+        value: Source of its value.
+        format: Format of its value.
+        show: When people see it by default; a function decides by the reply.
+        title: Heading on pages; ``name`` if empty.
+        link: Page that its cells link to.
+        max_width: Most characters of a cell on a terminal; 0 for no limit. Programs get all.
+        right: Whether to align to the right; by default numbers are.
+        exact: Source of the value for programs, if that differs.
+    """
+
+    name: str
+    value: Value
+    format: Format = "text"
+    show: Show | Callable[[Any], bool] = "always"
+    title: str = ""
+    link: Link = ""
+    max_width: int = 0
+    right: bool | None = None
+    exact: Value | None = None
+
+    @property
+    def heading(self) -> str:
+        """Heading on pages."""
+        return self.title or self.name
+
+    @property
+    def is_number(self) -> bool:
+        """Whether cells are aligned to the right."""
+        return self.format not in _LEFT_ALIGNED if self.right is None else self.right
+
+    def read_value(self, row: Any, reply: Any = None) -> Any:
+        """Return a row's value for people."""
+        return _read(self.value, row, reply)
+
+    def read_exact_value(self, row: Any, reply: Any = None) -> Any:
+        """Return a row's value for programs."""
+        return _read(self.value if self.exact is None else self.exact, row, reply)
+
+
+def _read(value: Value, row: Any, reply: Any) -> Any:
+    return getattr(row, value) if isinstance(value, str) else value(row, reply)
+
+
+Layout = tuple[Column, ...]
+"""Columns of a reply's rows, in display order."""
+
+
+def read_ratio(part: str, whole: str) -> Callable[[Any, Any], float | None]:
+    """Return a value source for one attribute over another; None if unknown or over zero."""
+
+    def read(row: Any, _: Any) -> float | None:
+        amount, total = getattr(row, part), getattr(row, whole)
+        return amount / total if amount is not None and total else None
+
+    return read
+
+
+def read_user(row: Any, _: Any = None) -> str:
+    """Return a row's user name, or the uid if it resolved to none."""
+    return row.user or ("" if row.uid is None else str(row.uid))
+
+
+def choose_columns(
+    columns: Iterable[Column], rows: Sequence[Any], reply: Any, *, on_page: bool = False
+) -> list[Column]:
+    """Return the columns that people see by default, on a page or on a terminal."""
+    shown = ("always", "pages") if on_page else ("always",)
+    return [column for column in columns if column.show in shown or _is_filled(column, rows, reply)]
+
+
+def _is_filled(column: Column, rows: Sequence[Any], reply: Any) -> bool:
+    """Return whether the reply or the rows have what a column is shown for."""
+    if callable(column.show):
+        return column.show(reply)
+    if column.show == "filled":
+        return any(column.read_value(row, reply) for row in rows)
+    if column.show == "several":
+        return len({column.read_value(row, reply) for row in rows}) > 1
+    return False
+
+
+@lru_cache(maxsize=32)
+def find_timezone(name: str) -> tzinfo | None:
+    """Return the time zone of an IANA name; None (the host's own) if "" or unknown here."""
+    try:
+        return ZoneInfo(name) if name else None
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        return None
+
+
+def get_zone_name(row: Any, reply: Any) -> str:
+    """Return the IANA name of the zone of a row's times: its cluster's, or the reply's."""
+    zones: Mapping[str, str] = getattr(reply, "zones", None) or {}
+    return zones.get(getattr(row, "cluster", "")) or str(getattr(reply, "zone", ""))
+
+
+def to_zone(moment: datetime, zone: str) -> datetime:
+    """Convert a time to a zone; unchanged at the ends of the calendar, where no zone has it."""
+    try:
+        return moment.astimezone(find_timezone(zone))
+    except (OverflowError, OSError, ValueError):
+        return moment
+
+
+def format_text(value: Any) -> str:
+    """Format a value without a format of its own: lists with commas, yes or no, counts by name."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, (list, tuple)):
+        return ",".join(map(str, value))
+    if isinstance(value, dict):
+        return " ".join(f"{count} {name}" for name, count in value.items())
+    return str(value)
+
+
+def format_for_programs(
+    column: Column, row: Any, reply: Any = None, *, hours_unit_s: int = HOUR_S
+) -> str:
+    """Format a cell for programs: unabridged, "" for an unknown value, times in the row's zone.
+
+    Args:
+        column: The column.
+        row: The row.
+        reply: The reply that the row is part of.
+        hours_unit_s: Unit of resource time in place of the hour, in seconds.
+    """
+    value = column.read_exact_value(row, reply)
+    if value is None or isinstance(value, str):
+        return value or ""
+    match column.format:
+        case "time":
+            return to_zone(value, get_zone_name(row, reply)).strftime(TIME_FORMAT)
+        case "hours":
+            return str(value) if hours_unit_s == 1 else f"{value / hours_unit_s:.3f}"
+        case "percent":
+            return f"{100 * value:.2f}"
+        case "decimal":
+            return f"{value:.1f}"
+        case "money":
+            whole, fraction = divmod(abs(value), 1_000_000)
+            return f"{'-' if value < 0 else ''}{whole}.{fraction:06}"
+        case _:
+            return format_text(value)
+
+
+def write_csv(
+    columns: Sequence[Column], cell_rows: Iterable[Iterable[str]], *, header: bool
+) -> str:
+    """Write CSV that is safe to open in a spreadsheet.
+
+    Args:
+        columns: Columns, for the header.
+        cell_rows: The cells of each row, see :func:`format_for_programs`.
+        header: Whether the first line holds the columns' names.
+    """
+    import csv
+    import io
+
+    buffer = io.StringIO(newline="")
+    writer = csv.writer(buffer)
+    if header:
+        writer.writerow([column.name for column in columns])
+    for cells in cell_rows:
+        writer.writerow([quote_formula(escape_line(cell)) for cell in cells])
+    return buffer.getvalue()

@@ -1,0 +1,169 @@
+"""Columns that are declared once, in every view of a reply."""
+
+import csv
+import io
+import re
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from steward.cli.output import Style, print_csv, print_table
+from steward.core.actions import Answer
+from steward.core.layouts import Before, Column, choose_columns, format_for_programs, write_csv
+from steward.reports.requests import Period, WaitRow, WaitsReply
+from steward.web.formats import format_cell
+from steward.web.pages.reports import REPORT_KINDS
+from steward.web.rendering import Renderer, download_reply
+
+DEVELOP = Path(__file__).parent.parent.parent / "docs" / "develop.md"
+NOON = datetime(2026, 11, 22, 12, tzinfo=UTC)
+STYLE = Style(has_header=False)
+
+
+def waits(**fields: Any) -> WaitsReply:
+    row = WaitRow(cluster="c1", partition="main", started=2, median_s=60, p90_s=80, longest_s=90)
+    period = Period(since=NOON, until=NOON + timedelta(days=1))
+    return WaitsReply(periods=(period,), zone="UTC", rows=(row,), **fields)
+
+
+def run_example(heading: str) -> dict[str, Any]:
+    """Run the Python block of a section of the page for developers."""
+    section = DEVELOP.read_text().split(f"## {heading}\n")[1]
+    block = re.search(r"```python\n(.*?)```", section, re.DOTALL)
+    assert block
+    names: dict[str, Any] = {}
+    exec(block[1], names)
+    return names
+
+
+def test_a_column_that_the_documentation_adds_is_in_every_view(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    example = run_example("Add a column to a report")
+    reply = example["WaitsWithSpread"](
+        **{name: getattr(waits(), name) for name in ("periods", "zone", "rows")}
+    )
+    print_table(reply.layout, reply.rows, Style(), reply)
+    heading, line = capsys.readouterr().out.splitlines()
+    assert heading.split()[-1] == "Spread"
+    assert line.split()[-1] == "00:00:30"
+    print_table(reply.layout, reply.rows, Style(parsable=True, columns=("spread",)), reply)
+    assert capsys.readouterr().out == "Spread\n30\n"
+    print_csv(reply.layout, reply.rows, Style(), reply)
+    printed = capsys.readouterr().out
+    assert next(csv.DictReader(io.StringIO(printed)))["Spread"] == "30"
+    assert download_reply(reply, reply.rows, "waits", "csv").content == printed
+    page = Renderer("").render_text(
+        "_report_table.html",
+        answer=reply,
+        rows=reply.rows,
+        columns=choose_columns(reply.layout, reply.rows, reply, on_page=True),
+        asked={"since": "", "until": ""},
+        kind=REPORT_KINDS["waits"],
+        plot=None,
+        more=0,
+    )
+    assert "Longest less median</th>" in page
+    assert ">00:00:30</td>" in page
+
+
+COLUMNS = (
+    Column("Always", "a"),
+    Column("Filled", "b", show="filled"),
+    Column("Several", "c", show="several"),
+    Column("Pages", "a", show="pages"),
+    Column("Requested", "a", show="requested"),
+    Column("Reply", "a", show=lambda reply: reply is not None),
+)
+
+
+class Row(Answer, frozen=True, kw_only=True):
+    a: Any = 1
+    b: Any = None
+    c: Any = "x"
+
+
+@pytest.mark.parametrize(
+    ("rows", "reply", "on_page", "names"),
+    [
+        ([Row()], None, False, ["Always"]),
+        ([Row()], None, True, ["Always", "Pages"]),
+        ([Row(), Row(b=2)], None, False, ["Always", "Filled"]),
+        ([Row(), Row(c="y")], Row(), False, ["Always", "Several", "Reply"]),
+        ([], None, False, ["Always"]),
+    ],
+)
+def test_when_people_see_a_column(
+    rows: list[Row], reply: Row | None, on_page: bool, names: list[str]
+) -> None:
+    chosen = choose_columns(COLUMNS, rows, reply, on_page=on_page)
+    assert [column.name for column in chosen] == names
+
+
+class Money(Answer, frozen=True, kw_only=True):
+    decimals: int = 1
+    zone: str = "Europe/Berlin"
+    value: Any = None
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "terminal", "programs", "page"),
+    [
+        ("text", ("a", "b"), "a,b", "a,b", "a,b"),
+        ("text", True, "yes", "yes", "yes"),
+        ("text", None, "", "", ""),
+        ("text", "<b>\x1b", "<b>\\x1b", "<b>\\x1b", "<b>\\x1b"),
+        ("count", 12345, "12345", "12345", "12\N{NARROW NO-BREAK SPACE}345"),
+        ("decimal", 1.25, "1.2", "1.2", "1.2"),
+        ("bytes", 2048, "2.0K", "2048", "2.0 KiB"),
+        ("duration", 90061, "1-01:01:01", "90061", "1-01:01:01"),
+        ("hours", 5400, "1.5", "1.500", "1.5"),
+        ("percent", 0.1234, "12.3", "12.34", "12\N{NARROW NO-BREAK SPACE}%"),
+        ("money", None, "-", "", ""),
+        ("money", 1_250_000_001, "1,250.0", "1250.000001", "1,250.0"),
+        ("money", "none", "none", "none", "none"),
+        ("money", -1, "-0.000001", "-0.000001", '<span class="debt">-0.000001</span>'),
+        ("time", NOON, "2026-11-22T13:00:00", "2026-11-22T13:00:00", "2026-11-22 13:00:00"),
+        ("time", "set aside", "set aside", "set aside", "set aside"),
+        ("state", {"RUNNING": 2}, "2 RUNNING", "2 RUNNING", "state-running"),
+    ],
+)
+def test_how_each_view_shows_a_format(
+    name: Any,
+    value: Any,
+    terminal: str,
+    programs: str,
+    page: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("TZ", raising=False)
+    monkeypatch.delenv("SLURM_TIME_FORMAT", raising=False)
+    column, reply = Column("Value", "value", name), Money(value=value)
+    print_table([column], [reply], STYLE, reply)
+    assert capsys.readouterr().out.removesuffix("\n") == terminal
+    print_table([column], [reply], Style(parsable=True, has_header=False), reply)
+    assert capsys.readouterr().out.removesuffix("\n") == programs
+    assert page in str(format_cell(column, reply, reply))
+
+
+def test_a_time_that_is_only_a_bound(capsys: pytest.CaptureFixture[str]) -> None:
+    column = Column("Since", "value", "time", exact=lambda row, _: row.value.moment)
+    reply = Money(value=Before(NOON))
+    print_table([column], [reply], STYLE, reply)
+    assert capsys.readouterr().out == "<2026-11-22T13:00:00\n"
+    assert str(format_cell(column, reply, reply)).startswith("before <time")
+    assert format_for_programs(column, reply, reply) == "2026-11-22T13:00:00"
+
+
+@given(st.lists(st.text(), min_size=1))
+def test_no_cell_of_a_csv_file_is_a_formula_or_breaks_a_line(cells: list[str]) -> None:
+    columns = [Column(f"c{index}", "a") for index in range(len(cells))]
+    text = write_csv(columns, [cells], header=False)
+    (row,) = csv.reader(io.StringIO(text))
+    assert len(row) == len(cells)
+    assert not any(cell.startswith(("=", "@", "\t", "\r")) for cell in row)
