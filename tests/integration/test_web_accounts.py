@@ -160,10 +160,10 @@ def test_a_statement_is_paged_and_downloaded(site: WebSite) -> None:
     query = "since=1970-01-01"
     said = owner.page(f"/accounts/physics/statement?form=csv&{query}")
     lines = list(csv.DictReader(io.StringIO(said)))
-    assert [line["number"] for line in lines] == numbers[::-1]
-    assert lines[-1]["balance"] == "940.000000"
+    assert [line["Number"] for line in lines] == numbers[::-1]
+    assert lines[-1]["Balance"] == "940.000000"
     # What somebody wrote is no formula of a spreadsheet.
-    assert {line["why"][:2] for line in lines} == {"'="}
+    assert {line["Why"][:2] for line in lines} == {"'="}
     answer: httpx.Response = owner.get(f"/accounts/physics/statement?form=json&{query}")
     assert len(answer.json()["statement"]["lines"]) == 61
 
