@@ -7,7 +7,7 @@ import pytest
 from harness.events import NOON, script_event
 from harness.site import Clock
 from harness.slurm import Scripted, clock, journal, kinds, record, slurm, snapshots
-from steward.capture.queue_polls import QueryRateLimit, QueuePoller
+from steward.capture.queue_polls import QueuePoller
 from steward.core.errors import Unavailable
 from steward.core.events import (
     CONTROLLER_STATE,
@@ -17,6 +17,7 @@ from steward.core.events import (
     Event,
 )
 from steward.core.poll_status import PollStatus
+from steward.core.rate_limits import TokenBuckets
 from steward.slurm.settings import ClusterSettings
 
 __all__ = ["clock", "journal", "slurm", "snapshots"]
@@ -172,7 +173,7 @@ def test_what_the_journal_did_not_take_is_said_again(
 
 
 def test_an_allowance_comes_back_with_time(clock: Clock) -> None:
-    allowance = QueryRateLimit(burst=2, per_s=1.0, clock=clock)
+    allowance = TokenBuckets(1.0, 2, clock)
     assert [allowance.take() for _ in range(3)] == [True, True, False]
     clock.now_s += 1.0
     assert not allowance.take(reserve=1.0)

@@ -11,7 +11,6 @@ Its helpers come first:
   The bank places a hold whenever slurmctld asks, also for jobs that never exist
   (``sbatch --test-only``); only a poll of the whole queue can tell.
 - :class:`CancelledRuns` asks slurmdbd who cancelled a job.
-- :class:`QueryRateLimit` limits the rate of single-job queries.
 """
 
 import logging
@@ -42,6 +41,7 @@ from steward.core.events import (
 )
 from steward.core.files import StatusWriteError
 from steward.core.poll_status import COST_FACTOR, LONG_INTERVAL_S, PollStatus
+from steward.core.rate_limits import TokenBuckets
 from steward.core.records import JobRecord
 from steward.core.timestamps import to_micros
 from steward.core.waits import Backoff
@@ -225,39 +225,6 @@ _RESERVE: Final = _MAX_QUERIES_AT_ONCE / 2
 """Single-job queries kept for new scripts."""
 
 
-class QueryRateLimit:
-    """Rate limit of single-job queries (token bucket).
-
-    Args:
-        burst: Maximum number of queries at once.
-        per_s: Queries allowed per second in the long run.
-        clock: Monotonic clock, in seconds.
-    """
-
-    def __init__(
-        self,
-        burst: float = _MAX_QUERIES_AT_ONCE,
-        per_s: float = _ASKS_PER_S,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._burst = burst
-        self._per_s = per_s
-        self._clock = clock
-        self._tokens = burst
-        self._updated_at = clock()
-
-    def take(self, reserve: float = 0.0) -> bool:
-        """Take one query if more than ``reserve`` are left; return whether it was taken."""
-        now = self._clock()
-        self._tokens = min(self._burst, self._tokens + (now - self._updated_at) * self._per_s)
-        self._updated_at = now
-        if self._tokens < reserve + 1.0:
-            return False
-        self._tokens -= 1.0
-        return True
-
-
 class QueuePoller:
     """Poller of one cluster's queue.
 
@@ -316,7 +283,7 @@ class QueuePoller:
         self._last_message = ""
         self._is_slow = False
         self._backoff = Backoff(max(1.0, self._interval_s), _MAX_POLL_BACKOFF_S)
-        self._rate_limit = QueryRateLimit(clock=clock)
+        self._query_limit = TokenBuckets(_ASKS_PER_S, _MAX_QUERIES_AT_ONCE, clock)
 
     def cursor(self) -> int:
         """Return the position of the last event processed; kept in memory only."""
@@ -475,7 +442,7 @@ class QueuePoller:
     def _query_script_jobs(self, append: Append) -> None:
         """Query the jobs of new scripts."""
         for job_id in sorted(self._script_job_ids):
-            if not self._rate_limit.take() or not self._query_job(job_id, append):
+            if not self._query_limit.take() or not self._query_job(job_id, append):
                 return
             if job_id in self._observer:
                 self._script_job_ids.discard(job_id)
@@ -483,14 +450,14 @@ class QueuePoller:
     def _query_records(self, append: Append) -> None:
         """Query complete records, newest jobs first."""
         while (job_id := self._observer.find_job_to_query()) is not None:
-            if not self._rate_limit.take(_RESERVE) or not self._query_job(job_id, append):
+            if not self._query_limit.take(reserve=_RESERVE) or not self._query_job(job_id, append):
                 return
             self._observer.drop_query(job_id)
 
     def _requery_records(self, append: Append) -> None:
         """Query complete records of jobs that ended, were suspended or resumed."""
         while (job_id := self._observer.find_job_to_requery()) is not None:
-            if not self._rate_limit.take(_RESERVE) or not self._query_job(job_id, append):
+            if not self._query_limit.take(reserve=_RESERVE) or not self._query_job(job_id, append):
                 return
             self._observer.drop_requery(job_id)
 
@@ -501,7 +468,7 @@ class QueuePoller:
                 if not self._slurm.has_accounting():
                     self._cancelled.clear()
                     return
-                if not self._rate_limit.take(_RESERVE):
+                if not self._query_limit.take(reserve=_RESERVE):
                     return
                 records = self._slurm.query_accounting_end(job_id)
             except SlurmError as error:
@@ -512,7 +479,9 @@ class QueuePoller:
     def _query_folded_tasks(self, append: Append) -> None:
         """Query requeued array tasks, which the queue shows only in their array's row."""
         while self._folded:
-            if not self._rate_limit.take(_RESERVE) or not self._query_job(self._folded[-1], append):
+            if not self._query_limit.take(reserve=_RESERVE) or not self._query_job(
+                self._folded[-1], append
+            ):
                 return
             self._folded.pop()
 
@@ -542,7 +511,7 @@ class QueuePoller:
             records: Sequence[JobRecord] = ()
             try:
                 if self._slurm.has_accounting():
-                    if not self._rate_limit.take(_RESERVE):
+                    if not self._query_limit.take(reserve=_RESERVE):
                         return
                     records = self._slurm.query_accounting(self._lost[-1])
             except SlurmError as error:

@@ -1,4 +1,4 @@
-"""Rate limits: one token bucket for each user or address."""
+"""Rate limits: one token bucket for each user or address, or one in all."""
 
 import time
 from collections import OrderedDict
@@ -26,11 +26,11 @@ class TokenBuckets:
         self._now = now
         self._buckets: OrderedDict[Hashable, tuple[float, float]] = OrderedDict()
 
-    def take(self, key: Hashable) -> bool:
-        """Take a token from a key's bucket; return False if it is empty."""
+    def take(self, key: Hashable = None, *, reserve: float = 0.0) -> bool:
+        """Take a token from a key's bucket if more than ``reserve`` remain; return whether."""
         now = self._now()
         level = self._get_level(key, now)
-        is_enough = level >= 1
+        is_enough = level >= 1 + reserve
         self._buckets[key] = (level - 1 if is_enough else level, now)
         self._buckets.move_to_end(key)
         if len(self._buckets) > _MAX_BUCKETS:
