@@ -127,23 +127,48 @@ def test_no_label_ends_its_line() -> None:
     assert "\nsteward_up" not in text
 
 
-def test_an_interval_between_polls_of_over_a_minute_is_told(tmp_path: Path) -> None:
+@pytest.fixture
+def polled_site(tmp_path: Path) -> Path:
+    """The configuration of a site whose cluster was polled a moment ago."""
     (tmp_path / "state").mkdir()
     config = tmp_path / "steward.toml"
     config.write_text(
         f'state_dir = "{tmp_path}/state"\n'
         f'[cluster.c]\nslurm = false\nspool = "{tmp_path}/spool"\n[bank]\nenabled = true\n'
+        f'[archive.sink.a]\nkind = "files"\npath = "{tmp_path}/a"\n'
         f'[gate]\nsocket = "{tmp_path}/plugin.sock"\nplugin_conf = "{tmp_path}/gate.conf"\n'
         "plugin_users = []\n"
     )
-    settings = load_settings(str(config))
-    (cluster,) = settings.cluster
     look = PollStatus(at=utc_now(), up=True, version="22.05.8", cost_s=11.0, interval_s=220.0)
-    PollStatusFiles(settings.state_dir).put(cluster, look)
+    PollStatusFiles(f"{tmp_path}/state").put("c", look)
+    return config
+
+
+def test_an_interval_between_polls_of_over_a_minute_is_told(polled_site: Path) -> None:
+    settings = load_settings(str(polled_site))
     with running(settings):
         found = scraped(settings)
-        assert found["steward_snapshot_interval_seconds", (("cluster", cluster),)] == 220
-        code, out, _ = run("status", "--config", str(config), "-P")
+        assert found["steward_snapshot_interval_seconds", (("cluster", "c"),)] == 220
+        code, out, _ = run("status", "--config", str(polled_site), "-P")
     assert code == 0
-    (row,) = [row for row in out.splitlines() if row.startswith(f"cluster {cluster}|up|")]
+    (row,) = [row for row in out.splitlines() if row.startswith("cluster c|up|")]
     assert "asked in 11.00 s, and again only after 220 s since that takes long" in row
+
+
+def test_what_is_told_of_a_gate_a_cluster_and_disks(polled_site: Path) -> None:
+    settings = load_settings(str(polled_site))
+    with running(settings):
+        found = scraped(settings)
+    assert {name for name, _ in found} == {
+        *("steward_info", "steward_up", "steward_unknown"),
+        *("steward_slurm_info", "steward_slurm_up", "steward_missed_scripts_total"),
+        *("steward_snapshot_interval_seconds", "steward_snapshot_seconds"),
+        *("steward_snapshot_time_seconds", "steward_disk_free_bytes", "steward_disk_size_bytes"),
+        *("steward_gate_deciding", "steward_gate_holds", "steward_gate_requests_total"),
+        *("steward_gate_answer_seconds_count", "steward_gate_answer_seconds_sum"),
+        *("steward_gate_slowest_seconds", "steward_gate_by_policy_total"),
+        *("steward_bank_notices_set_aside", "steward_reconcile_differences"),
+    }
+    assert found["steward_slurm_up", (("cluster", "c"),)] == 1
+    assert found["steward_slurm_info", (("cluster", "c"), ("version", "22.05.8"))] == 1
+    assert found["steward_up", ()] == 0
