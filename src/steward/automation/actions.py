@@ -9,7 +9,7 @@ them as ``automation.run``, ``.list``, ``.help`` and ``.audit``.
 """
 
 from datetime import datetime
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, ClassVar, Final
 
 import msgspec
 
@@ -28,6 +28,7 @@ from steward.core.access import Access, Caller
 from steward.core.actions import Action, ActionMessage, Answer, Registry, Request
 from steward.core.config import Settings
 from steward.core.events import utc_now
+from steward.core.layouts import Column, Layout
 from steward.slurm.times import load_zone, parse_time
 
 
@@ -133,6 +134,28 @@ class OperationDescription(ActionMessage, frozen=True, kw_only=True):
     parameters: tuple[ParameterDescription, ...]
 
 
+def format_parameter(value: Any) -> str:
+    """Format a parameter's value as it would be typed."""
+    if isinstance(value, list):
+        return ",".join(map(str, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _format_parameters(row: AuditRow, _: object) -> str:
+    """Format parameters as NAME=VALUE on one line, without empty ones."""
+    return " ".join(
+        f"{name}={format_parameter(value)}"
+        for name, value in row.parameters.items()
+        if value not in (None, "", [], {})
+    )
+
+
+def _format_requester(row: AuditRow, _: object) -> str:
+    """Format the user of an audit row, and the name that signs reasons if it differs."""
+    user = row.user or str(row.uid)
+    return user if row.speaker in ("", user) else f"{user} for {row.speaker}"
+
+
 class ListOperationsReply(Answer, frozen=True, kw_only=True):
     """Reply with descriptions of operations.
 
@@ -141,6 +164,13 @@ class ListOperationsReply(Answer, frozen=True, kw_only=True):
     """
 
     actions: tuple[OperationDescription, ...]
+    layout: ClassVar[Layout] = (
+        Column("Action", "action"),
+        Column("For", "right"),
+        Column("Changes", "changes"),
+        Column("Parameters", lambda row, _: [item.name for item in row.parameters]),
+        Column("What", "help"),
+    )
 
 
 class AuditRequest(Request, frozen=True, kw_only=True):
@@ -173,6 +203,19 @@ class AuditReply(Answer, frozen=True, kw_only=True):
     """
 
     actions: tuple[AuditRow, ...]
+    layout: ClassVar[Layout] = (
+        Column("ID", "id", link="action", right=True),
+        Column("Began", "at", "time"),
+        Column("Ended", "ended", "time", show="requested"),
+        Column("By", _format_requester),
+        Column("How", "how", show="requested"),
+        Column("Cluster", "cluster"),
+        Column("Action", "ref"),
+        Column("Forced", lambda row, _: row.force or None, show="requested"),
+        Column("Parameters", _format_parameters, max_width=60),
+        Column("Status", "status", "state"),
+        Column("Message", "message", max_width=60),
+    )
 
 
 def run_operation(

@@ -19,6 +19,7 @@ from steward.automation.actions import (
     OperationDescription,
     RunOperationReply,
     RunOperationRequest,
+    format_parameter,
 )
 from steward.cli.groups import CONTEXT
 from steward.cli.options import (
@@ -30,10 +31,8 @@ from steward.cli.options import (
 )
 from steward.cli.output import find_requested_zone, print_json, print_table
 from steward.core.errors import UsageError
-from steward.core.layouts import Column
 
 if TYPE_CHECKING:
-    from steward.automation.audit import AuditRow
     from steward.automation.operation import ParameterDescription
 
 
@@ -135,7 +134,7 @@ def list_(call: CommandCall) -> None:
     if call.style.json:
         print_json(reply)
     else:
-        print_table(_ACTION_COLUMNS, reply.actions, call.style)
+        print_table(reply.layout, reply.actions, call.style, reply)
 
 
 @app.command("help")
@@ -172,15 +171,8 @@ def _describe_kind(parameter: "ParameterDescription") -> str:
     if parameter.required:
         parts.append("required")
     elif parameter.default not in (None, "", [], {}):
-        parts.append(f"default {_format_value(parameter.default)}")
+        parts.append(f"default {format_parameter(parameter.default)}")
     return ", ".join(parts)
-
-
-def _format_value(value: Any) -> str:
-    """Format a parameter's value as it would be typed."""
-    if isinstance(value, list):
-        return ",".join(map(str, value))
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 @app.command()
@@ -225,43 +217,7 @@ def audit(
     if call.style.json:
         print_json(reply)
     else:
-        print_table(_AUDIT_COLUMNS, reply.actions, call.style)
-
-
-def _format_requester(row: "AuditRow") -> str:
-    """Format the user of an audit row, and the name that signs reasons if it differs."""
-    user = row.user or str(row.uid)
-    return user if row.speaker == user else f"{user} for {row.speaker}"
-
-
-_ACTION_COLUMNS = [
-    Column("Action", "action"),
-    Column("For", "right"),
-    Column("Changes", "changes"),
-    Column("Parameters", lambda one, _: ",".join(p.name for p in one.parameters)),
-    Column("What", "help"),
-]
-_AUDIT_COLUMNS = [
-    Column("ID", "id", "count"),
-    Column("Began", "at", "time"),
-    Column("Ended", "ended", "time", show="requested"),
-    Column("By", lambda row, _: _format_requester(row)),
-    Column("How", "how", show="requested"),
-    Column("Cluster", "cluster"),
-    Column("Action", "ref"),
-    Column("Forced", lambda row, _: row.force or None, show="requested"),
-    Column("Parameters", lambda row, _: _format_parameters(row.parameters), max_width=60),
-    Column("Status", "status"),
-    Column("Message", "message", max_width=60),
-]
-
-
-def _format_parameters(parameters: dict[str, Any]) -> str:
-    """Format parameters as NAME=VALUE on one line, without empty ones."""
-    nonempty = {
-        name: value for name, value in parameters.items() if value not in (None, "", [], {})
-    }
-    return " ".join(f"{name}={_format_value(value)}" for name, value in nonempty.items())
+        print_table(reply.layout, reply.actions, call.style, reply)
 
 
 def _select_reply_fields(reply: RunOperationReply) -> dict[str, Any]:

@@ -5,7 +5,7 @@
 
 import json
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -17,7 +17,6 @@ from steward.automation.rules.requests import (
     RuleProblem,
     RulesHistoryReply,
     RulesHistoryRequest,
-    RuleSummary,
     RuleTrialReply,
     RuleTrialRequest,
     RuleTrialResult,
@@ -30,16 +29,10 @@ from steward.cli.options import LARGEST_NUMBER, CommandCall, with_call_and_colum
 from steward.cli.output import (
     find_requested_zone,
     format_count,
-    format_time,
     print_json,
     print_table,
 )
 from steward.core.errors import UsageError
-from steward.core.layouts import Column
-
-if TYPE_CHECKING:
-    from steward.automation.rules.store import Execution
-
 
 _MAX_EVENT_BYTES = 1024 * 1024
 """Largest event file, in bytes."""
@@ -109,29 +102,10 @@ def list_(call: CommandCall) -> None:
     if call.style.json:
         print_json(reply)
         return
-    print_table(_RULE_COLUMNS, reply.rules, call.style)
+    print_table(reply.layout, reply.rules, call.style, reply)
     _print_problems(reply.troubles)
     if not reply.running:
         output.print_warning("no rule is run: set enabled = true in [rules]")
-
-
-def _format_rule_state(summary: RuleSummary) -> str:
-    """Return whether a rule is on, off or in dry run."""
-    state = "on" if summary.enabled else "off"
-    return f"{state} (dry run)" if summary.enabled and summary.dry_run else state
-
-
-_RULE_COLUMNS = [
-    Column("Rule", "rule"),
-    Column("Is", lambda row, _: _format_rule_state(row)),
-    Column("Trigger", "trigger"),
-    Column("Action", "action"),
-    Column("Acted", "acted", "count"),
-    Column("Last", lambda one, _: format_time(one.last) if one.last else ""),
-    Column("SwitchedBy", "switched_by"),
-    Column("Description", "description", show="requested"),
-    Column("File", lambda one, _: "shipped" if one.shipped else one.path, exact="path"),
-]
 
 
 @app.command("test")
@@ -290,32 +264,9 @@ def history(
     if call.style.json:
         print_json(reply)
     elif reply.executions or call.style.parsable:
-        print_table(_HISTORY_COLUMNS, reply.executions, call.style)
+        print_table(reply.layout, reply.executions, call.style, reply)
     else:
         output.print_note("No rule has acted.")
-
-
-def _format_run_time(execution: "Execution") -> str:
-    """Format the duration of an execution in seconds."""
-    if execution.started is None or execution.ended is None:
-        return ""
-    return f"{(execution.ended - execution.started).total_seconds():.2f}"
-
-
-_HISTORY_COLUMNS = [
-    Column("ID", "id", "count"),
-    Column("Decided", "made", "time"),
-    Column("Rule", "rule"),
-    Column("Cluster", "cluster", show="requested"),
-    Column("Event", "event"),
-    Column("Action", "action"),
-    Column("Status", lambda one, _: one.status or one.phase),
-    Column("Seconds", lambda row, _: _format_run_time(row), right=True),
-    Column("Tries", "tries", "count", show="requested"),
-    Column("Audit", lambda one, _: one.audit or "", "count", show="requested"),
-    Column("Parameters", lambda one, _: json.dumps(one.parameters), show="requested"),
-    Column("Message", "message", max_width=70),
-]
 
 
 def _print_problems(problems: tuple[RuleProblem, ...]) -> None:

@@ -37,7 +37,7 @@ Show = Literal["always", "filled", "several", "pages", "requested"]
 """When people see a column that they did not name: always, if a row has a value, if rows have
 different values, on pages but not on a terminal, or never. Programs get all columns."""
 
-Link = Literal["", "account", "job", "node", "partition", "user"]
+Link = Literal["", "account", "action", "execution", "job", "node", "partition", "user"]
 """Page that a cell links to, by the object it names."""
 
 Value = str | Callable[[Any, Any], Any]

@@ -6,12 +6,13 @@ request is followed by its reply and the parts of the reply. ``rules.test`` uses
 """
 
 from datetime import datetime
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
 from steward.automation.rules.store import Execution
 from steward.core.actions import ActionMessage, Answer, Request
+from steward.core.layouts import Column, Layout
 
 
 class CheckRulesRequest(Request, frozen=True, kw_only=True):
@@ -78,6 +79,13 @@ class RuleSummary(ActionMessage, frozen=True, kw_only=True):
     shipped: bool = False
 
 
+def _describe_switch(rule: RuleSummary, _: object) -> str:
+    """Return whether a rule is on, off or in dry run."""
+    if not rule.enabled:
+        return "off"
+    return "on (dry run)" if rule.dry_run else "on"
+
+
 class ListRulesReply(Answer, frozen=True, kw_only=True):
     """Reply of rules.list.
 
@@ -90,6 +98,17 @@ class ListRulesReply(Answer, frozen=True, kw_only=True):
     running: bool
     rules: tuple[RuleSummary, ...]
     troubles: tuple[RuleProblem, ...] = ()
+    layout: ClassVar[Layout] = (
+        Column("Rule", "rule"),
+        Column("Is", _describe_switch),
+        Column("Trigger", "trigger"),
+        Column("Action", "action"),
+        Column("Acted", "acted", "count"),
+        Column("Last", "last", "time"),
+        Column("SwitchedBy", "switched_by"),
+        Column("Description", "description", show="requested"),
+        Column("File", lambda row, _: "shipped" if row.shipped else row.path, exact="path"),
+    )
 
 
 class RuleTrialRequest(Request, frozen=True, kw_only=True):
@@ -188,6 +207,13 @@ class RulesHistoryRequest(Request, frozen=True, kw_only=True):
     zone: str = ""
 
 
+def _read_run_time_s(row: Execution, _: object) -> str:
+    """Return the duration of an execution, in seconds."""
+    if row.started is None or row.ended is None:
+        return ""
+    return f"{(row.ended - row.started).total_seconds():.2f}"
+
+
 class RulesHistoryReply(Answer, frozen=True, kw_only=True):
     """Reply of rules.history.
 
@@ -196,3 +222,22 @@ class RulesHistoryReply(Answer, frozen=True, kw_only=True):
     """
 
     executions: tuple[Execution, ...]
+    layout: ClassVar[Layout] = (
+        Column("ID", "id", link="execution", right=True),
+        Column("Decided", "made", "time"),
+        Column("Rule", "rule"),
+        Column("Cluster", "cluster", show="pages"),
+        Column("Event", "event"),
+        Column("Subject", "subject", show="pages", max_width=60),
+        Column("Action", "action"),
+        Column("Status", lambda row, _: row.status or row.phase, "state"),
+        Column("Seconds", _read_run_time_s, right=True),
+        Column("Tries", "tries", "count", show="requested"),
+        Column("Audit", lambda row, _: row.audit or None, "count", show="requested"),
+        Column(
+            "Parameters",
+            lambda row, _: msgspec.json.encode(row.parameters).decode(),
+            show="requested",
+        ),
+        Column("Message", "message", max_width=70),
+    )

@@ -71,6 +71,7 @@ def _make_execution_context(
     executions = history.executions[:_ROWS_PER_PAGE]
     return {
         "executions": executions,
+        "layout": history.layout,
         "more": executions[-1].id if len(history.executions) > _ROWS_PER_PAGE else 0,
         "filters": filters,
         "zones": {role.cluster: role.zone for role in auth.me.clusters},
@@ -128,6 +129,7 @@ async def audit(request: HttpRequest, auth: AuthenticatedRequest, pages: Rendere
         auth,
         here="/rules",
         actions=rows,
+        layout=reply.layout,
         more=rows[-1].id if len(reply.actions) > _ROWS_PER_PAGE else 0,
         filters=filters,
         zones={role.cluster: role.zone for role in auth.me.clusters},
