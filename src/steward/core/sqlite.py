@@ -2,7 +2,8 @@
 
 All of Steward opens SQLite through ``open_database`` (the writer), ``open_reader`` and
 ``open_scratch`` (a temporary database), and writes in a ``transaction``; ``translate_errors`` turns
-the library's exceptions into Steward's. The library comes with pysqlite3, not from the system:
+the library's exceptions into Steward's. :class:`Database` does these for one file. Times are bound
+as µs since the epoch. The library comes with pysqlite3, not from the system:
 releases before 3.51.3 can corrupt a WAL that two connections write and checkpoint, and two
 SQLite libraries in one process break each other's file locks. State lives on a local disk:
 SQLite's locks are not safe on a network file system.
@@ -11,13 +12,15 @@ SQLite's locks are not safe on a network file system.
 import os
 import time
 from collections.abc import Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from pysqlite3 import dbapi2
 
 from steward.core.errors import StewardError, Unavailable
 from steward.core.files import find_network_type
+from steward.core.timestamps import to_micros
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,6 +41,7 @@ def _return_unchanged(value: None) -> None:
 # For each None that is bound, the library searches all protocols for an adapter, which costs
 # ten times the binding itself. A registered adapter avoids the search.
 dbapi2.register_adapter(type(None), _return_unchanged)
+dbapi2.register_adapter(datetime, to_micros)
 
 Connection = Any
 """A ``pysqlite3`` connection; the package has no type information."""
@@ -328,3 +332,55 @@ def transaction(connection: Connection, path: str = "") -> "Iterator[Connection]
                 connection.execute("ROLLBACK")
             raise
         connection.execute("COMMIT")
+
+
+class Database:
+    """Open database file, with its path for errors.
+
+    Args:
+        path: The file.
+        migrations: Scripts that make its schema, see :func:`open_database`.
+        read_only: Open an existing file, for reading only.
+        synchronous: SQLite's pragma of that name (FULL, NORMAL or OFF).
+        for_owner: Create a missing file for the owner of its directory, who need not run this.
+
+    Raises:
+        SqliteError, SqliteUnavailable: As :func:`open_database`.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        migrations: Sequence[str],
+        *,
+        read_only: bool = False,
+        synchronous: str = "FULL",
+        for_owner: bool = False,
+    ) -> None:
+        self.path = path
+        if for_owner and not read_only:
+            create_for_owner(path)
+        self.connection: Connection = (
+            open_reader(path)
+            if read_only
+            else open_database(path, migrations, synchronous=synchronous)
+        )
+
+    def fetch(self, statement: str, *values: Any) -> list[Any]:
+        """Return the rows of a query."""
+        with translate_errors(self.path):
+            rows: list[Any] = self.connection.execute(statement, values).fetchall()
+        return rows
+
+    def fetch_value(self, statement: str, *values: Any) -> Any:
+        """Return the first value of a query's first row; None if there is no row."""
+        rows = self.fetch(statement, *values)
+        return rows[0][0] if rows else None
+
+    def transaction(self) -> AbstractContextManager[Connection]:
+        """Run one write transaction, see :func:`transaction`."""
+        return transaction(self.connection, self.path)
+
+    def close(self) -> None:
+        """Close the file."""
+        self.connection.close()

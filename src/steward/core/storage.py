@@ -1,0 +1,291 @@
+"""Tables from Structs: one declaration gives schema, INSERT, SELECT and the decoding of rows.
+
+The fields of a frozen Struct are the columns of a :class:`Table`: name, type and default. The
+``Table`` adds what fields cannot say: key, indexes, references. :class:`Rows` decodes the rows of
+any other query into a Struct.
+
+Times are stored as µs since the epoch, enums as their values, ``X | None`` in a column that may be
+NULL, and every other type that JSON expresses as JSON text.
+"""
+
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from operator import attrgetter
+from typing import Any, Final, Generic, Literal, TypeVar
+
+import msgspec
+from msgspec import inspect
+
+from steward.core.sqlite import Connection, Database
+from steward.core.timestamps import from_micros, to_micros
+
+Record = TypeVar("Record", bound=msgspec.Struct)
+OnConflict = Literal["abort", "ignore", "replace"]
+"""Effect of an insert if a row with the same key or unique columns exists."""
+
+_SCALARS: Final[Mapping[type[inspect.Type], tuple[str, Callable[[Any], Any] | None]]] = {
+    inspect.IntType: ("INTEGER", None),
+    inspect.BoolType: ("INTEGER", bool),
+    inspect.DateTimeType: ("INTEGER", from_micros),
+    inspect.FloatType: ("REAL", None),
+    inspect.StrType: ("TEXT", None),
+    inspect.BytesType: ("BLOB", None),
+}
+"""SQL types and decoders."""
+_JSON_TYPES: Final = (
+    *(inspect.AnyType, inspect.DictType, inspect.StructType, inspect.ListType, inspect.SetType),
+    *(inspect.FrozenSetType, inspect.TupleType, inspect.VarTupleType),
+)
+
+
+class Index(msgspec.Struct, frozen=True):
+    """Index of a table: comma-separated columns, and the condition of a partial index."""
+
+    columns: str
+    where: str = ""
+    is_unique: bool = False
+
+
+class _Column(msgspec.Struct, frozen=True):
+    """Column: its type and constraints in SQL, and how its values are encoded and decoded."""
+
+    name: str
+    sql_type: str
+    constraints: str
+    encode: Callable[[Any], Any] | None
+    decode: Callable[[Any], Any] | None
+
+
+class Rows(Generic[Record]):
+    """Rows of a query whose columns are the fields of a Struct, in order.
+
+    Args:
+        record: The Struct.
+
+    Raises:
+        TypeError: No column stores the type of a field.
+    """
+
+    def __init__(self, record: type[Record]) -> None:
+        self.record = record
+        hints = typing.get_type_hints(record)
+        self._columns = [
+            _derive_column(record, field, hints[field.name])
+            for field in inspect.type_info(record).fields  # type: ignore[attr-defined]
+        ]
+        self.columns: tuple[str, ...] = record.__struct_fields__
+        """Names of the columns."""
+        self.select_list = ", ".join(self.columns)
+        """The columns as SELECT lists them."""
+        self._decoders = [
+            (index, column.decode) for index, column in enumerate(self._columns) if column.decode
+        ]
+        self._is_plain = record.__struct_config__.array_like and not any(
+            decode is not bool for _, decode in self._decoders
+        )
+
+    def decode(self, row: Sequence[Any]) -> Record:
+        """Decode a row."""
+        values = list(row)
+        for index, decode in self._decoders:
+            if values[index] is not None:
+                values[index] = decode(values[index])
+        return self.record(**dict(zip(self.columns, values, strict=True)))
+
+    def decode_all(self, rows: Sequence[Sequence[Any]]) -> list[Record]:
+        """Decode rows; of an ``array_like`` Struct without times and JSON five times as fast."""
+        if self._is_plain:
+            # Not strict, because SQLite has no booleans. The record is a runtime value.
+            return msgspec.convert(rows, list[self.record], strict=False)  # type: ignore[name-defined]
+        return [self.decode(row) for row in rows]
+
+    def fetch(self, database: Database, statement: str, *values: Any) -> list[Record]:
+        """Return the records of a query."""
+        return self.decode_all(database.fetch(statement, *values))
+
+
+class Table(Rows[Record]):
+    """Table whose columns are the fields of a Struct.
+
+    SQLite numbers the rows whose only key column is an integer, where it is 0. A table with
+    another key is stored in the order of its key (``WITHOUT ROWID``).
+
+    Args:
+        record: The Struct.
+        name: Name of the table.
+        key: Names of the primary key's columns, comma-separated; "" for no key.
+        autoincrement: Whether SQLite never numbers a row like a deleted one.
+        indexes: Indexes, by the end of their names.
+        references: Table to whose key a column refers, by column.
+        has_one_row: Whether the schema inserts a row of defaults, the only one.
+        later: Columns that migrations after the first add, comma-separated, an item a migration.
+
+    Raises:
+        TypeError: No column stores the type of a field.
+        ValueError: A column that is named here is no field.
+    """
+
+    def __init__(
+        self,
+        record: type[Record],
+        name: str,
+        *,
+        key: str = "",
+        autoincrement: bool = False,
+        indexes: Mapping[str, Index] | None = None,
+        references: "Mapping[str, Table[Any]] | None" = None,
+        has_one_row: bool = False,
+        later: Sequence[str] = (),
+    ) -> None:
+        super().__init__(record)
+        self.name = name
+        self.key = key
+        indexes, references = indexes or {}, references or {}
+        named = ", ".join((key, *references, *later, *(x.columns for x in indexes.values())))
+        unknown = set(filter(None, named.split(", "))) - set(self.columns)
+        if unknown:
+            raise ValueError(f"table {name}: {record.__name__} has no field {min(unknown)!r}")
+        encoders = {column.name: column.encode for column in self._columns}
+        definitions = {}
+        end = f", PRIMARY KEY ({key})) WITHOUT ROWID" if key else ")"
+        for column in self._columns:
+            constraints = column.constraints
+            if column.name == key and column.sql_type == "INTEGER" and column.encode is None:
+                encoders[key] = lambda number: number or None
+                constraints = " PRIMARY KEY" + " AUTOINCREMENT" * autoincrement
+                end = ")"
+            if column.name in references:
+                other = references[column.name]
+                constraints += f" REFERENCES {other.name} ({other.key})"
+            definitions[column.name] = f"{column.name} {column.sql_type}{constraints}"
+        add = f"ALTER TABLE {name} ADD COLUMN"
+        self.additions = tuple(
+            "".join(f"{add} {definitions.pop(column)};\n" for column in columns.split(", "))
+            for columns in later
+        )
+        """Scripts that add the later columns, one a migration."""
+        self.schema = f"CREATE TABLE {name} ({', '.join(definitions.values())}{end};\n"
+        """Script that creates the table without its later columns, and its indexes."""
+        for suffix, index in indexes.items():
+            unique = "UNIQUE " * index.is_unique
+            where = f" WHERE {index.where}" * bool(index.where)
+            self.schema += (
+                f"CREATE {unique}INDEX {name}_{suffix} ON {name} ({index.columns}){where};\n"
+            )
+        self.schema += f"INSERT INTO {name} DEFAULT VALUES;\n" * has_one_row
+        self._encoders = [
+            (index, encode) for index, encode in enumerate(encoders.values()) if encode
+        ]
+        self.select_list = ", ".join(f"{name}.{column}" for column in self.columns)
+        marks = ", ".join("?" * len(self.columns))
+        self._insert_end = f"{name} ({', '.join(self.columns)}) VALUES ({marks})"
+
+    def select(self, database: Database, clause: str = "", *values: Any) -> list[Record]:
+        """Return the records that match a clause: WHERE, ORDER BY, LIMIT."""
+        statement = f"SELECT {self.select_list} FROM {self.name} {clause}"  # noqa: S608 -- values are bound
+        return self.fetch(database, statement, *values)
+
+    def build_insert(self, on_conflict: OnConflict = "abort", update: Iterable[str] = ()) -> str:
+        """Build the INSERT statement for the values that :meth:`encode` returns.
+
+        Args:
+            on_conflict: Effect if the row exists.
+            update: Columns to overwrite in a row with the same key.
+        """
+        statement = f"INSERT OR {on_conflict.upper()} INTO {self._insert_end}"
+        changes = ", ".join(f"{name} = excluded.{name}" for name in update)
+        return statement + f" ON CONFLICT ({self.key}) DO UPDATE SET {changes}" * bool(changes)
+
+    def encode(self, record: Record) -> Sequence[Any]:
+        """Encode a record as the values of a row."""
+        values = msgspec.structs.astuple(record)
+        if not self._encoders:
+            return values
+        encoded = list(values)
+        for index, encode in self._encoders:
+            if encoded[index] is not None:
+                encoded[index] = encode(encoded[index])
+        return encoded
+
+    def insert(
+        self, connection: Connection, record: Record, on_conflict: OnConflict = "abort"
+    ) -> Any:
+        """Insert a record; return SQLite's cursor, which has its number and the count of rows."""
+        return connection.execute(self.build_insert(on_conflict), self.encode(record))
+
+    def insert_all(
+        self, connection: Connection, records: Iterable[Record], on_conflict: OnConflict = "abort"
+    ) -> None:
+        """Insert records."""
+        connection.executemany(self.build_insert(on_conflict), map(self.encode, records))
+
+
+def encode_json(value: Any) -> str:
+    """Encode a value as the JSON text of a column."""
+    return msgspec.json.encode(value).decode()
+
+
+def _derive_column(record: type[msgspec.Struct], field: inspect.Field, hint: Any) -> _Column:
+    """Derive a column from a field of a Struct."""
+    kinds = _list_kinds(field.type)
+    stored = [kind for kind in kinds if not isinstance(kind, inspect.NoneType)]
+    kind = stored[0] if len(stored) == 1 else None
+    sql_type, decode = _SCALARS.get(type(kind), ("", None))  # type: ignore[arg-type]
+    encode: Callable[[Any], Any] | None = None
+    if isinstance(kind, inspect.LiteralType):
+        sql_type = _find_value_type(kind.values)
+    elif isinstance(kind, inspect.EnumType):
+        sql_type = _find_value_type([member.value for member in kind.cls])
+        encode, decode = attrgetter("value"), kind.cls
+    elif isinstance(kind, _JSON_TYPES):
+        sql_type, encode, decode = "TEXT", encode_json, msgspec.json.Decoder(hint).decode
+    if not sql_type:
+        raise TypeError(
+            f"{record.__name__}.{field.name}: no column stores {hint}; use int, float, str, bytes, "
+            "bool, datetime, an enum, a Literal, or a type that JSON expresses"
+        )
+    # None is among the values of Any.
+    is_nullable = stored != kinds or isinstance(kind, inspect.AnyType)
+    constraints = "" if is_nullable else " NOT NULL"
+    default = field.default
+    if field.default_factory is not msgspec.NODEFAULT:
+        default = field.default_factory()
+    if default is not None and default is not msgspec.NODEFAULT:
+        constraints += f" DEFAULT {_quote(encode(default) if encode else default)}"
+    return _Column(field.name, sql_type, constraints, encode, decode)
+
+
+def _list_kinds(kind: inspect.Type) -> list[inspect.Type]:
+    """Return the alternatives of a type, without its metadata."""
+    if isinstance(kind, inspect.Metadata):
+        return _list_kinds(kind.type)
+    if isinstance(kind, inspect.UnionType):
+        return [alternative for part in kind.types for alternative in _list_kinds(part)]
+    return [kind]
+
+
+def _find_value_type(values: Iterable[Any]) -> str:
+    """Return the SQL type of all values of an enum or a Literal; "" if they have several."""
+    types = {type(value) for value in values}
+    return {"int": "INTEGER", "str": "TEXT"}.get(" ".join(kind.__name__ for kind in types), "")
+
+
+def _quote(value: Any) -> str:
+    """Quote a value for SQL."""
+    if isinstance(value, str):
+        return "'" + value.replace("'", "''") + "'"
+    if isinstance(value, bytes):
+        return f"X'{value.hex()}'"
+    if isinstance(value, datetime):
+        return str(to_micros(value))
+    return repr(value)
+
+
+class Cursor(msgspec.Struct, frozen=True, kw_only=True):
+    """Row of a consumer's table ``cursor``: journal position of the last event applied."""
+
+    position: int = 0
+
+
+CURSOR: Final = Table(Cursor, "cursor", has_one_row=True)
