@@ -16,16 +16,8 @@ from typing import Any, Final, Literal
 import msgspec
 
 from steward.automation.errors import AuditUnavailable
-from steward.core.sqlite import (
-    Connection,
-    SqliteUnavailable,
-    create_for_owner,
-    open_database,
-    open_reader,
-    transaction,
-    translate_errors,
-)
-from steward.core.timestamps import from_micros, to_micros
+from steward.core.sqlite import Database, SqliteUnavailable
+from steward.core.storage import Index, Table, encode_json
 
 AUDIT_FILE: Final = "audit.db"
 """File name of the audit log in the state directory."""
@@ -35,44 +27,6 @@ Status = Literal["succeeded", "failed", "timeout", "running", "unfinished"]
 """Status of an entry as reported: an outcome, or how an entry without an end row stands."""
 MAX_RESULT_BYTES: Final = 64 * 1024
 """Maximum size of a stored result, in bytes; a longer result is stored as null."""
-
-_MIGRATIONS: Final = (
-    """
-    CREATE TABLE begun (
-        id INTEGER PRIMARY KEY AUTOINCREMENT,
-        at_us INTEGER NOT NULL,
-        ref TEXT NOT NULL,
-        cluster TEXT NOT NULL,
-        uid INTEGER NOT NULL,
-        user TEXT NOT NULL,
-        how TEXT NOT NULL,
-        speaker TEXT NOT NULL,
-        force INTEGER NOT NULL,
-        parameters TEXT NOT NULL,
-        process TEXT NOT NULL
-    );
-    CREATE TABLE ended (
-        id INTEGER PRIMARY KEY REFERENCES begun (id),
-        at_us INTEGER NOT NULL,
-        status TEXT NOT NULL,
-        message TEXT NOT NULL,
-        result TEXT NOT NULL
-    );
-    CREATE INDEX begun_at ON begun (at_us);
-    CREATE TRIGGER begun_stays BEFORE UPDATE ON begun
-        BEGIN SELECT RAISE(ABORT, 'an audit log is never changed'); END;
-    CREATE TRIGGER begun_is_kept BEFORE DELETE ON begun
-        BEGIN SELECT RAISE(ABORT, 'an audit log is never changed'); END;
-    CREATE TRIGGER ended_stays BEFORE UPDATE ON ended
-        BEGIN SELECT RAISE(ABORT, 'an audit log is never changed'); END;
-    CREATE TRIGGER ended_is_kept BEFORE DELETE ON ended
-        BEGIN SELECT RAISE(ABORT, 'an audit log is never changed'); END;
-    """,
-)
-_COLUMNS: Final = (
-    "begun.id, begun.at_us, ref, cluster, uid, user, how, speaker, force, parameters, process, "
-    "ended.at_us, status, message, result"
-)
 
 
 class AuditStart(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,6 +74,37 @@ class AuditRow(AuditStart, frozen=True, kw_only=True):
     ended: datetime | None = None
 
 
+class _Start(AuditStart, frozen=True, kw_only=True):
+    """Stored start, with the process that runs the operation."""
+
+    id: int = 0
+    process: str
+
+
+class _End(msgspec.Struct, frozen=True, kw_only=True):
+    """Stored outcome of the operation with the same id."""
+
+    id: int
+    status: Ending
+    message: str
+    result: Any
+    ended: datetime
+
+
+_STARTS: Final = Table(_Start, "begun", key="id", autoincrement=True, indexes={"at": Index("at")})
+_ENDS: Final = Table(_End, "ended", key="id", references={"id": _STARTS})
+_MIGRATIONS: Final = (
+    _STARTS.schema
+    + _ENDS.schema
+    + "".join(
+        f"CREATE TRIGGER {table.name}_{verb} BEFORE {verb} ON {table.name}\n"
+        "BEGIN SELECT RAISE(ABORT, 'an audit log is never changed'); END;\n"
+        for table in (_STARTS, _ENDS)
+        for verb in ("update", "delete")
+    ),
+)
+
+
 class AuditLog:
     """Audit log in a state directory. Not thread-safe: use one per thread.
 
@@ -129,18 +114,13 @@ class AuditLog:
     """
 
     def __init__(self, state_dir: str, *, read_only: bool = False) -> None:
-        self._path = os.path.join(state_dir, AUDIT_FILE)
+        path = os.path.join(state_dir, AUDIT_FILE)
         with _translate_errors():
-            if read_only:
-                self._connection = open_reader(self._path)
-            else:
-                create_for_owner(self._path)
-                self._connection = open_database(self._path, _MIGRATIONS)
+            self._database = Database(path, _MIGRATIONS, read_only=read_only, for_owner=True)
 
     def close(self) -> None:
         """Close the database."""
-        connection: Connection = self._connection
-        connection.close()
+        self._database.close()
 
     def begin(self, start: AuditStart) -> int:
         """Record durably that an operation is about to run, and return its number.
@@ -148,17 +128,9 @@ class AuditLog:
         Raises:
             AuditUnavailable: The log cannot be written; the operation must not run.
         """
-        row = (
-            *(to_micros(start.at), start.ref, start.cluster, start.uid, start.user, start.how),
-            *(start.speaker, start.force, _dump_value(start.parameters), _identify_process()),
-        )
-        with _translate_errors(), transaction(self._connection, self._path) as connection:
-            cursor = connection.execute(
-                "INSERT INTO begun (at_us, ref, cluster, uid, user, how, speaker, force, "
-                "parameters, process) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                row,
-            )
-        number: int = cursor.lastrowid
+        row = _Start(**msgspec.structs.asdict(start), process=_identify_process())
+        with _translate_errors(), self._database.transaction() as connection:
+            number: int = _STARTS.insert(connection, row).lastrowid
         return number
 
     def end(
@@ -169,13 +141,11 @@ class AuditLog:
         Raises:
             AuditUnavailable: The log cannot be written; the operation has been done nevertheless.
         """
-        encoded = _dump_value(result)
-        encoded = encoded if len(encoded) <= MAX_RESULT_BYTES else "null"
-        with _translate_errors(), transaction(self._connection, self._path) as connection:
-            connection.execute(
-                "INSERT INTO ended (id, at_us, status, message, result) VALUES (?, ?, ?, ?, ?)",
-                (number, to_micros(at), status, message, encoded),
-            )
+        if len(encode_json(result)) > MAX_RESULT_BYTES:
+            result = None
+        row = _End(id=number, status=status, message=message, result=result, ended=at)
+        with _translate_errors(), self._database.transaction() as connection:
+            _ENDS.insert(connection, row)
 
     def list_entries(
         self,
@@ -203,7 +173,7 @@ class AuditLog:
         conditions: list[str] = ["1"]
         values: list[Any] = []
         for condition, value in (
-            ("begun.at_us >= ?", None if since is None else to_micros(since)),
+            ("begun.at >= ?", since),
             ("begun.id < ?", before or None),
             ("ref = ?", ref or None),
             ("cluster = ?", cluster or None),
@@ -212,7 +182,7 @@ class AuditLog:
             if value is not None:
                 conditions.append(condition)
                 values.append(value)
-        return self._select(" AND ".join(conditions), (*values, limit))
+        return self._select(" AND ".join(conditions), *values, limit)
 
     def find_entry(self, number: int) -> AuditRow | None:
         """Return the entry with this number, or None.
@@ -220,58 +190,28 @@ class AuditLog:
         Raises:
             AuditUnavailable: The log cannot be read now.
         """
-        return next(iter(self._select("begun.id = ?", (number, 1))), None)
+        return next(iter(self._select("begun.id = ?", number, 1)), None)
 
-    def _select(self, where_clause: str, values: tuple[Any, ...]) -> list[AuditRow]:
+    def _select(self, where_clause: str, *values: Any) -> list[AuditRow]:
         """Read entries that match a WHERE clause, newest first."""
-        with _translate_errors(), translate_errors(self._path):
-            rows = self._connection.execute(
-                f"SELECT {_COLUMNS} FROM begun LEFT JOIN ended ON ended.id = begun.id "  # noqa: S608 -- values are bound
+        with _translate_errors():
+            rows = self._database.fetch(
+                f"SELECT {_STARTS.select_list}, {_ENDS.select_list} "  # noqa: S608 -- values are bound
+                "FROM begun LEFT JOIN ended ON ended.id = begun.id "
                 f"WHERE {where_clause} ORDER BY begun.id DESC LIMIT ?",
-                values,
-            ).fetchall()
-        return [_decode_row(*row) for row in rows]
+                *values,
+            )
+        return [_decode_row(row) for row in rows]
 
 
-def _decode_row(
-    number: int,
-    at_us: int,
-    ref: str,
-    cluster: str,
-    uid: int,
-    user: str,
-    how: str,
-    speaker: str,
-    force: int,
-    parameters: str,
-    process: str,
-    ended_us: int | None,
-    status: Ending | None,
-    message: str | None,
-    result: str | None,
-) -> AuditRow:
-    """Decode a row of ``_COLUMNS``."""
-    return AuditRow(
-        id=number,
-        at=from_micros(at_us),
-        ref=ref,
-        cluster=cluster,
-        uid=uid,
-        user=user,
-        how=how,
-        speaker=speaker,
-        force=bool(force),
-        parameters=msgspec.json.decode(parameters),
-        status=status or ("running" if _is_alive(process) else "unfinished"),
-        message=message or "",
-        result=msgspec.json.decode(result or "null"),
-        ended=None if ended_us is None else from_micros(ended_us),
-    )
-
-
-def _dump_value(value: Any) -> str:
-    """Encode a value as JSON text."""
-    return msgspec.json.encode(value).decode()
+def _decode_row(row: tuple[Any, ...]) -> AuditRow:
+    """Decode a start with its end, if any."""
+    width = len(_STARTS.columns)
+    fields = msgspec.structs.asdict(_STARTS.decode(row[:width]))
+    process = fields.pop("process")
+    if row[width] is None:
+        return AuditRow(**fields, status="running" if _is_alive(process) else "unfinished")
+    return AuditRow(**fields | msgspec.structs.asdict(_ENDS.decode(row[width:])))
 
 
 def _identify_process() -> str:
