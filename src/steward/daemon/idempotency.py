@@ -25,8 +25,8 @@ from steward.core.errors import (
     UsageError,
 )
 from steward.core.events import utc_now
-from steward.core.sqlite import Connection, create_for_owner, open_database, transaction
-from steward.core.timestamps import from_micros, to_micros
+from steward.core.sqlite import Database
+from steward.core.storage import Index, Table
 from steward.daemon.requests import encode_answer_line, encode_error_line
 
 DATABASE_NAME: Final = "repeats.db"
@@ -38,21 +38,20 @@ _MOST_ANSWER: Final = 1 << 20
 _HARMLESS_ERRORS: Final = (NotFound, PermissionRefused, Unavailable, UsageError)
 """Errors that are raised before an action changes anything."""
 
-_MIGRATIONS: Final = (
-    """
-    CREATE TABLE repeat (
-        uid INTEGER NOT NULL,
-        key TEXT NOT NULL,
-        digest BLOB NOT NULL,
-        begun_us INTEGER NOT NULL,
-        process INTEGER NOT NULL,
-        line BLOB,
-        ended INTEGER NOT NULL DEFAULT 0,
-        PRIMARY KEY (uid, key)
-    ) WITHOUT ROWID;
-    CREATE INDEX repeat_begun ON repeat (begun_us);
-    """,
-)
+
+class _Request(msgspec.Struct, frozen=True, kw_only=True):
+    """Request with a key; ``line`` is its stored reply, None where there is none."""
+
+    uid: int
+    key: str
+    digest: bytes
+    begun: datetime
+    process: int
+    line: bytes | None = None
+    has_ended: bool = False
+
+
+_REQUESTS: Final = Table(_Request, "repeat", key="uid, key", indexes={"begun": Index("begun")})
 
 
 class IdempotencyStore:
@@ -64,10 +63,9 @@ class IdempotencyStore:
     """
 
     def __init__(self, state_dir: str, now: Callable[[], datetime] = utc_now) -> None:
-        self._path = os.path.join(state_dir, DATABASE_NAME)
         self._now = now
-        create_for_owner(self._path)
-        self._connection: Connection = open_database(self._path, _MIGRATIONS)
+        path = os.path.join(state_dir, DATABASE_NAME)
+        self._database = Database(path, (_REQUESTS.schema,), for_owner=True)
 
     def run_once(
         self, key: str, asker: Caller, action: Action, request: Any, run: Callable[[], Any]
@@ -115,38 +113,30 @@ class IdempotencyStore:
             Conflict: There is no stored reply.
         """
         now = self._now()
-        with transaction(self._connection, self._path) as connection:
-            connection.execute(
-                "DELETE FROM repeat WHERE begun_us < ?", (to_micros(now - _KEEP_KEYS),)
-            )
-            row = connection.execute(
-                "SELECT digest, begun_us, process, line, ended FROM repeat "
-                "WHERE uid = ? AND key = ?",
-                (uid, key),
-            ).fetchone()
-            if row is None:
-                connection.execute(
-                    "INSERT INTO repeat (uid, key, digest, begun_us, process) "
-                    "VALUES (?, ?, ?, ?, ?)",
-                    (uid, key, digest, to_micros(now), os.getpid()),
-                )
+        with self._database.transaction() as connection:
+            connection.execute("DELETE FROM repeat WHERE begun < ?", (now - _KEEP_KEYS,))
+            requests = _REQUESTS.select(self._database, "WHERE uid = ? AND key = ?", uid, key)
+            if not requests:
+                request = _Request(uid=uid, key=key, digest=digest, begun=now, process=os.getpid())
+                _REQUESTS.insert(connection, request)
                 return None
-        stored_digest, begun_us, process, line, ended = row
-        if stored_digest != digest:
+        (request,) = requests
+        if request.digest != digest:
             raise UsageError("this key was given with another request: take a new key", key)
-        if line is not None:
-            return bytes(line)
-        raise Conflict(_explain_conflict(from_micros(begun_us), bool(ended), process), key)
+        if request.line is not None:
+            return request.line
+        raise Conflict(_explain_conflict(request), key)
 
     def _store_reply(self, uid: int, key: str, line: bytes | None) -> None:
         """Store the reply of a finished request."""
-        with transaction(self._connection, self._path) as connection:
+        with self._database.transaction() as connection:
             connection.execute(
-                "UPDATE repeat SET ended = 1, line = ? WHERE uid = ? AND key = ?", (line, uid, key)
+                "UPDATE repeat SET has_ended = 1, line = ? WHERE uid = ? AND key = ?",
+                (line, uid, key),
             )
 
     def _delete_key(self, uid: int, key: str) -> None:
-        with transaction(self._connection, self._path) as connection:
+        with self._database.transaction() as connection:
             connection.execute("DELETE FROM repeat WHERE uid = ? AND key = ?", (uid, key))
 
 
@@ -159,12 +149,12 @@ def _hash_request(action: Action, request: Any, scopes: frozenset[str] | None) -
     return hashlib.sha256(msgspec.json.encode(fields, order="sorted")).digest()
 
 
-def _explain_conflict(begun: datetime, ended: bool, process: int) -> str:
-    """Explain why a key's request has no stored reply: done, running, or aborted."""
-    begun_at = begun.strftime("%Y-%m-%dT%H:%M:%SZ")
-    if ended:
+def _explain_conflict(request: _Request) -> str:
+    """Explain why a request has no stored reply: done, running, or aborted."""
+    begun_at = request.begun.strftime("%Y-%m-%dT%H:%M:%SZ")
+    if request.has_ended:
         return f"this was done at {begun_at} under this key; its answer is not kept"
-    if _is_running(process):
+    if _is_running(request.process):
         return f"this is being done since {begun_at}: ask again in a moment"
     return f"this was begun at {begun_at}, and broke off: look at what was done, and take a new key"
 
