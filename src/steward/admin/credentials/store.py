@@ -12,7 +12,7 @@ import hashlib
 import os
 import pwd
 import secrets
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal
@@ -26,45 +26,14 @@ from steward.admin.credentials.errors import (
     UnknownCredential,
 )
 from steward.core.access import TokenScope
-from steward.core.sqlite import (
-    Connection,
-    SqliteError,
-    SqliteUnavailable,
-    create_for_owner,
-    open_database,
-    transaction,
-)
-from steward.core.timestamps import from_micros, to_micros
+from steward.core.sqlite import Connection, Database, SqliteError, SqliteUnavailable
+from steward.core.storage import Index, Rows, Table
 
 CREDENTIALS_FILENAME: Final = "credentials.db"
 CredentialKind = Literal["login", "session", "token"]
 _PREFIX: Final[dict[CredentialKind, str]] = {"login": "stl_", "session": "sts_", "token": "stt_"}
 _USED_EVERY: Final = timedelta(minutes=1)
 """Precision of a credential's last use: otherwise each request would be a write."""
-
-_MIGRATIONS: Final = (
-    """
-    CREATE TABLE credential (
-        id INTEGER PRIMARY KEY AUTOINCREMENT,
-        kind TEXT NOT NULL,
-        digest BLOB NOT NULL UNIQUE,
-        uid INTEGER NOT NULL,
-        user TEXT NOT NULL,
-        how TEXT NOT NULL,
-        name TEXT NOT NULL,
-        scopes TEXT NOT NULL,
-        created_us INTEGER NOT NULL,
-        expires_us INTEGER NOT NULL,
-        used_us INTEGER NOT NULL DEFAULT 0,
-        ended_us INTEGER NOT NULL DEFAULT 0
-    );
-    CREATE INDEX credential_of_user ON credential (kind, uid);
-    CREATE INDEX credential_expires ON credential (expires_us);
-    """,
-)
-_COLUMNS: Final = (
-    "id, kind, uid, user, how, name, scopes, created_us, expires_us, used_us, ended_us"
-)
 
 
 class Credential(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,6 +66,26 @@ class Credential(msgspec.Struct, frozen=True, kw_only=True):
     ended: datetime | None = None
 
 
+class _StoredCredential(Credential, frozen=True, kw_only=True):
+    """Credential with the SHA-256 of its secret, which never leaves this module."""
+
+    digest: bytes
+
+
+_CREDENTIALS: Final = Table(
+    _StoredCredential,
+    "credential",
+    key="id",
+    autoincrement=True,
+    indexes={
+        "of_secret": Index("digest", is_unique=True),
+        "of_user": Index("kind, uid"),
+        "expires": Index("expires"),
+    },
+)
+_ROWS: Final = Rows(Credential)
+
+
 class CredentialStore:
     """Credentials of a state directory; for one thread at a time.
 
@@ -105,14 +94,13 @@ class CredentialStore:
     """
 
     def __init__(self, state_dir: str) -> None:
-        self._path = os.path.join(state_dir, CREDENTIALS_FILENAME)
+        path = os.path.join(state_dir, CREDENTIALS_FILENAME)
         with _translate_sqlite_errors():
-            create_for_owner(self._path)
-            self._connection: Connection = open_database(self._path, _MIGRATIONS)
+            self._database = Database(path, (_CREDENTIALS.schema,), for_owner=True)
 
     def close(self) -> None:
         """Close the database."""
-        self._connection.close()
+        self._database.close()
 
     def create(
         self,
@@ -128,21 +116,24 @@ class CredentialStore:
     ) -> tuple[str, Credential]:
         """Create a credential; return its secret, stored only as a digest, and its record."""
         secret = _PREFIX[kind] + secrets.token_urlsafe(32)
-        values = (
-            *(kind, _hash_secret(secret), uid, user, how, name, ",".join(scopes)),
-            *(to_micros(now), to_micros(expires)),
+        credential = _StoredCredential(
+            id=0,
+            kind=kind,
+            uid=uid,
+            user=user,
+            how=how,
+            name=name,
+            scopes=scopes,
+            created=now,
+            expires=expires,
+            digest=_hash_secret(secret),
         )
-        with _translate_sqlite_errors(), transaction(self._connection, self._path) as connection:
+        with self._transaction() as connection:
             # Long expired credentials are useless; tokens stay listed for a while.
             connection.execute(
-                "DELETE FROM credential WHERE expires_us < ?",
-                (to_micros(now - timedelta(days=30)),),
+                "DELETE FROM credential WHERE expires < ?", (now - timedelta(days=30),)
             )
-            number: int = connection.execute(
-                "INSERT INTO credential (kind, digest, uid, user, how, name, scopes, created_us, "
-                "expires_us) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                values,
-            ).lastrowid
+            number: int = _CREDENTIALS.insert(connection, credential).lastrowid
         return secret, self.get(number)
 
     def get(self, number: int) -> Credential:
@@ -151,14 +142,10 @@ class CredentialStore:
         Raises:
             CredentialMissing: There is none.
         """
-        with _translate_sqlite_errors():
-            row = self._connection.execute(
-                f"SELECT {_COLUMNS} FROM credential WHERE id = ?",  # noqa: S608 - our own words
-                (number,),
-            ).fetchone()
-        if row is None:
+        credentials = self._select("WHERE id = ?", number)
+        if not credentials:
             raise CredentialMissing(f"there is no credential with the number {number}", number)
-        return _make_credential(row)
+        return credentials[0]
 
     def find_valid(self, kind: CredentialKind, secret: str, now: datetime) -> Credential:
         """Return the valid credential of a secret.
@@ -166,12 +153,7 @@ class CredentialStore:
         Raises:
             UnknownCredential: The secret is unknown, or no longer valid.
         """
-        with _translate_sqlite_errors():
-            row = self._connection.execute(
-                f"SELECT {_COLUMNS} FROM credential WHERE digest = ?",  # noqa: S608 - our own words
-                (_hash_secret(secret),),
-            ).fetchone()
-        credential = _make_credential(row) if row is not None else None
+        credential = next(iter(self._select("WHERE digest = ?", _hash_secret(secret))), None)
         if (
             credential is None
             or credential.kind != kind
@@ -184,7 +166,7 @@ class CredentialStore:
         if not has_user_name(credential.uid, credential.user):
             raise UnknownCredential(f"this {kind} was made for a user who is another one by now")
         if credential.used is None or now - credential.used >= _USED_EVERY:
-            self._set_time("used_us", credential.id, now)
+            self._set_time("used", credential.id, now)
         return credential
 
     def use_up(self, secret: str, now: datetime) -> Credential:
@@ -194,10 +176,10 @@ class CredentialStore:
             UnknownCredential: It is no login link, was used before, or has expired.
         """
         credential = self.find_valid("login", secret, now)
-        with _translate_sqlite_errors(), transaction(self._connection, self._path) as connection:
+        with self._transaction() as connection:
             updated_rows = connection.execute(
-                "UPDATE credential SET ended_us = ? WHERE id = ? AND ended_us = 0",
-                (to_micros(now), credential.id),
+                "UPDATE credential SET ended = ? WHERE id = ? AND ended IS NULL",
+                (now, credential.id),
             ).rowcount
         if updated_rows != 1:
             raise UnknownCredential(
@@ -207,30 +189,52 @@ class CredentialStore:
 
     def renew(self, number: int, expires: datetime) -> None:
         """Extend a credential's validity."""
-        self._set_time("expires_us", number, expires)
+        self._set_time("expires", number, expires)
 
     def end(self, number: int, now: datetime) -> None:
         """Revoke a credential."""
-        self._set_time("ended_us", number, now)
+        self._set_time("ended", number, now)
 
     def list_all(self, kind: CredentialKind, uid: int | None = None) -> list[Credential]:
         """Return the credentials of a kind, newest first; of one user, or of all."""
+        return self._select(
+            "WHERE kind = ? AND (? IS NULL OR uid = ?) ORDER BY id DESC", kind, uid, uid
+        )
+
+    def list_valid_digests(self) -> dict[bytes, int]:
+        """Return the digests of the credentials that are not revoked, with their numbers."""
         with _translate_sqlite_errors():
-            rows = self._connection.execute(
-                f"SELECT {_COLUMNS} FROM credential WHERE kind = ? "  # noqa: S608 - our own words
-                "AND (? IS NULL OR uid = ?) ORDER BY id DESC",
-                (kind, uid, uid),
-            ).fetchall()
-        return [_make_credential(row) for row in rows]
+            rows = self._database.fetch("SELECT digest, id FROM credential WHERE ended IS NULL")
+        return dict(rows)
+
+    def end_all_except(self, valid_digests: Container[bytes], now: datetime) -> None:
+        """Revoke the credentials whose digests are not among these."""
+        revoked = [
+            (now, number)
+            for digest, number in self.list_valid_digests().items()
+            if digest not in valid_digests
+        ]
+        with self._transaction() as connection:
+            connection.executemany("UPDATE credential SET ended = ? WHERE id = ?", revoked)
+
+    def _select(self, clause: str, *values: Any) -> list[Credential]:
+        statement = f"SELECT {_ROWS.select_list} FROM credential {clause}"  # noqa: S608 - our own words
+        with _translate_sqlite_errors():
+            return _ROWS.fetch(self._database, statement, *values)
 
     def _set_time(
-        self, column: Literal["used_us", "ended_us", "expires_us"], number: int, moment: datetime
+        self, column: Literal["used", "ended", "expires"], number: int, moment: datetime
     ) -> None:
-        with _translate_sqlite_errors(), transaction(self._connection, self._path) as connection:
+        with self._transaction() as connection:
             connection.execute(
                 f"UPDATE credential SET {column} = ? WHERE id = ?",  # noqa: S608 - our own words
-                (to_micros(moment), number),
+                (moment, number),
             )
+
+    @contextmanager
+    def _transaction(self) -> Iterator[Connection]:
+        with _translate_sqlite_errors(), self._database.transaction() as connection:
+            yield connection
 
 
 def end_revoked(restored_dir: str, replaced_dir: str, now: datetime) -> None:
@@ -249,31 +253,23 @@ def end_revoked(restored_dir: str, replaced_dir: str, now: datetime) -> None:
     valid_digests = _list_valid_digests(replaced_dir)
     store = CredentialStore(restored_dir)
     try:
-        with _translate_sqlite_errors(), transaction(store._connection, store._path) as connection:
-            rows = connection.execute("SELECT id, digest FROM credential WHERE ended_us = 0")
-            for number, digest in rows.fetchall():
-                if bytes(digest) not in valid_digests:
-                    connection.execute(
-                        "UPDATE credential SET ended_us = ? WHERE id = ?", (to_micros(now), number)
-                    )
+        store.end_all_except(valid_digests, now)
     finally:
         store.close()
 
 
-def _list_valid_digests(state_dir: str) -> frozenset[bytes]:
+def _list_valid_digests(state_dir: str) -> Container[bytes]:
     """Return digests of credentials that are not revoked; none if they cannot be read."""
     if not os.path.exists(os.path.join(state_dir, CREDENTIALS_FILENAME)):
-        return frozenset()
+        return ()
     try:
         store = CredentialStore(state_dir)
         try:
-            with _translate_sqlite_errors():
-                sql = "SELECT digest FROM credential WHERE ended_us = 0"
-                return frozenset(bytes(row[0]) for row in store._connection.execute(sql))
+            return store.list_valid_digests()
         finally:
             store.close()
     except (CredentialsError, CredentialsUnavailable):
-        return frozenset()
+        return ()
 
 
 _RENEWAL_HINTS: Final[dict[CredentialKind, str]] = {
@@ -293,23 +289,6 @@ def has_user_name(uid: int, user: str) -> bool:
 
 def _hash_secret(secret: str) -> bytes:
     return hashlib.sha256(secret.encode("utf-8", "replace")).digest()
-
-
-def _make_credential(row: Any) -> Credential:
-    number, kind, uid, user, how, name, scopes, created_us, expires_us, used_us, ended_us = row
-    return Credential(
-        id=number,
-        kind=kind,
-        uid=uid,
-        user=user,
-        how=how,
-        name=name,
-        scopes=tuple(scopes.split(",")) if scopes else (),
-        created=from_micros(created_us),
-        expires=from_micros(expires_us),
-        used=from_micros(used_us) if used_us else None,
-        ended=from_micros(ended_us) if ended_us else None,
-    )
 
 
 @contextmanager
