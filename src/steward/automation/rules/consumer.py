@@ -27,7 +27,6 @@ from steward.automation.rules.triggers import (
 from steward.core.config import Settings
 from steward.core.consumers import Append
 from steward.core.events import NODE_STATE, Event, utc_now
-from steward.core.sqlite import transaction
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +91,7 @@ class RulesConsumer:
         """
         self._outbox.send(append)
         rules = list(self._load_enabled_rules().values())
-        with transaction(self._store.connection, self._store.path):
+        with self._store.database.transaction():
             self._store.insert_failures(
                 [one for one in events if one.kind == NODE_STATE and one.body.failed]
             )

@@ -47,7 +47,6 @@ from steward.core.config import Settings
 from steward.core.consumers import Append
 from steward.core.errors import StewardError, Unavailable
 from steward.core.events import RULE_EXECUTION, Event, RuleExecution, utc_now
-from steward.core.sqlite import transaction
 from steward.jobs.outbox import Outbox
 
 _CLOCK_SKEW_S: Final = 1.0
@@ -296,7 +295,7 @@ class ExecutionOutbox:
 
     def __init__(self, store: RulesStore) -> None:
         self._store = store
-        self._outbox = Outbox(store.connection, store.path)
+        self._outbox = Outbox(store.database.connection, store.database.path)
         self._unsent: list[Event] = []
 
     def put(self, executions: Iterable[Execution]) -> list[Event]:
@@ -317,7 +316,7 @@ class ExecutionOutbox:
         audit: int = 0,
     ) -> None:
         """Store how an execution ended, with its event."""
-        with transaction(self._store.connection, self._store.path):
+        with self._store.database.transaction():
             ended_execution = self._store.record_end(
                 execution, status, now, message=message, result=result, audit=audit
             )
