@@ -10,7 +10,6 @@
 
 import os
 import threading
-from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -18,14 +17,8 @@ import msgspec
 
 from steward.core.events import utc_now
 from steward.core.files import read_status, write_status
-from steward.core.sqlite import (
-    Connection,
-    open_database,
-    open_reader,
-    transaction,
-    translate_errors,
-)
-from steward.core.timestamps import from_micros, to_micros
+from steward.core.sqlite import Database
+from steward.core.storage import Table
 
 NODES_DATABASE: Final = "nodes.db"
 """File name of the database in the state directory."""
@@ -35,22 +28,10 @@ _MAX_REFUSALS: Final = 64
 """Maximum number of addresses kept."""
 _MAX_REFUSALS_SHOWN: Final = 8
 """Maximum number of refusals shown."""
+_MAX_INTEGER: Final = 2**63 - 1
+"""Largest integer that SQLite stores."""
 RECENT_PERIOD: Final = timedelta(minutes=30)
 """How long agents may be silent before they count as missing, and how long a refusal is shown."""
-_MIGRATIONS: Final = (
-    """
-    CREATE TABLE node (
-        cluster TEXT NOT NULL,
-        node TEXT NOT NULL,
-        heard_us INTEGER NOT NULL,
-        sequence INTEGER NOT NULL,
-        boot_id TEXT NOT NULL,
-        place TEXT NOT NULL,
-        lost INTEGER NOT NULL,
-        PRIMARY KEY (cluster, node)
-    ) WITHOUT ROWID;
-    """,
-)
 
 
 class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,6 +56,9 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     lost: int = 0
 
 
+_NODES: Final = Table(NodeReport, "node", key="cluster, node")
+
+
 class NodeReportsReader:
     """Reader of the nodes' last reports.
 
@@ -86,8 +70,7 @@ class NodeReportsReader:
     """
 
     def __init__(self, state_dir: str) -> None:
-        self._path = os.path.join(state_dir, NODES_DATABASE)
-        self._database = open_reader(self._path)
+        self._database = Database(os.path.join(state_dir, NODES_DATABASE), (), read_only=True)
 
     def read_reports(self, cluster: str = "") -> list[NodeReport]:
         """Return all nodes that ever reported, sorted by name.
@@ -95,7 +78,9 @@ class NodeReportsReader:
         Args:
             cluster: Only this cluster; all if empty.
         """
-        return list(_read_reports(self._database, self._path, cluster))
+        return _NODES.select(
+            self._database, "WHERE cluster = ?1 OR ?1 = '' ORDER BY cluster, node", cluster
+        )
 
     def read_silent(self, before: datetime, cluster: str = "") -> list[NodeReport]:
         """Return the nodes whose last report is older than a time."""
@@ -117,10 +102,10 @@ class NodeReportsWriter:
     """
 
     def __init__(self, state_dir: str) -> None:
-        self._path = os.path.join(state_dir, NODES_DATABASE)
-        self._database = open_database(self._path, _MIGRATIONS, synchronous="NORMAL")
+        path = os.path.join(state_dir, NODES_DATABASE)
+        self._database = Database(path, (_NODES.schema,), synchronous="NORMAL")
         self._lock = threading.Lock()
-        reports = _read_reports(self._database, self._path, "")
+        reports = _NODES.select(self._database)
         self._reports = {(report.cluster, report.node): report for report in reports}
         self._unwritten: set[tuple[str, str]] = set()
 
@@ -134,7 +119,7 @@ class NodeReportsWriter:
         with self._lock:
             last_report = self._reports.get(key)
             lost_lines = report.lost + (last_report.lost if last_report else 0)
-            self._reports[key] = msgspec.structs.replace(report, lost=lost_lines)
+            self._reports[key] = msgspec.structs.replace(report, lost=min(lost_lines, _MAX_INTEGER))
             self._unwritten.add(key)
 
     def write(self) -> None:
@@ -145,14 +130,12 @@ class NodeReportsWriter:
         """
         with self._lock:
             unwritten, self._unwritten = self._unwritten, set()
-            rows = [_encode_report(self._reports[key]) for key in unwritten]
-        if not rows:
+            reports = [self._reports[key] for key in unwritten]
+        if not reports:
             return
         try:
-            with transaction(self._database, self._path) as database:
-                database.executemany(
-                    "INSERT OR REPLACE INTO node VALUES (?, ?, ?, ?, ?, ?, ?)", rows
-                )
+            with self._database.transaction() as connection:
+                _NODES.insert_all(connection, reports, "replace")
         except BaseException:
             with self._lock:
                 self._unwritten |= unwritten
@@ -228,37 +211,3 @@ def list_recent_refusals(state_dir: str, now: datetime) -> list[AgentRefusal]:
     return [refusal for refusal in read_refusals(state_dir) if refusal.at >= now - RECENT_PERIOD][
         -_MAX_REFUSALS_SHOWN:
     ]
-
-
-def _encode_report(report: NodeReport) -> tuple[str, str, int, int, str, str, int]:
-    """Encode a report as a row of the database."""
-    lost = min(report.lost, 2**63 - 1)
-    return (
-        report.cluster,
-        report.node,
-        to_micros(report.heard_at),
-        report.sequence,
-        report.boot_id,
-        report.place,
-        lost,
-    )
-
-
-def _read_reports(database: Connection, path: str, cluster: str) -> Iterator[NodeReport]:
-    """Read reports from the database, sorted by cluster and node."""
-    with translate_errors(path):
-        rows = database.execute(
-            "SELECT cluster, node, heard_us, sequence, boot_id, place, lost FROM node "
-            "WHERE cluster = ?1 OR ?1 = '' ORDER BY cluster, node",
-            (cluster,),
-        ).fetchall()
-    for cluster_name, node, heard_us, sequence, boot_id, place, lost in rows:
-        yield NodeReport(
-            cluster=cluster_name,
-            node=node,
-            heard_at=from_micros(heard_us),
-            sequence=sequence,
-            boot_id=boot_id,
-            place=place,
-            lost=lost,
-        )
