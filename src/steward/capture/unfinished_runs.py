@@ -16,19 +16,9 @@ from steward.core.consumers import Append
 from steward.core.events import JOB_END, JOB_SEEN, JOB_STATE, Event, JobFacts
 from steward.core.journal import JournalReader
 from steward.core.records import JobRecord
-from steward.core.sqlite import open_database, open_reader, transaction, translate_errors
+from steward.core.sqlite import Database
+from steward.core.storage import CURSOR, Table
 from steward.slurm import FINISHED
-
-_MIGRATIONS: Final = (
-    """
-CREATE TABLE cursor (position INTEGER NOT NULL);
-INSERT INTO cursor VALUES (0);
-CREATE TABLE run (
-    job_id INTEGER PRIMARY KEY,
-    record BLOB NOT NULL
-);
-""",
-)
 
 _MAX_EVENTS_BEHIND: Final = 200_000
 """Maximum number of events read at a start. A new database is further behind, for minutes."""
@@ -36,8 +26,15 @@ _MAX_EVENTS_BEHIND: Final = 200_000
 _CONTINUING_STATES: Final = frozenset({"RESIZING", "REQUEUED"})
 """End states after which a job goes on."""
 
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(JobRecord).decode
+
+class _Run(msgspec.Struct, frozen=True):
+    """Latest record of an unfinished run."""
+
+    job_id: int
+    record: JobRecord
+
+
+_RUNS: Final = Table(_Run, "run", key="job_id")
 
 
 def runs_database_path(state_dir: str, cluster: str) -> str:
@@ -66,15 +63,13 @@ class UnfinishedRuns:
     def __init__(self, state_dir: str, cluster: str) -> None:
         self.name = f"runs.{cluster}"
         self._cluster = cluster
-        self._path = runs_database_path(state_dir, cluster)
+        path = runs_database_path(state_dir, cluster)
         # A power loss may undo the last batches along with the cursor: they are applied again.
-        self._database = open_database(self._path, _MIGRATIONS, synchronous="NORMAL")
+        self._database = Database(path, (CURSOR.schema + _RUNS.schema,), synchronous="NORMAL")
 
     def cursor(self) -> int:
         """Return the position of the last event applied; 0 at first."""
-        with translate_errors(self._path):
-            (position,) = self._database.execute("SELECT position FROM cursor").fetchone()
-        return int(position)
+        return int(self._database.fetch_value("SELECT position FROM cursor"))
 
     def apply(self, events: Sequence[Event], upto: int, append: Append) -> None:  # noqa: ARG002 -- a Consumer's signature
         """Store runs that began, delete those that ended, and move the cursor to ``upto``.
@@ -82,16 +77,13 @@ class UnfinishedRuns:
         Raises:
             SqliteUnavailable: The database cannot be written now.
         """
-        with transaction(self._database, self._path) as database:
+        with self._database.transaction() as connection:
             for job_id, record in collect_latest_records(events, self._cluster).items():
                 if record is None:
-                    database.execute("DELETE FROM run WHERE job_id = ?", (job_id,))
+                    connection.execute("DELETE FROM run WHERE job_id = ?", (job_id,))
                 else:
-                    database.execute(
-                        "INSERT OR REPLACE INTO run (job_id, record) VALUES (?, ?)",
-                        (job_id, _encode(record)),
-                    )
-            database.execute("UPDATE cursor SET position = ?", (upto,))
+                    _RUNS.insert(connection, _Run(job_id, record), "replace")
+            connection.execute("UPDATE cursor SET position = ?", (upto,))
 
     def tick(self, append: Append) -> float:  # noqa: ARG002 -- a Consumer's signature
         """Do nothing: no work depends on time."""
@@ -159,11 +151,9 @@ def read_unfinished_runs(state_dir: str, cluster: str) -> tuple[list[JobRecord],
     if not os.path.exists(path):
         # First start: nothing is known yet, so nothing can have ended meanwhile.
         return [], 0
-    database = open_reader(path)
+    database = Database(path, (), read_only=True)
     try:
-        with translate_errors(path):
-            (position,) = database.execute("SELECT position FROM cursor").fetchone()
-            rows = database.execute("SELECT record FROM run").fetchall()
-        return [_decode(record) for (record,) in rows], int(position)
+        position = int(database.fetch_value("SELECT position FROM cursor"))
+        return [run.record for run in _RUNS.select(database)], position
     finally:
         database.close()
