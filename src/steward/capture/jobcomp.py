@@ -26,7 +26,8 @@ from steward.core.consumers import Append
 from steward.core.errors import StewardError, Unavailable
 from steward.core.events import JOB_END, NODE_GAP, Event, JobFacts, utc_now
 from steward.core.records import JobRecord
-from steward.core.sqlite import open_database, transaction, translate_errors
+from steward.core.sqlite import Database
+from steward.core.storage import Table
 from steward.core.usage import NodeGap
 from steward.core.waits import Stop
 from steward.slurm import decode_ended_state
@@ -290,20 +291,17 @@ log = logging.getLogger(__name__)
 CONTROLLER_NODE: Final = "slurmctld"
 """Name used instead of a node's for lines that slurmctld itself lost."""
 
-_MIGRATIONS: Final = (
-    """
-CREATE TABLE place (
-    path TEXT PRIMARY KEY,
-    inode INTEGER NOT NULL,
-    at INTEGER NOT NULL,
-    head TEXT NOT NULL,
-    head_length INTEGER NOT NULL,
-    written_ns INTEGER NOT NULL
-);
-""",
-)
 _MAX_EVENTS_PER_APPEND: Final = 500
 """Maximum number of events per append."""
+
+
+class _StoredPosition(ReadPosition, frozen=True, kw_only=True):
+    """Read position with the path of its file."""
+
+    path: str
+
+
+_POSITIONS: Final = Table(_StoredPosition, "place", key="path")
 
 
 class ReadPositions:
@@ -319,23 +317,13 @@ class ReadPositions:
     """
 
     def __init__(self, state_dir: str, cluster: str) -> None:
-        self._path = os.path.join(state_dir, f"lines-{cluster}.db")
+        path = os.path.join(state_dir, f"lines-{cluster}.db")
         # Positions lost in a power failure only cause lines to be read again.
-        self._database = open_database(self._path, _MIGRATIONS, synchronous="NORMAL")
+        self._database = Database(path, (_POSITIONS.schema,), synchronous="NORMAL")
 
     def get(self, path: str) -> ReadPosition | None:
         """Return the position in a file; None if it was never read."""
-        with translate_errors(self._path):
-            row = self._database.execute(
-                "SELECT inode, at, head, head_length, written_ns FROM place WHERE path = ?",
-                (path,),
-            ).fetchone()
-        if row is None:
-            return None
-        inode, at, head, head_length, written_ns = row
-        return ReadPosition(
-            inode=inode, offset=at, head=head, head_length=head_length, written_ns=written_ns
-        )
+        return next(iter(_POSITIONS.select(self._database, "WHERE path = ?", path)), None)
 
     def store(self, path: str, position: ReadPosition) -> None:
         """Store the position in a file.
@@ -343,16 +331,9 @@ class ReadPositions:
         Raises:
             SqliteUnavailable: The database cannot be written now.
         """
-        values = (
-            path,
-            position.inode,
-            position.offset,
-            position.head,
-            position.head_length,
-            position.written_ns,
-        )
-        with transaction(self._database, self._path) as database:
-            database.execute("INSERT OR REPLACE INTO place VALUES (?, ?, ?, ?, ?, ?)", values)
+        row = _StoredPosition(path=path, **msgspec.structs.asdict(position))
+        with self._database.transaction() as connection:
+            _POSITIONS.insert(connection, row, "replace")
 
     def close(self) -> None:
         """Close the database."""
