@@ -21,7 +21,8 @@ from steward.core.events import Event, IncomingFile, JobScript, encode_event
 from steward.core.incoming import IncomingStores, StoreError
 from steward.core.listeners import split_host_port
 from steward.core.munge import Munge
-from steward.core.sqlite import open_database, transaction, translate_errors
+from steward.core.sqlite import Database
+from steward.core.storage import CURSOR
 from steward.core.tls import make_client_context
 from steward.extensions.controllers import wire
 from steward.extensions.controllers.admission import (
@@ -156,9 +157,6 @@ class ReceiverLink:
         return stream
 
 
-_MIGRATIONS: Final = (
-    "CREATE TABLE cursor (position INTEGER NOT NULL);\nINSERT INTO cursor VALUES (0);",
-)
 _BATCH_BYTES: Final = 4 << 20
 """Size at which a batch is sent, in bytes."""
 _MAX_EVENT_BYTES: Final = wire.MAX_WIRE_FRAME_BYTES - (1 << 20)
@@ -187,8 +185,8 @@ class EventForwarder:
         self._link = ReceiverLink(settings.forward, cluster, settings.cluster[cluster].munge_socket)
         self._cluster = cluster
         self._stores = stores
-        self._path = os.path.join(settings.state_dir, f"forward-{cluster}.db")
-        self._database = open_database(self._path, _MIGRATIONS)
+        path = os.path.join(settings.state_dir, f"forward-{cluster}.db")
+        self._database = Database(path, (CURSOR.schema,))
         # State of the current batch: ids that are durable at the receiver, and ids it will never
         # accept.
         self._durable: set[int] = set()
@@ -196,9 +194,7 @@ class EventForwarder:
 
     def cursor(self) -> int:
         """Return the journal position of the last forwarded event; 0 at first."""
-        with translate_errors(self._path):
-            (position,) = self._database.execute("SELECT position FROM cursor").fetchone()
-        return int(position)
+        return int(self._database.fetch_value("SELECT position FROM cursor"))
 
     def apply(self, events: Sequence[Event], upto: int, append: Append) -> None:  # noqa: ARG002 -- a Consumer's signature
         """Send events, and move the cursor once they are durable at the receiver.
@@ -222,8 +218,8 @@ class EventForwarder:
         for event in pending:
             if event.id in self._rejected:
                 raise Rejected(self._rejected[event.id], event)
-        with transaction(self._database, self._path) as database:
-            database.execute("UPDATE cursor SET position = ?", (upto,))
+        with self._database.transaction() as connection:
+            connection.execute("UPDATE cursor SET position = ?", (upto,))
         self._durable.clear()
         self._rejected.clear()
 
