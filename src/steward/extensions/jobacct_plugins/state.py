@@ -7,50 +7,12 @@ ends the process three times is skipped.
 """
 
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
-from steward.core.sqlite import (
-    Connection,
-    open_database,
-    open_reader,
-    transaction,
-    translate_errors,
-)
-
-PLUGIN_MIGRATIONS: Final = (
-    """
-    CREATE TABLE cursor (
-        position INTEGER NOT NULL,
-        trying INTEGER NOT NULL,
-        tries INTEGER NOT NULL
-    );
-    INSERT INTO cursor VALUES (0, -1, 0);
-    CREATE TABLE launch (
-        cluster TEXT NOT NULL,
-        job_id INTEGER NOT NULL,
-        step TEXT NOT NULL,
-        node TEXT NOT NULL,
-        launched_us INTEGER NOT NULL,
-        kept_s INTEGER NOT NULL,
-        body BLOB NOT NULL,
-        PRIMARY KEY (cluster, job_id, step, node, launched_us)
-    ) WITHOUT ROWID;
-    CREATE TABLE failure (
-        hook TEXT NOT NULL,
-        kind TEXT NOT NULL,
-        count INTEGER NOT NULL,
-        first_s INTEGER NOT NULL,
-        last_s INTEGER NOT NULL,
-        text TEXT NOT NULL,
-        PRIMARY KEY (hook, kind)
-    ) WITHOUT ROWID;
-    """,
-    # A launch is one event since this version.
-    "DROP TABLE launch;",
-    "ALTER TABLE cursor ADD COLUMN refusal TEXT NOT NULL DEFAULT '';",
-)
+from steward.core.sqlite import Database
+from steward.core.storage import Cursor, Table
 
 
 class HookFailure(msgspec.Struct, frozen=True):
@@ -73,6 +35,21 @@ class HookFailure(msgspec.Struct, frozen=True):
     text: str
 
 
+class _Cursor(Cursor, frozen=True, kw_only=True):
+    """Cursor, position and tries of the current batch, and why the plugin does not run."""
+
+    trying: int = -1
+    tries: int = 0
+    refusal: str = ""
+
+
+_CURSOR: Final = Table(_Cursor, "cursor", has_one_row=True)
+_FAILURES: Final = Table(HookFailure, "failure", key="hook, kind")
+_ADD_FAILURE: Final = (
+    _FAILURES.build_insert(update=("last_s", "text")) + ", count = count + excluded.count"
+)
+
+
 def plugin_state_path(state_dir: str, plugin_type: str) -> str:
     """Return the path of the database of a plugin's process."""
     return f"{state_dir}/accounting-{plugin_type.partition('/')[2]}.db"
@@ -89,36 +66,35 @@ class PluginState:
     """
 
     def __init__(self, path: str) -> None:
-        self._path = path
         # NORMAL: after a power loss hooks are called again, which they must tolerate anyway.
-        self._connection: Connection = open_database(path, PLUGIN_MIGRATIONS, synchronous="NORMAL")
+        self._database = Database(path, (_CURSOR.schema + _FAILURES.schema,), synchronous="NORMAL")
 
     def read_cursor(self) -> int:
         """Return the position of the last applied event; 0 at first."""
-        return int(self._select_row("SELECT position FROM cursor")[0])
+        return self._read_cursor().position
 
     def was_interrupted(self) -> bool:
         """Return True if the process ended while it tried the next batch."""
-        tried_position, position = self._select_row("SELECT trying, position FROM cursor")
-        return bool(tried_position == position)
+        cursor = self._read_cursor()
+        return cursor.trying == cursor.position
 
     def begin_batch(self) -> int:
         """Record a try of the next batch; return the number of its tries, this one included."""
-        with transaction(self._connection, self._path) as connection:
+        with self._database.transaction() as connection:
             connection.execute(
                 "UPDATE cursor SET trying = position, "
                 "tries = CASE WHEN trying = position THEN tries + 1 ELSE 1 END"
             )
-        return int(self._select_row("SELECT tries FROM cursor")[0])
+        return self._read_cursor().tries
 
     def record_refusal(self, reason: str) -> None:
         """Record why the plugin does not run; "" when it runs."""
-        with transaction(self._connection, self._path) as connection:
+        with self._database.transaction() as connection:
             connection.execute("UPDATE cursor SET refusal = ? WHERE refusal <> ?", (reason, reason))
 
     def postpone_batch(self) -> None:
         """Reset the tries: the batch is postponed through no fault of the plugin."""
-        with transaction(self._connection, self._path) as connection:
+        with self._database.transaction() as connection:
             connection.execute("UPDATE cursor SET trying = -1, tries = 0")
 
     def finish_batch(self, position: int, failures: Iterable[HookFailure]) -> None:
@@ -128,26 +104,19 @@ class PluginState:
             position: New position; a replayed event may come with an older one, which is ignored.
             failures: Errors since the last call.
         """
-        with transaction(self._connection, self._path) as connection:
-            self._add_failures(connection, failures)
+        with self._database.transaction() as connection:
+            connection.executemany(_ADD_FAILURE, map(_FAILURES.encode, failures))
             connection.execute(
                 "UPDATE cursor SET position = max(position, ?), trying = -1, tries = 0", (position,)
             )
 
-    def _add_failures(self, connection: Connection, failures: Iterable[HookFailure]) -> None:
-        connection.executemany(
-            "INSERT INTO failure VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (hook, kind) DO UPDATE SET "
-            "count = count + excluded.count, last_s = excluded.last_s, text = excluded.text",
-            [msgspec.structs.astuple(failure) for failure in failures],
-        )
-
-    def _select_row(self, sql: str) -> Any:
-        with translate_errors(self._path):
-            return self._connection.execute(sql).fetchone()
+    def _read_cursor(self) -> _Cursor:
+        (cursor,) = _CURSOR.select(self._database)
+        return cursor
 
     def close(self) -> None:
         """Close the database."""
-        self._connection.close()
+        self._database.close()
 
 
 class PluginHealth(msgspec.Struct, frozen=True):
@@ -168,12 +137,10 @@ def read_health(state_dir: str, plugin_type: str) -> PluginHealth:
     Raises:
         SqliteUnavailable: It has not run yet, or its database cannot be read now.
     """
-    path = plugin_state_path(state_dir, plugin_type)
-    connection = open_reader(path)
+    database = Database(plugin_state_path(state_dir, plugin_type), (), read_only=True)
     try:
-        with translate_errors(path):
-            rows = connection.execute("SELECT * FROM failure ORDER BY last_s DESC").fetchall()
-            (refusal,) = connection.execute("SELECT refusal FROM cursor").fetchone()
+        failures = _FAILURES.select(database, "ORDER BY last_s DESC")
+        (cursor,) = _CURSOR.select(database)
     finally:
-        connection.close()
-    return PluginHealth(refusal, tuple(HookFailure(*row) for row in rows))
+        database.close()
+    return PluginHealth(cursor.refusal, tuple(failures))
