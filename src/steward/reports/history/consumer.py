@@ -12,9 +12,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
-from typing import Any, Final
-
-import msgspec
+from typing import Final
 
 from steward.core.config import Settings
 from steward.core.consumers import Append
@@ -35,24 +33,19 @@ from steward.core.events import (
     encode_event,
     utc_now,
 )
-from steward.core.sqlite import (
-    Connection,
-    create_for_owner,
-    open_database,
-    transaction,
-    translate_errors,
-)
+from steward.core.sqlite import Database
+from steward.core.storage import Record, Table
 from steward.core.timestamps import to_micros
 from steward.reports.history.spans import (
+    EVENTS,
     MIGRATIONS,
-    NODE_COLUMNS,
+    NODE_SPANS,
     OPEN_US,
+    PRESENT_EVENTS,
     REMOVED,
-    RESERVATION_COLUMNS,
-    NodeSpan,
-    ReservationSpan,
-    build_span_insert,
-    convert_spans,
+    RESERVATION_SPANS,
+    PresentEvent,
+    StoredEvent,
     get_reservation_end_us,
     make_next_node_span,
     make_reservation_span,
@@ -67,26 +60,12 @@ HISTORY_KINDS: Final = (
 PRESENT_KINDS: Final = frozenset({PARTITION_STATE, RESERVATION_STATE})
 """Kinds whose last event per subject is kept until the subject is removed."""
 
-PURGED_MARK: Final = "forgotten_us"
-"""Name of the mark that stores the time up to which the history was purged, µs since the epoch."""
-
 _NAME: Final = "history.db"
 _BATCH: Final = 500
 _PURGE_INTERVAL_S: Final = 3600.0
 _PURGE_BATCH: Final = 2000
 
-_PUT_NODE: Final = build_span_insert("node_span", NodeSpan)
-_PUT_RESERVATION: Final = build_span_insert("reservation_span", ReservationSpan)
-_PUT_PRESENT: Final = "INSERT OR REPLACE INTO present VALUES (?, ?, ?, ?, ?)"
 _DROP_PRESENT: Final = "DELETE FROM present WHERE cluster = ? AND kind = ? AND subject = ?"
-_OPEN_NODE: Final = (
-    f"SELECT {NODE_COLUMNS} FROM node_span "  # noqa: S608 -- our own columns
-    f"WHERE cluster = ? AND node = ? AND until_us = {OPEN_US}"
-)
-_OPEN_RESERVATION: Final = (
-    f"SELECT {RESERVATION_COLUMNS} FROM reservation_span "  # noqa: S608 -- our own columns
-    f"WHERE cluster = ? AND name = ? AND until_us = {OPEN_US}"
-)
 
 
 def get_history_path(state_dir: str) -> str:
@@ -112,16 +91,14 @@ class HistoryConsumer:
     def __init__(self, settings: Settings, clock: Callable[[], datetime] = utc_now) -> None:
         self._retention = timedelta(days=settings.history.retention_days)
         self._clock = clock
-        self._path = get_history_path(settings.state_dir)
-        create_for_owner(self._path)
-        self._database: Connection = open_database(self._path, MIGRATIONS)
+        path = get_history_path(settings.state_dir)
+        self._database = Database(path, MIGRATIONS, for_owner=True)
+        self._connection = self._database.connection
         self._purge_at = 0.0
 
     def cursor(self) -> int:
         """Return the position of the last stored event."""
-        with translate_errors(self._path):
-            (position,) = self._database.execute("SELECT position FROM cursor").fetchone()
-        return int(position)
+        return int(self._database.fetch_value("SELECT position FROM cursor"))
 
     def apply(self, events: Sequence[Event], upto: int, append: Append) -> None:  # noqa: ARG002 - a consumer's shape
         """Store events and move the cursor to ``upto``.
@@ -129,11 +106,11 @@ class HistoryConsumer:
         Raises:
             SqliteUnavailable: The database cannot be written now.
         """
-        with transaction(self._database, self._path):
+        with self._database.transaction() as connection:
             for event in events:
                 if self._insert_event(event):
                     self._update_spans(event)
-            self._database.execute("UPDATE cursor SET position = max(position, ?)", (upto,))
+            connection.execute("UPDATE cursor SET position = max(position, ?)", (upto,))
 
     def tick(self, append: Append) -> float:  # noqa: ARG002 - a consumer's shape
         """Purge what is older than the retention; return seconds until the next purge.
@@ -153,15 +130,16 @@ class HistoryConsumer:
 
     def _insert_event(self, event: Event) -> bool:
         """Insert an event; return whether it was new."""
-        inserted = self._database.execute(
-            "INSERT OR IGNORE INTO event (at_us, kind, cluster, subject, failed, key, data) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?)",
-            (
-                *(to_micros(event.at), event.kind, event.cluster, get_event_subject(event)),
-                *(bool(getattr(event.body, "failed", False)), event.key, encode_event(event)),
-            ),
+        stored = StoredEvent(
+            at_us=to_micros(event.at),
+            kind=event.kind,
+            cluster=event.cluster,
+            subject=get_event_subject(event),
+            failed=bool(getattr(event.body, "failed", False)),
+            key=event.key,
+            data=encode_event(event),
         )
-        return bool(inserted.rowcount)
+        return bool(EVENTS.insert(self._connection, stored, "ignore").rowcount)
 
     def _update_spans(self, event: Event) -> None:
         """Update spans and present states by an event."""
@@ -174,37 +152,47 @@ class HistoryConsumer:
 
     def _store_present(self, event: Event) -> None:
         """Store the last event of a subject, or delete it if the subject was removed."""
-        key = (event.cluster, event.kind, get_event_subject(event))
+        subject = get_event_subject(event)
         if event.body.state == REMOVED:
-            self._database.execute(_DROP_PRESENT, key)
+            self._connection.execute(_DROP_PRESENT, (event.cluster, event.kind, subject))
         else:
-            self._database.execute(_PUT_PRESENT, (*key, event.key, encode_event(event)))
+            present = PresentEvent(
+                cluster=event.cluster,
+                kind=event.kind,
+                subject=subject,
+                key=event.key,
+                data=encode_event(event),
+            )
+            PRESENT_EVENTS.insert(self._connection, present, "replace")
 
     def _update_node_span(self, event: Event) -> None:
         """End a node's open span, and begin the next."""
-        open_span = self._find_open_span(NodeSpan, _OPEN_NODE, event.cluster, event.body.node)
+        name = event.body.node
+        open_span = self._find_open_span(NODE_SPANS, "node", event.cluster, name)
         span = make_next_node_span(open_span, event)
         if open_span is not None:
-            self._close_span("node_span", "node", open_span.cluster, open_span.node, span.from_us)
-        self._database.execute(_PUT_NODE, msgspec.structs.astuple(span))
+            self._close_span("node_span", "node", open_span.cluster, name, span.from_us)
+        NODE_SPANS.insert(self._connection, span)
 
     def _update_reservation_span(self, event: Event) -> None:
         """End a reservation's open span, and begin one if it is active."""
         name = event.body.reservation
-        open_span = self._find_open_span(ReservationSpan, _OPEN_RESERVATION, event.cluster, name)
+        open_span = self._find_open_span(RESERVATION_SPANS, "name", event.cluster, name)
         span = make_reservation_span(event)
         if open_span is not None:
             end_us = get_reservation_end_us(open_span, event)
             self._close_span("reservation_span", "name", open_span.cluster, name, end_us)
         if span is not None:
-            self._database.execute(_PUT_RESERVATION, msgspec.structs.astuple(span))
+            RESERVATION_SPANS.insert(self._connection, span)
 
-    def _find_open_span(self, kind: type[Any], statement: str, cluster: str, name: str) -> Any:
-        rows = self._database.execute(statement, (cluster, name)).fetchall()
-        return next(iter(convert_spans(kind, rows)), None)
+    def _find_open_span(
+        self, table: Table[Record], column: str, cluster: str, name: str
+    ) -> Record | None:
+        clause = f"WHERE cluster = ? AND {column} = ? AND until_us = {OPEN_US}"
+        return next(iter(table.select(self._database, clause, cluster, name)), None)
 
     def _close_span(self, table: str, column: str, cluster: str, name: str, until_us: int) -> None:
-        self._database.execute(
+        self._connection.execute(
             f"UPDATE {table} SET until_us = ? "  # noqa: S608 -- our own names
             f"WHERE cluster = ? AND {column} = ? AND until_us = {OPEN_US}",
             (until_us, cluster, name),
@@ -219,18 +207,16 @@ class HistoryConsumer:
             "reservation_span": "until_us < ?1",
         }
         max_deleted = 0
-        with transaction(self._database, self._path):
+        with self._database.transaction() as connection:
             for table, condition in conditions.items():
-                deleted = self._database.execute(
+                deleted = connection.execute(
                     f"DELETE FROM {table} WHERE rowid IN "  # noqa: S608 -- our own names
                     f"(SELECT rowid FROM {table} WHERE {condition} LIMIT {_PURGE_BATCH})",
                     (before_us,),
                 )
                 max_deleted = max(max_deleted, deleted.rowcount)
             if max_deleted:
-                self._database.execute(
-                    "INSERT OR REPLACE INTO mark VALUES (?, ?)", (PURGED_MARK, before_us)
-                )
+                connection.execute("UPDATE cursor SET purged_us = ?", (before_us,))
         return max_deleted >= _PURGE_BATCH
 
 

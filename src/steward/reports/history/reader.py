@@ -18,17 +18,18 @@ import msgspec
 from steward.core.events import Event, NodeStatesFile, decode_event, node_states_path
 from steward.core.files import read_status
 from steward.core.sqlite import Connection, SqliteUnavailable, open_reader, translate_errors
+from steward.core.storage import Record, Rows
 from steward.core.timestamps import from_micros
-from steward.reports.history.consumer import PURGED_MARK, get_history_path
+from steward.reports.history.consumer import get_history_path
 from steward.reports.history.spans import (
-    NODE_COLUMNS,
+    NODE_GROUPS,
+    NODE_SPANS,
     OPEN_US,
     REMOVED,
-    RESERVATION_COLUMNS,
+    RESERVATION_SPANS,
     NodeGroupSpan,
     NodeSpan,
     ReservationSpan,
-    convert_spans,
 )
 from steward.slurm.node_states import strip_use_flags
 
@@ -37,18 +38,17 @@ Position = tuple[int, int]
 
 _FETCH_BATCH: Final = 500
 _AMONG: Final = "(SELECT value FROM json_each(:{}))"
-_COLUMNS: Final = ", ".join(f"span.{name}" for name in NODE_COLUMNS.split(", "))
 # This index holds both times: spans that ended before or began later are never read from the table.
 _BY_TIME: Final = "INDEXED BY node_span_by_end"
 _BY_NODE: Final = "INDEXED BY node_span_by_node"
 # The spans of a node never overlap.
 _THEN: Final = f"""
-    SELECT {_COLUMNS} FROM node_span AS span {{}}
-    WHERE span.until_us > :at AND span.from_us <= :at AND span.state <> '{REMOVED}'
+    SELECT {NODE_SPANS.select_list} FROM node_span {{}}
+    WHERE until_us > :at AND from_us <= :at AND state <> '{REMOVED}'
 """  # noqa: S608 -- our own columns
 _NOW: Final = f"""
-    SELECT {_COLUMNS} FROM node_span AS span INDEXED BY node_span_open
-    WHERE span.until_us = {OPEN_US} AND span.state <> '{REMOVED}'
+    SELECT {NODE_SPANS.select_list} FROM node_span INDEXED BY node_span_open
+    WHERE until_us = {OPEN_US} AND state <> '{REMOVED}'
 """  # noqa: S608 -- our own columns
 _ALIKE: Final = f"""
     SELECT max(from_us, :since) AS begin_us, min(until_us, :until) AS end_us, state,
@@ -136,9 +136,9 @@ class HistoryReader:
         values: dict[str, Any] = {} if at_us is None else {"at": at_us}
         for column, names in (("cluster", clusters), ("node", nodes)):
             if names is not None:
-                statement += f" AND span.{column} IN {_AMONG.format(column)}"
+                statement += f" AND {column} IN {_AMONG.format(column)}"
                 values[column] = _encode_json_list(names)
-        spans = self._query_spans(NodeSpan, f"{statement} ORDER BY span.cluster, span.node", values)
+        spans = self._query_spans(NODE_SPANS, f"{statement} ORDER BY cluster, node", values)
         return self._merge_polled(spans) if at_us is None else spans
 
     def _merge_polled(self, spans: list[NodeSpan]) -> list[NodeSpan]:
@@ -221,8 +221,8 @@ class HistoryReader:
         """
         condition = "" if nodes is None else f"AND node IN {_AMONG.format('nodes')} "
         return self._query_spans(
-            NodeSpan,
-            f"SELECT {NODE_COLUMNS} FROM node_span WHERE until_us > :since "  # noqa: S608 -- our own columns
+            NODE_SPANS,
+            f"SELECT {NODE_SPANS.select_list} FROM node_span WHERE until_us > :since "  # noqa: S608 -- our own columns
             f"AND from_us < :until AND cluster = :cluster {condition}ORDER BY node, from_us",
             {
                 "cluster": cluster,
@@ -240,15 +240,15 @@ class HistoryReader:
         Most nodes keep one state throughout: only their sums are fetched.
         """
         values = {"cluster": cluster, "since": since_us, "until": until_us}
-        return self._query_spans(NodeGroupSpan, _ALIKE, values)
+        return self._query_spans(NODE_GROUPS, _ALIKE, values)
 
     def list_reservations_between(
         self, cluster: str, since_us: int, until_us: int
     ) -> list[ReservationSpan]:
         """Return a cluster's reservations that were active in an interval, by begin."""
         return self._query_spans(
-            ReservationSpan,
-            f"SELECT {RESERVATION_COLUMNS} FROM reservation_span WHERE until_us > :since "  # noqa: S608 -- our own columns
+            RESERVATION_SPANS,
+            f"SELECT {RESERVATION_SPANS.select_list} FROM reservation_span WHERE until_us > :since "  # noqa: S608 -- our own columns
             "AND from_us < :until AND cluster = :cluster ORDER BY from_us, name",
             {"cluster": cluster, "since": since_us, "until": until_us},
         )
@@ -258,8 +258,8 @@ class HistoryReader:
     ) -> list[NodeSpan]:
         """Return the spans of one node that overlap an interval, by begin."""
         spans = self._query_spans(
-            NodeSpan,
-            f"SELECT {NODE_COLUMNS} FROM node_span WHERE cluster = :cluster "  # noqa: S608 -- our own columns
+            NODE_SPANS,
+            f"SELECT {NODE_SPANS.select_list} FROM node_span WHERE cluster = :cluster "  # noqa: S608 -- our own columns
             "AND node = :node AND from_us < :until AND until_us > :since ORDER BY from_us",
             {"cluster": cluster, "node": node, "since": since_us, "until": until_us},
         )
@@ -331,20 +331,19 @@ class HistoryReader:
         return events[:limit]
 
     def _get_purged_us(self) -> int:
-        return (
-            self._query_number("SELECT value FROM mark WHERE name = :name", {"name": PURGED_MARK})
-            or 0
-        )
+        return self._query_number("SELECT purged_us FROM cursor", {}) or 0
 
     def _query_number(self, statement: str, values: Mapping[str, Any]) -> int | None:
         with translate_errors(self._path):
             row = self._database.execute(statement, values).fetchone()
         return None if row is None or row[0] is None else int(row[0])
 
-    def _query_spans(self, kind: type[Any], statement: str, values: Mapping[str, Any]) -> list[Any]:
+    def _query_spans(
+        self, rows: Rows[Record], statement: str, values: Mapping[str, Any]
+    ) -> list[Record]:
         with translate_errors(self._path):
-            rows = self._database.execute(statement, values).fetchall()
-        return convert_spans(kind, rows)
+            found = self._database.execute(statement, values).fetchall()
+        return rows.decode_all(found)
 
 
 def _get_mtime_ns(path: str) -> int:

@@ -6,16 +6,16 @@ since the epoch.
 :class:`NodeSpan`, :class:`ReservationSpan` and :class:`NodeGroupSpan` are rows;
 :func:`make_next_node_span`, :func:`make_reservation_span` and :func:`get_reservation_end_us` fold
 an event into spans (called by the consumer); :func:`is_node_down` and :func:`is_planned_down`
-classify states as slurmdbd does. ``MIGRATIONS`` is the schema of history.db;
-:func:`build_span_insert` and :func:`convert_spans` write spans as rows and read them.
+classify states as slurmdbd does. ``MIGRATIONS`` is the schema of history.db.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final, TypeVar
+from collections.abc import Iterable, Iterator
+from typing import Final
 
 import msgspec
 
 from steward.core.events import Event, NodeState, ReservationState
+from steward.core.storage import Cursor, Index, Rows, Table
 from steward.core.timestamps import to_micros
 from steward.slurm.node_states import parse_node_state
 
@@ -199,92 +199,87 @@ def is_planned_down(state: str) -> bool:
     return base == "FUTURE" or "POWERED_DOWN" in flags
 
 
-NODE_COLUMNS: Final = ", ".join(NodeSpan.__struct_fields__)
-RESERVATION_COLUMNS: Final = ", ".join(ReservationSpan.__struct_fields__)
+class StoredEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """Event of the history.
 
-MIGRATIONS: Final = (
+    Attributes:
+        number: Number in the history.
+        at_us: Time of the event.
+        kind: Kind of event.
+        cluster: The cluster's name.
+        subject: Node, partition, reservation, rule, account or daemon concerned.
+        failed: Whether a node failed.
+        key: Key of the event.
+        data: The encoded event.
     """
-    CREATE TABLE cursor (position INTEGER NOT NULL);
-    INSERT INTO cursor VALUES (0);
-    CREATE TABLE mark (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 
-    CREATE TABLE event (
-        number INTEGER PRIMARY KEY AUTOINCREMENT,
-        at_us INTEGER NOT NULL,
-        kind TEXT NOT NULL,
-        cluster TEXT NOT NULL,
-        subject TEXT NOT NULL,
-        failed INTEGER NOT NULL,
-        key TEXT NOT NULL,
-        data BLOB NOT NULL,
-        UNIQUE (key, cluster)
-    );
-    CREATE INDEX event_by_time ON event (at_us, number);
-    CREATE INDEX event_by_subject ON event (subject, kind, at_us, number);
-    CREATE INDEX event_failed ON event (at_us, number) WHERE failed = 1;
+    number: int = 0
+    at_us: int
+    kind: str
+    cluster: str
+    subject: str
+    failed: bool
+    key: str
+    data: bytes
 
-    CREATE TABLE node_span (
-        cluster TEXT NOT NULL,
-        node TEXT NOT NULL,
-        from_us INTEGER NOT NULL,
-        until_us INTEGER NOT NULL,
-        state TEXT NOT NULL,
-        since_us INTEGER NOT NULL,
-        is_known INTEGER NOT NULL,
-        reason TEXT NOT NULL,
-        reason_user TEXT NOT NULL,
-        reason_uid INTEGER,
-        reason_us INTEGER,
-        partitions TEXT NOT NULL,
-        cpus INTEGER NOT NULL,
-        memory_bytes INTEGER NOT NULL,
-        gpus INTEGER NOT NULL
-    );
-    CREATE INDEX node_span_by_node ON node_span (cluster, node, from_us);
-    CREATE INDEX node_span_by_end ON node_span (until_us, from_us);
-    CREATE UNIQUE INDEX node_span_open ON node_span (cluster, node)
-        WHERE until_us = 4611686018427387904;
 
-    CREATE TABLE reservation_span (
-        cluster TEXT NOT NULL,
-        name TEXT NOT NULL,
-        from_us INTEGER NOT NULL,
-        until_us INTEGER NOT NULL,
-        nodes TEXT NOT NULL,
-        flags TEXT NOT NULL
-    );
-    CREATE INDEX reservation_span_by_end ON reservation_span (until_us, from_us);
-    CREATE UNIQUE INDEX reservation_span_open ON reservation_span (cluster, name)
-        WHERE until_us = 4611686018427387904;
-    """,
-    """
-    CREATE TABLE present (
-        cluster TEXT NOT NULL,
-        kind TEXT NOT NULL,
-        subject TEXT NOT NULL,
-        key TEXT NOT NULL,
-        data BLOB NOT NULL,
-        PRIMARY KEY (cluster, kind, subject)
-    ) WITHOUT ROWID;
-    CREATE INDEX node_span_by_begin ON node_span (cluster, from_us);
-    CREATE INDEX event_by_kind ON event (kind, at_us, number);
+class PresentEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """Last event about a subject that exists."""
+
+    cluster: str
+    kind: str
+    subject: str
+    key: str
+    data: bytes
+
+
+class HistoryCursor(Cursor, frozen=True, kw_only=True):
+    """Cursor, and the time up to which the history was purged, µs since the epoch."""
+
+    purged_us: int = 0
+
+
+_OPEN: Final = f"until_us = {OPEN_US}"
+CURSOR: Final = Table(HistoryCursor, "cursor", has_one_row=True)
+EVENTS: Final = Table(
+    StoredEvent,
+    "event",
+    key="number",
+    autoincrement=True,
+    indexes={
+        "by_key": Index("key, cluster", is_unique=True),
+        "by_time": Index("at_us, number"),
+        "by_kind": Index("kind, at_us, number"),
+        "by_subject": Index("subject, kind, at_us, number"),
+        "failed": Index("at_us, number", where="failed = 1"),
+    },
+)
+NODE_SPANS: Final = Table(
+    NodeSpan,
+    "node_span",
+    indexes={
+        "by_node": Index("cluster, node, from_us"),
+        "by_begin": Index("cluster, from_us"),
+        "by_end": Index("until_us, from_us"),
+        "open": Index("cluster, node", where=_OPEN, is_unique=True),
+    },
+)
+RESERVATION_SPANS: Final = Table(
+    ReservationSpan,
+    "reservation_span",
+    indexes={
+        "by_end": Index("until_us, from_us"),
+        "open": Index("cluster, name", where=_OPEN, is_unique=True),
+    },
+)
+PRESENT_EVENTS: Final = Table(PresentEvent, "present", key="cluster, kind, subject")
+NODE_GROUPS: Final = Rows(NodeGroupSpan)
+_FILL_PRESENT: Final = """
     INSERT OR REPLACE INTO present
         SELECT cluster, kind, subject, key, data FROM event
         WHERE kind IN ('partition.state', 'reservation.state') ORDER BY at_us, number;
-    """,
+"""
+MIGRATIONS: Final = (
+    CURSOR.schema + EVENTS.schema + NODE_SPANS.schema + RESERVATION_SPANS.schema,
+    PRESENT_EVENTS.schema + _FILL_PRESENT,
 )
-
-Span = TypeVar("Span", NodeSpan, ReservationSpan, NodeGroupSpan)
-
-
-def convert_spans(kind: type[Span], rows: Sequence[Sequence[Any]]) -> list[Span]:
-    """Convert rows with all fields, in order, to spans."""
-    # Not strict, because SQLite returns 0 and 1 for False and True. The kind is a runtime value.
-    return msgspec.convert(rows, list[kind], strict=False)  # type: ignore[valid-type]
-
-
-def build_span_insert(table: str, kind: type[msgspec.Struct]) -> str:
-    """Build the INSERT statement for a span."""
-    fields = kind.__struct_fields__
-    marks = ", ".join("?" * len(fields))
-    return f"INSERT INTO {table} ({', '.join(fields)}) VALUES ({marks})"  # noqa: S608 -- our own names
