@@ -10,47 +10,20 @@ as a dead letter. Every later change makes it DUE again, with a higher version.
 """
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from steward.core.events import JobIdentity, JobScript
-from steward.core.sqlite import (
-    Connection,
-    open_database,
-    open_reader,
-    transaction,
-    translate_errors,
-)
+from steward.core.sqlite import Connection, Database
+from steward.core.storage import Cursor, Index, Table
 
 SENT, AWAITS_IDENTITY, DUE, REFUSED = 0, 1, 2, 3
 """States of a script: done (sent, or a dead letter); waiting for its job's identity; to be sent;
 refused by the server, but not yet reported to the journal."""
 
-MIGRATIONS: Final = (
-    """
-    CREATE TABLE cursor (position INTEGER NOT NULL, made_ns INTEGER NOT NULL);
-    CREATE TABLE script (
-        cluster TEXT NOT NULL,
-        key TEXT NOT NULL,
-        state INTEGER NOT NULL,
-        version INTEGER NOT NULL,
-        event INTEGER NOT NULL,
-        since_ns INTEGER NOT NULL,
-        deleted INTEGER NOT NULL,
-        has_bytes INTEGER NOT NULL,
-        body BLOB,
-        identity BLOB,
-        error TEXT NOT NULL DEFAULT '',
-        PRIMARY KEY (key, cluster)
-    ) WITHOUT ROWID;
-    CREATE INDEX script_open ON script (state, event) WHERE state != 0;
-    CREATE INDEX script_waiting ON script (since_ns) WHERE state = 1;
-    CREATE INDEX script_sent ON script (since_ns) WHERE state = 0;
-    """,
-)
 _FORGET_AT_ONCE = 1000
 _CHUNK = 400
 
@@ -93,10 +66,23 @@ class RemoteRow(msgspec.Struct, frozen=True):
         return self.cluster, self.key
 
 
-_COLUMNS = ", ".join(RemoteRow.__struct_fields__)
-_SELECT = f"SELECT {_COLUMNS} FROM script"  # noqa: S608 - our own names
-_MARKS = ", ".join("?" * len(RemoteRow.__struct_fields__))
-_SAVE = f"INSERT OR REPLACE INTO script ({_COLUMNS}) VALUES ({_MARKS})"  # noqa: S608 - likewise
+class _Cursor(Cursor, frozen=True, kw_only=True):
+    """Cursor, and when this sink began, ns since the epoch."""
+
+    made_ns: int = 0
+
+
+_CURSOR: Final = Table(_Cursor, "cursor", has_one_row=True)
+_SCRIPTS: Final = Table(
+    RemoteRow,
+    "script",
+    key="key, cluster",
+    indexes={
+        "open": Index("state, event", where="state != 0"),
+        "waiting": Index("since_ns", where="state = 1"),
+        "sent": Index("since_ns", where="state = 0"),
+    },
+)
 
 decode_script_body = msgspec.json.Decoder(JobScript).decode
 decode_identity_body = msgspec.json.Decoder(JobIdentity).decode
@@ -115,30 +101,22 @@ class RemoteRecords:
     """
 
     def __init__(self, path: str, *, read_only: bool = False) -> None:
-        self.path = path
+        migrations = (_CURSOR.schema + _SCRIPTS.schema,)
+        self._database = Database(path, migrations, read_only=read_only)
         if read_only:
-            self._connection: Connection = open_reader(path)
             return
-        self._connection = open_database(path, MIGRATIONS)
         # Purged data is overwritten: no copy of a name remains in a free page.
-        self._connection.execute("PRAGMA secure_delete=ON")
-        with transaction(self._connection, path) as connection:
-            connection.execute(
-                "INSERT INTO cursor SELECT 0, ? WHERE NOT EXISTS (SELECT 1 FROM cursor)",
-                (time.time_ns(),),
-            )
-
-    def _query(self, sql: str, *values: object) -> list[Any]:
-        with translate_errors(self.path):
-            return list(self._connection.execute(sql, values))
+        self._database.connection.execute("PRAGMA secure_delete=ON")
+        with self._database.transaction() as connection:
+            connection.execute("UPDATE cursor SET made_ns = ? WHERE made_ns = 0", (time.time_ns(),))
 
     def load_cursor(self) -> int:
         """Return the position of the last accepted event."""
-        return int(self._query("SELECT position FROM cursor")[0][0])
+        return int(self._database.fetch_value("SELECT position FROM cursor"))
 
     def load_creation_ns(self) -> int:
         """Return when this sink began, ns since the epoch; it may have missed older scripts."""
-        return int(self._query("SELECT made_ns FROM cursor")[0][0])
+        return int(self._database.fetch_value("SELECT made_ns FROM cursor"))
 
     def load_rows(self, refs: Iterable[RemoteScriptRef]) -> dict[RemoteScriptRef, RemoteRow]:
         """Return the rows of the given scripts, if known."""
@@ -150,35 +128,38 @@ class RemoteRecords:
             for start in range(0, len(keys), _CHUNK):
                 chunk = keys[start : start + _CHUNK]
                 marks = ", ".join("?" * len(chunk))
-                sql = f"{_SELECT} WHERE key IN ({marks}) AND cluster = ?"
-                rows |= {row.ref: row for row in map(_make_row, self._query(sql, *chunk, cluster))}
+                clause = f"WHERE key IN ({marks}) AND cluster = ?"
+                found = _SCRIPTS.select(self._database, clause, *chunk, cluster)
+                rows |= {row.ref: row for row in found}
         return rows
 
     def select_due(self, limit: int) -> list[RemoteRow]:
         """Return the next documents to send, in order of their events."""
-        sql = f"{_SELECT} WHERE state = ? AND state != 0 ORDER BY event LIMIT ?"
-        return list(map(_make_row, self._query(sql, DUE, limit)))
+        clause = "WHERE state = ? AND state != 0 ORDER BY event LIMIT ?"
+        return _SCRIPTS.select(self._database, clause, DUE, limit)
 
     def count_unsent(self) -> tuple[int, int | None]:
         """Return the number of scripts to send, and since when the oldest waits (ns)."""
         sql = "SELECT count(*), min(since_ns) FROM script WHERE state IN (?, ?) AND state != 0"
-        ((count, since_ns),) = self._query(sql, AWAITS_IDENTITY, DUE)
+        ((count, since_ns),) = self._database.fetch(sql, AWAITS_IDENTITY, DUE)
         return count, since_ns
 
     def select_refused(self) -> list[RemoteRow]:
         """Return refused documents that were not reported to the journal."""
-        sql = f"{_SELECT} WHERE state = ? AND state != 0 ORDER BY event"
-        return list(map(_make_row, self._query(sql, REFUSED)))
+        clause = "WHERE state = ? AND state != 0 ORDER BY event"
+        return _SCRIPTS.select(self._database, clause, REFUSED)
 
     def get_oldest_wait_ns(self) -> int | None:
         """Return since when the oldest script waits for its job's identity, ns; None for none."""
-        oldest = self._query("SELECT min(since_ns) FROM script WHERE state = 1")[0][0]
-        return None if oldest is None else int(oldest)
+        sql = "SELECT min(since_ns) FROM script WHERE state = 1"
+        oldest_ns: int | None = self._database.fetch_value(sql)
+        return oldest_ns
 
     def get_oldest_event(self) -> int | None:
         """Return the position of the oldest unsent event; None if all were sent."""
-        oldest = self._query("SELECT min(event) FROM script WHERE state != 0")[0][0]
-        return None if oldest is None else int(oldest)
+        sql = "SELECT min(event) FROM script WHERE state != 0"
+        oldest: int | None = self._database.fetch_value(sql)
+        return oldest
 
     @contextmanager
     def writing(self) -> "Iterator[RemoteRecordsWriter]":
@@ -187,12 +168,12 @@ class RemoteRecords:
         Raises:
             SqliteUnavailable: The disk is full or failing; nothing was written.
         """
-        with transaction(self._connection, self.path) as connection:
+        with self._database.transaction() as connection:
             yield RemoteRecordsWriter(connection)
 
     def close(self) -> None:
         """Close the file."""
-        self._connection.close()
+        self._database.close()
 
 
 class RemoteRecordsWriter:
@@ -203,7 +184,7 @@ class RemoteRecordsWriter:
 
     def save(self, rows: Iterable[RemoteRow]) -> None:
         """Insert or update rows."""
-        self._connection.executemany(_SAVE, [msgspec.structs.astuple(row) for row in rows])
+        _SCRIPTS.insert_all(self._connection, rows, "replace")
 
     def advance(self, position: int) -> None:
         """Move the cursor forward; a replayed event may have an older position."""
@@ -251,9 +232,3 @@ class RemoteRecordsWriter:
             (before_ns, _FORGET_AT_ONCE),
         )
         return int(cursor.rowcount)
-
-
-def _make_row(values: Sequence[Any]) -> RemoteRow:
-    row = RemoteRow(*values)
-    # SQLite has no booleans.
-    return msgspec.structs.replace(row, deleted=bool(row.deleted), has_bytes=bool(row.has_bytes))
