@@ -27,7 +27,7 @@ from steward.core.events import (
     utc_now,
 )
 from steward.core.files import read_status, write_status
-from steward.core.sqlite import open_database, transaction, translate_errors
+from steward.core.sqlite import Database
 from steward.core.timestamps import to_micros
 
 SENSOR_SOURCE: Final = "sensor"
@@ -83,12 +83,11 @@ class SensorStore:
         self._cluster = cluster
         self._status_path = node_states_path(state_dir, cluster)
         self._is_status_stale = True
-        self._path = os.path.join(state_dir, f"states-{cluster}.db")
-        self._database = open_database(self._path, _MIGRATIONS)
-        with translate_errors(self._path):
-            ((self._name, looked_us),) = self._database.execute("SELECT name, looked_us FROM store")
-            rows = self._database.execute("SELECT kind, name, data FROM shown").fetchall()
-            daemons = self._database.execute("SELECT name, up, started_us FROM daemon").fetchall()
+        path = os.path.join(state_dir, f"states-{cluster}.db")
+        self._database = Database(path, _MIGRATIONS)
+        ((self._name, looked_us),) = self._database.fetch("SELECT name, looked_us FROM store")
+        rows = self._database.fetch("SELECT kind, name, data FROM shown")
+        daemons = self._database.fetch("SELECT name, up, started_us FROM daemon")
         self.looked_at: datetime | None = _decode_time(looked_us)
         """Time of the last poll; None before the first."""
         self.snapshot: dict[str, dict[str, ObjectFacts]] = {kind: {} for kind in FACTS_BY_KIND}
@@ -155,7 +154,7 @@ class SensorStore:
         self, reported: Sequence[ObjectChange], at: datetime, *, silent: bool
     ) -> None:
         """Write reported changes; the first poll after a start finds the rest again."""
-        with transaction(self._database, self._path) as database:
+        with self._database.transaction() as database:
             ((number,),) = database.execute("SELECT number FROM store").fetchall()
             for change in reported:
                 if change.facts is None:
@@ -192,7 +191,7 @@ class SensorStore:
         """
         if state == self.daemons.get(daemon) and body is None:
             return
-        with transaction(self._database, self._path) as database:
+        with self._database.transaction() as database:
             started_us = None if state.started_at is None else to_micros(state.started_at)
             database.execute(
                 "INSERT OR REPLACE INTO daemon VALUES (?, ?, ?)", (daemon, state.up, started_us)
@@ -213,10 +212,9 @@ class SensorStore:
             Unavailable: The journal or the database is unavailable; all events will be sent again.
         """
         while True:
-            with translate_errors(self._path):
-                rows = self._database.execute(
-                    "SELECT number, kind, key, data FROM outbox ORDER BY number LIMIT ?", (_CHUNK,)
-                ).fetchall()
+            rows = self._database.fetch(
+                "SELECT number, kind, key, data FROM outbox ORDER BY number LIMIT ?", _CHUNK
+            )
             if not rows:
                 return
             append(
@@ -225,7 +223,7 @@ class SensorStore:
                     for _number, kind, key, data in rows
                 ]
             )
-            with transaction(self._database, self._path) as database:
+            with self._database.transaction() as database:
                 database.execute("DELETE FROM outbox WHERE number <= ?", (rows[-1][0],))
 
     def close(self) -> None:
@@ -246,7 +244,7 @@ class SensorStore:
 
     def _put_event(self, number: int, event: Event) -> None:
         """Put an event into the outbox."""
-        self._database.execute(
+        self._database.connection.execute(
             "INSERT INTO outbox VALUES (?, ?, ?, ?)",
             (number, event.kind, event.key, encode_event(event).decode()),
         )
