@@ -8,15 +8,9 @@ the state directory.
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Final
 
-from steward.core.sqlite import (
-    Connection,
-    open_database,
-    open_reader,
-    transaction,
-    translate_errors,
-)
+from steward.core.sqlite import Connection, Database, translate_errors
 
 LOG_MIGRATIONS: Final = (
     """
@@ -95,53 +89,39 @@ class LogState:
     """
 
     def __init__(self, path: str, *, read_only: bool = False) -> None:
-        self._path = path
         # NORMAL: a power loss may take the last batches together with their lengths; the journal,
         # which is not trimmed for a while, delivers them again.
-        self._connection: Connection = (
-            open_reader(path)
-            if read_only
-            else open_database(path, LOG_MIGRATIONS, synchronous="NORMAL")
-        )
+        self._database = Database(path, LOG_MIGRATIONS, read_only=read_only, synchronous="NORMAL")
         if not read_only:
-            with translate_errors(path):
-                # Overwrite blanked text: a purge leaves no copy in a free page.
-                self._connection.execute("PRAGMA secure_delete=ON")
-
-    def _select_rows(self, sql: str, *values: object) -> list[Any]:
-        with translate_errors(self._path):
-            return list(self._connection.execute(sql, values))
-
-    def _select_value(self, sql: str, *values: object) -> Any:
-        rows = self._select_rows(sql, *values)
-        return rows[0][0] if rows else None
+            # Overwrite blanked text: a purge leaves no copy in a free page.
+            self._database.fetch("PRAGMA secure_delete=ON")
 
     def read_cursor(self) -> int:
         """Return the position of the last applied event."""
-        return int(self._select_value("SELECT position FROM cursor"))
+        return int(self._database.fetch_value("SELECT position FROM cursor"))
 
     def read_location(self) -> str:
         """Return the log directory that the lengths belong to; "" at first."""
-        return str(self._select_value("SELECT location FROM cursor"))
+        return str(self._database.fetch_value("SELECT location FROM cursor"))
 
     def read_files(self) -> dict[str, tuple[int, int]]:
         """Return the growing files: length, and time of the last append in seconds."""
         return {
             name: (length, written_s)
-            for name, length, written_s in self._select_rows("SELECT * FROM file")
+            for name, length, written_s in self._database.fetch("SELECT * FROM file")
         }
 
     def read_days(self) -> dict[str, int]:
         """Return the closed days with their state."""
-        return dict(self._select_rows("SELECT * FROM day"))
+        return dict(self._database.fetch("SELECT * FROM day"))
 
     def find_day(self, run: RunKey) -> str:
         """Return the day that holds an ended run's records; "" while the run has not ended."""
-        return self._select_value(f"SELECT day FROM run {_WHERE_RUN}", *run) or ""  # noqa: S608 - our own text
+        return self._database.fetch_value(f"SELECT day FROM run {_WHERE_RUN}", *run) or ""  # noqa: S608 - our own text
 
     def find_run(self, cluster: str, job_id: int, submit_us: int) -> tuple[RunKey, str] | None:
         """Find the ended run with this submit time of its own; return it with its day."""
-        rows = self._select_rows(
+        rows = self._database.fetch(
             "SELECT restarts, day FROM run WHERE cluster = ? AND job_id = ? AND submit_us = ?",
             *(cluster, job_id, submit_us),
         )
@@ -150,13 +130,13 @@ class LogState:
     def read_waiting(self, run: RunKey) -> Iterator[bytes]:
         """Yield the lines that wait for a run's end, in order of arrival."""
         sql = f"SELECT lines FROM waiting {_WHERE_RUN} ORDER BY number"  # noqa: S608 - likewise
-        with translate_errors(self._path):
-            for (lines,) in self._connection.execute(sql, run):
+        with translate_errors(self._database.path):
+            for (lines,) in self._database.connection.execute(sql, run):
                 yield lines
 
     def list_waiting_since(self, cluster: str, submit_us: int) -> list[int]:
         """Return the numbers of waiting lines of runs submitted at this time or later."""
-        rows = self._select_rows(
+        rows = self._database.fetch(
             "SELECT number FROM waiting WHERE cluster = ? AND submit_us >= ? ORDER BY number",
             *(cluster, submit_us),
         )
@@ -164,15 +144,17 @@ class LogState:
 
     def read_waiting_lines(self, number: int) -> bytes:
         """Return the waiting lines with a number."""
-        return bytes(self._select_value("SELECT lines FROM waiting WHERE number = ?", number))
+        return bytes(
+            self._database.fetch_value("SELECT lines FROM waiting WHERE number = ?", number)
+        )
 
     def list_purges(self) -> list[PurgedScript]:
         """Return the recently purged scripts."""
-        return self._select_rows("SELECT cluster, job_id, written_us FROM purge")
+        return self._database.fetch("SELECT cluster, job_id, written_us FROM purge")
 
     def list_scan_days(self) -> list[str]:
         """Return the days still to scan for purged text, the latest first."""
-        return [day for (day,) in self._select_rows("SELECT day FROM look ORDER BY day DESC")]
+        return [day for (day,) in self._database.fetch("SELECT day FROM look ORDER BY day DESC")]
 
     def is_superseded(self, run: RunKey) -> bool:
         """Return True if a later run of the same job is known."""
@@ -180,7 +162,9 @@ class LogState:
             "SELECT 1 FROM {} WHERE cluster = ? AND job_id = ? AND submit_us >= ? AND restarts > ? "
             "LIMIT 1"
         )
-        return any(self._select_value(sql.format(table), *run) for table in ("run", "waiting"))
+        return any(
+            self._database.fetch_value(sql.format(table), *run) for table in ("run", "waiting")
+        )
 
     @contextmanager
     def open_writer(self) -> "Iterator[LogStateWriter]":
@@ -189,17 +173,16 @@ class LogState:
         Raises:
             SqliteUnavailable: The state directory cannot be written now.
         """
-        with transaction(self._connection, self._path) as connection:
+        with self._database.transaction() as connection:
             yield LogStateWriter(connection)
 
     def truncate_wal(self) -> None:
         """Truncate the WAL, so that it keeps no copy of blanked text."""
-        with translate_errors(self._path):
-            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        self._database.fetch("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def close(self) -> None:
         """Close the database."""
-        self._connection.close()
+        self._database.close()
 
 
 class LogStateWriter:
