@@ -92,7 +92,7 @@ class _End(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _STARTS: Final = Table(_Start, "begun", key="id", autoincrement=True, indexes={"at": Index("at")})
-_ENDS: Final = Table(_End, "ended", key="id", references={"id": _STARTS})
+_ENDS: Final = Table(_End, "ended", key="id", references={"id": "begun (id)"})
 _MIGRATIONS: Final = (
     _STARTS.schema
     + _ENDS.schema

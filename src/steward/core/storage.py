@@ -21,10 +21,11 @@ from steward.core.sqlite import Connection, Database
 from steward.core.timestamps import from_micros, to_micros
 
 Record = TypeVar("Record", bound=msgspec.Struct)
+Convert = Callable[[Any], Any]
 OnConflict = Literal["abort", "ignore", "replace"]
 """Effect of an insert if a row with the same key or unique columns exists."""
 
-_SCALARS: Final[Mapping[type[inspect.Type], tuple[str, Callable[[Any], Any] | None]]] = {
+_SCALARS: Final[Mapping[type[inspect.Type], tuple[str, Convert | None]]] = {
     inspect.IntType: ("INTEGER", None),
     inspect.BoolType: ("INTEGER", bool),
     inspect.DateTimeType: ("INTEGER", from_micros),
@@ -53,19 +54,12 @@ class _Column(msgspec.Struct, frozen=True):
     name: str
     sql_type: str
     constraints: str
-    encode: Callable[[Any], Any] | None
-    decode: Callable[[Any], Any] | None
+    encode: Convert | None
+    decode: Convert | None
 
 
 class Rows(Generic[Record]):
-    """Rows of a query whose columns are the fields of a Struct, in order.
-
-    Args:
-        record: The Struct.
-
-    Raises:
-        TypeError: No column stores the type of a field.
-    """
+    """Rows of a query whose columns are the fields of a Struct, in order."""
 
     def __init__(self, record: type[Record]) -> None:
         self.record = record
@@ -75,15 +69,12 @@ class Rows(Generic[Record]):
             for field in inspect.type_info(record).fields  # type: ignore[attr-defined]
         ]
         self.columns: tuple[str, ...] = record.__struct_fields__
-        """Names of the columns."""
         self.select_list = ", ".join(self.columns)
-        """The columns as SELECT lists them."""
         self._decoders = [
             (index, column.decode) for index, column in enumerate(self._columns) if column.decode
         ]
-        self._is_plain = record.__struct_config__.array_like and not any(
-            decode is not bool for _, decode in self._decoders
-        )
+        is_scalar = {decode for _, decode in self._decoders} <= {bool}
+        self._is_plain = record.__struct_config__.array_like and is_scalar
 
     def decode(self, row: Sequence[Any]) -> Record:
         """Decode a row."""
@@ -117,7 +108,7 @@ class Table(Rows[Record]):
         key: Names of the primary key's columns, comma-separated; "" for no key.
         autoincrement: Whether SQLite never numbers a row like a deleted one.
         indexes: Indexes, by the end of their names.
-        references: Table to whose key a column refers, by column.
+        references: What a column refers to, ``TABLE (COLUMN)``, by column.
         has_one_row: Whether the schema inserts a row of defaults, the only one.
         later: Columns that migrations after the first add, comma-separated, an item a migration.
 
@@ -134,13 +125,12 @@ class Table(Rows[Record]):
         key: str = "",
         autoincrement: bool = False,
         indexes: Mapping[str, Index] | None = None,
-        references: "Mapping[str, Table[Any]] | None" = None,
+        references: Mapping[str, str] | None = None,
         has_one_row: bool = False,
         later: Sequence[str] = (),
     ) -> None:
         super().__init__(record)
-        self.name = name
-        self.key = key
+        self.name, self.key = name, key
         indexes, references = indexes or {}, references or {}
         named = ", ".join((key, *references, *later, *(x.columns for x in indexes.values())))
         unknown = set(filter(None, named.split(", "))) - set(self.columns)
@@ -156,8 +146,7 @@ class Table(Rows[Record]):
                 constraints = " PRIMARY KEY" + " AUTOINCREMENT" * autoincrement
                 end = ")"
             if column.name in references:
-                other = references[column.name]
-                constraints += f" REFERENCES {other.name} ({other.key})"
+                constraints += f" REFERENCES {references[column.name]}"
             definitions[column.name] = f"{column.name} {column.sql_type}{constraints}"
         add = f"ALTER TABLE {name} ADD COLUMN"
         self.additions = tuple(
@@ -168,11 +157,9 @@ class Table(Rows[Record]):
         self.schema = f"CREATE TABLE {name} ({', '.join(definitions.values())}{end};\n"
         """Script that creates the table without its later columns, and its indexes."""
         for suffix, index in indexes.items():
-            unique = "UNIQUE " * index.is_unique
+            start = f"CREATE {'UNIQUE ' * index.is_unique}INDEX {name}_{suffix}"
             where = f" WHERE {index.where}" * bool(index.where)
-            self.schema += (
-                f"CREATE {unique}INDEX {name}_{suffix} ON {name} ({index.columns}){where};\n"
-            )
+            self.schema += f"{start} ON {name} ({index.columns}){where};\n"
         self.schema += f"INSERT INTO {name} DEFAULT VALUES;\n" * has_one_row
         self._encoders = [
             (index, encode) for index, encode in enumerate(encoders.values()) if encode
@@ -187,26 +174,18 @@ class Table(Rows[Record]):
         return self.fetch(database, statement, *values)
 
     def build_insert(self, on_conflict: OnConflict = "abort", update: Iterable[str] = ()) -> str:
-        """Build the INSERT statement for the values that :meth:`encode` returns.
-
-        Args:
-            on_conflict: Effect if the row exists.
-            update: Columns to overwrite in a row with the same key.
-        """
+        """Build the INSERT of an encoded record; ``update`` overwrites columns of the same key."""
         statement = f"INSERT OR {on_conflict.upper()} INTO {self._insert_end}"
         changes = ", ".join(f"{name} = excluded.{name}" for name in update)
         return statement + f" ON CONFLICT ({self.key}) DO UPDATE SET {changes}" * bool(changes)
 
     def encode(self, record: Record) -> Sequence[Any]:
         """Encode a record as the values of a row."""
-        values = msgspec.structs.astuple(record)
-        if not self._encoders:
-            return values
-        encoded = list(values)
+        values = list(msgspec.structs.astuple(record))
         for index, encode in self._encoders:
-            if encoded[index] is not None:
-                encoded[index] = encode(encoded[index])
-        return encoded
+            if values[index] is not None:
+                values[index] = encode(values[index])
+        return values
 
     def insert(
         self, connection: Connection, record: Record, on_conflict: OnConflict = "abort"
@@ -232,25 +211,24 @@ def _derive_column(record: type[msgspec.Struct], field: inspect.Field, hint: Any
     stored = [kind for kind in kinds if not isinstance(kind, inspect.NoneType)]
     kind = stored[0] if len(stored) == 1 else None
     sql_type, decode = _SCALARS.get(type(kind), ("", None))  # type: ignore[arg-type]
-    encode: Callable[[Any], Any] | None = None
+    encode: Convert | None = None
     if isinstance(kind, inspect.LiteralType):
-        sql_type = _find_value_type(kind.values)
+        sql_type = "TEXT" if {type(value) for value in kind.values} == {str} else ""
     elif isinstance(kind, inspect.EnumType):
-        sql_type = _find_value_type([member.value for member in kind.cls])
+        sql_type = "TEXT" if isinstance(next(iter(kind.cls)).value, str) else "INTEGER"
         encode, decode = attrgetter("value"), kind.cls
     elif isinstance(kind, _JSON_TYPES):
         sql_type, encode, decode = "TEXT", encode_json, msgspec.json.Decoder(hint).decode
     if not sql_type:
         raise TypeError(
             f"{record.__name__}.{field.name}: no column stores {hint}; use int, float, str, bytes, "
-            "bool, datetime, an enum, a Literal, or a type that JSON expresses"
+            "bool, datetime, an enum, a Literal of texts, or a type that JSON expresses"
         )
     # None is among the values of Any.
     is_nullable = stored != kinds or isinstance(kind, inspect.AnyType)
     constraints = "" if is_nullable else " NOT NULL"
-    default = field.default
-    if field.default_factory is not msgspec.NODEFAULT:
-        default = field.default_factory()
+    is_made = field.default_factory is not msgspec.NODEFAULT
+    default = field.default_factory() if is_made else field.default
     if default is not None and default is not msgspec.NODEFAULT:
         constraints += f" DEFAULT {_quote(encode(default) if encode else default)}"
     return _Column(field.name, sql_type, constraints, encode, decode)
@@ -263,12 +241,6 @@ def _list_kinds(kind: inspect.Type) -> list[inspect.Type]:
     if isinstance(kind, inspect.UnionType):
         return [alternative for part in kind.types for alternative in _list_kinds(part)]
     return [kind]
-
-
-def _find_value_type(values: Iterable[Any]) -> str:
-    """Return the SQL type of all values of an enum or a Literal; "" if they have several."""
-    types = {type(value) for value in values}
-    return {"int": "INTEGER", "str": "TEXT"}.get(" ".join(kind.__name__ for kind in types), "")
 
 
 def _quote(value: Any) -> str:
