@@ -196,9 +196,9 @@ def test_a_row_that_exists_is_settled(site: Database) -> None:
         assert VISITS.insert(connection, first).rowcount == 1
         assert VISITS.insert(connection, second, "ignore").rowcount == 0
         assert VISITS.select(site) == [first]
-        connection.execute(VISITS.build_insert(update=("note",)), VISITS.encode(second))
+        connection.execute(VISITS.build_upsert(("note",)), VISITS.encode(second))
         assert VISITS.select(site) == [msgspec.structs.replace(first, note="second")]
-        adding = VISITS.build_insert(update=("note",)) + ", count = count + excluded.count"
+        adding = VISITS.build_upsert(("note",)) + ", count = count + excluded.count"
         connection.execute(adding, VISITS.encode(second))
         assert [visit.count for visit in VISITS.select(site)] == [8]
         VISITS.insert_all(connection, [second, Visit(host="b")], "replace")

@@ -166,18 +166,20 @@ class Table(Rows[Record]):
         ]
         self.select_list = ", ".join(f"{name}.{column}" for column in self.columns)
         marks = ", ".join("?" * len(self.columns))
-        self._insert_end = f"{name} ({', '.join(self.columns)}) VALUES ({marks})"
+        self._inserts = {
+            effect: f"INSERT OR {effect} INTO {name} ({', '.join(self.columns)}) VALUES ({marks})"  # noqa: S608 -- our own names
+            for effect in typing.get_args(OnConflict)
+        }
 
     def select(self, database: Database, clause: str = "", *values: Any) -> list[Record]:
         """Return the records that match a clause: WHERE, ORDER BY, LIMIT."""
         statement = f"SELECT {self.select_list} FROM {self.name} {clause}"  # noqa: S608 -- values are bound
         return self.fetch(database, statement, *values)
 
-    def build_insert(self, on_conflict: OnConflict = "abort", update: Iterable[str] = ()) -> str:
-        """Build the INSERT of an encoded record; ``update`` overwrites columns of the same key."""
-        statement = f"INSERT OR {on_conflict.upper()} INTO {self._insert_end}"
+    def build_upsert(self, update: Iterable[str]) -> str:
+        """Build the INSERT of an encoded record that overwrites columns of a row with its key."""
         changes = ", ".join(f"{name} = excluded.{name}" for name in update)
-        return statement + f" ON CONFLICT ({self.key}) DO UPDATE SET {changes}" * bool(changes)
+        return f"{self._inserts['abort']} ON CONFLICT ({self.key}) DO UPDATE SET {changes}"
 
     def encode(self, record: Record) -> Sequence[Any]:
         """Encode a record as the values of a row."""
@@ -191,13 +193,13 @@ class Table(Rows[Record]):
         self, connection: Connection, record: Record, on_conflict: OnConflict = "abort"
     ) -> Any:
         """Insert a record; return SQLite's cursor, which has its number and the count of rows."""
-        return connection.execute(self.build_insert(on_conflict), self.encode(record))
+        return connection.execute(self._inserts[on_conflict], self.encode(record))
 
     def insert_all(
         self, connection: Connection, records: Iterable[Record], on_conflict: OnConflict = "abort"
     ) -> None:
         """Insert records."""
-        connection.executemany(self.build_insert(on_conflict), map(self.encode, records))
+        connection.executemany(self._inserts[on_conflict], map(self.encode, records))
 
 
 def encode_json(value: Any) -> str:

@@ -46,7 +46,7 @@ class _Cursor(Cursor, frozen=True, kw_only=True):
 _CURSOR: Final = Table(_Cursor, "cursor", has_one_row=True)
 _FAILURES: Final = Table(HookFailure, "failure", key="hook, kind")
 _ADD_FAILURE: Final = (
-    _FAILURES.build_insert(update=("last_s", "text")) + ", count = count + excluded.count"
+    _FAILURES.build_upsert(("last_s", "text")) + ", count = count + excluded.count"
 )
 
 
