@@ -26,7 +26,7 @@ from steward.core.config import (
     RedactSettings,
     Settings,
 )
-from steward.core.section import Section
+from steward.core.section import Section, TlsReference, TlsSettings
 from steward.extensions.controllers.settings import ForwardSettings, ReceiveSettings
 from steward.extensions.kafka.settings import ConsumeSettings, KafkaSettings, KafkaSinkSettings
 from steward.extensions.mybrc.settings import MybrcSettings
@@ -49,6 +49,7 @@ _SECTIONS: tuple[type[Section], ...] = (
     RedactSettings,
     AccessSettings,
     JournalSettings,
+    TlsSettings,
     ReceiveSettings,
     ForwardSettings,
     NodesSettings,
@@ -147,7 +148,7 @@ def _is_table_factory(field: Any) -> bool:
 def _default_of(field: Any) -> Any:
     if field.default_factory is not msgspec.NODEFAULT:
         return field.default_factory()
-    return field.default
+    return "" if field.type == TlsReference else field.default
 
 
 def _default(value: Any) -> str:

@@ -12,6 +12,7 @@ from harness.receivers import ReceivingSite, listener_keys
 from servers.authority import Authority
 from steward.core.events import Event, IncomingFile, encode_event
 from steward.core.incoming import IncomingStore, IncomingStores, make_incoming_filename
+from steward.core.section import TlsSettings
 from steward.extensions.controllers import wire
 from steward.extensions.controllers.receiver import ControllerReceiver
 from steward.extensions.controllers.settings import ForwardSettings, ReceiveSettings
@@ -66,10 +67,9 @@ class ForwardedSite(ReceivingSite):
         certificate, key = self.authority.certificate(*names)
         return ForwardSettings(
             to=f"127.0.0.1:{self.port}",
-            tls=True,
-            ca_file=self.authority.file,
-            certificate_file=certificate,
-            key_file=key,
+            tls=TlsSettings(
+                ca_file=self.authority.file, certificate_file=certificate, key_file=key
+            ),
             timeout_s=10.0,
         )
 

@@ -11,6 +11,7 @@ from servers.authority import Authority
 from steward.core.config import ArchiveSettings
 from steward.core.journal import JournalLink, JournalReader
 from steward.core.journal.server import JournalServer
+from steward.core.section import TlsSettings
 from steward.core.waits import Stop
 
 
@@ -26,12 +27,8 @@ class Receives(Protocol):
 def listener_keys(authority: Authority) -> dict[str, Any]:
     """Return the keys of a section that listens with TLS on any unused port."""
     certificate, key = authority.certificate("IP:127.0.0.1", "DNS:localhost")
-    return {
-        "listen": "127.0.0.1:0",
-        "certificate_file": certificate,
-        "key_file": key,
-        "client_ca_file": authority.file,
-    }
+    tls = TlsSettings(certificate_file=certificate, key_file=key, client_ca_file=authority.file)
+    return {"listen": "127.0.0.1:0", "tls": tls}
 
 
 def context_of(authority: Authority, *names: str) -> ssl.SSLContext:

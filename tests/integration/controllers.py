@@ -100,13 +100,15 @@ def serve_settings(
     directory.mkdir(exist_ok=True)
     # No Slurm tells whose the scripts are: nothing is to be waited for.
     files = FilesSinkSettings(path=str(directory / "archive"), identity_wait_s=0.2)
+    receive = receive or ReceiveSettings()
     return Settings(
         state_dir=str(directory / "state"),
         socket=str(directory / "sock"),
         cluster={name: msgspec.structs.replace(of, remote=True) for name, of in clusters.items()},
         archive=ArchiveSettings(sink={"files": files}),
         journal=JournalSettings(keep_s=2.0),
-        receive=msgspec.structs.replace(receive or ReceiveSettings(), listen=f"127.0.0.1:{port}"),
+        tls={"receive": receive.tls} if receive.tls else {},
+        receive=msgspec.structs.replace(receive, listen=f"127.0.0.1:{port}"),
     )
 
 
@@ -130,6 +132,7 @@ def controller_settings(
             cluster: ClusterSettings(slurm=False, spool=str(spool), munge_socket=munge_socket)
         },
         journal=JournalSettings(keep_s=2.0),
+        tls={"forward": forward.tls} if forward.tls else {},
         forward=msgspec.structs.replace(forward, to=f"127.0.0.1:{port}"),
     )
 

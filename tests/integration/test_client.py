@@ -19,6 +19,7 @@ from steward.archive.requests import JobListReply
 from steward.bank.settings import BankSettings
 from steward.client import Client, DaemonAway
 from steward.core.errors import NotFound, PermissionRefused, UsageError
+from steward.core.section import TlsSettings
 from steward.sandbox import Sandbox, SandboxSpec
 
 pytestmark = pytest.mark.wide
@@ -41,10 +42,10 @@ def authority(cluster: Sandbox) -> Authority:
 def site(cluster: Sandbox, authority: Authority) -> Iterator[WebSite]:
     certificate, key = authority.certificate("IP:127.0.0.1")
     Path(key).chmod(0o644)
-    settings: dict[str, Any] = {"bank": BankSettings(enabled=True)}
-    web = {"certificate_file": certificate, "key_file": key}
+    tls = TlsSettings(certificate_file=certificate, key_file=key)
+    settings: dict[str, Any] = {"bank": BankSettings(enabled=True), "tls": {"web": tls}}
     home = Path(cluster.directory) / "steward"
-    with WebSite(cluster, home, settings=settings, web=web) as site:
+    with WebSite(cluster, home, settings=settings, web={"tls": tls}) as site:
         yield site
 
 

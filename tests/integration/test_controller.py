@@ -42,6 +42,7 @@ from servers.server import free_port
 from steward.core.config import Settings
 from steward.core.errors import PermissionRefused
 from steward.core.munge import Munge, MungeUnavailable
+from steward.core.section import TlsSettings
 from steward.extensions.controllers import wire
 from steward.extensions.controllers.admission import MungeAuthenticator
 from steward.extensions.controllers.settings import ForwardSettings, ReceiveSettings
@@ -226,13 +227,17 @@ def test_certificates_in_place_of_munge(fast: Path) -> None:
         fast / "serve",
         port,
         {"c1": ClusterSettings(controllers=("ctl1.example.org",))},
-        ReceiveSettings(certificate_file=certificate, key_file=key, client_ca_file=authority.file),
+        ReceiveSettings(
+            tls=TlsSettings(
+                certificate_file=certificate, key_file=key, client_ca_file=authority.file
+            )
+        ),
     )
 
     def forward(name: str) -> ForwardSettings:
         own, own_key = authority.certificate(name)
         return ForwardSettings(
-            tls=True, ca_file=authority.file, certificate_file=own, key_file=own_key
+            tls=TlsSettings(ca_file=authority.file, certificate_file=own, key_file=own_key)
         )
 
     good = controller_settings(
@@ -261,14 +266,14 @@ def test_munge_within_tls(fast: Path, make_munged: MakeMunged) -> None:
         fast / "serve",
         port,
         {"c1": cluster_of(munged)},
-        ReceiveSettings(certificate_file=certificate, key_file=key),
+        ReceiveSettings(tls=TlsSettings(certificate_file=certificate, key_file=key)),
     )
     settings = controller_settings(
         fast / "ctl1",
         port,
         fast / "spool",
         munged.socket,
-        forward=ForwardSettings(tls=True, ca_file=authority.file),
+        forward=ForwardSettings(tls=TlsSettings(ca_file=authority.file)),
     )
     with Daemon(serve, fast / "serve") as steward, Controller(settings, fast / "ctl1"):
         play(str(fast / "spool"), range(1, 11)).wait(30)

@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from kafka_jobs import Topic, document, ended
 
 from servers.kafka import Kafka
+from steward.core.section import TlsSettings
 from steward.extensions.kafka.client import KafkaUnavailable
 
 pytestmark = pytest.mark.servers
@@ -32,8 +34,7 @@ def password_file(secured: Kafka, tmp_path: Path) -> Path:
 def sasl(secured: Kafka, mechanism: str, password_file: Path) -> dict[str, Any]:
     return {
         "servers": (secured.secured,),
-        "tls": True,
-        "ca_file": secured.authority.file,
+        "tls": TlsSettings(ca_file=secured.authority.file),
         "sasl": mechanism,
         "user": secured.user,
         "password_file": str(password_file),
@@ -88,13 +89,14 @@ def test_a_password_that_is_mended_is_taken_up(
 def test_a_certificate_is_shown_and_the_brokers_looked_at(secured: Kafka) -> None:
     topic = Topic(secured)
     certificate, key = secured.authority.certificate("DNS:client")
-    broker = {"servers": (secured.mutual,), "tls": True, "timeout_s": 10.0}
-    own = {"certificate_file": certificate, "key_file": key}
-    to = topic.destination(broker=broker | own | {"ca_file": secured.authority.file})
+    broker = {"servers": (secured.mutual,), "timeout_s": 10.0}
+    own = TlsSettings(certificate_file=certificate, key_file=key)
+    trusting = msgspec.structs.replace(own, ca_file=secured.authority.file)
+    to = topic.destination(broker=broker | {"tls": trusting})
     assert to.send([document(1, b"one")]) == []
     to.close()
     # Signed by nobody that the system knows.
-    to = topic.destination(broker=broker | own)
+    to = topic.destination(broker=broker | {"tls": own})
     with pytest.raises(KafkaUnavailable, match="check 'tls', 'ca_file'"):
         to.send([document(2, b"two")])
     to.close()

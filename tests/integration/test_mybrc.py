@@ -28,6 +28,7 @@ from steward.bank.ledger import Authorship, open_ledger
 from steward.bank.records import ModeRule
 from steward.core.config import Settings
 from steward.core.http_server import Timeouts
+from steward.core.section import TlsSettings
 
 BY = Authorship(who="tests")
 JOBCOMP = (
@@ -232,7 +233,9 @@ def test_over_tls(tmp_path: Path) -> None:
     authority = Authority(tmp_path / "ca")
     certificate, key = authority.certificate("IP:127.0.0.1")
     settings = mybrc_settings(tmp_path)
-    mybrc = msgspec.structs.replace(settings.mybrc, certificate_file=certificate, key_file=key)
+    mybrc = msgspec.structs.replace(
+        settings.mybrc, tls=TlsSettings(certificate_file=certificate, key_file=key)
+    )
     settings = msgspec.structs.replace(settings, mybrc=mybrc)
     with_money(settings, "physics")
     trusting = ssl.create_default_context(cafile=authority.file)

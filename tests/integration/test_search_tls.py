@@ -15,6 +15,7 @@ from servers.authority import Authority
 from servers.search import SearchServer
 from servers.tls_proxy import TlsProxy
 from steward.archive.errors import ArchiveUnavailable
+from steward.core.section import TlsSettings
 from steward.extensions.search_servers.destination import SearchDestination
 
 KEY = base64.b64encode(b"id:key").decode()
@@ -30,8 +31,10 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 def send(search_server: SearchServer, authority: Authority) -> Send:
     """Sends a document through a proxy, with a sink of these settings."""
 
-    def call(proxy: TlsProxy, **changes: Any) -> None:
-        given = {"urls": (proxy.url,), "ca_file": authority.file, **changes}
+    def call(proxy: TlsProxy, *, certificate: tuple[str, str] = ("", ""), **changes: Any) -> None:
+        ca_file = changes.pop("ca_file", authority.file)
+        tls = TlsSettings(ca_file=ca_file, certificate_file=certificate[0], key_file=certificate[1])
+        given = {"urls": (proxy.url,), "tls": tls, **changes}
         destination = SearchDestination(sink_on(search_server, **given))
         try:
             assert destination.send([document(1)]) == []
@@ -53,7 +56,7 @@ def test_a_password_is_read_again_when_it_was_changed(
 ) -> None:
     path = secret(tmp_path, "old\n")
     with TlsProxy(search_server, authority, basic=("steward", "new")) as proxy:
-        sink = sink_on(search_server, urls=(proxy.url,), ca_file=authority.file)
+        sink = sink_on(search_server, urls=(proxy.url,), tls=TlsSettings(ca_file=authority.file))
         sink = msgspec.structs.replace(sink, user="steward", password_file=path)
         destination = SearchDestination(sink)
         with pytest.raises(ArchiveUnavailable, match=rf"401.*check {path}"):
@@ -79,13 +82,13 @@ def test_a_certificate_of_ours_lets_us_in(
     certificate, key = authority.certificate("DNS:client")
     stranger, its_key = Authority(tmp_path / "other").certificate("DNS:client")
     with TlsProxy(search_server, authority, client_certificate=True) as proxy:
-        send(proxy, certificate_file=certificate, key_file=key)
+        send(proxy, certificate=(certificate, key))
         with pytest.raises(ArchiveUnavailable, match="cannot be asked"):
-            send(proxy, certificate_file=stranger, key_file=its_key)
+            send(proxy, certificate=(stranger, its_key))
         with pytest.raises(ArchiveUnavailable, match="cannot be asked"):
             send(proxy)
         with pytest.raises(ArchiveUnavailable, match="cannot be used as a certificate"):
-            send(proxy, certificate_file=certificate, key_file=its_key)
+            send(proxy, certificate=(certificate, its_key))
 
 
 def test_a_server_that_nobody_vouches_for_is_told_nothing(

@@ -70,7 +70,7 @@ class WebSite:
     @property
     def url(self) -> str:
         """Where it answers."""
-        scheme = "https" if self.web.certificate_file else "http"
+        scheme = "https" if self.web.tls else "http"
         return f"{scheme}://127.0.0.1:{self.port}"
 
     def __enter__(self) -> Self:

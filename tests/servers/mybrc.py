@@ -77,7 +77,7 @@ def serving(
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    scheme = "https" if settings.mybrc.certificate_file else "http"
+    scheme = "https" if settings.mybrc.tls else "http"
     url = f"{scheme}://{settings.mybrc.listen}"
     until(lambda: bool(failed) or answers(url, verify), "the server does not answer")
     assert not failed, failed

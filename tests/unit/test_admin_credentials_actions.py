@@ -45,6 +45,7 @@ from steward.core.actions import Registry
 from steward.core.config import AccessSettings, Settings
 from steward.core.errors import PermissionRefused, UsageError
 from steward.core.munge import MungeUnavailable, hash_body
+from steward.core.section import TlsSettings
 from steward.daemon.contexts import ACTIONS
 from steward.slurm.settings import ClusterSettings
 from steward.web.settings import WebSettings
@@ -387,7 +388,7 @@ def test_a_proxys_session_lasts_minutes_and_is_renewed_by_use(tmp_path: Path, cl
         ({"url": "http://x/steward"}, "steward_session"),
         ({"url": "https://steward.example.org"}, "__Host-steward_session"),
         ({"url": "https://steward.example.org/"}, "__Host-steward_session"),
-        ({"certificate_file": "/x", "key_file": "/x"}, "__Host-steward_session"),
+        ({"tls": TlsSettings(certificate_file="/x", key_file="/x")}, "__Host-steward_session"),
         ({"url": "https://portal/steward", "own_host": True}, "__Secure-steward_session"),
     ],
 )

@@ -12,6 +12,7 @@ from harness.doctor import DoctorSite, only, site
 from steward.admin.doctor import host_checks
 from steward.admin.doctor.host_checks import check_config_file
 from steward.capture.settings import NodesSettings
+from steward.core.section import TlsSettings
 from steward.web.settings import HEALTHY_BODY, WebSettings
 
 __all__ = ["site"]
@@ -84,8 +85,9 @@ def test_how_much_room_is_enough(status: os.statvfs_result, of: str) -> None:
 def test_a_password_that_everybody_may_read(site: DoctorSite, tmp_path: Path) -> None:
     key = tmp_path / "steward.key"
     key.touch(mode=0o640)
-    nodes = NodesSettings(listen="127.0.0.1:1", certificate_file=str(key), key_file=str(key))
-    site.reopen(nodes=nodes)
+    tls = TlsSettings(certificate_file=str(key), key_file=str(key))
+    nodes = NodesSettings(listen="127.0.0.1:1", tls=tls)
+    site.reopen(nodes=nodes, web=WebSettings(tls=tls), tls={"t": tls})
     assert only(host_checks.check_secret_files(site.ground())).what == "1 file, closed to others"
     key.chmod(0o644)
     found = only(host_checks.check_secret_files(site.ground()))
@@ -93,7 +95,9 @@ def test_a_password_that_everybody_may_read(site: DoctorSite, tmp_path: Path) ->
 
 
 def test_what_the_settings_name_and_is_not_there(site: DoctorSite) -> None:
-    site.reopen(nodes=NodesSettings(listen="127.0.0.1:1", certificate_file="/nowhere/cert"))
+    tls = TlsSettings(certificate_file="/nowhere/cert")
+    nodes = NodesSettings(listen="127.0.0.1:1", tls=tls)
+    site.reopen(nodes=nodes, web=WebSettings(tls=tls), tls={"t": tls})
     found = only(host_checks.check_settings_resources(site.ground()))
     assert found.status == "warning"
     assert "/nowhere/cert" in found.what

@@ -13,6 +13,7 @@ from harness.gate import PATIENCE_S, RunningGate, account, job, running, setting
 from servers.authority import Authority
 from steward.bank.money import MICRO
 from steward.core.config import Settings
+from steward.core.section import TlsSettings
 
 
 @pytest.fixture(scope="module")
@@ -33,9 +34,12 @@ def gate_settings(where: Path, authority: Authority, **more: str) -> Settings:
     settings = settings_of(where)
     gate = msgspec.structs.replace(
         settings.gate,
-        certificate_file=str(certificate),
-        key_file=str(key),
-        ca_file=str(authority.file),
+        tls=TlsSettings(
+            certificate_file=certificate,
+            key_file=key,
+            ca_file=authority.file,
+            client_ca_file=authority.file,
+        ),
         timeout_ms=2000,
         **more,
     )

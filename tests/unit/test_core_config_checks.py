@@ -39,7 +39,7 @@ def test_what_is_there_gives_no_doubt(tmp_path: Path) -> None:
     ("text", "key"),
     [
         (SEARCH.format("elasticsearch") + 'api_key_file = "{}"\n', "archive.sink.e.api_key_file"),
-        (KAFKA + 'tls = true\nca_file = "{}"\n', "archive.sink.k.broker.ca_file"),
+        (KAFKA + 'tls = "kafka"\n[tls.kafka]\nca_file = "{}"\n', "tls.kafka.ca_file"),
         (TOPIC + 'sasl = "PLAIN"\nuser = "u"\npassword_file = "{}"\n', "password_file"),
         ('[archive.sink.files]\ngroups_file = "{}"\n', "archive.sink.files.groups_file"),
         ('[cluster.d]\nspool = "/d"\nslurm_conf = "{}"\n', "cluster.d.slurm_conf"),
@@ -133,13 +133,13 @@ def test_a_key_that_stewards_user_cannot_read_is_told(tmp_path: Path) -> None:
         here = Path(name)
         for what in ("crt", "key"):
             (here / what).touch(0o600)
-        text = f'[nodes]\nlisten = "0.0.0.0:1"\ncertificate_file = "{here}/crt"\n'
-        text += f'key_file = "{here}/key"\n'
+        text = '[nodes]\nlisten = "0.0.0.0:1"\ntls = "t"\n[web]\ntls = "t"\n'
+        text += f'[tls.t]\ncertificate_file = "{here}/crt"\nkey_file = "{here}/key"\n'
         assert doubted(tmp_path, text) == []
         os.chown(tmp_path, 65534, 65534)
         os.chown(here / "crt", 65534, 65534)
         [told] = doubted(tmp_path, text)
-    assert f"'nodes.key_file': {here}/key cannot be read by nobody" in told
+    assert f"'tls.t.key_file': {here}/key cannot be read by nobody" in told
 
 
 def test_check_tells_where_facts_on_jobs_come_from(

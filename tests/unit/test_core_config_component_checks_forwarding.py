@@ -13,6 +13,7 @@ from steward.daemon.workers import make_workers
 
 REMOTE = '[cluster.c1]\nremote = true\ncontrollers = ["ctl1"]\n'
 LISTEN = '[receive]\nlisten = "0.0.0.0:6825"\n'
+TLS = 'tls = "t"\n[tls.t]\n'
 LOCAL = '[cluster.c1]\nslurm = false\nspool = "/spool"\n'
 TO = '[forward]\nto = "steward:6825"\n'
 
@@ -29,14 +30,18 @@ MISTAKES = [
     (REMOTE.replace("ctl1", "ctl1 ctl2") + LISTEN, "neither a host's name nor an address"),
     (REMOTE.replace("ctl1", "") + LISTEN, "neither a host's name nor an address"),
     (REMOTE + '[receive]\nlisten = "6825"\n', "an address and a port"),
-    (REMOTE + LISTEN + 'certificate_file = "/c"\n', "needs both"),
-    (REMOTE + LISTEN + 'key_file = "/c"\n', "needs both"),
-    (REMOTE + LISTEN + 'certificate_file = "c"\nkey_file = "/k"\n', "must be an absolute path"),
-    (REMOTE + LISTEN + 'client_ca_file = "/ca"\n', "is for TLS: set 'certificate_file'"),
+    (REMOTE + LISTEN + TLS + 'certificate_file = "/c"\n', "needs both"),
+    (REMOTE + LISTEN + TLS + 'key_file = "/c"\n', "needs both"),
+    (
+        REMOTE + LISTEN + TLS + 'certificate_file = "c"\nkey_file = "/k"\n',
+        "must be an absolute path",
+    ),
+    (REMOTE + LISTEN + TLS + 'client_ca_file = "/ca"\n', "is for a server: set 'certificate_file'"),
+    (REMOTE + LISTEN + TLS + 'ca_file = "/ca"\n', "[receive] listens, and its [tls] table has no"),
     (REMOTE + 'munge_socket = "s"\n' + LISTEN, "must be an absolute path"),
     (LOCAL + '[forward]\nto = "steward"\n', "a host and a port"),
-    (LOCAL + TO + 'ca_file = "/ca"\n', "set 'tls = true', too"),
-    (LOCAL + TO + 'certificate_file = "/c"\nkey_file = "/k"\n', "set 'tls = true', too"),
+    (LOCAL + TO + 'tls = "t"\n', "there is no table [tls.t]: add it"),
+    (LOCAL + TO + TLS.replace('"t"', "true"), "'forward.tls' must be text in quotes"),
     (LOCAL + TO + "timeout_s = 0\n", "must be above 0"),
     (LOCAL + TO + LISTEN, "[receive] for 'steward serve'"),
     (REMOTE + TO, "cannot be remote"),

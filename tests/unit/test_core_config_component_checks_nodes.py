@@ -16,6 +16,7 @@ from steward.daemon.workers import make_workers
 
 LOCAL = '[cluster.c1]\nslurm = false\nspool = "/spool"\n'
 NODES = '[nodes]\nlisten = "0.0.0.0:6826"\n'
+TLS = 'tls = "t"\n[tls.t]\n'
 PACKAGING = Path(__file__).parents[2] / "packaging" / "systemd"
 
 
@@ -28,13 +29,15 @@ def loaded(tmp_path: Path, text: str) -> Settings:
 MISTAKES = [
     (LOCAL + '[nodes]\nlisten = "6826"\n', "an address and a port"),
     (LOCAL + NODES + '[receive]\nlisten = "0.0.0.0:6826"\n', "a port of its own"),
-    (LOCAL + NODES + 'certificate_file = "/c"\n', "needs both"),
-    (LOCAL + NODES + 'certificate_file = "c"\nkey_file = "/k"\n', "must be an absolute path"),
-    (LOCAL + NODES + 'client_ca_file = "/ca"\n', "is for TLS: set 'certificate_file'"),
+    (LOCAL + NODES + TLS + 'certificate_file = "/c"\n', "needs both"),
+    (LOCAL + NODES + TLS + 'certificate_file = "c"\nkey_file = "/k"\n', "must be an absolute path"),
+    (LOCAL + NODES + TLS + 'client_ca_file = "/ca"\n', "is for a server: set 'certificate_file'"),
     (
         LOCAL
         + NODES
-        + 'certificate_file = "/c"\nkey_file = "/k"\nclient_ca_file = "/ca"\nlistener = "x"\n',
+        + 'listener = "x"\n'
+        + TLS
+        + 'certificate_file = "/c"\nkey_file = "/k"\nclient_ca_file = "/ca"\n',
         "cannot be set with 'client_ca_file'",
     ),
     (LOCAL + '[nodes]\nlistener = "x"\n', "has no address"),

@@ -7,13 +7,15 @@ from typing import Any
 import pytest
 
 from steward.core.config import Settings
-from steward.core.config.component_checks import check_web
+from steward.core.config.component_checks import check_tls, check_web
+from steward.core.section import TlsSettings
 from steward.web.settings import WebSettings
 
 
 def said(tmp_path: Path, **web: Any) -> list[str]:
-    settings = Settings(state_dir=str(tmp_path), web=WebSettings(**web))
-    return [problem.what for problem in check_web(settings)]
+    tls = {"pages": web["tls"]} if "tls" in web else {}
+    settings = Settings(state_dir=str(tmp_path), tls=tls, web=WebSettings(**web))
+    return [problem.what for problem in (*check_web(settings), *check_tls(settings))]
 
 
 @pytest.mark.parametrize(
@@ -45,8 +47,9 @@ def test_what_is_right_passes(tmp_path: Path, web: dict[str, Any]) -> None:
         ({"url": "https://host:0x/"}, "'web.url' must be"),
         ({"url": "https://host/a b"}, "'web.url' has a path"),
         ({"url": "https://host//evil"}, "'web.url' has a path"),
-        ({"certificate_file": "/c"}, "key_file"),
-        ({"key_file": "/k"}, "certificate_file"),
+        ({"tls": TlsSettings(certificate_file="/c")}, "key_file"),
+        ({"tls": TlsSettings(key_file="/k")}, "certificate_file"),
+        ({"tls": TlsSettings()}, "[web] listens, and its [tls] table has no certificate"),
         ({"proxy_header": "X User"}, "is no header's name"),
         ({"proxy_header": "Cookie"}, "which any client sends"),
         ({"proxy_header": "X-User", "trusted_proxies": ()}, "is believed from no address"),

@@ -13,7 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steward.archive.settings import FilesSinkSettings
-from steward.core.config import AccessSettings, ArchiveSettings, Settings
+from steward.core.config import (
+    AccessSettings,
+    ArchiveSettings,
+    Settings,
+    convert_to_builtins,
+)
 from steward.core.config.problems import find_key_lines
 from steward.core.config.reader import (
     ConfigError,
@@ -262,6 +267,10 @@ servers = ["kafka1:9092", "[2001:db8::1]:9092"]
 clusters = ["hpc1"]
 [consume.central.broker]
 servers = ["kafka1:9092"]
+tls = "kafka"
+
+[tls.kafka]
+ca_file = "/etc/steward/kafka-ca.pem"
 """
 
 
@@ -278,11 +287,16 @@ def test_sinks_on_other_machines_and_back(write: Any) -> None:
     assert isinstance(events, KafkaSinkSettings)
     assert events.broker.options == {"socket.keepalive.enable": "true"}
     assert events.retention_days == 3
+    assert events.broker.tls is None
+    assert settings.consume["central"].broker.tls == settings.tls["kafka"]
+    plain = convert_to_builtins(settings)
+    assert plain["consume"]["central"]["broker"]["tls"] == "kafka"
     assert load_settings(write(render_config(LoadedConfig(settings)))) == settings
 
 
 SINK = BASE + "[archive.sink.a]\n"
 SEARCH = SINK + 'kind = "opensearch"\n'
+TLS = 'urls = ["http://h"]\ntls = "one"\n'
 KAFKA = SINK + 'kind = "kafka"\n[archive.sink.a.broker]\n'
 KAFKA_1 = KAFKA + 'servers = ["k:1"]\n'
 
@@ -296,8 +310,14 @@ MISTAKES_ELSEWHERE = [
     (SEARCH + 'urls = ["http://h"]\nindex = "A*"\n', 6, ["'A*'"]),
     (SEARCH + 'urls = ["http://h"]\nuser = "me"\n', 3, ["password_file"]),
     (SEARCH + 'urls = ["http://h"]\npath = "/x"\n', 6, ["archive.sink.a.path"]),
-    (SEARCH + 'urls = ["http://h"]\nca_file = "x"\n', 6, ["ca_file", "absolute"]),
-    (SEARCH + 'urls = ["http://h"]\nkey_file = "/x"\n', 3, ["certificate_file"]),
+    (SEARCH + TLS + '[tls.one]\nca_file = "x"\n', 8, ["tls.one.ca_file", "absolute"]),
+    (SEARCH + TLS + '[tls.one]\nkey_file = "/x"\n', 8, ["certificate_file"]),
+    (SEARCH + TLS, 6, ["archive.sink.a.tls", "there is no table [tls.one]", "add it"]),
+    (SEARCH + TLS + "[tls.onr]\n", 6, ["archive.sink.a.tls", "[tls.one]", "did you mean 'onr'?"]),
+    (SEARCH + TLS + "[tls.one]\nca_fil = ''\n", 8, ["tls.one.ca_fil", "did you mean 'ca_file'?"]),
+    (SEARCH + TLS + "[tls]\none = ''\n", 8, ["'tls.one'", "must be a table"]),
+    ("tls = 3\n" + SEARCH, 1, ["'tls'", "must hold tables"]),
+    (SEARCH + "tls = true\n", 5, ["archive.sink.a.tls", "text in quotes"]),
     (SEARCH + 'urls = ["http://h"]\nshards = 0\n', 6, ["shards"]),
     (KAFKA, 5, ["archive.sink.a.broker", "servers"]),
     (KAFKA + 'servers = ["k1"]\n', 6, ["'k1'", "host:port"]),

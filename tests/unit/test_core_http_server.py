@@ -26,6 +26,7 @@ from steward.core.http_server import (
     open_http_listener,
     serve_http,
 )
+from steward.core.section import TlsSettings
 from steward.core.waits import Stop
 from steward.web.application import build_application
 from steward.web.daemon_client import DaemonClient
@@ -218,6 +219,7 @@ def test_a_connection_whose_port_was_used_before_is_served() -> None:
 def test_a_tls_connection_that_takes_the_descriptor_of_another_is_served(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     certificate_file, key_file = authority.certificate("IP:127.0.0.1")
+    tls = TlsSettings(certificate_file=certificate_file, key_file=key_file)
     context = ssl.create_default_context(cafile=authority.file)
 
     def ask(count: int) -> None:
@@ -230,7 +232,7 @@ def test_a_tls_connection_that_takes_the_descriptor_of_another_is_served(tmp_pat
                 assert client.recv(12) == b"HTTP/1.1 200"
 
     with (
-        served(certificate_file=certificate_file, key_file=key_file) as port,
+        served(tls=tls) as port,
         ThreadPoolExecutor(8) as clients,
     ):
         for done in [clients.submit(ask, 50) for _ in range(8)]:

@@ -12,6 +12,7 @@ from steward.capture.settings import NodesSettings
 from steward.core.config import Settings
 from steward.core.errors import PermissionRefused, Unavailable
 from steward.core.munge import hash_body
+from steward.core.section import TlsSettings
 from steward.extensions.controllers.admission import ControllerPeers, TlsAuthenticator
 from steward.extensions.controllers.settings import ReceiveSettings
 from steward.slurm.settings import ClusterSettings
@@ -68,9 +69,8 @@ def test_munge_is_asked_over_ipv4(ask: Callable[[str], object], address: str) ->
 
 def test_a_certificate_is_enough_over_ipv6() -> None:
     names = frozenset({"localhost"})
-    by_certificate = settings(
-        nodes=NodesSettings(client_ca_file="/ca"), receive=ReceiveSettings(client_ca_file="/ca")
-    )
+    tls = TlsSettings(client_ca_file="/ca")
+    by_certificate = settings(nodes=NodesSettings(tls=tls), receive=ReceiveSettings(tls=tls))
     head = BatchHeader(v=1, node="localhost", sequence=1, place="p", boot="b")
     assert (
         SenderAuthenticator(by_certificate).authenticate(head, b"", names, "2001:db8::7").cluster

@@ -167,7 +167,10 @@ def test_who_is_not_certified_is_sent_nothing(
 ) -> None:
     (tmp_path / "elsewhere").mkdir()
     other = Authority(tmp_path / "elsewhere" / "ca")
-    settings = msgspec.structs.replace(receiver.forward_settings("DNS:ctl1"), ca_file=other.file)
+    settings = receiver.forward_settings("DNS:ctl1")
+    assert settings.tls
+    tls = msgspec.structs.replace(settings.tls, ca_file=other.file)
+    settings = msgspec.structs.replace(settings, tls=tls)
     forward = make(settings)
     with pytest.raises(Unavailable, match=r"cannot be reached: .*certificate"):
         forward.apply([captured(tmp_path, 1)], 1, nothing)
@@ -183,7 +186,8 @@ def test_a_certificate_that_cannot_be_read_is_waited_for(
     tmp_path: Path, receiver: ForwardedSite, make: MakeForward, authority: Authority
 ) -> None:
     settings = receiver.forward_settings("DNS:ctl1")
-    Path(settings.key_file).write_text("being written")
+    assert settings.tls
+    Path(settings.tls.key_file).write_text("being written")
     with pytest.raises(Unavailable, match="cannot be used"):
         make(settings).apply([captured(tmp_path, 1)], 1, nothing)
     fresh = receiver.forward_settings("DNS:ctl1")

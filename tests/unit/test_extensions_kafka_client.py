@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from steward.core.section import TlsSettings
 from steward.extensions.kafka.client import KafkaConnection, KafkaUnavailable
 from steward.extensions.kafka.settings import KafkaSettings
 
@@ -32,18 +33,19 @@ def test_plain() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tls", "sasl", "protocol"),
+    ("ca_file", "sasl", "protocol"),
     [
-        (True, "", "SSL"),
-        (False, "PLAIN", "SASL_PLAINTEXT"),
-        (True, "SCRAM-SHA-512", "SASL_SSL"),
+        ("/ca", "", "SSL"),
+        ("", "PLAIN", "SASL_PLAINTEXT"),
+        ("/ca", "SCRAM-SHA-512", "SASL_SSL"),
     ],
 )
-def test_security(tls: bool, sasl: Any, protocol: str, password_file: str) -> None:
-    of = reached(tls=tls, sasl=sasl, user="u", password_file=password_file, ca_file="/ca")
+def test_security(ca_file: str, sasl: Any, protocol: str, password_file: str) -> None:
+    tls = TlsSettings(ca_file=ca_file) if ca_file else None
+    of = reached(tls=tls, sasl=sasl, user="u", password_file=password_file)
     config = of.build_client_config({})
     assert config["security.protocol"] == protocol
-    assert config["ssl.ca.location"] == "/ca"
+    assert config.get("ssl.ca.location", "") == ca_file
     assert config.get("sasl.password", PASSWORD) == PASSWORD
     assert config.get("sasl.mechanism", "") == sasl
 

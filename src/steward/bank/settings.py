@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from steward.core.section import Section
+from steward.core.section import Section, TlsReference
 
 UnpaidRule = Literal["warn", "hold", "cancel", "credit"]
 """What happens to a queued job with insufficient funds."""
@@ -67,7 +67,7 @@ class RemoteBankSettings(Section, frozen=True, kw_only=True):
     Attributes:
         url: URL of its API (``https://host/mybrc-rest``); empty disables reports.
         token_file: File that holds the token for ``Authorization: Token …``.
-        ca_file: CA certificates for the server's certificate; the system's if empty.
+        tls: Name of a table ``[tls.NAME]`` for ``https``; if empty, the system's CA certificates.
         timeout_s: Time-out of one request, in seconds.
         balances: Whether account balances come from the server, which is polled all the time;
             the ledger's balances follow it.
@@ -77,7 +77,7 @@ class RemoteBankSettings(Section, frozen=True, kw_only=True):
 
     url: str = ""
     token_file: str = ""
-    ca_file: str = ""
+    tls: TlsReference = None
     timeout_s: float = 30.0
     balances: bool = False
     balance_age_s: float = 1800.0
@@ -153,9 +153,8 @@ class GateSettings(Section, frozen=True, kw_only=True):
         plugin_users: Users that the plugin may run as, in addition to root and Steward's user.
         listen: Address and port for gates on other hosts that ask this one; none if empty.
         ask: Address and port of the gate that decides, if it is another one.
-        certificate_file: This side's certificate, for both.
-        key_file: Key of that certificate.
-        ca_file: CA certificates for the other side's certificate.
+        tls: Name of a table ``[tls.NAME]``, for both: with ``client_ca_file`` where this gate
+            listens, ``ca_file`` where it asks.
     """
 
     socket: str = "/run/steward/gate.sock"
@@ -167,6 +166,4 @@ class GateSettings(Section, frozen=True, kw_only=True):
     plugin_users: tuple[str, ...] = ("slurm",)
     listen: str = ""
     ask: str = ""
-    certificate_file: str = ""
-    key_file: str = ""
-    ca_file: str = ""
+    tls: TlsReference = None

@@ -7,7 +7,7 @@ the sensor. Settings of the spool and of queue polls belong to each cluster, see
 
 from typing import Final
 
-from steward.core.section import Section
+from steward.core.section import Section, TlsReference
 
 LISTENER_USER: Final = "steward-listen"
 """User that the packages create for ``steward listen``."""
@@ -24,11 +24,8 @@ class NodesSettings(Section, frozen=True, kw_only=True):
 
     Attributes:
         listen: Address and port (``0.0.0.0:6826``); empty disables the receiver.
-        certificate_file: Server certificate with its chain; without one, connections are not
-            encrypted.
-        key_file: Private key of that certificate.
-        client_ca_file: CA certificates for client certificates; if set, a certificate identifies a
-            node, else MUNGE does.
+        tls: Name of a table ``[tls.NAME]``; if empty, no encryption. If it has a
+            ``client_ca_file``, certificates identify nodes, otherwise MUNGE does.
         behind_nat: Whether nodes connect from addresses other than those Slurm knows. Then MUNGE
             alone identifies a node, and root on any node can report for any other.
         most_connections: Maximum number of connections; further nodes are asked to retry.
@@ -39,9 +36,7 @@ class NodesSettings(Section, frozen=True, kw_only=True):
     """
 
     listen: str = ""
-    certificate_file: str = ""
-    key_file: str = ""
-    client_ca_file: str = ""
+    tls: TlsReference = None
     behind_nat: bool = False
     most_connections: int = 64
     shared_from: tuple[str, ...] = ()

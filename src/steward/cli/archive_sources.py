@@ -34,6 +34,7 @@ from steward.core.config.reader import ConfigError, LoadedConfig, render_config,
 from steward.core.errors import StewardError, UsageError
 from steward.core.files import find_network_type
 from steward.core.printable import escape_line
+from steward.core.section import TlsSettings
 from steward.daemon.__main__ import exec_daemon
 from steward.extensions.kafka import ConsumeSettings, KafkaSettings
 from steward.slurm.settings import ClusterSettings
@@ -438,6 +439,7 @@ _KAFKA_SOURCE = "kafka"
 """Name of the Kafka source in the settings that ``consume`` writes."""
 _CONSUME_OPTIONS = {
     "broker": "",
+    _KAFKA_SOURCE: "",
     "certificate_file": "--certificate-file",
     "key_file": "--key-file",
     "sasl": "--sasl",
@@ -512,13 +514,15 @@ def consume(
     """
     del source
     root = os.path.abspath(archive)
-    broker = KafkaSettings(
-        servers=options.split_lists(server),
-        topic=topic,
-        tls=tls,
+    certificates = TlsSettings(
         ca_file=_make_absolute(ca_file),
         certificate_file=_make_absolute(certificate_file),
         key_file=_make_absolute(key_file),
+    )
+    broker = KafkaSettings(
+        servers=options.split_lists(server),
+        topic=topic,
+        tls=certificates if tls else None,
         sasl=sasl,
         user=sasl_user,
         password_file=_make_absolute(password_file),
@@ -528,6 +532,7 @@ def consume(
             state_dir=os.path.abspath(state)
             if state
             else choose_state_dir(root, f"consume-{topic}"),
+            tls={_KAFKA_SOURCE: certificates},
             consume={
                 _KAFKA_SOURCE: ConsumeSettings(
                     broker=broker, group=group, clusters=options.split_lists(clusters)

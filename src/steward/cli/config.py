@@ -79,8 +79,8 @@ def _list_sources(settings: Settings) -> Iterator[str]:
             yield f"jobcomp   of {name} in {cluster.jobcomp_lines}"
     nodes = settings.nodes
     if nodes.listen:
-        auth_method = "certificates" if nodes.client_ca_file else "MUNGE"
-        encryption = ", encrypted" if nodes.certificate_file else ""
+        auth_method = "certificates" if nodes.tls and nodes.tls.client_ca_file else "MUNGE"
+        encryption = ", encrypted" if nodes.tls else ""
         yield f"nodes     at {nodes.listen}, known by {auth_method}{encryption}"
     if not settings.forward.to:
         yield f"plugins   {settings.accounting.type}"

@@ -22,6 +22,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from steward.core.errors import StewardError
 from steward.core.listeners import ConnectionLimit, ReportingListener, open_tcp_listener
+from steward.core.section import TlsReference
 from steward.core.waits import Stop
 
 log = logging.getLogger(__name__)
@@ -253,8 +254,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
         name: Name for people: ``the myBRC API``.
         section: Section of the configuration file, for people: ``[mybrc]``.
         listen: Address and port.
-        certificate_file: TLS certificate; without one, no encryption.
-        key_file: Key of that certificate.
+        tls: Certificate and key; without them, no encryption.
         shared: Networks whose addresses many share, see
             :class:`steward.core.listeners.ConnectionLimit`.
         timeouts: Timeouts of clients.
@@ -263,8 +263,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     section: str
     listen: str
-    certificate_file: str = ""
-    key_file: str = ""
+    tls: TlsReference = None
     shared: tuple[str, ...] = ()
     timeouts: Timeouts = Timeouts()
 
@@ -307,6 +306,7 @@ def serve_http(
         connection_limit = limit
         timeouts = server_config.timeouts
 
+    tls = server_config.tls
     config = uvicorn.Config(
         answer_head(limit_concurrency(limit_body_time(app, server_config.timeouts.request_s))),
         http=Protocol,
@@ -321,23 +321,21 @@ def serve_http(
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=_GRACE_S,
         h11_max_incomplete_event_size=_MAX_HEAD_BYTES,
-        ssl_certfile=server_config.certificate_file or None,
-        ssl_keyfile=server_config.key_file or None,
+        ssl_certfile=tls.certificate_file if tls else None,
+        ssl_keyfile=tls.key_file if tls else None,
     )
     try:
         config.load()
     except (OSError, ssl.SSLError) as error:
         raise ServingError(
             f"{server_config.section} certificate_file or key_file cannot be used: {error}",
-            server_config.certificate_file,
+            tls.certificate_file if tls else "",
         ) from error
     log.info(
         "%s is at %s port %d, %s",
         server_config.name,
         *listener.getsockname()[:2],
-        "with TLS"
-        if server_config.certificate_file
-        else "without TLS: tokens can be read on their way",
+        "with TLS" if tls else "without TLS: tokens can be read on their way",
     )
     # The line above replaces uvicorn's own messages at start and end.
     logging.getLogger("uvicorn").setLevel(logging.WARNING)

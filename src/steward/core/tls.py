@@ -1,4 +1,4 @@
-"""TLS contexts for servers and clients, and the names in a peer's certificate.
+"""TLS contexts from the tables [tls.NAME], and the names in a peer's certificate.
 
 ``ssl`` is imported only when a configuration uses TLS: it costs every process that loads it
 5 MB.
@@ -8,6 +8,7 @@ import socket
 from typing import Any
 
 from steward.core.errors import Unavailable
+from steward.core.section import TlsSettings
 
 Context = Any
 """An ``ssl.SSLContext``; typed Any because this module does not import ``ssl`` at the top."""
@@ -17,13 +18,8 @@ class TlsUnavailable(Unavailable):
     """A certificate or key cannot be used now, perhaps because it is just being renewed."""
 
 
-def make_server_context(certificate: str, key: str, client_ca: str) -> Context:
+def make_server_context(tls: TlsSettings) -> Context:
     """Make the TLS context of a server.
-
-    Args:
-        certificate: Path of our certificate, with its chain.
-        key: Path of its key.
-        client_ca: Path of the CA certificates that verify clients; "" requests no certificate.
 
     Raises:
         TlsUnavailable: A file cannot be read, or is not what it should be.
@@ -32,19 +28,14 @@ def make_server_context(certificate: str, key: str, client_ca: str) -> Context:
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    _load_certificates(context, certificate, key, client_ca)
-    if client_ca:
+    _load_certificates(context, tls, tls.client_ca_file)
+    if tls.client_ca_file:
         context.verify_mode = ssl.CERT_REQUIRED
     return context
 
 
-def make_client_context(certificate: str, key: str, ca: str) -> Context:
+def make_client_context(tls: TlsSettings) -> Context:
     """Make the TLS context of a client.
-
-    Args:
-        certificate: Path of our certificate; "" for none.
-        key: Path of its key.
-        ca: Path of the CA certificates that verify the server; "" for the system's.
 
     Raises:
         TlsUnavailable: A file cannot be read, or is not what it should be.
@@ -53,23 +44,23 @@ def make_client_context(certificate: str, key: str, ca: str) -> Context:
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    if not ca:
+    if not tls.ca_file:
         context.load_default_certs()
-    _load_certificates(context, certificate, key, ca)
+    _load_certificates(context, tls, tls.ca_file)
     return context
 
 
-def _load_certificates(context: Context, certificate: str, key: str, ca: str) -> None:
+def _load_certificates(context: Context, tls: TlsSettings, ca_file: str) -> None:
     """Load our certificate and the CA certificates into a context."""
     name = ""
     try:
-        if certificate:
-            name = certificate
+        if tls.certificate_file:
+            name = tls.certificate_file
             # Without a password OpenSSL would prompt on the terminal for an encrypted key's.
-            context.load_cert_chain(certificate, key, password="")
-        if ca:
-            name = ca
-            context.load_verify_locations(ca)
+            context.load_cert_chain(tls.certificate_file, tls.key_file, password="")
+        if ca_file:
+            name = ca_file
+            context.load_verify_locations(ca_file)
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
         raise TlsUnavailable(f"{name} (or its key) cannot be used: {reason}", name) from error

@@ -299,8 +299,7 @@ def run_mybrc(
         name="the myBRC API",
         section="[mybrc]",
         listen=settings.mybrc.listen,
-        certificate_file=settings.mybrc.certificate_file,
-        key_file=settings.mybrc.key_file,
+        tls=settings.mybrc.tls,
         timeouts=timeouts or Timeouts(),
     )
     listener = wait_for_resource(lambda: open_http_listener(config), stop, send_heartbeat)

@@ -278,8 +278,7 @@ def run_web(
         name="the pages' server",
         section="[web]",
         listen=settings.listen,
-        certificate_file=settings.certificate_file,
-        key_file=settings.key_file,
+        tls=settings.tls,
         shared=(*settings.trusted_proxies, *settings.shared_from),
     )
     app = build_application(settings, DaemonClient(socket))

@@ -3,7 +3,7 @@
 from typing import Final
 from urllib.parse import urlsplit
 
-from steward.core.section import Section
+from steward.core.section import Section, TlsReference
 
 _COOKIE: Final = "steward_session"
 """Name of the session cookie, without its prefix."""
@@ -23,8 +23,7 @@ class WebSettings(Section, frozen=True, kw_only=True):
         url: Address for browsers: ``https://steward.example.org``, a host name of its own. Under a
             path of a host name shared with other applications, operators have only users' rights.
         own_host: Whether the host name of ``url`` serves nothing else although it has a path.
-        certificate_file: TLS certificate; empty disables encryption.
-        key_file: Key of that certificate, readable by ``user``.
+        tls: Name of a table ``[tls.NAME]``, whose files ``user`` can read; if empty, no encryption.
         proxy_header: Header in which a proxy names its user (``X-Remote-User``); "" allows only
             logins by ``steward login``.
         proxy_session_s: Idle time after which a session opened by a proxy expires, in seconds.
@@ -51,8 +50,7 @@ class WebSettings(Section, frozen=True, kw_only=True):
     user: str = "steward-web"
     url: str = ""
     own_host: bool = False
-    certificate_file: str = ""
-    key_file: str = ""
+    tls: TlsReference = None
     proxy_header: str = ""
     proxy_session_s: float = 600.0
     proxy_operators: bool = False
@@ -76,7 +74,7 @@ class WebSettings(Section, frozen=True, kw_only=True):
     @property
     def is_secure(self) -> bool:
         """Return True if browsers connect by HTTPS."""
-        return bool(self.certificate_file) or self.url.startswith("https:")
+        return self.tls is not None or self.url.startswith("https:")
 
     @property
     def is_shared(self) -> bool:

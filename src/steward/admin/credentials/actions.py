@@ -86,7 +86,7 @@ def _create_login_link(
 
 
 def _get_pages_url(web_settings: WebSettings) -> str:
-    scheme = "https" if web_settings.certificate_file else "http"
+    scheme = "https" if web_settings.tls else "http"
     return web_settings.url.rstrip("/") or f"{scheme}://{web_settings.listen}"
 
 

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Final
 
-import msgspec
 from pysqlite3 import dbapi2
 
 import steward
@@ -34,7 +33,7 @@ from steward.core.errors import PermissionRefused
 from steward.core.events import utc_now
 from steward.core.files import find_network_type
 from steward.core.munge import Munge, MungeUnavailable
-from steward.core.section import Section
+from steward.core.section import list_values
 from steward.core.sqlite import OLDEST_SAFE_VERSION
 from steward.web.settings import HEALTH_PATH, HEALTHY_BODY
 
@@ -84,7 +83,8 @@ def check_config_file(path: str) -> CheckFinding:
 def check_secret_files(context: CheckContext) -> Iterator[CheckFinding]:
     """Check that files with keys, passwords and tokens are closed to others."""
     subject = "files of keys, passwords and tokens"
-    files = sorted(set(_list_secret_files(context.settings)))
+    values = list_values(context.settings)
+    files = sorted({value for key, value, _ in values if value and key[-1] in _SECRETS})
     files += [f"{context.settings.state_dir}/gate.key"]
     has_problem, count = False, 0
     for path in files:
@@ -100,20 +100,6 @@ def check_secret_files(context: CheckContext) -> Iterator[CheckFinding]:
             )
     if not has_problem:
         yield make_ok(subject, f"{format_count(count, 'file')}, closed to others")
-
-
-def _list_secret_files(section: Section) -> Iterator[str]:
-    """Yield the files of keys, passwords and tokens that a section names."""
-    for field in msgspec.structs.fields(type(section)):
-        value = getattr(section, field.name)
-        if isinstance(value, Section):
-            yield from _list_secret_files(value)
-        elif isinstance(value, dict):
-            for inner in value.values():
-                if isinstance(inner, Section):
-                    yield from _list_secret_files(inner)
-        elif value and field.name in _SECRETS:
-            yield value
 
 
 def check_sqlite_library(_context: CheckContext) -> Iterator[CheckFinding]:
@@ -326,7 +312,7 @@ def check_web_server(check_context: CheckContext) -> Iterator[CheckFinding]:
     host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)  # noqa: S104 -- nothing is bound
     mend = ("systemctl start steward-web", "journalctl -u steward-web -p warning")
     connection = http.client.HTTPConnection(host, int(port), timeout=_WEB_S)
-    if web.certificate_file:
+    if web.tls:
         context = ssl.create_default_context()
         # This connects to our own host: browsers check the name in the certificate.
         context.check_hostname = False

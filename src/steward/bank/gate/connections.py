@@ -26,11 +26,11 @@ from steward.bank.errors import GateUnavailable
 from steward.bank.gate.requests import LONGEST_REQUEST, VERSION, PluginRequest
 from steward.bank.settings import GateSettings
 from steward.core.listeners import restrict_socket
+from steward.core.section import TlsSettings
+from steward.core.tls import Context, TlsUnavailable, make_client_context
 from steward.core.waits import Backoff
 
 if TYPE_CHECKING:
-    import ssl
-
     from steward.bank.gate.tls import TlsPeer
 
 
@@ -231,7 +231,7 @@ class RemoteGate:
         self._settings = settings
         self._epoll = epoll
         self._on_reply = on_reply
-        self._tls_context: ssl.SSLContext | None = None
+        self._tls_context: Context | None = None
         self._peer: TlsPeer | None = None
         self._is_connected = False
         self._last_id = 0
@@ -306,13 +306,13 @@ class RemoteGate:
 
     def _connect(self) -> None:
         """Open a TCP connection to the other gate, and start the TLS handshake."""
-        from steward.bank.gate.tls import TlsPeer, make_tls_context
+        from steward.bank.gate.tls import TlsPeer
 
         self._retry_at = time.monotonic() + self._backoff.next_s()
         host, port = split_address(self._settings.ask)
         try:
             if self._tls_context is None:
-                self._tls_context = make_tls_context(self._settings, is_server=False)
+                self._tls_context = make_client_context(self._settings.tls or TlsSettings())
             # An address or a name in /etc/hosts. Slow name resolution delays only requests that
             # could not be forwarded anyway.
             addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -324,7 +324,7 @@ class RemoteGate:
             tls_socket = self._tls_context.wrap_socket(
                 connection, server_hostname=host, do_handshake_on_connect=False
             )
-        except (OSError, GateUnavailable) as error:
+        except (OSError, TlsUnavailable) as error:
             log.warning("the gate at %s cannot be asked: %s", self._settings.ask, error)
             return
         self._peer = TlsPeer(

@@ -48,6 +48,8 @@ from steward.bank.gate.store import GateStore
 from steward.bank.gate.sync import HoldRecovery, HoldSync
 from steward.core.access import ClusterRolesFiles
 from steward.core.config import Settings
+from steward.core.errors import Unavailable
+from steward.core.section import TlsSettings
 from steward.core.sqlite import (
     Connection,
     SqliteError,
@@ -55,6 +57,7 @@ from steward.core.sqlite import (
     transaction,
     translate_errors,
 )
+from steward.core.tls import make_server_context
 from steward.core.waits import Stop
 
 if TYPE_CHECKING:
@@ -372,7 +375,7 @@ class GateServer:
                     if self._settings.gate.listen:
                         try:
                             self._listen_to_gates(sockets)
-                        except GateUnavailable as error:
+                        except Unavailable as error:
                             # Jobs of this host are still decided on.
                             log.error("gates on other hosts cannot ask this one: %s", error)
                     is_open = True
@@ -608,9 +611,9 @@ class GateServer:
 
     def _listen_to_gates(self, sockets: ExitStack) -> None:
         """Listen on [gate] ``listen`` for gates on other hosts, over TLS."""
-        from steward.bank.gate.tls import TlsPeer, listen_tls, make_tls_context
+        from steward.bank.gate.tls import TlsPeer, listen_tls
 
-        context = make_tls_context(self._settings.gate, is_server=True)
+        context = make_server_context(self._settings.gate.tls or TlsSettings())
 
         def accepted(connection: socket.socket) -> None:
             connection.setblocking(False)

@@ -1,7 +1,6 @@
 """TLS connections between gates on different hosts, with certificates on both sides.
 
-`TlsPeer` is a `GatePeer` over TLS; `listen_tls` makes the listening socket, and `make_tls_context`
-the SSL context from [gate].
+`TlsPeer` is a `GatePeer` over TLS; `listen_tls` makes the listening socket.
 """
 
 import logging
@@ -10,7 +9,6 @@ import ssl
 
 from steward.bank.errors import GateUnavailable
 from steward.bank.gate.connections import CHUNK, GatePeer, split_address
-from steward.bank.settings import GateSettings
 
 log = logging.getLogger(__name__)
 
@@ -60,22 +58,3 @@ def listen_tls(address: str) -> socket.socket:
         raise GateUnavailable(f"cannot listen on {address}: {error.strerror}", address) from error
     listener.setblocking(False)
     return listener
-
-
-def make_tls_context(settings: GateSettings, *, is_server: bool) -> ssl.SSLContext:
-    """Make an SSL context that requires peers to have a certificate of the site's CA.
-
-    Raises:
-        GateUnavailable: A certificate or key cannot be read.
-    """
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if is_server else ssl.PROTOCOL_TLS_CLIENT)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    try:
-        context.load_cert_chain(settings.certificate_file, settings.key_file or None)
-        context.load_verify_locations(settings.ca_file)
-    except OSError as error:
-        raise GateUnavailable(
-            f"the certificates of [gate] cannot be used: {error}", settings.certificate_file
-        ) from error
-    context.verify_mode = ssl.CERT_REQUIRED
-    return context

@@ -278,10 +278,8 @@ class NodeListener:
         self._check_interval_s = check_interval_s
         self._last_problem = ""
         self._context: Context | None = None
-        if settings.certificate_file:
-            self._context = make_server_context(
-                settings.certificate_file, settings.key_file, settings.client_ca_file
-            )
+        if settings.tls:
+            self._context = make_server_context(settings.tls)
         listener = open_tcp_listener(settings.listen, BACKLOG)
         self.address: tuple[str, int] = listener.getsockname()[:2]
         self._connections = AgentConnections(

@@ -287,12 +287,9 @@ class NodeReceiver:
         self._reports = NodeReportsWriter(settings.state_dir)
         self._appender = GroupAppender(append)
         self._endpoint = ListenerEndpoint(settings) if nodes.listener else None
-        is_secured = bool(nodes.certificate_file) and self._endpoint is None
         self._context: Context | None = None
-        if is_secured:
-            self._context = make_server_context(
-                nodes.certificate_file, nodes.key_file, nodes.client_ca_file
-            )
+        if nodes.tls and self._endpoint is None:
+            self._context = make_server_context(nodes.tls)
         self._lock = threading.Lock()
         self._turns = NodeTurns()
         self._last_problems: dict[str, str] = {}

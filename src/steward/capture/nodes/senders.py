@@ -144,7 +144,8 @@ class SenderAuthenticator:
     """
 
     def __init__(self, settings: Settings) -> None:
-        self._by_certificate = bool(settings.nodes.client_ca_file)
+        tls = settings.nodes.tls
+        self._by_certificate = tls is not None and bool(tls.client_ca_file)
         self._behind_nat = settings.nodes.behind_nat
         self._clusters = {
             name: _ClusterNodes(name, cluster_settings)
@@ -183,7 +184,8 @@ class SenderAuthenticator:
         if is_ipv6(address):
             raise PermissionRefused(
                 f"the connection comes from {address}, and a MUNGE credential names addresses of "
-                "IPv4 alone: over IPv6 nodes show a certificate ('client_ca_file' of [nodes])"
+                "IPv4 alone: over IPv6 nodes show a certificate ([nodes] tls with a "
+                "'client_ca_file')"
             )
         if _CREDENTIAL.fullmatch(credential) is None:
             raise PermissionRefused("there is no MUNGE credential")

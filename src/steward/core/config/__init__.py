@@ -16,7 +16,7 @@ from steward.archive.settings import FilesSinkSettings
 from steward.automation.settings import ActionsSettings, RulesSettings
 from steward.bank.settings import BankSettings, GateSettings
 from steward.capture.settings import NodesSettings, SensorSettings
-from steward.core.section import Section
+from steward.core.section import Section, TlsSettings, list_values
 from steward.extensions.controllers.settings import ForwardSettings, ReceiveSettings
 from steward.extensions.kafka.settings import ConsumeSettings, KafkaSinkSettings
 from steward.extensions.mybrc.settings import MybrcSettings
@@ -123,6 +123,7 @@ class Settings(Section, frozen=True, kw_only=True):
         log_file: Log file, which may be rotated at any time; stderr if empty.
         capture_processes: Number of processes that watch a spool.
         cluster: Clusters by name; at least one.
+        tls: Certificates of TLS connections by name.
         consume: Kafka topics to read jobs of other Stewards from, by name.
     """
 
@@ -137,6 +138,7 @@ class Settings(Section, frozen=True, kw_only=True):
     redact: RedactSettings = RedactSettings()
     access: AccessSettings = AccessSettings()
     journal: JournalSettings = JournalSettings()
+    tls: dict[str, TlsSettings] = msgspec.field(default_factory=dict)
     consume: dict[str, ConsumeSettings] = msgspec.field(default_factory=dict)
     receive: ReceiveSettings = ReceiveSettings()
     forward: ForwardSettings = ForwardSettings()
@@ -181,8 +183,18 @@ class Settings(Section, frozen=True, kw_only=True):
         """Return the root directory of the files sink ``name``."""
         return self.files_sink(name).path or f"{self.state_dir}/archive"
 
+    def tls_name(self, reference: TlsSettings) -> str:
+        """Return the NAME of the table [tls.NAME] that a key ``tls`` refers to."""
+        return next(name for name, tls in self.tls.items() if tls == reference)
+
 
 def convert_to_builtins(settings: Settings) -> dict[str, Any]:
     """Convert settings to plain dictionaries and lists, for printing."""
     plain: dict[str, Any] = msgspec.to_builtins(settings)
+    for key, value, _ in list_values(settings):
+        if isinstance(value, TlsSettings):
+            table = plain
+            for name in key[:-1]:
+                table = table[name]
+            table[key[-1]] = settings.tls_name(value)
     return plain

@@ -16,8 +16,6 @@ import re
 from collections.abc import Iterator
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-import msgspec
-
 from steward.accounting.settings import AccountingSettings
 from steward.archive.settings import FilesSinkSettings, LimitSettings
 from steward.automation.settings import ActionsSettings
@@ -30,6 +28,7 @@ from steward.core.config.component_checks import (
     check_nodes,
     check_rules,
     check_sink,
+    check_tls,
 )
 from steward.core.config.problems import ConfigProblem, KeyPath, run_offered_check
 from steward.core.drivers import list_needed_drivers
@@ -37,7 +36,7 @@ from steward.core.errors import StewardError
 from steward.core.extensions import list_offers
 from steward.core.files import can_access
 from steward.core.listeners import split_host_port
-from steward.core.section import Section
+from steward.core.section import list_values
 from steward.extensions.mybrc.settings import MybrcSettings
 from steward.slurm.settings import SCHEDULERS
 from steward.web.settings import WebSettings
@@ -55,7 +54,7 @@ _POSITIVE = {"snapshot_interval_s", "command_timeout_s", "timeout_s", "capture_p
 def find_problems(settings: Settings) -> Iterator[ConfigProblem]:
     """Yield all errors in the settings."""
     yield from _check_names(settings)
-    yield from _check_values(settings, ())
+    yield from _check_values(settings)
     yield from _check_paths(settings)
     yield from _check_schedulers(settings)
     yield from _check_spools(settings)
@@ -64,6 +63,7 @@ def find_problems(settings: Settings) -> Iterator[ConfigProblem]:
         yield from check_sink(("archive", "sink", name), sink)
     for name, source in settings.consume.items():
         yield from check_broker(("consume", name, "broker"), source.broker)
+    yield from check_tls(settings)
     yield from check_forwarding(settings)
     yield from check_nodes(settings)
     yield from _check_listeners(settings)
@@ -153,25 +153,15 @@ def _check_names(settings: Settings) -> Iterator[ConfigProblem]:
                 )
 
 
-def _check_values(section: Section, key: KeyPath) -> Iterator[ConfigProblem]:
+def _check_values(settings: Settings) -> Iterator[ConfigProblem]:
     """Find numbers out of range, and text that would break a line or a path."""
-    for field in msgspec.structs.fields(type(section)):
-        value = getattr(section, field.name)
-        field_key = (*key, field.name)
-        if isinstance(value, Section):
-            yield from _check_values(value, field_key)
-        elif isinstance(value, dict):
-            for name, item in value.items():
-                if isinstance(item, Section):
-                    yield from _check_values(item, (*field_key, name))
-                else:
-                    yield from _check_text(item, (*field_key, name))
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            yield from _check_number(value, field_key)
-        elif key[:1] != ("redact",):
+    for key, value, _ in list_values(settings):
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            yield from _check_number(value, key)
+        elif key[0] != "redact":
             for text in value if isinstance(value, tuple) else (value,):
-                yield from _check_text(text, field_key)
-    if isinstance(section, Settings) and section.capture_processes > _MAX_CAPTURE_PROCESSES:
+                yield from _check_text(text, key)
+    if settings.capture_processes > _MAX_CAPTURE_PROCESSES:
         yield ConfigProblem(
             ("capture_processes",), f"'capture_processes' is above {_MAX_CAPTURE_PROCESSES}"
         )
@@ -354,7 +344,9 @@ def find_extension_problems(settings: Settings) -> Iterator[ConfigProblem]:
 def find_missing_resources(settings: Settings) -> Iterator[ConfigProblem]:
     """Yield what is missing on this host now: files, users, Python packages."""
     user = _find_other_user(settings.state_dir)
-    yield from _find_missing_files(settings, (), user)
+    for key, value, default in list_values(settings):
+        if value != default and (key[-1].endswith("_file") or key[-1] in _FILES):
+            yield from _check_readable(key, value, user)
     sensor = settings.sensor
     if sensor.enabled and sensor.triggers and sensor.secret_file == SensorSettings().secret_file:
         yield from _check_readable(("sensor", "secret_file"), sensor.secret_file, user)
@@ -387,23 +379,6 @@ def _check_jobcomp_directory(key: KeyPath, path: str) -> Iterator[ConfigProblem]
     if path and not os.path.isdir(directory):
         message = f"{'.'.join(key)!r}: {directory} is not there, so slurmctld cannot write to it"
         yield ConfigProblem(key, message)
-
-
-def _find_missing_files(
-    section: Section, key: KeyPath, user: int | None
-) -> Iterator[ConfigProblem]:
-    """Yield files named in a section, and in its subsections, that cannot be read."""
-    for field in msgspec.structs.fields(type(section)):
-        value = getattr(section, field.name)
-        field_key = (*key, field.name)
-        if isinstance(value, Section):
-            yield from _find_missing_files(value, field_key, user)
-        elif isinstance(value, dict):
-            for name, item in value.items():
-                if isinstance(item, Section):
-                    yield from _find_missing_files(item, (*field_key, name), user)
-        elif value != field.default and (field.name.endswith("_file") or field.name in _FILES):
-            yield from _check_readable(field_key, value, user)
 
 
 def _check_readable(key: KeyPath, path: str, user: int | None) -> Iterator[ConfigProblem]:

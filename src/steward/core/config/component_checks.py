@@ -15,14 +15,12 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from steward.archive.settings import FilesSinkSettings, LimitSettings, SinkSettings
-from steward.bank.settings import GateSettings
-from steward.capture.settings import HELPER_NAME, NodesSettings
+from steward.capture.settings import HELPER_NAME
 from steward.core.config import Settings
 from steward.core.config.problems import ConfigProblem, KeyPath
 from steward.core.listeners import split_host_port
-from steward.extensions.controllers.settings import ForwardSettings, ReceiveSettings
+from steward.core.section import TlsReference, TlsSettings
 from steward.extensions.kafka.settings import KafkaSettings, KafkaSinkSettings
-from steward.extensions.mybrc.settings import MybrcSettings
 from steward.extensions.search_servers.settings import SearchSinkSettings
 from steward.web.settings import WebSettings
 
@@ -60,12 +58,6 @@ def _check_receive(settings: Settings) -> Iterator[ConfigProblem]:
             f"'receive.listen' must be an address and a port, '0.0.0.0:6825', "
             f"not {receive.listen!r}",
         )
-    yield from check_certificate_files("receive", receive)
-    if receive.client_ca_file and not receive.certificate_file:
-        yield ConfigProblem(
-            (*key, "client_ca_file"),
-            "'receive.client_ca_file' is for TLS: set 'certificate_file' and 'key_file', too",
-        )
 
 
 def _check_forward(settings: Settings) -> Iterator[ConfigProblem]:
@@ -78,13 +70,6 @@ def _check_forward(settings: Settings) -> Iterator[ConfigProblem]:
             f"'forward.to' must be a host and a port, 'steward.example.org:6825', "
             f"not {forward.to!r}",
         )
-    yield from check_certificate_files("forward", forward)
-    if not forward.tls:
-        for field in ("ca_file", "certificate_file"):
-            if getattr(forward, field):
-                yield ConfigProblem(
-                    (*key, field), f"'forward.{field}' is for TLS: set 'tls = true', too"
-                )
     for name, cluster in settings.cluster.items():
         if forward.to and cluster.remote:
             yield ConfigProblem(
@@ -97,30 +82,35 @@ def _check_forward(settings: Settings) -> Iterator[ConfigProblem]:
         )
 
 
-def check_certificate_files(
-    name: str,
-    section: (
-        ReceiveSettings
-        | ForwardSettings
-        | NodesSettings
-        | GateSettings
-        | MybrcSettings
-        | WebSettings
-    ),
-) -> Iterator[ConfigProblem]:
-    """Check a section's certificate and key files: absolute paths, and both or neither."""
-    fields = [field for field in section.__struct_fields__ if field.endswith("_file")]
-    for field in fields:
-        path = getattr(section, field)
-        if path and not os.path.isabs(path):
+_SERVERS: Final = ("receive", "nodes", "gate", "mybrc", "web")
+"""Sections of servers, which have a key ``listen``."""
+
+
+def check_tls(settings: Settings) -> Iterator[ConfigProblem]:
+    """Yield errors in [tls.NAME], and servers that refer to one without a certificate."""
+    for name, tls in settings.tls.items():
+        key = ("tls", name)
+        yield from _check_absolute(key, tls, tls.__struct_fields__)
+        if bool(tls.certificate_file) != bool(tls.key_file):
             yield ConfigProblem(
-                (name, field), f"'{name}.{field}' must be an absolute path, not {path!r}"
+                (*key, "certificate_file" if tls.certificate_file else "key_file"),
+                f"'tls.{name}' needs both 'certificate_file' and 'key_file', or neither",
             )
-    if bool(section.certificate_file) != bool(section.key_file):
-        yield ConfigProblem(
-            (name, "certificate_file" if section.certificate_file else "key_file"),
-            f"[{name}] needs both 'certificate_file' and 'key_file', or neither",
-        )
+        if tls.client_ca_file and not tls.certificate_file:
+            yield ConfigProblem(
+                (*key, "client_ca_file"),
+                f"'tls.{name}.client_ca_file' is for a server: set 'certificate_file' and "
+                "'key_file', too",
+            )
+    for section in _SERVERS:
+        tls_reference: TlsReference = getattr(settings, section).tls
+        is_client = section == "gate" and not settings.gate.listen
+        if tls_reference and not tls_reference.certificate_file and not is_client:
+            yield ConfigProblem(
+                (section, "tls"),
+                f"[{section}] listens, and its [tls] table has no certificate: set "
+                "'certificate_file' and 'key_file' there",
+            )
 
 
 _MOST_CONNECTIONS: Final = 1024
@@ -141,13 +131,7 @@ def check_nodes(settings: Settings) -> Iterator[ConfigProblem]:
             (*key, "listen"),
             "[nodes] needs a port of its own: agents speak HTTP, controllers do not",
         )
-    yield from check_certificate_files("nodes", nodes)
-    if nodes.client_ca_file and not nodes.certificate_file:
-        yield ConfigProblem(
-            (*key, "client_ca_file"),
-            "'nodes.client_ca_file' is for TLS: set 'certificate_file' and 'key_file', too",
-        )
-    if nodes.listener and nodes.client_ca_file:
+    if nodes.listener and nodes.tls and nodes.tls.client_ca_file:
         yield ConfigProblem(
             (*key, "listener"),
             "'nodes.listener' cannot be set with 'client_ca_file': the daemon itself checks the "
@@ -196,7 +180,6 @@ def check_web(settings: Settings) -> Iterator[ConfigProblem]:
         )
     yield from _check_web_user(settings)
     yield from _check_url(web)
-    yield from check_certificate_files("web", web)
     yield from _check_proxy(web)
     yield from _check_addresses(web)
     yield from _check_networks(web)
@@ -329,8 +312,6 @@ def check_bank(settings: Settings) -> Iterator[ConfigProblem]:
     yield from _check_gate(settings)
     yield from _check_mybrc(settings)
     yield from _check_urls(settings)
-    for name in ("gate", "mybrc"):
-        yield from check_certificate_files(name, getattr(settings, name))
 
 
 def _check_bank_section(settings: Settings) -> Iterator[ConfigProblem]:
@@ -391,7 +372,7 @@ def _check_database(settings: Settings) -> Iterator[ConfigProblem]:
             ("bank", "remote", "balance_age_s"),
             f"'bank.remote.balance_age_s' must be {_LEAST_BALANCE_AGE_S} or more",
         )
-    for field in (bank.password_file, bank.remote.token_file, bank.remote.ca_file):
+    for field in (bank.password_file, bank.remote.token_file):
         if field and not os.path.isabs(field):
             yield ConfigProblem(("bank",), f"{field!r} in [bank] must be an absolute path")
 
@@ -412,7 +393,8 @@ def _check_gate(settings: Settings) -> Iterator[ConfigProblem]:
         yield ConfigProblem(
             ("gate", "timeout_ms"), f"'gate.timeout_ms' must be 1 to {_LONGEST_TIMEOUT_MS}"
         )
-    for name in ("listen", "ask"):
+    tls = gate.tls or TlsSettings()
+    for name, ca in (("listen", "client_ca_file"), ("ask", "ca_file")):
         address = getattr(gate, name)
         if address and split_host_port(address) is None:
             yield ConfigProblem(
@@ -420,10 +402,11 @@ def _check_gate(settings: Settings) -> Iterator[ConfigProblem]:
                 f"'gate.{name}' must be a host and a port, 'bank.example.org:6826', "
                 f"not {address!r}",
             )
-        if address and not (gate.certificate_file and gate.ca_file):
+        if address and not (tls.certificate_file and getattr(tls, ca)):
             yield ConfigProblem(
                 ("gate", name),
-                f"'gate.{name}' is encrypted: set 'certificate_file', 'key_file' and 'ca_file'",
+                f"'gate.{name}' is encrypted: set 'tls' to a table [tls.NAME] with "
+                f"'certificate_file', 'key_file' and '{ca}'",
             )
     if gate.listen and gate.ask:
         yield ConfigProblem(
@@ -593,9 +576,9 @@ _OUR_OPTIONS = {
     "sasl.mechanisms": "sasl",
     "sasl.username": "user",
     "sasl.password": "password_file",
-    "ssl.ca.location": "ca_file",
-    "ssl.certificate.location": "certificate_file",
-    "ssl.key.location": "key_file",
+    "ssl.ca.location": "tls",
+    "ssl.certificate.location": "tls",
+    "ssl.key.location": "tls",
     "compression.type": "compression",
     "compression.codec": "compression",
     "message.max.bytes": "max_message_bytes",
@@ -653,10 +636,7 @@ def check_broker(key: KeyPath, broker: KafkaSettings) -> Iterator[ConfigProblem]
         yield ConfigProblem((*key, "sasl"), f"'{name}.sasl' needs a 'user' and a 'password_file'")
     if broker.user and not broker.sasl:
         yield ConfigProblem((*key, "user"), f"'{name}.user' is used with 'sasl' only: give both")
-    yield from _check_key_pair(key, broker.certificate_file, broker.key_file)
-    yield from _check_absolute(
-        key, broker, ("ca_file", "certificate_file", "key_file", "password_file")
-    )
+    yield from _check_absolute(key, broker, ("password_file",))
     for option in broker.options:
         option_key = (*key, "options", option)
         if option in _OUR_OPTIONS:
@@ -671,7 +651,7 @@ def check_broker(key: KeyPath, broker: KafkaSettings) -> Iterator[ConfigProblem]
             yield ConfigProblem(
                 option_key,
                 f"{option!r} would be a secret in this file, which is shown: keep secrets in files "
-                "of their own, such as 'key_file' and 'password_file'",
+                "of their own, such as 'password_file' and the 'key_file' of [tls.NAME]",
             )
 
 
@@ -701,9 +681,7 @@ def _check_search_sink(key: KeyPath, sink: SearchSinkSettings) -> Iterator[Confi
         yield ConfigProblem(
             (*key, "batch_bytes"), f"'{name}.batch_bytes' must be 65536 or more: a script is larger"
         )
-    yield from _check_key_pair(key, sink.certificate_file, sink.key_file)
-    files = ("ca_file", "certificate_file", "key_file", "password_file", "api_key_file")
-    yield from _check_absolute(key, sink, files)
+    yield from _check_absolute(key, sink, ("password_file", "api_key_file"))
 
 
 def _check_address(key: KeyPath, url: str) -> Iterator[ConfigProblem]:
@@ -724,11 +702,6 @@ def _check_address(key: KeyPath, url: str) -> Iterator[ConfigProblem]:
         yield ConfigProblem(
             key, f"{url!r} holds more than an address: leave out what follows '?' or '#'"
         )
-
-
-def _check_key_pair(key: KeyPath, certificate_file: str, key_file: str) -> Iterator[ConfigProblem]:
-    if bool(certificate_file) != bool(key_file):
-        yield ConfigProblem(key, f"'{'.'.join(key)}' needs both 'certificate_file' and 'key_file'")
 
 
 def _check_absolute(

@@ -18,7 +18,7 @@ from steward.core.config import Settings
 from steward.core.config.checks import find_problems
 from steward.core.config.problems import ConfigProblem, KeyPath, find_key_lines
 from steward.core.errors import UsageError
-from steward.core.section import Section
+from steward.core.section import Section, TlsReference
 
 DEFAULT_PATH = "/etc/steward/steward.toml"
 """Default path of the configuration file."""
@@ -77,7 +77,8 @@ def load_with_lines(path: str) -> LoadedConfig:
     tree = _parse_toml(text, path)
     lines = find_key_lines(text)
     try:
-        _check_table(tree, Settings, ())
+        tls_tables = tree.get("tls")
+        _check_table(tree, Settings, (), tls_tables if isinstance(tls_tables, dict) else {})
         for sink in tree.get("archive", {}).get("sink", {}).values():
             sink.setdefault("kind", "files")
         settings = msgspec.convert(tree, Settings)
@@ -169,8 +170,13 @@ def _format_key(key: KeyPath) -> str:
     return ".".join(part if part.isprintable() else repr(part) for part in key)
 
 
-def _check_table(table: dict[str, Any], section: type[Section], key: KeyPath) -> None:
-    """Check keys and values of a table against a section's fields."""
+def _check_table(
+    table: dict[str, Any], section: type[Section], key: KeyPath, tls_tables: dict[str, Any]
+) -> None:
+    """Check keys and values of a table against a section's fields.
+
+    The table then has each table [tls.NAME] in place of the NAME that refers to it.
+    """
     fields = {field.name: field for field in msgspec.structs.fields(section)}
     for name, value in table.items():
         field_key = (*key, name)
@@ -178,7 +184,23 @@ def _check_table(table: dict[str, Any], section: type[Section], key: KeyPath) ->
             continue
         if name not in fields:
             raise _InvalidKey(_describe_unknown(field_key, fields), field_key)
-        _check_value(value, fields[name].type, field_key)
+        if fields[name].type == TlsReference:
+            table[name] = _find_tls(value, field_key, tls_tables)
+        else:
+            _check_value(value, fields[name].type, field_key, tls_tables)
+
+
+def _find_tls(name: Any, key: KeyPath, tls_tables: dict[str, Any]) -> Any:
+    """Return the table [tls.NAME] that a key refers to; None for an empty name."""
+    if not isinstance(name, str):
+        raise _InvalidKey(_describe_wrong_type(name, str, key), key)
+    if not name:
+        return None
+    if name not in tls_tables:
+        nearest = _find_nearest(name, tls_tables)
+        remedy = f"did you mean {nearest!r}?" if nearest else "add it, or correct the name"
+        raise _InvalidKey(f"{_format_key(key)!r}: there is no table [tls.{name}]: {remedy}", key)
+    return tls_tables[name]
 
 
 def _describe_unknown(key: KeyPath, fields: dict[str, Any]) -> str:
@@ -195,12 +217,12 @@ def _find_nearest(name: str, names: Iterable[str]) -> str:
     return matches[0] if matches else ""
 
 
-def _check_value(value: Any, kind: Any, key: KeyPath) -> None:
+def _check_value(value: Any, kind: Any, key: KeyPath, tls_tables: dict[str, Any]) -> None:
     """Check a value against a field's type."""
     if isinstance(kind, type) and issubclass(kind, Section):
         if not isinstance(value, dict):
             raise _InvalidKey(f"{_format_key(key)!r} must be a table [{_format_key(key)}]", key)
-        _check_table(value, kind, key)
+        _check_table(value, kind, key, tls_tables)
     elif get_origin(kind) is dict and get_args(kind)[1] is str:
         _check_texts(value, key)
     elif get_origin(kind) is dict:
@@ -209,9 +231,9 @@ def _check_value(value: Any, kind: Any, key: KeyPath) -> None:
                 f"{_format_key(key)!r} must hold tables: [{_format_key(key)}.NAME]", key
             )
         for name, item in value.items():
-            _check_value(
-                item, _select_section_type(get_args(kind)[1], item, (*key, name)), (*key, name)
-            )
+            item_key = (*key, name)
+            section = _select_section_type(get_args(kind)[1], item, item_key)
+            _check_value(item, section, item_key, tls_tables)
     else:
         try:
             msgspec.convert(value, kind)
@@ -292,7 +314,10 @@ def _render_table(section: Section, key: KeyPath, loaded: LoadedConfig) -> list[
     for field in msgspec.structs.fields(type(section)):
         value = getattr(section, field.name)
         field_key = (*key, field.name)
-        if isinstance(value, Section):
+        if field.type == TlsReference:
+            name = loaded.settings.tls_name(value) if value else ""
+            values.append(_render_line("tls", name, field_key, loaded) if name else "# tls: none")
+        elif isinstance(value, Section):
             tables += ["", f"[{'.'.join(field_key)}]", *_render_table(value, field_key, loaded)]
         elif isinstance(value, dict) and all(isinstance(text, str) for text in value.values()):
             if value:

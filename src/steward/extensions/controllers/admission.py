@@ -141,7 +141,8 @@ class ControllerPeers:
     """
 
     def __init__(self, settings: Settings) -> None:
-        self._by_certificate = bool(settings.receive.client_ca_file)
+        tls = settings.receive.tls
+        self._by_certificate = tls is not None and bool(tls.client_ca_file)
         self._uids = peer_uids(settings.receive.munge_users)
         self._clusters = {
             name: cluster for name, cluster in settings.cluster.items() if cluster.controllers
@@ -180,8 +181,8 @@ class ControllerPeers:
         if is_ipv6(address):
             raise PermissionRefused(
                 f"the connection comes from {address}, and a MUNGE credential names addresses of "
-                "IPv4 alone: over IPv6 controllers show a certificate ('client_ca_file' of "
-                "[receive])"
+                "IPv4 alone: over IPv6 controllers show a certificate ([receive] tls with a "
+                "'client_ca_file')"
             )
         addresses = _resolve_controllers(cluster_settings)
         return MungeAuthenticator(

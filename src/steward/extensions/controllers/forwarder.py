@@ -123,11 +123,9 @@ class ReceiverLink:
         try:
             self._connection = socket.create_connection(address, _CONNECT_S)
             self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if self._settings.tls:
-                settings = self._settings
-                context = make_client_context(
-                    settings.certificate_file, settings.key_file, settings.ca_file
-                )
+            tls = self._settings.tls
+            if tls:
+                context = make_client_context(tls)
                 self._connection = context.wrap_socket(self._connection, server_hostname=address[0])
         except OSError as error:
             raise ReceiverUnavailable(
@@ -145,7 +143,7 @@ class ReceiverLink:
         own_nonce = os.urandom(wire.NONCE_BYTES)
         self._nonces = greeting.nonce + own_nonce
         self._batch_number = 0
-        if not self._settings.certificate_file:
+        if not (tls and tls.certificate_file):
             uids = peer_uids(self._settings.munge_users)
             self._authenticator = MungeAuthenticator(self._munge, wire.FROM_CONTROLLER, uids)
         body = wire.encode_message(wire.ControllerHello(wire.VERSION, self._cluster, own_nonce))

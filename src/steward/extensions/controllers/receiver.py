@@ -124,11 +124,8 @@ class ControllerReceiver:
         self._is_known = is_known
         self._link = link
         self._context: Context | None = None
-        if settings.receive.certificate_file:
-            receive = settings.receive
-            self._context = make_server_context(
-                receive.certificate_file, receive.key_file, receive.client_ca_file
-            )
+        if settings.receive.tls:
+            self._context = make_server_context(settings.receive.tls)
         self._batch_lock = threading.Lock()
         self._connections: set[_ControllerConnection] = set()
         self._limit_lock = threading.Lock()

@@ -16,6 +16,7 @@ from steward.core.config import Settings
 from steward.core.config.problems import ConfigProblem, KeyPath
 from steward.core.drivers import KAFKA
 from steward.core.errors import Unavailable
+from steward.core.section import TlsSettings
 from steward.extensions.kafka.settings import KafkaSettings, KafkaSinkSettings
 
 log = logging.getLogger("steward.kafka")
@@ -101,10 +102,11 @@ class KafkaConnection:
             config["sasl.mechanism"] = settings.sasl
             config["sasl.username"] = settings.user
             config["sasl.password"] = self._read_secret(settings.password_file)
+        tls = settings.tls or TlsSettings()
         files = {
-            "ssl.ca.location": settings.ca_file,
-            "ssl.certificate.location": settings.certificate_file,
-            "ssl.key.location": settings.key_file,
+            "ssl.ca.location": tls.ca_file,
+            "ssl.certificate.location": tls.certificate_file,
+            "ssl.key.location": tls.key_file,
         }
         return config | {option: path for option, path in files.items() if path}
 

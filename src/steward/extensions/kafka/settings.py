@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 import msgspec
 
 from steward.archive.settings import SinkSettings
-from steward.core.section import Section
+from steward.core.section import Section, TlsReference
 
 
 class KafkaSettings(Section, frozen=True, kw_only=True):
@@ -14,10 +14,7 @@ class KafkaSettings(Section, frozen=True, kw_only=True):
     Attributes:
         servers: Bootstrap brokers, one or more: ``kafka1:9092``.
         topic: The topic.
-        tls: Whether connections are encrypted.
-        ca_file: CA certificates that verify the brokers' certificates; the system's if empty.
-        certificate_file: Client certificate, where the brokers ask for one.
-        key_file: Private key of that certificate.
+        tls: Name of a table ``[tls.NAME]``; if empty, no encryption.
         sasl: ``PLAIN``, ``SCRAM-SHA-256`` or ``SCRAM-SHA-512``; "" for none.
         user: User name for SASL.
         password_file: File that holds the password for SASL.
@@ -27,10 +24,7 @@ class KafkaSettings(Section, frozen=True, kw_only=True):
 
     servers: tuple[str, ...] = ()
     topic: str = "steward-jobs"
-    tls: bool = False
-    ca_file: str = ""
-    certificate_file: str = ""
-    key_file: str = ""
+    tls: TlsReference = None
     sasl: Literal["", "PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = ""
     user: str = ""
     password_file: str = ""

@@ -23,6 +23,8 @@ from steward.bank.errors import LedgerUnavailable
 from steward.bank.ledger import ChargeRow, OutboxItem
 from steward.bank.remote import REPORTED_SOURCE
 from steward.core.config import Settings
+from steward.core.section import TlsSettings
+from steward.core.tls import TlsUnavailable, make_client_context
 from steward.core.waits import Backoff, Stop
 from steward.extensions.mybrc import wire
 from steward.extensions.mybrc.outbox import (
@@ -175,8 +177,8 @@ class MybrcClient:
         except httpx.ReadTimeout as error:
             self.close()
             raise RemoteFailed(f"{method} {url}: no answer in time", path) from error
-        except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
-            # ValueError: an invalid certificate or token.
+        except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError, TlsUnavailable) as error:
+            # ValueError: an invalid token.
             self.close()
             raise RemoteUnavailable(f"{self._settings.url}: {error}", path) from error
         if reply.status_code in _ACCEPTED_STATUSES:
@@ -204,12 +206,10 @@ class MybrcClient:
     def _get_client(self) -> Any:
         """Return the HTTP client, creating it where there is none."""
         if self._client is None:
-            import ssl
-
             import httpx
 
             # Ignore the environment: a proxy of somebody's shell is not the site's.
-            verify = ssl.create_default_context(cafile=self._settings.ca_file or None)
+            verify = make_client_context(self._settings.tls or TlsSettings())
             self._client = httpx.Client(
                 timeout=self._settings.timeout_s, verify=verify, trust_env=False
             )

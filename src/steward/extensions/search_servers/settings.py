@@ -1,6 +1,7 @@
 """Settings of archive sinks on Elasticsearch and OpenSearch."""
 
 from steward.archive.settings import SinkSettings
+from steward.core.section import TlsReference
 
 
 class SearchSinkSettings(SinkSettings, frozen=True, kw_only=True):
@@ -15,9 +16,7 @@ class SearchSinkSettings(SinkSettings, frozen=True, kw_only=True):
         user: User name for basic authentication; with ``password_file``.
         password_file: A file that holds the password.
         api_key_file: A file that holds an API key (``id:key`` or its base64), in place of a user.
-        ca_file: CA certificates that verify the server's certificate; the system's if empty.
-        certificate_file: Client certificate, where the server asks for one.
-        key_file: Private key of that certificate.
+        tls: Name of a table ``[tls.NAME]`` for ``https``; if empty, the system's CA certificates.
         shards: Primary shards of each monthly index.
         replicas: Copies of each shard.
         batch_bytes: Bytes read and sent at once; a request holds up to 2 MiB of them.
@@ -30,13 +29,26 @@ class SearchSinkSettings(SinkSettings, frozen=True, kw_only=True):
     user: str = ""
     password_file: str = ""
     api_key_file: str = ""
-    ca_file: str = ""
-    certificate_file: str = ""
-    key_file: str = ""
+    tls: TlsReference = None
     shards: int = 1
     replicas: int = 1
     batch_bytes: int = 8 * 1024**2
     timeout_s: float = 60.0
+
+    @property
+    def ca_file(self) -> str:
+        """CA certificates that verify the server's; "" for the system's."""
+        return self.tls.ca_file if self.tls else ""
+
+    @property
+    def certificate_file(self) -> str:
+        """Client certificate; "" for none."""
+        return self.tls.certificate_file if self.tls else ""
+
+    @property
+    def key_file(self) -> str:
+        """Private key of that certificate."""
+        return self.tls.key_file if self.tls else ""
 
 
 class ElasticsearchSinkSettings(SearchSinkSettings, frozen=True, kw_only=True, tag="elasticsearch"):
