@@ -72,7 +72,7 @@ def settings_of(site: Site, directory: Path, *, fails: int = 0, **notify: Any) -
     return msgspec.structs.replace(
         site.settings,
         bank=BankSettings(enabled=True, notify=rules),
-        mail=MailSettings(sendmail=str(mailer), sender="bank@example.org", timeout_s=10),
+        mail=MailSettings(sendmail=str(mailer), sender="bank@example.org"),
     )
 
 

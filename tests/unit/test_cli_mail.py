@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 
 from harness.job_page import answer_of, launch, run_line, run_of, task
 from steward.accounting.job_page.requests import PageAnswer
-from steward.accounting.settings import MailSettings
 from steward.cli import mail
 from steward.cli.mail import is_page_final, parse_addresses
 from steward.client import DaemonAway
@@ -298,8 +297,8 @@ def test_nobody_is_waited_for_where_no_steward_is_said_to_be(
     send(monkeypatch, program, ask)
     assert len(asked) == 1
     assert (tmp_path / "mail").read_text() == "said"
-    settings = Settings(mail=MailSettings(wait_s=1.5))
-    monkeypatch.setattr(mail, "find_readable_settings", lambda _place: settings)
+    monkeypatch.setattr(mail, "REPORTS_WAIT_S", 1.5)
+    monkeypatch.setattr(mail, "find_readable_settings", lambda _place: Settings())
     send(monkeypatch, program, ask)
     assert len(asked) > 3
 

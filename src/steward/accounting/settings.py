@@ -7,27 +7,14 @@ class NotesSettings(Section, frozen=True, kw_only=True):
     """[accounting.notes]: thresholds for notes of 'steward job'; shares are fractions of 1.
 
     Attributes:
-        least_run_s: Minimum run time in seconds for notes on efficiency; notes on how a run ended
-            are always given.
         memory_low: Peak memory below this share of the allocation: far too much was requested.
         memory_high: Peak memory above this share: memory was nearly exhausted.
         cpu_low: CPU efficiency below this share: CPUs were idle.
-        serial_cpus: Minimum CPUs of a run that used only one, for the note "serial".
-        time_low: Elapsed time below this share of the limit: the limit is far too long.
-        time_high: Elapsed time above this share of the limit: the limit was nearly reached.
-        imbalance: A task with at least this multiple of the mean CPU time: tasks were uneven.
-        failed_within_s: A failure within this time, in seconds: failed early.
     """
 
-    least_run_s: float = 60.0
     memory_low: float = 0.25
     memory_high: float = 0.95
     cpu_low: float = 0.5
-    serial_cpus: int = 4
-    time_low: float = 0.1
-    time_high: float = 0.95
-    imbalance: float = 2.0
-    failed_within_s: float = 60.0
 
 
 class AccountingSettings(Section, frozen=True, kw_only=True):
@@ -60,12 +47,8 @@ class MailSettings(Section, frozen=True, kw_only=True):
         sendmail: Program that takes a whole message and sends it to the recipients in its header.
         sender: From address, passed to ``sendmail`` only; the user that slurmctld runs as if
             empty.
-        wait_s: Maximum wait for the nodes' reports, in seconds.
-        timeout_s: Time-out of the sending program, in seconds.
     """
 
     program: str = ""
     sendmail: str = "/usr/sbin/sendmail"
     sender: str = ""
-    wait_s: float = 120.0
-    timeout_s: float = 60.0

@@ -90,7 +90,7 @@ def split_notice(settings: Settings, notice: Notice) -> list[Notice]:
 def send_notice(settings: Settings, notice: Notice) -> None:
     """Send a notice to the configured recipients; do nothing if there are none.
 
-    Takes at most [mail].timeout_s plus ten seconds.
+    Takes at most ``MAIL_TIMEOUT_S`` plus ten seconds.
 
     Raises:
         MailRejected: The mail was rejected.
@@ -185,7 +185,6 @@ def _send_mail(settings: Settings, notice: Notice) -> None:
         program=mail_settings.program,
         sendmail=mail_settings.sendmail,
         sender=mail_settings.sender,
-        timeout_s=mail_settings.timeout_s,
     )
     send_mail(message, "")
 

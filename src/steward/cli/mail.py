@@ -34,6 +34,8 @@ _END_MAIL_TYPES: Final = frozenset({"Ended", "Failed"})
 """SLURM_JOB_MAIL_TYPE of mails about a job's end (Slurm 22.05 to 26.05)."""
 _MAX_WAITING_PROCESSES: Final = 16
 """Largest number of waiting processes on a host; each takes some 40 MB."""
+REPORTS_WAIT_S: Final = 120.0
+"""Longest wait for the nodes' reports, in seconds."""
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 1.0, 15.0
 _ADDRESS: Final = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.+=~-]{0,127}(?:@[A-Za-z0-9.-]{1,255})?")
 """A mail address or local user, without characters that a mailer could interpret."""
@@ -75,13 +77,12 @@ def mail(
         program=program or settings.program,
         sendmail=settings.sendmail,
         sender=settings.sender,
-        timeout_s=settings.timeout_s,
     )
     if stay:
-        _send_with_page(message, place, settings.wait_s, is_expected)
+        _send_with_page(message, place, is_expected)
     elif _detach_process():
         try:
-            _send_with_page(message, place, settings.wait_s, is_expected)
+            _send_with_page(message, place, is_expected)
         except Exception as error:
             _warn_syslog(f"a mail to {address!r} could not be sent: {error}")
         finally:
@@ -115,11 +116,9 @@ def _read_mail_settings(place: ClientPlace) -> MailSettings | None:
     return None if settings is None else settings.mail
 
 
-def _send_with_page(
-    message: OutgoingMail, place: ClientPlace, wait_s: float, is_expected: bool
-) -> None:
+def _send_with_page(message: OutgoingMail, place: ClientPlace, is_expected: bool) -> None:
     """Send a mail with the job page if available."""
-    page = _fetch_page_text(message.subject, place, wait_s, is_expected)
+    page = _fetch_page_text(message.subject, place, is_expected)
     try:
         send_mail(message, page)
     except MailRejected:
@@ -129,14 +128,14 @@ def _send_with_page(
         send_mail(message, "")
 
 
-def _fetch_page_text(subject: str, place: ClientPlace, wait_s: float, is_expected: bool) -> str:
+def _fetch_page_text(subject: str, place: ClientPlace, is_expected: bool) -> str:
     """Return the page of the mail's job, or "" if unavailable."""
     request = _make_page_request(subject)
     if request is None:
         return ""
     try:
         reply = _await_page(
-            lambda: call_action(place, get_action("accounting.job"), request), wait_s, is_expected
+            lambda: call_action(place, get_action("accounting.job"), request), is_expected
         )
         return render_plain(layout_reply(reply, ASCII))
     except Exception as error:
@@ -158,13 +157,13 @@ def _make_page_request(subject: str) -> PageRequest | None:
     return PageRequest(job=job_id) if job_id.isdecimal() else None
 
 
-def _await_page(fetch: Callable[[], PageAnswer], wait_s: float, is_expected: bool) -> PageAnswer:
+def _await_page(fetch: Callable[[], PageAnswer], is_expected: bool) -> PageAnswer:
     """Return the job page once it is complete, or as it is when the wait ends.
 
     If no Steward is known on this host, do not wait for one that does not answer.
     """
     with _take_wait_slot() as may_wait:
-        deadline = time.monotonic() + (wait_s if may_wait else 0.0)
+        deadline = time.monotonic() + (REPORTS_WAIT_S if may_wait else 0.0)
         pause_s = _FIRST_WAIT_S
         while True:
             remaining_s = deadline - time.monotonic()

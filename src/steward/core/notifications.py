@@ -23,6 +23,8 @@ import msgspec
 from steward.core.errors import StewardError, Unavailable
 from steward.core.processes import kill_group
 
+MAIL_TIMEOUT_S: Final = 60.0
+"""Longest run time of the program that sends a mail, in seconds."""
 _MOST_BODY: Final = 1024 * 1024
 """Largest mail text, in bytes."""
 _BODY_S: Final = 10.0
@@ -63,7 +65,7 @@ class OutgoingMail(msgspec.Struct, frozen=True, kw_only=True):
     program: str
     sendmail: str
     sender: str
-    timeout_s: float
+    timeout_s: float = MAIL_TIMEOUT_S
 
 
 def read_mail_body() -> bytes:

@@ -1,8 +1,8 @@
 """Job notes: remarks on how a run ended and on its efficiency, a closed list.
 
-:func:`write_notes` applies the thresholds of [accounting.notes]. It always remarks on how a run
-ended; on efficiency only if the run was long enough and its data are complete, so that nobody is
-told to request less because a node's report was lost. :func:`format_size` and
+:func:`write_notes` applies the thresholds below and those of [accounting.notes]. It always remarks
+on how a run ended; on efficiency only if the run was long enough and its data are complete, so that
+nobody is told to request less because a node's report was lost. :func:`format_size` and
 :func:`format_duration` format values for people.
 """
 
@@ -18,6 +18,18 @@ from steward.accounting.job_page.requests import Efficiency, Note, StepPart
 from steward.accounting.settings import NotesSettings
 from steward.core.records import UsageLine
 
+_LEAST_RUN_S: Final = 60.0
+"""Minimum run time for notes on efficiency, in seconds."""
+_FAILED_EARLY_S: Final = 60.0
+"""Time within which a failure is early, in seconds."""
+_SERIAL_CPUS: Final = 4
+"""Minimum CPUs of a run that used only one, for the note "serial"."""
+_TIME_LOW: Final = 0.1
+"""Share of the time limit below which the limit is far too long."""
+_TIME_HIGH: Final = 0.95
+"""Share of the time limit above which it was nearly reached."""
+_IMBALANCE: Final = 2.0
+"""Multiple of the mean CPU time from which on a task makes a step uneven."""
 _SIZES: Final = ("bytes", "KiB", "MiB", "GiB", "TiB")
 _EARLY: Final = frozenset({"FAILED", "OUT_OF_MEMORY"})
 _WHOLE: Final = frozenset({"COMPLETED", "TIMEOUT"})
@@ -37,19 +49,19 @@ def write_notes(
         line: The run's line.
         efficiency: Its efficiency.
         steps: Its steps.
-        settings: Thresholds.
+        settings: Thresholds of memory and CPUs.
     """
-    notes = list(_note_end(line, efficiency, settings))
+    notes = list(_note_end(line, efficiency))
     elapsed = efficiency.elapsed_s
-    if line.end_us and elapsed is not None and elapsed >= settings.least_run_s:
+    if line.end_us and elapsed is not None and elapsed >= _LEAST_RUN_S:
         notes += _note_memory(line, efficiency, settings)
         notes += _note_cpus(line, efficiency, settings)
-        notes += _note_time(line, efficiency, settings)
-        notes += _note_balance(steps, settings)
+        notes += _note_time(line, efficiency)
+        notes += _note_balance(steps)
     return tuple(notes)
 
 
-def _note_end(line: UsageLine, efficiency: Efficiency, settings: NotesSettings) -> Iterator[Note]:
+def _note_end(line: UsageLine, efficiency: Efficiency) -> Iterator[Note]:
     """Yield notes on how a run ended."""
     state, elapsed = line.state, efficiency.elapsed_s
     if state == "OUT_OF_MEMORY":
@@ -80,7 +92,7 @@ def _note_end(line: UsageLine, efficiency: Efficiency, settings: NotesSettings) 
             words="Its output could not be opened, so there is none: look at --output and "
             "--error, whether their directory exists and the user may write there.",
         )
-    elif state in _EARLY and elapsed is not None and elapsed < settings.failed_within_s:
+    elif state in _EARLY and elapsed is not None and elapsed < _FAILED_EARLY_S:
         yield Note(
             kind="failed-early",
             words=f"It failed {_format_after(elapsed)}{_format_how_ended(line)}: "
@@ -130,7 +142,7 @@ def _note_cpus(line: UsageLine, efficiency: Efficiency, settings: NotesSettings)
     if share is None or used is None or not elapsed or efficiency.at_least:
         return
     busy = used / elapsed
-    if line.cpus >= settings.serial_cpus and _BUSY <= busy <= _ONE_CPU:
+    if line.cpus >= _SERIAL_CPUS and _BUSY <= busy <= _ONE_CPU:
         yield Note(
             kind="serial",
             words=f"It was serial on {line.cpus} CPUs: {busy:.1f} of them worked on average. Ask "
@@ -143,29 +155,29 @@ def _note_cpus(line: UsageLine, efficiency: Efficiency, settings: NotesSettings)
         )
 
 
-def _note_time(line: UsageLine, efficiency: Efficiency, settings: NotesSettings) -> Iterator[Note]:
+def _note_time(line: UsageLine, efficiency: Efficiency) -> Iterator[Note]:
     """Yield notes on the time limit."""
     share, limit, elapsed = efficiency.time, efficiency.limit_s, efficiency.elapsed_s
     if share is None or line.state != "COMPLETED":
         return
     comparison = f"it ran {format_duration(elapsed)} of {format_duration(limit)}"
-    if share < settings.time_low:
+    if share < _TIME_LOW:
         words = f"The time limit was far off: {comparison}. A nearer one lets jobs start earlier."
         yield Note(kind="time-low", words=words)
-    elif share > settings.time_high:
+    elif share > _TIME_HIGH:
         yield Note(
             kind="time-high", words=f"The time limit was nearly hit: {comparison} ({share:.0%})."
         )
 
 
-def _note_balance(steps: Sequence[StepPart], settings: NotesSettings) -> Iterator[Note]:
+def _note_balance(steps: Sequence[StepPart]) -> Iterator[Note]:
     """Yield notes on steps with uneven tasks."""
     for step in steps:
         line, balance = step.line, step.balance
         ran_s = (line.end_us - line.start_us) / 1e6 if line.end_us and line.start_us else 0.0
-        if balance is None or ran_s < settings.least_run_s or is_doubtful(line):
+        if balance is None or ran_s < _LEAST_RUN_S or is_doubtful(line):
             continue
-        if balance.ratio >= settings.imbalance:
+        if balance.ratio >= _IMBALANCE:
             yield Note(
                 kind="imbalance",
                 step=line.step,

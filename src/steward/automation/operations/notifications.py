@@ -11,6 +11,7 @@ import msgspec
 from steward.automation.errors import InvalidParameters
 from steward.automation.operation import Operation, OperationContext, Parameters
 from steward.core.notifications import (
+    MAIL_TIMEOUT_S,
     TIMEOUT_S,
     OutgoingMail,
     describe_webhook,
@@ -63,7 +64,7 @@ def send_email(context: OperationContext, parameters: EmailParameters) -> dict[s
         program=mail_settings.program,
         sendmail=mail_settings.sendmail,
         sender=mail_settings.sender,
-        timeout_s=min(mail_settings.timeout_s, context.remaining_s),
+        timeout_s=min(MAIL_TIMEOUT_S, context.remaining_s),
     )
     if not context.dry_run:
         context.begin()
