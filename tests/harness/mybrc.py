@@ -43,7 +43,7 @@ class ReportingSite(Site):
         **remote: Any,
     ) -> None:
         (directory / "token").write_text(token)
-        keys = {"url": url, "token_file": str(directory / "token"), "timeout_s": 20.0, **remote}
+        keys = {"url": url, "token_file": str(directory / "token"), **remote}
         self.remote = RemoteBankSettings(**keys)
         super().__init__(directory, bank=BankSettings(enabled=True, remote=self.remote))
         bank.found_bank(self, money)

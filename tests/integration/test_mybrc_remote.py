@@ -89,9 +89,7 @@ def here(tmp_path: Path, there: Settings, server: Killable) -> Settings:
     del server
     token = tmp_path / "token"
     token.write_text(f"Token {token_of(_url(there))}\n")
-    remote = RemoteBankSettings(
-        url=f"{_url(there)}/mybrc-rest", token_file=str(token), timeout_s=20.0
-    )
+    remote = RemoteBankSettings(url=f"{_url(there)}/mybrc-rest", token_file=str(token))
     settings = mybrc_settings(tmp_path, 1, bank=BankSettings(enabled=True, remote=remote))
     with_money(settings, "physics", amount=100_000 * SU)
     return settings

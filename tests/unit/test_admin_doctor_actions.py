@@ -263,7 +263,7 @@ def test_a_mybrc_server_that_cannot_be_told_is_a_finding(site: DoctorSite, tmp_p
             ("/api", "ok", "it answers"),
             ("/apis", "wrong", "404. Is the path in [bank.remote] url right?"),
         ):
-            remote = RemoteBankSettings(url=f"{url}{path}", token_file=str(token), timeout_s=20.0)
+            remote = RemoteBankSettings(url=f"{url}{path}", token_file=str(token))
             site.reopen(bank=BankSettings(enabled=True, remote=remote))
             found = only(data_checks.check_remote_bank(site.ground()))
             assert (found.status, said in found.what) == (status, True)
@@ -313,7 +313,7 @@ def test_a_token_that_may_only_read_is_a_finding(
     token.write_text("x")
     with answering(ReadOnly) as server:
         url = f"http://127.0.0.1:{server.server_port}/api"
-        remote = RemoteBankSettings(url=url, token_file=str(token), timeout_s=20.0)
+        remote = RemoteBankSettings(url=url, token_file=str(token))
         site.reopen(bank=BankSettings(enabled=True, remote=remote))
         found = only(data_checks.check_remote_bank(site.ground()))
     assert (found.status, str(writes.value) in found.what) == (status, status == "wrong")

@@ -151,8 +151,9 @@ def test_changes_that_never_show_count_and_what_the_queue_shows_is_not_bound(que
         assert site.upkeep.cover_job(claim, "alice", queue.now).is_paid
 
 
-def test_the_part_is_the_sites_to_choose(tmp_path: Path) -> None:
-    queue = Queue(GateCore(tmp_path, account("chem", 100), unseen_share=0.5))
+def test_the_part_bounds_what_is_held(tmp_path: Path) -> None:
+    queue = Queue(GateCore(tmp_path, account("chem", 100)))
+    queue.site.keeper.vain_holds.share = 0.5
     for _ in range(4):
         queue.fill()
         queue.look()

@@ -34,7 +34,6 @@ def test_a_bank_needs_only_to_be_enabled(tmp_path: Path) -> None:
     [
         ("decimals = 7", "bank.decimals"),
         ("hold_share = 0.0", "bank.hold_share"),
-        ("unseen_share = 1.1", "bank.unseen_share"),
         ("warn_percent = [0]", "warn_percent"),
         ("reconcile_s = 0.0", "bank.reconcile_s"),
         ('unit = " "', "bank.unit"),

@@ -250,7 +250,7 @@ def test_the_policy_decides_where_the_server_has_been_away_for_too_long(
 ) -> None:
     with reference.serving() as server:
         site = FollowingSite(
-            tmp_path, f"http://127.0.0.1:{server.server_port}/api", balance_age_s=2.0, timeout_s=1.0
+            tmp_path, f"http://127.0.0.1:{server.server_port}/api", balance_age_s=2.0
         )
         reference.usage = Decimal(950)
         with running(with_policy(site, policy)) as gate:
@@ -273,7 +273,7 @@ def test_a_restart_while_the_server_is_away_forgets_no_figure(
     tmp_path: Path, reference: ReferenceBank
 ) -> None:
     with reference.serving() as server:
-        site = FollowingSite(tmp_path, f"http://127.0.0.1:{server.server_port}/api", timeout_s=1.0)
+        site = FollowingSite(tmp_path, f"http://127.0.0.1:{server.server_port}/api")
         reference.usage = Decimal(950)
         site.follow()
         server.shutdown()

@@ -62,7 +62,7 @@ class Outbox:
     def __init__(self, directory: Path, url: str) -> None:
         token = directory / "token"
         token.write_text("Token x\n")
-        remote = RemoteBankSettings(url=url, token_file=str(token), timeout_s=10.0)
+        remote = RemoteBankSettings(url=url, token_file=str(token))
         settings = mybrc_settings(directory, 1, bank=BankSettings(enabled=True, remote=remote))
         with_money(settings, "physics")
         self.now = NOW

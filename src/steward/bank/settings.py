@@ -68,7 +68,6 @@ class RemoteBankSettings(Section, frozen=True, kw_only=True):
         url: URL of its API (``https://host/mybrc-rest``); empty disables reports.
         token_file: File that holds the token for ``Authorization: Token …``.
         tls: Name of a table ``[tls.NAME]`` for ``https``; if empty, the system's CA certificates.
-        timeout_s: Time-out of one request, in seconds.
         balances: Whether account balances come from the server, which is polled all the time;
             the ledger's balances follow it.
         balance_age_s: Maximum age of an account's balance, in seconds; for an older one
@@ -78,7 +77,6 @@ class RemoteBankSettings(Section, frozen=True, kw_only=True):
     url: str = ""
     token_file: str = ""
     tls: TlsReference = None
-    timeout_s: float = 30.0
     balances: bool = False
     balance_age_s: float = 1800.0
 
@@ -98,8 +96,6 @@ class BankSettings(Section, frozen=True, kw_only=True):
         exempt: Users whose jobs are never rejected, in addition to root, SlurmUser and
             operators; their jobs are priced and charged as usual.
         hold_share: Share of an account's balance and credit that one user's holds may take, of 1.
-        unseen_share: Share of an account's available amount that may be held for jobs of a user
-            that Slurm does not show yet, if several of theirs came to nothing; 1 for all.
         arrays: Whether an array's hold covers all its tasks (``full``), those that may run
             at once (``running``), or each task when it starts (``start``).
         unpaid: What happens to a queued job with insufficient funds.
@@ -123,7 +119,6 @@ class BankSettings(Section, frozen=True, kw_only=True):
     default_account: str = ""
     exempt: tuple[str, ...] = ()
     hold_share: float = 1.0
-    unseen_share: float = 0.1
     arrays: Literal["full", "running", "start"] = "full"
     unpaid: UnpaidRule = "hold"
     over_limit: Literal["free", "charge"] = "free"
@@ -149,7 +144,6 @@ class GateSettings(Section, frozen=True, kw_only=True):
         plugin_conf: File with the plugin's policy; the gate keeps it up to date.
         policy: Outage policy: what the plugin does when the gate does not answer.
         timeout_ms: Longest wait of the plugin, connection included, in milliseconds.
-        quiet_s: Time after a time-out during which the plugin does not ask, in seconds.
         plugin_users: Users that the plugin may run as, in addition to root and Steward's user.
         listen: Address and port for gates on other hosts that ask this one; none if empty.
         ask: Address and port of the gate that decides, if it is another one.
@@ -162,7 +156,6 @@ class GateSettings(Section, frozen=True, kw_only=True):
     plugin_conf: str = "/run/steward/gate.conf"
     policy: OutagePolicy = "allow"
     timeout_ms: int = 100
-    quiet_s: float = 10.0
     plugin_users: tuple[str, ...] = ("slurm",)
     listen: str = ""
     ask: str = ""

@@ -115,7 +115,7 @@ class HoldKeeper:
         self.rules = rules
         self.secret = secret
         self.balances = AccountBalances()
-        self.vain_holds = VainHolds(rules.bank.unseen_share)
+        self.vain_holds = VainHolds()
         self.decision_maker = DecisionMaker(self.balances, rules, self.vain_holds)
         self.settled = 0
         self._polled_us: dict[str, int] = {}

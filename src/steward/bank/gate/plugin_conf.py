@@ -21,6 +21,9 @@ PLUGIN_NAME: Final = "steward"
 GATE_PLUGINS: Final = frozenset({PLUGIN_NAME, "lua"})
 """Names in JobSubmitPlugins of plugins that can ask the gate."""
 
+QUIET_S: Final = 10
+"""Time after a time-out during which the plugin does not ask, in seconds."""
+
 _HEADER: Final = "# Written by 'steward serve' from its configuration: change that.\n"
 
 
@@ -42,7 +45,7 @@ def format_plugin_conf(settings: Settings, *, is_enforced: bool) -> str:
         f"socket {gate.socket}",
         f"off_file {gate.off_switch}",
         f"timeout_ms {gate.timeout_ms}",
-        f"quiet_s {gate.quiet_s:g}",
+        f"quiet_s {QUIET_S}",
         f"policy {gate.policy}",
         f"enforced {'yes' if is_enforced else 'no'}",
     ]

@@ -27,12 +27,12 @@ class VainHolds:
     The unit is seconds for which all available SU were held. The record decays over time, so that
     on average one user holds less than half of their share in vain.
 
-    Args:
-        share: Part of the available SU that a user in doubt may hold for unseen jobs.
+    Attributes:
+        share: Part of an account's available SU that a user in doubt may hold for unseen jobs.
     """
 
-    def __init__(self, share: float) -> None:
-        self._share = share
+    def __init__(self) -> None:
+        self.share = 0.1
         self._records: dict[tuple[str, int], tuple[float, int]] = {}
 
     def add(self, payer: str, uid: int, vain_s: float, now_us: int) -> None:
@@ -48,7 +48,7 @@ class VainHolds:
         """
         if not self._records or self.get_wait_s(payer, uid, now_us) <= 0:
             return None
-        return int(max(0, available) * self._share)
+        return int(max(0, available) * self.share)
 
     def get_wait_s(self, payer: str, uid: int, now_us: int) -> float:
         """Return the seconds until a user is trusted again; 0 for a trusted user."""
@@ -64,7 +64,7 @@ class VainHolds:
     @property
     def _decay_rate(self) -> float:
         # Slower than a user in doubt can hold SU: a submit loop never regains trust.
-        return self._share / 2
+        return self.share / 2
 
     def _get_vain_s(self, payer: str, uid: int, now_us: int) -> float:
         vain_s, at_us = self._records.get((payer, uid), (0.0, now_us))

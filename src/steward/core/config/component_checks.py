@@ -319,9 +319,10 @@ def _check_bank_section(settings: Settings) -> Iterator[ConfigProblem]:
     bank = settings.bank
     if bank.decimals > _MOST_DECIMALS:
         yield ConfigProblem(("bank", "decimals"), f"'bank.decimals' is above {_MOST_DECIMALS}")
-    for name in ("hold_share", "unseen_share"):
-        if not 0 < getattr(bank, name) <= 1:
-            yield ConfigProblem(("bank", name), f"'bank.{name}' must be above 0, and 1 at the most")
+    if not 0 < bank.hold_share <= 1:
+        yield ConfigProblem(
+            ("bank", "hold_share"), "'bank.hold_share' must be above 0, and 1 at the most"
+        )
     for percent in bank.warn_percent:
         if percent < 1:
             yield ConfigProblem(

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_TIMEOUT_S: Final = 30.0
+"""Time-out of one request, in seconds."""
 _BATCH: Final = 100
 """Most messages sent in one turn."""
 _MAX_RETRIED: Final = 1000
@@ -210,9 +212,7 @@ class MybrcClient:
 
             # Ignore the environment: a proxy of somebody's shell is not the site's.
             verify = make_client_context(self._settings.tls or TlsSettings())
-            self._client = httpx.Client(
-                timeout=self._settings.timeout_s, verify=verify, trust_env=False
-            )
+            self._client = httpx.Client(timeout=_TIMEOUT_S, verify=verify, trust_env=False)
         return self._client
 
     def _read_token(self) -> str:

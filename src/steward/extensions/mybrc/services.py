@@ -88,8 +88,7 @@ class SubmitChecks:
         # The gate's rules without its holds, for the time when the gate does not answer.
         self._balances = AccountBalances()
         self._rules = GateRules(settings)
-        vain_holds = VainHolds(settings.bank.unseen_share)
-        self._decision_maker = DecisionMaker(self._balances, self._rules, vain_holds)
+        self._decision_maker = DecisionMaker(self._balances, self._rules, VainHolds())
         # Requests come from several threads.
         self._lock = threading.Lock()
 
