@@ -70,7 +70,6 @@ class ForwardedSite(ReceivingSite):
             tls=TlsSettings(
                 ca_file=self.authority.file, certificate_file=certificate, key_file=key
             ),
-            timeout_s=10.0,
         )
 
 

@@ -42,7 +42,6 @@ MISTAKES = [
     (LOCAL + '[forward]\nto = "steward"\n', "a host and a port"),
     (LOCAL + TO + 'tls = "t"\n', "there is no table [tls.t]: add it"),
     (LOCAL + TO + TLS.replace('"t"', "true"), "'forward.tls' must be text in quotes"),
-    (LOCAL + TO + "timeout_s = 0\n", "must be above 0"),
     (LOCAL + TO + LISTEN, "[receive] for 'steward serve'"),
     (REMOTE + TO, "cannot be remote"),
 ]

@@ -36,6 +36,8 @@ from steward.extensions.controllers.settings import ForwardSettings
 log = logging.getLogger(__name__)
 
 _CONNECT_S: Final = 10.0
+_ANSWER_S: Final = 60.0
+"""Longest time to wait for an answer of the server, in seconds."""
 
 
 class ReceiverUnavailable(Unavailable):
@@ -91,12 +93,12 @@ class ReceiverLink:
         self._batch_number += 1
         body = wire.encode_message(wire.EventBatch(self._batch_number, rows))
         credential = self._authenticator.sign(self._nonces, self._batch_number, body)
-        stream.send(wire.build_frame(body, credential), self._settings.timeout_s)
+        stream.send(wire.build_frame(body, credential), _ANSWER_S)
         return self._receive_reply(stream)
 
     def _receive_reply(self, stream: wire.FrameStream) -> wire.ReceiverReply:
         """Receive, verify and return one answer."""
-        frame = stream.receive(wire.MAX_WIRE_FRAME_BYTES, self._settings.timeout_s)
+        frame = stream.receive(wire.MAX_WIRE_FRAME_BYTES, _ANSWER_S)
         reply: wire.ReceiverReply = wire.expect_message(
             frame, wire.ReceiverReply, self._settings.to
         )
@@ -134,7 +136,7 @@ class ReceiverLink:
                 self._settings.to,
             ) from error
         stream = wire.FrameStream(self._connection, self._settings.to)
-        frame = stream.receive(wire.MAX_FIRST_FRAME_BYTES, self._settings.timeout_s)
+        frame = stream.receive(wire.MAX_FIRST_FRAME_BYTES, _ANSWER_S)
         greeting: wire.ReceiverGreeting = wire.expect_message(
             frame, wire.ReceiverGreeting, self._settings.to
         )
@@ -148,7 +150,7 @@ class ReceiverLink:
             self._authenticator = MungeAuthenticator(self._munge, wire.FROM_CONTROLLER, uids)
         body = wire.encode_message(wire.ControllerHello(wire.VERSION, self._cluster, own_nonce))
         credential = self._authenticator.sign(self._nonces, 0, body)
-        stream.send(wire.build_frame(body, credential), self._settings.timeout_s)
+        stream.send(wire.build_frame(body, credential), _ANSWER_S)
         self._receive_reply(stream)
         log.info("reporting to %s for cluster %s", self._settings.to, self._cluster)
         self._stream = stream

@@ -26,10 +26,8 @@ class ForwardSettings(Section, frozen=True, kw_only=True):
         tls: Name of a table ``[tls.NAME]``; if empty, no encryption. Its certificate authenticates
             this host; if it has none, MUNGE does.
         munge_users: Users that the server may run as, beside root and Steward's own user.
-        timeout_s: Longest time to wait for an answer of the server, in seconds.
     """
 
     to: str = ""
     tls: TlsReference = None
     munge_users: tuple[str, ...] = ()
-    timeout_s: float = 60.0
