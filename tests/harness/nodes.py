@@ -34,13 +34,15 @@ def task(number: int, /, **more: Any) -> bytes:
 
 
 class HearingSite(ReceivingSite):
-    """A Site that receives from nodes with certificates; ``nodes`` sets keys of [nodes]."""
+    """A Site that receives from nodes with certificates; ``limits`` are the receiver's."""
 
-    def __init__(self, directory: Path, authority: Authority, **nodes: Any) -> None:
-        settings = NodesSettings(**listener_keys(authority), **nodes)
+    def __init__(self, directory: Path, authority: Authority, **limits: int) -> None:
+        settings = NodesSettings(**listener_keys(authority))
         super().__init__(directory, authority, nodes=settings)
         self.start(
-            NodeReceiver(self.settings, lambda rows: self.link.send_command("append", *rows))
+            NodeReceiver(
+                self.settings, lambda rows: self.link.send_command("append", *rows), **limits
+            )
         )
 
     def events(self) -> list[Event]:
