@@ -60,7 +60,6 @@ def test_what_is_right_passes(tmp_path: Path, web: dict[str, Any]) -> None:
         ({"munge_from": ("10.0.0.0/8", "2001:db8::/32")}, "holds '2001:db8::/32': MUNGE names the"),
         ({"session_s": 0.0}, "'web.session_s' must be above 0"),
         ({"session_s": 1e9}, "'web.session_s' must be above 0"),
-        ({"login_s": 7200.0}, "'web.login_s' must be above 0"),
         ({"token_days": 0}, "'web.token_days' must be above 0"),
         ({"munge_token_days": 3661}, "'web.munge_token_days' must be above 0 and at most 3660"),
         ({"requests_per_minute": 0}, "'web.requests_per_minute' must be 1 or more"),

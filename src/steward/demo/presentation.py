@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.rule import Rule
 from rich.text import Text
 
+from steward.admin.credentials.actions import LOGIN_S
 from steward.archive.requests import JobLine
 from steward.demo import checks
 from steward.demo.components import (
@@ -43,7 +44,6 @@ from steward.demo.jobs import list_submissions
 from steward.demo.site import DemoSite
 from steward.sandbox import get_default_directory
 from steward.sandbox.layout import find_free_directory
-from steward.web.settings import WebSettings
 
 _WIDTH = 100
 
@@ -191,7 +191,7 @@ def _list_links(site: DemoSite, command_prefix: str) -> Iterator[NextStep]:
     if site.pages.skip_reason:
         return
     user = site.users[0]
-    minutes = round(WebSettings().login_s / 60)
+    minutes = round(LOGIN_S / 60)
     validity = f"each link opens them once, within {minutes} minutes"
     yield (
         f"The pages, in a browser on this host; {validity}. As {user}:",

@@ -26,14 +26,12 @@ class WebSettings(Section, frozen=True, kw_only=True):
         tls: Name of a table ``[tls.NAME]``, whose files ``user`` can read; if empty, no encryption.
         proxy_header: Header in which a proxy names its user (``X-Remote-User``); "" allows only
             logins by ``steward login``.
-        proxy_session_s: Idle time after which a session opened by a proxy expires, in seconds.
         proxy_operators: Whether operators may use operators' rights in such a session.
         trusted_proxies: Addresses whose ``proxy_header`` is trusted.
         shared_from: Networks whose addresses many people share (``10.1.2.0/24``), such as a
             portal's or login nodes' behind NAT. Limits on connections and on requests without a
             user are wider there.
         session_s: Lifetime of a session, in seconds.
-        login_s: Lifetime of a link of ``steward login``, in seconds.
         token_days: Longest lifetime of a token, in days …
         munge_token_days: … and of a token created under MUNGE authentication alone.
         munge: Whether commands on other hosts may authenticate by MUNGE instead of a token.
@@ -52,12 +50,10 @@ class WebSettings(Section, frozen=True, kw_only=True):
     own_host: bool = False
     tls: TlsReference = None
     proxy_header: str = ""
-    proxy_session_s: float = 600.0
     proxy_operators: bool = False
     trusted_proxies: tuple[str, ...] = ("127.0.0.1", "::1")
     shared_from: tuple[str, ...] = ()
     session_s: float = 12 * 3600.0
-    login_s: float = 300.0
     token_days: int = 366
     munge_token_days: int = 30
     munge: bool = True

@@ -40,6 +40,7 @@ from steward.admin.credentials.requests import (
 from steward.admin.credentials.sessions import (
     BY_PROXY,
     BY_SHARED,
+    PROXY_SESSION_S,
     CredentialsContext,
     find_proxy_uid,
 )
@@ -50,6 +51,8 @@ from steward.web.settings import WebSettings
 
 _MAX_NAME_CHARS: Final = 200
 """Longest name of a token, in characters."""
+LOGIN_S: Final = 300.0
+"""Lifetime of a link of ``steward login``, in seconds."""
 _USUAL_TOKEN_S: Final = 90 * 86400.0
 """Default validity of a token: 90 days, in seconds."""
 _MAX_TOKENS: Final = 100
@@ -78,7 +81,7 @@ def _create_login_link(
         user=caller.user,
         how=caller.how,
         now=now,
-        expires=now + timedelta(seconds=web_settings.login_s),
+        expires=now + timedelta(seconds=LOGIN_S),
     )
     return LoginAnswer(
         url=f"{_get_pages_url(web_settings)}/login/{secret}", expires=credential.expires
@@ -104,7 +107,7 @@ def _open_session(context: CredentialsContext, caller: Caller, request: OpenRequ
         link = context.store.use_up(request.secret, now)
         uid, user, how = link.uid, link.user, link.how
     web_settings = context.settings.web
-    validity_s = web_settings.proxy_session_s if how == BY_PROXY else web_settings.session_s
+    validity_s = PROXY_SESSION_S if how == BY_PROXY else web_settings.session_s
     secret, credential = context.store.create(
         "session",
         uid=uid,

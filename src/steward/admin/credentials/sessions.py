@@ -2,7 +2,7 @@
 
 :class:`CredentialsContext` is the context of the credentials actions. Its ``find_caller`` returns
 the user of a session's or token's secret or of a ticket, with the scopes and rights that it gives,
-and extends a session that a proxy opened: it ends ``proxy_session_s`` after its last use.
+and extends a session that a proxy opened: it ends ``PROXY_SESSION_S`` after its last use.
 ``find_proxy_uid`` checks the user whom a proxy names; ``list_web_uids`` tells who ``steward web``
 is.
 """
@@ -13,7 +13,7 @@ import os
 import pwd
 from collections.abc import Callable
 from datetime import datetime, timedelta
-from typing import Literal
+from typing import Final, Literal
 
 from steward.admin.credentials.errors import UnknownCredential
 from steward.admin.credentials.munge_authentication import TICKET_PREFIX, verify_ticket
@@ -30,6 +30,8 @@ BY_PROXY = "proxy"
 """Value of ``how`` for a session that a trusted proxy opened, and for tokens made in it."""
 BY_SHARED = "shared"
 """Value of ``how`` for a token made in a session on an origin shared with other applications."""
+PROXY_SESSION_S: Final = 600.0
+"""Idle time after which a session that a proxy opened expires, in seconds."""
 _MIN_EXTENSION = timedelta(seconds=10)
 """Least extension of a session that is stored: otherwise each request would be a write."""
 
@@ -68,7 +70,7 @@ class CredentialsContext:
         now = self.now()
         credential = self.store.find_valid(kind, secret, now)
         if kind == "session" and credential.how == BY_PROXY:
-            expires = now + timedelta(seconds=self.settings.web.proxy_session_s)
+            expires = now + timedelta(seconds=PROXY_SESSION_S)
             if expires - credential.expires >= _MIN_EXTENSION:
                 self.store.renew(credential.id, expires)
         return Caller(

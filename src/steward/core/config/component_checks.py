@@ -155,10 +155,6 @@ _OUR_HEADERS: Final = frozenset(
 _PREFIX: Final = re.compile(r"(/[A-Za-z0-9._~-]+)*/?")
 _LONGEST_SESSION_S: Final = 30 * 86400.0
 """Longest session, in seconds."""
-_LONGEST_PROXY_SESSION_S: Final = 3600.0
-"""Longest session opened by a proxy, in seconds."""
-_LONGEST_LOGIN_S: Final = 3600.0
-"""Longest validity of a login link, in seconds."""
 _LONGEST_TOKEN_DAYS: Final = 3660
 
 
@@ -274,8 +270,6 @@ def _check_durations(web: WebSettings) -> Iterator[ConfigProblem]:
     """Check durations and rate limits of [web]."""
     for field, value, maximum in (
         ("session_s", web.session_s, _LONGEST_SESSION_S),
-        ("proxy_session_s", web.proxy_session_s, _LONGEST_PROXY_SESSION_S),
-        ("login_s", web.login_s, _LONGEST_LOGIN_S),
         ("token_days", web.token_days, _LONGEST_TOKEN_DAYS),
         ("munge_token_days", web.munge_token_days, _LONGEST_TOKEN_DAYS),
     ):
