@@ -69,20 +69,50 @@ _SECTIONS: tuple[type[Section], ...] = (
     HistorySettings,
     WebSettings,
 )
+_COMMON: tuple[tuple[type[Section], tuple[str, ...]], ...] = (
+    (Settings, ("state_dir", "log_level")),
+    (ClusterSettings, ("slurm_conf", "timezone")),
+    (ArchiveSettings, ("environments",)),
+    (SinkSettings, ("retention_days",)),
+    (FilesSinkSettings, ("path", "groups", "compress")),
+    (RedactSettings, ("more_names",)),
+    (AccessSettings, ("operators", "coordinators_read_scripts")),
+    (NodesSettings, ("listen", "tls")),
+    (MailSettings, ("program",)),
+    (BankSettings, ("enabled", "unpaid")),
+    (GateSettings, ("policy",)),
+    (SensorSettings, ("enabled",)),
+    (RulesSettings, ("enabled",)),
+    (WebSettings, ("listen", "url")),
+)
+"""The settings that people change, with which the reference begins."""
 _KEY = re.compile(r"^    (\w+): (.*)$")
 _TABLE = re.compile(r"^(\[[\w.]+\](?:, \[[\w.]+\])*)( with [^:]*)?: (.*)$")
 _TITLE = "## The top of the file"
 
 
 def reference() -> str:
-    """Every table of the configuration file, with its keys, defaults and meanings."""
-    return "\n".join(line for section in _SECTIONS for line in _table(section))
+    """The common settings, then every table of the file, with its keys, defaults and meanings."""
+    tables = (line for section in _SECTIONS for line in _table(section))
+    return "\n".join([*_common(), *tables])
+
+
+def _common() -> Iterator[str]:
+    yield "## Common settings"
+    yield ""
+    yield "| table | key | default | meaning |"
+    yield "|---|---|---|---|"
+    for section, names in _COMMON:
+        named = _TABLE.match(inspect.cleandoc(section.__doc__ or "").partition("\n")[0])
+        rows = dict(_rows(section))
+        for name in names:
+            yield f"| {f'`{named[1]}`' if named else 'top of the file'} {rows[name]}"
+    yield ""
 
 
 def _table(section: type[Section]) -> Iterator[str]:
     text = inspect.cleandoc(section.__doc__ or "")
-    about, _, attributes = text.partition("Attributes:\n")
-    first, _, more = about.strip().partition("\n")
+    first, _, more = text.partition("Attributes:\n")[0].strip().partition("\n")
     named = _TABLE.match(first)
     if named is None and section is not Settings:
         raise ValueError(
@@ -96,19 +126,24 @@ def _table(section: type[Section]) -> Iterator[str]:
             yield ""
             yield more.strip()
         yield ""
+    yield "| key | default | meaning |"
+    yield "|---|---|---|"
+    yield from (row for _, row in _rows(section))
+    yield ""
+
+
+def _rows(section: type[Section]) -> Iterator[tuple[str, str]]:
+    """Each key of a section with its row."""
+    attributes = inspect.cleandoc(section.__doc__ or "").partition("Attributes:\n")[2]
     meanings = dict(_meanings(attributes))
     base = section.__mro__[1]
     own = base is Section or section is Settings
     inherited = set() if own else {field.name for field in msgspec.structs.fields(base)}
-    yield "| key | default | meaning |"
-    yield "|---|---|---|"
     for field in msgspec.structs.fields(section):
-        if field.name in inherited:
+        if field.name in inherited or _is_table(field) or _is_table_factory(field):
             continue
-        if _is_table(field) or _is_table_factory(field):
-            continue
-        yield f"| `{field.name}` | {_default(_default_of(field))} | {meanings[field.name]} |"
-    yield ""
+        default = _default(_default_of(field))
+        yield field.name, f"| `{field.name}` | {default} | {meanings[field.name]} |"
 
 
 def _meanings(attributes: str) -> Iterator[tuple[str, str]]:

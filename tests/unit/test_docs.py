@@ -165,6 +165,12 @@ def test_the_tables_of_settings_are_what_the_code_says() -> None:
     text = page.read_text(encoding="utf-8")
     assert docs.with_settings(text) == text, "run make docs"
     assert "snapshot_interval_s" in text
+    common, others = text.split("## The top of the file")
+    rows = re.findall(
+        r"^\| (?:top of the file|`\[[\w.]+\]`) (\| `\w+` \| .* \|)$", common, re.MULTILINE
+    )
+    assert 15 <= len(rows) <= 25, "the reference begins with the settings that people change"
+    assert [row for row in rows if row not in others] == []
 
 
 def test_the_list_of_actions_is_what_the_code_says() -> None:
