@@ -8,6 +8,7 @@ import pytest
 from steward.accounting.errors import AccountingUsage
 from steward.accounting.sacct import values
 from steward.accounting.sacct.values import DateFormatter
+from steward.core.layouts import format_span
 from steward.slurm.times import parse_time
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -26,7 +27,7 @@ NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
     ],
 )
 def test_spans(seconds: int | None, text: str) -> None:
-    assert values.format_span(seconds) == text
+    assert format_span(seconds) == text
 
 
 @pytest.mark.parametrize(

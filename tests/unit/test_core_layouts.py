@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from steward.cli.output import Style, print_csv, print_table
 from steward.core.actions import Answer
-from steward.core.layouts import Before, Column, choose_columns, format_for_programs, write_csv
+from steward.core.layouts import Column, TimeBound, choose_columns, format_for_programs, write_csv
 from steward.reports.requests import Period, WaitRow, WaitsReply
 from steward.web.formats import format_cell
 from steward.web.pages.reports import REPORT_KINDS
@@ -50,13 +50,15 @@ def test_a_column_that_the_documentation_adds_is_in_every_view(
     print_table(reply.layout, reply.rows, Style(), reply)
     heading, line = capsys.readouterr().out.splitlines()
     assert heading.split()[-1] == "Spread"
-    assert line.split()[-1] == "00:00:30"
+    assert line.split()[-1] == "1.3"
     print_table(reply.layout, reply.rows, Style(parsable=True, columns=("spread",)), reply)
-    assert capsys.readouterr().out == "Spread\n30\n"
+    assert capsys.readouterr().out == "Spread\n1.3\n"
     print_csv(reply.layout, reply.rows, Style(), reply)
-    printed = capsys.readouterr().out
-    assert next(csv.DictReader(io.StringIO(printed)))["Spread"] == "30"
-    assert download_reply(reply, reply.rows, "waits", "csv").content == printed
+    for text in (
+        capsys.readouterr().out,
+        download_reply(reply, reply.rows, "waits", "csv").content,
+    ):
+        assert next(csv.DictReader(io.StringIO(text)))["Spread"] == "1.3"
     page = Renderer("").render_text(
         "_report_table.html",
         answer=reply,
@@ -67,8 +69,8 @@ def test_a_column_that_the_documentation_adds_is_in_every_view(
         plot=None,
         more=0,
     )
-    assert "Longest less median</th>" in page
-    assert ">00:00:30</td>" in page
+    assert "P90 over median</th>" in page
+    assert ">1.3</td>" in page
 
 
 COLUMNS = (
@@ -113,7 +115,7 @@ class Money(Answer, frozen=True, kw_only=True):
 @pytest.mark.parametrize(
     ("name", "value", "terminal", "programs", "page"),
     [
-        ("text", ("a", "b"), "a,b", "a,b", "a,b"),
+        ("text", ("a", "b"), "a,b", "a,b", "a, b"),
         ("text", True, "yes", "yes", "yes"),
         ("text", None, "", "", ""),
         ("text", "<b>\x1b", "<b>\\x1b", "<b>\\x1b", "<b>\\x1b"),
@@ -121,9 +123,11 @@ class Money(Answer, frozen=True, kw_only=True):
         ("decimal", 1.25, "1.2", "1.2", "1.2"),
         ("bytes", 2048, "2.0K", "2048", "2.0 KiB"),
         ("duration", 90061, "1-01:01:01", "90061", "1-01:01:01"),
+        ("duration", 0.1 + 0.2, "00:00:00", "0.3", "00:00:00"),
+        ("node_state", "DOWN\x1b", "DOWN\\x1b", "DOWN\\x1b", "DOWN\\x1b"),
         ("hours", 5400, "1.5", "1.500", "1.5"),
         ("percent", 0.1234, "12.3", "12.34", "12\N{NARROW NO-BREAK SPACE}%"),
-        ("money", None, "-", "", ""),
+        ("money", None, "-", "", "\N{EN DASH}"),
         ("money", 1_250_000_001, "1,250.0", "1250.000001", "1,250.0"),
         ("money", "none", "none", "none", "none"),
         ("money", -1, "-0.000001", "-0.000001", '<span class="debt">-0.000001</span>'),
@@ -153,11 +157,11 @@ def test_how_each_view_shows_a_format(
 
 def test_a_time_that_is_only_a_bound(capsys: pytest.CaptureFixture[str]) -> None:
     column = Column("Since", "value", "time", exact=lambda row, _: row.value.moment)
-    reply = Money(value=Before(NOON))
+    reply = Money(value=TimeBound(NOON))
     print_table([column], [reply], STYLE, reply)
     assert capsys.readouterr().out == "<2026-11-22T13:00:00\n"
     assert str(format_cell(column, reply, reply)).startswith("before <time")
-    assert format_for_programs(column, reply, reply) == "2026-11-22T13:00:00"
+    assert format_for_programs(column, reply, reply) == "2026-11-22T13:00:00+01:00"
 
 
 @given(st.lists(st.text(), min_size=1))

@@ -16,6 +16,7 @@ import msgspec
 
 from steward.accounting.context import AccountingContext
 from steward.accounting.errors import AccountingUsage
+from steward.accounting.job_page.notes import format_duration
 from steward.accounting.job_page.page import parse_us
 from steward.capture.nodes.node_reports import NodeReportsReader
 from steward.core.access import Caller
@@ -130,7 +131,12 @@ class GapsAnswer(Answer, frozen=True, kw_only=True):
             "JobID", lambda row, _: f"{row.job}.{row.step}" if row.step else row.job, right=True
         ),
         Column("User", "user"),
-        Column("CPU", "cpu_s", "duration"),
+        Column(
+            "CPU",
+            lambda row, _: "" if row.cpu_s is None else format_duration(row.cpu_s),
+            right=True,
+            exact=lambda row, _: "" if row.cpu_s is None else f"{row.cpu_s:.6f}",
+        ),
         Column("Lines", lambda row, _: row.lines or None, "count"),
         Column("Missing", "words"),
     )

@@ -119,6 +119,7 @@ class JobsAnswer(Answer, frozen=True, kw_only=True):
     zones: dict[str, str] = msgspec.field(default_factory=dict)
     layout: ClassVar[Layout] = (
         Column("Cluster", "cluster", show="several"),
+        Column("JobID", "job", link="job", is_key=True, right=True),
         Column("Name", "name"),
         Column("User", read_user),
         Column("Account", "account"),

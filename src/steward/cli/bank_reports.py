@@ -4,6 +4,7 @@ Each command calls one action and prints its table; the functions below each com
 columns.
 """
 
+from functools import partial
 from typing import Annotated
 
 import msgspec
@@ -231,7 +232,7 @@ def _make_usage_columns(reply: UsageReply) -> list[Column]:
         filled_share = row.amount / largest if largest > 0 else None
         return render_plain([draw_bar(filled_share, _BAR_WIDTH, signs, "")]).strip()
 
-    groups = [Column(name.capitalize(), name) for name in reply.by]
+    groups = [Column(name.capitalize(), partial(_read_group, name)) for name in reply.by]
     return [
         *groups,
         Column("Charges", "charges", "count"),
@@ -240,3 +241,8 @@ def _make_usage_columns(reply: UsageReply) -> list[Column]:
         # Programs get the numbers.
         Column("Bar", lambda row, _: drawn(row), exact=lambda *_: ""),
     ]
+
+
+def _read_group(name: str, row: UsageRow, _: object) -> str:
+    """Return what a row is the sum of; "-" if empty."""
+    return getattr(row, name) or "-"

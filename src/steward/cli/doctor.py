@@ -37,7 +37,7 @@ _FINDING_COLUMNS = (
     Column("Status", "status"),
     Column("What", "what"),
     Column("LookedAt", "looked_at", show="requested"),
-    Column("Mend", lambda one, _: "; ".join(one.mend), show="requested"),
+    Column("Mend", lambda row, _: "; ".join(row.mend), show="requested"),
 )
 
 

@@ -90,12 +90,12 @@ _CONSUMER_COLUMNS = [
     Column("Position", "position", "count", show="requested"),
     Column("Behind", "behind", "count"),
     Column("SetAside", "dead", "count"),
-    Column("State", lambda one, _: "detached" if one.detached else one.state),
-    Column("Since", lambda one, _: format_time(datetime.fromtimestamp(one.since, UTC))),
+    Column("State", lambda row, _: "detached" if row.detached else row.state),
+    Column("Since", lambda row, _: format_time(datetime.fromtimestamp(row.since, UTC))),
     Column("Detail", lambda row, _: _describe_consumer(row)),
-    Column("Rate", lambda one, _: f"{one.rate:.1f}", show="requested", right=True),
+    Column("Rate", lambda row, _: f"{row.rate:.1f}", show="requested", right=True),
     Column("LastError", "error", show="requested"),
-    Column("ErrorAt", lambda one, _: _format_moment(one.error_at), show="requested"),
+    Column("ErrorAt", lambda row, _: _format_moment(row.error_at), show="requested"),
 ]
 
 

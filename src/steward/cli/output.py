@@ -23,16 +23,16 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 import msgspec
 
-from steward.accounting.sacct.values import format_span
 from steward.core.errors import UsageError
 from steward.core.layouts import (
     HOUR_S,
     TIME_FORMAT,
-    Before,
     Column,
+    TimeBound,
     choose_columns,
     find_timezone,
     format_for_programs,
+    format_span,
     format_text,
     get_zone_name,
     to_zone,
@@ -347,15 +347,16 @@ class _Table:
             yield [self._format_exact(column, row) for column in self.columns]
 
     def _format_exact(self, column: Column, row: Any) -> str:
-        if column.format == "time":
-            value = column.read_exact_value(row, self._reply)
-            return value or "" if not isinstance(value, datetime) else self._format_time(value, row)
+        value = column.read_exact_value(row, self._reply)
+        if isinstance(value, datetime):
+            # As Slurm's commands write times, without the offset.
+            return self._format_time(value, row)
         unit_s = _UNIT_SECONDS[self._style.hours_unit]
         return format_for_programs(column, row, self._reply, hours_unit_s=unit_s)
 
-    def _format_time(self, value: datetime | Before, row: Any) -> str:
+    def _format_time(self, value: datetime | TimeBound, row: Any) -> str:
         zone = get_zone_name(row, self._reply)
-        if isinstance(value, Before):
+        if isinstance(value, TimeBound):
             return f"<{format_time(value.moment, zone)}"
         return format_time(value, zone)
 
@@ -413,7 +414,7 @@ class _Table:
         ]
         for row_cells in cell_rows:
             padded = [
-                cell.rjust(width) if column.is_number else cell.ljust(width)
+                cell.rjust(width) if column.is_right_aligned else cell.ljust(width)
                 for cell, width, column in zip(row_cells, widths, self.columns, strict=True)
             ]
             sys.stdout.write("  ".join(padded).rstrip() + "\n")
@@ -442,7 +443,7 @@ class _Table:
         for column in visible:
             table.add_column(
                 column.name,
-                justify="right" if column.is_number else "left",
+                justify="right" if column.is_right_aligned else "left",
                 no_wrap=column.name in _NEVER_WRAPPED,
                 overflow="fold",
             )

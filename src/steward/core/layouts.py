@@ -30,8 +30,8 @@ Format = Literal[
     "node_state",
 ]
 """How a value is shown: ``hours`` are seconds of a resource, ``money`` is micro-SU, ``percent`` a
-ratio, ``duration`` seconds, ``time`` an aware datetime. Everything except text and time is a
-number, aligned to the right. A string is shown as it is, whatever the format."""
+ratio, ``duration`` seconds, ``time`` an aware datetime. Numbers are aligned to the right. A string
+is shown unchanged in every format."""
 
 Show = Literal["always", "filled", "several", "pages", "requested"]
 """When people see a column that they did not name: always, if a row has a value, if rows have
@@ -49,8 +49,8 @@ TIME_FORMAT: Final = "%Y-%m-%dT%H:%M:%S"
 HOUR_S: Final = 3600
 
 
-class Before(msgspec.Struct, frozen=True):
-    """Time of an event that happened at some earlier time, such as a change first seen then."""
+class TimeBound(msgspec.Struct, frozen=True):
+    """Latest possible time of an event, such as a change that was first seen then."""
 
     moment: datetime
 
@@ -65,9 +65,10 @@ class Column(msgspec.Struct, frozen=True):
         show: When people see it by default; a function decides by the reply.
         title: Heading on pages; ``name`` if empty.
         link: Page that its cells link to.
-        max_width: Most characters of a cell on a terminal; 0 for no limit. Programs get all.
+        max_width: Most characters of a cell on a terminal; 0 for no limit. Pages wrap the cell.
         right: Whether to align to the right; by default numbers are.
         exact: Source of the value for programs, if that differs.
+        is_key: Whether it names the row: pages make it the row's heading.
     """
 
     name: str
@@ -79,6 +80,7 @@ class Column(msgspec.Struct, frozen=True):
     max_width: int = 0
     right: bool | None = None
     exact: Value | None = None
+    is_key: bool = False
 
     @property
     def heading(self) -> str:
@@ -86,7 +88,7 @@ class Column(msgspec.Struct, frozen=True):
         return self.title or self.name
 
     @property
-    def is_number(self) -> bool:
+    def is_right_aligned(self) -> bool:
         """Whether cells are aligned to the right."""
         return self.format not in _LEFT_ALIGNED if self.right is None else self.right
 
@@ -137,8 +139,20 @@ def _is_filled(column: Column, rows: Sequence[Any], reply: Any) -> bool:
     if column.show == "filled":
         return any(column.read_value(row, reply) for row in rows)
     if column.show == "several":
-        return len({column.read_value(row, reply) for row in rows}) > 1
+        values = [column.read_value(row, reply) for row in rows]
+        return any(value != values[0] for value in values)
     return False
+
+
+def format_span(seconds: int | None) -> str:
+    """Format a duration as Slurm does: ``01:02:03``, ``1-00:00:00``; "" for None."""
+    if seconds is None:
+        return ""
+    minutes, second = divmod(max(seconds, 0), 60)
+    hours, minute = divmod(minutes, 60)
+    if hours < 24:
+        return f"{hours:02}:{minute:02}:{second:02}"
+    return f"{hours // 24}-{hours % 24:02}:{minute:02}:{second:02}"
 
 
 @lru_cache(maxsize=32)
@@ -164,14 +178,20 @@ def to_zone(moment: datetime, zone: str) -> datetime:
         return moment
 
 
-def format_text(value: Any) -> str:
-    """Format a value without a format of its own: lists with commas, yes or no, counts by name."""
+@lru_cache(maxsize=4096)
+def _format_exact_time(moment: datetime, zone: str) -> str:
+    """Format a time for programs, with the offset from UTC: clocks repeat an hour in autumn."""
+    return to_zone(moment, zone).isoformat(timespec="seconds")
+
+
+def format_text(value: Any, separator: str = ",") -> str:
+    """Format a value without a format of its own: lists, yes or no, counts by name."""
     if value is None:
         return ""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, (list, tuple)):
-        return ",".join(map(str, value))
+        return separator.join(map(str, value))
     if isinstance(value, dict):
         return " ".join(f"{count} {name}" for name, count in value.items())
     return str(value)
@@ -180,7 +200,7 @@ def format_text(value: Any) -> str:
 def format_for_programs(
     column: Column, row: Any, reply: Any = None, *, hours_unit_s: int = HOUR_S
 ) -> str:
-    """Format a cell for programs: unabridged, "" for an unknown value, times in the row's zone.
+    """Format a cell for programs: unabridged, "" for an unknown value, times with their offset.
 
     Args:
         column: The column.
@@ -193,13 +213,16 @@ def format_for_programs(
         return value or ""
     match column.format:
         case "time":
-            return to_zone(value, get_zone_name(row, reply)).strftime(TIME_FORMAT)
+            moment = value.moment if isinstance(value, TimeBound) else value
+            return _format_exact_time(moment, get_zone_name(row, reply))
         case "hours":
             return str(value) if hours_unit_s == 1 else f"{value / hours_unit_s:.3f}"
         case "percent":
             return f"{100 * value:.2f}"
         case "decimal":
             return f"{value:.1f}"
+        case "duration":
+            return f"{round(value, 6)}"
         case "money":
             whole, fraction = divmod(abs(value), 1_000_000)
             return f"{'-' if value < 0 else ''}{whole}.{fraction:06}"

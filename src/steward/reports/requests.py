@@ -368,6 +368,10 @@ class ReportReply(Answer, frozen=True, kw_only=True):
     rows: tuple[ReportRow, ...]
 
 
+def _has_gpus(reply: "ClusterReply") -> bool:
+    return any(row.gpus or row.allocated_gpu_s for row in reply.rows)
+
+
 class ClusterReply(ReportReply, frozen=True, kw_only=True):
     """Reply of ``reports.cluster``.
 
@@ -388,17 +392,17 @@ class ClusterReply(ReportReply, frozen=True, kw_only=True):
         Column("Planned", "planned_cpu_s", "hours"),
         Column("Reported", "reported_cpu_s", "hours"),
         Column("Used%", read_ratio("allocated_cpu_s", "reported_cpu_s"), "percent", title="Used"),
-        Column("GPUAllocated", "allocated_gpu_s", "hours", title="GPUs allocated", show="filled"),
+        Column("GPUAllocated", "allocated_gpu_s", "hours", title="GPUs allocated", show=_has_gpus),
         Column("GPUDown", "down_gpu_s", "hours", show="requested"),
         Column("GPUPlannedDown", "planned_down_gpu_s", "hours", show="requested"),
-        Column("GPUIdle", "idle_gpu_s", "hours", title="GPUs idle", show="filled"),
-        Column("GPUReported", "reported_gpu_s", "hours", show="filled"),
+        Column("GPUIdle", "idle_gpu_s", "hours", title="GPUs idle", show=_has_gpus),
+        Column("GPUReported", "reported_gpu_s", "hours", show=_has_gpus),
         Column(
             "GPUUsed%",
             read_ratio("allocated_gpu_s", "reported_gpu_s"),
             "percent",
             title="GPUs used",
-            show="filled",
+            show=_has_gpus,
         ),
         Column("Known", "known_s", "hours", show="requested"),
         Column("CPUs", "cpus", "count", show="requested"),

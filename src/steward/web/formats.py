@@ -18,7 +18,7 @@ from steward.archive.requests import HitLine
 from steward.bank import money
 from steward.bank.money import Unit
 from steward.core import layouts
-from steward.core.layouts import Before, Column, to_zone
+from steward.core.layouts import Column, TimeBound, to_zone
 from steward.core.printable import escape_line, escape_lines
 from steward.web.node_map import render_node_state
 
@@ -112,10 +112,12 @@ def format_cell(column: Column, row: Any, reply: Any) -> Markup | str:
         reply: The reply that the row is part of; it has the zone and the bank's decimals.
     """
     value = column.read_value(row, reply)
+    if value is None and column.format == "money":
+        return _DASH
     if value is None or (isinstance(value, str) and column.format not in _STATES):
         return escape_line(value or "")
     match column.format:
-        case "time" if isinstance(value, Before):
+        case "time" if isinstance(value, TimeBound):
             moment = format_time_html(value.moment, layouts.get_zone_name(row, reply))
             return Markup("before {}").format(moment)
         case "time":
@@ -130,7 +132,7 @@ def format_cell(column: Column, row: Any, reply: Any) -> Markup | str:
         case "count" | "bytes" | "duration" | "percent" | "state" | "node_state":
             return _CELL_FORMATS[column.format](value)
         case "text":
-            return escape_line(layouts.format_text(value))
+            return escape_line(layouts.format_text(value, ", "))
 
 
 FILTERS: Final = {

@@ -20,9 +20,11 @@ from steward.jobs.queries import Order
 from steward.web import query
 from steward.web.formats import format_amount_html
 
-COST_COLUMN: Final = Column("Cost", lambda *_: None, "money", show="requested")
+COST_COLUMN: Final = Column("Cost", lambda *_: "", "money", show="requested")
 """Column of charges; the page replaces its value, which is not in the reply."""
-COLUMNS: Final = {column.name.lower(): column for column in (*JobsAnswer.layout, COST_COLUMN)}
+COLUMNS: Final = {
+    column.name.lower(): column for column in (*JobsAnswer.layout, COST_COLUMN) if not column.is_key
+}
 """All columns except the job's own, by key in an address, in display order."""
 DEFAULT_COLUMNS: Final = tuple(key for key, column in COLUMNS.items() if column.show == "always")
 """Keys of the default columns."""
@@ -36,9 +38,9 @@ def make_cost_column(costs: Mapping[tuple[str, int], int], decimals: int) -> Col
         decimals: Number of decimals shown.
     """
 
-    def format_cost(row: JobRow, _: object) -> str | None:
+    def format_cost(row: JobRow, _: object) -> str:
         cost = costs.get((row.cluster, row.job_id))
-        return None if cost is None else format_amount_html(cost, "", decimals)
+        return "" if cost is None else format_amount_html(cost, "", decimals)
 
     return msgspec.structs.replace(COST_COLUMN, value=format_cost)
 

@@ -15,6 +15,7 @@ from urllib.parse import quote
 import msgspec
 from markupsafe import Markup, escape
 
+from steward.core.printable import escape_line
 from steward.reports.history.requests import NodeSnapshot, NodesReply, NodesRequest
 from steward.slurm.node_states import parse_node_state
 from steward.web.authentication import AuthenticatedRequest
@@ -109,7 +110,7 @@ def render_node_state(state: str) -> Markup:
     """Return a node's state as Slurm writes it, in the colour of its severity."""
     description = describe_state(state)
     return Markup('<span class="state {}" title="{}">{}</span>').format(
-        _CLASSES[description.tone], description.word, escape(state)
+        _CLASSES[description.tone], description.word, escape_line(state)
     )
 
 

@@ -22,6 +22,7 @@ from steward.accounting.errors import AccountingUsage
 from steward.accounting.sacct import values
 from steward.accounting.sacct.requests import SacctRequest
 from steward.accounting.sacct.values import ClusterClock
+from steward.core.layouts import format_span
 from steward.core.printable import escape_line
 
 Kind = Literal["text", "whole", "date"]
@@ -556,7 +557,7 @@ def _build_namespace(request: SacctRequest, clock: ClusterClock, now: datetime) 
 
     return {
         "__builtins__": {"len": len, "str": str},
-        "clock": lru_cache(maxsize=4096)(values.format_span),
+        "clock": lru_cache(maxsize=4096)(format_span),
         "count": lambda number: values.format_unit_size(number, "=" if request.noconvert else ""),
         "cpu_time": values.format_cpu_time,
         "date": clock[""],
@@ -606,7 +607,7 @@ def _format_number(value: int | None) -> str:
 
 
 def _format_seconds(microseconds: int | None) -> str:
-    return "" if microseconds is None else values.format_span(microseconds // 1_000_000)
+    return "" if microseconds is None else format_span(microseconds // 1_000_000)
 
 
 def _add_cpu(user_us: int | None, system_us: int | None) -> int | None:

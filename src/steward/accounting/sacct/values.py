@@ -10,6 +10,7 @@ from datetime import UTC, datetime, tzinfo
 from typing import Final
 
 from steward.accounting.errors import AccountingUsage
+from steward.core.layouts import format_span
 from steward.slurm.job_states import PENDING
 from steward.slurm.times import choose_relative_format
 
@@ -19,17 +20,6 @@ _TRES: Final = re.compile(r"([0-9.]+)([KMGTPE]?)n?")
 _UNITS: Final = " KMGTP"
 _PATTERN: Final = re.compile(r"%(\d{0,3})([%AabJjNnstux])")
 _MOST_KNOWN: Final = 50_000
-
-
-def format_span(seconds: int | None) -> str:
-    """Format a duration as in Elapsed: ``01:02:03``, ``1-00:00:00``; "" for None."""
-    if seconds is None:
-        return ""
-    minutes, second = divmod(max(seconds, 0), 60)
-    hours, minute = divmod(minutes, 60)
-    if hours < 24:
-        return f"{hours:02}:{minute:02}:{second:02}"
-    return f"{hours // 24}-{hours % 24:02}:{minute:02}:{second:02}"
 
 
 def format_cpu_time(microseconds: int | None) -> str:

@@ -7,6 +7,7 @@ limits. Amounts are micro-SU.
 """
 
 from datetime import datetime
+from functools import cached_property
 from typing import Any, ClassVar, Final, Literal
 
 from steward.bank.context import BankContext, BankReply
@@ -81,8 +82,9 @@ class AccountShowRequest(Request, frozen=True, kw_only=True):
     ended: bool = False
 
 
-def _sum_allocations(account: Account, reply: "AccountReply") -> int:
-    return sum(item.balance for item in reply.allocations if item.account == account.name)
+def _read_begin(allocation: Allocation, _: object) -> datetime | str:
+    """Return the begin of an allocation; the first of an account has none."""
+    return allocation.begin if allocation.begin.year > 1970 else "always"
 
 
 def _list_rules(account: Account, _: object) -> str:
@@ -94,7 +96,7 @@ def _list_rules(account: Account, _: object) -> str:
     return ", ".join(rule for rule, applies in rules.items() if applies)
 
 
-class AccountReply(BankReply, frozen=True, kw_only=True):
+class AccountReply(BankReply, frozen=True, kw_only=True, dict=True):
     """Reply with accounts, their users and their allocations.
 
     Attributes:
@@ -112,7 +114,7 @@ class AccountReply(BankReply, frozen=True, kw_only=True):
         Column("Account", "name"),
         Column("Parent", "parent"),
         Column("Owners", "owners"),
-        Column("Left", _sum_allocations, "money"),
+        Column("Left", lambda row, reply: reply.balances.get(row.name, 0), "money"),
         Column("Credit", "credit", "money"),
         Column("Rules", _list_rules),
         Column("Note", lambda row, _: row.note if row.known else "nobody created it", max_width=40),
@@ -132,13 +134,21 @@ class AccountReply(BankReply, frozen=True, kw_only=True):
     allocation_layout: ClassVar[Layout] = (
         Column("Number", "number", right=True),
         Column("Account", "account"),
-        Column("Begin", lambda row, _: row.begin if row.end else None, "time"),
-        Column("End", "end", "time"),
+        Column("Begin", _read_begin, "time", exact=lambda row, _: row.begin if row.end else None),
+        Column("End", lambda row, _: row.end or "open", "time", exact="end"),
         Column("Given", "given", "money"),
         Column("Left", "balance", "money"),
         Column("Rollover", lambda row, _: row.rollover if row.end else ""),
         Column("Note", "note", max_width=40),
     )
+
+    @cached_property
+    def balances(self) -> dict[str, int]:
+        """Sum of the allocations of each account, in micro-SU."""
+        balances: dict[str, int] = {}
+        for item in self.allocations:
+            balances[item.account] = balances.get(item.account, 0) + item.balance
+        return balances
 
 
 class AccountUserRequest(Request, frozen=True, kw_only=True):

@@ -151,7 +151,7 @@ class WouldRefuseReply(BankReply, frozen=True, kw_only=True):
         Column("Account", "account"),
         Column("Partition", "partition"),
         Column("Amount", "amount", "money"),
-        Column("Mode", "mode", show="several"),
+        Column("Mode", "mode"),
         Column("Why", lambda row, _: row.why.split("\n", 1)[0], exact="why"),
     )
 

@@ -77,9 +77,9 @@ class AccountBalance(ActionMessage, frozen=True, kw_only=True):
     remote_at: datetime | None = None
 
 
-def _read_spendable(row: AccountBalance, _: object) -> int | None:
-    """Return what the caller may still spend; None without a limit."""
-    return None if row.user_limit is None else row.user_limit - row.user_spent
+def _read_spendable(row: AccountBalance, _: object) -> int | str:
+    """Return what the caller may still spend."""
+    return "no limit" if row.user_limit is None else row.user_limit - row.user_spent
 
 
 def _read_first_end(row: AccountBalance, reply: "BalanceReply") -> datetime | None:
@@ -117,7 +117,14 @@ class BalanceReply(BankReply, frozen=True, kw_only=True):
         Column("Held", "held", "money", title="Held for jobs"),
         Column("Credit", "credit", "money", show="filled"),
         Column("Free", "free", "money", title="Free for new jobs"),
-        Column("Yours", _read_spendable, "money", show=_has_limits, title="You may spend"),
+        Column(
+            "Yours",
+            _read_spendable,
+            "money",
+            show=_has_limits,
+            title="You may spend",
+            exact=lambda row, _: "" if row.user_limit is None else row.user_limit - row.user_spent,
+        ),
         Column("FirstEnd", _read_first_end, "time", title="Ends"),
         Column("AsOf", "remote_at", "time", show="filled"),
         Column("State", _read_account_state, show="filled"),
@@ -186,8 +193,9 @@ class StatementReply(BankReply, frozen=True, kw_only=True):
         ),
         Column("Amount", "amount", "money"),
         Column("Balance", "balance", "money", title="Left after it"),
+        Column("Charge", "charge", show="requested"),
         Column("By", "who", show="pages"),
-        Column("Why", "why", show="pages", max_width=60),
+        Column("Why", "why", show="requested"),
     )
 
 
@@ -266,7 +274,14 @@ class HoldsReply(BankReply, frozen=True, kw_only=True):
     layout: ClassVar[Layout] = (
         Column("Since", lambda hold, _: from_micros(hold.created_us), "time"),
         Column("Cluster", "cluster", show="several"),
-        Column("JobID", lambda hold, _: hold.job_id or None, title="Job", link="job", right=True),
+        Column(
+            "JobID",
+            lambda hold, _: hold.job_id or None,
+            title="Job",
+            link="job",
+            right=True,
+            is_key=True,
+        ),
         Column("User", read_user),
         Column("Account", "account"),
         Column("Held", "remaining", "money"),

@@ -10,7 +10,7 @@ from typing import ClassVar
 import msgspec
 
 from steward.core.actions import Answer, Request
-from steward.core.layouts import Before, Column, Layout, read_user
+from steward.core.layouts import Column, Layout, TimeBound, read_user
 from steward.reports.events import EventItem
 
 
@@ -72,9 +72,9 @@ class NodeSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     gpus: int = 0
 
 
-def _read_since(row: NodeSnapshot, _: object) -> datetime | Before:
+def _read_since(row: NodeSnapshot, _: object) -> datetime | TimeBound:
     """Return when a node got its state; if the sensor did not see it, when it first saw it."""
-    return row.since if row.since_is_known else Before(row.since)
+    return row.since if row.since_is_known else TimeBound(row.since)
 
 
 def _read_reason_user(row: NodeSnapshot, _: object) -> str:
