@@ -79,7 +79,7 @@ setup: setup-slurm setup-tests ## Install what the other targets need, and nothi
 setup-python: ## Make .venv, with Steward in it
 	@scripts/setup.sh python
 
-setup-parts: setup-python ## Add the drivers of optional parts: search servers, Kafka, Parquet, PostgreSQL
+setup-parts: setup-python ## Add the drivers of optional parts: Kafka, Parquet, PostgreSQL
 	@scripts/setup.sh parts
 
 setup-tests: setup-python

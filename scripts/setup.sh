@@ -206,7 +206,7 @@ need_python() {
     fill_venv packages requirements.lock pyproject.toml
 }
 
-# The drivers of optional parts: search servers, Kafka, Parquet, PostgreSQL.
+# The drivers of optional parts: Kafka, Parquet, PostgreSQL.
 need_parts() {
     fill_venv parts requirements-parts.lock
 }

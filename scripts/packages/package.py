@@ -44,7 +44,6 @@ OF_PYTHONS: Final = {"deb": PYTHONS, "rpm": ("3.11", "3.12")}
 """The versions of Python for which each kind of distribution gets packages: those it has."""
 _PARTS: Final = {
     "parquet": "closes days of the job log as Parquet, and has sacct read them (DuckDB)",
-    "search": "archives scripts in Elasticsearch and OpenSearch",
     "kafka": "archives scripts in a Kafka topic, and takes them in from one",
     "postgresql": "keeps the bank's ledger in PostgreSQL",
 }

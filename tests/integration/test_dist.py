@@ -19,7 +19,7 @@ from packages.wheels import PYTHONS, RUNTIME
 from steward.sandbox.slurm_install import get_cache_directory
 
 ROOT = Path(__file__).parent.parent.parent
-PARTS = ("kafka", "parquet", "postgresql", "search")
+PARTS = ("kafka", "parquet", "postgresql")
 LIBDIR = "/usr/local/lib/steward"
 PLUGSTACK = "/etc/slurm/plugstack.conf.d/steward.conf"
 SLURM_CONF = "ClusterName=box\nSlurmctldHost=localhost\nNodeName=n1\nPartitionName=p Nodes=n1"
@@ -396,7 +396,7 @@ def test_the_wheel(dist: Path, wheels: Path, version: str, tmp_path: Path) -> No
         "--quiet",
         "--no-index",
     ]
-    pip += ["--find-links", wheels / f"amd64-{python}", f"{wheel}[kafka,search]"]
+    pip += ["--find-links", wheels / f"amd64-{python}", f"{wheel}[kafka]"]
     subprocess.run(pip, check=True, timeout=600)
     steward = tmp_path / "venv/bin/steward"
     done = subprocess.run(

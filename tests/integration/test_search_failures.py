@@ -15,7 +15,7 @@ from servers.http_server import Quiet, answering
 from servers.search import Elasticsearch, OpenSearch, SearchServer
 from steward.archive.errors import ArchiveUnavailable
 from steward.archive.remote.destination import ArchivedDocument
-from steward.extensions.search_servers import product_clients
+from steward.extensions.search_servers import client
 from steward.extensions.search_servers.destination import SearchDestination
 from steward.extensions.search_servers.settings import SearchSinkSettings
 
@@ -189,7 +189,7 @@ def test_a_reply_without_end_is_not_read_to_its_end(
     opensearch: SearchServer,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(product_clients, "MAX_REPLY_BYTES", 1 << 20)
+    monkeypatch.setattr(client, "MAX_REPLY_BYTES", 1 << 20)
     server = elasticsearch if kind == "elasticsearch" else opensearch
     with answering(Flooding) as flood:
         url = f"http://127.0.0.1:{flood.server_port}"

@@ -67,8 +67,6 @@ def test_a_user_who_is_not_there_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "module", "package"),
     [
-        (SEARCH.format("opensearch"), "opensearchpy", "opensearch-py"),
-        (SEARCH.format("elasticsearch"), "elasticsearch", "elasticsearch"),
         (KAFKA, "confluent_kafka", "confluent-kafka"),
         (TOPIC, "confluent_kafka", "confluent-kafka"),
     ],

@@ -55,8 +55,6 @@ enabled = true
 database = "postgresql+psycopg://steward@127.0.0.1:9/steward"
 """
 PACKAGES = {
-    "archive.sink.es": "elasticsearch",
-    "archive.sink.os": "opensearch-py",
     "archive.sink.ka": "confluent-kafka",
     "consume.topic": "confluent-kafka",
     "bank.database": "psycopg",

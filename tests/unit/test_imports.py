@@ -29,14 +29,7 @@ ASSEMBLY = "steward.core.config"
 HEAVY = {
     *("asyncio", "logging.config", "rich", "typer", "json", "http", "ssl", "pydantic"),
     *("sqlalchemy", "alembic", "psycopg", "litestar", "uvicorn", "httpx"),
-    *(
-        "confluent_kafka",
-        "elasticsearch",
-        "opensearchpy",
-        "urllib3",
-        "zstandard",
-        "prometheus_client",
-    ),
+    *("httpcore", "confluent_kafka", "zstandard", "prometheus_client"),
 }
 """What no process imports that does not need it, so never at the top: memory is counted."""
 

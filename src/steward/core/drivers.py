@@ -1,4 +1,4 @@
-"""Optional drivers: Python packages for brokers, search servers and databases; how to install them.
+"""Optional drivers: Python packages for brokers and databases; how to install them.
 
 Each belongs to an optional part: an extra of the wheel, and a package ``steward-PART``. If the
 configuration names a part that is not installed, that part is unavailable and the rest of
@@ -66,17 +66,12 @@ class OptionalDriver(msgspec.Struct, frozen=True):
         return next(matches, self.package)
 
 
-ELASTICSEARCH: Final = OptionalDriver("search", "elasticsearch", "elasticsearch")
-OPENSEARCH: Final = OptionalDriver("search", "opensearch-py", "opensearchpy")
 KAFKA: Final = OptionalDriver("kafka", "confluent-kafka", "confluent_kafka")
 PARQUET: Final = OptionalDriver("parquet", "duckdb", "duckdb")
 POSTGRESQL: Final = OptionalDriver("postgresql", "psycopg", "psycopg")
 
-DRIVERS: Final = (ELASTICSEARCH, OPENSEARCH, KAFKA, PARQUET, POSTGRESQL)
+DRIVERS: Final = (KAFKA, PARQUET, POSTGRESQL)
 """Drivers of all optional parts."""
-
-_SINK_DRIVERS: Final = {"elasticsearch": ELASTICSEARCH, "opensearch": OPENSEARCH, "kafka": KAFKA}
-"""Drivers of sinks, by kind."""
 
 
 def list_needed_drivers(settings: Settings) -> Iterator[tuple[tuple[str, ...], OptionalDriver]]:
@@ -84,8 +79,8 @@ def list_needed_drivers(settings: Settings) -> Iterator[tuple[tuple[str, ...], O
     if settings.forward.to:
         return  # archive, books and bank are on another host
     for name, sink in settings.archive.sink.items():
-        if sink.kind in _SINK_DRIVERS:
-            yield ("archive", "sink", name), _SINK_DRIVERS[sink.kind]
+        if sink.kind == "kafka":
+            yield ("archive", "sink", name), KAFKA
     for name in settings.consume:
         yield ("consume", name), KAFKA
     if settings.bank.database.startswith("postgresql"):

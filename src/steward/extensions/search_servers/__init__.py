@@ -1,8 +1,7 @@
 """Elasticsearch and OpenSearch archive sinks: scripts as documents, indexed by month.
 
 ``destination`` is the sink: it sends ``documents`` in ``bulk`` requests, after installing the
-``index_template``. ``search`` finds scripts in a sink. Both use ``client``, which wraps the
-``product_clients``.
+``index_template``. ``search`` finds scripts in a sink. Both use ``client``.
 """
 
 from typing import TYPE_CHECKING

@@ -1,34 +1,42 @@
 """Client of a search server (Elasticsearch or OpenSearch): requests and replies in bytes.
 
-:class:`SearchClient` sends requests for a sink. It reconnects when a credentials file changes: a
-new password, API key or certificate applies to the next request, without a restart. Error messages
-with remedies, credentials and TLS come before it; the decoding of replies follows
-(:class:`ServerError`, :class:`BulkOutcome`, :class:`BulkReply`, :func:`decode_reply`): done,
-refused for good, or to be retried.
-
-``product_clients`` wraps the two official client libraries as :class:`SearchTransport`. They handle
-dead nodes, connections, TLS, and the product check. Steward encodes, compresses and decodes bodies
-itself: the libraries would cost one more copy, gzip at its slowest level, and json in place of
-msgspec.
+:class:`SearchClient` sends requests for a sink over httpx, to each of its nodes in turn
+(:class:`NodeRotation`). It reconnects when a credentials file changes: a new password, API key or
+certificate applies to the next request, without a restart. Error messages with remedies,
+credentials and TLS come before it; the decoding of replies follows (:class:`ServerError`,
+:class:`BulkOutcome`, :class:`BulkReply`, :func:`decode_reply`): done, refused for good, or to be
+retried.
 """
 
 import base64
 import gzip
 import logging
 import os
+import random
 import re
-from collections.abc import Mapping
+import time
+import weakref
+import zlib
+from collections.abc import Iterator, Sequence
 from threading import Lock
-from typing import Any, Final, Protocol
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from steward.archive.errors import ArchiveUnavailable
+from steward.core.waits import Backoff
 from steward.extensions.search_servers.settings import ElasticsearchSinkSettings, SearchSinkSettings
+
+if TYPE_CHECKING:
+    import ssl
+
+    import httpx
 
 CONCURRENT_REQUESTS: Final = 2
 """Requests sent at the same time without waiting for the first reply."""
+
+MAX_REPLY_BYTES: Final = 64 << 20
+"""Largest reply in bytes: a document with the largest script, each byte escaped, is smaller."""
 
 
 class ServerReply(msgspec.Struct, frozen=True):
@@ -43,24 +51,6 @@ class ServerReply(msgspec.Struct, frozen=True):
     body: bytes
 
 
-class SearchTransport(Protocol):
-    """Transport interface; ``product_clients`` implements it for each product."""
-
-    def send(
-        self, method: str, target: str, body: bytes | None, headers: Mapping[str, str]
-    ) -> ServerReply:
-        """Send a request; replies with an error status are returned, too.
-
-        Raises:
-            ArchiveUnavailable: There was no reply.
-        """
-        ...
-
-    def close(self) -> None:
-        """Close connections."""
-        ...
-
-
 def no_answer_error(urls: str, problem: str, remedy: str = "") -> ArchiveUnavailable:
     """Build the error for a server that did not answer.
 
@@ -71,13 +61,6 @@ def no_answer_error(urls: str, problem: str, remedy: str = "") -> ArchiveUnavail
     """
     text = clean_text(f"{urls} cannot be asked: {problem}")
     return ArchiveUnavailable(f"{text}: {remedy}" if remedy else text, urls)
-
-
-def timeout_error(urls: str, timeout_s: float) -> ArchiveUnavailable:
-    """Build the error for a server that exceeded the time limit."""
-    return no_answer_error(
-        urls, f"no answer within {timeout_s:g} s", "raise timeout_s if it is slow"
-    )
 
 
 def tls_error(urls: str, problem: str) -> ArchiveUnavailable:
@@ -100,18 +83,6 @@ def clean_text(text: str, max_length: int = 300) -> str:
     return line if len(line) <= max_length else line[: max_length - 1] + "…"
 
 
-def describe_root_cause(error: BaseException) -> str:
-    """Return the message of the deepest cause of a client's error."""
-    cause: Any = error
-    for _ in range(8):
-        inner = cause.__cause__ or getattr(cause, "reason", None) or cause.__context__
-        if not isinstance(inner, BaseException):
-            break
-        cause = inner
-    text = str(getattr(cause, "strerror", None) or cause)
-    return text or type(cause).__name__
-
-
 log = logging.getLogger(__name__)
 
 _MAX_SECRET_BYTES: Final = 1 << 16
@@ -119,9 +90,6 @@ _API_KEY_PATTERN: Final = re.compile(r"[A-Za-z0-9+/=_-]+")
 """Characters of an API key in base64."""
 _OTHERS_MODE: Final = 0o007
 """Mode bits of users other than owner and group."""
-
-TlsContext = Any
-"""``ssl.SSLContext`` or None; typed loosely so that ssl is not imported here."""
 
 CredentialsStamp = tuple[tuple[int, int, int] | None, ...]
 """State of the credentials files; differs once one of them changes."""
@@ -154,16 +122,17 @@ def build_authorization(settings: SearchSinkSettings) -> str:
     return ""
 
 
-def build_tls_context(settings: SearchSinkSettings) -> TlsContext:
-    """Build the TLS context from the certificates; None where no URL is https.
+def build_tls_context(settings: SearchSinkSettings) -> "ssl.SSLContext":
+    """Build the TLS context from the certificates; it trusts nobody where no URL is https.
 
     Raises:
         ArchiveUnavailable: A certificate or a key cannot be read.
     """
-    if not any(url.lower().startswith("https:") for url in settings.urls):
-        return None
     import ssl
 
+    if not any(url.lower().startswith("https:") for url in settings.urls):
+        # Reading the system's CA certificates takes longer than most requests.
+        return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     certificate_path = settings.ca_file
     try:
         context = ssl.create_default_context(cafile=settings.ca_file or None)
@@ -241,16 +210,43 @@ def _unreadable_error(path: str, error: OSError) -> ArchiveUnavailable:
 _MIN_GZIP_BYTES: Final = 1024
 """Size up to which a body is sent uncompressed, in bytes."""
 _GZIP_LEVEL: Final = 1
-_SILENCED_LOGGERS: Final = (
-    "elastic_transport",
-    "elasticsearch",
-    "opensearch",
-    "opensearchpy.trace",
-    "urllib3",
-)
+_PIECE_BYTES: Final = 64 * 1024
+_PAUSE_S: Final = (1.0, 60.0)
+"""First and longest pause of a node that failed, in seconds."""
 
 JSON_TYPE: Final = "application/json"
 NDJSON_TYPE: Final = "application/x-ndjson"
+
+
+class NodeRotation:
+    """Choice of the node for each request: all in turn, and one that failed pauses.
+
+    Args:
+        urls: The nodes.
+    """
+
+    def __init__(self, urls: Sequence[str]) -> None:
+        # Commands that run for a moment start with different nodes.
+        self._next_turns = dict.fromkeys(random.sample(urls, len(urls)), 0.0)
+        self._backoffs = {url: Backoff(*_PAUSE_S) for url in urls}
+        self._lock = Lock()
+
+    def take_turn(self) -> str:
+        """Return the URL whose turn comes first; where all pause, the one that pauses least."""
+        with self._lock:
+            url = min(self._next_turns, key=self._next_turns.__getitem__)
+            self._next_turns[url] = time.monotonic()
+            return url
+
+    def pause(self, url: str) -> None:
+        """Pass a node over for a while: it failed."""
+        with self._lock:
+            self._next_turns[url] = time.monotonic() + self._backoffs[url].next_s()
+
+    def resume(self, url: str) -> None:
+        """Let the next pause of a node be short again: it works."""
+        with self._lock:
+            self._backoffs[url].reset()
 
 
 class SearchClient:
@@ -263,9 +259,9 @@ class SearchClient:
     def __init__(self, settings: SearchSinkSettings) -> None:
         self.settings = settings
         self.where = ", ".join(settings.urls)
-        self._transport: SearchTransport | None = None
+        self._nodes = NodeRotation(settings.urls)
+        self._http: httpx.Client | None = None
         self._stamp: CredentialsStamp = ()
-        self._authorization = ""
         self._lock = Lock()
 
     @property
@@ -295,59 +291,142 @@ class SearchClient:
         Raises:
             ArchiveUnavailable: There was no reply.
         """
-        with self._lock:
-            transport = self._open_transport()
-        headers = {"accept": JSON_TYPE, "accept-encoding": "gzip"}
-        if self._authorization:
-            headers["authorization"] = self._authorization
+        import httpx
+
+        headers: dict[str, str] = {}
+        content: Iterator[bytes] | None = None
         if body is not None:
-            headers["content-type"] = media_type
+            headers["content-type"] = self._versioned_type(media_type)
             if len(body) > _MIN_GZIP_BYTES:
                 headers["content-encoding"] = "gzip"
                 body = gzip.compress(body, _GZIP_LEVEL, mtime=0)
-        return transport.send(method, target_path, body, headers)
+            headers["content-length"] = str(len(body))
+            content = _split_body(body)
+        http = self._connect()
+        url = self._nodes.take_turn()
+        target = url.rstrip("/") + target_path
+        deadline = time.monotonic() + self.settings.timeout_s
+        try:
+            with http.stream(method, target, content=content, headers=headers) as response:
+                reply = ServerReply(response.status_code, _read_body(response, deadline))
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError, zlib.error) as error:
+            # ValueError: a name that no host can have, or a reply without end.
+            self._nodes.pause(url)
+            raise self._describe_failure(error) from error
+        if reply.status >= 500 or reply.status == HTTP_TOO_MANY:
+            self._nodes.pause(url)
+        else:
+            self._nodes.resume(url)
+        if (
+            self.is_elasticsearch
+            and 200 <= reply.status < 300
+            and response.headers.get("x-elastic-product") != self.product
+        ):
+            raise ArchiveUnavailable(
+                f'{self.where} is not Elasticsearch: set kind = "opensearch" if it is OpenSearch',
+                self.where,
+            )
+        return reply
 
     def close(self) -> None:
         """Close connections."""
-        if self._transport is not None:
-            self._transport.close()
-            self._transport = None
+        with self._lock:
+            self._http = None
 
-    def _open_transport(self) -> SearchTransport:
-        """Return the transport; reconnect if a credentials file has changed."""
-        stamp = stamp_credentials(self.settings)
-        if self._transport is not None and stamp != self._stamp:
-            self.close()
-        if self._transport is None:
-            self._authorization = build_authorization(self.settings)
-            self._transport = self._build_transport()
-            self._stamp = stamp
-        return self._transport
+    def _connect(self) -> "httpx.Client":
+        """Return the HTTP client; make another if a credentials file has changed."""
+        with self._lock:
+            stamp = stamp_credentials(self.settings)
+            if self._http is None or stamp != self._stamp:
+                self._http = None
+                self._http = self._build_http()
+                self._stamp = stamp
+            return self._http
 
-    def _build_transport(self) -> SearchTransport:
-        """Create the transport for the sink's product."""
-        for name in _SILENCED_LOGGERS:
-            # These loggers print what is sent, scripts included; Steward reports errors itself.
-            logging.getLogger(name).setLevel(logging.CRITICAL)
-        context = build_tls_context(self.settings)
-        urls = [_add_port(url) for url in self.settings.urls]
-        timeout_s = self.settings.timeout_s
-        if self.is_elasticsearch:
-            from steward.extensions.search_servers.product_clients import ElasticsearchTransport
+    def _build_http(self) -> "httpx.Client":
+        """Create an HTTP client with the present credentials."""
+        from http.cookiejar import CookieJar, DefaultCookiePolicy
 
-            return ElasticsearchTransport(urls, context, timeout_s)
-        from steward.extensions.search_servers.product_clients import OpenSearchTransport
+        import httpx
 
-        return OpenSearchTransport(urls, context, timeout_s)
+        # At the level debug it logs each step of a request.
+        logging.getLogger("httpcore").setLevel(logging.WARNING)
+        headers = {"accept": self._versioned_type(JSON_TYPE), "accept-encoding": "gzip"}
+        authorization = build_authorization(self.settings)
+        if authorization:
+            headers["authorization"] = authorization
+        transport = httpx.HTTPTransport(verify=build_tls_context(self.settings), trust_env=False)
+        http = httpx.Client(
+            transport=transport,
+            headers=headers,
+            # A server that sets cookies without end does not fill the memory.
+            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),
+            timeout=self.settings.timeout_s,
+            # Ignore the environment: a proxy of somebody's shell is not the site's.
+            trust_env=False,
+        )
+        # Requests that are under way in other threads keep a client that is replaced or closed.
+        weakref.finalize(http, transport.close)
+        return http
+
+    def _describe_failure(self, error: Exception) -> ArchiveUnavailable:
+        """Build the error for a request without a reply, with a remedy."""
+        import ssl
+
+        import httpx
+
+        if isinstance(error, httpx.TimeoutException):
+            problem = f"no answer within {self.settings.timeout_s:g} s"
+            return no_answer_error(self.where, problem, "raise timeout_s if it is slow")
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, OSError):
+            cause = cause.__cause__ or cause.__context__
+        problem = (cause and cause.strerror) or str(cause or error) or type(error).__name__
+        if isinstance(cause, ssl.SSLError):
+            return tls_error(self.where, problem)
+        return no_answer_error(self.where, problem)
+
+    def _versioned_type(self, media_type: str) -> str:
+        """Return a media type for the headers; with it Elasticsearch 9 answers as 8 does."""
+        if not self.is_elasticsearch:
+            return media_type
+        return media_type.replace("/", "/vnd.elasticsearch+") + "; compatible-with=8"
 
 
-def _add_port(url: str) -> str:
-    """Add the default port to a URL: one of the client libraries requires it."""
-    parts = urlsplit(url)
-    if parts.port is not None:
-        return url
-    port = 443 if parts.scheme == "https" else 80
-    return parts._replace(netloc=f"{parts.netloc.rstrip(':')}:{port}").geturl()
+def _split_body(body: bytes) -> Iterator[bytes]:
+    """Yield a request's body in pieces: httpx copies each piece several times."""
+    for first in range(0, len(body), _PIECE_BYTES):
+        yield body[first : first + _PIECE_BYTES]
+
+
+def _read_body(response: "httpx.Response", deadline: float) -> bytes:
+    """Read a reply's body.
+
+    Args:
+        response: The reply, its body unread.
+        deadline: Time of the monotonic clock at which the request's time is up.
+
+    Raises:
+        ValueError: The body is too large.
+        httpx.HTTPError: The body did not come, or not in time.
+        zlib.error: The body is no gzip.
+    """
+    import httpx
+
+    is_gzip = response.headers.get("content-encoding", "").lower() == "gzip"
+    # httpx decompresses a chunk whatever size that makes.
+    decompressor = zlib.decompressobj(zlib.MAX_WBITS | 16) if is_gzip else None
+    parts: list[bytes] = []
+    size = 0
+    for chunk in response.iter_raw():
+        if time.monotonic() > deadline:
+            raise httpx.ReadTimeout("the reply takes too long")
+        limit = MAX_REPLY_BYTES + 1 - size
+        parts.append(decompressor.decompress(chunk, limit) if decompressor else chunk)
+        size += len(parts[-1])
+        if size > MAX_REPLY_BYTES:
+            raise ValueError(f"its reply has more than {MAX_REPLY_BYTES >> 20} MiB")
+    return b"".join(parts)
 
 
 HTTP_TOO_MANY: Final = 429
