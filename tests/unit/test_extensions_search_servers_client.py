@@ -20,6 +20,7 @@ from servers.authority import Authority
 from servers.http_server import Quiet, answering
 from servers.server import free_port
 from steward.archive.errors import ArchiveUnavailable
+from steward.core.section import TlsSettings
 from steward.extensions.search_servers import client as module
 from steward.extensions.search_servers.client import (
     NDJSON_TYPE,
@@ -423,9 +424,9 @@ def test_certificates_are_read_again_and_names_are_compared(
             path.chmod(0o600)
 
     ours, theirs = authority.certificate("DNS:client"), stranger.certificate("DNS:client")
-    named = {name: str(path) for name, path in files.items()}
+    tls = TlsSettings(**{name: str(path) for name, path in files.items()})
     put(stranger, ours)
-    client = connect(node, **named)
+    client = connect(node, tls=tls)
     with pytest.raises(ArchiveUnavailable, match=r"CERTIFICATE_VERIFY_FAILED.*set ca_file"):
         client.request("GET", "/")
     put(authority, theirs)
@@ -438,7 +439,7 @@ def test_certificates_are_read_again_and_names_are_compared(
     with pytest.raises(ArchiveUnavailable, match="cannot be used as a certificate"):
         client.request("GET", "/")
     put(authority, ours)
-    elsewhere = connect(node.url.replace("127.0.0.1", "localhost"), **named)
+    elsewhere = connect(node.url.replace("127.0.0.1", "localhost"), tls=tls)
     with pytest.raises(ArchiveUnavailable, match="mismatch"):
         elsewhere.request("GET", "/")
 
