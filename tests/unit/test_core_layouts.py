@@ -2,15 +2,14 @@
 
 import csv
 import io
-import re
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.documentation import run_example
 from steward.cli.output import Style, print_csv, print_table
 from steward.core.actions import Answer
 from steward.core.layouts import Column, TimeBound, choose_columns, format_for_programs, write_csv
@@ -19,7 +18,6 @@ from steward.web.formats import format_cell
 from steward.web.pages.reports import REPORT_KINDS
 from steward.web.rendering import Renderer, download_reply
 
-DEVELOP = Path(__file__).parent.parent.parent / "docs" / "develop.md"
 NOON = datetime(2026, 11, 22, 12, tzinfo=UTC)
 STYLE = Style(has_header=False)
 
@@ -28,16 +26,6 @@ def waits(**fields: Any) -> WaitsReply:
     row = WaitRow(cluster="c1", partition="main", started=2, median_s=60, p90_s=80, longest_s=90)
     period = Period(since=NOON, until=NOON + timedelta(days=1))
     return WaitsReply(periods=(period,), zone="UTC", rows=(row,), **fields)
-
-
-def run_example(heading: str) -> dict[str, Any]:
-    """Run the Python block of a section of the page for developers."""
-    section = DEVELOP.read_text().split(f"## {heading}\n")[1]
-    block = re.search(r"```python\n(.*?)```", section, re.DOTALL)
-    assert block
-    names: dict[str, Any] = {}
-    exec(block[1], names)
-    return names
 
 
 def test_a_column_that_the_documentation_adds_is_in_every_view(

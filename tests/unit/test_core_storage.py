@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.documentation import run_example
 from steward.core.sqlite import Database, SqliteError
 from steward.core.storage import CURSOR, Index, Rows, Table
 from steward.core.timestamps import to_micros
@@ -270,6 +271,26 @@ def test_a_column_that_came_later_is_added_to_what_there_is(tmp_path: Path) -> N
         visits = grown.select(database, "ORDER BY host")
         assert visits[-2:] == [Visit(host="a"), Visit(host="b", count=2)][-len(visits) :]
         database.close()
+
+
+def test_a_column_that_the_documentation_adds_is_stored(tmp_path: Path) -> None:
+    example = run_example("Add a column to a table")
+    table, migrations = example["REPORTS"], example["MIGRATIONS"]
+    path = str(tmp_path / "site.db")
+    first_release = Database(path, migrations[:1])
+    with first_release.transaction() as connection:
+        connection.execute("INSERT INTO disk_report VALUES ('n1', 5)")
+    first_release.close()
+    database = Database(path, migrations)
+    report = example["DiskReport"](node="n2", free_bytes=7, mount="/scratch")
+    with database.transaction() as connection:
+        table.insert(connection, report)
+    rows = table.select(database, "ORDER BY node")
+    assert [(row.node, row.free_bytes, row.mount) for row in rows] == [
+        ("n1", 5, "/"),
+        ("n2", 7, "/scratch"),
+    ]
+    database.close()
 
 
 @pytest.mark.parametrize(
