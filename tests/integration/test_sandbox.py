@@ -11,8 +11,8 @@ import pytest
 from job_submission import Submit, state_of, submit_to, wait_until
 from sandboxes import directory, need_users, own, processes_of
 
+from steward.core.processes import read_start_ticks
 from steward.sandbox import Sandbox, SandboxError, SandboxSpec
-from steward.sandbox.spec import get_start_time
 
 __all__ = ["directory", "own"]
 
@@ -95,7 +95,7 @@ def test_killing_the_caller_side_kills_the_program(sandbox: Sandbox) -> None:
         inner = process.inner_pid
         assert inner
         os.kill(process.pid, signal.SIGKILL)
-        wait_until(lambda: get_start_time(inner) == 0)
+        wait_until(lambda: read_start_ticks(inner) == 0)
 
 
 def test_a_program_killed_inside_is_seen_as_killed(sandbox: Sandbox) -> None:

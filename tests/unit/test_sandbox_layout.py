@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from steward.core.processes import read_start_ticks
 from steward.sandbox import Sandbox, SandboxError, SandboxSpec, SlurmMissing, layout, slurm_install
-from steward.sandbox.spec import MARKER, ProcessId, get_start_time, is_alive
+from steward.sandbox.spec import MARKER, ProcessId, is_alive
 
 
 def refuse(line: str) -> None:
@@ -132,7 +133,7 @@ def test_a_spec_is_checked_before_anything_is_made(tmp_path: Path) -> None:
 
 
 def test_a_process_is_known_by_number_and_start() -> None:
-    me = ProcessId(pid=os.getpid(), started=get_start_time(os.getpid()))
+    me = ProcessId(pid=os.getpid(), started=read_start_ticks(os.getpid()))
     assert is_alive(me)
     assert not is_alive(ProcessId(pid=me.pid, started=me.started + 1))
     assert not is_alive(ProcessId(pid=0, started=0))

@@ -16,6 +16,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from steward.automation.errors import AuditUnavailable
+from steward.core.processes import read_boot_id, read_start_ticks
 from steward.core.sqlite import Database, SqliteUnavailable
 from steward.core.storage import Index, Table, encode_json
 
@@ -216,7 +217,7 @@ def _decode_row(row: tuple[Any, ...]) -> AuditRow:
 
 def _identify_process() -> str:
     """Return an id of this process that is unique across reboots and reused pids."""
-    return f"{_read_kernel_boot_id()}:{os.getpid()}:{_read_start_ticks(os.getpid())}"
+    return f"{read_boot_id()}:{os.getpid()}:{read_start_ticks(os.getpid())}"
 
 
 def _is_alive(process: str) -> bool:
@@ -224,27 +225,10 @@ def _is_alive(process: str) -> bool:
     boot_id, _, rest = process.partition(":")
     pid, _, start_ticks = rest.partition(":")
     return (
-        boot_id == _read_kernel_boot_id()
+        boot_id == read_boot_id() != ""
         and pid.isdigit()
-        and start_ticks == _read_start_ticks(int(pid)) != ""
+        and start_ticks == str(read_start_ticks(int(pid))) != "0"
     )
-
-
-def _read_kernel_boot_id() -> str:
-    """Return the kernel's boot id."""
-    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-        return file.read().strip()
-
-
-def _read_start_ticks(pid: int) -> str:
-    """Return a process's start time in kernel ticks; "" if it does not exist or is a zombie."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            # The command name in brackets may contain anything, brackets and blanks included.
-            fields = file.read().rpartition(b")")[2].split()
-    except OSError:
-        return ""
-    return "" if fields[0] in (b"Z", b"X") else fields[19].decode()
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 ``refuse_core_dumps`` protects secrets in memory. ``kill_group`` kills a program that leads a
 process group, ``kill_descendants`` everything that a process has started. ``exit_with_parent`` and
 ``adopt_orphans`` tie children to their parent, so that none of them outlives the daemon.
+``read_boot_id`` and ``read_start_ticks`` identify a process across reboots and reused pids.
 """
 
 import contextlib
@@ -145,3 +146,27 @@ def _map_children() -> Children:
                 parent = int(file.read().rpartition(b")")[2].split()[1])
             children.setdefault(parent, []).append(int(name))
     return lambda pid: children.get(pid, ())
+
+
+def read_boot_id() -> str:
+    """Return the kernel's boot id; "" if it cannot be read."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def read_start_ticks(pid: int) -> int:
+    """Return a process's start time in clock ticks since boot; 0 if it does not run.
+
+    With the boot id it tells the process from a later one of the same pid. Source: proc(5).
+    """
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            # The command name in brackets may contain anything, brackets and blanks included.
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return 0
+    # A zombie does not run any more.
+    return 0 if fields[0] in (b"Z", b"X") else int(fields[19])

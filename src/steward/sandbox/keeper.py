@@ -17,6 +17,7 @@ from typing import NoReturn
 import msgspec
 
 from steward.core.errors import StewardError
+from steward.core.processes import read_start_ticks
 from steward.sandbox import layout, namespaces
 from steward.sandbox.init_process import InitProcess
 from steward.sandbox.spec import (
@@ -24,7 +25,6 @@ from steward.sandbox.spec import (
     ProcessId,
     SandboxError,
     SandboxPlan,
-    get_start_time,
 )
 
 REPORT_FD = 1
@@ -94,8 +94,8 @@ class SandboxKeeper:
     def _write_process_ids(self) -> None:
         """Write the process ids of keeper and init to ``keeper/pids.json``."""
         processes = KeeperProcesses(
-            keeper=ProcessId(pid=os.getpid(), started=get_start_time(os.getpid())),
-            init=ProcessId(pid=self.init_pid, started=get_start_time(self.init_pid)),
+            keeper=ProcessId(pid=os.getpid(), started=read_start_ticks(os.getpid())),
+            init=ProcessId(pid=self.init_pid, started=read_start_ticks(self.init_pid)),
         )
         path = f"{self.plan.directory}/keeper/pids.json"
         with open(f"{path}.new", "wb") as file:

@@ -19,12 +19,12 @@ from typing import Final
 
 import msgspec
 
+from steward.core.processes import read_start_ticks
 from steward.sandbox.spec import (
     KeeperProcesses,
     ProcessId,
     SandboxError,
     SandboxPlan,
-    get_start_time,
     is_alive,
 )
 
@@ -136,7 +136,7 @@ def signal_process(process: ProcessId, signal_number: int) -> None:
         return
     try:
         # Check again now that the descriptor holds the process, whose id may be reused.
-        if get_start_time(process.pid) == process.started:
+        if read_start_ticks(process.pid) == process.started:
             signal.pidfd_send_signal(fd, signal_number)
     except ProcessLookupError:
         return  # it ended in between

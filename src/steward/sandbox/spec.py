@@ -2,7 +2,7 @@
 
 `SandboxSpec` holds the requested properties; `SandboxUser`, `SandboxService` and `SandboxPlan` hold
 the decisions made from it, stored in the marker file; `KeeperProcesses` are the process ids of
-keeper and init. `get_start_time` and `is_alive` tell a process from a later one with the same id.
+keeper and init. `is_alive` tells a process from a later one with the same id.
 """
 
 import os
@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from steward.core.errors import StewardError
+from steward.core.processes import read_start_ticks
 
 MARKER = "sandbox.json"
 """File that marks a directory as a sandbox's; no other directory is ever removed."""
@@ -200,20 +201,6 @@ def get_default_directory() -> str:
     return os.path.join(tempfile.gettempdir(), f"steward-sandbox-{os.geteuid()}")
 
 
-def get_start_time(pid: int) -> int:
-    """Return a process's start time in clock ticks since boot; 0 if it does not run.
-
-    Source: ``/proc/PID/stat``, see proc(5).
-    """
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return 0
-    # A zombie does not run any more.
-    return 0 if fields[0] in (b"Z", b"X") else int(fields[19])
-
-
 def is_alive(process: ProcessId) -> bool:
     """Return True if exactly this process still runs."""
-    return process.started != 0 and get_start_time(process.pid) == process.started
+    return process.started != 0 and read_start_ticks(process.pid) == process.started

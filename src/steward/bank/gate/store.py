@@ -21,13 +21,13 @@ import msgspec
 from steward.bank.gate.balances import OpenHold
 from steward.bank.gate.requests import Allowance, GateFact, PendingChanges
 from steward.bank.records import AccountBooks, BankRules, GateBooks, Hold, JobRequest, Quote
+from steward.core.processes import read_boot_id
 from steward.core.sqlite import Connection, open_database, transaction
 from steward.slurm.cluster_model import ClusterModel
 
 log = logging.getLogger(__name__)
 
 DATABASE: Final = "gate.db"
-_BOOT_ID_FILE: Final = "/proc/sys/kernel/random/boot_id"
 
 _MIGRATIONS: Final = (
     """
@@ -307,12 +307,15 @@ class GateStore:
         self._set_note(name, b"%d" % value)
 
     def is_of_this_boot(self) -> bool:
-        """Return True if all commits are present: the database was written since the boot."""
-        return bool(self._read_note("boot")) and self._read_note("boot") == _read_boot_id()
+        """Return True if all commits are present: the database was written since the boot.
+
+        If the boot is unknown, every start rebuilds the holds from Slurm's queue, only slower.
+        """
+        return bool(self._read_note("boot")) and self._read_note("boot") == read_boot_id().encode()
 
     def record_boot(self) -> None:
         """Mark the database as complete until the machine goes down."""
-        self._set_note("boot", _read_boot_id())
+        self._set_note("boot", read_boot_id().encode())
 
     def _read_note(self, name: str) -> bytes:
         row = self._db.execute("SELECT body FROM note WHERE name=?", (name,)).fetchone()
@@ -347,13 +350,3 @@ def _decode_hold(row: tuple[Any, ...]) -> OpenHold:
     values["confirmed"] = bool(values["confirmed"])
     values["started"] = bool(values["started"])
     return OpenHold(**values)
-
-
-def _read_boot_id() -> bytes:
-    """Read the kernel's boot id; b"" if it cannot be read."""
-    try:
-        with open(_BOOT_ID_FILE, "rb") as file:
-            return file.read().strip()
-    except OSError:
-        # Then every start rebuilds the holds from Slurm's queue, which is only slower.
-        return b""
