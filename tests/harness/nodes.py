@@ -34,15 +34,13 @@ def task(number: int, /, **more: Any) -> bytes:
 
 
 class HearingSite(ReceivingSite):
-    """A Site that receives from nodes with certificates; ``limits`` are the receiver's."""
+    """A Site that receives from nodes with certificates; ``nodes`` sets keys of [nodes]."""
 
-    def __init__(self, directory: Path, authority: Authority, **limits: int) -> None:
-        settings = NodesSettings(**listener_keys(authority))
+    def __init__(self, directory: Path, authority: Authority, **nodes: Any) -> None:
+        settings = NodesSettings(**listener_keys(authority), **nodes)
         super().__init__(directory, authority, nodes=settings)
         self.start(
-            NodeReceiver(
-                self.settings, lambda rows: self.link.send_command("append", *rows), **limits
-            )
+            NodeReceiver(self.settings, lambda rows: self.link.send_command("append", *rows))
         )
 
     def events(self) -> list[Event]:

@@ -27,7 +27,7 @@ def settings(tmp_path: Path) -> Settings:
     for directory in (tmp_path, *tmp_path.parents):
         if directory.stat().st_mode & 0o001 == 0:
             directory.chmod(0o755)
-    nodes = NodesSettings(listen="127.0.0.1:0", listener="nobody")
+    nodes = NodesSettings(listen="127.0.0.1:0", listener="nobody", most_connections=1)
     return Settings(socket=str(tmp_path / "steward.sock"), nodes=nodes)
 
 
@@ -66,7 +66,7 @@ def test_a_listener_outlives_a_daemon_without_room(
     stop = Stop()
     with busy(settings) as told:
         listener = NodeListener(
-            settings.nodes, listener_socket_path(settings), check_interval_s=0.5, max_connections=1
+            settings.nodes, listener_socket_path(settings), check_interval_s=0.5
         )
         thread = threading.Thread(target=listener.run, args=(stop,))
         thread.start()

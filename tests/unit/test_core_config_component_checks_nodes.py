@@ -41,6 +41,8 @@ MISTAKES = [
         "cannot be set with 'client_ca_file'",
     ),
     (LOCAL + '[nodes]\nlistener = "x"\n', "has no address"),
+    (LOCAL + NODES + "most_connections = 0\n", "between 1 and 1024"),
+    (LOCAL + NODES + "most_connections = 2000\n", "between 1 and 1024"),
     ('[cluster.c1]\nscheduler = "torque"\nspool = "/t"\n' + NODES, "is for clusters of Slurm"),
 ]
 

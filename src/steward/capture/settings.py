@@ -28,6 +28,7 @@ class NodesSettings(Section, frozen=True, kw_only=True):
             ``client_ca_file``, certificates identify nodes, otherwise MUNGE does.
         behind_nat: Whether nodes connect from addresses other than those Slurm knows. Then MUNGE
             alone identifies a node, and root on any node can report for any other.
+        most_connections: Maximum number of connections; further nodes are asked to retry.
         shared_from: Networks whose addresses several nodes share (NAT); at the limit, their
             connections are closed last.
         listener: User of ``steward listen``, which then listens instead of the daemon and forwards
@@ -37,6 +38,7 @@ class NodesSettings(Section, frozen=True, kw_only=True):
     listen: str = ""
     tls: TlsReference = None
     behind_nat: bool = False
+    most_connections: int = 64
     shared_from: tuple[str, ...] = ()
     listener: str = ""
 

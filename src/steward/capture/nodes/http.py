@@ -211,8 +211,6 @@ def _parse_request_head(head: bytes) -> AgentRequest:
 
 log = logging.getLogger(__name__)
 
-MAX_CONNECTIONS: Final = 64
-"""Most connections of agents: each is a thread, and may hold a megabyte."""
 BACKLOG: Final = 4096
 """Backlog of the listening socket."""
 _UNIDENTIFIED_TIMEOUT_S: Final = 1.0

@@ -27,7 +27,6 @@ import msgspec
 from steward.capture.nodes.http import (
     BACKLOG,
     MAX_BATCH_BYTES,
-    MAX_CONNECTIONS,
     AgentConnection,
     AgentConnections,
     AgentPeer,
@@ -265,7 +264,6 @@ class NodeListener:
         settings: Section [nodes], as received from the daemon.
         path: The daemon's socket.
         check_interval_s: Interval of checks for changed settings, in seconds.
-        max_connections: Most connections; further nodes are asked to retry.
 
     Raises:
         ListenUnavailable: The address cannot be bound.
@@ -273,12 +271,7 @@ class NodeListener:
     """
 
     def __init__(
-        self,
-        settings: NodesSettings,
-        path: str,
-        *,
-        check_interval_s: float = 10.0,
-        max_connections: int = MAX_CONNECTIONS,
+        self, settings: NodesSettings, path: str, *, check_interval_s: float = 10.0
     ) -> None:
         self._settings = settings
         self._path = path
@@ -290,7 +283,7 @@ class NodeListener:
         listener = open_tcp_listener(settings.listen, BACKLOG)
         self.address: tuple[str, int] = listener.getsockname()[:2]
         self._connections = AgentConnections(
-            listener, max_connections, settings.shared_from, self._serve, self._reject
+            listener, settings.most_connections, settings.shared_from, self._serve, self._reject
         )
 
     def run(self, stop: Stop) -> None:

@@ -27,7 +27,6 @@ from steward.agent.agent import PATH, digest_of
 from steward.capture.nodes.aggregation import GAP_LOST, GAP_REBOOT, aggregate_lines, make_gap_event
 from steward.capture.nodes.http import (
     BACKLOG,
-    MAX_CONNECTIONS,
     AgentConnection,
     AgentConnections,
     AgentPeer,
@@ -272,7 +271,6 @@ class NodeReceiver:
     Args:
         settings: The configuration.
         append: Appends rows to the journal durably, once.
-        max_connections: Most connections; further nodes are asked to retry.
 
     Raises:
         ListenUnavailable: The address cannot be bound.
@@ -281,11 +279,7 @@ class NodeReceiver:
     """
 
     def __init__(
-        self,
-        settings: Settings,
-        append: Callable[[Sequence[EncodedEvent]], object],
-        *,
-        max_connections: int = MAX_CONNECTIONS,
+        self, settings: Settings, append: Callable[[Sequence[EncodedEvent]], object]
     ) -> None:
         nodes = settings.nodes
         self._senders = SenderAuthenticator(settings)
@@ -306,7 +300,7 @@ class NodeReceiver:
         # Only the listener process knows its own address.
         self.address = ("", 0) if self._endpoint else listener.getsockname()[:2]
         self._connections = AgentConnections(
-            listener, max_connections, nodes.shared_from, self._serve, self._reject
+            listener, nodes.most_connections, nodes.shared_from, self._serve, self._reject
         )
 
     def run(self, stop: Stop, beat: Callable[[], None]) -> None:

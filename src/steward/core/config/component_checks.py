@@ -113,6 +113,10 @@ def check_tls(settings: Settings) -> Iterator[ConfigProblem]:
             )
 
 
+_MOST_CONNECTIONS: Final = 1024
+"""Largest most_connections: each connection is a thread, and may hold a megabyte."""
+
+
 def check_nodes(settings: Settings) -> Iterator[ConfigProblem]:
     """Yield errors in [nodes]."""
     nodes = settings.nodes
@@ -135,6 +139,11 @@ def check_nodes(settings: Settings) -> Iterator[ConfigProblem]:
         )
     if nodes.listener and not nodes.listen:
         yield ConfigProblem((*key, "listener"), "'nodes.listener' has no address: set 'listen'")
+    if not 0 < nodes.most_connections <= _MOST_CONNECTIONS:
+        yield ConfigProblem(
+            (*key, "most_connections"),
+            f"'nodes.most_connections' must be between 1 and {_MOST_CONNECTIONS}",
+        )
     for network in nodes.shared_from:
         try:
             ipaddress.ip_network(network, strict=False)
