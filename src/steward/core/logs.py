@@ -9,14 +9,13 @@ systemd reads stderr, each line begins with its priority, sd-daemon(3). A log fi
 any time by renaming it; no process needs a signal.
 """
 
-import io
 import logging
 import os
 import re
 import sys
 import time
 import traceback
-from typing import Any, Final, Literal, TextIO
+from typing import Any, Literal, TextIO
 
 import msgspec
 
@@ -123,40 +122,60 @@ class JsonFormatter(LineFormatter):
         return self.get_prefix(record) + _escape_json(msgspec.json.encode(fields).decode())
 
 
-_LOG_FILE: Final = "steward-log-file"
-"""Name of the handler that appends to a file."""
-_MAX_LINE_BYTES: Final = 1 << 20
-"""Buffer of the log file, in bytes: a line up to this size is one write."""
-
-
-def _open_log_file(path: str) -> logging.Handler:
-    """Return a handler that appends to a file, and reopens it after it was renamed or removed.
+class ReopeningFileHandler(logging.Handler):
+    """Handler that appends to a file, and reopens it after it was renamed or removed.
 
     Each line is one write at the file's end, so that lines of several processes do not mix.
 
+    Args:
+        path: The file.
+
     Raises:
-        LogUnavailable: The file cannot be written.
+        LogUnavailable: It cannot be written.
     """
-    # Only where a log file is set: the module imports pickle and sockets.
-    from logging.handlers import WatchedFileHandler
 
-    class LogFileHandler(WatchedFileHandler):
-        def _open(self) -> io.TextIOWrapper:
-            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-            raw_file = io.FileIO(os.open(self.baseFilename, flags, 0o640), "ab")
-            return io.TextIOWrapper(
-                io.BufferedWriter(raw_file, _MAX_LINE_BYTES),
-                encoding="utf-8",
-                errors="backslashreplace",
-                write_through=True,
-            )
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self._path = path
+        self._fd = -1
+        self._file_id: tuple[int, int] | None = None
+        try:
+            self._open()
+        except OSError as error:
+            raise LogUnavailable(f"cannot log to {path}: {error.strerror}", path) from error
 
-    try:
-        handler = LogFileHandler(path)
-    except OSError as error:
-        raise LogUnavailable(f"cannot log to {path}: {error.strerror}", path) from error
-    handler.set_name(_LOG_FILE)
-    return handler
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a record; one that cannot be written is lost, without an exception."""
+        try:
+            line = self.format(record) + "\n"
+            self._reopen_if_rotated()
+            os.write(self._fd, line.encode("utf-8", "backslashreplace"))
+        except OSError:
+            self.handleError(record)
+
+    def close(self) -> None:
+        """Close the file."""
+        super().close()
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _reopen_if_rotated(self) -> None:
+        """Reopen the file if it was renamed or removed."""
+        try:
+            info = os.stat(self._path)
+            is_same = self._file_id == (info.st_dev, info.st_ino)
+        except FileNotFoundError:
+            is_same = False
+        if not is_same:
+            self._open()
+
+    def _open(self) -> None:
+        fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        if self._fd >= 0:
+            os.close(self._fd)
+        info = os.fstat(fd)
+        self._fd, self._file_id = fd, (info.st_dev, info.st_ino)
 
 
 def configure_logging(
@@ -180,13 +199,13 @@ def configure_logging(
         LogUnavailable: The file cannot be written.
     """
     output = stream or sys.stderr
-    handler = _open_log_file(path) if path else logging.StreamHandler(output)
+    handler = ReopeningFileHandler(path) if path else logging.StreamHandler(output)
     formatter = JsonFormatter if line_format == "json" else LineFormatter
     handler.setFormatter(formatter(worker, for_journal=not path and _is_journal(output)))
     root = logging.getLogger()
     for former in root.handlers[:]:
         root.removeHandler(former)
-        if former.name == _LOG_FILE:
+        if isinstance(former, ReopeningFileHandler):
             former.close()
     root.addHandler(handler)
     root.setLevel(level.upper())
