@@ -88,6 +88,13 @@ MISTAKES = [
     ("cluster = 1\n", 1, ["cluster", "[cluster.NAME]"]),
     ("[cluster]\nmain = 1\n", 2, ["cluster.main", "table"]),
     (BASE + "[archive.sink.a]\nkind = 'elastic'\n", 4, ["archive.sink.a.kind", "'files'"]),
+    (
+        BASE
+        + "[tls.t]\nca_file = '/ca'\n[archive.sink.a]\nkind = 'opensearch'\ntls = 't'\n"
+        + "urls = ['http://h:9200']\n",
+        7,
+        ["'archive.sink.a' has 'tls'", "would not encrypt"],
+    ),
     (BASE + "timezone = 'Mars/Olympus'\n", 3, ["Mars/Olympus", "IANA"]),
     (BASE + "timezone = '../../etc/passwd'\n", 3, ["timezone", "IANA"]),
     (BASE + "command_timeout_s = nan\n", 3, ["command_timeout_s", "finite"]),
@@ -296,7 +303,7 @@ def test_sinks_on_other_machines_and_back(write: Any) -> None:
 
 SINK = BASE + "[archive.sink.a]\n"
 SEARCH = SINK + 'kind = "opensearch"\n'
-TLS = 'urls = ["http://h"]\ntls = "one"\n'
+TLS = 'urls = ["https://h"]\ntls = "one"\n'
 KAFKA = SINK + 'kind = "kafka"\n[archive.sink.a.broker]\n'
 KAFKA_1 = KAFKA + 'servers = ["k:1"]\n'
 

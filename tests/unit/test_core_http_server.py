@@ -239,6 +239,31 @@ def test_a_tls_connection_that_takes_the_descriptor_of_another_is_served(tmp_pat
             done.result()
 
 
+def test_a_server_with_a_ca_of_clients_serves_only_them(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    certificate_file, key_file = authority.certificate("IP:127.0.0.1")
+    tls = TlsSettings(
+        certificate_file=certificate_file, key_file=key_file, client_ca_file=authority.file
+    )
+    stranger = ssl.create_default_context(cafile=authority.file)
+    client = ssl.create_default_context(cafile=authority.file)
+    client.load_cert_chain(certificate_file, key_file)
+
+    def ask(context: ssl.SSLContext) -> bytes:
+        with (
+            socket.create_connection(("127.0.0.1", port), 30) as plain,
+            context.wrap_socket(plain, server_hostname="127.0.0.1") as connection,
+        ):
+            connection.sendall(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            return connection.recv(12)
+
+    with served(tls=tls) as port:
+        assert ask(client) == b"HTTP/1.1 200"
+        # With TLS 1.3 the server's refusal comes after the client's handshake.
+        with contextlib.suppress(ssl.SSLError, ConnectionError):
+            assert ask(stranger) == b""
+
+
 @contextlib.contextmanager
 def crowd_of(uid: int, port: int, *, closed: bool = False) -> Iterator[None]:
     """Connections of another user that ask nothing; ``closed`` has them come and go for ever."""

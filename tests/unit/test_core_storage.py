@@ -206,6 +206,17 @@ def test_a_row_that_exists_is_settled(site: Database) -> None:
         assert VISITS.select(site, "WHERE count > ? ORDER BY host", 1) == [second]
     with pytest.raises(SqliteError, match=r"a\.db: UNIQUE"), site.transaction() as connection:
         VISITS.insert(connection, first)
+    # A row that lacks a value is no row that exists.
+    incomplete = Visit(host="c", path=None)  # type: ignore[arg-type]
+    with pytest.raises(SqliteError, match="NOT NULL"), site.transaction() as connection:
+        VISITS.insert(connection, incomplete, "ignore")
+
+
+def test_a_row_that_cannot_be_decoded_is_named_with_its_file(site: Database) -> None:
+    with site.transaction() as connection:
+        connection.execute("INSERT INTO visit (host, tags) VALUES ('a', 'no JSON')")
+    with pytest.raises(SqliteError, match=r"a\.db: a row is no Visit: JSON is malformed"):
+        VISITS.select(site)
 
 
 def test_numbers_are_given_and_not_again(site: Database) -> None:

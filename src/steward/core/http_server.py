@@ -323,12 +323,14 @@ def serve_http(
         h11_max_incomplete_event_size=_MAX_HEAD_BYTES,
         ssl_certfile=tls.certificate_file if tls else None,
         ssl_keyfile=tls.key_file if tls else None,
+        ssl_ca_certs=(tls.client_ca_file or None) if tls else None,
+        ssl_cert_reqs=ssl.CERT_REQUIRED if tls and tls.client_ca_file else ssl.CERT_NONE,
     )
     try:
         config.load()
     except (OSError, ssl.SSLError) as error:
         raise ServingError(
-            f"{server_config.section} certificate_file or key_file cannot be used: {error}",
+            f"{server_config.section} cannot use the certificates of its [tls.NAME]: {error}",
             tls.certificate_file if tls else "",
         ) from error
     log.info(

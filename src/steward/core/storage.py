@@ -17,7 +17,7 @@ from typing import Any, Final, Generic, Literal, TypeVar
 import msgspec
 from msgspec import inspect
 
-from steward.core.sqlite import Connection, Database
+from steward.core.sqlite import Connection, Database, SqliteError
 from steward.core.timestamps import from_micros, to_micros
 
 Record = TypeVar("Record", bound=msgspec.Struct)
@@ -93,7 +93,13 @@ class Rows(Generic[Record]):
 
     def fetch(self, database: Database, statement: str, *values: Any) -> list[Record]:
         """Return the records of a query."""
-        return self.decode_all(database.fetch(statement, *values))
+        rows = database.fetch(statement, *values)
+        try:
+            return self.decode_all(rows)
+        except (msgspec.MsgspecError, ValueError) as error:
+            raise SqliteError(
+                f"{database.path}: a row is no {self.record.__name__}: {error}", database.path
+            ) from error
 
 
 class Table(Rows[Record]):
@@ -166,9 +172,12 @@ class Table(Rows[Record]):
         ]
         self.select_list = ", ".join(f"{name}.{column}" for column in self.columns)
         marks = ", ".join("?" * len(self.columns))
-        self._inserts = {
-            effect: f"INSERT OR {effect} INTO {name} ({', '.join(self.columns)}) VALUES ({marks})"  # noqa: S608 -- our own names
-            for effect in typing.get_args(OnConflict)
+        insert = f"INTO {name} ({', '.join(self.columns)}) VALUES ({marks})"
+        self._inserts: dict[OnConflict, str] = {
+            "abort": f"INSERT {insert}",
+            # Not OR IGNORE, which also drops a row without a value that it needs.
+            "ignore": f"INSERT {insert} ON CONFLICT DO NOTHING",
+            "replace": f"INSERT OR REPLACE {insert}",
         }
 
     def select(self, database: Database, clause: str = "", *values: Any) -> list[Record]:

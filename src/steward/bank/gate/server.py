@@ -49,7 +49,6 @@ from steward.bank.gate.sync import HoldRecovery, HoldSync
 from steward.core.access import ClusterRolesFiles
 from steward.core.config import Settings
 from steward.core.errors import Unavailable
-from steward.core.section import TlsSettings
 from steward.core.sqlite import (
     Connection,
     SqliteError,
@@ -613,7 +612,11 @@ class GateServer:
         """Listen on [gate] ``listen`` for gates on other hosts, over TLS."""
         from steward.bank.gate.tls import TlsPeer, listen_tls
 
-        context = make_server_context(self._settings.gate.tls or TlsSettings())
+        tls = self._settings.gate.tls
+        if tls is None or not tls.client_ca_file:
+            # The configuration's checks reject this; a gate that anybody can ask must not listen.
+            raise GateUnavailable("[gate] listen needs a [tls.NAME] with client_ca_file")
+        context = make_server_context(tls)
 
         def accepted(connection: socket.socket) -> None:
             connection.setblocking(False)

@@ -5,7 +5,7 @@ each request unchanged over a Unix socket. The daemon, which runs as SlurmUser, 
 decides. The listener also passes the connected socket, so that the daemon asks the kernel for the
 peer's address. A compromised listener can withhold and delay reports, but not forge them.
 
-With client certificates ([nodes] client_ca_file) the daemon listens itself, because the
+With client certificates (client_ca_file of its [tls.NAME]) the daemon listens itself, because the
 process that terminates TLS decides which node speaks.
 
 :class:`ListenerEndpoint` and :class:`ForwardedPeer` are the daemon's side, :class:`NodeListener`

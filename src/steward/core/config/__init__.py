@@ -185,7 +185,9 @@ class Settings(Section, frozen=True, kw_only=True):
 
     def tls_name(self, reference: TlsSettings) -> str:
         """Return the NAME of the table [tls.NAME] that a key ``tls`` refers to."""
-        return next(name for name, tls in self.tls.items() if tls == reference)
+        # The reader puts the table itself in place of its name; a copy is found by its content.
+        names = [name for name, tls in self.tls.items() if tls is reference]
+        return (names or [name for name, tls in self.tls.items() if tls == reference])[0]
 
 
 def convert_to_builtins(settings: Settings) -> dict[str, Any]:

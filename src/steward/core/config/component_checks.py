@@ -657,6 +657,10 @@ def _check_search_sink(key: KeyPath, sink: SearchSinkSettings) -> Iterator[Confi
         yield ConfigProblem(key, f"'{name}' names no server: add urls = [\"https://search1:9200\"]")
     for url in sink.urls:
         yield from _check_address((*key, "urls"), url)
+    if sink.tls and sink.urls and not any(url.startswith("https:") for url in sink.urls):
+        yield ConfigProblem(
+            (*key, "tls"), f"'{name}' has 'tls' and no server at https://: it would not encrypt"
+        )
     if _INDEX.fullmatch(sink.index) is None:
         yield ConfigProblem(
             (*key, "index"),

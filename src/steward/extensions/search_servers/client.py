@@ -426,6 +426,10 @@ def _read_body(response: "httpx.Response", deadline: float) -> bytes:
         size += len(parts[-1])
         if size > MAX_REPLY_BYTES:
             raise ValueError(f"its reply has more than {MAX_REPLY_BYTES >> 20} MiB")
+        if decompressor and decompressor.unused_data:
+            raise ValueError("its reply goes on after the end of its gzip stream")
+    if decompressor and not decompressor.eof:
+        raise ValueError("its reply ends within its gzip stream")
     return b"".join(parts)
 
 
