@@ -1,7 +1,7 @@
 """Archive Sites: scripts with their bytes, events, files and index, and their jobs."""
 
 import os
-from contextlib import closing
+from contextlib import closing, suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -262,3 +262,12 @@ def has_acls(site: Site) -> bool:
 def manifest(site: Site, directory: str) -> list[tuple[str, str]]:
     data = (root_of(site) / directory / "MANIFEST.jsonl").read_bytes()
     return [(fact.fact, fact.key) for fact in decode_facts(data)]
+
+
+def list_open_files(directory: Path) -> list[str]:
+    """Return the files and directories from ``directory`` down that this process has open."""
+    paths = []
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):
+            paths.append(os.readlink(f"/proc/self/fd/{name}"))
+    return sorted(path for path in paths if Path(path).is_relative_to(directory))

@@ -4,6 +4,7 @@ import os
 from datetime import timedelta
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -235,3 +236,32 @@ def test_killed_between_batches_or_not_the_result_is_the_same(
 
 def test_a_key_tells_the_time_in_the_spool() -> None:
     assert parse_spool_time("script:17:1700000000123456789") == 1_700_000_000_123_456
+
+
+def test_a_purge_with_a_strange_key_is_rejected(site: Site) -> None:
+    script = catalog.script(site, 1, b"alpha")
+    site.feed(script)
+    purge = archive.purge(msgspec.structs.replace(script, key="script:1:noon"))
+    with pytest.raises(Rejected) as caught:
+        site.feed(purge)
+    assert caught.value.event.body is purge.body
+    assert catalog.found(site, "alpha") == [1]
+
+
+def test_a_closed_catalogue_has_no_file_open(site: Site) -> None:
+    site.feed(catalog.script(site, 1, b"alpha"))
+    directory = catalog.directory_of(site)
+    consumer = catalog.catalogue_of(site)
+    assert archive.list_open_files(directory)
+    consumer.close()
+    assert archive.list_open_files(directory) == []
+
+
+def test_the_index_is_asked_for_groups_of_letters_of_every_term() -> None:
+    trigrams = TermMatcher(["GROMACS", "ab", "x" * 200]).list_trigrams()
+    assert trigrams == ["gro", "rom", "oma", "mac", "acs", "xxx"]
+    long_term = "".join(map(chr, range(0x4E00, 0x4E00 + 250)))
+    sample = TermMatcher([long_term]).list_trigrams()
+    assert sample[0] == long_term[:3]
+    assert sample[-1] == long_term[-3:]
+    assert len(sample) < 100

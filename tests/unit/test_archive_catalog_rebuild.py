@@ -113,7 +113,7 @@ def test_what_waits_for_its_identity_is_taken_over(site: Site) -> None:
     assert sorted(found(site)) == [1, 2, 3, 7]
 
 
-def test_damage_is_healed(site: Site) -> None:
+def test_damage_is_healed(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     three_jobs(site)
     site.room("archive").searcher.close()
     site.consumer(CatalogConsumer).close()
@@ -123,6 +123,7 @@ def test_damage_is_healed(site: Site) -> None:
     with pytest.raises(CatalogUnavailable, match="reindex"):
         found(site)
     list(CatalogRebuild(site.settings, "files").run())
+    assert "2026-11 of the old catalogue is passed over" in caplog.text
     assert sorted(found(site)) == [1, 2, 3]
     site.consumer(CatalogConsumer).apply(site.journal[:1], len(site.journal), site.append)
     assert sorted(found(site)) == [1, 2, 3]
@@ -212,3 +213,52 @@ def test_what_was_filed_long_ago_is_read_from_there(site: Site) -> None:
     catalogue.apply(events, len(site.journal), site.append)
     catalogue.close()
     assert sorted(found(site)) == [1, 2, 3]
+
+
+def test_the_files_count_for_more_than_the_old_catalogue(site: Site) -> None:
+    three_jobs(site)
+    Path(site.ask("archive.show", ROOT, job="2").script.path).write_bytes(b"text that was changed")
+    *_, reply = CatalogRebuild(site.settings, "files").run()
+    assert isinstance(reply, ReindexReply)
+    assert reply.scripts == 3
+    assert found(site, ROOT, "was changed") == [2]
+
+
+@pytest.mark.parametrize("layout", ["job_archive", "default"])
+def test_names_of_jobs_are_those_of_their_files(tmp_path: Path, layout: str) -> None:
+    site = archive.make_library(tmp_path, layout=layout)
+    archive.add_job(site, 1, b"text one", name="md")
+    archive.add_job(site, 2, b"text two", name="post")
+    archive.trim(site)
+    shutil.rmtree(site.state / "catalogue")
+    list(CatalogRebuild(site.settings, "files").run())
+    os.unlink(site.state / "jobs.db")
+    site.consumer(JobsConsumer).close()
+    site.reopen()
+    answer = site.ask("archive.search", ROOT, terms=["text"], names=["md"])
+    assert [(hit.job.job_id, hit.job.name) for hit in answer.hits] == [(1, "md")]
+    site.close()
+
+
+def test_a_path_without_a_cluster_belongs_to_the_only_one(tmp_path: Path) -> None:
+    site = archive.make_library(tmp_path, layout="job_archive")
+    three_jobs(site)
+    shutil.rmtree(site.state / "catalogue")
+    for path in site.state.glob("archive-files.db*"):
+        path.unlink()
+    list(CatalogRebuild(site.settings, "files").run())
+    answer = site.ask("archive.search", ROOT, terms=["text"])
+    assert [hit.job.cluster for hit in answer.hits] == ["alpha"] * 3
+    site.close()
+
+
+def test_a_rebuild_leaves_no_file_open(tmp_path: Path) -> None:
+    site = archive.make_library(tmp_path, layout="job_archive")
+    three_jobs(site)
+    archive.sink_of(site).close()
+    site.consumer(CatalogConsumer).close()
+    before = archive.list_open_files(site.state)
+    rebuild = CatalogRebuild(site.settings, "files")
+    list(rebuild.run())
+    assert archive.list_open_files(site.state) == before
+    site.close()

@@ -74,7 +74,8 @@ def test_one_batch_shares_too(tmp_path: Path) -> None:
     site = archive.make_site(tmp_path)
     scripts = [archive.script(site, number) for number in (1, 2, 3)]
     site.feed(*scripts, *map(archive.identity, scripts))
-    assert len({inode(site, f"{DAY}/{number}-run.sh") for number in (1, 2, 3)}) == 1
+    for end in ("sh", "env"):
+        assert len({inode(site, f"{DAY}/{number}-run.{end}") for number in (1, 2, 3)}) == 1
 
 
 @pytest.mark.parametrize("other", [{"uid": 4002, "user": "bela"}, {"account": "physics"}])

@@ -128,3 +128,13 @@ def test_what_a_layout_needs() -> None:
     assert compile_layout("{year}/{user}/{job_id}").user_depth == 2
     assert compile_layout("default").get_owner_scope("alpha") == "alpha"
     assert compile_layout("job_archive").get_owner_scope("alpha") == ""
+
+
+@pytest.mark.parametrize("length", [85, 200, 960])
+def test_a_long_name_is_shortened_and_stays_unlike_others(length: int) -> None:
+    layout = compile_layout("{job_id}-{name}{name}{name}")
+    stems = {
+        layout.make_place(subject(name="n" * length + end), "UTC").stem for end in ("", "a", "b")
+    }
+    assert len(stems) == 3
+    assert all(stem.startswith("1234567-nnn") and len(stem) <= 245 for stem in stems)

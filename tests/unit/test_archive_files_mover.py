@@ -240,6 +240,7 @@ def test_later_facts_and_purges_reach_what_was_moved(tmp_path: Path, stop: Stop)
     reader = FilesReader(site.settings, "files")
     assert reader.read(unresolved.key, "script") == b"#!/bin/sh\nhostname\n"
     assert reader.locate(purged.key) is None
+    assert not (common_of(site) / "alpha/4001").exists()
     assert list(verify_sink(site.settings, "files")) == []
 
 
@@ -341,3 +342,48 @@ def test_a_tree_on_another_file_system(tmp_path: Path, stop: Stop) -> None:
 def test_a_sink_without_a_second_tree_has_no_mover(tmp_path: Path) -> None:
     with pytest.raises(ArchiveError, match="move_to"):
         ArchiveMover(archive.make_site(tmp_path).settings, "files")
+
+
+def test_a_purge_after_a_crash_leaves_other_moved_files(
+    tmp_path: Path, stop: Stop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = make_site(tmp_path)
+    moved, script = archive.script(site, 2), archive.script(site, 1)
+    site.feed(moved, archive.identity(moved))
+    ArchiveMover(site.settings, "files").run_once(stop)
+    before = moved_files(site)
+    site.feed(script, archive.identity(script))
+    with monkeypatch.context() as patch:
+        crash_at("synced", site, patch)
+        with pytest.raises(Crash):
+            ArchiveMover(site.settings, "files").run_once(stop)
+    assert len(moved_files(site)) == 4
+    site.feed(archive.purge(script))
+    ArchiveMover(site.settings, "files").run_once(stop)
+    assert moved_files(site) == before
+
+
+def test_the_manifest_of_the_first_tree_names_moved_scripts(tmp_path: Path, stop: Stop) -> None:
+    site = make_site(tmp_path)
+    script, damaged = archive.script(site, 1), archive.script(site, 2, b"damaged")
+    site.feed(script, damaged, archive.identity(script), archive.identity(damaged))
+    (archive.root_of(site) / DAY / "2-run.sh").write_bytes(b"changed")
+    ArchiveMover(site.settings, "files").run_once(stop)
+    assert f"{DAY}/1-run.sh" in moved_files(site)
+    assert ("moved", script.key) in archive.manifest(site, DAY)
+
+
+def test_identical_scripts_are_one_file_in_the_second_tree(tmp_path: Path, stop: Stop) -> None:
+    site = make_site(tmp_path)
+    for number in (1, 2):
+        script = archive.script(site, number)
+        site.feed(script, archive.identity(script))
+        ArchiveMover(site.settings, "files").run_once(stop)
+    scripts = [archive.script(site, number) for number in (3, 4)]
+    site.feed(*scripts, *map(archive.identity, scripts))
+    ArchiveMover(site.settings, "files").run_once(stop)
+    for end in ("sh", "env"):
+        inodes = {
+            (common_of(site) / DAY / f"{number}-run.{end}").stat().st_ino for number in range(1, 5)
+        }
+        assert len(inodes) == 1

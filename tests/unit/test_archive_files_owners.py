@@ -1,3 +1,4 @@
+import errno
 import itertools
 import os
 from contextlib import closing
@@ -8,6 +9,7 @@ import pytest
 
 from harness import archive
 from harness.site import Site
+from steward.archive.errors import ArchiveUnavailable
 from steward.archive.files.index import FilesRecords
 from steward.archive.files.owners import DirectoryOwners, resolve_user_name
 from steward.archive.files.permissions import read_acl_readers
@@ -224,3 +226,28 @@ def test_uids_resolve_to_names_or_nothing() -> None:
     assert resolve_user_name(0) == "root"
     assert resolve_user_name(2**31 - 7) == ""
     assert resolve_user_name(2**40) == ""
+
+
+def test_the_only_owner_without_a_name_is_shut_out(tmp_path: Path) -> None:
+    site = site_of(tmp_path, 4001)
+    check(site, {})
+    assert reader(site, "alpha/u4001") == 4001
+    check(site, {})
+    assert reader(site, "alpha/u4001") is None
+
+
+def test_owners_of_a_failed_batch_are_recorded_when_it_is_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = archive.make_site(tmp_path)
+    script = archive.script(site, 1)
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "link", fail)
+        with pytest.raises(ArchiveUnavailable):
+            site.feed(script, archive.identity(script, 4001, "ada"))
+    site.feed(script, archive.identity(script, 4001, "ada"))
+    assert archive.rows(site, "SELECT uid, user, directory FROM owner") == [(4001, "ada", "ada")]

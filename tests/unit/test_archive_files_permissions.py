@@ -180,3 +180,50 @@ def test_a_strange_acl_names_readers_or_is_an_error(value: bytes) -> None:
         return
     assert value[:4] == b"\x02\0\0\0"
     assert len(found.gids) <= len(value) // 8
+
+
+def test_a_file_system_without_acls_is_recognized() -> None:
+    fd = os.open("/proc", os.O_RDONLY)
+    try:
+        assert not permissions.supports_acls(fd)
+        assert read_acl_readers(fd) == FileReaders()
+    finally:
+        os.close(fd)
+
+
+@pytest.mark.parametrize(("others_pass", "mode"), [(False, 0o700), (True, 0o711)])
+def test_a_directory_without_readers_gives_new_files_none(
+    open_path: Path, others_pass: bool, mode: int
+) -> None:
+    directory = open_path / "directory"
+    directory.mkdir()
+    fd = os.open(directory, os.O_RDONLY)
+    try:
+        assert permissions.grant_directory_access(fd, FileReaders(ADA), others_pass=True)
+        (directory / "before").write_text("x")
+        assert can_read(directory / "before", ADA)
+        assert permissions.grant_directory_access(fd, FileReaders(), others_pass=others_pass)
+    finally:
+        os.close(fd)
+    (directory / "after").write_text("x")
+    (directory / "after").chmod(0o640)
+    fd = os.open(directory / "after", os.O_RDONLY)
+    try:
+        assert read_acl_readers(fd) == FileReaders()
+    finally:
+        os.close(fd)
+    assert directory.stat().st_mode & 0o777 == mode
+    assert not can_list(directory, ADA)
+
+
+def test_access_to_a_file_is_granted_and_withdrawn(open_path: Path) -> None:
+    path = open_path / "file"
+    path.write_text("x")
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        assert permissions.grant_read_access(fd, FileReaders(ADA))
+        assert can_read(path, ADA)
+        assert permissions.grant_read_access(fd, FileReaders())
+        assert not can_read(path, ADA)
+    finally:
+        os.close(fd)

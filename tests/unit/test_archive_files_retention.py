@@ -294,3 +294,13 @@ def test_never_more_than_needed_goes(
     wanted = [number for number in sorted(in_turn) if jobs[number - 1][0] not in left]
     assert sorted(gone(site)) == wanted
     assert gone(site) == []
+
+
+def test_what_a_new_job_still_uses_counts_after_an_order(tmp_path: Path) -> None:
+    site = limited(tmp_path, max_bytes=150)
+    keep(site, 1, b"s" * 100, days=5)
+    keep(site, 2, b"2" * 100, days=4)
+    assert gone(site) == [1]
+    # The order is not carried out yet, and the bytes stay with the third job.
+    keep(site, 3, b"s" * 100, days=1)
+    assert gone(site) == [2]

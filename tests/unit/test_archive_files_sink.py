@@ -298,3 +298,13 @@ def test_a_run_that_ends_files_what_waits(tmp_path: Path) -> None:
     site.feed(*[archive.script(site, number, environment=None) for number in range(1, 600)])
     archive.sink_of(site).file_waiting()
     assert len(archive.files(site)) == 599
+
+
+def test_a_closed_sink_has_no_file_open(tmp_path: Path) -> None:
+    site = archive.make_site(tmp_path)
+    script = archive.script(site, 7)
+    site.feed(script, archive.identity(script))
+    sink = archive.sink_of(site)
+    assert archive.list_open_files(site.state)
+    sink.close()
+    assert archive.list_open_files(site.state) == []

@@ -115,3 +115,31 @@ def test_retention_asks_for_each_directory_by_itself_and_again_after_an_hour(
     monkeypatch.setattr("steward.archive.files.retention.time.time", lambda: now_s)
     monkeypatch.setattr("steward.archive.files.retention.time.time_ns", lambda: ns)
     assert len({event.key for event in site.tick()} - {event.key for event in first}) == 2
+
+
+def test_a_purge_of_a_waiting_script_removes_its_waiting_files(tmp_path: Path) -> None:
+    site = archive.make_site(tmp_path)
+    script, other = archive.script(site, 1), archive.script(site, 2)
+    site.feed(script, other)
+    waiting = archive.root_of(site) / ".waiting"
+    assert len(os.listdir(waiting)) == 4
+    site.feed(archive.purge(script))
+    assert sorted(os.listdir(waiting)) == sorted(
+        [other.body.script.path, other.body.environment.path]
+    )
+
+
+def test_a_purge_in_the_batch_of_the_script_leaves_no_manifest_line(tmp_path: Path) -> None:
+    site = archive.make_site(tmp_path)
+    script, other = archive.script(site, 1), archive.script(site, 2)
+    site.feed(
+        *(script, archive.identity(script, name="private")),
+        *(other, archive.identity(other)),
+        archive.purge(script),
+    )
+    text = (archive.root_of(site) / DAY / "MANIFEST.jsonl").read_text()
+    assert "private" not in text
+    assert [fact for fact, key in archive.manifest(site, DAY) if key == other.key] == [
+        "kept",
+        "identity",
+    ]

@@ -157,3 +157,17 @@ def test_a_crash_in_between_is_completed(tmp_path: Path, monkeypatch: pytest.Mon
     sinks.resend(resent)
     assert sinks.there() == {f"{DAY}/7-run.sh": SCRIPT, f"{DAY}/7-run.env": ENVIRONMENT}
     assert os.listdir(tmp_path / "more/.waiting") == []
+
+
+@pytest.mark.parametrize("kind", ["script", "environment"])
+def test_bytes_that_were_changed_in_the_store_are_not_archived(tmp_path: Path, kind: str) -> None:
+    sinks = TwoSinks(tmp_path)
+    script = archive.script(sinks.site, 7, store="state")
+    name = getattr(script.body, kind).path
+    path = Path(archive.store_of(sinks.site, "state").directory) / name
+    data = path.read_bytes()
+    path.write_bytes(bytes(reversed(data)))
+    sinks.resend(again(script, **ADA))
+    assert sinks.there() == {}
+    with pytest.raises(Rejected, match="changed where it is kept"):
+        sinks.more.tick(sinks.site.append)

@@ -12,7 +12,7 @@ from harness.commands import steward
 from harness.site import Site
 from steward.archive.errors import ArchiveUnavailable
 from steward.archive.files.sink import FilesSink
-from steward.archive.files.tree import CLAIM_FILE, TreeClaim
+from steward.archive.files.tree import CLAIM_FILE, ArchiveTree, TreeClaim
 from steward.core.config.reader import load_settings
 
 
@@ -109,3 +109,18 @@ def test_a_command_does_not_start_in_a_tree_that_is_kept(tmp_path: Path, command
         assert load_settings(
             str(archive.root_of(site) / ".steward/steward.toml")
         ).cluster.keys() == {"c"}
+
+
+def test_a_tree_leaves_no_directory_open(tmp_path: Path) -> None:
+    root = tmp_path / "archive"
+    (root / "alpha").mkdir(parents=True)
+    tree = ArchiveTree(str(root))
+    for _ in range(2):
+        tree.open_for_reading()
+        tree.get_directory_fd("alpha")
+        assert len(archive.list_open_files(root)) == 2
+    tree.close()
+    assert archive.list_open_files(root) == []
+    tree.open_for_reading()
+    del tree
+    assert archive.list_open_files(root) == []

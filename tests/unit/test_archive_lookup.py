@@ -2,7 +2,7 @@
 
 import base64
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import msgspec
@@ -12,11 +12,13 @@ from harness import archive
 from harness.events import NOVEMBER
 from harness.site import ADA, BELA, ROOT, Site
 from steward.archive.context import JobNotFound
-from steward.archive.selection import PageError
+from steward.archive.selection import PageError, iterate_jobs
 from steward.core.access import Caller, ClusterRoles
 from steward.core.actions import ActionError
 from steward.core.errors import UsageError
+from steward.jobs import JobFilter
 from steward.slurm.job_states import StateError
+from steward.slurm.settings import ClusterSettings
 from steward.slurm.times import TimeError
 
 
@@ -211,3 +213,31 @@ def test_pages_of_hits_follow_each_other(site: Site) -> None:
     second = site.ask("archive.search", ADA, terms=["text"], limit=3, page=first.next)
     assert [hit.job.job_id for hit in (*first.hits, *second.hits)] == [1, 2, 3, 4, 5]
     assert second.next == ""
+
+
+def test_a_job_is_a_batch_job_by_its_script_or_by_its_record(site: Site) -> None:
+    archive.add_job(site, 1, batch=None)
+    archive.add_job(site, 2, None, batch=True)
+    archive.add_job(site, 3, None, batch=None)
+    kinds = {line.job_id: line.kind for line in site.ask("archive.list", ADA).jobs}
+    assert kinds == {1: "batch", 2: "batch", 3: ""}
+    hidden = {line.job_id: line.script_hidden for line in site.ask("archive.list", BELA).jobs}
+    assert hidden == dict.fromkeys((1, 2, 3), "private")
+
+
+def test_times_without_a_zone_are_the_clusters(site: Site) -> None:
+    clusters = {"alpha": ClusterSettings(slurm=True, timezone="Asia/Kathmandu")}
+    site.reopen(cluster=clusters)
+    archive.add_job(site, 1)
+    answer = site.ask("archive.list", ADA, since="2026-10-01")
+    assert answer.since.astimezone(UTC) == datetime(2026, 9, 30, 18, 15, tzinfo=UTC)
+
+
+def test_jobs_are_read_page_by_page_to_the_last(site: Site) -> None:
+    for job_id in range(1, 1202):
+        archive.add_job(site, job_id, None, feed=False)
+    site.feed()
+    context = site.room("archive")
+    jobs = [job.job_id for job in iterate_jobs(context, JobFilter())]
+    assert sorted(jobs) == list(range(1, 1202))
+    assert [job.job_id for job in iterate_jobs(context, JobFilter(), 600)] == jobs[:600]

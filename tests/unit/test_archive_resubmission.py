@@ -56,6 +56,11 @@ def words(line: str, script: bytes = SCRIPT, **fields: Any) -> list[str]:
             {"command": "/x.sh"},
             "'--export=ALL,A=x y z' --ntasks=1 | ?--export",
         ),
+        (
+            "sbatch --comment=a --no-such -n1 x.sh",
+            {"command": "/x.sh"},
+            "'--comment=a --no-such' --ntasks=1 | ?--comment",
+        ),
     ],
 )
 def test_a_line_is_parted_by_the_table_and_the_record(
@@ -128,3 +133,23 @@ def test_variables_of_sbatch_are_those_of_the_submission() -> None:
     ]
     assert "set SBATCH_WCKEY as it was" in text
     assert "SBATCH_EXTRA is not UTF-8" in text
+
+
+def last_words(record: JobRecord) -> list[str]:
+    """Return the words of the sbatch command of a job's resubmission script."""
+    text = write_resubmission_script(job_of(record), SCRIPT)
+    return shlex.split(text.splitlines()[-1])
+
+
+def test_a_job_with_a_submit_line_is_submitted_with_its_options_alone() -> None:
+    record = JobRecord(
+        job_id=1, submit_line="sbatch -n4 x.sh in.dat", command="/x.sh in.dat", partition="long"
+    )
+    assert last_words(record) == ["sbatch", "--ntasks=4", "$script", "in.dat"]
+
+
+def test_the_output_path_of_an_array_task_is_left_to_its_script() -> None:
+    task = JobRecord(job_id=12, array_job_id=11, array_task="1", stdout="/home/ada/out-11_1.txt")
+    assert last_words(task) == ["sbatch", "$script"]
+    alone = JobRecord(job_id=1, stdout="/home/ada/out-1.txt")
+    assert last_words(alone) == ["sbatch", "--output=/home/ada/out-%j.txt", "$script"]

@@ -1,0 +1,36 @@
+"""Errors of archive files: they name the file, and the root where the file has no name."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from steward.archive.errors import make_archive_unavailable
+
+
+@pytest.mark.parametrize(
+    ("filename", "location"),
+    [
+        (None, "archive /srv/archive cannot"),
+        ("", "archive /srv/archive cannot"),
+        ("7-run.sh", "archive /srv/archive ('7-run.sh') cannot"),
+        ("/srv/archive/alpha", "archive /srv/archive/alpha cannot"),
+    ],
+)
+def test_an_error_names_the_file_or_the_root(filename: str | None, location: str) -> None:
+    error = OSError(errno.EIO, os.strerror(errno.EIO), filename)
+    assert str(make_archive_unavailable("/srv/archive", error)).startswith(location)
+
+
+def test_an_error_of_an_open_directory_names_the_root(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("x")
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        with pytest.raises(NotADirectoryError) as caught:
+            os.listdir(fd)
+    finally:
+        os.close(fd)
+    found = make_archive_unavailable(str(tmp_path), caught.value)
+    assert str(found).startswith(f"archive {tmp_path} cannot be used: ")
