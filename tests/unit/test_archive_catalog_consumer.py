@@ -13,7 +13,7 @@ from harness import archive, catalog
 from harness.events import NOVEMBER
 from harness.site import Site
 from steward.archive.catalog.consumer import CatalogConsumer, parse_spool_time
-from steward.archive.catalog.generations import CatalogGenerations
+from steward.archive.catalog.generations import CatalogCursor, CatalogGenerations
 from steward.archive.catalog.matches import TermMatcher
 from steward.archive.catalog.month import CatalogUnavailable, list_months
 from steward.archive.catalog.search import UseFilter
@@ -249,11 +249,14 @@ def test_a_purge_with_a_strange_key_is_rejected(site: Site) -> None:
 
 
 def test_a_closed_catalogue_has_no_file_open(site: Site) -> None:
-    site.feed(catalog.script(site, 1, b"alpha"))
     directory = catalog.directory_of(site)
-    consumer = catalog.catalogue_of(site)
+    site.feed(catalog.script(site, 1, b"alpha"))
+    catalog.catalogue_of(site).close()
+    assert archive.list_open_files(directory) == []
+    cursor = CatalogCursor(CatalogGenerations(str(directory)).get_current())
+    assert cursor.load_position() == 1
     assert archive.list_open_files(directory)
-    consumer.close()
+    cursor.close()
     assert archive.list_open_files(directory) == []
 
 

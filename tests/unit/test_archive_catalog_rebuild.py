@@ -217,11 +217,13 @@ def test_what_was_filed_long_ago_is_read_from_there(site: Site) -> None:
 
 def test_the_files_count_for_more_than_the_old_catalogue(site: Site) -> None:
     three_jobs(site)
-    Path(site.ask("archive.show", ROOT, job="2").script.path).write_bytes(b"text that was changed")
+    Path(site.ask("archive.show", ROOT, job="3").script.path).write_bytes(b"text that was changed")
     *_, reply = CatalogRebuild(site.settings, "files").run()
     assert isinstance(reply, ReindexReply)
-    assert reply.scripts == 3
-    assert found(site, ROOT, "was changed") == [2]
+    # Scripts one and changed: each month has its own.
+    assert (reply.scripts, reply.distinct) == (3, 3)
+    assert found(site, ROOT, "was changed") == [3]
+    assert found(site, ROOT, "three") == []
 
 
 @pytest.mark.parametrize("layout", ["job_archive", "default"])

@@ -103,11 +103,12 @@ def test_what_has_another_name_for_its_job_id_came_again(
 
 
 @pytest.mark.parametrize("where", ["write", "remove_replaced"])
+@pytest.mark.parametrize("before", ["none", "zstd"])
 @pytest.mark.parametrize("after", ["none", "zstd"])
 def test_a_job_that_is_known_after_a_kill_lies_in_one_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, after: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, before: str, after: str
 ) -> None:
-    site = archive.make_site(tmp_path)
+    site = archive.make_site(tmp_path, compress=before)
     script = archive.script(site, 7, SCRIPT)
     site.feed(script)
     killed(monkeypatch, site, where)
@@ -135,6 +136,20 @@ def test_a_kill_while_a_job_gets_another_owner(
     assert set(archive.files(site)) == {f"{theirs}/7-run.sh", f"{theirs}/7-run.env"}
     assert not (archive.root_of(site) / DAY).exists()
     assert nothing_is_amiss(site)
+
+
+def test_a_start_after_a_kill_removes_directories_that_became_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = archive.make_site(tmp_path)
+    script = archive.script(site, 7, SCRIPT)
+    site.feed(script, archive.identity(script))
+    other = archive.identity(script, uid=4002, user="bela", why="updated")
+    killed(monkeypatch, site, "remove_replaced", other)
+    assert (archive.root_of(site) / DAY).exists()
+    archive.reopen(site)
+    site.feed(archive.script(site, 8, SCRIPT))
+    assert not (archive.root_of(site) / DAY).exists()
 
 
 def test_who_gets_back_what_was_another_owners_in_one_batch_keeps_it(tmp_path: Path) -> None:

@@ -11,10 +11,10 @@ from harness import archive
 from harness.archive import DAY
 from harness.events import NOON_NS
 from harness.site import Site
-from steward.archive.errors import ArchiveError, ArchiveUnavailable
+from steward.archive.errors import ArchiveError, ArchiveUnavailable, NotArchived
 from steward.archive.files.index import FilesRecords
 from steward.archive.files.mover import ArchiveMover
-from steward.archive.files.reader import FilesReader
+from steward.archive.files.reader import FilesReader, PlacedScript
 from steward.archive.files.tree import ArchiveTree
 from steward.archive.files.verify import VerificationProblem, verify_sink
 from steward.core.waits import Stop
@@ -241,6 +241,7 @@ def test_later_facts_and_purges_reach_what_was_moved(tmp_path: Path, stop: Stop)
     assert reader.read(unresolved.key, "script") == b"#!/bin/sh\nhostname\n"
     assert reader.locate(purged.key) is None
     assert not (common_of(site) / "alpha/4001").exists()
+    assert unresolved.key in (common_of(site) / DAY / "MANIFEST.jsonl").read_text()
     assert list(verify_sink(site.settings, "files")) == []
 
 
@@ -387,3 +388,25 @@ def test_identical_scripts_are_one_file_in_the_second_tree(tmp_path: Path, stop:
             (common_of(site) / DAY / f"{number}-run.{end}").stat().st_ino for number in range(1, 5)
         }
         assert len(inodes) == 1
+
+
+def test_a_script_that_moves_while_it_is_read_is_read_from_the_second_tree(
+    tmp_path: Path, stop: Stop
+) -> None:
+    site = make_site(tmp_path)
+    script = archive.script(site, 1)
+    site.feed(script, archive.identity(script))
+
+    class SlowReader(FilesReader):
+        """Reader that is overtaken by the mover after it located a file."""
+
+        def locate(self, script_key: str, cluster: str = "") -> PlacedScript | None:
+            placed = super().locate(script_key, cluster)
+            ArchiveMover(site.settings, "files").run_once(stop)
+            return placed
+
+    assert SlowReader(site.settings, "files").read(script.key, "script") == archive.SCRIPT
+    assert archive.files(site) == {}
+    (common_of(site) / DAY / "1-run.sh").unlink()
+    with pytest.raises(NotArchived, match=r"1-run\.sh is missing"):
+        SlowReader(site.settings, "files").read(script.key, "script")

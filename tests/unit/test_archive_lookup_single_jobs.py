@@ -255,3 +255,10 @@ def test_only_a_whole_number_in_a_files_name_is_taken_for_the_jobs_id(site: Site
     last = site.ask("archive.show", ADA, job="1", sbatch=True).sbatch.splitlines()[-1]
     assert "--output=/data/run12.out" in last
     assert "--error=/data/run-%j.err" in last
+
+
+def test_a_job_of_a_cluster_without_settings_is_submitted_again(site: Site) -> None:
+    archive.add_job(site, 1, submit_line="", name="md")
+    site.reopen(cluster={})
+    last = site.ask("archive.show", ROOT, job="1", sbatch=True).sbatch.splitlines()[-1]
+    assert "--job-name=md" in last

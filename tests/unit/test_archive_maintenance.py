@@ -127,6 +127,25 @@ def test_a_new_sink_is_filled_from_the_archive_of_files(site: RemoteSite) -> Non
     assert site.sinks()["there"].backlog == 0
 
 
+def test_a_closed_sink_leaves_the_archive_that_it_read(site: RemoteSite) -> None:
+    site.job(1)
+    site.run("jobs", "archive.files")
+    archive.trim(site, "state")
+    site.trim()
+    site.order()
+    site.run()
+    assert site.sent_ids() == [1]
+    archive.sink_of(site).close()
+    site.room("archive").close()
+
+    def list_databases() -> list[str]:
+        return [path for path in archive.list_open_files(site.state) if "archive-" in path]
+
+    assert any("archive-files.db" in path for path in list_databases())
+    site.sink.close()
+    assert list_databases() == []
+
+
 def test_an_order_says_of_each_script_what_was_said_before(site: RemoteSite) -> None:
     site.job(1)
     unknown = site.submit(2)

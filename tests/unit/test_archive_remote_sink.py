@@ -155,6 +155,7 @@ def test_a_purge_is_sent_and_nothing_brings_the_script_back(make: Make) -> None:
     site.identify(script)
     site.turn()
     site.purge(script)
+    site.turn()
     site.identify(script, why="ended")
     site.turn()
     assert [sent.deleted for sent in site.elsewhere.sent] == [False, True]
