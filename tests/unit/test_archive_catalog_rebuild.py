@@ -15,14 +15,15 @@ from harness.events import NOVEMBER
 from harness.site import ADA, BELA, ROOT, Site
 from steward.archive.catalog.consumer import CatalogConsumer
 from steward.archive.catalog.generations import CatalogGenerations
-from steward.archive.catalog.month import CatalogUnavailable
-from steward.archive.catalog.rebuild import CatalogRebuild
+from steward.archive.catalog.month import CatalogUnavailable, ScriptUse, list_months
+from steward.archive.catalog.rebuild import CatalogBuilder, CatalogRebuild
 from steward.archive.contents import make_script_contents
 from steward.archive.files.permissions import read_acl_readers
 from steward.archive.requests import Progress, ReindexReply
 from steward.core.access import Caller
 from steward.core.errors import PermissionRefused
 from steward.core.incoming import IncomingStores
+from steward.core.timestamps import to_micros
 from steward.jobs import JobsConsumer
 
 
@@ -264,3 +265,16 @@ def test_a_rebuild_leaves_no_file_open(tmp_path: Path) -> None:
     list(rebuild.run())
     assert archive.list_open_files(site.state) == before
     site.close()
+
+
+def test_a_rebuild_of_many_scripts_and_months_stores_all(tmp_path: Path) -> None:
+    generations = CatalogGenerations(str(tmp_path / "catalogue"))
+    builder = CatalogBuilder(generations.create())
+    for number in range(1100):
+        at = NOVEMBER + timedelta(days=31 * (number % 14))
+        use = ScriptUse(
+            cluster="alpha", key=f"script:{number}:1", job_id=number, at=to_micros(at), name="run"
+        )
+        builder.add(use, b"text %d" % number)
+    assert builder.finish(7, []) == (1100, 1100)
+    assert len(list_months(builder.directory)) == 14

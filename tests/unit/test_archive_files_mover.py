@@ -13,6 +13,7 @@ from harness.events import NOON_NS
 from harness.site import Site
 from steward.archive.errors import ArchiveError, ArchiveUnavailable, NotArchived
 from steward.archive.files.index import FilesRecords
+from steward.archive.files.manifest import decode_facts
 from steward.archive.files.mover import ArchiveMover
 from steward.archive.files.reader import FilesReader, PlacedScript
 from steward.archive.files.tree import ArchiveTree
@@ -241,8 +242,22 @@ def test_later_facts_and_purges_reach_what_was_moved(tmp_path: Path, stop: Stop)
     assert reader.read(unresolved.key, "script") == b"#!/bin/sh\nhostname\n"
     assert reader.locate(purged.key) is None
     assert not (common_of(site) / "alpha/4001").exists()
-    assert unresolved.key in (common_of(site) / DAY / "MANIFEST.jsonl").read_text()
     assert list(verify_sink(site.settings, "files")) == []
+
+
+def test_a_later_owner_of_a_moved_script_is_in_the_manifest_of_the_second_tree(
+    tmp_path: Path, stop: Stop
+) -> None:
+    site = make_site(tmp_path)
+    script = archive.script(site, 1)
+    site.feed(script, archive.identity(script, 4001, ""))
+    ArchiveMover(site.settings, "files").run_once(stop)
+    site.feed(archive.identity(script, 4001, "ada", why="renamed"))
+    ArchiveMover(site.settings, "files").run_once(stop)
+    assert f"{DAY}/1-run.sh" in moved_files(site)
+    data = (common_of(site) / DAY / "MANIFEST.jsonl").read_bytes()
+    users = [fact.record.user for fact in decode_facts(data) if fact.record]
+    assert users[-1] == "ada"
 
 
 @pytest.mark.parametrize("where", ["1-run.sh", "MANIFEST.jsonl", ""])

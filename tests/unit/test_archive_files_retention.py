@@ -304,3 +304,17 @@ def test_what_a_new_job_still_uses_counts_after_an_order(tmp_path: Path) -> None
     # The order is not carried out yet, and the bytes stay with the third job.
     keep(site, 3, b"s" * 100, days=1)
     assert gone(site) == [2]
+
+
+def test_a_script_that_is_too_large_frees_no_room_for_others(tmp_path: Path) -> None:
+    limit = {"one": LimitSettings(max_bytes=100)}
+    site = archive.make_site(tmp_path, layout="sliced", limit=limit)
+    keep(site, 1, b"1" * 500, days=9)
+    keep(site, 2, b"2" * 60, days=8)
+    keep(site, 3, b"3" * 60, days=7)
+    with closing(FilesRecords(site.settings, "files")) as records:
+        worker = RetentionWorker(records, "files", site.settings.files_sink("files"))
+        orders: list[Event] = []
+        worker.order_purges(orders.extend)
+    site.feed(*orders)
+    assert [path.rpartition("/")[2] for path in archive.files(site)] == ["3.sh"]

@@ -13,6 +13,7 @@ from harness.events import NOON_NS
 from steward.archive.errors import ArchiveUnavailable
 from steward.archive.files.batch import PendingBatch
 from steward.archive.files.manifest import decode_facts
+from steward.archive.files.reader import FilesReader, PlacedScript
 from steward.core.consumers import Rejected
 
 
@@ -308,3 +309,21 @@ def test_a_closed_sink_has_no_file_open(tmp_path: Path) -> None:
     assert archive.list_open_files(site.state)
     sink.close()
     assert archive.list_open_files(site.state) == []
+
+
+def test_a_script_that_is_filed_while_it_is_read_is_read_from_its_new_place(tmp_path: Path) -> None:
+    site = archive.make_site(tmp_path)
+    script = archive.script(site, 7)
+    site.feed(script)
+
+    class SlowReader(FilesReader):
+        """Reader that is overtaken by the sink after it located a file."""
+
+        def locate(self, script_key: str, cluster: str = "") -> PlacedScript | None:
+            placed = super().locate(script_key, cluster)
+            if not archive.files(site):
+                site.feed(archive.identity(script))
+            return placed
+
+    assert SlowReader(site.settings, "files").read(script.key, "script") == SCRIPT
+    assert os.listdir(archive.root_of(site) / ".waiting") == []

@@ -208,3 +208,14 @@ def test_names_tell_what_they_can(tmp_path: Path, layout: str) -> None:
 def test_foreign_names_say_nothing() -> None:
     for name in ("README", "7.txt", "x-7.sh", "job.x_script", "MANIFEST.jsonl"):
         assert parse_file_name(name) is None
+
+
+def test_a_script_with_a_strange_key_has_the_time_of_its_manifest(tmp_path: Path) -> None:
+    site = archive.make_site(tmp_path)
+    script = archive.script(site, 7)
+    site.feed(script, archive.identity(script))
+    path = archive.root_of(site) / DAY / "MANIFEST.jsonl"
+    path.write_text(path.read_text().replace(script.key, "script:7:noon"))
+    layout = compile_layout("default")
+    (found,) = iterate_scripts_in_tree(str(archive.root_of(site)), layout)
+    assert (found.key, found.spool_mtime_ns) == ("script:7:noon", NOON_NS)
