@@ -15,7 +15,9 @@ from steward.archive.context import JobNotFound
 from steward.archive.selection import PageError, iterate_jobs
 from steward.core.access import Caller, ClusterRoles
 from steward.core.actions import ActionError
-from steward.core.errors import UsageError
+from steward.core.config import ArchiveSettings
+from steward.core.errors import Unavailable, UsageError
+from steward.extensions.search_servers.settings import OpenSearchSinkSettings
 from steward.jobs import JobFilter
 from steward.slurm.job_states import StateError
 from steward.slurm.settings import ClusterSettings
@@ -241,3 +243,16 @@ def test_jobs_are_read_page_by_page_to_the_last(site: Site) -> None:
     jobs = [job.job_id for job in iterate_jobs(context, JobFilter())]
     assert sorted(jobs) == list(range(1, 1202))
     assert [job.job_id for job in iterate_jobs(context, JobFilter(), 600)] == jobs[:600]
+
+
+def test_a_search_server_that_is_away_is_named_in_the_log_alone(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Nothing listens on the port of the discard service.
+    server = OpenSearchSinkSettings(urls=("http://127.0.0.1:9",))
+    sinks = {**site.settings.archive.sink, "server": server}
+    site.reopen(archive=ArchiveSettings(sink=sinks))
+    for _ in range(2):
+        with pytest.raises(Unavailable, match="could not answer"):
+            site.ask("archive.search", ADA, terms=["text"], sink="server")
+    assert caplog.text.count("http://127.0.0.1:9 cannot be asked") == 2
