@@ -134,6 +134,8 @@ def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.
         member("elsewhere/journal.db"),
         member("statement/journal.db"),
         member("archive"),
+        member("joblog"),
+        member("elsewhere", tarfile.DIRTYPE),
         member("state/x", tarfile.SYMTYPE, "/etc"),
         member("state/x", tarfile.SYMTYPE, ".."),
         member("state/x", tarfile.SYMTYPE, "../../etc"),

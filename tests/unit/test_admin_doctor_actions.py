@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -346,3 +347,6 @@ def test_balances_at_a_mybrc_server_that_are_old_are_a_finding(
                 answers, balances = data_checks.check_remote_bank(site.ground())
                 assert (answers.status, balances.status) == ("ok", status)
                 assert said in balances.what
+    asked = re.match(r"a balance was last asked for (\d+) s ago", balances.what)
+    assert asked is not None
+    assert 3600 <= int(asked[1]) < 4800

@@ -82,6 +82,33 @@ def test_how_much_room_is_enough(status: os.statvfs_result, of: str) -> None:
     assert host_checks.check_free_space("state", "/x", status).status == of
 
 
+def test_every_place_that_is_written_to_is_looked_at(site: DoctorSite) -> None:
+    ((name, sink),) = site.settings.files_sinks().items()
+    path = site.settings.sink_path(name)
+    assert list(host_checks.list_written_places(site.settings)) == [
+        ("state", site.settings.state_dir),
+        (f"archive.{name}", path),
+    ]
+    moving = msgspec.structs.replace(sink, move_to="/common/scripts")
+    archive = msgspec.structs.replace(site.settings.archive, sink={name: moving})
+    site.reopen(archive=archive)
+    assert list(host_checks.list_written_places(site.settings))[2:] == [
+        (f"archive.{name} (move_to)", "/common/scripts")
+    ]
+
+
+def test_munge_is_looked_at_where_pages_use_it(site: DoctorSite) -> None:
+    assert only(host_checks.check_munge(site.ground())).status == "skipped"
+    socket = str(site.directory / "munge.sock")
+    web = WebSettings(listen="127.0.0.1:1", munge_socket=socket)
+    site.reopen(web=web)
+    found = only(host_checks.check_munge(site.ground()))
+    assert (found.status, found.looked_at) == ("warning", socket)
+    assert "commands on other hosts are known by tokens alone" in found.what
+    site.reopen(web=msgspec.structs.replace(web, munge=False))
+    assert only(host_checks.check_munge(site.ground())).status == "skipped"
+
+
 def test_a_password_that_everybody_may_read(site: DoctorSite, tmp_path: Path) -> None:
     key = tmp_path / "steward.key"
     key.touch(mode=0o640)

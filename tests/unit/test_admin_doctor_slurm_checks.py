@@ -1,12 +1,14 @@
 """What the doctor says of Slurm: slurmctld, its clock and spool, and what it loads of ours."""
 
 import os
+import tempfile
 import time
 
 import msgspec
 import pytest
 
 from harness.doctor import HERE, DoctorSite, only, site
+from harness.events import NOON_NS, script_event
 from harness.site import ROOT
 from harness.slurm import LINE
 from steward.admin.doctor import slurm_checks
@@ -14,6 +16,8 @@ from steward.admin.doctor.context import make_check_context
 from steward.bank.settings import BankSettings, GateSettings
 from steward.capture.settings import NodesSettings, SensorSettings
 from steward.core.actions import Registry
+from steward.core.journal import Journal
+from steward.core.journal.store import encode_rows
 from steward.slurm.settings import ClusterSettings
 
 __all__ = ["site"]
@@ -127,6 +131,13 @@ def test_usage_that_nobody_can_know(site: DoctorSite) -> None:
     assert [one.status for one in found] == ["warning", "warning"]
     assert "proctrack/pgid" in found[0].what
     assert "/etc/slurm/epilog" in found[1].what
+    site.shown |= {"TaskEpilog": "(null)", "ProctrackType": "proctrack/cgroup"}
+    assert only(slurm_checks.check_usage_sources(site.ground())).status == "ok"
+
+
+def test_a_task_epilog_matters_only_if_agents_tell_of_use(site: DoctorSite) -> None:
+    site.shown |= {"TaskEpilog": "/etc/slurm/epilog"}
+    assert only(slurm_checks.check_usage_sources(site.ground())).status == "ok"
 
 
 def test_a_spool_that_is_not_there(site: DoctorSite) -> None:
@@ -134,6 +145,45 @@ def test_a_spool_that_is_not_there(site: DoctorSite) -> None:
     found = only(slurm_checks.check_spools(site.ground()))
     assert (found.status, found.of) == ("wrong", "c1")
     assert "StateSaveLocation" in found.mend[0]
+
+
+def test_scripts_that_were_not_taken_are_counted(site: DoctorSite) -> None:
+    site.state.mkdir()
+    journal = Journal(site.settings.state_dir)
+    script = site.directory / "spool" / "hash.7" / "job.17" / "script"
+    for number in (17, 27):
+        path = script.parents[1] / f"job.{number}" / "script"
+        path.parent.mkdir(parents=True)
+        path.write_bytes(b"#!/bin/sh\n\0")
+        os.utime(path, ns=(NOON_NS, NOON_NS))
+    journal.append(encode_rows([script_event(17, mtime_ns=NOON_NS)]))
+    found = only(slurm_checks.check_spools(site.ground()))
+    assert (found.status, found.of) == ("wrong", "c1")
+    assert found.what == "1 script of 2 not taken, job 27 first"
+    journal.append(encode_rows([script_event(27, mtime_ns=NOON_NS)]))
+    found = only(slurm_checks.check_spools(site.ground()))
+    assert found.what == "2 scripts there for a while, all of them taken"
+    journal.close()
+
+
+def test_a_spool_that_others_may_not_look_into_is_skipped(site: DoctorSite) -> None:
+    context = site.ground()
+    operator = msgspec.structs.replace(context, uid=4000, steward_uid=os.geteuid())
+    assert only(slurm_checks.check_spools(operator)).status == "skipped"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can ask for others")
+def test_root_looks_into_the_spool_of_stewards_user(site: DoctorSite) -> None:
+    site.state.mkdir()
+    Journal(site.settings.state_dir).close()
+    with tempfile.TemporaryDirectory(dir="/tmp") as spool:
+        os.chmod(spool, 0o755)
+        site.shown |= {"StateSaveLocation": spool}
+        context = msgspec.structs.replace(site.ground(), steward_uid=65534)
+        found = only(slurm_checks.check_spools(context))
+        assert (found.status, found.looked_at) == ("ok", spool)
+        operator = msgspec.structs.replace(context, uid=4000)
+        assert only(slurm_checks.check_spools(operator)).status == "skipped"
 
 
 def test_a_slurmctld_that_forgets_no_job(site: DoctorSite) -> None:

@@ -93,6 +93,29 @@ def test_little_is_written_where_little_is_wanted(tmp_path: Path) -> None:
     assert (settings.nodes.listen, settings.web.listen, settings.bank.enabled) == ("", "", False)
 
 
+def test_the_comment_on_the_bank_stands_above_its_section(tmp_path: Path) -> None:
+    text = render_config_text(wishes_in(tmp_path, bank=True), SlurmSite(config=SHOWN))
+    assert "until 'steward bank enforce gate'.\n[bank]\nenabled = true\n" in text
+
+
+def test_plugstack_conf_is_where_slurm_says_or_beside_slurm_conf(tmp_path: Path) -> None:
+    assert SlurmSite(config=SHOWN).plugstack == "/etc/slurm/plugstack.conf"
+    named = {**SHOWN, "PlugStackConfig": "/opt/slurm/plugstack.conf"}
+    assert SlurmSite(config=named).plugstack == "/opt/slurm/plugstack.conf"
+
+
+@pytest.mark.parametrize("text", ["", "include {}.d/*.conf\n"])
+def test_a_plugstack_conf_that_includes_ours_is_left_alone(tmp_path: Path, text: str) -> None:
+    plugstack = tmp_path / "plugstack.conf"
+    plugstack.write_text(text.format(plugstack))
+    shown = {**SHOWN, "PlugStackConfig": str(plugstack)}
+    options = wishes_in(tmp_path, nodes="0.0.0.0:6826", jobcomp_lines="")
+    _, step = list_steps(options, SlurmSite(config=shown))
+    include = f"{plugstack}: include {plugstack}.d/*.conf"
+    assert (include in step.commands) == (not text)
+    assert f"steward plugins check --plugstack {plugstack}" in "\n".join(step.commands)
+
+
 def test_files_are_made_for_whom_they_are(tmp_path: Path) -> None:
     wishes = wishes_in(tmp_path)
     umask = os.umask(0o077)
@@ -108,6 +131,7 @@ def test_files_are_made_for_whom_they_are(tmp_path: Path) -> None:
     assert mode_of(wishes.state_dir) == 0o700
     assert mode_of(wishes.archive_dir) == 0o755
     assert mode_of(f"{wishes.out}/programs") == 0o644
+    assert mode_of(f"{wishes.out}/rules.d") == 0o755
     assert set(os.listdir(wishes.out)) == {"steward.toml", "programs", "rules.d"}
 
 

@@ -1,5 +1,6 @@
 """Actions on the journal: what a list of events holds."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,8 @@ import pytest
 from harness.events import make_event
 from harness.journal import JournaledSite
 from harness.site import ROOT
-from steward.admin.journal import ListRequest
+from steward.admin.journal import DeadRequest, ListRequest
+from steward.core.errors import UsageError
 from steward.core.events import JOB_SEEN, JobFacts
 from steward.core.records import JobRecord
 from steward.daemon.contexts import make_registry
@@ -48,3 +50,22 @@ def test_a_list_of_one_cluster_is_filled_past_the_others_events(
     request = ListRequest(after=after, limit=limit, clusters=("c2",))
     answer = registry.call("journal.list", ROOT, request)
     assert [event.key for event in answer.events] == keys
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("job", "did you mean 'jobs'?"),
+        ("archive.filed", "did you mean 'archive.files'?"),
+        ("filse", "did you mean 'archive.files'?"),
+        ("x", "there are: archive.files, jobs"),
+    ],
+)
+def test_a_misspelled_consumer_is_told_the_nearest(tmp_path: Path, name: str, hint: str) -> None:
+    site = JournaledSite(tmp_path)
+    for consumer in ("jobs", "archive.files"):
+        site.writer.record_position(consumer, 0, "running", "")
+    registry = make_registry(site.settings)
+    assert registry.call("journal.dead", ROOT, DeadRequest(consumer="files")).letters == ()
+    with pytest.raises(UsageError, match=re.escape(f"there is no consumer {name!r}: {hint}")):
+        registry.call("journal.dead", ROOT, DeadRequest(consumer=name))

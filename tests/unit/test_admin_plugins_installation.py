@@ -16,6 +16,7 @@ from steward.admin.plugins.build import (
     LIBRARY,
     NODE_LIBRARIES,
     PROLOG_LIBRARY,
+    SUBMIT_LIBRARY,
     PluginBuild,
     SlurmVersion,
     build_plugins,
@@ -100,6 +101,13 @@ def test_a_build_says_what_it_is(built: PluginBuild) -> None:
     assert (seen.type, seen.missing) == ("spank", [])
     assert check_library(built.path, built.version) == []
     assert set(os.listdir(os.path.dirname(built.path))) == set(HOOKS)
+
+
+@needs_compiler
+def test_a_library_under_the_name_of_another_is_a_fault(built: PluginBuild, tmp_path: Path) -> None:
+    path = shutil.copy(built.path, tmp_path / SUBMIT_LIBRARY)
+    wrong_type, *_ = check_library(str(path), built.version)
+    assert wrong_type == f"{path} is no plugin of the type job_submit/steward but 'spank'"
 
 
 @needs_compiler
@@ -296,6 +304,8 @@ def test_what_keeps_slurmctld_from_writing_is_said(tmp_path: Path) -> None:
     assert wrong() == ""
     (lib / "jobcomp.lua").unlink()
     assert f"calls {lib}/jobcomp.lua, which is not there" in wrong()
+    # Installed again without the option, it would write to another file.
+    assert f"steward plugins install --jobcomp {etc} --lines {lines}" in wrong()
 
 
 def test_a_slurmctld_that_began_without_the_script_is_to_be_restarted(tmp_path: Path) -> None:

@@ -432,6 +432,13 @@ def test_install_tells_that_the_agent_reads_the_default_spool(
     assert "systemctl edit steward-agent.service" in capsys.readouterr().out
 
 
+def test_a_spool_that_two_libraries_share_is_one_fault(node: Node) -> None:
+    node.install(node.spool, prolog=True)
+    assert node.faults() == []
+    a_link(node)
+    assert len([found for found in node.faults() if "symbolic link" in found.what]) == 1
+
+
 def test_an_old_line_beside_ours_is_to_be_removed(node: Node) -> None:
     text = node.plugstack.read_text()
     node.plugstack.write_text(f"{text}optional {node.built.path} spool={node.lines.parent}\n")

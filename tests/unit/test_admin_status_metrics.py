@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import CollectorRegistry
 
 from harness.commands import run
+from harness.events import script_event
 from harness.gate import job, running, settings_of
 from harness.site import ROOT
 from steward.admin.status.metrics import MetricFamilies
@@ -22,6 +23,8 @@ from steward.core.access import Caller
 from steward.core.config import Settings
 from steward.core.config.reader import load_settings
 from steward.core.events import utc_now
+from steward.core.journal import Journal
+from steward.core.journal.store import encode_rows
 from steward.core.poll_status import PollStatus, PollStatusFiles
 from steward.daemon.contexts import make_registry
 
@@ -153,6 +156,34 @@ def test_an_interval_between_polls_of_over_a_minute_is_told(polled_site: Path) -
     assert code == 0
     (row,) = [row for row in out.splitlines() if row.startswith("cluster c|up|")]
     assert "asked in 11.00 s, and again only after 220 s since that takes long" in row
+
+
+def test_what_is_told_of_consumers_and_sinks(polled_site: Path) -> None:
+    settings = load_settings(str(polled_site))
+    journal = Journal(settings.state_dir)
+    journal.append(encode_rows([script_event(number) for number in (1, 2, 3)]))
+    journal.record_position("jobs", 3, "running", "")
+    journal.record_position("archive.a", 1, "waiting", "its disk is full")
+    journal.add_dead_letter("archive.a", 1, "no such user")
+    journal.close()
+    found = scraped(settings)
+    jobs, archive = (("consumer", "jobs"),), (("consumer", "archive.a"),)
+    for figure, of_jobs, of_archive in (
+        ("behind_events", 0, 2),
+        ("set_aside_events", 0, 1),
+        ("missed_events", 0, 0),
+    ):
+        assert found[f"steward_consumer_{figure}", jobs] == of_jobs
+        assert found[f"steward_consumer_{figure}", archive] == of_archive
+    assert found["steward_consumer_behind_seconds", jobs] == 0
+    assert found["steward_consumer_behind_seconds", archive] > 0
+    for state in ("running", "waiting", "detached"):
+        assert found["steward_consumer_state", (*jobs, ("state", state))] == (state == "running")
+        assert found["steward_consumer_state", (*archive, ("state", state))] == (state == "waiting")
+    sink = (("kind", "files"), ("sink", "a"))
+    assert found["steward_sink_up", sink] == 0
+    assert found["steward_sink_backlog_scripts", sink] == 2
+    assert found["steward_sink_backlog_seconds", sink] > 0
 
 
 def test_what_is_told_of_a_gate_a_cluster_and_disks(polled_site: Path) -> None:

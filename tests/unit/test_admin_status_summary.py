@@ -1,0 +1,65 @@
+"""Whom the status is told, and the disks that it names."""
+
+import os
+import pwd
+from pathlib import Path
+
+import pytest
+
+from harness.site import NOBODY, ROOT
+from steward.admin.status.requests import MetricsRequest, StatusShowRequest
+from steward.archive.settings import FilesSinkSettings
+from steward.core.access import Caller
+from steward.core.config import ArchiveSettings, Settings
+from steward.core.errors import PermissionRefused
+from steward.daemon.contexts import make_registry
+from steward.extensions.controllers.settings import ForwardSettings
+from steward.slurm.settings import ClusterSettings
+from steward.web.settings import WebSettings
+
+
+def settings_in(directory: Path, *, forward: str = "", web_user: str = "") -> Settings:
+    (directory / "state").mkdir(exist_ok=True)
+    return Settings(
+        state_dir=str(directory / "state"),
+        cluster={"c1": ClusterSettings(slurm=False)},
+        archive=ArchiveSettings(sink={"a": FilesSinkSettings(path=str(directory / "archive"))}),
+        forward=ForwardSettings(to=forward),
+        web=WebSettings(user=web_user),
+    )
+
+
+def test_the_disk_of_each_archive_is_shown(tmp_path: Path) -> None:
+    (tmp_path / "archive").mkdir()
+    registry = make_registry(settings_in(tmp_path))
+    answer = registry.call("status.show", ROOT, StatusShowRequest())
+    assert {disk.what: disk.path for disk in answer.disks} == {
+        "state": str(tmp_path / "state"),
+        "archive a": str(tmp_path / "archive"),
+    }
+    assert all(0 < disk.free <= disk.total for disk in answer.disks)
+    registry = make_registry(settings_in(tmp_path, forward="https://books.example.org:6830"))
+    answer = registry.call("status.show", ROOT, StatusShowRequest())
+    assert [disk.what for disk in answer.disks] == ["state"]
+
+
+def test_an_archive_that_is_not_mounted_is_unknown_with_its_error(tmp_path: Path) -> None:
+    registry = make_registry(settings_in(tmp_path))
+    answer = registry.call("status.show", ROOT, StatusShowRequest())
+    assert [disk.what for disk in answer.disks] == ["state"]
+    reason = f"{tmp_path / 'archive'}: No such file or directory"
+    assert answer.unknown["disk of archive a"] == reason
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the state directory is another user's")
+def test_metrics_are_for_operators_and_the_web_process(tmp_path: Path) -> None:
+    entry = pwd.getpwnam("nobody")
+    web_process = Caller(uid=entry.pw_uid, user="nobody")
+    registry = make_registry(settings_in(tmp_path, web_user="nobody"))
+    text = registry.call("status.metrics", web_process, MetricsRequest()).text
+    assert "steward_up 0.0" in text
+    with pytest.raises(PermissionRefused, match="figures are for operators"):
+        registry.call("status.metrics", NOBODY, MetricsRequest())
+    registry = make_registry(settings_in(tmp_path, web_user="nobody-here"))
+    with pytest.raises(PermissionRefused, match="figures are for operators"):
+        registry.call("status.metrics", web_process, MetricsRequest())
