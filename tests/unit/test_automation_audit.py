@@ -9,9 +9,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from steward.automation.audit import MAX_RESULT_BYTES, AuditLog, AuditStart
+from steward.automation.actions import AuditReply
+from steward.automation.audit import MAX_RESULT_BYTES, AuditLog, AuditRow, AuditStart
 from steward.automation.errors import AuditUnavailable
 from steward.core.sqlite import SqliteError, open_database, translate_errors
 
@@ -173,3 +175,11 @@ def test_root_and_stewards_user_both_write_it(tmp_path: Path) -> None:
     for path in state.iterdir():
         status = path.stat()
         assert (status.st_uid, status.st_mode & 0o777) == (NOBODY, 0o600), path
+
+
+def test_people_see_the_beginning_of_a_long_parameter_and_programs_all_of_it() -> None:
+    (column,) = [column for column in AuditReply.layout if column.name == "Parameters"]
+    start = begun(parameters={"reason": "x" * 100_000})
+    row = AuditRow(**msgspec.structs.asdict(start), id=1, status="succeeded")
+    assert column.read_value(row) == "reason=" + "x" * 80
+    assert column.read_exact_value(row) == "reason=" + "x" * 100_000

@@ -9,6 +9,7 @@ them as ``automation.run``, ``.list``, ``.help`` and ``.audit``.
 """
 
 from datetime import datetime
+from functools import partial
 from typing import Annotated, Any, ClassVar, Final
 
 import msgspec
@@ -141,10 +142,14 @@ def format_parameter(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _format_parameters(row: AuditRow, _: object) -> str:
+_MAX_SHOWN_VALUE: Final = 80
+"""Most characters that people see of a parameter's value; whoever runs an operation chooses it."""
+
+
+def _format_parameters(row: AuditRow, _: object, *, max_value: int | None = None) -> str:
     """Format parameters as NAME=VALUE on one line, without empty ones."""
     return " ".join(
-        f"{name}={format_parameter(value)}"
+        f"{name}={format_parameter(value)[:max_value]}"
         for name, value in row.parameters.items()
         if value not in (None, "", [], {})
     )
@@ -212,7 +217,12 @@ class AuditReply(Answer, frozen=True, kw_only=True):
         Column("Cluster", "cluster"),
         Column("Action", "ref"),
         Column("Forced", lambda row, _: row.force or None, show="requested"),
-        Column("Parameters", _format_parameters, max_width=60),
+        Column(
+            "Parameters",
+            partial(_format_parameters, max_value=_MAX_SHOWN_VALUE),
+            max_width=60,
+            exact=_format_parameters,
+        ),
         Column("Status", "status", "state"),
         Column("Message", "message", max_width=60),
     )

@@ -2,7 +2,7 @@
 
 Calculations use fractions and round once, half up, at the end (:func:`round_half_up`).
 :func:`parse_money` reads an amount typed by a person, :func:`format_money` formats one for people,
-with the site's :class:`Unit`, and :func:`format_money_exact` for programs.
+with the site's :class:`Unit`. Programs get amounts by ``core.layouts.format_exact_money``.
 """
 
 import re
@@ -74,9 +74,3 @@ def format_money(amount: int, unit: Unit | None = None) -> str:
     if decimals:
         text += f".{fraction:06}"[: decimals + 1]
     return f"{text} {unit.name}" if unit else text
-
-
-def format_money_exact(amount: int) -> str:
-    """Format an amount for programs, exactly: ``-1250.500000``."""
-    whole, fraction = divmod(abs(amount), MICRO)
-    return f"{'-' if amount < 0 else ''}{whole}.{fraction:06}"

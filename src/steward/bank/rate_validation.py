@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from steward.bank import money
 from steward.bank.errors import BankUsage
+from steward.core.layouts import format_exact_money
 
 if TYPE_CHECKING:
     from steward.bank.ledger.ledger import Transaction
@@ -181,7 +181,7 @@ def format_rate(rate: "Rate") -> str:
 
 
 def _format_number(amount: int) -> str:
-    return money.format_money_exact(amount).rstrip("0").rstrip(".")
+    return format_exact_money(amount).rstrip("0").rstrip(".")
 
 
 def _format_permille(value: int) -> str:

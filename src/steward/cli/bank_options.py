@@ -110,11 +110,6 @@ class ReplyFormatter:
         return format_time(value, self._zone)
 
 
-def format_exact_amount(value: int | None) -> str:
-    """Format an amount for programs, exact; "" if unknown."""
-    return "" if value is None else money.format_money_exact(value)
-
-
 def ensure_key(key: str) -> str:
     """Return the given idempotency key, or a random one."""
     return key or secrets.token_hex(8)

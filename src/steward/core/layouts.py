@@ -197,6 +197,12 @@ def format_text(value: Any, separator: str = ",") -> str:
     return str(value)
 
 
+def format_exact_money(amount: int) -> str:
+    """Format an amount in micro-SU for programs, in SU: ``-1250.500000``."""
+    whole, fraction = divmod(abs(amount), 1_000_000)
+    return f"{'-' if amount < 0 else ''}{whole}.{fraction:06}"
+
+
 def format_for_programs(
     column: Column, row: Any, reply: Any = None, *, hours_unit_s: int = HOUR_S
 ) -> str:
@@ -224,8 +230,7 @@ def format_for_programs(
         case "duration":
             return f"{round(value, 6)}"
         case "money":
-            whole, fraction = divmod(abs(value), 1_000_000)
-            return f"{'-' if value < 0 else ''}{whole}.{fraction:06}"
+            return format_exact_money(value)
         case _:
             return format_text(value)
 

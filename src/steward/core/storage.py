@@ -114,7 +114,7 @@ class Table(Rows[Record]):
         key: Names of the primary key's columns, comma-separated; "" for no key.
         autoincrement: Whether SQLite never numbers a row like a deleted one.
         indexes: Indexes, by the end of their names.
-        references: What a column refers to, ``TABLE (COLUMN)``, by column.
+        references: Foreign keys: ``TABLE (COLUMN)`` by column.
         has_one_row: Whether the schema inserts a row of defaults, the only one.
         later: Columns that migrations after the first add, comma-separated, an item a migration.
 

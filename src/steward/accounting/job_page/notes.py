@@ -2,7 +2,7 @@
 
 :func:`write_notes` applies the thresholds below and those of [accounting.notes]. It always remarks
 on how a run ended; on efficiency only if the run was long enough and its data are complete, so that
-nobody is told to request less because a node's report was lost. :func:`format_size` and
+no note suggests a smaller request because a node's report was lost. :func:`format_size` and
 :func:`format_duration` format values for people.
 """
 

@@ -29,12 +29,13 @@ from steward.bank.gate.balances import AccountBalances
 from steward.bank.gate.policy import GateRules
 from steward.bank.gate.vain_holds import VainHolds
 from steward.bank.ledger import NO_ACCOUNT, Authorship, ReportedJob
-from steward.bank.money import MICRO, format_money_exact
+from steward.bank.money import MICRO
 from steward.bank.prices import find_rate
 from steward.bank.records import Charge, JobRequest, Mode, Rate, ResourceUse
 from steward.bank.remote import REPORTED_SOURCE, is_same_job
 from steward.core.config import Settings
 from steward.core.errors import StewardError
+from steward.core.layouts import format_exact_money
 from steward.extensions.mybrc import wire
 from steward.extensions.mybrc.wire import (
     TEXT_PATTERN,
@@ -516,6 +517,6 @@ def _core_hour_price(rates: list[Rate], cluster: str, partition: str, now: datet
     except NoRate:
         return None
     weight = 0 if rate.free else rate.weights.get("cpu", 0)
-    text = format_money_exact(weight)
+    text = format_exact_money(weight)
     places = 2 if Fraction(weight, MICRO // 100).denominator == 1 else 6
     return text[: text.index(".") + 1 + places]
