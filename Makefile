@@ -71,6 +71,9 @@ docs: setup-slurm setup-web setup-tests setup-browser ## Write the output blocks
 	$(BIN)/python scripts/write_docs.py
 	PYTHONPATH=tests:tests/integration:tests/browser $(BIN)/python scripts/write_screenshots.py
 
+index: setup-python ## Write the index of actions anew, from their declarations
+	$(BIN)/python scripts/write_action_index.py
+
 dist: setup-tests setup-web setup-dist ## Make what is installed elsewhere: packages, wheel and sources, in dist/
 	PYTHONPATH=scripts $(BIN)/python -m packages $(ARGS)
 

@@ -106,9 +106,9 @@ def _is_docstring(node: ast.AST) -> bool:
 def count_tables_of_actions(trees: Iterable[ast.Module]) -> int:
     """Count the assignments outside functions that name ten actions or more."""
     from steward.automation.operation import load_operations
-    from steward.daemon.registry import iterate_actions
+    from steward.daemon.action_index import ACTION_INDEX
 
-    names = {action.name for action in iterate_actions()} | set(load_operations())
+    names = set(ACTION_INDEX) | set(load_operations())
     statements = itertools.chain.from_iterable(tree.body for tree in trees)
     return sum(
         isinstance(statement, ast.Assign | ast.AnnAssign)

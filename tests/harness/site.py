@@ -152,9 +152,9 @@ class Site:
     def registry(self) -> Registry:
         """All actions, with this Site's contexts."""
         if self._registry is None:
-            from steward.daemon.registry import iterate_actions
+            from steward.daemon.registry import import_actions
 
-            actions = tuple(iterate_actions())
+            actions = tuple(import_actions().values())
             rooms = {action.package: partial(self.room, action.package) for action in actions}
             self._registry = Registry(actions, rooms)
         return self._registry

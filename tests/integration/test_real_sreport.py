@@ -25,7 +25,7 @@ from steward.core.config.reader import LoadedConfig, render_config
 from steward.core.events import utc_now
 from steward.core.sqlite import SqliteUnavailable
 from steward.core.timestamps import to_micros
-from steward.reports.actions import ACTIONS
+from steward.daemon.registry import get_action
 from steward.reports.context import ReportsContext
 from steward.reports.history.reader import HistoryReader
 from steward.reports.requests import ClusterRow
@@ -93,7 +93,7 @@ class Books:
         access = Access(settings.access, own_uid=0, get_roles=lambda _cluster: None)
         room = ReportsContext(settings, access=access, now=lambda: self.until)
         since, until = self.window
-        action = next(one for one in ACTIONS if one.name == name)
+        action = get_action(name)
         asked = {"since": since, "until": until, "zone": "UTC", **request}
         try:
             return action.run(room, ROOT, msgspec.convert(asked, action.request))

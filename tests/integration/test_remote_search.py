@@ -15,7 +15,6 @@ from search_sinks import DAY, NOON, deletion, document, sink_on
 from spool_daemon import Daemon, settings_in, submit
 
 from servers.search import SearchServer
-from steward.archive.actions import ACTIONS
 from steward.archive.catalog.matches import TermMatcher, decode_script_text
 from steward.archive.catalog.month import ScriptUse
 from steward.archive.catalog.search import UseFilter
@@ -29,6 +28,7 @@ from steward.core.actions import Registry
 from steward.core.config import ArchiveSettings, Settings
 from steward.core.errors import UsageError
 from steward.core.events import JOB_SCRIPT, JOB_SEEN, Event, JobFacts
+from steward.daemon.registry import import_actions
 from steward.extensions.search_servers.client import SearchClient, ServerReply
 from steward.extensions.search_servers.destination import SearchDestination
 from steward.extensions.search_servers.search import SearchServerSearcher
@@ -56,7 +56,9 @@ class SearchSite:
         self.jobs = JobsConsumer(self.settings)
         access = Access(self.settings.access, 0, lambda _: ClusterRoles())
         self.library = ArchiveContext(self.settings, access=access)
-        self._registry = Registry(ACTIONS, {"archive": lambda: self.library})
+        self._registry = Registry(
+            import_actions("archive").values(), {"archive": lambda: self.library}
+        )
         self._destination = SearchDestination(self.sink)
         self._events = 0
 

@@ -10,12 +10,14 @@ import pytest
 
 from harness import archive
 from harness.site import ADA, BELA, ROOT, Site
-from steward.archive.actions import ACTIONS
 from steward.archive.errors import NotArchived
 from steward.archive.requests import ExportFile, SecretLine
 from steward.core.actions import ActionError, Registry
 from steward.core.errors import PermissionRefused, UsageError
 from steward.core.events import ArchivePurge
+from steward.daemon.registry import import_actions
+
+ACTIONS = tuple(import_actions("archive").values())
 
 
 @pytest.fixture

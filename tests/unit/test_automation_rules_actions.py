@@ -10,7 +10,7 @@ import pytest
 from harness.rules import DRAIN, MAIL, RulesSite, failure
 from steward.automation.errors import OperationForbidden
 from steward.automation.rules import actions
-from steward.automation.rules.actions import ACTIONS, RulesContext
+from steward.automation.rules.actions import RulesContext
 from steward.automation.rules.requests import (
     CheckRulesRequest,
     ListRulesRequest,
@@ -24,6 +24,7 @@ from steward.core.actions import Registry
 from steward.core.config import AccessSettings, Settings
 from steward.core.config.reader import LoadedConfig, render_config
 from steward.core.errors import UsageError
+from steward.daemon.registry import import_actions
 
 OLGA = Caller(uid=4001, user="olga")
 CARL = Caller(uid=4002, user="carl")
@@ -43,7 +44,7 @@ def site(tmp_path: Path) -> RulesSite:
 
 
 def test_rules_are_for_operators(site: RulesSite) -> None:
-    registry = Registry(ACTIONS, {"rules": lambda: room_of(site.settings)})
+    registry = Registry(import_actions("rules").values(), {"rules": lambda: room_of(site.settings)})
     for name, request in (
         ("rules.check", CheckRulesRequest()),
         ("rules.list", ListRulesRequest()),

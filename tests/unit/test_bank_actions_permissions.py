@@ -167,12 +167,12 @@ def test_what_an_account_owes_that_nobody_created_is_shown(site: Site) -> None:
 
 
 def test_owners_and_coordinators_set_limits(site: Site) -> None:
-    site.ask("bank.user_change", OWNER, account="Physics", user="ada", limit=7, is_limited=True)
+    site.ask("bank.user_change", OWNER, account="Physics", user="ada", limit=7)
     site.ask("bank.user_create", OWNER, account="optics", user="gus", limit=None)
     site.ask("bank.user_create", COORDINATOR, account="chemistry", user="ada", limit=3)
     for asker in (ADA, COORDINATOR, NOBODY):
         with pytest.raises(BankRefused, match="only owners"):
-            site.ask("bank.user_change", asker, account="physics", user="ada", is_limited=True)
+            site.ask("bank.user_change", asker, account="physics", user="ada", limit="none")
     page = site.ask("bank.user_show", OWNER)
     limits = {(one.account, one.user): one.limit for one in page.users}
     assert limits["physics", "ada"] == 7

@@ -17,6 +17,7 @@ from steward.bank.errors import BankUsage
 from steward.bank.ledger import Authorship, RejectedJob
 from steward.bank.money import MICRO
 from steward.bank.records import Hold, Rate, TimeFactor
+from steward.core.actions import ActionError
 from steward.core.events import utc_now
 from steward.slurm.cluster_model import ClusterModel, NodeShape
 
@@ -163,7 +164,9 @@ def test_it_is_said_that_no_plugin_asks(site: Site, tmp_path: Path) -> None:
 
 def test_allocations_end_after_they_begin(site: Site) -> None:
     new = {"account": "optics", "amount": MICRO}
-    for times in ({"end": "2020-01-01"}, {}, {"begin": "2028-01-01", "end": "2027-01-01"}):
+    with pytest.raises(ActionError, match="end"):
+        site.ask("bank.allocation_create", **new)
+    for times in ({"end": "2020-01-01"}, {"end": ""}, {"begin": "2028-01-01", "end": "2027-01-01"}):
         with pytest.raises(BankUsage):
             site.ask("bank.allocation_create", **new, **times)
     made = site.ask("bank.allocation_create", **new, end="2027-01-01", key="k").allocations[0]

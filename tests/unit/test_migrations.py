@@ -1,13 +1,19 @@
 """What still declares a fact apart from the Struct that should hold it; the list only shrinks."""
 
 import ast
+import importlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Annotated, Any, get_origin
 
+import msgspec
 import pytest
 
 import steward
+from steward.cli.app import Root
+from steward.cli.groups import Entry, LazyGroup, import_command
+from steward.daemon.registry import import_actions
 
 ROOT = Path(steward.__file__).parent
 LEFT = Path(__file__).parent.parent / "baseline" / "migrations.json"
@@ -50,9 +56,49 @@ def count_inserts() -> dict[str, int]:
     }
 
 
+def count_commands() -> dict[str, int]:
+    """Commands written by hand, not derived from an action."""
+    counts: dict[str, int] = {}
+    for entry in iterate_hand_written(Root):
+        module = entry.module.removeprefix("steward.").replace(".", "/") + ".py"
+        counts[module] = counts.get(module, 0) + count_leaves(import_command(entry))
+    return counts
+
+
+def iterate_hand_written(group: type[LazyGroup]) -> Iterator[Entry]:
+    """Yield the hand-written commands of a group, and of the groups in it."""
+    for entry in group.entries:
+        target = getattr(importlib.import_module(entry.module), entry.attribute)
+        inner = getattr(target, "info", None)
+        cls = getattr(inner, "cls", None)
+        if isinstance(cls, type) and issubclass(cls, LazyGroup):
+            yield from iterate_hand_written(cls)
+        else:
+            yield entry
+
+
+def count_leaves(command: Any) -> int:
+    """Count the commands below a command, or itself."""
+    below = getattr(command, "commands", None)
+    return sum(map(count_leaves, below.values())) if below else 1
+
+
+def count_fields() -> dict[str, int]:
+    """Fields of requests whose annotation does not say what they mean."""
+    counts: dict[str, int] = {}
+    for request in {action.request for action in import_actions().values()}:
+        module = request.__module__.removeprefix("steward.").replace(".", "/") + ".py"
+        counts[module] = counts.get(module, 0) + sum(
+            get_origin(field.type) is not Annotated for field in msgspec.structs.fields(request)
+        )
+    return counts
+
+
 @pytest.mark.parametrize(
     ("kind", "count"),
     [
+        ("commands written by hand", count_commands),
+        ("fields of requests without a description", count_fields),
         ("columns of commands", count_columns),
         ("tables of pages", count_page_tables),
         ("INSERT statements", count_inserts),

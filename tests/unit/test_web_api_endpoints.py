@@ -62,7 +62,6 @@ def test_an_endpoint_fits_its_action(endpoint: Endpoint) -> None:
     action = endpoint.definition
     fields = {field.name for field in msgspec.structs.fields(action.request)}
     assert {endpoint.parts.get(name, name) for name in endpoint.names} <= fields
-    assert set(endpoint.fixed) <= fields
     assert set(endpoint.parts) <= set(endpoint.names)
     if endpoint.cursor is not None:
         assert endpoint.cursor[0] in fields

@@ -20,7 +20,7 @@ from steward.accounting.job_page.notes import format_duration
 from steward.accounting.job_page.page import parse_us
 from steward.capture.nodes.node_reports import NodeReportsReader
 from steward.core.access import Caller
-from steward.core.actions import Action, ActionMessage, Answer, Request
+from steward.core.actions import ActionMessage, Answer, Request, action, route
 from steward.core.errors import PermissionRefused, Unavailable
 from steward.core.layouts import Column, Layout
 from steward.core.records import UsageLine
@@ -152,6 +152,13 @@ class _Span(msgspec.Struct, frozen=True):
     limit: int
 
 
+@action(
+    "accounting.gaps",
+    scope="read",
+    role="operator",
+    routes=(route("GET /gaps"),),
+    help="Tell what is missing or doubtful in the books.",
+)
 def list_accounting_gaps(
     context: AccountingContext, asker: Caller, request: GapsRequest
 ) -> GapsAnswer:
@@ -387,14 +394,4 @@ _CHECKS: Final[tuple[Callable[[AccountingContext, str, _Span], Iterable[Finding]
     _find_unconfirmed,
     _find_missed,
     _find_node_losses,
-)
-
-
-GAPS: Final = Action(
-    name="accounting.gaps",
-    help="Tell what is missing or doubtful in the books.",
-    request=GapsRequest,
-    answer=GapsAnswer,
-    run=list_accounting_gaps,
-    role="operator",
 )

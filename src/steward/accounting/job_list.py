@@ -29,7 +29,7 @@ from steward.accounting.job_page.job_efficiency import (
 from steward.archive.requests import JobSelection
 from steward.archive.selection import SelectionSpan, make_job_filter
 from steward.core.access import Caller
-from steward.core.actions import Action
+from steward.core.actions import action, route
 from steward.core.records import JobRecord, UsageLine
 from steward.core.timestamps import to_micros
 from steward.jobs import Job, JobFilter
@@ -42,6 +42,13 @@ _LONGEST_PAGE: Final = 100_000
 _NUMBER_BOUND: Final = 2**62
 
 
+@action(
+    "accounting.jobs",
+    scope="read",
+    routes=(route("GET /jobs", "List jobs.", cursor=("page", "next")),),
+    only_reads=True,
+    help="List jobs with what they were given and used.",
+)
 def list_job_rows(context: AccountingContext, asker: Caller, request: JobsRequest) -> JobsAnswer:
     """Return one page of jobs.
 
@@ -77,6 +84,12 @@ def list_job_rows(context: AccountingContext, asker: Caller, request: JobsReques
     )
 
 
+@action(
+    "accounting.job_states",
+    scope="read",
+    routes=(route("GET /job-states"),),
+    only_reads=True,
+)
 def count_job_states(
     context: AccountingContext, asker: Caller, request: JobStatesRequest
 ) -> JobStatesAnswer:
@@ -216,21 +229,3 @@ def _decode_page(page: str) -> PageStart | None:
     if any(abs(number) >= _NUMBER_BOUND for number in numbers):
         raise usage_error
     return position
-
-
-JOBS: Final = Action(
-    name="accounting.jobs",
-    help="List jobs with what they were given and used.",
-    request=JobsRequest,
-    answer=JobsAnswer,
-    run=list_job_rows,
-    only_reads=True,
-)
-JOB_STATES: Final = Action(
-    name="accounting.job_states",
-    help="Count jobs by state.",
-    request=JobStatesRequest,
-    answer=JobStatesAnswer,
-    run=count_job_states,
-    only_reads=True,
-)

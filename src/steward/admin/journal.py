@@ -6,14 +6,14 @@ a command to the journal's writer, so they need the running daemon.
 """
 
 import difflib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 
 from steward.core.access import Access, Caller
-from steward.core.actions import Action
+from steward.core.actions import action
 from steward.core.errors import PermissionRefused, UsageError
 from steward.core.events import BODIES, Event
 from steward.core.journal.client import JournalLink
@@ -197,6 +197,12 @@ class ForgetAnswer(_Answer, frozen=True, kw_only=True):
     consumer: str
 
 
+@action(
+    "journal.status",
+    scope="admin",
+    role="operator",
+    help="How journal and consumers stand.",
+)
 def _show_status(context: JournalContext, caller: Caller, _request: StatusRequest) -> StatusAnswer:
     context.require_operator(caller)
     reader = context.open_reader()
@@ -211,6 +217,12 @@ def _show_status(context: JournalContext, caller: Caller, _request: StatusReques
         reader.close()
 
 
+@action(
+    "journal.list",
+    scope="admin",
+    role="operator",
+    help="What is in the journal.",
+)
 def _list_events(context: JournalContext, caller: Caller, request: ListRequest) -> ListAnswer:
     """List events by kind and cluster."""
     context.require_operator(caller)
@@ -251,6 +263,12 @@ def _read_events(reader: JournalReader, request: ListRequest, limit: int) -> lis
         span *= 4
 
 
+@action(
+    "journal.dead",
+    scope="admin",
+    role="operator",
+    help="What was set aside.",
+)
 def _list_dead_letters(context: JournalContext, caller: Caller, request: DeadRequest) -> DeadAnswer:
     """List dead letters."""
     context.require_operator(caller)
@@ -286,6 +304,13 @@ def _make_dead_line(letter: DeadLetter) -> DeadLine:
     return DeadLine(**fields)
 
 
+@action(
+    "journal.replay",
+    scope="admin",
+    role="operator",
+    writes=True,
+    help="Try again what was set aside.",
+)
 def _replay_dead_letters(
     context: JournalContext, caller: Caller, request: ReplayRequest
 ) -> ReplayAnswer:
@@ -293,49 +318,16 @@ def _replay_dead_letters(
     return ReplayAnswer(events=context.ask_writer("replay", consumer, request.id))
 
 
+@action(
+    "journal.forget",
+    scope="admin",
+    role="operator",
+    writes=True,
+    help="Drop a consumer.",
+)
 def _forget_consumer(
     context: JournalContext, caller: Caller, request: ForgetRequest
 ) -> ForgetAnswer:
     consumer = context.find_consumer(caller, request.consumer)
     context.ask_writer("forget", consumer)
     return ForgetAnswer(consumer=consumer)
-
-
-def _make_action(
-    name: str,
-    help: str,  # noqa: A002 - the field's name
-    request: type[msgspec.Struct],
-    answer: type[msgspec.Struct],
-    run: Callable[..., Any],
-    *,
-    writes: bool = False,
-) -> Action:
-    return Action(
-        name=f"journal.{name}",
-        help=help,
-        request=request,
-        answer=answer,
-        run=run,
-        writes=writes,
-        role="operator",
-    )
-
-
-ACTIONS = (
-    _make_action(
-        "status", "How journal and consumers stand.", StatusRequest, StatusAnswer, _show_status
-    ),
-    _make_action("list", "What is in the journal.", ListRequest, ListAnswer, _list_events),
-    _make_action("dead", "What was set aside.", DeadRequest, DeadAnswer, _list_dead_letters),
-    _make_action(
-        "replay",
-        "Try again what was set aside.",
-        ReplayRequest,
-        ReplayAnswer,
-        _replay_dead_letters,
-        writes=True,
-    ),
-    _make_action(
-        "forget", "Drop a consumer.", ForgetRequest, ForgetAnswer, _forget_consumer, writes=True
-    ),
-)

@@ -27,6 +27,7 @@ from steward.archive.requests import (
 )
 from steward.archive.selection import iterate_jobs, make_job_filter, resolve_selection_span
 from steward.core.access import Caller
+from steward.core.actions import action
 from steward.core.errors import StewardError, UsageError
 from steward.core.redaction import Redactor, SecretFinding
 from steward.core.sqlite import open_scratch, translate_errors
@@ -82,6 +83,11 @@ _REPORT_EVERY = 200
 _CACHED_SCRIPTS = 10_000
 
 
+@action(
+    "archive.export",
+    scope="scripts",
+    help="Give out the scripts of jobs as files.",
+)
 def export_scripts(
     context: ArchiveContext, caller: Caller, request: ExportRequest
 ) -> Iterator[ExportFile | ExportReply]:
@@ -92,6 +98,11 @@ def export_scripts(
     return _stream_files(context, caller, request, job_filter)
 
 
+@action(
+    "archive.secrets",
+    scope="scripts",
+    help="List scripts that look to hold a secret.",
+)
 def find_script_secrets(
     context: ArchiveContext, caller: Caller, request: SecretsRequest
 ) -> Iterator[SecretLine | Progress | SecretsReply]:

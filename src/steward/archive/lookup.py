@@ -47,6 +47,7 @@ from steward.archive.selection import (
     resolve_selection_span,
 )
 from steward.core.access import Caller
+from steward.core.actions import action, route
 from steward.core.errors import StewardError, UsageError
 from steward.core.journal import JournalReader
 from steward.core.redaction import REDACTED
@@ -56,6 +57,10 @@ from steward.slurm.environment import split_entries
 log = logging.getLogger(__name__)
 
 
+@action(
+    "archive.list",
+    scope="read",
+)
 def list_jobs(context: ArchiveContext, caller: Caller, request: JobListRequest) -> JobListReply:
     """List jobs, newest first."""
     span = resolve_selection_span(context, request)
@@ -82,6 +87,12 @@ def list_jobs(context: ArchiveContext, caller: Caller, request: JobListRequest) 
     )
 
 
+@action(
+    "archive.search",
+    scope="scripts",
+    routes=(route("GET /scripts", "Search in scripts.", cursor=("page", "next")),),
+    help="Find scripts by what is in them.",
+)
 def search_scripts(context: ArchiveContext, caller: Caller, request: SearchRequest) -> SearchReply:
     """Find jobs whose scripts contain all terms, newest first."""
     sink = resolve_searchable_sink(context.settings, request.sink) if request.sink else ""
@@ -236,6 +247,12 @@ _LINE = re.compile(rb"[^\n]*\n|[^\n]+")
 _MAX_CONTEXT_LINES = 1000
 
 
+@action(
+    "archive.show",
+    scope="scripts",
+    routes=(route("GET /jobs/{job}/script", "Show a job's script."),),
+    help="Show a job and the script it ran.",
+)
 def show_job(context: ArchiveContext, caller: Caller, request: ShowRequest) -> ShowReply:
     """Show one job, its runs and its script.
 
@@ -276,6 +293,12 @@ def show_job(context: ArchiveContext, caller: Caller, request: ShowRequest) -> S
     )
 
 
+@action(
+    "archive.env",
+    scope="scripts",
+    routes=(route("GET /jobs/{job}/environment"),),
+    help="Show the environment a job was submitted with.",
+)
 def show_environment(
     context: ArchiveContext, caller: Caller, request: EnvironmentRequest
 ) -> EnvironmentReply:
@@ -304,6 +327,14 @@ def show_environment(
     )
 
 
+@action(
+    "archive.diff",
+    scope="scripts",
+    routes=(
+        route("GET /jobs/{left}/diff/{right}", "Show what differs between two jobs' scripts."),
+    ),
+    help="Compare the scripts of two jobs.",
+)
 def compare_scripts(context: ArchiveContext, caller: Caller, request: DiffRequest) -> DiffReply:
     """Compare the scripts of two jobs as a unified diff.
 

@@ -44,6 +44,7 @@ from steward.archive.requests import (
 from steward.archive.selection import make_job_filter, resolve_selection_span
 from steward.archive.settings import FilesSinkSettings
 from steward.core.access import Caller
+from steward.core.actions import action
 from steward.core.config import Settings
 from steward.core.errors import PermissionRefused, StewardError, Unavailable, UsageError
 from steward.core.events import (
@@ -72,6 +73,12 @@ class OrderError(StewardError):
     """Error: this process cannot append events to the journal."""
 
 
+@action(
+    "archive.verify",
+    scope="admin",
+    role="operator",
+    help="Recompute every checksum.",
+)
 def verify_sinks(
     context: ArchiveContext, caller: Caller, request: VerifyRequest
 ) -> Iterator[ProblemLine | Progress | VerifyReply]:
@@ -80,6 +87,12 @@ def verify_sinks(
     return _stream_verification(context, _select_files_sinks(context, request.sink))
 
 
+@action(
+    "archive.reindex",
+    scope="admin",
+    role="administrator",
+    help="Rebuild the catalogue from the files.",
+)
 def rebuild_catalog(
     context: ArchiveContext, caller: Caller, request: ReindexRequest
 ) -> Iterator[Progress | ReindexReply]:
@@ -124,6 +137,13 @@ def report_refill(context: ArchiveContext, consumer: str, since: datetime | None
         context.mark_refilled(consumer, int(since.timestamp()) if since else 0)
 
 
+@action(
+    "archive.purge",
+    scope="admin",
+    role="operator",
+    writes=True,
+    help="Remove scripts for good, everywhere.",
+)
 def purge_scripts(context: ArchiveContext, caller: Caller, request: PurgeRequest) -> PurgeReply:
     """Order the purge of scripts, or list what would be purged; operators only."""
     require_operator(context, caller, "purge scripts", request.clusters)
@@ -287,6 +307,12 @@ class SinkBacklog(msgspec.Struct, frozen=True, kw_only=True):
     since_ns: int | None = None
 
 
+@action(
+    "archive.sinks",
+    scope="read",
+    role="operator",
+    help="Show how each sink stands.",
+)
 def show_sinks(context: ArchiveContext, caller: Caller, _request: SinksRequest) -> SinksReply:
     """Show state, backlog and errors of each sink; operators only."""
     require_operator(context, caller, "look at the sinks")
@@ -387,6 +413,13 @@ ResendRef = tuple[str, str]
 """Identity of a script: (cluster, key)."""
 
 
+@action(
+    "archive.resend",
+    scope="admin",
+    role="operator",
+    writes=True,
+    help="Have a sink archive scripts again.",
+)
 def resend_scripts(
     context: ArchiveContext, caller: Caller, request: ResendRequest
 ) -> Iterator[Progress | ResendReply]:

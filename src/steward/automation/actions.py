@@ -26,7 +26,7 @@ from steward.automation.operation import (
 )
 from steward.automation.runner import OperationRunner
 from steward.core.access import Access, Caller
-from steward.core.actions import Action, ActionMessage, Answer, Registry, Request
+from steward.core.actions import ActionMessage, Answer, Registry, Request, action, route
 from steward.core.config import Settings
 from steward.core.events import utc_now
 from steward.core.layouts import Column, Layout
@@ -228,6 +228,12 @@ class AuditReply(Answer, frozen=True, kw_only=True):
     )
 
 
+@action(
+    "automation.run",
+    scope="actions",
+    routes=(route("POST /actions/{action}", "Have an action done."),),
+    help="Do something to a cluster.",
+)
 def run_operation(
     context: AutomationContext, caller: Caller, request: RunOperationRequest
 ) -> RunOperationReply:
@@ -261,6 +267,13 @@ def run_operation(
     )
 
 
+@action(
+    "automation.list",
+    scope="read",
+    routes=(route("GET /actions", "List what can be done to a cluster."),),
+    only_reads=True,
+    help="List what can be done.",
+)
 def list_operations(
     context: AutomationContext,  # noqa: ARG001 - an action's shape
     caller: Caller,  # noqa: ARG001 - an action's shape
@@ -272,6 +285,13 @@ def list_operations(
     )
 
 
+@action(
+    "automation.help",
+    scope="read",
+    routes=(route("GET /actions/{action}", "Show what an action takes."),),
+    only_reads=True,
+    help="Say what an action takes.",
+)
 def help_on_operation(
     context: AutomationContext,  # noqa: ARG001 - an action's shape
     caller: Caller,  # noqa: ARG001 - an action's shape
@@ -285,6 +305,13 @@ def help_on_operation(
     return ListOperationsReply(actions=(describe_operation(find_operation(request.action)),))
 
 
+@action(
+    "automation.audit",
+    scope="read",
+    routes=(route("GET /audit"),),
+    only_reads=True,
+    help="Show what was done, and by whom.",
+)
 def list_audit(context: AutomationContext, caller: Caller, request: AuditRequest) -> AuditReply:
     """Return audit log entries: all for operators, a user's own for everybody else.
 
@@ -335,38 +362,3 @@ def describe_operation(operation: Operation) -> OperationDescription:
         pack=operation.pack,
         parameters=describe_parameters(operation),
     )
-
-
-ACTIONS: Final = (
-    Action(
-        name="automation.run",
-        help="Do something to a cluster.",
-        request=RunOperationRequest,
-        answer=RunOperationReply,
-        run=run_operation,
-    ),
-    Action(
-        name="automation.list",
-        help="List what can be done.",
-        request=ListOperationsRequest,
-        answer=ListOperationsReply,
-        run=list_operations,
-        only_reads=True,
-    ),
-    Action(
-        name="automation.help",
-        help="Say what an action takes.",
-        request=HelpOnOperationRequest,
-        answer=ListOperationsReply,
-        run=help_on_operation,
-        only_reads=True,
-    ),
-    Action(
-        name="automation.audit",
-        help="Show what was done, and by whom.",
-        request=AuditRequest,
-        answer=AuditReply,
-        run=list_audit,
-        only_reads=True,
-    ),
-)

@@ -42,6 +42,10 @@ _GATE_TIMEOUT_S: Final = 5.0
 """Time-out of requests to the gate, in seconds."""
 
 
+GATE_UNAWARE: Final = "The gate does not know yet: the daemon tells it when both run."
+"""Note of a reply whose change the gate does not apply yet."""
+
+
 class BankReply(Answer, frozen=True, kw_only=True):
     """Base of the bank's replies; amounts are micro-SU.
 

@@ -293,6 +293,7 @@ _ACCOUNTING = "steward.cli.accounting"
 class AccountingGroup(LazyGroup):
     """Commands of ``steward accounting``: job log, plugins, gaps and imports."""
 
+    words = "accounting"
     entries: "ClassVar[tuple[Entry, ...]]" = (
         Entry("dump", OPERATORS, "Write the job log out, record by record.", _ACCOUNTING, "dump"),
         Entry("expire", OPERATORS, "Forget the books of old jobs.", _ACCOUNTING, "expire"),
@@ -341,6 +342,7 @@ _CONSUME = "steward.cli.archive_sources"
 class ArchiveGroup(LazyGroup):
     """Commands of ``steward archive``: search, show, export, verify and purge scripts."""
 
+    words = "archive"
     entries = (
         Entry("list", EVERYONE, "List jobs, newest first.", _LOOKUP, "list_jobs"),
         Entry("search", EVERYONE, "Find scripts by what is in them.", _LOOKUP, "search"),
@@ -403,13 +405,13 @@ _JOBS = "steward.cli.bank_jobs"
 _BANK_TRANSACTIONS = "steward.cli.bank_transactions"
 _RATES = "steward.cli.bank_rates"
 _BANK_MAINTENANCE = "steward.cli.bank_maintenance"
-_ACCOUNTS = "steward.cli.bank_accounts"
 _APP = "steward.cli.app"
 
 
 class BankGroup(LazyGroup):
     """Commands of ``steward bank``: balances, charges, holds and their administration."""
 
+    words = "bank"
     entries: "ClassVar[tuple[Entry, ...]]" = (
         Entry("balance", EVERYONE, "Show what accounts have.", _REPORTS, "balance"),
         Entry(
@@ -501,48 +503,25 @@ class BankGroup(LazyGroup):
 class AccountGroup(LazyGroup):
     """Commands of ``steward bank account``."""
 
-    entries: "ClassVar[tuple[Entry, ...]]" = (
-        Entry("show", EVERYONE, "Show accounts.", _ACCOUNTS, "account_show"),
-        Entry("create", OPERATORS, "Create an account.", _ACCOUNTS, "account_create"),
-        Entry("change", OPERATORS, "Change an account.", _ACCOUNTS, "account_change"),
-    )
+    words = "bank account"
 
 
 class UserGroup(LazyGroup):
     """Commands of ``steward bank user``: users of bank accounts and their limits."""
 
-    entries: "ClassVar[tuple[Entry, ...]]" = (
-        Entry("show", EVERYONE, "Show who is in which account.", _ACCOUNTS, "user_show"),
-        Entry("create", EVERYONE, "Put a user into an account.", _ACCOUNTS, "user_create"),
-        Entry("change", EVERYONE, "Set what a user may spend.", _ACCOUNTS, "user_change"),
-    )
+    words = "bank user"
 
 
 class AllocationGroup(LazyGroup):
     """Commands of ``steward bank allocation``."""
 
-    entries: "ClassVar[tuple[Entry, ...]]" = (
-        Entry("show", EVERYONE, "Show allocations.", _ACCOUNTS, "allocation_show"),
-        Entry(
-            "create",
-            OPERATORS,
-            "Give an account money for a time.",
-            "steward.cli.bank_accounts",
-            "allocation_create",
-        ),
-        Entry(
-            "change",
-            OPERATORS,
-            "Change an allocation's time.",
-            "steward.cli.bank_accounts",
-            "allocation_change",
-        ),
-    )
+    words = "bank allocation"
 
 
 class RateGroup(LazyGroup):
     """Commands of ``steward bank rate``: prices of jobs."""
 
+    words = "bank rate"
     entries: "ClassVar[tuple[Entry, ...]]" = (
         Entry("show", EVERYONE, "Show what jobs cost.", _RATES, "rate_show"),
         Entry("create", OPERATORS, "Say what jobs cost from a time on.", _RATES, "rate_create"),

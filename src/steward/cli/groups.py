@@ -12,6 +12,8 @@ import msgspec
 import typer
 from typer.core import TyperGroup
 
+from steward.daemon.action_index import ACTION_INDEX
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 EVERYONE = "For everyone"
 OPERATORS = "For operators"
 ADMINISTRATORS = "For administrators"
+READERS = {"everyone": EVERYONE, "operator": OPERATORS, "administrator": ADMINISTRATORS}
+"""Section of the help for each role of an action."""
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 """Click context settings of every Typer application of Steward: ``-h`` for help, 100 columns."""
@@ -33,6 +37,7 @@ class Entry(msgspec.Struct, frozen=True):
         help: One line of help, the same as the first line of the command's own docstring.
         module: Module to import; it defines ``attribute``.
         attribute: Name of a Typer application, or of a function that is the command.
+        action: Action that the command derives from; "" if it is written by hand.
     """
 
     name: str
@@ -40,12 +45,34 @@ class Entry(msgspec.Struct, frozen=True):
     help: str
     module: str
     attribute: str = "app"
+    action: str = ""
+
+
+def list_derived_entries(words: str) -> list[Entry]:
+    """Return the commands of a group that derive from actions.
+
+    Args:
+        words: Words that call the group, such as ``bank account``.
+    """
+    return [
+        Entry(entry.command.split()[-1], READERS[entry.role], entry.help, "", "", name)
+        for name, entry in ACTION_INDEX.items()
+        if entry.command.rpartition(" ")[0] == words and entry.command
+    ]
 
 
 class LazyGroup(TyperGroup):
     """A command group that imports a command only when it is called."""
 
+    words: "ClassVar[str]" = ""
+    """Words that call the group; "" for the program itself."""
     entries: "ClassVar[Sequence[Entry]]" = ()
+    """Its commands that are written by hand."""
+
+    @classmethod
+    def list_entries(cls) -> "list[Entry]":
+        """Return all commands of the group: those written by hand, then those of actions."""
+        return [*cls.entries, *list_derived_entries(cls.words)]
 
     def get_help_option(self, ctx: Any) -> Any:
         """Return the option ``--help`` with the default False."""
@@ -57,11 +84,11 @@ class LazyGroup(TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - Typer's signature
         """Return the names of the commands, in table order."""
-        return [entry.name for entry in self.entries]
+        return [entry.name for entry in self.list_entries()]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002 - Typer's signature
         """Import and return the named command, or None if the group has none of that name."""
-        for entry in self.entries:
+        for entry in self.list_entries():
             if entry.name == cmd_name:
                 return import_command(entry)
         return None
@@ -75,16 +102,20 @@ class LazyGroup(TyperGroup):
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - Typer's signature
         """Write the commands to the help, one section for each reader."""
-        audiences = list(dict.fromkeys(entry.reader for entry in self.entries))
-        for audience in audiences:
-            rows = [(entry.name, entry.help) for entry in self.entries if entry.reader == audience]
-            with formatter.section(audience):
-                formatter.write_dl(rows)
+        entries = self.list_entries()
+        for reader in READERS.values():
+            rows = [(entry.name, entry.help) for entry in entries if entry.reader == reader]
+            if rows:
+                with formatter.section(reader):
+                    formatter.write_dl(rows)
 
 
 def import_command(entry: Entry) -> Any:
     """Import an entry's command and return it as a Click command."""
-    target = getattr(importlib.import_module(entry.module), entry.attribute)
+    if entry.action:
+        target: Any = importlib.import_module("steward.cli.commands").make_command(entry.action)
+    else:
+        target = getattr(importlib.import_module(entry.module), entry.attribute)
     if isinstance(target, typer.Typer):
         app = target
     else:

@@ -11,6 +11,7 @@ daemon.
 """
 
 import inspect
+import secrets
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any, Concatenate, Final, ParamSpec, TypeVar, get_args, get_type_hints
 
@@ -110,6 +111,7 @@ Parsable = Annotated[
     bool, typer.Option("--parsable2", "-P", help="Print fields separated by '|', for programs.")
 ]
 NoHeader = Annotated[bool, typer.Option("--noheader", "-n", help="Print no heading.")]
+Csv = Annotated[bool, typer.Option("--csv", help="Print a table with commas.")]
 Format = Annotated[
     str, typer.Option("--format", "-o", metavar="NAME,…", help="The columns to print.")
 ]
@@ -200,7 +202,11 @@ JobId = Annotated[str, typer.Argument(metavar="JOB", help="A job's id: 123, 123_
 
 
 def make_style(
-    as_json: bool = False, parsable: bool = False, noheader: bool = False, columns: str = ""
+    as_json: bool = False,
+    parsable: bool = False,
+    noheader: bool = False,
+    columns: str = "",
+    as_csv: bool = False,
 ) -> Style:
     """Return the output style that the options select.
 
@@ -209,8 +215,11 @@ def make_style(
     """
     if as_json and (parsable or columns):
         raise UsageError("--json prints everything: leave out --parsable2 and --format")
+    if as_csv and (as_json or parsable):
+        raise UsageError("--csv, --json and --parsable2 exclude each other")
     return Style(
         json=as_json,
+        csv=as_csv,
         parsable=parsable,
         has_header=not noheader,
         columns=split_lists(columns.split(",") if columns else ()),
@@ -220,6 +229,11 @@ def make_style(
 def split_lists(values: Iterable[str] | None) -> tuple[str, ...]:
     """Split comma-separated values, as Slurm's commands accept lists."""
     return tuple(part for value in values or () for part in value.split(",") if part)
+
+
+def make_key() -> str:
+    """Return a random idempotency key."""
+    return secrets.token_hex(8)
 
 
 def select_jobs(
@@ -291,6 +305,22 @@ def _make_column_call(
     )
 
 
+def _make_table_call(
+    columns: Format = "",
+    as_csv: Csv = False,
+    as_json: Json = False,
+    parsable: Parsable = False,
+    noheader: NoHeader = False,
+    config: Config = "",
+    socket: Socket = "",
+) -> CommandCall:
+    """Make the call of a command that prints a table, also for spreadsheets."""
+    return CommandCall(
+        make_style(as_json, parsable, noheader, columns, as_csv),
+        ClientPlace(config=config, socket=socket),
+    )
+
+
 def _make_call(
     as_json: Json = False,
     parsable: Parsable = False,
@@ -352,6 +382,9 @@ with_call = with_options(_make_call)
 
 with_call_and_columns = with_options(_make_column_call)
 """The same, with ``--format`` to choose the table's columns."""
+
+with_table_call = with_options(_make_table_call)
+"""The same, with ``--csv``."""
 
 with_json_call = with_options(_make_json_call)
 """The same for commands without a table: ``--json`` is the only output option."""

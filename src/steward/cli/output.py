@@ -133,6 +133,7 @@ class Style(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         json: Print the whole reply as JSON.
         parsable: Separate fields by ``|``, as ``--parsable2`` of Slurm's commands does.
+        csv: Separate fields by commas, for spreadsheets.
         has_header: Whether tables begin with a line of column names.
         columns: Names of the columns to print; empty for the table's default columns.
         hours_unit: Unit of resource time.
@@ -140,6 +141,7 @@ class Style(msgspec.Struct, frozen=True, kw_only=True):
 
     json: bool = False
     parsable: bool = False
+    csv: bool = False
     has_header: bool = True
     columns: tuple[str, ...] = ()
     hours_unit: TimeUnit = "hours"
@@ -194,7 +196,7 @@ def write_bytes(data: bytes) -> None:
 def print_table(
     columns: Sequence[Column], rows: Iterable[Any], style: Style, reply: Any = None
 ) -> None:
-    """Print rows as a table: parsable, drawn by Rich, or aligned plain text.
+    """Print rows as a table: parsable, CSV, drawn by Rich, or aligned plain text.
 
     Args:
         columns: All columns of the table.
@@ -205,6 +207,9 @@ def print_table(
     Raises:
         UsageError: ``style.columns`` names an unknown column.
     """
+    if style.csv:
+        print_csv(columns, rows, style, reply)
+        return
     table = _Table(columns, list(rows), style, reply)
     if style.parsable:
         table.print_parsable()

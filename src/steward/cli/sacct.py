@@ -22,6 +22,7 @@ from steward.client.places import ClientPlace
 from steward.core.access import get_process_user
 from steward.core.config import Settings
 from steward.core.errors import StewardError, UsageError
+from steward.daemon.registry import get_action
 
 if TYPE_CHECKING:
     from steward.archive.requests import EnvironmentReply, ShowReply
@@ -131,9 +132,7 @@ def _query_jobs(options: SacctOptions) -> Iterator[SacctText | SacctAnswer]:
     place = find_place(_choose_place(options))
     if isinstance(place, Settings):
         return _query_records(options, place)
-    from steward.accounting.sacct.output import SACCT
-
-    return ask_daemon(place, SACCT, options.request)
+    return ask_daemon(place, get_action("accounting.sacct"), options.request)
 
 
 def _query_records(options: SacctOptions, settings: Settings) -> Iterator[SacctText | SacctAnswer]:

@@ -221,6 +221,8 @@ def _can_see(scope: VisibleJobs, uid: int | None, user: str, account: str) -> bo
 
 
 TokenScope = Literal["read", "scripts", "bank", "actions", "admin"]
+Scope = Literal["read", "scripts", "bank", "actions", "admin", "any"]
+"""Scope that an action requires; every token permits those of ``any``, whatever its scopes."""
 
 SCOPES: Final[dict[TokenScope, str]] = {
     "read": "see jobs, usage, balances, nodes, events and reports",
@@ -233,73 +235,32 @@ SCOPES: Final[dict[TokenScope, str]] = {
 
 ALL_SCOPES: Final[frozenset[TokenScope]] = frozenset(get_args(TokenScope))
 
-_PACKAGE_SCOPES: Final[dict[str, TokenScope]] = {
-    **dict.fromkeys(("accounting", "bank", "events", "history", "reports", "status"), "read"),
-    **dict.fromkeys(("doctor", "automation"), "read"),
-    "archive": "scripts",
-    **dict.fromkeys(("rules", "journal", "credentials"), "admin"),
-}
-"""Scope of a package's actions, by package; ``_ACTION_SCOPES`` has the exceptions."""
-
-_ACTION_SCOPES: Final[dict[str, TokenScope]] = {
-    **dict.fromkeys(("archive.list", "archive.sinks", "rules.check"), "read"),
-    **dict.fromkeys(
-        (f"archive.{verb}" for verb in ("verify", "reindex", "purge", "resend")), "admin"
-    ),
-    **dict.fromkeys((f"accounting.{verb}" for verb in ("dump", "expire", "plugins")), "admin"),
-    **dict.fromkeys(
-        (
-            f"bank.{verb}"
-            for verb in (
-                *("deposit", "withdraw", "transfer", "refund", "adjust", "allow"),
-                *("account_create", "account_change", "user_create", "user_change"),
-                *("allocation_create", "allocation_change", "rate_create", "enforce"),
-                *("reconcile", "backfill", "import", "notices_retry"),
-            )
-        ),
-        "bank",
-    ),
-    "automation.run": "actions",
-    "credentials.me": "read",
-}
-"""Scope of single actions that need another one than the rest of their package."""
-
 READ_SCOPES: Final[frozenset[TokenScope]] = frozenset({"read", "scripts"})
 """Scopes whose actions change nothing."""
-
-UNSCOPED_ACTIONS: Final = frozenset({"credentials.me"})
-"""Actions that every token permits, whatever its scopes: show its owner."""
 
 
 class ScopeRefused(PermissionRefused):
     """A token lacks the scope of an action."""
 
 
-def find_scope(action: str) -> TokenScope:
-    """Return the scope that an action requires, by its name."""
-    return _ACTION_SCOPES.get(action) or _PACKAGE_SCOPES.get(action.partition(".")[0], "admin")
-
-
-def check_scope(asker: Caller, action: str) -> None:
+def check_scope(asker: Caller, action: str, scope: Scope) -> None:
     """Reject an action for which the asker's token has no scope.
+
+    Args:
+        asker: The caller.
+        action: Name of the action, for the message.
+        scope: Scope that the action requires.
 
     Raises:
         ScopeRefused: The token lacks the scope.
     """
-    if asker.scopes is None or action in UNSCOPED_ACTIONS:
+    if asker.scopes is None or scope == "any" or scope in asker.scopes:
         return
-    scope = find_scope(action)
-    if scope not in asker.scopes:
-        raise ScopeRefused(
-            f"this token may not do {action}: it takes the scope '{scope}', "
-            f"and has {' and '.join(sorted(asker.scopes)) or 'none'}",
-            action,
-        )
-
-
-def has_explicit_scope(action: str) -> bool:
-    """Return whether this action or its package has a scope here, not the default "admin"."""
-    return action in _ACTION_SCOPES or action.partition(".")[0] in _PACKAGE_SCOPES
+    raise ScopeRefused(
+        f"this token may not do {action}: it takes the scope '{scope}', "
+        f"and has {' and '.join(sorted(asker.scopes)) or 'none'}",
+        action,
+    )
 
 
 MAX_ROLES_AGE_S = 86400.0

@@ -1,23 +1,35 @@
-"""Actions: their declaration, decoding of requests, and the registry that runs them by name.
+"""Actions: their one declaration, decoding of requests, and the registry that runs them by name.
 
-Each package declares its actions as :class:`Action` values with the Structs of request and
-answer. The command line, the socket, HTTP and rules all run them through the :class:`Registry`:
-``decode`` makes the request from plain values, then ``call`` checks the token's scope, takes the
-operator rights from an asker of rank ``reads`` if the action changes anything, makes the
-package's context at its first action, and runs ``action.run(context, asker, request)``. That
-function decides what the asker may see.
+An action is a function of context, caller and request under the decorator :func:`action`. Its
+request is a Struct whose fields say in their annotations what they mean and how people give them
+(:func:`argument`, :func:`option`, :func:`supplied`, :func:`described`). Command, HTTP endpoint,
+OpenAPI document, socket call, client and help derive from this declaration.
+
+:data:`DECLARED` holds the actions of all modules imported so far; ``daemon/registry.py`` imports
+those of a package. The :class:`Registry` runs them: ``decode`` makes the request from plain values,
+then ``call`` checks the token's scope, takes the operator rights from a caller of rank ``reads`` if
+the action changes anything, makes the package's context at its first action, and runs the function.
+That function decides what the caller may see.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, ClassVar, Final, Literal
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, ClassVar, Final, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
-from steward.core.access import READ_SCOPES, Caller, check_scope, find_scope
+from steward.core.access import READ_SCOPES, Caller, Scope, check_scope
 from steward.core.errors import UsageError
 from steward.core.layouts import Layout
 
 Role = Literal["everyone", "operator", "administrator"]
+"""Who an action is for: the section of the help that lists its command."""
+Method = Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
+"""HTTP methods of the API."""
+Unit = Literal["", "money"]
+"""Unit of a number in a request; people type ``money`` in SU, programs in micro-SU."""
+Source = Literal["", "zone", "key"]
+"""What the client supplies: the time zone of typed times, or a random idempotency key."""
 
 MIN_INTEGER: Final = -(2**63)
 MAX_INTEGER: Final = 2**63 - 1
@@ -60,29 +72,182 @@ class Answer(ActionMessage, frozen=True, kw_only=True):
     Attributes:
         version: Version of the type.
         layout: Columns of the answer's rows, for every view.
+        layouts: Columns of other fields that hold rows, by the field's name.
     """
 
     version: int = 1
     layout: ClassVar[Layout] = ()
+    layouts: ClassVar[Mapping[str, Layout]] = {}
+
+    @property
+    def exit_code(self) -> int:
+        """Exit code of the command that shows this answer."""
+        return 0
+
+    def get_layout(self, rows: str) -> Layout:
+        """Return the columns of the rows in the field of that name."""
+        return self.layouts.get(rows, self.layout)
+
+    def list_lines(self) -> Iterable[str]:
+        """Return lines that people read below the rows."""
+        return ()
+
+    def list_notes(self) -> Iterable[str]:
+        """Return remarks for people at a terminal: what is summed up, why there are no rows."""
+        return ()
+
+    def list_warnings(self) -> Iterable[str]:
+        """Return what is wrong and also concerns programs that run the command."""
+        return ()
+
+
+class Input(msgspec.Struct, frozen=True, kw_only=True):
+    """How people give a field of a request on the command line.
+
+    Attributes:
+        words: Words of the option, long ones first; empty for an argument.
+        metavar: Placeholder of the value in help.
+        unit: Unit of the number.
+        source: What the client supplies if the field is not given.
+        allows_empty: Whether an empty text is a value; otherwise it is rejected, as from an unset
+            shell variable.
+    """
+
+    words: tuple[str, ...] = ()
+    metavar: str = ""
+    unit: Unit = ""
+    source: Source = ""
+    allows_empty: bool = False
+
+
+def argument(
+    description: str, metavar: str, *, unit: Unit = "", ge: int | None = None
+) -> msgspec.Meta:
+    """Annotate a field that people give as an argument of the command.
+
+    Args:
+        description: Meaning of the field, one line; its unit is added.
+        metavar: Placeholder of the value in help.
+        unit: Unit of the number.
+        ge: Least value of a number.
+    """
+    return _annotate(description, Input(metavar=metavar, unit=unit), ge=ge)
+
+
+def option(
+    description: str,
+    *words: str,
+    metavar: str = "",
+    unit: Unit = "",
+    source: Source = "",
+    allows_empty: bool = False,
+    ge: int | None = None,
+    le: int | None = None,
+) -> msgspec.Meta:
+    """Annotate a field that people give as an option of the command.
+
+    Args:
+        description: Meaning of the field, one line; its unit is added.
+        words: Words of the option, such as ``--account`` and ``-A``; ``--on/--off`` for a boolean.
+        metavar: Placeholder of the value in help.
+        unit: Unit of the number.
+        source: What the client supplies if the option is not given.
+        allows_empty: Whether an empty text is a value.
+        ge: Least value of a number.
+        le: Greatest value of a number.
+    """
+    given = Input(words=words, metavar=metavar, unit=unit, source=source, allows_empty=allows_empty)
+    return _annotate(description, given, ge=ge, le=le)
+
+
+def supplied(description: str, source: Source) -> msgspec.Meta:
+    """Annotate a field that the client supplies without asking."""
+    return _annotate(description, Input(source=source))
+
+
+def described(description: str, *, unit: Unit = "") -> msgspec.Meta:
+    """Annotate a field that only programs give, or a field of a reply."""
+    return msgspec.Meta(description=_add_unit(description, unit))
+
+
+def _annotate(
+    description: str, given: Input, *, ge: int | None = None, le: int | None = None
+) -> msgspec.Meta:
+    """Return the annotation of a field that a command line may give."""
+    return msgspec.Meta(
+        description=_add_unit(description, given.unit), ge=ge, le=le, extra={"input": given}
+    )
+
+
+def _add_unit(description: str, unit: Unit) -> str:
+    """Return a description for programs, which give numbers in their unit."""
+    return f"{description} In micro-SU." if unit == "money" else description
+
+
+class Route(msgspec.Struct, frozen=True, kw_only=True):
+    """HTTP method and path of an action.
+
+    Attributes:
+        method: HTTP method.
+        path: Path below /api/v1; ``{name}`` marks its variable parts.
+        help: One line for people; the action's own help if empty.
+        parts: Request field for a part of the path, if their names differ. A field that holds
+            several values gets this one.
+        cursor: Request field for the start of a page, and reply field for the start of the next.
+        status: HTTP status of a success.
+    """
+
+    method: Method
+    path: str
+    help: str = ""
+    parts: dict[str, str] = {}
+    cursor: tuple[str, str] | None = None
+    status: int = 200
+
+
+def route(
+    line: str,
+    help: str = "",  # noqa: A002 - the word of every declaration
+    *,
+    parts: dict[str, str] | None = None,
+    cursor: tuple[str, str] | None = None,
+    status: int = 200,
+) -> Route:
+    """Return the route of a line such as ``GET /accounts/{account}``; see :class:`Route`."""
+    method, _, path = line.partition(" ")
+    return Route(
+        method=msgspec.convert(method, Method),
+        path=path,
+        help=help,
+        parts=parts or {},
+        cursor=cursor,
+        status=status,
+    )
 
 
 class Action(msgspec.Struct, frozen=True, kw_only=True):
-    """Declaration of one action.
+    """One action, as :func:`action` declares it.
 
     Attributes:
         name: ``package.verb``, such as ``archive.list``.
         help: One line for people.
         request: Struct that a request is decoded into.
         answer: Struct of the answer; if ``stream`` is set, the last item.
-        run: Called as ``run(context, asker, request)``; the package makes the context
+        run: Called as ``run(context, caller, request)``; the package makes the context
             (for ``archive`` a :class:`steward.archive.context.ArchiveContext`).
+        scope: Scope that a token needs; "any" if every token permits it.
+        role: Audience, to group it in help; ``run`` decides on permissions.
+        command: Words of its command, such as ``bank account create``; "" if it has none or one
+            written by hand.
+        rows: Field of the answer with the rows that the command prints; "" for none.
+        routes: HTTP methods and paths; any action may also be called at ``/ask/NAME``.
         stream: Whether ``run`` returns an iterator: items of the types in ``items``,
             then one ``answer``, which is always the last.
         items: Tagged Structs that a stream may yield before its answer.
         writes: Whether it needs the running daemon, because it appends to the journal.
         only_reads: Whether it changes nothing, so that it may be cancelled at any point, as
             soon as the client disconnects.
-        role: Audience, to group it in help; ``run`` decides on permissions.
+        for_web: Whether it is for the process of the web pages alone.
     """
 
     name: str
@@ -90,16 +255,86 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
     request: type[msgspec.Struct]
     answer: type[msgspec.Struct]
     run: Callable[[Any, Caller, Any], Any]
+    scope: Scope = "admin"
+    role: Role = "everyone"
+    command: str = ""
+    rows: str = ""
+    routes: tuple[Route, ...] = ()
     stream: bool = False
     items: tuple[type[msgspec.Struct], ...] = ()
     writes: bool = False
     only_reads: bool = False
-    role: Role = "everyone"
+    for_web: bool = False
 
     @property
     def package(self) -> str:
         """Package of the action: the part of the name before the dot."""
         return self.name.partition(".")[0]
+
+    @property
+    def keeps_rights_to_read(self) -> bool:
+        """Whether a caller who may only read as an operator runs it with operator rights."""
+        return self.only_reads or self.scope in READ_SCOPES
+
+
+DECLARED: Final[dict[str, Action]] = {}
+"""Actions of all imported modules, by name."""
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def action(
+    name: str,
+    *,
+    scope: Scope,
+    role: Role = "everyone",
+    command: str = "",
+    rows: str = "",
+    routes: tuple[Route, ...] = (),
+    writes: bool = False,
+    only_reads: bool = False,
+    for_web: bool = False,
+    help: str = "",  # noqa: A002 - the word of every declaration
+) -> Callable[[Function], Function]:
+    """Declare a function as an action; see :class:`Action` for the arguments.
+
+    The function takes context, caller and request; the annotation of its third parameter is the
+    request's Struct, that of its result the answer's. A stream is annotated
+    ``Iterator[Item | Answer]``, with the answer last. Its docstring's first line is the help unless
+    ``help`` is given.
+
+    Raises:
+        ActionError: The name is taken by another function.
+    """
+
+    def declare(function: Function) -> Function:
+        annotations = inspect.get_annotations(function, eval_str=True)
+        request = list(annotations.values())[2]
+        result = annotations["return"]
+        is_stream = not isinstance(result, type) or get_origin(result) is not None
+        types = get_args(get_args(result)[0]) or get_args(result)[:1] if is_stream else (result,)
+        taken = DECLARED.get(name)
+        if taken is not None and taken.run.__qualname__ != function.__qualname__:
+            raise ActionError(f"two actions are named {name}", name)
+        DECLARED[name] = Action(
+            name=name,
+            help=help or (inspect.getdoc(function) or "").partition("\n")[0],
+            request=request,
+            answer=types[-1],
+            run=function,
+            scope=scope,
+            role=role,
+            command=command,
+            rows=rows,
+            routes=routes,
+            stream=is_stream,
+            items=types[:-1],
+            writes=writes,
+            only_reads=only_reads,
+            for_web=for_web,
+        )
+        return function
+
+    return declare
 
 
 def decode_request(action: Action, args: Any) -> Any:
@@ -138,7 +373,7 @@ class Registry:
 
     def __init__(
         self,
-        actions: tuple[Action, ...] = (),
+        actions: Iterable[Action] = (),
         context_makers: Mapping[str, ContextMaker] | None = None,
     ) -> None:
         self._actions: dict[str, Action] = {}
@@ -195,8 +430,8 @@ class Registry:
             StewardError: The action rejects the request or fails.
         """
         action = self.get(name)
-        check_scope(asker, name)
-        if asker.rank == "reads" and not (action.only_reads or find_scope(name) in READ_SCOPES):
+        check_scope(asker, name, action.scope)
+        if asker.rank == "reads" and not action.keeps_rights_to_read:
             asker = msgspec.structs.replace(asker, rank="user")
         if not isinstance(request, action.request):
             expected, actual = action.request.__name__, type(request).__name__

@@ -27,13 +27,13 @@ from steward.core.events import Event
 from steward.core.journal import JournalLink, JournalUnavailable
 from steward.core.journal.store import encode_rows
 from steward.core.waits import Stop
-from steward.daemon.registry import iterate_actions
+from steward.daemon.registry import import_actions
 from steward.jobs.queries import list_clusters
 from steward.reports.context import ReportsContext
 from steward.reports.events import EventsContext
 from steward.reports.history.context import HistoryContext
 
-ACTIONS: Final[dict[str, Action]] = {action.name: action for action in iterate_actions()}
+ACTIONS: Final[dict[str, Action]] = import_actions()
 """Every action, by its name."""
 
 

@@ -1,36 +1,22 @@
-"""List of all actions: `get_action` and `iterate_actions` import the packages that declare them.
+"""List of all actions: `get_action` and `import_actions` import the modules that declare them.
 
-A caller that needs one action imports only the package that declares it; ``daemon/contexts.py``
-makes the registry that runs them all.
+A caller that needs one action imports only the module that declares it; ``daemon/contexts.py``
+makes the registry that runs them all. ``action_index.py`` says which module that is.
 """
 
 import importlib
-from collections.abc import Iterator
-from typing import Final
 
-from steward.core.actions import Action
-
-_ACTION_MODULES: Final = {
-    "archive": ("steward.archive.actions",),
-    "journal": ("steward.admin.journal",),
-    "accounting": ("steward.accounting.actions", "steward.extensions.jobacct_plugins"),
-    "bank": ("steward.bank.actions",),
-    "automation": ("steward.automation.actions",),
-    "events": ("steward.reports.events",),
-    "rules": ("steward.automation.rules.actions",),
-    "history": ("steward.reports.history.actions",),
-    "reports": ("steward.reports.actions",),
-    "credentials": ("steward.admin.credentials.actions",),
-    "status": ("steward.admin.status.actions",),
-    "doctor": ("steward.admin.doctor.actions",),
-}
-"""Modules that define the ``ACTIONS`` of each group: the first word of an action's name."""
+from steward.core.actions import DECLARED, Action
+from steward.daemon.action_index import ACTION_INDEX
 
 
-def iterate_actions() -> Iterator[Action]:
-    """Yield all actions."""
-    for group in _ACTION_MODULES:
-        yield from _import_actions(group)
+def import_actions(package: str = "") -> dict[str, Action]:
+    """Return all actions, or those of one package (the first word of their names), by name."""
+    return {
+        name: get_action(name)
+        for name in ACTION_INDEX
+        if not package or name.startswith(f"{package}.")
+    }
 
 
 def get_action(name: str) -> Action:
@@ -39,17 +25,6 @@ def get_action(name: str) -> Action:
     Raises:
         KeyError: There is no such action.
     """
-    group = name.partition(".")[0]
-    if group in _ACTION_MODULES:
-        for action in _import_actions(group):
-            if action.name == name:
-                return action
-    raise KeyError(name)
-
-
-def _import_actions(group: str) -> tuple[Action, ...]:
-    return tuple(
-        action
-        for module in _ACTION_MODULES[group]
-        for action in importlib.import_module(module).ACTIONS
-    )
+    if name not in DECLARED:
+        importlib.import_module(ACTION_INDEX[name].module)
+    return DECLARED[name]

@@ -142,7 +142,7 @@ class RequestService:
         """Yield the lines that answer a request; an error is the last line."""
         try:
             action = self._registry.get(message.action)
-            asker = self._identify_caller(message, uid)
+            asker = self._identify_caller(action, message.auth, uid)
             request = self._registry.decode(message.action, message.args)
             log.debug("uid %d asks for %s", asker.uid, action.name)
             if action.only_reads:
@@ -167,15 +167,15 @@ class RequestService:
                 InternalFailure("the daemon failed on this request: its log says why")
             )
 
-    def _identify_caller(self, message: ActionRequest, uid: int) -> Caller:
+    def _identify_caller(self, action: Action, secret: str, uid: int) -> Caller:
         """Return the caller: the peer, or the owner of the secret that it sends."""
-        if not message.auth:
+        if not secret:
             return Caller(uid=uid, user=_get_user_name(uid), how="socket")
         if self._identify is None:
             raise UnknownCredential("nobody is known here by a token")
-        asker = self._identify(message.auth)
+        asker = self._identify(secret)
         # Check before decoding the request: an insufficient token learns nothing about its format.
-        check_scope(asker, message.action)
+        check_scope(asker, action.name, action.scope)
         return asker
 
     def _run_once(self, key: str, action: Action, asker: Caller, request: object) -> bytes:

@@ -1,8 +1,8 @@
 """Report actions: ``reports.cluster``, ``.accounts``, ``.users``, ``.waits``, ``.waste`` and more.
 
 ``cluster`` builds the capacity report from the node history and the jobs' runs. The other six
-reports need jobs alone: ``_make_job_report`` makes their handlers from the functions in
-:mod:`steward.reports.usage`. Both read through a :class:`ReportsContext`.
+reports need jobs alone and call the functions in :mod:`steward.reports.usage`. Both read through a
+:class:`ReportsContext`.
 
 Users see their own jobs and those of accounts they coordinate; operators see all jobs. The capacity
 report follows PrivateData (``usage``). Times are µs (``_us``) or seconds (``_s``) since the epoch.
@@ -10,12 +10,12 @@ report follows PrivateData (``usage``). Times are µs (``_us``) or seconds (``_s
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
 from steward.core.access import Caller
-from steward.core.actions import Action
+from steward.core.actions import action, route
 from steward.core.errors import PermissionRefused, UsageError
 from steward.core.timestamps import to_micros
 from steward.reports import usage
@@ -40,6 +40,7 @@ from steward.reports.requests import (
     PartitionUsageReply,
     PartitionUsageRequest,
     Period,
+    ReportReply,
     ReportRequest,
     UsersReply,
     UsersRequest,
@@ -53,7 +54,7 @@ from steward.reports.requests import (
 from steward.reports.runs import ALL_FIELDS, CAPACITY_FIELDS, FIELDS_WITHOUT_USE, Periods, RunPieces
 
 _US: Final = 1_000_000
-BuildRows = Callable[[Iterable[RunPieces], Periods, Any], Sequence[Any]]
+Report = TypeVar("Report", bound=ReportReply)
 
 
 class ReportScope(msgspec.Struct, frozen=True):
@@ -89,29 +90,104 @@ def _resolve_scope(context: ReportsContext, request: ReportRequest) -> ReportSco
     )
 
 
-def _make_job_report(
-    reply_type: type[Any], build_rows: BuildRows
-) -> Callable[[ReportsContext, Caller, Any], Any]:
-    """Make the handler of a report on jobs, limited to the jobs the user may see."""
+def _report_jobs(
+    context: ReportsContext,
+    caller: Caller,
+    request: ReportRequest,
+    reply_type: type[Report],
+    build_rows: Callable[[Iterable[RunPieces], Periods], Sequence[Any]],
+) -> Report:
+    """Report on jobs, limited to those the caller may see."""
+    report_scope = _resolve_scope(context, request)
+    scopes = context.get_scopes(caller, report_scope.clusters)
+    is_all = all(scope.everything for scope in scopes.values())
+    runs = context.iter_runs(
+        *(request, report_scope.clusters, None if is_all else scopes, report_scope.periods),
+        ALL_FIELDS if reply_type is WasteReply else FIELDS_WITHOUT_USE,
+    )
+    return reply_type(
+        periods=report_scope.periods,
+        zone=report_scope.zone,
+        is_all=is_all,
+        rows=tuple(build_rows(runs, Periods(report_scope.bounds_us))),
+    )
 
-    def run(context: ReportsContext, asker: Caller, request: Any) -> Any:
-        report_scope = _resolve_scope(context, request)
-        scopes = context.get_scopes(asker, report_scope.clusters)
-        is_all = all(scope.everything for scope in scopes.values())
-        runs = context.iter_runs(
-            *(request, report_scope.clusters, None if is_all else scopes, report_scope.periods),
-            ALL_FIELDS if reply_type is WasteReply else FIELDS_WITHOUT_USE,
-        )
-        return reply_type(
-            periods=report_scope.periods,
-            zone=report_scope.zone,
-            is_all=is_all,
-            rows=tuple(build_rows(runs, Periods(report_scope.bounds_us), request)),
-        )
 
-    return run
+@action("reports.accounts", scope="read", routes=(route("GET /reports/accounts"),), only_reads=True)
+def report_accounts(
+    context: ReportsContext, caller: Caller, request: AccountsRequest
+) -> AccountsReply:
+    """Who used what, by account and user."""
+    return _report_jobs(context, caller, request, AccountsReply, usage.report_accounts)
 
 
+@action("reports.users", scope="read", routes=(route("GET /reports/users"),), only_reads=True)
+def report_users(context: ReportsContext, caller: Caller, request: UsersRequest) -> UsersReply:
+    """Who used most."""
+    return _report_jobs(
+        context,
+        caller,
+        request,
+        UsersReply,
+        lambda runs, periods: usage.report_users(runs, periods, request.top),
+    )
+
+
+@action(
+    "reports.partitions", scope="read", routes=(route("GET /reports/partitions"),), only_reads=True
+)
+def report_partitions(
+    context: ReportsContext, caller: Caller, request: PartitionUsageRequest
+) -> PartitionUsageReply:
+    """What was used of partitions, and how long jobs waited."""
+    return _report_jobs(context, caller, request, PartitionUsageReply, usage.report_partitions)
+
+
+@action("reports.waits", scope="read", routes=(route("GET /reports/waits"),), only_reads=True)
+def report_waits(context: ReportsContext, caller: Caller, request: WaitsRequest) -> WaitsReply:
+    """How long jobs waited."""
+    return _report_jobs(
+        context,
+        caller,
+        request,
+        WaitsReply,
+        lambda runs, periods: usage.report_waits(runs, periods, request.group, request.sizes),
+    )
+
+
+@action("reports.jobs", scope="read", routes=(route("GET /reports/jobs"),), only_reads=True)
+def report_jobs(
+    context: ReportsContext, caller: Caller, request: JobCountsRequest
+) -> JobCountsReply:
+    """How many jobs there were, by account, size and state."""
+    return _report_jobs(
+        context,
+        caller,
+        request,
+        JobCountsReply,
+        lambda runs, periods: usage.report_job_counts(runs, periods, request.sizes),
+    )
+
+
+@action("reports.waste", scope="read", routes=(route("GET /reports/waste"),), only_reads=True)
+def report_waste(context: ReportsContext, caller: Caller, request: WasteRequest) -> WasteReply:
+    """What was asked for and not used."""
+    return _report_jobs(
+        context,
+        caller,
+        request,
+        WasteReply,
+        lambda runs, periods: usage.report_waste(runs, periods, request.top),
+    )
+
+
+@action(
+    "reports.cluster",
+    scope="read",
+    routes=(route("GET /reports/cluster"),),
+    only_reads=True,
+    help="What a cluster's CPUs and GPUs did.",
+)
 def report_cluster(context: ReportsContext, asker: Caller, request: ClusterRequest) -> ClusterReply:
     """Report how each cluster's CPU and GPU time was spent: allocated, down, planned or idle.
 
@@ -247,58 +323,3 @@ def _count_nodes_at_end(nodes: Iterable[NodeGroupSpan], end_us: int) -> dict[str
         "gpus": sum(group.gpus for group in groups),
         "nodes": sum(group.nodes for group in groups),
     }
-
-
-def _build_report_actions() -> Iterable[Action]:
-    job_reports: tuple[tuple[str, str, type, type, BuildRows], ...] = (
-        (
-            *("accounts", "Who used what, by account and user."),
-            *(AccountsRequest, AccountsReply),
-            lambda runs, periods, _request: usage.report_accounts(runs, periods),
-        ),
-        (
-            *("users", "Who used most."),
-            *(UsersRequest, UsersReply),
-            lambda runs, periods, request: usage.report_users(runs, periods, request.top),
-        ),
-        (
-            *("partitions", "What was used of partitions, and how long jobs waited."),
-            *(PartitionUsageRequest, PartitionUsageReply),
-            lambda runs, periods, _request: usage.report_partitions(runs, periods),
-        ),
-        (
-            *("waits", "How long jobs waited."),
-            *(WaitsRequest, WaitsReply),
-            lambda runs, periods, one: usage.report_waits(runs, periods, one.group, one.sizes),
-        ),
-        (
-            *("jobs", "How many jobs there were, by account, size and state."),
-            *(JobCountsRequest, JobCountsReply),
-            lambda runs, periods, request: usage.report_job_counts(runs, periods, request.sizes),
-        ),
-        (
-            *("waste", "What was asked for and not used."),
-            *(WasteRequest, WasteReply),
-            lambda runs, periods, request: usage.report_waste(runs, periods, request.top),
-        ),
-    )
-    yield Action(
-        name="reports.cluster",
-        help="What a cluster's CPUs and GPUs did.",
-        request=ClusterRequest,
-        answer=ClusterReply,
-        run=report_cluster,
-        only_reads=True,
-    )
-    for name, help_text, request, reply_type, build_rows in job_reports:
-        yield Action(
-            name=f"reports.{name}",
-            help=help_text,
-            request=request,
-            answer=reply_type,
-            run=_make_job_report(reply_type, build_rows),
-            only_reads=True,
-        )
-
-
-ACTIONS = tuple(_build_report_actions())

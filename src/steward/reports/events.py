@@ -16,7 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from steward.core.access import Access, Caller
-from steward.core.actions import Action, Answer, Request
+from steward.core.actions import Answer, Request, action
 from steward.core.errors import UsageError
 from steward.core.events import (
     BANK_THRESHOLD,
@@ -155,6 +155,12 @@ class EventsReply(Answer, frozen=True, kw_only=True):
     position: int
 
 
+@action(
+    "events.list",
+    scope="read",
+    only_reads=True,
+    help="What happened.",
+)
 def _list_journal_events(
     context: EventsContext, asker: Caller, request: EventsRequest
 ) -> EventsReply:
@@ -263,15 +269,3 @@ def _read_events_between(
             break
         after = next_position
     return matching
-
-
-ACTIONS = (
-    Action(
-        name="events.list",
-        help="What happened.",
-        request=EventsRequest,
-        answer=EventsReply,
-        run=_list_journal_events,
-        only_reads=True,
-    ),
-)

@@ -17,7 +17,6 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
-from steward.core.access import READ_SCOPES, find_scope
 from steward.core.actions import Action
 from steward.core.errors import Unavailable
 from steward.daemon.contexts import ACTIONS
@@ -200,7 +199,7 @@ class DaemonClient:
     ) -> AsyncGenerator[Any, None]:
         """Yield the items of a stream and finally its reply; raise as :meth:`call_action`."""
         action = ACTIONS[name]
-        can_reuse = (action.only_reads or find_scope(name) in READ_SCOPES) and not action.stream
+        can_reuse = action.keeps_rights_to_read and not action.stream
         async with contextlib.AsyncExitStack() as exit_stack:
             for slots in self._choose_slots(action, can_reuse, user or secret):
                 await acquire_slot(exit_stack, slots)

@@ -48,7 +48,7 @@ from steward.accounting.job_page.requests import (
 )
 from steward.accounting.settings import NotesSettings
 from steward.core.access import Caller
-from steward.core.actions import Action
+from steward.core.actions import action, route
 from steward.core.errors import NotFound, UsageError
 from steward.core.records import JobRecord, UsageLine
 from steward.core.timestamps import to_micros
@@ -367,6 +367,12 @@ class NoSuchJob(AccountingError, NotFound):
     """No job of this name exists, or none that the requester may see."""
 
 
+@action(
+    "accounting.job",
+    scope="read",
+    routes=(route("GET /jobs/{job}", "Show what a job was and what it used."),),
+    help="Show what a job was, what it used, and how well.",
+)
 def show_job_page(context: AccountingContext, asker: Caller, request: PageRequest) -> PageAnswer:
     """Return the page of a job; raises as :meth:`PageBuilder.build`."""
     return PageBuilder(context).build(asker, request)
@@ -571,12 +577,3 @@ def _strip_private_line(line: UsageLine) -> UsageLine:
 
 def _select_run_lines(lines: Iterable[UsageLine], run: Run) -> list[UsageLine]:
     return [line for line in lines if line.restarts == run.restarts]
-
-
-JOB: Final = Action(
-    name="accounting.job",
-    help="Show what a job was, what it used, and how well.",
-    request=PageRequest,
-    answer=PageAnswer,
-    run=show_job_page,
-)

@@ -28,7 +28,7 @@ from steward.accounting.sacct.selection import (
 from steward.accounting.sacct.sources import LineSource, Row
 from steward.accounting.sacct.values import ClusterClock, DateFormatter
 from steward.core.access import Caller
-from steward.core.actions import Action
+from steward.core.actions import action
 from steward.core.events import utc_now
 from steward.core.records import USAGE_LINE_FIELDS
 from steward.jobs.line_queries import (
@@ -46,6 +46,12 @@ _PIECE_LETTERS: Final = 256 * 1024
 _CLUSTER, _JOB_ID = 1, 2
 
 
+@action(
+    "accounting.sacct",
+    scope="read",
+    only_reads=True,
+    help="List jobs and steps with what they used, as text.",
+)
 def stream_lines(
     context: AccountingContext, asker: Caller, request: SacctRequest
 ) -> Iterator[SacctText | SacctAnswer]:
@@ -445,15 +451,3 @@ def _split_cpu(microseconds: int | None) -> dict[str, int] | None:
 
 def _to_seconds(microseconds: int | None) -> int:
     return (microseconds or 0) // _SECOND_US
-
-
-SACCT: Final = Action(
-    name="accounting.sacct",
-    help="List jobs and steps with what they used, as text.",
-    request=SacctRequest,
-    answer=SacctAnswer,
-    run=stream_lines,
-    stream=True,
-    items=(SacctText,),
-    only_reads=True,
-)

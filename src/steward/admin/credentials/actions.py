@@ -45,7 +45,7 @@ from steward.admin.credentials.sessions import (
     find_proxy_uid,
 )
 from steward.core.access import SCOPES, Caller
-from steward.core.actions import Action, Answer
+from steward.core.actions import Answer, action, route
 from steward.core.errors import PermissionRefused, UsageError
 from steward.web.settings import WebSettings
 
@@ -59,6 +59,11 @@ _MAX_TOKENS: Final = 100
 """Most valid tokens of one user."""
 
 
+@action(
+    "credentials.login",
+    scope="admin",
+    help="Make a link that opens the pages.",
+)
 def _create_login_link(
     context: CredentialsContext,
     caller: Caller,
@@ -93,6 +98,13 @@ def _get_pages_url(web_settings: WebSettings) -> str:
     return web_settings.url.rstrip("/") or f"{scheme}://{web_settings.listen}"
 
 
+@action(
+    "credentials.open",
+    scope="admin",
+    role="administrator",
+    for_web=True,
+    help="Open a browser's session.",
+)
 def _open_session(context: CredentialsContext, caller: Caller, request: OpenRequest) -> OpenAnswer:
     """Open a session for a login link or a proxy's user."""
     _require_web(context, caller)
@@ -119,6 +131,14 @@ def _open_session(context: CredentialsContext, caller: Caller, request: OpenRequ
     return OpenAnswer(secret=secret, user=user, expires=credential.expires)
 
 
+@action(
+    "credentials.vouch",
+    scope="admin",
+    role="administrator",
+    only_reads=True,
+    for_web=True,
+    help="Know somebody by MUNGE, for one request.",
+)
 def _create_ticket(
     context: CredentialsContext, caller: Caller, request: VouchRequest
 ) -> VouchAnswer:
@@ -132,6 +152,13 @@ def _create_ticket(
     return VouchAnswer(uid=uid, secret=make_ticket(uid, user, context.now()))
 
 
+@action(
+    "credentials.peek",
+    scope="admin",
+    role="administrator",
+    for_web=True,
+    help="Say for whom a link is.",
+)
 def _show_link_user(
     context: CredentialsContext, caller: Caller, request: PeekRequest
 ) -> PeekAnswer:
@@ -139,6 +166,13 @@ def _show_link_user(
     return PeekAnswer(user=context.store.find_valid("login", request.secret, context.now()).user)
 
 
+@action(
+    "credentials.close",
+    scope="admin",
+    role="administrator",
+    for_web=True,
+    help="End a browser's session.",
+)
 def _close_session(context: CredentialsContext, caller: Caller, request: CloseRequest) -> Answer:
     _require_web(context, caller)
     now = context.now()
@@ -154,6 +188,14 @@ def _require_web(context: CredentialsContext, caller: Caller) -> None:
         )
 
 
+@action(
+    "credentials.settings",
+    scope="admin",
+    role="administrator",
+    only_reads=True,
+    for_web=True,
+    help="Tell the pages' process its settings.",
+)
 def _show_web_settings(
     context: CredentialsContext,
     caller: Caller,
@@ -164,6 +206,13 @@ def _show_web_settings(
     return SettingsAnswer(web=context.settings.web)
 
 
+@action(
+    "credentials.me",
+    scope="any",
+    routes=(route("GET /me"),),
+    only_reads=True,
+    help="Say who asks, and what they are.",
+)
 def _show_caller(
     context: CredentialsContext,
     caller: Caller,
@@ -193,6 +242,12 @@ def _show_caller(
     )
 
 
+@action(
+    "credentials.token_create",
+    scope="admin",
+    routes=(route("POST /tokens", status=201),),
+    help="Make a token for a program.",
+)
 def _create_token(
     context: CredentialsContext, caller: Caller, request: TokenCreateRequest
 ) -> TokenAnswer:
@@ -266,6 +321,13 @@ def _get_validity_s(web_settings: WebSettings, caller: Caller, requested_s: floa
     raise UsageError(message, requested_s)
 
 
+@action(
+    "credentials.token_list",
+    scope="admin",
+    routes=(route("GET /tokens"),),
+    only_reads=True,
+    help="List tokens.",
+)
 def _list_tokens(
     context: CredentialsContext, caller: Caller, request: TokenListRequest
 ) -> TokenListAnswer:
@@ -279,6 +341,12 @@ def _list_tokens(
     return TokenListAnswer(tokens=tuple(credentials))
 
 
+@action(
+    "credentials.token_revoke",
+    scope="admin",
+    routes=(route("DELETE /tokens/{token}", "Take a token back.", parts={"token": "numbers"}),),
+    help="Take tokens back.",
+)
 def _revoke_tokens(
     context: CredentialsContext, caller: Caller, request: TokenRevokeRequest
 ) -> Answer:
@@ -298,87 +366,3 @@ def _is_local_administrator(context: CredentialsContext, caller: Caller) -> bool
     # A caller without a name is an administrator by uid alone.
     is_administrator = context.access.is_administrator(Caller(uid=caller.uid), "")
     return is_administrator and caller.how in ("socket", "local")
-
-
-ACTIONS: Final[tuple[Action, ...]] = (
-    Action(
-        name="credentials.login",
-        help="Make a link that opens the pages.",
-        request=LoginRequest,
-        answer=LoginAnswer,
-        run=_create_login_link,
-    ),
-    Action(
-        name="credentials.open",
-        help="Open a browser's session.",
-        request=OpenRequest,
-        answer=OpenAnswer,
-        run=_open_session,
-        role="administrator",
-    ),
-    Action(
-        name="credentials.vouch",
-        help="Know somebody by MUNGE, for one request.",
-        request=VouchRequest,
-        answer=VouchAnswer,
-        run=_create_ticket,
-        only_reads=True,
-        role="administrator",
-    ),
-    Action(
-        name="credentials.peek",
-        help="Say for whom a link is.",
-        request=PeekRequest,
-        answer=PeekAnswer,
-        run=_show_link_user,
-        role="administrator",
-    ),
-    Action(
-        name="credentials.close",
-        help="End a browser's session.",
-        request=CloseRequest,
-        answer=Answer,
-        run=_close_session,
-        role="administrator",
-    ),
-    Action(
-        name="credentials.me",
-        help="Say who asks, and what they are.",
-        request=CallerRequest,
-        answer=CallerAnswer,
-        run=_show_caller,
-        only_reads=True,
-    ),
-    Action(
-        name="credentials.settings",
-        help="Tell the pages' process its settings.",
-        request=SettingsRequest,
-        answer=SettingsAnswer,
-        run=_show_web_settings,
-        only_reads=True,
-        role="administrator",
-    ),
-    Action(
-        name="credentials.token_create",
-        help="Make a token for a program.",
-        request=TokenCreateRequest,
-        answer=TokenAnswer,
-        run=_create_token,
-    ),
-    Action(
-        name="credentials.token_list",
-        help="List tokens.",
-        request=TokenListRequest,
-        answer=TokenListAnswer,
-        run=_list_tokens,
-        only_reads=True,
-    ),
-    Action(
-        name="credentials.token_revoke",
-        help="Take tokens back.",
-        request=TokenRevokeRequest,
-        answer=Answer,
-        run=_revoke_tokens,
-    ),
-)
-"""Every action of credentials."""

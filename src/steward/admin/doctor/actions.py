@@ -22,7 +22,7 @@ from steward.admin.doctor.findings import (
     find_worst_status,
 )
 from steward.core.access import Caller
-from steward.core.actions import Action
+from steward.core.actions import action, route
 from steward.core.errors import PermissionRefused, UsageError
 from steward.core.events import utc_now
 from steward.jobs.queries import list_clusters
@@ -78,6 +78,14 @@ def _select_checks(names: Sequence[str]) -> tuple[HealthCheck, ...]:
     return tuple(check for check in CHECKS if not names or check.name in names)
 
 
+@action(
+    "doctor.run",
+    scope="read",
+    role="operator",
+    routes=(route("GET /doctor"),),
+    only_reads=True,
+    help="Look whether all is as it must be.",
+)
 def run_doctor(context: DoctorContext, caller: Caller, request: DoctorRequest) -> DoctorAnswer:
     """Run all health checks, or the named ones.
 
@@ -86,16 +94,3 @@ def run_doctor(context: DoctorContext, caller: Caller, request: DoctorRequest) -
         UsageError: There is no such check.
     """
     return run_checks(context, caller, request)
-
-
-ACTIONS: Final = (
-    Action(
-        name="doctor.run",
-        help="Look whether all is as it must be.",
-        request=DoctorRequest,
-        answer=DoctorAnswer,
-        run=run_doctor,
-        only_reads=True,
-        role="operator",
-    ),
-)

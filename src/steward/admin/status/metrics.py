@@ -20,6 +20,7 @@ from steward.admin.status.requests import (
 from steward.admin.status.summary import StatusContext, collect_status
 from steward.bank.actions.status import BankStatusReply
 from steward.core.access import Caller
+from steward.core.actions import action
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -35,6 +36,13 @@ MetricSamples = list[tuple[tuple[str, ...], float]]
 """Samples of one metric: label values, and the number."""
 
 
+@action(
+    "status.metrics",
+    scope="read",
+    role="operator",
+    only_reads=True,
+    help="Figures for Prometheus.",
+)
 def show_metrics(context: StatusContext, caller: Caller, request: MetricsRequest) -> MetricsAnswer:
     """Return Steward's metrics; those of accounts only for operators.
 

@@ -31,7 +31,7 @@ from steward.admin.status.workers import read_daemon_status
 from steward.bank.actions.status import BankStatusReply, BankStatusRequest
 from steward.capture.nodes.node_reports import list_recent_refusals
 from steward.core.access import Access, Caller
-from steward.core.actions import Registry
+from steward.core.actions import Registry, action, route
 from steward.core.config import Settings
 from steward.core.drivers import list_needed_drivers
 from steward.core.errors import PermissionRefused, StewardError
@@ -123,6 +123,14 @@ _DISK_S: Final = 2.0
 """Longest wait for statvfs(3), in seconds."""
 
 
+@action(
+    "status.show",
+    scope="read",
+    role="operator",
+    routes=(route("GET /status"),),
+    only_reads=True,
+    help="How Steward itself stands.",
+)
 def show_status(
     context: StatusContext, caller: Caller, request: StatusShowRequest
 ) -> StatusShowAnswer:

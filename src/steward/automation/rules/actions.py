@@ -7,7 +7,7 @@ registers them, then ``try_rules``, which tests an event against rules for the h
 """
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -38,7 +38,7 @@ from steward.automation.rules.triggers import (
     make_trigger,
 )
 from steward.core.access import Access, Caller
-from steward.core.actions import Action
+from steward.core.actions import action, route
 from steward.core.config import Settings
 from steward.core.errors import UsageError
 from steward.core.events import BODIES, Event, utc_now
@@ -109,6 +109,13 @@ class RulesContext:
         return list(self.settings.cluster) or [""]
 
 
+@action(
+    "rules.check",
+    scope="read",
+    role="operator",
+    only_reads=True,
+    help="Say whether the rules' files are right.",
+)
 def validate_rule_files(
     context: RulesContext,
     asker: Caller,
@@ -139,6 +146,14 @@ def report_check(rules: "Sequence[Rule]", errors: "Iterable[FileError]") -> Chec
     )
 
 
+@action(
+    "rules.list",
+    scope="admin",
+    role="operator",
+    routes=(route("GET /rules"),),
+    only_reads=True,
+    help="List the rules.",
+)
 def list_rules(context: RulesContext, asker: Caller, request: ListRulesRequest) -> ListRulesReply:  # noqa: ARG001 - an action's shape
     """List the rules with their switches and execution counts.
 
@@ -185,6 +200,13 @@ def _read_switches_and_counts(context: RulesContext) -> tuple[dict[str, Any], di
         store.close()
 
 
+@action(
+    "rules.test",
+    scope="admin",
+    role="operator",
+    only_reads=True,
+    help="Say what rules would make of an event.",
+)
 def try_event(context: RulesContext, asker: Caller, request: RuleTrialRequest) -> RuleTrialReply:
     """Test an event against rules without running anything.
 
@@ -201,6 +223,13 @@ def try_event(context: RulesContext, asker: Caller, request: RuleTrialRequest) -
     return try_rules(request.event, candidates, enabled, include_all=named_rule is not None)
 
 
+@action(
+    "rules.enable",
+    scope="admin",
+    role="administrator",
+    routes=(route("POST /rules/{rule}/enable"),),
+    help="Switch a rule on.",
+)
 def enable_rule(
     context: RulesContext, asker: Caller, request: SwitchRuleRequest
 ) -> SwitchRuleReply:
@@ -213,6 +242,13 @@ def enable_rule(
     return _switch(context, asker, request.rule, enabled=True)
 
 
+@action(
+    "rules.disable",
+    scope="admin",
+    role="administrator",
+    routes=(route("POST /rules/{rule}/disable"),),
+    help="Switch a rule off.",
+)
 def disable_rule(
     context: RulesContext, asker: Caller, request: SwitchRuleRequest
 ) -> SwitchRuleReply:
@@ -238,6 +274,14 @@ def _switch(context: RulesContext, asker: Caller, name: str, *, enabled: bool) -
     return SwitchRuleReply(rule=rule.name, enabled=enabled, was=was_enabled)
 
 
+@action(
+    "rules.history",
+    scope="admin",
+    role="operator",
+    routes=(route("GET /rules/executions"),),
+    only_reads=True,
+    help="Show what rules did.",
+)
 def list_executions(
     context: RulesContext, asker: Caller, request: RulesHistoryRequest
 ) -> RulesHistoryReply:
@@ -288,62 +332,6 @@ def _is_rule_enabled(rule: "Rule", switches: dict[str, Any]) -> bool:
 def _list_rule_errors(rulebook: "Rulebook") -> tuple[RuleProblem, ...]:
     """Return the errors of invalid rule files."""
     return tuple(RuleProblem(path=error.path, what=error.what) for error in rulebook.troubles)
-
-
-ACTIONS: Final = (
-    Action(
-        name="rules.check",
-        help="Say whether the rules' files are right.",
-        request=CheckRulesRequest,
-        answer=CheckRulesReply,
-        run=validate_rule_files,
-        only_reads=True,
-        role="operator",
-    ),
-    Action(
-        name="rules.list",
-        help="List the rules.",
-        request=ListRulesRequest,
-        answer=ListRulesReply,
-        run=list_rules,
-        only_reads=True,
-        role="operator",
-    ),
-    Action(
-        name="rules.test",
-        help="Say what rules would make of an event.",
-        request=RuleTrialRequest,
-        answer=RuleTrialReply,
-        run=try_event,
-        only_reads=True,
-        role="operator",
-    ),
-    Action(
-        name="rules.enable",
-        help="Switch a rule on.",
-        request=SwitchRuleRequest,
-        answer=SwitchRuleReply,
-        run=enable_rule,
-        role="administrator",
-    ),
-    Action(
-        name="rules.disable",
-        help="Switch a rule off.",
-        request=SwitchRuleRequest,
-        answer=SwitchRuleReply,
-        run=disable_rule,
-        role="administrator",
-    ),
-    Action(
-        name="rules.history",
-        help="Show what rules did.",
-        request=RulesHistoryRequest,
-        answer=RulesHistoryReply,
-        run=list_executions,
-        only_reads=True,
-        role="operator",
-    ),
-)
 
 
 # Test of an event against rules (rules.test)

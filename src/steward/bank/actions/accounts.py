@@ -1,85 +1,104 @@
 """Bank actions for accounts, their users and allocations: create, show and change.
 
 Request and reply types come first, then one function per action (``bank.account_create``,
-``bank.user_change``, ``bank.allocation_create`` and so on), then the list ``ACTIONS`` for the
-registry. Operators change accounts and allocations; owners and coordinators set their users'
-limits. Amounts are micro-SU.
+``bank.user_change``, ``bank.allocation_create`` and so on). Operators change
+accounts and allocations; owners and coordinators set their users' limits. Amounts are micro-SU.
 """
 
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from functools import cached_property
-from typing import Any, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
-from steward.bank.context import BankContext, BankReply
+from msgspec.structs import replace
+
+from steward.bank.context import GATE_UNAWARE, BankContext, BankReply
 from steward.bank.errors import BankRefused, BankUsage
 from steward.bank.ledger import Account, Allocation, Member
 from steward.core.access import Caller
-from steward.core.actions import Action, Request
+from steward.core.actions import Request, action, argument, described, option, route, supplied
 from steward.core.layouts import Column, Layout
 
 _OPERATOR_TASK: Final = "create or change accounts and allocations"
 
 
+Reason = Annotated[
+    str, option("Reason, recorded in the ledger for good.", "--reason", metavar="TEXT")
+]
+Zone = Annotated[str, supplied("IANA time zone of typed times; the cluster's if empty.", "zone")]
+Key = Annotated[
+    str,
+    option(
+        "Idempotency key: a change repeated under the same key is made once. Random if not given.",
+        "--key",
+        metavar="TEXT",
+        source="key",
+    ),
+]
+AccountName = Annotated[str, argument("Name of the account.", "ACCOUNT")]
+AccountNames = Annotated[
+    tuple[str, ...], argument("These accounts; all that you may see if none is given.", "ACCOUNT")
+]
+UserName = Annotated[str, argument("Name of the user.", "USER")]
+_PARENT = option("Account above; '' for none.", "--parent", metavar="ACCOUNT", allows_empty=True)
+_OWNERS = option(
+    "Users who manage it; '' for nobody.", "--owners", metavar="USER,…", allows_empty=True
+)
+_CREDIT = option(
+    "Credit limit: how far below zero it may go.", "--credit", metavar="AMOUNT", unit="money"
+)
+_DRAWS_ON_PARENT = option(
+    "Whether the account above pays, or the account itself.", "--draws-on-parent/--pays-itself"
+)
+_ONLY_LISTED = option(
+    "Who may charge it: only users created in it, or everyone.", "--only-listed/--everyone"
+)
+_NOTE = option("Description, for people.", "--note", metavar="TEXT", allows_empty=True)
+_BEGIN = option("Start of the period; now if not given.", "--begin", metavar="TIME")
+_END = option("End of the period.", "--end", metavar="TIME")
+_ROLLOVER = option("What happens to the balance at the end: it expires, or moves on.", "--rollover")
+
+
 class AccountCreateRequest(Request, frozen=True, kw_only=True):
-    """Request of bank.account_create: a new account.
+    """Request of bank.account_create: a new account."""
 
-    Attributes:
-        name: Name; Slurm keeps it in lower case.
-        parent: Name of the account above; "" for none.
-        owners: Users who manage it.
-        credit: Credit limit: how far below zero it may go, in micro-SU.
-        draws_on_parent: Whether it has no money of its own and the account above pays.
-        only_listed: Whether only users that were created in it may charge it.
-        note: Description, for people.
-        reason: Reason, recorded in the ledger.
-    """
-
-    name: str
-    parent: str = ""
-    owners: tuple[str, ...] = ()
-    credit: int = 0
-    draws_on_parent: bool = False
-    only_listed: bool = False
-    note: str = ""
-    reason: str = ""
+    name: AccountName
+    parent: Annotated[str, _PARENT] = ""
+    owners: Annotated[tuple[str, ...], _OWNERS] = ()
+    credit: Annotated[int, _CREDIT] = 0
+    draws_on_parent: Annotated[bool, _DRAWS_ON_PARENT] = False
+    only_listed: Annotated[bool, _ONLY_LISTED] = False
+    note: Annotated[str, _NOTE] = ""
+    reason: Reason = ""
 
 
 class AccountChangeRequest(Request, frozen=True, kw_only=True):
-    """Request of bank.account_change: None leaves a property unchanged.
+    """Request of bank.account_change: None leaves a property unchanged."""
 
-    Attributes:
-        name: Name of the account.
-        parent: Name of the account above; "" for none.
-        owners: Users who manage it.
-        credit: Credit limit, in micro-SU.
-        draws_on_parent: Whether the account above pays.
-        only_listed: Whether only users that were created in it may charge it.
-        closed: Whether new charges are forbidden.
-        note: Description, for people.
-        reason: Reason, recorded in the ledger.
-    """
-
-    name: str
-    parent: str | None = None
-    owners: tuple[str, ...] | None = None
-    credit: int | None = None
-    draws_on_parent: bool | None = None
-    only_listed: bool | None = None
-    closed: bool | None = None
-    note: str | None = None
-    reason: str = ""
+    name: AccountName
+    parent: Annotated[str | None, _PARENT] = None
+    owners: Annotated[tuple[str, ...] | None, _OWNERS] = None
+    credit: Annotated[int | None, _CREDIT] = None
+    draws_on_parent: Annotated[bool | None, _DRAWS_ON_PARENT] = None
+    only_listed: Annotated[bool | None, _ONLY_LISTED] = None
+    closed: Annotated[
+        bool | None, option("Whether new charges are rejected.", "--close/--reopen")
+    ] = None
+    note: Annotated[str | None, _NOTE] = None
+    reason: Reason = ""
 
 
 class AccountShowRequest(Request, frozen=True, kw_only=True):
-    """Request of bank.account_show: accounts with their users and allocations.
+    """Request of bank.account_show: accounts with their users and allocations."""
 
-    Attributes:
-        names: Accounts to show; all that the caller may see if empty.
-        ended: Whether to include allocations that have ended.
-    """
+    names: AccountNames = ()
+    ended: Annotated[bool, described("Whether to include allocations that have ended.")] = False
 
-    names: tuple[str, ...] = ()
-    ended: bool = False
+
+class AllocationShowRequest(AccountShowRequest, frozen=True, kw_only=True):
+    """Request of bank.allocation_show: allocations of accounts."""
+
+    ended: Annotated[bool, option("Include allocations that have ended.", "--ended")] = False
 
 
 def _read_begin(allocation: Allocation, _: object) -> datetime | str:
@@ -103,13 +122,16 @@ class AccountReply(BankReply, frozen=True, kw_only=True, dict=True):
         accounts: The accounts.
         users: Their users; in accounts the caller does not manage, only the caller.
         allocations: Their allocations.
-        gate_knows: Whether the gate already applies a change; otherwise it does soon.
+        gate_knows: Whether the gate already applies a change; otherwise it does soon. None if
+            nothing was changed.
+        key: Idempotency key of the change; "" for none.
     """
 
     accounts: tuple[Account, ...] = ()
     users: tuple[Member, ...] = ()
     allocations: tuple[Allocation, ...] = ()
-    gate_knows: bool = False
+    gate_knows: bool | None = None
+    key: str = ""
     layout: ClassVar[Layout] = (
         Column("Account", "name"),
         Column("Parent", "parent"),
@@ -119,28 +141,32 @@ class AccountReply(BankReply, frozen=True, kw_only=True, dict=True):
         Column("Rules", _list_rules),
         Column("Note", lambda row, _: row.note if row.known else "nobody created it", max_width=40),
     )
-    user_layout: ClassVar[Layout] = (
-        Column("Account", "account"),
-        Column("User", "user", link="user"),
-        Column(
-            "Limit",
-            lambda row, _: "none" if row.limit is None else row.limit,
-            "money",
-            exact="limit",
+    layouts: ClassVar[Mapping[str, Layout]] = {
+        "users": (
+            Column("Account", "account"),
+            Column("User", "user", link="user"),
+            Column(
+                "Limit",
+                lambda row, _: "none" if row.limit is None else row.limit,
+                "money",
+                exact="limit",
+            ),
+            Column("Spent", "spent", "money"),
+            Column("Listed", "listed"),
         ),
-        Column("Spent", "spent", "money"),
-        Column("Listed", "listed"),
-    )
-    allocation_layout: ClassVar[Layout] = (
-        Column("Number", "number", right=True),
-        Column("Account", "account"),
-        Column("Begin", _read_begin, "time", exact=lambda row, _: row.begin if row.end else None),
-        Column("End", lambda row, _: row.end or "open", "time", exact="end"),
-        Column("Given", "given", "money"),
-        Column("Left", "balance", "money"),
-        Column("Rollover", lambda row, _: row.rollover if row.end else ""),
-        Column("Note", "note", max_width=40),
-    )
+        "allocations": (
+            Column("Number", "number", right=True),
+            Column("Account", "account"),
+            Column(
+                "Begin", _read_begin, "time", exact=lambda row, _: row.begin if row.end else None
+            ),
+            Column("End", lambda row, _: row.end or "open", "time", exact="end"),
+            Column("Given", "given", "money"),
+            Column("Left", "balance", "money"),
+            Column("Rollover", lambda row, _: row.rollover if row.end else ""),
+            Column("Note", "note", max_width=40),
+        ),
+    }
 
     @cached_property
     def balances(self) -> dict[str, int]:
@@ -150,92 +176,93 @@ class AccountReply(BankReply, frozen=True, kw_only=True, dict=True):
             balances[item.account] = balances.get(item.account, 0) + item.balance
         return balances
 
+    def list_lines(self) -> Iterable[str]:
+        """Return the key under which the change is not made twice."""
+        return (f"Key: {self.key}",) if self.key else ()
+
+    def list_notes(self) -> Iterable[str]:
+        """Return that the gate does not apply a change yet."""
+        return (GATE_UNAWARE,) if self.gate_knows is False else ()
+
 
 class AccountUserRequest(Request, frozen=True, kw_only=True):
-    """Request of bank.user_create and bank.user_change: a user and their spending limit.
+    """Request of bank.user_create and bank.user_change: a user and their spending limit."""
 
-    Attributes:
-        account: The account.
-        user: The user's name.
-        limit: Spending limit of the user in this account, in micro-SU; None for no limit.
-        is_limited: Whether to set ``limit``; otherwise it stays, or there is none.
-        listed: Whether the user may charge an account restricted to listed users; None leaves
-            it unchanged, or means yes for a new user.
-        reason: Reason, recorded in the ledger.
-    """
-
-    account: str
-    user: str
-    limit: int | None = None
-    is_limited: bool = False
-    listed: bool | None = None
-    reason: str = ""
+    account: AccountName
+    user: UserName
+    limit: Annotated[
+        int | Literal["none"] | None,
+        option(
+            "Spending limit of the user in this account; 'none' for no limit. Unchanged if not "
+            "given.",
+            "--limit",
+            metavar="AMOUNT",
+            unit="money",
+        ),
+    ] = None
+    listed: Annotated[
+        bool | None,
+        option(
+            "Whether the user may charge an account restricted to listed users; unchanged if not "
+            "given, and yes for a new user.",
+            "--listed/--unlisted",
+        ),
+    ] = None
+    reason: Reason = ""
 
 
 class UserShowRequest(Request, frozen=True, kw_only=True):
-    """Request of bank.user_show: the accounts and spending limits of users.
+    """Request of bank.user_show: the accounts and spending limits of users."""
 
-    Attributes:
-        users: Users to show; if both are empty the caller, or for operators everyone.
-        accounts: Only in these accounts; in all if empty.
-    """
-
-    users: tuple[str, ...] = ()
-    accounts: tuple[str, ...] = ()
+    users: Annotated[
+        tuple[str, ...],
+        argument("These users; if none is given you, or for operators everyone.", "USER"),
+    ] = ()
+    accounts: Annotated[
+        tuple[str, ...], option("Only in these accounts.", "--account", "-A", metavar="NAME,…")
+    ] = ()
 
 
 class AllocationCreateRequest(Request, frozen=True, kw_only=True):
-    """Request of bank.allocation_create: service units granted for a period.
+    """Request of bank.allocation_create: service units granted for a period."""
 
-    Attributes:
-        account: The account that receives it.
-        amount: Amount, in micro-SU.
-        begin: Start of the period, as people type times; "" for now.
-        end: End of the period.
-        rollover: Balance at the end: it expires (``none``) or moves on (``next``).
-        note: Description, for people.
-        zone: IANA time zone of the times given; "" for the cluster's.
-        reason: Reason, recorded in the ledger.
-        key: Idempotency key chosen by the caller; "" for none.
-    """
-
-    account: str
-    amount: int
-    begin: str = ""
-    end: str = ""
-    rollover: Literal["none", "next"] = "none"
-    note: str = ""
-    zone: str = ""
-    reason: str = ""
-    key: str = ""
+    account: AccountName
+    amount: Annotated[int, argument("Amount, such as 1250 or 0.5.", "AMOUNT", unit="money", ge=0)]
+    begin: Annotated[str, _BEGIN] = ""
+    end: Annotated[str, _END]
+    rollover: Annotated[Literal["none", "next"], _ROLLOVER] = "none"
+    note: Annotated[str, _NOTE] = ""
+    zone: Zone = ""
+    reason: Reason = ""
+    key: Key = ""
 
 
 class AllocationChangeRequest(Request, frozen=True, kw_only=True):
-    """Request of bank.allocation_change: None leaves a property unchanged.
+    """Request of bank.allocation_change: None leaves a property unchanged."""
 
-    Attributes:
-        number: Number of the allocation.
-        begin: Start of the period, as people type times.
-        end: End of the period.
-        rollover: What happens to the balance at the end.
-        note: Description, for people.
-        zone: IANA time zone of the times given; "" for the cluster's.
-        reason: Reason, recorded in the ledger.
-    """
-
-    number: int
-    begin: str | None = None
-    end: str | None = None
-    rollover: Literal["none", "next"] | None = None
-    note: str | None = None
-    zone: str = ""
-    reason: str = ""
+    number: Annotated[int, argument("Number of the allocation.", "NUMBER", ge=1)]
+    begin: Annotated[str | None, _BEGIN] = None
+    end: Annotated[str | None, _END] = None
+    rollover: Annotated[Literal["none", "next"] | None, _ROLLOVER] = None
+    note: Annotated[str | None, _NOTE] = None
+    zone: Zone = ""
+    reason: Reason = ""
 
 
+@action(
+    "bank.account_create",
+    scope="bank",
+    role="operator",
+    command="bank account create",
+    rows="accounts",
+    routes=(route("POST /accounts"),),
+)
 def create_account(
     context: BankContext, caller: Caller, request: AccountCreateRequest
 ) -> AccountReply:
     """Create an account.
+
+    It has the name of a Slurm account, in lower case, and nothing to spend yet.
 
     Raises:
         BankRefused: The caller is no operator.
@@ -260,10 +287,20 @@ def create_account(
     return _reply_to_change(context, seq_before, **fields)
 
 
+@action(
+    "bank.account_change",
+    scope="bank",
+    role="operator",
+    command="bank account change",
+    rows="accounts",
+    routes=(route("PATCH /accounts/{account}", parts={"account": "name"}),),
+)
 def change_account(
     context: BankContext, caller: Caller, request: AccountChangeRequest
 ) -> AccountReply:
     """Change an account.
+
+    What is not given stays.
 
     Raises:
         BankRefused: The caller is no operator.
@@ -288,10 +325,23 @@ def change_account(
     return _reply_to_change(context, seq_before, **fields)
 
 
+@action(
+    "bank.account_show",
+    scope="read",
+    command="bank account show",
+    rows="accounts",
+    routes=(
+        route("GET /accounts"),
+        route("GET /accounts/{account}", parts={"account": "names"}),
+    ),
+    only_reads=True,
+)
 def show_accounts(
     context: BankContext, caller: Caller, request: AccountShowRequest
 ) -> AccountReply:
-    """Show accounts: operators see all, others those they use or manage.
+    """Show accounts.
+
+    Operators see all, others those they use or manage.
 
     Raises:
         BankRefused: The caller may not see an account.
@@ -316,10 +366,43 @@ def show_accounts(
     return _make_reply(context, **{**fields, "users": users})
 
 
+@action(
+    "bank.allocation_show",
+    scope="read",
+    command="bank allocation show",
+    rows="allocations",
+    routes=(route("GET /accounts/{account}/allocations", parts={"account": "names"}),),
+    only_reads=True,
+)
+def show_allocations(
+    context: BankContext, caller: Caller, request: AllocationShowRequest
+) -> AccountReply:
+    """Show allocations.
+
+    Every account has one without an end, which is drawn on last.
+
+    Raises:
+        BankRefused: The caller may not see an account.
+        BankUsage: An account does not exist.
+    """
+    return show_accounts(context, caller, request)
+
+
+@action(
+    "bank.user_change",
+    scope="bank",
+    command="bank user change",
+    rows="users",
+    routes=(
+        route("PUT /accounts/{account}/users/{user}", "Set what a user may spend of an account."),
+    ),
+)
 def change_account_user(
     context: BankContext, caller: Caller, request: AccountUserRequest
 ) -> AccountReply:
-    """Set a user's spending limit in an account; owners and coordinators may, too.
+    """Set what a user may spend.
+
+    Owners of the account and its coordinators in Slurm may, too.
 
     Raises:
         BankRefused: The caller does not manage the account.
@@ -328,6 +411,8 @@ def change_account_user(
     account = request.account.lower()
     if not request.user:
         raise BankUsage("name the user")
+    if request.limit is None and request.listed is None:
+        raise BankUsage("nothing is to be changed: give a limit, or whether the user is listed")
     with context.ledger.transaction() as t:
         if not context.get_rights(caller, t).is_led(account):
             raise BankRefused(f"only owners of {account} and operators may set limits", account)
@@ -336,7 +421,11 @@ def change_account_user(
         member = {candidate.user: candidate for candidate in t.accounts.list_users(account)}.get(
             request.user
         )
-        limit = request.limit if request.is_limited or member is None else member.limit
+        limit = request.limit
+        if limit is None and member is not None:
+            limit = member.limit
+        elif limit == "none":
+            limit = None
         listed = request.listed
         if listed is None:
             listed = member.listed if member is not None else True
@@ -350,13 +439,22 @@ def change_account_user(
             listed=listed,
         )
         fields = _collect_reply_fields(t, (bank_account,))
+    fields["users"] = tuple(row for row in fields["users"] if row.user == request.user)
     return _reply_to_change(context, seq_before, **fields)
 
 
+@action(
+    "bank.user_create",
+    scope="bank",
+    command="bank user create",
+    rows="users",
+)
 def create_account_user(
     context: BankContext, caller: Caller, request: AccountUserRequest
 ) -> AccountReply:
-    """Add a user to an account; owners and coordinators may, too.
+    """Put a user into an account.
+
+    Owners of the account and its coordinators in Slurm may, too.
 
     Raises:
         BankRefused: The caller does not manage the account.
@@ -372,14 +470,26 @@ def create_account_user(
                         member.user,
                     )
     listed = True if request.listed is None else request.listed
-    values = {**_field_values(request), "listed": listed}
-    return change_account_user(context, caller, AccountUserRequest(**values))
+    return change_account_user(context, caller, replace(request, listed=listed))
 
 
+@action(
+    "bank.user_show",
+    scope="read",
+    command="bank user show",
+    rows="users",
+    routes=(
+        route("GET /accounts/{account}/users", parts={"account": "accounts"}),
+        route("GET /users/{user}/accounts", "List a user's accounts.", parts={"user": "users"}),
+    ),
+    only_reads=True,
+)
 def show_account_users(
     context: BankContext, caller: Caller, request: UserShowRequest
 ) -> AccountReply:
-    """Show the accounts of users; in accounts of others, callers see only themselves.
+    """Show who is in which account.
+
+    In accounts that you do not manage, you see only yourself.
 
     Raises:
         BankRefused: The caller may not see an account.
@@ -405,10 +515,20 @@ def show_account_users(
     return _make_reply(context, users=users)
 
 
+@action(
+    "bank.allocation_create",
+    scope="bank",
+    role="operator",
+    command="bank allocation create",
+    rows="allocations",
+    routes=(route("POST /accounts/{account}/allocations"),),
+)
 def create_allocation(
     context: BankContext, caller: Caller, request: AllocationCreateRequest
 ) -> AccountReply:
-    """Create an allocation: grant an account service units for a period.
+    """Give an account money for a time.
+
+    Of several allocations the one that ends first is drawn on first.
 
     Raises:
         BankRefused: The caller is no operator.
@@ -434,13 +554,29 @@ def create_allocation(
             note=request.note,
         )
         account = t.accounts.require(allocation.account)
-    return _reply_to_change(context, seq_before, accounts=(account,), allocations=(allocation,))
+    return _reply_to_change(
+        context,
+        seq_before,
+        accounts=(account,),
+        allocations=(allocation,),
+        key=request.key,
+    )
 
 
+@action(
+    "bank.allocation_change",
+    scope="bank",
+    role="operator",
+    command="bank allocation change",
+    rows="allocations",
+    routes=(route("PATCH /allocations/{allocation}", parts={"allocation": "number"}),),
+)
 def change_allocation(
     context: BankContext, caller: Caller, request: AllocationChangeRequest
 ) -> AccountReply:
-    """Change the period or the rollover of an allocation.
+    """Change an allocation's time.
+
+    Its money is changed by 'bank deposit' and 'bank withdraw' with --allocation.
 
     Raises:
         BankRefused: The caller is no operator.
@@ -470,10 +606,6 @@ def _require_order(begin: datetime, end: datetime | None) -> None:
         raise BankUsage("an allocation ends after it begins: give a later --end", end)
 
 
-def _field_values(request: AccountUserRequest) -> dict[str, Any]:
-    return {name: getattr(request, name) for name in request.__struct_fields__}
-
-
 def _collect_reply_fields(
     t: Any, accounts: tuple[Account, ...], *, ended: bool = False
 ) -> dict[str, Any]:
@@ -499,33 +631,3 @@ def _reply_to_change(context: BankContext, seq_before: int, **fields: Any) -> Ac
 def _make_reply(context: BankContext, **fields: Any) -> AccountReply:
     """Build the reply of an action on accounts."""
     return AccountReply(**fields, **context.make_heading())
-
-
-ACTIONS: Final = tuple(
-    Action(
-        name=f"bank.{name}", help=words, request=request, answer=AccountReply, run=run,
-        role="everyone" if name.endswith("show") or name.startswith("user") else "operator",
-        only_reads=name.endswith("show"),
-    )
-    for name, words, request, run in (
-        ("account_create", "Create an account.", AccountCreateRequest, create_account),
-        ("account_show", "Show accounts.", AccountShowRequest, show_accounts),
-        ("account_change", "Change an account.", AccountChangeRequest, change_account),
-        ("user_create", "Put a user into an account.", AccountUserRequest, create_account_user),
-        ("user_show", "Show who is in which account.", UserShowRequest, show_account_users),
-        ("user_change", "Set what a user may spend.", AccountUserRequest, change_account_user),
-        (
-            "allocation_create",
-            "Give an account money for a time.",
-            AllocationCreateRequest,
-            create_allocation,
-        ),
-        ("allocation_show", "Show allocations.", AccountShowRequest, show_accounts),
-        (
-            "allocation_change",
-            "Change an allocation's time.",
-            AllocationChangeRequest,
-            change_allocation,
-        ),
-    )
-)  # fmt: skip

@@ -12,18 +12,13 @@ from typing import Annotated, ClassVar, Final
 
 import msgspec
 
-from steward.bank.actions.quotes import (
-    QuoteReply,
-    QuoteRequest,
-    quote_job,
-)
 from steward.bank.charged_jobs import NotCharged, explain_uncharged, find_job_charges, map_job_names
 from steward.bank.context import BankContext, BankReply
 from steward.bank.errors import BankRefused, BankUsage
 from steward.bank.gate.requests import Allowance
 from steward.bank.records import Charge, PriceLine, Rate
 from steward.core.access import Caller
-from steward.core.actions import Action, ActionMessage, Request
+from steward.core.actions import ActionMessage, Request, action, route
 from steward.core.layouts import Column, Layout
 from steward.core.timestamps import to_micros
 from steward.jobs.job_ids import JobNameError, parse_job_name
@@ -142,6 +137,13 @@ class AllowReply(BankReply, frozen=True, kw_only=True):
     until: datetime
 
 
+@action(
+    "bank.allow",
+    scope="bank",
+    role="operator",
+    routes=(route("POST /allowances"),),
+    help="Let one job pass whatever its account has.",
+)
 def allow_job(context: BankContext, caller: Caller, request: AllowRequest) -> AllowReply:
     """Let one job pass the gate until a time; a hold and charges apply as usual.
 
@@ -187,6 +189,13 @@ def allow_job(context: BankContext, caller: Caller, request: AllowRequest) -> Al
     )
 
 
+@action(
+    "bank.explain",
+    scope="read",
+    routes=(route("GET /jobs/{job}/cost", "Explain what a job cost."),),
+    only_reads=True,
+    help="Say what a job was charged, and why.",
+)
 def explain_job(context: BankContext, caller: Caller, request: ExplainRequest) -> ExplainReply:
     """Show the charges of a job, recomputed from its use and rate.
 
@@ -245,34 +254,6 @@ def _recompute(
     return price.amount, price.lines
 
 
-JOB_ACTIONS: Final = (
-    Action(
-        name="bank.quote",
-        help="Say what a job may cost.",
-        request=QuoteRequest,
-        answer=QuoteReply,
-        run=quote_job,
-        only_reads=True,
-    ),
-    Action(
-        name="bank.explain",
-        help="Say what a job was charged, and why.",
-        request=ExplainRequest,
-        answer=ExplainReply,
-        run=explain_job,
-        only_reads=True,
-    ),
-    Action(
-        name="bank.allow",
-        help="Let one job pass whatever its account has.",
-        role="operator",
-        request=AllowRequest,
-        answer=AllowReply,
-        run=allow_job,
-    ),
-)
-
-
 MAX_CHARGED_JOBS: Final = 1000
 """Maximum number of jobs in one request of bank.charged."""
 
@@ -327,6 +308,12 @@ class ChargedReply(BankReply, frozen=True, kw_only=True):
     jobs: tuple[ChargedLine, ...]
 
 
+@action(
+    "bank.charged",
+    scope="read",
+    only_reads=True,
+    help="Say what jobs were charged, each altogether.",
+)
 def sum_charges(context: BankContext, caller: Caller, request: ChargedRequest) -> ChargedReply:
     """Sum up the charges of each job; jobs the caller may not see are left out."""
     submits_by_cluster: dict[str, dict[int, datetime | None]] = {}
@@ -352,15 +339,3 @@ def sum_charges(context: BankContext, caller: Caller, request: ChargedRequest) -
                     amount=subtotal + charge.amount - row.refunded,
                 )
     return ChargedReply(jobs=tuple(lines.values()), **context.make_heading())
-
-
-CHARGED_ACTIONS: Final = (
-    Action(
-        name="bank.charged",
-        help="Say what jobs were charged, each altogether.",
-        request=ChargedRequest,
-        answer=ChargedReply,
-        run=sum_charges,
-        only_reads=True,
-    ),
-)

@@ -26,7 +26,7 @@ from steward.bank.prices import find_rate
 from steward.bank.records import Hold, Rate
 from steward.bank.remote import ENTRY_POINT_GROUP, RemoteBank
 from steward.core.access import Caller
-from steward.core.actions import Action, ActionMessage, Request
+from steward.core.actions import ActionMessage, Request, action
 from steward.core.errors import Unavailable
 from steward.core.extensions import load_offer
 from steward.core.layouts import Column, Layout
@@ -241,6 +241,12 @@ class _DryRun(Exception):
     """Exception that rolls back the transaction of a dry run; never leaves this module."""
 
 
+@action(
+    "bank.reconcile",
+    scope="bank",
+    role="operator",
+    help="Compare what was charged with Slurm's records.",
+)
 def reconcile_clusters(
     context: BankContext, caller: Caller, request: ReconcileRequest
 ) -> ReconcileReply:
@@ -274,6 +280,12 @@ def reconcile_clusters(
     )
 
 
+@action(
+    "bank.backfill",
+    scope="bank",
+    role="operator",
+    help="Charge what ran before there was a bank.",
+)
 def backfill_charges(
     context: BankContext, caller: Caller, request: BackfillRequest
 ) -> BackfillReply:
@@ -315,6 +327,13 @@ def backfill_charges(
     )
 
 
+@action(
+    "bank.check",
+    scope="read",
+    role="operator",
+    only_reads=True,
+    help="Prove the ledger.",
+)
 def run_bank_check(context: BankContext, caller: Caller, request: CheckRequest) -> CheckReply:
     """Verify the ledger, and compare SU holds with live jobs.
 
@@ -346,6 +365,12 @@ def run_bank_check(context: BankContext, caller: Caller, request: CheckRequest) 
     )
 
 
+@action(
+    "bank.import",
+    scope="bank",
+    role="administrator",
+    help="Bring in accounts, users, money and prices.",
+)
 def import_data(context: BankContext, caller: Caller, request: ImportRequest) -> ImportReply:
     """Import data of another program; existing data stays.
 
@@ -487,43 +512,6 @@ def _make_difference_line(difference: Any) -> DifferenceLine:
     )
 
 
-MAINTENANCE_ACTIONS: Final = (
-    Action(
-        name="bank.reconcile",
-        help="Compare what was charged with Slurm's records.",
-        request=ReconcileRequest,
-        answer=ReconcileReply,
-        run=reconcile_clusters,
-        role="operator",
-    ),
-    Action(
-        name="bank.backfill",
-        help="Charge what ran before there was a bank.",
-        request=BackfillRequest,
-        answer=BackfillReply,
-        run=backfill_charges,
-        role="operator",
-    ),
-    Action(
-        name="bank.check",
-        help="Prove the ledger.",
-        request=CheckRequest,
-        answer=CheckReply,
-        run=run_bank_check,
-        only_reads=True,
-        role="operator",
-    ),
-    Action(
-        name="bank.import",
-        help="Bring in accounts, users, money and prices.",
-        request=ImportRequest,
-        answer=ImportReply,
-        run=import_data,
-        role="administrator",
-    ),
-)
-
-
 _OPERATOR_TASK: Final = "look after what waits to be told"
 _MAX_NOTICES: Final = 1000
 """Maximum number of notices in a reply."""
@@ -598,6 +586,13 @@ class NoticesRetryReply(BankReply, frozen=True, kw_only=True):
     retried: int
 
 
+@action(
+    "bank.notices",
+    scope="read",
+    role="operator",
+    only_reads=True,
+    help="List what waits to be told to people and servers.",
+)
 def list_notices(context: BankContext, caller: Caller, request: NoticesRequest) -> NoticesReply:
     """List undelivered notices, dead letters included.
 
@@ -615,6 +610,12 @@ def list_notices(context: BankContext, caller: Caller, request: NoticesRequest) 
     )
 
 
+@action(
+    "bank.notices_retry",
+    scope="bank",
+    role="operator",
+    help="Have what was set aside told again.",
+)
 def retry_notices(
     context: BankContext, caller: Caller, request: NoticesRetryRequest
 ) -> NoticesRetryReply:
@@ -649,24 +650,3 @@ def _make_notice_line(message: OutboxItem) -> NoticeLine:
         )
     notice = msgspec.json.decode(message.payload, type=Notice)
     return msgspec.structs.replace(line, way=notice.by, what=notice.subject, to=notice.to)
-
-
-NOTICE_ACTIONS: Final = (
-    Action(
-        name="bank.notices",
-        help="List what waits to be told to people and servers.",
-        request=NoticesRequest,
-        answer=NoticesReply,
-        run=list_notices,
-        only_reads=True,
-        role="operator",
-    ),
-    Action(
-        name="bank.notices_retry",
-        help="Have what was set aside told again.",
-        request=NoticesRetryRequest,
-        answer=NoticesRetryReply,
-        run=retry_notices,
-        role="operator",
-    ),
-)

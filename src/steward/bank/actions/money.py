@@ -15,7 +15,7 @@ from steward.bank.context import BankContext, BankReply
 from steward.bank.errors import BankUsage, GateUnavailable
 from steward.bank.ledger import Authorship, Transfer
 from steward.core.access import Caller
-from steward.core.actions import Action, Request
+from steward.core.actions import Request, action, route
 
 if TYPE_CHECKING:
     from steward.bank.ledger.ledger import Transaction
@@ -116,6 +116,13 @@ MoveFunction = Callable[["Transaction", Authorship], tuple[Transfer, ...]]
 """Function that makes the transfers of an action within a transaction."""
 
 
+@action(
+    "bank.deposit",
+    scope="bank",
+    role="operator",
+    routes=(route("POST /accounts/{account}/deposits"),),
+    help="Give an account new money.",
+)
 def deposit_money(context: BankContext, caller: Caller, request: DepositRequest) -> MoneyMoveReply:
     """Deposit new money in an account.
 
@@ -135,6 +142,13 @@ def deposit_money(context: BankContext, caller: Caller, request: DepositRequest)
     return _move_money(context, caller, request, (request.account,), move)
 
 
+@action(
+    "bank.withdraw",
+    scope="bank",
+    role="operator",
+    routes=(route("POST /accounts/{account}/withdrawals"),),
+    help="Take money away from an account.",
+)
 def withdraw_money(
     context: BankContext, caller: Caller, request: WithdrawRequest
 ) -> MoneyMoveReply:
@@ -160,6 +174,13 @@ def withdraw_money(
         return _move_money(context, caller, request, (request.account,), move)
 
 
+@action(
+    "bank.transfer",
+    scope="bank",
+    role="operator",
+    routes=(route("POST /transfers"),),
+    help="Give money of one account to another.",
+)
 def transfer_money(
     context: BankContext, caller: Caller, request: TransferRequest
 ) -> MoneyMoveReply:
@@ -185,6 +206,13 @@ def transfer_money(
         return _move_money(context, caller, request, accounts, move)
 
 
+@action(
+    "bank.refund",
+    scope="bank",
+    role="operator",
+    routes=(route("POST /refunds"),),
+    help="Give back what was charged.",
+)
 def refund_money(context: BankContext, caller: Caller, request: RefundRequest) -> MoneyMoveReply:
     """Refund charges of a job, or usage of an account.
 
@@ -210,6 +238,13 @@ def refund_money(context: BankContext, caller: Caller, request: RefundRequest) -
     return _move_money(context, caller, request, (request.account,), move)
 
 
+@action(
+    "bank.adjust",
+    scope="bank",
+    role="operator",
+    routes=(route("POST /accounts/{account}/adjustments"),),
+    help="Correct what an account has, by hand.",
+)
 def adjust_balance(context: BankContext, caller: Caller, request: AdjustRequest) -> MoneyMoveReply:
     """Adjust the balance of an account by hand.
 
@@ -354,18 +389,3 @@ def _require_reason(reason: str) -> None:
     """Reject a missing reason."""
     if not reason.strip():
         raise BankUsage("say why with --reason: it stands in the books for good")
-
-
-ACTIONS: Final = tuple(
-    Action(
-        name=f"bank.{name}", help=words, request=request, answer=MoneyMoveReply, run=run,
-        role="operator",
-    )
-    for name, words, request, run in (
-        ("deposit", "Give an account new money.", DepositRequest, deposit_money),
-        ("withdraw", "Take money away from an account.", WithdrawRequest, withdraw_money),
-        ("transfer", "Give money of one account to another.", TransferRequest, transfer_money),
-        ("refund", "Give back what was charged.", RefundRequest, refund_money),
-        ("adjust", "Correct what an account has, by hand.", AdjustRequest, adjust_balance),
-    )
-)  # fmt: skip

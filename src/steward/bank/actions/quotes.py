@@ -16,7 +16,7 @@ from steward.bank.context import BankContext, BankReply
 from steward.bank.errors import BankUsage, GateUnavailable
 from steward.bank.records import JobRequest, Quote
 from steward.core.access import Caller
-from steward.core.actions import Request
+from steward.core.actions import Request, action, route
 
 if TYPE_CHECKING:
     from steward.slurm.cluster_model import ClusterModel
@@ -64,6 +64,13 @@ class QuoteReply(BankReply, frozen=True, kw_only=True):
     free: int | None = None
 
 
+@action(
+    "bank.quote",
+    scope="read",
+    routes=(route("POST /quotes", "Say what a job would cost."),),
+    only_reads=True,
+    help="Say what a job may cost.",
+)
 def quote_job(context: BankContext, caller: Caller, request: QuoteRequest) -> QuoteReply:
     """Estimate the highest price of a job, and whether the gate would admit it.
 

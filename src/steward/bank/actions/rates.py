@@ -16,7 +16,7 @@ from steward.bank.ledger import RejectedJob
 from steward.bank.rate_validation import check_rate, list_rate_warnings
 from steward.bank.records import Mode, ModeRule, Rate
 from steward.core.access import Caller
-from steward.core.actions import Action, Request
+from steward.core.actions import Request, action, route
 from steward.core.layouts import Column, Layout, read_user
 
 _OPERATOR_TASK: Final = "set rates and modes"
@@ -156,6 +156,13 @@ class WouldRefuseReply(BankReply, frozen=True, kw_only=True):
     )
 
 
+@action(
+    "bank.rate_create",
+    scope="bank",
+    role="operator",
+    routes=(route("POST /rates"),),
+    help="Say what jobs cost from a time on.",
+)
 def create_rate(context: BankContext, caller: Caller, request: RateCreateRequest) -> RatesReply:
     """Create a rate; earlier charges stay unchanged.
 
@@ -186,6 +193,13 @@ def create_rate(context: BankContext, caller: Caller, request: RateCreateRequest
     )
 
 
+@action(
+    "bank.rate_show",
+    scope="read",
+    routes=(route("GET /rates"),),
+    only_reads=True,
+    help="Show what jobs cost.",
+)
 def show_rates(context: BankContext, caller: Caller, request: RateShowRequest) -> RatesReply:
     """Show the rates; every user may see them."""
     del caller
@@ -209,6 +223,12 @@ def show_rates(context: BankContext, caller: Caller, request: RateShowRequest) -
     )
 
 
+@action(
+    "bank.enforce",
+    scope="bank",
+    role="operator",
+    help="Set how much the bank enforces.",
+)
 def set_mode(context: BankContext, caller: Caller, request: EnforceRequest) -> EnforceReply:
     """Set or show the mode; a change takes effect at once.
 
@@ -246,6 +266,13 @@ def set_mode(context: BankContext, caller: Caller, request: EnforceRequest) -> E
     )
 
 
+@action(
+    "bank.would_refuse",
+    scope="read",
+    role="operator",
+    only_reads=True,
+    help="List what the gate would have refused.",
+)
 def list_rejections(
     context: BankContext, caller: Caller, request: WouldRefuseRequest
 ) -> WouldRefuseReply:
@@ -293,40 +320,3 @@ def _make_enforce_reply(
         gate_knows=gate_knows,
         **context.make_heading(),
     )
-
-
-ACTIONS: Final = (
-    Action(
-        name="bank.rate_create",
-        help="Say what jobs cost from a time on.",
-        request=RateCreateRequest,
-        answer=RatesReply,
-        run=create_rate,
-        role="operator",
-    ),
-    Action(
-        name="bank.rate_show",
-        help="Show what jobs cost.",
-        request=RateShowRequest,
-        answer=RatesReply,
-        run=show_rates,
-        only_reads=True,
-    ),
-    Action(
-        name="bank.enforce",
-        help="Set how much the bank enforces.",
-        request=EnforceRequest,
-        answer=EnforceReply,
-        run=set_mode,
-        role="operator",
-    ),
-    Action(
-        name="bank.would_refuse",
-        help="List what the gate would have refused.",
-        request=WouldRefuseRequest,
-        answer=WouldRefuseReply,
-        run=list_rejections,
-        only_reads=True,
-        role="operator",
-    ),
-)

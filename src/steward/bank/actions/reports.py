@@ -17,7 +17,7 @@ from steward.bank.errors import BankRefused, BankUsage
 from steward.bank.ledger import Account, Allocation, BalanceDay, Statement, StatementLine, UsageRow
 from steward.bank.records import Hold, parse_charge_key
 from steward.core.access import Caller
-from steward.core.actions import Action, ActionMessage, Request
+from steward.core.actions import ActionMessage, Request, action, route
 from steward.core.layouts import Column, Layout, read_user
 from steward.core.timestamps import from_micros
 from steward.slurm.times import load_zone
@@ -292,6 +292,16 @@ class HoldsReply(BankReply, frozen=True, kw_only=True):
     )
 
 
+@action(
+    "bank.balance",
+    scope="read",
+    routes=(
+        route("GET /accounts/{account}/balance", parts={"account": "accounts"}),
+        route("GET /balances", "Show what is left in all accounts."),
+    ),
+    only_reads=True,
+    help="Show what accounts have.",
+)
 def show_balances(context: BankContext, caller: Caller, request: BalanceRequest) -> BalanceReply:
     """Show balances: operators see all accounts, others those they use or manage.
 
@@ -319,6 +329,13 @@ def show_balances(context: BankContext, caller: Caller, request: BalanceRequest)
     )
 
 
+@action(
+    "bank.statement",
+    scope="read",
+    routes=(route("GET /accounts/{account}/statement"),),
+    only_reads=True,
+    help="Show what happened to an account's money.",
+)
 def show_statement(
     context: BankContext, caller: Caller, request: StatementRequest
 ) -> StatementReply:
@@ -356,6 +373,13 @@ def show_statement(
     return StatementReply(statement=statement, older=older, names=names, **context.make_heading())
 
 
+@action(
+    "bank.usage",
+    scope="read",
+    routes=(route("GET /usage", "Show who spent what."),),
+    only_reads=True,
+    help="Sum up what was used.",
+)
 def show_usage(context: BankContext, caller: Caller, request: UsageRequest) -> UsageReply:
     """Sum up charges of accounts the caller manages, and of the caller's own jobs.
 
@@ -400,6 +424,16 @@ def show_usage(context: BankContext, caller: Caller, request: UsageRequest) -> U
     )
 
 
+@action(
+    "bank.holds",
+    scope="read",
+    routes=(
+        route("GET /accounts/{account}/holds"),
+        route("GET /holds", "List what is held for jobs."),
+    ),
+    only_reads=True,
+    help="Show what money is spoken for.",
+)
 def list_holds(context: BankContext, caller: Caller, request: HoldsRequest) -> HoldsReply:
     """List open SU holds of accounts the caller manages, and of their own jobs.
 
@@ -527,42 +561,6 @@ def _get_year_start(context: BankContext, zone: str) -> datetime:
     return begin.astimezone(context.now().tzinfo)
 
 
-REPORT_ACTIONS: Final = (
-    Action(
-        name="bank.balance",
-        help="Show what accounts have.",
-        request=BalanceRequest,
-        answer=BalanceReply,
-        run=show_balances,
-        only_reads=True,
-    ),
-    Action(
-        name="bank.statement",
-        help="Show what happened to an account's money.",
-        request=StatementRequest,
-        answer=StatementReply,
-        run=show_statement,
-        only_reads=True,
-    ),
-    Action(
-        name="bank.usage",
-        help="Sum up what was used.",
-        request=UsageRequest,
-        answer=UsageReply,
-        run=show_usage,
-        only_reads=True,
-    ),
-    Action(
-        name="bank.holds",
-        help="Show what money is spoken for.",
-        request=HoldsRequest,
-        answer=HoldsReply,
-        run=list_holds,
-        only_reads=True,
-    ),
-)
-
-
 _MAX_DAYS: Final = 3700
 """Maximum length of a balance history, in days."""
 _DEFAULT_PERIOD: Final = timedelta(days=90)
@@ -601,6 +599,13 @@ class BalanceHistoryReply(BankReply, frozen=True, kw_only=True):
     until: datetime
 
 
+@action(
+    "bank.course",
+    scope="read",
+    routes=(route("GET /accounts/{account}/course"),),
+    only_reads=True,
+    help="Show how an account's money went, day by day.",
+)
 def show_balance_history(
     context: BankContext, caller: Caller, request: BalanceHistoryRequest
 ) -> BalanceHistoryReply:
@@ -629,15 +634,3 @@ def show_balance_history(
     return BalanceHistoryReply(
         payer=payer, days=tuple(days), since=since, until=until, **context.make_heading()
     )
-
-
-HISTORY_ACTIONS: Final = (
-    Action(
-        name="bank.course",
-        help="Show how an account's money went, day by day.",
-        request=BalanceHistoryRequest,
-        answer=BalanceHistoryReply,
-        run=show_balance_history,
-        only_reads=True,
-    ),
-)

@@ -1,7 +1,7 @@
 """Bank status: balances, holds, gate and reconciliation at a glance (``bank.standing``)."""
 
 from datetime import datetime
-from typing import Final, Literal
+from typing import Literal
 
 import msgspec
 
@@ -12,7 +12,7 @@ from steward.bank.notices import NOTICE_KIND as NOTICE
 from steward.bank.records import AccountBooks
 from steward.bank.remote import ENTRY_POINT_GROUP
 from steward.core.access import Caller
-from steward.core.actions import Action, ActionMessage, Request
+from steward.core.actions import ActionMessage, Request, action
 from steward.core.extensions import list_offers
 from steward.core.timestamps import from_micros, to_micros
 
@@ -100,6 +100,13 @@ class BankStatusReply(BankReply, frozen=True, kw_only=True):
     remote_at: datetime | None = None
 
 
+@action(
+    "bank.standing",
+    scope="read",
+    role="operator",
+    only_reads=True,
+    help="How ledger, gate and comparisons stand.",
+)
 def show_bank_status(
     context: BankContext, caller: Caller, request: BankStatusRequest
 ) -> BankStatusReply:
@@ -198,19 +205,6 @@ def _collect_account_money(
 
 def _convert_moment_or_none(us: int) -> datetime | None:
     return from_micros(us) if us else None
-
-
-STATUS_ACTIONS: Final = (
-    Action(
-        name="bank.standing",
-        help="How ledger, gate and comparisons stand.",
-        request=BankStatusRequest,
-        answer=BankStatusReply,
-        run=show_bank_status,
-        only_reads=True,
-        role="operator",
-    ),
-)
 
 
 def list_outbox_kinds() -> tuple[str, ...]:

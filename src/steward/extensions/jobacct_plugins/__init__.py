@@ -23,7 +23,6 @@ from steward.extensions.jobacct_plugins.api import (
 
 if TYPE_CHECKING:
     from steward.extensions.jobacct_plugins.actions import (
-        ACTIONS,
         PluginInfo,
         PluginsAnswer,
         PluginsRequest,
@@ -53,7 +52,6 @@ else:
     __getattr__ = make_lazy_getattr(
         __name__,
         actions=(
-            "ACTIONS",
             "PluginInfo",
             "PluginsAnswer",
             "PluginsRequest",
@@ -79,7 +77,6 @@ else:
     )
 
 __all__ = [
-    "ACTIONS",
     "API_VERSION",
     "JOB_LOG",
     "LOG_TYPE",

@@ -3,16 +3,15 @@
 :data:`ACTIONS` registers it together with the job log's actions (``log.actions``).
 """
 
-from typing import Final, Literal
+from typing import Literal
 
 import msgspec
 
 from steward.accounting.context import AccountingContext
 from steward.core.access import Caller
-from steward.core.actions import Action
+from steward.core.actions import action
 from steward.core.errors import PermissionRefused
 from steward.core.sqlite import SqliteUnavailable
-from steward.extensions.jobacct_plugins.log.actions import DUMP, EXPIRE
 from steward.extensions.jobacct_plugins.registry import (
     find_installed_plugins,
     parse_plugin_types,
@@ -56,6 +55,12 @@ class PluginsAnswer(msgspec.Struct, frozen=True, kw_only=True):
     plugins: tuple[PluginInfo, ...]
 
 
+@action(
+    "accounting.plugins",
+    scope="admin",
+    role="operator",
+    help="Show the accounting plugins and what went wrong in them.",
+)
 def list_plugins(context: AccountingContext, asker: Caller, _: PluginsRequest) -> PluginsAnswer:
     """List the accounting plugins; operators only."""
     if not context.is_operator(asker):
@@ -90,16 +95,3 @@ def _plugin_health(context: AccountingContext, plugin_type: str) -> PluginHealth
         return read_health(context.settings.state_dir, plugin_type)
     except SqliteUnavailable:
         return PluginHealth()
-
-
-PLUGINS: Final = Action(
-    name="accounting.plugins",
-    help="Show the accounting plugins and what went wrong in them.",
-    request=PluginsRequest,
-    answer=PluginsAnswer,
-    run=list_plugins,
-    role="operator",
-)
-
-ACTIONS: Final[tuple[Action, ...]] = (DUMP, EXPIRE, PLUGINS)
-"""Actions that this package and the job log add to those of accounting, for the registry."""

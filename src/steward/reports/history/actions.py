@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from steward.accounting.sacct.sources import open_books
 from steward.core.access import Caller
-from steward.core.actions import Action
+from steward.core.actions import action, route
 from steward.core.errors import NotFound, UsageError
 from steward.core.events import NODE_STATE, PARTITION_STATE, RESERVATION_STATE, Event
 from steward.core.records import UsageLine
@@ -66,6 +66,12 @@ _EARLIEST: Final = datetime.min.replace(tzinfo=UTC) + _DEFAULT_INTERVAL
 _MICROS: Final = 1_000_000
 
 
+@action(
+    "history.node_counts",
+    scope="read",
+    only_reads=True,
+    help="How many nodes are in which state.",
+)
 def count_nodes_by_state(
     context: HistoryContext, asker: Caller, request: NodeCountsRequest
 ) -> NodeCountsReply:
@@ -87,6 +93,13 @@ def count_nodes_by_state(
     )
 
 
+@action(
+    "history.partitions",
+    scope="read",
+    routes=(route("GET /partitions"),),
+    only_reads=True,
+    help="Which partitions there are.",
+)
 def list_present_partitions(
     context: HistoryContext, asker: Caller, request: PartitionsRequest
 ) -> PartitionsReply:
@@ -109,6 +122,13 @@ def list_present_partitions(
     )
 
 
+@action(
+    "history.reservations",
+    scope="read",
+    routes=(route("GET /reservations"),),
+    only_reads=True,
+    help="Which reservations there are.",
+)
 def list_reservations(
     context: HistoryContext, asker: Caller, request: ReservationsRequest
 ) -> ReservationsReply:
@@ -148,6 +168,13 @@ def _list_present_events(
         return reader.list_present(kind, visible) if reader else []
 
 
+@action(
+    "history.node",
+    scope="read",
+    routes=(route("GET /nodes/{node}/history"),),
+    only_reads=True,
+    help="What became of one node.",
+)
 def show_node(context: HistoryContext, asker: Caller, request: NodeRequest) -> NodeReply:
     """Show the states of one node over an interval, and its down time.
 
@@ -202,42 +229,6 @@ def _make_state_span(span: NodeSpan) -> NodeStateSpan:
     )
 
 
-PRESENT_ACTIONS: Final = (
-    Action(
-        name="history.node_counts",
-        help="How many nodes are in which state.",
-        request=NodeCountsRequest,
-        answer=NodeCountsReply,
-        run=count_nodes_by_state,
-        only_reads=True,
-    ),
-    Action(
-        name="history.partitions",
-        help="Which partitions there are.",
-        request=PartitionsRequest,
-        answer=PartitionsReply,
-        run=list_present_partitions,
-        only_reads=True,
-    ),
-    Action(
-        name="history.reservations",
-        help="Which reservations there are.",
-        request=ReservationsRequest,
-        answer=ReservationsReply,
-        run=list_reservations,
-        only_reads=True,
-    ),
-    Action(
-        name="history.node",
-        help="What became of one node.",
-        request=NodeRequest,
-        answer=NodeReply,
-        run=show_node,
-        only_reads=True,
-    ),
-)
-
-
 _MAX_ITEMS: Final = 10_000
 _POSITION_PATTERN: Final = re.compile(r"(-?[0-9]{1,18})\.([0-9]{1,18})")
 _JOB_COLUMNS: Final = (
@@ -246,6 +237,16 @@ _JOB_COLUMNS: Final = (
 )
 
 
+@action(
+    "history.nodes",
+    scope="read",
+    routes=(
+        route("GET /nodes", "List nodes, as they are or were."),
+        route("GET /nodes/{node}", "Show a node, or those of a list.", parts={"node": "nodes"}),
+    ),
+    only_reads=True,
+    help="How nodes are, or were at a time.",
+)
 def list_nodes(context: HistoryContext, asker: Caller, request: NodesRequest) -> NodesReply:
     """List node states, now or at a past time.
 
@@ -315,6 +316,13 @@ def _make_node_snapshot(span: NodeSpan) -> NodeSnapshot:
     )
 
 
+@action(
+    "history.events",
+    scope="read",
+    routes=(route("GET /events", "Show what happened.", cursor=("before", "older")),),
+    only_reads=True,
+    help="What happened, newest first.",
+)
 def list_history_events(
     context: HistoryContext, asker: Caller, request: HistoryEventsRequest
 ) -> HistoryEventsReply:
@@ -374,6 +382,13 @@ def _format_event_position(event: Event) -> str:
     return f"{to_micros(event.at)}.{event.id}"
 
 
+@action(
+    "history.node_jobs",
+    scope="read",
+    routes=(route("GET /nodes/{node}/jobs", "List what ran on a node."),),
+    only_reads=True,
+    help="Which jobs ran on a node.",
+)
 def list_node_jobs(
     context: HistoryContext, asker: Caller, request: NodeJobsRequest
 ) -> NodeJobsReply:
@@ -462,6 +477,13 @@ def _make_node_job(row: Sequence[Any]) -> NodeJobRun:
     )
 
 
+@action(
+    "history.job_events",
+    scope="read",
+    routes=(route("GET /jobs/{job}/events"),),
+    only_reads=True,
+    help="What happened to a job's nodes while it ran.",
+)
 def list_job_events(
     context: HistoryContext, asker: Caller, request: JobEventsRequest
 ) -> JobEventsReply:
@@ -505,32 +527,3 @@ def _find_run_lines(
         if context.access.can_see_job(asker, job.cluster, record.uid, record.account):
             return [line for line in jobs.list_lines(job) if not line.step and line.start_us]
     raise NotFound(f"there is no job {request.job}, or none that you may see", request.job)
-
-
-def _build_history_actions() -> Iterable[Action]:
-    for name, help_text, request, reply, run in (
-        ("nodes", "How nodes are, or were at a time.", NodesRequest, NodesReply, list_nodes),
-        (
-            "events",
-            "What happened, newest first.",
-            HistoryEventsRequest,
-            HistoryEventsReply,
-            list_history_events,
-        ),
-        ("node_jobs", "Which jobs ran on a node.", NodeJobsRequest, NodeJobsReply, list_node_jobs),
-        (
-            *("job_events", "What happened to a job's nodes while it ran."),
-            *(JobEventsRequest, JobEventsReply, list_job_events),
-        ),
-    ):
-        yield Action(
-            name=f"history.{name}",
-            help=help_text,
-            request=request,
-            answer=reply,
-            run=run,
-            only_reads=True,
-        )
-
-
-ACTIONS: Final = (*_build_history_actions(), *PRESENT_ACTIONS)

@@ -1,8 +1,8 @@
 """Endpoints of the HTTP API: table of methods and paths, and parsing of query and body.
 
-Each :class:`Endpoint` maps a method and path to an action of the registry and builds the action's
-request from path, query or body. ``ENDPOINTS`` are the resource paths; ``ACTION_ENDPOINTS`` offers
-every action under ``/ask/NAME``. :func:`read_query` and :func:`read_json_body` read and validate
+Each :class:`Endpoint` is a route that an action declares and builds the action's request from path,
+query or body. ``ENDPOINTS`` are the resource paths; ``ACTION_ENDPOINTS`` offers every action under
+``/ask/NAME``. :func:`read_query` and :func:`read_json_body` read and validate
 HTTP input; ``openapi.py`` describes the same parameters.
 """
 
@@ -16,40 +16,23 @@ from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 import msgspec
 from litestar import Request
 
-from steward.core.actions import MAX_INTEGER, MIN_INTEGER, Action, has_valid_integers
+from steward.core.actions import MAX_INTEGER, MIN_INTEGER, Action, Route, has_valid_integers
 from steward.core.errors import UsageError
 from steward.daemon.contexts import ACTIONS
 from steward.web.errors import MalformedRequest, UnsupportedMediaType
 
-Method = Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
-"""HTTP methods of the API."""
 CURSOR: Final = "cursor"
 """Query parameter that names where a page of results begins."""
 
 
-class Endpoint(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """One HTTP method of one path, and the action that serves it.
+class Endpoint(Route, frozen=True, kw_only=True, eq=False):
+    """A route and the name of the action that serves it.
 
     Attributes:
-        method: HTTP method.
-        path: Path below /api/v1; ``{name}`` marks its variable parts.
         action: Name of the action.
-        help: One line for people; the action's own help if empty.
-        parts: Request field for a part of the path, if their names differ. A field that holds
-            several values gets this one.
-        fixed: Request fields that the path determines.
-        cursor: Request field for the start of a page, and reply field for the start of the next.
-        status: HTTP status of a success.
     """
 
-    method: Method
-    path: str
     action: str
-    help: str = ""
-    parts: dict[str, str] = {}
-    fixed: dict[str, Any] = {}
-    cursor: tuple[str, str] | None = None
-    status: int = 200
 
     @property
     def definition(self) -> Action:
@@ -64,8 +47,8 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     @property
     def fields(self) -> tuple[msgspec.structs.FieldInfo, ...]:
-        """Return the request fields that neither the path nor ``fixed`` determines."""
-        determined = {self.parts.get(name, name) for name in self.names} | set(self.fixed)
+        """Return the request fields that the path does not determine."""
+        determined = {self.parts.get(name, name) for name in self.names}
         all_fields = msgspec.structs.fields(self.definition.request)
         return tuple(field for field in all_fields if field.name not in determined)
 
@@ -92,7 +75,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         for name in self.names:
             field = self.parts.get(name, name)
             path_values[field] = _convert_part(path_texts[name], field_types[field])
-        return self.definition.request(**values, **path_values, **self.fixed)
+        return self.definition.request(**values, **path_values)
 
 
 def _convert_part(text: str, field_type: Any) -> Any:
@@ -101,143 +84,18 @@ def _convert_part(text: str, field_type: Any) -> Any:
     return msgspec.convert((text,) if is_list else text, field_type, strict=False)
 
 
-def _get_endpoint(path: str, action: str, help_: str = "", **options: Any) -> Endpoint:
-    return Endpoint(method="GET", path=path, action=action, help=help_, **options)
-
-
-def _post_endpoint(path: str, action: str, help_: str = "", **options: Any) -> Endpoint:
-    return Endpoint(method="POST", path=path, action=action, help=help_, **options)
-
-
-_JOBS: Final = (
-    _get_endpoint("/jobs", "accounting.jobs", "List jobs.", cursor=("page", "next")),
-    _get_endpoint("/scripts", "archive.search", "Search in scripts.", cursor=("page", "next")),
-    _get_endpoint("/job-states", "accounting.job_states", "Count jobs by state."),
-    _get_endpoint("/jobs/{job}", "accounting.job", "Show what a job was and what it used."),
-    _get_endpoint("/jobs/{job}/script", "archive.show", "Show a job's script."),
-    _get_endpoint("/jobs/{job}/environment", "archive.env"),
-    _get_endpoint(
-        "/jobs/{left}/diff/{right}", "archive.diff", "Show what differs between two jobs' scripts."
-    ),
-    _get_endpoint("/jobs/{job}/cost", "bank.explain", "Explain what a job cost."),
-    _get_endpoint("/jobs/{job}/events", "history.job_events"),
-)
-"""Endpoints for jobs and scripts."""
-
-_BANK: Final = (
-    _get_endpoint("/accounts", "bank.account_show"),
-    _post_endpoint("/accounts", "bank.account_create"),
-    _get_endpoint("/accounts/{account}", "bank.account_show", parts={"account": "names"}),
-    Endpoint(
-        method="PATCH",
-        path="/accounts/{account}",
-        action="bank.account_change",
-        parts={"account": "name"},
-    ),
-    _get_endpoint("/accounts/{account}/balance", "bank.balance", parts={"account": "accounts"}),
-    _get_endpoint("/accounts/{account}/statement", "bank.statement"),
-    _get_endpoint("/accounts/{account}/course", "bank.course"),
-    _get_endpoint("/accounts/{account}/holds", "bank.holds"),
-    _get_endpoint("/accounts/{account}/users", "bank.user_show", parts={"account": "accounts"}),
-    Endpoint(
-        method="PUT",
-        path="/accounts/{account}/users/{user}",
-        action="bank.user_change",
-        help="Set what a user may spend of an account.",
-    ),
-    _get_endpoint(
-        "/accounts/{account}/allocations", "bank.allocation_show", parts={"account": "names"}
-    ),
-    _post_endpoint("/accounts/{account}/allocations", "bank.allocation_create"),
-    Endpoint(
-        method="PATCH",
-        path="/allocations/{allocation}",
-        action="bank.allocation_change",
-        parts={"allocation": "number"},
-    ),
-    _post_endpoint("/accounts/{account}/deposits", "bank.deposit"),
-    _post_endpoint("/accounts/{account}/withdrawals", "bank.withdraw"),
-    _post_endpoint("/accounts/{account}/adjustments", "bank.adjust"),
-    _post_endpoint("/refunds", "bank.refund"),
-    _post_endpoint("/allowances", "bank.allow"),
-    _post_endpoint("/transfers", "bank.transfer"),
-    _get_endpoint("/balances", "bank.balance", "Show what is left in all accounts."),
-    _get_endpoint("/holds", "bank.holds", "List what is held for jobs."),
-    _get_endpoint("/usage", "bank.usage", "Show who spent what."),
-    _get_endpoint(
-        "/users/{user}/accounts",
-        "bank.user_show",
-        "List a user's accounts.",
-        parts={"user": "users"},
-    ),
-    _get_endpoint("/rates", "bank.rate_show"),
-    _post_endpoint("/rates", "bank.rate_create"),
-    _post_endpoint("/quotes", "bank.quote", "Say what a job would cost."),
-)
-"""Endpoints for bank accounts, money and rates."""
-
-_CLUSTER: Final = (
-    _get_endpoint("/nodes", "history.nodes", "List nodes, as they are or were."),
-    _get_endpoint(
-        "/nodes/{node}",
-        "history.nodes",
-        "Show a node, or those of a list.",
-        parts={"node": "nodes"},
-    ),
-    _get_endpoint("/nodes/{node}/history", "history.node"),
-    _get_endpoint("/partitions", "history.partitions"),
-    _get_endpoint("/reservations", "history.reservations"),
-    _get_endpoint("/nodes/{node}/jobs", "history.node_jobs", "List what ran on a node."),
-    _get_endpoint("/events", "history.events", "Show what happened.", cursor=("before", "older")),
-    _get_endpoint("/actions", "automation.list", "List what can be done to a cluster."),
-    _get_endpoint("/actions/{action}", "automation.help", "Show what an action takes."),
-    _post_endpoint("/actions/{action}", "automation.run", "Have an action done."),
-    _get_endpoint("/audit", "automation.audit"),
-    _get_endpoint("/rules", "rules.list"),
-    _get_endpoint("/rules/executions", "rules.history", "Show what rules did."),
-    _post_endpoint("/rules/{rule}/enable", "rules.enable"),
-    _post_endpoint("/rules/{rule}/disable", "rules.disable"),
-)
-"""Endpoints for nodes, events and operations."""
-
-_REPORTS: Final = tuple(
-    _get_endpoint(f"/reports/{action.partition('.')[2]}", action)
-    for action in ACTIONS
-    if action.startswith("reports.")
-)
-"""One endpoint for each report."""
-
-_STEWARD: Final = (
-    _get_endpoint("/me", "credentials.me"),
-    _get_endpoint("/tokens", "credentials.token_list"),
-    _post_endpoint("/tokens", "credentials.token_create", status=201),
-    Endpoint(
-        method="DELETE",
-        path="/tokens/{token}",
-        action="credentials.token_revoke",
-        help="Take a token back.",
-        parts={"token": "numbers"},
-    ),
-    _get_endpoint("/status", "status.show"),
-    _get_endpoint("/doctor", "doctor.run"),
-    _get_endpoint("/gaps", "accounting.gaps"),
-)
-"""Endpoints for Steward itself: user, tokens and status."""
-
-_WEB_ONLY_ACTIONS: Final = frozenset(
-    f"credentials.{verb}" for verb in ("open", "vouch", "peek", "close", "settings")
-)
-"""Actions reserved for the ``steward web`` process itself."""
-
 ASK_PATH: Final = "/ask/"
 """Path below which every action is callable by name."""
-ENDPOINTS: Final[tuple[Endpoint, ...]] = (*_JOBS, *_BANK, *_CLUSTER, *_REPORTS, *_STEWARD)
+ENDPOINTS: Final = tuple(
+    Endpoint(action=action.name, **msgspec.structs.asdict(route))
+    for action in ACTIONS.values()
+    for route in action.routes
+)
 """All endpoints except those below /ask/."""
-
 ACTION_ENDPOINTS: Final = tuple(
-    _post_endpoint(f"{ASK_PATH}{name}", name)
-    for name in sorted(ACTIONS)
-    if name not in _WEB_ONLY_ACTIONS
+    Endpoint(method="POST", path=f"{ASK_PATH}{name}", action=name)
+    for name, action in ACTIONS.items()
+    if not action.for_web
 )
 """Every action by its name, below /ask/."""
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from steward import __version__
-from steward.core.access import SCOPES, find_scope
+from steward.core.access import SCOPES
 from steward.core.actions import MAX_INTEGER, MIN_INTEGER
 from steward.daemon.idempotency import LONGEST_KEY
 from steward.web.api.endpoints import (
@@ -111,7 +111,7 @@ def _list_types(endpoints: Iterable[Endpoint]) -> Iterator[Any]:
 def _describe_operation(endpoint: Endpoint, schema_of: dict[Any, Any]) -> dict[str, Any]:
     """Describe an endpoint as an OpenAPI operation."""
     action, is_read = endpoint.definition, endpoint.method == "GET"
-    scope = find_scope(endpoint.action)
+    scope = action.scope
     fields = {field.name: field for field in msgspec.structs.fields(action.request)}
     descriptions = _read_field_docs(action.request)
     parameters: list[dict[str, Any]] = []
@@ -147,7 +147,8 @@ def _describe_operation(endpoint: Endpoint, schema_of: dict[Any, Any]) -> dict[s
     operation = {
         "operationId": endpoint.id,
         "summary": endpoint.help or action.help,
-        "description": f"Action `{action.name}`; takes the scope `{scope}`: {SCOPES[scope]}.",
+        "description": f"Action `{action.name}`; "
+        + (f"takes the scope `{scope}`: {SCOPES[scope]}." if scope != "any" else "any token."),
         "tags": [endpoint.path.split("/")[1]],
         "parameters": parameters,
         "responses": responses,

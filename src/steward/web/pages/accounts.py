@@ -212,8 +212,7 @@ async def limit(
         change_request = AccountUserRequest(
             account=name,
             user=user,
-            limit=money.parse_money(limit_text) if limit_text else None,
-            is_limited=True,
+            limit=money.parse_money(limit_text) if limit_text else "none",
             reason=str(form.get("reason", "")),
         )
         account_reply: AccountReply = await auth.call_action(

@@ -10,7 +10,7 @@ import msgspec
 from steward.accounting.context import AccountingContext
 from steward.accounting.errors import AccountingUsage
 from steward.core.access import Caller
-from steward.core.actions import Action
+from steward.core.actions import action
 from steward.core.errors import PermissionRefused, StewardError
 from steward.core.events import ACCOUNTING_EXPIRE, Event
 from steward.core.sqlite import SqliteUnavailable
@@ -115,6 +115,13 @@ class ExpireAnswer(msgspec.Struct, frozen=True, kw_only=True):
     jobs: int = 0
 
 
+@action(
+    "accounting.dump",
+    scope="admin",
+    role="operator",
+    only_reads=True,
+    help="Write the job log out, record by record.",
+)
 def dump_log(
     context: AccountingContext, asker: Caller, request: DumpRequest
 ) -> Iterator[DumpChunk | DumpAnswer]:
@@ -161,6 +168,13 @@ def _build_chunk(lines: list[bytes]) -> DumpChunk:
     return DumpChunk(b"".join(lines).decode("utf-8", "replace"))
 
 
+@action(
+    "accounting.expire",
+    scope="admin",
+    role="operator",
+    writes=True,
+    help="Forget the books of old jobs.",
+)
 def expire_books(context: AccountingContext, asker: Caller, request: ExpireRequest) -> ExpireAnswer:
     """Order the removal of old accounting data, or list it; operators only."""
     _require_operator(context, asker, "have books forgotten")
@@ -234,26 +248,3 @@ def _require_operator(context: AccountingContext, asker: Caller, task: str) -> N
     """Raise LogOperatorsOnly unless the caller is an operator."""
     if not context.is_operator(asker):
         raise LogOperatorsOnly(f"only operators may {task}", asker)
-
-
-DUMP: Final = Action(
-    name="accounting.dump",
-    help="Write the job log out, record by record.",
-    request=DumpRequest,
-    answer=DumpAnswer,
-    run=dump_log,
-    stream=True,
-    items=(DumpChunk,),
-    only_reads=True,
-    role="operator",
-)
-
-EXPIRE: Final = Action(
-    name="accounting.expire",
-    help="Forget the books of old jobs.",
-    request=ExpireRequest,
-    answer=ExpireAnswer,
-    run=expire_books,
-    writes=True,
-    role="operator",
-)

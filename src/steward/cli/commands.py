@@ -1,0 +1,216 @@
+"""Commands derived from actions: options from the request's fields, output from the reply's layout.
+
+:func:`make_command` makes the command of an action. :func:`prints` marks a function that prints the
+replies of actions whose output is more than a table and notes; ``make index`` records where it is.
+"""
+
+import importlib
+import inspect
+import re
+import types
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
+
+import msgspec
+import typer
+
+from steward.bank.money import parse_money
+from steward.cli import options, output
+from steward.cli.groups import CONTEXT
+from steward.client.calls import stream_action
+from steward.core.actions import Action, Answer, Input
+from steward.core.errors import StewardError
+from steward.daemon.action_index import ACTION_INDEX
+from steward.daemon.registry import get_action
+
+Printer = Callable[[Any, output.Style], None]
+"""Function that prints a reply unless JSON was asked for: reply and style. Of a stream it gets the
+iterator of items and answer, whatever was asked for.
+"""
+PrinterFunction = TypeVar("PrinterFunction", bound=Printer)
+
+PRINTERS: Final[dict[str, Printer]] = {}
+"""Printers of the imported modules, by the name of the action."""
+
+_SECTIONS = re.compile(r"\n\n(?:Args|Raises|Returns|Yields):\n")
+"""Start of the sections of a docstring that are not for people who type commands."""
+
+
+def prints(*names: str) -> Callable[[PrinterFunction], PrinterFunction]:
+    """Return a decorator that marks the printer of these actions' replies."""
+
+    def register(function: PrinterFunction) -> PrinterFunction:
+        PRINTERS.update(dict.fromkeys(names, function))
+        return function
+
+    return register
+
+
+class _Parameter(NamedTuple):
+    """A request field that its command's line, or the client, gives.
+
+    Attributes:
+        name: Name of the field.
+        type: Its type, without annotation and None.
+        meta: Its annotation.
+        given: How people give it.
+        required: Whether they must.
+        texts: Texts that stand for a value of another type, such as ``none`` for no limit.
+    """
+
+    name: str
+    type: Any
+    meta: msgspec.Meta
+    given: Input
+    required: bool
+    texts: tuple[str, ...] = ()
+
+    @property
+    def is_list(self) -> bool:
+        """Whether it holds several values."""
+        return get_origin(self.type) is tuple
+
+    @property
+    def is_typed(self) -> bool:
+        """Whether people may type it."""
+        return bool(self.given.words or self.given.metavar)
+
+    def parse(self, value: Any) -> Any:
+        """Convert what was typed to the field's value."""
+        if value is None:
+            return (
+                output.find_requested_zone() if self.given.source == "zone" else options.make_key()
+            )
+        if self.is_list:
+            return options.split_lists(value)
+        return (
+            parse_money(value) if self.given.unit == "money" and value not in self.texts else value
+        )
+
+    def make_option(self) -> inspect.Parameter:
+        """Return the parameter in Typer's notation."""
+        given = self.given
+        details: dict[str, Any] = {"metavar": given.metavar or None, "show_default": False}
+        details["help"] = (self.meta.description or "").removesuffix(" In micro-SU.")
+        value_type = list[str] if self.is_list else self.type
+        if given.unit == "money":
+            value_type = str
+        elif self.type is int:
+            details["min"] = self.meta.ge
+            details["max"] = options.LARGEST_NUMBER if self.meta.le is None else self.meta.le
+        if value_type in (str, list[str]) and not given.allows_empty:
+            details["callback"] = options.reject_empty
+        words = given.words
+        about = typer.Option(*words, **details) if words else typer.Argument(**details)
+        return inspect.Parameter(
+            self.name,
+            inspect.Parameter.POSITIONAL_OR_KEYWORD,
+            default=inspect.Parameter.empty if self.required else None,
+            annotation=Annotated[value_type if self.required else value_type | None, about],
+        )
+
+
+def _list_parameters(action: Action) -> list[_Parameter]:
+    """Return the fields of an action's request that people or the client give."""
+    parameters = []
+    for field in msgspec.structs.fields(action.request):
+        field_type, texts, meta = _strip_annotation(field.type)
+        given = (meta.extra or {}).get("input") if meta is not None else None
+        if given is not None:
+            parameters.append(
+                _Parameter(field.name, field_type, meta, given, field.required, texts)
+            )
+    return parameters
+
+
+def _strip_annotation(field_type: Any) -> tuple[Any, tuple[str, ...], Any]:
+    """Return a field's type, texts that it allows as well, and its annotation or None."""
+    texts: tuple[str, ...] = ()
+    meta = None
+    if get_origin(field_type) is Annotated:
+        field_type, meta, *_ = get_args(field_type)
+    if get_origin(field_type) in (Union, types.UnionType):
+        field_type, *others = (part for part in get_args(field_type) if part is not types.NoneType)
+        texts = tuple(text for other in others for text in get_args(other))
+    if get_origin(field_type) is Literal:
+        field_type = Literal[tuple(filter(None, get_args(field_type)))]
+    return field_type, texts, meta
+
+
+def make_command(name: str) -> typer.Typer:
+    """Return a Typer application that is the command of an action."""
+    action = get_action(name)
+    parameters = _list_parameters(action)
+
+    def command(call: options.CommandCall, /, **values: Any) -> None:
+        fields = {
+            parameter.name: parameter.parse(values.get(parameter.name))
+            for parameter in parameters
+            if parameter.given.source or values.get(parameter.name) is not None
+        }
+        _print(action, stream_action(call.place, action, action.request(**fields)), call.style)
+
+    first = inspect.Parameter("call", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    typed = [parameter.make_option() for parameter in parameters if parameter.is_typed]
+    typed.sort(key=lambda parameter: parameter.default is None)
+    command.__signature__ = inspect.Signature([first, *typed])  # type: ignore[attr-defined] # inspect's own
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in typed}
+    command.__doc__ = describe_action(action)
+    with_call = options.with_table_call if action.rows else options.with_json_call
+    # A negative amount looks like an option.
+    negative = any(
+        parameter.given.unit == "money" and not parameter.given.words and parameter.meta.ge is None
+        for parameter in parameters
+    )
+    app = typer.Typer(add_completion=False)
+    context_settings = {**CONTEXT, "ignore_unknown_options": negative}
+    app.command(action.command.split()[-1], context_settings=context_settings)(with_call(command))
+    return app
+
+
+def describe_action(action: Action) -> str:
+    """Return the help of an action's command: its line, and the rest of the docstring's text."""
+    text = _SECTIONS.split(inspect.getdoc(action.run) or "", maxsplit=1)[0]
+    return "\n\n".join([action.help, *text.split("\n\n")[1:]])
+
+
+def _print(action: Action, items: Iterator[Any], style: output.Style) -> None:
+    """Print the reply of an action, or the items of its stream."""
+    module = ACTION_INDEX[action.name].printer
+    if module:
+        importlib.import_module(module)
+    printer = PRINTERS.get(action.name)
+    if action.stream:
+        if printer is None:
+            raise StewardError(f"nothing prints the stream of {action.name}", action.name)
+        printer(items, style)
+        return
+    (reply,) = items
+    if style.json:
+        output.print_json(reply)
+    elif printer is not None:
+        printer(reply, style)
+    else:
+        print_reply(reply, style, action.rows)
+    if isinstance(reply, Answer) and reply.exit_code:
+        raise typer.Exit(reply.exit_code)
+
+
+def print_reply(reply: Any, style: output.Style, rows: str) -> None:
+    """Print the rows of a reply as a table, then its notes and warnings.
+
+    Args:
+        reply: The reply.
+        style: Output style.
+        rows: Name of the field that holds the rows; "" if there are none.
+    """
+    if rows:
+        output.print_table(reply.get_layout(rows), getattr(reply, rows), style, reply)
+    if style.csv or style.parsable:
+        return
+    for line in reply.list_lines():
+        print(output.escape_unprintable(line))
+    for note in reply.list_notes():
+        output.print_note(note)
+    for warning in reply.list_warnings():
+        output.print_warning(warning)

@@ -1,0 +1,376 @@
+"""Index of actions: where each is declared, and its command.
+
+Help pages are printed from it, and only the module of the action that is called is imported.
+
+``make index`` writes this file from the declarations; do not edit it.
+"""
+
+from typing import Final, NamedTuple
+
+
+class IndexEntry(NamedTuple):
+    """One action.
+
+    Attributes:
+        module: Module that declares it.
+        command: Words of its command; "" if it has none or one written by hand.
+        role: Audience of the command.
+        help: One line for people.
+        printer: Module of the command line that prints its reply; "" for a table.
+    """
+
+    module: str
+    command: str
+    role: str
+    help: str
+    printer: str = ""
+
+
+ACTION_INDEX: Final[dict[str, IndexEntry]] = {
+    "accounting.dump": IndexEntry(
+        "steward.extensions.jobacct_plugins.log.actions",
+        "",
+        "operator",
+        "Write the job log out, record by record.",
+    ),
+    "accounting.expire": IndexEntry(
+        "steward.extensions.jobacct_plugins.log.actions",
+        "",
+        "operator",
+        "Forget the books of old jobs.",
+    ),
+    "accounting.gaps": IndexEntry(
+        "steward.accounting.gaps", "", "operator", "Tell what is missing or doubtful in the books."
+    ),
+    "accounting.job": IndexEntry(
+        "steward.accounting.job_page.page",
+        "",
+        "everyone",
+        "Show what a job was, what it used, and how well.",
+    ),
+    "accounting.job_states": IndexEntry(
+        "steward.accounting.job_list", "", "everyone", "Count jobs by state."
+    ),
+    "accounting.jobs": IndexEntry(
+        "steward.accounting.job_list",
+        "",
+        "everyone",
+        "List jobs with what they were given and used.",
+    ),
+    "accounting.plugins": IndexEntry(
+        "steward.extensions.jobacct_plugins.actions",
+        "",
+        "operator",
+        "Show the accounting plugins and what went wrong in them.",
+    ),
+    "accounting.sacct": IndexEntry(
+        "steward.accounting.sacct.output",
+        "",
+        "everyone",
+        "List jobs and steps with what they used, as text.",
+    ),
+    "archive.diff": IndexEntry(
+        "steward.archive.lookup", "", "everyone", "Compare the scripts of two jobs."
+    ),
+    "archive.env": IndexEntry(
+        "steward.archive.lookup", "", "everyone", "Show the environment a job was submitted with."
+    ),
+    "archive.export": IndexEntry(
+        "steward.archive.export", "", "everyone", "Give out the scripts of jobs as files."
+    ),
+    "archive.list": IndexEntry(
+        "steward.archive.lookup", "", "everyone", "List jobs, newest first."
+    ),
+    "archive.purge": IndexEntry(
+        "steward.archive.maintenance", "", "operator", "Remove scripts for good, everywhere."
+    ),
+    "archive.reindex": IndexEntry(
+        "steward.archive.maintenance", "", "administrator", "Rebuild the catalogue from the files."
+    ),
+    "archive.resend": IndexEntry(
+        "steward.archive.maintenance", "", "operator", "Have a sink archive scripts again."
+    ),
+    "archive.search": IndexEntry(
+        "steward.archive.lookup", "", "everyone", "Find scripts by what is in them."
+    ),
+    "archive.secrets": IndexEntry(
+        "steward.archive.export", "", "everyone", "List scripts that look to hold a secret."
+    ),
+    "archive.show": IndexEntry(
+        "steward.archive.lookup", "", "everyone", "Show a job and the script it ran."
+    ),
+    "archive.sinks": IndexEntry(
+        "steward.archive.maintenance", "", "operator", "Show how each sink stands."
+    ),
+    "archive.verify": IndexEntry(
+        "steward.archive.maintenance", "", "operator", "Recompute every checksum."
+    ),
+    "automation.audit": IndexEntry(
+        "steward.automation.actions", "", "everyone", "Show what was done, and by whom."
+    ),
+    "automation.help": IndexEntry(
+        "steward.automation.actions", "", "everyone", "Say what an action takes."
+    ),
+    "automation.list": IndexEntry(
+        "steward.automation.actions", "", "everyone", "List what can be done."
+    ),
+    "automation.run": IndexEntry(
+        "steward.automation.actions", "", "everyone", "Do something to a cluster."
+    ),
+    "bank.account_change": IndexEntry(
+        "steward.bank.actions.accounts", "bank account change", "operator", "Change an account."
+    ),
+    "bank.account_create": IndexEntry(
+        "steward.bank.actions.accounts", "bank account create", "operator", "Create an account."
+    ),
+    "bank.account_show": IndexEntry(
+        "steward.bank.actions.accounts", "bank account show", "everyone", "Show accounts."
+    ),
+    "bank.adjust": IndexEntry(
+        "steward.bank.actions.money", "", "operator", "Correct what an account has, by hand."
+    ),
+    "bank.allocation_change": IndexEntry(
+        "steward.bank.actions.accounts",
+        "bank allocation change",
+        "operator",
+        "Change an allocation's time.",
+    ),
+    "bank.allocation_create": IndexEntry(
+        "steward.bank.actions.accounts",
+        "bank allocation create",
+        "operator",
+        "Give an account money for a time.",
+    ),
+    "bank.allocation_show": IndexEntry(
+        "steward.bank.actions.accounts", "bank allocation show", "everyone", "Show allocations."
+    ),
+    "bank.allow": IndexEntry(
+        "steward.bank.actions.jobs", "", "operator", "Let one job pass whatever its account has."
+    ),
+    "bank.backfill": IndexEntry(
+        "steward.bank.actions.maintenance",
+        "",
+        "operator",
+        "Charge what ran before there was a bank.",
+    ),
+    "bank.balance": IndexEntry(
+        "steward.bank.actions.reports", "", "everyone", "Show what accounts have."
+    ),
+    "bank.charged": IndexEntry(
+        "steward.bank.actions.jobs", "", "everyone", "Say what jobs were charged, each altogether."
+    ),
+    "bank.check": IndexEntry(
+        "steward.bank.actions.maintenance", "", "operator", "Prove the ledger."
+    ),
+    "bank.course": IndexEntry(
+        "steward.bank.actions.reports",
+        "",
+        "everyone",
+        "Show how an account's money went, day by day.",
+    ),
+    "bank.deposit": IndexEntry(
+        "steward.bank.actions.money", "", "operator", "Give an account new money."
+    ),
+    "bank.enforce": IndexEntry(
+        "steward.bank.actions.rates", "", "operator", "Set how much the bank enforces."
+    ),
+    "bank.explain": IndexEntry(
+        "steward.bank.actions.jobs", "", "everyone", "Say what a job was charged, and why."
+    ),
+    "bank.holds": IndexEntry(
+        "steward.bank.actions.reports", "", "everyone", "Show what money is spoken for."
+    ),
+    "bank.import": IndexEntry(
+        "steward.bank.actions.maintenance",
+        "",
+        "administrator",
+        "Bring in accounts, users, money and prices.",
+    ),
+    "bank.notices": IndexEntry(
+        "steward.bank.actions.maintenance",
+        "",
+        "operator",
+        "List what waits to be told to people and servers.",
+    ),
+    "bank.notices_retry": IndexEntry(
+        "steward.bank.actions.maintenance", "", "operator", "Have what was set aside told again."
+    ),
+    "bank.quote": IndexEntry(
+        "steward.bank.actions.quotes", "", "everyone", "Say what a job may cost."
+    ),
+    "bank.rate_create": IndexEntry(
+        "steward.bank.actions.rates", "", "operator", "Say what jobs cost from a time on."
+    ),
+    "bank.rate_show": IndexEntry(
+        "steward.bank.actions.rates", "", "everyone", "Show what jobs cost."
+    ),
+    "bank.reconcile": IndexEntry(
+        "steward.bank.actions.maintenance",
+        "",
+        "operator",
+        "Compare what was charged with Slurm's records.",
+    ),
+    "bank.refund": IndexEntry(
+        "steward.bank.actions.money", "", "operator", "Give back what was charged."
+    ),
+    "bank.standing": IndexEntry(
+        "steward.bank.actions.status", "", "operator", "How ledger, gate and comparisons stand."
+    ),
+    "bank.statement": IndexEntry(
+        "steward.bank.actions.reports", "", "everyone", "Show what happened to an account's money."
+    ),
+    "bank.transfer": IndexEntry(
+        "steward.bank.actions.money", "", "operator", "Give money of one account to another."
+    ),
+    "bank.usage": IndexEntry(
+        "steward.bank.actions.reports", "", "everyone", "Sum up what was used."
+    ),
+    "bank.user_change": IndexEntry(
+        "steward.bank.actions.accounts",
+        "bank user change",
+        "everyone",
+        "Set what a user may spend.",
+    ),
+    "bank.user_create": IndexEntry(
+        "steward.bank.actions.accounts",
+        "bank user create",
+        "everyone",
+        "Put a user into an account.",
+    ),
+    "bank.user_show": IndexEntry(
+        "steward.bank.actions.accounts",
+        "bank user show",
+        "everyone",
+        "Show who is in which account.",
+    ),
+    "bank.withdraw": IndexEntry(
+        "steward.bank.actions.money", "", "operator", "Take money away from an account."
+    ),
+    "bank.would_refuse": IndexEntry(
+        "steward.bank.actions.rates", "", "operator", "List what the gate would have refused."
+    ),
+    "credentials.close": IndexEntry(
+        "steward.admin.credentials.actions", "", "administrator", "End a browser's session."
+    ),
+    "credentials.login": IndexEntry(
+        "steward.admin.credentials.actions", "", "everyone", "Make a link that opens the pages."
+    ),
+    "credentials.me": IndexEntry(
+        "steward.admin.credentials.actions", "", "everyone", "Say who asks, and what they are."
+    ),
+    "credentials.open": IndexEntry(
+        "steward.admin.credentials.actions", "", "administrator", "Open a browser's session."
+    ),
+    "credentials.peek": IndexEntry(
+        "steward.admin.credentials.actions", "", "administrator", "Say for whom a link is."
+    ),
+    "credentials.settings": IndexEntry(
+        "steward.admin.credentials.actions",
+        "",
+        "administrator",
+        "Tell the pages' process its settings.",
+    ),
+    "credentials.token_create": IndexEntry(
+        "steward.admin.credentials.actions", "", "everyone", "Make a token for a program."
+    ),
+    "credentials.token_list": IndexEntry(
+        "steward.admin.credentials.actions", "", "everyone", "List tokens."
+    ),
+    "credentials.token_revoke": IndexEntry(
+        "steward.admin.credentials.actions", "", "everyone", "Take tokens back."
+    ),
+    "credentials.vouch": IndexEntry(
+        "steward.admin.credentials.actions",
+        "",
+        "administrator",
+        "Know somebody by MUNGE, for one request.",
+    ),
+    "doctor.run": IndexEntry(
+        "steward.admin.doctor.actions", "", "operator", "Look whether all is as it must be."
+    ),
+    "events.list": IndexEntry("steward.reports.events", "", "everyone", "What happened."),
+    "history.events": IndexEntry(
+        "steward.reports.history.actions", "", "everyone", "What happened, newest first."
+    ),
+    "history.job_events": IndexEntry(
+        "steward.reports.history.actions",
+        "",
+        "everyone",
+        "What happened to a job's nodes while it ran.",
+    ),
+    "history.node": IndexEntry(
+        "steward.reports.history.actions", "", "everyone", "What became of one node."
+    ),
+    "history.node_counts": IndexEntry(
+        "steward.reports.history.actions", "", "everyone", "How many nodes are in which state."
+    ),
+    "history.node_jobs": IndexEntry(
+        "steward.reports.history.actions", "", "everyone", "Which jobs ran on a node."
+    ),
+    "history.nodes": IndexEntry(
+        "steward.reports.history.actions", "", "everyone", "How nodes are, or were at a time."
+    ),
+    "history.partitions": IndexEntry(
+        "steward.reports.history.actions", "", "everyone", "Which partitions there are."
+    ),
+    "history.reservations": IndexEntry(
+        "steward.reports.history.actions", "", "everyone", "Which reservations there are."
+    ),
+    "journal.dead": IndexEntry("steward.admin.journal", "", "operator", "What was set aside."),
+    "journal.forget": IndexEntry("steward.admin.journal", "", "operator", "Drop a consumer."),
+    "journal.list": IndexEntry("steward.admin.journal", "", "operator", "What is in the journal."),
+    "journal.replay": IndexEntry(
+        "steward.admin.journal", "", "operator", "Try again what was set aside."
+    ),
+    "journal.status": IndexEntry(
+        "steward.admin.journal", "", "operator", "How journal and consumers stand."
+    ),
+    "reports.accounts": IndexEntry(
+        "steward.reports.actions", "", "everyone", "Who used what, by account and user."
+    ),
+    "reports.cluster": IndexEntry(
+        "steward.reports.actions", "", "everyone", "What a cluster's CPUs and GPUs did."
+    ),
+    "reports.jobs": IndexEntry(
+        "steward.reports.actions",
+        "",
+        "everyone",
+        "How many jobs there were, by account, size and state.",
+    ),
+    "reports.partitions": IndexEntry(
+        "steward.reports.actions",
+        "",
+        "everyone",
+        "What was used of partitions, and how long jobs waited.",
+    ),
+    "reports.users": IndexEntry("steward.reports.actions", "", "everyone", "Who used most."),
+    "reports.waits": IndexEntry("steward.reports.actions", "", "everyone", "How long jobs waited."),
+    "reports.waste": IndexEntry(
+        "steward.reports.actions", "", "everyone", "What was asked for and not used."
+    ),
+    "rules.check": IndexEntry(
+        "steward.automation.rules.actions",
+        "",
+        "operator",
+        "Say whether the rules' files are right.",
+    ),
+    "rules.disable": IndexEntry(
+        "steward.automation.rules.actions", "", "administrator", "Switch a rule off."
+    ),
+    "rules.enable": IndexEntry(
+        "steward.automation.rules.actions", "", "administrator", "Switch a rule on."
+    ),
+    "rules.history": IndexEntry(
+        "steward.automation.rules.actions", "", "operator", "Show what rules did."
+    ),
+    "rules.list": IndexEntry("steward.automation.rules.actions", "", "operator", "List the rules."),
+    "rules.test": IndexEntry(
+        "steward.automation.rules.actions", "", "operator", "Say what rules would make of an event."
+    ),
+    "status.metrics": IndexEntry(
+        "steward.admin.status.metrics", "", "operator", "Figures for Prometheus."
+    ),
+    "status.show": IndexEntry(
+        "steward.admin.status.summary", "", "operator", "How Steward itself stands."
+    ),
+}
