@@ -8,16 +8,18 @@ a command to the journal's writer, so they need the running daemon.
 import difflib
 from collections.abc import Iterable
 from datetime import UTC, datetime
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 
 from steward.core.access import Access, Caller
-from steward.core.actions import action
+from steward.core.actions import Answer, Request, action, argument, option
 from steward.core.errors import PermissionRefused, UsageError
 from steward.core.events import BODIES, Event
+from steward.core.journal import refill_command
 from steward.core.journal.client import JournalLink
 from steward.core.journal.reader import ConsumerStatus, DeadLetter, JournalReader
+from steward.core.layouts import Column, Layout
 from steward.core.waits import Stop
 from steward.reports.events import EventItem, make_event_item
 
@@ -79,21 +81,33 @@ class JournalContext:
             link.close()
 
 
-class _Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base class of journal requests."""
+def _to_moment(at_s: int) -> datetime | None:
+    """Return the time of a second since 1970; None for 0."""
+    return datetime.fromtimestamp(at_s, UTC) if at_s else None
 
 
-class _Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """Base class of journal answers; ``version`` is that of the type."""
+def _describe_consumer(consumer: ConsumerStatus) -> str:
+    """Describe a consumer: events missed while detached, with the command to refill."""
+    if not consumer.missed:
+        return consumer.detail
+    command = refill_command(consumer.name, consumer.missed_from)
+    events = "1 event" if consumer.missed == 1 else f"{consumer.missed} events"
+    return f"missed {events} while detached: {command}; {consumer.detail}"
 
-    version: int = 1
+
+ConsumerName = Annotated[
+    str, argument("Consumer, as 'steward journal status' names it, or a sink's name.", "CONSUMER")
+]
 
 
-class StatusRequest(_Request, frozen=True, kw_only=True):
+EventPosition = Annotated[int, argument("Position of one event; all if not given.", "ID", ge=1)]
+
+
+class StatusRequest(Request, frozen=True, kw_only=True):
     """journal.status: status of the journal and its consumers."""
 
 
-class StatusAnswer(_Answer, frozen=True, kw_only=True):
+class StatusAnswer(Answer, frozen=True, kw_only=True):
     """Status of the journal and its consumers.
 
     Attributes:
@@ -107,34 +121,59 @@ class StatusAnswer(_Answer, frozen=True, kw_only=True):
     oldest: int
     events: int
     consumers: tuple[ConsumerStatus, ...] = ()
+    layout: ClassVar[Layout] = (
+        Column("Consumer", "name"),
+        Column("Position", "position", "count", show="requested"),
+        Column("Behind", "behind", "count"),
+        Column("SetAside", "dead", "count"),
+        Column("State", lambda row, _: "detached" if row.detached else row.state),
+        Column("Since", lambda row, _: _to_moment(row.since), "time"),
+        Column("Detail", lambda row, _: _describe_consumer(row)),
+        Column("Rate", lambda row, _: f"{row.rate:.1f}", show="requested", right=True),
+        Column("LastError", "error", show="requested"),
+        Column("ErrorAt", lambda row, _: _to_moment(row.error_at), "time", show="requested"),
+    )
 
 
-class ListRequest(_Request, frozen=True, kw_only=True):
-    """journal.list: list events.
+class ListRequest(Request, frozen=True, kw_only=True):
+    """journal.list: list events."""
 
-    Attributes:
-        kinds: Only these kinds; all if empty.
-        clusters: Only of these clusters; all if empty.
-        after: Only events after this position; 0 for the newest ones.
-        limit: Most events to return.
-    """
+    kinds: Annotated[
+        tuple[str, ...], option("Only these kinds of events.", "--kind", "-k", metavar="KIND,…")
+    ] = ()
+    clusters: Annotated[
+        tuple[str, ...],
+        option("Only events of these clusters.", "--clusters", "-M", metavar="NAME,…"),
+    ] = ()
+    after: Annotated[
+        int,
+        option("Only events after this position, not the newest.", "--after", metavar="ID", ge=0),
+    ] = 0
+    limit: Annotated[
+        int, option("Most events to list; 50 if not given.", "--limit", "-L", ge=1)
+    ] = 50
 
-    kinds: tuple[str, ...] = ()
-    clusters: tuple[str, ...] = ()
-    after: int = 0
-    limit: int = 50
 
-
-class ListAnswer(_Answer, frozen=True, kw_only=True):
+class ListAnswer(Answer, frozen=True, kw_only=True):
     """Events, oldest first."""
 
     events: tuple[EventItem, ...]
+    layout: ClassVar[Layout] = (
+        Column("ID", "id", "count"),
+        Column("Seen", "seen_at", "time"),
+        Column("Kind", "kind"),
+        Column("Cluster", "cluster"),
+        Column("Source", "source"),
+        Column("Key", "key"),
+    )
 
 
-class DeadRequest(_Request, frozen=True, kw_only=True):
-    """journal.dead: dead letters of one consumer (or sink), or all for ""."""
+class DeadRequest(Request, frozen=True, kw_only=True):
+    """journal.dead: dead letters of one consumer, or of all."""
 
-    consumer: str = ""
+    consumer: Annotated[
+        str, argument("Only those of this consumer or sink; all if not given.", "CONSUMER")
+    ] = ""
 
 
 class DeadLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -161,49 +200,71 @@ class DeadLine(msgspec.Struct, frozen=True, kw_only=True):
     replay: bool
 
 
-class DeadAnswer(_Answer, frozen=True, kw_only=True):
+class DeadAnswer(Answer, frozen=True, kw_only=True):
     """Dead letters."""
 
     letters: tuple[DeadLine, ...]
+    layout: ClassVar[Layout] = (
+        Column("Consumer", "consumer"),
+        Column("ID", "id", "count"),
+        Column("Kind", "kind"),
+        Column("Cluster", "cluster", show="requested"),
+        Column("Key", "key"),
+        Column("Since", "since", "time"),
+        Column("Error", "error"),
+    )
+
+    def list_notes(self) -> Iterable[str]:
+        """Return how to retry the dead letters, or that there are none."""
+        if self.letters:
+            return ("'steward journal replay CONSUMER' has them tried again.",)
+        return ("Nothing was set aside.",)
 
 
-class ReplayRequest(_Request, frozen=True, kw_only=True):
-    """journal.replay: retry a consumer's dead letters.
+class ReplayRequest(Request, frozen=True, kw_only=True):
+    """journal.replay: retry a consumer's dead letters."""
 
-    Attributes:
-        consumer: Name of the consumer, or of a sink.
-        id: Position of one event; None for all.
-    """
-
-    consumer: str
-    id: int | None = None
+    consumer: ConsumerName
+    id: EventPosition | None = None
 
 
-class ReplayAnswer(_Answer, frozen=True, kw_only=True):
+class ReplayAnswer(Answer, frozen=True, kw_only=True):
     """Number of dead letters that will be retried."""
 
     events: int
 
+    def list_lines(self) -> Iterable[str]:
+        """Return how many will be retried."""
+        return (
+            f"{'1 event' if self.events == 1 else f'{self.events} events'} will be tried again.",
+        )
 
-class ForgetRequest(_Request, frozen=True, kw_only=True):
+
+class ForgetRequest(Request, frozen=True, kw_only=True):
     """journal.forget: stop waiting for this consumer or sink, and delete its dead letters."""
 
-    consumer: str
+    consumer: ConsumerName
 
 
-class ForgetAnswer(_Answer, frozen=True, kw_only=True):
+class ForgetAnswer(Answer, frozen=True, kw_only=True):
     """Name of the consumer that the journal no longer waits for."""
 
     consumer: str
+
+    def list_notes(self) -> Iterable[str]:
+        """Return that the journal no longer waits for the consumer."""
+        return (f"The journal waits for {self.consumer} no more.",)
 
 
 @action(
     "journal.status",
     scope="admin",
     role="operator",
-    help="How journal and consumers stand.",
+    command="journal status",
+    rows="consumers",
 )
 def _show_status(context: JournalContext, caller: Caller, _request: StatusRequest) -> StatusAnswer:
+    """Show how the journal and its consumers stand."""
     context.require_operator(caller)
     reader = context.open_reader()
     try:
@@ -221,10 +282,11 @@ def _show_status(context: JournalContext, caller: Caller, _request: StatusReques
     "journal.list",
     scope="admin",
     role="operator",
-    help="What is in the journal.",
+    command="journal list",
+    rows="events",
 )
 def _list_events(context: JournalContext, caller: Caller, request: ListRequest) -> ListAnswer:
-    """List events by kind and cluster."""
+    """List events, the newest last."""
     context.require_operator(caller)
     unknown = set(request.kinds) - set(BODIES)
     if unknown:
@@ -267,10 +329,11 @@ def _read_events(reader: JournalReader, request: ListRequest, limit: int) -> lis
     "journal.dead",
     scope="admin",
     role="operator",
-    help="What was set aside.",
+    command="journal dead",
+    rows="letters",
 )
 def _list_dead_letters(context: JournalContext, caller: Caller, request: DeadRequest) -> DeadAnswer:
-    """List dead letters."""
+    """List events that a consumer could not put to use, and why."""
     context.require_operator(caller)
     reader = context.open_reader()
     try:
@@ -308,12 +371,13 @@ def _make_dead_line(letter: DeadLetter) -> DeadLine:
     "journal.replay",
     scope="admin",
     role="operator",
+    command="journal replay",
     writes=True,
-    help="Try again what was set aside.",
 )
 def _replay_dead_letters(
     context: JournalContext, caller: Caller, request: ReplayRequest
 ) -> ReplayAnswer:
+    """Have a consumer try again what was set aside for it."""
     consumer = context.find_consumer(caller, request.consumer)
     return ReplayAnswer(events=context.ask_writer("replay", consumer, request.id))
 
@@ -322,12 +386,13 @@ def _replay_dead_letters(
     "journal.forget",
     scope="admin",
     role="operator",
+    command="journal forget",
     writes=True,
-    help="Drop a consumer.",
 )
 def _forget_consumer(
     context: JournalContext, caller: Caller, request: ForgetRequest
 ) -> ForgetAnswer:
+    """Drop a consumer that is gone for good, so that nothing is kept for it."""
     consumer = context.find_consumer(caller, request.consumer)
     context.ask_writer("forget", consumer)
     return ForgetAnswer(consumer=consumer)

@@ -8,7 +8,7 @@ wrong use, 130 for Ctrl-C, else as the error says.
 
 import os
 import sys
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Final
 
 import typer
 
@@ -22,9 +22,13 @@ from steward.cli.errors import (
 )
 from steward.cli.groups import ADMINISTRATORS, CONTEXT, EVERYONE, OPERATORS, Entry, LazyGroup
 
+_APP: Final = "steward.cli.app"
+
 
 class Root(LazyGroup):
     """Top-level commands of ``steward``."""
+
+    words = ""
 
     entries = (
         Entry(
@@ -73,19 +77,7 @@ class Root(LazyGroup):
             "Show what happens: nodes that go down, daemons, rules.",
             "steward.cli.events",
         ),
-        Entry(
-            "login",
-            EVERYONE,
-            "Print a link that opens the pages.",
-            "steward.cli.credentials",
-            "login",
-        ),
-        Entry(
-            "token",
-            EVERYONE,
-            "What programs show to be let in as you.",
-            "steward.cli.credentials",
-        ),
+        Entry("token", EVERYONE, "What programs show to be let in as you.", _APP, "token_app"),
         Entry(
             "action",
             OPERATORS,
@@ -116,7 +108,8 @@ class Root(LazyGroup):
             "journal",
             OPERATORS,
             "Look at what Steward has recorded and what waits.",
-            "steward.cli.journal",
+            _APP,
+            "journal_app",
         ),
         Entry(
             "accounting",
@@ -405,7 +398,6 @@ _JOBS = "steward.cli.bank_jobs"
 _BANK_TRANSACTIONS = "steward.cli.bank_transactions"
 _RATES = "steward.cli.bank_rates"
 _BANK_MAINTENANCE = "steward.cli.bank_maintenance"
-_APP = "steward.cli.app"
 
 
 class BankGroup(LazyGroup):
@@ -500,6 +492,18 @@ class BankGroup(LazyGroup):
     )
 
 
+class TokenGroup(LazyGroup):
+    """Commands of ``steward token``."""
+
+    words = "token"
+
+
+class JournalGroup(LazyGroup):
+    """Commands of ``steward journal``."""
+
+    words = "journal"
+
+
 class AccountGroup(LazyGroup):
     """Commands of ``steward bank account``."""
 
@@ -542,11 +546,23 @@ def _make_group(group_class: type[LazyGroup]) -> typer.Typer:
     )
 
 
+token_app = _make_group(TokenGroup)
+journal_app = _make_group(JournalGroup)
 bank_app = _make_group(BankGroup)
 accounts = _make_group(AccountGroup)
 users = _make_group(UserGroup)
 allocations = _make_group(AllocationGroup)
 rates = _make_group(RateGroup)
+
+
+@token_app.callback()
+def token() -> None:
+    """What programs show to be let in as you."""
+
+
+@journal_app.callback()
+def journal() -> None:
+    """Look at what Steward has recorded and what waits."""
 
 
 @bank_app.callback()

@@ -18,8 +18,9 @@ from steward.bank.money import parse_money
 from steward.cli import options, output
 from steward.cli.groups import CONTEXT
 from steward.client.calls import stream_action
-from steward.core.actions import Action, Answer, Input
-from steward.core.errors import StewardError
+from steward.client.places import ClientPlace
+from steward.core.actions import UNIT_SENTENCES, Action, Answer, Input, Unit, decode_request
+from steward.core.errors import StewardError, UsageError
 from steward.daemon.action_index import ACTION_INDEX
 from steward.daemon.registry import get_action
 
@@ -35,6 +36,23 @@ PRINTERS: Final[dict[str, Printer]] = {}
 _SECTIONS = re.compile(r"\n\n(?:Args|Raises|Returns|Yields):\n")
 """Start of the sections of a docstring that are not for people who type commands."""
 
+_DURATION = re.compile(r"(\d{1,6})\s*(m|h|d|w)", re.IGNORECASE | re.ASCII)
+_DURATION_UNITS_S: Final = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+
+_JSON_OPTIONS: Final[dict[str, Any]] = {"as_json": options.Json}
+_TABLE_OPTIONS: Final[dict[str, Any]] = {
+    "columns": options.Format,
+    "as_csv": options.Csv,
+    "as_json": options.Json,
+    "parsable": options.Parsable,
+    "noheader": options.NoHeader,
+}
+"""Options of output, by the name that ``options.make_style`` gives them."""
+_PLACE_OPTIONS: Final[dict[str, Any]] = {"config": options.Config, "socket": options.Socket}
+_ARCHIVE_OPTIONS: Final[dict[str, Any]] = {**_PLACE_OPTIONS, "archive": options.Archive}
+_KEPT_BY_ARCHIVES: Final = ("archive", "journal")
+"""Packages whose actions ``archive watch`` answers, too."""
+
 
 def prints(*names: str) -> Callable[[PrinterFunction], PrinterFunction]:
     """Return a decorator that marks the printer of these actions' replies."""
@@ -44,6 +62,22 @@ def prints(*names: str) -> Callable[[PrinterFunction], PrinterFunction]:
         return function
 
     return register
+
+
+def _parse_duration(text: str) -> float:
+    """Parse a duration such as ``30d`` into seconds."""
+    match = _DURATION.fullmatch(text.strip())
+    if match is None:
+        raise UsageError(f"{text!r} is no duration: write it as 12h, 30d or 8w", text)
+    return float(int(match[1]) * _DURATION_UNITS_S[match[2].lower()])
+
+
+_PARSERS: Final[dict[Unit, Callable[[str], Any]]] = {
+    "": lambda value: value,
+    "money": parse_money,
+    "duration": _parse_duration,
+}
+"""What converts a typed value of each unit."""
 
 
 class _Parameter(NamedTuple):
@@ -71,6 +105,12 @@ class _Parameter(NamedTuple):
         return get_origin(self.type) is tuple
 
     @property
+    def item_type(self) -> Any:
+        """Type of one of several values."""
+        item_type = get_args(self.type)[0]
+        return get_args(item_type)[0] if get_origin(item_type) is Annotated else item_type
+
+    @property
     def is_typed(self) -> bool:
         """Whether people may type it."""
         return bool(self.given.words or self.given.metavar)
@@ -81,33 +121,38 @@ class _Parameter(NamedTuple):
             return (
                 output.find_requested_zone() if self.given.source == "zone" else options.make_key()
             )
-        if self.is_list:
-            return options.split_lists(value)
-        return (
-            parse_money(value) if self.given.unit == "money" and value not in self.texts else value
-        )
+        if not self.is_list:
+            return value if value in self.texts else _PARSERS[self.given.unit](value)
+        if self.item_type is int:
+            return tuple(value)
+        values = options.split_lists(value)
+        choices = get_args(self.item_type)
+        for item in values:
+            if choices and item not in choices:
+                name = self.given.words[0] if self.given.words else self.given.metavar
+                raise UsageError(f"{name} takes {', '.join(choices)}, not {item!r}", item)
+        return values
 
     def make_option(self) -> inspect.Parameter:
         """Return the parameter in Typer's notation."""
         given = self.given
         details: dict[str, Any] = {"metavar": given.metavar or None, "show_default": False}
-        details["help"] = (self.meta.description or "").removesuffix(" In micro-SU.")
-        value_type = list[str] if self.is_list else self.type
-        if given.unit == "money":
+        details["help"] = (self.meta.description or "").removesuffix(UNIT_SENTENCES[given.unit])
+        value_type = self.type
+        if self.is_list:
+            value_type = list[int] if self.item_type is int else list[str]
+        elif given.unit:
             value_type = str
-        elif self.type is int:
+        if value_type in (int, list[int]):
             details["min"] = self.meta.ge
             details["max"] = options.LARGEST_NUMBER if self.meta.le is None else self.meta.le
         if value_type in (str, list[str]) and not given.allows_empty:
             details["callback"] = options.reject_empty
         words = given.words
         about = typer.Option(*words, **details) if words else typer.Argument(**details)
-        return inspect.Parameter(
-            self.name,
-            inspect.Parameter.POSITIONAL_OR_KEYWORD,
-            default=inspect.Parameter.empty if self.required else None,
-            annotation=Annotated[value_type if self.required else value_type | None, about],
-        )
+        if self.required:
+            return _make_parameter(self.name, inspect.Parameter.empty, Annotated[value_type, about])
+        return _make_parameter(self.name, None, Annotated[value_type | None, about])
 
 
 def _list_parameters(action: Action) -> list[_Parameter]:
@@ -124,7 +169,10 @@ def _list_parameters(action: Action) -> list[_Parameter]:
 
 
 def _strip_annotation(field_type: Any) -> tuple[Any, tuple[str, ...], Any]:
-    """Return a field's type, texts that it allows as well, and its annotation or None."""
+    """Return a field's type, texts that it allows as well, and its annotation or None.
+
+    The annotation may be that of the whole type, or that of the part of a union that is not None.
+    """
     texts: tuple[str, ...] = ()
     meta = None
     if get_origin(field_type) is Annotated:
@@ -132,6 +180,8 @@ def _strip_annotation(field_type: Any) -> tuple[Any, tuple[str, ...], Any]:
     if get_origin(field_type) in (Union, types.UnionType):
         field_type, *others = (part for part in get_args(field_type) if part is not types.NoneType)
         texts = tuple(text for other in others for text in get_args(other))
+    if get_origin(field_type) is Annotated:
+        field_type, meta, *_ = get_args(field_type)
     if get_origin(field_type) is Literal:
         field_type = Literal[tuple(filter(None, get_args(field_type)))]
     return field_type, texts, meta
@@ -141,22 +191,27 @@ def make_command(name: str) -> typer.Typer:
     """Return a Typer application that is the command of an action."""
     action = get_action(name)
     parameters = _list_parameters(action)
+    style_options = _TABLE_OPTIONS if action.rows else _JSON_OPTIONS
+    place_options = _ARCHIVE_OPTIONS if action.package in _KEPT_BY_ARCHIVES else _PLACE_OPTIONS
 
-    def command(call: options.CommandCall, /, **values: Any) -> None:
+    def command(**values: Any) -> None:
+        style = options.make_style(**{name: values[name] for name in style_options})
+        place = ClientPlace(**{name: values[name] for name in place_options})
         fields = {
             parameter.name: parameter.parse(values.get(parameter.name))
             for parameter in parameters
             if parameter.given.source or values.get(parameter.name) is not None
         }
-        _print(action, stream_action(call.place, action, action.request(**fields)), call.style)
+        _print(action, stream_action(place, action, decode_request(action, fields)), style)
 
-    first = inspect.Parameter("call", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     typed = [parameter.make_option() for parameter in parameters if parameter.is_typed]
     typed.sort(key=lambda parameter: parameter.default is None)
-    command.__signature__ = inspect.Signature([first, *typed])  # type: ignore[attr-defined] # inspect's own
+    for option, annotation in (style_options | place_options).items():
+        default = get_args(annotation)[0]()
+        typed.append(_make_parameter(option, default, annotation))
+    command.__signature__ = inspect.Signature(typed)  # type: ignore[attr-defined] # inspect's own
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in typed}
     command.__doc__ = describe_action(action)
-    with_call = options.with_table_call if action.rows else options.with_json_call
     # A negative amount looks like an option.
     negative = any(
         parameter.given.unit == "money" and not parameter.given.words and parameter.meta.ge is None
@@ -164,8 +219,14 @@ def make_command(name: str) -> typer.Typer:
     )
     app = typer.Typer(add_completion=False)
     context_settings = {**CONTEXT, "ignore_unknown_options": negative}
-    app.command(action.command.split()[-1], context_settings=context_settings)(with_call(command))
+    app.command(action.command.split()[-1], context_settings=context_settings)(command)
     return app
+
+
+def _make_parameter(name: str, default: Any, annotation: Any) -> inspect.Parameter:
+    """Return a parameter of a command's function."""
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return inspect.Parameter(name, kind, default=default, annotation=annotation)
 
 
 def describe_action(action: Action) -> str:

@@ -64,15 +64,17 @@ def list_derived_entries(words: str) -> list[Entry]:
 class LazyGroup(TyperGroup):
     """A command group that imports a command only when it is called."""
 
-    words: "ClassVar[str]" = ""
-    """Words that call the group; "" for the program itself."""
+    words: "ClassVar[str | None]" = None
+    """Words that call the group, "" for the program itself; None if no action has a command there.
+    """
     entries: "ClassVar[Sequence[Entry]]" = ()
     """Its commands that are written by hand."""
 
     @classmethod
     def list_entries(cls) -> "list[Entry]":
         """Return all commands of the group: those written by hand, then those of actions."""
-        return [*cls.entries, *list_derived_entries(cls.words)]
+        derived = [] if cls.words is None else list_derived_entries(cls.words)
+        return [*cls.entries, *derived]
 
     def get_help_option(self, ctx: Any) -> Any:
         """Return the option ``--help`` with the default False."""

@@ -26,8 +26,9 @@ Role = Literal["everyone", "operator", "administrator"]
 """Who an action is for: the section of the help that lists its command."""
 Method = Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
 """HTTP methods of the API."""
-Unit = Literal["", "money"]
-"""Unit of a number in a request; people type ``money`` in SU, programs in micro-SU."""
+Unit = Literal["", "money", "duration"]
+"""Unit of a number in a request. People type ``money`` in SU and a ``duration`` as 12h, 30d or 8w;
+programs give micro-SU and seconds."""
 Source = Literal["", "zone", "key"]
 """What the client supplies: the time zone of typed times, or a random idempotency key."""
 
@@ -170,6 +171,14 @@ def described(description: str, *, unit: Unit = "") -> msgspec.Meta:
     return msgspec.Meta(description=_add_unit(description, unit))
 
 
+UNIT_SENTENCES: Final[dict[Unit, str]] = {
+    "": "",
+    "money": " In micro-SU.",
+    "duration": " In seconds.",
+}
+"""What a description adds for programs."""
+
+
 def _annotate(
     description: str, given: Input, *, ge: int | None = None, le: int | None = None
 ) -> msgspec.Meta:
@@ -181,7 +190,7 @@ def _annotate(
 
 def _add_unit(description: str, unit: Unit) -> str:
     """Return a description for programs, which give numbers in their unit."""
-    return f"{description} In micro-SU." if unit == "money" else description
+    return f"{description}{UNIT_SENTENCES[unit]}"
 
 
 class Route(msgspec.Struct, frozen=True, kw_only=True):

@@ -253,13 +253,20 @@ ACTION_INDEX: Final[dict[str, IndexEntry]] = {
         "steward.admin.credentials.actions", "", "administrator", "End a browser's session."
     ),
     "credentials.login": IndexEntry(
-        "steward.admin.credentials.actions", "", "everyone", "Make a link that opens the pages."
+        "steward.admin.credentials.actions",
+        "login",
+        "everyone",
+        "Print a link that opens the pages.",
+        "steward.cli.credentials",
     ),
     "credentials.me": IndexEntry(
         "steward.admin.credentials.actions", "", "everyone", "Say who asks, and what they are."
     ),
     "credentials.open": IndexEntry(
-        "steward.admin.credentials.actions", "", "administrator", "Open a browser's session."
+        "steward.admin.credentials.actions",
+        "",
+        "administrator",
+        "Open a browser's session, for a login link or a proxy's user.",
     ),
     "credentials.peek": IndexEntry(
         "steward.admin.credentials.actions", "", "administrator", "Say for whom a link is."
@@ -271,19 +278,26 @@ ACTION_INDEX: Final[dict[str, IndexEntry]] = {
         "Tell the pages' process its settings.",
     ),
     "credentials.token_create": IndexEntry(
-        "steward.admin.credentials.actions", "", "everyone", "Make a token for a program."
+        "steward.admin.credentials.actions",
+        "token create",
+        "everyone",
+        "Make a token, with which a program may ask as you.",
+        "steward.cli.credentials",
     ),
     "credentials.token_list": IndexEntry(
-        "steward.admin.credentials.actions", "", "everyone", "List tokens."
+        "steward.admin.credentials.actions", "token list", "everyone", "List your tokens."
     ),
     "credentials.token_revoke": IndexEntry(
-        "steward.admin.credentials.actions", "", "everyone", "Take tokens back."
+        "steward.admin.credentials.actions",
+        "token revoke",
+        "everyone",
+        "Take tokens back: from now on they let nobody in.",
     ),
     "credentials.vouch": IndexEntry(
         "steward.admin.credentials.actions",
         "",
         "administrator",
-        "Know somebody by MUNGE, for one request.",
+        "Know somebody by MUNGE, for one request: verify the credential and return a ticket.",
     ),
     "doctor.run": IndexEntry(
         "steward.admin.doctor.actions", "", "operator", "Look whether all is as it must be."
@@ -316,14 +330,33 @@ ACTION_INDEX: Final[dict[str, IndexEntry]] = {
     "history.reservations": IndexEntry(
         "steward.reports.history.actions", "", "everyone", "Which reservations there are."
     ),
-    "journal.dead": IndexEntry("steward.admin.journal", "", "operator", "What was set aside."),
-    "journal.forget": IndexEntry("steward.admin.journal", "", "operator", "Drop a consumer."),
-    "journal.list": IndexEntry("steward.admin.journal", "", "operator", "What is in the journal."),
+    "journal.dead": IndexEntry(
+        "steward.admin.journal",
+        "journal dead",
+        "operator",
+        "List events that a consumer could not put to use, and why.",
+    ),
+    "journal.forget": IndexEntry(
+        "steward.admin.journal",
+        "journal forget",
+        "operator",
+        "Drop a consumer that is gone for good, so that nothing is kept for it.",
+    ),
+    "journal.list": IndexEntry(
+        "steward.admin.journal", "journal list", "operator", "List events, the newest last."
+    ),
     "journal.replay": IndexEntry(
-        "steward.admin.journal", "", "operator", "Try again what was set aside."
+        "steward.admin.journal",
+        "journal replay",
+        "operator",
+        "Have a consumer try again what was set aside for it.",
     ),
     "journal.status": IndexEntry(
-        "steward.admin.journal", "", "operator", "How journal and consumers stand."
+        "steward.admin.journal",
+        "journal status",
+        "operator",
+        "Show how the journal and its consumers stand.",
+        "steward.cli.journal",
     ),
     "reports.accounts": IndexEntry(
         "steward.reports.actions", "", "everyone", "Who used what, by account and user."

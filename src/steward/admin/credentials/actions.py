@@ -62,14 +62,17 @@ _MAX_TOKENS: Final = 100
 @action(
     "credentials.login",
     scope="admin",
-    help="Make a link that opens the pages.",
+    command="login",
 )
 def _create_login_link(
     context: CredentialsContext,
     caller: Caller,
     request: LoginRequest,  # noqa: ARG001 - it has no fields
 ) -> LoginAnswer:
-    """Create a login link for the caller."""
+    """Print a link that opens the pages.
+
+    It logs you in, once, and only for a few minutes: give it to nobody.
+    """
     web_settings = context.settings.web
     if not web_settings.listen:
         raise UsageError("there are no pages: set 'listen' in [web], and start 'steward web'")
@@ -103,10 +106,9 @@ def _get_pages_url(web_settings: WebSettings) -> str:
     scope="admin",
     role="administrator",
     for_web=True,
-    help="Open a browser's session.",
 )
 def _open_session(context: CredentialsContext, caller: Caller, request: OpenRequest) -> OpenAnswer:
-    """Open a session for a login link or a proxy's user."""
+    """Open a browser's session, for a login link or a proxy's user."""
     _require_web(context, caller)
     now = context.now()
     if request.user:
@@ -137,12 +139,11 @@ def _open_session(context: CredentialsContext, caller: Caller, request: OpenRequ
     role="administrator",
     only_reads=True,
     for_web=True,
-    help="Know somebody by MUNGE, for one request.",
 )
 def _create_ticket(
     context: CredentialsContext, caller: Caller, request: VouchRequest
 ) -> VouchAnswer:
-    """Verify a MUNGE credential and return a ticket for its user."""
+    """Know somebody by MUNGE, for one request: verify the credential and return a ticket."""
     _require_web(context, caller)
     try:
         uid, user = verify_munge_request(context.settings.web, request)
@@ -157,11 +158,11 @@ def _create_ticket(
     scope="admin",
     role="administrator",
     for_web=True,
-    help="Say for whom a link is.",
 )
 def _show_link_user(
     context: CredentialsContext, caller: Caller, request: PeekRequest
 ) -> PeekAnswer:
+    """Say for whom a link is."""
     _require_web(context, caller)
     return PeekAnswer(user=context.store.find_valid("login", request.secret, context.now()).user)
 
@@ -171,9 +172,9 @@ def _show_link_user(
     scope="admin",
     role="administrator",
     for_web=True,
-    help="End a browser's session.",
 )
 def _close_session(context: CredentialsContext, caller: Caller, request: CloseRequest) -> Answer:
+    """End a browser's session."""
     _require_web(context, caller)
     now = context.now()
     context.store.end(context.store.find_valid("session", request.secret, now).id, now)
@@ -194,13 +195,13 @@ def _require_web(context: CredentialsContext, caller: Caller) -> None:
     role="administrator",
     only_reads=True,
     for_web=True,
-    help="Tell the pages' process its settings.",
 )
 def _show_web_settings(
     context: CredentialsContext,
     caller: Caller,
     request: SettingsRequest,  # noqa: ARG001 - it has no fields
 ) -> SettingsAnswer:
+    """Tell the pages' process its settings."""
     if caller.uid != 0:
         _require_web(context, caller)
     return SettingsAnswer(web=context.settings.web)
@@ -211,13 +212,13 @@ def _show_web_settings(
     scope="any",
     routes=(route("GET /me"),),
     only_reads=True,
-    help="Say who asks, and what they are.",
 )
 def _show_caller(
     context: CredentialsContext,
     caller: Caller,
     request: CallerRequest,  # noqa: ARG001 - it has no fields
 ) -> CallerAnswer:
+    """Say who asks, and what they are."""
     access = context.access
     clusters = tuple(
         ClusterRole(
@@ -245,13 +246,17 @@ def _show_caller(
 @action(
     "credentials.token_create",
     scope="admin",
+    command="token create",
     routes=(route("POST /tokens", status=201),),
-    help="Make a token for a program.",
 )
 def _create_token(
     context: CredentialsContext, caller: Caller, request: TokenCreateRequest
 ) -> TokenAnswer:
-    """Create an API token for the caller, or for another user as root."""
+    """Make a token, with which a program may ask as you.
+
+    It is printed once, and kept nowhere: put it where only the program can read it. Root makes one
+    for another user.
+    """
     if caller.how == "token":
         raise PermissionRefused("a token makes no tokens")
     uid, user = caller.uid, caller.user
@@ -324,14 +329,15 @@ def _get_validity_s(web_settings: WebSettings, caller: Caller, requested_s: floa
 @action(
     "credentials.token_list",
     scope="admin",
+    command="token list",
+    rows="tokens",
     routes=(route("GET /tokens"),),
     only_reads=True,
-    help="List tokens.",
 )
 def _list_tokens(
     context: CredentialsContext, caller: Caller, request: TokenListRequest
 ) -> TokenListAnswer:
-    """List tokens, and sessions if requested."""
+    """List your tokens."""
     if request.everybodys and not _is_local_administrator(context, caller):
         raise PermissionRefused("only root and Steward's own user see everybody's tokens")
     uid = None if request.everybodys else caller.uid
@@ -344,13 +350,16 @@ def _list_tokens(
 @action(
     "credentials.token_revoke",
     scope="admin",
+    command="token revoke",
     routes=(route("DELETE /tokens/{token}", "Take a token back.", parts={"token": "numbers"}),),
-    help="Take tokens back.",
 )
 def _revoke_tokens(
     context: CredentialsContext, caller: Caller, request: TokenRevokeRequest
 ) -> Answer:
-    """Revoke tokens or sessions, of others as root only."""
+    """Take tokens back: from now on they let nobody in.
+
+    Root takes back those of others.
+    """
     credentials = [context.store.get(number) for number in request.numbers]
     for credential in credentials:
         if credential.uid != caller.uid and not _is_local_administrator(context, caller):

@@ -1,10 +1,12 @@
 """Requests and answers of the credentials actions: login, sessions, MUNGE tickets, tokens."""
 
 from datetime import datetime
+from typing import Annotated, ClassVar
 
 from steward.admin.credentials.store import Credential
-from steward.core.access import TokenScope
-from steward.core.actions import ActionMessage, Answer, Request
+from steward.core.access import SCOPES, TokenScope
+from steward.core.actions import ActionMessage, Answer, Request, argument, described, option
+from steward.core.layouts import Column, Layout
 from steward.web.settings import WebSettings
 
 
@@ -25,15 +27,10 @@ class LoginAnswer(Answer, frozen=True, kw_only=True):
 
 
 class OpenRequest(Request, frozen=True, kw_only=True):
-    """credentials.open: a session for the bearer of a login link, or a trusted proxy's user.
+    """credentials.open: a session for the bearer of a login link, or a trusted proxy's user."""
 
-    Attributes:
-        secret: Secret of the link; "" if ``user`` is given.
-        user: User that the proxy names; "" for the link's.
-    """
-
-    secret: str = ""
-    user: str = ""
+    secret: Annotated[str, described('Secret of the link; "" if a user is given.')] = ""
+    user: Annotated[str, described('User that the proxy names; "" for the link\'s.')] = ""
 
 
 class OpenAnswer(Answer, frozen=True, kw_only=True):
@@ -55,20 +52,13 @@ class VouchRequest(Request, frozen=True, kw_only=True):
 
     The daemon, which knows the pages' address, builds the text that the credential must cover:
     the sender could name the address of another service.
-
-    Attributes:
-        credential: MUNGE credential of the request.
-        method: HTTP method of the request.
-        target: Its path from ``/api/`` on, with its query.
-        digest: SHA-256 of its body, in hexadecimal.
-        peer: Address of the client.
     """
 
-    credential: str
-    method: str
-    target: str
-    digest: str
-    peer: str
+    credential: Annotated[str, described("MUNGE credential of the request.")]
+    method: Annotated[str, described("HTTP method of the request.")]
+    target: Annotated[str, described("Its path from ``/api/`` on, with its query.")]
+    digest: Annotated[str, described("SHA-256 of its body, in hexadecimal.")]
+    peer: Annotated[str, described("Address of the client.")]
 
 
 class VouchAnswer(Answer, frozen=True, kw_only=True):
@@ -86,13 +76,9 @@ class VouchAnswer(Answer, frozen=True, kw_only=True):
 
 
 class PeekRequest(Request, frozen=True, kw_only=True):
-    """credentials.peek: the user of a login link, without using it up.
+    """credentials.peek: the user of a login link, without using it up."""
 
-    Attributes:
-        secret: Secret of the link.
-    """
-
-    secret: str
+    secret: Annotated[str, described("Secret of the link.")]
 
 
 class PeekAnswer(Answer, frozen=True, kw_only=True):
@@ -106,13 +92,9 @@ class PeekAnswer(Answer, frozen=True, kw_only=True):
 
 
 class CloseRequest(Request, frozen=True, kw_only=True):
-    """credentials.close: end a session.
+    """credentials.close: end a session."""
 
-    Attributes:
-        secret: Secret of the session.
-    """
-
-    secret: str
+    secret: Annotated[str, described("Secret of the session.")]
 
 
 class CallerRequest(Request, frozen=True, kw_only=True):
@@ -178,20 +160,36 @@ class SettingsAnswer(Answer, frozen=True, kw_only=True):
 
 
 class TokenCreateRequest(Request, frozen=True, kw_only=True):
-    """credentials.token_create: an API token for a program.
+    """credentials.token_create: an API token for a program."""
 
-    Attributes:
-        name: Purpose of the token.
-        scopes: Scopes of the token.
-        expires_s: Validity, in seconds; None for 90 days, or the longest validity allowed, if
-            shorter.
-        user: Owner of the token; the caller if empty.
-    """
-
-    name: str = ""
-    scopes: tuple[TokenScope, ...] = ("read",)
-    expires_s: float | None = None
-    user: str = ""
+    name: Annotated[str, option("Purpose of the token.", "--name", metavar="TEXT")] = ""
+    scopes: Annotated[
+        tuple[TokenScope, ...],
+        option(
+            f"What it permits: {', '.join(SCOPES)}; 'read' if not given.",
+            "--scope",
+            metavar="SCOPE,…",
+        ),
+    ] = ("read",)
+    expires_s: Annotated[
+        float | None,
+        option(
+            "How long it is valid: 12h, 30d, 8w. If not given 90 days, or the longest that the "
+            "configuration allows.",
+            "--expires",
+            metavar="TIME",
+            unit="duration",
+        ),
+    ] = None
+    user: Annotated[
+        str,
+        option(
+            "Owner of the token; you if not given. Only root makes one for another user.",
+            "--user",
+            "-u",
+            metavar="NAME",
+        ),
+    ] = ""
 
 
 class TokenAnswer(Answer, frozen=True, kw_only=True):
@@ -207,15 +205,13 @@ class TokenAnswer(Answer, frozen=True, kw_only=True):
 
 
 class TokenListRequest(Request, frozen=True, kw_only=True):
-    """credentials.token_list: list API tokens.
+    """credentials.token_list: list API tokens."""
 
-    Attributes:
-        everybodys: Whether to list tokens of all users, not just the caller's.
-        sessions: Whether to list browser sessions too.
-    """
-
-    everybodys: bool = False
-    sessions: bool = False
+    everybodys: Annotated[
+        bool,
+        option("List tokens of all users; for root and Steward's own user.", "--all", "-a"),
+    ] = False
+    sessions: Annotated[bool, option("List browser sessions, too.", "--sessions")] = False
 
 
 class TokenListAnswer(Answer, frozen=True, kw_only=True):
@@ -226,13 +222,22 @@ class TokenListAnswer(Answer, frozen=True, kw_only=True):
     """
 
     tokens: tuple[Credential, ...]
+    layout: ClassVar[Layout] = (
+        Column("ID", "id", "count"),
+        Column("User", "user"),
+        Column("Kind", "kind", show="requested"),
+        Column("How", "how", show="requested"),
+        Column("Scopes", "scopes"),
+        Column("Created", "created", "time"),
+        Column("Expires", lambda row, _: "revoked" if row.ended else row.expires, "time"),
+        Column("Used", "used", "time"),
+        Column("Name", "name"),
+    )
 
 
 class TokenRevokeRequest(Request, frozen=True, kw_only=True):
-    """credentials.token_revoke: revoke tokens or sessions.
+    """credentials.token_revoke: revoke tokens or sessions."""
 
-    Attributes:
-        numbers: Their numbers.
-    """
-
-    numbers: tuple[int, ...]
+    numbers: Annotated[
+        tuple[int, ...], argument("Numbers of tokens, as 'steward token list' shows them.", "ID")
+    ]

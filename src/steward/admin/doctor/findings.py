@@ -6,10 +6,10 @@ that status; ``find_worst_status`` sums them up. :class:`DoctorContext` is the a
 
 from collections.abc import Callable
 from datetime import datetime
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 from steward.core.access import Access
-from steward.core.actions import ActionMessage, Answer, Registry, Request
+from steward.core.actions import ActionMessage, Answer, Registry, Request, described
 from steward.core.config import Settings
 
 FindingStatus = Literal["ok", "warning", "wrong", "skipped"]
@@ -74,13 +74,11 @@ def _has_problem(statuses: tuple[FindingStatus, ...]) -> bool:
 
 
 class DoctorRequest(Request, frozen=True, kw_only=True):
-    """doctor.run: run the health checks.
+    """doctor.run: run the health checks."""
 
-    Attributes:
-        only: Names of checks; all of them if empty.
-    """
-
-    only: tuple[str, ...] = ()
+    only: Annotated[
+        tuple[str, ...], described("Names of checks; all of them if none is given.")
+    ] = ()
 
 
 class DoctorAnswer(Answer, frozen=True, kw_only=True):

@@ -5,26 +5,24 @@
 """
 
 from datetime import datetime
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 from steward.admin.status.workers import WorkerLine
 from steward.archive.requests import SinkLine
 from steward.bank.actions.status import BankStatusReply
-from steward.core.actions import ActionMessage, Answer, Request
+from steward.core.actions import ActionMessage, Answer, Request, described
 
 ConsumerState = Literal["running", "waiting", "detached"]
 
 
 class StatusShowRequest(Request, frozen=True, kw_only=True):
-    """status.show: the status of Steward itself.
+    """status.show: the status of Steward itself."""
 
-    Attributes:
-        gaps: Whether to search for gaps in accounting, the slowest part.
-    """
-
-    gaps: bool = True
+    gaps: Annotated[
+        bool, described("Whether to search for gaps in accounting, the slowest part.")
+    ] = True
 
 
 class JournalLine(ActionMessage, frozen=True, kw_only=True):
