@@ -13,6 +13,7 @@ import pytest
 import steward
 from steward.cli.app import Root
 from steward.cli.groups import Entry, LazyGroup, import_command
+from steward.core.actions import find_annotation
 from steward.daemon.registry import import_actions
 
 ROOT = Path(steward.__file__).parent
@@ -89,7 +90,7 @@ def count_fields() -> dict[str, int]:
     for request in {action.request for action in import_actions().values()}:
         module = request.__module__.removeprefix("steward.").replace(".", "/") + ".py"
         counts[module] = counts.get(module, 0) + sum(
-            "Meta(" not in repr(field.type) for field in msgspec.structs.fields(request)
+            find_annotation(field.type) is None for field in msgspec.structs.fields(request)
         )
     return counts
 

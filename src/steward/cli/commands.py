@@ -19,7 +19,15 @@ from steward.cli import options, output
 from steward.cli.groups import CONTEXT
 from steward.client.calls import stream_action
 from steward.client.places import ClientPlace
-from steward.core.actions import UNIT_SENTENCES, Action, Answer, Input, Unit, decode_request
+from steward.core.actions import (
+    UNIT_SENTENCES,
+    Action,
+    Answer,
+    Input,
+    Unit,
+    decode_request,
+    find_annotation,
+)
 from steward.core.errors import StewardError, UsageError
 from steward.daemon.action_index import ACTION_INDEX
 from steward.daemon.registry import get_action
@@ -159,32 +167,29 @@ def _list_parameters(action: Action) -> list[_Parameter]:
     """Return the fields of an action's request that people or the client give."""
     parameters = []
     for field in msgspec.structs.fields(action.request):
-        field_type, texts, meta = _strip_annotation(field.type)
+        meta = find_annotation(field.type)
         given = (meta.extra or {}).get("input") if meta is not None else None
-        if given is not None:
+        if meta is not None and given is not None:
+            field_type, texts = _strip_annotation(field.type)
             parameters.append(
                 _Parameter(field.name, field_type, meta, given, field.required, texts)
             )
     return parameters
 
 
-def _strip_annotation(field_type: Any) -> tuple[Any, tuple[str, ...], Any]:
-    """Return a field's type, texts that it allows as well, and its annotation or None.
-
-    The annotation may be that of the whole type, or that of the part of a union that is not None.
-    """
+def _strip_annotation(field_type: Any) -> tuple[Any, tuple[str, ...]]:
+    """Return a field's type, without annotation, None and empty choices, and other texts."""
     texts: tuple[str, ...] = ()
-    meta = None
     if get_origin(field_type) is Annotated:
-        field_type, meta, *_ = get_args(field_type)
+        field_type = get_args(field_type)[0]
     if get_origin(field_type) in (Union, types.UnionType):
         field_type, *others = (part for part in get_args(field_type) if part is not types.NoneType)
         texts = tuple(text for other in others for text in get_args(other))
     if get_origin(field_type) is Annotated:
-        field_type, meta, *_ = get_args(field_type)
+        field_type = get_args(field_type)[0]
     if get_origin(field_type) is Literal:
         field_type = Literal[tuple(filter(None, get_args(field_type)))]
-    return field_type, texts, meta
+    return field_type, texts
 
 
 def make_command(name: str) -> typer.Typer:

@@ -14,7 +14,7 @@ That function decides what the caller may see.
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, ClassVar, Final, Literal, TypeVar, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
@@ -191,6 +191,15 @@ def _annotate(
 def _add_unit(description: str, unit: Unit) -> str:
     """Return a description for programs, which give numbers in their unit."""
     return f"{description}{UNIT_SENTENCES[unit]}"
+
+
+def find_annotation(field_type: Any) -> msgspec.Meta | None:
+    """Return the annotation of a field's type, or of a part of it; None without one."""
+    if get_origin(field_type) is Annotated:
+        annotation: msgspec.Meta = get_args(field_type)[1]
+        return annotation
+    found = (find_annotation(part) for part in get_args(field_type))
+    return next((annotation for annotation in found if annotation is not None), None)
 
 
 class Route(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,7 +1,8 @@
 """OpenAPI 3.1 document of the HTTP API, derived from the endpoints and the actions' Structs.
 
-:func:`build_openapi_json` builds the document once. Schemas come from msgspec, field descriptions
-from the ``Attributes:`` sections of the Structs' docstrings, operations from ``endpoints.py``.
+:func:`build_openapi_json` builds the document once. Schemas come from msgspec, descriptions of
+fields from their annotations (requests) or the docstrings' ``Attributes:`` (replies), operations
+from ``endpoints.py``.
 """
 
 import functools
@@ -14,7 +15,7 @@ import msgspec
 
 from steward import __version__
 from steward.core.access import SCOPES
-from steward.core.actions import MAX_INTEGER, MIN_INTEGER
+from steward.core.actions import MAX_INTEGER, MIN_INTEGER, find_annotation
 from steward.daemon.idempotency import LONGEST_KEY
 from steward.web.api.endpoints import (
     ACTION_ENDPOINTS,
@@ -259,7 +260,7 @@ def _add_descriptions(struct: type[msgspec.Struct], components: dict[str, Any]) 
 
 @functools.cache
 def _read_field_docs(struct: type[msgspec.Struct]) -> dict[str, str]:
-    """Return the field descriptions in the docstrings of a Struct and its bases."""
+    """Return the field descriptions of a Struct: in its annotations, or in the docstrings."""
     descriptions: dict[str, str] = {}
     for base in reversed(struct.__mro__):
         text = inspect.cleandoc(base.__doc__ or "")
@@ -267,4 +268,8 @@ def _read_field_docs(struct: type[msgspec.Struct]) -> dict[str, str]:
         if section is not None:
             for name, lines in _ATTRIBUTE.findall(section["list"]):
                 descriptions[name] = " ".join(lines.split())
+    for field in msgspec.structs.fields(struct):
+        annotation = find_annotation(field.type)
+        if annotation is not None and annotation.description:
+            descriptions[field.name] = annotation.description
     return descriptions

@@ -1,0 +1,158 @@
+"""Commands that derive from actions, and an action that is added as the documentation says."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+import typer
+
+import steward
+from harness.bank import charge, config_of, make_shared_site
+from harness.commands import run
+from harness.documentation import read_example
+from steward.cli.commands import PRINTERS, make_command
+from steward.core.actions import Answer, find_annotation
+from steward.daemon.action_index import ACTION_INDEX
+from steward.daemon.registry import get_action
+
+ROOT = Path(__file__).parents[2]
+COMMANDS = {name: entry for name, entry in ACTION_INDEX.items() if entry.command}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_takes_what_its_request_says(name: str) -> None:
+    action = get_action(name)
+    command = typer.main.get_command(make_command(name))
+    given = {parameter.name: parameter for parameter in command.params}
+    for field in msgspec.structs.fields(action.request):
+        annotation = find_annotation(field.type)
+        assert annotation, f"{field.name} is not described"
+        described = (annotation.extra or {}).get("input")
+        if described is None or not (described.words or described.metavar):
+            assert field.name not in given
+            continue
+        parameter = given[field.name]
+        assert parameter.required == field.required
+        typed = {word for words in described.words for word in words.split("/")}
+        assert {*parameter.opts, *parameter.secondary_opts} >= typed
+    msgspec.json.Decoder(action.request)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_what_a_command_prints_is_there(name: str) -> None:
+    action, entry = get_action(name), COMMANDS[name]
+    if action.rows:
+        assert issubclass(action.answer, Answer)
+        layout = action.answer.layouts.get(action.rows, action.answer.layout)
+        assert layout, "the rows have a layout"
+        assert hasattr(action.answer, action.rows)
+    if action.stream:
+        assert entry.printer, "items of a stream are printed by a function"
+    if entry.printer:
+        __import__(entry.printer)
+        assert name in PRINTERS
+
+
+def test_wrong_choices_and_amounts_are_wrong_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STEWARD_CONFIG", str(config_of(tmp_path)))
+    for words, part in (
+        (("token", "create", "--scope", "read,all"), "--scope takes read, scripts"),
+        (("token", "create", "--expires", "3 years"), "no duration"),
+        (("token", "create", "--scope", ""), "--scope is empty"),
+        (("bank", "account", "create", "x", "--credit", "much"), "much"),
+        (("bank", "account", "create"), "ACCOUNT"),
+        (("bank", "account", "show", "--csv", "--json"), "exclude each other"),
+        (("bank", "user", "change", "physics", "ada"), "nothing is to be changed"),
+    ):
+        code, _, err = run(*words)
+        assert (code, part in err) == (2, True), (words, err)
+
+
+def test_a_table_is_printed_for_spreadsheets_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STEWARD_CONFIG", str(config_of(tmp_path)))
+    assert run("bank", "account", "create", "physics", "--note", "a, b")[0] == 0
+    _, out, _ = run("bank", "account", "show", "--csv", "--format", "account,note")
+    assert out.splitlines() == ["Account,Note", 'physics,"a, b"']
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A copy of Steward with the documentation's action in it."""
+    package = Path(steward.__file__).parent
+    ignored = shutil.ignore_patterns("__pycache__", "*.so")
+    shutil.copytree(package, tmp_path / "src" / "steward", ignore=ignored)
+    (tmp_path / "scripts").mkdir()
+    shutil.copy(ROOT / "scripts" / "write_action_index.py", tmp_path / "scripts")
+    module = tmp_path / "src" / "steward" / "bank" / "actions" / "accounts.py"
+    module.write_text(f"{module.read_text()}\n\n{read_example('Add an action')}")
+    _python(tmp_path, str(tmp_path / "scripts" / "write_action_index.py"))
+    return tmp_path
+
+
+def _python(tree: Path, *words: str, **environment: str) -> str:
+    """Run Python on a copy of Steward; return what it prints."""
+    done = subprocess.run(
+        [sys.executable, *words],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(tree / "src"), "TZ": "UTC", **environment},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_an_action_is_added_in_one_place(tree: Path, tmp_path: Path) -> None:
+    (tmp_path / "site").mkdir()
+    config = str(config_of(tmp_path / "site"))
+    site = make_shared_site(tmp_path / "site")
+    charge(site, 7, hours=4)
+    site.ledger.close()
+
+    assert "indebted  List accounts that owe service units." in _python(
+        tree, "-m", "steward", "bank", "account", "--help"
+    )
+    help_page = _python(tree, "-m", "steward", "bank", "account", "indebted", "--help")
+    assert "--beyond AMOUNT" in help_page
+    assert "Operators see all" in help_page
+
+    rows = _python(
+        *(tree, "-m", "steward", "bank", "account", "indebted", "--beyond", "-500", "-P", "-n"),
+        STEWARD_CONFIG=config,
+    )
+    facts = json.loads(
+        _python(
+            tree,
+            "-c",
+            "import json; from steward.client import Client; "
+            "from steward.core.access import Caller, ScopeRefused, check_scope; "
+            "from steward.daemon.registry import get_action; "
+            "from steward.web.api.openapi import build_openapi_json; "
+            f"reply = Client(config={config!r}).ask('bank.account_indebted', beyond=-500 * 10**6); "
+            "document = json.loads(build_openapi_json('/api/v1')); "
+            "action = get_action('bank.account_indebted'); "
+            "caller = Caller(uid=1, scopes=frozenset({'bank'}))\n"
+            "try: check_scope(caller, action.name, action.scope)\n"
+            "except ScopeRefused as error: refusal = str(error)\n"
+            "print(json.dumps({'accounts': [row.name for row in reply.accounts], "
+            "'get': document['paths']['/indebted-accounts']['get'], "
+            "'ask': '/ask/bank.account_indebted' in document['paths'], 'refusal': refusal}))",
+        )
+    )
+    assert [row.split("|")[0] for row in rows.splitlines()] == facts["accounts"]
+    assert set(facts["accounts"]) == {"chemistry", "optics"}, "physics has 996 SU"
+    (parameter,) = facts["get"]["parameters"]
+    assert parameter["description"] == "Only accounts that owe more than this. In micro-SU."
+    assert facts["get"]["summary"] == "List accounts that owe service units."
+    assert facts["ask"]
+    assert "takes the scope 'read'" in facts["refusal"]
