@@ -51,6 +51,27 @@ def test_an_archive_that_is_not_mounted_is_unknown_with_its_error(tmp_path: Path
     assert answer.unknown["disk of archive a"] == reason
 
 
+@pytest.mark.parametrize("damage", ["a directory", "no database"])
+def test_missed_scripts_are_unknown_while_jobs_db_cannot_be_read(
+    damage: str, tmp_path: Path
+) -> None:
+    registry = make_registry(settings_in(tmp_path))
+    answer = registry.call("status.show", ROOT, StatusShowRequest())
+    assert [cluster.missed_scripts for cluster in answer.clusters] == [0]
+    assert "missed scripts" not in answer.unknown
+    path = tmp_path / "state/jobs.db"
+    if damage == "a directory":
+        path.mkdir()
+    else:
+        path.write_bytes(b"no database" * 1000)
+    registry = make_registry(settings_in(tmp_path))
+    answer = registry.call("status.show", ROOT, StatusShowRequest())
+    assert [cluster.missed_scripts for cluster in answer.clusters] == [None]
+    assert str(path) in answer.unknown["missed scripts"]
+    text = registry.call("status.metrics", ROOT, MetricsRequest()).text
+    assert "steward_missed_scripts_total{" not in text
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="the state directory is another user's")
 def test_metrics_are_for_operators_and_the_web_process(tmp_path: Path) -> None:
     entry = pwd.getpwnam("nobody")

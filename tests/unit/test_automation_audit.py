@@ -12,9 +12,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from steward.automation.actions import AuditReply
+from steward.automation.actions import (
+    AuditReply,
+    AuditRequest,
+    AutomationContext,
+    list_audit,
+)
 from steward.automation.audit import MAX_RESULT_BYTES, AuditLog, AuditRow, AuditStart
 from steward.automation.errors import AuditUnavailable
+from steward.core.access import Access, AccessSettings, Caller
+from steward.core.actions import Registry
+from steward.core.config import Settings
 from steward.core.sqlite import SqliteError, open_database, translate_errors
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -104,6 +112,20 @@ def test_where_nothing_was_written_there_is_nothing_to_read(tmp_path: Path) -> N
         AuditLog(str(tmp_path), read_only=True)
     with pytest.raises(AuditUnavailable):
         AuditLog(str(tmp_path / "nowhere"))
+
+
+def test_a_log_that_cannot_be_read_is_an_error_and_one_that_is_missing_is_empty(
+    tmp_path: Path,
+) -> None:
+    context = AutomationContext(
+        Settings(state_dir=str(tmp_path)),
+        access=Access(AccessSettings(), 0, lambda _cluster: None),
+        registry=Registry(),
+    )
+    assert list_audit(context, Caller(uid=0), AuditRequest()).actions == ()
+    (tmp_path / "audit.db").mkdir()
+    with pytest.raises(AuditUnavailable, match=r"audit\.db"):
+        list_audit(context, Caller(uid=0), AuditRequest())
 
 
 _BEGIN = """

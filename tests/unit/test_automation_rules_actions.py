@@ -25,6 +25,7 @@ from steward.core.config import AccessSettings, Settings
 from steward.core.config.reader import LoadedConfig, render_config
 from steward.core.errors import UsageError
 from steward.daemon.registry import import_actions
+from steward.core.sqlite import SqliteUnavailable
 
 OLGA = Caller(uid=4001, user="olga")
 CARL = Caller(uid=4002, user="carl")
@@ -94,6 +95,15 @@ def test_where_nothing_ever_ran_there_is_nothing(tmp_path: Path) -> None:
     room = room_of(Settings(state_dir=str(tmp_path)))
     assert actions.list_executions(room, Caller(uid=0), RulesHistoryRequest()).executions == ()
     assert not (tmp_path / "rules.db").exists()
+
+
+def test_a_database_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "rules.db").mkdir()
+    room = room_of(Settings(state_dir=str(tmp_path)))
+    with pytest.raises(SqliteUnavailable, match=r"rules\.db"):
+        actions.list_executions(room, Caller(uid=0), RulesHistoryRequest())
+    with pytest.raises(SqliteUnavailable, match=r"rules\.db"):
+        actions.list_rules(room, Caller(uid=0), ListRulesRequest())
 
 
 EVENT = {

@@ -30,6 +30,7 @@ from steward.core.actions import ActionMessage, Answer, Registry, Request, actio
 from steward.core.config import Settings
 from steward.core.events import utc_now
 from steward.core.layouts import Column, Layout
+from steward.core.sqlite import SqliteMissing
 from steward.slurm.times import load_zone, parse_time
 
 
@@ -329,7 +330,9 @@ def list_audit(context: AutomationContext, caller: Caller, request: AuditRequest
         raise OperationForbidden("your uid has no name: nothing here can be known to be yours")
     try:
         log = AuditLog(context.settings.state_dir, read_only=True)
-    except AuditUnavailable:
+    except AuditUnavailable as error:
+        if not isinstance(error.__cause__, SqliteMissing):
+            raise
         # The log does not exist yet: nothing has been run.
         return AuditReply(actions=())
     try:

@@ -57,6 +57,10 @@ class SqliteUnavailable(Unavailable):
     """A database cannot be used now (disk full, locked, I/O error)."""
 
 
+class SqliteMissing(SqliteUnavailable):
+    """A database does not exist yet, so nothing was ever stored in it."""
+
+
 @contextmanager
 def translate_errors(path: str) -> "Iterator[None]":
     """Translate SQLite's exceptions into Steward's, naming the file.
@@ -186,17 +190,22 @@ def open_reader(path: str, *, timeout_s: float = 10.0, migrated: bool = False) -
         migrated: Whether a database whose schema is not yet complete counts as missing.
 
     Raises:
-        SqliteUnavailable: There is no such database yet, or it cannot be read now.
+        SqliteMissing: There is no such database yet.
+        SqliteUnavailable: It cannot be read now.
     """
-    if not os.path.exists(path):
-        raise SqliteUnavailable(f"{path} does not exist yet: has the daemon run?", path)
+    try:
+        os.stat(path)
+    except FileNotFoundError as error:
+        raise SqliteMissing(f"{path} does not exist yet: has the daemon run?", path) from error
+    except OSError as error:
+        raise SqliteUnavailable(f"cannot open {path}: {error.strerror}", path) from error
     with translate_errors(path):
         connection = _connect(path, timeout_s)
         connection.execute("PRAGMA query_only=ON")
         is_incomplete = migrated and not _read_schema_version(connection)
     if is_incomplete:
         connection.close()
-        raise SqliteUnavailable(f"{path} is being made: try again in a moment", path)
+        raise SqliteMissing(f"{path} is being made: try again in a moment", path)
     return connection
 
 

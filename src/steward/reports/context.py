@@ -13,7 +13,7 @@ from steward.accounting.sacct.sources import open_books
 from steward.core.access import Access, Caller, VisibleJobs
 from steward.core.config import Settings
 from steward.core.events import utc_now
-from steward.core.sqlite import SqliteUnavailable
+from steward.core.sqlite import SqliteMissing
 from steward.core.timestamps import to_micros
 from steward.jobs.line_queries import LineFilter
 from steward.reports.history.reader import HistoryReader, open_history
@@ -101,7 +101,7 @@ class ReportsContext:
         )
         try:
             source = open_books(self.books, line_filter, duplicates=True)
-        except SqliteUnavailable:
+        except SqliteMissing:
             # No job was recorded yet: an empty report, not an error.
             return iter(())
         return read_runs(source, line_filter, fields)

@@ -40,6 +40,7 @@ from steward.core.errors import Unavailable
 from steward.core.events import utc_now
 from steward.core.journal import JournalReader, refill_command
 from steward.core.listeners import split_host_port
+from steward.core.sqlite import SqliteMissing
 from steward.extensions.kafka import KafkaSettings, KafkaSinkSettings
 from steward.extensions.search_servers import SearchSinkSettings
 from steward.slurm import ClusterQueries
@@ -231,7 +232,7 @@ def check_agents(context: CheckContext) -> Iterator[CheckFinding]:
         return
     try:
         reports = NodeReportsReader(context.settings.state_dir)
-    except Unavailable:
+    except SqliteMissing:
         count, silent_nodes = 0, []
     else:
         count = len(reports.read_reports())

@@ -236,7 +236,11 @@ def _add_clusters(families: MetricFamilies, status: StatusShowAnswer) -> None:
         "steward_missed_scripts",
         "Jobs whose scripts left the spool before they were read.",
         ("cluster",),
-        [((cluster.cluster,), cluster.missed_scripts) for cluster in status.clusters],
+        [
+            ((cluster.cluster,), cluster.missed_scripts)
+            for cluster in status.clusters
+            if cluster.missed_scripts is not None
+        ],
     )
     polled = [cluster for cluster in status.clusters if cluster.looked_at is not None]
     families.add_gauge(

@@ -109,7 +109,7 @@ class ClusterLine(ActionMessage, frozen=True, kw_only=True):
         interval_s: Time from that poll to the next, in seconds.
         remote: Whether another host's Steward polls the cluster.
         missed_scripts: Jobs whose scripts left the spool before capture read them, as long as
-            jobs.db remembers.
+            jobs.db remembers; None if unknown.
     """
 
     cluster: str
@@ -121,7 +121,7 @@ class ClusterLine(ActionMessage, frozen=True, kw_only=True):
     jobs: int | None = None
     interval_s: float | None = None
     remote: bool = False
-    missed_scripts: int = 0
+    missed_scripts: int | None = None
 
 
 class DiskLine(ActionMessage, frozen=True, kw_only=True):

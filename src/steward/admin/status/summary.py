@@ -39,7 +39,7 @@ from steward.core.events import utc_now
 from steward.core.journal import ConsumerStatus, refill_command
 from steward.core.journal.reader import JOURNAL_FILENAME
 from steward.core.poll_status import PollStatusFiles
-from steward.core.sqlite import SqliteUnavailable
+from steward.core.sqlite import SqliteError, SqliteMissing
 from steward.jobs import Jobs, database_path
 from steward.jobs.queries import list_clusters
 
@@ -89,7 +89,10 @@ class StatusContext:
 
     def is_operator(self, caller: Caller) -> bool:
         """Return whether the asker is an operator on every cluster."""
-        clusters = list_clusters(self.settings)
+        try:
+            clusters = list_clusters(self.settings)
+        except SqliteError:
+            clusters = list(self.settings.cluster)  # jobs.db is damaged: the status says so
         return all(self._access.is_operator(caller, cluster) for cluster in clusters)
 
     def call_action(self, name: str, request: Any) -> Any:
@@ -176,12 +179,7 @@ def collect_status(
         lambda: context.call_action("archive.sinks", SinksRequest()).sinks if has_books else (),
         (),
     )
-    none_missed: dict[str, int] = {}
-    missed = (
-        known("missed scripts", lambda: _count_missed(settings), none_missed)
-        if has_books
-        else none_missed
-    )
+    missed = known("missed scripts", lambda: _count_missed(settings), None) if has_books else None
     return StatusShowAnswer(
         steward=(daemon.version if daemon is not None else "") or __version__,
         python=platform.python_version(),
@@ -198,7 +196,8 @@ def collect_status(
         if settings.bank.enabled
         else None,
         clusters=tuple(
-            _make_cluster_line(context, name, missed.get(name, 0)) for name in settings.cluster
+            _make_cluster_line(context, name, missed[name] if missed is not None else None)
+            for name in settings.cluster
         ),
         disks=collect_disks(context, unknown),
         unavailable={
@@ -274,13 +273,13 @@ def _count_missed(settings: Settings) -> dict[str, int]:
     """Return the number of jobs of each cluster whose scripts capture missed."""
     try:
         jobs = Jobs(database_path(settings.state_dir))
-    except SqliteUnavailable:
-        return {}  # it is not made yet
+    except SqliteMissing:
+        return dict.fromkeys(settings.cluster, 0)
     with closing(jobs):
         return {name: jobs.count_missed(name) for name in settings.cluster}
 
 
-def _make_cluster_line(context: StatusContext, name: str, missed: int) -> ClusterLine:
+def _make_cluster_line(context: StatusContext, name: str, missed: int | None) -> ClusterLine:
     settings = context.settings.cluster[name]
     poll = PollStatusFiles(context.settings.state_dir).get(name)
     if poll is None:

@@ -42,7 +42,7 @@ from steward.core.actions import action, route
 from steward.core.config import Settings
 from steward.core.errors import UsageError
 from steward.core.events import BODIES, Event, utc_now
-from steward.core.sqlite import SqliteUnavailable
+from steward.core.sqlite import SqliteMissing
 from steward.slurm.times import load_zone, parse_time
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ def _read_switches_and_counts(context: RulesContext) -> tuple[dict[str, Any], di
     """Return switches and execution counts by rule; empty if no rule ever ran."""
     try:
         store = context.open_store()
-    except SqliteUnavailable:
+    except SqliteMissing:
         return {}, {}
     try:
         return store.read_switches(), store.count_executions()
@@ -297,7 +297,7 @@ def list_executions(
         since = parse_time(request.since, utc_now(), load_zone(request.zone))
     try:
         store = context.open_store()
-    except SqliteUnavailable:
+    except SqliteMissing:
         # The database does not exist yet: no rule has run.
         return RulesHistoryReply(executions=())
     try:

@@ -11,7 +11,7 @@ from steward.accounting.context import AccountingContext
 from steward.core.access import Caller
 from steward.core.actions import action
 from steward.core.errors import PermissionRefused
-from steward.core.sqlite import SqliteUnavailable
+from steward.core.sqlite import SqliteMissing
 from steward.extensions.jobacct_plugins.registry import (
     find_installed_plugins,
     parse_plugin_types,
@@ -90,8 +90,8 @@ def list_plugins(context: AccountingContext, asker: Caller, _: PluginsRequest) -
 
 
 def _plugin_health(context: AccountingContext, plugin_type: str) -> PluginHealth:
-    """Read a plugin's health; empty if it has not run yet or cannot be read now."""
+    """Read a plugin's health; empty if it has not run yet."""
     try:
         return read_health(context.settings.state_dir, plugin_type)
-    except SqliteUnavailable:
+    except SqliteMissing:
         return PluginHealth()

@@ -19,7 +19,7 @@ from steward.core.actions import action, route
 from steward.core.errors import NotFound, UsageError
 from steward.core.events import NODE_STATE, PARTITION_STATE, RESERVATION_STATE, Event
 from steward.core.records import UsageLine
-from steward.core.sqlite import SqliteUnavailable
+from steward.core.sqlite import SqliteMissing
 from steward.core.timestamps import from_micros, to_micros
 from steward.jobs.line_queries import SHOWN_PIECE, SHOWN_RUN, LineFilter
 from steward.reports.events import make_event_item
@@ -414,7 +414,7 @@ def list_node_jobs(
     )
     try:
         source = open_books(context.books, line_filter, duplicates=True)
-    except SqliteUnavailable:
+    except SqliteMissing:
         rows: list[Sequence[object]] = []
     else:
         quoted = [f'"{column}"' for column in _JOB_COLUMNS]

@@ -17,7 +17,7 @@ import msgspec
 
 from steward.core.events import Event, NodeStatesFile, decode_event, node_states_path
 from steward.core.files import read_status
-from steward.core.sqlite import Connection, SqliteUnavailable, open_reader, translate_errors
+from steward.core.sqlite import Connection, SqliteMissing, open_reader, translate_errors
 from steward.core.storage import Record, Rows
 from steward.core.timestamps import from_micros
 from steward.reports.history.consumer import get_history_path
@@ -358,7 +358,7 @@ def open_history(state_dir: str) -> Iterator[HistoryReader | None]:
     """Open the history of a state directory as a context manager; None if there is none yet."""
     try:
         reader = HistoryReader(state_dir)
-    except SqliteUnavailable:
+    except SqliteMissing:
         # The consumer creates the database when it starts; until then replies say that nothing is
         # known.
         yield None

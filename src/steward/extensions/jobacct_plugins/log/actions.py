@@ -13,7 +13,7 @@ from steward.core.access import Caller
 from steward.core.actions import action
 from steward.core.errors import PermissionRefused, StewardError
 from steward.core.events import ACCOUNTING_EXPIRE, Event
-from steward.core.sqlite import SqliteUnavailable
+from steward.core.sqlite import SqliteMissing
 from steward.core.usage import AccountingExpiry
 from steward.extensions.jobacct_plugins.consumer import log_location
 from steward.extensions.jobacct_plugins.log.files import JobLogDay, LogCalendar, list_log_days
@@ -184,7 +184,7 @@ def expire_books(context: AccountingContext, asker: Caller, request: ExpireReque
     expiring = [_expire_day(day) for day in days if calendar.get_day_end(day.day) <= before]
     try:
         jobs = context.jobs.count_expirable_jobs(before)
-    except SqliteUnavailable:
+    except SqliteMissing:
         jobs = 0  # before the first start there are none
     if request.yes:
         if context.order is None:
