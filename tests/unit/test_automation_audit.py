@@ -20,9 +20,9 @@ from steward.automation.actions import (
 )
 from steward.automation.audit import MAX_RESULT_BYTES, AuditLog, AuditRow, AuditStart
 from steward.automation.errors import AuditUnavailable
-from steward.core.access import Access, AccessSettings, Caller
+from steward.core.access import Access, Caller
 from steward.core.actions import Registry
-from steward.core.config import Settings
+from steward.core.config import AccessSettings, Settings
 from steward.core.sqlite import SqliteError, open_database, translate_errors
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)

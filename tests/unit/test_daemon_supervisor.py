@@ -316,6 +316,49 @@ def test_hangup_brings_the_new_parts_or_keeps_the_present_ones(
     assert daemon.end() == 0
 
 
+def test_a_reload_to_more_workers_than_can_be_started_leaves_the_supervisor_alive(
+    tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new, full = tmp_path / "old", tmp_path / "new", tmp_path / "full"
+    fork, tests = os.fork, os.getpid()
+
+    def fails() -> int:
+        if os.getpid() != tests and full.exists():
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return fork()
+
+    def reload() -> list[WorkerSpec]:
+        if full.exists():
+            return [WorkerSpec(name=f"new{n}", run=writes_its_pid(new)) for n in range(600)]
+        return [WorkerSpec(name="new", run=writes_its_pid(new))]
+
+    monkeypatch.setattr(os, "fork", fails)
+    daemon = start([WorkerSpec(name="old", run=writes_its_pid(old))], reload)
+    until(lambda: bool(lines(old)))
+    full.touch()
+    os.kill(daemon.pid, signal.SIGHUP)
+    until(lambda: "part new599 cannot be started: Resource temp" in daemon.log.read_text())
+    full.unlink()
+    os.kill(daemon.pid, signal.SIGHUP)
+    until(lambda: bool(lines(new)))
+    assert daemon.end() == 0
+
+
+def test_an_unexpected_error_of_a_reload_keeps_the_present_workers(
+    tmp_path: Path, start: Start
+) -> None:
+    def reload() -> list[WorkerSpec]:
+        raise RuntimeError("can't start new thread")
+
+    one = tmp_path / "one"
+    daemon = start([WorkerSpec(name="one", run=writes_its_pid(one))], reload)
+    until(lambda: bool(lines(one)))
+    os.kill(daemon.pid, signal.SIGHUP)
+    until(lambda: "can't start new thread" in daemon.log.read_text())
+    assert len(lines(one)) == 1
+    assert daemon.end() == 0
+
+
 def test_the_service_manager_is_told(
     tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:

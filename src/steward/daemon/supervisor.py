@@ -239,7 +239,7 @@ class Supervisor:
     def _set_workers(self, workers: Sequence[WorkerSpec]) -> None:
         """Replace the list of workers, keeping restart counts and errors of those that stay."""
         # New heartbeats: a worker of the former configuration may still run and beat.
-        self._heartbeats = mmap.mmap(-1, mmap.PAGESIZE)
+        self._heartbeats = mmap.mmap(-1, max(1, len(workers)) * _HEARTBEAT_STAMP.size)
         self._last_errors = mmap.mmap(-1, max(1, len(workers)) * _LAST_ERROR.size)
         old_by_name = {child.spec.name: child for child in self._children}
         self._children = [_WorkerState(spec, slot) for slot, spec in enumerate(workers)]
@@ -248,8 +248,6 @@ class Supervisor:
                 old = old_by_name[child.spec.name]
                 child.restarts = old.restarts
                 child.error, child.error_at = old.error, old.error_at
-        if len(workers) * _HEARTBEAT_STAMP.size > mmap.PAGESIZE:
-            raise StewardError(f"{len(workers)} parts are more than can be supervised")
 
     def _install_signal_handlers(self) -> None:
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
@@ -454,9 +452,11 @@ class Supervisor:
             return
         try:
             workers = self._reload()
-        except StewardError as error:
-            log.error("the configuration is not taken, the present one stays: %s", error)
-            self._listener.answer(ReloadReply(error=str(error)))
+        except Exception as error:
+            # As well what nobody expected: no memory, no thread.
+            reason = str(error) if isinstance(error, StewardError) else repr(error)
+            log.error("the configuration is not taken, the present one stays: %s", reason)
+            self._listener.answer(ReloadReply(error=reason))
             return
         self._notifier.send_reloading()
         log.info("reloading")
