@@ -9,6 +9,7 @@ import pytest
 from harness import bank
 from harness.events import NOON
 from harness.site import ADA, BELA, COORDINATOR, NOBODY, OWNER, ROOT, Site
+from steward.bank.errors import BankUsage
 from steward.bank.money import MICRO
 from steward.core.access import Caller
 
@@ -51,3 +52,11 @@ def test_of_an_id_that_was_used_again_the_job_that_is_meant(site: Site) -> None:
             "bank.charged", ADA, jobs=[{"cluster": "c1", "job_id": 1, "first_submit": first}]
         )
         assert [one.amount for one in answer.jobs] == [hours * MICRO]
+
+
+def test_a_running_job_is_explained_without_a_model_that_can_be_decoded(site: Site) -> None:
+    bank.feed(site, bank.life(5, user="ada")[:2])
+    with site.ledger.transaction() as t:
+        t.set_mark("picture:c1", '{"cluster": 5}')
+    with pytest.raises(BankUsage, match=r"nothing was charged for job 5 on c1 yet: it runs"):
+        site.ask("bank.explain", job="5")

@@ -12,6 +12,7 @@ from harness.bank import BY
 from harness.gate import gate_settings, running
 from harness.site import ADA, BELA, NOBODY, OWNER, ROOT, Site
 from steward.bank.errors import BankUsage
+from steward.bank.gate.store import GateStore
 from steward.bank.records import ModeRule
 from steward.core.access import Caller
 from steward.slurm.cluster_model import ClusterModel, NodeShape, PartitionModel
@@ -76,3 +77,26 @@ def test_one_component_of_anothers_account_is_enough(site: Site) -> None:
 def test_a_quote_for_a_user_that_cannot_be_is_refused(site: Site, user: str) -> None:
     with pytest.raises(BankUsage, match="there is no user"):
         site.ask("bank.quote", ROOT, options=["-A", "physics", "-t", "60"], user=user)
+
+
+def test_a_model_of_another_version_is_replaced_by_asking_slurm(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    amount = quote(site, ADA, 1).amount
+    with site.ledger.transaction() as t:
+        t.set_mark("picture:c1", '{"cluster": 5}')
+        assert t.read_model("c1") is None
+    monkeypatch.setattr(site.room("bank"), "get_model", lambda _cluster: PICTURE)
+    assert quote(site, ADA, 1).amount == amount
+
+
+def test_a_gate_starts_with_a_model_of_another_version(tmp_path: Path) -> None:
+    store = GateStore(str(tmp_path))
+    with store.transaction():
+        store.put_model(PICTURE)
+    other_version = ("picture:c2", '{"cluster": 5}')
+    connection = store.connect()
+    connection.execute("INSERT INTO note VALUES (?, ?)", other_version)
+    connection.close()
+    assert store.load_models() == [PICTURE]
+    store.close()

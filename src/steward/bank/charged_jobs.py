@@ -12,8 +12,6 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-import msgspec
-
 from steward.bank.billing import Pricing, compute_charge, get_hold_job_id
 from steward.bank.enforcement import has_started
 from steward.bank.errors import BankUsage, GateUnavailable, NoRate, NotInBank
@@ -22,7 +20,6 @@ from steward.bank.records import parse_charge_key
 from steward.core.errors import Unavailable
 from steward.core.usage import RunEvent
 from steward.jobs.job_ids import format_job_name
-from steward.slurm.cluster_model import ClusterModel
 from steward.slurm.job_states import FINISHED, strip_state_suffix
 
 if TYPE_CHECKING:
@@ -152,11 +149,10 @@ def _compute_accrued(context: "BankContext", t: "Transaction", job: "Job", clust
     Raises:
         NoRate: No rate applies.
     """
-    stored_model = t.read_mark(f"picture:{cluster}")
     pricing = Pricing(
         settings=context.settings.bank,
         rates=t.export_rules().rates,
-        model=msgspec.json.decode(stored_model, type=ClusterModel) if stored_model else None,
+        model=t.read_model(cluster),
         zone=context.get_time_zone(cluster),
     )
     run = RunEvent(

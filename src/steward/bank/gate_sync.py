@@ -306,7 +306,7 @@ class ClusterModels:
         cost_s = self._clock() - began
         if not _is_same_model(model, self._models.get(cluster)):
             with self._ledger.transaction() as t:
-                t.set_mark(_model_mark(cluster), msgspec.json.encode(model).decode())
+                t.set_model(model)
         self._models[cluster] = model
         self._marks[cluster] = mark
         if is_changed:
@@ -329,31 +329,10 @@ class ClusterModels:
             return
         with self._ledger.reading() as t:
             for cluster in self._zones:
-                stored = t.read_mark(_model_mark(cluster))
-                if stored:
-                    self._remember(cluster, stored)
+                model = t.read_model(cluster)
+                if model is not None:
+                    self._models[cluster] = model
         self._is_read = True
-
-    def _remember(self, cluster: str, stored: str) -> None:
-        try:
-            self._models[cluster] = msgspec.json.decode(stored, type=ClusterModel)
-        except msgspec.MsgspecError as error:
-            # Written by another version of Steward: the next query replaces it.
-            log.info("the kept picture of cluster %s cannot be read: %s", cluster, error)
-
-
-def load_cluster_model(ledger: "Ledger", cluster: str) -> ClusterModel | None:
-    """Return the model of a cluster stored last; None if there is none.
-
-    Raises:
-        LedgerUnavailable: The ledger's database is unreachable.
-    """
-    with ledger.reading() as t:
-        stored = t.read_mark(_model_mark(cluster))
-    try:
-        return msgspec.json.decode(stored, type=ClusterModel) if stored else None
-    except msgspec.MsgspecError:
-        return None  # written by another version of Steward; the bank replaces it in a minute
 
 
 def load_pricing(settings: Settings, ledger: "Ledger", cluster: str) -> Pricing:
@@ -362,10 +341,9 @@ def load_pricing(settings: Settings, ledger: "Ledger", cluster: str) -> Pricing:
     Raises:
         LedgerUnavailable: The ledger's database is unreachable.
     """
-    model = load_cluster_model(ledger, cluster)
     cluster_settings = settings.cluster.get(cluster)
     with ledger.reading() as t:
-        rates = t.rates.list_all()
+        rates, model = t.rates.list_all(), t.read_model(cluster)
     return Pricing(
         settings=settings.bank,
         rates=rates,
@@ -380,7 +358,3 @@ def load_pricing(settings: Settings, ledger: "Ledger", cluster: str) -> Pricing:
 
 def _is_same_model(one: ClusterModel, other: ClusterModel | None) -> bool:
     return other is not None and one == msgspec.structs.replace(other, taken_us=one.taken_us)
-
-
-def _model_mark(cluster: str) -> str:
-    return f"picture:{cluster}"

@@ -12,8 +12,6 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final
 
-import msgspec
-
 from steward.bank.errors import BankUsage
 from steward.core.layouts import format_exact_money
 
@@ -79,13 +77,7 @@ def list_rate_warnings(t: "Transaction", rate: "Rate") -> tuple[str, ...]:
         t: Transaction of the ledger, which stores cluster models.
         rate: The rate.
     """
-    from steward.slurm.cluster_model import ClusterModel
-
-    stored_model = t.read_mark(f"picture:{rate.cluster}")
-    try:
-        model = msgspec.json.decode(stored_model, type=ClusterModel) if stored_model else None
-    except msgspec.MsgspecError:
-        model = None  # written by another version of Steward; the bank replaces it in a minute
+    model = t.read_model(rate.cluster)
     if model is None:
         return ()
     return (*list_weight_warnings(rate.weights, model), *_list_partition_warnings(rate, model))

@@ -8,18 +8,13 @@ nothing. Amounts are micro-SU.
 import logging
 import pwd
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
-
-import msgspec
+from typing import Final
 
 from steward.bank.context import BankContext, BankReply
 from steward.bank.errors import BankUsage, GateUnavailable
 from steward.bank.records import JobRequest, Quote
 from steward.core.access import Caller
 from steward.core.actions import Request, action, route
-
-if TYPE_CHECKING:
-    from steward.slurm.cluster_model import ClusterModel
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +86,9 @@ def quote_job(context: BankContext, caller: Caller, request: QuoteRequest) -> Qu
         if request.user and request.user != rights.user:
             rights.require_operator("ask for others")
         rates = t.rates.list_all(cluster)
-        model = _load_cluster_model(context, t.read_mark(f"picture:{cluster}"), cluster)
+        model = t.read_model(cluster)
+    if model is None:
+        model = context.get_model(cluster)
     jobs = parse_jobs(request.options, request.script, uid=_resolve_uid(caller, request.user))
     settings, now = context.settings.bank, context.now()
     quotes = tuple(estimate(job, model, rates, settings, now) for job in jobs)
@@ -131,15 +128,6 @@ def _ask_gate(
         log.debug("the gate does not say: %s", error)
         return None, ""
     return True, messages[0]
-
-
-def _load_cluster_model(context: BankContext, stored_model: str, cluster: str) -> "ClusterModel":
-    """Return the cluster model that the daemon stored last, or ask Slurm if there is none."""
-    from steward.slurm.cluster_model import ClusterModel
-
-    if stored_model:
-        return msgspec.json.decode(stored_model, type=ClusterModel)
-    return context.get_model(cluster)
 
 
 def _resolve_uid(caller: Caller, user: str) -> int:

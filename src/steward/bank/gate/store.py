@@ -277,9 +277,19 @@ class GateStore:
         self._set_note("rules", _encode_json(rules))
 
     def load_models(self) -> list[ClusterModel]:
-        """Read the last model of each cluster."""
-        rows = self._db.execute("SELECT body FROM note WHERE name GLOB 'picture:*'")
-        return [msgspec.json.decode(row[0], type=ClusterModel) for row in rows]
+        """Read the last model of each cluster that this version of Steward can decode.
+
+        The bank sends the others again.
+        """
+        models = []
+        for name, body in self._db.execute(
+            "SELECT name, body FROM note WHERE name GLOB 'picture:*'"
+        ):
+            try:
+                models.append(msgspec.json.decode(body, type=ClusterModel))
+            except msgspec.MsgspecError as error:
+                log.info("the stored model %s cannot be decoded: %s", name, error)
+        return models
 
     def put_model(self, model: ClusterModel) -> None:
         """Store a cluster's model."""

@@ -6,9 +6,12 @@ outbox and the other tables. :class:`Ledger` is what processes hold (made by
 write, ``reading()`` one that may not. Its ``leases`` are taken outside of transactions.
 """
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
+
+import msgspec
 
 from steward.bank.ledger.accounts import Accounts
 from steward.bank.ledger.allocations import Allocations
@@ -25,6 +28,9 @@ from steward.bank.ledger.side_records import RejectedJobs, RemoteHolds, Reported
 from steward.bank.ledger.tables import upgrade_schema
 from steward.bank.ledger.transfers import Transfers
 from steward.bank.records import BankRules, GateBooks
+from steward.slurm.cluster_model import ClusterModel
+
+log = logging.getLogger(__name__)
 
 
 class Transaction:
@@ -73,6 +79,23 @@ class Transaction:
     def set_mark(self, name: str, text: str) -> None:
         """Write a short named note."""
         self._cursors.set_mark(name, text)
+
+    def read_model(self, cluster: str) -> ClusterModel | None:
+        """Return a cluster's model stored last; None before the first and after an upgrade.
+
+        Another version of Steward may have stored one that this one cannot decode; the bank
+        replaces it at its next query of the cluster.
+        """
+        text = self.read_mark(f"picture:{cluster}")
+        try:
+            return msgspec.json.decode(text, type=ClusterModel) if text else None
+        except msgspec.MsgspecError as error:
+            log.debug("the stored model of cluster %s cannot be decoded: %s", cluster, error)
+            return None
+
+    def set_model(self, model: ClusterModel) -> None:
+        """Store a cluster's model."""
+        self.set_mark(f"picture:{model.cluster}", msgspec.json.encode(model).decode())
 
     def export_books(self, after_seq: int = 0) -> GateBooks:
         """Return the accounts that changed after a sequence number, for the gate; all for 0."""

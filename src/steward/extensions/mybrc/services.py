@@ -464,7 +464,7 @@ def list_partitions(
     """
     with ledger.reading() as t:
         rates = t.rates.list_all()
-        model = _cluster_model(t, cluster)
+        model = t.read_model(cluster) or ClusterModel(cluster=cluster)
     names = {rate.partition for rate in rates if rate.cluster in ("", cluster)} - {"*"}
     all_names = sorted(names | set(model.partitions))
     begin = _page_offset(page_number, len(all_names))
@@ -481,18 +481,6 @@ def _page_offset(page_number: int, count: int) -> int:
     if page_number < 1 or (page_number > 1 and begin >= count):
         raise ApiError(404, "Invalid page.")
     return begin
-
-
-def _cluster_model(t: "Transaction", cluster: str) -> ClusterModel:
-    """Read the stored model of a cluster; empty where there is none."""
-    text = t.read_mark(f"picture:{cluster}")
-    try:
-        return (
-            msgspec.json.decode(text, type=ClusterModel) if text else ClusterModel(cluster=cluster)
-        )
-    except msgspec.DecodeError:
-        # An older Steward stored it; until the next snapshot only names and rates are known.
-        return ClusterModel(cluster=cluster)
 
 
 def _partition(name: str, model: ClusterModel, su_per_core_hour: str | None) -> ApiPartition:
