@@ -246,17 +246,26 @@ def test_a_server_that_is_silent_or_slow_has_as_long_as_a_request_may_take(
     def silent(_: Handler) -> None:
         ended.wait(30)
 
-    def slow(request: Handler) -> None:
+    def drip(request: Handler, start: bytes, piece: bytes) -> None:
         request.close_connection = True
-        request.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
+        request.wfile.write(start)
         try:
             while not ended.wait(0.05):
-                request.wfile.write(b" ")
+                request.wfile.write(piece)
         except OSError:
             pass  # the client has gone
 
+    def slow_body(request: Handler) -> None:
+        drip(request, b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n", b" ")
+
+    def slow_headers(request: Handler) -> None:
+        drip(request, b"HTTP/1.1 200 OK\r\nX-Slow: ", b"x")
+
+    def interim_replies(request: Handler) -> None:
+        drip(request, b"", b"HTTP/1.1 102 Processing\r\n\r\n")
+
     try:
-        for answer in (silent, slow):
+        for answer in (silent, slow_body, slow_headers, interim_replies):
             client = connect(serve(answer), timeout_s=0.4)
             began = time.monotonic()
             with pytest.raises(ArchiveUnavailable, match=r"within 0\.4 s: raise timeout_s"):

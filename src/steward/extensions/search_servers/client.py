@@ -18,7 +18,7 @@ import time
 import weakref
 import zlib
 from collections.abc import Iterator, Sequence
-from threading import Lock
+from threading import Lock, local
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -30,6 +30,7 @@ from steward.extensions.search_servers.settings import ElasticsearchSinkSettings
 if TYPE_CHECKING:
     import ssl
 
+    import httpcore
     import httpx
 
 CONCURRENT_REQUESTS: Final = 2
@@ -210,7 +211,7 @@ def _unreadable_error(path: str, error: OSError) -> ArchiveUnavailable:
 _MIN_GZIP_BYTES: Final = 1024
 """Size up to which a body is sent uncompressed, in bytes."""
 _GZIP_LEVEL: Final = 1
-_PIECE_BYTES: Final = 64 * 1024
+_PIECE_BYTES: Final = 16 * 1024
 _PAUSE_S: Final = (1.0, 60.0)
 """First and longest pause of a node that failed, in seconds."""
 
@@ -249,6 +250,61 @@ class NodeRotation:
             self._backoffs[url].reset()
 
 
+class _Deadline(local):
+    """Time of the monotonic clock at which the request of a thread is to have ended."""
+
+    at = 0.0
+
+    def get_remaining_s(self) -> float:
+        """Return the seconds that are left.
+
+        Raises:
+            httpcore.ReadTimeout: None is left.
+        """
+        import httpcore
+
+        remaining_s = self.at - time.monotonic()
+        if remaining_s <= 0:
+            raise httpcore.ReadTimeout("the request takes too long")
+        return remaining_s
+
+
+class _BoundedStream:
+    """Connection whose every step ends at the deadline, see httpcore's ``NetworkStream``.
+
+    httpcore's own time-outs begin again with each step, so a server that sends a byte now and
+    then would never meet one.
+    """
+
+    def __init__(self, stream: "httpcore.NetworkStream", deadline: _Deadline) -> None:
+        self._stream, self._deadline = stream, deadline
+        self.close = stream.close
+        self.get_extra_info = stream.get_extra_info
+
+    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ARG002 -- httpcore's signature
+        return self._stream.read(max_bytes, self._deadline.get_remaining_s())
+
+    def write(self, buffer: bytes, timeout: float | None = None) -> None:  # noqa: ARG002 -- httpcore's signature
+        self._stream.write(buffer, self._deadline.get_remaining_s())
+
+    def start_tls(self, **options: Any) -> "_BoundedStream":
+        options["timeout"] = self._deadline.get_remaining_s()
+        return _BoundedStream(self._stream.start_tls(**options), self._deadline)
+
+
+class _BoundedBackend:
+    """Maker of such connections, see httpcore's ``NetworkBackend``."""
+
+    def __init__(self, deadline: _Deadline) -> None:
+        self._deadline = deadline
+
+    def connect_tcp(self, **options: Any) -> _BoundedStream:
+        import httpcore
+
+        options["timeout"] = self._deadline.get_remaining_s()
+        return _BoundedStream(httpcore.SyncBackend().connect_tcp(**options), self._deadline)
+
+
 class SearchClient:
     """Client of the search server that a sink's settings describe; connects at the first request.
 
@@ -262,6 +318,7 @@ class SearchClient:
         self._nodes = NodeRotation(settings.urls)
         self._http: httpx.Client | None = None
         self._stamp: CredentialsStamp = ()
+        self._deadline = _Deadline()
         self._lock = Lock()
 
     @property
@@ -305,10 +362,10 @@ class SearchClient:
         http = self._connect()
         url = self._nodes.take_turn()
         target = url.rstrip("/") + target_path
-        deadline = time.monotonic() + self.settings.timeout_s
+        self._deadline.at = time.monotonic() + self.settings.timeout_s
         try:
             with http.stream(method, target, content=content, headers=headers) as response:
-                reply = ServerReply(response.status_code, _read_body(response, deadline))
+                reply = ServerReply(response.status_code, _read_body(response))
         except (httpx.HTTPError, httpx.InvalidURL, ValueError, zlib.error) as error:
             # ValueError: a name that no host can have, or a reply without end.
             self._nodes.pause(url)
@@ -356,6 +413,8 @@ class SearchClient:
         if authorization:
             headers["authorization"] = authorization
         transport = httpx.HTTPTransport(verify=build_tls_context(self.settings), trust_env=False)
+        # httpx has no parameter for it.
+        transport._pool._network_backend = _BoundedBackend(self._deadline)  # type: ignore[assignment]
         http = httpx.Client(
             transport=transport,
             headers=headers,
@@ -394,33 +453,25 @@ class SearchClient:
 
 
 def _split_body(body: bytes) -> Iterator[bytes]:
-    """Yield a request's body in pieces: httpx copies each piece several times."""
+    """Yield a request's body in pieces: httpx copies each several times, and each is timed."""
     for first in range(0, len(body), _PIECE_BYTES):
         yield body[first : first + _PIECE_BYTES]
 
 
-def _read_body(response: "httpx.Response", deadline: float) -> bytes:
+def _read_body(response: "httpx.Response") -> bytes:
     """Read a reply's body.
-
-    Args:
-        response: The reply, its body unread.
-        deadline: Time of the monotonic clock at which the request's time is up.
 
     Raises:
         ValueError: The body is too large.
         httpx.HTTPError: The body did not come, or not in time.
         zlib.error: The body is no gzip.
     """
-    import httpx
-
     is_gzip = response.headers.get("content-encoding", "").lower() == "gzip"
     # httpx decompresses a chunk whatever size that makes.
     decompressor = zlib.decompressobj(zlib.MAX_WBITS | 16) if is_gzip else None
     parts: list[bytes] = []
     size = 0
     for chunk in response.iter_raw():
-        if time.monotonic() > deadline:
-            raise httpx.ReadTimeout("the reply takes too long")
         limit = MAX_REPLY_BYTES + 1 - size
         parts.append(decompressor.decompress(chunk, limit) if decompressor else chunk)
         size += len(parts[-1])
