@@ -21,6 +21,7 @@ from servers.authority import Authority
 from steward.admin.credentials.requests import CallerAnswer
 from steward.core.http_server import (
     ServerConfig,
+    ServingError,
     answer_head,
     limit_concurrency,
     open_http_listener,
@@ -323,3 +324,14 @@ class Answers(DaemonClient):
                 uid=1, user="ada", how="token", clusters=(), bank=True, sensor=True, rules=True
             )
         return await super().call_action(name, request, *more, **named)
+
+
+def test_a_certificate_that_cannot_be_used_is_named_with_its_table(tmp_path: Path) -> None:
+    path = str(tmp_path / "certificate.pem")
+    tls = TlsSettings(certificate_file=path, key_file=path)
+    config = ServerConfig(name="it", section="[it]", listen="127.0.0.1:0", tls=tls)
+    with (
+        open_http_listener(config) as listener,
+        pytest.raises(ServingError, match=rf"^\[it\] tls: {path} cannot be used"),
+    ):
+        serve_http(config, lambda *_: None, listener, Stop(), lambda: None)

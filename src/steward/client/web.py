@@ -28,6 +28,8 @@ from steward.core.errors import (
     Unavailable,
     UsageError,
 )
+from steward.core.section import TlsSettings
+from steward.core.tls import TlsUnavailable, make_client_context
 
 if TYPE_CHECKING:
     from http.client import HTTPConnection, HTTPResponse
@@ -174,12 +176,10 @@ def _make_connection(address: SplitResult, ca_file: str) -> "HTTPConnection":
     assert address.hostname is not None
     if address.scheme == "http":
         return HTTPConnection(address.hostname, address.port, timeout=SILENCE_S)
-    import ssl
-
     try:
-        context = ssl.create_default_context(cafile=ca_file or None)
-    except (OSError, ssl.SSLError) as error:
-        raise UsageError(f"ca_file {ca_file} cannot be used: {error}", ca_file) from error
+        context = make_client_context(TlsSettings(ca_file=ca_file))
+    except TlsUnavailable as error:
+        raise UsageError(str(error), ca_file) from error
     return HTTPSConnection(address.hostname, address.port, timeout=SILENCE_S, context=context)
 
 

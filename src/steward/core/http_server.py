@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import logging
 import socket
-import ssl
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -23,6 +22,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from steward.core.errors import StewardError
 from steward.core.listeners import ConnectionLimit, ReportingListener, open_tcp_listener
 from steward.core.section import TlsReference
+from steward.core.tls import TlsUnavailable, make_server_context
 from steward.core.waits import Stop
 
 log = logging.getLogger(__name__)
@@ -321,18 +321,12 @@ def serve_http(
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=_GRACE_S,
         h11_max_incomplete_event_size=_MAX_HEAD_BYTES,
-        ssl_certfile=tls.certificate_file if tls else None,
-        ssl_keyfile=tls.key_file if tls else None,
-        ssl_ca_certs=(tls.client_ca_file or None) if tls else None,
-        ssl_cert_reqs=ssl.CERT_REQUIRED if tls and tls.client_ca_file else ssl.CERT_NONE,
+        ssl_context_factory=(lambda *_: make_server_context(tls)) if tls else None,
     )
     try:
         config.load()
-    except (OSError, ssl.SSLError) as error:
-        raise ServingError(
-            f"{server_config.section} cannot use the certificates of its [tls.NAME]: {error}",
-            tls.certificate_file if tls else "",
-        ) from error
+    except TlsUnavailable as error:
+        raise ServingError(f"{server_config.section} tls: {error}", error.offender) from error
     log.info(
         "%s is at %s port %d, %s",
         server_config.name,

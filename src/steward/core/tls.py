@@ -1,5 +1,8 @@
 """TLS contexts from the tables [tls.NAME], and the names in a peer's certificate.
 
+Every server and client of Steward takes its context from here, so that all have the same minimum
+version and ciphers: TLS 1.2 and Python's default ones. The agent, which is one file, makes its own.
+
 ``ssl`` is imported only when a configuration uses TLS: it costs every process that loads it
 5 MB.
 """
@@ -63,7 +66,11 @@ def _load_certificates(context: Context, tls: TlsSettings, ca_file: str) -> None
             context.load_verify_locations(ca_file)
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
-        raise TlsUnavailable(f"{name} (or its key) cannot be used: {reason}", name) from error
+        raise TlsUnavailable(
+            f"{name} cannot be used as a certificate, or not with its key ({reason}): give PEM "
+            "files that Steward's user may read, the key without a password",
+            name,
+        ) from error
 
 
 def read_peer_names(connection: socket.socket) -> frozenset[str]:

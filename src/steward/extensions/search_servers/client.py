@@ -24,6 +24,8 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from steward.archive.errors import ArchiveUnavailable
+from steward.core.section import TlsSettings
+from steward.core.tls import TlsUnavailable, make_client_context
 from steward.core.waits import Backoff
 from steward.extensions.search_servers.settings import ElasticsearchSinkSettings, SearchSinkSettings
 
@@ -134,23 +136,12 @@ def build_tls_context(settings: SearchSinkSettings) -> "ssl.SSLContext":
     if not any(url.lower().startswith("https:") for url in settings.urls):
         # Reading the system's CA certificates takes longer than most requests.
         return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    certificate_path = settings.ca_file
+    if settings.key_file:
+        _warn_if_readable(settings.key_file)
     try:
-        context = ssl.create_default_context(cafile=settings.ca_file or None)
-        if settings.certificate_file:
-            certificate_path = settings.certificate_file
-            _warn_if_readable(settings.key_file)
-            # Without this callback OpenSSL would ask for a password on the terminal.
-            context.load_cert_chain(certificate_path, settings.key_file, password=lambda: b"")
-    except ssl.SSLError as error:
-        raise ArchiveUnavailable(
-            f"{certificate_path} cannot be used as a certificate, or not with its key "
-            f"({_error_reason(error)}): "
-            "give PEM files, the key without a password",
-            certificate_path,
-        ) from error
-    except OSError as error:
-        raise _unreadable_error(error.filename or certificate_path, error) from error
+        context: ssl.SSLContext = make_client_context(settings.tls or TlsSettings())
+    except TlsUnavailable as error:
+        raise ArchiveUnavailable(str(error), error.offender) from error
     return context
 
 
@@ -195,11 +186,6 @@ def _warn_if_readable(path: str) -> None:
         return  # reading the file reports the error
     if is_open:
         log.warning("%s holds a secret and every user may read it: run 'chmod 600' on it", path)
-
-
-def _error_reason(error: Exception) -> str:
-    reason = getattr(error, "reason", None) or getattr(error, "strerror", None)
-    return str(reason or error)
 
 
 def _unreadable_error(path: str, error: OSError) -> ArchiveUnavailable:
