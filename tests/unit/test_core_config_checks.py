@@ -155,6 +155,28 @@ def test_check_tells_where_facts_on_jobs_come_from(
     assert f"{tmp_path}/none is not there" in told.err
 
 
+def test_check_tells_whether_munge_or_a_certificate_authenticates(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def told(tables: str) -> str:
+        path = tmp_path / "steward.toml"
+        path.write_text(f'state_dir = "{tmp_path}"\n{tables}')
+        assert run(["config", "check", "--config", str(path)]) == 0
+        return capfd.readouterr().out
+
+    forward = f'[cluster.c]\nspool = "{tmp_path}/spool"\n[forward]\nto = "steward:6825"\n'
+    tls = 'tls = "t"\n[tls.t]\n'
+    certificate = 'certificate_file = "/c"\nkey_file = "/k"\n'
+    assert "  forwards  to steward:6825, known by MUNGE\n" in told(forward)
+    assert "known by MUNGE, encrypted\n" in told(f'{forward}{tls}ca_file = "/ca"\n')
+    assert "known by certificates, encrypted\n" in told(forward + tls + certificate)
+    receive = '[cluster.c]\nremote = true\ncontrollers = ["h"]\n[receive]\nlisten = "[::]:6825"\n'
+    assert "  receives  at [::]:6825, known by MUNGE\n" in told(receive)
+    assert "known by MUNGE, encrypted\n" in told(receive + tls + certificate)
+    by_certificate = f'{receive}{tls}{certificate}client_ca_file = "/ca"\n'
+    assert "known by certificates, encrypted\n" in told(by_certificate)
+
+
 def test_the_triggers_secret_is_looked_for_where_triggers_are_kept_set(tmp_path: Path) -> None:
     def told(more: str) -> list[str]:
         path = tmp_path / "steward.toml"

@@ -23,6 +23,7 @@ from steward.core.config.reader import (
     make_config_error,
     render_config,
 )
+from steward.core.section import TlsReference
 from steward.extensions.kafka import KafkaSinkSettings
 
 app = typer.Typer(context_settings=CONTEXT, no_args_is_help=True, add_completion=False)
@@ -56,13 +57,16 @@ def check(config: ConfigFile = DEFAULT_PATH) -> None:
     if clusters:
         print(f"  clusters  {clusters}")
     if settings.forward.to:
-        print(f"  forwards  to {settings.forward.to}")
+        forward = settings.forward
+        security = _describe_security(forward.tls, is_server=False)
+        print(f"  forwards  to {forward.to}, {security}")
     else:
         print(f"  archive   {sinks}")
         for line in _list_retention(settings):
             print(f"  removes   {line}")
     if settings.receive.listen:
-        print(f"  receives  at {settings.receive.listen}")
+        receive = settings.receive
+        print(f"  receives  at {receive.listen}, {_describe_security(receive.tls)}")
     for line in _list_sources(settings):
         print(f"  {line}")
     for source in settings.consume.values():
@@ -79,13 +83,19 @@ def _list_sources(settings: Settings) -> Iterator[str]:
             yield f"jobcomp   of {name} in {cluster.jobcomp_lines}"
     nodes = settings.nodes
     if nodes.listen:
-        auth_method = "certificates" if nodes.tls and nodes.tls.client_ca_file else "MUNGE"
-        encryption = ", encrypted" if nodes.tls else ""
-        yield f"nodes     at {nodes.listen}, known by {auth_method}{encryption}"
+        yield f"nodes     at {nodes.listen}, {_describe_security(nodes.tls)}"
     if not settings.forward.to:
         yield f"plugins   {settings.accounting.type}"
     if settings.mail != MailSettings():
         yield f"mail      by {settings.mail.program or settings.mail.sendmail}"
+
+
+def _describe_security(tls: TlsReference, *, is_server: bool = True) -> str:
+    """Describe what authenticates the client of a connection, and whether it is encrypted."""
+    if tls is None:
+        return "known by MUNGE"
+    certificates = tls.client_ca_file if is_server else tls.certificate_file
+    return f"known by {'certificates' if certificates else 'MUNGE'}, encrypted"
 
 
 def _load_checked(path: str) -> tuple[Settings, list[str]]:

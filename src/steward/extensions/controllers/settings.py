@@ -23,8 +23,8 @@ class ForwardSettings(Section, frozen=True, kw_only=True):
 
     Attributes:
         to: Host and port of the ``steward serve`` that receives the events.
-        tls: Name of a table ``[tls.NAME]``; if empty, no encryption. Its certificate authenticates
-            this host; if it has none, MUNGE does.
+        tls: Name of a table ``[tls.NAME]``; if empty, no encryption. If it has a
+            ``certificate_file``, that authenticates this host in place of MUNGE.
         munge_users: Users that the server may run as, beside root and Steward's own user.
     """
 
