@@ -189,7 +189,7 @@ class Site:
             case "events":
                 from steward.reports.events import EventsContext
 
-                return EventsContext(self.settings.state_dir, **common)
+                return EventsContext(self.settings, **common)
             case "history":
                 from steward.reports.history.context import HistoryContext
 

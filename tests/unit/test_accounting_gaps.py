@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from harness import accounting
@@ -15,6 +16,7 @@ from steward.accounting.gaps import GapsAnswer
 from steward.capture.nodes.node_reports import NodeReport, NodeReportsWriter
 from steward.core.errors import PermissionRefused
 from steward.core.events import JOB_MISSED, MissedJobs
+from steward.slurm.settings import ClusterSettings
 
 
 @pytest.fixture
@@ -130,6 +132,8 @@ def test_what_nodes_say_that_they_lost_is_told_of(site: Site) -> None:
 
 
 def test_nodes_that_fell_silent_are_told_of(site: Site) -> None:
+    clusters = {**site.settings.cluster, "beta": ClusterSettings(slurm=False)}
+    site.settings = msgspec.structs.replace(site.settings, cluster=clusters)
     hearing = NodeReportsWriter(str(site.state))
     for node, ago_s in (("n1", 30), ("n2", 1000), ("n3", 90_000)):
         hearing.record(

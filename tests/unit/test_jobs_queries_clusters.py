@@ -1,6 +1,7 @@
 """Clusters that only others tell of: who may see what of them, with and without our own."""
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -12,7 +13,7 @@ from steward.admin.journal import StatusRequest
 from steward.core.access import Access, Caller, ClusterRoles
 from steward.core.actions import Registry
 from steward.core.config import AccessSettings
-from steward.core.errors import PermissionRefused
+from steward.core.errors import PermissionRefused, UsageError
 from steward.core.events import JOB_SEEN, Event, JobFacts
 from steward.core.records import JobRecord
 from steward.daemon.contexts import make_registry
@@ -91,3 +92,25 @@ def test_without_clusters_of_our_own_the_journal_is_still_the_operators(
     rooms: Registry = make_registry(settings)
     with pytest.raises(PermissionRefused):
         rooms.call("journal.status", ADA, StatusRequest())
+
+
+@pytest.mark.parametrize(
+    ("action", "fields"),
+    [
+        ("accounting.gaps", {"clusters": ["nowhere"]}),
+        ("accounting.jobs", {"clusters": ["nowhere"]}),
+        ("accounting.job_states", {"clusters": ["nowhere"]}),
+        ("archive.list", {"clusters": ["nowhere"]}),
+        ("archive.search", {"terms": ["x"], "clusters": ["nowhere"]}),
+        ("archive.secrets", {"clusters": ["nowhere"]}),
+        ("automation.audit", {"cluster": "nowhere"}),
+        ("bank.holds", {"cluster": "nowhere"}),
+        ("rules.history", {"cluster": "nowhere"}),
+    ],
+)
+def test_lists_of_a_cluster_that_is_unknown_name_the_known_ones(
+    site: Site, action: str, fields: dict[str, Any]
+) -> None:
+    registry = make_registry(site.settings)
+    with pytest.raises(UsageError, match=r"cluster 'nowhere' is unknown: there are alpha, beta$"):
+        registry.call(action, ROOT, registry.decode(action, fields))

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from steward.accounting.errors import AccountingUsage
 from steward.core.access import Access, Caller, VisibleJobs
 from steward.core.config import Settings
 from steward.core.events import Event, utc_now
@@ -73,12 +72,11 @@ class AccountingContext:
         """Check that these clusters exist.
 
         Raises:
-            AccountingUsage: A cluster does not exist.
+            UsageError: A cluster does not exist.
         """
-        for name in names:
-            if name not in self.clusters:
-                known_names = ", ".join(self.clusters)
-                raise AccountingUsage(f"cluster {name!r} is unknown: there are {known_names}", name)
+        from steward.jobs.queries import check_clusters
+
+        check_clusters(names, self.clusters)
 
     def get_zone(self, cluster: str) -> str:
         """Return the IANA name of a cluster's time zone; "" for the system's."""

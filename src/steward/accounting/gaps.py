@@ -168,11 +168,13 @@ def list_accounting_gaps(
         PermissionRefused: The requester is not an operator of every cluster; findings concern all
             users' jobs.
         AccountingUsage: A time is malformed.
+        UsageError: A cluster does not exist.
     """
     if not context.is_operator(asker):
         raise PermissionRefused(
             "what is missing is about everybody's jobs: only operators may ask for it"
         )
+    context.check_clusters(request.clusters)
     span = _parse_span(context, request)
     findings: list[Finding] = []
     with context.jobs.snapshot():

@@ -106,6 +106,7 @@ def count_job_states(
 
 def _build_filter(context: AccountingContext, asker: Caller, request: JobSelection) -> JobFilter:
     """Build the job filter of a request, within what the requester may see."""
+    context.check_clusters(request.clusters)
     clusters = request.clusters or (context.main_cluster,)
     zone = load_zone(request.zone or context.get_zone(clusters[0]))
     now = context.now()

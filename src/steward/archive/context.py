@@ -146,7 +146,7 @@ class ArchiveContext:
 
     def is_operator(self, caller: Caller) -> bool:
         """Return whether the user is an operator of every cluster."""
-        return all(self.access.is_operator(caller, name) for name in self._list_clusters())
+        return all(self.access.is_operator(caller, name) for name in self.list_clusters())
 
     def get_visible_jobs(
         self, caller: Caller, *, scripts: bool = False
@@ -156,7 +156,7 @@ class ArchiveContext:
             # Includes clusters that were removed from the configuration.
             return None
         decide = self.access.get_script_scope if scripts else self.access.get_job_scope
-        return {name: decide(caller, name) for name in self._list_clusters()}
+        return {name: decide(caller, name) for name in self.list_clusters()}
 
     def can_see(self, caller: Caller, job: Job) -> bool:
         """Return whether the user may see a job's record."""
@@ -173,7 +173,8 @@ class ArchiveContext:
             account=job.record.account,
         )
 
-    def _list_clusters(self) -> Sequence[str]:
+    def list_clusters(self) -> Sequence[str]:
+        """Return all clusters that may have jobs."""
         if self._cluster_names is None:
             self._cluster_names = list_clusters(self.settings)
         return self._cluster_names

@@ -20,6 +20,7 @@ from steward.core.access import Caller, VisibleJobs
 from steward.core.errors import UsageError
 from steward.jobs import Job, JobFilter, ListPosition
 from steward.jobs.filters import normalize_patterns
+from steward.jobs.queries import check_clusters
 from steward.slurm.job_states import expand_state_filter
 from steward.slurm.times import load_zone, parse_time
 
@@ -62,7 +63,9 @@ def resolve_selection_span(
 
     Raises:
         TimeError: A time or the zone is invalid.
+        UsageError: A cluster does not exist.
     """
+    check_clusters(selection.clusters, context.list_clusters())
     name = selection.zone
     if not name:
         clusters = selection.clusters or tuple(context.settings.cluster)

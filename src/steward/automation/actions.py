@@ -31,6 +31,7 @@ from steward.core.config import Settings
 from steward.core.events import utc_now
 from steward.core.layouts import Column, Layout
 from steward.core.sqlite import SqliteMissing
+from steward.jobs.queries import check_clusters, list_clusters
 from steward.slurm.times import load_zone, parse_time
 
 
@@ -320,7 +321,10 @@ def list_audit(context: AutomationContext, caller: Caller, request: AuditRequest
         OperationForbidden: The caller's uid has no name, so no entry can be the caller's own.
         AuditUnavailable: The audit log cannot be read.
         TimeError: ``since`` is not a valid time.
+        UsageError: The cluster does not exist.
     """
+    if request.cluster:
+        check_clusters([request.cluster], list_clusters(context.settings))
     since: datetime | None = None
     if request.since:
         since = parse_time(request.since, utc_now(), load_zone(request.zone))

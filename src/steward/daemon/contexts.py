@@ -76,7 +76,7 @@ def make_registry(settings: Settings) -> Registry:
             "doctor": lambda: DoctorContext(
                 settings, access=access, make_registry=lambda: make_registry(settings)
             ),
-            "events": lambda: EventsContext(settings.state_dir, access),
+            "events": lambda: EventsContext(settings, access),
             "rules": lambda: RulesContext(settings, access=access),
             "status": lambda: StatusContext(settings, access=access, registry=registry),
             "history": lambda: HistoryContext(settings, access=access),

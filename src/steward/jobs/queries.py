@@ -14,6 +14,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from steward.core.config import Settings
+from steward.core.errors import UsageError
 from steward.core.events import JobScript
 from steward.core.records import JobRecord, UsageLine
 from steward.core.sqlite import SqliteUnavailable, open_reader, translate_errors
@@ -255,6 +256,17 @@ def list_clusters(settings: Settings) -> list[str]:
         finally:
             jobs.close()
     return list(dict.fromkeys((*settings.cluster, *stored))) or [""]
+
+
+def check_clusters(names: Iterable[str], clusters: Sequence[str]) -> None:
+    """Check that requested clusters are among these, the result of :func:`list_clusters`.
+
+    Raises:
+        UsageError: A cluster is not; the message names those that are.
+    """
+    for name in names:
+        if name not in clusters:
+            raise UsageError(f"cluster {name!r} is unknown: there are {', '.join(clusters)}", name)
 
 
 class Jobs(ListQueries):

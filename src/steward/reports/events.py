@@ -17,6 +17,7 @@ import msgspec
 
 from steward.core.access import Access, Caller
 from steward.core.actions import Answer, Request, action
+from steward.core.config import Settings
 from steward.core.errors import UsageError
 from steward.core.events import (
     BANK_THRESHOLD,
@@ -35,6 +36,7 @@ from steward.core.events import (
     utc_now,
 )
 from steward.core.journal.reader import JournalReader
+from steward.jobs.queries import check_clusters, list_clusters
 from steward.slurm.nodelists import expand_nodelist
 from steward.slurm.times import load_zone, parse_time
 
@@ -59,21 +61,21 @@ class EventsContext:
     """Context of the event actions.
 
     Args:
-        state_dir: Directory that holds the journal.
+        settings: The whole configuration.
         access: Decides who may see what.
         now: Returns the current time.
     """
 
     def __init__(
-        self, state_dir: str, access: Access, now: Callable[[], datetime] = utc_now
+        self, settings: Settings, access: Access, now: Callable[[], datetime] = utc_now
     ) -> None:
-        self._state_dir = state_dir
+        self.settings = settings
         self._access = access
         self.now = now
 
     def open_reader(self) -> JournalReader:
         """Open the journal for reading."""
-        return JournalReader(self._state_dir)
+        return JournalReader(self.settings.state_dir)
 
     def can_see(self, asker: Caller, event: Event) -> bool:
         """Return whether the user may see an event."""
@@ -180,6 +182,9 @@ def _list_journal_events(
             matching, position = _read_events_after(reader, request, matches, limit, head)
     finally:
         reader.close()
+    if not matching and request.after is None:
+        # The journal may have events of clusters that are no longer configured and have no jobs.
+        check_clusters(request.clusters, list_clusters(context.settings))
     return EventsReply(events=tuple(map(make_event_item, matching)), position=position)
 
 

@@ -47,7 +47,7 @@ def resolve_clusters(context: AccountingContext, request: SacctRequest) -> tuple
     """Return the requested clusters; empty for all.
 
     Raises:
-        AccountingUsage: A cluster does not exist.
+        UsageError: A cluster does not exist.
     """
     if request.all_clusters or "all" in request.clusters:
         return ()

@@ -43,6 +43,7 @@ from steward.core.config import Settings
 from steward.core.errors import UsageError
 from steward.core.events import BODIES, Event, utc_now
 from steward.core.sqlite import SqliteMissing
+from steward.jobs.queries import check_clusters, list_clusters
 from steward.slurm.times import load_zone, parse_time
 
 if TYPE_CHECKING:
@@ -290,8 +291,11 @@ def list_executions(
     Raises:
         OperationForbidden: The caller is not an operator.
         TimeError: ``since`` is not a valid time.
+        UsageError: The cluster does not exist.
     """
     context.require_operator(asker)
+    if request.cluster:
+        check_clusters([request.cluster], list_clusters(context.settings))
     since = None
     if request.since:
         since = parse_time(request.since, utc_now(), load_zone(request.zone))

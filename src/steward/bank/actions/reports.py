@@ -20,6 +20,7 @@ from steward.core.access import Caller
 from steward.core.actions import ActionMessage, Request, action, route
 from steward.core.layouts import Column, Layout, read_user
 from steward.core.timestamps import from_micros
+from steward.jobs.queries import check_clusters, list_clusters
 from steward.slurm.times import load_zone
 
 if TYPE_CHECKING:
@@ -440,7 +441,10 @@ def list_holds(context: BankContext, caller: Caller, request: HoldsRequest) -> H
     Raises:
         BankRefused: It is about jobs of others.
         GateUnavailable: The gate does not answer.
+        UsageError: The cluster does not exist.
     """
+    if request.cluster:
+        check_clusters([request.cluster], list_clusters(context.settings))
     account = request.account.lower()
     with context.ledger.reading() as t:
         rights = context.get_rights(caller, t)

@@ -34,7 +34,7 @@ class HistoryContext:
         self.access = access
         self.now = now
         self.books = AccountingContext(settings, access=access, now=now)
-        self._events = EventsContext(settings.state_dir, access, now)
+        self._events = EventsContext(settings, access, now)
 
     def open_reader(self) -> AbstractContextManager[HistoryReader | None]:
         """Open the history for reading; None if there is none yet."""
