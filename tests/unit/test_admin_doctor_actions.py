@@ -207,7 +207,7 @@ def test_checks_that_there_are_not(watched: Path) -> None:
     assert done.returncode == 2
     assert b"there is no check 'spol': there are settings, secrets, library" in done.stderr
     listed = json.loads(steward("doctor", "--list", "--json").stdout)
-    assert {"name": "library", "help": "SQLite is one that loses nothing"} in listed
+    assert {"name": "library", "help": "SQLite is one that loses nothing"} in listed["checks"]
 
 
 def test_only_operators_are_told(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ import msgspec
 
 from steward.accounting.errors import AccountingError
 from steward.accounting.job_log import SkippedLine, load_job_log
+from steward.core.actions import Answer
 from steward.core.consumers import Append
 from steward.core.events import JOB_END, STEP_ACCOUNTED, Event, JobFacts, utc_now
 from steward.core.records import JobRecord, UsageLine
@@ -201,7 +202,7 @@ ImportProgress = Callable[[int, int | None, str], None]
 """Progress callback: amount done, total (None if unknown), and unit."""
 
 
-class ImportResult(msgspec.Struct, frozen=True, kw_only=True):
+class ImportResult(Answer, frozen=True, kw_only=True):
     """Result of an import.
 
     Attributes:

@@ -30,6 +30,7 @@ from steward.archive.files.layout import compile_layout
 from steward.archive.files.manifest import FoundFile, FoundScript, find_named_scripts
 from steward.archive.files.permissions import read_acl_readers
 from steward.archive.files.tree import ArchiveTree
+from steward.core.actions import Answer
 from steward.core.consumers import Append
 from steward.core.events import (
     JOB_SCRIPT,
@@ -159,7 +160,7 @@ class StoredSubmission(msgspec.Struct, frozen=True, kw_only=True):
     is_known: bool = False
 
 
-class ScriptImportResult(msgspec.Struct, frozen=True, kw_only=True):
+class ScriptImportResult(Answer, frozen=True, kw_only=True):
     """Result of an import: counts, and unknown users.
 
     Attributes:

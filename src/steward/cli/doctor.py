@@ -143,7 +143,8 @@ def _summarize_findings(reply: DoctorAnswer) -> str:
 def _print_checks(call: CommandCall) -> None:
     """List the checks."""
     if call.style.json:
-        print_json([{"name": check.name, "help": check.help} for check in CHECKS])
+        checks = [{"name": check.name, "help": check.help} for check in CHECKS]
+        print_json({"version": 1, "checks": checks})
         return
     columns = (
         Column("Check", "name"),

@@ -18,8 +18,6 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import IO, Final
 
-import msgspec
-
 from steward.admin.backup.archive import (
     ACL_HEADER_PREFIX,
     CONFIG_PREFIX,
@@ -34,6 +32,7 @@ from steward.admin.backup.archive import (
 )
 from steward.admin.backup.files import PREVIOUS_STATE_PREFIX
 from steward.admin.credentials.store import end_revoked
+from steward.core.actions import Answer
 from steward.core.config import Settings
 from steward.core.incoming import ARCHIVE_DIRECTORY, MARKER, STATE_STORE
 from steward.core.journal.reader import JOURNAL_FILENAME
@@ -50,7 +49,7 @@ _INCOMING_DIRECTORY: Final = "incoming"
 ShowProgress = Callable[[int, int | None, str], None]
 
 
-class RestoreResult(msgspec.Struct, frozen=True, kw_only=True):
+class RestoreResult(Answer, frozen=True, kw_only=True):
     """Result of a restore.
 
     Attributes:
