@@ -132,7 +132,7 @@ def test_its_own_tests_pass() -> None:
         check=False,
     )
     assert ran.returncode == 0, ran.stderr
-    assert "Ran 11 tests" in ran.stderr
+    assert "Ran 12 tests" in ran.stderr
 
 
 def test_the_program_for_triggers_ends_soon_where_nobody_listens() -> None:

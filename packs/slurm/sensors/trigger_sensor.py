@@ -120,6 +120,8 @@ class TriggerSensor(Sensor):
         self._ending.set()
         if self._listener is not None:
             self._listener.stop()
+        # The end may have come between a report and the write after it.
+        self._try("write the datastore", self._write)
         if self._is_up:
             self._try(
                 "report the end",
@@ -266,6 +268,7 @@ class TriggerSensor(Sensor):
                     told.add((event.cluster, body["node"]))
                     # Each counts once it is reported: a failure at the next repeats none.
                     self._position = event.id
+                    self._is_dirty = True
             is_last = answer.position == self._position
             self._position = answer.position
             if is_last or not answer.events:

@@ -8,11 +8,17 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from typing import Any
 from unittest import mock
 
+import trigger_sensor
 from st2tests.base import BaseSensorTestCase
 from trigger_sensor import TriggerSensor
+
+from steward.core.actions import Action
+from steward.reports.events import EventItem, EventsReply
+from steward.reports.history.requests import NodesReply
 
 _CONFIG = {
     "socket": "/nonexistent/steward.sock",
@@ -183,6 +189,51 @@ class TriggerSensorTestCase(BaseSensorTestCase):
         ):
             self._until(lambda: bool(written))
             self.assertEqual(len(self._ups()), 1)
+
+    def test_a_change_is_told_once_whenever_the_sensor_is_restarted(self) -> None:
+        self.sensor.cleanup()
+        self.thread.join(30)
+        events: list[EventItem] = []
+
+        def happen(state: str, reason: str) -> None:
+            body = {"node": "n1", "state": state, "reason": reason}
+            now = datetime.now(UTC)
+            events.append(
+                EventItem(
+                    id=len(events) + 1,
+                    kind="node.state",
+                    cluster="c1",
+                    key=str(len(events)),
+                    at=now,
+                    seen_at=now,
+                    source="sensor",
+                    body=body,
+                )
+            )
+            self._until(lambda: len(told()) == len(events))
+
+        def told() -> list[str]:
+            return [
+                one["payload"]["reason"]
+                for one in self.get_dispatched_triggers()
+                if one["trigger"] == "slurm.node.state"
+            ]
+
+        def answer(_place: object, action: Action, request: Any) -> object:
+            if action.name == "history.nodes":
+                return NodesReply(nodes=(), at=datetime.now(UTC), sensor=True, position=len(events))
+            after = len(events) if request.after is None else request.after
+            return EventsReply(events=tuple(events[after:]), position=len(events))
+
+        with mock.patch.object(trigger_sensor, "call_action", answer):
+            with self._running():
+                self._until(lambda: '"position":0' in self.sensor_service.values["record"])
+                happen("DOWN", "a fan")
+                # The state stays, so that only the position shows that this was told.
+                happen("DOWN", "two fans")
+            with self._running():
+                happen("IDLE", "")
+        self.assertEqual(told(), ["a fan", "two fans", ""])
 
     @contextlib.contextmanager
     def _running(self, **config: object) -> Iterator[None]:
