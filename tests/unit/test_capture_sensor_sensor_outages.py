@@ -56,6 +56,22 @@ def test_slurmctld_away_is_no_change(site: SensorRun) -> None:
     assert site.told.events[1].body.source == "reconcile"
 
 
+def test_a_trigger_whose_poll_fails_is_told_at_the_next_one(site: SensorRun) -> None:
+    site.turn()
+    site.news()
+    site.shown.down = True
+    site.turn("reconfig", "down", after_s=31.0)
+    assert site.told.events == []
+    site.shown.down = False
+    site.shown.states["n1"] = "DOWN"
+    site.turn(after_s=31.0)
+    reconfigured, down = (event.body for event in site.told.events)
+    assert (reconfigured.reconfigured, reconfigured.restarted) == (True, False)
+    assert (down.node, down.state) == ("n1", "DOWN")
+    site.turn(after_s=31.0)
+    assert len(site.told.events) == 2
+
+
 def test_the_last_poll_is_told_with_its_time_while_slurmctld_is_away(
     site: SensorRun, tmp_path: Path
 ) -> None:

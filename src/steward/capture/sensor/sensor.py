@@ -320,6 +320,8 @@ class ClusterSensor:
             at = utc_now()
             snapshot = self._query_snapshot(is_complete=is_complete)
         except SlurmError as error:
+            # slurmctld reports once: the next poll is to know it, too.
+            self._fired |= triggers
             self._handle_outage(str(error))
             return
         self.cost_s = time.monotonic() - began
