@@ -11,11 +11,14 @@ from harness import bank
 from harness.bank import BY
 from harness.gate import gate_settings, running
 from harness.site import ADA, BELA, NOBODY, OWNER, ROOT, Site
-from steward.bank.errors import BankUsage
+from steward.bank.errors import BankUsage, NotInBank
 from steward.bank.gate.store import GateStore
 from steward.bank.records import ModeRule
 from steward.core.access import Caller
+from steward.core.records import JobRecord
+from steward.slurm import Slurm
 from steward.slurm.cluster_model import ClusterModel, NodeShape, PartitionModel
+from steward.slurm.settings import ClusterSettings
 
 SHAPE = NodeShape(nodes="n[1-64]", count=64, cpus=64, usable_cpus=64, cores=64, memory_mib=65536)
 PICTURE = ClusterModel(
@@ -88,6 +91,25 @@ def test_a_model_of_another_version_is_replaced_by_asking_slurm(
         assert t.read_model("c1") is None
     monkeypatch.setattr(site.room("bank"), "get_model", lambda _cluster: PICTURE)
     assert quote(site, ADA, 1).amount == amount
+
+
+def test_only_a_job_that_steward_or_slurm_knows_is_allowed(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def allow(job: str) -> Any:
+        return site.ask("bank.allow", job=job, until="now+1hour", reason="a deadline")
+
+    bank.feed(site, bank.life(5)[:1])
+    assert allow("5").job_id == 5
+    with pytest.raises(NotInBank, match="no job 6 on cluster c1"):
+        allow("6")
+    cluster = {"c1": ClusterSettings()}
+    asking = msgspec.structs.replace(site.settings, cluster=cluster)
+    monkeypatch.setattr(site.room("bank"), "settings", asking)
+    monkeypatch.setattr(Slurm, "job", lambda _self, job: [JobRecord(job_id=6)] * (job == 6))
+    assert allow("6").job_id == 6, "the next poll will show it"
+    with pytest.raises(NotInBank):
+        allow("7")
 
 
 def test_a_gate_starts_with_a_model_of_another_version(tmp_path: Path) -> None:

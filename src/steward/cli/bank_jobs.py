@@ -153,6 +153,8 @@ def allow(
     reply: AllowReply = call.send("bank.allow", request)
     if call.style.json:
         print_json(reply)
+    elif call.style.parsable:
+        print_table(reply.layout, [reply], call.style, reply)
     else:
         print_line(f"Job {job} passes until {ReplyFormatter(reply).format_time(reply.until)}.")
 

@@ -14,7 +14,7 @@ import msgspec
 
 from steward.bank.charged_jobs import NotCharged, explain_uncharged, find_job_charges, map_job_names
 from steward.bank.context import BankContext, BankReply
-from steward.bank.errors import BankRefused, BankUsage
+from steward.bank.errors import BankRefused, BankUsage, NotInBank
 from steward.bank.gate.requests import Allowance
 from steward.bank.records import Charge, PriceLine, Rate
 from steward.core.access import Caller
@@ -135,6 +135,12 @@ class AllowReply(BankReply, frozen=True, kw_only=True):
     cluster: str
     by: str
     until: datetime
+    layout: ClassVar[Layout] = (
+        Column("JobID", "job"),
+        Column("Cluster", "cluster"),
+        Column("By", "by"),
+        Column("Until", "until", "time"),
+    )
 
 
 @action(
@@ -150,7 +156,9 @@ def allow_job(context: BankContext, caller: Caller, request: AllowRequest) -> Al
     Raises:
         BankRefused: The caller is no operator.
         BankUsage: The job id is invalid, the time is past or too far ahead, or no reason is given.
+        NotInBank: Neither Steward nor Slurm knows the job.
         GateUnavailable: The gate does not answer.
+        SlurmError: Steward does not know the job, and its Slurm does not answer.
     """
     with context.ledger.reading() as t:
         context.get_rights(caller, t).require_operator("allow a job to overdraw its account")
@@ -169,6 +177,11 @@ def allow_job(context: BankContext, caller: Caller, request: AllowRequest) -> Al
     except JobNameError as error:
         raise BankUsage(str(error), request.job) from error
     job_id = job_name.job_id + (job_name.offset or 0)
+    if not context.jobs.find(request.job, cluster) and not _is_in_queue(context, cluster, job_id):
+        raise NotInBank(
+            f"there is no job {request.job} on cluster {cluster}: 'squeue' lists those that wait",
+            request.job,
+        )
     author = context.make_authorship(caller, request.reason)
     context.gate.allow(
         Allowance(
@@ -187,6 +200,16 @@ def allow_job(context: BankContext, caller: Caller, request: AllowRequest) -> Al
         by=author.who,
         until=until,
     )
+
+
+def _is_in_queue(context: BankContext, cluster: str, job_id: int) -> bool:
+    """Return whether Slurm knows a job that the last poll did not show."""
+    from steward.slurm import Slurm
+
+    settings = context.settings.cluster[cluster]
+    if settings.remote or not settings.asks_slurm:
+        return False
+    return bool(Slurm(cluster, settings).job(job_id))
 
 
 @action(

@@ -145,7 +145,7 @@ class BackfillReply(BankReply, frozen=True, kw_only=True):
     Attributes:
         charges: Number of charges.
         amount: Sum of the charges, in micro-SU.
-        passed_over: Number of runs that were charged already.
+        passed_over: Number of rows of slurmdbd that could not be parsed.
         unpriced: Runs without an applicable rate.
         dry_run: Whether nothing was charged.
     """
