@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from harness.bank import charge, config_of, make_shared_site
 from harness.commands import run
+from steward.bank.backfill import BackfillResult
 from steward.bank.ledger import RejectedJob
 from steward.bank.money import MICRO
 from steward.bank.notices import NOTICE_KIND, Notice
@@ -302,3 +303,14 @@ def test_what_was_not_told_is_listed_and_told_again(bank: Any, tmp_path: Path) -
     assert "set aside" not in bank("notices")
     assert "nothing of number 99" in bank("notices", "--retry", "99", code=2)
     assert "no list of numbers" in bank("notices", "--retry", "many", code=2)
+
+
+@pytest.mark.usefixtures("bank")
+def test_rows_of_slurmdbd_that_cannot_be_parsed_are_a_warning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    result = BackfillResult(charges=2, amount=MICRO, passed_over=3)
+    monkeypatch.setattr("steward.bank.backfill.backfill_cluster", lambda *_, **__: result)
+    code, out, err = run("bank", "backfill", "-S", "2026-01-01", "--dry-run")
+    assert (code, out) == (0, "Would charge 2 runs, 1.00 SU.\n")
+    assert "cannot parse 3 rows of slurmdbd: nothing is charged for them" in err

@@ -103,7 +103,10 @@ def backfill(
         return
     verb = "Would charge" if reply.dry_run else "Charged"
     runs, amount = format_count(reply.charges, "run"), formatter.format_with_unit(reply.amount)
-    print_line(f"{verb} {runs}, {amount}; {reply.passed_over} had been charged before.")
+    print_line(f"{verb} {runs}, {amount}.")
+    if reply.passed_over:
+        rows = format_count(reply.passed_over, "row")
+        output.print_warning(f"cannot parse {rows} of slurmdbd: nothing is charged for them")
     if reply.unpriced:
         output.print_warning(f"nothing says what {format_count(len(reply.unpriced), 'run')} cost:")
         print_table(reply.unpriced_layout, reply.unpriced, Style(), reply)
