@@ -32,7 +32,7 @@ IRREGULAR = re.compile(
 
 DATABASE = re.compile(r"(?:^|/)([a-z_]+\.db)$")
 GENERATED = re.compile(
-    r"```.*?^```$|<!-- (settings|actions) -->.*?<!-- end of \1 -->|<!--.*?-->|^\|.*?\|$",
+    r"```.*?^```$|<!-- (settings|actions|endpoints) -->.*?<!-- end of \1 -->|<!--.*?-->|^\|.*?\|$",
     re.MULTILINE | re.DOTALL,
 )
 """Parts of a page that are not hand-written: output blocks, commands and generated tables."""

@@ -25,6 +25,8 @@ from pathlib import Path
 import actions_reference
 from settings_reference import reference
 from steward.demo import DemoSite
+from steward.web.api.endpoints import ENDPOINTS
+from steward.web.api.responses import STREAM
 
 ROOT = Path(__file__).parent.parent
 DIRECTORY = "/tmp/steward-demo"  # noqa: S108 - a sandbox is made there with its own checks
@@ -37,6 +39,8 @@ _BLOCK = re.compile(
 
 _SETTINGS = re.compile(r"(?<=<!-- settings -->\n)(.*?)(?=<!-- end of settings -->)", re.DOTALL)
 _ACTIONS = re.compile(r"(?<=<!-- actions -->\n)(.*?)(?=<!-- end of actions -->)", re.DOTALL)
+
+_ENDPOINTS = re.compile(r"(?<=<!-- endpoints -->\n)(.*?)(?=<!-- end of endpoints -->)", re.DOTALL)
 
 Run = Callable[[str, str], tuple[int, str]]
 """Runs a command as somebody: its exit code and what it printed."""
@@ -88,6 +92,21 @@ def with_actions(text: str) -> str:
     return _ACTIONS.sub(lambda _: f"\n{actions_reference.reference()}\n", text)
 
 
+def with_endpoints(text: str) -> str:
+    """A page with its table of endpoints written anew."""
+    return _ENDPOINTS.sub(lambda _: f"\n{list_endpoints()}\n", text)
+
+
+def list_endpoints() -> str:
+    """Return the table of all endpoints: method and path, scope of a token, help."""
+    lines = ["| request | scope | what it does |", "|---|---|---|"]
+    for endpoint in sorted((*ENDPOINTS, STREAM), key=lambda one: (one.path, one.method)):
+        action = endpoint.definition
+        help_line = endpoint.help or action.help
+        lines.append(f"| `{endpoint.method} {endpoint.path}` | {action.scope} | {help_line} |")
+    return "\n".join([*lines, ""])
+
+
 def running_in(site: DemoSite) -> Run:
     """Runs commands in a demo whose jobs are over, wherever that is."""
     here = site.sandbox.directory
@@ -110,7 +129,7 @@ def main() -> int:
         run = running_in(site)
         for page in pages():
             old = page.read_text(encoding="utf-8")
-            new = with_actions(with_settings(refreshed(old, run)))
+            new = with_endpoints(with_actions(with_settings(refreshed(old, run))))
             if new != old:
                 page.write_text(new, encoding="utf-8")
                 print(f"{page.relative_to(ROOT)} is written anew")

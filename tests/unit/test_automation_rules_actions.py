@@ -24,8 +24,8 @@ from steward.core.actions import Registry
 from steward.core.config import AccessSettings, Settings
 from steward.core.config.reader import LoadedConfig, render_config
 from steward.core.errors import UsageError
-from steward.daemon.registry import import_actions
 from steward.core.sqlite import SqliteUnavailable
+from steward.daemon.registry import import_actions
 
 OLGA = Caller(uid=4001, user="olga")
 CARL = Caller(uid=4002, user="carl")

@@ -179,6 +179,12 @@ def test_the_list_of_actions_is_what_the_code_says() -> None:
     assert "### slurm.node.drain" in text
 
 
+def test_the_table_of_endpoints_is_what_the_actions_say() -> None:
+    text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    assert docs.with_endpoints(text) == text, "run make docs"
+    assert "| `GET /accounts/{account}/balance` | read |" in text
+
+
 def test_make_targets_exist() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     named = [line.split() for _, line in [*typed_lines(), *spans()] if line.startswith("make ")]
