@@ -31,7 +31,7 @@ def test_a_rule_acts_once_on_an_event_and_tells_it(tmp_path: Path) -> None:
     ]
     assert told[0].body.status == "succeeded"
     assert told[0].body.parameters == {"nodes": "n1", "reason": "failed: "}
-    assert site.engine.cursor() == 1
+    assert site.engine.cursor() == 2
 
 
 def test_what_a_reason_holds_is_never_a_template(tmp_path: Path) -> None:

@@ -1,14 +1,17 @@
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from harness.events import script_event
-from steward.core.consumers import Append, ApplyRate, Feed, Rejected
+from steward.core.consumers import Append, ApplyRate, DatabaseConsumer, Feed, Rejected
 from steward.core.errors import Unavailable
 from steward.core.events import JOB_SCRIPT, Event
 from steward.core.journal import Journal, JournalReader
 from steward.core.journal.store import encode_rows
+from steward.core.sqlite import Database
+from steward.core.storage import CURSOR, OUTBOX
 from steward.daemon.single_pass import DirectLink
 
 TICK_S = 60.0
@@ -219,3 +222,60 @@ def test_a_pace_is_that_of_the_last_minute() -> None:
     assert pace.compute_per_s() == 1.0
     now = 2000.0
     assert pace.compute_per_s() == 0
+
+
+class Echo(DatabaseConsumer):
+    """Answers each event by one of its own, whose number differs at each attempt."""
+
+    name = "echo"
+    kinds = frozenset({JOB_SCRIPT})
+    has_outbox = True
+    attempts = 0
+    purges = 3
+
+    def _apply_events(self, events: Sequence[Event]) -> Sequence[Event]:
+        self.attempts += 1
+        return [script_event(event.body.job_id * 10 + self.attempts) for event in events]
+
+    def _purge(self) -> bool:
+        self.purges -= 1
+        return self.purges > 0
+
+
+def open_echo(directory: Path) -> Echo:
+    return Echo(Database(str(directory / "echo.db"), (CURSOR.schema + OUTBOX.schema,)))
+
+
+def test_an_event_that_was_decided_before_a_crash_is_appended_unchanged(tmp_path: Path) -> None:
+    def break_off(events: Sequence[Event]) -> None:
+        raise Unavailable("the journal is away")
+
+    echo = open_echo(tmp_path)
+    with pytest.raises(Unavailable):
+        echo.apply([script_event(1)], 5, break_off)
+    echo.close()
+    echo = open_echo(tmp_path)
+    assert echo.cursor() == 0
+    appended: list[Event] = []
+    echo.tick(appended.extend)
+    assert [event.body.job_id for event in appended] == [11]
+    echo.apply([script_event(2)], 6, appended.extend)
+    echo.apply([], 4, appended.extend)
+    assert [event.body.job_id for event in appended] == [11, 21]
+    assert echo.cursor() == 6
+    echo.close()
+
+
+def test_a_consumer_purges_again_soon_while_rows_remain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    echo = open_echo(tmp_path)
+    waits = []
+    for _ in range(4):
+        waits.append(echo.tick(list[Event]().extend))
+        now += 1.0
+    assert waits == [1.0, 1.0, 3600.0, 3599.0]
+    assert echo.purges == 0
+    echo.close()

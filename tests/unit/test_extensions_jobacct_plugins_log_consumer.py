@@ -24,10 +24,12 @@ from steward.core.events import (
     Event,
 )
 from steward.core.records import UsageLine
+from steward.core.sqlite import Connection
+from steward.core.storage import move_cursor
 from steward.core.usage import AccountedStep, AccountingExpiry
+from steward.extensions.jobacct_plugins.log import consumer as log_consumer
 from steward.extensions.jobacct_plugins.log.files import JobLogUnavailable, LogFiles, list_log_days
 from steward.extensions.jobacct_plugins.log.reader import read_lines
-from steward.extensions.jobacct_plugins.log.state import LogStateWriter
 
 
 def records(site: LogSite, name: str = "2026-03-01.jsonl") -> list[dict[str, Any]]:
@@ -290,16 +292,15 @@ def _consume_and_die(directory: Path, after_s: float, batches: int) -> None:
             os.waitpid(pid, 0)
         return
     left = batches
-    advance = LogStateWriter.advance_cursor
 
-    def dangerous(self: LogStateWriter, position: int) -> None:
+    def dangerous(connection: Connection, position: int) -> None:
         nonlocal left
         left -= 1
         if not left:
             os.kill(os.getpid(), signal.SIGKILL)
-        advance(self, position)
+        move_cursor(connection, position)
 
-    LogStateWriter.advance_cursor = dangerous  # type: ignore[method-assign]
+    log_consumer.move_cursor = dangerous  # type: ignore[attr-defined]
     try:
         site = LogSite(directory)
         consumer = site.open_log()

@@ -223,7 +223,7 @@ def test_a_plugin_that_is_refused_says_why(
     site = make_site(tmp_path, type="jobacct/old")
     state = PluginState(plugin_state_path(site.settings.state_dir, "jobacct/old"))
     state.record_refusal("jobacct/old is written for version 9 of the plugin API")
-    state.close()
+    state.database.close()
     answer = site.ask("accounting.plugins")
     (line,) = [one for one in answer.plugins if one.type == "jobacct/old"]
     assert line.refusal == "jobacct/old is written for version 9 of the plugin API"

@@ -57,6 +57,7 @@ from steward.core.events import (
 )
 from steward.core.journal import ConsumerStatus, JournalReader, refill_command
 from steward.core.sqlite import SqliteUnavailable
+from steward.core.storage import read_cursor
 from steward.jobs import Job, JobFilter, Script, build_identity
 
 log = logging.getLogger(__name__)
@@ -401,7 +402,7 @@ def read_sink_backlog(settings: Settings, name: str) -> SinkBacklog:
         return SinkBacklog()
     try:
         scripts, since_ns = remote.count_unsent()
-        return SinkBacklog(cursor=remote.load_cursor(), scripts=scripts, since_ns=since_ns)
+        return SinkBacklog(cursor=read_cursor(remote.database), scripts=scripts, since_ns=since_ns)
     finally:
         remote.close()
 

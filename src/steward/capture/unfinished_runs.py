@@ -12,12 +12,12 @@ from typing import Final
 
 import msgspec
 
-from steward.core.consumers import Append
+from steward.core.consumers import DatabaseConsumer
 from steward.core.events import JOB_END, JOB_SEEN, JOB_STATE, Event, JobFacts
 from steward.core.journal import JournalReader
 from steward.core.records import JobRecord
 from steward.core.sqlite import Database
-from steward.core.storage import CURSOR, Table
+from steward.core.storage import CURSOR, Table, read_cursor
 from steward.slurm import FINISHED
 
 _MAX_EVENTS_BEHIND: Final = 200_000
@@ -42,7 +42,7 @@ def runs_database_path(state_dir: str, cluster: str) -> str:
     return os.path.join(state_dir, f"runs-{cluster}.db")
 
 
-class UnfinishedRuns:
+class UnfinishedRuns(DatabaseConsumer):
     """Consumer that keeps ``runs-CLUSTER.db``; see ``steward.core.consumers.Consumer``.
 
     Its events come from this host's queue polls, which are in order, and from jobcomp lines, which
@@ -58,40 +58,22 @@ class UnfinishedRuns:
     """
 
     kinds = frozenset({JOB_SEEN, JOB_STATE, JOB_END})
-    batch_events = 500
 
     def __init__(self, state_dir: str, cluster: str) -> None:
         self.name = f"runs.{cluster}"
         self._cluster = cluster
         path = runs_database_path(state_dir, cluster)
         # A power loss may undo the last batches along with the cursor: they are applied again.
-        self._database = Database(path, (CURSOR.schema + _RUNS.schema,), synchronous="NORMAL")
+        super().__init__(Database(path, (CURSOR.schema + _RUNS.schema,), synchronous="NORMAL"))
 
-    def cursor(self) -> int:
-        """Return the position of the last event applied; 0 at first."""
-        return int(self._database.fetch_value("SELECT position FROM cursor"))
-
-    def apply(self, events: Sequence[Event], upto: int, append: Append) -> None:  # noqa: ARG002 -- a Consumer's signature
-        """Store runs that began, delete those that ended, and move the cursor to ``upto``.
-
-        Raises:
-            SqliteUnavailable: The database cannot be written now.
-        """
-        with self._database.transaction() as connection:
-            for job_id, record in collect_latest_records(events, self._cluster).items():
-                if record is None:
-                    connection.execute("DELETE FROM run WHERE job_id = ?", (job_id,))
-                else:
-                    _RUNS.insert(connection, _Run(job_id, record), "replace")
-            connection.execute("UPDATE cursor SET position = ?", (upto,))
-
-    def tick(self, append: Append) -> float:  # noqa: ARG002 -- a Consumer's signature
-        """Do nothing: no work depends on time."""
-        return 3600.0
-
-    def close(self) -> None:
-        """Close the database."""
-        self._database.close()
+    def _apply_events(self, events: Sequence[Event]) -> Sequence[Event]:
+        """Store runs that began, and delete those that ended."""
+        for job_id, record in collect_latest_records(events, self._cluster).items():
+            if record is None:
+                self._connection.execute("DELETE FROM run WHERE job_id = ?", (job_id,))
+            else:
+                _RUNS.insert(self._connection, _Run(job_id, record), "replace")
+        return ()
 
 
 def collect_latest_records(events: Iterable[Event], cluster: str) -> dict[int, JobRecord | None]:
@@ -153,7 +135,7 @@ def read_unfinished_runs(state_dir: str, cluster: str) -> tuple[list[JobRecord],
         return [], 0
     database = Database(path, (), read_only=True)
     try:
-        position = int(database.fetch_value("SELECT position FROM cursor"))
+        position = read_cursor(database)
         return [run.record for run in _RUNS.select(database)], position
     finally:
         database.close()

@@ -5,6 +5,7 @@ batch is applied once however often the process is killed. :class:`Feed` reads t
 one consumer and ``feed_all`` runs the feeds of a process. Each turn of a feed calls the
 consumer's ``tick`` when due, applies dead letters that are marked for a retry, applies the next
 batch, and reports position and rate (:class:`ApplyRate`) to the journal's writer.
+:class:`DatabaseConsumer` is the base class of consumers with a SQLite database of their own.
 
 *Unavailable* stops a consumer and is retried indefinitely with back-off. *Rejected* concerns one
 event: after three attempts it becomes a dead letter with its error, and the next event follows.
@@ -16,12 +17,24 @@ import re
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar, Final, Protocol, runtime_checkable
+
+import msgspec
 
 from steward.core.errors import StewardError, Unavailable
-from steward.core.events import ArchivePurge, ArchiveResend, Event, UnreadableBody
+from steward.core.events import (
+    ArchivePurge,
+    ArchiveResend,
+    Event,
+    UnreadableBody,
+    decode_event,
+    encode_event,
+)
 from steward.core.journal import JournalLink, JournalReader
+from steward.core.sqlite import Database
+from steward.core.storage import OUTBOX, OutboxBatch, move_cursor, read_cursor
 from steward.core.waits import Backoff, Stop
 
 log = logging.getLogger(__name__)
@@ -95,6 +108,121 @@ class RetainingConsumer(Consumer, Protocol):
     def needed_from(self) -> int | None:
         """Return the position of the oldest event that it needs; None for none."""
         ...
+
+
+class _StoredEvent(msgspec.Struct, frozen=True, array_like=True):
+    """Event of a batch in the outbox."""
+
+    kind: str
+    cluster: str
+    key: str
+    data: msgspec.Raw
+
+
+_encode_batch: Final = msgspec.json.Encoder().encode
+_decode_batch: Final = msgspec.json.Decoder(list[_StoredEvent]).decode
+_PURGE_INTERVAL_S: Final = 3600.0
+"""Interval of purges, in seconds."""
+
+
+class DatabaseConsumer:
+    """Base class of consumers with a database: cursor, outbox, purge; see :class:`Consumer`.
+
+    A consumer that makes events stores them in table ``outbox``, in the transaction of the data
+    that they follow from, and appends them to the journal afterwards. A retry with more events at
+    hand might make another event under the same key; with the outbox the journal gets the same
+    one whenever the process is killed. Appending it twice is harmless, because the journal ignores
+    a known key. The cursor moves when the journal has the events.
+
+    Args:
+        database: The database, which has the table ``cursor``.
+    """
+
+    name: str
+    kinds: frozenset[str]
+    batch_events: int = 500
+    has_outbox: ClassVar[bool] = False
+    """Whether the consumer makes events, and its database has the table ``outbox``."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._connection = database.connection
+        self._purge_at = 0.0
+        batches = OUTBOX.select(database, "ORDER BY number") if self.has_outbox else ()
+        self._unsent = [
+            decode_event(0, stored.kind, stored.cluster, stored.key, bytes(stored.data))
+            for batch in batches
+            for stored in _decode_batch(batch.events)
+        ]
+
+    def cursor(self) -> int:
+        """Return the position of the last applied event; 0 at first."""
+        return read_cursor(self._database)
+
+    def apply(self, events: Sequence[Event], upto: int, append: Append) -> None:
+        """Apply events in one transaction, append what they cause, and move the cursor.
+
+        Raises:
+            Unavailable: The database or the journal cannot be written now.
+            Rejected: The event it names cannot be applied.
+        """
+        self._send_events(append)
+        with self._open_transaction() as new_events:
+            new_events.extend(self._apply_events(events))
+            if not new_events:
+                move_cursor(self._connection, upto)
+        if new_events:
+            self._send_events(append, upto)
+
+    def tick(self, append: Append) -> float:
+        """Append what is left in the outbox and purge; return seconds until the next purge.
+
+        Raises:
+            Unavailable: The database or the journal cannot be written now.
+        """
+        self._send_events(append)
+        now = time.monotonic()
+        if now >= self._purge_at:
+            self._purge_at = now + (1.0 if self._purge() else _PURGE_INTERVAL_S)
+        return self._purge_at - now
+
+    def close(self) -> None:
+        """Close the database."""
+        self._database.close()
+
+    def _apply_events(self, events: Sequence[Event]) -> Sequence[Event]:  # noqa: ARG002 - see above
+        """Apply events inside a transaction; return events that follow from them."""
+        return ()
+
+    def _purge(self) -> bool:
+        """Delete a limited number of old rows; return True if more remain."""
+        return False
+
+    @contextmanager
+    def _open_transaction(self) -> Iterator[list[Event]]:
+        """Run a transaction; store events that are added to the list in the outbox."""
+        new_events: list[Event] = []
+        with self._database.transaction() as connection:
+            yield new_events
+            if new_events:
+                batch = [
+                    _StoredEvent(event.kind, event.cluster, event.key, msgspec.Raw(data))
+                    for event in new_events
+                    for data in (encode_event(event),)
+                ]
+                OUTBOX.insert(connection, OutboxBatch(events=_encode_batch(batch)))
+        self._unsent += new_events
+
+    def _send_events(self, append: Append, upto: int | None = None) -> None:
+        """Append the stored events to the journal, then delete them and move the cursor."""
+        if not self._unsent:
+            return
+        append(self._unsent)
+        with self._database.transaction() as connection:
+            connection.execute("DELETE FROM outbox")
+            if upto is not None:
+                move_cursor(connection, upto)
+        self._unsent = []
 
 
 class WriterLink(Protocol):

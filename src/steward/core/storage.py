@@ -271,4 +271,25 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True):
     position: int = 0
 
 
+class OutboxBatch(msgspec.Struct, frozen=True, kw_only=True):
+    """Row of a consumer's table ``outbox``: encoded events to append to the journal."""
+
+    number: int = 0
+    events: bytes
+
+
 CURSOR: Final = Table(Cursor, "cursor", has_one_row=True)
+OUTBOX: Final = Table(OutboxBatch, "outbox", key="number")
+
+
+def read_cursor(database: Database) -> int:
+    """Read a consumer's cursor: the position of the last event applied; 0 at first."""
+    return int(database.fetch_value("SELECT position FROM cursor"))
+
+
+def move_cursor(connection: Connection, position: int) -> None:
+    """Move a consumer's cursor, inside the transaction of the events' effect.
+
+    A replayed event may have an older position, which is ignored.
+    """
+    connection.execute("UPDATE cursor SET position = max(position, ?)", (position,))

@@ -7,8 +7,8 @@ step.usage …), through an outbox.
 
 :meth:`JobsConsumer.apply` validates the batch, appends what the outbox still holds from before a
 crash, and then in one transaction loads the group of each job id, adds the events, resolves the
-groups into jobs, makes the new events, and writes groups and outbox. After the commit the outbox
-appends the events and moves the cursor. :meth:`JobsConsumer.tick` does the same for job ids whose
+groups into jobs, makes the new events, and writes groups and outbox. After the commit it appends
+the events and moves the cursor. :meth:`JobsConsumer.tick` does the same for job ids whose
 waiting time is over (table ``due``: an end without a time, a launch without an end) and for runs
 stored before the table of lines existed.
 """
@@ -20,7 +20,7 @@ from itertools import groupby
 from typing import Final
 
 from steward.core.config import Settings
-from steward.core.consumers import Append
+from steward.core.consumers import Append, DatabaseConsumer
 from steward.core.events import (
     ACCOUNTING_EXPIRE,
     ARCHIVE_PURGE,
@@ -39,7 +39,7 @@ from steward.core.events import (
     MissedJobs,
     utc_now,
 )
-from steward.core.sqlite import Connection, open_database, transaction, translate_errors
+from steward.core.sqlite import Database, translate_errors
 from steward.core.timestamps import to_micros
 from steward.core.usage import AccountedStep, AccountingExpiry, Launch
 from steward.jobs.accounting_update import AccountingUpdate
@@ -47,7 +47,6 @@ from steward.jobs.event_intake import add_event, get_job_id, validate_event
 from steward.jobs.identity import resolve_jobs
 from steward.jobs.launches import load_steps, put_accounted
 from steward.jobs.lines import add_missing_columns
-from steward.jobs.outbox import Outbox
 from steward.jobs.retention import LeaderScripts, drop_expired_events, expire_jobs, purge_scripts
 from steward.jobs.run_events import make_identity_events
 from steward.jobs.tables import (
@@ -66,7 +65,7 @@ _CHUNK: Final = 500
 _LONE_KINDS: Final = frozenset({ARCHIVE_PURGE, ACCOUNTING_EXPIRE, NODE_GAP, JOB_MISSED})
 
 
-class JobsConsumer:
+class JobsConsumer(DatabaseConsumer):
     """Consumer ``jobs``: keeps jobs.db; see ``steward.core.consumers.Consumer``.
 
     Args:
@@ -86,24 +85,17 @@ class JobsConsumer:
             ACCOUNTING_EXPIRE,
         }
     )
-    batch_events = 500
+    has_outbox = True
 
     def __init__(self, settings: Settings, clock: Callable[[], datetime] = utc_now) -> None:
         self._path = database_path(settings.state_dir)
         self._clock = clock
-        self._connection = open_database(self._path, MIGRATIONS)
+        super().__init__(Database(self._path, MIGRATIONS))
         with translate_errors(self._path):
             # Overwrite replaced and deleted data, so that a purge leaves no copy in a free page.
             self._connection.execute("PRAGMA secure_delete=ON")
             add_missing_columns(self._connection)
-            self._outbox = Outbox(self._connection, self._path)
         self._is_backfilled = False
-
-    def cursor(self) -> int:
-        """Return the journal position of the last applied event; 0 at first."""
-        with translate_errors(self._path):
-            (position,) = self._connection.execute("SELECT position FROM cursor").fetchone()
-        return int(position)
 
     def apply(self, events: Sequence[Event], upto: int, append: Append) -> None:
         """Apply events, append the resulting events, and move the cursor to ``upto``.
@@ -114,27 +106,23 @@ class JobsConsumer:
         """
         for event in events:
             validate_event(event)
-        self._outbox.send(append)
-        with self._open_durable() as connection:
-            new_events: list[Event] = []
-            for kind, same_kind in groupby(events, _get_lone_kind):
-                if kind == ARCHIVE_PURGE:
-                    new_events += self._purge_scripts(same_kind)
-                elif kind:
-                    for event in same_kind:
-                        self._apply_lone_event(event)
-                else:
-                    new_events += self._apply_job_events(list(same_kind))
-            if new_events:
-                self._outbox.put(new_events)
-            else:
-                connection.execute("UPDATE cursor SET position = ?", (upto,))
-        if new_events:
-            self._outbox.send(append, upto, new_events)
+        super().apply(events, upto, append)
         if any(event.kind == ARCHIVE_PURGE for event in events):
             with translate_errors(self._path):
                 # Purged text must not stay in the WAL until something overwrites it.
                 self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    def _apply_events(self, events: Sequence[Event]) -> Sequence[Event]:
+        new_events: list[Event] = []
+        for kind, same_kind in groupby(events, _get_lone_kind):
+            if kind == ARCHIVE_PURGE:
+                new_events += self._purge_scripts(same_kind)
+            elif kind:
+                for event in same_kind:
+                    self._apply_lone_event(event)
+            else:
+                new_events += self._apply_job_events(list(same_kind))
+        return new_events
 
     def tick(self, append: Append) -> float:
         """Re-resolve job ids whose waiting time is over; return seconds until the next call.
@@ -142,27 +130,26 @@ class JobsConsumer:
         Raises:
             SqliteUnavailable: The database cannot be written now.
         """
-        self._outbox.send(append)
+        self._send_events(append)
         with translate_errors(self._path):
             due = self._list_due()
             unpublished = {} if due or self._is_backfilled else self._list_unpublished()
             self._is_backfilled = not due and not unpublished
         if not due and not unpublished:
             return self._get_wait_s()
-        with self._open_durable():
-            new_events: list[Event] = []
+        with self._open_transaction() as new_events:
             for cluster, job_ids in (due or unpublished).items():
                 writes = WriteBatch(self._connection)
                 groups = load_groups(self._connection, cluster, job_ids)
                 for group in groups.values():
                     group.needs_rebuild = group.is_due = True
-                new_events += self._resolve_groups(
-                    cluster, groups.values(), writes, self._clock(), is_silent=not due
+                new_events.extend(
+                    self._resolve_groups(
+                        cluster, groups.values(), writes, self._clock(), is_silent=not due
+                    )
                 )
                 writes.flush()
-            if new_events:
-                self._outbox.put(new_events)
-        self._outbox.send(append, events=new_events)
+        self._send_events(append)
         return 0.0
 
     def _list_due(self) -> dict[str, list[int]]:
@@ -189,7 +176,7 @@ class JobsConsumer:
         return min(3600.0, max(0.1, wait_s))
 
     @contextmanager
-    def _open_durable(self) -> Iterator[Connection]:
+    def _open_transaction(self) -> Iterator[list[Event]]:
         """Open a transaction that survives a power loss, because the journal will hold its results.
 
         Other transactions are not synced: the journal replays what a power loss takes of them.
@@ -197,14 +184,10 @@ class JobsConsumer:
         with translate_errors(self._path):
             self._connection.execute("PRAGMA synchronous=FULL")
         try:
-            with transaction(self._connection, self._path) as connection:
-                yield connection
+            with super()._open_transaction() as new_events:
+                yield new_events
         finally:
             self._connection.execute("PRAGMA synchronous=NORMAL")
-
-    def close(self) -> None:
-        """Close the database."""
-        self._connection.close()
 
     def _apply_job_events(self, events: Sequence[Event]) -> list[Event]:
         """Add events to the groups of their job ids; return the events to append."""

@@ -21,6 +21,7 @@ import msgspec
 from steward.core.events import Event, JobScript, MissedJobs
 from steward.core.records import JobRecord
 from steward.core.sqlite import Connection
+from steward.core.storage import CURSOR, OUTBOX
 from steward.core.timestamps import from_micros, to_micros
 from steward.core.usage import NodeGap
 from steward.jobs.identity import StoredScriptFacts
@@ -35,10 +36,8 @@ def database_path(state_dir: str) -> str:
 
 
 MIGRATIONS: Final = (
-    """
-    CREATE TABLE cursor (position INTEGER NOT NULL);
-    INSERT INTO cursor VALUES (0);
-
+    f"""
+    {CURSOR.schema}
     CREATE TABLE job (
         number INTEGER PRIMARY KEY,
         cluster TEXT NOT NULL,
@@ -165,7 +164,7 @@ MIGRATIONS: Final = (
         before INTEGER NOT NULL
     ) WITHOUT ROWID;
 
-    CREATE TABLE outbox (number INTEGER PRIMARY KEY, events BLOB NOT NULL);
+    {OUTBOX.schema}
     {TABLE}
     """,
     """

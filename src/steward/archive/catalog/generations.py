@@ -16,15 +16,15 @@ from contextlib import contextmanager
 from typing import Final
 
 from steward.archive.catalog.month import CatalogUnavailable, translate_damage
-from steward.core.sqlite import Connection, open_database, transaction
+from steward.core.sqlite import Database
+from steward.core.storage import CURSOR, move_cursor, read_cursor
 
 _CURRENT = "current"
 _GENERATION = re.compile(r"g(\d{1,9})")
 
 _MIGRATIONS: Final = (
-    """
-    CREATE TABLE cursor(position INTEGER NOT NULL);
-    INSERT INTO cursor VALUES(0);
+    f"""
+    {CURSOR.schema}
     CREATE TABLE purged(
         cluster TEXT NOT NULL,
         key TEXT NOT NULL,
@@ -51,34 +51,34 @@ class CatalogCursor:
     def __init__(self, directory: str) -> None:
         self._path = os.path.join(directory, "cursor.db")
         with translate_damage(self._path):
-            self._connection: Connection = open_database(self._path, _MIGRATIONS)
+            self._database = Database(self._path, _MIGRATIONS)
 
     def load_position(self) -> int:
         """Return the position of the last applied event."""
         with translate_damage(self._path):
-            return int(self._connection.execute("SELECT position FROM cursor").fetchone()[0])
+            return read_cursor(self._database)
 
     def find_purged(self, keys: Sequence[CatalogKey]) -> set[CatalogKey]:
         """Return which of these scripts were purged and must not be indexed again."""
         sql = "SELECT 1 FROM purged WHERE cluster = ? AND key = ?"
         with translate_damage(self._path):
-            return {key for key in keys if self._connection.execute(sql, key).fetchone()}
+            return {key for key in keys if self._database.fetch(sql, *key)}
 
     def list_purged_since(self, position: int) -> list[tuple[str, str, int]]:
         """Return all scripts purged by events after a position, with the event."""
         sql = "SELECT cluster, key, event FROM purged WHERE event > ?"
         with translate_damage(self._path):
-            return [tuple(row) for row in self._connection.execute(sql, (position,))]
+            return self._database.fetch(sql, position)
 
     def advance(self, position: int, purged: Sequence[tuple[str, str, int]] = ()) -> None:
         """Store purged scripts and the cursor in one transaction."""
-        with translate_damage(self._path), transaction(self._connection, self._path) as connection:
+        with translate_damage(self._path), self._database.transaction() as connection:
             connection.executemany("INSERT OR REPLACE INTO purged VALUES(?, ?, ?)", purged)
-            connection.execute("UPDATE cursor SET position = max(position, ?)", (position,))
+            move_cursor(connection, position)
 
     def close(self) -> None:
         """Close the database."""
-        self._connection.close()
+        self._database.close()
 
 
 class CatalogGenerations:

@@ -28,11 +28,11 @@ from steward.core.sqlite import (
     transaction,
     translate_errors,
 )
+from steward.core.storage import CURSOR
 
 MIGRATIONS: Final = (
-    """
-    CREATE TABLE cursor (position INTEGER NOT NULL);
-    INSERT INTO cursor VALUES (0);
+    f"""
+    {CURSOR.schema}
     CREATE TABLE marker (tree TEXT PRIMARY KEY, id TEXT NOT NULL) WITHOUT ROWID;
     CREATE TABLE directory (number INTEGER PRIMARY KEY, path TEXT NOT NULL UNIQUE);
     CREATE TABLE script (

@@ -62,6 +62,7 @@ from steward.core.events import (
     ResentScript,
 )
 from steward.core.incoming import STATE_STORE, IncomingStores
+from steward.core.storage import move_cursor
 
 _CONTENT_KINDS: Final[tuple[ContentKind, ContentKind]] = ("script", "environment")
 _WRITE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -283,8 +284,7 @@ class FilesSink:
             self._pending.finish(self._sources)
             with self._records.writing() as connection:
                 self._pending.write(connection)
-                # A replayed event may have an older position.
-                connection.execute("UPDATE cursor SET position = max(position, ?)", (upto,))
+                move_cursor(connection, upto)
             self._applied_count += len(events)
             self._losses += losses
             self._pending.remove_replaced()

@@ -102,21 +102,17 @@ class RemoteRecords:
 
     def __init__(self, path: str, *, read_only: bool = False) -> None:
         migrations = (_CURSOR.schema + _SCRIPTS.schema,)
-        self._database = Database(path, migrations, read_only=read_only)
+        self.database = Database(path, migrations, read_only=read_only)
         if read_only:
             return
         # Purged data is overwritten: no copy of a name remains in a free page.
-        self._database.connection.execute("PRAGMA secure_delete=ON")
-        with self._database.transaction() as connection:
+        self.database.connection.execute("PRAGMA secure_delete=ON")
+        with self.database.transaction() as connection:
             connection.execute("UPDATE cursor SET made_ns = ? WHERE made_ns = 0", (time.time_ns(),))
-
-    def load_cursor(self) -> int:
-        """Return the position of the last accepted event."""
-        return int(self._database.fetch_value("SELECT position FROM cursor"))
 
     def load_creation_ns(self) -> int:
         """Return when this sink began, ns since the epoch; it may have missed older scripts."""
-        return int(self._database.fetch_value("SELECT made_ns FROM cursor"))
+        return int(self.database.fetch_value("SELECT made_ns FROM cursor"))
 
     def load_rows(self, refs: Iterable[RemoteScriptRef]) -> dict[RemoteScriptRef, RemoteRow]:
         """Return the rows of the given scripts, if known."""
@@ -129,36 +125,36 @@ class RemoteRecords:
                 chunk = keys[start : start + _CHUNK]
                 marks = ", ".join("?" * len(chunk))
                 clause = f"WHERE key IN ({marks}) AND cluster = ?"
-                found = _SCRIPTS.select(self._database, clause, *chunk, cluster)
+                found = _SCRIPTS.select(self.database, clause, *chunk, cluster)
                 rows |= {row.ref: row for row in found}
         return rows
 
     def select_due(self, limit: int) -> list[RemoteRow]:
         """Return the next documents to send, in order of their events."""
         clause = "WHERE state = ? AND state != 0 ORDER BY event LIMIT ?"
-        return _SCRIPTS.select(self._database, clause, DUE, limit)
+        return _SCRIPTS.select(self.database, clause, DUE, limit)
 
     def count_unsent(self) -> tuple[int, int | None]:
         """Return the number of scripts to send, and since when the oldest waits (ns)."""
         sql = "SELECT count(*), min(since_ns) FROM script WHERE state IN (?, ?) AND state != 0"
-        ((count, since_ns),) = self._database.fetch(sql, AWAITS_IDENTITY, DUE)
+        ((count, since_ns),) = self.database.fetch(sql, AWAITS_IDENTITY, DUE)
         return count, since_ns
 
     def select_refused(self) -> list[RemoteRow]:
         """Return refused documents that were not reported to the journal."""
         clause = "WHERE state = ? AND state != 0 ORDER BY event"
-        return _SCRIPTS.select(self._database, clause, REFUSED)
+        return _SCRIPTS.select(self.database, clause, REFUSED)
 
     def get_oldest_wait_ns(self) -> int | None:
         """Return since when the oldest script waits for its job's identity, ns; None for none."""
         sql = "SELECT min(since_ns) FROM script WHERE state = 1"
-        oldest_ns: int | None = self._database.fetch_value(sql)
+        oldest_ns: int | None = self.database.fetch_value(sql)
         return oldest_ns
 
     def get_oldest_event(self) -> int | None:
         """Return the position of the oldest unsent event; None if all were sent."""
         sql = "SELECT min(event) FROM script WHERE state != 0"
-        oldest: int | None = self._database.fetch_value(sql)
+        oldest: int | None = self.database.fetch_value(sql)
         return oldest
 
     @contextmanager
@@ -168,12 +164,12 @@ class RemoteRecords:
         Raises:
             SqliteUnavailable: The disk is full or failing; nothing was written.
         """
-        with self._database.transaction() as connection:
+        with self.database.transaction() as connection:
             yield RemoteRecordsWriter(connection)
 
     def close(self) -> None:
         """Close the file."""
-        self._database.close()
+        self.database.close()
 
 
 class RemoteRecordsWriter:
@@ -185,10 +181,6 @@ class RemoteRecordsWriter:
     def save(self, rows: Iterable[RemoteRow]) -> None:
         """Insert or update rows."""
         _SCRIPTS.insert_all(self._connection, rows, "replace")
-
-    def advance(self, position: int) -> None:
-        """Move the cursor forward; a replayed event may have an older position."""
-        self._connection.execute("UPDATE cursor SET position = max(position, ?)", (position,))
 
     def end_waits(self, before_ns: int) -> None:
         """Mark scripts that have waited since then to be sent without identity."""

@@ -26,6 +26,7 @@ from steward.archive.remote.records import (
     REFUSED,
     SENT,
     RemoteRecords,
+    RemoteRecordsWriter,
     RemoteRow,
     RemoteScriptRef,
     decode_identity_body,
@@ -33,7 +34,7 @@ from steward.archive.remote.records import (
     encode_body,
 )
 from steward.core.config import Settings
-from steward.core.consumers import Append, Rejected
+from steward.core.consumers import Append, DatabaseConsumer, Rejected
 from steward.core.errors import Unavailable
 from steward.core.events import (
     ARCHIVE_PURGE,
@@ -51,7 +52,6 @@ log = logging.getLogger(__name__)
 
 _TICK_S = 5.0
 _DUE_BATCH = 1000
-_EXPIRE_EVERY_S = 3600.0
 _PURGED_FIELDS: Final[dict[str, Any]] = {
     "body": None,
     "identity": None,
@@ -63,7 +63,7 @@ _KEEP_SENT_S = 14 * 86400.0
 script, which the server has."""
 
 
-class RemoteSink:
+class RemoteSink(DatabaseConsumer):
     """Consumer ``archive.<name>`` for any remote destination.
 
     Args:
@@ -80,7 +80,6 @@ class RemoteSink:
     """
 
     kinds = frozenset({JOB_SCRIPT, JOB_IDENTITY, ARCHIVE_PURGE, ARCHIVE_RESEND})
-    batch_events = 500
 
     def __init__(
         self,
@@ -97,6 +96,7 @@ class RemoteSink:
         self._settings = settings
         self._sink_settings = settings.archive.sink[name]
         self._records = RemoteRecords(f"{settings.state_dir}/archive-{name}.db")
+        super().__init__(self._records.database)
         self._contents = make_script_contents(settings, stores)
         self._make_destination = make_destination
         self._destination: Destination | None = None
@@ -104,30 +104,20 @@ class RemoteSink:
         self._environments = environments
         self._created_ns = self._records.load_creation_ns()
         self._reported: list[RemoteRow] = []
-        self._next_expiry = self._next_cleanup = 0.0
-
-    def cursor(self) -> int:
-        """Return the position of the last accepted event; 0 at first."""
-        return self._records.load_cursor()
 
     def needed_from(self) -> int | None:
         """Return the oldest event whose bytes are not sent; None if all are."""
         return self._records.get_oldest_event()
 
-    def apply(self, events: Sequence[Event], upto: int, append: Append) -> None:  # noqa: ARG002 - a consumer's shape
-        """Store what is to be sent; :meth:`tick` sends it.
-
-        Raises:
-            SqliteUnavailable: The state directory cannot be written now.
-        """
+    def _apply_events(self, events: Sequence[Event]) -> Sequence[Event]:
+        """Store what is to be sent; :meth:`tick` sends it."""
         rows = self._records.load_rows(_list_script_refs(events))
         changed: dict[RemoteScriptRef, RemoteRow] = {}
         for event in events:
             for row in self._list_changes(event, rows):
                 rows[row.ref] = changed[row.ref] = row
-        with self._records.writing() as writer:
-            writer.save(changed.values())
-            writer.advance(upto)
+        RemoteRecordsWriter(self._connection).save(changed.values())
+        return ()
 
     def _list_changes(
         self, event: Event, rows: dict[RemoteScriptRef, RemoteRow]
@@ -199,7 +189,7 @@ class RemoteSink:
             has_bytes=False,
         )
 
-    def tick(self, append: Append) -> float:  # noqa: ARG002 - a consumer's shape
+    def tick(self, append: Append) -> float:
         """Send one batch of due documents; return seconds until the next call.
 
         Raises:
@@ -207,7 +197,7 @@ class RemoteSink:
             Rejected: The server rejects these documents permanently.
         """
         self._mark_reported()
-        self._clean_up()
+        super().tick(append)
         wait_s = self.end_waits(self._sink_settings.identity_wait_s)
         rows = self._limit_batch(self._records.select_due(_DUE_BATCH))
         if rows:
@@ -330,22 +320,19 @@ class RemoteSink:
                 writer.mark_reported(self._reported)
             self._reported = []
 
-    def _clean_up(self) -> None:
-        """Forget old sent documents, and expire documents on the server."""
-        now = time.monotonic()
-        if now >= self._next_cleanup:
-            before_ns = time.time_ns() - int(_KEEP_SENT_S * 1e9)
-            with self._records.writing() as writer:
-                deleted = writer.delete_old(before_ns)
-            self._next_cleanup = now if deleted else now + _EXPIRE_EVERY_S
-        if self._sink_settings.retention_days and now >= self._next_expiry:
-            self._next_expiry = now + _EXPIRE_EVERY_S
+    def _purge(self) -> bool:
+        """Forget old sent documents, then expire documents on the server."""
+        before_ns = time.time_ns() - int(_KEEP_SENT_S * 1e9)
+        with self._records.writing() as writer:
+            has_more = bool(writer.delete_old(before_ns))
+        if self._sink_settings.retention_days and not has_more:
             cutoff = datetime.now(UTC) - timedelta(days=self._sink_settings.retention_days)
             try:
                 self._open_destination().expire(cutoff)
             except Unavailable as error:
                 # Archiving must not wait for expiry; if sending fails, too, that is reported.
                 log.warning("%s: what is too old stays for now: %s", self.name, error)
+        return has_more
 
     def close(self) -> None:
         """Close the connection and the database."""
@@ -353,7 +340,7 @@ class RemoteSink:
             self._destination.close()
             self._destination = None
         self._contents.close()
-        self._records.close()
+        super().close()
 
 
 def _apply_change(

@@ -14,7 +14,11 @@ from typing import Final
 
 from steward.automation.rules import rulebook
 from steward.automation.rules.decisions import RuleDecider
-from steward.automation.rules.execution import ExecutionOutbox, ExecutionScheduler, MakePerformer
+from steward.automation.rules.execution import (
+    ExecutionScheduler,
+    MakePerformer,
+    make_end_event,
+)
 from steward.automation.rules.model import Rule
 from steward.automation.rules.rulebook import FilesSignature, Rulebook
 from steward.automation.rules.store import Execution, RulesStore
@@ -25,22 +29,18 @@ from steward.automation.rules.triggers import (
     make_trigger,
 )
 from steward.core.config import Settings
-from steward.core.consumers import Append
+from steward.core.consumers import Append, DatabaseConsumer
 from steward.core.events import NODE_STATE, Event, utc_now
 
 log = logging.getLogger(__name__)
 
 _RELOAD_INTERVAL_S: Final = 2.0
 """Interval of checks for changed rule files, in seconds."""
-_CLEANUP_INTERVAL_S: Final = 3600.0
-"""Interval of removals of old history, in seconds."""
 _MAX_WINDOW_S: Final = max(seconds for _, seconds in FAILURE_WINDOWS)
 """Retention of node failures, in seconds."""
-_BATCH: Final = 200
-"""Events per transaction."""
 
 
-class RulesConsumer:
+class RulesConsumer(DatabaseConsumer):
     """Journal consumer that runs the rules; see ``steward.core.consumers.Consumer``.
 
     Args:
@@ -55,7 +55,8 @@ class RulesConsumer:
 
     name = "rules"
     kinds = TRIGGER_KINDS
-    batch_events = _BATCH
+    batch_events = 200
+    has_outbox = True
 
     def __init__(
         self,
@@ -68,39 +69,25 @@ class RulesConsumer:
         self._settings = settings.rules
         self._clock = clock
         self._store = store or RulesStore(settings.state_dir)
+        super().__init__(self._store.database)
         self._first_run = self._store.record_first_run(clock())
-        self._outbox = ExecutionOutbox(self._store)
         self._decider = RuleDecider(self._store, dry_run=settings.rules.dry_run)
         self._scheduler = ExecutionScheduler(
-            *(self._store, self._outbox, settings.rules, settings.actions.timeout_s),
+            *(self._store, self._open_transaction, settings.rules, settings.actions.timeout_s),
             *(make_performer, clock),
         )
         self._rulebook = Rulebook(rules={})
         self._signature: FilesSignature | None = None
-        self._reload_at = self._cleanup_at = 0.0
+        self._reload_at = 0.0
 
-    def cursor(self) -> int:
-        """Return the position of the last event decided on; 0 at first."""
-        return self._store.get_cursor()
-
-    def apply(self, events: Sequence[Event], upto: int, append: Append) -> None:
-        """Decide on events and move the cursor to ``upto``, in one transaction.
-
-        Raises:
-            Unavailable: The database or the journal is unavailable.
-        """
-        self._outbox.send(append)
+    def _apply_events(self, events: Sequence[Event]) -> Sequence[Event]:
+        """Decide on events; return events about executions that have ended already."""
         rules = list(self._load_enabled_rules().values())
-        with self._store.database.transaction():
-            self._store.insert_failures(
-                [one for one in events if one.kind == NODE_STATE and one.body.failed]
-            )
-            ended = [one for one in self._decide(events, rules) if one.phase == "ended"]
-            end_events = self._outbox.put(ended)
-            if not end_events:
-                self._store.move_cursor(upto)
-        if end_events:
-            self._outbox.send(append, upto, end_events)
+        self._store.insert_failures(
+            [event for event in events if event.kind == NODE_STATE and event.body.failed]
+        )
+        executions = self._decide(events, rules)
+        return [make_end_event(one) for one in executions if one.phase == "ended"]
 
     def _decide(self, events: Sequence[Event], rules: list[Rule]) -> list[Execution]:
         """Decide on events and return the executions created.
@@ -129,13 +116,12 @@ class RulesConsumer:
             Unavailable: The database or the journal is unavailable.
         """
         wait_s = self._scheduler.advance(self._load_enabled_rules())
-        self._outbox.send(append)
-        return min(wait_s, self._clean_up())
+        return min(wait_s, super().tick(append))
 
     def close(self) -> None:
         """Wait up to 2.5 seconds for running actions, then close the database."""
         self._scheduler.close()
-        self._store.close()
+        super().close()
 
     def _load_enabled_rules(self) -> dict[str, Rule]:
         """Return the enabled rules, after reloading changed files."""
@@ -156,18 +142,13 @@ class RulesConsumer:
             log.error("%s", error.what)
         log.info("%d rules, %d on", len(self._rulebook.rules), len(self._load_enabled_rules()))
 
-    def _clean_up(self) -> float:
-        """Remove old history and node failures when due; return seconds until the next time."""
-        now = time.monotonic()
-        if now < self._cleanup_at:
-            return self._cleanup_at - now
-        today = self._clock()
-        has_more = self._store.delete_old(
-            today - timedelta(days=self._settings.history_days),
-            today - timedelta(seconds=_MAX_WINDOW_S),
+    def _purge(self) -> bool:
+        """Remove old history and node failures."""
+        now = self._clock()
+        return self._store.delete_old(
+            now - timedelta(days=self._settings.history_days),
+            now - timedelta(seconds=_MAX_WINDOW_S),
         )
-        self._cleanup_at = now + (1.0 if has_more else _CLEANUP_INTERVAL_S)
-        return self._cleanup_at - now
 
 
 def select_enabled_rules(rulebook: Rulebook, store: RulesStore) -> dict[str, Rule]:

@@ -1,7 +1,6 @@
 """Execution of rules' actions: start what is due, retry, recover after a crash, emit end events.
 
 :class:`RunnerPerformer` runs actions and inspects Slurm (protocol :class:`ActionPerformer`).
-:class:`ExecutionOutbox` stores ends of executions together with journal events about them.
 :class:`ExecutionScheduler` starts, retries and ends executions; the consumer calls its ``advance``.
 
 The consumer's thread alone records decisions and ends. What may wait for Slurm runs in threads, one
@@ -20,7 +19,8 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
 from queue import Empty, SimpleQueue
 from typing import Any, Final, Literal, Protocol, cast
@@ -44,10 +44,8 @@ from steward.automation.settings import RulesSettings
 from steward.core.access import Access, get_process_user
 from steward.core.actions import Registry
 from steward.core.config import Settings
-from steward.core.consumers import Append
 from steward.core.errors import StewardError, Unavailable
 from steward.core.events import RULE_EXECUTION, Event, RuleExecution, utc_now
-from steward.jobs.outbox import Outbox
 
 _CLOCK_SKEW_S: Final = 1.0
 """Tolerance for differences of clocks, in seconds."""
@@ -286,60 +284,11 @@ RULES_SOURCE: Final = "rules"
 """Source name of the events."""
 
 
-class ExecutionOutbox:
-    """Outbox of end events: stored together with the ends, then sent to the journal once each.
-
-    Args:
-        store: Database of the rules.
-    """
-
-    def __init__(self, store: RulesStore) -> None:
-        self._store = store
-        self._outbox = Outbox(store.database.connection, store.database.path)
-        self._unsent: list[Event] = []
-
-    def put(self, executions: Iterable[Execution]) -> list[Event]:
-        """Put events about ended executions into the outbox, within a transaction; return them."""
-        events = [_make_event(execution) for execution in executions]
-        if events:
-            self._outbox.put(events)
-        return events
-
-    def record_end(
-        self,
-        execution: Execution,
-        status: str,
-        now: datetime,
-        *,
-        message: str = "",
-        result: Any = None,
-        audit: int = 0,
-    ) -> None:
-        """Store how an execution ended, with its event."""
-        with self._store.database.transaction():
-            ended_execution = self._store.record_end(
-                execution, status, now, message=message, result=result, audit=audit
-            )
-            self._outbox.put([_make_event(ended_execution)])
-        self._unsent.append(_make_event(ended_execution))
-
-    def send(self, append: Append, upto: int | None = None, events: Sequence[Event] = ()) -> None:
-        """Send all pending events to the journal, then move the cursor.
-
-        Args:
-            append: Appends events to the journal.
-            upto: New position of the cursor; None to leave it.
-            events: Events returned by ``put``, after that transaction was committed.
-
-        Raises:
-            Unavailable: The journal is unavailable.
-        """
-        # Events that cannot be sent stay in the outbox, which sends them with the next ones.
-        unsent, self._unsent = [*self._unsent, *events], []
-        self._outbox.send(append, upto, unsent)
+OpenTransaction = Callable[[], AbstractContextManager[list[Event]]]
+"""Opens a transaction of the rules database that stores events to append to the journal."""
 
 
-def _make_event(execution: Execution) -> Event:
+def make_end_event(execution: Execution) -> Event:
     """Build the rule.execution event of an ended execution."""
     at = execution.ended or execution.made
     return Event(
@@ -410,7 +359,7 @@ class ExecutionScheduler:
 
     Args:
         store: Database of the rules.
-        outbox: Stores ends of executions.
+        open_transaction: Opens the transaction of an execution's end and its event.
         settings: Settings of [rules].
         timeout_s: Default time limit of an action, in seconds.
         make_performer: Creates the object that runs actions, one per thread.
@@ -420,14 +369,14 @@ class ExecutionScheduler:
     def __init__(
         self,
         store: RulesStore,
-        outbox: ExecutionOutbox,
+        open_transaction: OpenTransaction,
         settings: RulesSettings,
         timeout_s: float,
         make_performer: MakePerformer,
         clock: Callable[[], datetime],
     ) -> None:
         self._store = store
-        self._outbox = outbox
+        self._open_transaction = open_transaction
         self._settings = settings
         self._timeout_s = timeout_s
         self._make_performer = make_performer
@@ -769,9 +718,11 @@ class ExecutionScheduler:
     ) -> None:
         """Record the end of an execution."""
         self._unavailable_counts.pop(execution.id, None)
-        self._outbox.record_end(
-            execution, status, self._clock(), message=message, result=result, audit=audit
-        )
+        with self._open_transaction() as new_events:
+            ended = self._store.record_end(
+                execution, status, self._clock(), message=message, result=result, audit=audit
+            )
+            new_events.append(make_end_event(ended))
 
     def _get_limits(self, execution: Execution) -> RuleLimits:
         """Return the limits of an execution's rule; the defaults if it is disabled."""

@@ -21,7 +21,7 @@ from steward.automation.rules.limits import TakenNode, find_return_partition
 from steward.automation.rules.triggers import FAILURE_WINDOWS
 from steward.core.events import Event
 from steward.core.sqlite import Database
-from steward.core.storage import Cursor, Index, Rows, Table, encode_json
+from steward.core.storage import OUTBOX, Cursor, Index, Rows, Table, encode_json
 from steward.core.timestamps import from_micros, to_micros
 
 Phase = Literal["waiting", "started", "ended"]
@@ -141,12 +141,8 @@ _ROWS: Final = Rows(Execution)
 _TAKEN_NODES: Final = Table(_TakenNode, "taken", key="cluster, node, rule, execution")
 _FAILURES: Final = Table(_Failure, "failure", key="cluster, node, at, event")
 _SWITCHES: Final = Table(_StoredSwitch, "switch", key="rule")
-_TABLES: Final = (_CURSOR, _EXECUTIONS, _TAKEN_NODES, _FAILURES, _SWITCHES)
-_SCHEMA: Final = (
-    # Of steward.jobs.outbox.
-    "CREATE TABLE outbox (number INTEGER PRIMARY KEY, events BLOB NOT NULL);\n"
-    + "".join(table.schema for table in _TABLES)
-)
+_TABLES: Final = (OUTBOX, _CURSOR, _EXECUTIONS, _TAKEN_NODES, _FAILURES, _SWITCHES)
+_SCHEMA: Final = "".join(table.schema for table in _TABLES)
 
 RULES_DATABASE: Final = "rules.db"
 """File name of the database in the state directory."""
@@ -176,14 +172,6 @@ class RulesStore:
     def close(self) -> None:
         """Close the database."""
         self.database.close()
-
-    def get_cursor(self) -> int:
-        """Return the journal position of the last event decided on."""
-        return int(self.database.fetch_value("SELECT position FROM cursor"))
-
-    def move_cursor(self, position: int) -> None:
-        """Set the journal position, within a transaction."""
-        self.database.connection.execute("UPDATE cursor SET position = ?", (position,))
 
     def record_first_run(self, now: datetime) -> datetime:
         """Return when rules first ran here; events observed before are ignored."""

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from steward.core.config import Settings
-from steward.core.consumers import Append, Rejected
+from steward.core.consumers import Append, DatabaseConsumer, Rejected
 from steward.core.errors import PermissionRefused, Unavailable
 from steward.core.events import Event, IncomingFile, JobScript, encode_event
 from steward.core.incoming import IncomingStores, StoreError
@@ -163,7 +163,7 @@ _MAX_EVENT_BYTES: Final = wire.MAX_WIRE_FRAME_BYTES - (1 << 20)
 """Largest event that can be forwarded, in bytes."""
 
 
-class EventForwarder:
+class EventForwarder(DatabaseConsumer):
     """Consumer that forwards one cluster's events; see ``steward.core.consumers.Consumer``.
 
     Args:
@@ -186,17 +186,13 @@ class EventForwarder:
         self._cluster = cluster
         self._stores = stores
         path = os.path.join(settings.state_dir, f"forward-{cluster}.db")
-        self._database = Database(path, (CURSOR.schema,))
+        super().__init__(Database(path, (CURSOR.schema,)))
         # State of the current batch: ids that are durable at the receiver, and ids it will never
         # accept.
         self._durable: set[int] = set()
         self._rejected: dict[int, str] = {}
 
-    def cursor(self) -> int:
-        """Return the journal position of the last forwarded event; 0 at first."""
-        return int(self._database.fetch_value("SELECT position FROM cursor"))
-
-    def apply(self, events: Sequence[Event], upto: int, append: Append) -> None:  # noqa: ARG002 -- a Consumer's signature
+    def apply(self, events: Sequence[Event], upto: int, append: Append) -> None:
         """Send events, and move the cursor once they are durable at the receiver.
 
         Raises:
@@ -218,19 +214,14 @@ class EventForwarder:
         for event in pending:
             if event.id in self._rejected:
                 raise Rejected(self._rejected[event.id], event)
-        with self._database.transaction() as connection:
-            connection.execute("UPDATE cursor SET position = ?", (upto,))
+        super().apply(events, upto, append)
         self._durable.clear()
         self._rejected.clear()
-
-    def tick(self, append: Append) -> float:  # noqa: ARG002 -- a Consumer's signature
-        """Do nothing: forwarding has no timed work."""
-        return 3600.0
 
     def close(self) -> None:
         """Close the connection and the database."""
         self._link.close()
-        self._database.close()
+        super().close()
 
     def _build_batches(
         self, events: Sequence[Event]

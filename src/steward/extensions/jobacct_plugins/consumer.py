@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from steward.core.config import Settings
-from steward.core.consumers import Append
+from steward.core.consumers import Append, DatabaseConsumer
 from steward.core.errors import Unavailable
 from steward.core.events import (
     CONTROLLER_STATE,
@@ -75,7 +75,7 @@ class PluginHost(msgspec.Struct, frozen=True, kw_only=True):
     beat: Callable[[], None]
 
 
-class PluginConsumer:
+class PluginConsumer(DatabaseConsumer):
     """Consumer that feeds one plugin; see ``steward.core.consumers.Consumer``.
 
     Args:
@@ -95,16 +95,13 @@ class PluginConsumer:
         self._location = log_location(settings)
         self._host = host
         self._state = PluginState(plugin_state_path(settings.state_dir, plugin_type))
+        super().__init__(self._state.database)
         # After a crash, take events singly for as many as the fatal batch may have had.
         self._single_batches = _BATCH_EVENTS if self._state.was_interrupted() else 0
         self.batch_events = 1 if self._single_batches else _BATCH_EVENTS
         self._caller: HookCaller | None = None
         self._guard: HookGuard | None = None
         self._done_ids: set[int] = set()
-
-    def cursor(self) -> int:
-        """Return the position of the last applied event; 0 at first."""
-        return self._state.read_cursor()
 
     def tick(self, append: Append) -> float:  # noqa: ARG002 - a consumer's shape
         """Start the plugin, if it has not started yet.
@@ -185,7 +182,7 @@ class PluginConsumer:
                 self._guard.call_hook("slurmctld_jobacct_fini", limit_s=_FINI_S)
             except Unavailable as error:
                 log.warning("%s: %s", self._type, error)
-        self._state.close()
+        super().close()
 
 
 def consumer_name(plugin_type: str) -> str:

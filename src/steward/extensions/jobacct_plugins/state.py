@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from steward.core.sqlite import Database
-from steward.core.storage import Cursor, Table
+from steward.core.storage import Cursor, Table, move_cursor
 
 
 class HookFailure(msgspec.Struct, frozen=True):
@@ -67,11 +67,7 @@ class PluginState:
 
     def __init__(self, path: str) -> None:
         # NORMAL: after a power loss hooks are called again, which they must tolerate anyway.
-        self._database = Database(path, (_CURSOR.schema + _FAILURES.schema,), synchronous="NORMAL")
-
-    def read_cursor(self) -> int:
-        """Return the position of the last applied event; 0 at first."""
-        return self._read_cursor().position
+        self.database = Database(path, (_CURSOR.schema + _FAILURES.schema,), synchronous="NORMAL")
 
     def was_interrupted(self) -> bool:
         """Return True if the process ended while it tried the next batch."""
@@ -80,7 +76,7 @@ class PluginState:
 
     def begin_batch(self) -> int:
         """Record a try of the next batch; return the number of its tries, this one included."""
-        with self._database.transaction() as connection:
+        with self.database.transaction() as connection:
             connection.execute(
                 "UPDATE cursor SET trying = position, "
                 "tries = CASE WHEN trying = position THEN tries + 1 ELSE 1 END"
@@ -89,34 +85,29 @@ class PluginState:
 
     def record_refusal(self, reason: str) -> None:
         """Record why the plugin does not run; "" when it runs."""
-        with self._database.transaction() as connection:
+        with self.database.transaction() as connection:
             connection.execute("UPDATE cursor SET refusal = ? WHERE refusal <> ?", (reason, reason))
 
     def postpone_batch(self) -> None:
         """Reset the tries: the batch is postponed through no fault of the plugin."""
-        with self._database.transaction() as connection:
+        with self.database.transaction() as connection:
             connection.execute("UPDATE cursor SET trying = -1, tries = 0")
 
     def finish_batch(self, position: int, failures: Iterable[HookFailure]) -> None:
         """Move the cursor and add the errors.
 
         Args:
-            position: New position; a replayed event may come with an older one, which is ignored.
+            position: New position.
             failures: Errors since the last call.
         """
-        with self._database.transaction() as connection:
+        with self.database.transaction() as connection:
             connection.executemany(_ADD_FAILURE, map(_FAILURES.encode, failures))
-            connection.execute(
-                "UPDATE cursor SET position = max(position, ?), trying = -1, tries = 0", (position,)
-            )
+            move_cursor(connection, position)
+            connection.execute("UPDATE cursor SET trying = -1, tries = 0")
 
     def _read_cursor(self) -> _Cursor:
-        (cursor,) = _CURSOR.select(self._database)
+        (cursor,) = _CURSOR.select(self.database)
         return cursor
-
-    def close(self) -> None:
-        """Close the database."""
-        self._database.close()
 
 
 class PluginHealth(msgspec.Struct, frozen=True):

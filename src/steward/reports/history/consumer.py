@@ -9,13 +9,12 @@ except of present states: open spans, and the last event of each existing partit
 """
 
 import os
-import time
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
 from steward.core.config import Settings
-from steward.core.consumers import Append
+from steward.core.consumers import DatabaseConsumer
 from steward.core.events import (
     BANK_THRESHOLD,
     CONTROLLER_STATE,
@@ -61,8 +60,6 @@ PRESENT_KINDS: Final = frozenset({PARTITION_STATE, RESERVATION_STATE})
 """Kinds whose last event per subject is kept until the subject is removed."""
 
 _NAME: Final = "history.db"
-_BATCH: Final = 500
-_PURGE_INTERVAL_S: Final = 3600.0
 _PURGE_BATCH: Final = 2000
 
 _DROP_PRESENT: Final = "DELETE FROM present WHERE cluster = ? AND kind = ? AND subject = ?"
@@ -73,7 +70,7 @@ def get_history_path(state_dir: str) -> str:
     return os.path.join(state_dir, _NAME)
 
 
-class HistoryConsumer:
+class HistoryConsumer(DatabaseConsumer):
     """Consumer ``history``: writes history.db. See ``steward.core.consumers.Consumer``.
 
     Args:
@@ -86,47 +83,18 @@ class HistoryConsumer:
 
     name = "history"
     kinds = frozenset(HISTORY_KINDS)
-    batch_events = _BATCH
 
     def __init__(self, settings: Settings, clock: Callable[[], datetime] = utc_now) -> None:
         self._retention = timedelta(days=settings.history.retention_days)
         self._clock = clock
         path = get_history_path(settings.state_dir)
-        self._database = Database(path, MIGRATIONS, for_owner=True)
-        self._connection = self._database.connection
-        self._purge_at = 0.0
+        super().__init__(Database(path, MIGRATIONS, for_owner=True))
 
-    def cursor(self) -> int:
-        """Return the position of the last stored event."""
-        return int(self._database.fetch_value("SELECT position FROM cursor"))
-
-    def apply(self, events: Sequence[Event], upto: int, append: Append) -> None:  # noqa: ARG002 - a consumer's shape
-        """Store events and move the cursor to ``upto``.
-
-        Raises:
-            SqliteUnavailable: The database cannot be written now.
-        """
-        with self._database.transaction() as connection:
-            for event in events:
-                if self._insert_event(event):
-                    self._update_spans(event)
-            connection.execute("UPDATE cursor SET position = max(position, ?)", (upto,))
-
-    def tick(self, append: Append) -> float:  # noqa: ARG002 - a consumer's shape
-        """Purge what is older than the retention; return seconds until the next purge.
-
-        Raises:
-            SqliteUnavailable: The database cannot be written now.
-        """
-        now = time.monotonic()
-        if now >= self._purge_at:
-            has_more = self._purge(to_micros(self._clock() - self._retention))
-            self._purge_at = now + (1.0 if has_more else _PURGE_INTERVAL_S)
-        return max(0.0, self._purge_at - now)
-
-    def close(self) -> None:
-        """Close the database."""
-        self._database.close()
+    def _apply_events(self, events: Sequence[Event]) -> Sequence[Event]:
+        for event in events:
+            if self._insert_event(event):
+                self._update_spans(event)
+        return ()
 
     def _insert_event(self, event: Event) -> bool:
         """Insert an event; return whether it was new."""
@@ -198,8 +166,8 @@ class HistoryConsumer:
             (until_us, cluster, name),
         )
 
-    def _purge(self, before_us: int) -> bool:
-        """Purge a limited number of old rows; return whether there may be more."""
+    def _purge(self) -> bool:
+        before_us = to_micros(self._clock() - self._retention)
         removed = f"(until_us = {OPEN_US} AND state = '{REMOVED}' AND from_us < ?1)"
         conditions = {
             "event": "at_us < ?1",

@@ -26,7 +26,7 @@ from typing import Final
 import msgspec
 
 from steward.core.config import Settings
-from steward.core.consumers import Append, Rejected
+from steward.core.consumers import Append, DatabaseConsumer, Rejected
 from steward.core.events import (
     ACCOUNTING_EXPIRE,
     ARCHIVE_PURGE,
@@ -35,6 +35,7 @@ from steward.core.events import (
     Event,
     utc_now,
 )
+from steward.core.storage import move_cursor
 from steward.core.timestamps import from_micros, to_micros
 from steward.core.usage import AccountedStep, RunEvent, StepUsage
 from steward.extensions.jobacct_plugins.api import JobAcctPlugin
@@ -268,7 +269,7 @@ class _LogBatch:
         self.purges: list[PurgedScript] = []
 
 
-class LogConsumer:
+class LogConsumer(DatabaseConsumer):
     """Consumer that writes the job log; see ``steward.core.consumers.Consumer``.
 
     Args:
@@ -286,6 +287,7 @@ class LogConsumer:
     def __init__(self, settings: Settings, now: Callable[[], datetime] = utc_now) -> None:
         self._files = LogFiles(log_location(settings))
         self._state = LogState(log_state_path(settings.state_dir))
+        super().__init__(self._state.database)
         self._calendar = LogCalendar(settings.cluster)
         self._day_closer = DayCloser(
             self._files, self._state, log_state_path(settings.state_dir), self._calendar
@@ -296,10 +298,6 @@ class LogConsumer:
         self._blanker = PurgeBlanker(self._state.list_purges())
         self._is_repaired = False
         self._next_check_at = 0.0
-
-    def cursor(self) -> int:
-        """Return the position of the last applied event; 0 at first."""
-        return self._state.read_cursor()
 
     def apply(self, events: Sequence[Event], upto: int, append: Append) -> None:  # noqa: ARG002 - a consumer's shape
         """Write the records of events, and move the cursor to ``upto``.
@@ -327,7 +325,7 @@ class LogConsumer:
                 self._remove_expired_days(batch.expire_before, writer, lengths)
             if batch.purges:
                 self._record_purges(batch.purges, writer, written_s)
-            writer.advance_cursor(upto)
+            move_cursor(self._connection, upto)
         self._lengths = lengths
         if batch.purges:
             self._state.truncate_wal()
@@ -549,10 +547,6 @@ class LogConsumer:
 
     def _read_lengths(self) -> dict[str, int]:
         return {name: length for name, (length, _) in self._state.read_files().items()}
-
-    def close(self) -> None:
-        """Close the database."""
-        self._state.close()
 
 
 def _assign_run(line: bytes, run: RunKey) -> bytes:

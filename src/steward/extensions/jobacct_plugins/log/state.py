@@ -11,11 +11,19 @@ from contextlib import contextmanager
 from typing import Final
 
 from steward.core.sqlite import Connection, Database, translate_errors
+from steward.core.storage import Cursor, Table
 
+
+class _Cursor(Cursor, frozen=True, kw_only=True):
+    """Cursor, and the log directory that the files' lengths belong to; "" at first."""
+
+    location: str = ""
+
+
+_CURSOR: Final = Table(_Cursor, "cursor", has_one_row=True)
 LOG_MIGRATIONS: Final = (
-    """
-    CREATE TABLE cursor (position INTEGER NOT NULL, location TEXT NOT NULL);
-    INSERT INTO cursor VALUES (0, '');
+    f"""
+    {_CURSOR.schema}
     -- What is appended to; written_s: when last, seconds since the epoch.
     CREATE TABLE file (
         name TEXT PRIMARY KEY,
@@ -91,37 +99,33 @@ class LogState:
     def __init__(self, path: str, *, read_only: bool = False) -> None:
         # NORMAL: a power loss may take the last batches together with their lengths; the journal,
         # which is not trimmed for a while, delivers them again.
-        self._database = Database(path, LOG_MIGRATIONS, read_only=read_only, synchronous="NORMAL")
+        self.database = Database(path, LOG_MIGRATIONS, read_only=read_only, synchronous="NORMAL")
         if not read_only:
             # Overwrite blanked text: a purge leaves no copy in a free page.
-            self._database.fetch("PRAGMA secure_delete=ON")
-
-    def read_cursor(self) -> int:
-        """Return the position of the last applied event."""
-        return int(self._database.fetch_value("SELECT position FROM cursor"))
+            self.database.fetch("PRAGMA secure_delete=ON")
 
     def read_location(self) -> str:
         """Return the log directory that the lengths belong to; "" at first."""
-        return str(self._database.fetch_value("SELECT location FROM cursor"))
+        return str(self.database.fetch_value("SELECT location FROM cursor"))
 
     def read_files(self) -> dict[str, tuple[int, int]]:
         """Return the growing files: length, and time of the last append in seconds."""
         return {
             name: (length, written_s)
-            for name, length, written_s in self._database.fetch("SELECT * FROM file")
+            for name, length, written_s in self.database.fetch("SELECT * FROM file")
         }
 
     def read_days(self) -> dict[str, int]:
         """Return the closed days with their state."""
-        return dict(self._database.fetch("SELECT * FROM day"))
+        return dict(self.database.fetch("SELECT * FROM day"))
 
     def find_day(self, run: RunKey) -> str:
         """Return the day that holds an ended run's records; "" while the run has not ended."""
-        return self._database.fetch_value(f"SELECT day FROM run {_WHERE_RUN}", *run) or ""  # noqa: S608 - our own text
+        return self.database.fetch_value(f"SELECT day FROM run {_WHERE_RUN}", *run) or ""  # noqa: S608 - our own text
 
     def find_run(self, cluster: str, job_id: int, submit_us: int) -> tuple[RunKey, str] | None:
         """Find the ended run with this submit time of its own; return it with its day."""
-        rows = self._database.fetch(
+        rows = self.database.fetch(
             "SELECT restarts, day FROM run WHERE cluster = ? AND job_id = ? AND submit_us = ?",
             *(cluster, job_id, submit_us),
         )
@@ -130,13 +134,13 @@ class LogState:
     def read_waiting(self, run: RunKey) -> Iterator[bytes]:
         """Yield the lines that wait for a run's end, in order of arrival."""
         sql = f"SELECT lines FROM waiting {_WHERE_RUN} ORDER BY number"  # noqa: S608 - likewise
-        with translate_errors(self._database.path):
-            for (lines,) in self._database.connection.execute(sql, run):
+        with translate_errors(self.database.path):
+            for (lines,) in self.database.connection.execute(sql, run):
                 yield lines
 
     def list_waiting_since(self, cluster: str, submit_us: int) -> list[int]:
         """Return the numbers of waiting lines of runs submitted at this time or later."""
-        rows = self._database.fetch(
+        rows = self.database.fetch(
             "SELECT number FROM waiting WHERE cluster = ? AND submit_us >= ? ORDER BY number",
             *(cluster, submit_us),
         )
@@ -145,16 +149,16 @@ class LogState:
     def read_waiting_lines(self, number: int) -> bytes:
         """Return the waiting lines with a number."""
         return bytes(
-            self._database.fetch_value("SELECT lines FROM waiting WHERE number = ?", number)
+            self.database.fetch_value("SELECT lines FROM waiting WHERE number = ?", number)
         )
 
     def list_purges(self) -> list[PurgedScript]:
         """Return the recently purged scripts."""
-        return self._database.fetch("SELECT cluster, job_id, written_us FROM purge")
+        return self.database.fetch("SELECT cluster, job_id, written_us FROM purge")
 
     def list_scan_days(self) -> list[str]:
         """Return the days still to scan for purged text, the latest first."""
-        return [day for (day,) in self._database.fetch("SELECT day FROM look ORDER BY day DESC")]
+        return [day for (day,) in self.database.fetch("SELECT day FROM look ORDER BY day DESC")]
 
     def is_superseded(self, run: RunKey) -> bool:
         """Return True if a later run of the same job is known."""
@@ -163,7 +167,7 @@ class LogState:
             "LIMIT 1"
         )
         return any(
-            self._database.fetch_value(sql.format(table), *run) for table in ("run", "waiting")
+            self.database.fetch_value(sql.format(table), *run) for table in ("run", "waiting")
         )
 
     @contextmanager
@@ -173,16 +177,16 @@ class LogState:
         Raises:
             SqliteUnavailable: The state directory cannot be written now.
         """
-        with self._database.transaction() as connection:
+        with self.database.transaction() as connection:
             yield LogStateWriter(connection)
 
     def truncate_wal(self) -> None:
         """Truncate the WAL, so that it keeps no copy of blanked text."""
-        self._database.fetch("PRAGMA wal_checkpoint(TRUNCATE)")
+        self.database.fetch("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def close(self) -> None:
         """Close the database."""
-        self._database.close()
+        self.database.close()
 
 
 class LogStateWriter:
@@ -190,10 +194,6 @@ class LogStateWriter:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-
-    def advance_cursor(self, position: int) -> None:
-        """Move the cursor; a replayed event may come with an older position, which is ignored."""
-        self._connection.execute("UPDATE cursor SET position = max(position, ?)", (position,))
 
     def set_location(self, location: str) -> None:
         """Change to another log directory and drop the records of the former one's files."""
