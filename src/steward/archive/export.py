@@ -10,7 +10,9 @@ import hashlib
 import logging
 from collections.abc import Iterator
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
+
+import msgspec
 
 from steward.archive.context import ArchiveContext, convert_spool_time
 from steward.archive.files.layout import encode_name, encode_user, shorten_component
@@ -31,16 +33,24 @@ from steward.core.actions import action
 from steward.core.errors import StewardError, UsageError
 from steward.core.redaction import Redactor, SecretFinding
 from steward.core.sqlite import open_scratch, translate_errors
+from steward.core.storage import Table
 from steward.jobs import Job, JobFilter, Script
 
-_TABLE = "CREATE TABLE met (name TEXT PRIMARY KEY) WITHOUT ROWID;"
+
+class _Name(msgspec.Struct, frozen=True):
+    """Name of a set."""
+
+    name: str
+
+
+_NAMES: Final = Table(_Name, "name", key="name")
 
 
 class NameSet:
     """Set of names on disk, to which names are only added; a context manager."""
 
     def __init__(self) -> None:
-        self._connection = open_scratch(_TABLE)
+        self._connection = open_scratch(_NAMES.schema)
         self._count = 0
 
     def __enter__(self) -> Self:
@@ -60,7 +70,7 @@ class NameSet:
     def __contains__(self, name: str) -> bool:
         """Return whether a name was added."""
         with translate_errors("a temporary file"):
-            cursor = self._connection.execute("SELECT 1 FROM met WHERE name = ?", (name,))
+            cursor = self._connection.execute("SELECT 1 FROM name WHERE name = ?", (name,))
             return bool(cursor.fetchall())
 
     def add(self, name: str) -> bool:
@@ -70,7 +80,7 @@ class NameSet:
             SqliteUnavailable: The disk for temporary files is full.
         """
         with translate_errors("a temporary file"):
-            cursor = self._connection.execute("INSERT OR IGNORE INTO met VALUES (?)", (name,))
+            cursor = _NAMES.insert(self._connection, _Name(name), "ignore")
         is_new = bool(cursor.rowcount == 1)
         self._count += is_new
         return is_new

@@ -25,7 +25,7 @@ from steward.jobs.launches import LaunchRow, find_run, load_accounted, load_laun
 from steward.jobs.lines import drop_lines, load_step_usage, put_lines
 from steward.jobs.run_events import RunEventMaker, make_digest
 from steward.jobs.run_views import RunKey, RunView, build_run_views
-from steward.jobs.tables import EXPIRED, NO_RUN, JobIdGroup, PublishedRun
+from steward.jobs.tables import DUE_JOBS, EXPIRED, NO_RUN, DueJob, JobIdGroup, PublishedRun
 from steward.jobs.usage import add_steps, adopt_step_line, build_run_line, build_summed_step_line
 
 _RunPiece = tuple[RunKey, int]
@@ -33,12 +33,8 @@ _RunPiece = tuple[RunKey, int]
 
 _NONE: Final = frozenset({"", NO_RUN, EXPIRED})
 
-_PUT_DUE: Final = """
-    INSERT INTO due (cluster, job_id, at) VALUES (?, ?, ?)
-    ON CONFLICT (cluster, job_id) DO UPDATE SET at = {0}
-"""
-_LATER: Final = _PUT_DUE.format("excluded.at")
-_SOONER: Final = _PUT_DUE.format("min(at, excluded.at)")
+_LATER: Final = DUE_JOBS.build_upsert(("at",))
+_SOONER: Final = DUE_JOBS.build_upsert(()) + "at = min(at, excluded.at)"
 
 
 class AccountingUpdate:
@@ -202,7 +198,7 @@ class AccountingUpdate:
         key = (update.group.cluster, update.group.job_id)
         if due_us is not None:
             statement = _LATER if update.is_complete else _SOONER
-            self._connection.execute(statement, (*key, due_us))
+            self._connection.execute(statement, DUE_JOBS.encode(DueJob(*key, due_us)))
         elif update.group.is_due:
             self._connection.execute("DELETE FROM due WHERE cluster = ? AND job_id = ?", key)
 

@@ -25,13 +25,23 @@ from steward.jobs.event_intake import make_run_key
 from steward.jobs.identity import PROMPT_US, ResolvedJob
 from steward.jobs.job_ids import MAX_JOB_ID
 from steward.jobs.run_merge import IMPORTED
-from steward.jobs.tables import EXPIRED, NO_JOB, JobIdGroup, PublishedRun, ScriptRow, load_groups
+from steward.jobs.tables import (
+    EXPIRED,
+    EXPIRIES,
+    NO_JOB,
+    Expiry,
+    JobIdGroup,
+    PublishedRun,
+    ScriptRow,
+    load_groups,
+)
 from steward.slurm.job_states import FINISHED, strip_state_suffix
 
 _KEY: Final = re.compile(r"script:([1-9][0-9]{0,9}):(0|[1-9][0-9]{0,18})")
 """Format of ``steward.core.events.make_script_key``."""
 
 _encode = msgspec.json.Encoder().encode
+_PUT_EXPIRY: Final = EXPIRIES.build_upsert(()) + "before = max(before, excluded.before)"
 
 
 def get_leader_id(record: JobRecord) -> int:
@@ -208,11 +218,7 @@ def expire_jobs(connection: Connection, cluster: str, before: datetime) -> int:
     launches. Gaps, missed jobs and unattributed launches from before the time are deleted too.
     """
     # Queries for earlier lines must also read the closed days of the job log.
-    connection.execute(
-        "INSERT INTO expired VALUES (?, ?) ON CONFLICT (cluster) "
-        "DO UPDATE SET before = max(before, excluded.before)",
-        (cluster, to_micros(before)),
-    )
+    connection.execute(_PUT_EXPIRY, EXPIRIES.encode(Expiry(cluster, before)))
     jobs = connection.execute(
         f"SELECT job.number, job.job_id, job.script_key IS NOT NULL {_ENDED}",
         (cluster, to_micros(before), _EXPIRED_MARK),

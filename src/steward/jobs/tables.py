@@ -21,8 +21,8 @@ import msgspec
 from steward.core.events import Event, JobScript, MissedJobs
 from steward.core.records import JobRecord
 from steward.core.sqlite import Connection
-from steward.core.storage import CURSOR, OUTBOX
-from steward.core.timestamps import from_micros, to_micros
+from steward.core.storage import CURSOR, OUTBOX, Index, Rows, Table
+from steward.core.timestamps import to_micros
 from steward.core.usage import NodeGap
 from steward.jobs.identity import StoredScriptFacts
 from steward.jobs.launches import LaunchKey, LaunchRow
@@ -35,6 +35,79 @@ def database_path(state_dir: str) -> str:
     return f"{state_dir}/jobs.db"
 
 
+class NodeLoss(msgspec.Struct, frozen=True, kw_only=True):
+    """Loss of data that a node reported (node.gap).
+
+    Attributes:
+        cluster: Cluster name.
+        node: NodeName.
+        why: ``reboot``, ``lost`` or ``garbled``.
+        lines: Number of lost lines; 0 if unknown.
+        since: Nothing before this time is missing; None if unknown.
+        at: Time of the node's report.
+    """
+
+    cluster: str
+    node: str
+    why: str
+    lines: int
+    since: datetime | None
+    at: datetime
+
+
+class MissedJob(msgspec.Struct, frozen=True, kw_only=True):
+    """Job whose script left the spool before capture read it.
+
+    Attributes:
+        cluster: Cluster name.
+        job_id: Raw job id.
+        at: Time of the discovery.
+    """
+
+    cluster: str
+    job_id: int
+    at: datetime
+
+
+class _StoredLoss(NodeLoss, frozen=True, kw_only=True):
+    """Loss, with the key of its event."""
+
+    key: str
+
+
+class _StoredMissedJob(MissedJob, frozen=True, kw_only=True):
+    """Missed job, with the key of its event."""
+
+    key: str
+
+
+class DueJob(msgspec.Struct, frozen=True):
+    """Job id to settle again, and when, µs since the epoch."""
+
+    cluster: str
+    job_id: int
+    at: int
+
+
+class Expiry(msgspec.Struct, frozen=True):
+    """Time before which the ended jobs of a cluster were deleted."""
+
+    cluster: str
+    before: datetime
+
+
+_LOSSES: Final = Rows(NodeLoss)
+_MISSED_JOBS: Final = Rows(MissedJob)
+_STORED_LOSSES: Final = Table(
+    _StoredLoss, "gap", key="key, cluster", indexes={"by_time": Index("at")}
+)
+_STORED_MISSED_JOBS: Final = Table(
+    *(_StoredMissedJob, "missed"),
+    key="key, cluster, job_id",
+    indexes={"by_time": Index("cluster, at")},
+)
+DUE_JOBS: Final = Table(DueJob, "due", key="cluster, job_id", indexes={"by_time": Index("at")})
+EXPIRIES: Final = Table(Expiry, "expired", key="cluster")
 MIGRATIONS: Final = (
     f"""
     {CURSOR.schema}
@@ -139,31 +212,9 @@ MIGRATIONS: Final = (
         PRIMARY KEY (cluster, job_id, submit, step)
     ) WITHOUT ROWID;
 
-    CREATE TABLE gap (
-        key TEXT NOT NULL,
-        cluster TEXT NOT NULL,
-        node TEXT NOT NULL,
-        why TEXT NOT NULL,
-        lines INTEGER NOT NULL,
-        since INTEGER,
-        at INTEGER NOT NULL,
-        PRIMARY KEY (key, cluster)
-    ) WITHOUT ROWID;
-    CREATE INDEX gap_by_time ON gap (at);
-
-    CREATE TABLE due (
-        cluster TEXT NOT NULL,
-        job_id INTEGER NOT NULL,
-        at INTEGER NOT NULL,
-        PRIMARY KEY (cluster, job_id)
-    ) WITHOUT ROWID;
-    CREATE INDEX due_by_time ON due (at);
-
-    CREATE TABLE expired (
-        cluster TEXT NOT NULL PRIMARY KEY,
-        before INTEGER NOT NULL
-    ) WITHOUT ROWID;
-
+    {_STORED_LOSSES.schema}
+    {DUE_JOBS.schema}
+    {EXPIRIES.schema}
     {OUTBOX.schema}
     {TABLE}
     """,
@@ -174,16 +225,7 @@ MIGRATIONS: Final = (
     CREATE INDEX job_by_end ON job (end_time, job_id) WHERE ended = 1;
     CREATE INDEX job_by_task ON job (array_job_id, cluster, state) WHERE array_job_id IS NOT NULL;
     """,
-    """
-    CREATE TABLE missed (
-        key TEXT NOT NULL,
-        cluster TEXT NOT NULL,
-        job_id INTEGER NOT NULL,
-        at INTEGER NOT NULL,
-        PRIMARY KEY (key, cluster, job_id)
-    ) WITHOUT ROWID;
-    CREATE INDEX missed_by_time ON missed (cluster, at);
-    """,
+    _STORED_MISSED_JOBS.schema,
 )
 
 
@@ -348,58 +390,29 @@ def load_groups(
     return groups
 
 
-class NodeLoss(msgspec.Struct, frozen=True, kw_only=True):
-    """Loss of data that a node reported (node.gap).
-
-    Attributes:
-        cluster: Cluster name.
-        node: NodeName.
-        why: ``reboot``, ``lost`` or ``garbled``.
-        lines: Number of lost lines; 0 if unknown.
-        since: Nothing before this time is missing; None if unknown.
-        at: Time of the node's report.
-    """
-
-    cluster: str
-    node: str
-    why: str
-    lines: int
-    since: datetime | None
-    at: datetime
-
-
 def put_gap(connection: Connection, event: Event) -> None:
     """Store a node.gap event, inside a transaction."""
     gap: NodeGap = event.body
-    since = None if gap.since is None else to_micros(gap.since)
-    connection.execute(
-        "INSERT OR IGNORE INTO gap (key, cluster, node, why, lines, since, at) "
-        "VALUES (?, ?, ?, ?, ?, ?, ?)",
-        (event.key, event.cluster, gap.node, gap.why, gap.lines, since, to_micros(event.at)),
+    loss = _StoredLoss(
+        key=event.key,
+        cluster=event.cluster,
+        node=gap.node,
+        why=gap.why,
+        lines=gap.lines,
+        since=gap.since,
+        at=event.at,
     )
-
-
-class MissedJob(msgspec.Struct, frozen=True, kw_only=True):
-    """Job whose script left the spool before capture read it.
-
-    Attributes:
-        cluster: Cluster name.
-        job_id: Raw job id.
-        at: Time of the discovery.
-    """
-
-    cluster: str
-    job_id: int
-    at: datetime
+    _STORED_LOSSES.insert(connection, loss, "ignore")
 
 
 def put_missed(connection: Connection, event: Event) -> None:
     """Store the jobs of a job.missed event, inside a transaction."""
     body: MissedJobs = event.body
-    connection.executemany(
-        "INSERT OR IGNORE INTO missed (key, cluster, job_id, at) VALUES (?, ?, ?, ?)",
-        [(event.key, event.cluster, job_id, to_micros(event.at)) for job_id in body.job_ids],
-    )
+    jobs = [
+        _StoredMissedJob(key=event.key, cluster=event.cluster, job_id=job_id, at=event.at)
+        for job_id in body.job_ids
+    ]
+    _STORED_MISSED_JOBS.insert_all(connection, jobs, "ignore")
 
 
 def list_missed(
@@ -407,14 +420,11 @@ def list_missed(
 ) -> list[MissedJob]:
     """Return missed jobs of a period, oldest first."""
     rows = connection.execute(
-        "SELECT cluster, job_id, at FROM missed WHERE cluster = ? AND at >= ? AND at < ? "
-        "ORDER BY at, job_id LIMIT ?",
+        f"SELECT {_MISSED_JOBS.select_list} FROM missed "  # noqa: S608 -- our own names
+        "WHERE cluster = ? AND at >= ? AND at < ? ORDER BY at, job_id LIMIT ?",
         (cluster, to_micros(since), to_micros(until), limit),
     )
-    return [
-        MissedJob(cluster=cluster, job_id=job_id, at=from_micros(at_us))
-        for cluster, job_id, at_us in rows
-    ]
+    return _MISSED_JOBS.decode_all(rows)
 
 
 def count_missed(connection: Connection, cluster: str) -> int:
@@ -430,7 +440,7 @@ def list_gaps(
 ) -> list[NodeLoss]:
     """Return the gaps that nodes reported in a period, oldest first."""
     rows = connection.execute(
-        "SELECT cluster, node, why, lines, since, at FROM gap "
+        f"SELECT {_LOSSES.select_list} FROM gap "  # noqa: S608 -- our own names
         "WHERE (:cluster = '' OR cluster = :cluster) AND at >= :since AND at < :until "
         "ORDER BY at, cluster, node",
         {
@@ -439,14 +449,4 @@ def list_gaps(
             "until": 2**62 if until is None else to_micros(until),
         },
     )
-    return [
-        NodeLoss(
-            cluster=cluster,
-            node=node,
-            why=why,
-            lines=lines,
-            since=None if since_us is None else from_micros(since_us),
-            at=from_micros(at_us),
-        )
-        for cluster, node, why, lines, since_us, at_us in rows
-    ]
+    return _LOSSES.decode_all(rows)
