@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from harness.documentation import run_example
 from harness.events import script_event
+from harness.rules import failure
 from steward.core.consumers import Append, ApplyRate, DatabaseConsumer, Feed, Rejected
 from steward.core.errors import Unavailable
 from steward.core.events import JOB_SCRIPT, Event
@@ -279,3 +281,15 @@ def test_a_consumer_purges_again_soon_while_rows_remain(
     assert waits == [1.0, 1.0, 3600.0, 3599.0]
     assert echo.purges == 0
     echo.close()
+
+
+def test_a_consumer_that_the_documentation_adds_counts_each_event_once(tmp_path: Path) -> None:
+    consumer = run_example("Add a consumer")["FailureCounter"](str(tmp_path / "site.db"))
+    failures = [failure(1), failure(2, "n2", failed=False), failure(3)]
+    for _ in range(2):
+        events = [event for event in failures if event.id > consumer.cursor()]
+        consumer.apply(events, 3, list[Event]().extend)
+    database = Database(str(tmp_path / "site.db"), (), read_only=True)
+    assert database.fetch("SELECT node, failures FROM failures") == [("n1", 2)]
+    database.close()
+    consumer.close()

@@ -23,6 +23,7 @@ from steward.archive.remote.destination import SinkSearcher, make_sink_searcher
 from steward.archive.requests import JobLine, RunLine, ScriptLine
 from steward.core.access import Access, Caller, VisibleJobs
 from steward.core.config import Settings
+from steward.core.databases import JOBS
 from steward.core.errors import NotFound, PermissionRefused, Unavailable, UsageError
 from steward.core.events import Event, utc_now
 from steward.core.incoming import StoreError, make_stores
@@ -86,7 +87,7 @@ class ArchiveContext:
             SqliteUnavailable: The database does not exist yet.
         """
         if self._jobs is None:
-            self._jobs = Jobs(os.path.join(self.settings.state_dir, "jobs.db"))
+            self._jobs = Jobs(JOBS.locate(self.settings.state_dir))
         return self._jobs
 
     def get_sink_searcher(self, sink: str) -> SinkSearcher:

@@ -46,6 +46,7 @@ from steward.archive.settings import FilesSinkSettings
 from steward.core.access import Caller
 from steward.core.actions import action
 from steward.core.config import Settings
+from steward.core.databases import SINK
 from steward.core.errors import PermissionRefused, StewardError, Unavailable, UsageError
 from steward.core.events import (
     ARCHIVE_PURGE,
@@ -397,7 +398,7 @@ def read_sink_backlog(settings: Settings, name: str) -> SinkBacklog:
         finally:
             files.close()
     try:
-        remote = RemoteRecords(f"{settings.state_dir}/archive-{name}.db", read_only=True)
+        remote = RemoteRecords(SINK.locate(settings.state_dir, name), read_only=True)
     except Unavailable:
         return SinkBacklog()
     try:
@@ -583,7 +584,7 @@ class _ArchivedScripts:
             return
         try:
             self._remote_records = RemoteRecords(
-                f"{settings.state_dir}/archive-{sink}.db", read_only=True
+                SINK.locate(settings.state_dir, sink), read_only=True
             )
         except Unavailable:
             # It has not run yet, so it has no scripts.

@@ -16,12 +16,11 @@ from typing import Any, Final, Literal
 import msgspec
 
 from steward.automation.errors import AuditUnavailable
+from steward.core.databases import AUDIT
 from steward.core.processes import read_boot_id, read_start_ticks
 from steward.core.sqlite import Database, SqliteUnavailable
 from steward.core.storage import Index, Table, encode_json
 
-AUDIT_FILE: Final = "audit.db"
-"""File name of the audit log in the state directory."""
 Ending = Literal["succeeded", "failed", "timeout"]
 """Outcomes that ``end`` records."""
 Status = Literal["succeeded", "failed", "timeout", "running", "unfinished"]
@@ -115,7 +114,7 @@ class AuditLog:
     """
 
     def __init__(self, state_dir: str, *, read_only: bool = False) -> None:
-        path = os.path.join(state_dir, AUDIT_FILE)
+        path = AUDIT.locate(state_dir)
         with _translate_errors():
             self._database = Database(path, _MIGRATIONS, read_only=read_only, for_owner=True)
 

@@ -24,6 +24,7 @@ from steward.bank.money import Unit
 from steward.core.access import Access, Caller
 from steward.core.actions import Answer
 from steward.core.config import Settings
+from steward.core.databases import GATE, LEDGER
 from steward.core.errors import StewardError
 from steward.core.events import utc_now
 from steward.slurm.times import TimeError, load_zone, parse_time
@@ -352,7 +353,7 @@ class BankContext:
     @property
     def has_gate(self) -> bool:
         """Return True if a gate has ever run here, so that it may hold SU of the ledger."""
-        return os.path.exists(os.path.join(self.settings.state_dir, "gate.db"))
+        return os.path.exists(GATE.locate(self.settings.state_dir))
 
     def close(self) -> None:
         """Close ledger and jobs.db."""
@@ -375,7 +376,7 @@ def _create_ledger_file(state_dir: str) -> None:
     """Create the ledger's file for Steward's user if root is the first to open it."""
     if os.geteuid() != 0:
         return
-    path = os.path.join(state_dir, "ledger.db")
+    path = LEDGER.locate(state_dir)
     try:
         owner = os.stat(state_dir)
         descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)

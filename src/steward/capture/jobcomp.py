@@ -23,6 +23,7 @@ import msgspec
 from steward.capture.log_follower import LineBatch, LogFollower, ReadPosition
 from steward.capture.observations import make_end_key
 from steward.core.consumers import Append
+from steward.core.databases import JOBCOMP_POSITIONS
 from steward.core.errors import StewardError, Unavailable
 from steward.core.events import JOB_END, NODE_GAP, Event, JobFacts, utc_now
 from steward.core.records import JobRecord
@@ -317,7 +318,7 @@ class ReadPositions:
     """
 
     def __init__(self, state_dir: str, cluster: str) -> None:
-        path = os.path.join(state_dir, f"lines-{cluster}.db")
+        path = JOBCOMP_POSITIONS.locate(state_dir, cluster)
         # Positions lost in a power failure only cause lines to be read again.
         self._database = Database(path, (_POSITIONS.schema,), synchronous="NORMAL")
 

@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 
 from steward.core.consumers import DatabaseConsumer
+from steward.core.databases import UNFINISHED_RUNS
 from steward.core.events import JOB_END, JOB_SEEN, JOB_STATE, Event, JobFacts
 from steward.core.journal import JournalReader
 from steward.core.records import JobRecord
@@ -39,7 +40,7 @@ _RUNS: Final = Table(_Run, "run", key="job_id")
 
 def runs_database_path(state_dir: str, cluster: str) -> str:
     """Return the path of a cluster's database of unfinished runs."""
-    return os.path.join(state_dir, f"runs-{cluster}.db")
+    return UNFINISHED_RUNS.locate(state_dir, cluster)
 
 
 class UnfinishedRuns(DatabaseConsumer):

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from pysqlite3 import dbapi2
 
+from steward.core.databases import WriterLock, find_database, lock_writer
 from steward.core.errors import StewardError, Unavailable
 from steward.core.files import find_network_type
 from steward.core.timestamps import to_micros
@@ -98,6 +99,7 @@ def open_database(
         shrinks: Whether to create the database so that :func:`shrink_database` can cut its file.
 
     Raises:
+        SecondWriter: It has one writer, and another process is that.
         SqliteError: A library too old, a network file system, a schema from a newer Steward.
         SqliteUnavailable: The disk is full, or the file is locked or cannot be opened.
     """
@@ -115,7 +117,9 @@ def open_database(
         )
     with translate_errors(path):
         _create_file(path)
-        connection = _connect(path, timeout_s)
+        lock = _lock_database(path)
+        connection = _connect(path, timeout_s, _WriterConnection)
+        connection.writer_lock = lock
         if shrinks:
             # Works on an empty file only: SQLite ignores it once the first page is written.
             connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
@@ -226,9 +230,32 @@ def open_scratch(script: str) -> Connection:
     return connection
 
 
-def _connect(path: str, timeout_s: float) -> Connection:
+class _WriterConnection(dbapi2.Connection):  # type: ignore[misc]
+    """Connection that holds the lock of its database's writer until it is closed."""
+
+    writer_lock: WriterLock | None = None
+
+    def close(self) -> None:
+        super().close()
+        self.writer_lock = None
+
+
+def _lock_database(path: str) -> WriterLock | None:
+    """Take the lock of a database that has one writer."""
+    database = find_database(os.path.basename(path))
+    if database is None or not database.has_one_writer:
+        return None
+    lock_path = f"{path}.lock"
+    create_for_owner(lock_path)
+    try:
+        return lock_writer(lock_path, path, database.writers[0])
+    except OSError as error:
+        raise SqliteUnavailable(f"cannot use {lock_path}: {error.strerror}", path) from error
+
+
+def _connect(path: str, timeout_s: float, factory: Any = dbapi2.Connection) -> Connection:
     connection = dbapi2.connect(
-        path, timeout=timeout_s, isolation_level=None, check_same_thread=False
+        path, timeout=timeout_s, isolation_level=None, check_same_thread=False, factory=factory
     )
     connection.execute("PRAGMA temp_store=MEMORY")
     return connection

@@ -16,6 +16,7 @@ import msgspec
 
 from steward.core.access import Caller
 from steward.core.actions import Action
+from steward.core.databases import REQUEST_KEYS
 from steward.core.errors import (
     Conflict,
     NotFound,
@@ -29,7 +30,6 @@ from steward.core.sqlite import Database
 from steward.core.storage import Index, Table
 from steward.daemon.requests import encode_answer_line, encode_error_line
 
-DATABASE_NAME: Final = "repeats.db"
 LONGEST_KEY: Final = 200
 _KEEP_KEYS: Final = timedelta(days=1)
 """Time for which keys are kept."""
@@ -64,7 +64,7 @@ class IdempotencyStore:
 
     def __init__(self, state_dir: str, now: Callable[[], datetime] = utc_now) -> None:
         self._now = now
-        path = os.path.join(state_dir, DATABASE_NAME)
+        path = REQUEST_KEYS.locate(state_dir)
         self._database = Database(path, (_REQUESTS.schema,), for_owner=True)
 
     def run_once(

@@ -18,6 +18,7 @@ from typing import Final
 
 import msgspec
 
+from steward.core.databases import JOBS
 from steward.core.events import Event, JobScript, MissedJobs
 from steward.core.records import JobRecord
 from steward.core.sqlite import Connection
@@ -32,7 +33,7 @@ from steward.jobs.run_merge import RunFacts
 
 def database_path(state_dir: str) -> str:
     """Return the path of jobs.db."""
-    return f"{state_dir}/jobs.db"
+    return JOBS.locate(state_dir)
 
 
 class NodeLoss(msgspec.Struct, frozen=True, kw_only=True):

@@ -41,11 +41,11 @@ from steward.admin.backup.archive import (
 )
 from steward.admin.backup.files import BackupFiles, list_named_files, select_files
 from steward.core.config import Settings
+from steward.core.databases import JOURNAL
 from steward.core.events import JOB_SCRIPT, JobScript, utc_now
 from steward.core.files import open_parent
 from steward.core.incoming import ARCHIVE_DIRECTORY, IncomingStores, make_stores
 from steward.core.journal import JournalLink, JournalReader, JournalUnavailable
-from steward.core.journal.reader import JOURNAL_FILENAME
 from steward.core.journal.server import lock_state_dir
 from steward.core.sqlite import Connection, SqliteUnavailable, open_reader, translate_errors
 from steward.core.waits import Stop
@@ -176,7 +176,7 @@ def make_backup(
         BackupUnavailable, SqliteUnavailable: Something cannot be read or written now.
     """
     state_dir = os.path.abspath(settings.state_dir)
-    if not os.path.exists(os.path.join(state_dir, JOURNAL_FILENAME)):
+    if not os.path.exists(JOURNAL.locate(state_dir)):
         raise BackupError(f"{state_dir} holds no journal: nothing has run there yet", state_dir)
     trusted_uids = {os.stat(state_dir).st_uid}
     with (
@@ -313,9 +313,9 @@ class _BackupSteps:
 
     def add_journal(self) -> None:
         """Add the journal; its copy stays in the staging directory."""
-        copy_path = os.path.join(self._staging, JOURNAL_FILENAME)
-        self._snapshots.copy_database(JOURNAL_FILENAME, copy_path)
-        self._writer.add_file(f"{STATE_PREFIX}{JOURNAL_FILENAME}", copy_path)
+        copy_path = JOURNAL.locate(self._staging)
+        self._snapshots.copy_database(JOURNAL.name, copy_path)
+        self._writer.add_file(f"{STATE_PREFIX}{JOURNAL.name}", copy_path)
 
     def add_incoming(self, reader: JournalReader, stores: IncomingStores) -> int:
         """Add the incoming scripts of all journal events; return how many are missing."""
@@ -346,7 +346,7 @@ class _BackupSteps:
     def add_databases(self, selection: BackupFiles) -> None:
         """Add all databases but the journal."""
         for done, name in enumerate(selection.databases):
-            if name == JOURNAL_FILENAME:
+            if name == JOURNAL.name:
                 continue
             copy_path = os.path.join(self._staging, "copy.db")
             self._snapshots.copy_database(name, copy_path)

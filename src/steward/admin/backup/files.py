@@ -17,16 +17,18 @@ import msgspec
 
 from steward.admin.backup.archive import BackupUnavailable
 from steward.core.config import Settings
+from steward.core.databases import DATABASES, find_database
 
 PREVIOUS_STATE_PREFIX: Final = "before-restore-"
 """Prefix of the directory to which a restore moves the previous state."""
 _TRANSIENT: Final = re.compile(
-    r"gate\.db|daemon\.json|(look|standing)-.*\.json|.*\.lock|.*-(wal|shm|journal)|.*\.json\.\d+"
+    r"daemon\.json|(look|standing)-.*\.json|.*\.lock|.*-(wal|shm|journal)|.*\.json\.\d+"
     rf"|{PREVIOUS_STATE_PREFIX}.*|\.restoring.*"
 )
 _INCOMING: Final = "incoming"
-_FIRST: Final = ("ledger.db", "catalogue/")
-_LAST: Final = ("rules.db", "journal.db")
+_CATALOG: Final = "catalogue"
+_REBUILT: Final = {file.name.split("/")[0] for file in DATABASES if file.backup == "rebuildable"}
+"""Files and directories of databases that Steward makes again."""
 _FILE_KEYS: Final = re.compile(r"(?!log_)(.*_)?file|directories")
 
 
@@ -55,7 +57,7 @@ def select_files(settings: Settings, *, with_catalog: bool) -> BackupFiles:
         BackupUnavailable: The directory cannot be read.
     """
     state_dir = os.path.abspath(settings.state_dir)
-    excluded_paths = {_INCOMING} if with_catalog else {_INCOMING, "catalogue"}
+    excluded_paths = {_INCOMING, *_REBUILT} - ({_CATALOG} if with_catalog else set())
     sink_dirs = {os.path.abspath(settings.sink_path(name)) for name in settings.files_sinks()}
     databases: list[str] = []
     files: list[str] = []
@@ -79,14 +81,9 @@ def sort_databases(databases: Iterable[str]) -> list[str]:
     rules, whose actions have outside effects, as late as possible, and the journal last.
     """
 
-    def rank(path: str) -> tuple[int, int, str]:
-        for number, name in enumerate(_LAST, 1):
-            if path == name:
-                return (number, 0, path)
-        for number, name in enumerate(_FIRST, -len(_FIRST)):
-            if path == name or path.startswith(name):
-                return (number, int(not path.endswith("/cursor.db")), path)
-        return (0, 0, path)
+    def rank(path: str) -> tuple[int, str]:
+        file = find_database(path)
+        return (file.copy_order if file else 0, path)
 
     return sorted(databases, key=rank)
 

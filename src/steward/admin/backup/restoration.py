@@ -34,8 +34,8 @@ from steward.admin.backup.files import PREVIOUS_STATE_PREFIX
 from steward.admin.credentials.store import end_revoked
 from steward.core.actions import Answer
 from steward.core.config import Settings
+from steward.core.databases import JOURNAL
 from steward.core.incoming import ARCHIVE_DIRECTORY, MARKER, STATE_STORE
-from steward.core.journal.reader import JOURNAL_FILENAME
 from steward.core.journal.server import lock_state_dir
 from steward.core.journal.store import prepare_restored
 
@@ -255,7 +255,7 @@ class _RestoreSteps:
 
     def _make_consistent(self) -> None:
         """Make databases consistent that were copied one after the other, and set their owner."""
-        path = os.path.join(self._unpack_dir, JOURNAL_FILENAME)
+        path = JOURNAL.locate(self._unpack_dir)
         prepare_restored(path, leap=_SKIPPED_POSITIONS if self._settings.bank.database else 0)
         for directory, _, files in os.walk(self._unpack_dir):
             self._set_owner(directory)

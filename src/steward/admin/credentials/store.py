@@ -26,10 +26,10 @@ from steward.admin.credentials.errors import (
     UnknownCredential,
 )
 from steward.core.access import TokenScope
+from steward.core.databases import CREDENTIALS
 from steward.core.sqlite import Connection, Database, SqliteError, SqliteUnavailable
 from steward.core.storage import Index, Rows, Table
 
-CREDENTIALS_FILENAME: Final = "credentials.db"
 CredentialKind = Literal["login", "session", "token"]
 _PREFIX: Final[dict[CredentialKind, str]] = {"login": "stl_", "session": "sts_", "token": "stt_"}
 _USED_EVERY: Final = timedelta(minutes=1)
@@ -94,7 +94,7 @@ class CredentialStore:
     """
 
     def __init__(self, state_dir: str) -> None:
-        path = os.path.join(state_dir, CREDENTIALS_FILENAME)
+        path = CREDENTIALS.locate(state_dir)
         with _translate_sqlite_errors():
             self._database = Database(path, (_CREDENTIALS.schema,), for_owner=True)
 
@@ -248,7 +248,7 @@ def end_revoked(restored_dir: str, replaced_dir: str, now: datetime) -> None:
     Raises:
         CredentialsError: The backup's database is damaged.
     """
-    if not os.path.exists(os.path.join(restored_dir, CREDENTIALS_FILENAME)):
+    if not os.path.exists(CREDENTIALS.locate(restored_dir)):
         return
     valid_digests = _list_valid_digests(replaced_dir)
     store = CredentialStore(restored_dir)
@@ -260,7 +260,7 @@ def end_revoked(restored_dir: str, replaced_dir: str, now: datetime) -> None:
 
 def _list_valid_digests(state_dir: str) -> Container[bytes]:
     """Return digests of credentials that are not revoked; none if they cannot be read."""
-    if not os.path.exists(os.path.join(state_dir, CREDENTIALS_FILENAME)):
+    if not os.path.exists(CREDENTIALS.locate(state_dir)):
         return ()
     try:
         store = CredentialStore(state_dir)

@@ -36,6 +36,7 @@ from steward.capture.nodes.node_reports import (
 )
 from steward.capture.settings import NodesSettings
 from steward.core.config import AnySinkSettings, Settings
+from steward.core.databases import JOURNAL
 from steward.core.errors import Unavailable
 from steward.core.events import utc_now
 from steward.core.journal import JournalReader, refill_command
@@ -55,7 +56,7 @@ _LISTENER_S: Final = 5.0
 
 def check_journal(context: CheckContext) -> Iterator[CheckFinding]:
     """Check that every consumer keeps up and has no dead letters."""
-    path = f"{context.settings.state_dir}/journal.db"
+    path = JOURNAL.locate(context.settings.state_dir)
     reader = JournalReader(context.settings.state_dir)
     try:
         consumers = reader.list_consumers()

@@ -33,11 +33,11 @@ from steward.capture.nodes.node_reports import list_recent_refusals
 from steward.core.access import Access, Caller
 from steward.core.actions import Registry, action, route
 from steward.core.config import Settings
+from steward.core.databases import JOURNAL
 from steward.core.drivers import list_needed_drivers
 from steward.core.errors import PermissionRefused, StewardError
 from steward.core.events import utc_now
 from steward.core.journal import ConsumerStatus, refill_command
-from steward.core.journal.reader import JOURNAL_FILENAME
 from steward.core.poll_status import PollStatusFiles
 from steward.core.sqlite import SqliteError, SqliteMissing
 from steward.jobs import Jobs, database_path
@@ -219,7 +219,7 @@ def _collect_journal(context: StatusContext) -> JournalStatus:
     from steward.admin.journal import StatusAnswer, StatusRequest
 
     answer: StatusAnswer = context.call_action("journal.status", StatusRequest())
-    path = os.path.join(context.settings.state_dir, JOURNAL_FILENAME)
+    path = JOURNAL.locate(context.settings.state_dir)
     line = JournalLine(
         head=answer.head,
         oldest=answer.oldest,

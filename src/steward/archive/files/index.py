@@ -20,6 +20,7 @@ import msgspec
 
 from steward.archive.errors import ArchiveError, ArchiveUnavailable
 from steward.core.config import Settings
+from steward.core.databases import SINK
 from steward.core.records import JobRecord
 from steward.core.sqlite import (
     Connection,
@@ -273,7 +274,7 @@ class FilesRecords:
         self.moved = moved
         self.page_rows = page_rows
         self.states = (MOVED, MOVED) if moved else (WAITING, PLACED)
-        self.path = f"{settings.state_dir}/archive-{name}.db"
+        self.path = SINK.locate(settings.state_dir, name)
         self._connection: Connection = (
             open_reader(self.path) if read_only else open_database(self.path, MIGRATIONS)
         )

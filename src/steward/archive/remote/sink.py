@@ -35,6 +35,7 @@ from steward.archive.remote.records import (
 )
 from steward.core.config import Settings
 from steward.core.consumers import Append, DatabaseConsumer, Rejected
+from steward.core.databases import SINK
 from steward.core.errors import Unavailable
 from steward.core.events import (
     ARCHIVE_PURGE,
@@ -95,7 +96,7 @@ class RemoteSink(DatabaseConsumer):
         self._sink_name = name
         self._settings = settings
         self._sink_settings = settings.archive.sink[name]
-        self._records = RemoteRecords(f"{settings.state_dir}/archive-{name}.db")
+        self._records = RemoteRecords(SINK.locate(settings.state_dir, name))
         super().__init__(self._records.database)
         self._contents = make_script_contents(settings, stores)
         self._make_destination = make_destination

@@ -10,7 +10,6 @@ a status: ``succeeded``, ``failed``, ``timeout``, ``dry-run``, ``held-back`` (a 
 or ``unknown`` (a crash left it open). A retry makes it ``waiting`` again.
 """
 
-import os
 from collections.abc import Container, Iterable, Sequence
 from datetime import datetime
 from typing import Any, Final, Literal
@@ -19,6 +18,7 @@ import msgspec
 
 from steward.automation.rules.limits import TakenNode, find_return_partition
 from steward.automation.rules.triggers import FAILURE_WINDOWS
+from steward.core.databases import RULES
 from steward.core.events import Event
 from steward.core.sqlite import Database
 from steward.core.storage import OUTBOX, Cursor, Index, Rows, Table, encode_json
@@ -144,8 +144,6 @@ _SWITCHES: Final = Table(_StoredSwitch, "switch", key="rule")
 _TABLES: Final = (OUTBOX, _CURSOR, _EXECUTIONS, _TAKEN_NODES, _FAILURES, _SWITCHES)
 _SCHEMA: Final = "".join(table.schema for table in _TABLES)
 
-RULES_DATABASE: Final = "rules.db"
-"""File name of the database in the state directory."""
 _MAX_MESSAGE_LENGTH: Final = 1000
 """Maximum length of a stored message, in characters."""
 _MAX_STORED_RESULT_BYTES: Final = 64 * 1024
@@ -166,7 +164,7 @@ class RulesStore:
     """
 
     def __init__(self, state_dir: str, *, read_only: bool = False) -> None:
-        path = os.path.join(state_dir, RULES_DATABASE)
+        path = RULES.locate(state_dir)
         self.database = Database(path, (_SCHEMA,), read_only=read_only, for_owner=True)
 
     def close(self) -> None:

@@ -9,7 +9,6 @@ and the ledger).
 """
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Iterator
@@ -21,13 +20,13 @@ import msgspec
 from steward.bank.gate.balances import OpenHold
 from steward.bank.gate.requests import Allowance, GateFact, PendingChanges
 from steward.bank.records import AccountBooks, BankRules, GateBooks, Hold, JobRequest, Quote
+from steward.core.databases import GATE
 from steward.core.processes import read_boot_id
 from steward.core.sqlite import Connection, open_database, transaction
 from steward.slurm.cluster_model import ClusterModel
 
 log = logging.getLogger(__name__)
 
-DATABASE: Final = "gate.db"
 
 _MIGRATIONS: Final = (
     """
@@ -83,7 +82,7 @@ class GateStore:
     """
 
     def __init__(self, state_dir: str) -> None:
-        self.path = os.path.join(state_dir, DATABASE)
+        self.path = GATE.locate(state_dir)
         self.write_lock = threading.Lock()
         """Lock of the current writer: SQLite's own lock is waited for by sleeping."""
         self.last_request_at = 0.0

@@ -29,6 +29,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from steward.bank.errors import BankError, LedgerUnavailable
 from steward.core.config import Settings
+from steward.core.databases import LEDGER
 from steward.core.drivers import POSTGRESQL
 from steward.core.errors import Unavailable
 from steward.core.sqlite import open_database
@@ -76,7 +77,7 @@ def ledger_url(settings: Settings) -> URL:
     """
     text = settings.bank.database
     if not text:
-        return URL.create("sqlite", database=os.path.join(settings.state_dir, "ledger.db"))
+        return URL.create("sqlite", database=LEDGER.locate(settings.state_dir))
     try:
         url = sqlalchemy.make_url(text)
     except ArgumentError as error:

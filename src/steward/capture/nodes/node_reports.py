@@ -15,13 +15,12 @@ from typing import Final
 
 import msgspec
 
+from steward.core.databases import NODES
 from steward.core.events import utc_now
 from steward.core.files import read_status, write_status
 from steward.core.sqlite import Database
 from steward.core.storage import Table
 
-NODES_DATABASE: Final = "nodes.db"
-"""File name of the database in the state directory."""
 _REFUSALS_FILE: Final = "nodes-refused.json"
 """File name of the status file of refusals."""
 _MAX_REFUSALS: Final = 64
@@ -70,7 +69,7 @@ class NodeReportsReader:
     """
 
     def __init__(self, state_dir: str) -> None:
-        self._database = Database(os.path.join(state_dir, NODES_DATABASE), (), read_only=True)
+        self._database = Database(NODES.locate(state_dir), (), read_only=True)
 
     def read_reports(self, cluster: str = "") -> list[NodeReport]:
         """Return all nodes that ever reported, sorted by name.
@@ -102,7 +101,7 @@ class NodeReportsWriter:
     """
 
     def __init__(self, state_dir: str) -> None:
-        path = os.path.join(state_dir, NODES_DATABASE)
+        path = NODES.locate(state_dir)
         self._database = Database(path, (_NODES.schema,), synchronous="NORMAL")
         self._lock = threading.Lock()
         reports = _NODES.select(self._database)

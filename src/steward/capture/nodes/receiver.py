@@ -52,6 +52,7 @@ from steward.capture.nodes.senders import (
     parse_batch_header,
 )
 from steward.core.config import Settings
+from steward.core.databases import NODES
 from steward.core.errors import PermissionRefused, StewardError, Unavailable
 from steward.core.events import Event, utc_now
 from steward.core.journal.client import FRAME_BYTES
@@ -333,9 +334,9 @@ class NodeReceiver:
             self._reports.write()
             self._refusals.write()
         except StewardError as error:
-            self._log_problem("nodes.db", str(error))
+            self._log_problem(NODES.name, str(error))
         else:
-            self._log_problem("nodes.db", "")
+            self._log_problem(NODES.name, "")
 
     def _reject(self, sock: socket.socket) -> None:
         """Reject a connection because the limit is reached."""

@@ -6,7 +6,6 @@ often the process is killed, and replaying the journal yields the states stored 
 the status file with the present states of nodes.
 """
 
-import os
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Final
@@ -15,6 +14,7 @@ import msgspec
 
 from steward.capture.sensor.changes import FACTS_BY_KIND, ObjectChange, ObjectFacts
 from steward.core.consumers import Append
+from steward.core.databases import SENSOR_STATES
 from steward.core.events import (
     CONTROLLER_STATE,
     NODE_STATE,
@@ -83,7 +83,7 @@ class SensorStore:
         self._cluster = cluster
         self._status_path = node_states_path(state_dir, cluster)
         self._is_status_stale = True
-        path = os.path.join(state_dir, f"states-{cluster}.db")
+        path = SENSOR_STATES.locate(state_dir, cluster)
         self._database = Database(path, _MIGRATIONS)
         ((self._name, looked_us),) = self._database.fetch("SELECT name, looked_us FROM store")
         rows = self._database.fetch("SELECT kind, name, data FROM shown")

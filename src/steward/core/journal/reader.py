@@ -4,7 +4,6 @@
 commands use it. ``refill_command`` names the command that makes up for trimmed events.
 """
 
-import os
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import msgspec
 
 from steward.core import events
+from steward.core.databases import JOURNAL
 from steward.core.events import (
     ARCHIVE_RESEND,
     JOB_SCRIPT,
@@ -22,8 +22,6 @@ from steward.core.events import (
 )
 from steward.core.sqlite import Connection, open_reader, translate_errors
 
-JOURNAL_FILENAME = "journal.db"
-"""Name of the journal's file in the state directory."""
 _RATE_HOLDS_S = 60
 """Age, in seconds, above which a reported rate counts as 0."""
 _MAX_READ_BYTES = 4 << 20
@@ -137,7 +135,7 @@ class JournalReader:
     """
 
     def __init__(self, state_dir: str) -> None:
-        self.path = os.path.join(state_dir, JOURNAL_FILENAME)
+        self.path = JOURNAL.locate(state_dir)
         self._db: Connection = open_reader(self.path)
 
     def _query(self, statement: str, values: tuple[object, ...] = ()) -> list[Any]:

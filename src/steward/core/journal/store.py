@@ -10,12 +10,12 @@ dropped when it is marked for a retry, or when the purge itself is trimmed, whic
 ``prepare_restored`` prepares a journal restored from a backup.
 """
 
-import os
 from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from steward.core import events
+from steward.core.databases import JOURNAL
 from steward.core.errors import StewardError, Unavailable
 from steward.core.events import (
     ARCHIVE_PURGE,
@@ -30,7 +30,7 @@ from steward.core.events import (
     encode_event,
     utc_now,
 )
-from steward.core.journal.reader import JOURNAL_FILENAME, decode_row
+from steward.core.journal.reader import decode_row
 from steward.core.sqlite import (
     Connection,
     check_schema_version,
@@ -188,7 +188,7 @@ class Journal:
     """
 
     def __init__(self, state_dir: str) -> None:
-        self.path = os.path.join(state_dir, JOURNAL_FILENAME)
+        self.path = JOURNAL.locate(state_dir)
         self._db: Connection = open_database(self.path, _MIGRATIONS, shrinks=True)
 
     def append(self, rows: Sequence[EncodedEvent]) -> int:
@@ -425,7 +425,7 @@ class Journal:
 
 def check_journal_version(state_dir: str) -> None:
     """Check that this release can use the journal; raises as ``check_schema_version``."""
-    check_schema_version(os.path.join(state_dir, JOURNAL_FILENAME), len(_MIGRATIONS))
+    check_schema_version(JOURNAL.locate(state_dir), len(_MIGRATIONS))
 
 
 def prepare_restored(path: str, *, leap: int = 0) -> None:

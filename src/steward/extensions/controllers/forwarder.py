@@ -16,6 +16,7 @@ from typing import Final
 
 from steward.core.config import Settings
 from steward.core.consumers import Append, DatabaseConsumer, Rejected
+from steward.core.databases import FORWARD
 from steward.core.errors import PermissionRefused, Unavailable
 from steward.core.events import Event, IncomingFile, JobScript, encode_event
 from steward.core.incoming import IncomingStores, StoreError
@@ -185,7 +186,7 @@ class EventForwarder(DatabaseConsumer):
         self._link = ReceiverLink(settings.forward, cluster, settings.cluster[cluster].munge_socket)
         self._cluster = cluster
         self._stores = stores
-        path = os.path.join(settings.state_dir, f"forward-{cluster}.db")
+        path = FORWARD.locate(settings.state_dir, cluster)
         super().__init__(Database(path, (CURSOR.schema,)))
         # State of the current batch: ids that are durable at the receiver, and ids it will never
         # accept.

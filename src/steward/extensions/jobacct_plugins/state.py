@@ -11,6 +11,7 @@ from typing import Final
 
 import msgspec
 
+from steward.core.databases import PLUGIN
 from steward.core.sqlite import Database
 from steward.core.storage import Cursor, Table, move_cursor
 
@@ -52,7 +53,7 @@ _ADD_FAILURE: Final = (
 
 def plugin_state_path(state_dir: str, plugin_type: str) -> str:
     """Return the path of the database of a plugin's process."""
-    return f"{state_dir}/accounting-{plugin_type.partition('/')[2]}.db"
+    return PLUGIN.locate(state_dir, plugin_type.partition("/")[2])
 
 
 class PluginState:

@@ -8,13 +8,13 @@ except of present states: open spans, and the last event of each existing partit
 (table ``present``). :mod:`.reader` reads the database.
 """
 
-import os
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
 from steward.core.config import Settings
 from steward.core.consumers import DatabaseConsumer
+from steward.core.databases import HISTORY
 from steward.core.events import (
     BANK_THRESHOLD,
     CONTROLLER_STATE,
@@ -59,7 +59,6 @@ HISTORY_KINDS: Final = (
 PRESENT_KINDS: Final = frozenset({PARTITION_STATE, RESERVATION_STATE})
 """Kinds whose last event per subject is kept until the subject is removed."""
 
-_NAME: Final = "history.db"
 _PURGE_BATCH: Final = 2000
 
 _DROP_PRESENT: Final = "DELETE FROM present WHERE cluster = ? AND kind = ? AND subject = ?"
@@ -67,7 +66,7 @@ _DROP_PRESENT: Final = "DELETE FROM present WHERE cluster = ? AND kind = ? AND s
 
 def get_history_path(state_dir: str) -> str:
     """Return the path of history.db."""
-    return os.path.join(state_dir, _NAME)
+    return HISTORY.locate(state_dir)
 
 
 class HistoryConsumer(DatabaseConsumer):

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
+from steward.core.databases import JOB_LOG
 from steward.core.sqlite import Connection, Database, translate_errors
 from steward.core.storage import Cursor, Table
 
@@ -82,7 +83,7 @@ _WHERE_RUN: Final = "WHERE cluster = ? AND job_id = ? AND submit_us = ? AND rest
 
 def log_state_path(state_dir: str) -> str:
     """Return the path of the consumer's database."""
-    return f"{state_dir}/accounting-log.db"
+    return JOB_LOG.locate(state_dir)
 
 
 class LogState:

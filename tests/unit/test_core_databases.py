@@ -1,0 +1,160 @@
+"""Each database is declared once, and the one process that writes it is alone."""
+
+import ast
+import os
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import steward
+from steward.core import databases
+from steward.core.databases import ACTIONS, DATABASES, SecondWriter, find_database
+from steward.core.sqlite import open_database, open_reader
+
+ROOT = Path(steward.__file__).parent
+HOLD = """
+import sys, time
+from steward.core.sqlite import open_database
+connection = open_database(sys.argv[1], ())
+print("open", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _no_takeover(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(databases, "_TAKEOVER_S", 0.0)
+
+
+@contextmanager
+def hold(path: Path) -> Iterator[int]:
+    """Open a database for writing in another process, which is killed at the end."""
+    command = [sys.executable, "-c", HOLD, str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"open\n"
+        yield process.pid
+        process.kill()
+
+
+def run_forked(work: Callable[[], int]) -> int:
+    pid = os.fork()
+    if not pid:
+        try:
+            os._exit(work())
+        finally:
+            os._exit(99)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def try_to_open(path: Path) -> int:
+    try:
+        open_database(str(path), ())
+    except SecondWriter:
+        return 1
+    return 0
+
+
+def test_a_second_writer_is_refused_until_the_first_is_killed(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    with hold(path) as pid:
+        with pytest.raises(SecondWriter) as refused:
+            open_database(str(path), ())
+        open_reader(str(path)).close()
+    assert str(refused.value) == (
+        f"process {pid} writes {path}, and only one process may, the worker jobs: stop it, "
+        "or use another state_dir"
+    )
+    open_database(str(path), ()).close()
+    with hold(path):
+        pass
+
+
+def test_a_forked_process_has_no_lock_of_its_parents(tmp_path: Path) -> None:
+    path = tmp_path / "states-c1.db"
+    connection = open_database(str(path), ())
+    assert run_forked(lambda: try_to_open(path)) == 1
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        pid = os.fork()
+        if not pid:
+            theirs.send(b"forked")
+            theirs.recv(1)  # lives until the parent says so
+            os._exit(0)
+        assert ours.recv(6) == b"forked"
+        connection.close()
+        assert run_forked(lambda: try_to_open(path)) == 0
+        theirs.close()
+        ours.send(b"x")
+    os.waitpid(pid, 0)
+
+
+def test_connections_of_one_process_share_the_lock(tmp_path: Path) -> None:
+    path = tmp_path / "gate.db"
+    first, second = (open_database(str(path), ()) for _ in range(2))
+    first.close()
+    assert run_forked(lambda: try_to_open(path)) == 1
+    second.close()
+    assert run_forked(lambda: try_to_open(path)) == 0
+
+
+@pytest.mark.parametrize("name", ["rules.db", "audit.db", "ledger.db", "archive-c1.db", "other.db"])
+def test_several_processes_write_a_database_without_one_writer(tmp_path: Path, name: str) -> None:
+    with hold(tmp_path / name):
+        open_database(str(tmp_path / name), ()).close()
+    assert not (tmp_path / f"{name}.lock").exists()
+
+
+def test_the_file_of_each_name_is_the_one_declared_for_it() -> None:
+    for file in DATABASES:
+        assert find_database(file.name.replace("*", "x")) is file
+    assert find_database("accounting-log.db") is databases.JOB_LOG
+    assert find_database("catalogue/g2/cursor.db") is databases.CATALOG_CURSOR
+    assert find_database("catalogue/g2/2026-01.db") is databases.CATALOG_MONTH
+    assert find_database("copy.db") is None
+    assert not databases.AUDIT.has_one_writer
+    assert databases.SENSOR_STATES.locate("/s", "c1") == "/s/states-c1.db"
+
+
+def test_only_the_declaration_names_a_database() -> None:
+    names = {
+        f"{path.relative_to(ROOT)}: {node.value}"
+        for path in ROOT.rglob("*.py")
+        if path.name != "databases.py"
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and re.fullmatch(r"[\w/.{}-]*\.db", node.value)
+    }
+    assert names == {
+        "admin/backup/creation.py: copy.db",
+        "admin/backup/files.py: .db",
+        "archive/catalog/generations.py: cursor.db",
+        "archive/catalog/month.py: .db",
+    }
+
+
+def test_workers_of_the_daemon_and_of_a_controller_write_them() -> None:
+    declared = {writer for file in DATABASES for writer in file.writers} - {ACTIONS}
+    sources = "".join(
+        path.read_text() for path in ROOT.rglob("*.py") if path.name != "databases.py"
+    )
+    for writer in declared:
+        start = re.escape(writer.removesuffix("*"))
+        assert re.search(rf'"{start}["{{]', sources), f"no worker is called {writer}"
+
+
+def test_the_formats_of_all_databases_are_documented() -> None:
+    page = (ROOT.parent.parent / "docs" / "formats.md").read_text()
+    documented = set(re.findall(r"`(?:catalogue/|[a-z*-]+\.db)`", page))
+    declared = {
+        "`catalogue/`" if file.name.startswith("catalogue/") else f"`{file.name}`"
+        for file in DATABASES
+    }
+    assert declared - {"`accounting-log.db`"} == documented
