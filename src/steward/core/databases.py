@@ -5,9 +5,9 @@ it. A file with one writer has one writing process: ``core.sqlite.open_database`
 (:class:`WriterLock`) and refuses a second process. Readers are not affected. Several processes
 write the other files, one transaction at a time, under SQLite's own locks.
 
-A lock is on a file of its own, ``NAME.lock``, because closing a database drops SQLite's locks on it,
-see fcntl(2). It is one of the open file, flock(2): a lock of the process would be freed by closing
-any other connection. A sink and its mover, and the catalog and its rebuild, have locks of their own.
+A lock is on a file of its own, ``NAME.lock``, because closing a database drops SQLite's locks on
+it, see fcntl(2). It is flock(2)'s: a lock of the process would be freed by closing another
+connection. A sink and its mover, and the catalog and its rebuild, have locks of their own.
 """
 
 import contextlib
