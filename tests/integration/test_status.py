@@ -22,14 +22,24 @@ from spool_daemon import Daemon, settings_in, submit
 
 import write_dashboard
 from steward.admin.status.requests import MetricsRequest, StatusShowAnswer, StatusShowRequest
+from steward.admin.status.workers import read_daemon_status
 from steward.bank.gate.client import GateClient
 from steward.bank.gate.requests import RemoteMeans
 from steward.bank.money import MICRO
 from steward.core.access import Caller
 from steward.core.config.reader import LoadedConfig, render_config
+from steward.core.databases import DATABASES, SecondWriter
 from steward.core.errors import PermissionRefused
+from steward.core.sqlite import SqliteError, open_database
 from steward.daemon.contexts import make_registry
 from steward.sandbox import Sandbox
+
+WRITE = """
+import sys
+from steward.core.sqlite import open_database
+from steward.jobs.tables import MIGRATIONS
+open_database(sys.argv[1], MIGRATIONS).close()
+"""
 
 
 def told(daemon: Daemon | DaemonInside, home: Path, *words: str) -> str:
@@ -51,6 +61,51 @@ def figures(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     }
+
+
+def test_the_declared_worker_alone_writes_each_database(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("steward.core.databases._TAKEOVER_S", 0.0)
+
+    def find_writers() -> dict[str, str]:
+        status = read_daemon_status(daemon.settings.state_dir)
+        workers = {str(line.pid): line.name for line in status.parts} if status else {}
+        writers = {}
+        for file in filter(lambda file: file.has_one_writer, DATABASES):
+            path = file.locate(daemon.settings.state_dir, "c1")
+            if os.path.exists(path):
+                try:
+                    open_database(path, ()).close()
+                except SecondWriter as refusal:
+                    writers[file.name] = workers.get(str(refusal).split()[1], "unknown")
+                except SqliteError:
+                    writers[file.name] = "none"  # the newer schema comes after the lock
+        return writers
+
+    settings = settings_in(tmp_path)
+    with Daemon(settings, tmp_path) as daemon:
+        submit(tmp_path, range(1, 4))
+        daemon.wait(lambda: daemon.is_quiet(3))
+        declared = {file.name: file.writers[0] for file in DATABASES}
+        names = ("journal.db", "jobs.db", "history.db", "accounting-log.db")
+        writers = {name: declared[name] for name in names}
+        daemon.wait(lambda: find_writers() == writers)
+        for pid in daemon.parts():
+            os.kill(pid, signal.SIGKILL)
+        submit(tmp_path, range(4, 6))
+        daemon.wait(lambda: daemon.is_quiet(5))
+        daemon.wait(lambda: find_writers() == writers)
+        second = subprocess.run(
+            [sys.executable, "-c", WRITE, f"{settings.state_dir}/jobs.db"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert "only one process may, the worker jobs" in second.stderr
+        assert daemon.stop() == 0
+        subprocess.run([sys.executable, "-c", WRITE, f"{settings.state_dir}/jobs.db"], check=True)
 
 
 def test_a_daemon_is_told_of_part_by_part(tmp_path: Path) -> None:
