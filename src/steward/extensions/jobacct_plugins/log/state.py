@@ -1,7 +1,7 @@
 """State database of the job log's consumer: cursor, file lengths, days, and lines that wait.
 
 Cursor and lengths change in one transaction, so after a crash they tell which bytes of the files
-are valid. Records of runs that have not ended wait in table ``read_waiting``. :class:`LogState`
+are valid. Records of runs that have not ended wait in table ``waiting``. :class:`LogState`
 reads, :class:`LogStateWriter` writes within one transaction. The file is ``accounting-log.db`` in
 the state directory.
 """
@@ -10,9 +10,11 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
+import msgspec
+
 from steward.core.databases import JOB_LOG
 from steward.core.sqlite import Connection, Database, translate_errors
-from steward.core.storage import Cursor, Table
+from steward.core.storage import Cursor, Index, Table
 
 
 class _Cursor(Cursor, frozen=True, kw_only=True):
@@ -21,51 +23,75 @@ class _Cursor(Cursor, frozen=True, kw_only=True):
     location: str = ""
 
 
+class _GrowingFile(msgspec.Struct, frozen=True, array_like=True):
+    """File that records are appended to; last at ``written_s``, seconds since the epoch."""
+
+    name: str
+    length: int
+    written_s: int
+
+
+class _ClosedDay(msgspec.Struct, frozen=True, array_like=True):
+    """Closed day, and whether its new files are still being renamed into place."""
+
+    day: str
+    state: int
+
+
+class _EndedRun(msgspec.Struct, frozen=True):
+    """Run that has ended, and the day that its records belong to."""
+
+    cluster: str
+    job_id: int
+    submit_us: int
+    restarts: int
+    day: str
+
+
+class _WaitingLines(msgspec.Struct, frozen=True, kw_only=True):
+    """Records of a run that has not ended; those of imported steps have -1 restarts."""
+
+    number: int = 0
+    cluster: str
+    job_id: int
+    submit_us: int
+    restarts: int
+    lines: bytes
+
+
+class _Purge(msgspec.Struct, frozen=True):
+    """Purged script, whose job's private text is to be blanked."""
+
+    cluster: str
+    job_id: int
+    written_us: int
+    noted_s: int
+
+
+class _ScanDay(msgspec.Struct, frozen=True):
+    """Day to scan for purged text."""
+
+    day: str
+
+
 _CURSOR: Final = Table(_Cursor, "cursor", has_one_row=True)
+_FILES: Final = Table(_GrowingFile, "file", key="name")
+_DAYS: Final = Table(_ClosedDay, "day", key="day")
+_RUNS: Final = Table(
+    *(_EndedRun, "run"),
+    key="cluster, job_id, submit_us, restarts",
+    indexes={"by_day": Index("day")},
+)
+_WAITING: Final = Table(
+    *(_WaitingLines, "waiting"),
+    key="number",
+    indexes={"by_run": Index("cluster, job_id, submit_us, restarts")},
+)
+_PURGES: Final = Table(_Purge, "purge", key="cluster, job_id, written_us")
+_SCAN_DAYS: Final = Table(_ScanDay, "look", key="day")
 LOG_MIGRATIONS: Final = (
-    f"""
-    {_CURSOR.schema}
-    -- What is appended to; written_s: when last, seconds since the epoch.
-    CREATE TABLE file (
-        name TEXT PRIMARY KEY,
-        length INTEGER NOT NULL,
-        written_s INTEGER NOT NULL
-    ) WITHOUT ROWID;
-    -- Days that were closed; in state 1 their new files are being put into place.
-    CREATE TABLE day (day TEXT PRIMARY KEY, state INTEGER NOT NULL) WITHOUT ROWID;
-    -- Runs that have ended, and the day that their records belong to.
-    CREATE TABLE run (
-        cluster TEXT NOT NULL,
-        job_id INTEGER NOT NULL,
-        submit_us INTEGER NOT NULL,
-        restarts INTEGER NOT NULL,
-        day TEXT NOT NULL,
-        PRIMARY KEY (cluster, job_id, submit_us, restarts)
-    ) WITHOUT ROWID;
-    CREATE INDEX run_by_day ON run (day);
-    -- Records of runs that have not ended; those of another's books know no restarts (-1).
-    CREATE TABLE waiting (
-        number INTEGER PRIMARY KEY,
-        cluster TEXT NOT NULL,
-        job_id INTEGER NOT NULL,
-        submit_us INTEGER NOT NULL,
-        restarts INTEGER NOT NULL,
-        lines BLOB NOT NULL
-    );
-    CREATE INDEX waiting_by_run ON waiting (cluster, job_id, submit_us, restarts);
-    """,
-    """
-    -- Scripts that were purged: what a person wrote of their jobs is to be blanked.
-    CREATE TABLE purge (
-        cluster TEXT NOT NULL,
-        job_id INTEGER NOT NULL,
-        written_us INTEGER NOT NULL,
-        noted_s INTEGER NOT NULL,
-        PRIMARY KEY (cluster, job_id, written_us)
-    ) WITHOUT ROWID;
-    -- Days that are to be looked over for that.
-    CREATE TABLE look (day TEXT PRIMARY KEY) WITHOUT ROWID;
-    """,
+    "".join(table.schema for table in (_CURSOR, _FILES, _DAYS, _RUNS, _WAITING)),
+    _PURGES.schema + _SCAN_DAYS.schema,
 )
 DAY_CLOSED: Final = 0
 """State of a day that is packed."""
@@ -111,14 +137,11 @@ class LogState:
 
     def read_files(self) -> dict[str, tuple[int, int]]:
         """Return the growing files: length, and time of the last append in seconds."""
-        return {
-            name: (length, written_s)
-            for name, length, written_s in self.database.fetch("SELECT * FROM file")
-        }
+        return {file.name: (file.length, file.written_s) for file in _FILES.select(self.database)}
 
     def read_days(self) -> dict[str, int]:
         """Return the closed days with their state."""
-        return dict(self.database.fetch("SELECT * FROM day"))
+        return {day.day: day.state for day in _DAYS.select(self.database)}
 
     def find_day(self, run: RunKey) -> str:
         """Return the day that holds an ended run's records; "" while the run has not ended."""
@@ -204,27 +227,25 @@ class LogStateWriter:
 
     def wait(self, run: RunKey, lines: bytes) -> None:
         """Store lines until their run ends."""
-        self._connection.execute(
-            "INSERT INTO waiting (cluster, job_id, submit_us, restarts, lines) "
-            "VALUES (?, ?, ?, ?, ?)",
-            (*run, lines),
+        cluster, job_id, submit_us, restarts = run
+        waiting = _WaitingLines(
+            cluster=cluster, job_id=job_id, submit_us=submit_us, restarts=restarts, lines=lines
         )
+        _WAITING.insert(self._connection, waiting)
 
     def end_run(self, run: RunKey, day: str) -> None:
         """Record the end of a run, and drop its waiting lines."""
-        self._connection.execute("INSERT OR REPLACE INTO run VALUES (?, ?, ?, ?, ?)", (*run, day))
+        _RUNS.insert(self._connection, _EndedRun(*run, day), "replace")
         for run_key in (run, (*run[:3], -1)):
             self._connection.execute(f"DELETE FROM waiting {_WHERE_RUN}", run_key)  # noqa: S608 - ours
 
     def set_file_length(self, name: str, length: int, written_s: int) -> None:
         """Record a file's new length."""
-        self._connection.execute(
-            "INSERT OR REPLACE INTO file VALUES (?, ?, ?)", (name, length, written_s)
-        )
+        _FILES.insert(self._connection, _GrowingFile(name, length, written_s), "replace")
 
     def set_day(self, day: str, state: int) -> None:
         """Set a day's state: being closed, or closed."""
-        self._connection.execute("INSERT OR REPLACE INTO day VALUES (?, ?)", (day, state))
+        _DAYS.insert(self._connection, _ClosedDay(day, state), "replace")
 
     def forget_files(self, names: Iterable[str]) -> None:
         """Drop files that no longer exist."""
@@ -237,13 +258,10 @@ class LogStateWriter:
 
     def purge(self, purges: Iterable[PurgedScript], noted_s: int, days: Iterable[str]) -> None:
         """Record purged scripts, and the days to scan for their text."""
-        self._connection.executemany(
-            "INSERT OR REPLACE INTO purge VALUES (?, ?, ?, ?)",
-            [(*purge, noted_s) for purge in purges],
+        _PURGES.insert_all(
+            self._connection, [_Purge(*purge, noted_s) for purge in purges], "replace"
         )
-        self._connection.executemany(
-            "INSERT OR REPLACE INTO look VALUES (?)", [(day,) for day in days]
-        )
+        _SCAN_DAYS.insert_all(self._connection, map(_ScanDay, days), "replace")
 
     def replace_waiting(self, number: int, lines: bytes) -> None:
         """Replace the waiting lines with a number."""
