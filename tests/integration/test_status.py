@@ -66,7 +66,7 @@ def figures(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
 def test_the_declared_worker_alone_writes_each_database(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("steward.core.databases._TAKEOVER_S", 0.0)
+    monkeypatch.setattr("steward.core.databases.TAKEOVER_S", 0.0)
 
     def find_writers() -> dict[str, str]:
         status = read_daemon_status(daemon.settings.state_dir)

@@ -29,7 +29,7 @@ time.sleep(60)
 
 @pytest.fixture(autouse=True)
 def _no_takeover(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(databases, "_TAKEOVER_S", 0.0)
+    monkeypatch.setattr(databases, "TAKEOVER_S", 0.0)
 
 
 @contextmanager

@@ -99,7 +99,7 @@ class SecondWriter(Unavailable):
     """Another process writes a database that has one writer."""
 
 
-_TAKEOVER_S: Final = 2.0
+TAKEOVER_S: Final = 2.0
 """Longest wait for a predecessor that is ending, in seconds."""
 _RETRY_S: Final = 0.02
 
@@ -121,7 +121,7 @@ class WriterLock:
 
     def __init__(self, path: str, database_path: str, worker: str) -> None:
         self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        deadline = time.monotonic() + _TAKEOVER_S
+        deadline = time.monotonic() + TAKEOVER_S
         while True:
             try:
                 fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
