@@ -119,6 +119,11 @@ class _Parameter(NamedTuple):
         return get_args(item_type)[0] if get_origin(item_type) is Annotated else item_type
 
     @property
+    def is_mapping(self) -> bool:
+        """Whether it holds values by name, typed as ``NAME=VALUE``."""
+        return get_origin(self.type) is dict
+
+    @property
     def is_typed(self) -> bool:
         """Whether people may type it."""
         return bool(self.given.words or self.given.metavar)
@@ -129,6 +134,8 @@ class _Parameter(NamedTuple):
             return (
                 output.find_requested_zone() if self.given.source == "zone" else options.make_key()
             )
+        if self.is_mapping:
+            return options.parse_pairs(value)
         if not self.is_list:
             return value if value in self.texts else _PARSERS[self.given.unit](value)
         if self.item_type is int:
@@ -147,14 +154,15 @@ class _Parameter(NamedTuple):
         details: dict[str, Any] = {"metavar": given.metavar or None, "show_default": False}
         details["help"] = (self.meta.description or "").removesuffix(UNIT_SENTENCES[given.unit])
         value_type = self.type
-        if self.is_list:
-            value_type = list[int] if self.item_type is int else list[str]
+        if self.is_list or self.is_mapping:
+            is_number = self.is_list and self.item_type is int
+            value_type = list[int] if is_number else list[str]
         elif given.unit:
             value_type = str
         if value_type in (int, list[int]):
             details["min"] = self.meta.ge
             details["max"] = options.LARGEST_NUMBER if self.meta.le is None else self.meta.le
-        if value_type in (str, list[str]) and not given.allows_empty:
+        if value_type in (str, list[str]) and not self.is_mapping and not given.allows_empty:
             details["callback"] = options.reject_empty
         words = given.words
         about = typer.Option(*words, **details) if words else typer.Argument(**details)
@@ -272,11 +280,10 @@ def print_reply(reply: Any, style: output.Style, rows: str) -> None:
     """
     if rows:
         output.print_table(reply.get_layout(rows), getattr(reply, rows), style, reply)
-    if style.csv or style.parsable:
-        return
-    for line in reply.list_lines():
-        print(output.escape_unprintable(line))
-    for note in reply.list_notes():
-        output.print_note(note)
+    if not (style.csv or style.parsable):
+        for line in reply.list_lines():
+            print(output.escape_unprintable(line))
+        for note in reply.list_notes():
+            output.print_note(note)
     for warning in reply.list_warnings():
         output.print_warning(warning)

@@ -11,6 +11,7 @@ daemon.
 """
 
 import inspect
+import re
 import secrets
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any, Concatenate, Final, ParamSpec, TypeVar, get_args, get_type_hints
@@ -30,6 +31,9 @@ DAEMON_SOCKET: Final = Settings().socket
 
 LARGEST_NUMBER: Final = 2**63 - 1
 """Largest number an option accepts: the maximum of a database's 64-bit integer."""
+
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+"""Name in a parameter ``NAME=VALUE``."""
 
 
 def reject_empty(context: typer.Context, param: typer.CallbackParam, value: Any) -> Any:
@@ -229,6 +233,23 @@ def make_style(
 def split_lists(values: Iterable[str] | None) -> tuple[str, ...]:
     """Split comma-separated values, as Slurm's commands accept lists."""
     return tuple(part for value in values or () for part in value.split(",") if part)
+
+
+def parse_pairs(words: Iterable[str]) -> dict[str, str]:
+    """Parse parameters typed as ``NAME=VALUE``.
+
+    Raises:
+        UsageError: A word has another form, or a name appears twice.
+    """
+    values: dict[str, str] = {}
+    for word in words:
+        name, separator, value = word.partition("=")
+        if not separator or _NAME.fullmatch(name) is None:
+            raise UsageError(f"{word!r} is no parameter: write NAME=VALUE", word)
+        if name in values:
+            raise UsageError(f"{name} is given twice", name)
+        values[name] = value
+    return values
 
 
 def make_key() -> str:

@@ -22,8 +22,8 @@ from steward.core.access import READ_SCOPES, Caller, Scope, check_scope
 from steward.core.errors import UsageError
 from steward.core.layouts import Layout
 
-Role = Literal["everyone", "operator", "administrator"]
-"""Who an action is for: the section of the help that lists its command."""
+Role = Literal["everyone", "owner", "operator", "administrator"]
+"""Who an action is for: the section of the help that lists its command. The owner is the job's."""
 Method = Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
 """HTTP methods of the API."""
 Unit = Literal["", "money", "duration"]
@@ -272,7 +272,7 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
     help: str
     request: type[msgspec.Struct]
     answer: type[msgspec.Struct]
-    run: Callable[[Any, Caller, Any], Any]
+    run: Callable[..., Any]
     scope: Scope = "admin"
     role: Role = "everyone"
     command: str = ""
@@ -312,13 +312,15 @@ def action(
     only_reads: bool = False,
     for_web: bool = False,
     help: str = "",  # noqa: A002 - the word of every declaration
+    kind: Callable[..., Action] = Action,
+    **details: Any,
 ) -> Callable[[Function], Function]:
     """Declare a function as an action; see :class:`Action` for the arguments.
 
-    The function takes context, caller and request; the annotation of its third parameter is the
+    The function takes context, caller and request; the annotation of its last parameter is the
     request's Struct, that of its result the answer's. A stream is annotated
     ``Iterator[Item | Answer]``, with the answer last. Its docstring's first line is the help unless
-    ``help`` is given.
+    ``help`` is given. ``kind`` is a subclass of :class:`Action`, ``details`` are its own fields.
 
     Raises:
         ActionError: The name is taken by another function.
@@ -326,14 +328,14 @@ def action(
 
     def declare(function: Function) -> Function:
         annotations = inspect.get_annotations(function, eval_str=True)
-        request = list(annotations.values())[2]
-        result = annotations["return"]
-        is_stream = not isinstance(result, type) or get_origin(result) is not None
+        *_, request, result = annotations.values()
+        origin: Any = get_origin(result)
+        is_stream = origin is Iterator
         types = get_args(get_args(result)[0]) or get_args(result)[:1] if is_stream else (result,)
         taken = DECLARED.get(name)
         if taken is not None and taken.run.__qualname__ != function.__qualname__:
             raise ActionError(f"two actions are named {name}", name)
-        DECLARED[name] = Action(
+        DECLARED[name] = kind(
             name=name,
             help=help or (inspect.getdoc(function) or "").partition("\n")[0],
             request=request,
@@ -349,6 +351,7 @@ def action(
             writes=writes,
             only_reads=only_reads,
             for_web=for_web,
+            **details,
         )
         return function
 
