@@ -23,11 +23,11 @@ def reference() -> str:
 
 
 def _action(one: Operation) -> str:
-    about = [f"For {_FOR[one.right]}"]
-    if not one.changes:
+    about = [f"For {_FOR[one.role]}"]
+    if one.only_reads:
         about.append("changes nothing")
     if not one.remote:
-        about.append("not to be had from other hosts")
+        about.append("not from other hosts")
     if one.pack:
         about.append("in StackStorm's pack")
     lines = [f"### {one.ref}", "", f"{one.help} {'; '.join(about)}.", ""]

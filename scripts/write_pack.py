@@ -15,6 +15,7 @@ from steward.automation.operation import (
     describe_parameters,
     load_operations,
 )
+from steward.daemon.registry import get_action
 
 PACK: Final = Path(__file__).resolve().parent.parent / "packs" / "slurm"
 _REASONS: Final = {
@@ -22,6 +23,8 @@ _REASONS: Final = {
     "slurm.node.drain": "ST2: Drained using slurm.node.drain action",
 }
 """The reasons that are given where an action's caller gives none; elsewhere one is required."""
+_SWITCHES: Final = ("dry_run", "force")
+"""Taken by actions that change something."""
 _UNTYPED: Final = ("jobid", "nodes")
 """Taken as text, as lists and as numbers: StackStorm passes on what has no type as it comes."""
 
@@ -59,15 +62,10 @@ def _parameters(one: Operation) -> dict[str, Any]:
     }
     for position, parameter in enumerate(describe_parameters(one)):
         found[parameter.name] = {**_described(one, parameter), "position": position}
-    found["cluster"] = _own("string", "The cluster; not needed where there is one.", "")
-    if one.changes:
-        found["dry_run"] = _own("boolean", "Only say what would be done.", False)
-        found["force"] = _own("boolean", "Override reasons and drains of others.", False)
+    for parameter in describe_parameters(get_action("automation.run")):
+        if parameter.name == "cluster" or (parameter.name in _SWITCHES and not one.only_reads):
+            found[parameter.name] = _described(one, parameter)
     return found
-
-
-def _own(kind: str, about: str, default: Any) -> dict[str, Any]:
-    return {"type": kind, "description": about, "required": False, "default": default}
 
 
 def _described(one: Operation, parameter: ParameterDescription) -> dict[str, Any]:

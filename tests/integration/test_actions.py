@@ -52,11 +52,13 @@ def test_rights(site: ActingSite) -> None:
         "local.command": {"program": "/bin/true"},
     }
     changing = {
-        one.ref: one for one in load_operations().values() if one.changes and one.right != "owner"
+        one.ref: one
+        for one in load_operations().values()
+        if not one.only_reads and one.role != "owner"
     }
     assert set(given) == set(changing)
     for ref, parameters in given.items():
-        right = changing[ref].right
+        right = changing[ref].role
         assert f"{right}s" in site.refused(ref, by="ada", **parameters), ref
         if right == "administrator":
             assert "administrators" in site.refused(ref, by="olga", **parameters), ref

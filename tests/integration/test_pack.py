@@ -240,7 +240,7 @@ def test_every_action_that_changes_says_what_it_would_do(site: PackSite) -> None
         answer = json.loads(shown.stdout)
         assert succeeded, (ref, result)
         assert (result, True) == (answer["result"], answer["dry_run"]), ref
-        assert load_operations()[ref].changes
+        assert not load_operations()[ref].only_reads
 
 
 def test_what_is_refused(site: PackSite) -> None:

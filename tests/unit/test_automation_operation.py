@@ -19,34 +19,34 @@ from steward.automation.operation import (
     parse_operation_parameters,
 )
 from steward.automation.operation import dump_parameters as plain
-from steward.cli.action import parse_typed_parameters
+from steward.cli.options import parse_pairs
+from steward.core.actions import DECLARED, described
 from steward.core.errors import UsageError
+from steward.daemon.action_index import ACTION_INDEX
 
 
 class Props(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Nested."""
 
-    users: Annotated[tuple[str, ...], msgspec.Meta(description="Who.")] = ("root",)
+    users: Annotated[tuple[str, ...], described("Who.")] = ("root",)
 
 
 class Every(Parameters, frozen=True, kw_only=True):
     """One of each kind."""
 
-    text: Annotated[str, msgspec.Meta(description="A text.")]
-    number: Annotated[int, msgspec.Meta(description="A number.")] = 3
-    share: Annotated[float, msgspec.Meta(description="A share.")] = 0.5
-    is_so: Annotated[bool, msgspec.Meta(description="Whether.")] = False
-    ids: Annotated[tuple[int | str, ...], msgspec.Meta(description="Ids.")] = ()
-    words: Annotated[tuple[str, ...], msgspec.Meta(description="Words.")] = ()
-    infos: Annotated[dict[str, Any], msgspec.Meta(description="Infos.")] = msgspec.field(
-        default_factory=dict
-    )
-    props: Annotated[Props, msgspec.Meta(description="Props.")] = Props()
-    maybe: Annotated[int | None, msgspec.Meta(description="May be none.")] = None
+    text: Annotated[str, described("A text.")]
+    number: Annotated[int, described("A number.")] = 3
+    share: Annotated[float, described("A share.")] = 0.5
+    is_so: Annotated[bool, described("Whether.")] = False
+    ids: Annotated[tuple[int | str, ...], described("Ids.")] = ()
+    words: Annotated[tuple[str, ...], described("Words.")] = ()
+    infos: Annotated[dict[str, Any], described("Infos.")] = msgspec.field(default_factory=dict)
+    props: Annotated[Props, described("Props.")] = Props()
+    maybe: Annotated[int | None, described("May be none.")] = None
 
 
 EVERY = Operation(
-    ref="test.every", help="x", result_help="x", parameters=Every, run=lambda *_: None
+    name="automation.test.every", help="x", request=Every, answer=Every, run=lambda *_: None
 )
 
 
@@ -176,6 +176,14 @@ def test_what_may_not_be_had_from_elsewhere() -> None:
     assert local == {"local.command", "slurm.trigger.set"}
 
 
+def test_only_automation_run_reaches_them() -> None:
+    """Their names in the registry of all actions are no other's, and no client can call them."""
+    for one in load_operations().values():
+        assert DECLARED[one.name] is one
+        assert (one.name, one.scope) == (f"automation.{one.ref}", "actions")
+        assert one.name not in ACTION_INDEX
+
+
 def test_a_name_that_is_none_is_told_a_near_one() -> None:
     with pytest.raises(UnknownOperation, match=r"is it slurm\.node\.drain\?"):
         find_operation("slurm.node.drian")
@@ -188,16 +196,13 @@ names = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,20}", fullmatch=True)
 
 @given(st.dictionaries(names, st.text(), max_size=6))
 def test_words_are_read_as_they_were_typed(parameters: dict[str, str]) -> None:
-    assert (
-        parse_typed_parameters(f"{name}={value}" for name, value in parameters.items())
-        == parameters
-    )
+    assert parse_pairs(f"{name}={value}" for name, value in parameters.items()) == parameters
 
 
 @given(st.lists(st.text(), max_size=4))
 def test_any_words_are_read_or_refused(words: list[str]) -> None:
     try:
-        found = parse_typed_parameters(words)
+        found = parse_pairs(words)
     except UsageError:
         return
     assert [f"{name}={value}" for name, value in found.items()] == words

@@ -39,7 +39,7 @@ def role(*, operator: bool, administrator: bool) -> ClusterRole:
 def test_every_form_fills_in_what_its_operation_takes(name: str) -> None:
     verb = NODE_VERBS[name]
     known = load_operations()[verb.operation]
-    assert known.right == verb.required_role
+    assert known.role == verb.required_role
     asked = build_run_request(verb, "c1", GIVEN, dry_run=True)
     # Whatever it does not know, or misses, it refuses.
     parse_operation_parameters(known, asked.parameters)

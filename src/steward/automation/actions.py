@@ -3,9 +3,8 @@
 Their context is :class:`AutomationContext`. ``automation.run`` is the only entry point to
 operations (:mod:`steward.automation.operation`): command line, HTTP API and socket all call it.
 
-After the context come requests and replies, then the handlers (``run_operation``,
-``list_operations``, ``help_on_operation``, ``list_audit``), then :data:`ACTIONS`, which registers
-them as ``automation.run``, ``.list``, ``.help`` and ``.audit``.
+After the context come requests and replies, then the actions ``automation.run``, ``.list``,
+``.help`` and ``.audit``.
 """
 
 from datetime import datetime
@@ -18,7 +17,6 @@ from steward.automation.audit import AuditLog, AuditRow, Ending
 from steward.automation.errors import AuditUnavailable, OperationForbidden
 from steward.automation.operation import (
     Operation,
-    OperationRole,
     ParameterDescription,
     describe_parameters,
     find_operation,
@@ -26,7 +24,19 @@ from steward.automation.operation import (
 )
 from steward.automation.runner import OperationRunner
 from steward.core.access import Access, Caller
-from steward.core.actions import ActionMessage, Answer, Registry, Request, action, route
+from steward.core.actions import (
+    ActionMessage,
+    Answer,
+    Registry,
+    Request,
+    Role,
+    action,
+    argument,
+    described,
+    option,
+    route,
+    supplied,
+)
 from steward.core.config import Settings
 from steward.core.events import utc_now
 from steward.core.layouts import Column, Layout
@@ -50,25 +60,37 @@ class AutomationContext:
         self.runner = OperationRunner(settings, access, registry)
 
 
+OperationName = Annotated[
+    str, argument("Name of the action, as 'steward action list' shows it.", "ACTION")
+]
+
+
 class RunOperationRequest(Request, frozen=True, kw_only=True):
-    """Request of automation.run: run one operation.
+    """Request of automation.run: run one operation."""
 
-    Attributes:
-        action: The operation's name.
-        parameters: Parameters of the operation, by name.
-        cluster: Cluster to run on; "" if only one is configured.
-        dry_run: Report what would change, and change nothing.
-        force: Override reasons and drains that other people set.
-        for_user: User on whose behalf the caller acts, as the caller states it; it grants no
-            rights. The audit log and node reasons name both.
-    """
-
-    action: str
-    parameters: dict[str, Any] = msgspec.field(default_factory=dict)
-    cluster: str = ""
-    dry_run: bool = False
-    force: bool = False
-    for_user: Annotated[str, msgspec.Meta(max_length=64)] = ""
+    action: OperationName
+    parameters: Annotated[
+        dict[str, Any],
+        argument("Parameters of the action: 'nodes=n[1-2]' reason=\"bad DIMM\".", "NAME=VALUE"),
+    ] = msgspec.field(default_factory=dict)
+    cluster: Annotated[
+        str,
+        option("Cluster to run on, if there are several.", "--cluster", "-M", metavar="NAME"),
+    ] = ""
+    dry_run: Annotated[
+        bool, option("Check everything and report what would change; change nothing.", "--dry-run")
+    ] = False
+    force: Annotated[
+        bool, option("Override reasons and drains that other people set.", "--force")
+    ] = False
+    for_user: Annotated[
+        str,
+        msgspec.Meta(
+            max_length=64,
+            description="User on whose behalf the caller acts, as the caller states it; it grants "
+            "no rights. The audit log and node reasons name both.",
+        ),
+    ] = ""
 
 
 class RunOperationReply(Answer, frozen=True, kw_only=True):
@@ -98,19 +120,20 @@ class RunOperationReply(Answer, frozen=True, kw_only=True):
     started: datetime
     ended: datetime
 
+    @property
+    def exit_code(self) -> int:
+        """Exit code of ``steward action run``: 1 if the operation failed."""
+        return int(self.status != "succeeded")
+
 
 class ListOperationsRequest(Request, frozen=True, kw_only=True):
     """Request of automation.list: list all operations."""
 
 
 class HelpOnOperationRequest(Request, frozen=True, kw_only=True):
-    """Request of automation.help: describe one operation.
+    """Request of automation.help: describe one operation."""
 
-    Attributes:
-        action: Name of the operation.
-    """
-
-    action: str
+    action: OperationName
 
 
 class OperationDescription(ActionMessage, frozen=True, kw_only=True):
@@ -130,7 +153,7 @@ class OperationDescription(ActionMessage, frozen=True, kw_only=True):
     action: str
     help: str
     gives: str
-    right: OperationRole
+    right: Role
     changes: bool
     remote: bool
     pack: bool
@@ -181,25 +204,26 @@ class ListOperationsReply(Answer, frozen=True, kw_only=True):
 
 
 class AuditRequest(Request, frozen=True, kw_only=True):
-    """Request of automation.audit: list audit log entries, newest first.
+    """Request of automation.audit: list audit log entries, newest first."""
 
-    Attributes:
-        id: Only the entry with this number; 0 for the latest.
-        action: Only this operation; "" for all.
-        cluster: Only this cluster; "" for all.
-        since: Only entries that started at or after this time; "" for any time.
-        before: Only entries with a lower number; 0 for all.
-        limit: Maximum number of entries.
-        zone: IANA time zone of ``since``; "" for the system's zone.
-    """
-
-    id: int = 0
-    action: str = ""
-    cluster: str = ""
-    since: str = ""
-    before: int = 0
-    limit: int = 100
-    zone: str = ""
+    id: Annotated[int, argument("Only the entry with this number.", "ID", ge=0)] = 0
+    action: Annotated[str, option("Only runs of this action.", "--action", metavar="ACTION")] = ""
+    cluster: Annotated[
+        str, option("Only runs on this cluster.", "--cluster", "-M", metavar="NAME")
+    ] = ""
+    since: Annotated[
+        str,
+        option(
+            "Only runs that started at or after this time.",
+            *("--starttime", "--since", "-S"),
+            metavar="TIME",
+        ),
+    ] = ""
+    before: Annotated[int, described("Only entries with a lower number; 0 for all.")] = 0
+    limit: Annotated[
+        int, option("Maximum number of entries. Default 100.", "--limit", "-l", ge=1, le=100_000)
+    ] = 100
+    zone: Annotated[str, supplied("IANA time zone of ``since``; the host's if empty.", "zone")] = ""
 
 
 class AuditReply(Answer, frozen=True, kw_only=True):
@@ -233,13 +257,16 @@ class AuditReply(Answer, frozen=True, kw_only=True):
 @action(
     "automation.run",
     scope="actions",
-    routes=(route("POST /actions/{action}", "Have an action done."),),
-    help="Do something to a cluster.",
+    command="action run",
+    routes=(route("POST /actions/{action}"),),
 )
 def run_operation(
     context: AutomationContext, caller: Caller, request: RunOperationRequest
 ) -> RunOperationReply:
-    """Run an operation for a caller and return its result.
+    """Run an action on a cluster.
+
+    Lists are separated by commas, objects are JSON: criterias='{"user": "ada"}'. The exit code is 1
+    if the action failed.
 
     Raises:
         StewardError: The caller lacks permission, or the operation failed before its first change.
@@ -272,16 +299,17 @@ def run_operation(
 @action(
     "automation.list",
     scope="read",
-    routes=(route("GET /actions", "List what can be done to a cluster."),),
+    command="action list",
+    rows="actions",
+    routes=(route("GET /actions"),),
     only_reads=True,
-    help="List what can be done.",
 )
 def list_operations(
     context: AutomationContext,  # noqa: ARG001 - an action's shape
     caller: Caller,  # noqa: ARG001 - an action's shape
     request: ListOperationsRequest,  # noqa: ARG001 - an action's shape
 ) -> ListOperationsReply:
-    """Return descriptions of all operations."""
+    """List actions that can be run on a cluster."""
     return ListOperationsReply(
         actions=tuple(describe_operation(operation) for operation in load_operations().values())
     )
@@ -290,16 +318,16 @@ def list_operations(
 @action(
     "automation.help",
     scope="read",
-    routes=(route("GET /actions/{action}", "Show what an action takes."),),
+    command="action help",
+    routes=(route("GET /actions/{action}"),),
     only_reads=True,
-    help="Say what an action takes.",
 )
 def help_on_operation(
     context: AutomationContext,  # noqa: ARG001 - an action's shape
     caller: Caller,  # noqa: ARG001 - an action's shape
     request: HelpOnOperationRequest,
 ) -> ListOperationsReply:
-    """Return the description of one operation.
+    """Describe an action: its parameters and its result.
 
     Raises:
         UnknownOperation: No operation has that name.
@@ -310,12 +338,15 @@ def help_on_operation(
 @action(
     "automation.audit",
     scope="read",
+    command="action audit",
+    rows="actions",
     routes=(route("GET /audit"),),
     only_reads=True,
-    help="Show what was done, and by whom.",
 )
 def list_audit(context: AutomationContext, caller: Caller, request: AuditRequest) -> AuditReply:
-    """Return audit log entries: all for operators, a user's own for everybody else.
+    """Show the audit log: actions, who ran them, and how they ended.
+
+    Operators see all entries, others their own.
 
     Raises:
         OperationForbidden: The caller's uid has no name, so no entry can be the caller's own.
@@ -363,8 +394,8 @@ def describe_operation(operation: Operation) -> OperationDescription:
         action=operation.ref,
         help=operation.help,
         gives=operation.result_help,
-        right=operation.right,
-        changes=operation.changes,
+        right=operation.role,
+        changes=not operation.only_reads,
         remote=operation.remote,
         pack=operation.pack,
         parameters=describe_parameters(operation),

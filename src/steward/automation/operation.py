@@ -1,9 +1,9 @@
 """Operations of automation: how one is declared, its parameters parsed, and the list of all.
 
-An :class:`Operation` is declared once; command line, API, rules, StackStorm pack and docs derive
-from it. Its ``ref`` is its name, such as ``slurm.node.drain``. Its parameters are a Struct whose
-fields carry ``Annotated`` with ``msgspec.Meta(description=…)``. Its result is plain JSON, in the
-same form as StackStorm's slurm pack where the pack has the same action.
+An :class:`Operation` is an action that the decorator :func:`operation` declares. Command line, API,
+rules, StackStorm pack and docs derive from it. Its request is a Struct of parameters, each field
+annotated with its description. Its result is plain JSON, in the same form as StackStorm's slurm
+pack where the pack has the same action.
 
 - :class:`OperationContext` is the context that an operation's function gets
   (:mod:`steward.automation.runner` implements it).
@@ -14,6 +14,7 @@ same form as StackStorm's slurm pack where the pack has the same action.
 
 import difflib
 import importlib
+import pkgutil
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
@@ -23,6 +24,7 @@ from msgspec import NODEFAULT, inspect
 
 from steward.automation.errors import InvalidParameters, UnknownOperation
 from steward.core.access import Access, Caller
+from steward.core.actions import DECLARED, Action, Function, Request, Role, action
 from steward.core.config import Settings
 from steward.slurm.settings import ClusterSettings
 
@@ -36,14 +38,9 @@ if TYPE_CHECKING:
 
 # Declaration of operations
 
-OperationRole = Literal["everyone", "owner", "operator", "administrator"]
-"""Role that an operation requires: anyone who may see the object, the job's owner, an operator, or
-an administrator. Each role includes those before it.
-"""
 
-
-class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base class of operation parameters. Unknown fields are errors."""
+class Parameters(Request, frozen=True, kw_only=True, omit_defaults=False):
+    """Base class of operation parameters; the audit log has defaults, too."""
 
 
 class OperationContext(Protocol):
@@ -110,7 +107,7 @@ class OperationContext(Protocol):
         """Return whether the caller has operator rights."""
         ...
 
-    def require_role(self, role: OperationRole, owner_uid: int | None = None) -> None:
+    def require_role(self, role: Role, owner_uid: int | None = None) -> None:
         """Check that the caller has this role on the cluster.
 
         Raises:
@@ -137,17 +134,14 @@ class OperationContext(Protocol):
         ...
 
 
-class Operation(msgspec.Struct, frozen=True, kw_only=True):
-    """Declaration of one operation.
+class Operation(Action, frozen=True, kw_only=True):
+    """Action that :func:`operation` declares and ``automation.run`` alone runs.
+
+    Its function takes context and parameters. Unless it ``only_reads``, it is audited and has a dry
+    run.
 
     Attributes:
-        ref: Name, for example ``slurm.node.drain``.
-        help: One line of help.
-        parameters: Struct that parameters are decoded into.
-        result_help: The result, in one line.
-        run: Function that does it and returns plain JSON.
-        right: Role it requires.
-        changes: Whether it changes anything; then it is audited and accepts ``dry_run``.
+        request: Struct that parameters are decoded into.
         remote: Whether other hosts may call it through the API.
         pack: Whether StackStorm's slurm pack has the same action.
         on_cluster: Whether it needs a cluster's Slurm; sending mail does not.
@@ -155,17 +149,38 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
             None if that cannot be determined.
     """
 
-    ref: str
-    help: str
-    result_help: str
-    parameters: type[Parameters]
-    run: Callable[[OperationContext, Any], Any]
-    right: OperationRole = "everyone"
-    changes: bool = False
+    request: type[Parameters]
     remote: bool = True
     pack: bool = False
     on_cluster: bool = True
     check: Callable[[OperationContext, Any], bool | None] | None = None
+
+    @property
+    def ref(self) -> str:
+        """Name without that of the package, for example ``slurm.node.drain``."""
+        return self.name.removeprefix(_PREFIX)
+
+    @property
+    def result_help(self) -> str:
+        """What it returns, in one line."""
+        _, _, text = (self.run.__doc__ or "").partition("Returns:\n")
+        return " ".join(text.partition("\n\n")[0].split())
+
+
+_PREFIX: Final = "automation."
+"""Keeps names of operations apart from those of other actions."""
+
+
+def operation(ref: str, **details: Any) -> Callable[[Function], Function]:
+    """Declare a function of context and parameters as an operation.
+
+    The docstring's section ``Returns`` says in one line what the result is.
+
+    Args:
+        ref: Name that people and rules use.
+        details: Fields of :class:`Operation`.
+    """
+    return action(_PREFIX + ref, scope="actions", kind=Operation, **details)
 
 
 # Description and parsing of parameters
@@ -215,9 +230,9 @@ class ParameterDescription(msgspec.Struct, frozen=True, kw_only=True):
     within: "tuple[ParameterDescription, ...]" = ()
 
 
-def describe_parameters(operation: Operation) -> tuple[ParameterDescription, ...]:
-    """Describe an operation's parameters, in the order of declaration."""
-    return _describe_fields(operation.parameters)
+def describe_parameters(action: Action) -> tuple[ParameterDescription, ...]:
+    """Describe what an action takes, such as an operation, in the order of declaration."""
+    return _describe_fields(action.request)
 
 
 def parse_operation_parameters(operation: Operation, arguments: Mapping[str, Any]) -> Parameters:
@@ -248,7 +263,7 @@ def parse_operation_parameters(operation: Operation, arguments: Mapping[str, Any
         for name, value in arguments.items()
     }
     try:
-        return msgspec.convert(values, operation.parameters, strict=False)
+        return msgspec.convert(values, operation.request, strict=False)
     except msgspec.ValidationError as error:
         raise InvalidParameters(f"{operation.ref}: {error}", dict(arguments)) from error
 
@@ -406,21 +421,17 @@ def _shorten(text: str) -> str:
 
 # List of operations
 
-_OPERATION_MODULES: Final = (
-    *("cluster", "jobs", "job_changes", "nodes", "triggers", "bank", "notifications", "programs"),
-)
-"""Modules of ``steward.automation.operations`` that declare operations."""
-
 
 @cache
 def load_operations() -> dict[str, Operation]:
     """Return all operations by name, those of StackStorm's pack first."""
-    operations: list[Operation] = []
-    for name in _OPERATION_MODULES:
-        module = importlib.import_module(f"steward.automation.operations.{name}")
-        operations += module.OPERATIONS
-    operations.sort(key=lambda operation: (not operation.pack, operation.ref))
-    return {operation.ref: operation for operation in operations}
+    from steward.automation import operations
+
+    for module in pkgutil.iter_modules(operations.__path__):
+        importlib.import_module(f"{operations.__name__}.{module.name}")
+    declared = [item for item in DECLARED.values() if isinstance(item, Operation)]
+    declared.sort(key=lambda operation: (not operation.pack, operation.ref))
+    return {operation.ref: operation for operation in declared}
 
 
 def find_operation(ref: str) -> Operation:

@@ -26,7 +26,6 @@ from steward.automation.errors import (
 )
 from steward.automation.operation import (
     Operation,
-    OperationRole,
     Parameters,
     dump_parameters,
     find_operation,
@@ -34,7 +33,7 @@ from steward.automation.operation import (
     to_plain_json,
 )
 from steward.core.access import Access, Caller
-from steward.core.actions import Registry
+from steward.core.actions import Registry, Role
 from steward.core.config import Settings
 from steward.core.errors import StewardError
 from steward.core.events import utc_now
@@ -49,7 +48,7 @@ if TYPE_CHECKING:
     from steward.slurm.triggers import Triggers
 
 
-_ROLE_NAMES: Final[dict[OperationRole, str]] = {
+_ROLE_NAMES: Final[dict[Role, str]] = {
     "owner": "the job's owner and operators",
     "operator": "operators",
     "administrator": "administrators",
@@ -166,7 +165,7 @@ class OperationRun:
             self._has_begun = True
             self._on_begin()
 
-    def require_role(self, role: OperationRole, owner_uid: int | None = None) -> None:
+    def require_role(self, role: Role, owner_uid: int | None = None) -> None:
         """Check that the caller has this role on the cluster.
 
         Raises:
@@ -220,7 +219,7 @@ class OperationRun:
         decoded = self._registry.decode(name, request)
         return self._registry.call(name, self.caller, decoded)
 
-    def _has_role(self, role: OperationRole, owner_uid: int | None = None) -> bool:
+    def _has_role(self, role: Role, owner_uid: int | None = None) -> bool:
         """Return whether the caller has a role on the cluster, or owns the job."""
         # An operation without a cluster requires the role on every cluster.
         clusters = [self.cluster] if self.cluster else (list(self.settings.cluster) or [""])
@@ -329,8 +328,8 @@ class OperationRunner:
             audited_run=audited_run,
         )
         audited_run.context = context
-        if operation.right != "owner":
-            context.require_role(operation.right)
+        if operation.role != "owner":
+            context.require_role(operation.role)
         return audited_run.run()
 
     def check(
@@ -381,7 +380,7 @@ class OperationRunner:
         """Find the operation and parse its parameters; reject remote calls if local only."""
         operation = find_operation(ref)
         if not operation.remote and caller.how in _REMOTE_METHODS:
-            raise OperationForbidden(f"{ref} is not to be had from other hosts", caller.user)
+            raise OperationForbidden(f"{ref} cannot be run from other hosts", caller.user)
         return operation, parse_operation_parameters(operation, parameters)
 
     def _create_context(
@@ -478,7 +477,7 @@ class _AuditedRun:
             if self._id:
                 self._record_end("failed", f"{type(error).__name__}: {error}", None)
             raise
-        if self._operation.changes and not self.context.dry_run and not self._id:
+        if not self._operation.only_reads and not self.context.dry_run and not self._id:
             # Nothing had to be changed; the request is recorded nevertheless.
             self.begin()
         return self._record_end("succeeded", "", result)

@@ -81,14 +81,16 @@ class Root(LazyGroup):
         Entry(
             "action",
             OPERATORS,
-            "Do something to a cluster: drain nodes, hold jobs, reserve.",
-            "steward.cli.action",
+            "Run actions on a cluster: drain nodes, hold jobs, reserve.",
+            _APP,
+            "action_app",
         ),
         Entry(
             "rules",
             OPERATORS,
-            "What is done about events by itself, and what was done.",
-            "steward.cli.rules",
+            "Manage rules that react to events, and show their history.",
+            _APP,
+            "rules_app",
         ),
         Entry(
             "status",
@@ -539,6 +541,34 @@ class RateGroup(LazyGroup):
     )
 
 
+class ActionGroup(LazyGroup):
+    """Commands of ``steward action``: run and describe actions on clusters, show the audit log."""
+
+    words = "action"
+
+
+class RulesGroup(LazyGroup):
+    """Commands of ``steward rules``: rules that react to events, and their history."""
+
+    words = "rules"
+    entries = (
+        Entry(
+            "check",
+            OPERATORS,
+            "Check rule files and report errors.",
+            "steward.cli.rules",
+            "check",
+        ),
+        Entry(
+            "test",
+            OPERATORS,
+            "Test an event against rules; nothing is run.",
+            "steward.cli.rules",
+            "try_",
+        ),
+    )
+
+
 def _make_group(group_class: type[LazyGroup]) -> typer.Typer:
     """Create a Typer application from a command group."""
     return typer.Typer(
@@ -553,6 +583,8 @@ accounts = _make_group(AccountGroup)
 users = _make_group(UserGroup)
 allocations = _make_group(AllocationGroup)
 rates = _make_group(RateGroup)
+action_app = _make_group(ActionGroup)
+rules_app = _make_group(RulesGroup)
 
 
 @token_app.callback()
@@ -588,3 +620,13 @@ def allocation() -> None:
 @rates.callback()
 def rate() -> None:
     """Say what jobs cost."""
+
+
+@action_app.callback()
+def action() -> None:
+    """Run actions on a cluster: drain nodes, hold jobs, reserve."""
+
+
+@rules_app.callback()
+def rules() -> None:
+    """Manage rules that react to events, and show their history."""

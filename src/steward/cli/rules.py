@@ -1,6 +1,6 @@
-"""``steward rules``: list, check, test, enable and disable automation rules; show their history.
+"""``steward rules check`` and ``steward rules test``, which read files of the caller.
 
-``check FILE`` and ``test --file`` evaluate rule files in this process; all else asks the daemon.
+Files of rules are evaluated in this process; the daemon evaluates the configured ones.
 """
 
 import json
@@ -12,61 +12,38 @@ import typer
 from steward.automation.rules.requests import (
     CheckRulesReply,
     CheckRulesRequest,
-    ListRulesReply,
-    ListRulesRequest,
-    RuleProblem,
-    RulesHistoryReply,
-    RulesHistoryRequest,
     RuleTrialReply,
     RuleTrialRequest,
     RuleTrialResult,
-    SwitchRuleReply,
-    SwitchRuleRequest,
 )
 from steward.cli import output
-from steward.cli.groups import CONTEXT
-from steward.cli.options import LARGEST_NUMBER, CommandCall, with_call_and_columns, with_json_call
-from steward.cli.output import (
-    find_requested_zone,
-    format_count,
-    print_json,
-    print_table,
-)
+from steward.cli.options import CommandCall, with_json_call
+from steward.cli.output import format_count, print_json
 from steward.core.errors import UsageError
 
 _MAX_EVENT_BYTES = 1024 * 1024
 """Largest event file, in bytes."""
 
-app = typer.Typer(context_settings=CONTEXT, no_args_is_help=True, add_completion=False)
 
-RuleName = Annotated[str, typer.Argument(metavar="RULE", help="Its name.")]
-
-
-@app.callback()
-def rules() -> None:
-    """What is done about events: nodes that fail, jobs that end, money that runs out."""
-
-
-@app.command()
 @with_json_call
 def check(
     call: CommandCall,
     files: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[FILE]...",
-            help="These files; if none, the configuration's.",
+            metavar="FILE",
+            help="Rule files; those of the configuration if none is given.",
             show_default=False,
         ),
     ] = None,
     stackstorm: Annotated[
         bool,
-        typer.Option("--stackstorm", help="Say too what StackStorm lacks or does otherwise."),
+        typer.Option("--stackstorm", help="List also what StackStorm lacks or does differently."),
     ] = False,
 ) -> None:
-    """Say what is wrong with rules, each with file, line and key.
+    """Check rule files and report errors.
 
-    The exit code is 1 where anything is.
+    Each error comes with file, line and key. The exit code is 1 if a file has errors.
     """
     reply: CheckRulesReply = (
         _check_files(files) if files else call.send("rules.check", CheckRulesRequest())
@@ -74,7 +51,8 @@ def check(
     if call.style.json:
         print_json(reply)
     else:
-        _print_problems(reply.troubles)
+        for problem in reply.troubles:
+            output.print_warning(problem.what)
         if stackstorm:
             for problem in reply.differences:
                 print(problem.what)
@@ -94,21 +72,6 @@ def _check_files(files: list[str]) -> CheckRulesReply:
     return report_check(rules, [problem for _, problems in load_results for problem in problems])
 
 
-@app.command("list")
-@with_call_and_columns
-def list_(call: CommandCall) -> None:
-    """List the rules."""
-    reply: ListRulesReply = call.send("rules.list", ListRulesRequest())
-    if call.style.json:
-        print_json(reply)
-        return
-    print_table(reply.layout, reply.rules, call.style, reply)
-    _print_problems(reply.troubles)
-    if not reply.running:
-        output.print_warning("no rule is run: set enabled = true in [rules]")
-
-
-@app.command("test")
 @with_json_call
 def try_(
     call: CommandCall,
@@ -116,19 +79,19 @@ def try_(
         str,
         typer.Argument(
             metavar="EVENT.json|-",
-            help="An event as 'steward events --json' prints it, or a trigger and its payload.",
+            help="Event as 'steward events --json' prints it, or a trigger and its payload.",
         ),
     ],
     rule: Annotated[
-        str, typer.Option("--rule", metavar="NAME", help="Only this rule, whatever it is about.")
+        str, typer.Option("--rule", metavar="NAME", help="Only this rule, whatever its trigger.")
     ] = "",
     file: Annotated[
         str, typer.Option("--file", metavar="FILE", help="Only the rule in this file.")
     ] = "",
 ) -> None:
-    """Say what rules would make of an event; nothing is done.
+    """Test an event against rules; nothing is run.
 
-    The exit code is 1 where no rule is about it.
+    The exit code is 1 if no rule matches.
     """
     if rule and file:
         raise UsageError("give either --rule or --file")
@@ -194,82 +157,3 @@ def _read_event(path: str) -> dict[str, Any]:
     if not isinstance(decoded, dict):
         raise UsageError(f"{path} holds no event: it is no object", path)
     return decoded
-
-
-@app.command()
-@with_json_call
-def enable(call: CommandCall, rule: RuleName) -> None:
-    """Switch a rule on, whatever its file says."""
-    _switch_rule(call, "rules.enable", rule)
-
-
-@app.command()
-@with_json_call
-def disable(call: CommandCall, rule: RuleName) -> None:
-    """Switch a rule off, whatever its file says; what waits is not done any more."""
-    _switch_rule(call, "rules.disable", rule)
-
-
-def _switch_rule(call: CommandCall, name: str, rule: str) -> None:
-    """Enable or disable a rule and print its state."""
-    reply: SwitchRuleReply = call.send(name, SwitchRuleRequest(rule=rule))
-    if call.style.json:
-        print_json(reply)
-        return
-    state = "on" if reply.enabled else "off"
-    print(f"{reply.rule} is {state}{', as it was' if reply.was == reply.enabled else ''}.")
-
-
-@app.command()
-@with_call_and_columns
-def history(
-    call: CommandCall,
-    execution: Annotated[
-        int,
-        typer.Argument(
-            metavar="[ID]",
-            min=0,
-            max=LARGEST_NUMBER,
-            help="Only this execution.",
-            show_default=False,
-        ),
-    ] = 0,
-    rule: Annotated[str, typer.Option("--rule", metavar="NAME", help="Only this rule's.")] = "",
-    cluster: Annotated[
-        str, typer.Option("--cluster", "-M", metavar="NAME", help="Only on this cluster.")
-    ] = "",
-    status: Annotated[
-        str,
-        typer.Option(
-            "--status",
-            metavar="STATUS",
-            help="waiting, started, ended; succeeded, failed, timeout, unknown, dry-run, "
-            "held-back.",
-        ),
-    ] = "",
-    since: Annotated[
-        str,
-        typer.Option("--starttime", "--since", "-S", metavar="TIME", help="Decided since."),
-    ] = "",
-    limit: Annotated[
-        int, typer.Option("--limit", "-L", min=1, max=100_000, help="How many at most.")
-    ] = 100,
-) -> None:
-    """Show what rules did, newest first."""
-    request = RulesHistoryRequest(
-        id=execution, rule=rule, cluster=cluster, status=status, since=since, limit=limit,
-        zone=find_requested_zone(),
-    )  # fmt: skip
-    reply: RulesHistoryReply = call.send("rules.history", request)
-    if call.style.json:
-        print_json(reply)
-    elif reply.executions or call.style.parsable:
-        print_table(reply.layout, reply.executions, call.style, reply)
-    else:
-        output.print_note("No rule has acted.")
-
-
-def _print_problems(problems: tuple[RuleProblem, ...]) -> None:
-    """Print problems of rules as warnings."""
-    for problem in problems:
-        output.print_warning(problem.what)

@@ -106,16 +106,30 @@ ACTION_INDEX: Final[dict[str, IndexEntry]] = {
         "steward.archive.maintenance", "", "operator", "Recompute every checksum."
     ),
     "automation.audit": IndexEntry(
-        "steward.automation.actions", "", "everyone", "Show what was done, and by whom."
+        "steward.automation.actions",
+        "action audit",
+        "everyone",
+        "Show the audit log: actions, who ran them, and how they ended.",
     ),
     "automation.help": IndexEntry(
-        "steward.automation.actions", "", "everyone", "Say what an action takes."
+        "steward.automation.actions",
+        "action help",
+        "everyone",
+        "Describe an action: its parameters and its result.",
+        "steward.cli.action",
     ),
     "automation.list": IndexEntry(
-        "steward.automation.actions", "", "everyone", "List what can be done."
+        "steward.automation.actions",
+        "action list",
+        "everyone",
+        "List actions that can be run on a cluster.",
     ),
     "automation.run": IndexEntry(
-        "steward.automation.actions", "", "everyone", "Do something to a cluster."
+        "steward.automation.actions",
+        "action run",
+        "everyone",
+        "Run an action on a cluster.",
+        "steward.cli.action",
     ),
     "bank.account_change": IndexEntry(
         "steward.bank.actions.accounts", "bank account change", "operator", "Change an account."
@@ -382,23 +396,37 @@ ACTION_INDEX: Final[dict[str, IndexEntry]] = {
         "steward.reports.actions", "", "everyone", "What was asked for and not used."
     ),
     "rules.check": IndexEntry(
+        "steward.automation.rules.actions", "", "operator", "Check rule files and report errors."
+    ),
+    "rules.disable": IndexEntry(
+        "steward.automation.rules.actions",
+        "rules disable",
+        "administrator",
+        "Disable a rule; its waiting executions will not run.",
+    ),
+    "rules.enable": IndexEntry(
+        "steward.automation.rules.actions",
+        "rules enable",
+        "administrator",
+        "Enable a rule, whatever its file says.",
+    ),
+    "rules.history": IndexEntry(
+        "steward.automation.rules.actions",
+        "rules history",
+        "operator",
+        "List executions of rules, newest first.",
+    ),
+    "rules.list": IndexEntry(
+        "steward.automation.rules.actions",
+        "rules list",
+        "operator",
+        "List rules with their states and execution counts.",
+    ),
+    "rules.test": IndexEntry(
         "steward.automation.rules.actions",
         "",
         "operator",
-        "Say whether the rules' files are right.",
-    ),
-    "rules.disable": IndexEntry(
-        "steward.automation.rules.actions", "", "administrator", "Switch a rule off."
-    ),
-    "rules.enable": IndexEntry(
-        "steward.automation.rules.actions", "", "administrator", "Switch a rule on."
-    ),
-    "rules.history": IndexEntry(
-        "steward.automation.rules.actions", "", "operator", "Show what rules did."
-    ),
-    "rules.list": IndexEntry("steward.automation.rules.actions", "", "operator", "List the rules."),
-    "rules.test": IndexEntry(
-        "steward.automation.rules.actions", "", "operator", "Say what rules would make of an event."
+        "Test an event against rules; nothing is run.",
     ),
     "status.metrics": IndexEntry(
         "steward.admin.status.metrics", "", "operator", "Figures for Prometheus."

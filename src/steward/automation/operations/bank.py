@@ -1,10 +1,11 @@
 """Bank operation ``bank.balance``: account balances, through the bank's action of that name."""
 
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import msgspec
 
-from steward.automation.operation import Operation, OperationContext, Parameters
+from steward.automation.operation import OperationContext, Parameters, operation
+from steward.core.actions import described
 
 
 class BalanceParameters(Parameters, frozen=True, kw_only=True):
@@ -12,23 +13,16 @@ class BalanceParameters(Parameters, frozen=True, kw_only=True):
 
     accounts: Annotated[
         tuple[str, ...],
-        msgspec.Meta(description="These; all that the asker is in or looks after if empty."),
+        described("Accounts; if empty, all that the caller uses or manages."),
     ] = ()
 
 
+@operation("bank.balance", only_reads=True, on_cluster=False)
 def show_balance(context: OperationContext, parameters: BalanceParameters) -> Any:
-    """Return account balances, in micro-SU."""
+    """Show balances of accounts.
+
+    Returns:
+        Reply of 'steward bank balance --json'; amounts are micro-SU.
+    """
     reply = context.call_action("bank.balance", {"accounts": list(parameters.accounts)})
     return msgspec.to_builtins(reply)
-
-
-OPERATIONS: Final = (
-    Operation(
-        ref="bank.balance",
-        help="Show what accounts have.",
-        result_help="What 'steward bank balance --json' shows; amounts are micro-SU.",
-        parameters=BalanceParameters,
-        run=show_balance,
-        on_cluster=False,
-    ),
-)

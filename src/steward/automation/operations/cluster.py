@@ -1,7 +1,6 @@
 """Cluster operations: read Slurm's configuration, update partitions, manage reservations.
 
-Three groups, each with its parameters, functions and declarations, joined in :data:`OPERATIONS`:
-``slurm.config.get``; ``slurm.partition.update``; ``slurm.node.reserve`` and
+In order: ``slurm.config.get``; ``slurm.partition.update``; ``slurm.node.reserve`` and
 ``slurm.node.unreserve``. All run ``scontrol`` through :mod:`steward.slurm`.
 """
 
@@ -11,8 +10,9 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from steward.automation.errors import InvalidParameters
-from steward.automation.operation import Operation, OperationContext, Parameters
+from steward.automation.operation import OperationContext, Parameters, operation
 from steward.automation.operations.nodes import NodeList
+from steward.core.actions import described
 from steward.slurm import UnknownPartition, UnknownReservation, WrongUpdate
 
 
@@ -21,12 +21,17 @@ class ConfigGetParameters(Parameters, frozen=True, kw_only=True):
 
     item: Annotated[
         str,
-        msgspec.Meta(description="One setting, in snake_case (topology_plugin); all if empty."),
+        described("Name of one setting, in snake_case (topology_plugin); all if empty."),
     ] = ""
 
 
+@operation("slurm.config.get", only_reads=True, pack=True)
 def get_config(context: OperationContext, parameters: ConfigGetParameters) -> dict[str, Any]:
-    """Return one or all settings of Slurm, by name."""
+    """Show one or all settings of Slurm.
+
+    Returns:
+        Names and values of the settings.
+    """
     items = context.machine.config_items()
     if not parameters.item:
         return items
@@ -39,38 +44,31 @@ def get_config(context: OperationContext, parameters: ConfigGetParameters) -> di
     return {parameters.item: items[parameters.item]}
 
 
-CONFIG_OPERATIONS: Final = (
-    Operation(
-        ref="slurm.config.get",
-        help="Show one or all settings of Slurm.",
-        result_help="Each setting's name and value.",
-        parameters=ConfigGetParameters,
-        run=get_config,
-        pack=True,
-    ),
-)
-
-
 # Partitions
 
 
 class PartitionUpdateParameters(Parameters, frozen=True, kw_only=True):
     """Parameters of slurm.partition.update."""
 
-    partition: Annotated[str, msgspec.Meta(description="Its name.")]
+    partition: Annotated[str, described("Name of the partition.")]
     infos: Annotated[
         dict[str, Any],
-        msgspec.Meta(
-            description="What to set, by the names that 'scontrol update partition' takes: "
+        described(
+            "Fields to set, named as in 'scontrol update partition': "
             '{"state": "DRAIN", "max_time": "1-00:00:00"}.'
         ),
     ]
 
 
+@operation("slurm.partition.update", role="administrator")
 def update_partition(
     context: OperationContext, parameters: PartitionUpdateParameters
 ) -> dict[str, Any]:
-    """Update a partition and return its state before and after."""
+    """Change fields of a partition.
+
+    Returns:
+        State of the partition before and after.
+    """
     from steward.slurm.cluster_changes import normalize_partition_changes
 
     try:
@@ -95,22 +93,9 @@ def update_partition(
     return {**outcome, "state": after.state, "changed": True}
 
 
-PARTITION_OPERATIONS: Final = (
-    Operation(
-        ref="slurm.partition.update",
-        help="Change something of a partition.",
-        result_help="The partition's state before and after.",
-        parameters=PartitionUpdateParameters,
-        run=update_partition,
-        right="administrator",
-        changes=True,
-    ),
-)
-
-
 # Reservations
 
-ReservationNameParameter = Annotated[str, msgspec.Meta(description="The reservation's name.")]
+ReservationNameParameter = Annotated[str, described("Name of the reservation.")]
 _DEFAULT_RESERVATION: Final = "steward"
 """Default name of the reservation."""
 _DEFAULT_FLAGS: Final = ("MAINT", "IGNORE_JOBS", "OVERLAP")
@@ -122,19 +107,17 @@ class ReservationProps(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     start_time: Annotated[
         int | str | None,
-        msgspec.Meta(
-            description="When it begins: a time as Slurm takes it, or seconds since 1970."
-        ),
+        described("Start: a time as Slurm accepts it, or seconds since 1970; now if not given."),
     ] = None
-    duration: Annotated[
-        int | str, msgspec.Meta(description="How long: minutes, D-HH:MM:SS, or infinite.")
-    ] = "infinite"
+    duration: Annotated[int | str, described("Duration: minutes, D-HH:MM:SS, or infinite.")] = (
+        "infinite"
+    )
     users: Annotated[
-        tuple[str, ...] | str, msgspec.Meta(description="Who may use it.")
+        tuple[str, ...] | str, described("Users who may use it.")
     ] = ("root",)  # fmt: skip
-    flags: Annotated[
-        tuple[str, ...] | str, msgspec.Meta(description="What it is, as scontrol takes it.")
-    ] = _DEFAULT_FLAGS
+    flags: Annotated[tuple[str, ...] | str, described("Flags, as scontrol accepts them.")] = (
+        _DEFAULT_FLAGS
+    )
 
 
 class ReserveParameters(Parameters, frozen=True, kw_only=True):
@@ -144,7 +127,7 @@ class ReserveParameters(Parameters, frozen=True, kw_only=True):
     reservation_name: ReservationNameParameter = _DEFAULT_RESERVATION
     props: Annotated[
         ReservationProps,
-        msgspec.Meta(description="What it is like if it is made now; else the nodes are added."),
+        described("Properties of a new reservation; one that exists keeps its own."),
     ] = ReservationProps()
 
 
@@ -155,8 +138,27 @@ class UnreserveParameters(Parameters, frozen=True, kw_only=True):
     reservation_name: ReservationNameParameter = _DEFAULT_RESERVATION
 
 
+def _is_reserved(context: OperationContext, parameters: ReserveParameters) -> bool | None:
+    """Check after an interruption: are all nodes in the reservation?"""
+    reserved = _find_reserved_nodes(context, parameters.reservation_name)
+    return reserved is not None and set(context.machine.node_names(parameters.nodes)) <= set(
+        reserved
+    )
+
+
+def _is_unreserved(context: OperationContext, parameters: UnreserveParameters) -> bool | None:
+    """Check after an interruption: is none of the nodes in the reservation?"""
+    reserved = _find_reserved_nodes(context, parameters.reservation_name)
+    return reserved is None or not set(context.machine.node_names(parameters.nodes)) & set(reserved)
+
+
+@operation("slurm.node.reserve", role="operator", pack=True, check=_is_reserved)
 def reserve_nodes(context: OperationContext, parameters: ReserveParameters) -> dict[str, Any]:
-    """Add nodes to a reservation; create it if it does not exist."""
+    """Add nodes to a reservation; create it if it does not exist.
+
+    Returns:
+        Name and nodes of the reservation, and whether it was created or changed.
+    """
     nodes = context.machine.node_names(parameters.nodes)
     name = parameters.reservation_name
     start = _parse_start(context, parameters.props.start_time)
@@ -182,8 +184,13 @@ def reserve_nodes(context: OperationContext, parameters: ReserveParameters) -> d
     return outcome
 
 
+@operation("slurm.node.unreserve", role="operator", pack=True, check=_is_unreserved)
 def unreserve_nodes(context: OperationContext, parameters: UnreserveParameters) -> dict[str, Any]:
-    """Remove nodes from a reservation; delete it when none are left."""
+    """Remove nodes from a reservation; delete it if none is left.
+
+    Returns:
+        Name and remaining nodes of the reservation, and whether it was deleted.
+    """
     nodes = set(context.machine.node_names(parameters.nodes))
     name = parameters.reservation_name
     reserved = _find_reserved_nodes(context, name)
@@ -252,45 +259,3 @@ def _split_list(value: tuple[str, ...] | str) -> list[str]:
     """Split a comma-separated text, or pass a list on, without blank entries."""
     parts = value.split(",") if isinstance(value, str) else value
     return [part.strip() for part in parts if part.strip()]
-
-
-def _is_reserved(context: OperationContext, parameters: ReserveParameters) -> bool | None:
-    """Check after an interruption: are all nodes in the reservation?"""
-    reserved = _find_reserved_nodes(context, parameters.reservation_name)
-    return reserved is not None and set(context.machine.node_names(parameters.nodes)) <= set(
-        reserved
-    )
-
-
-def _is_unreserved(context: OperationContext, parameters: UnreserveParameters) -> bool | None:
-    """Check after an interruption: is none of the nodes in the reservation?"""
-    reserved = _find_reserved_nodes(context, parameters.reservation_name)
-    return reserved is None or not set(context.machine.node_names(parameters.nodes)) & set(reserved)
-
-
-RESERVATION_OPERATIONS: Final = (
-    Operation(
-        ref="slurm.node.reserve",
-        help="Put nodes into a reservation, new or there.",
-        result_help="The reservation's name and nodes, and whether it was created or changed.",
-        parameters=ReserveParameters,
-        run=reserve_nodes,
-        right="operator",
-        changes=True,
-        pack=True,
-        check=_is_reserved,
-    ),
-    Operation(
-        ref="slurm.node.unreserve",
-        help="Take nodes out of a reservation; with the last one it goes.",
-        result_help="The reservation's name, the nodes that are left, and whether it was deleted.",
-        parameters=UnreserveParameters,
-        run=unreserve_nodes,
-        right="operator",
-        changes=True,
-        pack=True,
-        check=_is_unreserved,
-    ),
-)
-
-OPERATIONS: Final = (*CONFIG_OPERATIONS, *PARTITION_OPERATIONS, *RESERVATION_OPERATIONS)

@@ -6,15 +6,13 @@ Release, resume and requeue ask the bank's gate first. A job that was held befor
 held: a requeue is no way around a hold.
 
 The requeue comes first, because it has several steps: with excluded nodes a job is marked in its
-comment, requeued held, given its excluded nodes, then released. The others follow, then
-:data:`OPERATIONS`. Selecting jobs and tasks is in :mod:`steward.automation.operations.jobs`.
+comment, requeued held, given its excluded nodes, then released. The others follow. Selecting
+jobs and tasks is in :mod:`steward.automation.operations.jobs`.
 """
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Annotated, Any, Final
-
-import msgspec
+from typing import Annotated, Any
 
 from steward.automation.errors import OperationForbidden
 from steward.automation.job_holds import (
@@ -25,7 +23,7 @@ from steward.automation.job_holds import (
     is_requeue_unfinished,
 )
 from steward.automation.node_reasons import is_replaceable_by
-from steward.automation.operation import Operation, OperationContext, Parameters
+from steward.automation.operation import OperationContext, Parameters, operation
 from steward.automation.operations.jobs import (
     JobIds,
     JobTarget,
@@ -38,6 +36,7 @@ from steward.automation.operations.jobs import (
     sign_job_reason,
     validate_job_ids,
 )
+from steward.core.actions import described
 from steward.core.records import JobRecord
 from steward.slurm import FINISHED, WAITING
 
@@ -46,13 +45,37 @@ class RequeueParameters(Parameters, frozen=True, kw_only=True):
     """Parameters of slurm.job.requeue."""
 
     jobids: JobIds
-    exclude: Annotated[
-        str, msgspec.Meta(description="Nodes that they must not run on again; none if empty.")
-    ] = ""
+    exclude: Annotated[str, described("Nodes to exclude from their next run; none if empty.")] = ""
 
 
+def _is_requeued(context: OperationContext, parameters: RequeueParameters) -> bool | None:
+    """Check after an interruption whether a requeue took effect; None if unknown."""
+    records = [
+        item
+        for name in validate_job_ids(parameters.jobids)
+        for item in query_records(context, name)
+    ]
+    if any(_is_requeue_pending(context, record) for record in records):
+        return False
+    if not records or any(record.state in FINISHED for record in records):
+        return None
+    if not parameters.exclude.strip():
+        return True if all(record.state in WAITING for record in records) else None
+    from steward.slurm.nodelists import expand_nodelist
+
+    excluded = set(context.machine.node_names(parameters.exclude))
+    details = context.machine.job_details(validate_job_ids(parameters.jobids))
+    node_lists = [item.get("exc_nodes") or "" for rows in details.values() for item in rows]
+    return True if all(excluded <= set(expand_nodelist(nodes)) for nodes in node_lists) else None
+
+
+@operation("slurm.job.requeue", role="owner", check=_is_requeued)
 def requeue_jobs(context: OperationContext, parameters: RequeueParameters) -> dict[str, Any]:
-    """Requeue jobs, optionally with nodes to exclude from their next run."""
+    """Requeue jobs, optionally excluding nodes.
+
+    Returns:
+        State of each job before the change, and whether it was changed.
+    """
     jobs = look_up_jobs(context, parameters.jobids)
     excluded = context.machine.node_names(parameters.exclude) if parameters.exclude.strip() else []
     targets_by_job = {
@@ -130,43 +153,10 @@ def _is_requeue_pending(context: OperationContext, record: JobRecord) -> bool:
     return is_requeue_unfinished(read_steward_comment(record), context.speaker)
 
 
-def _is_requeued(context: OperationContext, parameters: RequeueParameters) -> bool | None:
-    """Check after an interruption whether a requeue took effect; None if unknown."""
-    records = [
-        item
-        for name in validate_job_ids(parameters.jobids)
-        for item in query_records(context, name)
-    ]
-    if any(_is_requeue_pending(context, record) for record in records):
-        return False
-    if not records or any(record.state in FINISHED for record in records):
-        return None
-    if not parameters.exclude.strip():
-        return True if all(record.state in WAITING for record in records) else None
-    from steward.slurm.nodelists import expand_nodelist
-
-    excluded = set(context.machine.node_names(parameters.exclude))
-    details = context.machine.job_details(validate_job_ids(parameters.jobids))
-    node_lists = [item.get("exc_nodes") or "" for rows in details.values() for item in rows]
-    return True if all(excluded <= set(expand_nodelist(nodes)) for nodes in node_lists) else None
-
-
-REQUEUE_OPERATION: Final = Operation(
-    ref="slurm.job.requeue",
-    help="Put jobs into the queue again.",
-    result_help="For each job its state before, and whether it was changed.",
-    parameters=RequeueParameters,
-    run=requeue_jobs,
-    right="owner",
-    changes=True,
-    check=_is_requeued,
-)
-
-
 # Cancel, hold, release, suspend, resume
 
 JobReason = Annotated[
-    str, msgspec.Meta(description="Why; the job's user sees it, with who says so behind it.")
+    str, described("Reason; the job's user sees it, with the name of the caller.")
 ]
 
 
@@ -183,8 +173,31 @@ class JobReasonParameters(Parameters, frozen=True, kw_only=True):
     reason: JobReason = ""
 
 
+def _make_check(
+    predicate: Callable[[list[JobRecord]], bool],
+) -> Callable[[OperationContext, Any], bool | None]:
+    """Make an operation's ``check`` from a predicate on a job's records."""
+
+    def check(context: OperationContext, parameters: Any) -> bool | None:
+        return all(
+            predicate(query_records(context, name)) for name in validate_job_ids(parameters.jobids)
+        )
+
+    return check
+
+
+def _have_all_ended(records: Iterable[JobRecord]) -> bool:
+    """Return whether all records have ended."""
+    return all(record.state in FINISHED for record in records)
+
+
+@operation("slurm.job.cancel", role="owner", check=_make_check(_have_all_ended))
 def cancel_jobs(context: OperationContext, parameters: JobReasonParameters) -> dict[str, Any]:
-    """Cancel jobs, running or pending."""
+    """Cancel jobs, running or pending.
+
+    Returns:
+        State of each job before the change, and whether it was changed.
+    """
     jobs = look_up_jobs(context, parameters.jobids)
     targets_by_job = {
         # scancel reports nothing about tasks that have ended.
@@ -197,8 +210,17 @@ def cancel_jobs(context: OperationContext, parameters: JobReasonParameters) -> d
     )
 
 
+@operation(
+    "slurm.job.hold",
+    role="owner",
+    check=_make_check(lambda records: all(map(is_held_pending, records))),
+)
 def hold_jobs(context: OperationContext, parameters: JobReasonParameters) -> dict[str, Any]:
-    """Hold jobs; an owner's hold is one that the owner can release."""
+    """Hold jobs: they do not start until they are released.
+
+    Returns:
+        State of each job before the change, and whether it was changed.
+    """
     jobs = look_up_jobs(context, parameters.jobids)
     by_user = not context.is_operator()
     # A user's hold is not enough for an operator: the owner could release it.
@@ -216,8 +238,17 @@ def hold_jobs(context: OperationContext, parameters: JobReasonParameters) -> dic
     )
 
 
+@operation(
+    "slurm.job.release",
+    role="owner",
+    check=_make_check(lambda records: not any(map(is_held_pending, records))),
+)
 def release_jobs(context: OperationContext, parameters: JobChangeParameters) -> dict[str, Any]:
-    """Release held jobs."""
+    """Release held jobs.
+
+    Returns:
+        State of each job before the change, and whether it was changed.
+    """
     jobs = look_up_jobs(context, parameters.jobids)
     targets_by_job = {
         name: select_targets(name, records, _needs_release) for name, records in jobs.items()
@@ -230,15 +261,33 @@ def release_jobs(context: OperationContext, parameters: JobChangeParameters) -> 
     )
 
 
+@operation(
+    "slurm.job.suspend",
+    role="operator",
+    check=_make_check(lambda records: all(r.state == "SUSPENDED" for r in records)),
+)
 def suspend_jobs(context: OperationContext, parameters: JobChangeParameters) -> dict[str, Any]:
-    """Suspend running jobs; their nodes are free for others meanwhile."""
+    """Suspend running jobs and free their nodes for others.
+
+    Returns:
+        State of each job before the change, and whether it was changed.
+    """
     return _change_in_state(
         context, parameters, "RUNNING", lambda target: context.jobs.suspend(target.name)
     )
 
 
+@operation(
+    "slurm.job.resume",
+    role="operator",
+    check=_make_check(lambda records: not any(r.state == "SUSPENDED" for r in records)),
+)
 def resume_jobs(context: OperationContext, parameters: JobChangeParameters) -> dict[str, Any]:
-    """Resume suspended jobs."""
+    """Resume suspended jobs.
+
+    Returns:
+        State of each job before the change, and whether it was changed.
+    """
     return _change_in_state(
         context, parameters, "SUSPENDED", lambda target: _resume_target(context, target)
     )
@@ -319,76 +368,3 @@ def _select_to_hold(
 def _needs_release(record: JobRecord) -> bool:
     """Return whether a job is held and has not ended."""
     return has_slurm_hold(record) and record.state not in FINISHED
-
-
-def _have_all_ended(records: Iterable[JobRecord]) -> bool:
-    """Return whether all records have ended."""
-    return all(record.state in FINISHED for record in records)
-
-
-def _make_check(
-    predicate: Callable[[list[JobRecord]], bool],
-) -> Callable[[OperationContext, Any], bool | None]:
-    """Make an operation's ``check`` from a predicate on a job's records."""
-
-    def check(context: OperationContext, parameters: Any) -> bool | None:
-        return all(
-            predicate(query_records(context, name)) for name in validate_job_ids(parameters.jobids)
-        )
-
-    return check
-
-
-OPERATIONS: Final = (
-    Operation(
-        ref="slurm.job.cancel",
-        help="End jobs, whether they run or wait.",
-        result_help="For each job its state before, and whether it was changed.",
-        parameters=JobReasonParameters,
-        run=cancel_jobs,
-        right="owner",
-        changes=True,
-        check=_make_check(_have_all_ended),
-    ),
-    Operation(
-        ref="slurm.job.hold",
-        help="Keep jobs from starting.",
-        result_help="For each job its state before, and whether it was changed.",
-        parameters=JobReasonParameters,
-        run=hold_jobs,
-        right="owner",
-        changes=True,
-        check=_make_check(lambda records: all(map(is_held_pending, records))),
-    ),
-    Operation(
-        ref="slurm.job.release",
-        help="Let held jobs start.",
-        result_help="For each job its state before, and whether it was changed.",
-        parameters=JobChangeParameters,
-        run=release_jobs,
-        right="owner",
-        changes=True,
-        check=_make_check(lambda records: not any(map(is_held_pending, records))),
-    ),
-    REQUEUE_OPERATION,
-    Operation(
-        ref="slurm.job.suspend",
-        help="Stop running jobs for a while.",
-        result_help="For each job its state before, and whether it was changed.",
-        parameters=JobChangeParameters,
-        run=suspend_jobs,
-        right="operator",
-        changes=True,
-        check=_make_check(lambda records: all(r.state == "SUSPENDED" for r in records)),
-    ),
-    Operation(
-        ref="slurm.job.resume",
-        help="Let suspended jobs go on.",
-        result_help="For each job its state before, and whether it was changed.",
-        parameters=JobChangeParameters,
-        run=resume_jobs,
-        right="operator",
-        changes=True,
-        check=_make_check(lambda records: not any(r.state == "SUSPENDED" for r in records)),
-    ),
-)

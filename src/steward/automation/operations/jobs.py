@@ -1,10 +1,9 @@
 """Job operations that only read, and helpers to select jobs for those that change them.
 
-In reading order: find jobs by fields, show job records, last jobs of a node
-(:data:`JOB_OPERATIONS`); helpers of :mod:`steward.automation.operations.job_changes`, which look up
-jobs, split arrays into targets (:class:`JobTarget`), apply a change to each and ask the gate; job
-steps (:data:`STEP_OPERATIONS`); archived scripts (:data:`SCRIPT_OPERATIONS`). Records come from
-squeue and scontrol, last jobs from Steward's job database.
+In reading order: find jobs by fields, show job records, last jobs of a node; helpers of
+:mod:`steward.automation.operations.job_changes`, which look up jobs, split arrays into targets
+(:class:`JobTarget`), apply a change to each and ask the gate; job steps; archived scripts. Records
+come from squeue and scontrol, last jobs from Steward's job database.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,9 +14,10 @@ import msgspec
 
 from steward.automation.errors import InvalidParameters, PartialFailure
 from steward.automation.node_reasons import sign_reason
-from steward.automation.operation import Operation, OperationContext, Parameters
+from steward.automation.operation import OperationContext, Parameters, operation
 from steward.automation.operations.nodes import NodeList
 from steward.bank.errors import BankRefused
+from steward.core.actions import described
 from steward.core.records import JobRecord
 from steward.jobs.job_ids import JobName, parse_job_name
 from steward.slurm import WAITING, SlurmError, UnknownJob
@@ -28,9 +28,7 @@ if TYPE_CHECKING:
 
 # Find and show jobs
 
-JobIds = Annotated[
-    tuple[int | str, ...], msgspec.Meta(description="The jobs' ids: 123, 123_7, 123+1.")
-]
+JobIds = Annotated[tuple[int | str, ...], described("Ids of the jobs: 123, 123_7, 123+1.")]
 _PAGE: Final = 1000
 """Jobs read from the job database at a time."""
 _MAX_JOBS_SEARCHED: Final = 20_000
@@ -44,8 +42,8 @@ class JobFindParameters(Parameters, frozen=True, kw_only=True):
 
     criterias: Annotated[
         dict[str, Any],
-        msgspec.Meta(
-            description="What fields of a job's record must be, all of them: "
+        described(
+            "Fields that a job's record must equal, all of them: "
             '{"batch_host": "n1", "job_state": "RUNNING"}.'
         ),
     ]
@@ -62,12 +60,17 @@ class NodeJobsParameters(Parameters, frozen=True, kw_only=True):
 
     nodes: NodeList
     limit: Annotated[
-        int, msgspec.Meta(ge=1, le=1000, description="How many of each node at the most.")
+        int, msgspec.Meta(ge=1, le=1000, description="Maximum number of jobs per node.")
     ] = 20
 
 
+@operation("slurm.job.find", only_reads=True, pack=True)
 def find_jobs(context: OperationContext, parameters: JobFindParameters) -> list[int]:
-    """Return the ids of jobs whose fields equal all criteria."""
+    """Find jobs by fields of their records.
+
+    Returns:
+        Ids of the matching jobs, a list.
+    """
     from steward.slurm.job_details import SCONTROL_FIELDS, list_job_fields
 
     if not parameters.criterias:
@@ -94,10 +97,15 @@ def find_jobs(context: OperationContext, parameters: JobFindParameters) -> list[
     ]
 
 
+@operation("slurm.job.get", only_reads=True, pack=True)
 def get_job(
     context: OperationContext, parameters: JobGetParameters
 ) -> dict[str, list[dict[str, Any]]]:
-    """Return all records that Slurm shows of jobs, by requested id."""
+    """Show all records that Slurm has of jobs.
+
+    Returns:
+        Records of each job, by requested id: several for an array, none if it is gone.
+    """
     records_by_id = context.machine.job_details(validate_job_ids(parameters.jobids))
     return {
         name: [record for record in records if _may_see(context, record)]
@@ -126,10 +134,15 @@ def validate_job_ids(jobids: Iterable[int | str]) -> list[str]:
     return names
 
 
+@operation("slurm.node.jobs", role="operator", only_reads=True)
 def list_last_jobs(
     context: OperationContext, parameters: NodeJobsParameters
 ) -> dict[str, list[dict[str, Any]]]:
-    """Return the last recorded jobs of each node, newest first."""
+    """Show the last jobs of nodes.
+
+    Returns:
+        Last jobs of each node, newest first, with user, state and times.
+    """
     from steward.jobs import JobFilter, Jobs, database_path
 
     rows_by_node: dict[str, list[dict[str, Any]]] = {
@@ -207,34 +220,6 @@ def _is_equal_field(value: Any, criterion: Any) -> bool:
     if isinstance(value, int | float) and isinstance(criterion, str):
         return str(value) == criterion
     return bool(value == criterion)
-
-
-JOB_OPERATIONS: Final = (
-    Operation(
-        ref="slurm.job.find",
-        help="Find jobs by the fields of their records.",
-        result_help="The ids of the jobs that match, a list.",
-        parameters=JobFindParameters,
-        run=find_jobs,
-        pack=True,
-    ),
-    Operation(
-        ref="slurm.job.get",
-        help="Show everything that Slurm knows of jobs.",
-        result_help="For each id its job's records: several for an array, none where it is gone.",
-        parameters=JobGetParameters,
-        run=get_job,
-        pack=True,
-    ),
-    Operation(
-        ref="slurm.node.jobs",
-        help="Show what ran last on nodes.",
-        result_help="For each node its last jobs, newest first, with user, state and times.",
-        parameters=NodeJobsParameters,
-        run=list_last_jobs,
-        right="operator",
-    ),
-)
 
 
 # Select and change jobs (for steward.automation.operations.job_changes)
@@ -471,8 +456,13 @@ def _join_states(records: Iterable[JobRecord]) -> str:
 # Job steps
 
 
+@operation("slurm.job.step.get", only_reads=True, pack=True)
 def get_steps(context: OperationContext, parameters: JobGetParameters) -> dict[str, dict[str, Any]]:
-    """Return the steps of jobs the caller may see; {} for a job without steps."""
+    """Show the steps of jobs.
+
+    Returns:
+        Steps of each job, by their ids; {} for a job without steps.
+    """
     names = validate_job_ids(parameters.jobids)
     details = context.machine.job_details(names)
     steps = context.machine.steps(names)
@@ -488,29 +478,22 @@ def get_steps(context: OperationContext, parameters: JobGetParameters) -> dict[s
     return steps_by_job
 
 
-STEP_OPERATIONS: Final = (
-    Operation(
-        ref="slurm.job.step.get",
-        help="Show the steps of jobs.",
-        result_help="For each id its steps by their ids, {} for a job without.",
-        parameters=JobGetParameters,
-        run=get_steps,
-        pack=True,
-    ),
-)
-
-
 # Archived scripts
 
 
 class ScriptGetParameters(Parameters, frozen=True, kw_only=True):
     """Parameters of slurm.script.get."""
 
-    jobid: Annotated[str, msgspec.Meta(description="The job: 123, 123_7, 123+1.")]
+    jobid: Annotated[str, described("Id of the job: 123, 123_7, 123+1.")]
 
 
+@operation("slurm.script.get", only_reads=True, on_cluster=False)
 def get_script(context: OperationContext, parameters: ScriptGetParameters) -> dict[str, Any]:
-    """Return a job's archived script if the caller may read it; base64 if it is not text."""
+    """Show the archived script of a job.
+
+    Returns:
+        Script of the job; base64 if it is not text, see encoding.
+    """
     reply = context.call_action(
         "archive.show", {"job": parameters.jobid, "cluster": context.cluster}
     )
@@ -524,17 +507,3 @@ def get_script(context: OperationContext, parameters: ScriptGetParameters) -> di
         "script_of": details["script_of"],
         "sha256": (details["script"] or {}).get("sha256"),
     }
-
-
-SCRIPT_OPERATIONS: Final = (
-    Operation(
-        ref="slurm.script.get",
-        help="Show the script that a job ran, from the archive.",
-        result_help="The script; base64 where it is no text, see encoding.",
-        parameters=ScriptGetParameters,
-        run=get_script,
-        on_cluster=False,
-    ),
-)
-
-OPERATIONS: Final = (*JOB_OPERATIONS, *STEP_OPERATIONS, *SCRIPT_OPERATIONS)

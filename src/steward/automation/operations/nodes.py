@@ -3,27 +3,23 @@
 Each change of a state or a reason first checks whose reason the node shows
 (:mod:`steward.automation.node_reasons`); then ``change_nodes`` applies it and reports old and new
 state per node. The ``_is_*`` functions check after an interruption whether a change took effect.
-:data:`OPERATIONS` declares all.
 """
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
-import msgspec
-
 from steward.automation.errors import InvalidParameters, OperationForbidden, PartialFailure
 from steward.automation.node_reasons import compose_reasons, has_out_state, require_own_reasons
-from steward.automation.operation import Operation, OperationContext, Parameters
+from steward.automation.operation import OperationContext, Parameters, operation
+from steward.core.actions import described
 from steward.core.errors import StewardError
 
 if TYPE_CHECKING:
     from steward.slurm.cluster_records import NodeRecord
 
 
-NodeList = Annotated[
-    str, msgspec.Meta(description="The nodes, in any of Slurm's forms: n1,n[3-5].")
-]
-NodeReason = Annotated[str, msgspec.Meta(description="Why; who says so is put behind it.")]
+NodeList = Annotated[str, described("Nodes, in any form that Slurm accepts: n1,n[3-5].")]
+NodeReason = Annotated[str, described("Reason; Steward appends the name of the caller.")]
 _STATES_WITH_REASON: Final = frozenset({"DOWN", "DRAIN", "FAIL"})
 """States that require a reason."""
 
@@ -53,15 +49,45 @@ class NodesUpdateParameters(Parameters, frozen=True, kw_only=True):
     nodes: NodeList
     infos: Annotated[
         dict[str, Any],
-        msgspec.Meta(
-            description="What to set, by the names that 'scontrol update node' takes: "
+        described(
+            "Fields to set, named as in 'scontrol update node': "
             '{"weight": 10, "comment": "on loan"}.'
         ),
     ]
 
 
+def _is_drained(context: OperationContext, parameters: NodesOutParameters) -> bool | None:
+    """Check after an interruption: are all nodes drained?"""
+    return _check_all_nodes(context, parameters.nodes, lambda node: "DRAIN" in node.flags)
+
+
+def _is_down(context: OperationContext, parameters: NodesOutParameters) -> bool | None:
+    """Check after an interruption: are all nodes down?"""
+    return _check_all_nodes(context, parameters.nodes, lambda node: node.base == "DOWN")
+
+
+def _is_resumed(context: OperationContext, parameters: NodesResumeParameters) -> bool | None:
+    """Check after an interruption: is no node out of service?"""
+    return _check_all_nodes(context, parameters.nodes, lambda node: not has_out_state(node))
+
+
+def _check_all_nodes(
+    context: OperationContext, nodes: str, predicate: "Callable[[NodeRecord], bool]"
+) -> bool | None:
+    """Return whether a predicate holds for all nodes; None if Slurm does not answer."""
+    try:
+        return all(map(predicate, context.machine.nodes(nodes).values()))
+    except StewardError:
+        return None
+
+
+@operation("slurm.node.get", only_reads=True, pack=True)
 def get_nodes(context: OperationContext, parameters: NodesGetParameters) -> dict[str, Any]:
-    """Return Slurm's details of nodes, by name."""
+    """Show details of nodes.
+
+    Returns:
+        Details of each node as Slurm shows them, by its name.
+    """
     if not context.access.can_see_nodes(context.caller, context.cluster):
         raise OperationForbidden(
             f"nodes of {context.cluster} are for operators to see (PrivateData)"
@@ -69,18 +95,33 @@ def get_nodes(context: OperationContext, parameters: NodesGetParameters) -> dict
     return {name: node.details for name, node in context.machine.nodes(parameters.nodes).items()}
 
 
+@operation("slurm.node.down", role="administrator", pack=True, check=_is_down)
 def set_nodes_down(context: OperationContext, parameters: NodesOutParameters) -> dict[str, Any]:
-    """Set nodes down, with a reason."""
+    """Set nodes down.
+
+    Returns:
+        State of each node before and after, its reason, and whether it was changed.
+    """
     return _take_out_of_service(context, parameters, "DOWN", lambda node: node.base == "DOWN")
 
 
+@operation("slurm.node.drain", role="administrator", pack=True, check=_is_drained)
 def drain_nodes(context: OperationContext, parameters: NodesOutParameters) -> dict[str, Any]:
-    """Drain nodes, with a reason."""
+    """Drain nodes: running jobs continue, no new ones start.
+
+    Returns:
+        State of each node before and after, its reason, and whether it was changed.
+    """
     return _take_out_of_service(context, parameters, "DRAIN", lambda node: "DRAIN" in node.flags)
 
 
+@operation("slurm.node.resume", role="administrator", pack=True, check=_is_resumed)
 def resume_nodes(context: OperationContext, parameters: NodesResumeParameters) -> dict[str, Any]:
-    """Resume nodes that are drained, down or failing."""
+    """Resume nodes that are drained, down or failing.
+
+    Returns:
+        State of each node before and after, its reason, and whether it was changed.
+    """
     nodes = context.machine.nodes(parameters.nodes)
     out = {name: node for name, node in nodes.items() if has_out_state(node)}
     require_own_reasons(context, out, "resume it")
@@ -89,10 +130,17 @@ def resume_nodes(context: OperationContext, parameters: NodesResumeParameters) -
     )
 
 
+@operation("slurm.node.update", role="administrator", pack=True)
 def update_node_fields(
     context: OperationContext, parameters: NodesUpdateParameters
 ) -> dict[str, Any]:
-    """Update fields of nodes; a state or reason obeys the rules of the other operations."""
+    """Change fields of nodes.
+
+    A state or reason obeys the rules of the other operations.
+
+    Returns:
+        State of each node before and after, its reason, and whether it was changed.
+    """
     nodes = context.machine.nodes(parameters.nodes)
     infos = _parse_node_infos(parameters.infos)
     reason = str(infos.pop("Reason", ""))
@@ -228,91 +276,3 @@ def _change_by_reason(
     for reason, names in names_by_reason.items():
         errors.update(change(names, reason))
     return errors
-
-
-def _is_drained(context: OperationContext, parameters: NodesOutParameters) -> bool | None:
-    """Check after an interruption: are all nodes drained?"""
-    return _check_all_nodes(context, parameters.nodes, lambda node: "DRAIN" in node.flags)
-
-
-def _is_down(context: OperationContext, parameters: NodesOutParameters) -> bool | None:
-    """Check after an interruption: are all nodes down?"""
-    return _check_all_nodes(context, parameters.nodes, lambda node: node.base == "DOWN")
-
-
-def _is_resumed(context: OperationContext, parameters: NodesResumeParameters) -> bool | None:
-    """Check after an interruption: is no node out of service?"""
-    return _check_all_nodes(context, parameters.nodes, lambda node: not has_out_state(node))
-
-
-def _check_all_nodes(
-    context: OperationContext, nodes: str, predicate: "Callable[[NodeRecord], bool]"
-) -> bool | None:
-    """Return whether a predicate holds for all nodes; None if Slurm does not answer."""
-    try:
-        return all(map(predicate, context.machine.nodes(nodes).values()))
-    except StewardError:
-        return None
-
-
-OPERATIONS: Final = (
-    Operation(
-        ref="slurm.node.get",
-        help="Show nodes.",
-        result_help="For each node everything that Slurm shows of it.",
-        parameters=NodesGetParameters,
-        run=get_nodes,
-        pack=True,
-    ),
-    Operation(
-        ref="slurm.node.down",
-        help="Set nodes down.",
-        result_help=(
-            "For each node its state before and after, its reason, and whether it was changed."
-        ),
-        parameters=NodesOutParameters,
-        run=set_nodes_down,
-        right="administrator",
-        changes=True,
-        pack=True,
-        check=_is_down,
-    ),
-    Operation(
-        ref="slurm.node.drain",
-        help="Drain nodes: jobs on them go on, no new ones start.",
-        result_help=(
-            "For each node its state before and after, its reason, and whether it was changed."
-        ),
-        parameters=NodesOutParameters,
-        run=drain_nodes,
-        right="administrator",
-        changes=True,
-        pack=True,
-        check=_is_drained,
-    ),
-    Operation(
-        ref="slurm.node.resume",
-        help="Bring nodes back that are drained, down or failing.",
-        result_help=(
-            "For each node its state before and after, its reason, and whether it was changed."
-        ),
-        parameters=NodesResumeParameters,
-        run=resume_nodes,
-        right="administrator",
-        changes=True,
-        pack=True,
-        check=_is_resumed,
-    ),
-    Operation(
-        ref="slurm.node.update",
-        help="Change something of nodes.",
-        result_help=(
-            "For each node its state before and after, its reason, and whether it was changed."
-        ),
-        parameters=NodesUpdateParameters,
-        run=update_node_fields,
-        right="administrator",
-        changes=True,
-        pack=True,
-    ),
-)

@@ -9,7 +9,8 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from steward.automation.errors import InvalidParameters
-from steward.automation.operation import Operation, OperationContext, Parameters
+from steward.automation.operation import OperationContext, Parameters, operation
+from steward.core.actions import described
 from steward.core.notifications import (
     MAIL_TIMEOUT_S,
     TIMEOUT_S,
@@ -30,26 +31,29 @@ _MAX_BODY: Final = 1024 * 1024
 class EmailParameters(Parameters, frozen=True, kw_only=True):
     """Parameters of notify.email."""
 
-    to: Annotated[tuple[str, ...], msgspec.Meta(description="Addresses, or users of this host.")]
-    subject: Annotated[str, msgspec.Meta(description="One line.")]
-    body: Annotated[str, msgspec.Meta(description="The mail's text.")] = ""
+    to: Annotated[tuple[str, ...], described("Recipients: addresses, or users of this host.")]
+    subject: Annotated[str, described("Subject, one line.")]
+    body: Annotated[str, described("Text of the mail.")] = ""
 
 
 class WebhookParameters(Parameters, frozen=True, kw_only=True):
     """Parameters of notify.webhook."""
 
-    name: Annotated[
-        str, msgspec.Meta(description="Which: a name of [actions.webhooks] in the configuration.")
-    ]
-    subject: Annotated[str, msgspec.Meta(description="One line.")]
-    text: Annotated[str, msgspec.Meta(description="More, for people.")] = ""
-    body: Annotated[
-        dict[str, Any], msgspec.Meta(description="What programs are told, as JSON.")
-    ] = msgspec.field(default_factory=dict)
+    name: Annotated[str, described("Name of the webhook in [actions.webhooks].")]
+    subject: Annotated[str, described("Subject, one line.")]
+    text: Annotated[str, described("Further text, for people.")] = ""
+    body: Annotated[dict[str, Any], described("Data for programs, a JSON object.")] = msgspec.field(
+        default_factory=dict
+    )
 
 
+@operation("notify.email", role="operator", on_cluster=False)
 def send_email(context: OperationContext, parameters: EmailParameters) -> dict[str, Any]:
-    """Send a mail."""
+    """Send a mail.
+
+    Returns:
+        Recipients, and whether the mail was sent.
+    """
     invalid = [address for address in parameters.to if _ADDRESS.fullmatch(address) is None]
     if invalid or not parameters.to:
         problem = f"{invalid[0]!r} is no address" if invalid else "nobody is named"
@@ -72,8 +76,13 @@ def send_email(context: OperationContext, parameters: EmailParameters) -> dict[s
     return {"to": list(parameters.to), "sent": not context.dry_run}
 
 
+@operation("notify.webhook", role="operator", on_cluster=False)
 def notify_webhook(context: OperationContext, parameters: WebhookParameters) -> dict[str, Any]:
-    """Post a JSON message to a configured webhook."""
+    """Post a message to a configured webhook.
+
+    Returns:
+        Name and host of the webhook, and the HTTP status of its reply.
+    """
     webhooks = context.settings.actions.webhooks
     url = webhooks.get(parameters.name)
     if url is None:
@@ -100,27 +109,3 @@ def notify_webhook(context: OperationContext, parameters: WebhookParameters) -> 
         "told": True,
         "answer": http_status,
     }
-
-
-OPERATIONS: Final = (
-    Operation(
-        ref="notify.email",
-        help="Send a mail.",
-        result_help="To whom it was sent.",
-        parameters=EmailParameters,
-        run=send_email,
-        right="operator",
-        changes=True,
-        on_cluster=False,
-    ),
-    Operation(
-        ref="notify.webhook",
-        help="Tell a webhook.",
-        result_help="The host that was told, and the status that it answered with.",
-        parameters=WebhookParameters,
-        run=notify_webhook,
-        right="operator",
-        changes=True,
-        on_cluster=False,
-    ),
-)

@@ -13,8 +13,6 @@ import subprocess
 import time
 from typing import IO, Annotated, Any, Final
 
-import msgspec
-
 from steward.automation.errors import (
     AutomationError,
     InvalidParameters,
@@ -22,7 +20,8 @@ from steward.automation.errors import (
     OperationTimeout,
     PartialFailure,
 )
-from steward.automation.operation import Operation, OperationContext, Parameters
+from steward.automation.operation import OperationContext, Parameters, operation
+from steward.core.actions import described
 from steward.core.errors import UsageError
 from steward.core.processes import kill_group
 
@@ -137,16 +136,21 @@ class CommandParameters(Parameters, frozen=True, kw_only=True):
     """Parameters of local.command."""
 
     program: Annotated[
-        str, msgspec.Meta(description="Its absolute path, as [actions] programs_file lists it.")
+        str, described("Absolute path of the program, as listed in [actions] programs_file.")
     ]
     arguments: Annotated[
         tuple[str, ...],
-        msgspec.Meta(description="Its arguments, each as it is: no shell looks at them."),
+        described("Arguments, passed unchanged and without a shell."),
     ] = ()
 
 
+@operation("local.command", role="administrator", remote=False, on_cluster=False)
 def run_program(context: OperationContext, parameters: CommandParameters) -> dict[str, Any]:
-    """Run a listed program until it exits; return exit code and outputs."""
+    """Run a program that root has listed, on Steward's host.
+
+    Returns:
+        Exit code and both outputs of the program.
+    """
     argv = [parameters.program, *parameters.arguments]
     if any("\0" in word for word in argv):
         raise InvalidParameters("local.command: no argument of a program can hold a NUL")
@@ -217,18 +221,3 @@ def _read_outputs(
                 outputs[pipe] += chunk[: max(0, _MAX_OUTPUT_BYTES - len(outputs[pipe]))]
     out, err = (bytes(data).decode("utf-8", "backslashreplace") for data in outputs.values())
     return out, err
-
-
-OPERATIONS: Final = (
-    Operation(
-        ref="local.command",
-        help="Run a program that root has listed, where Steward runs.",
-        result_help="The exit code, and what was written to both outputs.",
-        parameters=CommandParameters,
-        run=run_program,
-        right="administrator",
-        changes=True,
-        remote=False,
-        on_cluster=False,
-    ),
-)

@@ -5,13 +5,12 @@ checks that root has listed it; ``_require_event`` rejects events that this Slur
 fires.
 """
 
-from typing import Annotated, Any, Final
-
-import msgspec
+from typing import Annotated, Any
 
 from steward.automation.errors import InvalidParameters, PartialFailure
-from steward.automation.operation import Operation, OperationContext, Parameters
+from steward.automation.operation import OperationContext, Parameters, operation
 from steward.automation.operations.programs import require_listed_program
+from steward.core.actions import described
 from steward.slurm import EventNeverFires, SlurmError, UnknownEvent, UnknownJob, UnknownTrigger
 
 
@@ -20,25 +19,24 @@ class TriggerSetParameters(Parameters, frozen=True, kw_only=True):
 
     program: Annotated[
         str,
-        msgspec.Meta(
-            description="What slurmctld starts, as [actions] programs_file lists it; "
-            "arguments may follow, with blanks between."
+        described(
+            "Program that slurmctld starts, as listed in [actions] programs_file; arguments may "
+            "follow, separated by blanks."
         ),
     ]
     jobid: Annotated[
-        int | str | None, msgspec.Meta(description="The job whose end or nodes are waited for.")
+        int | str | None, described("Job whose end, time limit or nodes fire the trigger.")
     ] = None
     offset: Annotated[
-        int, msgspec.Meta(description="Seconds between event and program; before it if negative.")
+        int,
+        described("Seconds from the event to the start of the program; negative for before it."),
     ] = 0
-    fini: Annotated[bool, msgspec.Meta(description="Whether the job's end is waited for.")] = False
-    nodes: Annotated[
-        str, msgspec.Meta(description="The nodes that are waited for; all if empty.")
-    ] = ""
+    fini: Annotated[bool, described("Whether the end of the job fires the trigger.")] = False
+    nodes: Annotated[str, described("Nodes that fire the trigger; all if empty.")] = ""
     event: Annotated[
         str,
-        msgspec.Meta(
-            description="What is waited for: burst_buffer, drained (drain), down, fail, up, idle, "
+        described(
+            "Event that fires the trigger: burst_buffer, drained (drain), down, fail, up, idle, "
             "reconfig, and from Slurm 23.02 draining, resume."
         ),
     ] = ""
@@ -47,12 +45,17 @@ class TriggerSetParameters(Parameters, frozen=True, kw_only=True):
 class TriggerUnsetParameters(Parameters, frozen=True, kw_only=True):
     """Parameters of slurm.trigger.unset."""
 
-    trigger_ids: Annotated[tuple[int, ...], msgspec.Meta(description="Their ids.")]
-    user: Annotated[str, msgspec.Meta(description="Whose they are.")] = "slurm"
+    trigger_ids: Annotated[tuple[int, ...], described("Ids of the triggers.")]
+    user: Annotated[str, described("User who owns them.")] = "slurm"
 
 
+@operation("slurm.trigger.set", role="administrator", remote=False, pack=True)
 def set_trigger(context: OperationContext, parameters: TriggerSetParameters) -> Any:
-    """Set a trigger and return its id; if an equal one exists, return that one's id."""
+    """Set a trigger that starts a listed program on an event.
+
+    Returns:
+        Id of the trigger; if an equal one exists, the id of that.
+    """
     program = parameters.program.strip()
     require_listed_program(program.partition(" ")[0], context.settings.actions.programs_file)
     job = "" if parameters.jobid is None else str(parameters.jobid)
@@ -76,8 +79,13 @@ def set_trigger(context: OperationContext, parameters: TriggerSetParameters) -> 
     )
 
 
+@operation("slurm.trigger.unset", role="administrator", pack=True)
 def clear_triggers(context: OperationContext, parameters: TriggerUnsetParameters) -> dict[str, Any]:
-    """Clear triggers by id."""
+    """Clear triggers.
+
+    Returns:
+        For each id, whether the trigger was cleared.
+    """
     triggers_by_id = {trigger.id: trigger for trigger in context.triggers.list_all()}
     for number in parameters.trigger_ids:
         if number not in triggers_by_id:
@@ -139,28 +147,3 @@ def _require_event(context: OperationContext, event: str) -> None:
         raise UnknownEvent(f"Slurm of {context.cluster} has no event {event!r}: it has {names}")
     if events[name]:
         raise EventNeverFires(f"a trigger for {event} never fires: {events[name]}")
-
-
-OPERATIONS: Final = (
-    Operation(
-        ref="slurm.trigger.set",
-        help="Have slurmctld start a listed program when something happens.",
-        result_help="The trigger's id; of one that is there already, that one's.",
-        parameters=TriggerSetParameters,
-        run=set_trigger,
-        right="administrator",
-        changes=True,
-        remote=False,
-        pack=True,
-    ),
-    Operation(
-        ref="slurm.trigger.unset",
-        help="Take triggers away.",
-        result_help="For each id whether it was taken away.",
-        parameters=TriggerUnsetParameters,
-        run=clear_triggers,
-        right="administrator",
-        changes=True,
-        pack=True,
-    ),
-)

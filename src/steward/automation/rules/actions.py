@@ -1,9 +1,9 @@
 """Rules actions (``rules.*``): check, list, test, enable and disable rules, show their history.
 
 Their context is :class:`RulesContext`; requests and replies are in
-:mod:`steward.automation.rules.requests`. The handlers come first, then :data:`ACTIONS`, which
-registers them, then ``try_rules``, which tests an event against rules for the handler ``try_event``
-(``rules.test``) and for ``steward rules test``, which calls it without a daemon.
+:mod:`steward.automation.rules.requests`. The actions come first, then ``try_rules``, which tests an
+event against rules for ``rules.test`` and for ``steward rules test``, which calls it without a
+daemon.
 """
 
 from collections.abc import Iterable
@@ -115,14 +115,13 @@ class RulesContext:
     scope="read",
     role="operator",
     only_reads=True,
-    help="Say whether the rules' files are right.",
 )
 def validate_rule_files(
     context: RulesContext,
     asker: Caller,
     request: CheckRulesRequest,  # noqa: ARG001 - an action's shape
 ) -> CheckRulesReply:
-    """Check the rules' files and return their errors.
+    """Check rule files and report errors.
 
     Raises:
         OperationForbidden: The caller is not an operator.
@@ -151,12 +150,13 @@ def report_check(rules: "Sequence[Rule]", errors: "Iterable[FileError]") -> Chec
     "rules.list",
     scope="admin",
     role="operator",
+    command="rules list",
+    rows="rules",
     routes=(route("GET /rules"),),
     only_reads=True,
-    help="List the rules.",
 )
 def list_rules(context: RulesContext, asker: Caller, request: ListRulesRequest) -> ListRulesReply:  # noqa: ARG001 - an action's shape
-    """List the rules with their switches and execution counts.
+    """List rules with their states and execution counts.
 
     Raises:
         OperationForbidden: The caller is not an operator.
@@ -206,10 +206,9 @@ def _read_switches_and_counts(context: RulesContext) -> tuple[dict[str, Any], di
     scope="admin",
     role="operator",
     only_reads=True,
-    help="Say what rules would make of an event.",
 )
 def try_event(context: RulesContext, asker: Caller, request: RuleTrialRequest) -> RuleTrialReply:
-    """Test an event against rules without running anything.
+    """Test an event against rules; nothing is run.
 
     Raises:
         OperationForbidden: The caller is not an operator.
@@ -228,8 +227,8 @@ def try_event(context: RulesContext, asker: Caller, request: RuleTrialRequest) -
     "rules.enable",
     scope="admin",
     role="administrator",
+    command="rules enable",
     routes=(route("POST /rules/{rule}/enable"),),
-    help="Switch a rule on.",
 )
 def enable_rule(
     context: RulesContext, asker: Caller, request: SwitchRuleRequest
@@ -247,8 +246,8 @@ def enable_rule(
     "rules.disable",
     scope="admin",
     role="administrator",
+    command="rules disable",
     routes=(route("POST /rules/{rule}/disable"),),
-    help="Switch a rule off.",
 )
 def disable_rule(
     context: RulesContext, asker: Caller, request: SwitchRuleRequest
@@ -279,9 +278,10 @@ def _switch(context: RulesContext, asker: Caller, name: str, *, enabled: bool) -
     "rules.history",
     scope="admin",
     role="operator",
+    command="rules history",
+    rows="executions",
     routes=(route("GET /rules/executions"),),
     only_reads=True,
-    help="Show what rules did.",
 )
 def list_executions(
     context: RulesContext, asker: Caller, request: RulesHistoryRequest

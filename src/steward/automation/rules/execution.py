@@ -227,7 +227,7 @@ class RunnerPerformer:
         Raises:
             StewardError: Slurm or the audit log cannot be queried now.
         """
-        if execution.dry_run or not find_operation(execution.action).changes:
+        if execution.dry_run or find_operation(execution.action).only_reads:
             return RecoveredOutcome(state="not-begun")
         row = self._find_audit_row(execution)
         if row is None:

@@ -5,13 +5,22 @@ request is followed by its reply and the parts of the reply. ``rules.test`` uses
 ``rules.enable`` and ``rules.disable`` share ``SwitchRule...``.
 """
 
+from collections.abc import Iterable
 from datetime import datetime
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 
 from steward.automation.rules.store import Execution
-from steward.core.actions import ActionMessage, Answer, Request
+from steward.core.actions import (
+    ActionMessage,
+    Answer,
+    Request,
+    argument,
+    described,
+    option,
+    supplied,
+)
 from steward.core.layouts import Column, Layout
 
 
@@ -110,17 +119,21 @@ class ListRulesReply(Answer, frozen=True, kw_only=True):
         Column("File", lambda row, _: "shipped" if row.shipped else row.path, exact="path"),
     )
 
+    def list_warnings(self) -> Iterable[str]:
+        """Return errors in rule files, and that rules are disabled."""
+        yield from (problem.what for problem in self.troubles)
+        if not self.running:
+            yield "no rule is run: set enabled = true in [rules]"
+
 
 class RuleTrialRequest(Request, frozen=True, kw_only=True):
-    """Request of rules.test: test an event against rules; nothing is run.
+    """Request of rules.test: test an event against rules; nothing is run."""
 
-    Attributes:
-        event: Event of Steward's journal, or ``{"trigger": TYPE, "payload": {…}}``.
-        rule: Only this rule; "" for all.
-    """
-
-    event: dict[str, Any]
-    rule: str = ""
+    event: Annotated[
+        dict[str, Any],
+        described('Event of Steward\'s journal, or ``{"trigger": TYPE, "payload": {…}}``.'),
+    ]
+    rule: Annotated[str, described("Only this rule; all if empty.")] = ""
 
 
 class RuleTrialResult(ActionMessage, frozen=True, kw_only=True):
@@ -160,13 +173,9 @@ class RuleTrialReply(Answer, frozen=True, kw_only=True):
 
 
 class SwitchRuleRequest(Request, frozen=True, kw_only=True):
-    """Request of rules.enable and rules.disable: override the rule's file.
+    """Request of rules.enable and rules.disable: override the rule's file."""
 
-    Attributes:
-        rule: Name.
-    """
-
-    rule: str
+    rule: Annotated[str, argument("Name of the rule.", "RULE")]
 
 
 class SwitchRuleReply(Answer, frozen=True, kw_only=True):
@@ -182,29 +191,42 @@ class SwitchRuleReply(Answer, frozen=True, kw_only=True):
     enabled: bool
     was: bool
 
+    def list_lines(self) -> Iterable[str]:
+        """Return the state of the rule, and whether it is new."""
+        state = "on" if self.enabled else "off"
+        yield f"{self.rule} is {state}{', as it was' if self.was == self.enabled else ''}."
+
 
 class RulesHistoryRequest(Request, frozen=True, kw_only=True):
-    """Request of rules.history: list executions, newest first.
+    """Request of rules.history: list executions, newest first."""
 
-    Attributes:
-        id: Only the execution with this number; 0 for the latest.
-        rule: Only this rule; "" for all.
-        cluster: Only this cluster; "" for all.
-        status: Only this status or phase; "" for all.
-        since: Only decisions at or after this time; "" for any time.
-        before: Only executions with a lower number; 0 for all.
-        limit: Maximum number of executions.
-        zone: IANA time zone of ``since``; "" for the system's zone.
-    """
-
-    id: int = 0
-    rule: str = ""
-    cluster: str = ""
-    status: str = ""
-    since: str = ""
-    before: int = 0
-    limit: int = 100
-    zone: str = ""
+    id: Annotated[int, argument("Only the execution with this number.", "ID", ge=0)] = 0
+    rule: Annotated[str, option("Only executions of this rule.", "--rule", metavar="NAME")] = ""
+    cluster: Annotated[
+        str, option("Only executions on this cluster.", "--cluster", "-M", metavar="NAME")
+    ] = ""
+    status: Annotated[
+        str,
+        option(
+            "Only this phase or status: waiting, started, ended; succeeded, failed, timeout, "
+            "unknown, dry-run, held-back.",
+            "--status",
+            metavar="STATUS",
+        ),
+    ] = ""
+    since: Annotated[
+        str,
+        option(
+            "Only executions decided at or after this time.",
+            *("--starttime", "--since", "-S"),
+            metavar="TIME",
+        ),
+    ] = ""
+    before: Annotated[int, described("Only executions with a lower number; 0 for all.")] = 0
+    limit: Annotated[
+        int, option("Maximum number of executions. Default 100.", "--limit", "-L", ge=1, le=100_000)
+    ] = 100
+    zone: Annotated[str, supplied("IANA time zone of ``since``; the host's if empty.", "zone")] = ""
 
 
 def _read_run_time_s(row: Execution, _: object) -> str:
@@ -241,3 +263,7 @@ class RulesHistoryReply(Answer, frozen=True, kw_only=True):
         ),
         Column("Message", "message", max_width=70),
     )
+
+    def list_notes(self) -> Iterable[str]:
+        """Return that there are no executions."""
+        return () if self.executions else ("No rule has acted.",)
