@@ -20,7 +20,6 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 import msgspec
-from msgspec import NODEFAULT, inspect
 
 from steward.automation.errors import InvalidParameters, UnknownOperation
 from steward.core.access import Access, Caller
@@ -188,18 +187,6 @@ def operation(ref: str, **details: Any) -> Callable[[Function], Function]:
 TypeName = Literal["string", "integer", "number", "boolean", "array", "object"]
 """Type names of JSON Schema."""
 
-_TYPE_NAMES: Final[tuple[tuple[type[inspect.Type], TypeName], ...]] = (
-    (inspect.StrType, "string"),
-    (inspect.BoolType, "boolean"),
-    (inspect.IntType, "integer"),
-    (inspect.FloatType, "number"),
-    (inspect.VarTupleType, "array"),
-    (inspect.ListType, "array"),
-    (inspect.DictType, "object"),
-    (inspect.StructType, "object"),
-    (inspect.LiteralType, "string"),
-)
-"""Type name for each kind of type that msgspec distinguishes."""
 _MAX_SHOWN_LENGTH: Final = 60
 """Maximum length of a value in an error message, in characters."""
 _MAX_INTEGER_DIGITS: Final = 16
@@ -232,7 +219,8 @@ class ParameterDescription(msgspec.Struct, frozen=True, kw_only=True):
 
 def describe_parameters(action: Action) -> tuple[ParameterDescription, ...]:
     """Describe what an action takes, such as an operation, in the order of declaration."""
-    return _describe_fields(action.request)
+    _, schemas = msgspec.json.schema_components((action.request,), ref_template="{name}")
+    return _describe_fields(action.request.__name__, schemas)
 
 
 def parse_operation_parameters(operation: Operation, arguments: Mapping[str, Any]) -> Parameters:
@@ -279,64 +267,32 @@ def to_plain_json(value: Any) -> Any:
     return msgspec.json.decode(msgspec.json.encode(value))
 
 
-def _describe_fields(struct: type[msgspec.Struct]) -> tuple[ParameterDescription, ...]:
-    """Describe the fields of a Struct."""
-    info = inspect.type_info(struct)
-    assert isinstance(info, inspect.StructType)
-    return tuple(_describe_parameter(field) for field in info.fields)
-
-
-def _describe_parameter(field: inspect.Field) -> ParameterDescription:
-    """Describe one field: type, default, allowed values."""
-    kind, description = _strip_metadata(field.type)
-    if isinstance(kind, inspect.UnionType):
-        # An optional parameter is described by its type other than None.
-        kind = next(member for member in kind.types if not isinstance(member, inspect.NoneType))
-        kind, inner = _strip_metadata(kind)
-        description = description or inner
-    default = None if field.required else _read_default(field)
-    return ParameterDescription(
-        name=field.name,
-        type=_type_name_of(kind),
-        description=description,
-        required=field.required,
-        default=default,
-        enum=tuple(map(str, kind.values)) if isinstance(kind, inspect.LiteralType) else (),
-        items=_item_types_of(kind),
-        within=_describe_fields(kind.cls) if isinstance(kind, inspect.StructType) else (),
+def _describe_fields(struct: str, schemas: dict[str, Any]) -> tuple[ParameterDescription, ...]:
+    """Describe the fields of a Struct from the JSON Schemas of it and of those in it."""
+    schema = schemas[struct]
+    return tuple(
+        _describe_parameter(name, field, schemas, required=name in schema["required"])
+        for name, field in schema["properties"].items()
     )
 
 
-def _type_name_of(kind: inspect.Type) -> TypeName:
-    """Return the JSON Schema name of a type."""
-    return next(name for type_class, name in _TYPE_NAMES if isinstance(kind, type_class))
-
-
-def _item_types_of(kind: inspect.Type) -> tuple[TypeName, ...]:
-    """Return the item types of an array; empty for other types."""
-    if not isinstance(kind, inspect.VarTupleType | inspect.ListType):
-        return ()
-    item, _ = _strip_metadata(kind.item_type)
-    kinds = item.types if isinstance(item, inspect.UnionType) else (item,)
-    return tuple(_type_name_of(item_type) for item_type in kinds)
-
-
-def _strip_metadata(kind: inspect.Type) -> tuple[inspect.Type, str]:
-    """Unwrap ``Annotated`` and return the type with its description."""
-    description = ""
-    while isinstance(kind, inspect.Metadata):
-        description = description or (kind.extra_json_schema or {}).get("description", "")
-        kind = kind.type
-    return kind, description
-
-
-def _read_default(field: inspect.Field) -> Any:
-    """Return the default value of a field as plain JSON."""
-    value = field.default
-    if value is NODEFAULT:
-        factory: Any = field.default_factory
-        value = factory()
-    return to_plain_json(value)
+def _describe_parameter(
+    name: str, schema: dict[str, Any], schemas: dict[str, Any], *, required: bool
+) -> ParameterDescription:
+    """Describe one field: type, default, allowed values."""
+    # An optional parameter is described by its type other than None.
+    kind = next(kind for kind in schema.get("anyOf", (schema,)) if kind.get("type") != "null")
+    inner, item = kind.get("$ref"), kind.get("items", {})
+    return ParameterDescription(
+        name=name,
+        type="object" if inner else kind.get("type", "string"),
+        description=schema.get("description", ""),
+        required=required,
+        default=to_plain_json(schema.get("default")),
+        enum=tuple(map(str, kind.get("enum", ()))),
+        items=tuple(item_kind["type"] for item_kind in item.get("anyOf", (item,)) if item_kind),
+        within=_describe_fields(inner, schemas) if inner else (),
+    )
 
 
 def _is_missing(parameter: ParameterDescription, arguments: Mapping[str, Any]) -> bool:
