@@ -138,7 +138,7 @@ def ran(one: Execution, **more: Any) -> OperationOutcome:
     now = datetime.now(UTC)
     values: dict[str, Any] = {"id": 1, "started": now, "ended": now, "dry_run": one.dry_run, **more}
     return OperationOutcome(
-        ref=one.action, cluster=one.cluster, parameters=one.parameters, **values
+        action=one.action, cluster=one.cluster, parameters=one.parameters, **values
     )
 
 

@@ -94,7 +94,7 @@ def execution(action: str = "notify.email", **more: object) -> Execution:
 def test_an_action_is_run_with_what_it_was_given_as_it_is(site: HandSite) -> None:
     one = execution()
     ran = site.hand.run(one, 10.0)
-    assert (ran.status, ran.ref) == ("succeeded", "notify.email")
+    assert (ran.status, ran.action) == ("succeeded", "notify.email")
     text = site.mails.read_text()
     assert "it {{ is }} $(down)" in text
     assert "`id`" in text

@@ -8,7 +8,8 @@ from typing import Any
 
 from st2common.runners.base_action import Action
 
-from steward.automation.actions import RunOperationReply, RunOperationRequest
+from steward.automation.actions import RunOperationRequest
+from steward.automation.runner import OperationOutcome
 from steward.client.calls import call_action
 from steward.client.places import ClientPlace
 from steward.core.errors import StewardError
@@ -50,7 +51,7 @@ class Run(Action):
         path = config.get("config") or ""
         place = ClientPlace(config=path, socket="" if path else config.get("socket") or "")
         try:
-            answer: RunOperationReply = call_action(place, get_action("automation.run"), request)
+            answer: OperationOutcome = call_action(place, get_action("automation.run"), request)
         except StewardError as error:
             return False, str(error)
         if answer.status != "succeeded":

@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Final
 
 import msgspec
 
-from steward.automation.audit import AuditLog, AuditRow, Ending
+from steward.automation.audit import AuditLog, AuditRow
 from steward.automation.errors import AuditUnavailable, OperationForbidden
 from steward.automation.operation import (
     Operation,
@@ -22,7 +22,7 @@ from steward.automation.operation import (
     find_operation,
     load_operations,
 )
-from steward.automation.runner import OperationRunner
+from steward.automation.runner import OperationOutcome, OperationRunner
 from steward.core.access import Access, Caller
 from steward.core.actions import (
     ActionMessage,
@@ -91,39 +91,6 @@ class RunOperationRequest(Request, frozen=True, kw_only=True):
             "no rights. The audit log and node reasons name both.",
         ),
     ] = ""
-
-
-class RunOperationReply(Answer, frozen=True, kw_only=True):
-    """Reply of automation.run: how the operation ended and what it returned.
-
-    Attributes:
-        id: Number in the audit log; 0 for a dry run or an operation that changes nothing.
-        action: The operation's name.
-        cluster: Cluster it ran on; "" for an operation without a cluster.
-        status: How it ended.
-        parameters: Parameters it ran with, defaults included.
-        result: Result of the operation, as plain JSON.
-        message: Error in one line; "" if none.
-        dry_run: Whether it was a dry run.
-        started: Start time, UTC.
-        ended: End time, UTC.
-    """
-
-    id: int
-    action: str
-    cluster: str
-    status: Ending
-    parameters: dict[str, Any]
-    result: Any
-    message: str
-    dry_run: bool
-    started: datetime
-    ended: datetime
-
-    @property
-    def exit_code(self) -> int:
-        """Exit code of ``steward action run``: 1 if the operation failed."""
-        return int(self.status != "succeeded")
 
 
 class ListOperationsRequest(Request, frozen=True, kw_only=True):
@@ -262,7 +229,7 @@ class AuditReply(Answer, frozen=True, kw_only=True):
 )
 def run_operation(
     context: AutomationContext, caller: Caller, request: RunOperationRequest
-) -> RunOperationReply:
+) -> OperationOutcome:
     """Run an action on a cluster.
 
     Lists are separated by commas, objects are JSON: criterias='{"user": "ada"}'. The exit code is 1
@@ -272,7 +239,7 @@ def run_operation(
         StewardError: The caller lacks permission, or the operation failed before its first change.
             The reply reports a failure after that.
     """
-    outcome = context.runner.run(
+    return context.runner.run(
         request.action,
         request.parameters,
         caller,
@@ -281,18 +248,6 @@ def run_operation(
         force=request.force,
         # Include the caller's own name: whoever is named as speaker may replace their own reasons.
         speaker=f"{caller.user or caller.uid} for {request.for_user}" if request.for_user else "",
-    )
-    return RunOperationReply(
-        id=outcome.id,
-        action=outcome.ref,
-        cluster=outcome.cluster,
-        status=outcome.status,
-        parameters=outcome.parameters,
-        result=outcome.result,
-        message=outcome.message,
-        dry_run=outcome.dry_run,
-        started=outcome.started,
-        ended=outcome.ended,
     )
 
 

@@ -33,7 +33,7 @@ from steward.automation.operation import (
     to_plain_json,
 )
 from steward.core.access import Access, Caller
-from steward.core.actions import Registry, Role
+from steward.core.actions import Answer, Registry, Role
 from steward.core.config import Settings
 from steward.core.errors import StewardError
 from steward.core.events import utc_now
@@ -242,12 +242,12 @@ _MAX_SPEAKER_LENGTH: Final = 64
 """Maximum length of a signing name, in characters."""
 
 
-class OperationOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """Outcome of an operation.
+class OperationOutcome(Answer, frozen=True, kw_only=True):
+    """Reply of automation.run: how an operation ended and what it returned.
 
     Attributes:
         id: Number in the audit log; 0 for a dry run or an operation that changes nothing.
-        ref: Name of the operation.
+        action: Name of the operation.
         cluster: Cluster it ran on; "" for an operation without a cluster.
         status: How it ended.
         parameters: Parameters it ran with, defaults included.
@@ -259,7 +259,7 @@ class OperationOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     id: int = 0
-    ref: str
+    action: str
     cluster: str = ""
     status: Ending = "succeeded"
     parameters: dict[str, Any]
@@ -268,6 +268,11 @@ class OperationOutcome(msgspec.Struct, frozen=True, kw_only=True):
     dry_run: bool = False
     started: datetime
     ended: datetime
+
+    @property
+    def exit_code(self) -> int:
+        """Exit code of ``steward action run``: 1 if the operation failed."""
+        return int(self.status != "succeeded")
 
 
 class OperationRunner:
@@ -502,7 +507,7 @@ class _AuditedRun:
                 log.error("the end of action %d is not in the audit log: %s", self._id, error)
         return OperationOutcome(
             id=self._id,
-            ref=self._operation.ref,
+            action=self._operation.ref,
             cluster=self.context.cluster,
             status=status,
             parameters=dump_parameters(self._parameters),

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any
 from steward.automation.actions import (
     ListOperationsReply,
     OperationDescription,
-    RunOperationReply,
     format_parameter,
 )
+from steward.automation.runner import OperationOutcome
 from steward.cli.commands import prints
 from steward.cli.output import Style
 
@@ -56,7 +56,7 @@ def _describe_kind(parameter: "ParameterDescription") -> str:
 
 
 @prints("automation.run")
-def print_outcome(reply: RunOperationReply, style: Style) -> None:  # noqa: ARG001 - a printer's shape
+def print_outcome(reply: OperationOutcome, style: Style) -> None:  # noqa: ARG001 - a printer's shape
     """Print the outcome of an operation as YAML, without empty parts.
 
     YAML escapes characters that could control a terminal.

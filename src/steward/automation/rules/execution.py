@@ -669,7 +669,7 @@ class ExecutionScheduler:
         assert row is not None, execution
         outcome = OperationOutcome(
             id=row.id,
-            ref=row.ref,
+            action=row.ref,
             status="failed" if row.status == "failed" else "succeeded",
             parameters=row.parameters,
             result=row.result,

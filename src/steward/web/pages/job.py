@@ -29,8 +29,9 @@ from steward.accounting.job_page.phrases import (
 )
 from steward.accounting.job_page.requests import PageAnswer, PageRequest, StepPart
 from steward.archive.requests import EnvironmentReply, EnvironmentRequest, ShowReply, ShowRequest
-from steward.automation.actions import RunOperationReply, RunOperationRequest
+from steward.automation.actions import RunOperationRequest
 from steward.automation.job_holds import is_held_pending
+from steward.automation.runner import OperationOutcome
 from steward.bank.actions.jobs import ExplainRequest
 from steward.core.errors import StewardError, UsageError
 from steward.core.printable import escape_line
@@ -475,7 +476,7 @@ async def act(
     parameters: dict[str, Any] = {"jobids": [job]}
     if reason and verb in ("cancel", "hold"):
         parameters["reason"] = reason
-    reply: RunOperationReply = await auth.call_action(
+    reply: OperationOutcome = await auth.call_action(
         "automation.run",
         RunOperationRequest(action=f"slurm.job.{verb}", parameters=parameters, cluster=cluster),
     )

@@ -16,7 +16,8 @@ from litestar import Request, Response, get, post
 from litestar.params import FromPath
 
 from steward.admin.credentials.requests import ClusterRole
-from steward.automation.actions import RunOperationReply, RunOperationRequest
+from steward.automation.actions import RunOperationRequest
+from steward.automation.runner import OperationOutcome
 from steward.core.errors import StewardError, Unavailable, UsageError
 from steward.reports.history.requests import (
     HistoryEventsReply,
@@ -433,7 +434,7 @@ async def change(
         return _make_change_form(auth, pages, cluster, verb, form_fields)
     is_confirmed = form_fields.get("sure") == "yes"
     try:
-        reply: RunOperationReply = await auth.call_action(
+        reply: OperationOutcome = await auth.call_action(
             "automation.run",
             build_run_request(verb, cluster, form_fields, dry_run=not is_confirmed),
             key=form_fields.get("key", "") if is_confirmed else "",
