@@ -1,16 +1,18 @@
 """Whom the status is told, and the disks that it names."""
 
+import logging
 import os
 import pwd
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from harness.site import NOBODY, ROOT
 from steward.admin.status.requests import MetricsRequest, StatusShowRequest
 from steward.archive.settings import FilesSinkSettings
-from steward.core.access import Caller
-from steward.core.config import ArchiveSettings, Settings
+from steward.core.access import Caller, ScopeRefused
+from steward.core.config import AccessSettings, ArchiveSettings, Settings
 from steward.core.errors import PermissionRefused
 from steward.daemon.contexts import make_registry
 from steward.extensions.controllers.settings import ForwardSettings
@@ -49,6 +51,23 @@ def test_an_archive_that_is_not_mounted_is_unknown_with_its_error(tmp_path: Path
     assert [disk.what for disk in answer.disks] == ["state"]
     reason = f"{tmp_path / 'archive'}: No such file or directory"
     assert answer.unknown["disk of archive a"] == reason
+
+
+def test_an_operators_narrow_token_sees_all_and_the_log_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    settings = msgspec.structs.replace(
+        settings_in(tmp_path), access=AccessSettings(operators=("olga",))
+    )
+    asker = Caller(uid=4000, user="olga", how="token", scopes=frozenset({"read"}))
+    registry = make_registry(settings)
+    answer = registry.call("status.show", asker, StatusShowRequest())
+    by_root = registry.call("status.show", ROOT, StatusShowRequest())
+    assert answer.unknown == by_root.unknown
+    assert "rights raised: olga (token, uid 4000) runs status.show as" in caplog.text
+    with pytest.raises(ScopeRefused):
+        registry.call("journal.status", asker, registry.decode("journal.status", {}))
 
 
 @pytest.mark.parametrize("damage", ["a directory", "no database"])

@@ -102,6 +102,15 @@ def test_an_action_is_run_with_what_it_was_given_as_it_is(site: HandSite) -> Non
     assert site.hand.find(one).state == "ended"
 
 
+def test_the_audit_log_names_the_service_principal_and_the_rule(site: HandSite) -> None:
+    ran = site.hand.run(execution(), 10.0)
+    audit = AuditLog(site.settings.state_dir, read_only=True)
+    row = audit.find_entry(ran.id)
+    audit.close()
+    assert row is not None
+    assert (row.how, row.speaker, row.uid) == ("service rules", "rule r", os.geteuid())
+
+
 def test_a_dry_run_sends_nothing(site: HandSite) -> None:
     one = execution(dry_run=True)
     assert site.hand.run(one, 10.0).dry_run

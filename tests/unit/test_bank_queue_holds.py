@@ -1,16 +1,24 @@
+import logging
 from datetime import timedelta
+from pathlib import Path
 
 import msgspec
 import pytest
 
 from harness.events import NOON
-from steward.bank.enforcement import build_claim, is_hold_too_large
+from harness.site import Site
+from steward.bank import enforcement
+from steward.bank.enforcement import UnpaidJobs, build_claim, is_hold_too_large
+from steward.bank.gate.client import GateClient
 from steward.bank.money import MICRO
 from steward.bank.queue_holds import group_by_hold, needs_hold
 from steward.bank.records import Hold, Quote
+from steward.core.errors import PermissionRefused
+from steward.core.principals import ENFORCEMENT
 from steward.core.records import JobRecord
 from steward.jobs import Job
-from steward.slurm.job_changes import format_job_target
+from steward.slurm.job_changes import JobChanges, format_job_target
+from steward.slurm.settings import ClusterSettings
 
 RECORD = JobRecord(
     job_id=7,
@@ -184,3 +192,40 @@ def test_more_memory_gres_licenses_or_another_qos_is_looked_at(
     quote = msgspec.structs.replace(QUOTE, tres=QUOTE.tres | more, qos="normal")
     hold = msgspec.structs.replace(HOLD, quote=quote)
     assert needs_hold(record(**changes), hold, NOON) is is_needed
+
+
+class RecordedChanges(JobChanges):
+    """Changes to jobs that are written down instead of sent."""
+
+    def __init__(self) -> None:
+        super().__init__("c1", ClusterSettings())
+        self.sent: list[tuple[str, str]] = []
+
+    def hold(self, job: str, reason: str = "", *, by_user: bool = False) -> bool:
+        del reason, by_user
+        self.sent.append(("hold", job))
+        return True
+
+    def release(self, job: str, *, clear_reason: bool = True) -> bool:
+        del clear_reason
+        self.sent.append(("release", job))
+        return True
+
+
+def test_enforcement_acts_as_its_principal_and_is_refused_what_that_may_not_do(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO)
+    site, changes = Site(tmp_path), RecordedChanges()
+    gate = GateClient(site.settings.state_dir)
+    unpaid = UnpaidJobs(site.settings, site.ledger, gate, {"c1": changes})
+    unpaid.hold_stranded(
+        [msgspec.structs.replace(HOLD, cluster="c1")], {("c1", 7): [job(state="PENDING")]}
+    )
+    assert changes.sent == [("hold", "7")]
+    assert "cluster c1: service principal 'enforcement' runs slurm.job.hold on job 7" in caplog.text
+    withheld = msgspec.structs.replace(ENFORCEMENT, permissions=frozenset({"slurm.job.hold"}))
+    monkeypatch.setattr(enforcement, "ENFORCEMENT", withheld)
+    with pytest.raises(PermissionRefused, match=r"'enforcement'.* may not run slurm\.job\.release"):
+        unpaid.hold_stranded([], {})
+    assert changes.sent == [("hold", "7")]

@@ -192,7 +192,7 @@ def _make_purge_events(
             body = ArchivePurge(
                 script_keys=tuple(cluster_keys[start : start + _MAX_EVENT_KEYS]),
                 sink=request.sink,
-                asked_by=caller.user or str(caller.uid),
+                asked_by=caller.signature,
                 reason=request.reason[:_MAX_REASON],
             )
             events.append(make_order_event(context, cluster, ARCHIVE_PURGE, body, body.script_keys))
@@ -498,7 +498,7 @@ class _ResendOrders:
         self, context: ArchiveContext, caller: Caller, sink: str, reader: JournalReader
     ) -> None:
         self._library = context
-        self._asked_by = caller.user or str(caller.uid)
+        self._asked_by = caller.signature
         self._sink = sink
         self._reader = reader
         self._purged: set[ResendRef] = set()

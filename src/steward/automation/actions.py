@@ -247,7 +247,7 @@ def run_operation(
         dry_run=request.dry_run,
         force=request.force,
         # Include the caller's own name: whoever is named as speaker may replace their own reasons.
-        speaker=f"{caller.user or caller.uid} for {request.for_user}" if request.for_user else "",
+        speaker=f"{caller.signature} for {request.for_user}" if request.for_user else "",
     )
 
 

@@ -38,7 +38,8 @@ class AuditStart(msgspec.Struct, frozen=True, kw_only=True):
         cluster: Cluster it runs on.
         uid: Uid of the caller.
         user: Name of the caller; "" if the uid has none.
-        how: How the caller was authenticated: ``socket``, ``local``, ``munge``, ``token``.
+        how: How the caller was authenticated: ``socket``, ``local``, ``munge``, ``session``,
+            ``token``; ``service NAME`` for a service principal.
         speaker: Name that signs reasons on nodes and jobs.
         force: Whether it may override reasons of others.
         parameters: Parameters of the operation, defaults included.

@@ -382,8 +382,10 @@ class OperationRunner:
     def _prepare(
         self, ref: str, parameters: Mapping[str, Any], caller: Caller
     ) -> tuple[Operation, Parameters]:
-        """Find the operation and parse its parameters; reject remote calls if local only."""
+        """Find the operation, check that it is permitted here, and parse its parameters."""
         operation = find_operation(ref)
+        if caller.service is not None:
+            caller.service.require(ref)
         if not operation.remote and caller.how in _REMOTE_METHODS:
             raise OperationForbidden(f"{ref} cannot be run from other hosts", caller.user)
         return operation, parse_operation_parameters(operation, parameters)
@@ -404,7 +406,7 @@ class OperationRunner:
         return OperationRun(
             *(operation.ref, self._settings, self._access, self._registry, caller),
             self._resolve_cluster(operation, cluster),
-            speaker=(speaker or caller.user or f"uid {caller.uid}")[:_MAX_SPEAKER_LENGTH],
+            speaker=(speaker or caller.signature)[:_MAX_SPEAKER_LENGTH],
             dry_run=dry_run,
             force=force,
             timeout_s=self._settings.actions.timeout_s if timeout_s is None else timeout_s,
@@ -456,14 +458,15 @@ class _AuditedRun:
 
     def begin(self) -> None:
         """Write the start of the operation to the audit log."""
+        caller = self._caller
         self._id = self._runner.audit.begin(
             AuditStart(
                 at=self._started,
                 ref=self._operation.ref,
                 cluster=self.context.cluster,
-                uid=self._caller.uid,
-                user=self._caller.user,
-                how=self._caller.how,
+                uid=caller.uid,
+                user=caller.user,
+                how=caller.how if caller.service is None else f"service {caller.service.name}",
                 speaker=self.context.speaker,
                 force=self._force,
                 parameters=dump_parameters(self._parameters),

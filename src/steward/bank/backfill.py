@@ -1,11 +1,11 @@
 """Backfill: charge runs that ended before the bank started and have no charge yet.
 
 :func:`backfill_cluster` computes the charges as reconciliation does, and marks them with
-``BACKFILL_REASON``, so that nobody is notified of them.
+the name of its service principal, so that nobody is notified of them.
 """
 
 from datetime import datetime
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -17,14 +17,12 @@ from steward.bank.reconciliation import (
     read_own_charges,
 )
 from steward.core.config import Settings
+from steward.core.principals import BACKFILL
 from steward.jobs import Jobs, database_path
 from steward.slurm.client import Slurm
 
 if TYPE_CHECKING:
     from steward.bank.ledger.ledger import Ledger
-
-BACKFILL_REASON: Final = "backfill"
-"""Reason of charges made by a backfill."""
 
 
 class BackfillResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,7 +83,7 @@ def backfill_cluster(
             ledger,
             cluster,
             due_charges.iter_from_jobs(since, until),
-            why=BACKFILL_REASON,
+            why=BACKFILL.name,
             is_dry=is_dry,
             only_new=True,
         )
@@ -99,7 +97,7 @@ def backfill_cluster(
         if slurm is not None and history is not None:
             slurmdbd_charges = due_charges.iter_from_slurmdbd(history, since, until, slurm.resolver)
             differences += post_due_charges(
-                ledger, cluster, slurmdbd_charges, why=BACKFILL_REASON, is_dry=is_dry, only_new=True
+                ledger, cluster, slurmdbd_charges, why=BACKFILL.name, is_dry=is_dry, only_new=True
             )
             passed_over = history.passed_over
     finally:

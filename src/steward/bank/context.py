@@ -256,7 +256,7 @@ class BankContext:
 
     def make_authorship(self, asker: Caller, why: str, key: str = "") -> Authorship:
         """Return author, reason and key for a change by the caller."""
-        return Authorship(who=asker.user or str(asker.uid), why=why, key=key, at=self.now())
+        return Authorship(who=asker.signature, why=why, key=key, at=self.now())
 
     def get_rights(self, asker: Caller, t: "Transaction") -> Rights:
         """Return the access rights of the caller."""

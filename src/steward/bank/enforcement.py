@@ -23,6 +23,7 @@ from steward.bank.records import Hold, JobRequest
 from steward.bank.settings import UnpaidRule as Rule
 from steward.core.config import Settings
 from steward.core.errors import Unavailable
+from steward.core.principals import ENFORCEMENT
 from steward.core.records import JobRecord
 from steward.core.timestamps import to_micros, to_micros_or_zero
 from steward.jobs import Job
@@ -339,6 +340,11 @@ class UnpaidJobs:
         slurm = self._job_changes.get(cluster)
         if slurm is None:
             return True
+        ENFORCEMENT.require(f"slurm.job.{verb}")
+        log.info(
+            "cluster %s: service principal '%s' runs slurm.job.%s on job %s",
+            *(cluster, ENFORCEMENT.name, verb, words[0]),
+        )
         try:
             getattr(slurm, verb)(*words)
         except ScrontabJob as error:

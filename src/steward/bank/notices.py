@@ -34,6 +34,7 @@ from steward.core.notifications import (
     post_webhook,
     send_mail,
 )
+from steward.core.principals import NOTICES
 from steward.core.timestamps import from_micros, to_micros
 from steward.slurm.times import load_zone
 
@@ -177,6 +178,7 @@ def _send_mail(settings: Settings, notice: Notice) -> None:
     addresses = resolve_addresses(settings, notice.to)
     if not addresses:
         return
+    NOTICES.require("notify.email")
     mail_settings = settings.mail
     message = OutgoingMail(
         to=addresses,
@@ -193,6 +195,7 @@ def _post_to_webhook(url: str, notice: Notice) -> None:
     """Post a notice to the webhook, if one is configured."""
     if not url:
         return
+    NOTICES.require("notify.webhook")
     payload = {
         "version": 1,
         "kind": notice.kind,

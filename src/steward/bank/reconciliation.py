@@ -33,6 +33,7 @@ from steward.bank.ledger import Authorship
 from steward.bank.records import Charge
 from steward.bank.remote import list_own_charges
 from steward.core.config import Settings
+from steward.core.principals import RECONCILIATION
 from steward.core.records import JobRecord
 from steward.core.timestamps import from_micros, to_micros, to_micros_or_zero
 from steward.core.usage import RunEvent
@@ -305,9 +306,6 @@ def _fact_from_row(
 
 log = logging.getLogger(__name__)
 
-RECONCILE_AUTHOR: Final = "reconcile"
-"""Author of corrections in the ledger."""
-
 END_GRACE: Final = timedelta(minutes=2)
 """Minimum age of an end: newer events may still be on their way."""
 
@@ -427,7 +425,7 @@ def compare_with_jobs(
         cluster, jobs, pricing, lambda job_id: read_own_charges(ledger, cluster, job_id)
     )
     return post_due_charges(
-        ledger, cluster, due_charges.iter_from_jobs(*period), why="reconcile", is_dry=is_dry
+        ledger, cluster, due_charges.iter_from_jobs(*period), why=RECONCILIATION.name, is_dry=is_dry
     )
 
 
@@ -458,7 +456,7 @@ def compare_with_slurmdbd(
         cluster, jobs, pricing, lambda job_id: read_own_charges(ledger, cluster, job_id)
     )
     due = due_charges.iter_from_slurmdbd(history, *period, slurm.resolver)
-    return post_due_charges(ledger, cluster, due, why="reconcile", is_dry=is_dry)
+    return post_due_charges(ledger, cluster, due, why=RECONCILIATION.name, is_dry=is_dry)
 
 
 def read_own_charges(ledger: "Ledger", cluster: str, job_id: int) -> list[Charge]:
@@ -519,9 +517,7 @@ def _post_charge(
     if before is not None:
         charge = msgspec.structs.replace(charge, hold=before.hold, shares=before.shares)
     with ledger.transaction() as t:
-        t.charges.post(
-            charge, Authorship(who=RECONCILE_AUTHOR if why == "reconcile" else why, why=reason)
-        )
+        t.charges.post(charge, Authorship(who=why, why=reason))
 
 
 def _describe_difference(before: Charge | None, due: Charge) -> str:

@@ -33,6 +33,7 @@ from steward.core.consumers import Append
 from steward.core.errors import Unavailable
 from steward.core.events import BANK_THRESHOLD, BankThreshold, Event
 from steward.core.notifications import MailRejected
+from steward.core.principals import BANK
 from steward.core.timestamps import from_micros, to_micros
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-BANK_AUTHOR: Final = "bank"
+BANK_AUTHOR: Final = BANK.name
 """Author of automatic changes in the ledger."""
 
 _EVENT: Final = "event"

@@ -6,13 +6,15 @@ cluster's PrivateData; scripts and environments belong to their owner and the op
 
 ``check_scope`` limits API tokens to the actions of their scopes. A token never permits more than
 its user may do: the action itself decides that. An action without a scope here takes ``admin``, so
-that a new one is never open by accident.
+that a new one is never open by accident. It limits service principals to their permissions: work
+without a caller runs as one (``act_as``), and ``raise_rights`` gives a caller the rights of one.
 
 :class:`ClusterRolesFiles` stores each cluster's roles in a status file: one process queries Slurm
 at intervals and the processes that answer requests read the file, so no request waits for Slurm.
 ``make_access`` makes an :class:`Access` from the configuration and these files.
 """
 
+import logging
 import os
 import pwd
 import re
@@ -25,20 +27,25 @@ import msgspec
 from steward.core.config import AccessSettings, Settings
 from steward.core.errors import PermissionRefused, StewardError, Unavailable
 from steward.core.files import StatusWriteError, read_status, write_status
+from steward.core.principals import PRINCIPALS, ServicePrincipal
+
+log = logging.getLogger(__name__)
 
 
 class Caller(msgspec.Struct, frozen=True, kw_only=True):
-    """The user who sends a request.
+    """The user who sends a request, or the service principal that acts without one.
 
     Attributes:
         uid: Uid, as the kernel, MUNGE or a token says.
         user: User name that the uid resolves to now; "" for none.
-        how: ``socket``, ``local`` (the process itself), ``munge``, ``session`` or ``token``.
+        how: ``socket``, ``local`` (the process itself), ``munge``, ``session`` or ``token``;
+            ``service`` for a service principal.
         by_munge: Whether MUNGE identified the user, now or when the session was opened.
         by_proxy: Whether a proxy identified the user, now or when the session was opened.
         scopes: Scopes of the token; None without a token, which limits nothing.
         rank: Effective rights of an operator or administrator: ``full``; ``reads``, see as an
             operator but change as a user; ``user``, no operator rights.
+        service: The service principal; None for users. Its permissions are all that it may do.
     """
 
     uid: int
@@ -48,6 +55,17 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     by_proxy: bool = False
     scopes: frozenset[str] | None = None
     rank: Literal["full", "reads", "user"] = "full"
+    service: ServicePrincipal | None = None
+
+    @property
+    def signature(self) -> str:
+        """Name that signs changes: the principal's or the user's, else the uid.
+
+        A user whose name is that of a service principal signs with the uid.
+        """
+        if self.service is not None:
+            return self.service.name
+        return self.user if self.user and self.user not in PRINCIPALS else f"uid {self.uid}"
 
 
 def get_process_user() -> Caller:
@@ -58,6 +76,27 @@ def get_process_user() -> Caller:
     except KeyError:
         user = ""
     return Caller(uid=uid, user=user, how="local")
+
+
+def act_as(principal: ServicePrincipal) -> Caller:
+    """Make the caller of work that nobody asks for: a service principal in this process."""
+    process_user = get_process_user()
+    return Caller(uid=process_user.uid, user=process_user.user, how="service", service=principal)
+
+
+def raise_rights(caller: Caller, principal: ServicePrincipal, action: str) -> Caller:
+    """Give a caller the rights of a service principal within one action; write it to the log.
+
+    Raises:
+        PermissionRefused: The caller is a service principal, which has its permissions only.
+    """
+    if caller.service is not None:
+        caller.service.require(f"{action} as {principal.name!r}")
+    log.info(
+        "rights raised: %s (%s, uid %d) runs %s as service principal '%s'",
+        *(caller.user or "a user without a name", caller.how, caller.uid, action, principal.name),
+    )
+    return act_as(principal)
 
 
 class ClusterRoles(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,7 +157,7 @@ class Access:
 
     def is_operator(self, asker: Caller, cluster: str) -> bool:
         """Return whether the asker may see and do everything on ``cluster``."""
-        if self.is_administrator(asker, cluster):
+        if asker.service is not None or self.is_administrator(asker, cluster):
             return True
         if not asker.user or asker.rank == "user":
             return False
@@ -133,6 +172,8 @@ class Access:
         These are the users whose AdminLevel is Administrator, and those that the configuration
         names; they may change nodes and partitions, operators reservations and jobs.
         """
+        if asker.service is not None:
+            return asker.service.role == "administrator"
         if asker.rank == "user":
             return False
         if asker.uid in (0, self._own_uid):
@@ -143,6 +184,10 @@ class Access:
         return asker.user in self._settings.administrators or (
             roles is not None and asker.user in roles.administrators
         )
+
+    def is_local_owner(self, asker: Caller) -> bool:
+        """Return whether the asker is root or Steward's own user, on this host."""
+        return asker.how in ("socket", "local") and asker.uid in (0, self._own_uid)
 
     def can_see_nodes(self, asker: Caller, cluster: str) -> bool:
         """Return whether the asker may see nodes: only operators if PrivateData says ``nodes``."""
@@ -244,7 +289,7 @@ class ScopeRefused(PermissionRefused):
 
 
 def check_scope(asker: Caller, action: str, scope: Scope) -> None:
-    """Reject an action for which the asker's token has no scope.
+    """Reject an action that the asker's token or service principal does not permit.
 
     Args:
         asker: The caller.
@@ -253,7 +298,10 @@ def check_scope(asker: Caller, action: str, scope: Scope) -> None:
 
     Raises:
         ScopeRefused: The token lacks the scope.
+        PermissionRefused: The action is not among the principal's permissions.
     """
+    if asker.service is not None:
+        asker.service.require(action)
     if asker.scopes is None or scope == "any" or scope in asker.scopes:
         return
     raise ScopeRefused(

@@ -345,7 +345,7 @@ class ArchivePurge(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         script_keys: Keys of the job.script events.
         sink: The only sink to delete from; "" for every sink, the catalog and jobs.db.
-        asked_by: User who requested it; "retention" for removal by age.
+        asked_by: User or service principal who requested it.
         reason: Reason that the user gave.
     """
 

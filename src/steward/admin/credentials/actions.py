@@ -261,7 +261,7 @@ def _create_token(
         raise PermissionRefused("a token makes no tokens")
     uid, user = caller.uid, caller.user
     if request.user and request.user != user:
-        if not _is_local_administrator(context, caller):
+        if not context.access.is_local_owner(caller):
             raise PermissionRefused(
                 "only root and Steward's own user make tokens for others", request.user
             )
@@ -338,7 +338,7 @@ def _list_tokens(
     context: CredentialsContext, caller: Caller, request: TokenListRequest
 ) -> TokenListAnswer:
     """List your tokens."""
-    if request.everybodys and not _is_local_administrator(context, caller):
+    if request.everybodys and not context.access.is_local_owner(caller):
         raise PermissionRefused("only root and Steward's own user see everybody's tokens")
     uid = None if request.everybodys else caller.uid
     credentials = context.store.list_all("token", uid)
@@ -362,16 +362,10 @@ def _revoke_tokens(
     """
     credentials = [context.store.get(number) for number in request.numbers]
     for credential in credentials:
-        if credential.uid != caller.uid and not _is_local_administrator(context, caller):
+        if credential.uid != caller.uid and not context.access.is_local_owner(caller):
             raise CredentialMissing(
                 f"there is no credential with the number {credential.id}", credential.id
             )
     for credential in credentials:
         context.store.end(credential.id, context.now())
     return Answer()
-
-
-def _is_local_administrator(context: CredentialsContext, caller: Caller) -> bool:
-    # A caller without a name is an administrator by uid alone.
-    is_administrator = context.access.is_administrator(Caller(uid=caller.uid), "")
-    return is_administrator and caller.how in ("socket", "local")

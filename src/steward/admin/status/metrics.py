@@ -19,8 +19,9 @@ from steward.admin.status.requests import (
 )
 from steward.admin.status.summary import StatusContext, collect_status
 from steward.bank.actions.status import BankStatusReply
-from steward.core.access import Caller
+from steward.core.access import Caller, raise_rights
 from steward.core.actions import action
+from steward.core.principals import STATUS
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -56,7 +57,8 @@ def show_metrics(context: StatusContext, caller: Caller, request: MetricsRequest
     context.require_scraper(caller)
     families = MetricFamilies()
     # The web process asks on behalf of anyone who can connect to it.
-    status = collect_status(context, gaps=False, accounts=context.is_operator(caller))
+    service = raise_rights(caller, STATUS, "status.metrics")
+    status = collect_status(context, service, gaps=False, accounts=context.is_operator(caller))
     _add_daemon(families, context, status)
     _add_journal(families, status)
     _add_sinks(families, status)

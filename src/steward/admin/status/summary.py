@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, datetime
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from steward import __version__
 from steward.admin.status.requests import (
@@ -30,7 +30,7 @@ from steward.admin.status.requests import (
 from steward.admin.status.workers import read_daemon_status
 from steward.bank.actions.status import BankStatusReply, BankStatusRequest
 from steward.capture.nodes.node_reports import list_recent_refusals
-from steward.core.access import Access, Caller
+from steward.core.access import Access, Caller, raise_rights
 from steward.core.actions import Registry, action, route
 from steward.core.config import Settings
 from steward.core.databases import JOURNAL
@@ -39,6 +39,7 @@ from steward.core.errors import PermissionRefused, StewardError
 from steward.core.events import utc_now
 from steward.core.journal import ConsumerStatus, refill_command
 from steward.core.poll_status import PollStatusFiles
+from steward.core.principals import STATUS
 from steward.core.sqlite import SqliteError, SqliteMissing
 from steward.jobs import Jobs, database_path
 from steward.jobs.queries import list_clusters
@@ -65,7 +66,7 @@ class StatusContext:
         self.settings = settings
         self.now = now
         self._access = access
-        self._registry = registry
+        self.registry = registry
 
     def require_operator(self, caller: Caller) -> None:
         """Require an operator.
@@ -94,21 +95,6 @@ class StatusContext:
         except SqliteError:
             clusters = list(self.settings.cluster)  # jobs.db is damaged: the status says so
         return all(self._access.is_operator(caller, cluster) for cluster in clusters)
-
-    def call_action(self, name: str, request: Any) -> Any:
-        """Call another package's action as Steward itself, for an already admitted caller.
-
-        Raises:
-            StewardError: The action rejects the request or fails.
-        """
-        return self._registry.call(name, self._steward_user(), request)
-
-    def _steward_user(self) -> Caller:
-        try:
-            uid = os.stat(self.settings.state_dir).st_uid
-        except OSError:
-            uid = os.geteuid()
-        return Caller(uid=uid, how="local")
 
 
 def _find_uid(user: str) -> int | None:
@@ -143,16 +129,18 @@ def show_status(
         PermissionRefused: The asker is not an operator on every cluster.
     """
     context.require_operator(caller)
-    return collect_status(context, gaps=request.gaps)
+    service = raise_rights(caller, STATUS, "status.show")
+    return collect_status(context, service, gaps=request.gaps)
 
 
 def collect_status(
-    context: StatusContext, *, gaps: bool, accounts: bool = False
+    context: StatusContext, service: Caller, *, gaps: bool, accounts: bool = False
 ) -> StatusShowAnswer:
     """Collect the status of Steward itself, for an already admitted caller.
 
     Args:
         context: Context of the action.
+        service: Service principal that calls the actions of other packages.
         gaps: Whether to search for gaps in accounting.
         accounts: Whether to include the balances of all bank accounts.
     """
@@ -173,10 +161,14 @@ def collect_status(
         unknown["parts"] = f"not written down in {settings.state_dir}: is its disk full?"
     has_books = not settings.forward.to
     no_journal: JournalStatus = (None, ())
-    journal, consumers = known("journal", lambda: _collect_journal(context), no_journal)
+    journal, consumers = known("journal", lambda: _collect_journal(context, service), no_journal)
     sinks = known(
         "sinks",
-        lambda: context.call_action("archive.sinks", SinksRequest()).sinks if has_books else (),
+        lambda: (
+            context.registry.call("archive.sinks", service, SinksRequest()).sinks
+            if has_books
+            else ()
+        ),
         (),
     )
     missed = known("missed scripts", lambda: _count_missed(settings), None) if has_books else None
@@ -191,8 +183,10 @@ def collect_status(
         consumers=consumers,
         sinks=sinks,
         dead_letters=sum(item.set_aside for item in consumers),
-        gaps=known("gaps", lambda: _collect_gaps(context), None) if gaps and has_books else None,
-        bank=known("bank", lambda: _collect_bank(context, accounts), None)
+        gaps=known("gaps", lambda: _collect_gaps(context, service), None)
+        if gaps and has_books
+        else None,
+        bank=known("bank", lambda: _collect_bank(context, service, accounts), None)
         if settings.bank.enabled
         else None,
         clusters=tuple(
@@ -215,10 +209,10 @@ def collect_status(
     )
 
 
-def _collect_journal(context: StatusContext) -> JournalStatus:
+def _collect_journal(context: StatusContext, service: Caller) -> JournalStatus:
     from steward.admin.journal import StatusAnswer, StatusRequest
 
-    answer: StatusAnswer = context.call_action("journal.status", StatusRequest())
+    answer: StatusAnswer = context.registry.call("journal.status", service, StatusRequest())
     path = JOURNAL.locate(context.settings.state_dir)
     line = JournalLine(
         head=answer.head,
@@ -249,10 +243,10 @@ def _make_consumer_line(status: ConsumerStatus, now: datetime) -> ConsumerLine:
     )
 
 
-def _collect_gaps(context: StatusContext) -> GapsLine | None:
+def _collect_gaps(context: StatusContext, service: Caller) -> GapsLine | None:
     from steward.accounting.gaps import GapsAnswer, GapsRequest
 
-    answer: GapsAnswer = context.call_action("accounting.gaps", GapsRequest())
+    answer: GapsAnswer = context.registry.call("accounting.gaps", service, GapsRequest())
     counts = Counter(finding.kind for finding in answer.findings)
     return GapsLine(
         since=answer.since,
@@ -263,9 +257,9 @@ def _collect_gaps(context: StatusContext) -> GapsLine | None:
     )
 
 
-def _collect_bank(context: StatusContext, accounts: bool) -> BankStatusReply:
+def _collect_bank(context: StatusContext, service: Caller, accounts: bool) -> BankStatusReply:
     request = BankStatusRequest(accounts=accounts)
-    answer: BankStatusReply = context.call_action("bank.standing", request)
+    answer: BankStatusReply = context.registry.call("bank.standing", service, request)
     return answer
 
 

@@ -29,6 +29,7 @@ from steward.archive.files.index import (
 from steward.archive.settings import FilesSinkSettings, LimitSettings
 from steward.core.consumers import Append
 from steward.core.events import ARCHIVE_PURGE, ArchivePurge, Event
+from steward.core.principals import RETENTION
 
 _CHUNK = 400
 LAST_NS = 2**63 - 1
@@ -441,6 +442,7 @@ class RetentionWorker:
     def _make_event(
         self, cluster: str, keys: list[str], reason: str, at: datetime, order_period: int
     ) -> Event:
+        RETENTION.require(ARCHIVE_PURGE)
         digest = hashlib.sha256("\n".join(keys).encode()).hexdigest()[:24]
         return Event(
             kind=ARCHIVE_PURGE,
@@ -450,7 +452,7 @@ class RetentionWorker:
             seen_at=at,
             source=f"archive.{self._sink}",
             body=ArchivePurge(
-                script_keys=tuple(keys), sink=self._sink, asked_by="retention", reason=reason
+                script_keys=tuple(keys), sink=self._sink, asked_by=RETENTION.name, reason=reason
             ),
         )
 

@@ -268,7 +268,7 @@ def _switch(context: RulesContext, asker: Caller, name: str, *, enabled: bool) -
     store = context.open_store(read_only=False)
     try:
         was_enabled = _is_rule_enabled(rule, store.read_switches())
-        store.set_switch(rule.name, enabled, asker.user or f"uid {asker.uid}", utc_now())
+        store.set_switch(rule.name, enabled, asker.signature, utc_now())
     finally:
         store.close()
     return SwitchRuleReply(rule=rule.name, enabled=enabled, was=was_enabled)

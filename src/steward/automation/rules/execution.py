@@ -41,11 +41,12 @@ from steward.automation.rules.model import Rule, RuleLimits
 from steward.automation.rules.store import STATUS_HELD_BACK, Execution, RulesStore
 from steward.automation.runner import OperationOutcome, OperationRunner
 from steward.automation.settings import RulesSettings
-from steward.core.access import Access, get_process_user
+from steward.core.access import Access, act_as
 from steward.core.actions import Registry
 from steward.core.config import Settings
 from steward.core.errors import StewardError, Unavailable
 from steward.core.events import RULE_EXECUTION, Event, RuleExecution, utc_now
+from steward.core.principals import RULES
 
 _CLOCK_SKEW_S: Final = 1.0
 """Tolerance for differences of clocks, in seconds."""
@@ -132,7 +133,7 @@ MakePerformer = Callable[[], ActionPerformer]
 
 
 class RunnerPerformer:
-    """Performer with an :class:`OperationRunner` of its own, which acts as Steward's user.
+    """Performer with an :class:`OperationRunner` of its own, which acts as service principal.
 
     Args:
         settings: The whole configuration.
@@ -143,7 +144,7 @@ class RunnerPerformer:
     def __init__(self, settings: Settings, access: Access, registry: Registry) -> None:
         self._settings = settings
         self._runner = OperationRunner(settings, access, registry)
-        self._asker = get_process_user()
+        self._asker = act_as(RULES)
 
     def query_nodes(self, execution: Execution) -> NodeAvailability:
         """Query Slurm for the nodes that an action would take away, see :class:`ActionPerformer`.

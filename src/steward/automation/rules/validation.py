@@ -17,6 +17,8 @@ from steward.automation.rules.limits import can_take_nodes
 from steward.automation.rules.model import Rule, RuleKey
 from steward.automation.rules.templates import find_trigger_fields, is_template
 from steward.automation.rules.triggers import TRIGGER_TYPES
+from steward.core.errors import PermissionRefused
+from steward.core.principals import RULES
 
 
 def find_rule_errors(rule: Rule) -> Iterator[str]:
@@ -26,6 +28,10 @@ def find_rule_errors(rule: Rule) -> Iterator[str]:
     except UnknownOperation as error:
         yield f"{rule.format_position('action', 'ref')}: {error}"
         return
+    try:
+        RULES.require(operation.ref)
+    except PermissionRefused as error:
+        yield f"{rule.format_position('action', 'ref')}: {error}"
     yield from _check_parameters(rule)
     yield from _check_template_fields(rule)
     if rule.limits.most_nodes_percent is not None and not can_take_nodes(operation.ref):

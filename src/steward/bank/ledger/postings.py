@@ -19,6 +19,7 @@ from steward.bank.errors import BankError, BankUsage
 from steward.bank.ledger.records import Authorship, Entry, Transfer, TransferKind
 from steward.bank.ledger.tables import BANK_POTS, account, act, charge, entry, pot, state
 from steward.bank.money import MAX_AMOUNT
+from steward.core.principals import PRINCIPALS
 from steward.core.timestamps import from_micros, to_micros
 
 _GRANT_KINDS: Final = frozenset({"deposit", "withdraw", "transfer", "adjust"})
@@ -128,7 +129,12 @@ class LedgerSession:
             user: The user concerned.
             charge: Number of the charge it belongs to.
             amount: Amount moved, in micro-SU.
+
+        Raises:
+            PermissionRefused: The author is a service principal without a permission for it.
         """
+        if author.who in PRINCIPALS:
+            PRINCIPALS[author.who].require(f"ledger.{kind}")
         self.seq += 1
         self.execute(
             insert(act).values(

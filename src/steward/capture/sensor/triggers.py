@@ -30,6 +30,7 @@ import msgspec
 from steward.capture.settings import HELPER_NAME
 from steward.core.config import Settings
 from steward.core.listeners import open_unix_listener
+from steward.core.principals import SENSOR
 from steward.slurm import SlurmError
 from steward.slurm.errors import UnknownTrigger
 from steward.slurm.settings import ClusterSettings
@@ -96,11 +97,13 @@ class StewardTriggers:
                 present.add(trigger.event)
             else:
                 log.info("cluster %s: trigger %d is cleared", self._cluster, trigger.id)
+                SENSOR.require("slurm.trigger.unset")
                 # Somebody else may have cleared it at this moment.
                 with contextlib.suppress(UnknownTrigger):
                     self._triggers.clear(trigger.id)
         for event, program in programs.items():
             if event not in present:
+                SENSOR.require("slurm.trigger.set")
                 self._triggers.set(program, event, permanent=True)
                 log.info("cluster %s: a trigger is set for %s", self._cluster, event)
 

@@ -238,9 +238,7 @@ def _expire_event(
         at=now,
         seen_at=now,
         source="expire",
-        body=AccountingExpiry(
-            before=before, asked_by=asker.user or str(asker.uid), keep_log=request.keep_log
-        ),
+        body=AccountingExpiry(before=before, asked_by=asker.signature, keep_log=request.keep_log),
     )
 
 
