@@ -124,6 +124,11 @@ class _Parameter(NamedTuple):
         return get_origin(self.type) is dict
 
     @property
+    def is_switch(self) -> bool:
+        """Whether two words choose between its two texts."""
+        return get_origin(self.type) is Literal and "/" in "".join(self.given.words)
+
+    @property
     def is_typed(self) -> bool:
         """Whether people may type it."""
         return bool(self.given.words or self.given.metavar)
@@ -134,8 +139,12 @@ class _Parameter(NamedTuple):
             return (
                 output.find_requested_zone() if self.given.source == "zone" else options.make_key()
             )
+        if self.given.parse is not None:
+            return self.given.parse(value)
         if self.is_mapping:
             return options.parse_pairs(value)
+        if self.is_switch:
+            return get_args(self.type)[0 if value else 1]
         if not self.is_list:
             return value if value in self.texts else _PARSERS[self.given.unit](value)
         if self.item_type is int:
@@ -154,9 +163,11 @@ class _Parameter(NamedTuple):
         details: dict[str, Any] = {"metavar": given.metavar or None, "show_default": False}
         details["help"] = (self.meta.description or "").removesuffix(UNIT_SENTENCES[given.unit])
         value_type = self.type
-        if self.is_list or self.is_mapping:
-            is_number = self.is_list and self.item_type is int
+        if self.is_list or self.is_mapping or given.parse is not None:
+            is_number = self.is_list and self.item_type is int and given.parse is None
             value_type = list[int] if is_number else list[str]
+        elif self.is_switch:
+            value_type = bool
         elif given.unit:
             value_type = str
         if value_type in (int, list[int]):
@@ -266,24 +277,29 @@ def _print(action: Action, items: Iterator[Any], style: output.Style) -> None:
         printer(reply, style)
     else:
         print_reply(reply, style, action.rows)
-    if isinstance(reply, Answer) and reply.exit_code:
+    if not isinstance(reply, Answer):
+        return
+    for warning in reply.list_warnings():
+        output.print_warning(warning)
+    if reply.exit_code:
         raise typer.Exit(reply.exit_code)
 
 
 def print_reply(reply: Any, style: output.Style, rows: str) -> None:
-    """Print the rows of a reply as a table, then its notes and warnings.
+    """Print the rows of a reply as a table, then its lines and notes.
+
+    If there are no rows, people get the lines in place of an empty table.
 
     Args:
         reply: The reply.
         style: Output style.
         rows: Name of the field that holds the rows; "" if there are none.
     """
-    if rows:
+    lines = () if style.csv or style.parsable else tuple(reply.list_lines())
+    if rows and (getattr(reply, rows) or not lines):
         output.print_table(reply.get_layout(rows), getattr(reply, rows), style, reply)
     if not (style.csv or style.parsable):
-        for line in reply.list_lines():
+        for line in lines:
             print(output.escape_unprintable(line))
         for note in reply.list_notes():
             output.print_note(note)
-    for warning in reply.list_warnings():
-        output.print_warning(warning)

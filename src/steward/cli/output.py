@@ -213,6 +213,8 @@ def print_table(
     table = _Table(columns, list(rows), style, reply)
     if style.parsable:
         table.print_parsable()
+    elif not table.columns:
+        pass  # all of them are for programs; people read the lines below
     elif not is_terminal():
         table.print_aligned()
     elif table.rows:

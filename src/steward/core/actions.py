@@ -90,7 +90,7 @@ class Answer(ActionMessage, frozen=True, kw_only=True):
         return self.layouts.get(rows, self.layout)
 
     def list_lines(self) -> Iterable[str]:
-        """Return lines that people read below the rows."""
+        """Return lines that people read below the rows, or in place of them if there are none."""
         return ()
 
     def list_notes(self) -> Iterable[str]:
@@ -110,6 +110,8 @@ class Input(msgspec.Struct, frozen=True, kw_only=True):
         metavar: Placeholder of the value in help.
         unit: Unit of the number.
         source: What the client supplies if the field is not given.
+        parse: Function that makes the value from the texts given, if the option may be repeated
+            and holds more than a list of texts.
         allows_empty: Whether an empty text is a value; otherwise it is rejected, as from an unset
             shell variable.
     """
@@ -118,6 +120,7 @@ class Input(msgspec.Struct, frozen=True, kw_only=True):
     metavar: str = ""
     unit: Unit = ""
     source: Source = ""
+    parse: Callable[[list[str]], Any] | None = None
     allows_empty: bool = False
 
 
@@ -141,6 +144,7 @@ def option(
     metavar: str = "",
     unit: Unit = "",
     source: Source = "",
+    parse: Callable[[list[str]], Any] | None = None,
     allows_empty: bool = False,
     ge: int | None = None,
     le: int | None = None,
@@ -149,15 +153,24 @@ def option(
 
     Args:
         description: Meaning of the field, one line; its unit is added.
-        words: Words of the option, such as ``--account`` and ``-A``; ``--on/--off`` for a boolean.
+        words: Words of the option, such as ``--account`` and ``-A``; ``--on/--off`` for a boolean,
+            or for a literal of two texts in their order.
         metavar: Placeholder of the value in help.
         unit: Unit of the number.
         source: What the client supplies if the option is not given.
+        parse: Function that makes the value from the texts given.
         allows_empty: Whether an empty text is a value.
         ge: Least value of a number.
         le: Greatest value of a number.
     """
-    given = Input(words=words, metavar=metavar, unit=unit, source=source, allows_empty=allows_empty)
+    given = Input(
+        words=words,
+        metavar=metavar,
+        unit=unit,
+        source=source,
+        parse=parse,
+        allows_empty=allows_empty,
+    )
     return _annotate(description, given, ge=ge, le=le)
 
 
