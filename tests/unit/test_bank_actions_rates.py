@@ -16,7 +16,7 @@ from steward.bank.actions.maintenance import compare_holds_with_jobs
 from steward.bank.errors import BankUsage
 from steward.bank.ledger import Authorship, RejectedJob
 from steward.bank.money import MICRO
-from steward.bank.records import Hold, Rate, TimeFactor
+from steward.bank.records import Hold, Rate
 from steward.core.actions import ActionError
 from steward.core.events import utc_now
 from steward.slurm.cluster_model import ClusterModel, NodeShape
@@ -29,21 +29,17 @@ def site(tmp_path: Path) -> Site:
 
 def test_rates_say_what_they_cost_or_that_it_is_nothing(site: Site) -> None:
     for bad in (
-        Rate(partition="gpu"),
-        Rate(partition="gpu", free=True, weights={"cpu": 1}),
-        Rate(partition="gpu", weights={"cpu": -1}),
-        Rate(partition="gpu", minimum=-1, weights={"cpu": 1}),
-        Rate(
-            weights={"cpu": 1}, factors=(TimeFactor(days=(7,), begin_min=0, end_min=5, permille=1),)
-        ),
-        Rate(
-            weights={"cpu": 1}, factors=(TimeFactor(days=(1,), begin_min=5, end_min=5, permille=1),)
-        ),
-        Rate(weights={"cpu": 1}, cluster="elsewhere"),
+        {},
+        {"free": True, "weights": {"cpu": 1}},
+        {"weights": {"cpu": -1}},
+        {"minimum": -1, "weights": {"cpu": 1}},
+        {"weights": {"cpu": 1}, "factors": [factor(day=7)]},
+        {"weights": {"cpu": 1}, "factors": [factor(begin_min=5)]},
+        {"weights": {"cpu": 1}, "cluster": "elsewhere"},
     ):
         with pytest.raises(BankUsage):
-            site.ask("bank.rate_create", rate=msgspec_of(bad))
-    made = site.ask("bank.rate_create", rate={"partition": "gpu", "weights": {"gres/gpu": MICRO}})
+            site.ask("bank.rate_create", partition="gpu", **bad)
+    made = site.ask("bank.rate_create", partition="gpu", weights={"gres/gpu": MICRO})
     assert made.rates[0].cluster == "c1"
     assert [one.partition for one in site.ask("bank.rate_show", ADA).rates] == ["debug", "gpu"]
 
@@ -66,7 +62,7 @@ def test_rates_say_what_they_cost_or_that_it_is_nothing(site: Site) -> None:
 )
 def test_what_no_job_is_handed_is_not_weighed(site: Site, name: str, said: str) -> None:
     with pytest.raises(BankUsage, match=said):
-        site.ask("bank.rate_create", rate={"partition": "gpu", "weights": {name: MICRO}})
+        site.ask("bank.rate_create", partition="gpu", weights={name: MICRO})
     assert [one.partition for one in site.ask("bank.rate_show").rates] == ["debug"]
 
 
@@ -75,21 +71,55 @@ def test_a_gres_that_no_node_has_is_warned_of(site: Site) -> None:
     with site.ledger.transaction() as t:
         t.set_mark("picture:c1", msgspec.json.encode(picture).decode())
     sound = {"cpu": 1, "gres/gpu": 1, "gres/gpu:a100": 1, "license/matlab@db": 1}
-    assert site.ask("bank.rate_create", rate={"weights": sound}).warnings == ()
-    told = site.ask("bank.rate_create", rate={"weights": {"gres/gpu:h100": 1}}).warnings
+    assert site.ask("bank.rate_create", partition="*", weights=sound).warnings == ()
+    told = site.ask("bank.rate_create", partition="*", weights={"gres/gpu:h100": 1}).warnings
     assert told == (
         "no node of cluster c1 has gres/gpu:h100 now; there are gres/gpu, gres/gpu:a100",
     )
 
 
-def msgspec_of(rate: Rate) -> dict[str, Any]:
-    found: dict[str, Any] = msgspec.to_builtins(rate)
-    return found
+def factor(day: int = 1, begin_min: int = 0) -> dict[str, Any]:
+    return {"days": [day], "begin_min": begin_min, "end_min": 5, "permille": 1}
+
+
+def test_a_change_of_a_rate_leaves_the_rest(site: Site) -> None:
+    with pytest.raises(BankUsage, match="no rate of gpu to be changed"):
+        site.ask("bank.rate_change", partition="gpu", weights={"cpu": 2})
+    with pytest.raises(BankUsage, match="nothing is to be changed"):
+        site.ask("bank.rate_change", partition="debug")
+    made = site.ask(
+        "bank.rate_create", partition="gpu", weights={"cpu": 1}, minimum=3, factors=[factor()]
+    )
+    site.now += timedelta(minutes=1)
+    (changed,) = site.ask("bank.rate_change", partition="gpu", combine="max").rates
+    assert (changed.weights, changed.combine, changed.minimum) == ({"cpu": 1}, "max", 3)
+    assert changed.factors == made.rates[0].factors
+    assert changed.number != made.rates[0].number
+    site.now += timedelta(minutes=1)
+    (free,) = site.ask("bank.rate_change", partition="gpu", free=True).rates
+    assert (free.free, free.weights, free.minimum) == (True, {}, 0)
+    site.now += timedelta(minutes=1)
+    (dear,) = site.ask("bank.rate_change", partition="gpu", weights={"cpu": 7}).rates
+    assert (dear.free, dear.weights, dear.combine) == (False, {"cpu": 7}, "max")
+
+
+def test_a_change_of_a_rate_names_the_cluster_if_several_have_one(site: Site) -> None:
+    clusters = {**site.settings.cluster, "c2": site.settings.cluster["c1"]}
+    settings = msgspec.structs.replace(site.settings, cluster=clusters)
+    site.room("bank").settings = settings
+    for cluster in clusters:
+        site.ask("bank.rate_create", partition="gpu", weights={"cpu": 1}, cluster=cluster)
+    with pytest.raises(BankUsage, match="c1 and c2: name one with -M"):
+        site.ask("bank.rate_change", partition="gpu", weights={"cpu": 2})
+    (changed,) = site.ask(
+        "bank.rate_change", partition="gpu", weights={"cpu": 2}, cluster="c2"
+    ).rates
+    assert (changed.cluster, changed.weights) == ("c2", {"cpu": 2})
 
 
 def test_the_last_rate_is_shown_and_what_is_to_come(site: Site) -> None:
-    site.ask("bank.rate_create", rate={"partition": "debug", "weights": {"cpu": 2}})
-    site.ask("bank.rate_create", rate={"partition": "debug", "free": True}, valid_from="2027-01-01")
+    site.ask("bank.rate_create", partition="debug", weights={"cpu": 2})
+    site.ask("bank.rate_create", partition="debug", free=True, valid_from="2027-01-01")
     shown = site.ask("bank.rate_show").rates
     assert [(one.weights, one.free) for one in shown] == [({"cpu": 2}, False), ({}, True)]
     assert len(site.ask("bank.rate_show", past=True).rates) == 3
@@ -102,7 +132,7 @@ def test_modes_are_set_and_taken_back(site: Site) -> None:
     assert {(one.mode, one.partition) for one in rules} == {("gate", ""), ("off", "debug")}
     left = site.ask("bank.enforce", mode="default", partition="debug", cluster="c1").rules
     assert [one.mode for one in left] == ["gate"]
-    with pytest.raises(BankUsage, match="no mode"):
+    with pytest.raises(ActionError, match="'strict'"):
         site.ask("bank.enforce", mode="strict")
     with pytest.raises(BankUsage, match="no cluster"):
         site.ask("bank.enforce", mode="gate", cluster="c2")

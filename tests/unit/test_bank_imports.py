@@ -194,9 +194,7 @@ def test_prices_of_partitions_that_are_not_there_are_told_of(site: Site) -> None
     answer = site.ask("bank.import", kind="bank-config", text=OLD, name="bank-config.toml")
     said = "cluster c1 has no partition Savio_BigMem now; there are normal, savio_bigmem"
     assert said in answer.remarks
-    created = site.ask(
-        "bank.rate_create", rate={"partition": "Savio_BigMem", "weights": {"cpu": 1}}
-    )
+    created = site.ask("bank.rate_create", partition="Savio_BigMem", weights={"cpu": 1})
     assert created.warnings == (said,)
     assert not any("partition normal" in one for one in answer.remarks)
 

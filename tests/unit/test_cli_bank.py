@@ -21,9 +21,14 @@ from steward.bank.backfill import BackfillResult
 from steward.bank.ledger import RejectedJob
 from steward.bank.money import MICRO
 from steward.bank.notices import NOTICE_KIND, Notice
-from steward.bank.rate_validation import format_rate
+from steward.bank.rate_validation import (
+    format_rate,
+    parse_factors,
+    parse_permille,
+    parse_time_factors,
+    parse_weights,
+)
 from steward.bank.records import TimeFactor
-from steward.cli.bank_rates import parse_factors, parse_permille, parse_time_factors, parse_weights
 from steward.core.errors import UsageError
 from steward.core.printable import quote_formula
 from steward.extensions.mybrc.outbox import RemoteJob, queue_change
@@ -69,9 +74,14 @@ def test_money_from_first_to_last(bank: Any, tmp_path: Path) -> None:
     again = bank("deposit", "physics", "1000.5", "--reason", "grant", "--key", "k1")
     assert "Done before" in again
     assert "k1" in bank("deposit", "physics", "7", "--reason", "x", "--key", "k1", code=2)
+    assert "above zero" in bank("deposit", "physics", "0", "--reason", "x", code=2)
     assert "Key: " in bank("withdraw", "physics", "0.5", "--reason", "back")
     taken = bank("adjust", "physics", "-100", "--reason", "a slip")
     assert "adjust of -100.00 SU" in taken
+    table = bank("adjust", "physics", "-1", "--reason", "a slip", "--key", "k2", "--csv")
+    assert table.splitlines()[0] == "Number,Kind,Account,Amount,Key"
+    assert table.splitlines()[1].endswith(",adjust,physics,-1.000000,k2")
+    bank("adjust", "physics", "1", "--reason", "back")
     bank("account", "create", "optics", "--parent", "physics", "--draws-on-parent")
     bank("account", "create", "chemistry")
     bank("transfer", "physics", "chemistry", "100", "--reason", "swap")
@@ -137,6 +147,8 @@ def test_a_job_is_explained_and_refunded(rich: Any) -> None:
     rich("refund", "--job", "7", "--amount", "1", "--reason", "slow node")
     assert "given back by hand: 1.00" in rich("explain", "7")
     assert "--reason" in rich("refund", "--job", "7", code=2)
+    again = rich("refund", "physics", "--amount", "1", "--user", "ada", "--reason", "a bad week")
+    assert "Done: refund of 1.00 SU" in again
     assert "nothing was charged" in rich("explain", "99", code=2)
 
 
@@ -159,6 +171,7 @@ def test_rates_are_typed_as_they_are_shown(bank: Any) -> None:
     assert len(bank("rate", "show", "--past", "-P", "-n").splitlines()) == 3
     assert "no rate of cpu" in bank("rate", "change", "cpu", "-w", "cpu=1", code=2)
     assert "nothing is to be changed" in bank("rate", "change", "gpu", code=2)
+    assert "'cpu' is not understood" in bank("rate", "change", "gpu", "-w", "cpu", code=2)
     assert "or that it is --free" in bank("rate", "create", "x", code=2)
 
 
@@ -167,7 +180,7 @@ def test_modes_and_what_they_would_do(bank: Any) -> None:
     assert "gate" in bank("enforce", "gate")
     assert "observe" not in bank("enforce", "off", "-r", "debug")
     assert bank("enforce", "-P", "-n").splitlines()[0] == "all|all|all|gate"
-    assert "'strict' is no mode" in bank("enforce", "strict", code=2)
+    assert "'strict' is not one of" in bank("enforce", "strict", code=2)
     assert "Nothing would have been refused." in bank("would-refuse", "--since", "now-1hour")
 
 
@@ -263,7 +276,7 @@ def test_rates_are_refused_or_within_their_bounds(text: str) -> None:
     with contextlib.suppress(UsageError):
         assert all(f"{name}=" in text for name in parse_weights([text]))
     with contextlib.suppress(UsageError):
-        assert all(permille >= 0 for permille in parse_factors([text], "x").values())
+        assert all(permille >= 0 for permille in parse_factors([text]).values())
     with contextlib.suppress(UsageError):
         for factor in parse_time_factors([text]):
             assert set(factor.days) <= set(range(7))

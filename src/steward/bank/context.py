@@ -12,17 +12,17 @@ import functools
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 
 from steward.bank.errors import BankRefused, BankUsage, GateUnavailable
 from steward.bank.ledger import Authorship, open_ledger
-from steward.bank.money import Unit
+from steward.bank.money import Unit, format_money
 from steward.core.access import Access, Caller
-from steward.core.actions import Answer
+from steward.core.actions import Answer, argument, option, supplied
 from steward.core.config import Settings
 from steward.core.databases import GATE, LEDGER
 from steward.core.errors import StewardError
@@ -47,6 +47,44 @@ GATE_UNAWARE: Final = "The gate does not know yet: the daemon tells it when both
 """Note of a reply whose change the gate does not apply yet."""
 
 
+AccountName = Annotated[str, argument("Name of the account.", "ACCOUNT")]
+JobName = Annotated[str, argument("Job id: 123, 123_7 or 123+1.", "JOB")]
+Amount = Annotated[int, argument("Amount, such as 1250 or 0.5.", "AMOUNT", unit="money", ge=0)]
+Reason = Annotated[
+    str, option("Reason, recorded in the ledger for good.", "--reason", metavar="TEXT")
+]
+Zone = Annotated[str, supplied("IANA time zone of typed times; the cluster's if empty.", "zone")]
+Key = Annotated[
+    str,
+    option(
+        "Idempotency key: a change repeated under the same key is made once. Random if not given.",
+        "--key",
+        metavar="TEXT",
+        source="key",
+    ),
+]
+Cluster = Annotated[
+    str,
+    option(
+        "Cluster; the first in the configuration if not given.", "--cluster", "-M", metavar="NAME"
+    ),
+]
+ClusterFilter = Annotated[str, option("Only this cluster.", "--cluster", "-M", metavar="NAME")]
+AccountFilter = Annotated[str, option("Only this account.", "--account", "-A", metavar="NAME")]
+UserFilter = Annotated[str, option("Only jobs of this user.", "--user", "-u", metavar="NAME")]
+
+
+def annotate_since(description: str) -> msgspec.Meta:
+    """Annotate a field that people give as the start of a period, with this description."""
+    return option(description, "--starttime", "--since", "-S", metavar="TIME")
+
+
+UNTIL: Final = option(
+    "End of the period; now if not given.", "--endtime", "--until", "-E", metavar="TIME"
+)
+"""Annotation of the end of a period."""
+
+
 class BankReply(Answer, frozen=True, kw_only=True):
     """Base of the bank's replies; amounts are micro-SU.
 
@@ -59,6 +97,25 @@ class BankReply(Answer, frozen=True, kw_only=True):
     unit: str = "SU"
     decimals: int = 2
     zone: str = ""
+
+    def format_with_unit(self, amount: int) -> str:
+        """Format an amount for people, with its unit."""
+        return format_money(amount, Unit(self.unit, self.decimals))
+
+
+class ChangeReply(BankReply, frozen=True, kw_only=True):
+    """Base of replies to changes of the ledger.
+
+    Attributes:
+        gate_knows: Whether the gate already applies the change; otherwise it does soon. None if
+            nothing was changed.
+    """
+
+    gate_knows: bool | None = None
+
+    def list_notes(self) -> Iterable[str]:
+        """Return that the gate does not apply a change yet."""
+        return (GATE_UNAWARE,) if self.gate_knows is False else ()
 
 
 class Rights(msgspec.Struct, frozen=True, kw_only=True):

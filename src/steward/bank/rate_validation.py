@@ -1,7 +1,8 @@
 """Rate validation: check weights, factors and minimum of a rate before it is stored.
 
 :func:`check_rate` rejects a rate that is invalid anywhere; :func:`list_rate_warnings` warns about
-parts that this cluster does not have; :func:`format_rate` formats a rate for people.
+parts that this cluster does not have; :func:`format_rate` formats a rate for people, as they type
+the parts that :func:`parse_weights`, :func:`parse_factors` and :func:`parse_time_factors` read.
 
 A TRES name that Slurm never shows of a job would silently cost nothing for ever. Hence names
 that no job can be allocated are rejected.
@@ -13,11 +14,13 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final
 
 from steward.bank.errors import BankUsage
+from steward.bank.money import MICRO, parse_money
+from steward.bank.records import TimeFactor
 from steward.core.layouts import format_exact_money
 
 if TYPE_CHECKING:
     from steward.bank.ledger.ledger import Transaction
-    from steward.bank.records import Rate, TimeFactor
+    from steward.bank.records import Rate
     from steward.slurm.cluster_model import ClusterModel
 
 
@@ -47,7 +50,10 @@ _KINDS: Final = ("gres", "license", "bb")
 """Kinds of TRES that have a name."""
 DAYS: Final = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 """Names of weekdays in rates, Monday first."""
+_TIME_FACTOR: Final = re.compile(r"([a-z,-]+)/([\d:]+)-([\d:]+)=([\d.]+)")
+"""A factor by time: days/begin-end=factor."""
 _PERMILLE: Final = 1000
+"""Factors are integers in thousandths."""
 _VALID_NAMES: Final = "cpu, mem, node, billing, gres/NAME, gres/NAME:TYPE, license/NAME, bb/NAME"
 """Valid TRES names, for error messages."""
 
@@ -130,7 +136,7 @@ def _list_partition_warnings(rate: "Rate", model: "ClusterModel") -> tuple[str, 
     return (f"cluster {model.cluster} has no partition {rate.partition} now; {hint}",)
 
 
-def _check_factor(factor: "TimeFactor") -> None:
+def _check_factor(factor: TimeFactor) -> None:
     """Reject a factor that covers no time or is negative."""
     are_days_valid = all(0 <= day <= 6 for day in factor.days) and factor.days
     if (
@@ -180,7 +186,92 @@ def _format_permille(value: int) -> str:
     return f"{value / _PERMILLE:.3f}".rstrip("0").rstrip(".")
 
 
-def _format_factor_time(factor: "TimeFactor") -> str:
+def _format_factor_time(factor: TimeFactor) -> str:
     days = ",".join(DAYS[day] for day in factor.days)
     begin, end = divmod(factor.begin_min, 60), divmod(factor.end_min, 60)
     return f"{days}/{begin[0]:02}:{begin[1]:02}-{end[0]:02}:{end[1]:02}"
+
+
+def parse_weights(values: Iterable[str]) -> dict[str, int]:
+    """Parse TRES weights such as ``cpu=1,mem=0.1`` into micro-SU by TRES.
+
+    Raises:
+        BankUsage: A part is malformed or names no TRES.
+    """
+    weights = {name: parse_money(value) for name, value in _split_pairs(values, "cpu=1")}
+    check_tres_names(weights)
+    return weights
+
+
+def parse_factors(values: Iterable[str]) -> dict[str, int]:
+    """Parse factors such as ``lowprio=0.5`` into thousandths by name.
+
+    Raises:
+        BankUsage: A part is malformed.
+    """
+    return {name: parse_permille(value) for name, value in _split_pairs(values, "NODE_FAIL=0.5")}
+
+
+def parse_permille(text: str) -> int:
+    """Parse a factor such as ``0.5`` into thousandths.
+
+    Raises:
+        BankUsage: It is negative, or has more than three decimals.
+    """
+    permille, remainder = divmod(parse_money(text) * _PERMILLE, MICRO)
+    if permille < 0 or remainder:
+        raise BankUsage(f"{text} is no factor: it is not below 0, with three decimals", text)
+    return permille
+
+
+def parse_time_factors(values: Iterable[str]) -> tuple[TimeFactor, ...]:
+    """Parse factors by time, such as ``sat-sun/0-24=0.5`` or ``mon-fri/08:00-18:30=1.5``.
+
+    Raises:
+        BankUsage: A part is malformed.
+    """
+    factors = []
+    for value in values:
+        match = _TIME_FACTOR.fullmatch(value.lower())
+        if not match:
+            raise BankUsage(f"{value!r} is no factor by time: write sat-sun/0-24=0.5", value)
+        days, begin, end, factor = match.groups()
+        factors.append(
+            TimeFactor(
+                days=_parse_days(days), begin_min=_parse_minute(begin), end_min=_parse_minute(end),
+                permille=parse_permille(factor),
+            )
+        )  # fmt: skip
+    return tuple(factors)
+
+
+def _parse_days(text: str) -> tuple[int, ...]:
+    """Parse days such as ``mon-fri,sun`` into numbers, Monday 0."""
+    days: set[int] = set()
+    for day_range in text.split(","):
+        first, dash, last = day_range.partition("-")
+        if first not in DAYS or (dash and last not in DAYS):
+            raise BankUsage(f"{day_range!r} is no day: {', '.join(DAYS)}", day_range)
+        begin = DAYS.index(first)
+        count = (DAYS.index(last) - begin) % len(DAYS) if dash else 0
+        days |= {(begin + step) % len(DAYS) for step in range(count + 1)}
+    return tuple(sorted(days))
+
+
+def _parse_minute(text: str) -> int:
+    """Parse a time of day such as ``8`` or ``18:30`` into minutes after midnight."""
+    hour, _, minute = text.partition(":")
+    if hour.isdecimal() and (minute or "0").isdecimal() and len(hour) <= 2 and len(minute) <= 2:
+        minutes = int(hour) * 60 + int(minute or 0)
+        if minutes <= 24 * 60 and int(minute or 0) < 60:
+            return minutes
+    raise BankUsage(f"{text!r} is no time of day: 8, 08:00 or 24", text)
+
+
+def _split_pairs(values: Iterable[str], example: str) -> Iterable[tuple[str, str]]:
+    """Split comma-separated NAME=VALUE pairs."""
+    for pair in filter(None, ",".join(values).split(",")):
+        name, separator, value = pair.rpartition("=")
+        if not separator or not name:
+            raise BankUsage(f"{pair!r} is not understood: write {example}", pair)
+        yield name, value

@@ -397,8 +397,6 @@ def archive() -> None:
 
 _REPORTS = "steward.cli.bank_reports"
 _JOBS = "steward.cli.bank_jobs"
-_BANK_TRANSACTIONS = "steward.cli.bank_transactions"
-_RATES = "steward.cli.bank_rates"
 _BANK_MAINTENANCE = "steward.cli.bank_maintenance"
 
 
@@ -417,44 +415,11 @@ class BankGroup(LazyGroup):
         ),
         Entry("usage", EVERYONE, "Sum up what was used.", "steward.cli.bank_reports", "usage"),
         Entry("quote", EVERYONE, "Say what a job may cost.", _JOBS, "quote_app"),
-        Entry("explain", EVERYONE, "Say what a job was charged, and why.", _JOBS, "explain"),
         Entry("holds", EVERYONE, "Show what money is spoken for.", _REPORTS, "holds"),
         Entry("account", OPERATORS, "Create, show and change accounts.", _APP, "accounts"),
         Entry("user", OPERATORS, "Say who may spend how much of an account.", _APP, "users"),
         Entry("allocation", OPERATORS, "Give accounts money for a time.", _APP, "allocations"),
         Entry("rate", OPERATORS, "Say what jobs cost.", _APP, "rates"),
-        Entry("deposit", OPERATORS, "Give an account new money.", _BANK_TRANSACTIONS, "deposit"),
-        Entry(
-            "withdraw",
-            OPERATORS,
-            "Take money away from an account.",
-            _BANK_TRANSACTIONS,
-            "withdraw",
-        ),
-        Entry(
-            "transfer",
-            OPERATORS,
-            "Give money of one account to another.",
-            _BANK_TRANSACTIONS,
-            "transfer",
-        ),
-        Entry("refund", OPERATORS, "Give back what was charged.", _BANK_TRANSACTIONS, "refund"),
-        Entry(
-            "adjust",
-            OPERATORS,
-            "Correct what an account has, by hand.",
-            _BANK_TRANSACTIONS,
-            "adjust_app",
-        ),
-        Entry("allow", OPERATORS, "Let one job pass whatever its account has.", _JOBS, "allow"),
-        Entry("enforce", OPERATORS, "Set how much the bank enforces.", _RATES, "enforce"),
-        Entry(
-            "would-refuse",
-            OPERATORS,
-            "List what the gate would have refused.",
-            _RATES,
-            "would_refuse",
-        ),
         Entry(
             "reconcile",
             OPERATORS,
@@ -528,17 +493,6 @@ class RateGroup(LazyGroup):
     """Commands of ``steward bank rate``: prices of jobs."""
 
     words = "bank rate"
-    entries: "ClassVar[tuple[Entry, ...]]" = (
-        Entry("show", EVERYONE, "Show what jobs cost.", _RATES, "rate_show"),
-        Entry("create", OPERATORS, "Say what jobs cost from a time on.", _RATES, "rate_create"),
-        Entry(
-            "change",
-            OPERATORS,
-            "Change a part of what jobs cost, from a time on.",
-            _RATES,
-            "rate_change",
-        ),
-    )
 
 
 class ActionGroup(LazyGroup):

@@ -1,7 +1,6 @@
-"""``steward bank quote``, ``allow`` and ``explain``: price of a job, exemption, charges of a job.
+"""``steward bank quote``, and what ``steward bank allow`` and ``explain`` print.
 
-``quote`` passes sbatch's options and script to the daemon, which estimates the cost; ``allow`` lets
-one job pass the gate; ``explain`` recomputes a job's charges.
+``quote`` passes sbatch's options and script to the daemon, which estimates the cost.
 """
 
 import os
@@ -9,23 +8,13 @@ from typing import Annotated
 
 import typer
 
-from steward.bank.actions.jobs import (
-    AllowReply,
-    AllowRequest,
-    ExplainedCharge,
-    ExplainReply,
-    ExplainRequest,
-)
+from steward.bank.actions.jobs import AllowReply, ExplainedCharge, ExplainReply
 from steward.bank.actions.quotes import QuoteReply, QuoteRequest
 from steward.bank.records import PriceLine, Quote
-from steward.cli.bank_options import (
-    ClusterOption,
-    NeededReason,
-    ReplyFormatter,
-    print_line,
-)
-from steward.cli.options import CommandCall, Config, JobId, Json, Socket, reject_empty, with_call
-from steward.cli.output import find_requested_zone, print_json, print_table
+from steward.cli.bank_options import ReplyFormatter, print_line
+from steward.cli.commands import prints
+from steward.cli.options import Config, Json, Socket, reject_empty
+from steward.cli.output import Style, print_json, print_table
 from steward.client.calls import call_action
 from steward.client.places import ClientPlace
 from steward.core.errors import UsageError
@@ -128,63 +117,25 @@ def _read_script(arguments: tuple[str, ...]) -> str:
         raise UsageError(f"{path} cannot be read: {error.strerror}", path) from error
 
 
-@with_call
-def allow(
-    call: CommandCall,
-    job: JobId,
-    reason: NeededReason,
-    until: Annotated[
-        str,
-        typer.Option(
-            "--until", metavar="TIME", help="When it ends: now+2hours.", callback=reject_empty
-        ),
-    ],
-    cluster: ClusterOption = "",
-) -> None:
-    """Let one job pass whatever its account has.
-
-    Until the given time the gate rejects no change of it. The job is held for and charged all
-    the same, so that its account may be overdrawn and rejects further jobs. An allowance of a
-    task is its array's.
-    """
-    request = AllowRequest(
-        job=job, until=until, reason=reason, cluster=cluster, zone=find_requested_zone()
-    )
-    reply: AllowReply = call.send("bank.allow", request)
-    if call.style.json:
-        print_json(reply)
-    elif call.style.parsable:
-        print_table(reply.layout, [reply], call.style, reply)
-    else:
-        print_line(f"Job {job} passes until {ReplyFormatter(reply).format_time(reply.until)}.")
+@prints("bank.allow")
+def print_allowance(reply: AllowReply, style: Style) -> None:
+    """Print until when a job passes: a sentence for people, a row for programs."""
+    if style.parsable or style.csv or style.columns:
+        print_table(reply.layout, reply.allowances, style, reply)
+        return
+    print_line(f"Job {reply.job} passes until {ReplyFormatter(reply).format_time(reply.until)}.")
 
 
-@with_call
-def explain(
-    call: CommandCall,
-    job: JobId,
-    cluster: ClusterOption = "",
-) -> None:
-    """Say what a job was charged, and why.
-
-    Each charge is computed again from what was used and the rate of the job's first
-    submission; the exit code is 1 where that makes another amount.
-    """
-    style = call.style
-    request = ExplainRequest(job=job, cluster=cluster)
-    reply: ExplainReply = call.send("bank.explain", request)
-    formatter = ReplyFormatter(reply)
-    if style.json:
-        print_json(reply)
-    elif style.parsable:
+@prints("bank.explain")
+def print_explanation(reply: ExplainReply, style: Style) -> None:
+    """Print what a job was charged: prose for people, the charges for programs."""
+    if style.parsable or style.csv or style.columns:
         print_table(reply.layout, reply.charges, style, reply)
-    else:
-        amount = formatter.format_with_unit(reply.amount)
-        print_line(f"Job {job} of {reply.user} was charged {amount} to {reply.account}.")
-        for explanation in reply.charges:
-            _print_charge(explanation, formatter)
-    if not reply.is_right:
-        raise typer.Exit(1)
+        return
+    amount = reply.format_with_unit(reply.amount)
+    print_line(f"Job {reply.job} of {reply.user} was charged {amount} to {reply.account}.")
+    for explanation in reply.charges:
+        _print_charge(explanation, ReplyFormatter(reply))
 
 
 def _print_charge(explanation: ExplainedCharge, formatter: ReplyFormatter) -> None:

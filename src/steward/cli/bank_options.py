@@ -1,11 +1,9 @@
 """Options and helpers that the ``steward bank`` commands share.
 
-Options for accounts, amounts, reasons, idempotency keys and periods; :class:`ReplyFormatter`, which
-formats the amounts and times of a reply; and small helpers to print and to note that the gate is
-not updated.
+Options for accounts, users, clusters and periods; :class:`ReplyFormatter`, which formats the
+amounts and times of a reply; and :func:`print_line`.
 """
 
-import secrets
 from datetime import datetime
 from typing import Annotated
 
@@ -18,30 +16,6 @@ from steward.cli import output
 from steward.cli.options import reject_empty
 from steward.cli.output import format_time
 
-Reason = Annotated[
-    str,
-    typer.Option("--reason", metavar="TEXT", help="Why; it stands in the books for good."),
-]
-NeededReason = Annotated[
-    str,
-    typer.Option(
-        "--reason",
-        metavar="TEXT",
-        help="Why; it stands in the books for good.",
-        callback=reject_empty,
-    ),
-]
-Key = Annotated[
-    str,
-    typer.Option(
-        "--key",
-        metavar="TEXT",
-        help="A name for this: done again under the same, nothing is done. Random if not given.",
-        callback=reject_empty,
-    ),
-]
-Account = Annotated[str, typer.Argument(metavar="ACCOUNT", help="The account.")]
-Amount = Annotated[str, typer.Argument(metavar="AMOUNT", help="Such as 1250 or 0.5.")]
 AccountOption = Annotated[
     str,
     typer.Option(
@@ -80,11 +54,6 @@ def make_until_option(help_text: str = "Until; now if not given.") -> typer.mode
     return option
 
 
-def make_unit(reply: BankReply) -> Unit:
-    """Return the unit and the decimals that a reply's amounts are shown in."""
-    return Unit(reply.unit, reply.decimals)
-
-
 class ReplyFormatter:
     """Formatter of the amounts and times of one reply.
 
@@ -93,7 +62,7 @@ class ReplyFormatter:
     """
 
     def __init__(self, reply: BankReply) -> None:
-        self.unit = make_unit(reply)
+        self.unit = Unit(reply.unit, reply.decimals)
         self._unit_without_name = Unit("", reply.decimals)
         self._zone = reply.zone
 
@@ -110,17 +79,6 @@ class ReplyFormatter:
         return format_time(value, self._zone)
 
 
-def ensure_key(key: str) -> str:
-    """Return the given idempotency key, or a random one."""
-    return key or secrets.token_hex(8)
-
-
 def print_line(text: str) -> None:
     """Print a line, with unsafe characters escaped."""
     print(output.escape_unprintable(text))
-
-
-def note_gate_unaware(gate_knows: bool) -> None:
-    """Note that a change reaches the gate only once the daemon runs, unless the gate knows it."""
-    if not gate_knows:
-        output.print_note("The gate does not know yet: the daemon tells it when both run.")

@@ -141,7 +141,10 @@ ACTION_INDEX: Final[dict[str, IndexEntry]] = {
         "steward.bank.actions.accounts", "bank account show", "everyone", "Show accounts."
     ),
     "bank.adjust": IndexEntry(
-        "steward.bank.actions.money", "", "operator", "Correct what an account has, by hand."
+        "steward.bank.actions.money",
+        "bank adjust",
+        "operator",
+        "Correct what an account has, by hand.",
     ),
     "bank.allocation_change": IndexEntry(
         "steward.bank.actions.accounts",
@@ -159,7 +162,11 @@ ACTION_INDEX: Final[dict[str, IndexEntry]] = {
         "steward.bank.actions.accounts", "bank allocation show", "everyone", "Show allocations."
     ),
     "bank.allow": IndexEntry(
-        "steward.bank.actions.jobs", "", "operator", "Let one job pass whatever its account has."
+        "steward.bank.actions.jobs",
+        "bank allow",
+        "operator",
+        "Let one job pass whatever its account has.",
+        "steward.cli.bank_jobs",
     ),
     "bank.backfill": IndexEntry(
         "steward.bank.actions.maintenance",
@@ -183,13 +190,17 @@ ACTION_INDEX: Final[dict[str, IndexEntry]] = {
         "Show how an account's money went, day by day.",
     ),
     "bank.deposit": IndexEntry(
-        "steward.bank.actions.money", "", "operator", "Give an account new money."
+        "steward.bank.actions.money", "bank deposit", "operator", "Give an account new money."
     ),
     "bank.enforce": IndexEntry(
-        "steward.bank.actions.rates", "", "operator", "Set how much the bank enforces."
+        "steward.bank.actions.rates", "bank enforce", "operator", "Set how much the bank enforces."
     ),
     "bank.explain": IndexEntry(
-        "steward.bank.actions.jobs", "", "everyone", "Say what a job was charged, and why."
+        "steward.bank.actions.jobs",
+        "bank explain",
+        "everyone",
+        "Say what a job was charged, and why.",
+        "steward.cli.bank_jobs",
     ),
     "bank.holds": IndexEntry(
         "steward.bank.actions.reports", "", "everyone", "Show what money is spoken for."
@@ -212,11 +223,20 @@ ACTION_INDEX: Final[dict[str, IndexEntry]] = {
     "bank.quote": IndexEntry(
         "steward.bank.actions.quotes", "", "everyone", "Say what a job may cost."
     ),
+    "bank.rate_change": IndexEntry(
+        "steward.bank.actions.rates",
+        "bank rate change",
+        "operator",
+        "Change a part of what jobs cost, from a time on.",
+    ),
     "bank.rate_create": IndexEntry(
-        "steward.bank.actions.rates", "", "operator", "Say what jobs cost from a time on."
+        "steward.bank.actions.rates",
+        "bank rate create",
+        "operator",
+        "Say what jobs cost from a time on.",
     ),
     "bank.rate_show": IndexEntry(
-        "steward.bank.actions.rates", "", "everyone", "Show what jobs cost."
+        "steward.bank.actions.rates", "bank rate show", "everyone", "Show what jobs cost."
     ),
     "bank.reconcile": IndexEntry(
         "steward.bank.actions.maintenance",
@@ -225,7 +245,7 @@ ACTION_INDEX: Final[dict[str, IndexEntry]] = {
         "Compare what was charged with Slurm's records.",
     ),
     "bank.refund": IndexEntry(
-        "steward.bank.actions.money", "", "operator", "Give back what was charged."
+        "steward.bank.actions.money", "bank refund", "operator", "Give back what was charged."
     ),
     "bank.standing": IndexEntry(
         "steward.bank.actions.status", "", "operator", "How ledger, gate and comparisons stand."
@@ -234,7 +254,10 @@ ACTION_INDEX: Final[dict[str, IndexEntry]] = {
         "steward.bank.actions.reports", "", "everyone", "Show what happened to an account's money."
     ),
     "bank.transfer": IndexEntry(
-        "steward.bank.actions.money", "", "operator", "Give money of one account to another."
+        "steward.bank.actions.money",
+        "bank transfer",
+        "operator",
+        "Give money of one account to another.",
     ),
     "bank.usage": IndexEntry(
         "steward.bank.actions.reports", "", "everyone", "Sum up what was used."
@@ -258,10 +281,16 @@ ACTION_INDEX: Final[dict[str, IndexEntry]] = {
         "Show who is in which account.",
     ),
     "bank.withdraw": IndexEntry(
-        "steward.bank.actions.money", "", "operator", "Take money away from an account."
+        "steward.bank.actions.money",
+        "bank withdraw",
+        "operator",
+        "Take money away from an account.",
     ),
     "bank.would_refuse": IndexEntry(
-        "steward.bank.actions.rates", "", "operator", "List what the gate would have refused."
+        "steward.bank.actions.rates",
+        "bank would-refuse",
+        "operator",
+        "List what the gate would have refused.",
     ),
     "credentials.close": IndexEntry(
         "steward.admin.credentials.actions", "", "administrator", "End a browser's session."

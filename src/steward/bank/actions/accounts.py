@@ -12,30 +12,24 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 
 from msgspec.structs import replace
 
-from steward.bank.context import GATE_UNAWARE, BankContext, BankReply
+from steward.bank.context import (
+    AccountName,
+    Amount,
+    BankContext,
+    ChangeReply,
+    Key,
+    Reason,
+    Zone,
+)
 from steward.bank.errors import BankRefused, BankUsage
 from steward.bank.ledger import Account, Allocation, Member
 from steward.core.access import Caller
-from steward.core.actions import Request, action, argument, described, option, route, supplied
+from steward.core.actions import Request, action, argument, described, option, route
 from steward.core.layouts import Column, Layout
 
 _OPERATOR_TASK: Final = "create or change accounts and allocations"
 
 
-Reason = Annotated[
-    str, option("Reason, recorded in the ledger for good.", "--reason", metavar="TEXT")
-]
-Zone = Annotated[str, supplied("IANA time zone of typed times; the cluster's if empty.", "zone")]
-Key = Annotated[
-    str,
-    option(
-        "Idempotency key: a change repeated under the same key is made once. Random if not given.",
-        "--key",
-        metavar="TEXT",
-        source="key",
-    ),
-]
-AccountName = Annotated[str, argument("Name of the account.", "ACCOUNT")]
 AccountNames = Annotated[
     tuple[str, ...], argument("These accounts; all that you may see if none is given.", "ACCOUNT")
 ]
@@ -115,22 +109,19 @@ def _list_rules(account: Account, _: object) -> str:
     return ", ".join(rule for rule, applies in rules.items() if applies)
 
 
-class AccountReply(BankReply, frozen=True, kw_only=True, dict=True):
+class AccountReply(ChangeReply, frozen=True, kw_only=True, dict=True):
     """Reply with accounts, their users and their allocations.
 
     Attributes:
         accounts: The accounts.
         users: Their users; in accounts the caller does not manage, only the caller.
         allocations: Their allocations.
-        gate_knows: Whether the gate already applies a change; otherwise it does soon. None if
-            nothing was changed.
         key: Idempotency key of the change; "" for none.
     """
 
     accounts: tuple[Account, ...] = ()
     users: tuple[Member, ...] = ()
     allocations: tuple[Allocation, ...] = ()
-    gate_knows: bool | None = None
     key: str = ""
     layout: ClassVar[Layout] = (
         Column("Account", "name"),
@@ -180,10 +171,6 @@ class AccountReply(BankReply, frozen=True, kw_only=True, dict=True):
         """Return the key under which the change is not made twice."""
         return (f"Key: {self.key}",) if self.key else ()
 
-    def list_notes(self) -> Iterable[str]:
-        """Return that the gate does not apply a change yet."""
-        return (GATE_UNAWARE,) if self.gate_knows is False else ()
-
 
 class AccountUserRequest(Request, frozen=True, kw_only=True):
     """Request of bank.user_create and bank.user_change: a user and their spending limit."""
@@ -227,7 +214,7 @@ class AllocationCreateRequest(Request, frozen=True, kw_only=True):
     """Request of bank.allocation_create: service units granted for a period."""
 
     account: AccountName
-    amount: Annotated[int, argument("Amount, such as 1250 or 0.5.", "AMOUNT", unit="money", ge=0)]
+    amount: Amount
     begin: Annotated[str, _BEGIN] = ""
     end: Annotated[str, _END]
     rollover: Annotated[Literal["none", "next"], _ROLLOVER] = "none"

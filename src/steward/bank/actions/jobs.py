@@ -13,12 +13,12 @@ from typing import Annotated, ClassVar, Final
 import msgspec
 
 from steward.bank.charged_jobs import NotCharged, explain_uncharged, find_job_charges, map_job_names
-from steward.bank.context import BankContext, BankReply
+from steward.bank.context import BankContext, BankReply, Cluster, JobName, Reason, Zone
 from steward.bank.errors import BankRefused, BankUsage, NotInBank
 from steward.bank.gate.requests import Allowance
 from steward.bank.records import Charge, PriceLine, Rate
 from steward.core.access import Caller
-from steward.core.actions import ActionMessage, Request, action, route
+from steward.core.actions import ActionMessage, Request, action, option, route
 from steward.core.layouts import Column, Layout
 from steward.core.timestamps import to_micros
 from steward.jobs.job_ids import JobNameError, parse_job_name
@@ -31,15 +31,10 @@ _LONGEST_ALLOWANCE: Final = timedelta(days=30)
 
 
 class ExplainRequest(Request, frozen=True, kw_only=True):
-    """Request of bank.explain: the charges of a job and how they were computed.
+    """Request of bank.explain: the charges of a job and how they were computed."""
 
-    Attributes:
-        job: Job id in Slurm's notation.
-        cluster: Its cluster; "" for the first.
-    """
-
-    job: str
-    cluster: str = ""
+    job: JobName
+    cluster: Cluster = ""
 
 
 class ExplainedCharge(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,23 +95,22 @@ class ExplainReply(BankReply, frozen=True, kw_only=True):
         Column("Key", lambda line, _: line.charge.key),
     )
 
+    @property
+    def exit_code(self) -> int:
+        """Exit code of the command: 1 if a charge is not the amount recomputed."""
+        return 0 if self.is_right else 1
+
 
 class AllowRequest(Request, frozen=True, kw_only=True):
-    """Request of bank.allow: let a job pass the gate until a time, without funds.
+    """Request of bank.allow: let a job pass the gate until a time, without funds."""
 
-    Attributes:
-        job: Job id in Slurm's notation; an array task stands for its whole array.
-        until: End of the allowance, as people type times.
-        reason: Reason, for the records.
-        cluster: Its cluster; "" for the first.
-        zone: IANA time zone of the time given; "" for the cluster's.
-    """
-
-    job: str
-    until: str
-    reason: str
-    cluster: str = ""
-    zone: str = ""
+    job: JobName
+    until: Annotated[
+        str, option("End of the allowance, such as now+2hours.", "--until", metavar="TIME")
+    ]
+    reason: Reason
+    cluster: Cluster = ""
+    zone: Zone = ""
 
 
 class AllowReply(BankReply, frozen=True, kw_only=True):
@@ -142,16 +136,26 @@ class AllowReply(BankReply, frozen=True, kw_only=True):
         Column("Until", "until", "time"),
     )
 
+    @property
+    def allowances(self) -> "tuple[AllowReply]":
+        """The allowance as the one row of a table."""
+        return (self,)
+
 
 @action(
     "bank.allow",
     scope="bank",
     role="operator",
+    command="bank allow",
+    rows="allowances",
     routes=(route("POST /allowances"),),
-    help="Let one job pass whatever its account has.",
 )
 def allow_job(context: BankContext, caller: Caller, request: AllowRequest) -> AllowReply:
-    """Let one job pass the gate until a time; a hold and charges apply as usual.
+    """Let one job pass whatever its account has.
+
+    Until the given time the gate rejects no change of it. The job is held for and charged all
+    the same, so that its account may be overdrawn and rejects further jobs. An allowance of a
+    task is its array's.
 
     Raises:
         BankRefused: The caller is no operator.
@@ -215,12 +219,16 @@ def _is_in_queue(context: BankContext, cluster: str, job_id: int) -> bool:
 @action(
     "bank.explain",
     scope="read",
+    command="bank explain",
+    rows="charges",
     routes=(route("GET /jobs/{job}/cost", "Explain what a job cost."),),
     only_reads=True,
-    help="Say what a job was charged, and why.",
 )
 def explain_job(context: BankContext, caller: Caller, request: ExplainRequest) -> ExplainReply:
-    """Show the charges of a job, recomputed from its use and rate.
+    """Say what a job was charged, and why.
+
+    Each charge is computed again from what was used and the rate of the job's first
+    submission; the exit code is 1 where that makes another amount.
 
     Raises:
         BankRefused: The job belongs to another user, and the caller does not manage the account.
@@ -296,13 +304,12 @@ class ChargedJob(ActionMessage, frozen=True, kw_only=True):
 
 
 class ChargedRequest(Request, frozen=True, kw_only=True):
-    """Request of bank.charged: the total charged to each of many jobs.
+    """Request of bank.charged: the total charged to each of many jobs."""
 
-    Attributes:
-        jobs: The jobs.
-    """
-
-    jobs: Annotated[tuple[ChargedJob, ...], msgspec.Meta(max_length=MAX_CHARGED_JOBS)]
+    jobs: Annotated[
+        tuple[ChargedJob, ...],
+        msgspec.Meta(description="Jobs to sum up.", max_length=MAX_CHARGED_JOBS),
+    ]
 
 
 class ChargedLine(ActionMessage, frozen=True, kw_only=True):
@@ -335,10 +342,12 @@ class ChargedReply(BankReply, frozen=True, kw_only=True):
     "bank.charged",
     scope="read",
     only_reads=True,
-    help="Say what jobs were charged, each altogether.",
 )
 def sum_charges(context: BankContext, caller: Caller, request: ChargedRequest) -> ChargedReply:
-    """Sum up the charges of each job; jobs the caller may not see are left out."""
+    """Say what jobs were charged, each altogether.
+
+    Jobs that the caller may not see are left out.
+    """
     submits_by_cluster: dict[str, dict[int, datetime | None]] = {}
     for job in request.jobs:
         submits_by_cluster.setdefault(job.cluster, {})[job.job_id] = job.first_submit

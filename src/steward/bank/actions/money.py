@@ -5,17 +5,26 @@ a repeat harmless. Before money leaves an account in the ledger, the gate reserv
 job is admitted with money that is about to leave. Amounts are micro-SU.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 
 import msgspec
 
-from steward.bank.context import BankContext, BankReply
+from steward.bank.context import (
+    AccountName,
+    Amount,
+    BankContext,
+    ChangeReply,
+    Cluster,
+    Key,
+    Reason,
+)
 from steward.bank.errors import BankUsage, GateUnavailable
 from steward.bank.ledger import Authorship, Transfer
 from steward.core.access import Caller
-from steward.core.actions import Request, action, route
+from steward.core.actions import Request, action, argument, option, route
+from steward.core.layouts import Column, Layout
 
 if TYPE_CHECKING:
     from steward.bank.ledger.ledger import Transaction
@@ -24,77 +33,103 @@ if TYPE_CHECKING:
 _OPERATOR_TASK: Final = "move money"
 
 
-class DepositRequest(Request, frozen=True, kw_only=True):
-    """Request of bank.deposit: new money for an account.
-
-    Attributes:
-        account: Account that receives it.
-        amount: Amount in micro-SU, above zero.
-        reason: Reason, recorded in the ledger.
-        key: Idempotency key chosen by the caller; "" for none.
-        allocation: Number of the allocation; 0 for the account's open-ended one.
-    """
-
-    account: str
-    amount: int
-    reason: str
-    key: str = ""
-    allocation: int = 0
+_ALLOCATION = option(
+    "Number of the allocation; the ledger chooses if not given.",
+    "--allocation",
+    metavar="NUMBER",
+    ge=0,
+)
 
 
-class WithdrawRequest(DepositRequest, frozen=True, kw_only=True):
-    """Request of bank.withdraw: money taken from an account; attributes as of a deposit."""
+class MoveRequest(Request, frozen=True, kw_only=True):
+    """Request of bank.deposit and bank.withdraw: money for an account, or taken from it."""
+
+    account: AccountName
+    amount: Amount
+    reason: Reason
+    key: Key = ""
+    allocation: Annotated[int, _ALLOCATION] = 0
 
 
 class TransferRequest(Request, frozen=True, kw_only=True):
-    """Request of bank.transfer: money moved from one account to another.
+    """Request of bank.transfer: money moved from one account to another."""
 
-    Attributes:
-        source: Account that pays.
-        target: Account that receives.
-        amount: Amount in micro-SU, above zero.
-        reason: Reason, recorded in the ledger.
-        key: Idempotency key chosen by the caller; "" for none.
-        source_allocation: Allocation that pays; 0 lets the ledger choose.
-        target_allocation: Allocation that receives; 0 for the open-ended one.
-    """
-
-    source: str
-    target: str
-    amount: int
-    reason: str
-    key: str = ""
-    source_allocation: int = 0
-    target_allocation: int = 0
+    source: Annotated[str, argument("Account that pays.", "FROM")]
+    target: Annotated[str, argument("Account that receives.", "TO")]
+    amount: Amount
+    reason: Reason
+    key: Key = ""
+    source_allocation: Annotated[
+        int,
+        option(
+            "Number of the allocation that pays; the ledger chooses if not given.",
+            "--from-allocation",
+            metavar="NUMBER",
+            ge=0,
+        ),
+    ] = 0
+    target_allocation: Annotated[
+        int,
+        option(
+            "Number of the allocation that receives; the one without an end if not given.",
+            "--to-allocation",
+            metavar="NUMBER",
+            ge=0,
+        ),
+    ] = 0
 
 
 class RefundRequest(Request, frozen=True, kw_only=True):
-    """Request of bank.refund: usage given back, of a job or in general.
+    """Request of bank.refund: usage given back, of a job or in general."""
 
-    Attributes:
-        account: Account that receives it; "" if a job is named.
-        job: Job id in Slurm's notation; all its charges are meant. "" for none.
-        cluster: The job's cluster; "" for the first.
-        amount: Amount in micro-SU; None for everything the job was charged.
-        user: User whose spent amount it reduces; "" for none.
-        reason: Reason, recorded in the ledger.
-        key: Idempotency key chosen by the caller; "" for none.
-    """
+    account: Annotated[str, argument("Account to refund, if no job is named.", "ACCOUNT")] = ""
+    job: Annotated[
+        str,
+        option(
+            "Job whose charges to refund: 123, 123_7 or 123+1.",
+            "--job",
+            "--jobs",
+            "-j",
+            metavar="JOB",
+        ),
+    ] = ""
+    cluster: Cluster = ""
+    amount: Annotated[
+        int | None,
+        option(
+            "Amount; for a job everything that it was charged if not given.",
+            "--amount",
+            metavar="AMOUNT",
+            unit="money",
+        ),
+    ] = None
+    user: Annotated[
+        str, option("User whose spent amount it reduces.", "--user", "-u", metavar="NAME")
+    ] = ""
+    reason: Reason
+    key: Key = ""
 
-    account: str = ""
-    job: str = ""
-    cluster: str = ""
-    amount: int | None = None
-    user: str = ""
-    reason: str = ""
-    key: str = ""
+
+class AdjustRequest(Request, frozen=True, kw_only=True):
+    """Request of bank.adjust: a correction by hand."""
+
+    account: AccountName
+    amount: Annotated[
+        int, argument("Amount, such as 12.5, or -12.5 to take away.", "AMOUNT", unit="money")
+    ]
+    reason: Reason
+    key: Key = ""
+    allocation: Annotated[int, _ALLOCATION] = 0
 
 
-class AdjustRequest(DepositRequest, frozen=True, kw_only=True):
-    """Request of bank.adjust: a manual correction; as a deposit, but may be negative."""
+def _read_amount(transfer: Transfer, _: object = None) -> int:
+    """Return the amount of a transfer; that of an adjustment is negative if it took away."""
+    if transfer.kind != "adjust":
+        return transfer.amount
+    return sum(entry.amount for entry in transfer.entries if entry.account)
 
 
-class MoneyMoveReply(BankReply, frozen=True, kw_only=True):
+class MoneyMoveReply(ChangeReply, frozen=True, kw_only=True):
     """Reply to an action that moves money.
 
     Attributes:
@@ -102,14 +137,29 @@ class MoneyMoveReply(BankReply, frozen=True, kw_only=True):
         key: The caller's idempotency key.
         repeated: Whether the key was used before, so that nothing was done now.
         balances: Current balances of the accounts, over their active allocations.
-        gate_knows: Whether the gate already applies it; otherwise it does soon.
     """
 
     transfers: tuple[Transfer, ...]
     key: str = ""
     repeated: bool = False
     balances: dict[str, int] = msgspec.field(default_factory=dict)
-    gate_knows: bool = False
+    layout: ClassVar[Layout] = (
+        Column("Number", "number", show="requested"),
+        Column("Kind", "kind", show="requested"),
+        Column("Account", "account", show="requested"),
+        Column("Amount", _read_amount, "money", show="requested"),
+        Column("Key", "key", show="requested"),
+    )
+
+    def list_lines(self) -> Iterable[str]:
+        """Return a line for each transfer and balance, and the key."""
+        status = "Done before" if self.repeated else "Done"
+        for transfer in self.transfers:
+            amount = self.format_with_unit(_read_amount(transfer))
+            yield f"{status}: {transfer.kind} of {amount}, number {transfer.number}."
+        for account, balance in self.balances.items():
+            yield f"{account} has {self.format_with_unit(balance)} now."
+        yield f"Key: {self.key}"
 
 
 MoveFunction = Callable[["Transaction", Authorship], tuple[Transfer, ...]]
@@ -120,11 +170,14 @@ MoveFunction = Callable[["Transaction", Authorship], tuple[Transfer, ...]]
     "bank.deposit",
     scope="bank",
     role="operator",
+    command="bank deposit",
+    rows="transfers",
     routes=(route("POST /accounts/{account}/deposits"),),
-    help="Give an account new money.",
 )
-def deposit_money(context: BankContext, caller: Caller, request: DepositRequest) -> MoneyMoveReply:
-    """Deposit new money in an account.
+def deposit_money(context: BankContext, caller: Caller, request: MoveRequest) -> MoneyMoveReply:
+    """Give an account new money.
+
+    It never ends: 'steward bank allocation create' gives money for a time.
 
     Raises:
         BankRefused: The caller is no operator.
@@ -146,13 +199,14 @@ def deposit_money(context: BankContext, caller: Caller, request: DepositRequest)
     "bank.withdraw",
     scope="bank",
     role="operator",
+    command="bank withdraw",
+    rows="transfers",
     routes=(route("POST /accounts/{account}/withdrawals"),),
-    help="Take money away from an account.",
 )
-def withdraw_money(
-    context: BankContext, caller: Caller, request: WithdrawRequest
-) -> MoneyMoveReply:
-    """Withdraw money from an account, up to its available amount.
+def withdraw_money(context: BankContext, caller: Caller, request: MoveRequest) -> MoneyMoveReply:
+    """Take money away from an account.
+
+    Only its available amount can go: what jobs hold stays.
 
     Raises:
         BankRefused: The caller is no operator, or the available amount is too low.
@@ -178,13 +232,20 @@ def withdraw_money(
     "bank.transfer",
     scope="bank",
     role="operator",
+    command="bank transfer",
+    rows="transfers",
     routes=(route("POST /transfers"),),
-    help="Give money of one account to another.",
 )
 def transfer_money(
     context: BankContext, caller: Caller, request: TransferRequest
 ) -> MoneyMoveReply:
-    """Transfer money from one account to another; raises as :func:`withdraw_money`."""
+    """Give money of one account to another.
+
+    Only the available amount can go: what jobs hold stays.
+
+    Raises:
+        StewardError: As for :func:`withdraw_money`.
+    """
     _require_positive(request.amount)
 
     def move(t: "Transaction", author: Authorship) -> tuple[Transfer, ...]:
@@ -210,11 +271,14 @@ def transfer_money(
     "bank.refund",
     scope="bank",
     role="operator",
+    command="bank refund",
+    rows="transfers",
     routes=(route("POST /refunds"),),
-    help="Give back what was charged.",
 )
 def refund_money(context: BankContext, caller: Caller, request: RefundRequest) -> MoneyMoveReply:
-    """Refund charges of a job, or usage of an account.
+    """Give back what was charged.
+
+    Either of a job (--job 123), or of an account at large (physics --amount 12.5).
 
     Raises:
         BankRefused: The caller is no operator, or the amount is more than was charged.
@@ -229,7 +293,7 @@ def refund_money(context: BankContext, caller: Caller, request: RefundRequest) -
             context, caller, request, (), lambda t, author: _refund_job(context, t, author, request)
         )
     if request.amount is None:
-        raise BankUsage("say how much: 'refund physics 12.5'")
+        raise BankUsage("say how much: 'refund physics --amount 12.5'")
     amount = request.amount
 
     def move(t: "Transaction", author: Authorship) -> tuple[Transfer, ...]:
@@ -242,11 +306,14 @@ def refund_money(context: BankContext, caller: Caller, request: RefundRequest) -
     "bank.adjust",
     scope="bank",
     role="operator",
+    command="bank adjust",
+    rows="transfers",
     routes=(route("POST /accounts/{account}/adjustments"),),
-    help="Correct what an account has, by hand.",
 )
 def adjust_balance(context: BankContext, caller: Caller, request: AdjustRequest) -> MoneyMoveReply:
-    """Adjust the balance of an account by hand.
+    """Correct what an account has, by hand.
+
+    A negative amount takes away.
 
     Raises:
         BankRefused: The caller is no operator.
@@ -270,7 +337,7 @@ def adjust_balance(context: BankContext, caller: Caller, request: AdjustRequest)
         return _move_money(context, caller, request, (request.account,), move)
 
 
-_MoneyRequest = DepositRequest | TransferRequest | RefundRequest | AdjustRequest
+_MoneyRequest = MoveRequest | TransferRequest | RefundRequest | AdjustRequest
 
 
 def _move_money(

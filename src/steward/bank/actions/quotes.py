@@ -8,13 +8,13 @@ nothing. Amounts are micro-SU.
 import logging
 import pwd
 from collections.abc import Sequence
-from typing import Final
+from typing import Annotated, Final
 
 from steward.bank.context import BankContext, BankReply
 from steward.bank.errors import BankUsage, GateUnavailable
 from steward.bank.records import JobRequest, Quote
 from steward.core.access import Caller
-from steward.core.actions import Request, action, route
+from steward.core.actions import Request, action, described, route
 
 log = logging.getLogger(__name__)
 
@@ -23,19 +23,16 @@ _MAX_SCRIPT_CHARS: Final = 4 * 1024 * 1024
 
 
 class QuoteRequest(Request, frozen=True, kw_only=True):
-    """Request of bank.quote: the highest price a job may have.
+    """Request of bank.quote: the highest price a job may have."""
 
-    Attributes:
-        options: Options of sbatch, as typed on its command line.
-        script: Text of the script, whose #SBATCH lines count; "" for none.
-        cluster: The cluster; "" for the first.
-        user: Owner of the job; "" for the caller. Only operators may name others.
-    """
-
-    options: tuple[str, ...] = ()
-    script: str = ""
-    cluster: str = ""
-    user: str = ""
+    options: Annotated[
+        tuple[str, ...], described("Options of sbatch, as typed on its command line.")
+    ] = ()
+    script: Annotated[str, described("Text of the script; its #SBATCH lines count.")] = ""
+    cluster: Annotated[str, described("Cluster; the first in the configuration if not given.")] = ""
+    user: Annotated[
+        str, described("Owner of the job; you if not given. Only operators may name others.")
+    ] = ""
 
 
 class QuoteReply(BankReply, frozen=True, kw_only=True):
@@ -64,10 +61,11 @@ class QuoteReply(BankReply, frozen=True, kw_only=True):
     scope="read",
     routes=(route("POST /quotes", "Say what a job would cost."),),
     only_reads=True,
-    help="Say what a job may cost.",
 )
 def quote_job(context: BankContext, caller: Caller, request: QuoteRequest) -> QuoteReply:
-    """Estimate the highest price of a job, and whether the gate would admit it.
+    """Say what a job may cost.
+
+    The reply also says whether the gate would admit the job now.
 
     Raises:
         BankUsage: sbatch has no such option, or its value is invalid.

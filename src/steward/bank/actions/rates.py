@@ -1,22 +1,42 @@
 """Bank actions for rates and modes: what jobs cost, and whether the gate rejects them.
 
-``bank.rate_create`` and ``bank.rate_show`` manage prices of partitions. ``bank.enforce`` sets
-the mode (off, observe, gate). ``bank.would_refuse`` lists jobs that were or would have been
-rejected.
+``bank.rate_create``, ``bank.rate_change`` and ``bank.rate_show`` manage prices of partitions.
+``bank.enforce`` sets the mode (off, observe, gate). ``bank.would_refuse`` lists jobs that were or
+would have been rejected.
 """
 
+from collections.abc import Iterable
 from datetime import datetime, timedelta
-from typing import ClassVar, Final
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 import msgspec
 
-from steward.bank.context import BankContext, BankReply
+from steward.bank.context import (
+    UNTIL,
+    AccountFilter,
+    BankContext,
+    BankReply,
+    ChangeReply,
+    Cluster,
+    ClusterFilter,
+    Reason,
+    UserFilter,
+    Zone,
+    annotate_since,
+)
 from steward.bank.errors import BankUsage
 from steward.bank.ledger import RejectedJob
-from steward.bank.rate_validation import check_rate, list_rate_warnings
-from steward.bank.records import Mode, ModeRule, Rate
+from steward.bank.rate_validation import (
+    check_rate,
+    format_rate,
+    list_rate_warnings,
+    parse_factors,
+    parse_time_factors,
+    parse_weights,
+)
+from steward.bank.records import ModeRule, Rate, TimeFactor
 from steward.core.access import Caller
-from steward.core.actions import Request, action, route
+from steward.core.actions import Request, action, argument, option, route
 from steward.core.layouts import Column, Layout, read_user
 
 _OPERATOR_TASK: Final = "set rates and modes"
@@ -26,78 +46,158 @@ _MAX_SILENCE: Final = timedelta(days=7)
 """Longest time a cluster may see no submission before a warning."""
 
 
-class RateCreateRequest(Request, frozen=True, kw_only=True):
-    """Request of bank.rate_create: the price of jobs first submitted from a time on.
+class RateRequest(Request, frozen=True, kw_only=True):
+    """Request of bank.rate_create and bank.rate_change: the price of jobs from a time on."""
 
-    Attributes:
-        rate: The rate; its ``number`` and ``valid_from`` are ignored.
-        valid_from: Start of validity, as people type times; "" for now.
-        zone: IANA time zone of the time given; "" for the cluster's.
-        reason: Reason, recorded in the ledger.
-    """
+    partition: Annotated[
+        str, argument("Partition; '*' for those without a rate of their own.", "PARTITION")
+    ]
+    qos: Annotated[str, option("Only under this QOS.", "--qos", "-q", metavar="NAME")] = ""
+    cluster: Cluster = ""
+    weights: Annotated[
+        dict[str, int] | None,
+        option(
+            "Price of a TRES for an hour, such as cpu=1,gres/gpu=20; of mem and bb/NAME for a GiB.",
+            "--weight",
+            "-w",
+            metavar="TRES=AMOUNT,…",
+            unit="money",
+            parse=parse_weights,
+        ),
+    ] = None
+    combine: Annotated[
+        Literal["max", "sum"] | None,
+        option("Charge the dearest of the weighted TRES, or their sum.", "--max/--sum"),
+    ] = None
+    minimum: Annotated[
+        int | None,
+        option("Minimum price of a run.", "--minimum", metavar="AMOUNT", unit="money"),
+    ] = None
+    whole_nodes: Annotated[
+        bool | None,
+        option("Charge whole nodes, or only what a job is allocated.", "--whole-nodes/--parts"),
+    ] = None
+    factors: Annotated[
+        tuple[TimeFactor, ...] | None,
+        option(
+            "Factor by time, such as sat-sun/0-24=0.5 or mon-fri/08:00-18:00=1.5.",
+            "--factor",
+            metavar="DAYS/TIME-TIME=NUMBER",
+            parse=parse_time_factors,
+        ),
+    ] = None
+    qos_permille: Annotated[
+        dict[str, int] | None,
+        option(
+            "Factor by QOS, such as lowprio=0.5.",
+            "--qos-factor",
+            metavar="QOS=NUMBER,…",
+            parse=parse_factors,
+        ),
+    ] = None
+    ends_permille: Annotated[
+        dict[str, int] | None,
+        option(
+            "Factor by final state, such as NODE_FAIL=0,PREEMPTED=0.5.",
+            "--end-factor",
+            metavar="STATE=NUMBER,…",
+            parse=parse_factors,
+        ),
+    ] = None
+    free: Annotated[bool | None, option("Charge nothing.", "--free")] = None
+    note: Annotated[str | None, option("Description, for people.", "--note", metavar="TEXT")] = None
+    valid_from: Annotated[
+        str,
+        option(
+            "Earliest first submit time of the jobs it applies to; now if not given.",
+            "--from",
+            metavar="TIME",
+        ),
+    ] = ""
+    zone: Zone = ""
+    reason: Reason = ""
 
-    rate: Rate
-    valid_from: str = ""
-    zone: str = ""
-    reason: str = ""
+
+_PRICE_FIELDS: Final = (
+    "weights",
+    "combine",
+    "minimum",
+    "whole_nodes",
+    "factors",
+    "qos_permille",
+    "ends_permille",
+    "free",
+    "note",
+)
+"""Fields of a rate that a request gives; None leaves the default, or the present value."""
 
 
 class RateShowRequest(Request, frozen=True, kw_only=True):
-    """Request of bank.rate_show: the rates.
+    """Request of bank.rate_show: the rates."""
 
-    Attributes:
-        cluster: Only of this cluster.
-        past: Whether to include rates that later ones replaced.
-    """
-
-    cluster: str = ""
-    past: bool = False
+    cluster: ClusterFilter = ""
+    past: Annotated[bool, option("Include rates that later ones replaced.", "--past")] = False
 
 
-class RatesReply(BankReply, frozen=True, kw_only=True):
+class RatesReply(ChangeReply, frozen=True, kw_only=True):
     """Reply with rates.
 
     Attributes:
         rates: Rates by cluster, partition, QOS and start of validity.
-        gate_knows: Whether the gate already applies a change; otherwise it does soon.
         warnings: Parts of a new rate that may charge nothing on its cluster.
     """
 
     rates: tuple[Rate, ...]
-    gate_knows: bool = False
     warnings: tuple[str, ...] = ()
+    layout: ClassVar[Layout] = (
+        Column("Number", "number", "count"),
+        Column("Cluster", "cluster", show="several"),
+        Column("Partition", "partition"),
+        Column("QOS", "qos", show="filled"),
+        Column("From", "valid_from", "time"),
+        Column("Rate", lambda row, _: format_rate(row)),
+        Column("Note", "note", show="requested"),
+    )
+
+    def list_notes(self) -> Iterable[str]:
+        """Return that there are no rates, or that the gate does not apply a new one yet."""
+        if not self.rates:
+            yield "Nothing says what jobs cost yet: 'steward bank rate create'."
+        yield from super().list_notes()
+
+    def list_warnings(self) -> Iterable[str]:
+        """Return what a new rate may not charge."""
+        return self.warnings
 
 
 class EnforceRequest(Request, frozen=True, kw_only=True):
-    """Request of bank.enforce: the mode of all clusters or a part of one.
+    """Request of bank.enforce: the mode of all clusters or a part of one."""
 
-    Attributes:
-        mode: ``off``, ``observe`` or ``gate``; "" only shows the rules; ``default`` removes
-            the rule of this scope.
-        cluster: The cluster; "" for all.
-        partition: Partition of the cluster; "" for all.
-        account: Account; "" for all.
-        reason: Reason, recorded in the ledger.
-    """
+    mode: Annotated[
+        Literal["", "off", "observe", "gate", "default"],
+        argument(
+            "New mode; 'default' removes the mode set for just this. Without it, the modes are "
+            "shown.",
+            "MODE",
+        ),
+    ] = ""
+    cluster: ClusterFilter = ""
+    partition: Annotated[
+        str, option("Only this partition of the cluster.", "--partition", "-r", metavar="NAME")
+    ] = ""
+    account: AccountFilter = ""
+    reason: Reason = ""
 
-    mode: str = ""
-    cluster: str = ""
-    partition: str = ""
-    account: str = ""
-    reason: str = ""
 
-
-class EnforceReply(BankReply, frozen=True, kw_only=True):
+class EnforceReply(ChangeReply, frozen=True, kw_only=True):
     """Reply with the mode rules.
 
     Attributes:
         rules: The rules set; elsewhere the mode is ``observe``.
-        gate_knows: Whether the gate already applies them; otherwise it does soon.
         warning: Why nothing is rejected nevertheless; "" if no cause is known.
     """
 
     rules: tuple[ModeRule, ...]
-    gate_knows: bool = False
     warning: str = ""
     layout: ClassVar[Layout] = (
         Column("Cluster", lambda rule, _: rule.cluster or "all"),
@@ -106,25 +206,27 @@ class EnforceReply(BankReply, frozen=True, kw_only=True):
         Column("Mode", "mode"),
     )
 
+    def list_lines(self) -> Iterable[str]:
+        """Return the mode of clusters, partitions and accounts without a rule."""
+        if not any(not (rule.cluster or rule.partition or rule.account) for rule in self.rules):
+            yield "Where nothing else is said: observe."
+
+    def list_warnings(self) -> Iterable[str]:
+        """Return why nothing is rejected."""
+        return (self.warning,) if self.warning else ()
+
 
 class WouldRefuseRequest(Request, frozen=True, kw_only=True):
-    """Request of bank.would_refuse: jobs that were rejected, or would have been.
+    """Request of bank.would_refuse: jobs that were rejected, or would have been."""
 
-    Attributes:
-        since: Start, as people type times; "" for seven days ago.
-        until: End, likewise; "" for now.
-        zone: IANA time zone of the times given; "" for the cluster's.
-        account: Only of this account.
-        user: Only of this user.
-        all: Whether to include jobs that were in fact rejected.
-    """
-
-    since: str = ""
-    until: str = ""
-    zone: str = ""
-    account: str = ""
-    user: str = ""
-    all: bool = False
+    since: Annotated[
+        str, annotate_since("Start of the period; the last seven days if not given.")
+    ] = ""
+    until: Annotated[str, UNTIL] = ""
+    zone: Zone = ""
+    account: AccountFilter = ""
+    user: UserFilter = ""
+    all: Annotated[bool, option("Include jobs that were rejected.", "--all", "-a")] = False
 
 
 class WouldRefuseReply(BankReply, frozen=True, kw_only=True):
@@ -155,31 +257,130 @@ class WouldRefuseReply(BankReply, frozen=True, kw_only=True):
         Column("Why", lambda row, _: row.why.split("\n", 1)[0], exact="why"),
     )
 
+    def list_lines(self) -> Iterable[str]:
+        """Return that there are no such jobs."""
+        return () if self.refusals else ("Nothing would have been refused.",)
+
+    def list_warnings(self) -> Iterable[str]:
+        """Return why the list may be empty, and that it is cut off."""
+        if self.warning:
+            yield self.warning
+        if self.more:
+            yield "there is more: see -S and -E"
+
 
 @action(
     "bank.rate_create",
     scope="bank",
     role="operator",
+    command="bank rate create",
+    rows="rates",
     routes=(route("POST /rates"),),
-    help="Say what jobs cost from a time on.",
 )
-def create_rate(context: BankContext, caller: Caller, request: RateCreateRequest) -> RatesReply:
-    """Create a rate; earlier charges stay unchanged.
+def create_rate(context: BankContext, caller: Caller, request: RateRequest) -> RatesReply:
+    """Say what jobs cost from a time on.
+
+    Rates are never changed: a new one holds for jobs that are submitted from then on.
 
     Raises:
         BankRefused: The caller is no operator.
         BankUsage: It has neither a price nor the mark "free", it weighs an unknown TRES, or the
             cluster does not exist.
     """
-    valid_from = context.parse_moment(request.valid_from, request.zone) or context.now()
-    requested = request.rate
-    check_rate(requested)
-    rate = msgspec.structs.replace(
-        requested,
-        number=0,
-        valid_from=valid_from,
-        cluster=context.resolve_cluster(requested.cluster),
+    rate = Rate(
+        cluster=context.resolve_cluster(request.cluster),
+        partition=request.partition,
+        qos=request.qos,
+        **_collect_prices(request),
     )
+    return _add_rate(context, caller, request, rate)
+
+
+@action(
+    "bank.rate_change",
+    scope="bank",
+    role="operator",
+    command="bank rate change",
+    rows="rates",
+    routes=(route("PATCH /rates"),),
+)
+def change_rate(context: BankContext, caller: Caller, request: RateRequest) -> RatesReply:
+    """Change a part of what jobs cost, from a time on.
+
+    What is not given stays as it is now; jobs that were submitted before keep their rate.
+
+    Raises:
+        BankRefused: The caller is no operator.
+        BankUsage: There is no such rate, or one on several clusters; nothing is to be changed; or
+            as for :func:`create_rate`.
+    """
+    partition = request.partition
+    current_rates = [
+        rate
+        for rate in _list_rates(context, request.cluster)
+        if rate.partition == partition and rate.qos == request.qos
+    ]
+    clusters = {rate.cluster for rate in current_rates}
+    if not current_rates or len(clusters) > 1:
+        raise BankUsage(
+            f"there is no rate of {partition} to be changed: 'steward bank rate create'"
+            if not current_rates
+            else f"{partition} is a partition of {' and '.join(sorted(clusters))}: name one with -M"
+        )
+    changes = _collect_prices(request)
+    if not changes:
+        raise BankUsage("nothing is to be changed: give --weight or another option")
+    if changes.get("free"):
+        changes |= {"weights": {}, "minimum": 0}
+    elif "weights" in changes or "minimum" in changes:
+        changes["free"] = False
+    rate = msgspec.structs.replace(current_rates[0], **changes)
+    return _add_rate(context, caller, request, rate)
+
+
+@action(
+    "bank.rate_show",
+    scope="read",
+    command="bank rate show",
+    rows="rates",
+    routes=(route("GET /rates"),),
+    only_reads=True,
+)
+def show_rates(context: BankContext, caller: Caller, request: RateShowRequest) -> RatesReply:
+    """Show what jobs cost.
+
+    A job keeps for life the rates of its first submission. Every user may see them.
+    """
+    del caller
+    rates = _list_rates(context, request.cluster, past=request.past)
+    return RatesReply(rates=tuple(rates), **context.make_heading())
+
+
+def _collect_prices(request: RateRequest) -> dict[str, Any]:
+    """Return the fields of a rate that a request gives."""
+    fields = {name: getattr(request, name) for name in _PRICE_FIELDS}
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _list_rates(context: BankContext, cluster: str, *, past: bool = False) -> list[Rate]:
+    """Return rates by scope: the newest one valid by now, all future ones, and ``past`` ones."""
+    now = context.now()
+    with context.ledger.reading() as t:
+        all_rates = t.rates.list_all(context.resolve_cluster(cluster) if cluster else "")
+    rates = sorted(all_rates, key=_get_rate_sort_key)
+    if past:
+        return rates
+    latest_by_scope = {
+        (rate.cluster, rate.partition, rate.qos): rate for rate in rates if _is_valid(rate, now)
+    }
+    return [rate for rate in rates if not _is_valid(rate, now) or rate in latest_by_scope.values()]
+
+
+def _add_rate(context: BankContext, caller: Caller, request: RateRequest, rate: Rate) -> RatesReply:
+    """Check and store a new rate that is valid from the requested time."""
+    check_rate(rate)
+    valid_from = context.parse_moment(request.valid_from, request.zone) or context.now()
+    rate = msgspec.structs.replace(rate, number=0, valid_from=valid_from)
     with context.ledger.transaction() as t:
         context.get_rights(caller, t).require_operator(_OPERATOR_TASK)
         seq_before = t.seq
@@ -194,56 +395,29 @@ def create_rate(context: BankContext, caller: Caller, request: RateCreateRequest
 
 
 @action(
-    "bank.rate_show",
-    scope="read",
-    routes=(route("GET /rates"),),
-    only_reads=True,
-    help="Show what jobs cost.",
-)
-def show_rates(context: BankContext, caller: Caller, request: RateShowRequest) -> RatesReply:
-    """Show the rates; every user may see them."""
-    del caller
-    now = context.now()
-    with context.ledger.reading() as t:
-        all_rates = t.rates.list_all(
-            context.resolve_cluster(request.cluster) if request.cluster else ""
-        )
-    rates = sorted(all_rates, key=_get_rate_sort_key)
-    if not request.past:
-        # For each scope, the newest rate valid by now, and all future ones.
-        latest_by_scope = {
-            (rate.cluster, rate.partition, rate.qos): rate for rate in rates if _is_valid(rate, now)
-        }
-        rates = [
-            rate for rate in rates if not _is_valid(rate, now) or rate in latest_by_scope.values()
-        ]
-    return RatesReply(
-        rates=tuple(rates),
-        **context.make_heading(),
-    )
-
-
-@action(
     "bank.enforce",
     scope="bank",
     role="operator",
-    help="Set how much the bank enforces.",
+    command="bank enforce",
+    rows="rules",
 )
 def set_mode(context: BankContext, caller: Caller, request: EnforceRequest) -> EnforceReply:
-    """Set or show the mode; a change takes effect at once.
+    """Set how much the bank enforces.
+
+    It holds at once. Under observe jobs are priced, held and charged, but none is
+    refused; gate refuses; off does neither. An account's mode goes before a partition's,
+    and that before the cluster's; default takes one back.
 
     Raises:
         BankRefused: The caller is no operator.
-        BankUsage: The mode or the cluster does not exist.
+        BankUsage: The cluster does not exist, or has no mode to take back.
     """
     mode = request.mode
-    if mode not in ("", "off", "observe", "gate", "default"):
-        raise BankUsage(f"{mode!r} is no mode: off, observe or gate, or default", mode)
     cluster = context.resolve_cluster(request.cluster) if request.cluster else ""
     account = request.account.lower()
     if not mode:
         with context.ledger.reading() as t:
-            return _make_enforce_reply(context, tuple(t.modes.list_all()), gate_knows=False)
+            return EnforceReply(rules=tuple(t.modes.list_all()), **context.make_heading())
     author = context.make_authorship(caller, request.reason)
     with context.ledger.transaction() as t:
         context.get_rights(caller, t).require_operator(_OPERATOR_TASK)
@@ -252,17 +426,15 @@ def set_mode(context: BankContext, caller: Caller, request: EnforceRequest) -> E
             t.modes.remove(cluster, request.partition, account, author)
         else:
             rule = ModeRule(
-                mode=msgspec.convert(mode, Mode),
-                cluster=cluster,
-                partition=request.partition,
-                account=account,
+                mode=mode, cluster=cluster, partition=request.partition, account=account
             )
             t.modes.set(rule, author)
         rules = tuple(t.modes.list_all())
-    gate_knows = context.update_gate(seq_before, rules=True)
-    warning = context.warn_if_unasked(context.now() - _MAX_SILENCE) if mode == "gate" else ""
-    return msgspec.structs.replace(
-        _make_enforce_reply(context, rules, gate_knows=gate_knows), warning=warning
+    return EnforceReply(
+        rules=rules,
+        gate_knows=context.update_gate(seq_before, rules=True),
+        warning=context.warn_if_unasked(context.now() - _MAX_SILENCE) if mode == "gate" else "",
+        **context.make_heading(),
     )
 
 
@@ -270,13 +442,16 @@ def set_mode(context: BankContext, caller: Caller, request: EnforceRequest) -> E
     "bank.would_refuse",
     scope="read",
     role="operator",
+    command="bank would-refuse",
+    rows="refusals",
     only_reads=True,
-    help="List what the gate would have refused.",
 )
 def list_rejections(
     context: BankContext, caller: Caller, request: WouldRefuseRequest
 ) -> WouldRefuseReply:
-    """List jobs that the mode ``gate`` would have rejected while it was ``observe``.
+    """List what the gate would have refused.
+
+    These jobs were let in because the mode was observe.
 
     Raises:
         BankRefused: They belong to other users, and the caller does not manage the account.
@@ -309,14 +484,3 @@ def _get_rate_sort_key(rate: Rate) -> tuple[str, str, str, float, int]:
 def _is_valid(rate: Rate, now: datetime) -> bool:
     """Return True if the validity of a rate has begun."""
     return rate.valid_from is None or rate.valid_from <= now
-
-
-def _make_enforce_reply(
-    context: BankContext, rules: tuple[ModeRule, ...], *, gate_knows: bool
-) -> EnforceReply:
-    """Build the reply with the mode rules."""
-    return EnforceReply(
-        rules=rules,
-        gate_knows=gate_knows,
-        **context.make_heading(),
-    )

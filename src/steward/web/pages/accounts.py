@@ -19,7 +19,7 @@ from litestar.params import FromPath
 
 from steward.bank import money
 from steward.bank.actions.accounts import AccountReply, AccountShowRequest, AccountUserRequest
-from steward.bank.actions.money import DepositRequest, WithdrawRequest
+from steward.bank.actions.money import MoveRequest
 from steward.bank.actions.reports import (
     AccountBalance,
     BalanceHistoryReply,
@@ -159,8 +159,8 @@ _HOLDS: Final = 100
 """Most SU holds shown."""
 _LONGEST_HISTORY: Final = timedelta(days=730)
 _DEFAULT_HISTORY: Final = timedelta(days=90)
-_MOVE_REQUESTS: Final = {"deposit": DepositRequest, "withdraw": WithdrawRequest}
-"""Request type of each kind of money form."""
+_MOVES: Final = ("deposit", "withdraw")
+"""Kinds of money forms."""
 
 
 @get("/accounts/{name:str}", include_in_schema=False)
@@ -233,14 +233,14 @@ async def move_money(
     """Deposit to or withdraw from an account (operators)."""
     form = await request.form()
     kind = str(form.get("kind", ""))
-    if kind not in _MOVE_REQUESTS:
-        raise PageNotFound(f"money can be had {' or '.join(_MOVE_REQUESTS)}, not {kind[:60]!r}")
+    if kind not in _MOVES:
+        raise PageNotFound(f"money can be had {' or '.join(_MOVES)}, not {kind[:60]!r}")
 
     async def do() -> None:
         allocation_number = str(form.get("allocation", "")).strip()
         if allocation_number and not (allocation_number.isascii() and allocation_number.isdigit()):
             raise UsageError(f"an allocation has a number, not {allocation_number[:60]!r}")
-        move_request = _MOVE_REQUESTS[kind](
+        move_request = MoveRequest(
             account=name,
             amount=money.parse_money(str(form.get("amount", ""))),
             reason=str(form.get("reason", "")),
