@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from harness.bank import charge, config_of, make_shared_site
 from harness.commands import run
 from steward.bank.backfill import BackfillResult
-from steward.bank.ledger import RejectedJob
+from steward.bank.ledger import Authorship, RejectedJob
 from steward.bank.money import MICRO
 from steward.bank.notices import NOTICE_KIND, Notice
 from steward.bank.rate_validation import (
@@ -144,12 +144,26 @@ def test_a_job_is_explained_and_refunded(rich: Any) -> None:
     assert "Job 7 of ada was charged 4.00 SU to physics." in said
     assert "rate 1" in said
     assert rich("explain", "7", "-P", "-n").split("|")[5:7] == ["4.000000", "4.000000"]
+    assert rich("explain", "7", "--csv").startswith("JobIDRaw,Restarts,Account,")
+    assert rich("explain", "7", "-o", "Amount", "-n").strip() == "4.00"
     rich("refund", "--job", "7", "--amount", "1", "--reason", "slow node")
     assert "given back by hand: 1.00" in rich("explain", "7")
     assert "--reason" in rich("refund", "--job", "7", code=2)
     again = rich("refund", "physics", "--amount", "1", "--user", "ada", "--reason", "a bad week")
     assert "Done: refund of 1.00 SU" in again
     assert "nothing was charged" in rich("explain", "99", code=2)
+
+
+def test_a_charge_that_is_not_what_it_should_be_fails_the_command(
+    bank: Any, tmp_path: Path
+) -> None:
+    site = make_shared_site(tmp_path)
+    wrong = msgspec.structs.replace(charge(site, 7, hours=4), amount=5 * MICRO)
+    with site.ledger.transaction() as t:
+        t.charges.post(wrong, Authorship(who="x", why="wrong"))
+    site.ledger.close()
+    assert "but computed now it is 4.00" in bank("explain", "7", code=1)
+    assert json.loads(bank("explain", "7", "--json", code=1))["is_right"] is False
 
 
 def test_rates_are_typed_as_they_are_shown(bank: Any) -> None:

@@ -98,6 +98,10 @@ class BankReply(Answer, frozen=True, kw_only=True):
     decimals: int = 2
     zone: str = ""
 
+    def format_amount(self, amount: int) -> str:
+        """Format an amount for people, without its unit."""
+        return format_money(amount, Unit("", self.decimals)).strip()
+
     def format_with_unit(self, amount: int) -> str:
         """Format an amount for people, with its unit."""
         return format_money(amount, Unit(self.unit, self.decimals))

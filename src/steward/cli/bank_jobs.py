@@ -10,11 +10,12 @@ import typer
 
 from steward.bank.actions.jobs import AllowReply, ExplainedCharge, ExplainReply
 from steward.bank.actions.quotes import QuoteReply, QuoteRequest
+from steward.bank.context import BankReply
 from steward.bank.records import PriceLine, Quote
-from steward.cli.bank_options import ReplyFormatter, print_line
+from steward.cli.bank_options import print_line
 from steward.cli.commands import prints
 from steward.cli.options import Config, Json, Socket, reject_empty
-from steward.cli.output import Style, print_json, print_table
+from steward.cli.output import Style, format_time, print_json, print_table
 from steward.client.calls import call_action
 from steward.client.places import ClientPlace
 from steward.core.errors import UsageError
@@ -66,35 +67,32 @@ def quote(
     if as_json:
         print_json(reply)
         return
-    formatter = ReplyFormatter(reply)
     for number, component in enumerate(reply.quotes):
         if len(reply.quotes) > 1:
             print_line(f"Component {number}:")
-        _print_quote(component, formatter)
+        _print_quote(component, reply)
     if len(reply.quotes) > 1:
-        print_line(f"In all at most {formatter.format_with_unit(reply.amount)}.")
+        print_line(f"In all at most {reply.format_with_unit(reply.amount)}.")
     if reply.free is not None:
-        print_line(
-            f"{reply.quotes[0].account} has {formatter.format_with_unit(reply.free)} free now."
-        )
+        print_line(f"{reply.quotes[0].account} has {reply.format_with_unit(reply.free)} free now.")
     if reply.is_let_in is False:
         print_line("It would be refused now." if not reply.say else reply.say.split("\n", 1)[0])
 
 
-def _print_quote(price_quote: Quote, formatter: ReplyFormatter) -> None:
+def _print_quote(price_quote: Quote, reply: BankReply) -> None:
     """Print a quote: total, where it holds, and its parts."""
     scope = ", ".join(
         part for part in (price_quote.partition, price_quote.qos, price_quote.account) if part
     )
-    print_line(f"At most {formatter.format_with_unit(price_quote.amount)} ({scope}).")
-    _print_lines(price_quote.lines, formatter)
+    print_line(f"At most {reply.format_with_unit(price_quote.amount)} ({scope}).")
+    _print_lines(price_quote.lines, reply)
 
 
-def _print_lines(lines: tuple[PriceLine, ...], formatter: ReplyFormatter) -> None:
+def _print_lines(lines: tuple[PriceLine, ...], reply: BankReply) -> None:
     """Print the parts of a price."""
     width = max((len(line.what) for line in lines), default=0)
     for line in lines:
-        amount = "" if line.amount is None else formatter.format_amount(line.amount)
+        amount = "" if line.amount is None else reply.format_amount(line.amount)
         print_line(f"  {line.what:<{width}}  {amount:>12}".rstrip())
 
 
@@ -123,7 +121,7 @@ def print_allowance(reply: AllowReply, style: Style) -> None:
     if style.parsable or style.csv or style.columns:
         print_table(reply.layout, reply.allowances, style, reply)
         return
-    print_line(f"Job {reply.job} passes until {ReplyFormatter(reply).format_time(reply.until)}.")
+    print_line(f"Job {reply.job} passes until {format_time(reply.until, reply.zone)}.")
 
 
 @prints("bank.explain")
@@ -135,29 +133,29 @@ def print_explanation(reply: ExplainReply, style: Style) -> None:
     amount = reply.format_with_unit(reply.amount)
     print_line(f"Job {reply.job} of {reply.user} was charged {amount} to {reply.account}.")
     for explanation in reply.charges:
-        _print_charge(explanation, ReplyFormatter(reply))
+        _print_charge(explanation, reply)
 
 
-def _print_charge(explanation: ExplainedCharge, formatter: ReplyFormatter) -> None:
+def _print_charge(explanation: ExplainedCharge, reply: BankReply) -> None:
     """Print a charge with its parts, refunds and the recomputed amount."""
     charge = explanation.charge
     run_label = f"run {charge.restarts}" if charge.restarts else "its run"
     size_note = ", a former size" if charge.piece_us else ""
     rate_label = f", rate {charge.rate}" if charge.rate else ""
-    amount = formatter.format_amount(charge.amount)
+    amount = reply.format_amount(charge.amount)
     print_line(
         f"{explanation.name}, {run_label}{size_note} in {charge.partition}: {amount}{rate_label}, "
         f"by {charge.source}"
     )
-    _print_lines(explanation.lines, formatter)
+    _print_lines(explanation.lines, reply)
     if explanation.refunded:
-        print_line(f"  given back by hand: {formatter.format_amount(explanation.refunded)}")
+        print_line(f"  given back by hand: {reply.format_amount(explanation.refunded)}")
     if explanation.overdraw:
-        print_line(f"  beyond the account's means: {formatter.format_amount(explanation.overdraw)}")
+        print_line(f"  beyond the account's means: {reply.format_amount(explanation.overdraw)}")
     if explanation.recomputed is None:
         print_line("  told by another program: there is nothing to compute it from")
     elif explanation.recomputed != charge.amount:
         print_line(
-            f"  but computed now it is {formatter.format_amount(explanation.recomputed)}: 'steward "
+            f"  but computed now it is {reply.format_amount(explanation.recomputed)}: 'steward "
             "bank reconcile'"
         )
