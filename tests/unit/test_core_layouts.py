@@ -115,6 +115,7 @@ class Money(Answer, frozen=True, kw_only=True):
         ("node_state", "DOWN\x1b", "DOWN\\x1b", "DOWN\\x1b", "DOWN\\x1b"),
         ("hours", 5400, "1.5", "1.500", "1.5"),
         ("percent", 0.1234, "12.3", "12.34", "12\N{NARROW NO-BREAK SPACE}%"),
+        ("bar", 0.5, "[############------------]", "", "50\N{NARROW NO-BREAK SPACE}%"),
         ("money", None, "-", "", "\N{EN DASH}"),
         ("money", 1_250_000_001, "1,250.0", "1250.000001", "1,250.0"),
         ("money", "none", "none", "none", "none"),

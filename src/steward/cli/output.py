@@ -31,6 +31,7 @@ from steward.core.layouts import (
     TimeBound,
     choose_columns,
     find_timezone,
+    format_count,
     format_for_programs,
     format_span,
     format_text,
@@ -51,11 +52,6 @@ __all__ = ["decode_bytes", "escape_line", "escape_lines", "format_count", "forma
 def decode_bytes(data: bytes) -> str:
     r"""Decode UTF-8 bytes; invalid bytes become escapes such as ``\xff``."""
     return data.decode("utf-8", "backslashreplace")
-
-
-def format_count(count: int, noun: str) -> str:
-    """Format a count with its noun: ``1 script``, ``2 scripts``."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def format_size(count: int | None) -> str:
@@ -118,6 +114,8 @@ _STATE_COLOURS = {
 """Rich colour of each job state in tables."""
 _NEVER_WRAPPED = {"JobID", "Submit", "State"}
 """Columns that a narrow terminal must not wrap."""
+_BAR_WIDTH = 24
+"""Width of a bar in a table, in characters."""
 _PIPE_ESCAPE = "\\x7c"
 """Replaces ``|`` within a field, so that it cannot separate fields."""
 
@@ -398,6 +396,10 @@ class _Table:
                 return f"{100 * value:.1f}"
             case "decimal":
                 return f"{value:.1f}"
+            case "bar":
+                from steward.cli.charts import choose_signs, draw_bar, render_plain
+
+                return render_plain([draw_bar(value, _BAR_WIDTH, choose_signs(), "")]).strip()
             case _:
                 return format_text(value)
 

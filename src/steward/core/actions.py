@@ -179,9 +179,11 @@ def supplied(description: str, source: Source) -> msgspec.Meta:
     return _annotate(description, Input(source=source))
 
 
-def described(description: str, *, unit: Unit = "") -> msgspec.Meta:
+def described(
+    description: str, *, unit: Unit = "", ge: int | None = None, le: int | None = None
+) -> msgspec.Meta:
     """Annotate a field that only programs give, or a field of a reply."""
-    return msgspec.Meta(description=_add_unit(description, unit))
+    return msgspec.Meta(description=_add_unit(description, unit), ge=ge, le=le)
 
 
 UNIT_SENTENCES: Final[dict[Unit, str]] = {

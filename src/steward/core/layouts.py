@@ -28,10 +28,11 @@ Format = Literal[
     "money",
     "state",
     "node_state",
+    "bar",
 ]
 """How a value is shown: ``hours`` are seconds of a resource, ``money`` is micro-SU, ``percent`` a
-ratio, ``duration`` seconds, ``time`` an aware datetime. Numbers are aligned to the right. A string
-is shown unchanged in every format."""
+ratio, ``bar`` a ratio that is drawn for people, ``duration`` seconds, ``time`` an aware datetime.
+Numbers are aligned to the right. A string is shown unchanged in every format."""
 
 Show = Literal["always", "filled", "several", "pages", "requested"]
 """When people see a column that they did not name: always, if a row has a value, if rows have
@@ -43,7 +44,7 @@ Link = Literal["", "account", "action", "execution", "job", "node", "partition",
 Value = str | Callable[[Any, Any], Any]
 """Source of a value: name of the row's attribute, or a function of row and reply."""
 
-_LEFT_ALIGNED: Final = ("text", "time", "state", "node_state")
+_LEFT_ALIGNED: Final = ("text", "time", "state", "node_state", "bar")
 TIME_FORMAT: Final = "%Y-%m-%dT%H:%M:%S"
 """Slurm's standard time format."""
 HOUR_S: Final = 3600
@@ -144,6 +145,11 @@ def _is_filled(column: Column, rows: Sequence[Any], reply: Any) -> bool:
     return False
 
 
+def format_count(count: int, noun: str) -> str:
+    """Format a count with its noun: ``1 script``, ``2 scripts``."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def format_span(seconds: int | None) -> str:
     """Format a duration as Slurm does: ``01:02:03``, ``1-00:00:00``; "" for None."""
     if seconds is None:
@@ -225,6 +231,8 @@ def format_for_programs(
             return str(value) if hours_unit_s == 1 else f"{value / hours_unit_s:.3f}"
         case "percent":
             return f"{100 * value:.2f}"
+        case "bar":
+            return ""
         case "decimal":
             return f"{value:.1f}"
         case "duration":

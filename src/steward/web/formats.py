@@ -129,6 +129,8 @@ def format_cell(column: Column, row: Any, reply: Any) -> Markup | str:
             return format_number_html(value / layouts.HOUR_S, 1)
         case "decimal":
             return format_number_html(value, 1)
+        case "bar":
+            return format_percent_html(value)
         case "count" | "bytes" | "duration" | "percent" | "state" | "node_state":
             return _CELL_FORMATS[column.format](value)
         case "text":
