@@ -12,13 +12,15 @@ from typing import Any
 
 import msgspec
 import pytest
+import typer
 from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.bank import charge, config_of, make_shared_site
 from harness.commands import run
+from steward.bank.actions.maintenance import BackfillReply, CheckReply, DifferenceLine
 from steward.bank.backfill import BackfillResult
-from steward.bank.ledger import Authorship, RejectedJob
+from steward.bank.ledger import Authorship, LedgerFinding, RejectedJob
 from steward.bank.money import MICRO
 from steward.bank.notices import NOTICE_KIND, Notice
 from steward.bank.rate_validation import (
@@ -29,6 +31,8 @@ from steward.bank.rate_validation import (
     parse_weights,
 )
 from steward.bank.records import TimeFactor
+from steward.cli.bank_maintenance import print_backfill
+from steward.cli.output import Style
 from steward.core.errors import UsageError
 from steward.core.printable import quote_formula
 from steward.extensions.mybrc.outbox import RemoteJob, queue_change
@@ -124,6 +128,8 @@ def test_a_statement_for_people_spreadsheets_and_programs(rich: Any) -> None:
     assert whole["statement"]["lines"][-1]["balance"] == 995 * MICRO
     assert "exclude" in rich("statement", "physics", "--csv", "--json", code=2)
     assert "nowhere" in rich("statement", "nowhere", code=2)
+    empty = rich("statement", "physics", "-S", "2020-01-01", "-E", "2020-01-02").splitlines()
+    assert empty[1:] == ["Nothing happened.", "0.00 SU at the end."]
 
 
 def test_usage_has_bars(rich: Any) -> None:
@@ -133,7 +139,9 @@ def test_usage_has_bars(rich: Any) -> None:
     assert lines[1].split()[4] == "80.0%"
     assert "[######------------------]" in lines[2]
     assert rich("usage", "-P", "-n", "-u", "ada").strip() == "ada|1|4.000000|100.0%|"
-    assert "nothing to sum up by" in rich("usage", "--by", "colour", code=2)
+    table = rich("usage", "--csv", "--by", "partition,user", "-u", "ada").splitlines()
+    assert table == ["Partition,User,Charges,Used,Share,Bar", "debug,ada,1,4.000000,100.0%,"]
+    assert "'colour' is not one of 'account', 'user'" in rich("usage", "--by", "colour", code=2)
     assert re.search(
         r"No run that began from .* to .* was charged\.", rich("usage", "-u", "nobody")
     )
@@ -246,6 +254,35 @@ def test_imports_say_what_they_do(bank: Any, tmp_path: Path) -> None:
     assert "cannot be read" in bank("import", "csv", str(tmp_path / "none"), code=2)
     assert "not UTF-8" in bank("import", "csv", "-", code=2, stdin=b"\xff")
     assert "name the file" in bank("import", "csv", code=2)
+
+
+@pytest.mark.parametrize("words", [(), ("-P",)])
+def test_a_backfill_fails_for_people_if_runs_have_no_rate(words: tuple[str, ...]) -> None:
+    reply = BackfillReply(
+        charges=1, amount=MICRO, passed_over=2, unpriced=(DifferenceLine(cluster="c1", job_id=7),)
+    )
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+        if words:
+            print_backfill(reply, Style(parsable=True))
+        else:
+            with pytest.raises(typer.Exit) as ended:
+                print_backfill(reply, Style())
+            assert ended.value.exit_code == 1
+    text = printed.getvalue()
+    if words:
+        assert text.splitlines()[1] == "1|1.000000|2|1"
+    else:
+        assert text.startswith("Charged 1 run, 1.00 SU; 2 had been charged before.")
+        assert "nothing says what 1 run cost" in text
+
+
+def test_a_check_fails_if_it_finds_something() -> None:
+    sound = CheckReply(findings=(), accounts=1, position=1, holds=0)
+    assert (sound.exit_code, list(sound.list_notes())) == (0, [])
+    wrong = msgspec.structs.replace(sound, findings=(LedgerFinding("sum", "x"),), holds=None)
+    assert (wrong.exit_code, list(wrong.list_lines())) == (1, [])
+    assert "holds were not compared" in next(iter(wrong.list_notes()))
 
 
 def test_what_needs_the_gate_says_so(bank: Any) -> None:

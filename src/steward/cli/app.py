@@ -395,7 +395,6 @@ def archive() -> None:
     """Find, show and compare the scripts that jobs ran."""
 
 
-_REPORTS = "steward.cli.bank_reports"
 _JOBS = "steward.cli.bank_jobs"
 _BANK_MAINTENANCE = "steward.cli.bank_maintenance"
 
@@ -405,36 +404,11 @@ class BankGroup(LazyGroup):
 
     words = "bank"
     entries: "ClassVar[tuple[Entry, ...]]" = (
-        Entry("balance", EVERYONE, "Show what accounts have.", _REPORTS, "balance"),
-        Entry(
-            "statement",
-            EVERYONE,
-            "Show what happened to an account's money.",
-            _REPORTS,
-            "statement",
-        ),
-        Entry("usage", EVERYONE, "Sum up what was used.", "steward.cli.bank_reports", "usage"),
         Entry("quote", EVERYONE, "Say what a job may cost.", _JOBS, "quote_app"),
-        Entry("holds", EVERYONE, "Show what money is spoken for.", _REPORTS, "holds"),
         Entry("account", OPERATORS, "Create, show and change accounts.", _APP, "accounts"),
         Entry("user", OPERATORS, "Say who may spend how much of an account.", _APP, "users"),
         Entry("allocation", OPERATORS, "Give accounts money for a time.", _APP, "allocations"),
         Entry("rate", OPERATORS, "Say what jobs cost.", _APP, "rates"),
-        Entry(
-            "reconcile",
-            OPERATORS,
-            "Compare what was charged with Slurm's records.",
-            _BANK_MAINTENANCE,
-            "reconcile",
-        ),
-        Entry(
-            "backfill",
-            OPERATORS,
-            "Charge what ran before there was a bank.",
-            _BANK_MAINTENANCE,
-            "backfill",
-        ),
-        Entry("check", OPERATORS, "Prove the ledger.", _BANK_MAINTENANCE, "check"),
         Entry(
             "notices",
             OPERATORS,
@@ -445,7 +419,7 @@ class BankGroup(LazyGroup):
         Entry(
             "import",
             ADMINISTRATORS,
-            "Bring in accounts, users, money and prices.",
+            "Import accounts, users, allocations and rates.",
             _BANK_MAINTENANCE,
             "import_",
         ),

@@ -1,6 +1,6 @@
-"""``steward bank`` maintenance: reconcile, backfill, check, import, notices and myBRC users.
+"""``steward bank import``, ``notices`` and ``mybrc-user``, and the printer of ``backfill``.
 
-The commands call actions of the bank and print differences, findings and undelivered notices;
+``import_`` reads a file or standard input; ``notices`` calls one of two actions, by its option;
 ``mybrc_user`` edits the password file of the myBRC API directly.
 """
 
@@ -12,9 +12,6 @@ import typer
 
 from steward.bank.actions.maintenance import (
     BackfillReply,
-    BackfillRequest,
-    CheckReply,
-    CheckRequest,
     ImportKind,
     ImportReply,
     ImportRequest,
@@ -22,19 +19,15 @@ from steward.bank.actions.maintenance import (
     NoticesRequest,
     NoticesRetryReply,
     NoticesRetryRequest,
-    ReconcileReply,
-    ReconcileRequest,
 )
 from steward.cli import options, output
 from steward.cli.bank_options import (
     ClusterOption,
     DryRun,
-    ReplyFormatter,
-    make_since_option,
-    make_until_option,
     print_line,
 )
-from steward.cli.options import CommandCall, reject_empty, with_call, with_call_and_columns
+from steward.cli.commands import print_reply, prints
+from steward.cli.options import CommandCall, reject_empty, with_call_and_columns
 from steward.cli.output import (
     Style,
     find_requested_zone,
@@ -49,93 +42,21 @@ _MAX_IMPORT_BYTES = 64 * 1024 * 1024
 """Largest file to import, in bytes."""
 
 
-@with_call_and_columns
-def reconcile(
-    call: CommandCall,
-    cluster: ClusterOption = "",
-    start: Annotated[
-        str, make_since_option("Runs that ended since; where it was last left if not given.")
-    ] = "",
-    dry_run: DryRun = False,
-) -> None:
-    """Compare what was charged with Slurm's records.
-
-    A difference becomes a correcting entry that says why. The daemon does it each minute.
-    """
-    style = call.style
-    request = ReconcileRequest(
-        cluster=cluster, since=start, dry_run=dry_run, zone=find_requested_zone()
-    )
-    reply: ReconcileReply = call.send("bank.reconcile", request)
-    if style.json:
-        print_json(reply)
-        return
-    if not reply.differences and not style.parsable:
-        print_line("Every run was charged what it is due.")
-        return
-    print_table(reply.layout, reply.differences, style, reply)
-
-
-@with_call
-def backfill(
-    call: CommandCall,
-    start: Annotated[str, make_since_option("Runs that ended since.")],
-    end: Annotated[str, make_until_option()] = "",
-    cluster: ClusterOption = "",
-    dry_run: DryRun = False,
-) -> None:
-    """Charge what ran before there was a bank.
-
-    By the rates that hold for when a job was submitted; what was charged already is
-    passed over.
-    """
-    style = call.style
-    request = BackfillRequest(
-        since=start, until=end, cluster=cluster, dry_run=dry_run, zone=find_requested_zone()
-    )
-    reply: BackfillReply = call.send("bank.backfill", request)
-    if style.json:
-        print_json(reply)
-        return
-    formatter = ReplyFormatter(reply)
-    if style.parsable:
-        print_table(reply.layout, [reply], style, reply)
+@prints("bank.backfill")
+def print_backfill(reply: BackfillReply, style: Style) -> None:
+    """Print the totals of a backfill; for people with a table of the runs that have no rate."""
+    if style.csv or style.parsable or style.columns:
+        print_table(reply.layout, reply.totals, style, reply)
         return
     verb = "Would charge" if reply.dry_run else "Charged"
-    runs, amount = format_count(reply.charges, "run"), formatter.format_with_unit(reply.amount)
+    runs, amount = format_count(reply.charges, "run"), reply.format_with_unit(reply.amount)
     print_line(f"{verb} {runs}, {amount}.")
     if reply.passed_over:
         rows = format_count(reply.passed_over, "row")
         output.print_warning(f"cannot parse {rows} of slurmdbd: nothing is charged for them")
     if reply.unpriced:
         output.print_warning(f"nothing says what {format_count(len(reply.unpriced), 'run')} cost:")
-        print_table(reply.unpriced_layout, reply.unpriced, Style(), reply)
-        raise typer.Exit(1)
-
-
-@with_call
-def check(
-    call: CommandCall,
-) -> None:
-    """Prove the ledger.
-
-    Every transfer sums to zero, balances are what their entries make, charges too, and
-    holds match jobs. The exit code is 1 where anything is wrong.
-    """
-    style = call.style
-    reply: CheckReply = call.send("bank.check", CheckRequest())
-    if style.json:
-        print_json(reply)
-    elif reply.findings or style.parsable:
-        print_table(reply.layout, reply.findings, style, reply)
-    else:
-        holds_text = (
-            "" if reply.holds is None else f", {format_count(reply.holds, 'hold')} and their jobs"
-        )
-        print_line(f"The ledger is right: {format_count(reply.accounts, 'account')}{holds_text}.")
-    if reply.holds is None and not style.json:
-        output.print_note("The gate does not answer, so holds were not compared with jobs.")
-    if reply.findings:
+        print_table(reply.layouts["unpriced"], reply.unpriced, Style(), reply)
         raise typer.Exit(1)
 
 
@@ -152,7 +73,7 @@ def import_(
     cluster: ClusterOption = "",
     dry_run: DryRun = False,
 ) -> None:
-    """Bring in accounts, users, money and prices.
+    """Import accounts, users, allocations and rates.
 
     From a table with commas (docs/bank.md says its columns), from slurmdbd or a file of
     'sacctmgr dump', or from slurm-banking-plugins' bank-config.toml. What is there
@@ -239,13 +160,8 @@ def notices(
     reply: NoticesReply = call.send("bank.notices", NoticesRequest())
     if style.json:
         print_json(reply)
-        return
-    if not reply.notices and not style.parsable:
-        print_line("Nothing waits to be told.")
-        return
-    print_table(reply.layout, reply.notices, style, reply)
-    if reply.more:
-        output.print_note("There are more.")
+    else:
+        print_reply(reply, style, "notices")
 
 
 def _parse_numbers(text: str) -> tuple[int, ...]:

@@ -170,24 +170,31 @@ ACTION_INDEX: Final[dict[str, IndexEntry]] = {
     ),
     "bank.backfill": IndexEntry(
         "steward.bank.actions.maintenance",
-        "",
+        "bank backfill",
         "operator",
-        "Charge what ran before there was a bank.",
+        "Charge jobs that ran before the bank was enabled.",
+        "steward.cli.bank_maintenance",
     ),
     "bank.balance": IndexEntry(
-        "steward.bank.actions.reports", "", "everyone", "Show what accounts have."
+        "steward.bank.actions.reports",
+        "bank balance",
+        "everyone",
+        "Show account balances, holds and available SU.",
     ),
     "bank.charged": IndexEntry(
         "steward.bank.actions.jobs", "", "everyone", "Say what jobs were charged, each altogether."
     ),
     "bank.check": IndexEntry(
-        "steward.bank.actions.maintenance", "", "operator", "Prove the ledger."
+        "steward.bank.actions.maintenance",
+        "bank check",
+        "operator",
+        "Check the ledger, and compare holds with jobs.",
     ),
     "bank.course": IndexEntry(
         "steward.bank.actions.reports",
         "",
         "everyone",
-        "Show how an account's money went, day by day.",
+        "Show balance and spending of an account, day by day.",
     ),
     "bank.deposit": IndexEntry(
         "steward.bank.actions.money", "bank deposit", "operator", "Give an account new money."
@@ -203,22 +210,28 @@ ACTION_INDEX: Final[dict[str, IndexEntry]] = {
         "steward.cli.bank_jobs",
     ),
     "bank.holds": IndexEntry(
-        "steward.bank.actions.reports", "", "everyone", "Show what money is spoken for."
+        "steward.bank.actions.reports",
+        "bank holds",
+        "everyone",
+        "List holds: service units reserved for queued and running jobs.",
     ),
     "bank.import": IndexEntry(
         "steward.bank.actions.maintenance",
         "",
         "administrator",
-        "Bring in accounts, users, money and prices.",
+        "Import accounts, users, allocations and rates.",
     ),
     "bank.notices": IndexEntry(
         "steward.bank.actions.maintenance",
         "",
         "operator",
-        "List what waits to be told to people and servers.",
+        "List mails and other notices that were not sent, dead letters included.",
     ),
     "bank.notices_retry": IndexEntry(
-        "steward.bank.actions.maintenance", "", "operator", "Have what was set aside told again."
+        "steward.bank.actions.maintenance",
+        "",
+        "operator",
+        "Retry notices that were not sent, with the count of attempts reset.",
     ),
     "bank.quote": IndexEntry(
         "steward.bank.actions.quotes", "", "everyone", "Say what a job may cost."
@@ -240,18 +253,25 @@ ACTION_INDEX: Final[dict[str, IndexEntry]] = {
     ),
     "bank.reconcile": IndexEntry(
         "steward.bank.actions.maintenance",
-        "",
+        "bank reconcile",
         "operator",
-        "Compare what was charged with Slurm's records.",
+        "Compare charges with Slurm's records and correct differences.",
     ),
     "bank.refund": IndexEntry(
         "steward.bank.actions.money", "bank refund", "operator", "Give back what was charged."
     ),
     "bank.standing": IndexEntry(
-        "steward.bank.actions.status", "", "operator", "How ledger, gate and comparisons stand."
+        "steward.bank.actions.status",
+        "",
+        "operator",
+        "Show the state of ledger, gate and reconciliation.",
     ),
     "bank.statement": IndexEntry(
-        "steward.bank.actions.reports", "", "everyone", "Show what happened to an account's money."
+        "steward.bank.actions.reports",
+        "bank statement",
+        "everyone",
+        "Show the statement of an account: its transactions, with the balance after each.",
+        "steward.cli.bank_reports",
     ),
     "bank.transfer": IndexEntry(
         "steward.bank.actions.money",
@@ -260,7 +280,11 @@ ACTION_INDEX: Final[dict[str, IndexEntry]] = {
         "Give money of one account to another.",
     ),
     "bank.usage": IndexEntry(
-        "steward.bank.actions.reports", "", "everyone", "Sum up what was used."
+        "steward.bank.actions.reports",
+        "bank usage",
+        "everyone",
+        "Show usage: sums of charges by user, account, partition, time or cluster.",
+        "steward.cli.bank_reports",
     ),
     "bank.user_change": IndexEntry(
         "steward.bank.actions.accounts",

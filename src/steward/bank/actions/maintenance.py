@@ -7,15 +7,24 @@ notices.
 """
 
 import logging
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
 
 import msgspec
 
 from steward.bank.actions.reports import fetch_holds
 from steward.bank.actions.status import list_outbox_kinds
 from steward.bank.billing import find_fixable_tres, get_hold_job_id
-from steward.bank.context import BankContext, BankReply
+from steward.bank.context import (
+    UNTIL,
+    BankContext,
+    BankReply,
+    Cluster,
+    ClusterFilter,
+    Zone,
+    annotate_since,
+)
 from steward.bank.errors import BankUsage, GateUnavailable, NoRate
 from steward.bank.gate_sync import load_pricing
 from steward.bank.imports import ImportChange, ImportPlan, apply_plan
@@ -26,10 +35,10 @@ from steward.bank.prices import find_rate
 from steward.bank.records import Hold, Rate
 from steward.bank.remote import ENTRY_POINT_GROUP, RemoteBank
 from steward.core.access import Caller
-from steward.core.actions import ActionMessage, Request, action
+from steward.core.actions import ActionMessage, Request, action, described, option
 from steward.core.errors import Unavailable
 from steward.core.extensions import load_offer
-from steward.core.layouts import Column, Layout
+from steward.core.layouts import Column, Layout, format_count
 from steward.core.timestamps import to_micros
 
 if TYPE_CHECKING:
@@ -41,24 +50,20 @@ log = logging.getLogger(__name__)
 _GRACE: Final = timedelta(minutes=5)
 """Grace period: later ends may be unsettled, and later starts may lack a hold."""
 
+DryRun = Annotated[bool, option("Report the changes without making them.", "--dry-run")]
 ImportKind = Literal["csv", "sacctmgr", "bank-config"]
 """Format of an import."""
 
 
 class ReconcileRequest(Request, frozen=True, kw_only=True):
-    """Request of bank.reconcile: compare charges with Slurm's records.
+    """Request of bank.reconcile: compare charges with Slurm's records."""
 
-    Attributes:
-        cluster: The cluster; "" for all.
-        since: Only runs that ended since, as people type times; "" for the last day.
-        dry_run: Whether to report differences without correcting them.
-        zone: IANA time zone of the time given; "" for the cluster's.
-    """
-
-    cluster: str = ""
-    since: str = ""
-    dry_run: bool = False
-    zone: str = ""
+    cluster: ClusterFilter = ""
+    since: Annotated[
+        str, annotate_since("Only runs that ended since; those of the last day if not given.")
+    ] = ""
+    dry_run: DryRun = False
+    zone: Zone = ""
 
 
 class DifferenceLine(ActionMessage, frozen=True, kw_only=True):
@@ -120,23 +125,19 @@ class ReconcileReply(BankReply, frozen=True, kw_only=True):
     dry_run: bool = False
     layout: ClassVar[Layout] = _DIFFERENCE_LAYOUT
 
+    def list_lines(self) -> Iterable[str]:
+        """Return that there are no differences."""
+        return () if self.differences else ("Every run was charged what it is due.",)
+
 
 class BackfillRequest(Request, frozen=True, kw_only=True):
-    """Request of bank.backfill: charge runs from before the bank started.
+    """Request of bank.backfill: charge runs from before the bank started."""
 
-    Attributes:
-        since: Only runs that ended since, as people type times.
-        until: End, likewise; "" for now.
-        cluster: The cluster; "" for the first.
-        dry_run: Whether to report charges without making them.
-        zone: IANA time zone of the times given; "" for the cluster's.
-    """
-
-    since: str
-    until: str = ""
-    cluster: str = ""
-    dry_run: bool = False
-    zone: str = ""
+    since: Annotated[str, annotate_since("Only runs that ended since.")]
+    until: Annotated[str, UNTIL] = ""
+    cluster: Cluster = ""
+    dry_run: DryRun = False
+    zone: Zone = ""
 
 
 class BackfillReply(BankReply, frozen=True, kw_only=True):
@@ -161,7 +162,12 @@ class BackfillReply(BankReply, frozen=True, kw_only=True):
         Column("PassedOver", "passed_over"),
         Column("Unpriced", lambda reply, _: len(reply.unpriced)),
     )
-    unpriced_layout: ClassVar[Layout] = _DIFFERENCE_LAYOUT
+    layouts: ClassVar[Mapping[str, Layout]] = {"unpriced": _DIFFERENCE_LAYOUT}
+
+    @property
+    def totals(self) -> "tuple[BackfillReply, ...]":
+        """The one row of the table for programs."""
+        return (self,)
 
 
 class CheckRequest(Request, frozen=True, kw_only=True):
@@ -188,25 +194,38 @@ class CheckReply(BankReply, frozen=True, kw_only=True):
         Column("What", "what"),
     )
 
+    @property
+    def exit_code(self) -> int:
+        """1 if there are inconsistencies."""
+        return 1 if self.findings else 0
+
+    def list_lines(self) -> Iterable[str]:
+        """Yield the number of accounts and holds checked, if there are no inconsistencies."""
+        if not self.findings:
+            holds = (
+                "" if self.holds is None else f", {format_count(self.holds, 'hold')} and their jobs"
+            )
+            yield f"The ledger is right: {format_count(self.accounts, 'account')}{holds}."
+
+    def list_notes(self) -> Iterable[str]:
+        """Yield that holds were not checked."""
+        if self.holds is None:
+            yield "The gate does not answer, so holds were not compared with jobs."
+
 
 class ImportRequest(Request, frozen=True, kw_only=True):
-    """Request of bank.import: accounts, users, money and rates of another program.
+    """Request of bank.import: accounts, users, allocations and rates of another program."""
 
-    Attributes:
-        kind: Format of the text.
-        text: Content of the file; "" with ``sacctmgr`` to ask slurmdbd.
-        name: Name of the file; part of the keys that make a repeat harmless.
-        cluster: The cluster; "" for the first.
-        dry_run: Whether to report changes without making them.
-        zone: IANA time zone of the times given; "" for the cluster's.
-    """
-
-    kind: ImportKind
-    text: str = ""
-    name: str = ""
-    cluster: str = ""
-    dry_run: bool = False
-    zone: str = ""
+    kind: Annotated[ImportKind, described("Format of the text.")]
+    text: Annotated[
+        str, described("Content of the file; empty with sacctmgr to query slurmdbd.")
+    ] = ""
+    name: Annotated[
+        str, described("Name of the file; part of the keys that make a repeat harmless.")
+    ] = ""
+    cluster: Annotated[str, described("Cluster of the data; the first one if empty.")] = ""
+    dry_run: DryRun = False
+    zone: Zone = ""
 
 
 class ImportReply(BankReply, frozen=True, kw_only=True):
@@ -245,12 +264,15 @@ class _DryRun(Exception):
     "bank.reconcile",
     scope="bank",
     role="operator",
-    help="Compare what was charged with Slurm's records.",
+    command="bank reconcile",
+    rows="differences",
 )
 def reconcile_clusters(
     context: BankContext, caller: Caller, request: ReconcileRequest
 ) -> ReconcileReply:
-    """Compare charges with Slurm's records, and correct them.
+    """Compare charges with Slurm's records and correct differences.
+
+    A difference becomes a correcting entry that says why. The daemon does it each minute.
 
     Raises:
         BankRefused: The caller is no operator.
@@ -284,12 +306,16 @@ def reconcile_clusters(
     "bank.backfill",
     scope="bank",
     role="operator",
-    help="Charge what ran before there was a bank.",
+    command="bank backfill",
+    rows="totals",
 )
 def backfill_charges(
     context: BankContext, caller: Caller, request: BackfillRequest
 ) -> BackfillReply:
-    """Charge runs from before the bank started.
+    """Charge jobs that ran before the bank was enabled.
+
+    The rates that held when a job was submitted apply. Runs that were charged already are passed
+    over. The exit code is 1 if runs have no rate.
 
     Raises:
         BankRefused: The caller is no operator.
@@ -331,11 +357,15 @@ def backfill_charges(
     "bank.check",
     scope="read",
     role="operator",
+    command="bank check",
+    rows="findings",
     only_reads=True,
-    help="Prove the ledger.",
 )
 def run_bank_check(context: BankContext, caller: Caller, request: CheckRequest) -> CheckReply:
-    """Verify the ledger, and compare SU holds with live jobs.
+    """Check the ledger, and compare holds with jobs.
+
+    Every transaction sums to zero, balances and charges are the sums of their entries, and holds
+    match jobs. The exit code is 1 if anything is wrong.
 
     Raises:
         BankRefused: The caller is no operator.
@@ -369,10 +399,11 @@ def run_bank_check(context: BankContext, caller: Caller, request: CheckRequest) 
     "bank.import",
     scope="bank",
     role="administrator",
-    help="Bring in accounts, users, money and prices.",
 )
 def import_data(context: BankContext, caller: Caller, request: ImportRequest) -> ImportReply:
-    """Import data of another program; existing data stays.
+    """Import accounts, users, allocations and rates.
+
+    Existing data stays, so that an import may be repeated.
 
     Raises:
         BankRefused: The caller is no operator.
@@ -522,13 +553,11 @@ class NoticesRequest(Request, frozen=True, kw_only=True):
 
 
 class NoticesRetryRequest(Request, frozen=True, kw_only=True):
-    """Request of bank.notices_retry: retry undelivered notices at once.
+    """Request of bank.notices_retry: retry undelivered notices at once."""
 
-    Attributes:
-        numbers: Numbers of notices; all dead letters if empty.
-    """
-
-    numbers: tuple[int, ...] = ()
+    numbers: Annotated[
+        tuple[int, ...], described("Numbers of the notices; all dead letters if empty.")
+    ] = ()
 
 
 class NoticeLine(ActionMessage, frozen=True, kw_only=True):
@@ -575,6 +604,14 @@ class NoticesReply(BankReply, frozen=True, kw_only=True):
         Column("Error", "error", max_width=60),
     )
 
+    def list_lines(self) -> Iterable[str]:
+        """Return that there are no notices."""
+        return () if self.notices else ("Nothing waits to be told.",)
+
+    def list_notes(self) -> Iterable[str]:
+        """Return that there are more."""
+        return ("There are more.",) if self.more else ()
+
 
 class NoticesRetryReply(BankReply, frozen=True, kw_only=True):
     """Reply with the number of notices to retry.
@@ -591,10 +628,9 @@ class NoticesRetryReply(BankReply, frozen=True, kw_only=True):
     scope="read",
     role="operator",
     only_reads=True,
-    help="List what waits to be told to people and servers.",
 )
 def list_notices(context: BankContext, caller: Caller, request: NoticesRequest) -> NoticesReply:
-    """List undelivered notices, dead letters included.
+    """List mails and other notices that were not sent, dead letters included.
 
     Raises:
         BankRefused: The caller is no operator.
@@ -614,12 +650,11 @@ def list_notices(context: BankContext, caller: Caller, request: NoticesRequest) 
     "bank.notices_retry",
     scope="bank",
     role="operator",
-    help="Have what was set aside told again.",
 )
 def retry_notices(
     context: BankContext, caller: Caller, request: NoticesRetryRequest
 ) -> NoticesRetryReply:
-    """Retry undelivered notices at once, with the count of attempts reset.
+    """Retry notices that were not sent, with the count of attempts reset.
 
     Raises:
         BankRefused: The caller is no operator.

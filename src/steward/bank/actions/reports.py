@@ -6,18 +6,39 @@ jobs. Holds and available amounts come from the gate, everything else from the l
 Amounts are micro-SU.
 """
 
+from collections.abc import Iterable
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, ClassVar, Final, Literal
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final, Literal, get_args
 
 import msgspec
 
+from steward.bank.actions.accounts import AccountNames
 from steward.bank.charged_jobs import map_job_names
-from steward.bank.context import BankContext, BankReply, Rights
+from steward.bank.context import (
+    UNTIL,
+    AccountFilter,
+    BankContext,
+    BankReply,
+    ClusterFilter,
+    Rights,
+    UserFilter,
+    Zone,
+    annotate_since,
+)
 from steward.bank.errors import BankRefused, BankUsage
 from steward.bank.ledger import Account, Allocation, BalanceDay, Statement, StatementLine, UsageRow
 from steward.bank.records import Hold, parse_charge_key
 from steward.core.access import Caller
-from steward.core.actions import ActionMessage, Request, action, route
+from steward.core.actions import (
+    ActionMessage,
+    Request,
+    action,
+    argument,
+    described,
+    option,
+    route,
+)
 from steward.core.layouts import Column, Layout, read_user
 from steward.core.timestamps import from_micros
 from steward.jobs.queries import check_clusters, list_clusters
@@ -37,13 +58,9 @@ Grouping = Literal["account", "user", "partition", "month", "day", "cluster"]
 
 
 class BalanceRequest(Request, frozen=True, kw_only=True):
-    """Request of bank.balance: balances of accounts.
+    """Request of bank.balance: balances of accounts."""
 
-    Attributes:
-        accounts: Accounts to show; all that the caller uses or manages if empty.
-    """
-
-    accounts: tuple[str, ...] = ()
+    accounts: AccountNames = ()
 
 
 class AccountBalance(ActionMessage, frozen=True, kw_only=True):
@@ -131,27 +148,38 @@ class BalanceReply(BankReply, frozen=True, kw_only=True):
         Column("State", _read_account_state, show="filled"),
     )
 
+    def list_notes(self) -> Iterable[str]:
+        """Yield why there are no accounts, or no holds, and what to do about unknown accounts."""
+        if not self.accounts:
+            yield "There is no account that you are in."
+        if not all(account.known for account in self.accounts):
+            yield (
+                "Jobs were charged to an account that nobody created: "
+                "'steward bank account create' takes it over with what it owes."
+            )
+        if any(account.free is None for account in self.accounts):
+            yield "The gate does not answer, so what is held is not known."
+
 
 class StatementRequest(Request, frozen=True, kw_only=True):
-    """Request of bank.statement: transfers of an account, or charges of a user's jobs.
+    """Request of bank.statement: transactions of an account, or charges of a user's jobs."""
 
-    Attributes:
-        account: The account; "" for all that the caller manages.
-        user: Only charges of this user's jobs; "" for everyone's.
-        since: Start, as people type times; "" for the beginning of the month.
-        until: End, likewise; "" for now.
-        zone: IANA time zone of the times given; "" for the cluster's.
-        limit: Maximum number of lines, the latest ones; 0 for all.
-        before: Only transfers with a lower number than this; 0 for all.
-    """
-
-    account: str = ""
-    user: str = ""
-    since: str = ""
-    until: str = ""
-    zone: str = ""
-    limit: int = 0
-    before: int = 0
+    account: Annotated[
+        str,
+        argument("The account; if not given, charges of --user to all accounts.", "ACCOUNT"),
+    ] = ""
+    user: UserFilter = ""
+    since: Annotated[
+        str, annotate_since("Start of the period; the beginning of this month if not given.")
+    ] = ""
+    until: Annotated[str, UNTIL] = ""
+    zone: Zone = ""
+    limit: Annotated[
+        int, described("Maximum number of transactions, the latest ones; 0 for all.", ge=0)
+    ] = 0
+    before: Annotated[
+        int, described("Only transactions with a lower number than this; 0 for all.", ge=0)
+    ] = 0
 
 
 def _describe_line(line: StatementLine, reply: "StatementReply") -> str:
@@ -199,28 +227,47 @@ class StatementReply(BankReply, frozen=True, kw_only=True):
         Column("Why", "why", show="requested"),
     )
 
+    @property
+    def lines(self) -> tuple[StatementLine, ...]:
+        """Lines of the statement."""
+        return self.statement.lines
+
+    def list_lines(self) -> Iterable[str]:
+        """Yield that there are no transactions, and the balance of the account at the end."""
+        if not self.lines:
+            yield "Nothing happened."
+        if self.statement.account and not self.statement.user:
+            yield f"{self.format_with_unit(self.statement.closing)} at the end."
+
 
 class UsageRequest(Request, frozen=True, kw_only=True):
-    """Request of bank.usage: sums of charges.
+    """Request of bank.usage: sums of charges."""
 
-    Attributes:
-        by: Columns to group by.
-        accounts: Only these accounts; all that the caller may see if empty.
-        users: Only these users.
-        since: Only runs that began since, as people type times; "" for the year's beginning.
-        until: End, likewise; "" for now.
-        zone: IANA time zone of times and months; "" for the cluster's.
-    """
+    by: Annotated[
+        tuple[Grouping, ...],
+        option(
+            f"Columns to group by: {', '.join(get_args(Grouping))}. By user if not given.",
+            "--by",
+            metavar="COLUMN,…",
+        ),
+    ] = ("user",)
+    accounts: AccountNames = ()
+    users: Annotated[
+        tuple[str, ...], option("Only jobs of these users.", "--user", "-u", metavar="NAME,…")
+    ] = ()
+    since: Annotated[
+        str, annotate_since("Only runs that began since; the beginning of this year if not given.")
+    ] = ""
+    until: Annotated[str, UNTIL] = ""
+    zone: Zone = ""
 
-    by: tuple[Grouping, ...] = ("user",)
-    accounts: tuple[str, ...] = ()
-    users: tuple[str, ...] = ()
-    since: str = ""
-    until: str = ""
-    zone: str = ""
+
+def _read_group(name: str, row: UsageRow, _: object) -> str:
+    """Return what a row is the sum of; "-" if empty."""
+    return getattr(row, name) or "-"
 
 
-class UsageReply(BankReply, frozen=True, kw_only=True):
+class UsageReply(BankReply, frozen=True, kw_only=True, dict=True):
     """Reply with sums of charges.
 
     Attributes:
@@ -238,22 +285,35 @@ class UsageReply(BankReply, frozen=True, kw_only=True):
     since: datetime
     until: datetime
     is_all: bool
+    layout: ClassVar[Layout] = (
+        Column("Charges", "charges", "count"),
+        Column("Used", "amount", "money"),
+        Column("Share", lambda row, reply: reply.format_share(row), right=True),
+        Column("Bar", lambda row, reply: row.amount / max(reply.largest, 1), "bar"),
+    )
+
+    def list_columns(self) -> Layout:
+        """Return the columns grouped by, then those of the sums."""
+        groups = (Column(name.capitalize(), partial(_read_group, name)) for name in self.by)
+        return (*groups, *self.layout)
+
+    @cached_property
+    def largest(self) -> int:
+        """Largest amount of a row."""
+        return max((row.amount for row in self.rows), default=0)
+
+    def format_share(self, row: UsageRow) -> str:
+        """Return the share of a row in the total."""
+        return f"{100 * row.amount / self.total:.1f}%" if self.total > 0 else ""
 
 
 class HoldsRequest(Request, frozen=True, kw_only=True):
-    """Request of bank.holds: open SU holds.
+    """Request of bank.holds: open SU holds."""
 
-    Attributes:
-        account: Only of this account.
-        user: Only for this user's jobs.
-        cluster: Only for this cluster's jobs.
-        job_id: Only for this job.
-    """
-
-    account: str = ""
-    user: str = ""
-    cluster: str = ""
-    job_id: int = 0
+    account: AccountFilter = ""
+    user: UserFilter = ""
+    cluster: ClusterFilter = ""
+    job_id: Annotated[int, option("Only this job.", "--jobs", "-j", metavar="ID", ge=0)] = 0
 
 
 def _read_hold_state(hold: Hold, _: object) -> str:
@@ -292,19 +352,30 @@ class HoldsReply(BankReply, frozen=True, kw_only=True):
         Column("Hold", "id", show="requested"),
     )
 
+    def list_notes(self) -> Iterable[str]:
+        """Return the total, or that there are no holds."""
+        if not self.holds:
+            return ("Nothing is held.",)
+        return (f"{self.format_with_unit(self.total)} in all.",)
+
 
 @action(
     "bank.balance",
     scope="read",
+    command="bank balance",
+    rows="accounts",
     routes=(
         route("GET /accounts/{account}/balance", parts={"account": "accounts"}),
         route("GET /balances", "Show what is left in all accounts."),
     ),
     only_reads=True,
-    help="Show what accounts have.",
 )
 def show_balances(context: BankContext, caller: Caller, request: BalanceRequest) -> BalanceReply:
-    """Show balances: operators see all accounts, others those they use or manage.
+    """Show account balances, holds and available SU.
+
+    Balance is the sum of the allocations that can be drawn on now, Held what jobs that have not
+    ended may still cost, Free what a new job may cost. Operators see all accounts, others those
+    that they use or manage.
 
     Raises:
         BankRefused: The caller may not see an account.
@@ -333,14 +404,17 @@ def show_balances(context: BankContext, caller: Caller, request: BalanceRequest)
 @action(
     "bank.statement",
     scope="read",
+    command="bank statement",
+    rows="lines",
     routes=(route("GET /accounts/{account}/statement"),),
     only_reads=True,
-    help="Show what happened to an account's money.",
 )
 def show_statement(
     context: BankContext, caller: Caller, request: StatementRequest
 ) -> StatementReply:
-    """Show the statement of an account; mere users of it see only their own part.
+    """Show the statement of an account: its transactions, with the balance after each.
+
+    Owners, coordinators and operators see all of it, other users what their own jobs were charged.
 
     Raises:
         BankRefused: The caller may not see it.
@@ -362,11 +436,10 @@ def show_statement(
                 f"{rights.user or 'NAME'}"
             )
         user = rights.limit_to_user(account, request.user)
-        limit = max(0, request.limit)
         statement = t.queries.get_statement(
-            account, user, since, until, limit, max(0, request.before)
+            account, user, since, until, request.limit, request.before
         )
-    has_more = bool(limit) and len(statement.lines) == limit
+    has_more = bool(request.limit) and len(statement.lines) == request.limit
     older = statement.lines[0].number if has_more else 0
     names = map_job_names(
         context, dict.fromkeys(line.charge for line in statement.lines if line.charge)
@@ -377,12 +450,16 @@ def show_statement(
 @action(
     "bank.usage",
     scope="read",
+    command="bank usage",
+    rows="rows",
     routes=(route("GET /usage", "Show who spent what."),),
     only_reads=True,
-    help="Sum up what was used.",
 )
 def show_usage(context: BankContext, caller: Caller, request: UsageRequest) -> UsageReply:
-    """Sum up charges of accounts the caller manages, and of the caller's own jobs.
+    """Show usage: sums of charges by user, account, partition, time or cluster.
+
+    Refunds are subtracted. Bars are shares of the largest row. You see the accounts that you own or
+    coordinate, and your own jobs; operators see everything.
 
     Raises:
         BankRefused: It is about the usage of others.
@@ -428,15 +505,19 @@ def show_usage(context: BankContext, caller: Caller, request: UsageRequest) -> U
 @action(
     "bank.holds",
     scope="read",
+    command="bank holds",
+    rows="holds",
     routes=(
         route("GET /accounts/{account}/holds"),
         route("GET /holds", "List what is held for jobs."),
     ),
     only_reads=True,
-    help="Show what money is spoken for.",
 )
 def list_holds(context: BankContext, caller: Caller, request: HoldsRequest) -> HoldsReply:
-    """List open SU holds of accounts the caller manages, and of their own jobs.
+    """List holds: service units reserved for queued and running jobs.
+
+    A job's hold is what it may cost at the most; what it did not use is free at its end. You see
+    those of accounts that you own or coordinate, and those of your own jobs.
 
     Raises:
         BankRefused: It is about jobs of others.
@@ -572,19 +653,16 @@ _DEFAULT_PERIOD: Final = timedelta(days=90)
 
 
 class BalanceHistoryRequest(Request, frozen=True, kw_only=True):
-    """Request of bank.course: balance and spending of an account, day by day.
+    """Request of bank.course: balance and spending of an account, day by day."""
 
-    Attributes:
-        account: The account; if it draws on another, that one's money is shown.
-        since: Start, as people type times; "" for 90 days ago.
-        until: End, likewise; "" for now.
-        zone: IANA time zone of the times given and of the days; "" for the cluster's.
-    """
-
-    account: str
-    since: str = ""
-    until: str = ""
-    zone: str = ""
+    account: Annotated[
+        str, described("The account; if it draws on another, the balance of that one is shown.")
+    ]
+    since: Annotated[
+        str, annotate_since(f"Start of the period; {_DEFAULT_PERIOD.days} days ago if not given.")
+    ] = ""
+    until: Annotated[str, UNTIL] = ""
+    zone: Zone = ""
 
 
 class BalanceHistoryReply(BankReply, frozen=True, kw_only=True):
@@ -608,12 +686,13 @@ class BalanceHistoryReply(BankReply, frozen=True, kw_only=True):
     scope="read",
     routes=(route("GET /accounts/{account}/course"),),
     only_reads=True,
-    help="Show how an account's money went, day by day.",
 )
 def show_balance_history(
     context: BankContext, caller: Caller, request: BalanceHistoryRequest
 ) -> BalanceHistoryReply:
-    """Return the daily balance history of the allocations an account draws on now.
+    """Show balance and spending of an account, day by day.
+
+    It is the history of the allocations that the account draws on now.
 
     Raises:
         BankRefused: The caller may not see the account.

@@ -1,7 +1,7 @@
 """Bank status: balances, holds, gate and reconciliation at a glance (``bank.standing``)."""
 
 from datetime import datetime
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -12,7 +12,7 @@ from steward.bank.notices import NOTICE_KIND as NOTICE
 from steward.bank.records import AccountBooks
 from steward.bank.remote import ENTRY_POINT_GROUP
 from steward.core.access import Caller
-from steward.core.actions import ActionMessage, Request, action
+from steward.core.actions import ActionMessage, Request, action, described
 from steward.core.extensions import list_offers
 from steward.core.timestamps import from_micros, to_micros
 
@@ -21,13 +21,9 @@ GateAvailability = Literal["deciding", "not deciding", "away"]
 
 
 class BankStatusRequest(Request, frozen=True, kw_only=True):
-    """Request of bank.standing: the state of ledger, gate and reconciliation.
+    """Request of bank.standing: the state of ledger, gate and reconciliation."""
 
-    Attributes:
-        accounts: Whether to include the balance of each account.
-    """
-
-    accounts: bool = False
+    accounts: Annotated[bool, described("Whether to include the balance of each account.")] = False
 
 
 class ReconciliationProgress(ActionMessage, frozen=True, kw_only=True):
@@ -105,12 +101,11 @@ class BankStatusReply(BankReply, frozen=True, kw_only=True):
     scope="read",
     role="operator",
     only_reads=True,
-    help="How ledger, gate and comparisons stand.",
 )
 def show_bank_status(
     context: BankContext, caller: Caller, request: BankStatusRequest
 ) -> BankStatusReply:
-    """Report the state of the bank.
+    """Show the state of ledger, gate and reconciliation.
 
     Raises:
         BankRefused: The caller is no operator.
