@@ -24,6 +24,7 @@ from steward.core.actions import (
     Action,
     Answer,
     Input,
+    InputFile,
     Unit,
     decode_request,
     find_annotation,
@@ -141,6 +142,8 @@ class _Parameter(NamedTuple):
             )
         if self.given.parse is not None:
             return self.given.parse(value)
+        if self.type is InputFile:
+            return options.read_input_file(value)
         if self.is_mapping:
             return options.parse_pairs(value)
         if self.is_switch:
@@ -149,12 +152,18 @@ class _Parameter(NamedTuple):
             return value if value in self.texts else _PARSERS[self.given.unit](value)
         if self.item_type is int:
             return tuple(value)
-        values = options.split_lists(value)
+        return self._check_choices(options.split_lists(value))
+
+    def _check_choices(self, values: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the values of a list, or reject one that is none of the choices."""
         choices = get_args(self.item_type)
-        for item in values:
-            if choices and item not in choices:
-                name = self.given.words[0] if self.given.words else self.given.metavar
-                raise UsageError(f"{name} takes {', '.join(choices)}, not {item!r}", item)
+        for value in values:
+            if choices and value not in choices:
+                field = (*self.given.words, self.given.metavar)[0]
+                known = ", ".join(map(repr, choices))
+                raise UsageError(
+                    f"invalid value for '{field}': {value!r} is not one of {known}", value
+                )
         return values
 
     def make_option(self) -> inspect.Parameter:
@@ -168,7 +177,7 @@ class _Parameter(NamedTuple):
             value_type = list[int] if is_number else list[str]
         elif self.is_switch:
             value_type = bool
-        elif given.unit:
+        elif given.unit or self.type is InputFile:
             value_type = str
         if value_type in (int, list[int]):
             details["min"] = self.meta.ge

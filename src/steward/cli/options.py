@@ -12,7 +12,9 @@ daemon.
 
 import inspect
 import re
+import os
 import secrets
+import sys
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any, Concatenate, Final, ParamSpec, TypeVar, get_args, get_type_hints
 
@@ -22,6 +24,7 @@ import typer
 from steward.cli.output import Style, find_requested_zone
 from steward.client.calls import call_action
 from steward.client.places import ClientPlace
+from steward.core.actions import InputFile
 from steward.core.config import LogLevel, Settings
 from steward.core.errors import UsageError
 from steward.daemon.registry import get_action
@@ -34,6 +37,8 @@ LARGEST_NUMBER: Final = 2**63 - 1
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 """Name in a parameter ``NAME=VALUE``."""
+_MAX_FILE_BYTES: Final = 64 * 1024 * 1024
+"""Largest file that a request carries, in bytes."""
 
 
 def reject_empty(context: typer.Context, param: typer.CallbackParam, value: Any) -> Any:
@@ -250,6 +255,28 @@ def parse_pairs(words: Iterable[str]) -> dict[str, str]:
             raise UsageError(f"{name} is given twice", name)
         values[name] = value
     return values
+
+
+def read_input_file(path: str) -> InputFile:
+    """Read a file that a request carries, or standard input for ``-``.
+
+    Raises:
+        UsageError: It cannot be read, is too large or not UTF-8.
+    """
+    try:
+        if path == "-":
+            data = sys.stdin.buffer.read(_MAX_FILE_BYTES + 1)
+        else:
+            with open(path, "rb") as file:
+                data = file.read(_MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}", path) from error
+    if len(data) > _MAX_FILE_BYTES:
+        raise UsageError(f"{path} is larger than {_MAX_FILE_BYTES >> 20} MiB", path)
+    try:
+        return InputFile(name=os.path.basename(path), text=data.decode())
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is not UTF-8: {error.reason}", path) from error
 
 
 def make_key() -> str:

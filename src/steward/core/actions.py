@@ -102,6 +102,18 @@ class Answer(ActionMessage, frozen=True, kw_only=True):
         return ()
 
 
+class InputFile(ActionMessage, frozen=True, kw_only=True):
+    """File that a request carries; people name it, or ``-`` for standard input.
+
+    Attributes:
+        name: Its name, without directory.
+        text: Its content.
+    """
+
+    name: str = ""
+    text: str
+
+
 class Input(msgspec.Struct, frozen=True, kw_only=True):
     """How people give a field of a request on the command line.
 
