@@ -131,7 +131,7 @@ def test_reports_show_owners_what_they_show_coordinators(site: Site, report: str
         ("reconcile", {}),
         ("backfill", {"since": "2026-01-01"}),
         ("check", {}),
-        ("import", {"kind": "csv", "text": "account\nx\n"}),
+        ("import", {"kind": "csv", "file": {"text": "account\nx\n"}}),
     ],
 )
 def test_only_operators_change_anything(site: Site, name: str, request_: dict[str, Any]) -> None:

@@ -70,12 +70,12 @@ def site(tmp_path: Path) -> Site:
 
 
 def test_a_table_is_brought_in_once(site: Site) -> None:
-    dry = site.ask("bank.import", kind="csv", text=TABLE, name="a.csv", dry_run=True)
+    dry = site.ask("bank.import", kind="csv", file={"name": "a.csv", "text": TABLE}, dry_run=True)
     assert not any(one.account == "physics2" for one in site.ask("bank.balance").accounts)
-    first = site.ask("bank.import", kind="csv", text=TABLE, name="a.csv")
+    first = site.ask("bank.import", kind="csv", file={"name": "a.csv", "text": TABLE})
     assert first.changes == dry.changes
     assert {one.how for one in first.changes} == {"create"}
-    again = site.ask("bank.import", kind="csv", text=TABLE, name="a.csv")
+    again = site.ask("bank.import", kind="csv", file={"name": "a.csv", "text": TABLE})
     assert {one.how for one in again.changes} == {"keep"}
     page = site.ask("bank.account_show", names=["physics2", "optics2"])
     physics, optics = page.accounts
@@ -92,7 +92,11 @@ def test_a_table_is_brought_in_once(site: Site) -> None:
 
 def test_what_was_set_here_stays(site: Site) -> None:
     site.ask("bank.account_change", name="physics", credit=5, note="ours")
-    site.ask("bank.import", kind="csv", text="account,owners,note\nphysics,carl,theirs\n", name="b")
+    site.ask(
+        "bank.import",
+        kind="csv",
+        file={"name": "b", "text": "account,owners,note\nphysics,carl,theirs\n"},
+    )
     page = site.ask("bank.account_show", names=["physics"])
     assert page.accounts[0].owners == ("olga", "carl")
     assert (page.accounts[0].credit, page.accounts[0].note) == (5, "ours")
@@ -129,13 +133,13 @@ def test_a_table_that_is_wrong_changes_nothing(site: Site, text: str, says: str)
     with site.ledger.reading() as t:
         before = t.seq
     with pytest.raises(BankUsage, match=says):
-        site.ask("bank.import", kind="csv", text=text, name="bad.csv")
+        site.ask("bank.import", kind="csv", file={"name": "bad.csv", "text": text})
     with site.ledger.reading() as t:
         assert t.seq == before
 
 
 def test_a_dump_of_sacctmgr(site: Site) -> None:
-    answer = site.ask("bank.import", kind="sacctmgr", text=DUMP, name="linux.cfg")
+    answer = site.ask("bank.import", kind="sacctmgr", file={"name": "linux.cfg", "text": DUMP})
     assert {one.how for one in answer.changes} == {"create"}
     page = site.ask("bank.account_show", names=["physics3", "optics3"])
     physics, optics = page.accounts
@@ -143,9 +147,9 @@ def test_a_dump_of_sacctmgr(site: Site) -> None:
     assert (optics.parent, optics.owners, optics.note) == ("physics3", ("ada",), "")
     members = sorted((one.account, one.user) for one in page.users)
     assert members == [("optics3", "ada"), ("optics3", "bela"), ("physics3", "ada")]
-    assert {one.how for one in site.ask("bank.import", kind="sacctmgr", text=DUMP).changes} == {
-        "keep"
-    }
+    assert {
+        one.how for one in site.ask("bank.import", kind="sacctmgr", file={"text": DUMP}).changes
+    } == {"keep"}
 
 
 def test_associations_as_slurmdbd_answers() -> None:
@@ -171,7 +175,9 @@ def test_what_is_no_dump(text: str) -> None:
 
 
 def test_prices_of_the_old_plugins(site: Site) -> None:
-    answer = site.ask("bank.import", kind="bank-config", text=OLD, name="bank-config.toml")
+    answer = site.ask(
+        "bank.import", kind="bank-config", file={"name": "bank-config.toml", "text": OLD}
+    )
     assert "(enable_job_submit_plugin = True): 'steward bank enforce'" in answer.remarks[0]
     assert "[bank.remote]" in answer.remarks[1]
     details = {one.name.partition(" ")[2]: one.detail for one in answer.changes}
@@ -182,7 +188,9 @@ def test_prices_of_the_old_plugins(site: Site) -> None:
     assert rates["Savio_BigMem"].weights == {"cpu": 1_670_000}
     assert rates["debug"].qos_permille == {"lowprio": 0, "high": 2500}
     assert rates["free"].free
-    again = site.ask("bank.import", kind="bank-config", text=OLD, name="bank-config.toml")
+    again = site.ask(
+        "bank.import", kind="bank-config", file={"name": "bank-config.toml", "text": OLD}
+    )
     assert {one.how for one in again.changes} == {"keep"}
 
 
@@ -191,7 +199,9 @@ def test_prices_of_partitions_that_are_not_there_are_told_of(site: Site) -> None
     picture = ClusterModel(cluster="c1", partitions={one.name: one for one in known})
     with site.ledger.transaction() as t:
         t.set_mark("picture:c1", msgspec.json.encode(picture).decode())
-    answer = site.ask("bank.import", kind="bank-config", text=OLD, name="bank-config.toml")
+    answer = site.ask(
+        "bank.import", kind="bank-config", file={"name": "bank-config.toml", "text": OLD}
+    )
     said = "cluster c1 has no partition Savio_BigMem now; there are normal, savio_bigmem"
     assert said in answer.remarks
     created = site.ask("bank.rate_create", partition="Savio_BigMem", weights={"cpu": 1})
@@ -240,7 +250,7 @@ def test_what_is_no_bank_config(text: str) -> None:
 
 def test_only_operators_import(site: Site) -> None:
     with pytest.raises(BankRefused):
-        site.ask("bank.import", ADA, kind="csv", text=TABLE)
+        site.ask("bank.import", ADA, kind="csv", file={"text": TABLE})
 
 
 def reads(text: str) -> list[ImportPlan]:
@@ -278,7 +288,7 @@ ROWS = ("physics,100,2027-01-01,grant\n", "optics,50,,\n", "optics,50,,\n")
 
 def given(site: Site, text: str, name: str = "m.csv") -> list[tuple[str, int | None]]:
     """What an import gives that was not there: accounts and units."""
-    changes = site.ask("bank.import", kind="csv", text=text, name=name).changes
+    changes = site.ask("bank.import", kind="csv", file={"name": name, "text": text}).changes
     return [
         (one.name, one.amount and one.amount // MICRO)
         for one in changes
@@ -308,7 +318,9 @@ def test_money_of_a_file_that_was_changed_is_not_given_twice(site: Site) -> None
         with site.ledger.reading() as t:
             assert t.seq == before
     # What is left out stays, and what others get is none of its business.
-    answer = site.ask("bank.import", kind="csv", text=HEAD + ROWS[1] + ROWS[2], name="m.csv")
+    answer = site.ask(
+        "bank.import", kind="csv", file={"name": "m.csv", "text": HEAD + ROWS[1] + ROWS[2]}
+    )
     assert answer.remarks[0].endswith("which stay: 1")
     assert given(site, HEAD + ROWS[1] + ROWS[2] + "chemistry,1,,\n") == [("chemistry", 1)]
 

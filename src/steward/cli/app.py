@@ -396,7 +396,6 @@ def archive() -> None:
 
 
 _JOBS = "steward.cli.bank_jobs"
-_BANK_MAINTENANCE = "steward.cli.bank_maintenance"
 
 
 class BankGroup(LazyGroup):
@@ -415,13 +414,6 @@ class BankGroup(LazyGroup):
             "List mails and other notices that were not sent.",
             "steward.cli.bank_maintenance",
             "notices",
-        ),
-        Entry(
-            "import",
-            ADMINISTRATORS,
-            "Import accounts, users, allocations and rates.",
-            _BANK_MAINTENANCE,
-            "import_",
         ),
         Entry(
             "mybrc-user",

@@ -1,10 +1,9 @@
-"""``steward bank import``, ``notices`` and ``mybrc-user``, and the printer of ``backfill``.
+"""``steward bank notices`` and ``mybrc-user``, and the printers of ``backfill`` and ``import``.
 
-``import_`` reads a file or standard input; ``notices`` calls one of two actions, by its option;
-``mybrc_user`` edits the password file of the myBRC API directly.
+``notices`` calls one of two actions, by its option; ``mybrc_user`` edits the password file of the
+myBRC API directly.
 """
 
-import os
 import sys
 from typing import Annotated
 
@@ -12,34 +11,19 @@ import typer
 
 from steward.bank.actions.maintenance import (
     BackfillReply,
-    ImportKind,
     ImportReply,
-    ImportRequest,
     NoticesReply,
     NoticesRequest,
     NoticesRetryReply,
     NoticesRetryRequest,
 )
-from steward.cli import options, output
-from steward.cli.bank_options import (
-    ClusterOption,
-    DryRun,
-    print_line,
-)
+from steward.cli import options
+from steward.cli.bank_options import print_line
 from steward.cli.commands import print_reply, prints
-from steward.cli.options import CommandCall, reject_empty, with_call_and_columns
-from steward.cli.output import (
-    Style,
-    find_requested_zone,
-    format_count,
-    print_json,
-    print_table,
-)
+from steward.cli.options import CommandCall, reject_empty, with_table_call
+from steward.cli.output import Style, format_count, print_json, print_table, print_warning
 from steward.core.errors import UsageError
 from steward.extensions.mybrc import remove_user, set_user
-
-_MAX_IMPORT_BYTES = 64 * 1024 * 1024
-"""Largest file to import, in bytes."""
 
 
 @prints("bank.backfill")
@@ -55,82 +39,23 @@ def print_backfill(reply: BackfillReply, style: Style) -> None:
         rows = format_count(reply.passed_over, "row")
         output.print_warning(f"cannot parse {rows} of slurmdbd: nothing is charged for them")
     if reply.unpriced:
-        output.print_warning(f"nothing says what {format_count(len(reply.unpriced), 'run')} cost:")
+        print_warning(f"nothing says what {format_count(len(reply.unpriced), 'run')} cost:")
         print_table(reply.layouts["unpriced"], reply.unpriced, Style(), reply)
         raise typer.Exit(1)
 
 
-@with_call_and_columns
-def import_(
-    call: CommandCall,
-    kind: Annotated[
-        ImportKind,
-        typer.Argument(
-            metavar="csv|sacctmgr|bank-config", help="What it is; sacctmgr can do without a file."
-        ),
-    ],
-    file: Annotated[str, typer.Argument(metavar="FILE|-", help="The file.")] = "",
-    cluster: ClusterOption = "",
-    dry_run: DryRun = False,
-) -> None:
-    """Import accounts, users, allocations and rates.
-
-    From a table with commas (docs/bank.md says its columns), from slurmdbd or a file of
-    'sacctmgr dump', or from slurm-banking-plugins' bank-config.toml. What is there
-    already stays, so that it can be done again.
-    """
-    style = call.style
-    if not file and kind != "sacctmgr":
-        raise UsageError("name the file, or - for the standard input")
-    request = ImportRequest(
-        kind=kind,
-        text=_read_import_file(file) if file else "",
-        name=os.path.basename(file),
-        cluster=cluster,
-        dry_run=dry_run,
-        zone=find_requested_zone(),
-    )
-    reply: ImportReply = call.send("bank.import", request)
-    if style.json:
-        print_json(reply)
-        return
-    changes = [change for change in reply.changes if change.how != "keep"]
-    rows = reply.changes if style.parsable else changes
-    if rows or style.parsable:
-        print_table(reply.layout, rows, style, reply)
+@prints("bank.import")
+def print_import(reply: ImportReply, style: Style) -> None:
+    """Print the changes of an import, for programs with what was left as it was; then remarks."""
+    print_reply(reply, style, "changes" if style.csv or style.parsable else "made")
     for remark in reply.remarks:
-        output.print_warning(remark)
-    kept_count = len(reply.changes) - len(changes)
-    verb = "would be done" if reply.dry_run else "done"
-    summary = f"{format_count(len(changes), 'change')} {verb}, {kept_count} left as they were."
-    if changes or style.parsable:
-        output.print_note(summary)
-    else:
-        print_line(summary)
-
-
-def _read_import_file(path: str) -> str:
-    """Read a file to import, or standard input."""
-    try:
-        if path == "-":
-            data = sys.stdin.buffer.read(_MAX_IMPORT_BYTES + 1)
-        else:
-            with open(path, "rb") as file:
-                data = file.read(_MAX_IMPORT_BYTES + 1)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}", path) from error
-    if len(data) > _MAX_IMPORT_BYTES:
-        raise UsageError(f"{path} is larger than anything that can be imported", path)
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is not UTF-8: {error.reason}", path) from error
+        print_warning(remark)
 
 
 _RETRY_ALL = "all"
 
 
-@with_call_and_columns
+@with_table_call
 def notices(
     call: CommandCall,
     retry: Annotated[

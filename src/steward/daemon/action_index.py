@@ -217,9 +217,10 @@ ACTION_INDEX: Final[dict[str, IndexEntry]] = {
     ),
     "bank.import": IndexEntry(
         "steward.bank.actions.maintenance",
-        "",
+        "bank import",
         "administrator",
         "Import accounts, users, allocations and rates.",
+        "steward.cli.bank_maintenance",
     ),
     "bank.notices": IndexEntry(
         "steward.bank.actions.maintenance",
@@ -270,7 +271,7 @@ ACTION_INDEX: Final[dict[str, IndexEntry]] = {
         "steward.bank.actions.reports",
         "bank statement",
         "everyone",
-        "Show the statement of an account: its transactions, with the balance after each.",
+        "Show the transactions of an account, with the balance after each.",
         "steward.cli.bank_reports",
     ),
     "bank.transfer": IndexEntry(
@@ -283,7 +284,7 @@ ACTION_INDEX: Final[dict[str, IndexEntry]] = {
         "steward.bank.actions.reports",
         "bank usage",
         "everyone",
-        "Show usage: sums of charges by user, account, partition, time or cluster.",
+        "Sum up charges by user, account, partition, time or cluster.",
         "steward.cli.bank_reports",
     ),
     "bank.user_change": IndexEntry(

@@ -35,7 +35,15 @@ from steward.bank.prices import find_rate
 from steward.bank.records import Hold, Rate
 from steward.bank.remote import ENTRY_POINT_GROUP, RemoteBank
 from steward.core.access import Caller
-from steward.core.actions import ActionMessage, Request, action, described, option
+from steward.core.actions import (
+    ActionMessage,
+    InputFile,
+    Request,
+    action,
+    argument,
+    described,
+    option,
+)
 from steward.core.errors import Unavailable
 from steward.core.extensions import load_offer
 from steward.core.layouts import Column, Layout, format_count
@@ -216,14 +224,14 @@ class CheckReply(BankReply, frozen=True, kw_only=True):
 class ImportRequest(Request, frozen=True, kw_only=True):
     """Request of bank.import: accounts, users, allocations and rates of another program."""
 
-    kind: Annotated[ImportKind, described("Format of the text.")]
-    text: Annotated[
-        str, described("Content of the file; empty with sacctmgr to query slurmdbd.")
-    ] = ""
-    name: Annotated[
-        str, described("Name of the file; part of the keys that make a repeat harmless.")
-    ] = ""
-    cluster: Annotated[str, described("Cluster of the data; the first one if empty.")] = ""
+    kind: Annotated[ImportKind, argument("Format of the file.", "csv|sacctmgr|bank-config")]
+    file: Annotated[
+        InputFile | None,
+        argument(
+            "The file, or - for standard input; sacctmgr without a file queries slurmdbd.", "FILE|-"
+        ),
+    ] = None
+    cluster: Cluster = ""
     dry_run: DryRun = False
     zone: Zone = ""
 
@@ -254,6 +262,27 @@ class ImportReply(BankReply, frozen=True, kw_only=True):
         ),
         Column("Detail", "detail"),
     )
+
+    @property
+    def made(self) -> tuple[ImportChange, ...]:
+        """Changes, without objects that exist already."""
+        return tuple(change for change in self.changes if change.how != "keep")
+
+    def list_lines(self) -> Iterable[str]:
+        """Return the summary, if there are no changes."""
+        return () if self.made else (self.summary,)
+
+    def list_notes(self) -> Iterable[str]:
+        """Return the summary of changes."""
+        return (self.summary,) if self.made else ()
+
+    @property
+    def summary(self) -> str:
+        """Number of changes, and of objects that exist already."""
+        count = len(self.made)
+        verb = "would be done" if self.dry_run else "done"
+        kept_count = len(self.changes) - count
+        return f"{format_count(count, 'change')} {verb}, {kept_count} left as they were."
 
 
 class _DryRun(Exception):
@@ -315,7 +344,7 @@ def backfill_charges(
     """Charge jobs that ran before the bank was enabled.
 
     The rates that held when a job was submitted apply. Runs that were charged already are passed
-    over. The exit code is 1 if runs have no rate.
+    over.
 
     Raises:
         BankRefused: The caller is no operator.
@@ -399,11 +428,15 @@ def run_bank_check(context: BankContext, caller: Caller, request: CheckRequest) 
     "bank.import",
     scope="bank",
     role="administrator",
+    command="bank import",
+    rows="changes",
 )
 def import_data(context: BankContext, caller: Caller, request: ImportRequest) -> ImportReply:
     """Import accounts, users, allocations and rates.
 
-    Existing data stays, so that an import may be repeated.
+    They come from a table with commas (docs/bank.md lists its columns), from slurmdbd or a file of
+    'sacctmgr dump', or from slurm-banking-plugins' bank-config.toml. Existing data stays, so that
+    an import may be repeated.
 
     Raises:
         BankRefused: The caller is no operator.
@@ -412,8 +445,9 @@ def import_data(context: BankContext, caller: Caller, request: ImportRequest) ->
     """
     _require_operator(context, caller, "import")
     plan = _read_plan(context, request)
-    key = f"import/{request.kind}/{request.name}"
-    author = context.make_authorship(caller, f"imported from {request.name or request.kind}", key)
+    name = request.file.name if request.file else ""
+    key = f"import/{request.kind}/{name}"
+    author = context.make_authorship(caller, f"imported from {name or request.kind}", key)
     changes: list[ImportChange] = []
     seq_before = 0
     try:
@@ -422,26 +456,9 @@ def import_data(context: BankContext, caller: Caller, request: ImportRequest) ->
             changes = apply_plan(t, plan, author)
             _rollback_if_dry(request.dry_run)
     except _DryRun:
-        return _make_import_reply(context, request, changes, plan, gate_knows=False)
-    gate_knows = context.update_gate(seq_before, rules=bool(plan.rates))
-    return _make_import_reply(context, request, changes, plan, gate_knows=gate_knows)
-
-
-def _rollback_if_dry(is_dry: bool) -> None:
-    """Roll back the transaction of a dry run by an exception."""
-    if is_dry:
-        raise _DryRun
-
-
-def _make_import_reply(
-    context: BankContext,
-    request: ImportRequest,
-    changes: list[ImportChange],
-    plan: ImportPlan,
-    *,
-    gate_knows: bool,
-) -> ImportReply:
-    """Build the reply of an import."""
+        gate_knows = False
+    else:
+        gate_knows = context.update_gate(seq_before, rules=bool(plan.rates))
     return ImportReply(
         changes=tuple(changes),
         remarks=tuple(plan.remarks),
@@ -451,17 +468,24 @@ def _make_import_reply(
     )
 
 
+def _rollback_if_dry(is_dry: bool) -> None:
+    """Roll back the transaction of a dry run by an exception."""
+    if is_dry:
+        raise _DryRun
+
+
 def _read_plan(context: BankContext, request: ImportRequest) -> ImportPlan:
-    """Parse the text of an import request, or ask slurmdbd, and return the plan."""
+    """Parse the file of an import request, or ask slurmdbd, and return the plan."""
     from steward.bank.imports import read_associations, read_bank_config, read_csv, read_dump
 
-    if request.kind == "csv":
-        return read_csv(request.text, lambda text: context.parse_moment(text, request.zone))
     cluster = context.resolve_cluster(request.cluster)
-    if request.kind == "bank-config":
-        return read_bank_config(request.text, cluster)
-    if request.text:
-        return read_dump(request.text)
+    if request.file is not None:
+        text = request.file.text
+        if request.kind == "csv":
+            return read_csv(text, lambda moment: context.parse_moment(moment, request.zone))
+        return read_dump(text) if request.kind == "sacctmgr" else read_bank_config(text, cluster)
+    if request.kind != "sacctmgr":
+        raise BankUsage("name the file, or - for the standard input")
     from steward.slurm import Slurm
 
     slurm = Slurm(cluster, context.settings.cluster[cluster])

@@ -412,7 +412,7 @@ def show_balances(context: BankContext, caller: Caller, request: BalanceRequest)
 def show_statement(
     context: BankContext, caller: Caller, request: StatementRequest
 ) -> StatementReply:
-    """Show the statement of an account: its transactions, with the balance after each.
+    """Show the transactions of an account, with the balance after each.
 
     Owners, coordinators and operators see all of it, other users what their own jobs were charged.
 
@@ -456,7 +456,7 @@ def show_statement(
     only_reads=True,
 )
 def show_usage(context: BankContext, caller: Caller, request: UsageRequest) -> UsageReply:
-    """Show usage: sums of charges by user, account, partition, time or cluster.
+    """Sum up charges by user, account, partition, time or cluster.
 
     Refunds are subtracted. Bars are shares of the largest row. You see the accounts that you own or
     coordinate, and your own jobs; operators see everything.
