@@ -37,7 +37,7 @@ def print_backfill(reply: BackfillReply, style: Style) -> None:
     print_line(f"{verb} {runs}, {amount}.")
     if reply.passed_over:
         rows = format_count(reply.passed_over, "row")
-        output.print_warning(f"cannot parse {rows} of slurmdbd: nothing is charged for them")
+        print_warning(f"cannot parse {rows} of slurmdbd: nothing is charged for them")
     if reply.unpriced:
         print_warning(f"nothing says what {format_count(len(reply.unpriced), 'run')} cost:")
         print_table(reply.layouts["unpriced"], reply.unpriced, Style(), reply)

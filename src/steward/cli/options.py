@@ -11,8 +11,8 @@ daemon.
 """
 
 import inspect
-import re
 import os
+import re
 import secrets
 import sys
 from collections.abc import Callable, Iterable
@@ -353,6 +353,22 @@ def _make_column_call(
     )
 
 
+def _make_table_call(
+    columns: Format = "",
+    as_csv: Csv = False,
+    as_json: Json = False,
+    parsable: Parsable = False,
+    noheader: NoHeader = False,
+    config: Config = "",
+    socket: Socket = "",
+) -> CommandCall:
+    """Make the call of a command that prints a table, also for spreadsheets."""
+    return CommandCall(
+        make_style(as_json, parsable, noheader, columns, as_csv),
+        ClientPlace(config=config, socket=socket),
+    )
+
+
 def _make_call(
     as_json: Json = False,
     parsable: Parsable = False,
@@ -414,6 +430,9 @@ with_call = with_options(_make_call)
 
 with_call_and_columns = with_options(_make_column_call)
 """The same, with ``--format`` to choose the table's columns."""
+
+with_table_call = with_options(_make_table_call)
+"""The same, with ``--csv``."""
 
 with_json_call = with_options(_make_json_call)
 """The same for commands without a table: ``--json`` is the only output option."""
