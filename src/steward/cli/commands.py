@@ -2,6 +2,7 @@
 
 :func:`make_command` makes the command of an action. :func:`prints` marks a function that prints the
 replies of actions whose output is more than a table and notes; ``make index`` records where it is.
+Its keyword-only parameters, in Typer's notation, are further options of the command.
 """
 
 import importlib
@@ -9,6 +10,7 @@ import inspect
 import re
 import types
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
 import msgspec
@@ -17,7 +19,7 @@ import typer
 from steward.bank.money import parse_money
 from steward.cli import options, output
 from steward.cli.groups import CONTEXT
-from steward.client.calls import stream_action
+from steward.client.calls import call_action, stream_action
 from steward.client.places import ClientPlace
 from steward.core.actions import (
     UNIT_SENTENCES,
@@ -33,15 +35,20 @@ from steward.core.errors import StewardError, UsageError
 from steward.daemon.action_index import ACTION_INDEX
 from steward.daemon.registry import get_action
 
-Printer = Callable[[Any, output.Style], None]
+Printer = Callable[..., Any]
 """Function that prints a reply unless JSON was asked for: reply and style. Of a stream it gets the
-iterator of items and answer, whatever was asked for.
+iterator of items and answer, whatever was asked for, and may return the answer for its warnings and
+exit code.
 """
 PrinterFunction = TypeVar("PrinterFunction", bound=Printer)
 
 PRINTERS: Final[dict[str, Printer]] = {}
 """Printers of the imported modules, by the name of the action."""
 
+TERMINAL_ROWS: Final = 200
+"""Rows of a list on a terminal unless another limit is given."""
+_PAGE_ROWS: Final = 1000
+"""Most rows fetched in one request."""
 _SECTIONS = re.compile(r"\n\n(?:Args|Raises|Returns|Yields):\n")
 """Start of the sections of a docstring that are not for people who type commands."""
 
@@ -137,9 +144,7 @@ class _Parameter(NamedTuple):
     def parse(self, value: Any) -> Any:
         """Convert what was typed to the field's value."""
         if value is None:
-            return (
-                output.find_requested_zone() if self.given.source == "zone" else options.make_key()
-            )
+            return _SOURCES[self.given.source]()
         if self.given.parse is not None:
             return self.given.parse(value)
         if self.type is InputFile:
@@ -150,7 +155,7 @@ class _Parameter(NamedTuple):
             return get_args(self.type)[0 if value else 1]
         if not self.is_list:
             return value if value in self.texts else _PARSERS[self.given.unit](value)
-        if self.item_type is int:
+        if self.item_type is int or self.given.has_commas:
             return tuple(value)
         return self._check_choices(options.split_lists(value))
 
@@ -191,6 +196,14 @@ class _Parameter(NamedTuple):
         return _make_parameter(self.name, None, Annotated[value_type | None, about])
 
 
+_SOURCES: Final[dict[str, Callable[[], Any]]] = {
+    "zone": output.find_requested_zone,
+    "key": options.make_key,
+    "rows": lambda: TERMINAL_ROWS if output.is_terminal() else 0,
+}
+"""What supplies a field that was not given."""
+
+
 def _list_parameters(action: Action) -> list[_Parameter]:
     """Return the fields of an action's request that people or the client give."""
     parameters = []
@@ -224,21 +237,30 @@ def make_command(name: str) -> typer.Typer:
     """Return a Typer application that is the command of an action."""
     action = get_action(name)
     parameters = _list_parameters(action)
+    printer = _find_printer(action)
+    own = _list_printer_options(printer)
     style_options = _TABLE_OPTIONS if action.rows else _JSON_OPTIONS
     place_options = _ARCHIVE_OPTIONS if action.package in _KEPT_BY_ARCHIVES else _PLACE_OPTIONS
 
     def command(**values: Any) -> None:
         style = options.make_style(**{name: values[name] for name in style_options})
         place = ClientPlace(**{name: values[name] for name in place_options})
+        print_answer = printer and partial(printer, **{item.name: values[item.name] for item in own})
         fields = {
             parameter.name: parameter.parse(values.get(parameter.name))
             for parameter in parameters
             if parameter.given.source or values.get(parameter.name) is not None
         }
-        _print(action, stream_action(place, action, decode_request(action, fields)), style)
+        try:
+            replies = _request(place, action, decode_request(action, fields))
+            _print(action, replies, style, print_answer)
+        except StewardError as error:
+            error.exit_code = getattr(action.answer, "failure_code", 0) or error.exit_code
+            raise
 
     typed = [parameter.make_option() for parameter in parameters if parameter.is_typed]
-    typed.sort(key=lambda parameter: parameter.default is None)
+    typed += own
+    typed.sort(key=lambda parameter: parameter.default is not inspect.Parameter.empty)
     for option, annotation in (style_options | place_options).items():
         default = get_args(annotation)[0]()
         typed.append(_make_parameter(option, default, annotation))
@@ -268,24 +290,63 @@ def describe_action(action: Action) -> str:
     return "\n\n".join([action.help, *text.split("\n\n")[1:]])
 
 
-def _print(action: Action, items: Iterator[Any], style: output.Style) -> None:
-    """Print the reply of an action, or the items of its stream."""
+def _find_printer(action: Action) -> Printer | None:
+    """Return the printer of an action's replies, or None if they are a table and notes."""
     module = ACTION_INDEX[action.name].printer
     if module:
         importlib.import_module(module)
-    printer = PRINTERS.get(action.name)
+    return PRINTERS.get(action.name)
+
+
+def _list_printer_options(printer: Printer | None) -> list[inspect.Parameter]:
+    """Return the options that a printer adds to its command."""
+    if printer is None:
+        return []
+    return [
+        parameter.replace(kind=inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        for parameter in inspect.signature(printer, eval_str=True).parameters.values()
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+    ]
+
+
+def _request(place: ClientPlace, action: Action, request: Any) -> Iterator[Any]:
+    """Yield the reply to a request, or items and reply of a stream.
+
+    Of a reply in pages it holds the rows of all pages up to the limit; 0 for all.
+    """
+    if not getattr(action.answer, "page_fields", ()):
+        yield from stream_action(place, action, request)
+        return
+    pages: list[Any] = []
+    rows: list[Any] = []
+    limit, page = request.limit, ""
+    while not pages or (page and not 0 < limit <= len(rows)):
+        page_rows = min(limit - len(rows), _PAGE_ROWS) if limit else _PAGE_ROWS
+        page_request = msgspec.structs.replace(request, limit=page_rows, page=page)
+        pages.append(call_action(place, action, page_request))
+        rows += getattr(pages[-1], action.rows)
+        page = pages[-1].next
+    fields = {name: getattr(pages[-1], name) for name in pages[-1].page_fields}
+    zones = {name: zone for reply in pages for name, zone in reply.zones.items()}
+    yield msgspec.structs.replace(pages[0], **fields, zones=zones, **{action.rows: tuple(rows)})
+
+
+def _print(
+    action: Action, replies: Iterator[Any], style: output.Style, printer: Printer | None
+) -> None:
+    """Print the reply of an action, or the items of its stream."""
     if action.stream:
         if printer is None:
             raise StewardError(f"nothing prints the stream of {action.name}", action.name)
-        printer(items, style)
-        return
-    (reply,) = items
-    if style.json:
-        output.print_json(reply)
-    elif printer is not None:
-        printer(reply, style)
+        reply = printer(replies, style)
     else:
-        print_reply(reply, style, action.rows)
+        (reply,) = replies
+        if style.json:
+            output.print_json(reply)
+        elif printer is not None:
+            printer(reply, style)
+        else:
+            print_reply(reply, style, action.rows)
     if not isinstance(reply, Answer):
         return
     for warning in reply.list_warnings():

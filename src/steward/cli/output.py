@@ -33,6 +33,7 @@ from steward.core.layouts import (
     find_timezone,
     format_count,
     format_for_programs,
+    format_size,
     format_span,
     format_text,
     get_zone_name,
@@ -52,18 +53,6 @@ __all__ = ["decode_bytes", "escape_line", "escape_lines", "format_count", "forma
 def decode_bytes(data: bytes) -> str:
     r"""Decode UTF-8 bytes; invalid bytes become escapes such as ``\xff``."""
     return data.decode("utf-8", "backslashreplace")
-
-
-def format_size(count: int | None) -> str:
-    """Format a size in bytes for people: ``812``, ``1.2K``, ``3.4M``; "" for None."""
-    if count is None:
-        return ""
-    amount = float(count)
-    for unit in ("", "K", "M", "G", "T"):
-        if amount < 999.5 or unit == "T":
-            return f"{count}" if not unit else f"{amount:.1f}{unit}"
-        amount /= 1024
-    raise AssertionError("the loop ends at its last unit")
 
 
 def to_local_time(moment: datetime, zone: str = "") -> datetime:

@@ -29,8 +29,10 @@ Method = Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
 Unit = Literal["", "money", "duration"]
 """Unit of a number in a request. People type ``money`` in SU and a ``duration`` as 12h, 30d or 8w;
 programs give micro-SU and seconds."""
-Source = Literal["", "zone", "key"]
-"""What the client supplies: the time zone of typed times, or a random idempotency key."""
+Source = Literal["", "zone", "key", "rows"]
+"""What the client supplies: the time zone of typed times, a random idempotency key, or the number
+of rows of a list: some hundred on a terminal, else all (0).
+"""
 
 MIN_INTEGER: Final = -(2**63)
 MAX_INTEGER: Final = 2**63 - 1
@@ -74,11 +76,16 @@ class Answer(ActionMessage, frozen=True, kw_only=True):
         version: Version of the type.
         layout: Columns of the answer's rows, for every view.
         layouts: Columns of other fields that hold rows, by the field's name.
+        failure_code: Exit code of the command if the action fails; 0 for that of the error.
+        page_fields: Fields of one page of rows that concern the next page, ``next`` among them;
+            empty if the answer has all rows.
     """
 
     version: int = 1
     layout: ClassVar[Layout] = ()
     layouts: ClassVar[Mapping[str, Layout]] = {}
+    failure_code: ClassVar[int] = 0
+    page_fields: ClassVar[tuple[str, ...]] = ()
 
     @property
     def exit_code(self) -> int:
@@ -126,6 +133,7 @@ class Input(msgspec.Struct, frozen=True, kw_only=True):
             and holds more than a list of texts.
         allows_empty: Whether an empty text is a value; otherwise it is rejected, as from an unset
             shell variable.
+        has_commas: Whether a comma is part of a value and does not separate values.
     """
 
     words: tuple[str, ...] = ()
@@ -134,10 +142,16 @@ class Input(msgspec.Struct, frozen=True, kw_only=True):
     source: Source = ""
     parse: Callable[[list[str]], Any] | None = None
     allows_empty: bool = False
+    has_commas: bool = False
 
 
 def argument(
-    description: str, metavar: str, *, unit: Unit = "", ge: int | None = None
+    description: str,
+    metavar: str,
+    *,
+    unit: Unit = "",
+    has_commas: bool = False,
+    ge: int | None = None,
 ) -> msgspec.Meta:
     """Annotate a field that people give as an argument of the command.
 
@@ -145,9 +159,10 @@ def argument(
         description: Meaning of the field, one line; its unit is added.
         metavar: Placeholder of the value in help.
         unit: Unit of the number.
+        has_commas: Whether a comma is part of a value and does not separate values.
         ge: Least value of a number.
     """
-    return _annotate(description, Input(metavar=metavar, unit=unit), ge=ge)
+    return _annotate(description, Input(metavar=metavar, unit=unit, has_commas=has_commas), ge=ge)
 
 
 def option(

@@ -150,6 +150,18 @@ def format_count(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
+def format_size(count: int | None) -> str:
+    """Format a size in bytes for people: ``812``, ``1.2K``, ``3.4M``; "" for None."""
+    if count is None:
+        return ""
+    amount = float(count)
+    for unit in ("", "K", "M", "G", "T"):
+        if amount < 999.5 or unit == "T":
+            return f"{count}" if not unit else f"{amount:.1f}{unit}"
+        amount /= 1024
+    raise AssertionError("the loop ends at its last unit")
+
+
 def format_span(seconds: int | None) -> str:
     """Format a duration as Slurm does: ``01:02:03``, ``1-00:00:00``; "" for None."""
     if seconds is None:
