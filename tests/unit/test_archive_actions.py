@@ -10,8 +10,8 @@ import pytest
 
 from harness import archive
 from harness.site import ADA, BELA, ROOT, Site
-from steward.archive.errors import NotArchived
-from steward.archive.requests import ExportFile, SecretLine
+from steward.archive.errors import NoMatch, NotArchived
+from steward.archive.export import ExportFile, SecretLine
 from steward.core.actions import ActionError, Registry
 from steward.core.errors import PermissionRefused, UsageError
 from steward.core.events import ArchivePurge
@@ -121,6 +121,25 @@ def test_a_purge_is_said_first_and_done_on_demand(site: Site) -> None:
         if path.is_file() and b"secret-of-ada" in path.read_bytes()
     ]
     assert left == []
+
+
+@pytest.mark.parametrize("selection", [{"jobs": ["9"]}, {"users": ["bela"]}])
+def test_a_selection_of_nothing_is_an_error_also_to_programs(
+    site: Site, selection: dict[str, list[str]]
+) -> None:
+    archive.add_job(site, 1, b"one")
+    with pytest.raises(NoMatch, match="nothing is to be removed"):
+        site.ask("archive.purge", ROOT, **selection)
+    with pytest.raises(NoMatch, match="nothing was written"):
+        site.stream("archive.export", ROOT, **selection)
+    items, answer = site.stream("archive.export", ROOT, until="2020-01-01")
+    assert (list(items), answer.jobs) == ([], 0)
+
+
+@pytest.mark.parametrize("name", ["archive.export", "archive.secrets"])
+def test_a_limit_is_not_negative(site: Site, name: str) -> None:
+    with pytest.raises(UsageError, match="limit"):
+        site.stream(name, ROOT, limit=-1)
 
 
 # ---------------------------------------------------------------- the registry

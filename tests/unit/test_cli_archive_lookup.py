@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from harness.commands import ENVIRONMENTS, HOSTILE, SCRIPTS, archive, keep, look, on_terminal
-from steward.cli import archive_lookup
+from steward.cli import commands, output
 from steward.cli.app import run
 from steward.core.journal import Journal
 
@@ -53,8 +53,8 @@ def test_a_limit_of_none_lists_all_on_a_terminal_too(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(archive_lookup, "is_terminal", lambda: True)
-    monkeypatch.setattr(archive_lookup, "TERMINAL_LIMIT", 2)
+    monkeypatch.setattr(output, "is_terminal", lambda: True)
+    monkeypatch.setattr(commands, "TERMINAL_ROWS", 2)
     assert run(["archive", "list", "-P", "-n", "--archive", archive, *words]) == 0
     assert capsys.readouterr().out.count("\n") == rows
 
@@ -168,6 +168,38 @@ def test_search_finds_exact_text_newest_first(look: Any) -> None:
     ]
     assert "     3  module load GROMACS/2024" in out
     assert look("search", "nowhere to be found") == ""
+
+
+def test_a_comma_is_part_of_what_is_searched_for(look: Any) -> None:
+    assert look("search", "GROMACS/2023,GROMACS/2024") == ""
+    assert look("search", "mdrun,", "-P", "-n") == ""
+    assert look("search", ",", "-P", "-n") == ""
+
+
+def test_pages_of_hits_are_one_answer(look: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commands, "PAGE_ROWS", 1)
+    answer = msgspec.json.decode(look("search", "mdrun", "--json", "--count", "-L", "0"))
+    assert [hit["job"]["job_id"] for hit in answer["hits"]] == [102, 101]
+    assert (answer["count"], answer["next"], set(answer["zones"])) == (2, "", {"c"})
+    answer = msgspec.json.decode(look("search", "mdrun", "--json", "-L", "1"))
+    assert len(answer["hits"]) == 1
+    assert answer["next"]
+
+
+@pytest.mark.parametrize(
+    ("words", "heading"),
+    [
+        (("list",), "Cluster,JobID,JobName,"),
+        (("search", "mdrun"), "Cluster,JobID,JobName,User,Submit,Line,Text"),
+        (("secrets",), "Cluster,JobID,JobName,User,Line,Kind"),
+        (("verify",), "Problem,Sink,Path,Detail"),
+        (("sinks",), "Sink,Kind,State,"),
+    ],
+)
+def test_every_table_is_one_for_spreadsheets(
+    look: Any, words: tuple[str, ...], heading: str
+) -> None:
+    assert look(*words, "--csv").startswith(heading)
 
 
 def test_search_for_programs(look: Any) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from harness.commands import SCRIPTS, fill_spool, on_terminal, steward
 from steward.archive.requests import SinkLine, SinksReply
-from steward.cli import archive_maintenance
+from steward.cli import commands
 from steward.cli.app import run
 
 
@@ -58,9 +58,8 @@ def test_sinks_are_told_to_programs(look: Any) -> None:
 def test_an_age_is_written_as_slurm_does(look: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     ages = (None, 0.0, 187.4, 3600.0, 93784.0)
     lines = [SinkLine(name="a", kind="kafka", state="running", oldest_s=age) for age in ages]
-    monkeypatch.setattr(
-        archive_maintenance, "call_action", lambda *_: SinksReply(sinks=tuple(lines))
-    )
+    reply = SinksReply(sinks=tuple(lines))
+    monkeypatch.setattr(commands, "stream_action", lambda *_: iter([reply]))
     out, _ = look("sinks", "-n", "-o", "oldest")
     assert [line.strip() for line in out.splitlines()] == [
         *("", "00:00", "03:07", "01:00:00", "1-02:03:04")

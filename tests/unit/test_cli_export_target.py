@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steward.archive.requests import ExportFile, JobLine
+from steward.archive.export import ExportFile
+from steward.archive.requests import JobLine
 from steward.cli.export_target import FORMATS, ExportError, check_path, open_target
 
 AT = datetime(2026, 3, 5, 12, 0, tzinfo=UTC)

@@ -5,7 +5,7 @@ Every error is one line. :func:`make_archive_unavailable` converts an OSError.
 
 import errno
 
-from steward.core.errors import StewardError, Unavailable, UsageError
+from steward.core.errors import NotFound, StewardError, Unavailable, UsageError
 
 
 class ArchiveError(StewardError):
@@ -24,6 +24,10 @@ class ArchiveUnavailable(ArchiveError, Unavailable):
 
 class NotArchived(ArchiveError):
     """Error: a script is not in this archive; ``offender`` is its key."""
+
+
+class NoMatch(ArchiveError, NotFound):
+    """Error: no archived script matches the jobs or users that a request names."""
 
 
 _ADVICE = {

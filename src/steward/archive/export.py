@@ -8,33 +8,39 @@ first. :func:`find_script_secrets` yields lines that look like credentials. Both
 
 import hashlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
 from types import TracebackType
-from typing import Final, Self
+from typing import Annotated, ClassVar, Final, Self
 
 import msgspec
 
 from steward.archive.context import ArchiveContext, convert_spool_time
+from steward.archive.errors import NoMatch
 from steward.archive.files.layout import encode_name, encode_user, shorten_component
 from steward.archive.files.reader import ContentKind
 from steward.archive.requests import (
-    ExportFile,
-    ExportReply,
-    ExportRequest,
+    DEFAULT_DAYS_NOTE,
+    JOB_COLUMNS,
+    JobLine,
     JobSelection,
     Progress,
-    SecretLine,
-    SecretsReply,
-    SecretsRequest,
 )
 from steward.archive.selection import iterate_jobs, make_job_filter, resolve_selection_span
 from steward.core.access import Caller
-from steward.core.actions import action
-from steward.core.errors import StewardError, UsageError
+from steward.core.actions import ActionMessage, Answer, action, option
+from steward.core.errors import StewardError
+from steward.core.layouts import Column, Layout, format_count, format_size
 from steward.core.redaction import Redactor, SecretFinding
 from steward.core.sqlite import open_scratch, translate_errors
 from steward.core.storage import Table
 from steward.jobs import Job, JobFilter, Script
+
+log = logging.getLogger(__name__)
+
+_MAX_UNREADABLE = 1000
+_REPORT_EVERY = 200
+_CACHED_SCRIPTS = 10_000
 
 
 class _Name(msgspec.Struct, frozen=True):
@@ -86,24 +92,145 @@ class NameSet:
         return is_new
 
 
-log = logging.getLogger(__name__)
+class ExportRequest(JobSelection, frozen=True, kw_only=True):
+    """Request of ``archive.export``: the files of the selected jobs, as a stream."""
 
-_MAX_UNREADABLE = 1000
-_REPORT_EVERY = 200
-_CACHED_SCRIPTS = 10_000
+    environments: Annotated[
+        bool, option("Whether to write environments, too. Default yes.", "--env/--no-env")
+    ] = True
+    limit: Annotated[int, option("Maximum number of jobs; 0 for all.", "--limit", "-L", ge=0)] = 0
+
+
+class ExportFile(ActionMessage, frozen=True, kw_only=True, tag="file", tag_field="item"):
+    """Stream item of an export: one file.
+
+    Attributes:
+        path: Relative, safe path: ``cluster/user/jobid-….sh``; unique within the export.
+        data: Content; base64 in JSON.
+        modified: The script's time in the spool.
+        job: The job.
+        script_key: Key of the job.script event.
+        sha256: SHA-256 of the content.
+    """
+
+    path: str
+    data: bytes
+    modified: datetime
+    job: JobLine
+    script_key: str
+    sha256: str
+
+
+class ExportReply(Answer, frozen=True, kw_only=True, tag="answer", tag_field="item"):
+    """Final reply of ``archive.export``.
+
+    Attributes:
+        jobs: Number of exported jobs.
+        files: Number of files.
+        total_bytes: Total size of the files.
+        unreadable: Jobs whose files could not be read, with the reason.
+    """
+
+    jobs: int
+    files: int
+    total_bytes: int
+    unreadable: tuple[str, ...] = ()
+
+    @property
+    def exit_code(self) -> int:
+        """Exit code 1 if a file was left out."""
+        return 1 if self.unreadable else 0
+
+    def list_notes(self) -> Iterable[str]:
+        """Return the number of files and their size."""
+        files, jobs = format_count(self.files, "file"), format_count(self.jobs, "job")
+        yield f"{files} of {jobs}, {format_size(self.total_bytes)} bytes."
+
+    def list_warnings(self) -> Iterable[str]:
+        """Return the jobs whose files were left out."""
+        return (f"not exported: {line}" for line in self.unreadable)
+
+
+class SecretsRequest(JobSelection, frozen=True, kw_only=True):
+    """Request of ``archive.secrets``: find credentials in scripts."""
+
+    limit: Annotated[
+        int,
+        option(
+            "Maximum number of scripts to scan, newest first; 0 for all.", "--limit", "-L", ge=0
+        ),
+    ] = 0
+
+
+class SecretLine(ActionMessage, frozen=True, kw_only=True, tag="secret", tag_field="item"):
+    """Stream item of a secret scan: a line that looks like a credential, without its text.
+
+    Attributes:
+        job: Job that ran the script.
+        line: Line number, from 1.
+        kind: Name of the pattern that matched.
+    """
+
+    job: JobLine
+    line: int
+    kind: str
+
+
+class SecretsReply(Answer, frozen=True, kw_only=True, tag="answer", tag_field="item"):
+    """Final reply of ``archive.secrets``.
+
+    Attributes:
+        scripts: Number of scripts scanned.
+        suspicious: Number of scripts with a match.
+        since: Start of the time span; None for all time.
+        default_days: 7 if ``since`` is the default, else 0.
+        unreadable: Number of scripts that could not be read and were not scanned.
+    """
+
+    scripts: int
+    suspicious: int
+    since: datetime | None = None
+    default_days: int = 0
+    unreadable: int = 0
+    layouts: ClassVar[Mapping[str, Layout]] = {
+        "secrets": (*JOB_COLUMNS, Column("Line", "line", "count"), Column("Kind", "kind"))
+    }
+
+    @property
+    def exit_code(self) -> int:
+        """Exit code 1 if a script was not scanned."""
+        return 1 if self.unreadable else 0
+
+    def list_notes(self) -> Iterable[str]:
+        """Return the time span that was not requested, and the number of scripts."""
+        if self.default_days:
+            yield DEFAULT_DAYS_NOTE
+        scripts = format_count(self.scripts, "script")
+        yield f"{self.suspicious} of {scripts} look to hold a secret."
+
+    def list_warnings(self) -> Iterable[str]:
+        """Return the number of scripts that were not scanned."""
+        if self.unreadable:
+            yield f"{format_count(self.unreadable, 'script')} could not be read"
 
 
 @action(
     "archive.export",
     scope="scripts",
-    help="Give out the scripts of jobs as files.",
+    command="archive export",
 )
 def export_scripts(
     context: ArchiveContext, caller: Caller, request: ExportRequest
 ) -> Iterator[ExportFile | ExportReply]:
-    """Stream the files of the selected jobs whose scripts the user may read, newest first."""
-    if request.limit < 0:
-        raise UsageError("a limit is from 1, or 0 for all", request.limit)
+    """Export scripts of jobs to a directory or a tar.
+
+    Without -S or -j these are the jobs of the last seven days. A MANIFEST.jsonl
+    beside the files has their owners and checksums. If -j or -u matches no
+    script, the command writes nothing and exits with 1.
+
+    Raises:
+        NoMatch: No script of the named jobs or users is archived; raised in place of the answer.
+    """
     job_filter = _make_readable_filter(context, caller, request)
     return _stream_files(context, caller, request, job_filter)
 
@@ -111,14 +238,18 @@ def export_scripts(
 @action(
     "archive.secrets",
     scope="scripts",
-    help="List scripts that look to hold a secret.",
+    role="operator",
+    command="archive secrets",
+    rows="secrets",
 )
 def find_script_secrets(
     context: ArchiveContext, caller: Caller, request: SecretsRequest
 ) -> Iterator[SecretLine | Progress | SecretsReply]:
-    """Stream lines that look like credentials, in scripts that the user may read, newest first."""
-    if request.limit < 0:
-        raise UsageError("a limit is from 1, or 0 for all", request.limit)
+    """List lines of scripts that look like credentials.
+
+    Without -S or -j these are the scripts of the last seven days. The lines
+    themselves are not shown: the owner can remove and change the credential.
+    """
     job_filter = _make_readable_filter(context, caller, request)
     return _stream_secrets(context, caller, request, job_filter)
 
@@ -190,6 +321,9 @@ def _stream_files(
                     script_key=script.key,
                     sha256=hashlib.sha256(data).hexdigest(),
                 )
+    if not jobs and (request.jobs or request.users):
+        # An empty export might go unnoticed.
+        raise NoMatch("no script of such a job is here to be exported: nothing was written")
     yield ExportReply(jobs=jobs, files=files, total_bytes=total_bytes, unreadable=tuple(unreadable))
 
 

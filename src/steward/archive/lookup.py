@@ -60,9 +60,18 @@ log = logging.getLogger(__name__)
 @action(
     "archive.list",
     scope="read",
+    command="archive list",
+    rows="jobs",
 )
 def list_jobs(context: ArchiveContext, caller: Caller, request: JobListRequest) -> JobListReply:
-    """List jobs, newest first."""
+    """List jobs, newest first.
+
+    Without -S or -j these are the jobs of the last seven days. Jobs without a
+    script (salloc, srun) are marked as such.
+
+    Raises:
+        TimeError, StateError, PageError: A filter or the page token is invalid.
+    """
     span = resolve_selection_span(context, request)
     job_filter = make_job_filter(request, span, context.get_visible_jobs(caller))
     limit = check_limit(request.limit)
@@ -90,11 +99,20 @@ def list_jobs(context: ArchiveContext, caller: Caller, request: JobListRequest) 
 @action(
     "archive.search",
     scope="scripts",
-    routes=(route("GET /scripts", "Search in scripts.", cursor=("page", "next")),),
-    help="Find scripts by what is in them.",
+    command="archive search",
+    rows="hits",
+    routes=(route("GET /scripts", cursor=("page", "next")),),
 )
 def search_scripts(context: ArchiveContext, caller: Caller, request: SearchRequest) -> SearchReply:
-    """Find jobs whose scripts contain all terms, newest first."""
+    """Search scripts for text, newest jobs first.
+
+    Each TEXT is searched for verbatim, blanks included, so paths and module
+    names are found as well as words. Without -S jobs of all time are searched.
+
+    Raises:
+        UsageError: A term, a filter or the page token is invalid.
+        ArchiveUnavailable: The catalog or the sink's server does not answer.
+    """
     sink = resolve_searchable_sink(context.settings, request.sink) if request.sink else ""
     matcher = TermMatcher(request.terms, case=request.case, words=request.words)
     span = resolve_selection_span(context, request, default=False)
@@ -118,7 +136,8 @@ def search_scripts(context: ArchiveContext, caller: Caller, request: SearchReque
             lines=max(0, min(request.lines, 1000)),
             after=parse_hits_page_token(request.page),
         )
-        count = searcher.count(matcher, use_filter, is_allowed) if request.count else None
+        counts = request.count and not request.page
+        count = searcher.count(matcher, use_filter, is_allowed) if counts else None
     except ArchiveUnavailable as error:
         # The server's address and messages are for operators only.
         if not sink or context.is_operator(caller):
@@ -250,11 +269,15 @@ _MAX_CONTEXT_LINES = 1000
 @action(
     "archive.show",
     scope="scripts",
-    routes=(route("GET /jobs/{job}/script", "Show a job's script."),),
-    help="Show a job and the script it ran.",
+    command="archive show",
+    routes=(route("GET /jobs/{job}/script"),),
 )
 def show_job(context: ArchiveContext, caller: Caller, request: ShowRequest) -> ShowReply:
-    """Show one job, its runs and its script.
+    """Show a job and its script.
+
+    Of an array's task this is its array's script, of a component of a
+    heterogeneous job its leader's. If Slurm reused the id, the newest job is
+    shown and the others are mentioned.
 
     Raises:
         JobNotFound, JobNotReadable: See :meth:`ArchiveContext.find`.
@@ -296,13 +319,15 @@ def show_job(context: ArchiveContext, caller: Caller, request: ShowRequest) -> S
 @action(
     "archive.env",
     scope="scripts",
+    command="archive env",
     routes=(route("GET /jobs/{job}/environment"),),
-    help="Show the environment a job was submitted with.",
 )
 def show_environment(
     context: ArchiveContext, caller: Caller, request: EnvironmentRequest
 ) -> EnvironmentReply:
-    """Show the redacted environment that a job was submitted with.
+    """Show the environment that a job was submitted with.
+
+    Values that looked like secrets were redacted before they were archived.
 
     Raises:
         JobNotFound, JobNotReadable: See :meth:`ArchiveContext.find`.
@@ -330,13 +355,14 @@ def show_environment(
 @action(
     "archive.diff",
     scope="scripts",
-    routes=(
-        route("GET /jobs/{left}/diff/{right}", "Show what differs between two jobs' scripts."),
-    ),
-    help="Compare the scripts of two jobs.",
+    command="archive diff",
+    routes=(route("GET /jobs/{left}/diff/{right}"),),
 )
 def compare_scripts(context: ArchiveContext, caller: Caller, request: DiffRequest) -> DiffReply:
-    """Compare the scripts of two jobs as a unified diff.
+    """Compare the scripts of two jobs.
+
+    Prints a unified diff. The exit code is that of diff(1): 0 if they are
+    equal, 1 if they differ, 2 if the comparison fails.
 
     Raises:
         JobNotFound, JobNotReadable: See :meth:`ArchiveContext.find`.
@@ -345,7 +371,7 @@ def compare_scripts(context: ArchiveContext, caller: Caller, request: DiffReques
     left, left_script = _find_job_and_script(context, caller, request.left, request.cluster)
     right, right_script = _find_job_and_script(context, caller, request.right, request.cluster)
     names = (request.left.strip().encode(), request.right.strip().encode())
-    context_lines = max(0, min(request.context, _MAX_CONTEXT_LINES))
+    context_lines = min(request.context, _MAX_CONTEXT_LINES)
     pieces = [
         _make_unified_diff(
             context.read_content(left_script, "script"),

@@ -18,6 +18,7 @@ import msgspec
 
 from steward.archive.catalog.rebuild import CatalogRebuild
 from steward.archive.context import ArchiveContext
+from steward.archive.errors import NoMatch
 from steward.archive.export import iterate_scripts
 from steward.archive.files.index import WAITING, FilesRecords
 from steward.archive.files.reader import FilesReader
@@ -79,12 +80,21 @@ class OrderError(StewardError):
     "archive.verify",
     scope="admin",
     role="operator",
-    help="Recompute every checksum.",
+    command="archive verify",
+    rows="problems",
 )
 def verify_sinks(
     context: ArchiveContext, caller: Caller, request: VerifyRequest
 ) -> Iterator[ProblemLine | Progress | VerifyReply]:
-    """Recompute the checksum of every archived file; operators only."""
+    """Recompute the checksum of every archived file.
+
+    Lists missing, changed, unknown and unreadable files; the exit code is 1 if
+    there are any.
+
+    Raises:
+        NotAnOperator: The caller is no operator.
+        UsageError: There is no such sink of files.
+    """
     require_operator(context, caller, "verify the archive")
     return _stream_verification(context, _select_files_sinks(context, request.sink))
 
@@ -93,12 +103,19 @@ def verify_sinks(
     "archive.reindex",
     scope="admin",
     role="administrator",
-    help="Rebuild the catalogue from the files.",
+    command="archive reindex",
 )
 def rebuild_catalog(
     context: ArchiveContext, caller: Caller, request: ReindexRequest
 ) -> Iterator[Progress | ReindexReply]:
-    """Rebuild the catalog from the files; operators only."""
+    """Rebuild the catalog from the archived files.
+
+    Searches use the old catalog until the new one is complete.
+
+    Raises:
+        NotAnOperator: The caller is no operator.
+        UsageError: There is no such sink of files.
+    """
     require_operator(context, caller, "make the catalogue again")
     sinks = _select_files_sinks(context, request.sink)
     if not sinks:
@@ -143,11 +160,23 @@ def report_refill(context: ArchiveContext, consumer: str, since: datetime | None
     "archive.purge",
     scope="admin",
     role="operator",
+    command="archive purge",
+    rows="scripts",
     writes=True,
-    help="Remove scripts for good, everywhere.",
 )
 def purge_scripts(context: ArchiveContext, caller: Caller, request: PurgeRequest) -> PurgeReply:
-    """Order the purge of scripts, or list what would be purged; operators only."""
+    """Remove scripts and environments permanently.
+
+    Jobs (-j) or users (-u) must be named. Scripts and environments are removed
+    from every sink and from the catalog; job records stay. Without --yes the
+    command only lists them. The exit code is 1 if no script matches.
+
+    Raises:
+        NotAnOperator: The caller is no operator.
+        UsageError: Neither jobs nor users are named, or there is no such sink.
+        NoMatch: No script matches.
+        OrderError: This process cannot append to the journal.
+    """
     require_operator(context, caller, "purge scripts", request.clusters)
     if not request.jobs and not request.users:
         raise UsageError("say whose scripts are to be purged: jobs or users")
@@ -156,6 +185,8 @@ def purge_scripts(context: ArchiveContext, caller: Caller, request: PurgeRequest
     span = resolve_selection_span(context, request, default=False)
     job_filter = make_job_filter(request, span, context.get_visible_jobs(caller, scripts=True))
     scripts = list(iterate_scripts(context, caller, job_filter, include_unused=True))
+    if not scripts:
+        raise NoMatch("no script is meant by that, nothing is to be removed")
     lines = tuple(
         PurgeLine(
             job=context.make_job_line(caller, job, script),
@@ -163,7 +194,7 @@ def purge_scripts(context: ArchiveContext, caller: Caller, request: PurgeRequest
         )
         for job, script in scripts
     )
-    if request.yes and scripts:
+    if request.yes:
         if context.order is None:
             raise OrderError("nothing can be purged from here: ask the daemon")
         context.order(_make_purge_events(context, caller, request, scripts))
@@ -313,10 +344,18 @@ class SinkBacklog(msgspec.Struct, frozen=True, kw_only=True):
     "archive.sinks",
     scope="read",
     role="operator",
-    help="Show how each sink stands.",
+    command="archive sinks",
+    rows="sinks",
 )
 def show_sinks(context: ArchiveContext, caller: Caller, _request: SinksRequest) -> SinksReply:
-    """Show state, backlog and errors of each sink; operators only."""
+    """Show state, backlog and errors of each sink.
+
+    Backlog is the number of scripts to archive, Oldest the age of the oldest of
+    them, Rate the number of events applied per second in the last minute.
+
+    Raises:
+        NotAnOperator: The caller is no operator.
+    """
     require_operator(context, caller, "look at the sinks")
     configured = context.settings.archive.sink
     reader = JournalReader(context.settings.state_dir)
@@ -419,13 +458,22 @@ ResendRef = tuple[str, str]
     "archive.resend",
     scope="admin",
     role="operator",
+    command="archive resend",
     writes=True,
-    help="Have a sink archive scripts again.",
 )
 def resend_scripts(
     context: ArchiveContext, caller: Caller, request: ResendRequest
 ) -> Iterator[Progress | ResendReply]:
-    """Order a sink to archive scripts again; operators only."""
+    """Order a sink to archive scripts again.
+
+    Sends those of all jobs, or of the selected ones. Scripts that the sink has
+    are not duplicated. 'steward archive sinks' shows the progress.
+
+    Raises:
+        NotAnOperator: The caller is no operator.
+        UsageError: There is no such sink.
+        OrderError: This process cannot append to the journal.
+    """
     require_operator(context, caller, "have scripts archived again", request.clusters)
     sinks = context.settings.archive.sink
     if not request.sink:

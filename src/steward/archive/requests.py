@@ -1,48 +1,60 @@
-"""Archive requests and replies: the Structs of ``archive.*``, from list and search to purge.
+"""Archive requests and replies: the Structs of ``archive.*``, with what their commands print.
 
 Order: the common parts (:class:`JobSelection` of jobs, :class:`JobLine`, :class:`ScriptLine`,
-:class:`RunLine`), then a request and a reply for each action. Streaming actions yield item Structs
-and end with a reply. Fields are only ever added, with defaults, so that older clients keep working.
+:class:`RunLine`), then a request and a reply for each action; those of export and secrets are in
+``export.py``. Streaming actions yield item Structs and end with a reply. Fields are only ever
+added, with defaults, so that older clients keep working.
 """
 
+from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import ClassVar, Final, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
 import msgspec
 
 from steward.archive.contents import EncodedContent
-from steward.core.actions import ActionMessage, Answer, Request
-from steward.core.layouts import Column, Layout, read_user
+from steward.core.actions import ActionMessage, Answer, Request, argument, described, option
+from steward.core.layouts import Column, Layout, format_count, format_size, format_span, read_user
 from steward.core.records import JobRecord
+from steward.jobs.filters import (
+    Accounts,
+    Cluster,
+    Clusters,
+    JobId,
+    Jobs,
+    Names,
+    Partitions,
+    Since,
+    States,
+    Until,
+    Users,
+    Zone,
+)
+
+_Page = Annotated[
+    str, described("'next' of the previous reply, with the same request; '' for the first page.")
+]
+DEFAULT_DAYS_NOTE: Final = "The last seven days; -S for more."
+"""Note of a reply on jobs whose time span was not requested."""
+
+
+def _describe_more(count: int) -> str:
+    return f"There are more than these {count}; --limit 0 for all."
 
 
 class JobSelection(Request, frozen=True, kw_only=True):
-    """Filters that select jobs. Every given filter must match; within a filter, any value.
+    """Filters that select jobs. Every given filter must match; within a filter, any value."""
 
-    Attributes:
-        clusters: Cluster names. Default: all.
-        users: User names or uids.
-        accounts: Account names.
-        partitions: Partition names.
-        jobs: Job ids as Slurm writes them: 123, 123_7, 123+1.
-        names: Job names; ``*``, ``?`` and ``[…]`` as in a shell.
-        states: Job states, long or short (FAILED, F).
-        since: Earliest submit time, in the syntax of Slurm's commands (``now-1day``,
-            ``2026-11-21T08:00``). Default: the last seven days, or all time if ``jobs`` is given.
-        until: Latest submit time, exclusive. Default: now.
-        zone: IANA name of the zone of times without one. Default: the cluster's.
-    """
-
-    clusters: tuple[str, ...] = ()
-    users: tuple[str, ...] = ()
-    accounts: tuple[str, ...] = ()
-    partitions: tuple[str, ...] = ()
-    jobs: tuple[str, ...] = ()
-    names: tuple[str, ...] = ()
-    states: tuple[str, ...] = ()
-    since: str = ""
-    until: str = ""
-    zone: str = ""
+    clusters: Clusters = ()
+    users: Users = ()
+    accounts: Accounts = ()
+    partitions: Partitions = ()
+    jobs: Jobs = ()
+    names: Names = ()
+    states: States = ()
+    since: Since = ""
+    until: Until = ""
+    zone: Zone = ""
 
 
 class JobLine(ActionMessage, frozen=True, kw_only=True):
@@ -135,19 +147,21 @@ class RunLine(ActionMessage, frozen=True, kw_only=True):
     exit_signal: int | None = None
 
 
-# ---------------------------------------------------------------- list
-
-
 class JobListRequest(JobSelection, frozen=True, kw_only=True):
-    """Request of ``archive.list``: jobs, newest first.
+    """Request of ``archive.list``: jobs, newest first."""
 
-    Attributes:
-        limit: Maximum number of jobs.
-        page: ``next`` of the previous reply, with the same filters; "" for the first page.
-    """
-
-    limit: int = 1000
-    page: str = ""
+    limit: Annotated[
+        int,
+        option(
+            "Maximum number of jobs. In the command, 0 means all, and the default is 200 on a "
+            "terminal, else 0.",
+            "--limit",
+            "-L",
+            source="rows",
+            ge=0,
+        ),
+    ] = 1000
+    page: _Page = ""
 
 
 WIDEST_TEXT: Final = 40
@@ -220,23 +234,26 @@ class JobListReply(Answer, frozen=True, kw_only=True):
         Column("Verified", "verified", show="requested"),
         Column("SubmitLine", "submit_line", show="requested"),
     )
+    page_fields: ClassVar[tuple[str, ...]] = ("next",)
 
-
-# ---------------------------------------------------------------- show, env, diff
+    def list_notes(self) -> Iterable[str]:
+        """Return the time span that was not requested, and that there are more jobs."""
+        if self.default_days:
+            yield (
+                DEFAULT_DAYS_NOTE if self.jobs else "No jobs in the last seven days; -S for more."
+            )
+        if self.next:
+            yield _describe_more(len(self.jobs))
 
 
 class ShowRequest(Request, frozen=True, kw_only=True):
-    """Request of ``archive.show``: one job and its script.
+    """Request of ``archive.show``: one job and its script."""
 
-    Attributes:
-        job: Job id as Slurm writes it.
-        cluster: Cluster name; "" if only one cluster has such a job.
-        sbatch: Whether to add a shell script that resubmits the job.
-    """
-
-    job: str
-    cluster: str = ""
-    sbatch: bool = False
+    job: JobId
+    cluster: Cluster = ""
+    sbatch: Annotated[
+        bool, option("Print a shell script that submits the job to Slurm again.", "--sbatch")
+    ] = False
 
 
 class ShowReply(Answer, frozen=True, kw_only=True):
@@ -267,17 +284,18 @@ class ShowReply(Answer, frozen=True, kw_only=True):
 
 
 class EnvironmentRequest(Request, frozen=True, kw_only=True):
-    """Request of ``archive.env``: the environment of a job at submit.
+    """Request of ``archive.env``: the environment of a job at submit."""
 
-    Attributes:
-        job: Job id as Slurm writes it.
-        cluster: Cluster name; "" if only one cluster has such a job.
-        names: Variable names, with ``*`` and ``?`` as in a shell. Default: all.
-    """
-
-    job: str
-    cluster: str = ""
-    names: tuple[str, ...] = ()
+    job: JobId
+    cluster: Cluster = ""
+    names: Annotated[
+        tuple[str, ...],
+        argument(
+            "These variables; * and ? match as in a shell. All if none is given.",
+            "NAME…",
+            has_commas=True,
+        ),
+    ] = ()
 
 
 class EnvironmentVariable(ActionMessage, frozen=True, kw_only=True):
@@ -311,21 +329,18 @@ class EnvironmentReply(Answer, frozen=True, kw_only=True):
 
 
 class DiffRequest(Request, frozen=True, kw_only=True):
-    """Request of ``archive.diff``: compare the scripts of two jobs.
+    """Request of ``archive.diff``: compare the scripts of two jobs."""
 
-    Attributes:
-        left: Id of the first job.
-        right: Id of the second job.
-        cluster: Cluster of both; "" if only one cluster has such jobs.
-        context: Number of equal lines around a difference.
-        environments: Whether to compare environments, too.
-    """
-
-    left: str
-    right: str
-    cluster: str = ""
-    context: int = 3
-    environments: bool = False
+    left: Annotated[str, argument("Id of the first job.", "JOB")]
+    right: Annotated[str, argument("Id of the second job.", "JOB")]
+    cluster: Cluster = ""
+    context: Annotated[
+        int,
+        option(
+            "Equal lines around a difference. Default 3.", "--unified", "-U", metavar="LINES", ge=0
+        ),
+    ] = 3
+    environments: Annotated[bool, option("Compare the environments, too.", "--env")] = False
 
 
 class DiffReply(Answer, frozen=True, kw_only=True):
@@ -342,34 +357,57 @@ class DiffReply(Answer, frozen=True, kw_only=True):
     right: JobLine
     identical: bool
     diff: EncodedContent
+    failure_code: ClassVar[int] = 2
 
+    @property
+    def exit_code(self) -> int:
+        """Exit code as of diff(1): 1 if there is a difference."""
+        return 0 if self.identical else 1
 
-# ---------------------------------------------------------------- search
+    def list_notes(self) -> Iterable[str]:
+        """Return that there is no difference."""
+        if self.identical:
+            yield f"The scripts of {self.left.job} and {self.right.job} are the same."
 
 
 class SearchRequest(JobSelection, frozen=True, kw_only=True):
-    """Request of ``archive.search``: jobs by the text of their scripts.
+    """Request of ``archive.search``: jobs by the text of their scripts."""
 
-    Attributes:
-        terms: Texts that must all occur, verbatim, blanks included.
-        case: Whether the search is case-sensitive.
-        words: Whether a term must match whole words.
-        count: Whether to count all hits, which reads every matching script.
-        limit: Maximum number of hits.
-        lines: Maximum number of matching lines per script.
-        page: ``next`` of the previous reply, with the same request; "" for the first page.
-        sink: Sink to search, by name or kind; "" for the catalog.
-        since: As in :class:`JobSelection`, but the default is all time.
-    """
-
-    terms: tuple[str, ...]
-    case: bool = False
-    words: bool = False
-    count: bool = False
-    limit: int = 50
-    lines: int = 3
-    page: str = ""
-    sink: str = ""
+    terms: Annotated[
+        tuple[str, ...],
+        argument(
+            "Texts that a script must all contain, verbatim, blanks included.",
+            "TEXT…",
+            has_commas=True,
+        ),
+    ]
+    case: Annotated[bool, option("Distinguish upper and lower case.", "--case")] = False
+    words: Annotated[bool, option("Match whole words only, as grep -w.", "--word", "-w")] = False
+    count: Annotated[
+        bool,
+        option(
+            "Count all hits, too, on the first page: this reads every matching script.", "--count"
+        ),
+    ] = False
+    limit: Annotated[
+        int,
+        option(
+            "Maximum number of hits. In the command, 0 means all. Default 50.",
+            "--limit",
+            "-L",
+            ge=0,
+        ),
+    ] = 50
+    lines: Annotated[int, described("Maximum number of matching lines per script.")] = 3
+    page: _Page = ""
+    sink: Annotated[
+        str,
+        option(
+            "Search in this sink (elasticsearch, opensearch), not in the catalog.",
+            "--in",
+            metavar="SINK",
+        ),
+    ] = ""
 
 
 class HitLine(ActionMessage, frozen=True, kw_only=True):
@@ -419,60 +457,29 @@ class SearchReply(Answer, frozen=True, kw_only=True):
     complete: bool = True
     behind: int | None = None
     zones: dict[str, str] = msgspec.field(default_factory=dict)
+    layout: ClassVar[Layout] = (
+        Column("Cluster", lambda hit, _: hit.job.cluster),
+        Column("JobID", lambda hit, _: hit.job.job),
+        Column("JobName", lambda hit, _: hit.job.name),
+        Column("User", lambda hit, _: read_user(hit.job)),
+        Column("Submit", lambda hit, _: hit.job.submit, "time"),
+        Column("Line", lambda hit, _: str(hit.lines[0].number) if hit.lines else ""),
+        Column("Text", lambda hit, _: hit.lines[0].text if hit.lines else ""),
+    )
+    page_fields: ClassVar[tuple[str, ...]] = ("next", "complete")
 
-
-# ---------------------------------------------------------------- export
-
-
-class ExportRequest(JobSelection, frozen=True, kw_only=True):
-    """Request of ``archive.export``: the files of the selected jobs, as a stream.
-
-    Attributes:
-        environments: Whether to export environments, too.
-        limit: Maximum number of jobs; 0 for all.
-    """
-
-    environments: bool = True
-    limit: int = 0
-
-
-class ExportFile(ActionMessage, frozen=True, kw_only=True, tag="file", tag_field="item"):
-    """Stream item of an export: one file.
-
-    Attributes:
-        path: Relative, safe path: ``cluster/user/jobid-….sh``; unique within the export.
-        data: Content; base64 in JSON.
-        modified: The script's time in the spool.
-        job: The job.
-        script_key: Key of the job.script event.
-        sha256: SHA-256 of the content.
-    """
-
-    path: str
-    data: bytes
-    modified: datetime
-    job: JobLine
-    script_key: str
-    sha256: str
-
-
-class ExportReply(Answer, frozen=True, kw_only=True, tag="answer", tag_field="item"):
-    """Final reply of ``archive.export``.
-
-    Attributes:
-        jobs: Number of exported jobs.
-        files: Number of files.
-        total_bytes: Total size of the files.
-        unreadable: Jobs whose files could not be read, with the reason.
-    """
-
-    jobs: int
-    files: int
-    total_bytes: int
-    unreadable: tuple[str, ...] = ()
-
-
-# ---------------------------------------------------------------- verify, reindex
+    def list_notes(self) -> Iterable[str]:
+        """Return the number of hits, and whether index or search is incomplete."""
+        if self.count is not None:
+            yield f"{self.count} in all."
+        elif not self.hits:
+            yield "Nothing found."
+        if self.behind:
+            yield f"{format_count(self.behind, 'event')} not indexed yet; try again in a moment."
+        if not self.complete:
+            yield "Looking took too long and stopped; narrow it down with -u, -S or --limit."
+        elif self.next:
+            yield _describe_more(len(self.hits))
 
 
 class Progress(ActionMessage, frozen=True, kw_only=True, tag="progress", tag_field="item"):
@@ -490,13 +497,11 @@ class Progress(ActionMessage, frozen=True, kw_only=True, tag="progress", tag_fie
 
 
 class VerifyRequest(Request, frozen=True, kw_only=True):
-    """Request of ``archive.verify``: recompute every checksum.
+    """Request of ``archive.verify``: recompute every checksum."""
 
-    Attributes:
-        sink: Sink name. Default: every files sink.
-    """
-
-    sink: str = ""
+    sink: Annotated[
+        str, option("Only the files of this sink; of all if not given.", "--sink", metavar="NAME")
+    ] = ""
 
 
 class ProblemLine(ActionMessage, frozen=True, kw_only=True, tag="problem", tag_field="item"):
@@ -529,16 +534,39 @@ class VerifyReply(Answer, frozen=True, kw_only=True, tag="answer", tag_field="it
     files: int
     total_bytes: int
     problems: int
+    layouts: ClassVar[Mapping[str, Layout]] = {
+        "problems": (
+            Column("Problem", "problem"),
+            Column("Sink", "sink", show="requested"),
+            Column("Path", "path"),
+            Column("Detail", "detail"),
+        )
+    }
+
+    @property
+    def exit_code(self) -> int:
+        """Exit code 1 if there is a problem."""
+        return 1 if self.problems else 0
+
+    def list_notes(self) -> Iterable[str]:
+        """Return the number of files, their size and the number of problems."""
+        outcome = f"{format_count(self.problems, 'problem')}." if self.problems else "all as kept."
+        yield (
+            f"{format_count(self.files, 'file')}, {format_size(self.total_bytes)} bytes: {outcome}"
+        )
 
 
 class ReindexRequest(Request, frozen=True, kw_only=True):
-    """Request of ``archive.reindex``: rebuild the catalog from files only.
+    """Request of ``archive.reindex``: rebuild the catalog from files only."""
 
-    Attributes:
-        sink: Sink whose files are read. Default: the first files sink.
-    """
-
-    sink: str = ""
+    sink: Annotated[
+        str,
+        option(
+            "Sink whose files are read; the first with files if not given.",
+            "--sink",
+            metavar="NAME",
+        ),
+    ] = ""
 
 
 class ReindexReply(Answer, frozen=True, kw_only=True, tag="answer", tag_field="item"):
@@ -556,24 +584,37 @@ class ReindexReply(Answer, frozen=True, kw_only=True, tag="answer", tag_field="i
     months: tuple[str, ...]
     unreadable: int = 0
 
+    @property
+    def exit_code(self) -> int:
+        """Exit code 1 if the catalog lacks a script."""
+        return 1 if self.unreadable else 0
 
-# ---------------------------------------------------------------- purge, secrets
+    def list_lines(self) -> Iterable[str]:
+        """Return the number of scripts."""
+        scripts = format_count(self.scripts, "script")
+        yield f"Indexed {scripts}, {self.distinct} of them distinct."
+
+    def list_warnings(self) -> Iterable[str]:
+        """Return the number of scripts that the catalog lacks."""
+        if self.unreadable:
+            yield f"{self.unreadable} could not be read and are not in it"
 
 
 class PurgeRequest(JobSelection, frozen=True, kw_only=True):
-    """Request of ``archive.purge``: remove scripts and environments from sinks and the catalog.
+    """Request of ``archive.purge``: remove scripts and environments from sinks and the catalog."""
 
-    ``jobs`` or ``users`` is required; the default of ``since`` is all time.
-
-    Attributes:
-        sink: Single sink to purge. Default: every sink, the catalog and jobs.db.
-        reason: Reason, stored in the event.
-        yes: Whether to purge; otherwise the reply lists what would be purged.
-    """
-
-    sink: str = ""
-    reason: str = ""
-    yes: bool = False
+    sink: Annotated[
+        str,
+        option(
+            "Purge this sink only; every sink, the catalog and jobs.db if not given.",
+            "--sink",
+            metavar="NAME",
+        ),
+    ] = ""
+    reason: Annotated[
+        str, option("Reason, recorded with the order to purge.", "--reason", metavar="TEXT")
+    ] = ""
+    yes: Annotated[bool, option("Purge; without it the scripts are only listed.", "--yes")] = False
 
 
 class PurgeLine(ActionMessage, frozen=True, kw_only=True):
@@ -581,6 +622,15 @@ class PurgeLine(ActionMessage, frozen=True, kw_only=True):
 
     job: JobLine
     script: ScriptLine
+
+
+JOB_COLUMNS: Final[Layout] = (
+    Column("Cluster", lambda line, _: line.job.cluster, show="requested"),
+    Column("JobID", lambda line, _: line.job.job, right=True),
+    Column("JobName", lambda line, _: line.job.name, max_width=WIDEST_TEXT),
+    Column("User", lambda line, _: read_user(line.job)),
+)
+"""Columns of rows about a job: the row's attribute ``job``."""
 
 
 class PurgeReply(Answer, frozen=True, kw_only=True):
@@ -597,48 +647,26 @@ class PurgeReply(Answer, frozen=True, kw_only=True):
     scripts: tuple[PurgeLine, ...] = ()
     total_bytes: int = 0
     sinks: tuple[str, ...] = ()
+    layout: ClassVar[Layout] = (
+        *JOB_COLUMNS,
+        Column("Bytes", lambda line, _: line.script.length or 0, "count"),
+        Column("Path", lambda line, _: line.script.path),
+    )
 
+    @property
+    def summary(self) -> str:
+        """Number of scripts, their size, and the sinks."""
+        scripts = format_count(len(self.scripts), "script")
+        sinks = f", from {', '.join(self.sinks)}" if self.sinks else ""
+        return f"{scripts}, {format_size(self.total_bytes)} bytes{sinks}"
 
-class SecretsRequest(JobSelection, frozen=True, kw_only=True):
-    """Request of ``archive.secrets``: find credentials in scripts.
+    def list_lines(self) -> Iterable[str]:
+        """Return what was purged."""
+        return (f"Purged: {self.summary}.",) if self.done else ()
 
-    Attributes:
-        limit: Maximum number of scripts to scan, newest first; 0 for all selected.
-    """
-
-    limit: int = 0
-
-
-class SecretLine(ActionMessage, frozen=True, kw_only=True, tag="secret", tag_field="item"):
-    """Stream item of a secret scan: a line that looks like a credential, without its text.
-
-    Attributes:
-        job: Job that ran the script.
-        line: Line number, from 1.
-        kind: Name of the pattern that matched.
-    """
-
-    job: JobLine
-    line: int
-    kind: str
-
-
-class SecretsReply(Answer, frozen=True, kw_only=True, tag="answer", tag_field="item"):
-    """Final reply of ``archive.secrets``.
-
-    Attributes:
-        scripts: Number of scripts scanned.
-        suspicious: Number of scripts with a match.
-        since: Start of the time span; None for all time.
-        default_days: 7 if ``since`` is the default, else 0.
-        unreadable: Number of scripts that could not be read and were not scanned.
-    """
-
-    scripts: int
-    suspicious: int
-    since: datetime | None = None
-    default_days: int = 0
-    unreadable: int = 0
+    def list_warnings(self) -> Iterable[str]:
+        """Return that nothing was removed, also in a pipe: nobody mistakes a dry run."""
+        return () if self.done else (f"nothing was removed: --yes removes {self.summary}",)
 
 
 SinkState = Literal["running", "waiting", "detached", "new", "removed"]
@@ -689,23 +717,57 @@ class SinkLine(ActionMessage, frozen=True, kw_only=True):
     refill: str = ""
 
 
+def _format_age(seconds: float | None) -> str:
+    """Format a duration as Slurm writes elapsed times: ``03:07``, ``1-02:03:04``; "" for None."""
+    return "" if seconds is None else format_span(int(seconds)).removeprefix("00:")
+
+
 class SinksReply(Answer, frozen=True, kw_only=True):
     """Reply of ``archive.sinks``, configured sinks first."""
 
     sinks: tuple[SinkLine, ...] = ()
+    layout: ClassVar[Layout] = (
+        Column("Sink", "name"),
+        Column("Kind", "kind"),
+        Column("State", "state"),
+        Column("Position", "position", "count", show="requested"),
+        Column("Backlog", "backlog", "count"),
+        Column("Behind", "behind", "count", show="requested"),
+        Column(
+            "Oldest",
+            lambda line, _: _format_age(line.oldest_s),
+            right=True,
+            exact=lambda line, _: None if line.oldest_s is None else f"{line.oldest_s:.0f}",
+        ),
+        Column("Rate", "rate", "decimal"),
+        Column("SetAside", "set_aside", "count"),
+        Column("Missed", "missed", "count", show="requested"),
+        Column("ErrorAt", "error_at", "time"),
+        Column("LastError", "error"),
+    )
+
+    def list_notes(self) -> Iterable[str]:
+        """Return the commands that make up for missed events and list dead letters."""
+        for line in self.sinks:
+            if line.refill:
+                missed = format_count(line.missed, "event")
+                yield f"{line.name} missed {missed} while it was detached: {line.refill}"
+            if line.set_aside:
+                yield f"'steward journal dead archive.{line.name}' lists what was set aside."
 
 
 class ResendRequest(JobSelection, frozen=True, kw_only=True):
-    """Request of ``archive.resend``: archive scripts again; the default of ``since`` is all time.
+    """Request of ``archive.resend``: archive scripts again."""
 
-    Attributes:
-        sink: Sink name.
-        missing: Only scripts that the sink lacks, as far as is known here. Of a remote sink, only
-            the scripts sent in the last days are known.
-    """
-
-    sink: str
-    missing: bool = False
+    sink: Annotated[str, option("Sink that archives them.", "--sink", metavar="NAME")]
+    missing: Annotated[
+        bool,
+        option(
+            "Only scripts that the sink lacks, as far as is known here: of a remote sink, those of "
+            "the last days.",
+            "--missing",
+        ),
+    ] = False
 
 
 class ResendReply(Answer, frozen=True, kw_only=True, tag="answer", tag_field="item"):
@@ -722,3 +784,13 @@ class ResendReply(Answer, frozen=True, kw_only=True, tag="answer", tag_field="it
     scripts: int
     total_bytes: int
     present: int = 0
+
+    def list_lines(self) -> Iterable[str]:
+        """Return the number of scripts and their size."""
+        present = f"; {self.present} are there already" if self.present else ""
+        scripts, size = format_count(self.scripts, "script"), format_size(self.total_bytes)
+        yield f"To be archived again in {self.sink}: {scripts}, {size} bytes{present}."
+
+    def list_notes(self) -> Iterable[str]:
+        """Return the command that shows the sink's progress."""
+        yield "'steward archive sinks' shows how far it has come."

@@ -326,12 +326,7 @@ def accounting() -> None:
     """Look after the books: the job log, plugins, what is missing."""
 
 
-_LOOKUP = "steward.cli.archive_lookup"
-_LOOKUP_SHOW = "steward.cli.archive_lookup"
-_ARCHIVE_UPKEEP = "steward.cli.archive_maintenance"
 _ARCHIVE_SOURCES = "steward.cli.archive_sources"
-_SINKS = "steward.cli.archive_maintenance"
-_CONSUME = "steward.cli.archive_sources"
 
 
 class ArchiveGroup(LazyGroup):
@@ -339,48 +334,22 @@ class ArchiveGroup(LazyGroup):
 
     words = "archive"
     entries = (
-        Entry("list", EVERYONE, "List jobs, newest first.", _LOOKUP, "list_jobs"),
-        Entry("search", EVERYONE, "Find scripts by what is in them.", _LOOKUP, "search"),
-        Entry("show", EVERYONE, "Show a job and the script it ran.", _LOOKUP_SHOW, "show"),
-        Entry(
-            "env", EVERYONE, "Show the environment a job was submitted with.", _LOOKUP_SHOW, "env"
-        ),
-        Entry("diff", EVERYONE, "Compare the scripts of two jobs.", _LOOKUP_SHOW, "diff"),
-        Entry(
-            "export",
-            EVERYONE,
-            "Write scripts of jobs to a directory or tar.",
-            _ARCHIVE_UPKEEP,
-            "export",
-        ),
-        Entry("verify", OPERATORS, "Recompute every checksum.", _ARCHIVE_UPKEEP, "verify"),
-        Entry(
-            "secrets",
-            OPERATORS,
-            "List scripts that look to hold a secret.",
-            _ARCHIVE_UPKEEP,
-            "secrets",
-        ),
-        Entry("purge", OPERATORS, "Remove scripts for good, everywhere.", _ARCHIVE_UPKEEP, "purge"),
-        Entry("sinks", OPERATORS, "Show how each sink stands.", _SINKS, "sinks"),
-        Entry("resend", OPERATORS, "Have a sink archive scripts again.", _SINKS, "resend"),
         Entry(
             "watch", ADMINISTRATORS, "Keep one cluster's scripts, alone.", _ARCHIVE_SOURCES, "watch"
         ),
-        Entry("consume", ADMINISTRATORS, "Keep what others send to Kafka.", _CONSUME, "consume"),
+        Entry(
+            "consume",
+            ADMINISTRATORS,
+            "Keep what others send to Kafka.",
+            _ARCHIVE_SOURCES,
+            "consume",
+        ),
         Entry(
             "import",
             ADMINISTRATORS,
             "Take over another tool's archive.",
             _ARCHIVE_SOURCES,
             "import_",
-        ),
-        Entry(
-            "reindex",
-            ADMINISTRATORS,
-            "Rebuild the catalogue from files.",
-            _ARCHIVE_UPKEEP,
-            "reindex",
         ),
     )
 

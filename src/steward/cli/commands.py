@@ -47,7 +47,7 @@ PRINTERS: Final[dict[str, Printer]] = {}
 
 TERMINAL_ROWS: Final = 200
 """Rows of a list on a terminal unless another limit is given."""
-_PAGE_ROWS: Final = 1000
+PAGE_ROWS: Final = 1000
 """Most rows fetched in one request."""
 _SECTIONS = re.compile(r"\n\n(?:Args|Raises|Returns|Yields):\n")
 """Start of the sections of a docstring that are not for people who type commands."""
@@ -187,7 +187,9 @@ class _Parameter(NamedTuple):
         if value_type in (int, list[int]):
             details["min"] = self.meta.ge
             details["max"] = options.LARGEST_NUMBER if self.meta.le is None else self.meta.le
-        if value_type in (str, list[str]) and not self.is_mapping and not given.allows_empty:
+        if value_type in (str, list[str]) and not (
+            self.is_mapping or given.allows_empty or given.has_commas
+        ):
             details["callback"] = options.reject_empty
         words = given.words
         about = typer.Option(*words, **details) if words else typer.Argument(**details)
@@ -252,8 +254,8 @@ def make_command(name: str) -> typer.Typer:
             if parameter.given.source or values.get(parameter.name) is not None
         }
         try:
-            replies = _request(place, action, decode_request(action, fields))
-            _print(action, replies, style, print_answer)
+            items = _request(place, action, decode_request(action, fields))
+            _print(action, items, style, print_answer)
         except StewardError as error:
             error.exit_code = getattr(action.answer, "failure_code", 0) or error.exit_code
             raise
@@ -321,7 +323,7 @@ def _request(place: ClientPlace, action: Action, request: Any) -> Iterator[Any]:
     rows: list[Any] = []
     limit, page = request.limit, ""
     while not pages or (page and not 0 < limit <= len(rows)):
-        page_rows = min(limit - len(rows), _PAGE_ROWS) if limit else _PAGE_ROWS
+        page_rows = min(limit - len(rows), PAGE_ROWS) if limit else PAGE_ROWS
         page_request = msgspec.structs.replace(request, limit=page_rows, page=page)
         pages.append(call_action(place, action, page_request))
         rows += getattr(pages[-1], action.rows)
@@ -332,15 +334,15 @@ def _request(place: ClientPlace, action: Action, request: Any) -> Iterator[Any]:
 
 
 def _print(
-    action: Action, replies: Iterator[Any], style: output.Style, printer: Printer | None
+    action: Action, items: Iterator[Any], style: output.Style, printer: Printer | None
 ) -> None:
     """Print the reply of an action, or the items of its stream."""
     if action.stream:
         if printer is None:
             raise StewardError(f"nothing prints the stream of {action.name}", action.name)
-        reply = printer(replies, style)
+        reply = printer(items, style)
     else:
-        (reply,) = replies
+        (reply,) = items
         if style.json:
             output.print_json(reply)
         elif printer is not None:

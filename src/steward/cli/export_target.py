@@ -23,7 +23,7 @@ from typing import IO, Any, Protocol, Self
 
 import msgspec
 
-from steward.archive.requests import ExportFile
+from steward.archive.export import ExportFile
 from steward.cli.output import print_warning
 from steward.core.errors import StewardError, UsageError
 from steward.core.files import open_directory, rename_new, sync_filesystem

@@ -3,11 +3,10 @@
 Letters and words are those of Slurm's commands: ``-u``, ``-A``, ``-j``, ``-S``, ``-E`` as in
 sacct(1), ``-n`` and ``-P`` for output.
 
-In order: callbacks that check options, the option types, :func:`make_style` and :func:`select_jobs`
-(options to output format and request fields), and the decorators ``with_call``,
-``with_call_and_columns`` and ``with_json_call``. A decorated command receives a
-:class:`CommandCall`: the output style, and :meth:`CommandCall.send` to send a request to the
-daemon.
+In order: callbacks that check options, the option types, :func:`make_style` (options to output
+format), and the decorators ``with_call``, ``with_call_and_columns`` and ``with_json_call``. A
+decorated command receives a :class:`CommandCall`: the output style, and :meth:`CommandCall.send` to
+send a request to the daemon.
 """
 
 import inspect
@@ -21,7 +20,7 @@ from typing import Annotated, Any, Concatenate, Final, ParamSpec, TypeVar, get_a
 import msgspec
 import typer
 
-from steward.cli.output import Style, find_requested_zone
+from steward.cli.output import Style
 from steward.client.calls import call_action
 from steward.client.places import ClientPlace
 from steward.core.actions import InputFile
@@ -163,27 +162,6 @@ Partitions = Annotated[
         callback=reject_empty,
     ),
 ]
-Jobs = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--jobs", "-j", metavar="ID,…", help="These jobs: 123, 123_7, 123+1.", callback=reject_empty
-    ),
-]
-Names = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--name",
-        metavar="NAME,…",
-        help="Jobs of these names; * and ? match.",
-        callback=reject_empty,
-    ),
-]
-States = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--state", "-s", metavar="STATE,…", help="Jobs in these states.", callback=reject_empty
-    ),
-]
 Since = Annotated[
     str,
     typer.Option(
@@ -282,32 +260,6 @@ def read_input_file(path: str) -> InputFile:
 def make_key() -> str:
     """Return a random idempotency key."""
     return secrets.token_hex(8)
-
-
-def select_jobs(
-    clusters: list[str] | None = None,
-    users: list[str] | None = None,
-    accounts: list[str] | None = None,
-    partitions: list[str] | None = None,
-    jobs: list[str] | None = None,
-    names: list[str] | None = None,
-    states: list[str] | None = None,
-    since: str = "",
-    until: str = "",
-) -> dict[str, Any]:
-    """Return the request fields that select jobs, from the options."""
-    return {
-        "clusters": split_lists(clusters),
-        "users": split_lists(users),
-        "accounts": split_lists(accounts),
-        "partitions": split_lists(partitions),
-        "jobs": split_lists(jobs),
-        "names": split_lists(names),
-        "states": split_lists(states),
-        "since": since,
-        "until": until,
-        "zone": find_requested_zone(),
-    }
 
 
 P = ParamSpec("P")

@@ -299,7 +299,8 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
         role: Audience, to group it in help; ``run`` decides on permissions.
         command: Words of its command, such as ``bank account create``; "" if it has none or one
             written by hand.
-        rows: Field of the answer with the rows that the command prints; "" for none.
+        rows: Field of the answer with the rows that the command prints, or name of the layout of a
+            stream's items; "" for none.
         routes: HTTP methods and paths; any action may also be called at ``/ask/NAME``.
         stream: Whether ``run`` returns an iterator: items of the types in ``items``,
             then one ``answer``, which is always the last.

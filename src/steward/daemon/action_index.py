@@ -70,40 +70,82 @@ ACTION_INDEX: Final[dict[str, IndexEntry]] = {
         "List jobs and steps with what they used, as text.",
     ),
     "archive.diff": IndexEntry(
-        "steward.archive.lookup", "", "everyone", "Compare the scripts of two jobs."
+        "steward.archive.lookup",
+        "archive diff",
+        "everyone",
+        "Compare the scripts of two jobs.",
+        "steward.cli.archive",
     ),
     "archive.env": IndexEntry(
-        "steward.archive.lookup", "", "everyone", "Show the environment a job was submitted with."
+        "steward.archive.lookup",
+        "archive env",
+        "everyone",
+        "Show the environment that a job was submitted with.",
+        "steward.cli.archive",
     ),
     "archive.export": IndexEntry(
-        "steward.archive.export", "", "everyone", "Give out the scripts of jobs as files."
+        "steward.archive.export",
+        "archive export",
+        "everyone",
+        "Export scripts of jobs to a directory or a tar.",
+        "steward.cli.archive",
     ),
     "archive.list": IndexEntry(
-        "steward.archive.lookup", "", "everyone", "List jobs, newest first."
+        "steward.archive.lookup", "archive list", "everyone", "List jobs, newest first."
     ),
     "archive.purge": IndexEntry(
-        "steward.archive.maintenance", "", "operator", "Remove scripts for good, everywhere."
+        "steward.archive.maintenance",
+        "archive purge",
+        "operator",
+        "Remove scripts and environments permanently.",
     ),
     "archive.reindex": IndexEntry(
-        "steward.archive.maintenance", "", "administrator", "Rebuild the catalogue from the files."
+        "steward.archive.maintenance",
+        "archive reindex",
+        "administrator",
+        "Rebuild the catalog from the archived files.",
+        "steward.cli.archive",
     ),
     "archive.resend": IndexEntry(
-        "steward.archive.maintenance", "", "operator", "Have a sink archive scripts again."
+        "steward.archive.maintenance",
+        "archive resend",
+        "operator",
+        "Order a sink to archive scripts again.",
+        "steward.cli.archive",
     ),
     "archive.search": IndexEntry(
-        "steward.archive.lookup", "", "everyone", "Find scripts by what is in them."
+        "steward.archive.lookup",
+        "archive search",
+        "everyone",
+        "Search scripts for text, newest jobs first.",
+        "steward.cli.archive",
     ),
     "archive.secrets": IndexEntry(
-        "steward.archive.export", "", "everyone", "List scripts that look to hold a secret."
+        "steward.archive.export",
+        "archive secrets",
+        "operator",
+        "List lines of scripts that look like credentials.",
+        "steward.cli.archive",
     ),
     "archive.show": IndexEntry(
-        "steward.archive.lookup", "", "everyone", "Show a job and the script it ran."
+        "steward.archive.lookup",
+        "archive show",
+        "everyone",
+        "Show a job and its script.",
+        "steward.cli.archive",
     ),
     "archive.sinks": IndexEntry(
-        "steward.archive.maintenance", "", "operator", "Show how each sink stands."
+        "steward.archive.maintenance",
+        "archive sinks",
+        "operator",
+        "Show state, backlog and errors of each sink.",
     ),
     "archive.verify": IndexEntry(
-        "steward.archive.maintenance", "", "operator", "Recompute every checksum."
+        "steward.archive.maintenance",
+        "archive verify",
+        "operator",
+        "Recompute the checksum of every archived file.",
+        "steward.cli.archive",
     ),
     "automation.audit": IndexEntry(
         "steward.automation.actions",

@@ -3,21 +3,79 @@
 :class:`JobFilter` says which jobs to list; :func:`build_conditions` turns it into a WHERE clause
 with bound values. :func:`build_scope_condition` adds the condition on what a person may see;
 :func:`match_name` the condition for a job named by a user. Limits on patterns keep one query from
-blocking others.
+blocking others. The first types are those of request fields that select jobs, with the words and
+letters of sacct's options.
 """
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Final, Protocol
+from typing import Annotated, Any, Final, Protocol
 
 import msgspec
 
+from steward.core.actions import argument, option, supplied
 from steward.core.errors import UsageError
 from steward.core.events import JobIdentity, JobScript
 from steward.core.records import JobRecord
 from steward.core.timestamps import to_micros
 from steward.jobs.job_ids import JobName, format_job_name, parse_job_name
+
+Clusters = Annotated[
+    tuple[str, ...], option("Jobs of these clusters.", "--clusters", "-M", metavar="NAME,…")
+]
+Users = Annotated[
+    tuple[str, ...],
+    option("Jobs of these users, names or uids.", "--user", "-u", metavar="NAME,…"),
+]
+Accounts = Annotated[
+    tuple[str, ...], option("Jobs of these accounts.", "--accounts", "-A", metavar="NAME,…")
+]
+Partitions = Annotated[
+    tuple[str, ...], option("Jobs in these partitions.", "--partition", "-r", metavar="NAME,…")
+]
+Jobs = Annotated[
+    tuple[str, ...], option("These jobs: 123, 123_7, 123+1.", "--jobs", "-j", metavar="ID,…")
+]
+Names = Annotated[
+    tuple[str, ...],
+    option("Jobs of these names; *, ? and […] match as in a shell.", "--name", metavar="NAME,…"),
+]
+States = Annotated[
+    tuple[str, ...],
+    option("Jobs in these states: FAILED, or F.", "--state", "-s", metavar="STATE,…"),
+]
+Since = Annotated[
+    str,
+    option(
+        "Earliest submit time: now-1day, 2026-11-21T08:00.",
+        "--starttime",
+        "--since",
+        "-S",
+        metavar="TIME",
+    ),
+]
+Until = Annotated[
+    str,
+    option(
+        "Latest submit time, exclusive; now if not given.",
+        "--endtime",
+        "--until",
+        "-E",
+        metavar="TIME",
+    ),
+]
+Zone = Annotated[str, supplied("IANA time zone of typed times; the cluster's if empty.", "zone")]
+JobId = Annotated[str, argument("Id of the job: 123, 123_7, 123+1.", "JOB")]
+Cluster = Annotated[
+    str,
+    option(
+        "Cluster of the job, if several clusters have one of that id.",
+        "--cluster",
+        "-M",
+        metavar="NAME",
+    ),
+]
 
 
 class JobScope(Protocol):

@@ -111,6 +111,10 @@ _PATTERNS: Final = {
 """Numbers and booleans as JSON writes them; msgspec alone would accept more."""
 
 
+_BOUNDS: Final = ("ge", "gt", "le", "lt", "min_length", "max_length", "pattern")
+"""Limits on a value in the annotation of its field."""
+
+
 class Parameter(msgspec.Struct, frozen=True, kw_only=True):
     """A query parameter of an endpoint.
 
@@ -129,6 +133,11 @@ class Parameter(msgspec.Struct, frozen=True, kw_only=True):
     is_list: bool
     required: bool
     default: Any = None
+
+    @property
+    def plain_kind(self) -> Any:
+        """Return the type without limits."""
+        return get_args(self.kind)[0] if get_origin(self.kind) is Annotated else self.kind
 
 
 @functools.cache
@@ -159,8 +168,12 @@ def _find_value_type(field_type: Any) -> tuple[Any, bool]:
     """Return the type of one value, without None, and whether the field holds several."""
     origin = get_origin(field_type)
     if origin is Annotated:
-        member_type, is_list = _find_value_type(get_args(field_type)[0])
-        return (member_type if is_list else field_type), is_list
+        plain_type, meta, *_ = get_args(field_type)
+        member_type, is_list = _find_value_type(plain_type)
+        bounds = {name: getattr(meta, name) for name in _BOUNDS if getattr(meta, name) is not None}
+        if is_list or not bounds:
+            return member_type, is_list
+        return Annotated[member_type, msgspec.Meta(**bounds)], False
     if origin in (Union, types.UnionType):
         (member_type,) = [member for member in get_args(field_type) if member is not type(None)]
         return _find_value_type(member_type)
@@ -205,13 +218,16 @@ def _read_values(parameter: Parameter, values: list[str]) -> Any:
 
 def _read_value(parameter: Parameter, text: str) -> Any:
     """Convert and validate one value of a query parameter."""
-    pattern = _PATTERNS.get(parameter.kind)
+    pattern = _PATTERNS.get(parameter.plain_kind)
     if pattern is not None and not pattern.fullmatch(text):
         raise MalformedRequest(_describe_mismatch(parameter, text))
     try:
         value = msgspec.convert(text, parameter.kind, strict=pattern is None)
-    except msgspec.ValidationError:
-        raise MalformedRequest(_describe_mismatch(parameter, text)) from None
+    except msgspec.ValidationError as error:
+        reason = _describe_mismatch(parameter, text)
+        if pattern is not None:
+            reason = f"{parameter.name!r} is out of range: {error}"
+        raise MalformedRequest(reason) from None
     if not has_valid_integers(value):
         raise MalformedRequest(f"{parameter.name!r} is too large a number")
     return value
@@ -219,7 +235,7 @@ def _read_value(parameter: Parameter, text: str) -> Any:
 
 def _describe_mismatch(parameter: Parameter, text: str) -> str:
     """Describe why a value is invalid."""
-    kind = parameter.kind
+    kind = parameter.plain_kind
     expected = {int: "a whole number", float: "a number", bool: "true or false"}.get(kind, "")
     if get_origin(kind) is Literal:
         expected = "one of " + ", ".join(repr(choice) for choice in get_args(kind))
