@@ -247,7 +247,9 @@ def make_command(name: str) -> typer.Typer:
     def command(**values: Any) -> None:
         style = options.make_style(**{name: values[name] for name in style_options})
         place = ClientPlace(**{name: values[name] for name in place_options})
-        print_answer = printer and partial(printer, **{item.name: values[item.name] for item in own})
+        print_answer = printer and partial(
+            printer, **{item.name: values[item.name] for item in own}
+        )
         fields = {
             parameter.name: parameter.parse(values.get(parameter.name))
             for parameter in parameters
