@@ -3,15 +3,28 @@
 :func:`make_command` makes the command of an action. :func:`prints` marks a function that prints the
 replies of actions whose output is more than a table and notes; ``make index`` records where it is.
 Its keyword-only parameters, in Typer's notation, are further options of the command.
+:func:`with_request` gives a command written by hand the options of a request.
 """
 
 import importlib
 import inspect
 import re
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
+from typing import (
+    Annotated,
+    Any,
+    Concatenate,
+    Final,
+    Literal,
+    NamedTuple,
+    ParamSpec,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+)
 
 import msgspec
 import typer
@@ -32,6 +45,7 @@ from steward.core.actions import (
     find_annotation,
 )
 from steward.core.errors import StewardError, UsageError
+from steward.core.layouts import get_zone_name
 from steward.daemon.action_index import ACTION_INDEX
 from steward.daemon.registry import get_action
 
@@ -41,6 +55,8 @@ iterator of items and answer, whatever was asked for, and may return the answer 
 exit code.
 """
 PrinterFunction = TypeVar("PrinterFunction", bound=Printer)
+P = ParamSpec("P")
+P = ParamSpec("P")
 
 PRINTERS: Final[dict[str, Printer]] = {}
 """Printers of the imported modules, by the name of the action."""
@@ -184,9 +200,10 @@ class _Parameter(NamedTuple):
             value_type = bool
         elif given.unit or self.type is InputFile:
             value_type = str
-        if value_type in (int, list[int]):
+        if value_type in (int, float, list[int]):
             details["min"] = self.meta.ge
-            details["max"] = options.LARGEST_NUMBER if self.meta.le is None else self.meta.le
+            largest = None if value_type is float else options.LARGEST_NUMBER
+            details["max"] = largest if self.meta.le is None else self.meta.le
         if value_type in (str, list[str]) and not (
             self.is_mapping or given.allows_empty or given.has_commas
         ):
@@ -235,6 +252,42 @@ def _strip_annotation(field_type: Any) -> tuple[Any, tuple[str, ...]]:
     return field_type, texts
 
 
+def _read_fields(parameters: Sequence[_Parameter], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a request that were typed, or that the client supplies."""
+    return {
+        parameter.name: parameter.parse(values.get(parameter.name))
+        for parameter in parameters
+        if parameter.given.source or values.get(parameter.name) is not None
+    }
+
+
+def with_request(
+    name: str, *fields: str
+) -> Callable[[Callable[Concatenate[Any, P], None]], options.Command[P]]:
+    """Return a decorator that gives a command written by hand the options of a request.
+
+    The request becomes the command's first argument.
+
+    Args:
+        name: Name of the action.
+        fields: Fields that people give; all that they may give if empty.
+    """
+    action = get_action(name)
+    parameters = [
+        parameter
+        for parameter in _list_parameters(action)
+        if not fields or parameter.name in fields or not parameter.is_typed
+    ]
+
+    def read_request(**values: Any) -> Any:
+        return decode_request(action, _read_fields(parameters, values))
+
+    typed = [parameter.make_option() for parameter in parameters if parameter.is_typed]
+    read_request.__signature__ = inspect.Signature(typed)  # type: ignore[attr-defined] # inspect's own
+    read_request.__annotations__ = {parameter.name: parameter.annotation for parameter in typed}
+    return options.with_options(read_request)
+
+
 def make_command(name: str) -> typer.Typer:
     """Return a Typer application that is the command of an action."""
     action = get_action(name)
@@ -242,6 +295,8 @@ def make_command(name: str) -> typer.Typer:
     printer = _find_printer(action)
     own = _list_printer_options(printer)
     style_options = _TABLE_OPTIONS if action.rows else _JSON_OPTIONS
+    if issubclass(action.answer, Answer) and action.answer.has_hours(action.rows):
+        style_options = {"unit": options.ResourceTimeUnit, **style_options}
     place_options = _ARCHIVE_OPTIONS if action.package in _KEPT_BY_ARCHIVES else _PLACE_OPTIONS
 
     def command(**values: Any) -> None:
@@ -250,13 +305,9 @@ def make_command(name: str) -> typer.Typer:
         print_answer = printer and partial(
             printer, **{item.name: values[item.name] for item in own}
         )
-        fields = {
-            parameter.name: parameter.parse(values.get(parameter.name))
-            for parameter in parameters
-            if parameter.given.source or values.get(parameter.name) is not None
-        }
         try:
-            items = _request(place, action, decode_request(action, fields))
+            request = decode_request(action, _read_fields(parameters, values))
+            items = _request(place, action, request)
             _print(action, items, style, print_answer)
         except StewardError as error:
             error.exit_code = getattr(action.answer, "failure_code", 0) or error.exit_code
@@ -369,11 +420,17 @@ def print_reply(reply: Any, style: output.Style, rows: str) -> None:
         style: Output style.
         rows: Name of the field that holds the rows; "" if there are none.
     """
-    lines = () if style.csv or style.parsable else tuple(reply.list_lines())
+    is_for_people = not (style.csv or style.parsable)
+    if is_for_people and reply.period is not None:
+        begin, end = (output.format_time(at, get_zone_name(None, reply)) for at in reply.period)
+        unit = f", in {style.hours_unit}" if reply.has_hours(rows) else ""
+        output.print_note(f"From {begin} to {end}{unit}.")
+    lines = tuple(reply.list_lines()) if is_for_people else ()
     if rows and (getattr(reply, rows) or not lines):
         output.print_table(reply.get_layout(rows), getattr(reply, rows), style, reply)
-    if not (style.csv or style.parsable):
-        for line in lines:
-            print(output.escape_unprintable(line))
-        for note in reply.list_notes():
-            output.print_note(note)
+    if not is_for_people:
+        return
+    for line in lines:
+        print(output.escape_unprintable(line))
+    for note in reply.list_notes():
+        output.print_note(note)

@@ -20,7 +20,7 @@ from typing import Annotated, Any, Concatenate, Final, ParamSpec, TypeVar, get_a
 import msgspec
 import typer
 
-from steward.cli.output import Style
+from steward.cli.output import Style, TimeUnit
 from steward.client.calls import call_action
 from steward.client.places import ClientPlace
 from steward.core.actions import InputFile
@@ -120,6 +120,14 @@ Parsable = Annotated[
 ]
 NoHeader = Annotated[bool, typer.Option("--noheader", "-n", help="Print no heading.")]
 Csv = Annotated[bool, typer.Option("--csv", help="Print a table with commas.")]
+ResourceTimeUnit = Annotated[
+    str,
+    typer.Option(
+        *("--time", "-t"),
+        metavar="hours|minutes|seconds",
+        help="The unit of resource time; hours if not given.",
+    ),
+]
 Format = Annotated[
     str, typer.Option("--format", "-o", metavar="NAME,…", help="The columns to print.")
 ]
@@ -194,6 +202,7 @@ def make_style(
     noheader: bool = False,
     columns: str = "",
     as_csv: bool = False,
+    unit: str = "",
 ) -> Style:
     """Return the output style that the options select.
 
@@ -204,7 +213,11 @@ def make_style(
         raise UsageError("--json prints everything: leave out --parsable2 and --format")
     if as_csv and (as_json or parsable):
         raise UsageError("--csv, --json and --parsable2 exclude each other")
+    units = [name for name in get_args(TimeUnit) if name.startswith(unit.lower())]
+    if not units:
+        raise UsageError(f"--time takes hours, minutes or seconds, not {unit!r}", unit)
     return Style(
+        hours_unit=units[0],
         json=as_json,
         csv=as_csv,
         parsable=parsable,

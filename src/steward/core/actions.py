@@ -14,6 +14,7 @@ That function decides what the caller may see.
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import datetime
 from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar, get_args, get_origin
 
 import msgspec
@@ -92,9 +93,20 @@ class Answer(ActionMessage, frozen=True, kw_only=True):
         """Exit code of the command that shows this answer."""
         return 0
 
-    def get_layout(self, rows: str) -> Layout:
+    @property
+    def period(self) -> tuple[datetime, datetime] | None:
+        """Period that the rows are of; None if they are of no period."""
+        return None
+
+    @classmethod
+    def get_layout(cls, rows: str) -> Layout:
         """Return the columns of the rows in the field of that name."""
-        return self.layouts.get(rows, self.layout)
+        return cls.layouts.get(rows, cls.layout)
+
+    @classmethod
+    def has_hours(cls, rows: str) -> bool:
+        """Return whether one of these columns shows resource time, whose unit people choose."""
+        return any(column.format == "hours" for column in cls.get_layout(rows))
 
     def list_lines(self) -> Iterable[str]:
         """Return lines that people read below the rows, or in place of them if there are none."""
@@ -242,6 +254,10 @@ def find_annotation(field_type: Any) -> msgspec.Meta | None:
         return annotation
     found = (find_annotation(part) for part in get_args(field_type))
     return next((annotation for annotation in found if annotation is not None), None)
+
+
+Zone = Annotated[str, supplied("IANA time zone of typed times; the cluster's if empty.", "zone")]
+"""Field of every request with times that people type."""
 
 
 class Route(msgspec.Struct, frozen=True, kw_only=True):
