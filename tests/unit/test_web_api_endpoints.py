@@ -2,6 +2,8 @@
 
 import asyncio
 import functools
+import re
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import quote
 
@@ -18,10 +20,12 @@ from steward.web.api.endpoints import (
     Endpoint,
     find_body_type,
     list_parameters,
+    read_query,
 )
 from steward.web.api.openapi import build_openapi_json
 from steward.web.application import build_application
 from steward.web.daemon_client import DaemonClient
+from steward.web.errors import MalformedRequest
 from steward.web.settings import WebSettings
 
 # How handlers name what they are given is to change in a Litestar that is not out yet.
@@ -180,3 +184,37 @@ def test_a_method_that_is_none_is_told_which_there_are() -> None:
     (answer,) = asked(("PUT", "/api/v1/jobs"))
     assert answer.status_code == 405
     assert "GET" in answer.headers["allow"]
+
+
+@pytest.mark.parametrize(
+    ("path", "query", "fields"),
+    [
+        ("/reports/users", "top=7&users=ada&users=bela", {"top": 7, "users": ("ada", "bela")}),
+        ("/reports/waits", "group=size&zone=UTC", {"group": "size", "zone": "UTC"}),
+        ("/gaps", "silent_s=60.5", {"silent_s": 60.5}),
+        ("/reports/users", "top=-1", "'top' is out of range: Expected `int` >= 0"),
+        ("/reports/users", "top=few", "'top' is not a whole number: 'few'"),
+        (
+            "/reports/waits",
+            "group=colour",
+            "'group' is not one of 'size', 'account', 'user': 'colour'",
+        ),
+    ],
+)
+def test_a_query_is_read_by_the_annotations_of_its_fields(
+    path: str, query: str, fields: Any
+) -> None:
+    (endpoint,) = (one for one in ENDPOINTS if (one.method, one.path) == ("GET", path))
+    request: Any = SimpleNamespace(query_params=httpx.QueryParams(query))
+    if isinstance(fields, dict):
+        assert read_query(endpoint, request) == fields
+    else:
+        with pytest.raises(MalformedRequest, match="^" + re.escape(fields)):
+            read_query(endpoint, request)
+
+
+def test_parameters_are_described_by_their_annotations() -> None:
+    operation = DOCUMENT["paths"]["/reports/users"]["get"]
+    top = next(one for one in operation["parameters"] if one["name"] == "top")
+    assert top["description"] == "Most rows of each cluster and period; 0 for all."
+    assert top["schema"]["minimum"] == 0

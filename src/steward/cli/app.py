@@ -62,7 +62,8 @@ class Root(LazyGroup):
             "report",
             EVERYONE,
             "What a cluster did, who used it, how long jobs waited, what was wasted.",
-            "steward.cli.report",
+            "steward.cli.app",
+            "reports",
         ),
         Entry(
             "node",
@@ -282,6 +283,12 @@ def _print_usage_error(error: typer.TyperException, debug: bool) -> int:
     return print_error(message[:1].lower() + message[1:], WRONG_USE, debug=debug)
 
 
+class ReportGroup(LazyGroup):
+    """Commands of ``steward report``."""
+
+    words = "report"
+
+
 _ACCOUNTING = "steward.cli.accounting"
 
 
@@ -474,6 +481,7 @@ allocations = _make_group(AllocationGroup)
 rates = _make_group(RateGroup)
 action_app = _make_group(ActionGroup)
 rules_app = _make_group(RulesGroup)
+reports = _make_group(ReportGroup)
 
 
 @token_app.callback()
@@ -484,6 +492,15 @@ def token() -> None:
 @journal_app.callback()
 def journal() -> None:
     """Look at what Steward has recorded and what waits."""
+
+
+@reports.callback()
+def report() -> None:
+    """What a cluster did, who used it, how long jobs waited, what was wasted.
+
+    Operators see everybody, coordinators their accounts,
+    users themselves.
+    """
 
 
 @bank_app.callback()

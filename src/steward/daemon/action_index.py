@@ -469,27 +469,46 @@ ACTION_INDEX: Final[dict[str, IndexEntry]] = {
         "steward.cli.journal",
     ),
     "reports.accounts": IndexEntry(
-        "steward.reports.actions", "", "everyone", "Who used what, by account and user."
+        "steward.reports.actions",
+        "report accounts",
+        "everyone",
+        "Report usage by account, and by user in it.",
     ),
     "reports.cluster": IndexEntry(
-        "steward.reports.actions", "", "everyone", "What a cluster's CPUs and GPUs did."
+        "steward.reports.actions",
+        "report cluster",
+        "everyone",
+        "Report CPU and GPU utilization of clusters, as 'sreport cluster Utilization' does.",
     ),
     "reports.jobs": IndexEntry(
         "steward.reports.actions",
-        "",
+        "report jobs",
         "everyone",
-        "How many jobs there were, by account, size and state.",
+        "Count jobs by account, size and state.",
     ),
     "reports.partitions": IndexEntry(
         "steward.reports.actions",
-        "",
+        "report partitions",
         "everyone",
-        "What was used of partitions, and how long jobs waited.",
+        "Report usage of partitions, and the wait times of their jobs.",
     ),
-    "reports.users": IndexEntry("steward.reports.actions", "", "everyone", "Who used most."),
-    "reports.waits": IndexEntry("steward.reports.actions", "", "everyone", "How long jobs waited."),
+    "reports.users": IndexEntry(
+        "steward.reports.actions",
+        "report users",
+        "everyone",
+        "Report usage by user, largest first.",
+    ),
+    "reports.waits": IndexEntry(
+        "steward.reports.actions",
+        "report waits",
+        "everyone",
+        "Report wait times of jobs, from eligible to start.",
+    ),
     "reports.waste": IndexEntry(
-        "steward.reports.actions", "", "everyone", "What was asked for and not used."
+        "steward.reports.actions",
+        "report waste",
+        "everyone",
+        "Report allocated resources that ended jobs did not use.",
     ),
     "rules.check": IndexEntry(
         "steward.automation.rules.actions", "", "operator", "Check rule files and report errors."

@@ -16,7 +16,7 @@ import msgspec
 
 from steward.core.access import Caller
 from steward.core.actions import action, route
-from steward.core.errors import PermissionRefused, UsageError
+from steward.core.errors import PermissionRefused
 from steward.core.timestamps import to_micros
 from steward.reports import usage
 from steward.reports.capacity import (
@@ -37,6 +37,7 @@ from steward.reports.requests import (
     ClusterRow,
     JobCountsReply,
     JobCountsRequest,
+    JobReportRequest,
     PartitionUsageReply,
     PartitionUsageRequest,
     Period,
@@ -93,7 +94,7 @@ def _resolve_scope(context: ReportsContext, request: ReportRequest) -> ReportSco
 def _report_jobs(
     context: ReportsContext,
     caller: Caller,
-    request: ReportRequest,
+    request: JobReportRequest,
     reply_type: type[Report],
     build_rows: Callable[[Iterable[RunPieces], Periods], Sequence[Any]],
 ) -> Report:
@@ -109,21 +110,36 @@ def _report_jobs(
         periods=report_scope.periods,
         zone=report_scope.zone,
         is_all=is_all,
+        is_default=not request.since,
         rows=tuple(build_rows(runs, Periods(report_scope.bounds_us))),
     )
 
 
-@action("reports.accounts", scope="read", routes=(route("GET /reports/accounts"),), only_reads=True)
+@action(
+    "reports.accounts",
+    scope="read",
+    command="report accounts",
+    rows="rows",
+    routes=(route("GET /reports/accounts"),),
+    only_reads=True,
+)
 def report_accounts(
     context: ReportsContext, caller: Caller, request: AccountsRequest
 ) -> AccountsReply:
-    """Who used what, by account and user."""
+    """Report usage by account, and by user in it."""
     return _report_jobs(context, caller, request, AccountsReply, usage.report_accounts)
 
 
-@action("reports.users", scope="read", routes=(route("GET /reports/users"),), only_reads=True)
+@action(
+    "reports.users",
+    scope="read",
+    command="report users",
+    rows="rows",
+    routes=(route("GET /reports/users"),),
+    only_reads=True,
+)
 def report_users(context: ReportsContext, caller: Caller, request: UsersRequest) -> UsersReply:
-    """Who used most."""
+    """Report usage by user, largest first."""
     return _report_jobs(
         context,
         caller,
@@ -134,18 +150,30 @@ def report_users(context: ReportsContext, caller: Caller, request: UsersRequest)
 
 
 @action(
-    "reports.partitions", scope="read", routes=(route("GET /reports/partitions"),), only_reads=True
+    "reports.partitions",
+    scope="read",
+    command="report partitions",
+    rows="rows",
+    routes=(route("GET /reports/partitions"),),
+    only_reads=True,
 )
 def report_partitions(
     context: ReportsContext, caller: Caller, request: PartitionUsageRequest
 ) -> PartitionUsageReply:
-    """What was used of partitions, and how long jobs waited."""
+    """Report usage of partitions, and the wait times of their jobs."""
     return _report_jobs(context, caller, request, PartitionUsageReply, usage.report_partitions)
 
 
-@action("reports.waits", scope="read", routes=(route("GET /reports/waits"),), only_reads=True)
+@action(
+    "reports.waits",
+    scope="read",
+    command="report waits",
+    rows="rows",
+    routes=(route("GET /reports/waits"),),
+    only_reads=True,
+)
 def report_waits(context: ReportsContext, caller: Caller, request: WaitsRequest) -> WaitsReply:
-    """How long jobs waited."""
+    """Report wait times of jobs, from eligible to start."""
     return _report_jobs(
         context,
         caller,
@@ -155,11 +183,18 @@ def report_waits(context: ReportsContext, caller: Caller, request: WaitsRequest)
     )
 
 
-@action("reports.jobs", scope="read", routes=(route("GET /reports/jobs"),), only_reads=True)
+@action(
+    "reports.jobs",
+    scope="read",
+    command="report jobs",
+    rows="rows",
+    routes=(route("GET /reports/jobs"),),
+    only_reads=True,
+)
 def report_jobs(
     context: ReportsContext, caller: Caller, request: JobCountsRequest
 ) -> JobCountsReply:
-    """How many jobs there were, by account, size and state."""
+    """Count jobs by account, size and state."""
     return _report_jobs(
         context,
         caller,
@@ -169,9 +204,20 @@ def report_jobs(
     )
 
 
-@action("reports.waste", scope="read", routes=(route("GET /reports/waste"),), only_reads=True)
+@action(
+    "reports.waste",
+    scope="read",
+    command="report waste",
+    rows="rows",
+    routes=(route("GET /reports/waste"),),
+    only_reads=True,
+)
 def report_waste(context: ReportsContext, caller: Caller, request: WasteRequest) -> WasteReply:
-    """What was asked for and not used."""
+    """Report allocated resources that ended jobs did not use.
+
+    Used% is the CPU time used over allocated, Memory% the largest memory use over allocated, Time%
+    the elapsed time over the time limit. Who wasted most CPU time is first.
+    """
     return _report_jobs(
         context,
         caller,
@@ -184,20 +230,19 @@ def report_waste(context: ReportsContext, caller: Caller, request: WasteRequest)
 @action(
     "reports.cluster",
     scope="read",
+    command="report cluster",
+    rows="rows",
     routes=(route("GET /reports/cluster"),),
     only_reads=True,
-    help="What a cluster's CPUs and GPUs did.",
 )
 def report_cluster(context: ReportsContext, asker: Caller, request: ClusterRequest) -> ClusterReply:
-    """Report how each cluster's CPU and GPU time was spent: allocated, down, planned or idle.
+    """Report CPU and GPU utilization of clusters, as 'sreport cluster Utilization' does.
 
     Raises:
         PermissionRefused: PrivateData hides the usage of a requested cluster; or, if none was
             requested, of all clusters.
-        UsageError: A time or a cluster name is invalid, or a filter on jobs was given.
+        UsageError: A time or a cluster name is invalid.
     """
-    if request.accounts or request.users or request.partitions:
-        raise UsageError("a cluster's capacity is nobody's alone: ask for 'reports.accounts'")
     report_scope = _resolve_scope(context, request)
     clusters = [
         name for name in report_scope.clusters if context.access.can_see_all(asker, name, "usage")
@@ -207,7 +252,9 @@ def report_cluster(context: ReportsContext, asker: Caller, request: ClusterReque
     rows: list[ClusterRow] = []
     with context.open_reader() as history:
         for name in clusters:
-            runs = context.iter_runs(request, (name,), None, report_scope.periods, CAPACITY_FIELDS)
+            runs = context.iter_runs(
+                JobReportRequest(), (name,), None, report_scope.periods, CAPACITY_FIELDS
+            )
             rows += _build_cluster_rows(
                 name, runs, Periods(report_scope.bounds_us), report_scope.bounds_us, history
             )
@@ -215,6 +262,7 @@ def report_cluster(context: ReportsContext, asker: Caller, request: ClusterReque
     return ClusterReply(
         periods=report_scope.periods,
         zone=report_scope.zone,
+        is_default=not request.since,
         rows=tuple(rows),
         sensor=context.settings.sensor.enabled,
     )

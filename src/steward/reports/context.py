@@ -17,7 +17,7 @@ from steward.core.sqlite import SqliteMissing
 from steward.core.timestamps import to_micros
 from steward.jobs.line_queries import LineFilter
 from steward.reports.history.reader import HistoryReader, open_history
-from steward.reports.requests import Period, ReportRequest
+from steward.reports.requests import JobReportRequest, Period, ReportRequest
 from steward.reports.runs import RunPieces, read_runs
 from steward.slurm.times import load_zone
 
@@ -70,7 +70,7 @@ class ReportsContext:
 
     def iter_runs(
         self,
-        request: ReportRequest,
+        request: JobReportRequest,
         clusters: Sequence[str],
         scopes: dict[str, VisibleJobs] | None,
         periods: Sequence[Period],

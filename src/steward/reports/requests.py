@@ -9,99 +9,107 @@ In order: one request class for each report (:class:`ReportRequest` has the comm
 into periods).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import UTC, date, datetime, time, timedelta, tzinfo
-from typing import ClassVar, Final, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
 import msgspec
 
-from steward.core.actions import Answer, Request
+from steward.core.actions import Answer, Request, Zone, described, option
 from steward.core.errors import UsageError
 from steward.core.layouts import Column, Layout, read_ratio, read_user
+from steward.jobs.filters import Accounts, Clusters, Partitions, Users
 from steward.slurm.times import parse_time
 
 PeriodLength = Literal["", "month", "week", "day"]
 
+_Sizes = Annotated[
+    tuple[int, ...],
+    described("Boundaries of the size classes, in CPUs: 50 separates 49 from 50."),
+]
+_Top = Annotated[
+    int,
+    option("Most rows of each cluster and period; 0 for all.", "--top", "-L", ge=0),
+]
+
 
 class ReportRequest(Request, frozen=True, kw_only=True):
-    """Common fields of every report request: interval, periods, clusters and job filters.
+    """Common fields of every report request: interval, periods and clusters."""
 
-    Attributes:
-        since: Begin of the interval. Default: the midnight before the last one, as in sreport.
-        until: End of the interval. Default: last midnight. Future time is cut off.
-        zone: IANA name of the zone for parsing times and dividing periods. Default: the cluster's.
-        by: Length of a period: month, week or day. Default: one period for the whole interval.
-        clusters: Cluster names. Default: all.
-        accounts: Only jobs of these accounts.
-        users: Only jobs of these users, names or uids.
-        partitions: Only jobs in these partitions.
-    """
+    since: Annotated[
+        str,
+        option(
+            "Begin: now-30days, 2026-11-01. The midnight before the last one if not given.",
+            *("--starttime", "--since", "-S"),
+            metavar="TIME",
+        ),
+    ] = ""
+    until: Annotated[
+        str,
+        option(
+            "End; last midnight if not given. Future time is cut off.",
+            *("--endtime", "--until", "-E"),
+            metavar="TIME",
+        ),
+    ] = ""
+    zone: Zone = ""
+    by: Annotated[
+        PeriodLength,
+        option(
+            "Length of a period, reported on its own; one period for the whole interval if not "
+            "given.",
+            "--by",
+        ),
+    ] = ""
+    clusters: Clusters = ()
 
-    since: str = ""
-    until: str = ""
-    zone: str = ""
-    by: PeriodLength = ""
-    clusters: tuple[str, ...] = ()
-    accounts: tuple[str, ...] = ()
-    users: tuple[str, ...] = ()
-    partitions: tuple[str, ...] = ()
+
+class JobReportRequest(ReportRequest, frozen=True, kw_only=True):
+    """Common fields of requests for reports on jobs: also the filters of jobs."""
+
+    accounts: Accounts = ()
+    users: Users = ()
+    partitions: Partitions = ()
 
 
 class ClusterRequest(ReportRequest, frozen=True, kw_only=True):
-    """Request of ``reports.cluster``: CPU and GPU utilization of whole clusters.
-
-    Filters by account, user or partition are rejected: capacity belongs to no one of them.
-    """
+    """Request of ``reports.cluster``: CPU and GPU utilization of whole clusters."""
 
 
-class AccountsRequest(ReportRequest, frozen=True, kw_only=True):
+class AccountsRequest(JobReportRequest, frozen=True, kw_only=True):
     """Request of ``reports.accounts``: usage by account and user."""
 
 
-class UsersRequest(ReportRequest, frozen=True, kw_only=True):
-    """Request of ``reports.users``: usage by user, largest first.
+class UsersRequest(JobReportRequest, frozen=True, kw_only=True):
+    """Request of ``reports.users``: usage by user, largest first."""
 
-    Attributes:
-        top: Number of users for each cluster and period; 0 for all.
-    """
-
-    top: int = 0
+    top: _Top = 0
 
 
-class PartitionUsageRequest(ReportRequest, frozen=True, kw_only=True):
+class PartitionUsageRequest(JobReportRequest, frozen=True, kw_only=True):
     """Request of ``reports.partitions``: usage and wait times by partition."""
 
 
-class WaitsRequest(ReportRequest, frozen=True, kw_only=True):
-    """Request of ``reports.waits``: wait times, from eligible to start.
+class WaitsRequest(JobReportRequest, frozen=True, kw_only=True):
+    """Request of ``reports.waits``: wait times, from eligible to start."""
 
-    Attributes:
-        group: Group by this beside the partition: size, account or user.
-        sizes: Boundaries of the size classes, in CPUs: ``50`` separates 49 from 50.
-    """
-
-    group: Literal["", "size", "account", "user"] = ""
-    sizes: tuple[int, ...] = (2, 8, 32, 128, 512)
+    group: Annotated[
+        Literal["", "size", "account", "user"],
+        option("Group by this beside the partition.", "--group"),
+    ] = ""
+    sizes: _Sizes = (2, 8, 32, 128, 512)
 
 
-class JobCountsRequest(ReportRequest, frozen=True, kw_only=True):
-    """Request of ``reports.jobs``: number of jobs by account, size and state.
+class JobCountsRequest(JobReportRequest, frozen=True, kw_only=True):
+    """Request of ``reports.jobs``: number of jobs by account, size and state."""
 
-    Attributes:
-        sizes: Boundaries of the size classes, in CPUs: ``50`` separates 49 from 50.
-    """
-
-    sizes: tuple[int, ...] = (50, 250, 500, 1000)
+    sizes: _Sizes = (50, 250, 500, 1000)
 
 
-class WasteRequest(ReportRequest, frozen=True, kw_only=True):
-    """Request of ``reports.waste``: allocated less used, for jobs that ended in the interval.
+class WasteRequest(JobReportRequest, frozen=True, kw_only=True):
+    """Request of ``reports.waste``: allocated less used, for jobs that ended in the interval."""
 
-    Attributes:
-        top: Number of users with the most waste for each cluster and period; 0 for all.
-    """
-
-    top: int = 0
+    top: _Top = 0
 
 
 class Period(msgspec.Struct, frozen=True, kw_only=True):
@@ -359,13 +367,32 @@ class ReportReply(Answer, frozen=True, kw_only=True):
         periods: The reporting periods, in order of time.
         zone: IANA name of the zone that divides the periods.
         is_all: True if all users' jobs are included, False if only those that the user may see.
+        is_default: Whether the request gave no begin, so that yesterday is reported.
         rows: The rows of the report.
     """
 
     periods: tuple[Period, ...]
     zone: str
     is_all: bool = True
+    is_default: bool = False
     rows: tuple[ReportRow, ...]
+
+    @property
+    def period(self) -> tuple[datetime, datetime]:
+        """Interval of the report."""
+        return self.periods[0].since, self.periods[-1].until
+
+    def list_notes(self) -> Iterable[str]:
+        """Return which jobs are counted."""
+        if not self.is_all:
+            yield "Of jobs that you may see: yours, and those of accounts that you lead."
+
+    def list_warnings(self) -> Iterable[str]:
+        """Return the reason why there are no rows."""
+        if not self.rows:
+            visibility = "" if self.is_all else " that you may see"
+            hint = " Yesterday is reported unless --starttime is given." if self.is_default else ""
+            yield f"No rows: no job{visibility} was counted in this period.{hint}"
 
 
 def _has_gpus(reply: "ClusterReply") -> bool:
@@ -409,6 +436,19 @@ class ClusterReply(ReportReply, frozen=True, kw_only=True):
         Column("GPUs", "gpus", "count", show="requested"),
         Column("Nodes", "nodes", "count", show="requested"),
     )
+
+    def list_notes(self) -> Iterable[str]:
+        """Return that capacity is unknown."""
+        if not self.sensor:
+            yield "There is no sensor, which alone tells of capacity: see [sensor]."
+
+    def list_warnings(self) -> Iterable[str]:
+        """Return the reason why there are no rows."""
+        if self.rows or self.sensor:
+            return super().list_warnings()
+        return (
+            "No rows: the sensor records capacity and is off. Set 'enabled = true' in [sensor].",
+        )
 
 
 class AccountsReply(ReportReply, frozen=True, kw_only=True):
