@@ -15,6 +15,8 @@ from harness.events import at as after_noon
 from harness.history import GIB
 from harness.site import Site
 from steward.cli import app
+from steward.core.actions import ActionError, decode_request
+from steward.daemon.registry import get_action
 
 TIME = ["-S", "2024-01-08T12:00:00", "-E", "2024-01-08T16:00:00"]
 HOUR = 3600
@@ -159,6 +161,33 @@ def test_what_ran_on_a_node_and_what_happened_to_it(capsys: pytest.CaptureFixtur
     assert events[-1].startswith("n1|IDLE -> DOWN|a fan")
     assert len(events) == 2
     assert json.loads(said(capsys, "node", "n1", "--jobs", "--json")[0])["jobs"] == []
+
+
+def test_nodes_and_events_for_spreadsheets(capsys: pytest.CaptureFixture[str]) -> None:
+    nodes = list(csv.DictReader(said(capsys, "node", "n2", "--csv")))
+    assert [(row["Cluster"], row["Node"], row["CPUs"]) for row in nodes] == [("c1", "n2", "16")]
+    words = ("events", "list", "--history", "-w", "n1", "--csv")
+    events = list(csv.DictReader(said(capsys, *words)))
+    assert [(row["Kind"], row["Subject"], row["What"]) for row in events] == [
+        ("node.state", "n1", "IDLE"),
+        ("node.state", "n1", "IDLE -> DOWN"),
+    ]
+    happened = list(csv.DictReader(said(capsys, "node", "n1", "--events", "--csv")))
+    assert [(row["Node"], row["What"]) for row in happened] == [
+        ("n1", "IDLE"),
+        ("n1", "IDLE -> DOWN"),
+    ]
+
+
+@pytest.mark.parametrize("limit", ["0", "10001"])
+def test_a_list_has_a_number_of_events_that_one_answer_holds(
+    limit: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert app.run(["events", "list", "--history", "-L", limit]) == 2
+    assert "'--limit'" in capsys.readouterr().err
+    for name in ("events.list", "history.events"):
+        with pytest.raises(ActionError, match="limit"):
+            decode_request(get_action(name), {"limit": int(limit)})
 
 
 def test_events_that_the_journal_has_forgotten(capsys: pytest.CaptureFixture[str]) -> None:

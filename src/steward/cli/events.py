@@ -9,18 +9,12 @@ from typing import Annotated
 import msgspec
 import typer
 
-from steward.cli import options, output
+from steward.cli import output
+from steward.cli.commands import with_request
 from steward.cli.groups import CONTEXT
-from steward.cli.options import (
-    CommandCall,
-    reject_empty,
-    with_call_and_columns,
-    with_json_call,
-    with_options,
-)
-from steward.cli.output import find_requested_zone, format_time, print_json, print_table
+from steward.cli.options import CommandCall, with_json_call, with_table_call
+from steward.cli.output import Style, format_time, print_json, print_table
 from steward.core.errors import Unavailable
-from steward.core.layouts import Column
 from steward.reports.event_texts import describe_event
 from steward.reports.events import EventItem, EventsReply, EventsRequest
 from steward.reports.history.requests import HistoryEventsReply, HistoryEventsRequest
@@ -32,49 +26,6 @@ _LONGEST_OUTAGE_S = 30.0
 
 app = typer.Typer(context_settings=CONTEXT, add_completion=False)
 
-Since = Annotated[
-    str,
-    typer.Option(
-        "--starttime", "--since", "-S", metavar="TIME", help="Since: now-1day, 2026-11-21T08:00."
-    ),
-]
-Until = Annotated[
-    str, typer.Option("--endtime", "--until", "-E", metavar="TIME", help="Until this time.")
-]
-
-
-def _read_filter_options(
-    kinds: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--kind", "-k", metavar="KIND,…", help="Only these kinds.", callback=reject_empty
-        ),
-    ] = None,
-    clusters: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--clusters", "-M", metavar="NAME,…", help="Only these.", callback=reject_empty
-        ),
-    ] = None,
-    nodes: Annotated[
-        str,
-        typer.Option(
-            *("--nodelist", "-w"),
-            metavar="NODES",
-            help="Only these nodes.",
-            callback=reject_empty,
-        ),
-    ] = "",
-    failed: Annotated[bool, typer.Option("--failed", help="Only nodes that failed.")] = False,
-) -> EventsRequest:
-    """Read the options that filter events."""
-    return EventsRequest(
-        kinds=options.split_lists(kinds),
-        clusters=options.split_lists(clusters),
-        nodes=nodes,
-        failed=failed,
-    )
-
 
 @app.callback(invoke_without_command=True)
 @with_json_call
@@ -84,20 +35,16 @@ def events(call: CommandCall, context: typer.Context) -> None:
     Without a command the newest are listed.
     """
     if context.invoked_subcommand is None:
-        _print_newest(EventsRequest(), call)
+        reply: EventsReply = call.send("events.list", EventsRequest())
+        _print_events(reply, reply.events, call.style)
 
 
 @app.command("list")
-@with_call_and_columns
-@with_options(_read_filter_options)
+@with_table_call
+@with_request("events.list")
 def list_events(
-    event_filter: EventsRequest,
+    request: EventsRequest,
     call: CommandCall,
-    since: Since = "",
-    until: Until = "",
-    limit: Annotated[
-        int, typer.Option("--limit", "-L", min=1, help="How many at most: the newest.")
-    ] = 50,
     history: Annotated[
         bool,
         typer.Option("--history", help="Of years, not of the hours that the journal keeps."),
@@ -107,40 +54,31 @@ def list_events(
 
     The history has states, thresholds and rules, and none of jobs.
     """
-    request = msgspec.structs.replace(
-        event_filter, since=since, until=until, zone=find_requested_zone(), limit=limit
-    )
     if history:
-        _print_history(request, call)
+        fields = msgspec.structs.asdict(request)
+        del fields["after"]
+        past: HistoryEventsReply = call.send("history.events", HistoryEventsRequest(**fields))
+        _print_events(past, past.events[::-1], call.style)
     else:
-        _print_newest(request, call)
+        reply: EventsReply = call.send("events.list", request)
+        _print_events(reply, reply.events, call.style)
 
 
-def _print_history(request: EventsRequest, call: CommandCall) -> None:
-    """Print past events from the history."""
-    fields = msgspec.structs.asdict(request)
-    del fields["after"]
-    reply: HistoryEventsReply = call.send("history.events", HistoryEventsRequest(**fields))
-    if call.style.json:
+def _print_events(
+    reply: EventsReply | HistoryEventsReply, oldest_first: tuple[EventItem, ...], style: Style
+) -> None:
+    """Print the events of a reply as a table."""
+    if style.json:
         print_json(reply)
     else:
-        print_table(_EVENTS_COLUMNS, reply.events[::-1], call.style)
-
-
-def _print_newest(request: EventsRequest, call: CommandCall) -> None:
-    """Print the newest events of the journal."""
-    reply: EventsReply = call.send("events.list", request)
-    if call.style.json:
-        print_json(reply)
-    else:
-        print_table(_EVENTS_COLUMNS, reply.events, call.style)
+        print_table(reply.layout, oldest_first, style, reply)
 
 
 @app.command()
 @with_json_call
-@with_options(_read_filter_options)
+@with_request("events.list", "kinds", "clusters", "nodes", "failed")
 def tail(
-    event_filter: EventsRequest,
+    request: EventsRequest,
     call: CommandCall,
     lines: Annotated[
         int, typer.Option("--lines", "-L", min=0, help="How many of the past come first.")
@@ -153,12 +91,12 @@ def tail(
 
     With --json an event is a line.
     """
-    first_request = msgspec.structs.replace(event_filter, limit=max(1, lines))
+    first_request = msgspec.structs.replace(request, limit=max(1, lines))
     reply: EventsReply = call.send("events.list", first_request)
     _print_live(reply.events if lines else (), as_json=call.style.json)
     while follow:
         time.sleep(_FOLLOW_INTERVAL_S)
-        next_request = msgspec.structs.replace(event_filter, after=reply.position, limit=1000)
+        next_request = msgspec.structs.replace(request, after=reply.position, limit=1000)
         reply = _fetch_more(call, next_request)
         _print_live(reply.events, as_json=call.style.json)
 
@@ -196,17 +134,3 @@ def _print_live(events: tuple[EventItem, ...], *, as_json: bool) -> None:
                 description.why,
             )
             print(output.escape_unprintable("  ".join(filter(None, parts))), flush=True)
-
-
-_EVENTS_COLUMNS = [
-    Column("ID", "id", "count", show="requested"),
-    Column("Time", "at", "time"),
-    Column("Cluster", "cluster"),
-    Column("Kind", "kind", show="requested"),
-    Column("Subject", lambda event, _: describe_event(event).subject),
-    Column("What", lambda event, _: describe_event(event).what),
-    Column("Why", lambda event, _: describe_event(event).why, max_width=60),
-    Column("Source", lambda event, _: describe_event(event).source),
-    Column("Failed", lambda event, _: describe_event(event).failed or None, show="requested"),
-]
-"""Columns of the table of events."""

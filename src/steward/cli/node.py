@@ -3,20 +3,14 @@
 from typing import Annotated
 
 import typer
+from msgspec.structs import replace
 
-from steward.cli import options, output
-from steward.cli.options import CommandCall, reject_empty, with_call_and_columns
-from steward.cli.output import (
-    find_requested_zone,
-    format_count,
-    format_time,
-    print_json,
-    print_table,
-)
+from steward.cli import output
+from steward.cli.commands import with_request
+from steward.cli.options import CommandCall, with_table_call
+from steward.cli.output import format_count, format_time, print_json, print_table
 from steward.core.errors import NotFound
-from steward.core.layouts import Column
-from steward.reports.event_texts import describe_event
-from steward.reports.events import EventItem
+from steward.reports.event_texts import NODE_EVENT_LAYOUT
 from steward.reports.history.requests import (
     HistoryEventsReply,
     HistoryEventsRequest,
@@ -28,38 +22,14 @@ from steward.reports.history.requests import (
 from steward.slurm.nodelists import expand_nodelist
 
 
-@with_call_and_columns
+@with_table_call
+@with_request("history.nodes")
 def node(
+    request: NodesRequest,
     call: CommandCall,
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NODE]...", help="These: n7, n[1-9]; else all.")
-    ] = None,
-    at: Annotated[
-        str,
-        typer.Option(
-            "--at", metavar="TIME", help="How they were then: now-1day, 2026-11-21T08:00."
-        ),
-    ] = "",
-    cluster: Annotated[
-        str, typer.Option("--cluster", "-M", metavar="NAME", help="Of this cluster.")
-    ] = "",
-    partitions: Annotated[
         list[str] | None,
-        typer.Option(
-            *("--partition", "-r"),
-            metavar="NAME,…",
-            help="Only in these partitions.",
-            callback=reject_empty,
-        ),
-    ] = None,
-    states: Annotated[
-        list[str] | None,
-        typer.Option(
-            *("--state", "-s"),
-            metavar="STATE,…",
-            help="Only so: DOWN, DRAIN, IDLE …",
-            callback=reject_empty,
-        ),
+        typer.Argument(metavar="[NODE]...", help="These nodes: n7, n[1-9]; all if none is given."),
     ] = None,
     jobs: Annotated[
         bool, typer.Option("--jobs", "-j", help="List the jobs that run, or ran, there.")
@@ -72,32 +42,25 @@ def node(
 
     What is told of nodes is what the sensor has seen of them.
     """
-    zone = find_requested_zone()
-    nodelist = ",".join(names or ())
+    nodelist, cluster, zone = ",".join(names or ()), request.cluster, request.zone
     if jobs:
         for name in names or ():
-            _print_jobs(call, NodeJobsRequest(node=name, cluster=cluster, at=at, zone=zone))
-        return
-    if events:
+            _print_jobs(call, NodeJobsRequest(node=name, cluster=cluster, at=request.at, zone=zone))
+    elif events:
         clusters = (cluster,) if cluster else ()
-        request = HistoryEventsRequest(
-            kinds=("node.state",), clusters=clusters, nodes=nodelist, until=at, zone=zone
+        events_request = HistoryEventsRequest(
+            kinds=("node.state",), clusters=clusters, nodes=nodelist, until=request.at, zone=zone
         )
-        _print_events(call, request)
-        return
-    reply: NodesReply = call.send(
-        "history.nodes",
-        NodesRequest(
-            cluster=cluster,
-            nodes=nodelist,
-            partitions=options.split_lists(partitions),
-            states=options.split_lists(states),
-            at=at,
-            zone=zone,
-        ),
-    )
-    if reply.sensor and nodelist and not (at or partitions or states):
-        _require_seen(nodelist, reply)
+        _print_events(call, events_request)
+    else:
+        _print_nodes(call, replace(request, nodes=nodelist))
+
+
+def _print_nodes(call: CommandCall, request: NodesRequest) -> None:
+    """Print nodes, now or at a past time."""
+    reply: NodesReply = call.send("history.nodes", request)
+    if reply.sensor and not (request.at or request.partitions or request.states):
+        _require_seen(request.nodes, reply)
     if call.style.json:
         print_json(reply)
         return
@@ -116,7 +79,8 @@ def node(
 def _require_seen(nodelist: str, reply: NodesReply) -> None:
     """Fail if the sensor has not seen a node that was named."""
     seen_names = {node.node for node in reply.nodes}
-    missing_names = [name for name in expand_nodelist(nodelist) if name not in seen_names]
+    names = expand_nodelist(nodelist) if nodelist else ()
+    missing_names = [name for name in names if name not in seen_names]
     if missing_names:
         raise NotFound(f"the sensor has seen no node {', '.join(missing_names[:5])}", missing_names)
 
@@ -128,7 +92,7 @@ def _print_jobs(call: CommandCall, request: NodeJobsRequest) -> None:
         print_json(reply)
         return
     print_table(reply.layout, reply.jobs, call.style, reply)
-    if not call.style.parsable:
+    if not (call.style.parsable or call.style.csv):
         visibility = "" if reply.is_all else " that you may see"
         output.print_note(
             f"{format_count(len(reply.jobs), 'job')}{visibility} at {format_time(reply.until)}."
@@ -141,13 +105,4 @@ def _print_events(call: CommandCall, request: HistoryEventsRequest) -> None:
     if call.style.json:
         print_json(reply)
         return
-    newest_last: list[EventItem] = list(reversed(reply.events))
-    columns = [
-        Column("Time", "at", "time"),
-        Column("Cluster", "cluster", show="requested"),
-        Column("Node", lambda event, _: describe_event(event).subject),
-        Column("What", lambda event, _: describe_event(event).what),
-        Column("Why", lambda event, _: describe_event(event).why, max_width=60),
-        Column("Failed", lambda event, _: describe_event(event).failed or None, show="requested"),
-    ]
-    print_table(columns, newest_last, call.style)
+    print_table(NODE_EVENT_LAYOUT, reply.events[::-1], call.style, reply)

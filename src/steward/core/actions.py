@@ -257,7 +257,8 @@ def find_annotation(field_type: Any) -> msgspec.Meta | None:
 
 
 Zone = Annotated[str, supplied("IANA time zone of typed times; the cluster's if empty.", "zone")]
-"""Field of every request with times that people type."""
+HostZone = Annotated[str, supplied("IANA time zone of typed times; this host's if empty.", "zone")]
+"""Field of requests with times that people type; the second where no cluster is meant."""
 
 
 class Route(msgspec.Struct, frozen=True, kw_only=True):

@@ -412,33 +412,50 @@ ACTION_INDEX: Final[dict[str, IndexEntry]] = {
     "doctor.run": IndexEntry(
         "steward.admin.doctor.actions", "", "operator", "Look whether all is as it must be."
     ),
-    "events.list": IndexEntry("steward.reports.events", "", "everyone", "What happened."),
+    "events.list": IndexEntry(
+        "steward.reports.events", "", "everyone", "List events of the journal, the newest last."
+    ),
     "history.events": IndexEntry(
-        "steward.reports.history.actions", "", "everyone", "What happened, newest first."
+        "steward.reports.history.actions", "", "everyone", "List state events, newest first."
     ),
     "history.job_events": IndexEntry(
         "steward.reports.history.actions",
         "",
         "everyone",
-        "What happened to a job's nodes while it ran.",
+        "List the state events of a job's nodes during its run.",
     ),
     "history.node": IndexEntry(
-        "steward.reports.history.actions", "", "everyone", "What became of one node."
+        "steward.reports.history.actions",
+        "",
+        "everyone",
+        "Show the states of a node over an interval, and its down time.",
     ),
     "history.node_counts": IndexEntry(
-        "steward.reports.history.actions", "", "everyone", "How many nodes are in which state."
+        "steward.reports.history.actions", "", "everyone", "Count nodes by state."
     ),
     "history.node_jobs": IndexEntry(
-        "steward.reports.history.actions", "", "everyone", "Which jobs ran on a node."
+        "steward.reports.history.actions",
+        "",
+        "everyone",
+        "List the jobs that run or ran on a node and that the user may see.",
     ),
     "history.nodes": IndexEntry(
-        "steward.reports.history.actions", "", "everyone", "How nodes are, or were at a time."
+        "steward.reports.history.actions",
+        "",
+        "everyone",
+        "List node states, now or at a past time.",
     ),
     "history.partitions": IndexEntry(
-        "steward.reports.history.actions", "", "everyone", "Which partitions there are."
+        "steward.reports.history.actions",
+        "",
+        "everyone",
+        "List present partitions with their states.",
     ),
     "history.reservations": IndexEntry(
-        "steward.reports.history.actions", "", "everyone", "Which reservations there are."
+        "steward.reports.history.actions",
+        "",
+        "everyone",
+        "List present reservations with their states.",
     ),
     "journal.dead": IndexEntry(
         "steward.admin.journal",

@@ -2,10 +2,11 @@
 
 :func:`describe_event` returns an :class:`EventDescription` with subject ("partition main"), change
 ("IDLE -> DOWN"), reason and source. It accepts events from the journal and events decoded from a
-reply, whose body is plain values.
+reply, whose body is plain values. ``EVENT_LAYOUT`` shows the texts in a table.
 """
 
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -19,7 +20,10 @@ from steward.core.events import (
     ReservationState,
     RuleExecution,
 )
-from steward.reports.events import EventItem
+from steward.core.layouts import Column, Layout
+
+if TYPE_CHECKING:
+    from steward.reports.events import EventItem
 
 
 class EventDescription(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,7 +47,7 @@ class EventDescription(msgspec.Struct, frozen=True, kw_only=True):
     name: str = ""
 
 
-def describe_event(event: EventItem) -> EventDescription:
+def describe_event(event: "EventItem") -> EventDescription:
     """Describe an event in short texts."""
     body = _decode_event_body(event)
     subject, name = _describe_subject(event.kind, body)
@@ -57,7 +61,7 @@ def describe_event(event: EventItem) -> EventDescription:
     )
 
 
-def _decode_event_body(event: EventItem) -> Any:
+def _decode_event_body(event: "EventItem") -> Any:
     """Return the event's body as its Struct; replies carry it as plain values."""
     kind = BODIES.get(event.kind)
     if kind is None or isinstance(event.body, kind):
@@ -105,3 +109,37 @@ def _describe_reason(body: Any) -> str:
     if isinstance(body, RuleExecution | ControllerState):
         return body.message
     return ""
+
+
+def _read_text(name: str) -> Callable[[Any, Any], Any]:
+    """Return a value source for an attribute of an event's description."""
+    return lambda event, _: getattr(describe_event(event), name)
+
+
+_TIME: Final = Column("Time", "at", "time")
+_WHAT: Final = Column("What", _read_text("what"))
+_WHY: Final = Column("Why", _read_text("why"), max_width=60)
+_FAILED: Final = Column(
+    "Failed", lambda event, _: describe_event(event).failed or None, show="requested"
+)
+EVENT_LAYOUT: Final[Layout] = (
+    Column("ID", "id", "count", show="requested"),
+    _TIME,
+    Column("Cluster", "cluster"),
+    Column("Kind", "kind", show="requested"),
+    Column("Subject", _read_text("subject")),
+    _WHAT,
+    _WHY,
+    Column("Source", _read_text("source")),
+    _FAILED,
+)
+"""Columns of a list of events."""
+NODE_EVENT_LAYOUT: Final[Layout] = (
+    _TIME,
+    Column("Cluster", "cluster", show="requested"),
+    Column("Node", _read_text("subject")),
+    _WHAT,
+    _WHY,
+    _FAILED,
+)
+"""Columns of the events of nodes."""

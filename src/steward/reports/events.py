@@ -11,12 +11,12 @@ reply, used by ``history.events`` too.
 
 from collections.abc import Callable, Iterable
 from datetime import datetime
-from typing import Any, Final
+from typing import Annotated, Any, ClassVar, Final
 
 import msgspec
 
 from steward.core.access import Access, Caller
-from steward.core.actions import Answer, Request, action
+from steward.core.actions import Answer, HostZone, Request, action, described, option
 from steward.core.config import Settings
 from steward.core.errors import UsageError
 from steward.core.events import (
@@ -36,7 +36,9 @@ from steward.core.events import (
     utc_now,
 )
 from steward.core.journal.reader import JournalReader
+from steward.core.layouts import Layout
 from steward.jobs.queries import check_clusters, list_clusters
+from steward.reports.event_texts import EVENT_LAYOUT
 from steward.slurm.nodelists import expand_nodelist
 from steward.slurm.times import load_zone, parse_time
 
@@ -46,7 +48,8 @@ DEFAULT_KINDS: Final = (
 )
 """Kinds of events that are listed if a request names none."""
 
-_MAX_EVENTS: Final = 10_000
+MAX_EVENTS: Final = 10_000
+"""Most events in a reply."""
 _READ_BATCH: Final = 500
 PRIVATE_DATA_WORDS: Final = {
     NODE_STATE: "nodes",
@@ -92,30 +95,51 @@ class EventsContext:
         return False
 
 
-class EventsRequest(Request, frozen=True, kw_only=True):
-    """Request of ``events.list``: journal events, filtered.
+class EventFilter(Request, frozen=True, kw_only=True):
+    """Common fields of requests for events."""
 
-    Attributes:
-        kinds: Kinds of events. Default: states, thresholds and rules.
-        clusters: Cluster names. Default: all.
-        nodes: Node list: only states of these nodes. Default: all.
-        failed: Only nodes that went from working to failing.
-        since: Earliest time of an event. Default: any.
-        until: Latest time of an event. Default: any.
-        zone: IANA name of the zone of times without one. Default: this host's.
-        after: Only events after this journal position. Default: the newest events.
-        limit: Maximum number of events.
-    """
+    kinds: Annotated[
+        tuple[str, ...],
+        option(
+            "Kinds of events; states, thresholds and rules if not given.",
+            *("--kind", "-k"),
+            metavar="KIND,…",
+        ),
+    ] = ()
+    clusters: Annotated[
+        tuple[str, ...], option("Events of these clusters.", "--clusters", "-M", metavar="NAME,…")
+    ] = ()
+    nodes: Annotated[
+        str, option("States of these nodes only.", "--nodelist", "-w", metavar="NODES")
+    ] = ""
+    failed: Annotated[bool, option("Only nodes that went from working to failing.", "--failed")] = (
+        False
+    )
+    since: Annotated[
+        str,
+        option(
+            "Begin: now-1day, 2026-11-21T08:00.",
+            *("--starttime", "--since", "-S"),
+            metavar="TIME",
+        ),
+    ] = ""
+    until: Annotated[
+        str, option("End, exclusive.", "--endtime", "--until", "-E", metavar="TIME")
+    ] = ""
+    limit: Annotated[
+        int,
+        option("Maximum number of events: the newest.", "--limit", "-L", ge=1, le=MAX_EVENTS),
+    ] = 50
 
-    kinds: tuple[str, ...] = ()
-    clusters: tuple[str, ...] = ()
-    nodes: str = ""
-    failed: bool = False
-    since: str = ""
-    until: str = ""
-    zone: str = ""
-    after: int | None = None
-    limit: int = 50
+
+class EventsRequest(EventFilter, frozen=True, kw_only=True):
+    """Request of ``events.list``: journal events, filtered."""
+
+    zone: HostZone = ""
+    after: Annotated[
+        int | None,
+        described("Journal position: only later events, the oldest first. Default: the newest."),
+    ] = None
 
 
 class EventItem(msgspec.Struct, frozen=True, kw_only=True):
@@ -155,31 +179,30 @@ class EventsReply(Answer, frozen=True, kw_only=True):
 
     events: tuple[EventItem, ...]
     position: int
+    layout: ClassVar[Layout] = EVENT_LAYOUT
 
 
-@action(
-    "events.list",
-    scope="read",
-    only_reads=True,
-    help="What happened.",
-)
+@action("events.list", scope="read", only_reads=True)
 def _list_journal_events(
     context: EventsContext, asker: Caller, request: EventsRequest
 ) -> EventsReply:
-    """List journal events that match the request and that the user may see."""
+    """List events of the journal, the newest last.
+
+    Raises:
+        UsageError: A kind, a node list or a time is invalid.
+    """
     unknown = set(request.kinds) - set(BODIES)
     if unknown:
         kinds = ", ".join((*DEFAULT_KINDS, JOB_STATE, JOB_END))
         raise UsageError(f"there is no kind {min(unknown)!r}: among the kinds are {kinds}")
-    limit = max(1, min(request.limit, _MAX_EVENTS))
     matches = _make_event_filter(context, asker, request)
     reader = context.open_reader()
     try:
         head = reader.head()
         if request.after is None:
-            matching, position = _read_newest_events(reader, request, matches, limit, head), head
+            matching, position = _read_newest_events(reader, request, matches, head), head
         else:
-            matching, position = _read_events_after(reader, request, matches, limit, head)
+            matching, position = _read_events_after(reader, request, matches, head)
     finally:
         reader.close()
     if not matching and request.after is None:
@@ -220,19 +243,18 @@ def _read_events_after(
     reader: JournalReader,
     request: EventsRequest,
     matches: Callable[[Event], bool],
-    limit: int,
     head: int,
 ) -> tuple[list[Event], int]:
     """Return the first matching events after a position, and the position to continue from."""
     # A position beyond the head is from an older journal: read the new journal from its start.
     position = request.after if request.after is not None and request.after <= head else 0
     matching: list[Event] = []
-    while position < head and len(matching) < limit:
+    while position < head and len(matching) < request.limit:
         events, upto = reader.read(position, _get_requested_kinds(request), _READ_BATCH)
         for event in events:
             if matches(event):
                 matching.append(event)
-                if len(matching) == limit:
+                if len(matching) == request.limit:
                     return matching, event.id
         position = max(position, upto)
     return matching, position
@@ -242,20 +264,19 @@ def _read_newest_events(
     reader: JournalReader,
     request: EventsRequest,
     matches: Callable[[Event], bool],
-    limit: int,
     head: int,
 ) -> list[Event]:
     """Return the last matching events, reading backwards in steps that double in size."""
     oldest, span = reader.get_oldest(), _READ_BATCH
     matching: list[Event] = []
     end = head
-    while end >= oldest > 0 and len(matching) < limit:
+    while end >= oldest > 0 and len(matching) < request.limit:
         begin = max(oldest - 1, end - span)
         matching = _read_events_between(reader, request, matches, begin, end) + matching
         end, span = begin, span * 2
         if end < oldest:
             break
-    return matching[-limit:]
+    return matching[-request.limit :]
 
 
 def _read_events_between(

@@ -70,7 +70,6 @@ _MICROS: Final = 1_000_000
     "history.node_counts",
     scope="read",
     only_reads=True,
-    help="How many nodes are in which state.",
 )
 def count_nodes_by_state(
     context: HistoryContext, asker: Caller, request: NodeCountsRequest
@@ -98,7 +97,6 @@ def count_nodes_by_state(
     scope="read",
     routes=(route("GET /partitions"),),
     only_reads=True,
-    help="Which partitions there are.",
 )
 def list_present_partitions(
     context: HistoryContext, asker: Caller, request: PartitionsRequest
@@ -127,7 +125,6 @@ def list_present_partitions(
     scope="read",
     routes=(route("GET /reservations"),),
     only_reads=True,
-    help="Which reservations there are.",
 )
 def list_reservations(
     context: HistoryContext, asker: Caller, request: ReservationsRequest
@@ -173,10 +170,9 @@ def _list_present_events(
     scope="read",
     routes=(route("GET /nodes/{node}/history"),),
     only_reads=True,
-    help="What became of one node.",
 )
 def show_node(context: HistoryContext, asker: Caller, request: NodeRequest) -> NodeReply:
-    """Show the states of one node over an interval, and its down time.
+    """Show the states of a node over an interval, and its down time.
 
     Raises:
         PermissionRefused: The cluster hides its nodes from this user.
@@ -206,15 +202,14 @@ def show_node(context: HistoryContext, asker: Caller, request: NodeRequest) -> N
         if is_node_down(span.state):
             down_us += end - begin
             planned_us += end - begin if is_planned_down(span.state) else 0
-    limit = max(1, min(request.limit, _MAX_ITEMS))
     return NodeReply(
-        spans=tuple(map(_make_state_span, spans[::-1][:limit])),
+        spans=tuple(map(_make_state_span, spans[::-1][: request.limit])),
         since=since,
         until=until,
         known_s=known_us / _MICROS,
         down_s=down_us / _MICROS,
         planned_down_s=planned_us / _MICROS,
-        is_all=len(spans) <= limit,
+        is_all=len(spans) <= request.limit,
         sensor=context.has_sensor([cluster]),
     )
 
@@ -229,7 +224,6 @@ def _make_state_span(span: NodeSpan) -> NodeStateSpan:
     )
 
 
-_MAX_ITEMS: Final = 10_000
 _POSITION_PATTERN: Final = re.compile(r"(-?[0-9]{1,18})\.([0-9]{1,18})")
 _JOB_COLUMNS: Final = (
     *("cluster", "job_id", "label", "restarts", "name", "user", "uid", "account", "partition"),
@@ -245,7 +239,6 @@ _JOB_COLUMNS: Final = (
         route("GET /nodes/{node}", "Show a node, or those of a list.", parts={"node": "nodes"}),
     ),
     only_reads=True,
-    help="How nodes are, or were at a time.",
 )
 def list_nodes(context: HistoryContext, asker: Caller, request: NodesRequest) -> NodesReply:
     """List node states, now or at a past time.
@@ -321,7 +314,6 @@ def _make_node_snapshot(span: NodeSpan) -> NodeSnapshot:
     scope="read",
     routes=(route("GET /events", "Show what happened.", cursor=("before", "older")),),
     only_reads=True,
-    help="What happened, newest first.",
 )
 def list_history_events(
     context: HistoryContext, asker: Caller, request: HistoryEventsRequest
@@ -347,20 +339,21 @@ def list_history_events(
         before=_parse_event_position(request.before),
         after=_parse_event_position(request.after),
     )
-    limit = max(1, min(request.limit, _MAX_ITEMS))
     with context.open_reader() as reader:
         # Read the position first: an event that arrives meanwhile is reported twice, never missed.
         position = reader.get_position() if reader else 0
         events = (
-            reader.list_events(event_filter, limit + 1, context.make_visibility_check(asker))
+            reader.list_events(
+                event_filter, request.limit + 1, context.make_visibility_check(asker)
+            )
             if reader
             else []
         )
         begins = reader.find_begin() if reader else None
-    page = events[:limit]
+    page = events[: request.limit]
     return HistoryEventsReply(
         events=tuple(map(make_event_item, page)),
-        older=_format_event_position(page[-1]) if len(events) > limit else "",
+        older=_format_event_position(page[-1]) if len(events) > request.limit else "",
         newer=_format_event_position(page[0]) if page else request.after,
         sensor=context.has_sensor(),
         begins=begins,
@@ -387,7 +380,6 @@ def _format_event_position(event: Event) -> str:
     scope="read",
     routes=(route("GET /nodes/{node}/jobs", "List what ran on a node."),),
     only_reads=True,
-    help="Which jobs ran on a node.",
 )
 def list_node_jobs(
     context: HistoryContext, asker: Caller, request: NodeJobsRequest
@@ -427,7 +419,7 @@ def list_node_jobs(
     jobs = [_make_node_job(row[1:]) for row in rows]
     jobs.sort(key=lambda job: (job.start, job.job_id, job.restarts), reverse=True)
     return NodeJobsReply(
-        jobs=tuple(jobs[: max(1, min(request.limit, _MAX_ITEMS))]),
+        jobs=tuple(jobs[: request.limit]),
         since=since,
         until=until,
         is_all=scope.everything,
@@ -482,7 +474,6 @@ def _make_node_job(row: Sequence[Any]) -> NodeJobRun:
     scope="read",
     routes=(route("GET /jobs/{job}/events"),),
     only_reads=True,
-    help="What happened to a job's nodes while it ran.",
 )
 def list_job_events(
     context: HistoryContext, asker: Caller, request: JobEventsRequest
@@ -494,7 +485,6 @@ def list_job_events(
     """
     lines = _find_run_lines(context, asker, request)
     events_by_id: dict[int, Event] = {}
-    limit = max(1, min(request.limit, _MAX_ITEMS))
     with context.open_reader() as reader:
         for line in lines if reader else ():
             event_filter = HistoryEventFilter(
@@ -506,12 +496,12 @@ def list_job_events(
             )
             assert reader is not None
             events = reader.list_events(
-                event_filter, limit, context.make_visibility_check(asker), oldest_first=True
+                event_filter, request.limit, context.make_visibility_check(asker), oldest_first=True
             )
             events_by_id |= {event.id: event for event in events}
     ordered = sorted(events_by_id.values(), key=lambda event: (event.at, event.id))
     return JobEventsReply(
-        events=tuple(map(make_event_item, ordered[:limit])), sensor=context.has_sensor()
+        events=tuple(map(make_event_item, ordered[: request.limit])), sensor=context.has_sensor()
     )
 
 

@@ -5,36 +5,51 @@ the reply holds. Times in replies are UTC.
 """
 
 from datetime import datetime
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import msgspec
 
-from steward.core.actions import Answer, Request
+from steward.core.actions import Answer, Request, Zone, described, option
 from steward.core.layouts import Column, Layout, TimeBound, read_user
-from steward.reports.events import EventItem
+from steward.reports.event_texts import EVENT_LAYOUT
+from steward.reports.events import MAX_EVENTS, EventFilter, EventItem
+
+_Cluster = Annotated[str, described("Cluster; all clusters if empty.")]
+_NodeCluster = Annotated[str, described("The node's cluster; the main cluster if empty.")]
+_Node = Annotated[str, described("NodeName.")]
 
 
 class NodesRequest(Request, frozen=True, kw_only=True):
-    """Request of ``history.nodes``: node states, now or at a past time.
+    """Request of ``history.nodes``: node states, now or at a past time."""
 
-    Attributes:
-        cluster: Cluster name. Default: all.
-        nodes: Node list. Default: all.
-        partitions: Only nodes in one of these partitions.
-        states: Only nodes whose state contains one of these words, base state or flag, in any case.
-        at: The time. Default: now.
-        zone: IANA name of the zone of a time without one. Default: the cluster's.
-        known: ``tag`` of an earlier reply to the same request: if nothing changed since, the reply
-            leaves the nodes out.
-    """
-
-    cluster: str = ""
-    nodes: str = ""
-    partitions: tuple[str, ...] = ()
-    states: tuple[str, ...] = ()
-    at: str = ""
-    zone: str = ""
-    known: str = ""
+    cluster: Annotated[
+        str,
+        option("Nodes of this cluster; of all if not given.", "--cluster", "-M", metavar="NAME"),
+    ] = ""
+    nodes: Annotated[str, described("Node list; all nodes if empty.")] = ""
+    partitions: Annotated[
+        tuple[str, ...], option("Nodes in these partitions.", "--partition", "-r", metavar="NAME,…")
+    ] = ()
+    states: Annotated[
+        tuple[str, ...],
+        option(
+            "Nodes with one of these words, base state or flag, in their state: DOWN, DRAIN, IDLE.",
+            *("--state", "-s"),
+            metavar="STATE,…",
+        ),
+    ] = ()
+    at: Annotated[
+        str,
+        option("Past time: now-1day, 2026-11-21T08:00. Now if not given.", "--at", metavar="TIME"),
+    ] = ""
+    zone: Zone = ""
+    known: Annotated[
+        str,
+        described(
+            "``tag`` of an earlier reply to the same request: if nothing changed since, the reply "
+            "leaves the nodes out."
+        ),
+    ] = ""
 
 
 class NodeSnapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,13 +136,9 @@ class NodesReply(Answer, frozen=True, kw_only=True):
 
 
 class NodeCountsRequest(Request, frozen=True, kw_only=True):
-    """Request of ``history.node_counts``: number of nodes by state.
+    """Request of ``history.node_counts``: number of nodes by state."""
 
-    Attributes:
-        cluster: Cluster name. Default: all.
-    """
-
-    cluster: str = ""
+    cluster: _Cluster = ""
 
 
 class NodeCount(msgspec.Struct, frozen=True, kw_only=True):
@@ -150,32 +161,12 @@ class NodeCountsReply(Answer, frozen=True, kw_only=True):
     silent_since: dict[str, datetime] = msgspec.field(default_factory=dict)
 
 
-class HistoryEventsRequest(Request, frozen=True, kw_only=True):
-    """Request of ``history.events``: state events, newest first.
+class HistoryEventsRequest(EventFilter, frozen=True, kw_only=True):
+    """Request of ``history.events``: state events, newest first."""
 
-    Attributes:
-        kinds: Kinds of events. Default: all that the history stores.
-        clusters: Cluster names. Default: all.
-        nodes: Node list: only states of these nodes. Default: all.
-        failed: Only nodes that went from working to failing.
-        since: Begin of the interval, inclusive. Default: any.
-        until: End of the interval, exclusive. Default: any.
-        zone: IANA name of the zone of times without one. Default: the cluster's.
-        before: Only older events: ``older`` of an earlier reply.
-        after: Only newer events: ``newer`` of an earlier reply.
-        limit: Maximum number of events.
-    """
-
-    kinds: tuple[str, ...] = ()
-    clusters: tuple[str, ...] = ()
-    nodes: str = ""
-    failed: bool = False
-    since: str = ""
-    until: str = ""
-    zone: str = ""
-    before: str = ""
-    after: str = ""
-    limit: int = 50
+    zone: Zone = ""
+    before: Annotated[str, described("Only older events: ``older`` of an earlier reply.")] = ""
+    after: Annotated[str, described("Only newer events: ``newer`` of an earlier reply.")] = ""
 
 
 class HistoryEventsReply(Answer, frozen=True, kw_only=True):
@@ -197,28 +188,21 @@ class HistoryEventsReply(Answer, frozen=True, kw_only=True):
     sensor: bool = False
     begins: datetime | None = None
     position: int = 0
+    layout: ClassVar[Layout] = EVENT_LAYOUT
 
 
 class NodeJobsRequest(Request, frozen=True, kw_only=True):
-    """Request of ``history.node_jobs``: jobs that run or ran on a node.
+    """Request of ``history.node_jobs``: jobs that run or ran on a node."""
 
-    Attributes:
-        node: NodeName.
-        cluster: The node's cluster. Default: the main cluster.
-        at: The time. Default: now.
-        since: Begin of an interval, instead of ``at``.
-        until: End of the interval. Default: now.
-        zone: IANA name of the zone of times without one. Default: the cluster's.
-        limit: Maximum number of jobs; the last started are kept.
-    """
-
-    node: str
-    cluster: str = ""
-    at: str = ""
-    since: str = ""
-    until: str = ""
-    zone: str = ""
-    limit: int = 1000
+    node: _Node
+    cluster: _NodeCluster = ""
+    at: Annotated[str, described("Time; now if empty.")] = ""
+    since: Annotated[str, described("Begin of an interval, in place of ``at``.")] = ""
+    until: Annotated[str, described("End of the interval; now if empty.")] = ""
+    zone: Zone = ""
+    limit: Annotated[
+        int, described("Maximum number of jobs; the last started are kept.", ge=1, le=MAX_EVENTS)
+    ] = 1000
 
 
 class NodeJobRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -288,17 +272,13 @@ class NodeJobsReply(Answer, frozen=True, kw_only=True):
 
 
 class JobEventsRequest(Request, frozen=True, kw_only=True):
-    """Request of ``history.job_events``: state events of a job's nodes during its run.
+    """Request of ``history.job_events``: state events of a job's nodes during its run."""
 
-    Attributes:
-        job: Job id as Slurm writes it.
-        cluster: Cluster name. Default: any.
-        limit: Maximum number of events; the oldest are kept.
-    """
-
-    job: str
-    cluster: str = ""
-    limit: int = 1000
+    job: Annotated[str, described("Job id as Slurm writes it.")]
+    cluster: Annotated[str, described("Cluster; any if empty.")] = ""
+    limit: Annotated[
+        int, described("Maximum number of events; the oldest are kept.", ge=1, le=MAX_EVENTS)
+    ] = 1000
 
 
 class JobEventsReply(Answer, frozen=True, kw_only=True):
@@ -314,13 +294,9 @@ class JobEventsReply(Answer, frozen=True, kw_only=True):
 
 
 class PartitionsRequest(Request, frozen=True, kw_only=True):
-    """Request of ``history.partitions``: present partitions.
+    """Request of ``history.partitions``: present partitions."""
 
-    Attributes:
-        cluster: Cluster name. Default: all.
-    """
-
-    cluster: str = ""
+    cluster: _Cluster = ""
 
 
 class PartitionStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -346,13 +322,9 @@ class PartitionsReply(Answer, frozen=True, kw_only=True):
 
 
 class ReservationsRequest(Request, frozen=True, kw_only=True):
-    """Request of ``history.reservations``: present reservations.
+    """Request of ``history.reservations``: present reservations."""
 
-    Attributes:
-        cluster: Cluster name. Default: all.
-    """
-
-    cluster: str = ""
+    cluster: _Cluster = ""
 
 
 class ReservationStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -388,23 +360,21 @@ class ReservationsReply(Answer, frozen=True, kw_only=True):
 
 
 class NodeRequest(Request, frozen=True, kw_only=True):
-    """Request of ``history.node``: states of one node over time.
+    """Request of ``history.node``: states of one node over time."""
 
-    Attributes:
-        node: NodeName.
-        cluster: The node's cluster. Default: the main cluster.
-        since: Begin of the interval. Default: 30 days ago.
-        until: End of the interval. Default: now.
-        zone: IANA name of the zone of times without one. Default: the cluster's.
-        limit: Maximum number of spans; the newest are kept. The sums include all.
-    """
-
-    node: str
-    cluster: str = ""
-    since: str = ""
-    until: str = ""
-    zone: str = ""
-    limit: int = 200
+    node: _Node
+    cluster: _NodeCluster = ""
+    since: Annotated[str, described("Begin of the interval; 30 days ago if empty.")] = ""
+    until: Annotated[str, described("End of the interval; now if empty.")] = ""
+    zone: Zone = ""
+    limit: Annotated[
+        int,
+        described(
+            "Maximum number of spans; the newest are kept. The sums include all.",
+            ge=1,
+            le=MAX_EVENTS,
+        ),
+    ] = 200
 
 
 class NodeStateSpan(msgspec.Struct, frozen=True, kw_only=True):
