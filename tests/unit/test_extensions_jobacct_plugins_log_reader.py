@@ -13,17 +13,25 @@ from harness.events import NOON
 from harness.jobacct import LogSite, run, usage
 from harness.site import ADA, ROOT
 from steward.accounting.errors import AccountingUsage
-from steward.cli import accounting
+from steward.cli.accounting import print_dump, print_expiry
+from steward.cli.commands import print_reply
+from steward.cli.output import Style
 from steward.core.access import Caller
 from steward.core.config import AccessSettings
 from steward.core.errors import PermissionRefused
 from steward.core.events import ACCOUNTING_EXPIRE, RUN_START, Event
 from steward.core.records import UsageLine
-from steward.extensions.jobacct_plugins.log.actions import DumpAnswer, DumpChunk
+from steward.extensions.jobacct_plugins.actions import PluginInfo, PluginsAnswer
+from steward.extensions.jobacct_plugins.log.actions import (
+    DumpAnswer,
+    DumpChunk,
+    ExpireAnswer,
+    ExpireDay,
+)
 from steward.extensions.jobacct_plugins.log.files import JobLogError
 from steward.extensions.jobacct_plugins.log.reader import read_lines
 from steward.extensions.jobacct_plugins.log.records import encode_log_lines
-from steward.extensions.jobacct_plugins.state import PluginState, plugin_state_path
+from steward.extensions.jobacct_plugins.state import HookFailure, PluginState, plugin_state_path
 
 
 def written(path: Path, *events: Event | bytes) -> str:
@@ -218,7 +226,7 @@ def test_plugins_are_listed_with_those_that_are_configured(tmp_path: Path) -> No
 
 
 def test_a_plugin_that_is_refused_says_why(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     site = make_site(tmp_path, type="jobacct/old")
     state = PluginState(plugin_state_path(site.settings.state_dir, "jobacct/old"))
@@ -227,9 +235,63 @@ def test_a_plugin_that_is_refused_says_why(
     answer = site.ask("accounting.plugins")
     (line,) = [one for one in answer.plugins if one.type == "jobacct/old"]
     assert line.refusal == "jobacct/old is written for version 9 of the plugin API"
-    monkeypatch.setattr(accounting, "call_action", lambda *_: answer)
-    accounting.plugins(parsable=True)
+    print_reply(answer, Style(parsable=True), "plugins")
     assert "jobacct/old|refused|" in capsys.readouterr().out
+
+
+def test_a_plugin_that_fails_says_when_and_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TZ", "UTC")
+    failure = HookFailure("job_start", "ValueError", 3, 1704700800, 1704704400, "no such thing")
+    plugin = PluginInfo(type="jobacct/mine", used=True, failures=(failure,))
+    print_reply(PluginsAnswer(plugins=(plugin,)), Style(), "plugins")
+    heading, row = capsys.readouterr().out.splitlines()
+    assert heading.split() == ["Type", "Used", "Package", "Errors", "Failed", "LastError"]
+    assert row.split(maxsplit=3) == [
+        *("jobacct/mine", "yes", "3"),
+        "2024-01-08T09:00:00  job_start: ValueError: no such thing",
+    ]
+
+
+def test_a_dump_of_lines_that_are_no_records_ends_with_exit_code_1_and_names_them(
+    capsysbinary: pytest.CaptureFixture[bytes],
+) -> None:
+    answer = DumpAnswer(records=1, passed_over=2, examples=("a.jsonl:1: no JSON",))
+    assert print_dump(iter([DumpChunk("{}\n"), answer]), Style()) is answer
+    assert capsysbinary.readouterr().out == b"{}\n"
+    assert answer.exit_code == 1
+    assert list(answer.list_warnings()) == [
+        "no record: a.jsonl:1: no JSON",
+        "2 lines of the log are no records",
+    ]
+    assert DumpAnswer(records=1).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "out", "err"),
+    [
+        ({"done": False}, "", "steward: nothing was removed: --yes removes {log}\n"),
+        ({"done": True}, "Forgotten: {log}, from before 2026-03-01T12:00:00.\n", ""),
+        (
+            {"done": True, "keep_log": True},
+            "Forgotten: 3 jobs of jobs.db, from before 2026-03-01T12:00:00.\n",
+            "",
+        ),
+    ],
+)
+def test_an_expiry_says_what_went_or_would(
+    fields: dict[str, bool],
+    out: str,
+    err: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TZ", "UTC")
+    days = () if fields.get("keep_log") else (ExpireDay(day="2026-02-01", length=2048),)
+    print_expiry(ExpireAnswer(before=NOON, jobs=3, days=days, **fields), Style())
+    log = "3 jobs of jobs.db and 1 day of the job log, 2.0K bytes"
+    assert capsys.readouterr() == (out.format(log=log), err.format(log=log))
 
 
 def test_a_task_of_a_launch_whose_own_words_are_lost_counts(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import heapq
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, timedelta
-from typing import ClassVar, Final, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
 import msgspec
 
@@ -20,11 +20,12 @@ from steward.accounting.job_page.notes import format_duration
 from steward.accounting.job_page.page import parse_us
 from steward.capture.nodes.node_reports import NodeReportsReader
 from steward.core.access import Caller
-from steward.core.actions import ActionMessage, Answer, Request, action, route
+from steward.core.actions import ActionMessage, Answer, Request, Zone, action, option, route
 from steward.core.errors import PermissionRefused, Unavailable
 from steward.core.layouts import Column, Layout
 from steward.core.records import UsageLine
 from steward.jobs import StoredLaunch
+from steward.jobs.filters import Clusters
 from steward.slurm.times import TimeError, load_zone, parse_time
 
 log = logging.getLogger(__name__)
@@ -32,11 +33,6 @@ log = logging.getLogger(__name__)
 _LATENESS: Final = timedelta(minutes=5)
 """Data younger than this may still arrive."""
 _DEFAULT_DAYS: Final = 7
-_MAX_FINDINGS: Final = 10_000
-SILENT_S: Final = 900.0
-"""Default of ``silent_s``, in seconds."""
-LIMIT: Final = 1000
-"""Default of ``limit``."""
 _US: Final = 1_000_000
 _TOLERATED_CPU_S: Final = 1.0
 """Tolerated CPU time of a cgroup beyond its tasks', in seconds.
@@ -59,23 +55,34 @@ Kind = Literal[
 
 
 class GapsRequest(Request, frozen=True, kw_only=True):
-    """Request of accounting.gaps: missing or doubtful data in a period.
+    """Request of accounting.gaps: missing or doubtful data in a period."""
 
-    Attributes:
-        clusters: Cluster names; all if empty.
-        since: Begin, as Slurm's commands take times; "" for seven days ago.
-        until: End, likewise; "" for now.
-        zone: IANA time zone of times without one; "" for the cluster's.
-        silent_s: Seconds without a report after which a node counts as silent.
-        limit: Maximum number of findings.
-    """
-
-    clusters: tuple[str, ...] = ()
-    since: str = ""
-    until: str = ""
-    zone: str = ""
-    silent_s: float = SILENT_S
-    limit: int = LIMIT
+    clusters: Clusters = ()
+    since: Annotated[
+        str,
+        option(
+            "Begin: now-1day, 2026-11-21T08:00; seven days ago if not given.",
+            *("--starttime", "--since", "-S"),
+            metavar="TIME",
+        ),
+    ] = ""
+    until: Annotated[
+        str, option("End; now if not given.", "--endtime", "--until", "-E", metavar="TIME")
+    ] = ""
+    zone: Zone = ""
+    silent_s: Annotated[
+        float,
+        option(
+            "Seconds without a report after which a node counts as silent; 900 if not given.",
+            "--silent",
+            metavar="SECONDS",
+            ge=1,
+        ),
+    ] = 900.0
+    limit: Annotated[
+        int,
+        option("Maximum number of findings; 1000 if not given.", "--limit", "-l", ge=1, le=10_000),
+    ] = 1000
 
 
 class Finding(ActionMessage, frozen=True, kw_only=True):
@@ -157,12 +164,11 @@ class _Span(msgspec.Struct, frozen=True):
     scope="read",
     role="operator",
     routes=(route("GET /gaps"),),
-    help="Tell what is missing or doubtful in the books.",
 )
 def list_accounting_gaps(
     context: AccountingContext, asker: Caller, request: GapsRequest
 ) -> GapsAnswer:
-    """Return missing or doubtful accounting data.
+    """Tell what is missing or doubtful: lost facts, silent nodes, nobody's CPU time.
 
     Raises:
         PermissionRefused: The requester is not an operator of every cluster; findings concern all
@@ -205,7 +211,7 @@ def _parse_span(context: AccountingContext, request: GapsRequest) -> _Span:
         raise AccountingUsage(str(error), request) from error
     since = since or min(now, until) - timedelta(days=_DEFAULT_DAYS)
     settled = min(until, now - _LATENESS)
-    return _Span(since, until, settled, max(1, min(request.limit, _MAX_FINDINGS)))
+    return _Span(since, until, settled, request.limit)
 
 
 def _find_unended(context: AccountingContext, cluster: str, span: _Span) -> Iterator[Finding]:
@@ -360,7 +366,7 @@ _GAPS: Final = {
 
 def _find_silent_nodes(context: AccountingContext, request: GapsRequest) -> Iterator[Finding]:
     """Yield nodes that reported before but no longer do."""
-    before = context.now() - timedelta(seconds=min(max(0.0, request.silent_s), _MAX_SILENT_S))
+    before = context.now() - timedelta(seconds=min(request.silent_s, _MAX_SILENT_S))
     try:
         reader = NodeReportsReader(context.settings.state_dir)
     except Unavailable as error:

@@ -5,34 +5,43 @@ only added, with defaults.
 """
 
 from datetime import datetime
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
 import msgspec
 
 from steward.accounting.job_page.phrases import describe_exit
 from steward.archive.requests import JobSelection
-from steward.core.actions import ActionMessage, Answer
+from steward.core.actions import ActionMessage, Answer, described
 from steward.core.layouts import Column, Layout, read_user
 from steward.jobs.queries import Order
+
+MAX_ROWS: Final = 1000
+"""Most rows in a reply."""
 
 
 class JobsRequest(JobSelection, frozen=True, kw_only=True):
     """Request of accounting.jobs: list jobs with their resources and usage.
 
     Without ``since``, jobs of all time.
-
-    Attributes:
-        order: Sort by first submit time, or by end for ended jobs; ``-`` puts the latest first.
-        arrays: One row per array, or one per task; sorted by end, tasks are always separate.
-        limit: Maximum number of rows.
-        page: ``next`` of the previous reply, with the same filters and order; "" for the first
-            page.
     """
 
-    order: Order = "-submit"
-    arrays: Literal["together", "apart"] = "together"
-    limit: int = 50
-    page: str = ""
+    order: Annotated[
+        Order,
+        described(
+            "Sort by first submit time, or by end for ended jobs; ``-`` puts the latest first."
+        ),
+    ] = "-submit"
+    arrays: Annotated[
+        Literal["together", "apart"],
+        described("One row per array, or one per task; sorted by end, tasks are always separate."),
+    ] = "together"
+    limit: Annotated[int, described("Maximum number of rows.", ge=1, le=MAX_ROWS)] = 50
+    page: Annotated[
+        str,
+        described(
+            "``next`` of the previous reply, with the same filters and order; first page if empty."
+        ),
+    ] = ""
 
 
 class JobRow(ActionMessage, frozen=True, kw_only=True, omit_defaults=True):

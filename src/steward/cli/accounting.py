@@ -1,32 +1,24 @@
-"""``steward accounting``: report gaps, import records, dump or expire the job log, list plugins.
+"""``steward accounting``: report gaps, import records, print a dump and an expiry of the job log.
 
-The module holds the commands and their table columns. ``gaps``, ``dump``, ``expire`` and
-``plugins`` call actions of the daemon; ``import`` runs in this process and writes to the records
-itself.
+``gaps`` asks the daemon; ``import`` runs in this process and writes to the records itself. The
+other commands derive from their actions.
 """
 
 import os
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
+from msgspec.structs import replace
 
-from steward.accounting.gaps import LIMIT, SILENT_S, GapsAnswer, GapsRequest
-from steward.cli import options, output
-from steward.cli.options import (
-    Archive,
-    Clusters,
-    Config,
-    Format,
-    Json,
-    NoHeader,
-    Parsable,
-    Socket,
-    reject_empty,
-)
+from steward.accounting.gaps import GapsAnswer, GapsRequest
+from steward.cli import output
+from steward.cli.commands import prints, with_request
+from steward.cli.options import Archive, CommandCall, Config, Json, with_table_call
 from steward.cli.output import (
     ProgressLine,
-    find_requested_zone,
+    Style,
     format_count,
     format_size,
     format_time,
@@ -35,87 +27,36 @@ from steward.cli.output import (
     print_table,
     to_local_time,
 )
-from steward.client.calls import call_action, stream_action
+from steward.client.calls import call_action
 from steward.client.places import ClientPlace, require_settings
 from steward.core.errors import UsageError
-from steward.core.layouts import Column
 from steward.core.printable import escape_lines
 from steward.daemon.registry import get_action
-from steward.extensions.jobacct_plugins import (
-    DumpAnswer,
-    DumpRequest,
-    ExpireAnswer,
-    ExpireRequest,
-    PluginInfo,
-    PluginsAnswer,
-    PluginsRequest,
-)
+from steward.extensions.jobacct_plugins import DumpAnswer, DumpChunk, ExpireAnswer
 
 
+@with_table_call
+@with_request("accounting.gaps")
 def gaps(
-    clusters: Clusters = None,
-    since: Annotated[
-        str,
-        typer.Option(
-            "--starttime",
-            "--since",
-            "-S",
-            metavar="TIME",
-            help="Since: now-1day, 2026-11-21T08:00; the last seven days if not given.",
-            callback=reject_empty,
-        ),
-    ] = "",
-    until: Annotated[
-        str,
-        typer.Option(
-            "--endtime",
-            "--until",
-            "-E",
-            metavar="TIME",
-            help="Until.",
-            callback=reject_empty,
-        ),
-    ] = "",
-    silent: Annotated[
-        float,
-        typer.Option("--silent", min=1, metavar="SECONDS", help="How long a node may be silent."),
-    ] = SILENT_S,
-    limit: Annotated[
-        int, typer.Option("--limit", "-l", min=1, max=10_000, help="How many at most.")
-    ] = LIMIT,
+    request: GapsRequest,
+    call: CommandCall,
     fail: Annotated[
         bool, typer.Option("--fail", help="End with exit code 1 if there is anything.")
     ] = False,
-    columns: Format = "",
-    as_json: Json = False,
-    parsable: Parsable = False,
-    noheader: NoHeader = False,
-    config: Config = "",
-    socket: Socket = "",
     archive: Archive = "",
 ) -> None:
     """Tell what is missing or doubtful: lost facts, silent nodes, nobody's CPU time."""
-    place = ClientPlace(config=config, socket=socket, archive=archive)
-    style = options.make_style(as_json, parsable, noheader, columns)
-    request = GapsRequest(
-        clusters=options.split_lists(clusters),
-        since=since,
-        until=until,
-        zone=find_requested_zone(),
-        silent_s=silent,
-        limit=limit,
-    )
+    place, style = replace(call.place, archive=archive), call.style
     reply: GapsAnswer = call_action(place, get_action("accounting.gaps"), request)
     if style.json:
         print_json(reply)
+    elif reply.findings or style.parsable or style.csv or not style.has_header:
+        print_table(reply.layout, reply.findings, style, reply)
     else:
-        if reply.findings or style.parsable or not style.has_header:
-            print_table(reply.layout, reply.findings, style, reply)
-        else:
-            print("Nothing is missing.")
+        print("Nothing is missing.")
     if reply.more:
         output.print_warning(
-            f"there is more than {format_count(limit, 'finding')}: see --limit, -S and -E"
+            f"there is more than {format_count(request.limit, 'finding')}: see --limit, -S and -E"
         )
     if fail and reply.findings:
         raise typer.Exit(1)
@@ -196,138 +137,27 @@ def _parse_local_time(text: str) -> datetime | None:
     return parse_time(text, now, to_local_time(now).tzinfo or UTC) if text else None
 
 
-def dump(
-    since: Annotated[
-        str,
-        typer.Option(
-            "--starttime",
-            "-S",
-            metavar="TIME",
-            help="What happened since: now-1day, 2026-11-21.",
-            callback=reject_empty,
-        ),
-    ] = "",
-    until: Annotated[
-        str,
-        typer.Option(
-            "--endtime",
-            "-E",
-            metavar="TIME",
-            help="What happened before.",
-            callback=reject_empty,
-        ),
-    ] = "",
-    config: Config = "",
-    socket: Socket = "",
-) -> None:
-    """Write the job log out, record by record.
-
-    One JSON object a line, as docs/accounting.md describes them. Lines of the
-    log that are no records are left out, and the exit code is 1 then.
-    """
-    request = DumpRequest(since=since, until=until, zone=find_requested_zone())
-    place = ClientPlace(config=config, socket=socket)
-    reply: DumpAnswer | None = None
-    for item in stream_action(place, get_action("accounting.dump"), request):
+@prints("accounting.dump")
+def print_dump(items: Iterator[DumpChunk | DumpAnswer], _: Style) -> DumpAnswer:
+    """Print the records of the job log."""
+    for item in items:
         if isinstance(item, DumpAnswer):
-            reply = item
-        elif is_terminal():
+            return item
+        if is_terminal():
             print(escape_lines(item.text), end="")
         else:
             output.write_bytes(item.text.encode())
-    assert reply is not None, "a stream ends with its answer"
-    for example in reply.examples:
-        output.print_warning(f"no record: {example}")
-    if reply.passed_over:
-        output.print_warning(f"{format_count(reply.passed_over, 'line')} of the log are no records")
-        raise typer.Exit(1)
+    raise AssertionError("a stream ends with its answer")
 
 
-def expire(
-    before: Annotated[
-        str,
-        typer.Option(
-            "--before",
-            metavar="TIME",
-            help="Jobs that ended before this: now-365days, 2025-01-01.",
-            callback=reject_empty,
-        ),
-    ],
-    keep_log: Annotated[
-        bool,
-        typer.Option("--keep-log", help="Only make jobs.db smaller: sacct finds them in the log."),
-    ] = False,
-    yes: Annotated[
-        bool, typer.Option("--yes", help="Do it: without this it is only said what would go.")
-    ] = False,
-    as_json: Json = False,
-    config: Config = "",
-    socket: Socket = "",
-) -> None:
-    """Forget the books of old jobs.
-
-    Days of the job log go that are over by then, and the jobs in jobs.db that
-    ended before. Scripts that are archived stay: 'steward archive purge' removes
-    those.
-    """
-    request = ExpireRequest(before=before, keep_log=keep_log, yes=yes, zone=find_requested_zone())
-    place = ClientPlace(config=config, socket=socket)
-    reply: ExpireAnswer = call_action(place, get_action("accounting.expire"), request)
-    if as_json:
-        print_json(reply)
-    total_bytes = sum(day.length for day in reply.days)
+@prints("accounting.expire")
+def print_expiry(reply: ExpireAnswer, _: Style) -> None:
+    """Print what was removed, or would be."""
     summary = f"{format_count(reply.jobs, 'job')} of jobs.db"
-    if not keep_log:
-        summary += (
-            f" and {format_count(len(reply.days), 'day')} of the job log, "
-            f"{format_size(total_bytes)} bytes"
-        )
-    if not reply.done:
-        output.print_warning(f"nothing was removed: --yes removes {summary}")
-    elif not as_json:
+    if not reply.keep_log:
+        size = format_size(sum(day.length for day in reply.days))
+        summary += f" and {format_count(len(reply.days), 'day')} of the job log, {size} bytes"
+    if reply.done:
         print(f"Forgotten: {summary}, from before {format_time(reply.before)}.")
-
-
-def plugins(
-    as_json: Json = False,
-    parsable: Parsable = False,
-    noheader: NoHeader = False,
-    config: Config = "",
-    socket: Socket = "",
-) -> None:
-    """Show the accounting plugins and what went wrong in them."""
-    style = options.make_style(as_json, parsable, noheader)
-    place = ClientPlace(config=config, socket=socket)
-    reply: PluginsAnswer = call_action(place, get_action("accounting.plugins"), PluginsRequest())
-    if style.json:
-        print_json(reply)
     else:
-        print_table(_PLUGIN_COLUMNS, reply.plugins, style)
-
-
-def _format_use(plugin: PluginInfo) -> str:
-    """Return whether a plugin is used, or was rejected."""
-    if plugin.refusal:
-        return "refused"
-    return "yes" if plugin.used else "no"
-
-
-def _format_last_error(plugin: PluginInfo) -> str:
-    """Format the last failure of a plugin, or the reason of its rejection."""
-    if plugin.refusal:
-        return plugin.refusal
-    if not plugin.failures:
-        return ""
-    failure = plugin.failures[0]
-    failed_at = format_time(datetime.fromtimestamp(failure.last_s, UTC))
-    return f"{failed_at} {failure.hook}: {failure.kind}: {failure.text}"
-
-
-_PLUGIN_COLUMNS = [
-    Column("Type", "type"),
-    Column("Used", lambda row, _: _format_use(row)),
-    Column("Package", "package"),
-    Column("Class", "where", show="requested"),
-    Column("Errors", lambda line, _: sum(f.count for f in line.failures), "count"),
-    Column("LastError", lambda row, _: _format_last_error(row)),
-]
+        output.print_warning(f"nothing was removed: --yes removes {summary}")

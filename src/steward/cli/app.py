@@ -297,27 +297,18 @@ class AccountingGroup(LazyGroup):
 
     words = "accounting"
     entries: "ClassVar[tuple[Entry, ...]]" = (
-        Entry("dump", OPERATORS, "Write the job log out, record by record.", _ACCOUNTING, "dump"),
-        Entry("expire", OPERATORS, "Forget the books of old jobs.", _ACCOUNTING, "expire"),
-        Entry(
-            "plugins",
-            OPERATORS,
-            "Show the accounting plugins and what went wrong in them.",
-            _ACCOUNTING,
-            "plugins",
-        ),
         Entry(
             "gaps",
             OPERATORS,
             "Tell what is missing or doubtful: lost facts, silent nodes, nobody's CPU time.",
-            "steward.cli.accounting",
+            _ACCOUNTING,
             "gaps",
         ),
         Entry(
             "import",
             ADMINISTRATORS,
             "Take over slurmdbd's history, or a file of sacct's.",
-            "steward.cli.accounting",
+            _ACCOUNTING,
             "import_",
         ),
     )

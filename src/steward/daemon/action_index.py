@@ -29,18 +29,23 @@ class IndexEntry(NamedTuple):
 ACTION_INDEX: Final[dict[str, IndexEntry]] = {
     "accounting.dump": IndexEntry(
         "steward.extensions.jobacct_plugins.log.actions",
-        "",
+        "accounting dump",
         "operator",
         "Write the job log out, record by record.",
+        "steward.cli.accounting",
     ),
     "accounting.expire": IndexEntry(
         "steward.extensions.jobacct_plugins.log.actions",
-        "",
+        "accounting expire",
         "operator",
         "Forget the books of old jobs.",
+        "steward.cli.accounting",
     ),
     "accounting.gaps": IndexEntry(
-        "steward.accounting.gaps", "", "operator", "Tell what is missing or doubtful in the books."
+        "steward.accounting.gaps",
+        "",
+        "operator",
+        "Tell what is missing or doubtful: lost facts, silent nodes, nobody's CPU time.",
     ),
     "accounting.job": IndexEntry(
         "steward.accounting.job_page.page",
@@ -55,11 +60,11 @@ ACTION_INDEX: Final[dict[str, IndexEntry]] = {
         "steward.accounting.job_list",
         "",
         "everyone",
-        "List jobs with what they were given and used.",
+        "List jobs with their allocated and used resources.",
     ),
     "accounting.plugins": IndexEntry(
         "steward.extensions.jobacct_plugins.actions",
-        "",
+        "accounting plugins",
         "operator",
         "Show the accounting plugins and what went wrong in them.",
     ),

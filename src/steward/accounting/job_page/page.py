@@ -371,10 +371,9 @@ class NoSuchJob(AccountingError, NotFound):
     "accounting.job",
     scope="read",
     routes=(route("GET /jobs/{job}", "Show what a job was and what it used."),),
-    help="Show what a job was, what it used, and how well.",
 )
 def show_job_page(context: AccountingContext, asker: Caller, request: PageRequest) -> PageAnswer:
-    """Return the page of a job; raises as :meth:`PageBuilder.build`."""
+    """Show what a job was, what it used, and how well."""
     return PageBuilder(context).build(asker, request)
 
 

@@ -10,11 +10,11 @@ documents.
 """
 
 from datetime import datetime
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
-from steward.core.actions import ActionMessage, Answer, Request
+from steward.core.actions import ActionMessage, Answer, Request, described
 from steward.core.records import JobRecord, UsageLine
 
 DEFAULT_SHOWN = 8
@@ -24,21 +24,17 @@ MAX_TASKS_SHOWN = 100_000
 
 
 class PageRequest(Request, frozen=True, kw_only=True):
-    """Request of accounting.job: the page of one job.
+    """Request of accounting.job: the page of one job."""
 
-    Attributes:
-        job: Job name as Slurm writes it.
-        cluster: Cluster name; "" if only one cluster has such a job.
-        array: Summarize the array that it is, or is a task of.
-        tasks: Maximum number of tasks per step, most notable first.
-        nodes: Maximum number of nodes per step, likewise.
-    """
-
-    job: str
-    cluster: str = ""
-    array: bool = False
-    tasks: int = DEFAULT_SHOWN
-    nodes: int = DEFAULT_SHOWN
+    job: Annotated[str, described("Job name as Slurm writes it.")]
+    cluster: Annotated[str, described("Cluster; may be empty if only one has such a job.")] = ""
+    array: Annotated[bool, described("Summarize the array that it is, or is a task of.")] = False
+    tasks: Annotated[
+        int, described("Maximum number of tasks per step, most notable first.", ge=0)
+    ] = DEFAULT_SHOWN
+    nodes: Annotated[
+        int, described("Maximum number of nodes per step, most notable first.", ge=0)
+    ] = DEFAULT_SHOWN
 
 
 class Efficiency(ActionMessage, frozen=True, kw_only=True):

@@ -50,12 +50,11 @@ _CLUSTER, _JOB_ID = 1, 2
     "accounting.sacct",
     scope="read",
     only_reads=True,
-    help="List jobs and steps with what they used, as text.",
 )
 def stream_lines(
     context: AccountingContext, asker: Caller, request: SacctRequest
 ) -> Iterator[SacctText | SacctAnswer]:
-    """Yield the selected lines that the requester may see.
+    """List jobs and steps with what they used, as text.
 
     Raises:
         UsageError: The request is malformed.

@@ -9,6 +9,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from steward.core.actions import described
+
 _Word = Annotated[str, msgspec.Meta(max_length=1024)]
 _Words = Annotated[tuple[str, ...], msgspec.Meta(max_length=100_000)]
 
@@ -17,82 +19,73 @@ class SacctRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """Request of accounting.sacct: lines of jobs and steps, as text.
 
     Filters hold what the user typed, see sacct(1).
-
-    Attributes:
-        clusters: Cluster names; the first configured one if empty.
-        all_clusters: Every cluster.
-        users: User names or uids; the requester's uid if empty.
-        all_users: Every user that the requester may see.
-        groups: Group names or gids.
-        accounts: Accounts charged.
-        partitions: Partitions.
-        qos: QOS names.
-        wckeys: Wckeys.
-        names: Exact job names.
-        states: States at some time of the window.
-        reasons: Last pending reason is one of these.
-        constraints: Features that were all requested.
-        flags: Flags, of which the job has one.
-        jobs: Jobs or steps: ``123``, ``123_4``, ``123_[1-3]``, ``123+1``, ``123.batch``.
-        nodelist: Ran on one of these nodes.
-        nnodes: Number of nodes: ``min[-max]``.
-        ncpus: Number of CPUs: ``min[-max]``.
-        timelimit_min: Exact time limit, or the minimum if there is a maximum.
-        timelimit_max: Maximum time limit.
-        starttime: Begin of the window, as typed.
-        endtime: End of the window, as typed.
-        zone: IANA zone of typed and printed times; "" for the cluster's.
-        whole_hetjob: ``yes``: all components of each named job; ``no``: only the named ones.
-        duplicates: Include former runs.
-        allocations: Omit steps.
-        truncate: Cut times to the window.
-        use_local_uid: Print the uid that the user's name resolves to now.
-        expand_patterns: Replace patterns such as %j in StdIn, StdOut and StdErr.
-        form: Formatted lines; one JSON document per job; or all columns of each line as JSON.
-        format: Field names with widths, comma-separated.
-        style: Table, or fields separated by ``delimiter``, with or without one at the end.
-        delimiter: Field separator.
-        units: K, M, G, T or P to print sizes in that unit; "" for the largest exact one.
-        noconvert: Print sizes in their original unit.
-        time_format: Value of SLURM_TIME_FORMAT.
     """
 
-    clusters: _Words = ()
-    all_clusters: bool = False
-    users: _Words = ()
-    all_users: bool = False
-    groups: _Words = ()
-    accounts: _Words = ()
-    partitions: _Words = ()
-    qos: _Words = ()
-    wckeys: _Words = ()
-    names: _Words = ()
-    states: _Words = ()
-    reasons: _Words = ()
-    constraints: _Words = ()
-    flags: _Words = ()
-    jobs: _Words = ()
-    nodelist: _Word = ""
-    nnodes: _Word = ""
-    ncpus: _Word = ""
-    timelimit_min: _Word = ""
-    timelimit_max: _Word = ""
-    starttime: _Word = ""
-    endtime: _Word = ""
-    zone: _Word = ""
-    whole_hetjob: Literal["", "yes", "no"] = ""
-    duplicates: bool = False
-    allocations: bool = False
-    truncate: bool = False
-    use_local_uid: bool = False
-    expand_patterns: bool = False
-    form: Literal["text", "json", "lines"] = "text"
-    format: Annotated[str, msgspec.Meta(max_length=16384)] = ""
-    style: Literal["table", "parsable", "parsable2"] = "table"
-    delimiter: Annotated[str, msgspec.Meta(max_length=64)] = "|"
-    units: Literal["", "K", "M", "G", "T", "P"] = ""
-    noconvert: bool = False
-    time_format: Annotated[str, msgspec.Meta(max_length=128)] = ""
+    clusters: Annotated[_Words, described("Cluster names; the first configured one if empty.")] = ()
+    all_clusters: Annotated[bool, described("Every cluster.")] = False
+    users: Annotated[_Words, described("User names or uids; the requester's uid if empty.")] = ()
+    all_users: Annotated[bool, described("Every user that the requester may see.")] = False
+    groups: Annotated[_Words, described("Group names or gids.")] = ()
+    accounts: Annotated[_Words, described("Accounts charged.")] = ()
+    partitions: Annotated[_Words, described("Partitions.")] = ()
+    qos: Annotated[_Words, described("QOS names.")] = ()
+    wckeys: Annotated[_Words, described("Wckeys.")] = ()
+    names: Annotated[_Words, described("Exact job names.")] = ()
+    states: Annotated[_Words, described("States at some time of the window.")] = ()
+    reasons: Annotated[_Words, described("Last pending reason is one of these.")] = ()
+    constraints: Annotated[_Words, described("Features that were all requested.")] = ()
+    flags: Annotated[_Words, described("Flags, of which the job has one.")] = ()
+    jobs: Annotated[
+        _Words,
+        described("Jobs or steps: ``123``, ``123_4``, ``123_[1-3]``, ``123+1``, ``123.batch``."),
+    ] = ()
+    nodelist: Annotated[_Word, described("Ran on one of these nodes.")] = ""
+    nnodes: Annotated[_Word, described("Number of nodes: ``min[-max]``.")] = ""
+    ncpus: Annotated[_Word, described("Number of CPUs: ``min[-max]``.")] = ""
+    timelimit_min: Annotated[
+        _Word, described("Exact time limit, or the minimum if there is a maximum.")
+    ] = ""
+    timelimit_max: Annotated[_Word, described("Maximum time limit.")] = ""
+    starttime: Annotated[_Word, described("Begin of the window, as typed.")] = ""
+    endtime: Annotated[_Word, described("End of the window, as typed.")] = ""
+    zone: Annotated[
+        _Word, described("IANA zone of typed and printed times; the cluster's if empty.")
+    ] = ""
+    whole_hetjob: Annotated[
+        Literal["", "yes", "no"],
+        described("``yes``: all components of each named job; ``no``: only the named ones."),
+    ] = ""
+    duplicates: Annotated[bool, described("Include former runs.")] = False
+    allocations: Annotated[bool, described("Omit steps.")] = False
+    truncate: Annotated[bool, described("Cut times to the window.")] = False
+    use_local_uid: Annotated[
+        bool, described("Print the uid that the user's name resolves to now.")
+    ] = False
+    expand_patterns: Annotated[
+        bool, described("Replace patterns such as %j in StdIn, StdOut and StdErr.")
+    ] = False
+    form: Annotated[
+        Literal["text", "json", "lines"],
+        described(
+            "Formatted lines; one JSON document per job; or all columns of each line as JSON."
+        ),
+    ] = "text"
+    format: Annotated[
+        str, msgspec.Meta(max_length=16384), described("Field names with widths, comma-separated.")
+    ] = ""
+    style: Annotated[
+        Literal["table", "parsable", "parsable2"],
+        described("Table, or fields separated by ``delimiter``, with or without one at the end."),
+    ] = "table"
+    delimiter: Annotated[str, msgspec.Meta(max_length=64), described("Field separator.")] = "|"
+    units: Annotated[
+        Literal["", "K", "M", "G", "T", "P"],
+        described("Unit of sizes; the largest exact one if empty."),
+    ] = ""
+    noconvert: Annotated[bool, described("Print sizes in their original unit.")] = False
+    time_format: Annotated[
+        str, msgspec.Meta(max_length=128), described("Value of SLURM_TIME_FORMAT.")
+    ] = ""
 
 
 class SacctText(msgspec.Struct, frozen=True, tag="text"):

@@ -22,11 +22,6 @@ from steward.extensions.jobacct_plugins.api import (
 )
 
 if TYPE_CHECKING:
-    from steward.extensions.jobacct_plugins.actions import (
-        PluginInfo,
-        PluginsAnswer,
-        PluginsRequest,
-    )
     from steward.extensions.jobacct_plugins.api import NonePlugin
     from steward.extensions.jobacct_plugins.consumer import (
         PluginConsumer,
@@ -35,9 +30,8 @@ if TYPE_CHECKING:
     )
     from steward.extensions.jobacct_plugins.log.actions import (
         DumpAnswer,
-        DumpRequest,
+        DumpChunk,
         ExpireAnswer,
-        ExpireRequest,
     )
     from steward.extensions.jobacct_plugins.log.consumer import LogConsumer, LogPlugin
     from steward.extensions.jobacct_plugins.log.packing import write_parquet
@@ -51,11 +45,6 @@ if TYPE_CHECKING:
 else:
     __getattr__ = make_lazy_getattr(
         __name__,
-        actions=(
-            "PluginInfo",
-            "PluginsAnswer",
-            "PluginsRequest",
-        ),
         consumer=(
             "PluginHost",
             "PluginConsumer",
@@ -69,7 +58,7 @@ else:
         api=("NonePlugin",),
         settings_check=("check_settings",),
         **{
-            "log.actions": ("DumpAnswer", "DumpRequest", "ExpireAnswer", "ExpireRequest"),
+            "log.actions": ("DumpAnswer", "DumpChunk", "ExpireAnswer"),
             "log.consumer": ("LogConsumer", "LogPlugin"),
             "log.packing": ("write_parquet",),
             "log.reader": ("JOB_LOG",),
@@ -81,9 +70,8 @@ __all__ = [
     "JOB_LOG",
     "LOG_TYPE",
     "DumpAnswer",
-    "DumpRequest",
+    "DumpChunk",
     "ExpireAnswer",
-    "ExpireRequest",
     "Job",
     "JobAcctPlugin",
     "LogConsumer",
@@ -93,9 +81,6 @@ __all__ = [
     "PluginConsumer",
     "PluginError",
     "PluginHost",
-    "PluginInfo",
-    "PluginsAnswer",
-    "PluginsRequest",
     "Rusage",
     "SendFailed",
     "Step",

@@ -1,16 +1,15 @@
-"""Action ``accounting.plugins``: lists accounting plugins, whether they run, and their errors.
+"""Action ``accounting.plugins``: lists accounting plugins, whether they run, and their errors."""
 
-:data:`ACTIONS` registers it together with the job log's actions (``log.actions``).
-"""
-
-from typing import Literal
+from datetime import UTC, datetime
+from typing import ClassVar
 
 import msgspec
 
 from steward.accounting.context import AccountingContext
 from steward.core.access import Caller
-from steward.core.actions import action
+from steward.core.actions import Answer, Request, action
 from steward.core.errors import PermissionRefused
+from steward.core.layouts import Column, Layout
 from steward.core.sqlite import SqliteMissing
 from steward.extensions.jobacct_plugins.registry import (
     find_installed_plugins,
@@ -24,7 +23,7 @@ class PluginOperatorsOnly(PermissionRefused):
     """The caller is not an operator."""
 
 
-class PluginsRequest(msgspec.Struct, frozen=True, kw_only=True):
+class PluginsRequest(Request, frozen=True, kw_only=True):
     """Request of accounting.plugins: list all plugins."""
 
 
@@ -48,21 +47,56 @@ class PluginInfo(msgspec.Struct, frozen=True, kw_only=True):
     failures: tuple[HookFailure, ...] = ()
 
 
-class PluginsAnswer(msgspec.Struct, frozen=True, kw_only=True):
+def _describe_use(plugin: PluginInfo, _: object) -> str:
+    """Return whether a plugin is used, or was rejected."""
+    if plugin.refusal:
+        return "refused"
+    return "yes" if plugin.used else "no"
+
+
+def _describe_last_error(plugin: PluginInfo, _: object) -> str:
+    """Return the last failure of a plugin, or the reason of its rejection."""
+    if plugin.refusal or not plugin.failures:
+        return plugin.refusal
+    failure = plugin.failures[0]
+    return f"{failure.hook}: {failure.kind}: {failure.text}"
+
+
+def _read_failed_at(plugin: PluginInfo, _: object) -> datetime | None:
+    """Return the time of the last failure of a plugin."""
+    if plugin.refusal or not plugin.failures:
+        return None
+    return datetime.fromtimestamp(plugin.failures[0].last_s, UTC)
+
+
+class PluginsAnswer(Answer, frozen=True, kw_only=True):
     """Plugins, by type."""
 
-    version: Literal[1] = 1
     plugins: tuple[PluginInfo, ...]
+    layout: ClassVar[Layout] = (
+        Column("Type", "type"),
+        Column("Used", _describe_use),
+        Column("Package", "package"),
+        Column("Class", "where", show="requested"),
+        Column("Errors", lambda row, _: sum(failure.count for failure in row.failures), "count"),
+        Column("Failed", _read_failed_at, "time", show="filled"),
+        Column("LastError", _describe_last_error),
+    )
 
 
 @action(
     "accounting.plugins",
     scope="admin",
     role="operator",
-    help="Show the accounting plugins and what went wrong in them.",
+    command="accounting plugins",
+    rows="plugins",
 )
 def list_plugins(context: AccountingContext, asker: Caller, _: PluginsRequest) -> PluginsAnswer:
-    """List the accounting plugins; operators only."""
+    """Show the accounting plugins and what went wrong in them.
+
+    Raises:
+        PluginOperatorsOnly: The caller is no operator.
+    """
     if not context.is_operator(asker):
         raise PluginOperatorsOnly("only operators may look at the plugins", asker)
     configured = context.settings.accounting.type

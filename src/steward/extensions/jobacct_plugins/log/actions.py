@@ -1,16 +1,16 @@
 """Actions on the job log: dump its records, and expire old accounting data."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime, tzinfo
-from typing import Final, Literal
+from typing import Annotated, Final
 
 import msgspec
 
 from steward.accounting.context import AccountingContext
 from steward.accounting.errors import AccountingUsage
 from steward.core.access import Caller
-from steward.core.actions import action
+from steward.core.actions import Answer, HostZone, Request, action, option
 from steward.core.errors import PermissionRefused, StewardError
 from steward.core.events import ACCOUNTING_EXPIRE, Event
 from steward.core.sqlite import SqliteMissing
@@ -35,18 +35,21 @@ class ExpireError(StewardError):
     """Accounting data cannot be expired from this process."""
 
 
-class DumpRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Request of accounting.dump: the records of the job log, unchanged.
+class DumpRequest(Request, frozen=True, kw_only=True):
+    """Request of accounting.dump: the records of the job log, unchanged."""
 
-    Attributes:
-        since: Only of what happened since; everything if "".
-        until: Only of what happened before; everything if "".
-        zone: IANA name of the zone that these are meant in; "" for the system's.
-    """
-
-    since: str = ""
-    until: str = ""
-    zone: str = ""
+    since: Annotated[
+        str,
+        option(
+            "Only of what happened since: now-1day, 2026-11-21.",
+            *("--starttime", "-S"),
+            metavar="TIME",
+        ),
+    ] = ""
+    until: Annotated[
+        str, option("Only of what happened before.", "--endtime", "-E", metavar="TIME")
+    ] = ""
+    zone: HostZone = ""
 
 
 class DumpChunk(msgspec.Struct, frozen=True, tag="records"):
@@ -55,7 +58,7 @@ class DumpChunk(msgspec.Struct, frozen=True, tag="records"):
     text: str
 
 
-class DumpAnswer(msgspec.Struct, frozen=True, kw_only=True, tag="dumped"):
+class DumpAnswer(Answer, frozen=True, kw_only=True, tag="dumped"):
     """End of a dump.
 
     Attributes:
@@ -64,26 +67,42 @@ class DumpAnswer(msgspec.Struct, frozen=True, kw_only=True, tag="dumped"):
         examples: Some of these lines: file, line number and reason.
     """
 
-    version: Literal[1] = 1
     records: int = 0
     passed_over: int = 0
     examples: tuple[str, ...] = ()
 
+    @property
+    def exit_code(self) -> int:
+        """1 if lines were left out."""
+        return 1 if self.passed_over else 0
 
-class ExpireRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Request of accounting.expire: remove accounting data of jobs that ended before a time.
+    def list_warnings(self) -> Iterable[str]:
+        """Return which lines are no records."""
+        yield from (f"no record: {example}" for example in self.examples)
+        if self.passed_over:
+            lines = "1 line" if self.passed_over == 1 else f"{self.passed_over} lines"
+            yield f"{lines} of the log are no records"
 
-    Attributes:
-        before: The time; days of the log that ended before it are removed.
-        keep_log: Whether to remove the jobs from jobs.db alone and keep the log.
-        yes: Whether to remove; otherwise the answer only lists what would be removed.
-        zone: IANA name of the zone that the time is meant in; "" for the system's.
-    """
 
-    before: str
-    keep_log: bool = False
-    yes: bool = False
-    zone: str = ""
+class ExpireRequest(Request, frozen=True, kw_only=True):
+    """Request of accounting.expire: remove accounting data of jobs that ended before a time."""
+
+    before: Annotated[
+        str,
+        option(
+            "Jobs that ended before this, and days of the log that did: now-365days, 2025-01-01.",
+            "--before",
+            metavar="TIME",
+        ),
+    ]
+    keep_log: Annotated[
+        bool,
+        option("Only make jobs.db smaller: sacct finds the jobs in the log.", "--keep-log"),
+    ] = False
+    yes: Annotated[bool, option("Do it; without this it is only said what would go.", "--yes")] = (
+        False
+    )
+    zone: HostZone = ""
 
 
 class ExpireDay(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,19 +117,20 @@ class ExpireDay(msgspec.Struct, frozen=True, kw_only=True):
     length: int
 
 
-class ExpireAnswer(msgspec.Struct, frozen=True, kw_only=True):
+class ExpireAnswer(Answer, frozen=True, kw_only=True):
     """Accounting data that expires, or would.
 
     Attributes:
         done: Whether the removal was ordered.
         before: The time.
+        keep_log: Whether the job log stays.
         days: Days of the log.
         jobs: Number of jobs of jobs.db.
     """
 
-    version: Literal[1] = 1
     done: bool
     before: datetime
+    keep_log: bool = False
     days: tuple[ExpireDay, ...] = ()
     jobs: int = 0
 
@@ -119,13 +139,20 @@ class ExpireAnswer(msgspec.Struct, frozen=True, kw_only=True):
     "accounting.dump",
     scope="admin",
     role="operator",
+    command="accounting dump",
     only_reads=True,
-    help="Write the job log out, record by record.",
 )
 def dump_log(
     context: AccountingContext, asker: Caller, request: DumpRequest
 ) -> Iterator[DumpChunk | DumpAnswer]:
-    """Dump the job log; operators only."""
+    """Write the job log out, record by record.
+
+    One JSON object a line, as docs/accounting.md describes them. Lines of the
+    log that are no records are left out, and the exit code is 1 then.
+
+    Raises:
+        LogOperatorsOnly: The caller is no operator.
+    """
     _require_operator(context, asker, "read the job log")
     zone = load_zone(request.zone)
     since = parse_time(request.since, context.now(), zone) if request.since else None
@@ -172,11 +199,21 @@ def _build_chunk(lines: list[bytes]) -> DumpChunk:
     "accounting.expire",
     scope="admin",
     role="operator",
+    command="accounting expire",
     writes=True,
-    help="Forget the books of old jobs.",
 )
 def expire_books(context: AccountingContext, asker: Caller, request: ExpireRequest) -> ExpireAnswer:
-    """Order the removal of old accounting data, or list it; operators only."""
+    """Forget the books of old jobs.
+
+    Days of the job log go that are over by then, and the jobs in jobs.db that
+    ended before. Scripts that are archived stay: 'steward archive purge' removes
+    those.
+
+    Raises:
+        LogOperatorsOnly: The caller is no operator.
+        AccountingUsage: The time is not past, or the log is too young to be all that is kept.
+        ExpireError: Only the daemon can do it.
+    """
     _require_operator(context, asker, "have books forgotten")
     before = _parse_before(context, request, load_zone(request.zone))
     calendar = LogCalendar(context.settings.cluster)
@@ -195,7 +232,13 @@ def expire_books(context: AccountingContext, asker: Caller, request: ExpireReque
                 for cluster in context.clusters
             ]
         )
-    return ExpireAnswer(done=request.yes, before=before, days=tuple(expiring), jobs=jobs)
+    return ExpireAnswer(
+        done=request.yes,
+        before=before,
+        keep_log=request.keep_log,
+        days=tuple(expiring),
+        jobs=jobs,
+    )
 
 
 def _parse_before(context: AccountingContext, request: ExpireRequest, zone: tzinfo) -> datetime:
