@@ -268,30 +268,22 @@ def test_a_dump_of_lines_that_are_no_records_ends_with_exit_code_1_and_names_the
     assert DumpAnswer(records=1).exit_code == 0
 
 
-@pytest.mark.parametrize(
-    ("fields", "out", "err"),
-    [
-        ({"done": False}, "", "steward: nothing was removed: --yes removes {log}\n"),
-        ({"done": True}, "Forgotten: {log}, from before 2026-03-01T12:00:00.\n", ""),
-        (
-            {"done": True, "keep_log": True},
-            "Forgotten: 3 jobs of jobs.db, from before 2026-03-01T12:00:00.\n",
-            "",
-        ),
-    ],
-)
 def test_an_expiry_says_what_went_or_would(
-    fields: dict[str, bool],
-    out: str,
-    err: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TZ", "UTC")
-    days = () if fields.get("keep_log") else (ExpireDay(day="2026-02-01", length=2048),)
-    print_expiry(ExpireAnswer(before=NOON, jobs=3, days=days, **fields), Style())
-    log = "3 jobs of jobs.db and 1 day of the job log, 2.0K bytes"
-    assert capsys.readouterr() == (out.format(log=log), err.format(log=log))
+    day = ExpireDay(day="2026-02-01", length=2048)
+    asked = ExpireAnswer(done=False, before=NOON, jobs=3, days=(day,))
+    summary = "3 jobs of jobs.db and 1 day of the job log, 2.0 KiB"
+    assert list(asked.list_warnings()) == [f"nothing was removed: --yes removes {summary}"]
+    print_expiry(asked, Style())
+    assert capsys.readouterr() == ("", "")
+    for days, went in (((day,), summary), ((), "3 jobs of jobs.db")):
+        done = ExpireAnswer(done=True, before=NOON, jobs=3, days=days)
+        print_expiry(done, Style())
+        line = f"Forgotten: {went}, from before 2026-03-01T12:00:00.\n"
+        assert capsys.readouterr() == (line, "")
+        assert list(done.list_warnings()) == []
 
 
 def test_a_task_of_a_launch_whose_own_words_are_lost_counts(tmp_path: Path) -> None:

@@ -20,7 +20,6 @@ from steward.cli.output import (
     ProgressLine,
     Style,
     format_count,
-    format_size,
     format_time,
     is_terminal,
     print_json,
@@ -152,12 +151,6 @@ def print_dump(items: Iterator[DumpChunk | DumpAnswer], _: Style) -> DumpAnswer:
 
 @prints("accounting.expire")
 def print_expiry(reply: ExpireAnswer, _: Style) -> None:
-    """Print what was removed, or would be."""
-    summary = f"{format_count(reply.jobs, 'job')} of jobs.db"
-    if not reply.keep_log:
-        size = format_size(sum(day.length for day in reply.days))
-        summary += f" and {format_count(len(reply.days), 'day')} of the job log, {size} bytes"
+    """Print what was removed; the reply warns if nothing was."""
     if reply.done:
-        print(f"Forgotten: {summary}, from before {format_time(reply.before)}.")
-    else:
-        output.print_warning(f"nothing was removed: --yes removes {summary}")
+        print(f"Forgotten: {reply.summarize()}, from before {format_time(reply.before)}.")

@@ -9,6 +9,7 @@ import msgspec
 
 from steward.accounting.context import AccountingContext
 from steward.accounting.errors import AccountingUsage
+from steward.accounting.job_page.notes import format_size
 from steward.core.access import Caller
 from steward.core.actions import Answer, HostZone, Request, action, option
 from steward.core.errors import PermissionRefused, StewardError
@@ -80,8 +81,7 @@ class DumpAnswer(Answer, frozen=True, kw_only=True, tag="dumped"):
         """Return which lines are no records."""
         yield from (f"no record: {example}" for example in self.examples)
         if self.passed_over:
-            lines = "1 line" if self.passed_over == 1 else f"{self.passed_over} lines"
-            yield f"{lines} of the log are no records"
+            yield f"{_format_count(self.passed_over, 'line')} of the log are no records"
 
 
 class ExpireRequest(Request, frozen=True, kw_only=True):
@@ -123,16 +123,32 @@ class ExpireAnswer(Answer, frozen=True, kw_only=True):
     Attributes:
         done: Whether the removal was ordered.
         before: The time.
-        keep_log: Whether the job log stays.
         days: Days of the log.
         jobs: Number of jobs of jobs.db.
     """
 
     done: bool
     before: datetime
-    keep_log: bool = False
     days: tuple[ExpireDay, ...] = ()
     jobs: int = 0
+
+    def summarize(self) -> str:
+        """Return what is removed."""
+        summary = f"{_format_count(self.jobs, 'job')} of jobs.db"
+        if not self.days:
+            return summary
+        size = format_size(sum(day.length for day in self.days))
+        return f"{summary} and {_format_count(len(self.days), 'day')} of the job log, {size}"
+
+    def list_warnings(self) -> Iterable[str]:
+        """Return that nothing was removed."""
+        if not self.done:
+            yield f"nothing was removed: --yes removes {self.summarize()}"
+
+
+def _format_count(count: int, noun: str) -> str:
+    """Format a count with its noun: ``1 day``, ``2 days``."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 @action(
@@ -232,13 +248,7 @@ def expire_books(context: AccountingContext, asker: Caller, request: ExpireReque
                 for cluster in context.clusters
             ]
         )
-    return ExpireAnswer(
-        done=request.yes,
-        before=before,
-        keep_log=request.keep_log,
-        days=tuple(expiring),
-        jobs=jobs,
-    )
+    return ExpireAnswer(done=request.yes, before=before, days=tuple(expiring), jobs=jobs)
 
 
 def _parse_before(context: AccountingContext, request: ExpireRequest, zone: tzinfo) -> datetime:
