@@ -274,7 +274,7 @@ def test_an_expiry_says_what_went_or_would(
     monkeypatch.setenv("TZ", "UTC")
     day = ExpireDay(day="2026-02-01", length=2048)
     asked = ExpireAnswer(done=False, before=NOON, jobs=3, days=(day,))
-    summary = "3 jobs of jobs.db and 1 day of the job log, 2.0 KiB"
+    summary = "3 jobs of jobs.db and 1 day of the job log, 2.0K bytes"
     assert list(asked.list_warnings()) == [f"nothing was removed: --yes removes {summary}"]
     print_expiry(asked, Style())
     assert capsys.readouterr() == ("", "")

@@ -9,11 +9,11 @@ import msgspec
 
 from steward.accounting.context import AccountingContext
 from steward.accounting.errors import AccountingUsage
-from steward.accounting.job_page.notes import format_size
 from steward.core.access import Caller
 from steward.core.actions import Answer, HostZone, Request, action, option
 from steward.core.errors import PermissionRefused, StewardError
 from steward.core.events import ACCOUNTING_EXPIRE, Event
+from steward.core.layouts import format_count, format_size
 from steward.core.sqlite import SqliteMissing
 from steward.core.usage import AccountingExpiry
 from steward.extensions.jobacct_plugins.consumer import log_location
@@ -81,7 +81,7 @@ class DumpAnswer(Answer, frozen=True, kw_only=True, tag="dumped"):
         """Return which lines are no records."""
         yield from (f"no record: {example}" for example in self.examples)
         if self.passed_over:
-            yield f"{_format_count(self.passed_over, 'line')} of the log are no records"
+            yield f"{format_count(self.passed_over, 'line')} of the log are no records"
 
 
 class ExpireRequest(Request, frozen=True, kw_only=True):
@@ -134,21 +134,16 @@ class ExpireAnswer(Answer, frozen=True, kw_only=True):
 
     def summarize(self) -> str:
         """Return what is removed."""
-        summary = f"{_format_count(self.jobs, 'job')} of jobs.db"
+        summary = f"{format_count(self.jobs, 'job')} of jobs.db"
         if not self.days:
             return summary
         size = format_size(sum(day.length for day in self.days))
-        return f"{summary} and {_format_count(len(self.days), 'day')} of the job log, {size}"
+        return f"{summary} and {format_count(len(self.days), 'day')} of the job log, {size} bytes"
 
     def list_warnings(self) -> Iterable[str]:
         """Return that nothing was removed."""
         if not self.done:
             yield f"nothing was removed: --yes removes {self.summarize()}"
-
-
-def _format_count(count: int, noun: str) -> str:
-    """Format a count with its noun: ``1 day``, ``2 days``."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 @action(
