@@ -7,7 +7,7 @@ import typer
 
 from steward.cli.app import run
 from steward.cli.groups import Entry, import_command
-from steward.cli.options import CommandCall, with_call, with_call_and_columns, with_options
+from steward.cli.options import CommandCall, with_call, with_options, with_table_call
 
 Name = Annotated[str, typer.Argument(metavar="NAME")]
 Size = Annotated[int, typer.Option("--size")]
@@ -56,11 +56,11 @@ def test_its_signature_is_one_of_all_with_what_is_needed_first() -> None:
     def listed(asked: CommandCall) -> None:
         """List."""
 
-    plain, with_columns = with_call(listed), with_call_and_columns(listed)
+    plain, with_columns = with_call(listed), with_table_call(listed)
     added = set(inspect.signature(with_columns).parameters) - set(
         inspect.signature(plain).parameters
     )
-    assert added == {"columns"}
+    assert added == {"columns", "as_csv"}
 
 
 def test_options_that_exclude_each_other_are_refused() -> None:

@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar, Final, Literal
 import msgspec
 
 from steward.archive.contents import EncodedContent
-from steward.core.actions import ActionMessage, Answer, Request, argument, described, option
+from steward.core.actions import ActionMessage, Answer, Request, Zone, argument, described, option
 from steward.core.layouts import Column, Layout, format_count, format_size, format_span, read_user
 from steward.core.records import JobRecord
 from steward.jobs.filters import (
@@ -28,7 +28,6 @@ from steward.jobs.filters import (
     States,
     Until,
     Users,
-    Zone,
 )
 
 _Page = Annotated[

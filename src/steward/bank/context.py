@@ -22,7 +22,7 @@ from steward.bank.errors import BankRefused, BankUsage, GateUnavailable
 from steward.bank.ledger import Authorship, open_ledger
 from steward.bank.money import Unit, format_money
 from steward.core.access import Access, Caller
-from steward.core.actions import Answer, argument, option, supplied
+from steward.core.actions import Answer, argument, option
 from steward.core.config import Settings
 from steward.core.databases import GATE, LEDGER
 from steward.core.errors import StewardError
@@ -53,7 +53,6 @@ Amount = Annotated[int, argument("Amount, such as 1250 or 0.5.", "AMOUNT", unit=
 Reason = Annotated[
     str, option("Reason, recorded in the ledger for good.", "--reason", metavar="TEXT")
 ]
-Zone = Annotated[str, supplied("IANA time zone of typed times; the cluster's if empty.", "zone")]
 Key = Annotated[
     str,
     option(

@@ -12,10 +12,9 @@ from steward.bank.actions.jobs import AllowReply, ExplainedCharge, ExplainReply
 from steward.bank.actions.quotes import QuoteReply, QuoteRequest
 from steward.bank.context import BankReply
 from steward.bank.records import PriceLine, Quote
-from steward.cli.bank_options import print_line
 from steward.cli.commands import prints
 from steward.cli.options import Config, Json, Socket, reject_empty
-from steward.cli.output import Style, format_time, print_json, print_table
+from steward.cli.output import Style, format_time, print_json, print_line, print_table
 from steward.client.calls import call_action
 from steward.client.places import ClientPlace
 from steward.core.errors import UsageError

@@ -18,10 +18,16 @@ from steward.bank.actions.maintenance import (
     NoticesRetryRequest,
 )
 from steward.cli import options
-from steward.cli.bank_options import print_line
 from steward.cli.commands import print_reply, prints
 from steward.cli.options import CommandCall, reject_empty, with_table_call
-from steward.cli.output import Style, format_count, print_json, print_table, print_warning
+from steward.cli.output import (
+    Style,
+    format_count,
+    print_json,
+    print_line,
+    print_table,
+    print_warning,
+)
 from steward.core.errors import UsageError
 from steward.extensions.mybrc import remove_user, set_user
 

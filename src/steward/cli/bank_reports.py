@@ -1,9 +1,8 @@
 """Printers of ``steward bank statement`` and ``usage``, whose replies are more than a table."""
 
 from steward.bank.actions.reports import StatementReply, UsageReply
-from steward.cli.bank_options import print_line
 from steward.cli.commands import print_reply, prints
-from steward.cli.output import Style, format_time, print_note, print_table
+from steward.cli.output import Style, format_time, print_line, print_note, print_table
 
 
 @prints("bank.statement")

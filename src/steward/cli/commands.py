@@ -56,7 +56,6 @@ exit code.
 """
 PrinterFunction = TypeVar("PrinterFunction", bound=Printer)
 P = ParamSpec("P")
-P = ParamSpec("P")
 
 PRINTERS: Final[dict[str, Printer]] = {}
 """Printers of the imported modules, by the name of the action."""
@@ -431,6 +430,6 @@ def print_reply(reply: Any, style: output.Style, rows: str) -> None:
     if not is_for_people:
         return
     for line in lines:
-        print(output.escape_unprintable(line))
+        output.print_line(line)
     for note in reply.list_notes():
         output.print_note(note)

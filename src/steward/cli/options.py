@@ -4,7 +4,7 @@ Letters and words are those of Slurm's commands: ``-u``, ``-A``, ``-j``, ``-S``,
 sacct(1), ``-n`` and ``-P`` for output.
 
 In order: callbacks that check options, the option types, :func:`make_style` (options to output
-format), and the decorators ``with_call``, ``with_call_and_columns`` and ``with_json_call``. A
+format), and the decorators ``with_call``, ``with_table_call`` and ``with_json_call``. A
 decorated command receives a :class:`CommandCall`: the output style, and :meth:`CommandCall.send` to
 send a request to the daemon.
 """
@@ -154,22 +154,6 @@ Users = Annotated[
         callback=reject_empty,
     ),
 ]
-Accounts = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--accounts", "-A", metavar="NAME,…", help="Jobs of these accounts.", callback=reject_empty
-    ),
-]
-Partitions = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--partition",
-        "-r",
-        metavar="NAME,…",
-        help="Jobs in these partitions.",
-        callback=reject_empty,
-    ),
-]
 Since = Annotated[
     str,
     typer.Option(
@@ -304,20 +288,6 @@ class CommandCall(msgspec.Struct, frozen=True):
         return call_action(self.place, get_action(action_name), request)
 
 
-def _make_column_call(
-    columns: Format = "",
-    as_json: Json = False,
-    parsable: Parsable = False,
-    noheader: NoHeader = False,
-    config: Config = "",
-    socket: Socket = "",
-) -> CommandCall:
-    """Make the call of a command that prints a table whose columns may be chosen."""
-    return CommandCall(
-        make_style(as_json, parsable, noheader, columns), ClientPlace(config=config, socket=socket)
-    )
-
-
 def _make_table_call(
     columns: Format = "",
     as_csv: Csv = False,
@@ -342,12 +312,12 @@ def _make_call(
     socket: Socket = "",
 ) -> CommandCall:
     """Make the call of a command that prints a table."""
-    return _make_column_call("", as_json, parsable, noheader, config, socket)
+    return _make_table_call("", False, as_json, parsable, noheader, config, socket)
 
 
 def _make_json_call(as_json: Json = False, config: Config = "", socket: Socket = "") -> CommandCall:
     """Make the call of a command that prints no table."""
-    return _make_column_call("", as_json, config=config, socket=socket)
+    return _make_table_call("", False, as_json, config=config, socket=socket)
 
 
 def _has_default(parameter: inspect.Parameter) -> bool:
@@ -393,11 +363,8 @@ def with_options(
 with_call = with_options(_make_call)
 """Add the options of output and place to a command: its first argument, a :class:`CommandCall`."""
 
-with_call_and_columns = with_options(_make_column_call)
-"""The same, with ``--format`` to choose the table's columns."""
-
 with_table_call = with_options(_make_table_call)
-"""The same, with ``--csv``."""
+"""The same, with ``--format`` to choose the table's columns and ``--csv``."""
 
 with_json_call = with_options(_make_json_call)
 """The same for commands without a table: ``--json`` is the only output option."""

@@ -153,6 +153,11 @@ def _encode_output(text: str) -> bytes:
     return text.encode(sys.stdout.encoding, "backslashreplace")
 
 
+def print_line(text: str) -> None:
+    """Print a line, with unsafe characters escaped."""
+    print(escape_unprintable(text))
+
+
 def print_note(message: str) -> None:
     """Print a remark for people on stderr; silent if stdout is not a terminal."""
     if is_terminal():

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final, Protocol
 
 import msgspec
 
-from steward.core.actions import argument, option, supplied
+from steward.core.actions import argument, option
 from steward.core.errors import UsageError
 from steward.core.events import JobIdentity, JobScript
 from steward.core.records import JobRecord
@@ -65,7 +65,6 @@ Until = Annotated[
         metavar="TIME",
     ),
 ]
-Zone = Annotated[str, supplied("IANA time zone of typed times; the cluster's if empty.", "zone")]
 JobId = Annotated[str, argument("Id of the job: 123, 123_7, 123+1.", "JOB")]
 Cluster = Annotated[
     str,

@@ -19,12 +19,11 @@ from steward.bank.context import (
     ChangeReply,
     Key,
     Reason,
-    Zone,
 )
 from steward.bank.errors import BankRefused, BankUsage
 from steward.bank.ledger import Account, Allocation, Member
 from steward.core.access import Caller
-from steward.core.actions import Request, action, argument, described, option, route
+from steward.core.actions import Request, Zone, action, argument, described, option, route
 from steward.core.layouts import Column, Layout
 
 _OPERATOR_TASK: Final = "create or change accounts and allocations"

@@ -13,12 +13,12 @@ from typing import Annotated, ClassVar, Final
 import msgspec
 
 from steward.bank.charged_jobs import NotCharged, explain_uncharged, find_job_charges, map_job_names
-from steward.bank.context import BankContext, BankReply, Cluster, JobName, Reason, Zone
+from steward.bank.context import BankContext, BankReply, Cluster, JobName, Reason
 from steward.bank.errors import BankRefused, BankUsage, NotInBank
 from steward.bank.gate.requests import Allowance
 from steward.bank.records import Charge, PriceLine, Rate
 from steward.core.access import Caller
-from steward.core.actions import ActionMessage, Request, action, option, route
+from steward.core.actions import ActionMessage, Request, Zone, action, option, route
 from steward.core.layouts import Column, Layout
 from steward.core.timestamps import to_micros
 from steward.jobs.job_ids import JobNameError, parse_job_name

@@ -22,7 +22,6 @@ from steward.bank.context import (
     BankReply,
     Cluster,
     ClusterFilter,
-    Zone,
     annotate_since,
 )
 from steward.bank.errors import BankUsage, GateUnavailable, NoRate
@@ -39,6 +38,7 @@ from steward.core.actions import (
     ActionMessage,
     InputFile,
     Request,
+    Zone,
     action,
     argument,
     described,

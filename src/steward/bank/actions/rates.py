@@ -21,7 +21,6 @@ from steward.bank.context import (
     ClusterFilter,
     Reason,
     UserFilter,
-    Zone,
     annotate_since,
 )
 from steward.bank.errors import BankUsage
@@ -36,7 +35,7 @@ from steward.bank.rate_validation import (
 )
 from steward.bank.records import ModeRule, Rate, TimeFactor
 from steward.core.access import Caller
-from steward.core.actions import Request, action, argument, option, route
+from steward.core.actions import Request, Zone, action, argument, option, route
 from steward.core.layouts import Column, Layout, read_user
 
 _OPERATOR_TASK: Final = "set rates and modes"

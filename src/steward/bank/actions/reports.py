@@ -23,7 +23,6 @@ from steward.bank.context import (
     ClusterFilter,
     Rights,
     UserFilter,
-    Zone,
     annotate_since,
 )
 from steward.bank.errors import BankRefused, BankUsage
@@ -33,6 +32,7 @@ from steward.core.access import Caller
 from steward.core.actions import (
     ActionMessage,
     Request,
+    Zone,
     action,
     argument,
     described,
