@@ -369,8 +369,10 @@ class ReportReply(Answer, frozen=True, kw_only=True):
         is_all: True if all users' jobs are included, False if only those that the user may see.
         is_default: Whether the request gave no begin, so that yesterday is reported.
         rows: The rows of the report.
+        plotted: Attribute of the rows whose totals by period pages plot.
     """
 
+    plotted: ClassVar[str] = "cpu_s"
     periods: tuple[Period, ...]
     zone: str
     is_all: bool = True
@@ -407,6 +409,7 @@ class ClusterReply(ReportReply, frozen=True, kw_only=True):
         sensor: Whether a sensor is enabled; capacity is known only with one.
     """
 
+    plotted = "allocated_cpu_s"
     rows: tuple[ClusterRow, ...]
     sensor: bool = False
     layout: ClassVar[Layout] = (
@@ -482,6 +485,7 @@ class PartitionUsageReply(ReportReply, frozen=True, kw_only=True):
 class WaitsReply(ReportReply, frozen=True, kw_only=True):
     """Reply of ``reports.waits``."""
 
+    plotted = "median_s"
     rows: tuple[WaitRow, ...]
     layout: ClassVar[Layout] = (
         *_PERIOD_COLUMNS,
@@ -496,6 +500,7 @@ class WaitsReply(ReportReply, frozen=True, kw_only=True):
 class JobCountsReply(ReportReply, frozen=True, kw_only=True):
     """Reply of ``reports.jobs``."""
 
+    plotted = "jobs"
     rows: tuple[JobCountsRow, ...]
     layout: ClassVar[Layout] = (
         *_PERIOD_COLUMNS,

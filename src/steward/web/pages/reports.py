@@ -1,6 +1,6 @@
 """Report pages: usage, capacity, wait times and waste, as tables, plots, CSV or JSON.
 
-``REPORT_KINDS`` defines the reports: the action's request, the columns and the plotted value. The
+``REPORT_KINDS`` lists the reports; request, columns and plotted value are those of the action. The
 handlers show the list, the form of a report, and its table, loaded separately because it may take a
 while.
 """
@@ -12,99 +12,55 @@ import msgspec
 from litestar import Request, Response, get
 from litestar.params import FromPath
 
+from steward.core.actions import Action
 from steward.core.layouts import choose_columns
-from steward.reports.requests import (
-    AccountsRequest,
-    ClusterRequest,
-    JobCountsRequest,
-    PartitionUsageRequest,
-    PeriodLength,
-    ReportReply,
-    ReportRequest,
-    ReportRow,
-    UsersRequest,
-    WaitsRequest,
-    WasteRequest,
-)
+from steward.daemon.registry import get_action
+from steward.reports.requests import JobReportRequest, PeriodLength, ReportReply, ReportRow
 from steward.web import query
 from steward.web.authentication import AuthenticatedRequest
 from steward.web.errors import PageNotFound
 from steward.web.rendering import Plot, Renderer, download_reply
 
 
-class ReportKind(msgspec.Struct, frozen=True, kw_only=True):
-    """Definition of a report.
+class ReportKind(msgspec.Struct, frozen=True):
+    """A report on the pages; all but its title derives from its action.
 
     Attributes:
         name: Name in its address.
         title: Title for people.
-        says: Explanation.
-        request: Request type of its action.
-        plot: Row attribute whose totals by period are plotted.
-        of_jobs: Whether it can be filtered by account, user and partition.
+        action: Its action.
     """
 
     name: str
     title: str
-    says: str
-    request: type[ReportRequest]
-    plot: str
-    of_jobs: bool = True
+    action: Action
+
+    @property
+    def says(self) -> str:
+        """Return what the report shows, in one line."""
+        return self.action.help
+
+    @property
+    def of_jobs(self) -> bool:
+        """Whether it can be filtered by account, user and partition."""
+        return issubclass(self.action.request, JobReportRequest)
+
+    @property
+    def plot(self) -> str:
+        """Return the row attribute whose totals by period are plotted."""
+        return cast("type[ReportReply]", self.action.answer).plotted
 
 
 REPORT_KINDS: Final[dict[str, ReportKind]] = {
-    kind.name: kind
-    for kind in (
-        ReportKind(
-            name="cluster",
-            title="What the cluster did",
-            says="What its CPUs and GPUs did, in hours, as 'sreport cluster Utilization' tells it.",
-            request=ClusterRequest,
-            plot="allocated_cpu_s",
-            of_jobs=False,
-        ),
-        ReportKind(
-            name="accounts",
-            title="Who used what",
-            says="Each account in all, then its users.",
-            request=AccountsRequest,
-            plot="cpu_s",
-        ),
-        ReportKind(
-            name="users",
-            title="Who used most",
-            says="Users, the ones who used most first.",
-            request=UsersRequest,
-            plot="cpu_s",
-        ),
-        ReportKind(
-            name="partitions",
-            title="Partitions",
-            says="What was used of each, and how long jobs waited for it.",
-            request=PartitionUsageRequest,
-            plot="cpu_s",
-        ),
-        ReportKind(
-            name="waits",
-            title="How long jobs waited",
-            says="From when they might have begun until they did.",
-            request=WaitsRequest,
-            plot="median_s",
-        ),
-        ReportKind(
-            name="jobs",
-            title="Jobs by state and size",
-            says="How many there were, by account, size and the state in which they ended.",
-            request=JobCountsRequest,
-            plot="jobs",
-        ),
-        ReportKind(
-            name="waste",
-            title="Asked for and not used",
-            says="Of jobs that ended: how much of their CPUs, memory and time limit they used.",
-            request=WasteRequest,
-            plot="cpu_s",
-        ),
+    name: ReportKind(name, title, get_action(f"reports.{name}"))
+    for name, title in (
+        ("cluster", "What the cluster did"),
+        ("accounts", "Who used what"),
+        ("users", "Who used most"),
+        ("partitions", "Partitions"),
+        ("waits", "How long jobs waited"),
+        ("jobs", "Jobs by state and size"),
+        ("waste", "Asked for and not used"),
     )
 }
 """Reports by name, in display order."""
@@ -190,7 +146,7 @@ def _read_form(request: HttpRequest, kind: ReportKind) -> dict[str, Any]:
 def _make_report_request(context: dict[str, Any], kind: ReportKind) -> Any:
     """Build the request of a report."""
     fields = context["asked"]
-    return kind.request(**{**fields, "by": cast("PeriodLength", fields["by"])})
+    return kind.action.request(**{**fields, "by": cast("PeriodLength", fields["by"])})
 
 
 def _plot_report(kind: ReportKind, reply: ReportReply, rows: Sequence[ReportRow]) -> Plot | None:
