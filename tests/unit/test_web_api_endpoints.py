@@ -55,6 +55,25 @@ def asked(*requests: tuple[str, str], web: WebSettings | None = None, **more: An
     return asyncio.run(run())
 
 
+PARTS = {"token": "7", "allocation": "7"}
+"""Values of parts of paths that are numbers; the others are names."""
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS, ids=endpoint_id)
+def test_parts_of_a_path_become_fields(endpoint: Endpoint) -> None:
+    texts = {name: PARTS.get(name, "a1") for name in endpoint.names}
+    values = {field.name: None for field in endpoint.fields if field.required}
+    request = endpoint.build_request(texts, values)
+    for name, text in texts.items():
+        number = int(text) if text.isdecimal() else text
+        value = getattr(request, endpoint.parts.get(name, name))
+        assert value in (text, (text,), number, (number,))
+        fields = {
+            field.name: field for field in msgspec.structs.fields(endpoint.definition.request)
+        }
+        msgspec.convert(value, fields[endpoint.parts.get(name, name)].type)
+
+
 def test_every_action_can_be_asked_for_but_those_of_the_pages_themselves() -> None:
     left_out = set(ACTIONS) - {endpoint.action for endpoint in ACTION_ENDPOINTS}
     assert left_out == {f"credentials.{verb}" for verb in FOR_THE_PAGES_ALONE}

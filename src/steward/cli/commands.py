@@ -37,6 +37,7 @@ from steward.client.places import ClientPlace
 from steward.core.actions import (
     UNIT_SENTENCES,
     Action,
+    ActionError,
     Answer,
     Input,
     InputFile,
@@ -67,6 +68,8 @@ PAGE_ROWS: Final = 1000
 _SECTIONS = re.compile(r"\n\n(?:Args|Raises|Returns|Yields):\n")
 """Start of the sections of a docstring that are not for people who type commands."""
 
+_FIELD_OF_ERROR = re.compile(r": (?P<reason>[^:]+?) - at `\$\.(?P<field>\w+)\b")
+"""Where and why msgspec rejects a request."""
 _DURATION = re.compile(r"(\d{1,6})\s*(m|h|d|w)", re.IGNORECASE | re.ASCII)
 _DURATION_UNITS_S: Final = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
@@ -152,6 +155,11 @@ class _Parameter(NamedTuple):
         return get_origin(self.type) is Literal and "/" in "".join(self.given.words)
 
     @property
+    def shown_name(self) -> str:
+        """Name in errors: the option's first word, or the argument's placeholder."""
+        return (*self.given.words, self.given.metavar)[0].partition("/")[0]
+
+    @property
     def is_typed(self) -> bool:
         """Whether people may type it."""
         return bool(self.given.words or self.given.metavar)
@@ -179,10 +187,10 @@ class _Parameter(NamedTuple):
         choices = get_args(self.item_type)
         for value in values:
             if choices and value not in choices:
-                field = (*self.given.words, self.given.metavar)[0]
                 known = ", ".join(map(repr, choices))
                 raise UsageError(
-                    f"invalid value for '{field}': {value!r} is not one of {known}", value
+                    f"invalid value for '{self.shown_name}': {value!r} is not one of {known}",
+                    value,
                 )
         return values
 
@@ -200,11 +208,14 @@ class _Parameter(NamedTuple):
         elif given.unit or self.type is InputFile:
             value_type = str
         if value_type in (int, float, list[int]):
-            details["min"] = self.meta.ge
+            item = find_annotation(get_args(self.type)[0]) if self.is_list else None
+            bounds = item or self.meta
+            details["min"] = bounds.ge
             largest = None if value_type is float else options.LARGEST_NUMBER
-            details["max"] = largest if self.meta.le is None else self.meta.le
+            details["max"] = largest if bounds.le is None else bounds.le
+        is_free_text = self.is_mapping and given.parse is None
         if value_type in (str, list[str]) and not (
-            self.is_mapping or given.allows_empty or given.has_commas
+            is_free_text or given.allows_empty or given.has_commas
         ):
             details["callback"] = options.reject_empty
         words = given.words
@@ -251,13 +262,29 @@ def _strip_annotation(field_type: Any) -> tuple[Any, tuple[str, ...]]:
     return field_type, texts
 
 
-def _read_fields(parameters: Sequence[_Parameter], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a request that were typed, or that the client supplies."""
-    return {
+def _make_request(
+    action: Action, parameters: Sequence[_Parameter], values: Mapping[str, Any]
+) -> Any:
+    """Make a request of the fields that were typed, or that the client supplies.
+
+    Raises:
+        UsageError: A value is invalid; the error names its option or argument.
+    """
+    fields = {
         parameter.name: parameter.parse(values.get(parameter.name))
         for parameter in parameters
         if parameter.given.source or values.get(parameter.name) is not None
     }
+    try:
+        return decode_request(action, fields)
+    except ActionError as error:
+        place = _FIELD_OF_ERROR.search(str(error))
+        found = [one for one in parameters if place is not None and one.name == place["field"]]
+        if not found or place is None:
+            raise
+        name, reason = found[0].shown_name, place["reason"]
+        message = f"invalid value for '{name}': {reason[:1].lower()}{reason[1:]}"
+        raise UsageError(message, error.offender) from error
 
 
 def with_request(
@@ -279,7 +306,7 @@ def with_request(
     ]
 
     def read_request(**values: Any) -> Any:
-        return decode_request(action, _read_fields(parameters, values))
+        return _make_request(action, parameters, values)
 
     typed = [parameter.make_option() for parameter in parameters if parameter.is_typed]
     read_request.__signature__ = inspect.Signature(typed)  # type: ignore[attr-defined] # inspect's own
@@ -305,7 +332,7 @@ def make_command(name: str) -> typer.Typer:
             printer, **{item.name: values[item.name] for item in own}
         )
         try:
-            request = decode_request(action, _read_fields(parameters, values))
+            request = _make_request(action, parameters, values)
             items = _request(place, action, request)
             _print(action, items, style, print_answer)
         except StewardError as error:

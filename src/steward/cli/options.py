@@ -47,7 +47,9 @@ def reject_empty(context: typer.Context, param: typer.CallbackParam, value: Any)
     """
     is_given = _find_source(context, param.name) == "COMMANDLINE"
     if is_given and not split_lists([value] if isinstance(value, str) else value):
-        raise UsageError(f"{param.opts[0]} is empty: give it a value, or leave it out")
+        is_option = param.opts[0].startswith("-")
+        name = param.opts[0] if is_option else getattr(param, "metavar", None) or param.name
+        raise UsageError(f"{name} is empty: give it a value, or leave it out")
     return value
 
 
@@ -126,6 +128,7 @@ ResourceTimeUnit = Annotated[
         *("--time", "-t"),
         metavar="hours|minutes|seconds",
         help="The unit of resource time; hours if not given.",
+        callback=reject_empty,
     ),
 ]
 Format = Annotated[

@@ -3,6 +3,8 @@
 from datetime import datetime
 from typing import Annotated, ClassVar
 
+import msgspec
+
 from steward.admin.credentials.store import Credential
 from steward.core.access import SCOPES, TokenScope
 from steward.core.actions import ActionMessage, Answer, Request, argument, described, option
@@ -239,5 +241,6 @@ class TokenRevokeRequest(Request, frozen=True, kw_only=True):
     """credentials.token_revoke: revoke tokens or sessions."""
 
     numbers: Annotated[
-        tuple[int, ...], argument("Numbers of tokens, as 'steward token list' shows them.", "ID")
+        tuple[Annotated[int, msgspec.Meta(ge=1)], ...],
+        argument("Numbers of tokens, as 'steward token list' shows them.", "ID"),
     ]

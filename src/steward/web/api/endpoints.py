@@ -80,7 +80,7 @@ class Endpoint(Route, frozen=True, kw_only=True, eq=False):
 
 def _convert_part(text: str, field_type: Any) -> Any:
     """Convert a part of a path to its field's type."""
-    is_list = getattr(field_type, "__origin__", None) is tuple
+    _, is_list = find_value_type(field_type)
     return msgspec.convert((text,) if is_list else text, field_type, strict=False)
 
 
@@ -137,7 +137,12 @@ class Parameter(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def plain_kind(self) -> Any:
         """Return the type without limits."""
-        return get_args(self.kind)[0] if get_origin(self.kind) is Annotated else self.kind
+        return strip_limits(self.kind)
+
+
+def strip_limits(kind: Any) -> Any:
+    """Return a type without the limits of its annotation."""
+    return get_args(kind)[0] if get_origin(kind) is Annotated else kind
 
 
 @functools.cache
@@ -150,7 +155,7 @@ def _iterate_parameters(endpoint: Endpoint) -> Iterator[Parameter]:
     """Yield the query parameters of an endpoint."""
     renamed = {endpoint.cursor[0]: CURSOR} if endpoint.cursor else {}
     for field in endpoint.fields:
-        kind, is_list = _find_value_type(field.type)
+        kind, is_list = find_value_type(field.type)
         yield Parameter(
             name=renamed.get(field.name, field.name),
             field=field.name,
@@ -164,19 +169,19 @@ def _iterate_parameters(endpoint: Endpoint) -> Iterator[Parameter]:
         )
 
 
-def _find_value_type(field_type: Any) -> tuple[Any, bool]:
+def find_value_type(field_type: Any) -> tuple[Any, bool]:
     """Return the type of one value, without None, and whether the field holds several."""
     origin = get_origin(field_type)
     if origin is Annotated:
         plain_type, meta, *_ = get_args(field_type)
-        member_type, is_list = _find_value_type(plain_type)
+        member_type, is_list = find_value_type(plain_type)
         bounds = {name: getattr(meta, name) for name in _BOUNDS if getattr(meta, name) is not None}
         if is_list or not bounds:
             return member_type, is_list
         return Annotated[member_type, msgspec.Meta(**bounds)], False
     if origin in (Union, types.UnionType):
         (member_type,) = [member for member in get_args(field_type) if member is not type(None)]
-        return _find_value_type(member_type)
+        return find_value_type(member_type)
     if origin is tuple:
         return get_args(field_type)[0], True
     if origin is Literal and "" in get_args(field_type):

@@ -23,7 +23,9 @@ from steward.web.api.endpoints import (
     ENDPOINTS,
     Endpoint,
     find_body_type,
+    find_value_type,
     list_parameters,
+    strip_limits,
 )
 from steward.web.api.responses import KEY, LINES, MEDIA, STREAM, Problem, find_page_type
 
@@ -119,9 +121,17 @@ def _describe_operation(endpoint: Endpoint, schema_of: dict[Any, Any]) -> dict[s
     for name in endpoint.names:
         field = fields[endpoint.parts.get(name, name)]
         schema: dict[str, Any] = {"type": "string", "minLength": 1}
-        if field.type is int or endpoint.path.startswith("/tokens"):
+        if strip_limits(find_value_type(field.type)[0]) is int:
             schema = {"type": "integer", "minimum": 0, "maximum": MAX_INTEGER}
-        parameters.append({"name": name, "in": "path", "required": True, "schema": schema})
+        parameters.append(
+            {
+                "name": name,
+                "in": "path",
+                "required": True,
+                "description": descriptions.get(field.name, ""),
+                "schema": schema,
+            }
+        )
     if is_read:
         for parameter in list_parameters(endpoint):
             value_schema = _bound_integers(schema_of[parameter.kind])
