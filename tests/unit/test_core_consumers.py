@@ -1,3 +1,5 @@
+import os
+import signal
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -6,6 +8,7 @@ import pytest
 
 from harness.documentation import run_example
 from harness.events import script_event
+from harness.forks import fork_child
 from harness.rules import failure
 from steward.core.consumers import Append, ApplyRate, DatabaseConsumer, Feed, Rejected
 from steward.core.errors import Unavailable
@@ -253,11 +256,16 @@ def test_an_event_that_was_decided_before_a_crash_is_appended_unchanged(tmp_path
         raise Unavailable("the journal is away")
 
     echo = open_echo(tmp_path)
+    echo.apply([script_event(1)], 5, break_off)
+    assert echo.cursor() == 5, "the batch is not applied again"
     with pytest.raises(Unavailable):
-        echo.apply([script_event(1)], 5, break_off)
+        echo.tick(break_off)
+    with pytest.raises(Unavailable):
+        echo.apply([script_event(9)], 6, break_off)
+    assert echo.attempts == 1, "what is left goes first"
     echo.close()
     echo = open_echo(tmp_path)
-    assert echo.cursor() == 0
+    assert echo.cursor() == 5
     appended: list[Event] = []
     echo.tick(appended.extend)
     assert [event.body.job_id for event in appended] == [11]
@@ -266,6 +274,38 @@ def test_an_event_that_was_decided_before_a_crash_is_appended_unchanged(tmp_path
     assert [event.body.job_id for event in appended] == [11, 21]
     assert echo.cursor() == 6
     echo.close()
+
+
+@pytest.mark.parametrize("dies", ["before", "after"])
+def test_a_consumer_killed_at_an_append_applies_its_batch_once(tmp_path: Path, dies: str) -> None:
+    class Counter(Echo):
+        def _apply_events(self, events: Sequence[Event]) -> Sequence[Event]:
+            self._connection.execute("INSERT INTO effect VALUES (1)")
+            return super()._apply_events(events)
+
+    def open_counter() -> Counter:
+        schema = CURSOR.schema + OUTBOX.schema + "CREATE TABLE effect (n INTEGER);"
+        return Counter(Database(str(tmp_path / "counter.db"), (schema,)))
+
+    def append(events: Sequence[Event]) -> None:
+        with (tmp_path / "journal").open("a") as journal:
+            if dies == "after":
+                journal.writelines(f"{event.key}\n" for event in events)
+                journal.flush()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    child = fork_child(lambda: open_counter().apply([script_event(1)], 1, append))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    counter = open_counter()
+    assert counter.cursor() == 1
+    appended: list[Event] = []
+    counter.tick(appended.extend)
+    keys = (tmp_path / "journal").read_text().split() + [event.key for event in appended]
+    assert len(set(keys)) == 1
+    assert counter._connection.execute("SELECT count(*) FROM effect").fetchone() == (1,)
+    counter.tick(appended.extend)
+    assert len(appended) == 1
+    counter.close()
 
 
 def test_a_consumer_purges_again_soon_while_rows_remain(

@@ -18,7 +18,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, ClassVar, Final, Protocol, runtime_checkable
 
 import msgspec
@@ -75,8 +75,8 @@ class Consumer(Protocol):
 
         Called again with the same events after a crash, so every effect outside the
         consumer's own database must be harmless when repeated. Events that follow from
-        these are appended before the cursor is committed; their keys derive from the
-        events that caused them.
+        these are committed with the cursor and appended afterwards; their keys derive from
+        the events that caused them.
 
         Raises:
             Unavailable: Try again later; nothing of the batch counts as done.
@@ -128,11 +128,10 @@ _PURGE_INTERVAL_S: Final = 3600.0
 class DatabaseConsumer:
     """Base class of consumers with a database: cursor, outbox, purge; see :class:`Consumer`.
 
-    A consumer that makes events stores them in table ``outbox``, in the transaction of the data
-    that they follow from, and appends them to the journal afterwards. A retry with more events at
-    hand might make another event under the same key; with the outbox the journal gets the same
-    one whenever the process is killed. Appending it twice is harmless, because the journal ignores
-    a known key. The cursor moves when the journal has the events.
+    A consumer that makes events stores them in table ``outbox``, in the transaction that applies
+    the events they follow from and moves the cursor. It appends them to the journal afterwards, in
+    :meth:`tick` if the journal or the process fails first. Appending an event twice is harmless,
+    because the journal ignores a known key.
 
     Args:
         database: The database, which has the table ``cursor``.
@@ -160,7 +159,7 @@ class DatabaseConsumer:
         return read_cursor(self._database)
 
     def apply(self, events: Sequence[Event], upto: int, append: Append) -> None:
-        """Apply events in one transaction, append what they cause, and move the cursor.
+        """Apply events and move the cursor in one transaction, then append what they cause.
 
         Raises:
             Unavailable: The database or the journal cannot be written now.
@@ -169,10 +168,11 @@ class DatabaseConsumer:
         self._send_events(append)
         with self._open_transaction() as new_events:
             new_events.extend(self._apply_events(events))
-            if not new_events:
-                move_cursor(self._connection, upto)
-        if new_events:
-            self._send_events(append, upto)
+            move_cursor(self._connection, upto)
+        # The batch is applied: an error would have the feed apply it again. The next tick, which
+        # follows at once, reports it.
+        with suppress(Unavailable):
+            self._send_events(append)
 
     def tick(self, append: Append) -> float:
         """Append what is left in the outbox and purge; return seconds until the next purge.
@@ -213,15 +213,13 @@ class DatabaseConsumer:
                 OUTBOX.insert(connection, OutboxBatch(events=_encode_batch(batch)))
         self._unsent += new_events
 
-    def _send_events(self, append: Append, upto: int | None = None) -> None:
-        """Append the stored events to the journal, then delete them and move the cursor."""
+    def _send_events(self, append: Append) -> None:
+        """Append the stored events to the journal, then delete them."""
         if not self._unsent:
             return
         append(self._unsent)
         with self._database.transaction() as connection:
             connection.execute("DELETE FROM outbox")
-            if upto is not None:
-                move_cursor(connection, upto)
         self._unsent = []
 
 

@@ -7,10 +7,10 @@ step.usage …), through an outbox.
 
 :meth:`JobsConsumer.apply` validates the batch, appends what the outbox still holds from before a
 crash, and then in one transaction loads the group of each job id, adds the events, resolves the
-groups into jobs, makes the new events, and writes groups and outbox. After the commit it appends
-the events and moves the cursor. :meth:`JobsConsumer.tick` does the same for job ids whose
-waiting time is over (table ``due``: an end without a time, a launch without an end) and for runs
-stored before the table of lines existed.
+groups into jobs, makes the new events, and writes groups, outbox and cursor. After the commit it
+appends the events. :meth:`JobsConsumer.tick` does the same for job ids whose waiting time is over
+(table ``due``: an end without a time, a launch without an end) and for runs stored before the table
+of lines existed.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
