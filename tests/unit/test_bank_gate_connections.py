@@ -5,10 +5,12 @@ import os
 import socket
 import stat
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from harness.forks import fork_child
 from harness.gate import PATIENCE_S, running_here, settings_of
 from steward.bank.gate import connections
 from steward.bank.gate.client import connect_unix_socket
@@ -27,19 +29,24 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
+_REFUSED = 13
+
+
 def can_connect(path: str, uid: int) -> bool:
     """Whether a process of that user can connect."""
-    child = os.fork()
-    if not child:
+
+    def connect() -> None:
         os.setgroups([])
         os.setgid(uid)
         os.setuid(uid)
-        try:
+        with suppress(PermissionError):
             socket.socket(socket.AF_UNIX).connect(path)
-        except PermissionError:
-            os._exit(1)
-        os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+            os._exit(0)
+        os._exit(_REFUSED)
+
+    code = os.waitstatus_to_exitcode(os.waitpid(fork_child(connect), 0)[1])
+    assert code in {0, _REFUSED}
+    return code == 0
 
 
 @as_root

@@ -6,13 +6,14 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 import steward
+from harness.forks import fork_child
 from steward.core import databases
 from steward.core.databases import ACTIONS, DATABASES, SecondWriter, find_database
 from steward.core.sqlite import open_database, open_reader
@@ -43,22 +44,22 @@ def hold(path: Path) -> Iterator[int]:
         process.kill()
 
 
-def run_forked(work: Callable[[], int]) -> int:
-    pid = os.fork()
-    if not pid:
-        try:
-            os._exit(work())
-        finally:
-            os._exit(99)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+_REFUSED = 13
 
 
-def try_to_open(path: Path) -> int:
+def is_refused(path: Path) -> bool:
+    """Return whether the lock keeps a forked process from opening a database for writing."""
+    pid = fork_child(lambda: try_to_open(path))
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    assert code in {0, _REFUSED}
+    return code == _REFUSED
+
+
+def try_to_open(path: Path) -> None:
     try:
         open_database(str(path), ())
     except SecondWriter:
-        return 1
-    return 0
+        os._exit(_REFUSED)
 
 
 def test_a_second_writer_is_refused_until_the_first_is_killed(tmp_path: Path) -> None:
@@ -79,17 +80,19 @@ def test_a_second_writer_is_refused_until_the_first_is_killed(tmp_path: Path) ->
 def test_a_forked_process_has_no_lock_of_its_parents(tmp_path: Path) -> None:
     path = tmp_path / "states-c1.db"
     connection = open_database(str(path), ())
-    assert run_forked(lambda: try_to_open(path)) == 1
+    assert is_refused(path)
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        pid = os.fork()
-        if not pid:
+
+        def linger() -> None:
+            ours.close()
             theirs.send(b"forked")
-            theirs.recv(1)  # lives until the parent says so
-            os._exit(0)
+            theirs.recv(1)  # lives until the parent says so, or ends
+
+        pid = fork_child(linger)
         assert ours.recv(6) == b"forked"
         connection.close()
-        assert run_forked(lambda: try_to_open(path)) == 0
+        assert not is_refused(path)
         theirs.close()
         ours.send(b"x")
     os.waitpid(pid, 0)
@@ -99,9 +102,9 @@ def test_connections_of_one_process_share_the_lock(tmp_path: Path) -> None:
     path = tmp_path / "gate.db"
     first, second = (open_database(str(path), ()) for _ in range(2))
     first.close()
-    assert run_forked(lambda: try_to_open(path)) == 1
+    assert is_refused(path)
     second.close()
-    assert run_forked(lambda: try_to_open(path)) == 0
+    assert not is_refused(path)
 
 
 @pytest.mark.parametrize("name", ["rules.db", "audit.db", "ledger.db", "archive-c1.db", "other.db"])

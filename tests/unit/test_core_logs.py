@@ -1,5 +1,6 @@
 """Log lines: one a record, whatever is in it."""
 
+import functools
 import io
 import json
 import logging
@@ -14,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.forks import fork_child
 from steward.core import logs
 
 
@@ -100,15 +102,13 @@ def test_a_renamed_file_is_written_to_no_more(tmp_path: Path) -> None:
 def test_processes_do_not_mix_their_lines(tmp_path: Path) -> None:
     path = tmp_path / "steward.log"
     logs.configure_logging("info", path=str(path))
-    children = []
-    for number in range(4):
-        child = os.fork()
-        if child == 0:
-            logs.set_log_worker(f"part.{number}")
-            for _ in range(200):
-                logging.getLogger("steward.test").info("x" * 3000)
-            os._exit(0)
-        children.append(child)
+
+    def write(number: int) -> None:
+        logs.set_log_worker(f"part.{number}")
+        for _ in range(200):
+            logging.getLogger("steward.test").info("x" * 3000)
+
+    children = [fork_child(functools.partial(write, number)) for number in range(4)]
     assert [os.waitpid(child, 0)[1] for child in children] == [0] * 4
     logs.configure_logging("info", stream=io.StringIO())
     lines = path.read_text().splitlines()

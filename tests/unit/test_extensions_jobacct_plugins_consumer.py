@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from harness.forks import fork_child
 from harness.jobacct import TYPE, LogSite, Scene, run, scene
 from steward.core.errors import Unavailable
 from steward.core.events import (
@@ -107,14 +108,15 @@ def test_one_that_ends_its_process_is_found_out(scene: Scene) -> None:
     calls = f"{scene.settings.state_dir}/calls"
     scene.do(deed)
     scene.append([*(run(job_id, RUN_START) for job_id in range(1, 41))])
+    scene.writer.close()  # the child is the journal's one writer
+
+    def consume() -> None:
+        made = scene.make()
+        LogSite(scene.directory).feed_one(made)
+        made.close()
+
     for _ in range(6):
-        pid = os.fork()
-        if not pid:
-            made = scene.make()
-            LogSite(scene.directory).feed_one(made)
-            made.close()
-            os._exit(0)
-        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        code = os.waitstatus_to_exitcode(os.waitpid(fork_child(consume), 0)[1])
         if code == 0:
             break
     assert code == 0

@@ -1,6 +1,5 @@
 """The job log: each record once, in the file of its run's day, whatever happens to its writer."""
 
-import contextlib
 import json
 import os
 import resource
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 
 from harness.events import at
+from harness.forks import fork_child
 from harness.jobacct import LogSite, PowerCut, cut_power, event, run, usage
 from steward.core.events import (
     ACCOUNTING_EXPIRE,
@@ -282,33 +282,35 @@ def _consume_and_die(directory: Path, after_s: float, batches: int) -> None:
     Nothing is as unlikely as a kill between what is appended and what is committed, so
     there it kills itself, after some batches.
     """
-    pid = os.fork()
-    if pid:
-        until = time.monotonic() + after_s
-        while time.monotonic() < until and not os.waitpid(pid, os.WNOHANG)[0]:
-            time.sleep(0.001)
-        with contextlib.suppress(ProcessLookupError, ChildProcessError):
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-        return
-    left = batches
 
-    def dangerous(connection: Connection, position: int) -> None:
-        nonlocal left
-        left -= 1
-        if not left:
-            os.kill(os.getpid(), signal.SIGKILL)
-        move_cursor(connection, position)
+    def consume() -> None:
+        left = batches
 
-    log_consumer.move_cursor = dangerous  # type: ignore[attr-defined]
-    try:
+        def dangerous(connection: Connection, position: int) -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                os.kill(os.getpid(), signal.SIGKILL)
+            move_cursor(connection, position)
+
+        log_consumer.move_cursor = dangerous  # type: ignore[attr-defined]
         site = LogSite(directory)
         consumer = site.open_log()
         consumer.batch_events = 3
         while True:
             site.feed_one(consumer, turns=1)
-    finally:
-        os._exit(1)
+
+    pid = fork_child(consume)
+    until = time.monotonic() + after_s
+    status = 0
+    ended = 0
+    while time.monotonic() < until and not ended:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        time.sleep(0.001)
+    if not ended:
+        os.kill(pid, signal.SIGKILL)
+        _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
 
 
 def test_kills_at_random_instants_double_no_line_and_lose_none(tmp_path: Path) -> None:
@@ -321,8 +323,10 @@ def test_kills_at_random_instants_double_no_line_and_lose_none(tmp_path: Path) -
         site.append(
             [run(job_id, RUN_START), usage(job_id, "0", 3), run(job_id, seconds=job_id * 600.0)]
         )
+    site.writer.close()  # the child is the journal's one writer
     for _ in range(25):
         _consume_and_die(site.directory, chance.uniform(0.01, 0.08), chance.randint(2, 40))
+    site = LogSite(tmp_path)
     site.write()
     found = [
         record
