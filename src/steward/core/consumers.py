@@ -170,8 +170,8 @@ class DatabaseConsumer:
             new_events.extend(self._apply_events(events))
             move_cursor(self._connection, upto)
         # The batch is applied: an error would have the feed apply it again. The next tick, which
-        # follows at once, reports it.
-        with suppress(Unavailable):
+        # follows at once, raises it.
+        with suppress(Exception):
             self._send_events(append)
 
     def tick(self, append: Append) -> float:
