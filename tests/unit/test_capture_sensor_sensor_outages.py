@@ -11,6 +11,7 @@ import pytest
 from harness.events import NOON
 from harness.sensor import SILENT, SensorRun, site
 from steward.capture.sensor.sensor import COMPLETE_POLL_S, is_standby
+from steward.capture.sensor.store import SensorStore
 from steward.core.events import (
     CONTROLLER_STATE,
     NODE_STATE,
@@ -18,8 +19,9 @@ from steward.core.events import (
     NodeStatesFile,
     node_states_path,
 )
-from steward.core.files import read_status
+from steward.core.files import StatusWriteError, read_status
 from steward.core.journal.store import JournalUnavailable
+from steward.core.sqlite import SqliteUnavailable
 from steward.slurm.cluster import Ping
 
 __all__ = ["site"]
@@ -70,6 +72,85 @@ def test_a_trigger_whose_poll_fails_is_told_at_the_next_one(site: SensorRun) -> 
     assert (down.node, down.state) == ("n1", "DOWN")
     site.turn(after_s=31.0)
     assert len(site.told.events) == 2
+
+
+def test_a_trigger_whose_changes_cannot_be_stored_is_told_at_the_next_poll(
+    site: SensorRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.turn()
+    site.turn(after_s=61.0)
+    site.news()
+
+    def fail(*_: object, **__: object) -> None:
+        raise SqliteUnavailable("the disk is full")
+
+    with monkeypatch.context() as full:
+        full.setattr(SensorStore, "store_changes", fail)
+        with pytest.raises(SqliteUnavailable):
+            site.turn("down n1")
+    site.turn()
+    assert [(body.state, body.source) for body in site.news()] == [
+        ("DOWN", "trigger"),
+        ("IDLE", "trigger"),
+    ]
+    site.turn()
+    assert site.news() == []
+
+
+@pytest.mark.parametrize("fails_at", ["first", "second"])
+def test_a_status_file_that_cannot_be_written_repeats_no_report(
+    site: SensorRun, monkeypatch: pytest.MonkeyPatch, fails_at: str
+) -> None:
+    site.turn()
+    site.turn(after_s=61.0)
+    site.news()
+    writes: list[object] = []
+
+    def fail(self: object) -> None:
+        writes.append(self)
+        if len(writes) == (1 if fails_at == "first" else 2):
+            raise StatusWriteError("the disk is full")
+
+    monkeypatch.setattr(SensorStore, "_write_status", fail)
+    with pytest.raises(StatusWriteError):
+        site.turn("down n1")
+    for _ in range(2):
+        site.turn()
+    assert [body.state for body in site.news()] == ["DOWN", "IDLE"]
+
+
+def test_a_report_after_a_failed_poll_hastens_the_next_one(site: SensorRun) -> None:
+    site.turn()
+    site.shown.down = True
+    for _ in range(4):
+        site.turn("down n1", after_s=31.0)
+    polls = site.sensor.poll_count
+    assert site.turn(after_s=0.6) > 0
+    assert site.sensor.poll_count == polls
+    site.turn("down n1", after_s=0.1)
+    assert site.sensor.poll_count == polls + 1
+
+
+def test_a_state_that_passed_has_the_time_of_its_report(
+    site: SensorRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = NOON
+    monkeypatch.setattr("steward.capture.sensor.sensor.utc_now", lambda: now)
+    site.turn()
+    site.turn(after_s=61.0)
+    site.news()
+    site.shown.down = True
+    for minutes, report in ((1, "down n1"), (2, "drained n2"), (3, "down n1")):
+        now = NOON + timedelta(minutes=minutes)
+        site.turn(report, after_s=31.0)
+    site.shown.down = False
+    now = NOON + timedelta(minutes=4)
+    site.turn(after_s=31.0)
+    assert [
+        (event.body.node, event.body.state, (event.at - NOON) // timedelta(minutes=1))
+        for event in site.told.events
+        if event.kind == NODE_STATE
+    ] == [("n1", "DOWN", 1), ("n2", "IDLE+DRAIN", 2), ("n1", "IDLE", 4), ("n2", "IDLE", 4)]
 
 
 def test_the_last_poll_is_told_with_its_time_while_slurmctld_is_away(

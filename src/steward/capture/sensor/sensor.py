@@ -264,7 +264,10 @@ class ClusterSensor:
         self._poll_started = float("-inf")
         self._poll_due = 0.0
         self._complete_poll_due = 0.0
-        self._fired: set[FiredTrigger] = set()
+        self._reports: dict[FiredTrigger, datetime] = {}
+        """Triggers that fired and whose states are not stored yet, with the time of the report."""
+        self._wakeups: set[FiredTrigger] = set()
+        """Triggers that fired since the last poll began."""
         self._reported = ReportedStates()
         self._last_error = ""
         self._backoff = Backoff(_FIRST_BACKOFF_S, _MAX_SENSOR_BACKOFF_S)
@@ -275,10 +278,11 @@ class ClusterSensor:
         Args:
             triggers: Triggers that fired.
         """
-        new_triggers = set(triggers) - self._fired
+        new_triggers = set(triggers) - self._wakeups
         if not new_triggers:
             return
-        self._fired |= new_triggers
+        self._wakeups |= new_triggers
+        self._reports = dict.fromkeys(new_triggers, utc_now()) | self._reports
         events = {trigger.event for trigger in new_triggers}
         gap_s = max(_AFTER_WAKE_S, COST_FACTOR * self.cost_s)
         self._poll_due = min(self._poll_due, self._poll_started + gap_s)
@@ -313,19 +317,17 @@ class ClusterSensor:
         """Poll, compare with the stored states, and store the changes."""
         self._poll_started = began = time.monotonic()
         self.poll_count += 1
-        triggers, self._fired = self._fired, set()
+        self._wakeups.clear()
         is_complete = began >= self._complete_poll_due
         try:
             was_away = is_complete and self._check_daemons()
             at = utc_now()
             snapshot = self._query_snapshot(is_complete=is_complete)
         except SlurmError as error:
-            # slurmctld reports once: the next poll is to know it, too.
-            self._fired |= triggers
             self._handle_outage(str(error))
             return
         self.cost_s = time.monotonic() - began
-        events = {trigger.event for trigger in triggers}
+        events = {trigger.event for trigger in self._reports}
         if RECONFIG_EVENT in events and not self._is_standing_by:
             self._daemons.report_reconfigured()
         self._is_unavailable = False
@@ -334,31 +336,35 @@ class ClusterSensor:
             log.info("cluster %s: the sensor sees again", self._cluster)
             self._last_error = ""
         nodes = snapshot[NODE_STATE]
-        passed_nodes = self._reported.find_passed_states(
-            triggers, self._store.snapshot[NODE_STATE], nodes, began
+        since = None if self._store.looked_at is None else self._store.looked_at - _TIME_TOLERANCE
+        passed = self._reported.find_passed_states(
+            self._reports, self._store.snapshot[NODE_STATE], nodes, began
         )
-        if passed_nodes:
-            self._store_changes({NODE_STATE: passed_nodes}, "trigger", at)
-        self._store_changes(snapshot, self._find_cause(events, was_away=was_away), at)
+        try:
+            for reported_at, passed_nodes in passed:
+                self._store_changes({NODE_STATE: passed_nodes}, "trigger", reported_at, since)
+            self._store_changes(snapshot, self._find_cause(events, was_away=was_away), at, since)
+        finally:
+            # slurmctld reports once: until a poll is stored, the next one must know it, too. The
+            # store has the poll even if the status file cannot be written after it.
+            if self._store.looked_at == at:
+                self._reports.clear()
         self._is_first = False
         self._set_due(began, at, is_complete=is_complete)
 
-    def _store_changes(self, snapshot: ClusterSnapshot, source: PollCause, at: datetime) -> None:
+    def _store_changes(
+        self, snapshot: ClusterSnapshot, source: PollCause, at: datetime, since: datetime | None
+    ) -> None:
         """Store the changes between the stored states and a snapshot."""
         changes = compare_snapshots(
             self._store.snapshot,
             snapshot,
             source=source,
             at=at,
-            since=self._earliest_change(),
+            since=since,
             usage=self._usage,
         )
         self._store.store_changes(changes, at, silent=self._is_standing_by)
-
-    def _earliest_change(self) -> datetime | None:
-        """Return the earliest time at which changes may have happened."""
-        polled_at = self._store.looked_at
-        return None if polled_at is None else polled_at - _TIME_TOLERANCE
 
     def _find_cause(self, events: set[str], *, was_away: bool) -> PollCause:
         """Return the cause of a poll's changes: "reconcile" after an outage or restart."""
@@ -462,21 +468,22 @@ class ReportedStates:
 
     def find_passed_states(
         self,
-        triggers: Iterable[FiredTrigger],
+        reports: Mapping[FiredTrigger, datetime],
         before: Mapping[str, ObjectFacts],
         now: Mapping[str, ObjectFacts],
         now_s: float,
-    ) -> dict[str, NodeFacts]:
+    ) -> list[tuple[datetime, dict[str, NodeFacts]]]:
         """Return all nodes as before, with the states that were reported but never polled.
 
         Args:
-            triggers: Triggers that fired since the last poll.
+            reports: Triggers that fired since the last stored poll, with the time of the report.
             before: Nodes as last reported.
             now: Nodes as polled now.
             now_s: Monotonic time of this poll.
 
         Returns:
-            The nodes by name; {} where no state has passed unseen.
+            Times of reports in order, each with all nodes by name; empty if no state has passed
+            unseen.
         """
         if self._first_s is None:
             self._first_s = now_s
@@ -485,10 +492,10 @@ class ReportedStates:
                 self._shown_s[event, name] = now_s
         nodes = {name: facts for name, facts in before.items() if isinstance(facts, NodeFacts)}
         # If a node was both drained and down, down counts.
-        unshown = sorted(self._iter_unshown(triggers, now_s), reverse=True)
+        unshown = sorted(self._iter_unshown(reports, now_s), reverse=True)
         states = {
-            name: _STATE_BY_EVENT[event](nodes[name].state)
-            for event, name in unshown
+            name: (reported_at, _STATE_BY_EVENT[event](nodes[name].state))
+            for event, name, reported_at in unshown
             if name in nodes
             and name in now
             and event not in _events_of_state(nodes[name].state)
@@ -496,20 +503,24 @@ class ReportedStates:
         }
         # States shown before Steward started are unknown.
         if not states or now_s - self._first_s < _MAX_TRIGGER_DELAY_S:
-            return {}
-        for name, state in states.items():
-            nodes[name] = msgspec.structs.replace(nodes[name], state=state)
-        return nodes
+            return []
+        passed = []
+        for moment in sorted({reported_at for reported_at, _ in states.values()}):
+            for name, (reported_at, state) in states.items():
+                if reported_at == moment:
+                    nodes[name] = msgspec.structs.replace(nodes[name], state=state)
+            passed.append((moment, dict(nodes)))
+        return passed
 
     def _iter_unshown(
-        self, triggers: Iterable[FiredTrigger], now_s: float
-    ) -> Iterator[tuple[str, str]]:
-        """Yield event and node of reports that no poll has shown."""
+        self, reports: Mapping[FiredTrigger, datetime], now_s: float
+    ) -> Iterator[tuple[str, str, datetime]]:
+        """Yield event, node and time of reports that no poll has shown."""
         for key in [
             key for key, at_s in self._shown_s.items() if now_s - at_s > _MAX_TRIGGER_DELAY_S
         ]:
             del self._shown_s[key]
-        for trigger in triggers:
+        for trigger, reported_at in reports.items():
             try:
                 names = (
                     expand_nodelist(trigger.nodes)
@@ -520,7 +531,9 @@ class ReportedStates:
                 log.debug("a trigger's nodes are not understood: %s", error)
                 continue
             yield from (
-                (trigger.event, name) for name in names if self._is_unshown(trigger.event, name)
+                (trigger.event, name, reported_at)
+                for name in names
+                if self._is_unshown(trigger.event, name)
             )
 
     def _is_unshown(self, event: str, name: str) -> bool:
