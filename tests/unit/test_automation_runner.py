@@ -5,6 +5,7 @@ import stat
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from harness.site import Site
@@ -14,10 +15,14 @@ from steward.automation.errors import (
     OperationForbidden,
     UnknownOperation,
 )
-from steward.automation.runner import OperationRunner
+from steward.automation.runner import OperationRun, OperationRunner
 from steward.automation.settings import ActionsSettings
-from steward.core.access import Access, Caller, ClusterRoles
+from steward.bank.gate.client import GateClient
+from steward.bank.gate.requests import PluginReply, PluginRequest
+from steward.bank.settings import BankSettings
+from steward.core.access import Access, Caller, ClusterRoles, act_as
 from steward.core.config import AccessSettings
+from steward.core.principals import RULES, STATUS
 
 ROOT = Caller(uid=0, user="root", how="local")
 ADA = Caller(uid=1001, user="ada")
@@ -201,3 +206,32 @@ def test_the_log_is_stewards_alone(site: RunningSite) -> None:
     site.run()
     mode = (site.state / "audit.db").stat().st_mode
     assert stat.S_IMODE(mode) == 0o600
+
+
+def test_a_service_principal_has_no_privilege_of_its_process(
+    site: RunningSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    senders: list[tuple[int, str]] = []
+
+    def grant(_: object, change: PluginRequest, user: str, restarts: int) -> PluginReply:
+        senders.append((change.by, user))
+        return PluginReply(v=change.v, ok=restarts == 0)
+
+    monkeypatch.setattr(GateClient, "grant", grant)
+    settings = msgspec.structs.replace(site.settings, bank=BankSettings(enabled=True))
+    for caller in (ROOT, ADA, act_as(RULES), act_as(STATUS)):
+        operation = OperationRun(
+            *("slurm.job.release", settings, site.access, site.registry, caller, "one"),
+            speaker="s",
+            dry_run=False,
+            force=False,
+            timeout_s=SECONDS,
+            on_begin=lambda: None,
+        )
+        operation.request_admission("7", 7, restarts=0, starts_job=True)
+        operation.require_role("owner", os.geteuid() if caller.service else caller.uid)
+    assert senders == [(0, "root"), (1001, "ada"), (-1, ""), (-1, "")]
+    assert operation.caller.uid == os.geteuid()
+    monkeypatch.setattr(site.access, "is_operator", lambda *_: False)
+    with pytest.raises(OperationForbidden):
+        operation.require_role("owner", os.geteuid())

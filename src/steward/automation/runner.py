@@ -184,8 +184,9 @@ class OperationRun:
     def request_admission(self, jobs: str, job_id: int, *, restarts: int, starts_job: bool) -> None:
         """Ask the gate, as the caller, to admit a change.
 
-        slurmctld sees only SlurmUser, as whom Steward sends the change. If the gate is unavailable,
-        its outage policy applies.
+        slurmctld sees only SlurmUser, as whom Steward sends the change. A service principal asks
+        without a uid: that of its process may be root's, whose changes always pass. If the gate is
+        unavailable, its outage policy applies.
 
         Raises:
             BankRefused: The gate rejects it, or is unavailable and its policy is to deny.
@@ -198,11 +199,12 @@ class OperationRun:
         from steward.bank.records import JobRequest
 
         change = JobRequest(uid=-1, job_id=job_id, released=starts_job)
+        uid, user = (self.caller.uid, self.caller.user) if self.caller.service is None else (-1, "")
         request = PluginRequest(
-            v=VERSION, op="modify", cluster=self.cluster, job=change, jobs=jobs, by=self.caller.uid
+            v=VERSION, op="modify", cluster=self.cluster, job=change, jobs=jobs, by=uid
         )
         try:
-            reply = GateClient(self.settings.state_dir).grant(request, self.caller.user, restarts)
+            reply = GateClient(self.settings.state_dir).grant(request, user, restarts)
         except GateUnavailable as error:
             if self.settings.gate.policy == "deny":
                 raise BankRefused(f"job {jobs} is not changed: {error}", jobs) from error
@@ -227,7 +229,7 @@ class OperationRun:
             return True
         if role == "administrator":
             return all(self.access.is_administrator(self.caller, name) for name in clusters)
-        if role == "owner" and owner_uid is not None and owner_uid == self.caller.uid:
+        if role == "owner" and self.caller.service is None and owner_uid == self.caller.uid:
             return bool(self.caller.user)
         return all(self.access.is_operator(self.caller, name) for name in clusters)
 
