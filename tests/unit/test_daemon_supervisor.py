@@ -2,6 +2,7 @@ import errno
 import gc
 import io
 import logging
+import mmap
 import os
 import signal
 import socket
@@ -357,6 +358,63 @@ def test_an_unexpected_error_of_a_reload_keeps_the_present_workers(
     until(lambda: "can't start new thread" in daemon.log.read_text())
     assert len(lines(one)) == 1
     assert daemon.end() == 0
+
+
+def test_an_error_while_a_reload_replaces_the_workers_starts_the_present_ones_again(
+    tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, full, map_memory = tmp_path / "one", tmp_path / "full", mmap.mmap
+
+    def fails(*args: int) -> mmap.mmap:
+        if full.exists():
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+        return map_memory(*args)
+
+    monkeypatch.setattr("steward.daemon.supervisor.mmap.mmap", fails)
+    parts = [WorkerSpec(name="one", run=writes_its_pid(one))]
+    daemon = start(parts, lambda: parts)
+    until(lambda: bool(lines(one)))
+    full.touch()
+    os.kill(daemon.pid, signal.SIGHUP)
+    until(lambda: "the present one stays: OSError(12" in daemon.log.read_text())
+    until(lambda: lines(one)[1:2] == ["stopped"] and len(lines(one)) == 3)
+    full.unlink()
+    os.kill(daemon.pid, signal.SIGHUP)
+    until(lambda: len(lines(one)) == 5)
+    assert daemon.end() == 0
+
+
+def test_a_worker_that_a_reload_cannot_end_starts_again_when_it_ends(
+    tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where it hangs on a dead mount: a second one beside it would write its database."""
+    stuck, free = tmp_path / "stuck", tmp_path / "free"
+    tests, real = os.getpid(), {"kill": os.kill, "killpg": os.killpg}
+
+    def spare_stuck(name: str) -> Callable[[int, int], None]:
+        def kill(pid: int, number: int) -> None:
+            if os.getpid() == tests or str(pid) not in lines(stuck):
+                real[name](pid, number)
+
+        return kill
+
+    for name in real:
+        monkeypatch.setattr(os, name, spare_stuck(name))
+    parts = [
+        WorkerSpec(name="stuck", run=writes_its_pid(stuck)),
+        WorkerSpec(name="free", run=writes_its_pid(free)),
+    ]
+    daemon = start(parts, lambda: parts, SupervisorTiming(stop_s=0.2))
+    until(lambda: bool(lines(stuck)) and bool(lines(free)))
+    os.kill(daemon.pid, signal.SIGHUP)
+    until(lambda: len(lines(free)) == 3)
+    time.sleep(0.3)
+    assert len(lines(stuck)) == 1
+    os.kill(int(lines(stuck)[0]), signal.SIGKILL)
+    until(lambda: len(lines(stuck)) == 2)
+    os.kill(daemon.pid, signal.SIGTERM)
+    os.kill(int(lines(stuck)[1]), signal.SIGKILL)
+    assert daemon.wait() == 0
 
 
 def test_the_service_manager_is_told(

@@ -237,10 +237,14 @@ class Supervisor:
         return 0
 
     def _set_workers(self, workers: Sequence[WorkerSpec]) -> None:
-        """Replace the list of workers, keeping restart counts and errors of those that stay."""
+        """Replace the list of workers, keeping restart counts and errors of those that stay.
+
+        A worker that could not be ended keeps its process, and starts again when that ends.
+        """
         # New heartbeats: a worker of the former configuration may still run and beat.
-        self._heartbeats = mmap.mmap(-1, max(1, len(workers)) * _HEARTBEAT_STAMP.size)
-        self._last_errors = mmap.mmap(-1, max(1, len(workers)) * _LAST_ERROR.size)
+        heartbeats = mmap.mmap(-1, max(1, len(workers)) * _HEARTBEAT_STAMP.size)
+        last_errors = mmap.mmap(-1, max(1, len(workers)) * _LAST_ERROR.size)
+        self._heartbeats, self._last_errors = heartbeats, last_errors
         old_by_name = {child.spec.name: child for child in self._children}
         self._children = [_WorkerState(spec, slot) for slot, spec in enumerate(workers)]
         for child in self._children:
@@ -248,6 +252,8 @@ class Supervisor:
                 old = old_by_name[child.spec.name]
                 child.restarts = old.restarts
                 child.error, child.error_at = old.error, old.error_at
+                child.pid, child.started, child.since = old.pid, old.started, old.since
+                child.is_killed = bool(old.pid)
 
     def _install_signal_handlers(self) -> None:
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
@@ -453,17 +459,24 @@ class Supervisor:
         try:
             workers = self._reload()
         except Exception as error:
-            # As well what nobody expected: no memory, no thread.
-            reason = str(error) if isinstance(error, StewardError) else repr(error)
-            log.error("the configuration is not taken, the present one stays: %s", reason)
-            self._listener.answer(ReloadReply(error=reason))
+            self._reject_reload(error)
             return
         self._notifier.send_reloading()
         log.info("reloading")
-        self._end_all()
-        self._set_workers(workers)
+        try:
+            self._end_all()
+            self._set_workers(workers)
+        except Exception as error:
+            # Workers of the present configuration go on; those that have ended start again.
+            self._reject_reload(error)
         self._started_at = time.monotonic()
         self._is_ready = False
+
+    def _reject_reload(self, error: Exception) -> None:
+        """Log and answer why a configuration is not applied; also for no memory, no thread."""
+        reason = str(error) if isinstance(error, StewardError) else repr(error)
+        log.error("the configuration is not taken, the present one stays: %s", reason)
+        self._listener.answer(ReloadReply(error=reason))
 
     def _end_all(self) -> list[str]:
         """End all workers, the ``last`` ones last; return the names of those that do not end."""
