@@ -7,7 +7,10 @@ import pytest
 
 from harness.events import NOON
 from harness.rules import DRAIN, MAIL, RulesSite, failure, with_care
+from steward.automation.rules import rulebook
+from steward.automation.rules.rulebook import Rulebook
 from steward.automation.rules.store import RulesStore
+from steward.automation.settings import RulesSettings
 
 
 def test_a_rule_acts_once_on_an_event_and_tells_it(tmp_path: Path) -> None:
@@ -143,3 +146,19 @@ def test_what_is_too_old_after_a_long_rest_is_not_begun(tmp_path: Path) -> None:
     site.settle()
     assert site.statuses() == ["held-back"]
     assert site.world.done == []
+
+
+def test_rule_files_are_read_outside_the_transaction(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = RulesSite(tmp_path, MAIL)
+    load = rulebook.load_rulebook
+    loads: list[bool] = []
+
+    def load_rulebook(settings: RulesSettings) -> Rulebook:
+        loads.append(site.store.database.connection.in_transaction)
+        return load(settings)
+
+    monkeypatch.setattr(rulebook, "load_rulebook", load_rulebook)
+    site.give(failure(1))
+    assert loads == [False]

@@ -80,9 +80,19 @@ class RulesConsumer(DatabaseConsumer):
         self._signature: FilesSignature | None = None
         self._reload_at = 0.0
 
+    def apply(self, events: Sequence[Event], upto: int, append: Append) -> None:
+        """Decide on events and move the cursor to ``upto``, in one transaction.
+
+        Raises:
+            Unavailable: The database or the journal is unavailable.
+        """
+        # Before the transaction, which must not wait for slow files.
+        self._reload_if_due()
+        super().apply(events, upto, append)
+
     def _apply_events(self, events: Sequence[Event]) -> Sequence[Event]:
         """Decide on events; return events about executions that have ended already."""
-        rules = list(self._load_enabled_rules().values())
+        rules = list(select_enabled_rules(self._rulebook, self._store).values())
         self._store.insert_failures(
             [event for event in events if event.kind == NODE_STATE and event.body.failed]
         )
@@ -115,7 +125,8 @@ class RulesConsumer(DatabaseConsumer):
         Raises:
             Unavailable: The database or the journal is unavailable.
         """
-        wait_s = self._scheduler.advance(self._load_enabled_rules())
+        self._reload_if_due()
+        wait_s = self._scheduler.advance(select_enabled_rules(self._rulebook, self._store))
         return min(wait_s, super().tick(append))
 
     def close(self) -> None:
@@ -123,16 +134,12 @@ class RulesConsumer(DatabaseConsumer):
         self._scheduler.close()
         super().close()
 
-    def _load_enabled_rules(self) -> dict[str, Rule]:
-        """Return the enabled rules, after reloading changed files."""
-        now = time.monotonic()
-        if now >= self._reload_at:
-            self._reload_at = now + _RELOAD_INTERVAL_S
-            self._reload()
-        return select_enabled_rules(self._rulebook, self._store)
-
-    def _reload(self) -> None:
+    def _reload_if_due(self) -> None:
         """Reload the rules if their files have changed, and log their errors."""
+        now = time.monotonic()
+        if now < self._reload_at:
+            return
+        self._reload_at = now + _RELOAD_INTERVAL_S
         signature = rulebook.compute_signature(self._settings)
         if signature == self._signature:
             return
@@ -140,7 +147,8 @@ class RulesConsumer(DatabaseConsumer):
         self._rulebook = rulebook.load_rulebook(self._settings)
         for error in self._rulebook.troubles:
             log.error("%s", error.what)
-        log.info("%d rules, %d on", len(self._rulebook.rules), len(self._load_enabled_rules()))
+        enabled_rules = select_enabled_rules(self._rulebook, self._store)
+        log.info("%d rules, %d on", len(self._rulebook.rules), len(enabled_rules))
 
     def _purge(self) -> bool:
         """Remove old history and node failures."""
