@@ -12,7 +12,11 @@ from harness import archive
 from harness.events import NOVEMBER_NS
 from harness.sinks import RemoteSite
 from steward.archive.remote.destination import ArchivedDocument, RefusedDocument
-from steward.archive.remote.records import RemoteRecords
+from steward.archive.remote.records import (
+    MAX_DELETED_ROWS,
+    RemoteRecords,
+    RemoteRecordsWriter,
+)
 from steward.core.errors import Unavailable
 
 Make = Callable[..., RemoteSite]
@@ -249,6 +253,26 @@ def test_retention_is_left_to_the_other_end(make: Make) -> None:
     site = make(retention_days=30)
     site.turn()
     assert len(site.elsewhere.expired) == 1, "not in each turn"
+
+
+def test_retention_comes_each_hour_though_each_minute_has_documents_to_forget(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = make(retention_days=30)
+    now = 10_000.0
+    monkeypatch.setattr("steward.archive.remote.sink.time.monotonic", lambda: now)
+    monkeypatch.setattr(RemoteRecordsWriter, "delete_old", lambda *_: 1)
+    purges = []
+    for _ in range(60):
+        site.sink.tick(lambda _: None)
+        purges.append(site.sink._purge())
+        now += 60.1
+    assert (len(site.elsewhere.expired), set(purges)) == (1, {False})
+    monkeypatch.setattr(RemoteRecordsWriter, "delete_old", lambda *_: MAX_DELETED_ROWS)
+    now += 3600.0
+    site.sink.tick(lambda _: None)
+    assert len(site.elsewhere.expired) == 2
+    assert site.sink._purge()
 
 
 def test_what_retention_has_dropped_does_not_come_back(make: Make) -> None:

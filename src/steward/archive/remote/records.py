@@ -24,7 +24,8 @@ SENT, AWAITS_IDENTITY, DUE, REFUSED = 0, 1, 2, 3
 """States of a script: done (sent, or a dead letter); waiting for its job's identity; to be sent;
 refused by the server, but not yet reported to the journal."""
 
-_FORGET_AT_ONCE = 1000
+MAX_DELETED_ROWS = 1000
+"""Largest number of documents that one call deletes."""
 _CHUNK = 400
 
 RemoteScriptRef = tuple[str, str]
@@ -221,6 +222,6 @@ class RemoteRecordsWriter:
         cursor = self._connection.execute(
             "DELETE FROM script WHERE (key, cluster) IN (SELECT key, cluster FROM script "
             "WHERE state = 0 AND since_ns < ? AND identity IS NULL LIMIT ?)",
-            (before_ns, _FORGET_AT_ONCE),
+            (before_ns, MAX_DELETED_ROWS),
         )
         return int(cursor.rowcount)

@@ -23,6 +23,7 @@ from steward.archive.remote.destination import ArchivedDocument, Destination, Re
 from steward.archive.remote.records import (
     AWAITS_IDENTITY,
     DUE,
+    MAX_DELETED_ROWS,
     REFUSED,
     SENT,
     RemoteRecords,
@@ -62,6 +63,8 @@ _PURGED_FIELDS: Final[dict[str, Any]] = {
 _KEEP_SENT_S = 14 * 86400.0
 """Time that sent documents are remembered, in seconds. A later correction is sent without the
 script, which the server has."""
+_EXPIRE_INTERVAL_S: Final = 3600.0
+"""Interval of requests to expire documents on the server, in seconds."""
 
 
 class RemoteSink(DatabaseConsumer):
@@ -104,6 +107,7 @@ class RemoteSink(DatabaseConsumer):
         self._batch_bytes = batch_bytes
         self._environments = environments
         self._created_ns = self._records.load_creation_ns()
+        self._expire_at = 0.0
         self._reported: list[RemoteRow] = []
 
     def needed_from(self) -> int | None:
@@ -199,6 +203,7 @@ class RemoteSink(DatabaseConsumer):
         """
         self._mark_reported()
         super().tick(append)
+        self._expire_if_due()
         wait_s = self.end_waits(self._sink_settings.identity_wait_s)
         rows = self._limit_batch(self._records.select_due(_DUE_BATCH))
         if rows:
@@ -322,18 +327,23 @@ class RemoteSink(DatabaseConsumer):
             self._reported = []
 
     def _purge(self) -> bool:
-        """Forget old sent documents, then expire documents on the server."""
+        """Forget old sent documents."""
         before_ns = time.time_ns() - int(_KEEP_SENT_S * 1e9)
         with self._records.writing() as writer:
-            has_more = bool(writer.delete_old(before_ns))
-        if self._sink_settings.retention_days and not has_more:
-            cutoff = datetime.now(UTC) - timedelta(days=self._sink_settings.retention_days)
-            try:
-                self._open_destination().expire(cutoff)
-            except Unavailable as error:
-                # Archiving must not wait for expiry; if sending fails, too, that is reported.
-                log.warning("%s: what is too old stays for now: %s", self.name, error)
-        return has_more
+            return writer.delete_old(before_ns) >= MAX_DELETED_ROWS
+
+    def _expire_if_due(self) -> None:
+        """Expire documents on the server once an hour, however many are forgotten here."""
+        now = time.monotonic()
+        if not self._sink_settings.retention_days or now < self._expire_at:
+            return
+        self._expire_at = now + _EXPIRE_INTERVAL_S
+        cutoff = datetime.now(UTC) - timedelta(days=self._sink_settings.retention_days)
+        try:
+            self._open_destination().expire(cutoff)
+        except Unavailable as error:
+            # Archiving must not wait for expiry; if sending fails, too, that is reported.
+            log.warning("%s: what is too old stays for now: %s", self.name, error)
 
     def close(self) -> None:
         """Close the connection and the database."""
