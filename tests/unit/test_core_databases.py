@@ -1,6 +1,7 @@
 """Each database is declared once, and the one process that writes it is alone."""
 
 import ast
+import importlib
 import os
 import re
 import socket
@@ -161,3 +162,24 @@ def test_the_formats_of_all_databases_are_documented() -> None:
         for file in DATABASES
     }
     assert declared - {"`accounting-log.db`"} == documented
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "count"),
+    [
+        ("archive.catalog.generations", "_MIGRATIONS", 1),
+        ("archive.catalog.month", "MIGRATIONS", 1),
+        ("archive.files.index", "MIGRATIONS", 4),
+        ("automation.audit", "_MIGRATIONS", 1),
+        ("bank.gate.store", "_MIGRATIONS", 2),
+        ("capture.sensor.store", "_MIGRATIONS", 1),
+        ("core.journal.store", "_MIGRATIONS", 2),
+        ("extensions.jobacct_plugins.log.state", "LOG_MIGRATIONS", 2),
+        ("jobs.tables", "MIGRATIONS", 4),
+        ("reports.history.spans", "MIGRATIONS", 2),
+    ],
+)
+def test_a_database_of_any_earlier_version_is_migrated(module: str, name: str, count: int) -> None:
+    # A database whose version is beyond the last migration counts as a newer Steward's.
+    migrations = getattr(importlib.import_module(f"steward.{module}"), name)
+    assert len(migrations) >= count

@@ -15,9 +15,13 @@ from steward.core.events import (
     PARTITION_STATE,
     NodeStatesFile,
     PartitionState,
+    encode_event,
     node_states_path,
 )
 from steward.core.files import write_status
+from steward.core.sqlite import open_database, transaction
+from steward.reports.history.consumer import get_history_path
+from steward.reports.history.spans import MIGRATIONS
 
 
 @pytest.fixture
@@ -160,3 +164,25 @@ def test_what_became_of_a_node(site: Site) -> None:
             site.ask("history.node", ADA, node=wrong)
     with pytest.raises(UsageError, match="before it begins"):
         site.ask("history.node", ADA, node="n1", since=at(9).isoformat(), until=NOON.isoformat())
+
+
+def test_a_history_from_before_knows_what_is_there(tmp_path: Path) -> None:
+    # Nothing tells again of what has not changed since.
+    state = tmp_path / "state"
+    state.mkdir()
+    path = get_history_path(str(state))
+    old = open_database(path, MIGRATIONS[:1])
+
+    with transaction(old):
+        for number, shown in enumerate(("UP", "DRAIN")):
+            event = history.event(PARTITION_STATE, 0, PartitionState(partition="p", state=shown))
+            old.execute(
+                "INSERT INTO event (at_us, kind, cluster, subject, failed, key, data) "
+                "VALUES (?, ?, ?, ?, 0, ?, ?)",
+                (number, event.kind, "c1", "p", event.key, encode_event(event)),
+            )
+    old.close()
+    site = history.make_site(tmp_path)
+    (found,) = site.ask("history.partitions", ADA).partitions
+    assert (found.partition, found.state) == ("p", "DRAIN")
+    site.close()

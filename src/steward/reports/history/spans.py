@@ -274,5 +274,12 @@ RESERVATION_SPANS: Final = Table(
 )
 PRESENT_EVENTS: Final = Table(PresentEvent, "present", key="cluster, kind, subject")
 NODE_GROUPS: Final = Rows(NodeGroupSpan)
-_TABLES: Final = (CURSOR, EVENTS, NODE_SPANS, RESERVATION_SPANS, PRESENT_EVENTS)
-MIGRATIONS: Final = ("".join(table.schema for table in _TABLES),)
+_FILL_PRESENT: Final = """
+    INSERT OR REPLACE INTO present
+        SELECT cluster, kind, subject, key, data FROM event
+        WHERE kind IN ('partition.state', 'reservation.state') ORDER BY at_us, number;
+"""
+MIGRATIONS: Final = (
+    CURSOR.schema + EVENTS.schema + NODE_SPANS.schema + RESERVATION_SPANS.schema,
+    PRESENT_EVENTS.schema + _FILL_PRESENT,
+)
