@@ -1,13 +1,17 @@
 """Each database is declared once, and the one process that writes it is alone."""
 
 import ast
+import fcntl
 import importlib
 import os
 import re
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,7 +20,7 @@ import pytest
 import steward
 from harness.forks import fork_child
 from steward.core import databases
-from steward.core.databases import ACTIONS, DATABASES, SecondWriter, find_database
+from steward.core.databases import ACTIONS, DATABASES, SecondWriter, UnsafeLock, find_database
 from steward.core.sqlite import open_database, open_reader
 
 ROOT = Path(steward.__file__).parent
@@ -106,6 +110,114 @@ def test_connections_of_one_process_share_the_lock(tmp_path: Path) -> None:
     assert is_refused(path)
     second.close()
     assert not is_refused(path)
+
+
+@pytest.mark.parametrize("kind", ["a symbolic link", "a file with 2 names", "not a regular file"])
+def test_a_planted_lock_is_refused_and_nothing_is_written_to_it(tmp_path: Path, kind: str) -> None:
+    victim, lock = tmp_path / "victim", tmp_path / "jobs.db.lock"
+    victim.write_text("precious")
+    match kind:
+        case "a symbolic link":
+            lock.symlink_to(victim)
+        case "a file with 2 names":
+            lock.hardlink_to(victim)
+        case _:
+            os.mkfifo(lock)
+    with pytest.raises(UnsafeLock) as refused:
+        open_database(str(tmp_path / "jobs.db"), ())
+    assert str(refused.value) == (f"cannot lock {tmp_path}/jobs.db: {lock} is {kind}: remove it")
+    assert victim.read_text() == "precious"
+    lock.unlink()
+    open_database(str(tmp_path / "jobs.db"), ()).close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_the_lock_that_root_makes_is_the_databases_owners(tmp_path: Path) -> None:
+    # As in a directory of root with mode 2770 of Steward's group.
+    path = tmp_path / "jobs.db"
+    path.touch(0o600)
+    os.chown(path, 4001, 4002)
+    open_database(str(path), ()).close()
+    lock = tmp_path / "jobs.db.lock"
+    assert (lock.stat().st_uid, lock.stat().st_gid) == (4001, 4002)
+    os.chown(lock, 4003, 4002)
+    with pytest.raises(UnsafeLock, match=r"a file of uid 4003, and the database is uid 4001's"):
+        open_database(str(path), ())
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"12 and more"])
+def test_a_writer_that_has_not_written_its_pid_is_another_process(
+    tmp_path: Path, content: bytes
+) -> None:
+    path = tmp_path / "jobs.db"
+    with hold(path):
+        (tmp_path / "jobs.db.lock").write_bytes(content)
+        with pytest.raises(SecondWriter, match=r"^another process writes "):
+            open_database(str(path), ())
+
+
+def test_a_lock_file_that_was_replaced_is_opened_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(databases, "TAKEOVER_S", 5.0)
+    path, lock = tmp_path / "jobs.db", tmp_path / "jobs.db.lock"
+    take = fcntl.flock
+
+    def replace(descriptor: int, operation: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", take)
+        lock.unlink()
+        lock.touch(0o600)
+        take(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", replace)
+    connection = open_database(str(path), ())
+    assert run_forked(lambda: try_to_open(path)) == 1
+    connection.close()
+
+
+def test_threads_that_open_at_once_share_the_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take = fcntl.flock
+
+    def take_slowly(descriptor: int, operation: int) -> None:
+        time.sleep(0.05)
+        take(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", take_slowly)
+    path = str(tmp_path / "jobs.db")
+    with ThreadPoolExecutor(4) as pool:
+        connections = list(pool.map(lambda _: open_database(path, ()), range(4)))
+    for connection in connections:
+        connection.close()
+
+
+def test_a_process_that_is_forked_during_the_wait_leaves_the_lock_to_its_parent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(databases, "TAKEOVER_S", 30.0)
+    path, waits = tmp_path / "jobs.db", threading.Event()
+    sleep = time.sleep
+
+    def wait(seconds: float) -> None:
+        waits.set()
+        sleep(seconds)
+
+    monkeypatch.setattr(time, "sleep", wait)
+
+    def has_lock_open() -> int:
+        # The child has neither the thread that waits nor what that thread held.
+        names = {os.readlink(entry.path) for entry in os.scandir("/proc/self/fd")}
+        open_database(str(tmp_path / "gate.db"), ()).close()
+        return int(str(tmp_path / "jobs.db.lock") in names)
+
+    with ThreadPoolExecutor(1) as pool:
+        with hold(path):
+            opening = pool.submit(open_database, str(path), ())
+            assert waits.wait(30)
+            sleep(0.005)
+            assert run_forked(has_lock_open) == 0
+        opening.result(30).close()
 
 
 @pytest.mark.parametrize("name", ["rules.db", "audit.db", "ledger.db", "archive-c1.db", "other.db"])

@@ -11,8 +11,11 @@ connection. A sink and its mover, and the catalog and its rebuild, have locks of
 """
 
 import contextlib
+import errno
 import fcntl
 import os
+import stat
+import threading
 import time
 from fnmatch import fnmatchcase
 from typing import Final, Literal
@@ -99,6 +102,10 @@ class SecondWriter(Unavailable):
     """Another process writes a database that has one writer."""
 
 
+class UnsafeLock(Unavailable):
+    """A file that is not the lock of a database has its name."""
+
+
 TAKEOVER_S: Final = 2.0
 """Longest wait for a predecessor that is ending, in seconds."""
 _RETRY_S: Final = 0.02
@@ -113,49 +120,123 @@ class WriterLock:
         path: The lock file, which exists.
         database_path: The database.
         worker: Name of the worker that writes it.
-
-    Raises:
-        SecondWriter: Another process holds it.
-        OSError: The lock file cannot be used.
     """
 
     def __init__(self, path: str, database_path: str, worker: str) -> None:
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        self._path, self._database_path, self._worker = path, database_path, worker
+        self._descriptor = -1
+        self.is_held = False
+
+    def acquire(self) -> None:
+        """Take the lock; wait for a predecessor that is ending.
+
+        Raises:
+            SecondWriter: Another process holds it.
+            UnsafeLock: The lock file is a link, no regular file, or another user's.
+            OSError: The lock file cannot be used.
+        """
         deadline = time.monotonic() + TAKEOVER_S
-        while True:
-            try:
-                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                if time.monotonic() < deadline:
-                    time.sleep(_RETRY_S)
-                    continue
-                pid = os.pread(self._descriptor, 32, 0).decode()
+        while not self._try_to_acquire():
+            if time.monotonic() >= deadline:
                 raise SecondWriter(
-                    f"process {pid} writes {database_path}, and only one process may, the worker "
-                    f"{worker}: stop it, or use another state_dir",
-                    database_path,
-                ) from error
-            break
-        os.ftruncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, str(os.getpid()).encode(), 0)
+                    f"{self._describe_holder()} writes {self._database_path}, and only one "
+                    f"process may, the worker {self._worker}: stop it, or use another state_dir",
+                    self._database_path,
+                )
+            time.sleep(_RETRY_S)
+        self.is_held = True
+        pid = str(os.getpid()).encode()
+        os.pwrite(self._descriptor, pid, 0)
+        os.ftruncate(self._descriptor, len(pid))
+
+    def _try_to_acquire(self) -> bool:
+        """Take the lock unless another process holds it, or replaced its file meanwhile."""
+        self.close()
+        try:
+            # Without O_NONBLOCK, opening a FIFO would wait.
+            flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+            self._descriptor = os.open(self._path, flags)
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
+            raise self._refuse("a symbolic link") from error
+        self._require_lock_file()
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_same = os.path.samestat(
+                os.fstat(self._descriptor), os.stat(self._path, follow_symlinks=False)
+            )
+        except (BlockingIOError, FileNotFoundError):
+            return False
+        return is_same
+
+    def _require_lock_file(self) -> None:
+        """Require a file that nobody planted: the pid is written in it, perhaps by root.
+
+        Raises:
+            UnsafeLock: It is not one.
+        """
+        info = os.fstat(self._descriptor)
+        if not stat.S_ISREG(info.st_mode):
+            raise self._refuse("not a regular file")
+        if info.st_nlink > 1:
+            raise self._refuse(f"a file with {info.st_nlink} names")
+        # Without root, a planted file leads no further than the caller's own rights.
+        if os.geteuid() == 0:
+            owner = stat_owner(self._database_path).st_uid
+            if info.st_uid != owner:
+                raise self._refuse(
+                    f"a file of uid {info.st_uid}, and the database is uid {owner}'s"
+                )
+
+    def _refuse(self, kind: str) -> UnsafeLock:
+        return UnsafeLock(
+            f"cannot lock {self._database_path}: {self._path} is {kind}: remove it", self._path
+        )
+
+    def _describe_holder(self) -> str:
+        """Return who holds the lock; a process that took it just now has not written its pid."""
+        with contextlib.suppress(OSError):
+            pid = os.pread(self._descriptor, 32, 0)
+            if pid.isdigit():
+                return f"process {int(pid)}"
+        return "another process"
 
     def close(self) -> None:
         """Close the file, which frees the lock unless another process has it open."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        self.is_held = False
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
 
     def __del__(self) -> None:
         with contextlib.suppress(AttributeError, OSError):
             self.close()
 
 
+def stat_owner(database_path: str) -> os.stat_result:
+    """Return the status of a database, or of its directory before it exists.
+
+    Raises:
+        OSError: There is no such directory, or it cannot be read.
+    """
+    try:
+        return os.stat(database_path)
+    except FileNotFoundError:
+        return os.stat(os.path.dirname(database_path) or ".")
+
+
 _locks: Final[WeakValueDictionary[str, WriterLock]] = WeakValueDictionary()
 """Locks of this process, by their real paths; the connections that use a lock keep it."""
+_locks_guard = threading.Lock()
+"""Held while a thread looks up, takes or shares a lock."""
 
 
 def _leave_locks() -> None:
     """Leave the locks to the parent: a forked process is another writer."""
+    global _locks_guard  # noqa: PLW0603 -- a lock cannot be made free by another thread
+    # A thread that the child does not have may hold it.
+    _locks_guard = threading.Lock()
     for lock in list(_locks.values()):
         lock.close()
     _locks.clear()
@@ -165,9 +246,20 @@ os.register_at_fork(after_in_child=_leave_locks)
 
 
 def lock_writer(path: str, database_path: str, worker: str) -> WriterLock:
-    """Take the lock of a database's writer, or share it if this process has it."""
-    key = os.path.realpath(path)
-    lock = _locks.get(key)
-    if lock is None:
-        lock = _locks[key] = WriterLock(path, database_path, worker)
+    """Take the lock of a database's writer, or share it if this process has it.
+
+    Raises:
+        SecondWriter, UnsafeLock, OSError: As :meth:`WriterLock.acquire`.
+    """
+    key = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
+    with _locks_guard:
+        lock = _locks.get(key)
+        if lock is None or not lock.is_held:
+            # A process that is forked during the wait closes what it finds here.
+            lock = _locks[key] = WriterLock(path, database_path, worker)
+            try:
+                lock.acquire()
+            except BaseException:
+                lock.close()
+                raise
     return lock

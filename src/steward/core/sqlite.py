@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from pysqlite3 import dbapi2
 
-from steward.core.databases import WriterLock, find_database, lock_writer
+from steward.core.databases import WriterLock, find_database, lock_writer, stat_owner
 from steward.core.errors import StewardError, Unavailable
 from steward.core.files import find_network_type
 from steward.core.timestamps import to_micros
@@ -100,6 +100,7 @@ def open_database(
 
     Raises:
         SecondWriter: It has one writer, and another process is that.
+        UnsafeLock: A file that is not its lock has the lock's name.
         SqliteError: A library too old, a network file system, a schema from a newer Steward.
         SqliteUnavailable: The disk is full, or the file is locked or cannot be opened.
     """
@@ -246,8 +247,8 @@ def _lock_database(path: str) -> WriterLock | None:
     if database is None or not database.has_one_writer:
         return None
     lock_path = f"{path}.lock"
-    create_for_owner(lock_path)
     try:
+        _create_file(lock_path, stat_owner(path) if os.geteuid() == 0 else None)
         return lock_writer(lock_path, path, database.writers[0])
     except OSError as error:
         raise SqliteUnavailable(f"cannot use {lock_path}: {error.strerror}", path) from error
