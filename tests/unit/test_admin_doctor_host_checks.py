@@ -58,6 +58,17 @@ def test_a_file_that_the_daemon_cannot_use_is_named(site: DoctorSite) -> None:
     assert found.mend == (f"chown -R 12345: {state}",)
 
 
+def test_a_damaged_database_is_named(site: DoctorSite) -> None:
+    state = site.directory / "state"
+    state.mkdir(mode=0o700)
+    (state / "jobs.db").write_bytes(b"no database at all" * 100)
+    (state / "accounting-log.db").touch()
+    ok, wrong = host_checks.check_state_directory(site.ground())
+    assert (ok.status, wrong.status) == ("ok", "wrong")
+    assert wrong.looked_at == f"{state}/jobs.db"
+    assert "file is not a database" in wrong.what
+
+
 def statvfs(blocks: int, free: int, files: int = 1000, files_free: int = 1000) -> os.statvfs_result:
     """4-KiB blocks."""
     return os.statvfs_result(

@@ -11,6 +11,7 @@ from harness.spool import no_lease_signals
 from harness.torque import Spool, TorqueCapture, site, spool, wait_for
 from steward.capture.spool import SpoolUnavailable
 from steward.capture.spool_entries import MOST_SCRIPT_BYTES
+from steward.core.errors import Unavailable
 from steward.core.events import JOB_END
 from steward.core.records import JobRecord
 from steward.extensions.torque.spool import TorqueTiming
@@ -72,6 +73,24 @@ def test_what_a_late_directory_lacks_ends_when_it_had_time_to_be_filled(
     assert site.capture.finish()
     ended = [event.body.record.job_id for event in site.events if event.kind == JOB_END]
     assert ended == [9]
+
+
+def test_jobs_end_when_the_records_of_unfinished_ones_can_be_read_again(
+    tmp_path: Path, spool: Spool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("steward.extensions.torque.spool.END_LOST_RETRY_S", 0.05)
+    answers = [Unavailable("jobs.db is locked"), Unavailable("jobs.db is locked")]
+
+    def list_unfinished() -> list[JobRecord]:
+        if answers:
+            raise answers.pop()
+        submitted = datetime(2026, 1, 1, tzinfo=UTC)
+        return [JobRecord(job_id=9, submit=submitted, state="RUNNING")]
+
+    site = TorqueCapture(tmp_path / "site", spool.jobs.parent, unfinished=list_unfinished)
+    wait_for(site, lambda: any(event.kind == JOB_END for event in site.events))
+    assert site.capture.finish()
+    assert not answers
 
 
 def test_files_that_are_moved_into_subdirectories_are_the_same_jobs(

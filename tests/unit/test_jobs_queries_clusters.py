@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from pysqlite3 import dbapi2
 
 from harness import archive
 from harness.events import NOON
@@ -13,11 +14,15 @@ from steward.admin.journal import StatusRequest
 from steward.core.access import Access, Caller, ClusterRoles
 from steward.core.actions import Registry
 from steward.core.config import AccessSettings
+from steward.core.databases import JOURNAL
 from steward.core.errors import PermissionRefused, UsageError
 from steward.core.events import JOB_SEEN, Event, JobFacts
+from steward.core.journal import Journal
 from steward.core.records import JobRecord
+from steward.core.sqlite import SqliteUnavailable
 from steward.daemon.contexts import make_registry
-from steward.jobs import Jobs, database_path
+from steward.daemon.source_workers import list_unfinished
+from steward.jobs import Jobs, JobsConsumer, database_path
 from steward.jobs.queries import list_clusters
 
 OPERA = Caller(uid=4009, user="opera")
@@ -69,6 +74,49 @@ def test_where_nothing_is_known_the_decision_is_still_made(tmp_path: Path) -> No
     site = archive.make_library(tmp_path)
     empty = msgspec.structs.replace(site.settings, cluster={}, state_dir=str(tmp_path / "none"))
     assert list_clusters(empty) == [""]
+
+
+def test_the_configured_clusters_count_where_the_database_is_damaged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    site = archive.make_library(tmp_path)
+    state = tmp_path / "damaged"
+    state.mkdir(mode=0o700)
+    settings = msgspec.structs.replace(site.settings, state_dir=str(state))
+    path = Path(database_path(str(state)))
+    path.write_bytes(b"no database at all" * 100)
+    assert list_clusters(settings) == list(settings.cluster)
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert f"{path}: file is not a database" in record.message
+    registry = make_registry(settings)
+    request = registry.decode("doctor.run", {"only": ["state"]})
+    reply = registry.call("doctor.run", ROOT, request)
+    assert [finding.looked_at for finding in reply.findings if finding.status == "wrong"] == [
+        str(path)
+    ]
+
+
+def test_a_database_that_cannot_be_read_now_is_not_taken_for_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = archive.make_library(tmp_path)
+    JobsConsumer(site.settings).close()
+    Journal(site.settings.state_dir).close()
+    fail: list[str] = []
+
+    def connect(name: str, *args: Any, **named: Any) -> Any:
+        if name in fail:
+            raise dbapi2.OperationalError("unable to open database file")
+        return open_connection(name, *args, **named)
+
+    open_connection = dbapi2.connect
+    monkeypatch.setattr(dbapi2, "connect", connect)
+    assert list_unfinished(site.settings, "alpha") == []
+    for path in (database_path(site.settings.state_dir), JOURNAL.locate(site.settings.state_dir)):
+        fail[:] = [path]
+        with pytest.raises(SqliteUnavailable):
+            list_unfinished(site.settings, "alpha")
 
 
 def test_owners_see_their_jobs_of_a_cluster_that_others_tell_of(site: Site) -> None:

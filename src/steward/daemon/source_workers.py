@@ -32,7 +32,7 @@ from steward.core.journal import JournalLink, JournalReader
 from steward.core.poll_status import PollStatusFiles
 from steward.core.records import JobRecord
 from steward.core.redaction import make_redactor
-from steward.core.sqlite import SqliteUnavailable
+from steward.core.sqlite import SqliteMissing
 from steward.core.waits import Stop
 from steward.daemon.consumer_workers import (
     CONSUMER_HANG_S,
@@ -235,10 +235,14 @@ def make_queue_poller(settings: Settings, cluster: str) -> Consumer:
 
 
 def list_unfinished(settings: Settings, cluster: str) -> list[JobRecord]:
-    """List the latest records of a cluster's jobs that have not ended as far as is known."""
+    """List the latest records of a cluster's jobs that have not ended as far as is known.
+
+    Raises:
+        SqliteUnavailable: The records cannot be read now.
+    """
     try:
         reader = JournalReader(settings.state_dir)
-    except SqliteUnavailable:
+    except SqliteMissing:
         # The first start: no jobs are known, so none can have ended meanwhile.
         return []
     with closing(reader):
@@ -253,8 +257,8 @@ def _list_unfinished_in_database(settings: Settings, cluster: str) -> tuple[list
     """List unfinished jobs in the jobs database, with its journal position."""
     try:
         jobs = Jobs(database_path(settings.state_dir))
-    except SqliteUnavailable:
-        return [], 0  # the database does not exist yet
+    except SqliteMissing:
+        return [], 0
     with closing(jobs):
         # Events applied twice are harmless; events left out would be missing.
         position = jobs.cursor()

@@ -6,8 +6,9 @@ Every query uses an index and sees one consistent snapshot. :func:`list_clusters
 that may have jobs.
 """
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import datetime
 from typing import Any, Final, Literal
 
@@ -17,7 +18,13 @@ from steward.core.config import Settings
 from steward.core.errors import UsageError
 from steward.core.events import JobScript
 from steward.core.records import JobRecord, UsageLine
-from steward.core.sqlite import SqliteUnavailable, open_reader, translate_errors
+from steward.core.sqlite import (
+    SqliteError,
+    SqliteMissing,
+    SqliteUnavailable,
+    open_reader,
+    translate_errors,
+)
 from steward.core.timestamps import from_micros, to_micros, to_micros_or_zero
 from steward.jobs.filters import (
     Job,
@@ -35,6 +42,8 @@ from steward.jobs.retention import get_leader_id
 from steward.jobs.run_queries import RunQueries
 from steward.jobs.tables import database_path, unpack_run
 from steward.slurm.arrays import count_tasks, includes_task
+
+log = logging.getLogger(__name__)
 
 Order = Literal["-submit", "submit", "-end", "end"]
 """Sort order: by first submit time, or by end for ended jobs; ``-`` puts the latest first."""
@@ -240,21 +249,24 @@ _decode_body = msgspec.json.Decoder(JobScript).decode
 def list_clusters(settings: Settings) -> list[str]:
     """Return all clusters that may have jobs: the configured ones, then others found in jobs.db.
 
-    A person who asks for everything must have permission on each of them.
+    A person who asks for everything must have permission on each of them. If jobs.db cannot be
+    read, the configured ones count: status and health checks must work then.
 
     Returns:
         At least one name; if none is known, "", which no cluster has.
     """
+    stored: list[str] = []
     try:
-        jobs = Jobs(database_path(settings.state_dir))
-    except SqliteUnavailable:
-        # No jobs.db yet, so no jobs.
-        stored = []
-    else:
-        try:
+        with closing(Jobs(database_path(settings.state_dir))) as jobs:
             stored = jobs.read_clusters()
-        finally:
-            jobs.close()
+    except SqliteMissing:
+        pass  # no jobs.db yet, so no jobs
+    except (SqliteError, SqliteUnavailable) as error:
+        log.warning(
+            "cannot list the clusters in jobs.db, and only the configured ones count: %s; run "
+            "'steward doctor --only state'",
+            error,
+        )
     return list(dict.fromkeys((*settings.cluster, *stored))) or [""]
 
 

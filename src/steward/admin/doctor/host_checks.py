@@ -10,7 +10,9 @@ import os
 import socket
 import stat
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import timedelta
+from pathlib import Path
 from typing import Final
 
 from pysqlite3 import dbapi2
@@ -29,12 +31,19 @@ from steward.admin.status import workers
 from steward.bank.gate.client import connect_unix_socket
 from steward.core.config import Settings
 from steward.core.config.checks import find_extension_problems, find_missing_resources
+from steward.core.databases import DATABASES
 from steward.core.errors import PermissionRefused
 from steward.core.events import utc_now
 from steward.core.files import find_network_type
 from steward.core.munge import Munge, MungeUnavailable
 from steward.core.section import list_values
-from steward.core.sqlite import OLDEST_SAFE_VERSION
+from steward.core.sqlite import (
+    OLDEST_SAFE_VERSION,
+    SqliteError,
+    SqliteUnavailable,
+    open_reader,
+    translate_errors,
+)
 from steward.web.settings import HEALTH_PATH, HEALTHY_BODY
 
 _SECRETS: Final = ("key_file", "password_file", "api_key_file", "token_file", "secret_file")
@@ -118,7 +127,7 @@ def check_sqlite_library(_context: CheckContext) -> Iterator[CheckFinding]:
 
 
 def check_state_directory(context: CheckContext) -> Iterator[CheckFinding]:
-    """Check that the state directory is on a local disk and only Steward's."""
+    """Check that the state directory is on a local disk and only Steward's, its databases sound."""
     path = context.settings.state_dir
     try:
         status = os.stat(path)
@@ -136,15 +145,32 @@ def check_state_directory(context: CheckContext) -> Iterator[CheckFinding]:
         )
     elif stat.S_IMODE(status.st_mode) & 0o077:
         yield make_wrong(path, "others than Steward may look into it", f"chmod 0700 {path}")
+    elif not context.is_root and context.uid != context.steward_uid:
+        yield make_skipped(path, "only root and Steward's user can look into it")
     else:
         yield from _check_owners(context, path)
+        yield from _check_databases(path)
+
+
+def _check_databases(state_dir: str) -> Iterator[CheckFinding]:
+    """Check that SQLite finds no damage in the databases; yield nothing for sound ones."""
+    for path in sorted({path for file in DATABASES for path in Path(state_dir).glob(file.name)}):
+        try:
+            with closing(open_reader(str(path))) as connection, translate_errors(str(path)):
+                (result,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+        except (SqliteError, SqliteUnavailable) as error:
+            result = str(error)
+        if result != "ok":
+            yield make_wrong(
+                str(path),
+                f"it cannot be read: {result}",
+                "journalctl -u steward -p warning",
+                "stop the daemon, and 'steward restore' the last backup",
+            )
 
 
 def _check_owners(context: CheckContext, path: str) -> Iterator[CheckFinding]:
     """Check that Steward owns its files: one that root owns stops a daemon that is not root."""
-    if not context.is_root and context.uid != context.steward_uid:
-        yield make_skipped(path, "only root and Steward's user can look into it")
-        return
     foreign = [name for name, uid in _list_file_owners(path) if uid != context.steward_uid]
     if foreign and context.steward_uid != 0:
         yield make_wrong(

@@ -40,7 +40,7 @@ from steward.core.events import utc_now
 from steward.core.journal import ConsumerStatus, refill_command
 from steward.core.poll_status import PollStatusFiles
 from steward.core.principals import STATUS
-from steward.core.sqlite import SqliteError, SqliteMissing
+from steward.core.sqlite import SqliteMissing
 from steward.jobs import Jobs, database_path
 from steward.jobs.queries import list_clusters
 
@@ -90,11 +90,9 @@ class StatusContext:
 
     def is_operator(self, caller: Caller) -> bool:
         """Return whether the asker is an operator on every cluster."""
-        try:
-            clusters = list_clusters(self.settings)
-        except SqliteError:
-            clusters = list(self.settings.cluster)  # jobs.db is damaged: the status says so
-        return all(self._access.is_operator(caller, cluster) for cluster in clusters)
+        return all(
+            self._access.is_operator(caller, cluster) for cluster in list_clusters(self.settings)
+        )
 
 
 def _find_uid(user: str) -> int | None:

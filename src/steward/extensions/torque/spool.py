@@ -35,6 +35,7 @@ from steward.capture.spool_entries import (
     has_no_writer,
     read_whole,
 )
+from steward.core.errors import Unavailable
 from steward.core.events import utc_now
 from steward.core.files import find_network_type
 from steward.core.records import JobRecord
@@ -66,6 +67,8 @@ JOB_FILE_PATTERN = re.compile(
 
 _SETTLE_S = 0.1
 """Seconds without a change after which a script counts as written."""
+END_LOST_RETRY_S: Final = 5.0
+"""Pause before the records of unfinished jobs are read again, in seconds."""
 _GONE_AFTER_S = 0.2
 """Seconds without a job file after which the job is gone: a save removes the file for an instant.
 """
@@ -549,9 +552,15 @@ class TorqueSpool:
     def _end_lost_jobs(self) -> None:
         """End jobs that disappeared while nobody watched, after the first complete scan."""
         if self._is_first_scan and not self._queue and time.monotonic() >= self._end_lost_at:
-            self._is_first_scan = False
             if self._is_scan_complete and not self._last_problem:
-                self._jobs.end_lost_jobs(self._plan.unfinished())
+                try:
+                    unfinished = self._plan.unfinished()
+                except Unavailable as error:
+                    log.warning("cannot tell which jobs ended while nobody watched: %s", error)
+                    self._end_lost_at = time.monotonic() + END_LOST_RETRY_S
+                    return
+                self._jobs.end_lost_jobs(unfinished)
+            self._is_first_scan = False
 
     def has_script(self, job_id: int, mtime_ns: int) -> bool:
         """Return True if a script is in the spool, or if that cannot be known now."""
