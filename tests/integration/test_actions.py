@@ -202,7 +202,13 @@ def test_an_action_that_was_killed_has_no_end(site: ActingSite) -> None:
     def newest() -> Any:
         return site.audited()[0]
 
-    wait_until(lambda: newest()["ref"] == "local.command" and newest()["status"] == "running")
+    wait_until(
+        lambda: (
+            bool(site.audited())
+            and newest()["ref"] == "local.command"
+            and newest()["status"] == "running"
+        )
+    )
     running.send_signal(signal.SIGKILL)
     running.wait(PATIENCE * 10)
     assert newest()["status"] == "unfinished"
