@@ -118,7 +118,8 @@ def open_database(
         )
     with translate_errors(path):
         _create_file(path)
-        lock = _lock_database(path)
+        database = find_database(os.path.basename(path))
+        lock = lock_database(path) if database and database.has_one_writer else None
         connection = _connect(path, timeout_s, _WriterConnection)
         connection.writer_lock = lock
         if shrinks:
@@ -241,15 +242,23 @@ class _WriterConnection(dbapi2.Connection):  # type: ignore[misc]
         self.writer_lock = None
 
 
-def _lock_database(path: str) -> WriterLock | None:
-    """Take the lock of a database that has one writer."""
+def lock_database(path: str) -> WriterLock:
+    """Take the lock of a database's worker, until it is closed or forgotten.
+
+    ``open_database`` takes that of a database with one writer. A worker whose effects leave the
+    host takes it before anything else, although other processes write its database too.
+
+    Raises:
+        SecondWriter: Another process is the worker.
+        UnsafeLock: A file that is not its lock has the lock's name.
+        SqliteUnavailable: The lock file cannot be used now.
+    """
     database = find_database(os.path.basename(path))
-    if database is None or not database.has_one_writer:
-        return None
+    worker = database.writers[0] if database else path
     lock_path = f"{path}.lock"
     try:
         _create_file(lock_path, stat_owner(path) if os.geteuid() == 0 else None)
-        return lock_writer(lock_path, path, database.writers[0])
+        return lock_writer(lock_path, path, worker)
     except OSError as error:
         raise SqliteUnavailable(f"cannot use {lock_path}: {error.strerror}", path) from error
 

@@ -18,7 +18,9 @@ runs in the worker's process. `run_consumers` feeds consumers from the journal, 
 import logging
 import os
 import resource
+import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -27,6 +29,7 @@ from steward.archive.contents import make_script_contents
 from steward.archive.files.sink import FilesSink
 from steward.archive.sinks import make_sink
 from steward.bank.errors import GateUnavailable
+from steward.core import databases
 from steward.core.config import Settings
 from steward.core.consumers import Consumer, Feed, feed_all
 from steward.core.errors import StewardError, Unavailable
@@ -34,7 +37,7 @@ from steward.core.events import Event, utc_now
 from steward.core.incoming import make_stores
 from steward.core.journal import JournalLink, JournalReader
 from steward.core.journal.store import encode_rows
-from steward.core.sqlite import SqliteUnavailable
+from steward.core.sqlite import SqliteUnavailable, lock_database
 from steward.core.waits import Backoff, Stop
 from steward.daemon.supervisor import JOURNAL, SendHeartbeat, WorkerSpec
 from steward.jobs import JobsConsumer
@@ -59,20 +62,41 @@ def run_consumers(
     send_heartbeat: SendHeartbeat,
     *,
     registered: bool = True,
+    database: str = "",
 ) -> None:
-    """Run the main function of a worker that feeds consumers."""
-    link = JournalLink(settings.state_dir, stop, subscribe=True)
-    reader = wait_for_resource(lambda: JournalReader(settings.state_dir), stop, send_heartbeat)
-    feeds = []
-    for factory in factories:
-        consumer = wait_for_resource(factory, stop, send_heartbeat)
-        feeds.append(Feed(consumer, reader, link, registered=registered))
-    feed_all(feeds, link, stop, send_heartbeat)
+    """Run the main function of a worker that feeds consumers.
+
+    Args:
+        settings: The whole configuration.
+        factories: Make the consumers.
+        stop: Ends the worker when it is raised.
+        send_heartbeat: Called several times a second.
+        registered: Whether the journal keeps events for the consumers.
+        database: Path of a database that other processes write too, if only one process may run
+            these consumers; "" if not.
+    """
+    with ExitStack() as stack:
+        if database:
+            lock = wait_for_resource(lambda: lock_database(database), stop, send_heartbeat)
+            stack.enter_context(closing(lock))
+        link = JournalLink(settings.state_dir, stop, subscribe=True)
+        reader = wait_for_resource(lambda: JournalReader(settings.state_dir), stop, send_heartbeat)
+        feeds = []
+        for factory in factories:
+            consumer = wait_for_resource(factory, stop, send_heartbeat)
+            feeds.append(Feed(consumer, reader, link, registered=registered))
+        feed_all(feeds, link, stop, send_heartbeat)
+
+
+DATABASE_PATIENCE_S: Final = 5.0
+"""Time before an error of a database is logged, in seconds: at a start, its writer may not
+have made it yet."""
 
 
 def wait_for_resource(make: Callable[[], T], stop: Stop, send_heartbeat: SendHeartbeat) -> T:
     """Call ``make`` until the resource it needs is available; the Stop ends the wait."""
     backoff = Backoff(0.02, 5.0)
+    began = time.monotonic()
     last_error = ""
     while True:
         try:
@@ -80,10 +104,12 @@ def wait_for_resource(make: Callable[[], T], stop: Stop, send_heartbeat: SendHea
         except Unavailable as error:
             if stop.is_set():
                 raise
-            # In the first moments the journal's process has not made its file yet.
-            if str(error) != last_error and not isinstance(error, SqliteUnavailable):
+            is_database = isinstance(error, SqliteUnavailable)
+            is_late = time.monotonic() - began >= DATABASE_PATIENCE_S
+            if str(error) != last_error and (is_late or not is_database):
                 last_error = str(error)
-                log.error("waiting: %s", error)
+                advice = "; run 'steward doctor --only state'" if is_database else ""
+                log.error("waiting: %s%s", error, advice)
             stop.wait(backoff.next_s())
             send_heartbeat()
             if stop.is_set():
@@ -102,7 +128,9 @@ def make_rules_worker(settings: Settings) -> WorkerSpec:
 
 
 def _run_rules(settings: Settings, stop: Stop, send_heartbeat: SendHeartbeat) -> None:
-    run_consumers(settings, [partial(_make_rules_consumer, settings)], stop, send_heartbeat)
+    factories = [partial(_make_rules_consumer, settings)]
+    path = databases.RULES.locate(settings.state_dir)
+    run_consumers(settings, factories, stop, send_heartbeat, database=path)
 
 
 def _make_rules_consumer(settings: Settings) -> Consumer:
@@ -365,7 +393,9 @@ def make_bank_workers(settings: Settings) -> list[WorkerSpec]:
 
 
 def _run_bank(settings: Settings, stop: Stop, send_heartbeat: SendHeartbeat) -> None:
-    run_consumers(settings, [partial(_make_bank_consumer, settings)], stop, send_heartbeat)
+    factories = [partial(_make_bank_consumer, settings)]
+    path = databases.LEDGER.locate(settings.state_dir)
+    run_consumers(settings, factories, stop, send_heartbeat, database=path)
 
 
 def _make_bank_consumer(settings: Settings) -> Consumer:
@@ -380,11 +410,8 @@ BACKGROUND_NICENESS = 10
 
 
 def get_sink_factories(settings: Settings) -> dict[str, ConsumerFactory]:
-    """Return the factory of each sink's consumer, by name."""
-    return {
-        f"archive.{name}": partial(_make_sink_consumer, settings, name)
-        for name in settings.archive.sink
-    }
+    """Return the factory of each sink's consumer, by the sink's name."""
+    return {name: partial(_make_sink_consumer, settings, name) for name in settings.archive.sink}
 
 
 def _make_sink_consumer(settings: Settings, name: str) -> Consumer:
@@ -420,12 +447,15 @@ def make_consumer_worker(
     factories: Sequence[ConsumerFactory],
     *,
     registered: bool = True,
+    database: str = "",
     niceness: int = 0,
 ) -> WorkerSpec:
-    """Return a worker that feeds consumers."""
+    """Return a worker that feeds consumers, see :func:`run_consumers`."""
 
     def run(stop: Stop, send_heartbeat: SendHeartbeat) -> None:
         os.nice(niceness)
-        run_consumers(settings, factories, stop, send_heartbeat, registered=registered)
+        run_consumers(
+            *(settings, factories, stop, send_heartbeat), registered=registered, database=database
+        )
 
     return WorkerSpec(name=name, run=run, after=(JOURNAL,), hang_s=CONSUMER_HANG_S)

@@ -17,6 +17,7 @@ from steward.archive.catalog.consumer import CatalogConsumer
 from steward.automation.operation import load_operations
 from steward.core.access import Caller
 from steward.core.config import Settings
+from steward.core.databases import SINK
 from steward.core.errors import Unavailable, UsageError
 from steward.core.incoming import make_stores
 from steward.core.journal.server import JournalServer
@@ -76,7 +77,10 @@ def make_workers(settings: Settings) -> list[WorkerSpec]:
     ]
     sinks = tuple(f"archive.{name}" for name in settings.files_sinks())
     workers += [
-        make_consumer_worker(settings, name, [factory])
+        make_consumer_worker(
+            *(settings, f"archive.{name}", [factory]),
+            database=SINK.locate(settings.state_dir, name),
+        )
         for name, factory in get_sink_factories(settings).items()
     ]
     workers += [
