@@ -35,6 +35,8 @@ def test_rates_say_what_they_cost_or_that_it_is_nothing(site: Site) -> None:
         {"minimum": -1, "weights": {"cpu": 1}},
         {"weights": {"cpu": 1}, "factors": [factor(day=7)]},
         {"weights": {"cpu": 1}, "factors": [factor(begin_min=5)]},
+        {"weights": {"cpu": 1}, "qos_permille": {"lowprio": -1}},
+        {"weights": {"cpu": 1}, "ends_permille": {"NODE_FAIL": -500}},
         {"weights": {"cpu": 1}, "cluster": "elsewhere"},
     ):
         with pytest.raises(BankUsage):

@@ -62,8 +62,8 @@ def check_rate(rate: "Rate") -> None:
     """Reject an invalid rate, whatever its source.
 
     Raises:
-        BankUsage: It has neither a price nor the mark "free", or both; a price is negative; it
-            weighs an unknown TRES; a factor covers no time.
+        BankUsage: It has neither a price nor the mark "free", or both; a price or factor is
+            negative; it weighs an unknown TRES; a factor covers no time.
     """
     if not rate.free and not rate.weights:
         raise BankUsage("say what it costs, such as --weight cpu=1, or that it is --free")
@@ -71,6 +71,9 @@ def check_rate(rate: "Rate") -> None:
         raise BankUsage("what is --free has neither weights nor a minimum")
     if rate.minimum < 0 or any(amount < 0 for amount in rate.weights.values()):
         raise BankUsage("nothing costs less than nothing")
+    for name, permille in (*rate.qos_permille.items(), *rate.ends_permille.items()):
+        if permille < 0:
+            raise BankUsage(f"the factor of {name} is negative: give 0 or more", permille)
     check_tres_names(rate.weights)
     for factor in rate.factors:
         _check_factor(factor)
