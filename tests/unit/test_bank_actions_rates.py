@@ -210,6 +210,9 @@ def test_allocations_end_after_they_begin(site: Site) -> None:
         site.ask("bank.allocation_change", number=made.number, end="2020-01-01")
     with pytest.raises(BankUsage):
         site.ask("bank.allocation_change", number=999, note="x")
+    for nothing in ({}, {"begin": "", "end": ""}):
+        with pytest.raises(BankUsage, match="give begin, end, rollover or note"):
+            site.ask("bank.allocation_change", number=made.number, **nothing)
 
 
 def test_an_allocation_that_begins_now_is_created_once_by_a_key(site: Site) -> None:

@@ -235,6 +235,17 @@ def test_users_and_their_limits(bank: Any) -> None:
         "note": "ours",
         "created": 0,
     }
+    bank("account", "change", "physics", "--note", "")
+    assert "note" not in json.loads(bank("account", "show", "physics", "--json"))["accounts"][0]
+
+
+def test_a_change_changes_something(bank: Any) -> None:
+    bank("account", "create", "physics")
+    bank("allocation", "create", "physics", "5", "--end", "2099-01-01", "--note", "grant")
+    assert "nothing is to be changed" in bank("account", "change", "physics", code=2)
+    assert "give begin, end, rollover or note" in bank("allocation", "change", "2", code=2)
+    assert "--note is empty" in bank("allocation", "change", "2", "--note", "", code=2)
+    assert "grant" in bank("allocation", "show", "physics")
 
 
 def test_imports_say_what_they_do(bank: Any, tmp_path: Path) -> None:

@@ -46,7 +46,10 @@ _DRAWS_ON_PARENT = option(
 _ONLY_LISTED = option(
     "Who may charge it: only users created in it, or everyone.", "--only-listed/--everyone"
 )
-_NOTE = option("Description, for people.", "--note", metavar="TEXT", allows_empty=True)
+_ACCOUNT_NOTE = option(
+    "Description, for people; '' for none.", "--note", metavar="TEXT", allows_empty=True
+)
+_NOTE = option("Description, for people.", "--note", metavar="TEXT")
 _BEGIN = option("Start of the period; now if not given.", "--begin", metavar="TIME")
 _END = option("End of the period.", "--end", metavar="TIME")
 _ROLLOVER = option("What happens to the balance at the end: it expires, or moves on.", "--rollover")
@@ -61,7 +64,7 @@ class AccountCreateRequest(Request, frozen=True, kw_only=True):
     credit: Annotated[int, _CREDIT] = 0
     draws_on_parent: Annotated[bool, _DRAWS_ON_PARENT] = False
     only_listed: Annotated[bool, _ONLY_LISTED] = False
-    note: Annotated[str, _NOTE] = ""
+    note: Annotated[str, _ACCOUNT_NOTE] = ""
     reason: Reason = ""
 
 
@@ -77,7 +80,7 @@ class AccountChangeRequest(Request, frozen=True, kw_only=True):
     closed: Annotated[
         bool | None, option("Whether new charges are rejected.", "--close/--reopen")
     ] = None
-    note: Annotated[str | None, _NOTE] = None
+    note: Annotated[str | None, _ACCOUNT_NOTE] = None
     reason: Reason = ""
 
 
@@ -290,23 +293,23 @@ def change_account(
 
     Raises:
         BankRefused: The caller is no operator.
-        BankUsage: The account does not exist, or would be its own ancestor.
+        BankUsage: Nothing is to be changed, or the account does not exist or would be its own
+            ancestor.
     """
+    changes = _collect_changes(
+        parent=None if request.parent is None else request.parent.lower(),
+        owners=request.owners,
+        credit=request.credit,
+        draws_on_parent=request.draws_on_parent,
+        only_listed=request.only_listed,
+        closed=request.closed,
+        note=request.note,
+    )
     with context.ledger.transaction() as t:
         context.get_rights(caller, t).require_operator(_OPERATOR_TASK)
         seq_before = t.seq
-        parent = request.parent if request.parent is None else request.parent.lower()
-        account = t.accounts.change(
-            request.name.lower(),
-            context.make_authorship(caller, request.reason),
-            parent=parent,
-            owners=request.owners,
-            credit=request.credit,
-            draws_on_parent=request.draws_on_parent,
-            only_listed=request.only_listed,
-            closed=request.closed,
-            note=request.note,
-        )
+        author = context.make_authorship(caller, request.reason)
+        account = t.accounts.change(request.name.lower(), author, **changes)
         fields = _collect_reply_fields(t, (account,))
     return _reply_to_change(context, seq_before, **fields)
 
@@ -566,24 +569,35 @@ def change_allocation(
 
     Raises:
         BankRefused: The caller is no operator.
-        BankUsage: The allocation does not exist, or a time is invalid.
+        BankUsage: Nothing is to be changed, the allocation does not exist, or a time is invalid.
     """
-    begin = context.parse_moment(request.begin or "", request.zone)
-    end = context.parse_moment(request.end or "", request.zone)
+    changes = _collect_changes(
+        begin=context.parse_moment(request.begin or "", request.zone),
+        end=context.parse_moment(request.end or "", request.zone),
+        rollover=request.rollover,
+        note=request.note,
+    )
     with context.ledger.transaction() as t:
         context.get_rights(caller, t).require_operator(_OPERATOR_TASK)
         seq_before = t.seq
-        allocation = t.allocations.change(
-            request.number,
-            context.make_authorship(caller, request.reason),
-            begin=begin,
-            end=end,
-            rollover=request.rollover,
-            note=request.note,
-        )
+        author = context.make_authorship(caller, request.reason)
+        allocation = t.allocations.change(request.number, author, **changes)
         _require_order(allocation.begin, allocation.end)
         account = t.accounts.require(allocation.account)
     return _reply_to_change(context, seq_before, accounts=(account,), allocations=(allocation,))
+
+
+def _collect_changes(**properties: Any) -> dict[str, Any]:
+    """Return the properties to change; None leaves a property unchanged.
+
+    Raises:
+        BankUsage: All are None.
+    """
+    changes = {name: value for name, value in properties.items() if value is not None}
+    if not changes:
+        *names, last_name = properties
+        raise BankUsage(f"nothing is to be changed: give {', '.join(names)} or {last_name}")
+    return changes
 
 
 def _require_order(begin: datetime, end: datetime | None) -> None:
