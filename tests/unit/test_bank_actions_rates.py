@@ -182,14 +182,18 @@ def test_it_is_said_that_no_plugin_asks(site: Site, tmp_path: Path) -> None:
         )
         settings = msgspec.structs.replace(site.settings, cluster={"c1": of})
         site.room("bank").settings = settings
-        warned = site.ask("bank.would_refuse").warning
+        listed = site.ask("bank.would_refuse")
+        warned = listed.warning
+        assert [*listed.list_lines()] == [], "the list says nothing"
         assert "has not asked the gate yet, though slurm.conf names job_submit/lua" in warned
         assert "steward plugins install" not in warned
         assert site.ask("bank.enforce", mode="observe").warning == ""
         gate.tell(account("physics", 100))
         gate.ask(job(9))
         assert site.ask("bank.enforce", mode="gate").warning == ""
-        assert site.ask("bank.would_refuse").warning == ""
+        listed = site.ask("bank.would_refuse")
+        assert listed.warning == ""
+        assert [*listed.list_lines()] == ["Nothing would have been refused."]
         site.now = utc_now() + timedelta(days=8)
         assert "has not asked the gate since 20" in site.ask("bank.would_refuse").warning
 

@@ -202,9 +202,15 @@ def test_every_table_is_one_for_spreadsheets(
     assert look(*words, "--csv").startswith(heading)
 
 
+@pytest.mark.parametrize("words", [("search", "no such text"), ("secrets",), ("verify",)])
+def test_an_unknown_column_is_an_error_without_rows_too(look: Any, words: tuple[str, ...]) -> None:
+    assert "there is no column 'colour'" in look(*words, "-o", "colour", code=2)
+
+
 def test_search_for_programs(look: Any) -> None:
     lines = look("search", "mdrun", "-P", "-n").splitlines()
     assert [line.split("|")[1] for line in lines] == ["102", "101"]
+    assert look("search", "mdrun", "-o", "JobID", "-n").split() == ["102", "101"]
     answer = msgspec.json.decode(look("search", "mdrun", "--json", "--count"))
     assert answer["count"] == 2
 
@@ -297,6 +303,8 @@ def test_journal_status_and_list(archive: str, capfd: pytest.CaptureFixture[str]
     rows = [line.split("|") for line in capfd.readouterr().out.splitlines()]
     assert {row[0] for row in rows} == {"archive.files", "catalogue", "history", "jobs"}
     assert all(row[2] == "0" and row[3] == "0" for row in rows)
+    assert run(["journal", "status", "-o", "consumer", "-n", "--archive", archive]) == 0
+    assert {*capfd.readouterr().out.split()} == {row[0] for row in rows}
     assert run(["journal", "list", "-k", "job.script", "-L", "2", "--archive", archive, "-n"]) == 0
     assert capfd.readouterr().out.count("job.script") == 2
     assert run(["journal", "list", "--json", "--archive", archive]) == 0

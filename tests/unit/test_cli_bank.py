@@ -12,13 +12,12 @@ from typing import Any
 
 import msgspec
 import pytest
-import typer
 from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.bank import charge, config_of, make_shared_site
 from harness.commands import run
-from steward.bank.actions.maintenance import BackfillReply, CheckReply, DifferenceLine
+from steward.bank.actions.maintenance import CheckReply
 from steward.bank.backfill import BackfillResult
 from steward.bank.ledger import Authorship, LedgerFinding, RejectedJob
 from steward.bank.money import MICRO
@@ -30,9 +29,8 @@ from steward.bank.rate_validation import (
     parse_time_factors,
     parse_weights,
 )
+from steward.bank.reconciliation import ChargeDifference
 from steward.bank.records import TimeFactor
-from steward.cli.bank_maintenance import print_backfill
-from steward.cli.output import Style
 from steward.core.errors import UsageError
 from steward.core.printable import quote_formula
 from steward.extensions.mybrc.outbox import RemoteJob, queue_change
@@ -130,6 +128,10 @@ def test_a_statement_for_people_spreadsheets_and_programs(rich: Any) -> None:
     assert "nowhere" in rich("statement", "nowhere", code=2)
     empty = rich("statement", "physics", "-S", "2020-01-01", "-E", "2020-01-02").splitlines()
     assert empty[1:] == ["Nothing happened.", "0.00 SU at the end."]
+    chosen = rich("statement", "physics", "-S", "2020-01-01", "-o", "balance")
+    assert chosen.splitlines()[0].strip() == "Balance"
+    nothing = ("-S", "2020-01-01", "-E", "2020-01-02", "-o", "user", "-n")
+    assert rich("usage", "physics", *nothing) == ""
 
 
 def test_usage_has_bars(rich: Any) -> None:
@@ -267,25 +269,26 @@ def test_imports_say_what_they_do(bank: Any, tmp_path: Path) -> None:
     assert "name the file" in bank("import", "csv", code=2)
 
 
-@pytest.mark.parametrize("words", [(), ("-P",)])
-def test_a_backfill_fails_for_people_if_runs_have_no_rate(words: tuple[str, ...]) -> None:
-    reply = BackfillReply(
-        charges=1, amount=MICRO, passed_over=2, unpriced=(DifferenceLine(cluster="c1", job_id=7),)
-    )
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
-        if words:
-            print_backfill(reply, Style(parsable=True))
-        else:
-            with pytest.raises(typer.Exit) as ended:
-                print_backfill(reply, Style())
-            assert ended.value.exit_code == 1
-    text = printed.getvalue()
-    if words:
-        assert text.splitlines()[1] == "1|1.000000|2|1"
+@pytest.mark.usefixtures("bank")
+@pytest.mark.parametrize("words", [(), ("-P",), ("--json",)])
+def test_a_backfill_fails_if_runs_have_no_rate(
+    words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    since = datetime(2026, 1, 1, tzinfo=UTC)
+    run_without_rate = ChargeDifference(cluster="c1", job_id=7, first_submit=since)
+    result = BackfillResult(charges=1, amount=MICRO, passed_over=2, unpriced=(run_without_rate,))
+    monkeypatch.setattr("steward.bank.backfill.backfill_cluster", lambda *_, **__: result)
+    code, out, err = run("bank", "backfill", "-S", "2026-01-01", "--dry-run", *words)
+    assert code == 1
+    assert "cannot parse 2 rows of slurmdbd" in err
+    assert "nothing says what 1 run cost" in err
+    if words == ("--json",):
+        assert json.loads(out)["unpriced"][0]["job_id"] == 7
+    elif words:
+        assert out.splitlines()[1] == "1|1.000000|2|1"
     else:
-        assert text.startswith("Charged 1 run, 1.00 SU; 2 had been charged before.")
-        assert "nothing says what 1 run cost" in text
+        assert out.splitlines()[-1] == "Would charge 1 run, 1.00 SU."
+        assert out.splitlines()[1].split()[0] == "7"
 
 
 def test_a_check_fails_if_it_finds_something() -> None:

@@ -49,7 +49,7 @@ from steward.core.printable import escape_line, escape_lines
 @prints("archive.search")
 def print_search(reply: SearchReply, style: Style) -> None:
     """Print search hits with their matching lines."""
-    if style.csv or style.parsable:
+    if style.is_for_programs:
         print_table(reply.layout, reply.hits, style, reply)
     elif is_terminal():
         print_renderables(*_draw_hits(reply))
@@ -327,7 +327,7 @@ def print_stream(items: Iterator[Any], style: Style) -> Answer:
         summary = {"version": reply.version, name: rows, "summary": reply}
         print_json(summary if name else reply)
         return reply
-    if rows or style.csv or style.parsable:
+    if rows or style.is_for_programs:
         print_table(reply.get_layout(name), rows, style)
     print_reply(reply, style, "")
     return reply

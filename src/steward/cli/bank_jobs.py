@@ -117,7 +117,7 @@ def _read_script(arguments: tuple[str, ...]) -> str:
 @prints("bank.allow")
 def print_allowance(reply: AllowReply, style: Style) -> None:
     """Print until when a job passes: a sentence for people, a row for programs."""
-    if style.parsable or style.csv or style.columns:
+    if style.is_for_programs:
         print_table(reply.layout, reply.allowances, style, reply)
         return
     print_line(f"Job {reply.job} passes until {format_time(reply.until, reply.zone)}.")
@@ -126,7 +126,7 @@ def print_allowance(reply: AllowReply, style: Style) -> None:
 @prints("bank.explain")
 def print_explanation(reply: ExplainReply, style: Style) -> None:
     """Print what a job was charged: prose for people, the charges for programs."""
-    if style.parsable or style.csv or style.columns:
+    if style.is_for_programs:
         print_table(reply.layout, reply.charges, style, reply)
         return
     amount = reply.format_with_unit(reply.amount)

@@ -25,7 +25,6 @@ from steward.cli.output import (
     format_count,
     print_json,
     print_line,
-    print_table,
     print_warning,
 )
 from steward.core.errors import UsageError
@@ -35,25 +34,13 @@ from steward.extensions.mybrc import remove_user, set_user
 @prints("bank.backfill")
 def print_backfill(reply: BackfillReply, style: Style) -> None:
     """Print the totals of a backfill; for people with a table of the runs that have no rate."""
-    if style.csv or style.parsable or style.columns:
-        print_table(reply.layout, reply.totals, style, reply)
-        return
-    verb = "Would charge" if reply.dry_run else "Charged"
-    runs, amount = format_count(reply.charges, "run"), reply.format_with_unit(reply.amount)
-    print_line(f"{verb} {runs}, {amount}.")
-    if reply.passed_over:
-        rows = format_count(reply.passed_over, "row")
-        print_warning(f"cannot parse {rows} of slurmdbd: nothing is charged for them")
-    if reply.unpriced:
-        print_warning(f"nothing says what {format_count(len(reply.unpriced), 'run')} cost:")
-        print_table(reply.layouts["unpriced"], reply.unpriced, Style(), reply)
-        raise typer.Exit(1)
+    print_reply(reply, style, "totals" if style.is_for_programs else "unpriced")
 
 
 @prints("bank.import")
 def print_import(reply: ImportReply, style: Style) -> None:
     """Print the changes of an import, for programs with what was left as it was; then remarks."""
-    print_reply(reply, style, "changes" if style.csv or style.parsable else "made")
+    print_reply(reply, style, "changes" if style.is_for_programs else "made")
     for remark in reply.remarks:
         print_warning(remark)
 

@@ -9,7 +9,7 @@ from steward.cli.output import Style, format_time, print_line, print_note, print
 def print_statement(reply: StatementReply, style: Style) -> None:
     """Print a statement; for people with the balance at its begin."""
     statement = reply.statement
-    if statement.account and not (style.csv or style.parsable):
+    if statement.account and not style.is_for_programs:
         opening, begin = reply.format_with_unit(statement.opening), statement.begin
         print_line(f"{statement.account}: {opening} at {format_time(begin, reply.zone)}.")
     print_reply(reply, style, "lines")
@@ -18,12 +18,11 @@ def print_statement(reply: StatementReply, style: Style) -> None:
 @prints("bank.usage")
 def print_usage(reply: UsageReply, style: Style) -> None:
     """Print sums of charges; for people with the total, or that there are none in the period."""
-    is_for_people = not (style.csv or style.parsable)
-    if is_for_people and not reply.rows:
+    if not (reply.rows or style.is_for_programs):
         begin, end = (format_time(moment, reply.zone) for moment in (reply.since, reply.until))
         visibility = "" if reply.is_all else " to you or to accounts that you own or coordinate"
         print_line(f"No run that began from {begin} to {end} was charged{visibility}.")
         return
     print_table(reply.list_columns(), reply.rows, style, reply)
-    if is_for_people:
+    if not style.is_for_programs:
         print_note(f"{reply.format_with_unit(reply.total)} in all.")

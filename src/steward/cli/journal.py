@@ -9,7 +9,7 @@ from steward.cli.output import format_count
 @prints("journal.status")
 def print_journal_status(reply: StatusAnswer, style: output.Style) -> None:
     """Print how many events were recorded and are kept, then the consumers."""
-    if not (style.parsable or style.csv):
+    if not style.is_for_programs:
         kept_verb = "is" if reply.events == 1 else "are"
         kept_text = f"{reply.events} {kept_verb} kept" if reply.events else "none is kept"
         recorded_verb = "was" if reply.head == 1 else "were"

@@ -133,6 +133,11 @@ class Style(msgspec.Struct, frozen=True, kw_only=True):
     columns: tuple[str, ...] = ()
     hours_unit: TimeUnit = "hours"
 
+    @property
+    def is_for_programs(self) -> bool:
+        """Whether a command prints its table alone, without lines and notes for people."""
+        return self.csv or self.parsable or bool(self.columns)
+
 
 def is_terminal() -> bool:
     """Return True if standard output is a terminal."""

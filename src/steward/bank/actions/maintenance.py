@@ -177,6 +177,26 @@ class BackfillReply(BankReply, frozen=True, kw_only=True):
         """The one row of the table for programs."""
         return (self,)
 
+    @property
+    def exit_code(self) -> int:
+        """1 if runs were not charged because no rate applies."""
+        return 1 if self.unpriced else 0
+
+    def list_lines(self) -> Iterable[str]:
+        """Return the number of charges and their sum."""
+        verb = "Would charge" if self.dry_run else "Charged"
+        runs = format_count(self.charges, "run")
+        return (f"{verb} {runs}, {self.format_with_unit(self.amount)}.",)
+
+    def list_warnings(self) -> Iterable[str]:
+        """Return the numbers of rows that were not parsed, and of runs without a rate."""
+        if self.passed_over:
+            rows = format_count(self.passed_over, "row")
+            yield f"cannot parse {rows} of slurmdbd: nothing is charged for them"
+        if self.unpriced:
+            runs = format_count(len(self.unpriced), "run")
+            yield f"nothing says what {runs} cost: 'steward bank rate create'"
+
 
 class CheckRequest(Request, frozen=True, kw_only=True):
     """Request of bank.check: verify the ledger."""

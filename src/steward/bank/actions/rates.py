@@ -257,8 +257,8 @@ class WouldRefuseReply(BankReply, frozen=True, kw_only=True):
     )
 
     def list_lines(self) -> Iterable[str]:
-        """Return that there are no such jobs."""
-        return () if self.refusals else ("Nothing would have been refused.",)
+        """Return that there are no such jobs, unless no plugin asks: then nobody knows."""
+        return () if self.refusals or self.warning else ("Nothing would have been refused.",)
 
     def list_warnings(self) -> Iterable[str]:
         """Return why the list may be empty, and that it is cut off."""
