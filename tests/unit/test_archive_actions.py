@@ -128,8 +128,10 @@ def test_a_selection_of_nothing_is_an_error_also_to_programs(
     site: Site, selection: dict[str, list[str]]
 ) -> None:
     archive.add_job(site, 1, b"one")
-    with pytest.raises(NoMatch, match="nothing is to be removed"):
-        site.ask("archive.purge", ROOT, **selection)
+    for yes in (False, True):
+        reply = site.ask("archive.purge", ROOT, **selection, yes=yes)
+        assert (reply.exit_code, reply.scripts, [*reply.list_lines()]) == (1, (), [])
+        assert "nothing is to be removed" in next(iter(reply.list_warnings()))
     with pytest.raises(NoMatch, match="nothing was written"):
         site.stream("archive.export", ROOT, **selection)
     items, answer = site.stream("archive.export", ROOT, until="2020-01-01")

@@ -18,7 +18,6 @@ from steward.bank.ledger import Authorship
 from steward.bank.money import MICRO
 from steward.bank.records import parse_charge_key
 from steward.core.access import Caller
-from steward.core.actions import ActionError
 from steward.core.records import UsageLine
 from steward.core.sqlite import open_database, transaction
 from steward.core.timestamps import to_micros
@@ -240,14 +239,10 @@ def test_money_moves_for_a_reason(site: Site, reason: str) -> None:
         site.ask("bank.withdraw", account="physics", amount=1, reason=reason)
 
 
-@pytest.mark.parametrize(
-    ("amount", "error", "message"), [(0, BankUsage, "above zero"), (-1, ActionError, ">= 0")]
-)
-def test_what_moves_is_above_zero(
-    site: Site, amount: int, error: type[Exception], message: str
-) -> None:
+@pytest.mark.parametrize("amount", [0, -1])
+def test_what_moves_is_above_zero(site: Site, amount: int) -> None:
     for name in ("deposit", "withdraw"):
-        with pytest.raises(error, match=message):
+        with pytest.raises(BankUsage, match="above zero"):
             site.ask(f"bank.{name}", account="physics", amount=amount, reason="x")
     with pytest.raises(BankUsage):
         site.ask("bank.adjust", account="physics", amount=0, reason="x")

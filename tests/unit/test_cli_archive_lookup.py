@@ -276,13 +276,20 @@ def test_purge_only_says_what_it_would_do(look: Any, archive: str) -> None:
 
 @pytest.mark.parametrize("named", [("-j", "999"), ("-u", "nobody-here")])
 def test_what_is_not_there_is_neither_exported_nor_purged(
-    look: Any, tmp_path: Path, named: tuple[str, ...]
+    look: Any,
+    archive: str,
+    tmp_path: Path,
+    capfdbinary: pytest.CaptureFixture[bytes],
+    named: tuple[str, ...],
 ) -> None:
     for target in (str(tmp_path / "out"), str(tmp_path / "out.tar"), "-"):
         assert "nothing was written" in look("export", target, *named, code=1)
     assert not list(tmp_path.iterdir())
     for words in ((), ("--yes",), ("-P", "-n"), ("--json",)):
-        assert "no script is meant" in look("purge", *named, *words, code=1)
+        assert run(["archive", "purge", *named, *words, "--archive", archive]) == 1
+        out, err = capfdbinary.readouterr()
+        assert b"no script is meant" in err
+        assert (b'"scripts":[]' in out) == ("--json" in words)
     look("export", str(tmp_path / "quiet.tar"), "-E", "2020-01-01")
     assert (tmp_path / "quiet.tar").exists()
 

@@ -77,6 +77,7 @@ def test_money_from_first_to_last(bank: Any, tmp_path: Path) -> None:
     assert "Done before" in again
     assert "k1" in bank("deposit", "physics", "7", "--reason", "x", "--key", "k1", code=2)
     assert "above zero" in bank("deposit", "physics", "0", "--reason", "x", code=2)
+    assert "above zero" in bank("deposit", "physics", "--reason", "x", "--", "-5", code=2)
     assert "Key: " in bank("withdraw", "physics", "0.5", "--reason", "back")
     taken = bank("adjust", "physics", "-100", "--reason", "a slip")
     assert "adjust of -100.00 SU" in taken

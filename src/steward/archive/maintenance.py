@@ -18,7 +18,6 @@ import msgspec
 
 from steward.archive.catalog.rebuild import CatalogRebuild
 from steward.archive.context import ArchiveContext
-from steward.archive.errors import NoMatch
 from steward.archive.export import iterate_scripts
 from steward.archive.files.index import WAITING, FilesRecords
 from steward.archive.files.reader import FilesReader
@@ -174,7 +173,6 @@ def purge_scripts(context: ArchiveContext, caller: Caller, request: PurgeRequest
     Raises:
         NotAnOperator: The caller is no operator.
         UsageError: Neither jobs nor users are named, or there is no such sink.
-        NoMatch: No script matches.
         OrderError: This process cannot append to the journal.
     """
     require_operator(context, caller, "purge scripts", request.clusters)
@@ -185,8 +183,6 @@ def purge_scripts(context: ArchiveContext, caller: Caller, request: PurgeRequest
     span = resolve_selection_span(context, request, default=False)
     job_filter = make_job_filter(request, span, context.get_visible_jobs(caller, scripts=True))
     scripts = list(iterate_scripts(context, caller, job_filter, include_unused=True))
-    if not scripts:
-        raise NoMatch("no script is meant by that, nothing is to be removed")
     lines = tuple(
         PurgeLine(
             job=context.make_job_line(caller, job, script),
@@ -194,7 +190,7 @@ def purge_scripts(context: ArchiveContext, caller: Caller, request: PurgeRequest
         )
         for job, script in scripts
     )
-    if request.yes:
+    if request.yes and scripts:
         if context.order is None:
             raise OrderError("nothing can be purged from here: ask the daemon")
         context.order(_make_purge_events(context, caller, request, scripts))

@@ -391,10 +391,7 @@ class SearchRequest(JobSelection, frozen=True, kw_only=True):
     limit: Annotated[
         int,
         option(
-            "Maximum number of hits. In the command, 0 means all. Default 50.",
-            "--limit",
-            "-L",
-            ge=0,
+            "Maximum number of hits; in the command 0 for all. Default 50.", "--limit", "-L", ge=0
         ),
     ] = 50
     lines: Annotated[int, described("Maximum number of matching lines per script.")] = 3
@@ -653,6 +650,11 @@ class PurgeReply(Answer, frozen=True, kw_only=True):
     )
 
     @property
+    def exit_code(self) -> int:
+        """1 if no script matches."""
+        return 0 if self.scripts else 1
+
+    @property
     def summary(self) -> str:
         """Number of scripts, their size, and the sinks."""
         scripts = format_count(len(self.scripts), "script")
@@ -661,11 +663,14 @@ class PurgeReply(Answer, frozen=True, kw_only=True):
 
     def list_lines(self) -> Iterable[str]:
         """Return what was purged."""
-        return (f"Purged: {self.summary}.",) if self.done else ()
+        return (f"Purged: {self.summary}.",) if self.done and self.scripts else ()
 
     def list_warnings(self) -> Iterable[str]:
         """Return that nothing was removed, also in a pipe: nobody mistakes a dry run."""
-        return () if self.done else (f"nothing was removed: --yes removes {self.summary}",)
+        if not self.scripts:
+            yield "no script is meant by that, nothing is to be removed"
+        elif not self.done:
+            yield f"nothing was removed: --yes removes {self.summary}"
 
 
 SinkState = Literal["running", "waiting", "detached", "new", "removed"]

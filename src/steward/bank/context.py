@@ -49,7 +49,7 @@ GATE_UNAWARE: Final = "The gate does not know yet: the daemon tells it when both
 
 AccountName = Annotated[str, argument("Name of the account.", "ACCOUNT")]
 JobName = Annotated[str, argument("Job id: 123, 123_7 or 123+1.", "JOB")]
-Amount = Annotated[int, argument("Amount, such as 1250 or 0.5.", "AMOUNT", unit="money", ge=0)]
+Amount = Annotated[int, argument("Amount, such as 1250 or 0.5.", "AMOUNT", unit="money")]
 Reason = Annotated[
     str, option("Reason, recorded in the ledger for good.", "--reason", metavar="TEXT")
 ]

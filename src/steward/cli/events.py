@@ -16,7 +16,7 @@ from steward.cli.options import CommandCall, with_json_call, with_table_call
 from steward.cli.output import Style, format_time, print_json, print_table
 from steward.core.errors import Unavailable
 from steward.reports.event_texts import describe_event
-from steward.reports.events import EventItem, EventsReply, EventsRequest
+from steward.reports.events import MAX_EVENTS, EventItem, EventsReply, EventsRequest
 from steward.reports.history.requests import HistoryEventsReply, HistoryEventsRequest
 
 _FOLLOW_INTERVAL_S = 1.0
@@ -81,7 +81,10 @@ def tail(
     request: EventsRequest,
     call: CommandCall,
     lines: Annotated[
-        int, typer.Option("--lines", "-L", min=0, help="How many of the past come first.")
+        int,
+        typer.Option(
+            "--lines", "-L", min=0, max=MAX_EVENTS, help="How many of the past come first."
+        ),
     ] = 10,
     follow: Annotated[
         bool, typer.Option("--follow/--no-follow", "-f", help="Go on as more happens.")

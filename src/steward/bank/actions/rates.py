@@ -46,7 +46,7 @@ _MAX_SILENCE: Final = timedelta(days=7)
 
 
 class RateRequest(Request, frozen=True, kw_only=True):
-    """Request of bank.rate_create and bank.rate_change: the price of jobs from a time on."""
+    """Request of bank.rate_create: the price of jobs from a time on."""
 
     partition: Annotated[
         str, argument("Partition; '*' for those without a rate of their own.", "PARTITION")
@@ -115,6 +115,20 @@ class RateRequest(Request, frozen=True, kw_only=True):
     ] = ""
     zone: Zone = ""
     reason: Reason = ""
+
+
+class RateChangeRequest(RateRequest, frozen=True, kw_only=True):
+    """Request of bank.rate_change: what is not given stays."""
+
+    cluster: Annotated[
+        str,
+        option(
+            "Cluster of the rate, if several clusters have one of that partition.",
+            "--cluster",
+            "-M",
+            metavar="NAME",
+        ),
+    ] = ""
 
 
 _PRICE_FIELDS: Final = (
@@ -303,7 +317,7 @@ def create_rate(context: BankContext, caller: Caller, request: RateRequest) -> R
     rows="rates",
     routes=(route("PATCH /rates"),),
 )
-def change_rate(context: BankContext, caller: Caller, request: RateRequest) -> RatesReply:
+def change_rate(context: BankContext, caller: Caller, request: RateChangeRequest) -> RatesReply:
     """Change a part of what jobs cost, from a time on.
 
     What is not given stays as it is now; jobs that were submitted before keep their rate.
