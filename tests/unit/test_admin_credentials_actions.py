@@ -38,7 +38,7 @@ from steward.core.access import (
     ScopeRefused,
     check_scope,
 )
-from steward.core.actions import Action, Registry, action
+from steward.core.actions import Action, ActionError, Registry, action, decode_request
 from steward.core.config import AccessSettings, Settings
 from steward.core.errors import PermissionRefused, UsageError
 from steward.core.munge import MungeUnavailable, hash_body
@@ -240,6 +240,8 @@ def test_tokens_are_listed_and_taken_back_by_their_owner(room: CredentialsContex
         request = TokenRevokeRequest(numbers=(number,))
         with pytest.raises(CredentialMissing):
             ask(room, "credentials.token_revoke", asker, request)
+    with pytest.raises(ActionError, match=">= 1"):
+        decode_request(ACTIONS["credentials.token_revoke"], {"numbers": [0]})
     for asker, one in ((ADA, mine), (ROOT, other)):
         request = TokenRevokeRequest(numbers=(one.token.id,))
         ask(room, "credentials.token_revoke", asker, request)
