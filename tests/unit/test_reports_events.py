@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from harness.commands import run
 from harness.events import NOON, make_event
 from harness.journal import JournaledSite
 from steward.core.access import Caller, ClusterRoles
@@ -28,7 +29,7 @@ from steward.core.events import (
 )
 from steward.core.records import JobRecord
 from steward.reports.event_texts import describe_event
-from steward.reports.events import EventItem, EventsReply
+from steward.reports.events import MAX_EVENTS, EventItem, EventsReply
 
 ADA = Caller(uid=1000, user="ada")
 OPERATOR = Caller(uid=1001, user="op")
@@ -167,3 +168,9 @@ def test_an_answer_survives_the_socket(site: EventsSite) -> None:
         return event.id, event.at, event.cluster, event.kind, describe_event(event)
 
     assert [shown(event) for event in answer.events] == [shown(event) for event in again.events]
+
+
+def test_no_more_of_the_past_is_asked_for_than_a_reply_has() -> None:
+    code, _, err = run("events", "tail", "-L", str(MAX_EVENTS + 1))
+    assert code == 2
+    assert f"give {MAX_EVENTS} or less" in err
