@@ -14,6 +14,7 @@ from steward.archive.settings import FilesSinkSettings
 from steward.core.access import Caller, ScopeRefused
 from steward.core.config import AccessSettings, ArchiveSettings, Settings
 from steward.core.errors import PermissionRefused
+from steward.core.logs import LogLimit
 from steward.daemon.contexts import make_registry
 from steward.extensions.controllers.settings import ForwardSettings
 from steward.slurm.settings import ClusterSettings
@@ -54,9 +55,10 @@ def test_an_archive_that_is_not_mounted_is_unknown_with_its_error(tmp_path: Path
 
 
 def test_an_operators_narrow_token_sees_all_and_the_log_says_so(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO)
+    monkeypatch.setattr("steward.core.access.RAISED_RIGHTS_LIMIT", LogLimit())
     settings = msgspec.structs.replace(
         settings_in(tmp_path), access=AccessSettings(operators=("olga",))
     )

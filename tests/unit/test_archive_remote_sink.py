@@ -261,18 +261,26 @@ def test_retention_comes_each_hour_though_each_minute_has_documents_to_forget(
     site = make(retention_days=30)
     now = 10_000.0
     monkeypatch.setattr("steward.archive.remote.sink.time.monotonic", lambda: now)
-    monkeypatch.setattr(RemoteRecordsWriter, "delete_old", lambda *_: 1)
-    purges = []
-    for _ in range(60):
-        site.sink.tick(lambda _: None)
-        purges.append(site.sink._purge())
-        now += 60.1
-    assert (len(site.elsewhere.expired), set(purges)) == (1, {False})
-    monkeypatch.setattr(RemoteRecordsWriter, "delete_old", lambda *_: MAX_DELETED_ROWS)
-    now += 3600.0
-    site.sink.tick(lambda _: None)
-    assert len(site.elsewhere.expired) == 2
-    assert site.sink._purge()
+    deleted, calls = [1], list[int]()
+
+    def delete_old(_: object, before_ns: int) -> int:
+        calls.append(before_ns)
+        return deleted[0]
+
+    monkeypatch.setattr(RemoteRecordsWriter, "delete_old", delete_old)
+
+    def tick_for(minutes: int) -> tuple[int, int]:
+        nonlocal now
+        calls.clear()
+        site.elsewhere.expired.clear()
+        for _ in range(minutes):
+            site.sink.tick(lambda _: None)
+            now += 60.1
+        return len(calls), len(site.elsewhere.expired)
+
+    assert tick_for(60) == (1, 1)
+    deleted[0] = MAX_DELETED_ROWS
+    assert tick_for(120) == (120, 2)
 
 
 def test_what_retention_has_dropped_does_not_come_back(make: Make) -> None:

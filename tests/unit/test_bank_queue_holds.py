@@ -17,6 +17,7 @@ from steward.core.errors import PermissionRefused
 from steward.core.principals import ENFORCEMENT
 from steward.core.records import JobRecord
 from steward.jobs import Job
+from steward.slurm import SlurmDown
 from steward.slurm.job_changes import JobChanges, format_job_target
 from steward.slurm.settings import ClusterSettings
 
@@ -229,3 +230,31 @@ def test_enforcement_acts_as_its_principal_and_is_refused_what_that_may_not_do(
     with pytest.raises(PermissionRefused, match=r"'enforcement'.* may not run slurm\.job\.release"):
         unpaid.hold_stranded([], {})
     assert changes.sent == [("hold", "7")]
+
+
+def test_a_job_that_waits_for_slurmctld_to_be_released_is_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO)
+    site, changes = Site(tmp_path), RecordedChanges()
+    gate = GateClient(site.settings.state_dir)
+    unpaid = UnpaidJobs(site.settings, site.ledger, gate, {"c1": changes})
+    stranded = [msgspec.structs.replace(HOLD, cluster="c1")]
+    waiting = {("c1", 7): [job(state="PENDING")]}
+
+    def fail(*_: object) -> bool:
+        raise SlurmDown("nobody listens")
+
+    unpaid.hold_stranded(stranded, waiting)
+    with monkeypatch.context() as away:
+        away.setattr(changes, "release", fail)
+        for _ in range(3):
+            unpaid.hold_stranded([], waiting)
+    assert caplog.text.count("runs slurm.job.release on job 7") == 1
+    assert caplog.text.count("nobody listens") == 1
+    for _ in range(2):
+        unpaid.hold_stranded([], waiting)
+        unpaid.hold_stranded(stranded, waiting)
+    assert changes.sent == [("hold", "7"), ("release", "7")] * 2 + [("hold", "7")]
+    assert caplog.text.count("runs slurm.job.hold on job 7") == 3
+    assert caplog.text.count("runs slurm.job.release on job 7") == 2

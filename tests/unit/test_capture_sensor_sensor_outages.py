@@ -104,14 +104,14 @@ def test_a_status_file_that_cannot_be_written_repeats_no_report(
     site.turn()
     site.turn(after_s=61.0)
     site.news()
-    writes: list[object] = []
+    writes: list[str] = []
 
-    def fail(self: object) -> None:
-        writes.append(self)
+    def fail(path: str, _: object) -> None:
+        writes.append(path)
         if len(writes) == (1 if fails_at == "first" else 2):
             raise StatusWriteError("the disk is full")
 
-    monkeypatch.setattr(SensorStore, "_write_status", fail)
+    monkeypatch.setattr("steward.capture.sensor.store.write_status", fail)
     with pytest.raises(StatusWriteError):
         site.turn("down n1")
     for _ in range(2):

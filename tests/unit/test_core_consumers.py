@@ -278,14 +278,16 @@ def test_an_event_that_was_decided_before_a_crash_is_appended_unchanged(tmp_path
 
 @pytest.mark.parametrize("dies", ["before", "after"])
 def test_a_consumer_killed_at_an_append_applies_its_batch_once(tmp_path: Path, dies: str) -> None:
-    class Counter(Echo):
-        def _apply_events(self, events: Sequence[Event]) -> Sequence[Event]:
-            self._connection.execute("INSERT INTO effect VALUES (1)")
-            return super()._apply_events(events)
+    schema = CURSOR.schema + OUTBOX.schema + "CREATE TABLE effect (n INTEGER);"
 
-    def open_counter() -> Counter:
-        schema = CURSOR.schema + OUTBOX.schema + "CREATE TABLE effect (n INTEGER);"
-        return Counter(Database(str(tmp_path / "counter.db"), (schema,)))
+    class Counter(Echo):
+        def __init__(self) -> None:
+            self.database = Database(str(tmp_path / "counter.db"), (schema,))
+            super().__init__(self.database)
+
+        def _apply_events(self, events: Sequence[Event]) -> Sequence[Event]:
+            self.database.connection.execute("INSERT INTO effect VALUES (1)")
+            return [script_event(10)]
 
     def append(events: Sequence[Event]) -> None:
         with (tmp_path / "journal").open("a") as journal:
@@ -294,15 +296,15 @@ def test_a_consumer_killed_at_an_append_applies_its_batch_once(tmp_path: Path, d
                 journal.flush()
             os.kill(os.getpid(), signal.SIGKILL)
 
-    child = fork_child(lambda: open_counter().apply([script_event(1)], 1, append))
+    child = fork_child(lambda: Counter().apply([script_event(1)], 1, append))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-    counter = open_counter()
+    counter = Counter()
     assert counter.cursor() == 1
     appended: list[Event] = []
     counter.tick(appended.extend)
     keys = (tmp_path / "journal").read_text().split() + [event.key for event in appended]
     assert len(set(keys)) == 1
-    assert counter._connection.execute("SELECT count(*) FROM effect").fetchone() == (1,)
+    assert counter.database.fetch_value("SELECT count(*) FROM effect") == 1
     counter.tick(appended.extend)
     assert len(appended) == 1
     counter.close()

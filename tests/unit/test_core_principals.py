@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import socket
+import time
 import typing
 from collections import Counter
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ import msgspec
 import pytest
 
 import steward
+from harness.forks import fork_child
 from harness.rules import DRAIN
 from harness.site import Site
 from harness.socket import Question, Told, serving
@@ -34,6 +36,7 @@ from steward.core.actions import Action, ActionError, Registry
 from steward.core.config import AccessSettings
 from steward.core.errors import PermissionRefused, StewardError
 from steward.core.events import utc_now
+from steward.core.logs import LogLimit
 from steward.core.principals import (
     BANK,
     PRINCIPALS,
@@ -278,14 +281,35 @@ def test_a_principal_has_its_own_role_and_no_users() -> None:
     assert access.is_administrator(act_as(RULES), "c")
 
 
-def test_a_raise_of_rights_is_logged_with_who_and_why(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_raise_of_rights_is_logged_with_who_and_why(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     caplog.set_level(logging.INFO)
+    monkeypatch.setattr("steward.core.access.RAISED_RIGHTS_LIMIT", LogLimit())
     caller = Caller(uid=1001, user="ada", how="token", scopes=frozenset({"read"}))
     assert raise_rights(caller, STATUS, "status.show") == act_as(STATUS)
     (record,) = caplog.records
     assert record.getMessage() == (
         "rights raised: ada (token, uid 1001) runs status.show as service principal 'status'"
     )
+
+
+def test_a_repeated_raise_of_rights_is_logged_once_an_hour_by_all_processes(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    monkeypatch.setattr("steward.core.access.RAISED_RIGHTS_LIMIT", LogLimit())
+    ada, bob = (Caller(uid=uid, user=user) for uid, user in ((1001, "ada"), (1002, "bob")))
+    child = fork_child(lambda: raise_rights(ada, STATUS, "metrics.show"))
+    assert os.waitpid(child, 0)[1] == 0
+    now = time.monotonic()
+    for caller, action in ((ada, "metrics.show"), (ada, "status.show"), (bob, "metrics.show")):
+        raise_rights(caller, STATUS, action)
+    monkeypatch.setattr(time, "monotonic", lambda: now + 3601.0)
+    for _ in range(2):
+        raise_rights(ada, STATUS, "metrics.show")
+    levels = [record.levelname for record in caplog.records]
+    assert levels == ["DEBUG", "INFO", "INFO", "INFO", "DEBUG"]
 
 
 def test_a_principal_raises_no_rights(caplog: pytest.LogCaptureFixture) -> None:

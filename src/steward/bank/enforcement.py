@@ -23,6 +23,7 @@ from steward.bank.records import Hold, JobRequest
 from steward.bank.settings import UnpaidRule as Rule
 from steward.core.config import Settings
 from steward.core.errors import Unavailable
+from steward.core.logs import LogLimit
 from steward.core.principals import ENFORCEMENT
 from steward.core.records import JobRecord
 from steward.core.timestamps import to_micros, to_micros_or_zero
@@ -182,6 +183,7 @@ class UnpaidJobs:
         self._held_jobs: dict[str, dict[str, HeldJob]] = {}
         self._warned: set[Key] = set()
         self._is_off = False
+        self._log_limit = LogLimit()
 
     def get_rule(self, partition: str) -> Rule:
         """Return the site's rule for a partition; of several partitions, the first rule found."""
@@ -341,7 +343,10 @@ class UnpaidJobs:
         if slurm is None:
             return True
         ENFORCEMENT.require(f"slurm.job.{verb}")
-        log.info(
+        # While slurmctld is away, each turn tries each job again.
+        level = self._log_limit.choose_level(logging.INFO, cluster, verb, words[0])
+        log.log(
+            level,
             "cluster %s: service principal '%s' runs slurm.job.%s on job %s",
             *(cluster, ENFORCEMENT.name, verb, words[0]),
         )
@@ -351,8 +356,11 @@ class UnpaidJobs:
             log.warning("%s", error)
             return verb != "hold" or self._change_job(cluster, "cancel", *words)
         except SlurmError as error:
+            if isinstance(error, Unavailable):
+                log.log(logging.WARNING if level == logging.INFO else level, "%s", error)
+                return False
             log.warning("%s", error)
-            return not isinstance(error, Unavailable)
+        self._log_limit.reset(cluster, verb, words[0])
         return True
 
     def _warn(self, key: Key, rule: str, why: str) -> None:

@@ -27,9 +27,13 @@ import msgspec
 from steward.core.config import AccessSettings, Settings
 from steward.core.errors import PermissionRefused, StewardError, Unavailable
 from steward.core.files import StatusWriteError, read_status, write_status
+from steward.core.logs import LogLimit
 from steward.core.principals import PRINCIPALS, ServicePrincipal
 
 log = logging.getLogger(__name__)
+
+RAISED_RIGHTS_LIMIT: Final = LogLimit()
+"""Limit of lines about raised rights; a page or a monitor asks again and again."""
 
 
 class Caller(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,16 +89,20 @@ def act_as(principal: ServicePrincipal) -> Caller:
 
 
 def raise_rights(caller: Caller, principal: ServicePrincipal, action: str) -> Caller:
-    """Give a caller the rights of a service principal within one action; write it to the log.
+    """Give a caller the rights of a service principal within one action.
+
+    The log has a line for each caller and action, at most once an hour; the others are for debug.
 
     Raises:
         PermissionRefused: The caller is a service principal, which has its permissions only.
     """
     if caller.service is not None:
         caller.service.require(f"{action} as {principal.name!r}")
-    log.info(
+    subject = (caller.user or "a user without a name", caller.how, caller.uid)
+    log.log(
+        RAISED_RIGHTS_LIMIT.choose_level(logging.INFO, *subject, action),
         "rights raised: %s (%s, uid %d) runs %s as service principal '%s'",
-        *(caller.user or "a user without a name", caller.how, caller.uid, action, principal.name),
+        *(*subject, action, principal.name),
     )
     return act_as(principal)
 

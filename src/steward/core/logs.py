@@ -1,7 +1,8 @@
 """Logging of the daemon's processes: one line per record, logfmt or JSON, to stderr or a file.
 
 ``configure_logging`` installs a handler with a :class:`LineFormatter` or :class:`JsonFormatter`,
-and ``set_log_worker`` names the process after a fork. The module uses only the standard library: a
+and ``set_log_worker`` names the process after a fork. :class:`LogLimit` limits lines that would
+repeat. The module uses only the standard library: a
 structured logging package costs more memory per process than the rest of a small daemon. Text from
 users cannot break a line or send a control sequence to a terminal. A line is logfmt
 (https://brandur.org/logfmt), ``warning steward.capture.spool msg="…" job=7``, or a JSON object. If
@@ -10,8 +11,10 @@ any time by renaming it; no process needs a signal.
 """
 
 import logging
+import mmap
 import os
 import re
+import struct
 import sys
 import time
 import traceback
@@ -278,3 +281,34 @@ def _format_frames(error: BaseException) -> str:
         f"{os.path.basename(frame.filename)}:{frame.lineno} {frame.name}"
         for frame in reversed(frames)
     )
+
+
+class LogLimit:
+    """Limit of lines that would repeat: at most one an hour for each subject.
+
+    Processes that are forked later share it, such as those that serve one request each. Its size is
+    fixed; two subjects that meet in a slot repeat their lines sooner.
+    """
+
+    _INTERVAL_S = 3600.0
+    _SLOTS = 4096
+    _SLOT = struct.Struct("=qd")
+    """Hash of the last subject, and the monotonic time of its line."""
+
+    def __init__(self) -> None:
+        self._table = mmap.mmap(-1, self._SLOTS * self._SLOT.size)
+
+    def choose_level(self, level: int, *subject: object) -> int:
+        """Return the level of a line: as given if one is due, else DEBUG."""
+        number, now = hash(subject), time.monotonic()
+        place = number % self._SLOTS * self._SLOT.size
+        last, logged_at = self._SLOT.unpack_from(self._table, place)
+        if logged_at and last == number and now - logged_at < self._INTERVAL_S:
+            return logging.DEBUG
+        self._SLOT.pack_into(self._table, place, number, now)
+        return level
+
+    def reset(self, *subject: object) -> None:
+        """Let the next line of a subject be due."""
+        place = hash(subject) % self._SLOTS * self._SLOT.size
+        self._SLOT.pack_into(self._table, place, 0, 0.0)
