@@ -1,4 +1,5 @@
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ from harness.jobs import record
 from harness.site import Site
 from steward.bank.backfill import backfill_cluster
 from steward.bank.billing import Pricing
+from steward.bank.errors import GateUnavailable
 from steward.bank.ledger import Authorship
 from steward.bank.reconciliation import (
     DueCharges,
@@ -24,6 +26,7 @@ from steward.bank.reconciliation import (
     reconcile_cluster,
 )
 from steward.bank.records import Rate
+from steward.core.access import Caller
 from steward.core.events import JOB_END, RUN_END, Event, JobFacts
 from steward.core.timestamps import to_micros, to_micros_or_zero
 from steward.slurm.sacct import SacctHistory, parse_job_row
@@ -95,6 +98,35 @@ def test_what_ended_before_the_bank_began_is_a_backfills(site: Site) -> None:
     assert bank.balance(site) == 998 * HOUR
     again = backfill_cluster(*args, is_dry=False, now=site.now)
     assert (again.charges, again.amount) == (0, 0)
+
+
+def test_the_ledger_names_who_asked_for_a_comparison_or_a_backfill(site: Site) -> None:
+    def list_authors(job_id: int) -> list[str]:
+        with site.ledger.reading() as t:
+            (row,) = t.charges.list_of_job("c1", job_id)
+            assert row.charge.why in ("reconcile", "backfill")
+            return [version.who for version in t.charges.list_versions(row.charge.key)]
+
+    olga = Caller(uid=0, user="olga")
+    since = NOON.isoformat()
+    bank.feed(site, bank.life(1))
+    compared(site)
+    for job_id, action in ((2, "bank.reconcile"), (3, "bank.backfill")):
+        bank.feed(site, bank.life(job_id))
+        with suppress(GateUnavailable):  # none runs here: it is told after the ledger
+            site.ask(action, olga, cluster="c1", since=since)
+    bank.feed(site, bank.life(4))
+    backfill_cluster(
+        *(site.settings, site.ledger, "c1", NOON, NOON + timedelta(hours=5)),
+        is_dry=False,
+        now=site.now,
+    )
+    assert [list_authors(job_id) for job_id in (1, 2, 3, 4)] == [
+        ["reconcile"],
+        ["olga"],
+        ["olga"],
+        ["backfill"],
+    ]
 
 
 def test_a_backfill_leaves_what_was_charged_already(site: Site) -> None:
@@ -388,7 +420,9 @@ def compare_both(site: Site, row: _Row) -> list[int | None]:
     )
     rows = cast("SacctHistory", row)
     due = reckoning.iter_from_slurmdbd(rows, NOON, NOON + timedelta(days=1), NameResolver())
-    found = post_due_charges(site.ledger, "c1", due, why="reconcile", is_dry=False)
+    found = post_due_charges(
+        site.ledger, "c1", due, why="reconcile", author="reconcile", is_dry=False
+    )
     found += reconcile_cluster(
         site.settings, site.ledger, None, "c1", NOON, is_dry=False, now=site.now
     )

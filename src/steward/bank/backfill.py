@@ -50,6 +50,7 @@ def backfill_cluster(
     *,
     is_dry: bool,
     now: datetime,
+    author: str = BACKFILL.name,
 ) -> BackfillResult:
     """Charge all runs that ended in a period and have no charge yet.
 
@@ -64,6 +65,7 @@ def backfill_cluster(
         until: Only runs that ended before this time.
         is_dry: Whether to report charges without making them.
         now: The current time; nothing ends later.
+        author: Author of the charges: the user who asks, or the service principal.
 
     Raises:
         LedgerUnavailable: The ledger's database is unreachable.
@@ -84,6 +86,7 @@ def backfill_cluster(
             cluster,
             due_charges.iter_from_jobs(since, until),
             why=BACKFILL.name,
+            author=author,
             is_dry=is_dry,
             only_new=True,
         )
@@ -97,7 +100,13 @@ def backfill_cluster(
         if slurm is not None and history is not None:
             slurmdbd_charges = due_charges.iter_from_slurmdbd(history, since, until, slurm.resolver)
             differences += post_due_charges(
-                ledger, cluster, slurmdbd_charges, why=BACKFILL.name, is_dry=is_dry, only_new=True
+                ledger,
+                cluster,
+                slurmdbd_charges,
+                why=BACKFILL.name,
+                author=author,
+                is_dry=is_dry,
+                only_new=True,
             )
             passed_over = history.passed_over
     finally:

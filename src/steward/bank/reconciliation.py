@@ -373,6 +373,7 @@ def reconcile_cluster(
     *,
     is_dry: bool,
     now: datetime,
+    author: str = RECONCILIATION.name,
 ) -> list[ChargeDifference]:
     """Compare a cluster's charges with Slurm's records, and correct them.
 
@@ -385,6 +386,7 @@ def reconcile_cluster(
             ended before the bank started are never included.
         is_dry: Whether to report differences without correcting them.
         now: The current time.
+        author: Author of the corrections: the user who asks, or the service principal.
 
     Raises:
         LedgerUnavailable: The ledger's database is unreachable.
@@ -396,10 +398,9 @@ def reconcile_cluster(
     start = max(since or now - HOURLY_PERIOD, began)
     pricing = load_pricing(settings, ledger, cluster)
     with _open_jobs(settings) as jobs:
-        differences = compare_with_jobs(ledger, jobs, cluster, pricing, (start, now), is_dry=is_dry)
-        differences += compare_with_slurmdbd(
-            settings, ledger, jobs, cluster, pricing, (start, now), is_dry=is_dry
-        )
+        place = (jobs, cluster, pricing, (start, now))
+        differences = compare_with_jobs(ledger, *place, is_dry=is_dry, author=author)
+        differences += compare_with_slurmdbd(settings, ledger, *place, is_dry=is_dry, author=author)
     if link is not None and not is_dry and differences:
         with ledger.reading() as t:
             books = t.export_books(after_seq=link.get_status().position)
@@ -415,6 +416,7 @@ def compare_with_jobs(
     period: tuple[datetime, datetime],
     *,
     is_dry: bool = False,
+    author: str = RECONCILIATION.name,
 ) -> list[ChargeDifference]:
     """Compare charges with the runs in jobs.db that ended in a period, and correct them.
 
@@ -424,8 +426,9 @@ def compare_with_jobs(
     due_charges = DueCharges(
         cluster, jobs, pricing, lambda job_id: read_own_charges(ledger, cluster, job_id)
     )
+    due = due_charges.iter_from_jobs(*period)
     return post_due_charges(
-        ledger, cluster, due_charges.iter_from_jobs(*period), why=RECONCILIATION.name, is_dry=is_dry
+        ledger, cluster, due, why=RECONCILIATION.name, author=author, is_dry=is_dry
     )
 
 
@@ -438,6 +441,7 @@ def compare_with_slurmdbd(
     period: tuple[datetime, datetime],
     *,
     is_dry: bool = False,
+    author: str = RECONCILIATION.name,
 ) -> list[ChargeDifference]:
     """Compare charges with slurmdbd's records, if there is a slurmdbd, and correct them.
 
@@ -456,7 +460,9 @@ def compare_with_slurmdbd(
         cluster, jobs, pricing, lambda job_id: read_own_charges(ledger, cluster, job_id)
     )
     due = due_charges.iter_from_slurmdbd(history, *period, slurm.resolver)
-    return post_due_charges(ledger, cluster, due, why=RECONCILIATION.name, is_dry=is_dry)
+    return post_due_charges(
+        ledger, cluster, due, why=RECONCILIATION.name, author=author, is_dry=is_dry
+    )
 
 
 def read_own_charges(ledger: "Ledger", cluster: str, job_id: int) -> list[Charge]:
@@ -475,12 +481,14 @@ def post_due_charges(
     due: Iterator[DueCharge],
     *,
     why: str,
+    author: str,
     is_dry: bool,
     only_new: bool = False,
 ) -> list[ChargeDifference]:
     """Post charges that are due and differ; return the differences.
 
-    With ``only_new``, existing charges stay unchanged.
+    The charges are marked with ``why``, their ledger transactions name ``author``. With
+    ``only_new``, existing charges stay unchanged.
 
     Raises:
         LedgerUnavailable: The ledger's database is unreachable.
@@ -497,7 +505,8 @@ def post_due_charges(
             continue
         reason = _describe_difference(before, due_charge.charge)
         if not is_dry:
-            _post_charge(ledger, due_charge.charge, before, why, reason)
+            charge = msgspec.structs.replace(due_charge.charge, why=why)
+            _post_charge(ledger, charge, before, Authorship(who=author, why=reason))
         differences.append(_make_difference(cluster, due_charge, before, reason, done=not is_dry))
     return differences
 
@@ -510,14 +519,13 @@ def _is_different(before: Charge, due: Charge) -> bool:
 
 
 def _post_charge(
-    ledger: "Ledger", due: Charge, before: Charge | None, why: str, reason: str
+    ledger: "Ledger", charge: Charge, before: Charge | None, author: Authorship
 ) -> None:
     """Post a corrected charge, with the hold and shares of the earlier one."""
-    charge = msgspec.structs.replace(due, why=why)
     if before is not None:
         charge = msgspec.structs.replace(charge, hold=before.hold, shares=before.shares)
     with ledger.transaction() as t:
-        t.charges.post(charge, Authorship(who=why, why=reason))
+        t.charges.post(charge, author)
 
 
 def _describe_difference(before: Charge | None, due: Charge) -> str:

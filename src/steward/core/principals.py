@@ -98,6 +98,9 @@ BACKFILL: Final = ServicePrincipal(
 RETENTION: Final = ServicePrincipal(name="retention", permissions=frozenset({"archive.purge"}))
 """Retention: purge scripts by age and by limits of the archive."""
 
+KAFKA: Final = ServicePrincipal(name="kafka", permissions=frozenset({"archive.purge"}))
+"""Kafka consumer: purge scripts that the Steward which sent them has purged."""
+
 NOTICES: Final = ServicePrincipal(
     name="notices", permissions=frozenset({"notify.email", "notify.webhook"})
 )
@@ -107,7 +110,7 @@ PRINCIPALS: Final = {
     principal.name: principal
     for principal in (
         *(RULES, STATUS, SENSOR, ENFORCEMENT),
-        *(BANK, RECONCILIATION, BACKFILL, NOTICES, RETENTION),
+        *(BANK, RECONCILIATION, BACKFILL, NOTICES, RETENTION, KAFKA),
     )
 }
 """Every service principal, by name."""

@@ -344,6 +344,7 @@ def reconcile_clusters(
             since,
             is_dry=request.dry_run,
             now=context.now(),
+            author=caller.signature,
         )
         lines += [_make_difference_line(difference) for difference in differences]
     return ReconcileReply(
@@ -389,6 +390,7 @@ def backfill_charges(
         until,
         is_dry=request.dry_run,
         now=context.now(),
+        author=caller.signature,
     )
     if not request.dry_run:
         context.update_gate(seq_before)

@@ -34,6 +34,7 @@ from steward.core.events import (
 )
 from steward.core.incoming import IncomingStore, make_incoming_filename
 from steward.core.journal import JournalReader
+from steward.core.principals import KAFKA
 from steward.core.records import JobRecord
 from steward.core.redaction import Redactor
 from steward.core.sqlite import SqliteError, SqliteUnavailable
@@ -233,6 +234,7 @@ def _first_run_record(record: JobRecord, first_submit: datetime) -> JobRecord:
 
 def _purge_event(message: ScriptMessage) -> Event:
     """Build the event that purges a script."""
+    KAFKA.require(ARCHIVE_PURGE)
     now = datetime.now(UTC)
     return Event(
         kind=ARCHIVE_PURGE,
@@ -242,7 +244,7 @@ def _purge_event(message: ScriptMessage) -> Event:
         seen_at=now,
         source=KAFKA_SOURCE,
         body=ArchivePurge(
-            script_keys=(message.key,), asked_by=KAFKA_SOURCE, reason="purged where it came from"
+            script_keys=(message.key,), asked_by=KAFKA.name, reason="purged where it came from"
         ),
     )
 
