@@ -49,7 +49,7 @@ def gaps(
     reply: GapsAnswer = call_action(place, get_action("accounting.gaps"), request)
     if style.json:
         print_json(reply)
-    elif reply.findings or style.parsable or style.csv or not style.has_header:
+    elif reply.findings or style.is_for_programs or not style.has_header:
         print_table(reply.layout, reply.findings, style, reply)
     else:
         print("Nothing is missing.")

@@ -348,13 +348,9 @@ def make_command(name: str) -> typer.Typer:
     command.__signature__ = inspect.Signature(typed)  # type: ignore[attr-defined] # inspect's own
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in typed}
     command.__doc__ = describe_action(action)
-    # A negative amount looks like an option.
-    negative = any(
-        parameter.given.unit == "money" and not parameter.given.words and parameter.meta.ge is None
-        for parameter in parameters
-    )
+    is_signed = any(parameter.given.is_signed for parameter in parameters)
     app = typer.Typer(add_completion=False)
-    context_settings = {**CONTEXT, "ignore_unknown_options": negative}
+    context_settings = {**CONTEXT, "ignore_unknown_options": is_signed}
     app.command(action.command.split()[-1], context_settings=context_settings)(command)
     return app
 
@@ -446,7 +442,7 @@ def print_reply(reply: Any, style: output.Style, rows: str) -> None:
         style: Output style.
         rows: Name of the field that holds the rows; "" if there are none.
     """
-    is_for_people = not (style.csv or style.parsable)
+    is_for_people = not style.is_for_programs
     if is_for_people and reply.period is not None:
         begin, end = (output.format_time(at, get_zone_name(None, reply)) for at in reply.period)
         unit = f", in {style.hours_unit}" if reply.has_hours(rows) else ""

@@ -68,7 +68,7 @@ def app(
         print_json(reply)
     else:
         print_table(_FINDING_COLUMNS, reply.findings, call.style)
-        if not call.style.parsable:
+        if not call.style.is_for_programs:
             _print_fixes(reply)
     if reply.status == "wrong":
         raise typer.Exit(FAILED)

@@ -92,7 +92,7 @@ def _print_jobs(call: CommandCall, request: NodeJobsRequest) -> None:
         print_json(reply)
         return
     print_table(reply.layout, reply.jobs, call.style, reply)
-    if not (call.style.parsable or call.style.csv):
+    if not call.style.is_for_programs:
         visibility = "" if reply.is_all else " that you may see"
         output.print_note(
             f"{format_count(len(reply.jobs), 'job')}{visibility} at {format_time(reply.until)}."

@@ -146,6 +146,7 @@ class Input(msgspec.Struct, frozen=True, kw_only=True):
         allows_empty: Whether an empty text is a value; otherwise it is rejected, as from an unset
             shell variable.
         has_commas: Whether a comma is part of a value and does not separate values.
+        is_signed: Whether an argument may be a negative number, which looks like an option.
     """
 
     words: tuple[str, ...] = ()
@@ -155,6 +156,7 @@ class Input(msgspec.Struct, frozen=True, kw_only=True):
     parse: Callable[[list[str]], Any] | None = None
     allows_empty: bool = False
     has_commas: bool = False
+    is_signed: bool = False
 
 
 def argument(
@@ -163,6 +165,7 @@ def argument(
     *,
     unit: Unit = "",
     has_commas: bool = False,
+    is_signed: bool = False,
     ge: int | None = None,
 ) -> msgspec.Meta:
     """Annotate a field that people give as an argument of the command.
@@ -172,9 +175,11 @@ def argument(
         metavar: Placeholder of the value in help.
         unit: Unit of the number.
         has_commas: Whether a comma is part of a value and does not separate values.
+        is_signed: Whether a number may be negative, so that it looks like an option.
         ge: Least value of a number.
     """
-    return _annotate(description, Input(metavar=metavar, unit=unit, has_commas=has_commas), ge=ge)
+    given = Input(metavar=metavar, unit=unit, has_commas=has_commas, is_signed=is_signed)
+    return _annotate(description, given, ge=ge)
 
 
 def option(

@@ -115,7 +115,10 @@ class AdjustRequest(Request, frozen=True, kw_only=True):
 
     account: AccountName
     amount: Annotated[
-        int, argument("Amount, such as 12.5, or -12.5 to take away.", "AMOUNT", unit="money")
+        int,
+        argument(
+            "Amount, such as 12.5, or -12.5 to take away.", "AMOUNT", unit="money", is_signed=True
+        ),
     ]
     reason: Reason
     key: Key = ""
