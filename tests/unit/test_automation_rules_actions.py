@@ -13,16 +13,12 @@ from steward.automation.rules import actions
 from steward.automation.rules.actions import RulesContext
 from steward.automation.rules.requests import (
     CheckRulesRequest,
-    ListRulesReply,
     ListRulesRequest,
-    RuleProblem,
     RulesHistoryRequest,
     RuleTrialRequest,
     SwitchRuleRequest,
 )
 from steward.cli.app import run
-from steward.cli.commands import print_reply
-from steward.cli.output import Style
 from steward.core.access import Access, Caller
 from steward.core.actions import Registry
 from steward.core.config import AccessSettings, Settings
@@ -216,16 +212,13 @@ def test_the_command_line(
     said("test", str(event), code=2)
 
 
-def test_what_is_wrong_is_said_to_programs_too(capsys: pytest.CaptureFixture[str]) -> None:
-    wrong = RuleProblem(path="a.yaml", what="a.yaml:1: no trigger")
-    reply = ListRulesReply(running=False, rules=(), troubles=(wrong,))
-    print_reply(reply, Style(parsable=True, has_header=False), "rules")
-    captured = capsys.readouterr()
-    assert not captured.out
-    assert captured.err.splitlines() == [
-        "steward: a.yaml:1: no trigger",
-        "steward: no rule is run: set enabled = true in [rules]",
-    ]
+def test_what_is_wrong_is_said_to_programs_too(
+    site: RulesSite, config: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (Path(site.settings.rules.directories[0]) / "wrong.yaml").write_text("name: a\n")
+    for words in (("-P", "-n"), ("--json",), ("--csv",)):
+        assert run(["rules", "list", *words, "--config", config]) == 0
+        assert "wrong.yaml" in capsys.readouterr().err
 
 
 def test_what_was_seen_is_shown_safely(
