@@ -75,7 +75,8 @@ def test_a_list_obeys_its_filters(site: Site) -> None:
     assert listed(names=["md*"]) == [3, 1]
     assert listed(states=["f"]) == [2]
     assert listed(partitions=["gpu"]) == [3]
-    assert listed(clusters=["beta"]) == []
+    with pytest.raises(UsageError, match="cluster 'beta' is unknown: there are alpha"):
+        listed(clusters=["beta"])
     assert listed(names=["\udcff"], users=["\udcff"], accounts=["\udcff"]) == []
     assert listed(until="now-30minutes") == [3, 2, 1]
     assert listed(until="now-2hours") == []
