@@ -237,3 +237,10 @@ def test_parameters_are_described_by_their_annotations() -> None:
     top = next(one for one in operation["parameters"] if one["name"] == "top")
     assert top["description"] == "Most rows of each cluster and period; 0 for all."
     assert top["schema"]["minimum"] == 0
+
+
+def test_numbers_in_paths_have_the_bounds_of_their_fields() -> None:
+    paths = msgspec.json.decode(build_openapi_json("/api/v1"))["paths"]
+    for path, method in (("/allocations/{allocation}", "patch"), ("/tokens/{token}", "delete")):
+        (parameter,) = [one for one in paths[path][method]["parameters"] if one["in"] == "path"]
+        assert parameter["schema"] == {"type": "integer", "minimum": 1, "maximum": 2**63 - 1}

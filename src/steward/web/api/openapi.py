@@ -121,8 +121,11 @@ def _describe_operation(endpoint: Endpoint, schema_of: dict[Any, Any]) -> dict[s
     for name in endpoint.names:
         field = fields[endpoint.parts.get(name, name)]
         schema: dict[str, Any] = {"type": "string", "minLength": 1}
-        if strip_limits(find_value_type(field.type)[0]) is int:
-            schema = {"type": "integer", "minimum": 0, "maximum": MAX_INTEGER}
+        kind, _ = find_value_type(field.type)
+        if strip_limits(kind) is int:
+            limits = find_annotation(kind)
+            least = limits.ge if limits is not None else None
+            schema = {"type": "integer", "minimum": least or 0, "maximum": MAX_INTEGER}
         parameters.append(
             {
                 "name": name,
