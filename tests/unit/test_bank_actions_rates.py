@@ -85,9 +85,9 @@ def factor(day: int = 1, begin_min: int = 0) -> dict[str, Any]:
 
 
 def test_a_change_of_a_rate_leaves_the_rest(site: Site) -> None:
-    with pytest.raises(BankUsage, match="no rate of gpu to be changed"):
+    with pytest.raises(BankUsage, match="gpu has no rate to change"):
         site.ask("bank.rate_change", partition="gpu", weights={"cpu": 2})
-    with pytest.raises(BankUsage, match="nothing is to be changed"):
+    with pytest.raises(BankUsage, match="nothing to change"):
         site.ask("bank.rate_change", partition="debug")
     made = site.ask(
         "bank.rate_create", partition="gpu", weights={"cpu": 1}, minimum=3, factors=[factor()]
@@ -193,7 +193,7 @@ def test_it_is_said_that_no_plugin_asks(site: Site, tmp_path: Path) -> None:
         assert site.ask("bank.enforce", mode="gate").warning == ""
         listed = site.ask("bank.would_refuse")
         assert listed.warning == ""
-        assert [*listed.list_lines()] == ["Nothing would have been refused."]
+        assert [*listed.list_lines()] == ["The gate would have rejected no jobs."]
         site.now = utc_now() + timedelta(days=8)
         assert "has not asked the gate since 20" in site.ask("bank.would_refuse").warning
 

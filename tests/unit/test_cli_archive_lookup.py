@@ -65,7 +65,7 @@ def test_a_wrong_time_is_one_line(look: Any) -> None:
 
 def test_a_person_is_told_of_the_seven_days(archive: str) -> None:
     seen = on_terminal("archive", "list", "--archive", archive)
-    assert "The last seven days; -S for more." in seen
+    assert "Jobs of the last seven days; use -S for more." in seen
     assert "\x1b[1" in seen
     assert "\x1b[31m" not in seen
     assert r"evil\x1b[31m\n999|root" in seen
@@ -73,7 +73,7 @@ def test_a_person_is_told_of_the_seven_days(archive: str) -> None:
 
 def test_a_person_is_told_that_there_is_nothing(archive: str) -> None:
     seen = on_terminal("archive", "list", "-u", "nobody-at-all", "--archive", archive)
-    assert seen.strip() == "No jobs in the last seven days; -S for more."
+    assert seen.strip() == "No jobs in the last seven days; use -S for more."
 
 
 def test_show_has_the_facts_and_the_script_as_it_is(look: Any) -> None:
@@ -288,7 +288,7 @@ def test_what_is_not_there_is_neither_exported_nor_purged(
     for words in ((), ("--yes",), ("-P", "-n"), ("--json",)):
         assert run(["archive", "purge", *named, *words, "--archive", archive]) == 1
         out, err = capfdbinary.readouterr()
-        assert b"no script is meant" in err
+        assert b"no archived script matches" in err
         assert (b'"scripts":[]' in out) == ("--json" in words)
     look("export", str(tmp_path / "quiet.tar"), "-E", "2020-01-01")
     assert (tmp_path / "quiet.tar").exists()

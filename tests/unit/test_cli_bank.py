@@ -74,7 +74,7 @@ def test_money_from_first_to_last(bank: Any, tmp_path: Path) -> None:
     assert "physics has 1,000.50 SU now" in given
     assert "Key: k1" in given
     again = bank("deposit", "physics", "1000.5", "--reason", "grant", "--key", "k1")
-    assert "Done before" in again
+    assert "Already done" in again
     assert "k1" in bank("deposit", "physics", "7", "--reason", "x", "--key", "k1", code=2)
     assert "above zero" in bank("deposit", "physics", "0", "--reason", "x", code=2)
     assert "above zero" in bank("deposit", "physics", "--reason", "x", "--", "-5", code=2)
@@ -95,7 +95,7 @@ def test_money_from_first_to_last(bank: Any, tmp_path: Path) -> None:
         ["optics", "physics", "800.000000"],
         ["physics", "physics", "800.000000"],
     ]
-    assert "The ledger is right: 3 accounts." in bank("check")
+    assert "The ledger is consistent: 3 accounts." in bank("check")
     assert stat.S_IMODE((tmp_path / "state" / "ledger.db").stat().st_mode) == 0o600
 
 
@@ -128,7 +128,7 @@ def test_a_statement_for_people_spreadsheets_and_programs(rich: Any) -> None:
     assert "exclude" in rich("statement", "physics", "--csv", "--json", code=2)
     assert "nowhere" in rich("statement", "nowhere", code=2)
     empty = rich("statement", "physics", "-S", "2020-01-01", "-E", "2020-01-02").splitlines()
-    assert empty[1:] == ["Nothing happened.", "0.00 SU at the end."]
+    assert empty[1:] == ["No transactions.", "0.00 SU at the end."]
     chosen = rich("statement", "physics", "-S", "2020-01-01", "-o", "balance")
     assert chosen.splitlines()[0].strip() == "Balance"
     nothing = ("-S", "2020-01-01", "-E", "2020-01-02", "-o", "user", "-n")
@@ -158,7 +158,7 @@ def test_a_job_is_explained_and_refunded(rich: Any) -> None:
     assert rich("explain", "7", "--csv").startswith("JobIDRaw,Restarts,Account,")
     assert rich("explain", "7", "-o", "Amount", "-n").strip() == "4.00"
     rich("refund", "--job", "7", "--amount", "1", "--reason", "slow node")
-    assert "given back by hand: 1.00" in rich("explain", "7")
+    assert "refunded by hand: 1.00" in rich("explain", "7")
     assert "--reason" in rich("refund", "--job", "7", code=2)
     again = rich("refund", "physics", "--amount", "1", "--user", "ada", "--reason", "a bad week")
     assert "Done: refund of 1.00 SU" in again
@@ -173,7 +173,7 @@ def test_a_charge_that_is_not_what_it_should_be_fails_the_command(
     with site.ledger.transaction() as t:
         t.charges.post(wrong, Authorship(who="x", why="wrong"))
     site.ledger.close()
-    assert "but computed now it is 4.00" in bank("explain", "7", code=1)
+    assert "recomputed: 4.00" in bank("explain", "7", code=1)
     assert json.loads(bank("explain", "7", "--json", code=1))["is_right"] is False
 
 
@@ -194,19 +194,19 @@ def test_rates_are_typed_as_they_are_shown(bank: Any) -> None:
     bank("rate", "change", "gpu", "--free")
     assert bank("rate", "show", "-P", "-n").split("|")[5] == "free"
     assert len(bank("rate", "show", "--past", "-P", "-n").splitlines()) == 3
-    assert "no rate of cpu" in bank("rate", "change", "cpu", "-w", "cpu=1", code=2)
-    assert "nothing is to be changed" in bank("rate", "change", "gpu", code=2)
+    assert "cpu has no rate" in bank("rate", "change", "cpu", "-w", "cpu=1", code=2)
+    assert "nothing to change" in bank("rate", "change", "gpu", code=2)
     assert "'cpu' is not understood" in bank("rate", "change", "gpu", "-w", "cpu", code=2)
     assert "or that it is --free" in bank("rate", "create", "x", code=2)
 
 
 def test_modes_and_what_they_would_do(bank: Any) -> None:
-    assert "Where nothing else is said: observe." in bank("enforce")
+    assert "Default mode: observe." in bank("enforce")
     assert "gate" in bank("enforce", "gate")
     assert "observe" not in bank("enforce", "off", "-r", "debug")
     assert bank("enforce", "-P", "-n").splitlines()[0] == "all|all|all|gate"
     assert "'strict' is not one of" in bank("enforce", "strict", code=2)
-    assert "Nothing would have been refused." in bank("would-refuse", "--since", "now-1hour")
+    assert "The gate would have rejected no jobs." in bank("would-refuse", "--since", "now-1hour")
 
 
 def test_a_pipe_gets_all_of_why(bank: Any, tmp_path: Path) -> None:
@@ -229,7 +229,7 @@ def test_users_and_their_limits(bank: Any) -> None:
     assert bank("user", "show", "-P", "-n").strip() == "physics|ada|10.000000|0.000000|yes"
     bank("user", "change", "physics", "ada", "--limit", "none", "--unlisted")
     assert bank("user", "show", "-P", "-n", "ada").strip() == "physics|ada||0.000000|no"
-    assert "nothing is to be changed" in bank("user", "change", "physics", "ada", code=2)
+    assert "nothing to change" in bank("user", "change", "physics", "ada", code=2)
     bank("account", "change", "physics", "--note", "ours", "--close", "--everyone")
     page = json.loads(bank("account", "show", "physics", "--json"))
     assert page["accounts"][0] | {"created": 0} == {
@@ -245,7 +245,7 @@ def test_users_and_their_limits(bank: Any) -> None:
 def test_a_change_changes_something(bank: Any) -> None:
     bank("account", "create", "physics")
     bank("allocation", "create", "physics", "5", "--end", "2099-01-01", "--note", "grant")
-    assert "nothing is to be changed" in bank("account", "change", "physics", code=2)
+    assert "nothing to change" in bank("account", "change", "physics", code=2)
     assert "give begin, end, rollover or note" in bank("allocation", "change", "2", code=2)
     assert "--note is empty" in bank("allocation", "change", "2", "--note", "", code=2)
     assert "grant" in bank("allocation", "show", "physics")
@@ -263,7 +263,7 @@ def test_imports_say_what_they_do(bank: Any, tmp_path: Path) -> None:
     path = tmp_path / "accounts.csv"
     path.write_bytes(table)
     assert "physics" in bank("import", "csv", str(path))
-    assert bank("import", "csv", str(path)) == "0 changes done, 3 left as they were.\n"
+    assert bank("import", "csv", str(path)) == "0 changes made, 3 objects unchanged.\n"
     assert bank("import", "csv", str(path), "-P", "-n").startswith("keep|account|physics")
     assert "cannot be read" in bank("import", "csv", str(tmp_path / "none"), code=2)
     assert "not UTF-8" in bank("import", "csv", "-", code=2, stdin=b"\xff")
@@ -282,7 +282,7 @@ def test_a_backfill_fails_if_runs_have_no_rate(
     code, out, err = run("bank", "backfill", "-S", "2026-01-01", "--dry-run", *words)
     assert code == 1
     assert "cannot parse 2 rows of slurmdbd" in err
-    assert "nothing says what 1 run cost" in err
+    assert "no rate applies to 1 run" in err
     if words == ("--json",):
         assert json.loads(out)["unpriced"][0]["job_id"] == 7
     elif words:
@@ -365,7 +365,7 @@ def test_a_rate_without_anything_else_is_short() -> None:
 
 def test_what_was_not_told_is_listed_and_told_again(bank: Any, tmp_path: Path) -> None:
     site = make_shared_site(tmp_path)
-    assert bank("notices").strip() == "Nothing waits to be told."
+    assert bank("notices").strip() == "No undelivered notices."
     notice = Notice(kind="bank.threshold", subject="90 % is used", text="", to=("ada",), by="mail")
     job = RemoteJob(cluster="c1", job_id=7, first_submit=site.now, account="physics", uid=1)
     with site.ledger.transaction() as t:
@@ -378,9 +378,9 @@ def test_what_was_not_told_is_listed_and_told_again(bank: Any, tmp_path: Path) -
         ("mail", "90 % is used", True),
         ("mybrc", "what it costs: job 7 of cluster c1, account physics", False),
     ]
-    assert "1 notice will be tried again" in bank("notices", "--retry", "all")
+    assert "Steward retries 1 notice" in bank("notices", "--retry", "all")
     assert "set aside" not in bank("notices")
-    assert "nothing of number 99" in bank("notices", "--retry", "99", code=2)
+    assert "there is no undelivered notice 99" in bank("notices", "--retry", "99", code=2)
     assert "no list of numbers" in bank("notices", "--retry", "many", code=2)
 
 

@@ -69,7 +69,7 @@ def test_wrong_choices_and_amounts_are_wrong_use(
         (("bank", "account", "create", "x", "--credit", "much"), "much"),
         (("bank", "account", "create"), "ACCOUNT"),
         (("bank", "account", "show", "--csv", "--json"), "exclude each other"),
-        (("bank", "user", "change", "physics", "ada"), "nothing is to be changed"),
+        (("bank", "user", "change", "physics", "ada"), "nothing to change"),
     ):
         code, _, err = run(*words)
         assert (code, part in err) == (2, True), (words, err)

@@ -281,7 +281,7 @@ def test_an_expiry_says_what_went_or_would(
     for days, went in (((day,), summary), ((), "3 jobs of jobs.db")):
         done = ExpireAnswer(done=True, before=NOON, jobs=3, days=days)
         print_expiry(done, Style())
-        line = f"Forgotten: {went}, from before 2026-03-01T12:00:00.\n"
+        line = f"Removed: {went}, from before 2026-03-01T12:00:00.\n"
         assert capsys.readouterr() == (line, "")
         assert list(done.list_warnings()) == []
 

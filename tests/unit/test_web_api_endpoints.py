@@ -235,7 +235,9 @@ def test_a_query_is_read_by_the_annotations_of_its_fields(
 def test_parameters_are_described_by_their_annotations() -> None:
     operation = DOCUMENT["paths"]["/reports/users"]["get"]
     top = next(one for one in operation["parameters"] if one["name"] == "top")
-    assert top["description"] == "Most rows of each cluster and period; 0 for all."
+    assert top["description"] == (
+        "Maximum number of rows of each cluster and period. Default 0, which means all."
+    )
     assert top["schema"]["minimum"] == 0
 
 

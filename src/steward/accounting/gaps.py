@@ -61,19 +61,20 @@ class GapsRequest(Request, frozen=True, kw_only=True):
     since: Annotated[
         str,
         option(
-            "Begin: now-1day, 2026-11-21T08:00; seven days ago if not given.",
+            "Start of the period: now-1day, 2026-11-21T08:00. Default seven days ago.",
             *("--starttime", "--since", "-S"),
             metavar="TIME",
         ),
     ] = ""
     until: Annotated[
-        str, option("End; now if not given.", "--endtime", "--until", "-E", metavar="TIME")
+        str, option("End of the period. Default now.", "--endtime", "--until", "-E", metavar="TIME")
     ] = ""
     zone: Zone = ""
     silent_s: Annotated[
         float,
         option(
-            "Seconds without a report after which a node counts as silent; 900 if not given.",
+            "Longest time between reports of a node before it counts as silent, in seconds. "
+            "Default 900.",
             "--silent",
             metavar="SECONDS",
             ge=1,
@@ -81,7 +82,7 @@ class GapsRequest(Request, frozen=True, kw_only=True):
     ] = 900.0
     limit: Annotated[
         int,
-        option("Maximum number of findings; 1000 if not given.", "--limit", "-l", ge=1, le=10_000),
+        option("Maximum number of findings. Default 1000.", "--limit", "-l", ge=1, le=10_000),
     ] = 1000
 
 
@@ -119,7 +120,7 @@ class GapsAnswer(Answer, frozen=True, kw_only=True):
     Attributes:
         findings: Findings up to the limit.
         more: Whether there are more.
-        since: Begin of the period.
+        since: Start of the period.
         until: End of the period.
         zones: IANA time zone of each cluster; "" for the system's.
     """
@@ -168,7 +169,7 @@ class _Span(msgspec.Struct, frozen=True):
 def list_accounting_gaps(
     context: AccountingContext, asker: Caller, request: GapsRequest
 ) -> GapsAnswer:
-    """Tell what is missing or doubtful: lost facts, silent nodes, nobody's CPU time.
+    """List gaps in accounting data: lost records, silent nodes, CPU time of no job.
 
     Raises:
         PermissionRefused: The requester is not an operator of every cluster; findings concern all

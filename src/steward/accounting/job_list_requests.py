@@ -16,7 +16,7 @@ from steward.core.layouts import Column, Layout, read_user
 from steward.jobs.queries import Order
 
 MAX_ROWS: Final = 1000
-"""Most rows in a reply."""
+"""Maximum number of rows in a reply."""
 
 
 class JobsRequest(JobSelection, frozen=True, kw_only=True):

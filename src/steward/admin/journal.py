@@ -96,11 +96,12 @@ def _describe_consumer(consumer: ConsumerStatus) -> str:
 
 
 ConsumerName = Annotated[
-    str, argument("Consumer, as 'steward journal status' names it, or a sink's name.", "CONSUMER")
+    str,
+    argument("Name of a consumer, as 'steward journal status' shows it, or of a sink.", "CONSUMER"),
 ]
 
 
-EventPosition = Annotated[int, argument("Position of one event; all if not given.", "ID", ge=1)]
+EventPosition = Annotated[int, argument("Position of one event. Default all.", "ID", ge=1)]
 
 
 class StatusRequest(Request, frozen=True, kw_only=True):
@@ -139,7 +140,7 @@ class ListRequest(Request, frozen=True, kw_only=True):
     """journal.list: list events."""
 
     kinds: Annotated[
-        tuple[str, ...], option("Only these kinds of events.", "--kind", "-k", metavar="KIND,…")
+        tuple[str, ...], option("Only events of these kinds.", "--kind", "-k", metavar="KIND,…")
     ] = ()
     clusters: Annotated[
         tuple[str, ...],
@@ -147,10 +148,15 @@ class ListRequest(Request, frozen=True, kw_only=True):
     ] = ()
     after: Annotated[
         int,
-        option("Only events after this position, not the newest.", "--after", metavar="ID", ge=0),
+        option(
+            "Only events after this position, oldest first. Default the newest events.",
+            "--after",
+            metavar="ID",
+            ge=0,
+        ),
     ] = 0
     limit: Annotated[
-        int, option("Most events to list; 50 if not given.", "--limit", "-L", ge=1)
+        int, option("Maximum number of events. Default 50.", "--limit", "-L", ge=1)
     ] = 50
 
 
@@ -172,7 +178,7 @@ class DeadRequest(Request, frozen=True, kw_only=True):
     """journal.dead: dead letters of one consumer, or of all."""
 
     consumer: Annotated[
-        str, argument("Only those of this consumer or sink; all if not given.", "CONSUMER")
+        str, argument("Only dead letters of this consumer or sink. Default all.", "CONSUMER")
     ] = ""
 
 
@@ -217,8 +223,8 @@ class DeadAnswer(Answer, frozen=True, kw_only=True):
     def list_notes(self) -> Iterable[str]:
         """Return how to retry the dead letters, or that there are none."""
         if self.letters:
-            return ("'steward journal replay CONSUMER' has them tried again.",)
-        return ("Nothing was set aside.",)
+            return ("'steward journal replay CONSUMER' retries them.",)
+        return ("No dead letters.",)
 
 
 class ReplayRequest(Request, frozen=True, kw_only=True):
@@ -235,13 +241,11 @@ class ReplayAnswer(Answer, frozen=True, kw_only=True):
 
     def list_lines(self) -> Iterable[str]:
         """Return how many will be retried."""
-        return (
-            f"{'1 event' if self.events == 1 else f'{self.events} events'} will be tried again.",
-        )
+        return (f"Steward retries {'1 event' if self.events == 1 else f'{self.events} events'}.",)
 
 
 class ForgetRequest(Request, frozen=True, kw_only=True):
-    """journal.forget: stop waiting for this consumer or sink, and delete its dead letters."""
+    """journal.forget: stop waiting for a consumer or sink, and delete its dead letters."""
 
     consumer: ConsumerName
 
@@ -253,7 +257,7 @@ class ForgetAnswer(Answer, frozen=True, kw_only=True):
 
     def list_notes(self) -> Iterable[str]:
         """Return that the journal no longer waits for the consumer."""
-        return (f"The journal waits for {self.consumer} no more.",)
+        return (f"The journal no longer waits for {self.consumer}.",)
 
 
 @action(
@@ -264,7 +268,7 @@ class ForgetAnswer(Answer, frozen=True, kw_only=True):
     rows="consumers",
 )
 def _show_status(context: JournalContext, caller: Caller, _request: StatusRequest) -> StatusAnswer:
-    """Show how the journal and its consumers stand."""
+    """Show the size of the journal, and state and lag of its consumers."""
     context.require_operator(caller)
     reader = context.open_reader()
     try:
@@ -286,7 +290,7 @@ def _show_status(context: JournalContext, caller: Caller, _request: StatusReques
     rows="events",
 )
 def _list_events(context: JournalContext, caller: Caller, request: ListRequest) -> ListAnswer:
-    """List events, the newest last."""
+    """List events of the journal, newest last."""
     context.require_operator(caller)
     unknown = set(request.kinds) - set(BODIES)
     if unknown:
@@ -333,7 +337,7 @@ def _read_events(reader: JournalReader, request: ListRequest, limit: int) -> lis
     rows="letters",
 )
 def _list_dead_letters(context: JournalContext, caller: Caller, request: DeadRequest) -> DeadAnswer:
-    """List events that a consumer could not put to use, and why."""
+    """List dead letters: events that a consumer rejected, with the error."""
     context.require_operator(caller)
     reader = context.open_reader()
     try:
@@ -377,7 +381,7 @@ def _make_dead_line(letter: DeadLetter) -> DeadLine:
 def _replay_dead_letters(
     context: JournalContext, caller: Caller, request: ReplayRequest
 ) -> ReplayAnswer:
-    """Have a consumer try again what was set aside for it."""
+    """Retry dead letters of a consumer."""
     consumer = context.find_consumer(caller, request.consumer)
     return ReplayAnswer(events=context.ask_writer("replay", consumer, request.id))
 
@@ -392,7 +396,7 @@ def _replay_dead_letters(
 def _forget_consumer(
     context: JournalContext, caller: Caller, request: ForgetRequest
 ) -> ForgetAnswer:
-    """Drop a consumer that is gone for good, so that nothing is kept for it."""
+    """Remove a consumer permanently: the journal keeps no events for it."""
     consumer = context.find_consumer(caller, request.consumer)
     context.ask_writer("forget", consumer)
     return ForgetAnswer(consumer=consumer)

@@ -98,7 +98,9 @@ class ExportRequest(JobSelection, frozen=True, kw_only=True):
     environments: Annotated[
         bool, option("Whether to write environments, too. Default yes.", "--env/--no-env")
     ] = True
-    limit: Annotated[int, option("Maximum number of jobs; 0 for all.", "--limit", "-L", ge=0)] = 0
+    limit: Annotated[
+        int, option("Maximum number of scripts. Default 0, which means all.", "--limit", "-L", ge=0)
+    ] = 0
 
 
 class ExportFile(ActionMessage, frozen=True, kw_only=True, tag="file", tag_field="item"):
@@ -156,9 +158,7 @@ class SecretsRequest(JobSelection, frozen=True, kw_only=True):
 
     limit: Annotated[
         int,
-        option(
-            "Maximum number of scripts to scan, newest first; 0 for all.", "--limit", "-L", ge=0
-        ),
+        option("Maximum number of scripts. Default 0, which means all.", "--limit", "-L", ge=0),
     ] = 0
 
 
@@ -206,7 +206,7 @@ class SecretsReply(Answer, frozen=True, kw_only=True, tag="answer", tag_field="i
         if self.default_days:
             yield DEFAULT_DAYS_NOTE
         scripts = format_count(self.scripts, "script")
-        yield f"{self.suspicious} of {scripts} look to hold a secret."
+        yield f"{self.suspicious} of {scripts} may hold a secret."
 
     def list_warnings(self) -> Iterable[str]:
         """Return the number of scripts that were not scanned."""
@@ -224,8 +224,8 @@ def export_scripts(
 ) -> Iterator[ExportFile | ExportReply]:
     """Export scripts of jobs to a directory or a tar.
 
-    Without -S or -j these are the jobs of the last seven days. A MANIFEST.jsonl
-    beside the files has their owners and checksums. If -j or -u matches no
+    Without -S or -j, the command exports the jobs of the last seven days. The file
+    MANIFEST.jsonl lists owners and checksums of the files. If -j or -u matches no
     script, the command writes nothing and exits with 1.
 
     Raises:
@@ -245,10 +245,10 @@ def export_scripts(
 def find_script_secrets(
     context: ArchiveContext, caller: Caller, request: SecretsRequest
 ) -> Iterator[SecretLine | Progress | SecretsReply]:
-    """List lines of scripts that look like credentials.
+    """List script lines that look like credentials, without their text.
 
-    Without -S or -j these are the scripts of the last seven days. The lines
-    themselves are not shown: the owner can remove and change the credential.
+    Without -S or -j, the command scans the scripts of the last seven days. Ask the
+    owner to remove and change the credential.
     """
     job_filter = _make_readable_filter(context, caller, request)
     return _stream_secrets(context, caller, request, job_filter)
@@ -323,7 +323,7 @@ def _stream_files(
                 )
     if not jobs and (request.jobs or request.users):
         # An empty export might go unnoticed.
-        raise NoMatch("no script of such a job is here to be exported: nothing was written")
+        raise NoMatch("no archived script matches: nothing was written")
     yield ExportReply(jobs=jobs, files=files, total_bytes=total_bytes, unreadable=tuple(unreadable))
 
 

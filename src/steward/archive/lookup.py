@@ -66,8 +66,8 @@ log = logging.getLogger(__name__)
 def list_jobs(context: ArchiveContext, caller: Caller, request: JobListRequest) -> JobListReply:
     """List jobs, newest first.
 
-    Without -S or -j these are the jobs of the last seven days. Jobs without a
-    script (salloc, srun) are marked as such.
+    Without -S or -j, the command lists the jobs of the last seven days. It marks
+    jobs without a script (salloc, srun).
 
     Raises:
         TimeError, StateError, PageError: A filter or the page token is invalid.
@@ -106,8 +106,8 @@ def list_jobs(context: ArchiveContext, caller: Caller, request: JobListRequest) 
 def search_scripts(context: ArchiveContext, caller: Caller, request: SearchRequest) -> SearchReply:
     """Search scripts for text, newest jobs first.
 
-    Each TEXT is searched for verbatim, blanks included, so paths and module
-    names are found as well as words. Without -S jobs of all time are searched.
+    The search matches each TEXT verbatim, blanks included, so it finds paths and
+    module names as well as words. Without -S, it covers jobs of all time.
 
     Raises:
         UsageError: A term, a filter or the page token is invalid.
@@ -275,9 +275,9 @@ _MAX_CONTEXT_LINES = 1000
 def show_job(context: ArchiveContext, caller: Caller, request: ShowRequest) -> ShowReply:
     """Show a job and its script.
 
-    Of an array's task this is its array's script, of a component of a
-    heterogeneous job its leader's. If Slurm reused the id, the newest job is
-    shown and the others are mentioned.
+    An array task has the script of its array, a component of a heterogeneous job
+    that of the leader. If Slurm reused the id, the command shows the newest job and
+    mentions the others.
 
     Raises:
         JobNotFound, JobNotReadable: See :meth:`ArchiveContext.find`.
@@ -325,9 +325,9 @@ def show_job(context: ArchiveContext, caller: Caller, request: ShowRequest) -> S
 def show_environment(
     context: ArchiveContext, caller: Caller, request: EnvironmentRequest
 ) -> EnvironmentReply:
-    """Show the environment that a job was submitted with.
+    """Show the environment of a job at submission.
 
-    Values that looked like secrets were redacted before they were archived.
+    Steward redacts values that look like secrets before it archives them.
 
     Raises:
         JobNotFound, JobNotReadable: See :meth:`ArchiveContext.find`.

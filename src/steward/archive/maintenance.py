@@ -87,8 +87,8 @@ def verify_sinks(
 ) -> Iterator[ProblemLine | Progress | VerifyReply]:
     """Recompute the checksum of every archived file.
 
-    Lists missing, changed, unknown and unreadable files; the exit code is 1 if
-    there are any.
+    The command lists missing, changed, unknown and unreadable files, and exits with 1
+    if there are any.
 
     Raises:
         NotAnOperator: The caller is no operator.
@@ -166,9 +166,9 @@ def report_refill(context: ArchiveContext, consumer: str, since: datetime | None
 def purge_scripts(context: ArchiveContext, caller: Caller, request: PurgeRequest) -> PurgeReply:
     """Remove scripts and environments permanently.
 
-    Jobs (-j) or users (-u) must be named. Scripts and environments are removed
-    from every sink and from the catalog; job records stay. Without --yes the
-    command only lists them. The exit code is 1 if no script matches.
+    Name jobs (-j) or users (-u). Steward removes their scripts and environments from
+    every sink and from the catalog; job records stay. Without --yes, the command only
+    lists them. If no script matches, it exits with 1.
 
     Raises:
         NotAnOperator: The caller is no operator.
@@ -177,7 +177,7 @@ def purge_scripts(context: ArchiveContext, caller: Caller, request: PurgeRequest
     """
     require_operator(context, caller, "purge scripts", request.clusters)
     if not request.jobs and not request.users:
-        raise UsageError("say whose scripts are to be purged: jobs or users")
+        raise UsageError("say which scripts to purge: name jobs (-j) or users (-u)")
     if request.sink:
         select_sinks(context, request.sink)
     span = resolve_selection_span(context, request, default=False)
@@ -346,8 +346,8 @@ class SinkBacklog(msgspec.Struct, frozen=True, kw_only=True):
 def show_sinks(context: ArchiveContext, caller: Caller, _request: SinksRequest) -> SinksReply:
     """Show state, backlog and errors of each sink.
 
-    Backlog is the number of scripts to archive, Oldest the age of the oldest of
-    them, Rate the number of events applied per second in the last minute.
+    Backlog is the number of scripts to archive and Oldest the age of the oldest.
+    Rate is the number of events applied per second in the last minute.
 
     Raises:
         NotAnOperator: The caller is no operator.
@@ -460,10 +460,10 @@ ResendRef = tuple[str, str]
 def resend_scripts(
     context: ArchiveContext, caller: Caller, request: ResendRequest
 ) -> Iterator[Progress | ResendReply]:
-    """Order a sink to archive scripts again.
+    """Archive scripts again in a sink.
 
-    Sends those of all jobs, or of the selected ones. Scripts that the sink has
-    are not duplicated. 'steward archive sinks' shows the progress.
+    Without filters, these are the scripts of all jobs. The sink does not duplicate
+    scripts that it has. 'steward archive sinks' shows the progress.
 
     Raises:
         NotAnOperator: The caller is no operator.

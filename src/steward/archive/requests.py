@@ -31,14 +31,14 @@ from steward.jobs.filters import (
 )
 
 _Page = Annotated[
-    str, described("'next' of the previous reply, with the same request; '' for the first page.")
+    str, described("``next`` of the previous reply to the same request; first page if empty.")
 ]
-DEFAULT_DAYS_NOTE: Final = "The last seven days; -S for more."
+DEFAULT_DAYS_NOTE: Final = "Jobs of the last seven days; use -S for more."
 """Note of a reply on jobs whose time span was not requested."""
 
 
 def _describe_more(count: int) -> str:
-    return f"There are more than these {count}; --limit 0 for all."
+    return f"There are more than these {count}; use --limit 0 for all."
 
 
 class JobSelection(Request, frozen=True, kw_only=True):
@@ -152,7 +152,7 @@ class JobListRequest(JobSelection, frozen=True, kw_only=True):
     limit: Annotated[
         int,
         option(
-            "Maximum number of jobs. In the command, 0 means all, and the default is 200 on a "
+            "Maximum number of jobs. In the command, 0 means all. Its default is 200 on a "
             "terminal, else 0.",
             "--limit",
             "-L",
@@ -239,7 +239,9 @@ class JobListReply(Answer, frozen=True, kw_only=True):
         """Return the time span that was not requested, and that there are more jobs."""
         if self.default_days:
             yield (
-                DEFAULT_DAYS_NOTE if self.jobs else "No jobs in the last seven days; -S for more."
+                DEFAULT_DAYS_NOTE
+                if self.jobs
+                else "No jobs in the last seven days; use -S for more."
             )
         if self.next:
             yield _describe_more(len(self.jobs))
@@ -290,7 +292,7 @@ class EnvironmentRequest(Request, frozen=True, kw_only=True):
     names: Annotated[
         tuple[str, ...],
         argument(
-            "These variables; * and ? match as in a shell. All if none is given.",
+            "Only these variables; * and ? match as in a shell. Default all.",
             "NAME…",
             has_commas=True,
         ),
@@ -336,10 +338,14 @@ class DiffRequest(Request, frozen=True, kw_only=True):
     context: Annotated[
         int,
         option(
-            "Equal lines around a difference. Default 3.", "--unified", "-U", metavar="LINES", ge=0
+            "Number of equal lines around a difference. Default 3.",
+            "--unified",
+            "-U",
+            metavar="LINES",
+            ge=0,
         ),
     ] = 3
-    environments: Annotated[bool, option("Compare the environments, too.", "--env")] = False
+    environments: Annotated[bool, option("Also compare the environments.", "--env")] = False
 
 
 class DiffReply(Answer, frozen=True, kw_only=True):
@@ -375,7 +381,7 @@ class SearchRequest(JobSelection, frozen=True, kw_only=True):
     terms: Annotated[
         tuple[str, ...],
         argument(
-            "Texts that a script must all contain, verbatim, blanks included.",
+            "Texts, verbatim, blanks included; a script must contain all of them.",
             "TEXT…",
             has_commas=True,
         ),
@@ -385,13 +391,16 @@ class SearchRequest(JobSelection, frozen=True, kw_only=True):
     count: Annotated[
         bool,
         option(
-            "Count all hits, too, on the first page: this reads every matching script.", "--count"
+            "Also count all hits, on the first page; this reads every matching script.", "--count"
         ),
     ] = False
     limit: Annotated[
         int,
         option(
-            "Maximum number of hits; in the command 0 for all. Default 50.", "--limit", "-L", ge=0
+            "Maximum number of hits. Default 50. In the command, 0 means all.",
+            "--limit",
+            "-L",
+            ge=0,
         ),
     ] = 50
     lines: Annotated[int, described("Maximum number of matching lines per script.")] = 3
@@ -399,7 +408,7 @@ class SearchRequest(JobSelection, frozen=True, kw_only=True):
     sink: Annotated[
         str,
         option(
-            "Search in this sink (elasticsearch, opensearch), not in the catalog.",
+            "Sink to search in place of the catalog (elasticsearch, opensearch).",
             "--in",
             metavar="SINK",
         ),
@@ -469,11 +478,11 @@ class SearchReply(Answer, frozen=True, kw_only=True):
         if self.count is not None:
             yield f"{self.count} in all."
         elif not self.hits:
-            yield "Nothing found."
+            yield "No script matches."
         if self.behind:
             yield f"{format_count(self.behind, 'event')} not indexed yet; try again in a moment."
         if not self.complete:
-            yield "Looking took too long and stopped; narrow it down with -u, -S or --limit."
+            yield "The search stopped at its time limit; narrow it with -u, -S or --limit."
         elif self.next:
             yield _describe_more(len(self.hits))
 
@@ -496,7 +505,7 @@ class VerifyRequest(Request, frozen=True, kw_only=True):
     """Request of ``archive.verify``: recompute every checksum."""
 
     sink: Annotated[
-        str, option("Only the files of this sink; of all if not given.", "--sink", metavar="NAME")
+        str, option("Only files of this sink. Default all sinks.", "--sink", metavar="NAME")
     ] = ""
 
 
@@ -546,7 +555,7 @@ class VerifyReply(Answer, frozen=True, kw_only=True, tag="answer", tag_field="it
 
     def list_notes(self) -> Iterable[str]:
         """Return the number of files, their size and the number of problems."""
-        outcome = f"{format_count(self.problems, 'problem')}." if self.problems else "all as kept."
+        outcome = f"{format_count(self.problems, 'problem')}." if self.problems else "no problems."
         yield (
             f"{format_count(self.files, 'file')}, {format_size(self.total_bytes)} bytes: {outcome}"
         )
@@ -558,7 +567,7 @@ class ReindexRequest(Request, frozen=True, kw_only=True):
     sink: Annotated[
         str,
         option(
-            "Sink whose files are read; the first with files if not given.",
+            "Sink with the files to read. Default the first sink of files.",
             "--sink",
             metavar="NAME",
         ),
@@ -593,7 +602,8 @@ class ReindexReply(Answer, frozen=True, kw_only=True, tag="answer", tag_field="i
     def list_warnings(self) -> Iterable[str]:
         """Return the number of scripts that the catalog lacks."""
         if self.unreadable:
-            yield f"{self.unreadable} could not be read and are not in it"
+            scripts = format_count(self.unreadable, "script")
+            yield f"cannot read {scripts}: the catalog is incomplete"
 
 
 class PurgeRequest(JobSelection, frozen=True, kw_only=True):
@@ -602,15 +612,17 @@ class PurgeRequest(JobSelection, frozen=True, kw_only=True):
     sink: Annotated[
         str,
         option(
-            "Purge this sink only; every sink, the catalog and jobs.db if not given.",
+            "Purge only this sink. Default every sink, the catalog and jobs.db.",
             "--sink",
             metavar="NAME",
         ),
     ] = ""
     reason: Annotated[
-        str, option("Reason, recorded with the order to purge.", "--reason", metavar="TEXT")
+        str, option("Reason, recorded in the journal with the purge.", "--reason", metavar="TEXT")
     ] = ""
-    yes: Annotated[bool, option("Purge; without it the scripts are only listed.", "--yes")] = False
+    yes: Annotated[
+        bool, option("Purge the scripts. Without it, the command only lists them.", "--yes")
+    ] = False
 
 
 class PurgeLine(ActionMessage, frozen=True, kw_only=True):
@@ -668,7 +680,7 @@ class PurgeReply(Answer, frozen=True, kw_only=True):
     def list_warnings(self) -> Iterable[str]:
         """Return that nothing was removed, also in a pipe: nobody mistakes a dry run."""
         if not self.scripts:
-            yield "no script is meant by that, nothing is to be removed"
+            yield "no archived script matches: nothing was removed"
         elif not self.done:
             yield f"nothing was removed: --yes removes {self.summary}"
 
@@ -757,18 +769,18 @@ class SinksReply(Answer, frozen=True, kw_only=True):
                 missed = format_count(line.missed, "event")
                 yield f"{line.name} missed {missed} while it was detached: {line.refill}"
             if line.set_aside:
-                yield f"'steward journal dead archive.{line.name}' lists what was set aside."
+                yield f"'steward journal dead archive.{line.name}' lists its dead letters."
 
 
 class ResendRequest(JobSelection, frozen=True, kw_only=True):
     """Request of ``archive.resend``: archive scripts again."""
 
-    sink: Annotated[str, option("Sink that archives them.", "--sink", metavar="NAME")]
+    sink: Annotated[str, option("Sink to archive the scripts in.", "--sink", metavar="NAME")]
     missing: Annotated[
         bool,
         option(
-            "Only scripts that the sink lacks, as far as is known here: of a remote sink, those of "
-            "the last days.",
+            "Only scripts that the sink lacks. Of a remote sink, Steward knows this for the last "
+            "days only.",
             "--missing",
         ),
     ] = False
@@ -791,10 +803,10 @@ class ResendReply(Answer, frozen=True, kw_only=True, tag="answer", tag_field="it
 
     def list_lines(self) -> Iterable[str]:
         """Return the number of scripts and their size."""
-        present = f"; {self.present} are there already" if self.present else ""
+        present = f"; it has {self.present} already" if self.present else ""
         scripts, size = format_count(self.scripts, "script"), format_size(self.total_bytes)
-        yield f"To be archived again in {self.sink}: {scripts}, {size} bytes{present}."
+        yield f"{self.sink} archives {scripts} again, {size} bytes{present}."
 
     def list_notes(self) -> Iterable[str]:
         """Return the command that shows the sink's progress."""
-        yield "'steward archive sinks' shows how far it has come."
+        yield "'steward archive sinks' shows the progress."

@@ -75,14 +75,17 @@ class RunOperationRequest(Request, frozen=True, kw_only=True):
     ] = msgspec.field(default_factory=dict)
     cluster: Annotated[
         str,
-        option("Cluster to run on, if there are several.", "--cluster", "-M", metavar="NAME"),
+        option(
+            "Cluster to run on, if the configuration has several.",
+            "--cluster",
+            "-M",
+            metavar="NAME",
+        ),
     ] = ""
-    dry_run: Annotated[
-        bool, option("Check everything and report what would change; change nothing.", "--dry-run")
-    ] = False
-    force: Annotated[
-        bool, option("Override reasons and drains that other people set.", "--force")
-    ] = False
+    dry_run: Annotated[bool, option("Report the changes without making them.", "--dry-run")] = False
+    force: Annotated[bool, option("Override reasons and drains of other people.", "--force")] = (
+        False
+    )
     for_user: Annotated[
         str,
         msgspec.Meta(
@@ -174,23 +177,27 @@ class AuditRequest(Request, frozen=True, kw_only=True):
     """Request of automation.audit: list audit log entries, newest first."""
 
     id: Annotated[int, argument("Only the entry with this number.", "ID", ge=0)] = 0
-    action: Annotated[str, option("Only runs of this action.", "--action", metavar="ACTION")] = ""
+    action: Annotated[str, option("Only entries of this action.", "--action", metavar="ACTION")] = (
+        ""
+    )
     cluster: Annotated[
-        str, option("Only runs on this cluster.", "--cluster", "-M", metavar="NAME")
+        str, option("Only entries of this cluster.", "--cluster", "-M", metavar="NAME")
     ] = ""
     since: Annotated[
         str,
         option(
-            "Only runs that started at or after this time.",
+            "Earliest start time: now-1day, 2026-11-21T08:00.",
             *("--starttime", "--since", "-S"),
             metavar="TIME",
         ),
     ] = ""
-    before: Annotated[int, described("Only entries with a lower number; 0 for all.")] = 0
+    before: Annotated[int, described("Only entries with a lower number; all if 0.")] = 0
     limit: Annotated[
         int, option("Maximum number of entries. Default 100.", "--limit", "-l", ge=1, le=100_000)
     ] = 100
-    zone: Annotated[str, supplied("IANA time zone of ``since``; the host's if empty.", "zone")] = ""
+    zone: Annotated[
+        str, supplied("IANA time zone of typed times; this host's if empty.", "zone")
+    ] = ""
 
 
 class AuditReply(Answer, frozen=True, kw_only=True):
@@ -232,8 +239,8 @@ def run_operation(
 ) -> OperationOutcome:
     """Run an action on a cluster.
 
-    Lists are separated by commas, objects are JSON: criterias='{"user": "ada"}'. The exit code is 1
-    if the action failed.
+    Write a list with commas and an object as JSON: criterias='{"user": "ada"}'. If the action
+    fails, the command exits with 1.
 
     Raises:
         StewardError: The caller lacks permission, or the operation failed before its first change.
@@ -264,7 +271,7 @@ def list_operations(
     caller: Caller,  # noqa: ARG001 - an action's shape
     request: ListOperationsRequest,  # noqa: ARG001 - an action's shape
 ) -> ListOperationsReply:
-    """List actions that can be run on a cluster."""
+    """List the actions on clusters with their parameters."""
     return ListOperationsReply(
         actions=tuple(describe_operation(operation) for operation in load_operations().values())
     )
@@ -299,7 +306,7 @@ def help_on_operation(
     only_reads=True,
 )
 def list_audit(context: AutomationContext, caller: Caller, request: AuditRequest) -> AuditReply:
-    """Show the audit log: actions, who ran them, and how they ended.
+    """Show the audit log: actions, their callers and their results.
 
     Operators see all entries, others their own.
 

@@ -43,20 +43,18 @@ _GATE_TIMEOUT_S: Final = 5.0
 """Time-out of requests to the gate, in seconds."""
 
 
-GATE_UNAWARE: Final = "The gate does not know yet: the daemon tells it when both run."
+GATE_UNAWARE: Final = "The gate does not apply the change yet: the daemon sends it when both run."
 """Note of a reply whose change the gate does not apply yet."""
 
 
 AccountName = Annotated[str, argument("Name of the account.", "ACCOUNT")]
-JobName = Annotated[str, argument("Job id: 123, 123_7 or 123+1.", "JOB")]
+JobName = Annotated[str, argument("Id of the job: 123, 123_7, 123+1.", "JOB")]
 Amount = Annotated[int, argument("Amount, such as 1250 or 0.5.", "AMOUNT", unit="money")]
-Reason = Annotated[
-    str, option("Reason, recorded in the ledger for good.", "--reason", metavar="TEXT")
-]
+Reason = Annotated[str, option("Reason, recorded in the ledger.", "--reason", metavar="TEXT")]
 Key = Annotated[
     str,
     option(
-        "Idempotency key: a change repeated under the same key is made once. Random if not given.",
+        "Idempotency key: Steward makes a change only once under the same key. Default random.",
         "--key",
         metavar="TEXT",
         source="key",
@@ -64,9 +62,7 @@ Key = Annotated[
 ]
 Cluster = Annotated[
     str,
-    option(
-        "Cluster; the first in the configuration if not given.", "--cluster", "-M", metavar="NAME"
-    ),
+    option("Cluster. Default the first in the configuration.", "--cluster", "-M", metavar="NAME"),
 ]
 ClusterFilter = Annotated[str, option("Only this cluster.", "--cluster", "-M", metavar="NAME")]
 AccountFilter = Annotated[str, option("Only this account.", "--account", "-A", metavar="NAME")]
@@ -79,7 +75,7 @@ def annotate_since(description: str) -> msgspec.Meta:
 
 
 UNTIL: Final = option(
-    "End of the period; now if not given.", "--endtime", "--until", "-E", metavar="TIME"
+    "End of the period, exclusive. Default now.", "--endtime", "--until", "-E", metavar="TIME"
 )
 """Annotation of the end of a period."""
 

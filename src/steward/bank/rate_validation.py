@@ -4,8 +4,8 @@
 parts that this cluster does not have; :func:`format_rate` formats a rate for people, as they type
 the parts that :func:`parse_weights`, :func:`parse_factors` and :func:`parse_time_factors` read.
 
-A TRES name that Slurm never shows of a job would silently cost nothing for ever. Hence names
-that no job can be allocated are rejected.
+A rate for a TRES that no job can be allocated would silently charge nothing. Hence the check
+rejects such names.
 """
 
 import re
@@ -223,7 +223,7 @@ def parse_permille(text: str) -> int:
     """
     permille, remainder = divmod(parse_money(text) * _PERMILLE, MICRO)
     if permille < 0 or remainder:
-        raise BankUsage(f"{text} is no factor: it is not below 0, with three decimals", text)
+        raise BankUsage(f"{text} is not a factor: give 0 or more, with up to three decimals", text)
     return permille
 
 
@@ -237,7 +237,7 @@ def parse_time_factors(values: Iterable[str]) -> tuple[TimeFactor, ...]:
     for value in values:
         match = _TIME_FACTOR.fullmatch(value.lower())
         if not match:
-            raise BankUsage(f"{value!r} is no factor by time: write sat-sun/0-24=0.5", value)
+            raise BankUsage(f"{value!r} is not a factor by time: write sat-sun/0-24=0.5", value)
         days, begin, end, factor = match.groups()
         factors.append(
             TimeFactor(
@@ -254,7 +254,7 @@ def _parse_days(text: str) -> tuple[int, ...]:
     for day_range in text.split(","):
         first, dash, last = day_range.partition("-")
         if first not in DAYS or (dash and last not in DAYS):
-            raise BankUsage(f"{day_range!r} is no day: {', '.join(DAYS)}", day_range)
+            raise BankUsage(f"{day_range!r} is not a day: write {', '.join(DAYS)}", day_range)
         begin = DAYS.index(first)
         count = (DAYS.index(last) - begin) % len(DAYS) if dash else 0
         days |= {(begin + step) % len(DAYS) for step in range(count + 1)}
@@ -268,7 +268,7 @@ def _parse_minute(text: str) -> int:
         minutes = int(hour) * 60 + int(minute or 0)
         if minutes <= 24 * 60 and int(minute or 0) < 60:
             return minutes
-    raise BankUsage(f"{text!r} is no time of day: 8, 08:00 or 24", text)
+    raise BankUsage(f"{text!r} is not a time of day: write 8, 08:00 or 24", text)
 
 
 def _split_pairs(values: Iterable[str], example: str) -> Iterable[tuple[str, str]]:
@@ -276,5 +276,5 @@ def _split_pairs(values: Iterable[str], example: str) -> Iterable[tuple[str, str
     for pair in filter(None, ",".join(values).split(",")):
         name, separator, value = pair.rpartition("=")
         if not separator or not name:
-            raise BankUsage(f"{pair!r} is not understood: write {example}", pair)
+            raise BankUsage(f"cannot parse {pair!r}: write {example}", pair)
         yield name, value

@@ -72,10 +72,12 @@ def import_(
     ],
     since: Annotated[
         str,
-        typer.Option("-S", "--starttime", metavar="TIME", help="From then on; sacct needs it."),
+        typer.Option(
+            "-S", "--starttime", metavar="TIME", help="Start of the period. Required for sacct."
+        ),
     ] = "",
     until: Annotated[
-        str, typer.Option("-E", "--endtime", metavar="TIME", help="Until then; now if not given.")
+        str, typer.Option("-E", "--endtime", metavar="TIME", help="End of the period. Default now.")
     ] = "",
     cluster: Annotated[
         str,
@@ -153,4 +155,4 @@ def print_dump(items: Iterator[DumpChunk | DumpAnswer], _: Style) -> DumpAnswer:
 def print_expiry(reply: ExpireAnswer, _: Style) -> None:
     """Print what was removed; the reply warns if nothing was."""
     if reply.done:
-        print(f"Forgotten: {reply.summarize()}, from before {format_time(reply.before)}.")
+        print(f"Removed: {reply.summarize()}, from before {format_time(reply.before)}.")

@@ -61,7 +61,7 @@ class Root(LazyGroup):
         Entry(
             "report",
             EVERYONE,
-            "What a cluster did, who used it, how long jobs waited, what was wasted.",
+            "Report usage, utilization, wait times and waste of clusters.",
             "steward.cli.app",
             "reports",
         ),
@@ -78,7 +78,7 @@ class Root(LazyGroup):
             "Show what happens: nodes that go down, daemons, rules.",
             "steward.cli.events",
         ),
-        Entry("token", EVERYONE, "What programs show to be let in as you.", _APP, "token_app"),
+        Entry("token", EVERYONE, "Create and revoke API tokens.", _APP, "token_app"),
         Entry(
             "action",
             OPERATORS,
@@ -110,7 +110,7 @@ class Root(LazyGroup):
         Entry(
             "journal",
             OPERATORS,
-            "Look at what Steward has recorded and what waits.",
+            "Show events, consumers and dead letters of the journal.",
             _APP,
             "journal_app",
         ),
@@ -378,7 +378,7 @@ class BankGroup(LazyGroup):
         Entry(
             "notices",
             OPERATORS,
-            "List mails and other notices that were not sent.",
+            "List undelivered mails and other notices.",
             "steward.cli.bank_maintenance",
             "notices",
         ),
@@ -449,7 +449,7 @@ class RulesGroup(LazyGroup):
         Entry(
             "test",
             OPERATORS,
-            "Test an event against rules; nothing is run.",
+            "Test an event against rules without running actions.",
             "steward.cli.rules",
             "try_",
         ),
@@ -477,20 +477,19 @@ reports = _make_group(ReportGroup)
 
 @token_app.callback()
 def token() -> None:
-    """What programs show to be let in as you."""
+    """Create and revoke API tokens."""
 
 
 @journal_app.callback()
 def journal() -> None:
-    """Look at what Steward has recorded and what waits."""
+    """Show events, consumers and dead letters of the journal."""
 
 
 @reports.callback()
 def report() -> None:
-    """What a cluster did, who used it, how long jobs waited, what was wasted.
+    """Report usage, utilization, wait times and waste of clusters.
 
-    Operators see everybody, coordinators their accounts,
-    users themselves.
+    Operators see all jobs, coordinators those of their accounts, users their own.
     """
 
 

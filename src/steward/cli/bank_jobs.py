@@ -1,4 +1,4 @@
-"""``steward bank quote``, and what ``steward bank allow`` and ``explain`` print.
+"""``steward bank quote``, and the printers of ``steward bank allow`` and ``explain``.
 
 ``quote`` passes sbatch's options and script to the daemon, which estimates the cost.
 """
@@ -71,11 +71,13 @@ def quote(
             print_line(f"Component {number}:")
         _print_quote(component, reply)
     if len(reply.quotes) > 1:
-        print_line(f"In all at most {reply.format_with_unit(reply.amount)}.")
+        print_line(f"Total: at most {reply.format_with_unit(reply.amount)}.")
     if reply.free is not None:
         print_line(f"{reply.quotes[0].account} has {reply.format_with_unit(reply.free)} free now.")
     if reply.is_let_in is False:
-        print_line("It would be refused now." if not reply.say else reply.say.split("\n", 1)[0])
+        print_line(
+            "The gate would reject it now." if not reply.say else reply.say.split("\n", 1)[0]
+        )
 
 
 def _print_quote(price_quote: Quote, reply: BankReply) -> None:
@@ -116,16 +118,16 @@ def _read_script(arguments: tuple[str, ...]) -> str:
 
 @prints("bank.allow")
 def print_allowance(reply: AllowReply, style: Style) -> None:
-    """Print until when a job passes: a sentence for people, a row for programs."""
+    """Print the end of an allowance: a sentence for people, a row for programs."""
     if style.is_for_programs:
         print_table(reply.layout, reply.allowances, style, reply)
         return
-    print_line(f"Job {reply.job} passes until {format_time(reply.until, reply.zone)}.")
+    print_line(f"The gate accepts job {reply.job} until {format_time(reply.until, reply.zone)}.")
 
 
 @prints("bank.explain")
 def print_explanation(reply: ExplainReply, style: Style) -> None:
-    """Print what a job was charged: prose for people, the charges for programs."""
+    """Print the charges of a job: prose for people, rows for programs."""
     if style.is_for_programs:
         print_table(reply.layout, reply.charges, style, reply)
         return
@@ -148,13 +150,15 @@ def _print_charge(explanation: ExplainedCharge, reply: BankReply) -> None:
     )
     _print_lines(explanation.lines, reply)
     if explanation.refunded:
-        print_line(f"  given back by hand: {reply.format_amount(explanation.refunded)}")
+        print_line(f"  refunded by hand: {reply.format_amount(explanation.refunded)}")
     if explanation.overdraw:
-        print_line(f"  beyond the account's means: {reply.format_amount(explanation.overdraw)}")
+        print_line(
+            f"  beyond balance and credit limit: {reply.format_amount(explanation.overdraw)}"
+        )
     if explanation.recomputed is None:
-        print_line("  told by another program: there is nothing to compute it from")
+        print_line("  reported by another program: Steward cannot recompute it")
     elif explanation.recomputed != charge.amount:
         print_line(
-            f"  but computed now it is {reply.format_amount(explanation.recomputed)}: 'steward "
-            "bank reconcile'"
+            f"  recomputed: {reply.format_amount(explanation.recomputed)}; 'steward bank "
+            "reconcile' corrects it"
         )

@@ -39,7 +39,7 @@ def print_backfill(reply: BackfillReply, style: Style) -> None:
 
 @prints("bank.import")
 def print_import(reply: ImportReply, style: Style) -> None:
-    """Print the changes of an import, for programs with what was left as it was; then remarks."""
+    """Print the changes of an import, for programs with unchanged objects; then its remarks."""
     print_reply(reply, style, "changes" if style.is_for_programs else "made")
     for remark in reply.remarks:
         print_warning(remark)
@@ -56,15 +56,16 @@ def notices(
         typer.Option(
             "--retry",
             metavar="NUMBER,…|all",
-            help="Have these told at once; all: whatever was set aside.",
+            help="Retry these notices at once; 'all' for all dead letters.",
             callback=reject_empty,
         ),
     ] = "",
 ) -> None:
-    """List mails and other notices that were not sent.
+    """List undelivered mails and other notices.
 
-    What is refused is tried a few times, what cannot be sent for a week; then it is set
-    aside until --retry. What a myBRC server elsewhere was not told is listed, too.
+    Steward retries a rejected notice a few times, and one that it cannot send for a week.
+    Then the notice is a dead letter until --retry. The list includes notices to a remote
+    myBRC server.
     """
     style = call.style
     if retry:
@@ -73,7 +74,7 @@ def notices(
         if style.json:
             print_json(retry_reply)
         else:
-            print_line(f"{format_count(retry_reply.retried, 'notice')} will be tried again.")
+            print_line(f"Steward retries {format_count(retry_reply.retried, 'notice')}.")
         return
     reply: NoticesReply = call.send("bank.notices", NoticesRequest())
     if style.json:

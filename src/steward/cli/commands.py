@@ -102,7 +102,7 @@ def _parse_duration(text: str) -> float:
     """Parse a duration such as ``30d`` into seconds."""
     match = _DURATION.fullmatch(text.strip())
     if match is None:
-        raise UsageError(f"{text!r} is no duration: write it as 12h, 30d or 8w", text)
+        raise UsageError(f"{text!r} is not a duration: write 12h, 30d or 8w", text)
     return float(int(match[1]) * _DURATION_UNITS_S[match[2].lower()])
 
 

@@ -121,30 +121,32 @@ Parsable = Annotated[
     bool, typer.Option("--parsable2", "-P", help="Print fields separated by '|', for programs.")
 ]
 NoHeader = Annotated[bool, typer.Option("--noheader", "-n", help="Print no heading.")]
-Csv = Annotated[bool, typer.Option("--csv", help="Print a table with commas.")]
+Csv = Annotated[bool, typer.Option("--csv", help="Print a table as CSV, for spreadsheets.")]
 ResourceTimeUnit = Annotated[
     str,
     typer.Option(
         *("--time", "-t"),
         metavar="hours|minutes|seconds",
-        help="The unit of resource time; hours if not given.",
+        help="Unit of resource time. Default hours.",
         callback=reject_empty,
     ),
 ]
-Format = Annotated[
-    str, typer.Option("--format", "-o", metavar="NAME,…", help="The columns to print.")
-]
+Format = Annotated[str, typer.Option("--format", "-o", metavar="NAME,…", help="Columns to print.")]
 
 Clusters = Annotated[
     list[str] | None,
     typer.Option(
-        "--clusters", "-M", metavar="NAME,…", help="Jobs of these clusters.", callback=reject_empty
+        "--clusters",
+        "-M",
+        metavar="NAME,…",
+        help="Only jobs of these clusters.",
+        callback=reject_empty,
     ),
 ]
 Cluster = Annotated[
     str,
     typer.Option(
-        "--cluster", "-M", metavar="NAME", help="The job's cluster.", callback=reject_empty
+        "--cluster", "-M", metavar="NAME", help="Cluster of the job.", callback=reject_empty
     ),
 ]
 Users = Annotated[
@@ -153,7 +155,7 @@ Users = Annotated[
         "--user",
         "-u",
         metavar="NAME,…",
-        help="Jobs of these users, names or uids.",
+        help="Only jobs of these users; names or uids.",
         callback=reject_empty,
     ),
 ]
@@ -164,7 +166,7 @@ Since = Annotated[
         "--since",
         "-S",
         metavar="TIME",
-        help="Submitted since: now-1day, 2026-11-21T08:00.",
+        help="Earliest submit time: now-1day, 2026-11-21T08:00.",
         callback=reject_empty,
     ),
 ]
@@ -175,12 +177,12 @@ Until = Annotated[
         "--until",
         "-E",
         metavar="TIME",
-        help="Submitted until.",
+        help="Latest submit time, exclusive.",
         callback=reject_empty,
     ),
 ]
 
-JobId = Annotated[str, typer.Argument(metavar="JOB", help="A job's id: 123, 123_7, 123+1.")]
+JobId = Annotated[str, typer.Argument(metavar="JOB", help="Id of the job: 123, 123_7, 123+1.")]
 
 
 def make_style(
@@ -228,9 +230,9 @@ def parse_pairs(words: Iterable[str]) -> dict[str, str]:
     for word in words:
         name, separator, value = word.partition("=")
         if not separator or _NAME.fullmatch(name) is None:
-            raise UsageError(f"{word!r} is no parameter: write NAME=VALUE", word)
+            raise UsageError(f"{word!r} is not a parameter: write NAME=VALUE", word)
         if name in values:
-            raise UsageError(f"{name} is given twice", name)
+            raise UsageError(f"parameter {name} is given twice", name)
         values[name] = value
     return values
 

@@ -32,13 +32,13 @@ def check(
         list[str] | None,
         typer.Argument(
             metavar="FILE",
-            help="Rule files; those of the configuration if none is given.",
+            help="Rule files. Default those of the configuration.",
             show_default=False,
         ),
     ] = None,
     stackstorm: Annotated[
         bool,
-        typer.Option("--stackstorm", help="List also what StackStorm lacks or does differently."),
+        typer.Option("--stackstorm", help="Also list differences from StackStorm."),
     ] = False,
 ) -> None:
     """Check rule files and report errors.
@@ -83,13 +83,14 @@ def try_(
         ),
     ],
     rule: Annotated[
-        str, typer.Option("--rule", metavar="NAME", help="Only this rule, whatever its trigger.")
+        str,
+        typer.Option("--rule", metavar="NAME", help="Only this rule, even if its trigger differs."),
     ] = "",
     file: Annotated[
         str, typer.Option("--file", metavar="FILE", help="Only the rule in this file.")
     ] = "",
 ) -> None:
-    """Test an event against rules; nothing is run.
+    """Test an event against rules without running actions.
 
     The exit code is 1 if no rule matches.
     """

@@ -22,28 +22,30 @@ from steward.core.timestamps import to_micros
 from steward.jobs.job_ids import JobName, format_job_name, parse_job_name
 
 Clusters = Annotated[
-    tuple[str, ...], option("Jobs of these clusters.", "--clusters", "-M", metavar="NAME,…")
+    tuple[str, ...], option("Only jobs of these clusters.", "--clusters", "-M", metavar="NAME,…")
 ]
 Users = Annotated[
     tuple[str, ...],
-    option("Jobs of these users, names or uids.", "--user", "-u", metavar="NAME,…"),
+    option("Only jobs of these users; names or uids.", "--user", "-u", metavar="NAME,…"),
 ]
 Accounts = Annotated[
-    tuple[str, ...], option("Jobs of these accounts.", "--accounts", "-A", metavar="NAME,…")
+    tuple[str, ...], option("Only jobs of these accounts.", "--accounts", "-A", metavar="NAME,…")
 ]
 Partitions = Annotated[
-    tuple[str, ...], option("Jobs in these partitions.", "--partition", "-r", metavar="NAME,…")
+    tuple[str, ...], option("Only jobs in these partitions.", "--partition", "-r", metavar="NAME,…")
 ]
 Jobs = Annotated[
-    tuple[str, ...], option("These jobs: 123, 123_7, 123+1.", "--jobs", "-j", metavar="ID,…")
+    tuple[str, ...], option("Only these jobs: 123, 123_7, 123+1.", "--jobs", "-j", metavar="ID,…")
 ]
 Names = Annotated[
     tuple[str, ...],
-    option("Jobs of these names; *, ? and […] match as in a shell.", "--name", metavar="NAME,…"),
+    option(
+        "Only jobs with these names; *, ? and […] match as in a shell.", "--name", metavar="NAME,…"
+    ),
 ]
 States = Annotated[
     tuple[str, ...],
-    option("Jobs in these states: FAILED, or F.", "--state", "-s", metavar="STATE,…"),
+    option("Only jobs in these states: FAILED, or F.", "--state", "-s", metavar="STATE,…"),
 ]
 Since = Annotated[
     str,
@@ -58,7 +60,7 @@ Since = Annotated[
 Until = Annotated[
     str,
     option(
-        "Latest submit time, exclusive; now if not given.",
+        "Latest submit time, exclusive. Default now.",
         "--endtime",
         "--until",
         "-E",
@@ -69,7 +71,7 @@ JobId = Annotated[str, argument("Id of the job: 123, 123_7, 123+1.", "JOB")]
 Cluster = Annotated[
     str,
     option(
-        "Cluster of the job, if several clusters have one of that id.",
+        "Cluster of the job, if several clusters have a job with this id.",
         "--cluster",
         "-M",
         metavar="NAME",

@@ -49,7 +49,7 @@ DEFAULT_KINDS: Final = (
 """Kinds of events that are listed if a request names none."""
 
 MAX_EVENTS: Final = 10_000
-"""Most events in a reply."""
+"""Maximum number of events in a reply."""
 _READ_BATCH: Final = 500
 PRIVATE_DATA_WORDS: Final = {
     NODE_STATE: "nodes",
@@ -101,34 +101,48 @@ class EventFilter(Request, frozen=True, kw_only=True):
     kinds: Annotated[
         tuple[str, ...],
         option(
-            "Kinds of events; states, thresholds and rules if not given.",
+            "Only events of these kinds. Default states, thresholds and rule executions.",
             *("--kind", "-k"),
             metavar="KIND,…",
         ),
     ] = ()
     clusters: Annotated[
-        tuple[str, ...], option("Events of these clusters.", "--clusters", "-M", metavar="NAME,…")
+        tuple[str, ...],
+        option("Only events of these clusters.", "--clusters", "-M", metavar="NAME,…"),
     ] = ()
     nodes: Annotated[
-        str, option("States of these nodes only.", "--nodelist", "-w", metavar="NODES")
+        str, option("Only states of these nodes.", "--nodelist", "-w", metavar="NODES")
     ] = ""
-    failed: Annotated[bool, option("Only nodes that went from working to failing.", "--failed")] = (
-        False
-    )
+    failed: Annotated[
+        bool, option("Only changes of nodes from working to failing.", "--failed")
+    ] = False
     since: Annotated[
         str,
         option(
-            "Begin: now-1day, 2026-11-21T08:00.",
+            "Start of the period: now-1day, 2026-11-21T08:00.",
             *("--starttime", "--since", "-S"),
             metavar="TIME",
         ),
     ] = ""
     until: Annotated[
-        str, option("End, exclusive.", "--endtime", "--until", "-E", metavar="TIME")
+        str,
+        option(
+            "End of the period, exclusive. Default now.",
+            "--endtime",
+            "--until",
+            "-E",
+            metavar="TIME",
+        ),
     ] = ""
     limit: Annotated[
         int,
-        option("Maximum number of events: the newest.", "--limit", "-L", ge=1, le=MAX_EVENTS),
+        option(
+            "Maximum number of events, the newest. Default 50.",
+            "--limit",
+            "-L",
+            ge=1,
+            le=MAX_EVENTS,
+        ),
     ] = 50
 
 
@@ -138,7 +152,9 @@ class EventsRequest(EventFilter, frozen=True, kw_only=True):
     zone: HostZone = ""
     after: Annotated[
         int | None,
-        described("Journal position: only later events, the oldest first. Default: the newest."),
+        described(
+            "Only events after this journal position, oldest first. Default the newest events."
+        ),
     ] = None
 
 
@@ -186,7 +202,7 @@ class EventsReply(Answer, frozen=True, kw_only=True):
 def _list_journal_events(
     context: EventsContext, asker: Caller, request: EventsRequest
 ) -> EventsReply:
-    """List events of the journal, the newest last.
+    """List events of the journal, newest last.
 
     Raises:
         UsageError: A kind, a node list or a time is invalid.

@@ -29,7 +29,12 @@ _Sizes = Annotated[
 ]
 _Top = Annotated[
     int,
-    option("Most rows of each cluster and period; 0 for all.", "--top", "-L", ge=0),
+    option(
+        "Maximum number of rows of each cluster and period. Default 0, which means all.",
+        "--top",
+        "-L",
+        ge=0,
+    ),
 ]
 
 
@@ -39,7 +44,7 @@ class ReportRequest(Request, frozen=True, kw_only=True):
     since: Annotated[
         str,
         option(
-            "Begin: now-30days, 2026-11-01. The midnight before the last one if not given.",
+            "Start of the interval: now-30days, 2026-11-01. Default the start of yesterday.",
             *("--starttime", "--since", "-S"),
             metavar="TIME",
         ),
@@ -47,7 +52,7 @@ class ReportRequest(Request, frozen=True, kw_only=True):
     until: Annotated[
         str,
         option(
-            "End; last midnight if not given. Future time is cut off.",
+            "End of the interval, exclusive. Default last midnight. Future time is cut off.",
             *("--endtime", "--until", "-E"),
             metavar="TIME",
         ),
@@ -56,8 +61,7 @@ class ReportRequest(Request, frozen=True, kw_only=True):
     by: Annotated[
         PeriodLength,
         option(
-            "Length of a period, reported on its own; one period for the whole interval if not "
-            "given.",
+            "Length of the periods: the report has rows for each. Default the whole interval.",
             "--by",
         ),
     ] = ""
@@ -95,7 +99,7 @@ class WaitsRequest(JobReportRequest, frozen=True, kw_only=True):
 
     group: Annotated[
         Literal["", "size", "account", "user"],
-        option("Group by this beside the partition.", "--group"),
+        option("Group rows by this, in addition to the partition.", "--group"),
     ] = ""
     sizes: _Sizes = (2, 8, 32, 128, 512)
 
@@ -367,7 +371,7 @@ class ReportReply(Answer, frozen=True, kw_only=True):
         periods: The reporting periods, in order of time.
         zone: IANA name of the zone that divides the periods.
         is_all: True if all users' jobs are included, False if only those that the user may see.
-        is_default: Whether the request gave no begin, so that yesterday is reported.
+        is_default: Whether the request gave no start, so that the report begins with yesterday.
         rows: The rows of the report.
         plotted: Attribute of the rows whose totals by period pages plot.
     """
@@ -387,7 +391,7 @@ class ReportReply(Answer, frozen=True, kw_only=True):
     def list_notes(self) -> Iterable[str]:
         """Return which jobs are counted."""
         if not self.is_all:
-            yield "Of jobs that you may see: yours, and those of accounts that you lead."
+            yield "Only jobs that you may see: your own, and those of accounts that you coordinate."
 
     def list_warnings(self) -> Iterable[str]:
         """Return the reason why there are no rows."""
@@ -443,7 +447,7 @@ class ClusterReply(ReportReply, frozen=True, kw_only=True):
     def list_notes(self) -> Iterable[str]:
         """Return that capacity is unknown."""
         if not self.sensor:
-            yield "There is no sensor, which alone tells of capacity: see [sensor]."
+            yield "Capacity is unknown without a sensor: see [sensor]."
 
     def list_warnings(self) -> Iterable[str]:
         """Return the reason why there are no rows."""

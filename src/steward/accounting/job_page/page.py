@@ -370,10 +370,10 @@ class NoSuchJob(AccountingError, NotFound):
 @action(
     "accounting.job",
     scope="read",
-    routes=(route("GET /jobs/{job}", "Show what a job was and what it used."),),
+    routes=(route("GET /jobs/{job}", "Show a job with its resource use and efficiency."),),
 )
 def show_job_page(context: AccountingContext, asker: Caller, request: PageRequest) -> PageAnswer:
-    """Show what a job was, what it used, and how well."""
+    """Show a job with its resource use and efficiency."""
     return PageBuilder(context).build(asker, request)
 
 

@@ -27,8 +27,12 @@ class PageRequest(Request, frozen=True, kw_only=True):
     """Request of accounting.job: the page of one job."""
 
     job: Annotated[str, described("Job name as Slurm writes it.")]
-    cluster: Annotated[str, described("Cluster; may be empty if only one has such a job.")] = ""
-    array: Annotated[bool, described("Summarize the array that it is, or is a task of.")] = False
+    cluster: Annotated[
+        str, described("Cluster; may be empty if only one cluster has a job with this id.")
+    ] = ""
+    array: Annotated[bool, described("Summarize the whole array, also for the id of a task.")] = (
+        False
+    )
     tasks: Annotated[
         int, described("Maximum number of tasks per step, most notable first.", ge=0)
     ] = DEFAULT_SHOWN

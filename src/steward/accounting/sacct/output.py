@@ -54,7 +54,7 @@ _CLUSTER, _JOB_ID = 1, 2
 def stream_lines(
     context: AccountingContext, asker: Caller, request: SacctRequest
 ) -> Iterator[SacctText | SacctAnswer]:
-    """List jobs and steps with what they used, as text.
+    """List jobs and steps with their resource use, as text.
 
     Raises:
         UsageError: The request is malformed.

@@ -22,34 +22,40 @@ class SacctRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """
 
     clusters: Annotated[_Words, described("Cluster names; the first configured one if empty.")] = ()
-    all_clusters: Annotated[bool, described("Every cluster.")] = False
+    all_clusters: Annotated[bool, described("All clusters.")] = False
     users: Annotated[_Words, described("User names or uids; the requester's uid if empty.")] = ()
-    all_users: Annotated[bool, described("Every user that the requester may see.")] = False
+    all_users: Annotated[bool, described("All users that the requester may see.")] = False
     groups: Annotated[_Words, described("Group names or gids.")] = ()
     accounts: Annotated[_Words, described("Accounts charged.")] = ()
     partitions: Annotated[_Words, described("Partitions.")] = ()
     qos: Annotated[_Words, described("QOS names.")] = ()
     wckeys: Annotated[_Words, described("Wckeys.")] = ()
     names: Annotated[_Words, described("Exact job names.")] = ()
-    states: Annotated[_Words, described("States at some time of the window.")] = ()
-    reasons: Annotated[_Words, described("Last pending reason is one of these.")] = ()
-    constraints: Annotated[_Words, described("Features that were all requested.")] = ()
-    flags: Annotated[_Words, described("Flags, of which the job has one.")] = ()
+    states: Annotated[
+        _Words, described("Only jobs in one of these states at some time of the window.")
+    ] = ()
+    reasons: Annotated[
+        _Words, described("Only jobs whose last pending reason is one of these.")
+    ] = ()
+    constraints: Annotated[
+        _Words, described("Only jobs that requested all of these features.")
+    ] = ()
+    flags: Annotated[_Words, described("Only jobs with one of these flags.")] = ()
     jobs: Annotated[
         _Words,
         described("Jobs or steps: ``123``, ``123_4``, ``123_[1-3]``, ``123+1``, ``123.batch``."),
     ] = ()
-    nodelist: Annotated[_Word, described("Ran on one of these nodes.")] = ""
+    nodelist: Annotated[_Word, described("Only jobs that ran on one of these nodes.")] = ""
     nnodes: Annotated[_Word, described("Number of nodes: ``min[-max]``.")] = ""
     ncpus: Annotated[_Word, described("Number of CPUs: ``min[-max]``.")] = ""
     timelimit_min: Annotated[
         _Word, described("Exact time limit, or the minimum if there is a maximum.")
     ] = ""
     timelimit_max: Annotated[_Word, described("Maximum time limit.")] = ""
-    starttime: Annotated[_Word, described("Begin of the window, as typed.")] = ""
+    starttime: Annotated[_Word, described("Start of the window, as typed.")] = ""
     endtime: Annotated[_Word, described("End of the window, as typed.")] = ""
     zone: Annotated[
-        _Word, described("IANA zone of typed and printed times; the cluster's if empty.")
+        _Word, described("IANA time zone of typed and printed times; the cluster's if empty.")
     ] = ""
     whole_hetjob: Annotated[
         Literal["", "yes", "no"],

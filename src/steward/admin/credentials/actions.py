@@ -69,9 +69,9 @@ def _create_login_link(
     caller: Caller,
     request: LoginRequest,  # noqa: ARG001 - it has no fields
 ) -> LoginAnswer:
-    """Print a link that opens the pages.
+    """Print a link that logs you in to the web pages.
 
-    It logs you in, once, and only for a few minutes: give it to nobody.
+    The link works once, within a few minutes. Give it to nobody.
     """
     web_settings = context.settings.web
     if not web_settings.listen:
@@ -108,7 +108,7 @@ def _get_pages_url(web_settings: WebSettings) -> str:
     for_web=True,
 )
 def _open_session(context: CredentialsContext, caller: Caller, request: OpenRequest) -> OpenAnswer:
-    """Open a browser's session, for a login link or a proxy's user."""
+    """Open a browser session for a login link or for the user of a trusted proxy."""
     _require_web(context, caller)
     now = context.now()
     if request.user:
@@ -143,7 +143,7 @@ def _open_session(context: CredentialsContext, caller: Caller, request: OpenRequ
 def _create_ticket(
     context: CredentialsContext, caller: Caller, request: VouchRequest
 ) -> VouchAnswer:
-    """Know somebody by MUNGE, for one request: verify the credential and return a ticket."""
+    """Verify the MUNGE credential of one request and return a ticket for it."""
     _require_web(context, caller)
     try:
         uid, user = verify_munge_request(context.settings.web, request)
@@ -162,7 +162,7 @@ def _create_ticket(
 def _show_link_user(
     context: CredentialsContext, caller: Caller, request: PeekRequest
 ) -> PeekAnswer:
-    """Say for whom a link is."""
+    """Show the user of a login link; the link stays valid."""
     _require_web(context, caller)
     return PeekAnswer(user=context.store.find_valid("login", request.secret, context.now()).user)
 
@@ -174,7 +174,7 @@ def _show_link_user(
     for_web=True,
 )
 def _close_session(context: CredentialsContext, caller: Caller, request: CloseRequest) -> Answer:
-    """End a browser's session."""
+    """End a browser session."""
     _require_web(context, caller)
     now = context.now()
     context.store.end(context.store.find_valid("session", request.secret, now).id, now)
@@ -201,7 +201,7 @@ def _show_web_settings(
     caller: Caller,
     request: SettingsRequest,  # noqa: ARG001 - it has no fields
 ) -> SettingsAnswer:
-    """Tell the pages' process its settings."""
+    """Return the settings of the web process."""
     if caller.uid != 0:
         _require_web(context, caller)
     return SettingsAnswer(web=context.settings.web)
@@ -218,7 +218,7 @@ def _show_caller(
     caller: Caller,
     request: CallerRequest,  # noqa: ARG001 - it has no fields
 ) -> CallerAnswer:
-    """Say who asks, and what they are."""
+    """Show the caller: user, authentication and roles."""
     access = context.access
     clusters = tuple(
         ClusterRole(
@@ -252,10 +252,10 @@ def _show_caller(
 def _create_token(
     context: CredentialsContext, caller: Caller, request: TokenCreateRequest
 ) -> TokenAnswer:
-    """Make a token, with which a program may ask as you.
+    """Create an API token for a program that acts as you.
 
-    It is printed once, and kept nowhere: put it where only the program can read it. Root makes one
-    for another user.
+    Steward prints the token once and stores only its hash: put the token where only the program can
+    read it. Root and Steward's own user create tokens for other users, too.
     """
     if caller.how == "token":
         raise PermissionRefused("a token makes no tokens")
@@ -283,7 +283,7 @@ def _create_token(
     ]
     if len(valid_tokens) >= _MAX_TOKENS:
         raise UsageError(
-            f"{user} has {len(valid_tokens)} tokens: take some back with 'steward token revoke'",
+            f"{user} has {len(valid_tokens)} tokens: revoke some with 'steward token revoke'",
             user,
         )
     secret, credential = context.store.create(
@@ -337,7 +337,7 @@ def _get_validity_s(web_settings: WebSettings, caller: Caller, requested_s: floa
 def _list_tokens(
     context: CredentialsContext, caller: Caller, request: TokenListRequest
 ) -> TokenListAnswer:
-    """List your tokens."""
+    """List your API tokens."""
     if request.everybodys and not context.access.is_local_owner(caller):
         raise PermissionRefused("only root and Steward's own user see everybody's tokens")
     uid = None if request.everybodys else caller.uid
@@ -351,14 +351,14 @@ def _list_tokens(
     "credentials.token_revoke",
     scope="admin",
     command="token revoke",
-    routes=(route("DELETE /tokens/{token}", "Take a token back.", parts={"token": "numbers"}),),
+    routes=(route("DELETE /tokens/{token}", "Revoke a token.", parts={"token": "numbers"}),),
 )
 def _revoke_tokens(
     context: CredentialsContext, caller: Caller, request: TokenRevokeRequest
 ) -> Answer:
-    """Take tokens back: from now on they let nobody in.
+    """Revoke API tokens or browser sessions.
 
-    Root takes back those of others.
+    Root and Steward's own user revoke those of other users, too.
     """
     credentials = [context.store.get(number) for number in request.numbers]
     for credential in credentials:

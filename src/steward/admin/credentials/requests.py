@@ -168,7 +168,7 @@ class TokenCreateRequest(Request, frozen=True, kw_only=True):
     scopes: Annotated[
         tuple[TokenScope, ...],
         option(
-            f"What it permits: {', '.join(SCOPES)}; 'read' if not given.",
+            f"Scopes of the token: {', '.join(SCOPES)}. Default read.",
             "--scope",
             metavar="SCOPE,…",
         ),
@@ -176,8 +176,8 @@ class TokenCreateRequest(Request, frozen=True, kw_only=True):
     expires_s: Annotated[
         float | None,
         option(
-            "How long it is valid: 12h, 30d, 8w. If not given 90 days, or the longest that the "
-            "configuration allows.",
+            "Validity of the token: 12h, 30d, 8w. Default 90 days, or the configured maximum if "
+            "that is shorter.",
             "--expires",
             metavar="TIME",
             unit="duration",
@@ -186,7 +186,7 @@ class TokenCreateRequest(Request, frozen=True, kw_only=True):
     user: Annotated[
         str,
         option(
-            "Owner of the token; you if not given. Only root makes one for another user.",
+            "Owner of the token. Default you. Only root and Steward's own user may name others.",
             "--user",
             "-u",
             metavar="NAME",
@@ -211,9 +211,9 @@ class TokenListRequest(Request, frozen=True, kw_only=True):
 
     everybodys: Annotated[
         bool,
-        option("List tokens of all users; for root and Steward's own user.", "--all", "-a"),
+        option("List tokens of all users. Only root and Steward's own user may.", "--all", "-a"),
     ] = False
-    sessions: Annotated[bool, option("List browser sessions, too.", "--sessions")] = False
+    sessions: Annotated[bool, option("Also list browser sessions.", "--sessions")] = False
 
 
 class TokenListAnswer(Answer, frozen=True, kw_only=True):

@@ -84,7 +84,6 @@ def _select_checks(names: Sequence[str]) -> tuple[HealthCheck, ...]:
     role="operator",
     routes=(route("GET /doctor"),),
     only_reads=True,
-    help="Look whether all is as it must be.",
 )
 def run_doctor(context: DoctorContext, caller: Caller, request: DoctorRequest) -> DoctorAnswer:
     """Run all health checks, or the named ones.

@@ -76,9 +76,7 @@ def _has_problem(statuses: tuple[FindingStatus, ...]) -> bool:
 class DoctorRequest(Request, frozen=True, kw_only=True):
     """doctor.run: run the health checks."""
 
-    only: Annotated[
-        tuple[str, ...], described("Names of checks; all of them if none is given.")
-    ] = ()
+    only: Annotated[tuple[str, ...], described("Names of checks; all if empty.")] = ()
 
 
 class DoctorAnswer(Answer, frozen=True, kw_only=True):

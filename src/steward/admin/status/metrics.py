@@ -42,7 +42,7 @@ MetricSamples = list[tuple[tuple[str, ...], float]]
     scope="read",
     role="operator",
     only_reads=True,
-    help="Figures for Prometheus.",
+    help="Show metrics for Prometheus.",
 )
 def show_metrics(context: StatusContext, caller: Caller, request: MetricsRequest) -> MetricsAnswer:
     """Return Steward's metrics; those of accounts only for operators.

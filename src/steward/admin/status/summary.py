@@ -116,7 +116,7 @@ _DISK_S: Final = 2.0
     role="operator",
     routes=(route("GET /status"),),
     only_reads=True,
-    help="How Steward itself stands.",
+    help="Show the status of Steward itself.",
 )
 def show_status(
     context: StatusContext, caller: Caller, request: StatusShowRequest

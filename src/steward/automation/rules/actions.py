@@ -208,7 +208,7 @@ def _read_switches_and_counts(context: RulesContext) -> tuple[dict[str, Any], di
     only_reads=True,
 )
 def try_event(context: RulesContext, asker: Caller, request: RuleTrialRequest) -> RuleTrialReply:
-    """Test an event against rules; nothing is run.
+    """Test an event against rules without running actions.
 
     Raises:
         OperationForbidden: The caller is not an operator.
@@ -233,7 +233,7 @@ def try_event(context: RulesContext, asker: Caller, request: RuleTrialRequest) -
 def enable_rule(
     context: RulesContext, asker: Caller, request: SwitchRuleRequest
 ) -> SwitchRuleReply:
-    """Enable a rule, whatever its file says.
+    """Enable a rule; this overrides its file.
 
     Raises:
         OperationForbidden: The caller is not an administrator.
@@ -252,7 +252,7 @@ def enable_rule(
 def disable_rule(
     context: RulesContext, asker: Caller, request: SwitchRuleRequest
 ) -> SwitchRuleReply:
-    """Disable a rule; its waiting executions will not run.
+    """Disable a rule; this overrides its file and holds back waiting executions.
 
     Raises:
         OperationForbidden: The caller is not an administrator.

@@ -123,11 +123,11 @@ class ListRulesReply(Answer, frozen=True, kw_only=True):
         """Return errors in rule files, and that rules are disabled."""
         yield from (problem.what for problem in self.troubles)
         if not self.running:
-            yield "no rule is run: set enabled = true in [rules]"
+            yield "rules are disabled: set 'enabled = true' in [rules]"
 
 
 class RuleTrialRequest(Request, frozen=True, kw_only=True):
-    """Request of rules.test: test an event against rules; nothing is run."""
+    """Request of rules.test: test an event against rules without running actions."""
 
     event: Annotated[
         dict[str, Any],
@@ -203,7 +203,7 @@ class RulesHistoryRequest(Request, frozen=True, kw_only=True):
     id: Annotated[int, argument("Only the execution with this number.", "ID", ge=0)] = 0
     rule: Annotated[str, option("Only executions of this rule.", "--rule", metavar="NAME")] = ""
     cluster: Annotated[
-        str, option("Only executions on this cluster.", "--cluster", "-M", metavar="NAME")
+        str, option("Only executions of this cluster.", "--cluster", "-M", metavar="NAME")
     ] = ""
     status: Annotated[
         str,
@@ -217,16 +217,18 @@ class RulesHistoryRequest(Request, frozen=True, kw_only=True):
     since: Annotated[
         str,
         option(
-            "Only executions decided at or after this time.",
+            "Earliest decision time: now-1day, 2026-11-21T08:00.",
             *("--starttime", "--since", "-S"),
             metavar="TIME",
         ),
     ] = ""
-    before: Annotated[int, described("Only executions with a lower number; 0 for all.")] = 0
+    before: Annotated[int, described("Only executions with a lower number; all if 0.")] = 0
     limit: Annotated[
         int, option("Maximum number of executions. Default 100.", "--limit", "-L", ge=1, le=100_000)
     ] = 100
-    zone: Annotated[str, supplied("IANA time zone of ``since``; the host's if empty.", "zone")] = ""
+    zone: Annotated[
+        str, supplied("IANA time zone of typed times; this host's if empty.", "zone")
+    ] = ""
 
 
 def _read_run_time_s(row: Execution, _: object) -> str:
@@ -266,4 +268,4 @@ class RulesHistoryReply(Answer, frozen=True, kw_only=True):
 
     def list_notes(self) -> Iterable[str]:
         """Return that there are no executions."""
-        return () if self.executions else ("No rule has acted.",)
+        return () if self.executions else ("No executions.",)

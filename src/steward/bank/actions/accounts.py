@@ -30,29 +30,35 @@ _OPERATOR_TASK: Final = "create or change accounts and allocations"
 
 
 AccountNames = Annotated[
-    tuple[str, ...], argument("These accounts; all that you may see if none is given.", "ACCOUNT")
+    tuple[str, ...], argument("Only these accounts. Default all that you may see.", "ACCOUNT")
 ]
 UserName = Annotated[str, argument("Name of the user.", "USER")]
-_PARENT = option("Account above; '' for none.", "--parent", metavar="ACCOUNT", allows_empty=True)
+_PARENT = option("Parent account; '' for none.", "--parent", metavar="ACCOUNT", allows_empty=True)
 _OWNERS = option(
-    "Users who manage it; '' for nobody.", "--owners", metavar="USER,…", allows_empty=True
+    "Owners, who manage the account; '' for none.", "--owners", metavar="USER,…", allows_empty=True
 )
 _CREDIT = option(
-    "Credit limit: how far below zero it may go.", "--credit", metavar="AMOUNT", unit="money"
+    "Credit limit: amount that the account may go below zero.",
+    "--credit",
+    metavar="AMOUNT",
+    unit="money",
 )
 _DRAWS_ON_PARENT = option(
-    "Whether the account above pays, or the account itself.", "--draws-on-parent/--pays-itself"
+    "Account that pays: the parent, or the account itself.", "--draws-on-parent/--pays-itself"
 )
 _ONLY_LISTED = option(
-    "Who may charge it: only users created in it, or everyone.", "--only-listed/--everyone"
+    "Users who may charge the account: only its listed users, or all.", "--only-listed/--everyone"
 )
 _ACCOUNT_NOTE = option(
     "Description, for people; '' for none.", "--note", metavar="TEXT", allows_empty=True
 )
 _NOTE = option("Description, for people.", "--note", metavar="TEXT")
-_BEGIN = option("Start of the period; now if not given.", "--begin", metavar="TIME")
+_BEGIN = option("Start of the period. Default now.", "--begin", metavar="TIME")
+_NEW_BEGIN = option("Start of the period. Default unchanged.", "--begin", metavar="TIME")
 _END = option("End of the period.", "--end", metavar="TIME")
-_ROLLOVER = option("What happens to the balance at the end: it expires, or moves on.", "--rollover")
+_ROLLOVER = option(
+    "Balance at the end of the period: it expires, or moves to the next allocation.", "--rollover"
+)
 
 
 class AccountCreateRequest(Request, frozen=True, kw_only=True):
@@ -78,7 +84,10 @@ class AccountChangeRequest(Request, frozen=True, kw_only=True):
     draws_on_parent: Annotated[bool | None, _DRAWS_ON_PARENT] = None
     only_listed: Annotated[bool | None, _ONLY_LISTED] = None
     closed: Annotated[
-        bool | None, option("Whether new charges are rejected.", "--close/--reopen")
+        bool | None,
+        option(
+            "Close the account to new jobs and service units, or reopen it.", "--close/--reopen"
+        ),
     ] = None
     note: Annotated[str | None, _ACCOUNT_NOTE] = None
     reason: Reason = ""
@@ -94,7 +103,7 @@ class AccountShowRequest(Request, frozen=True, kw_only=True):
 class AllocationShowRequest(AccountShowRequest, frozen=True, kw_only=True):
     """Request of bank.allocation_show: allocations of accounts."""
 
-    ended: Annotated[bool, option("Include allocations that have ended.", "--ended")] = False
+    ended: Annotated[bool, option("Also list allocations that have ended.", "--ended")] = False
 
 
 def _read_begin(allocation: Allocation, _: object) -> datetime | str:
@@ -182,8 +191,8 @@ class AccountUserRequest(Request, frozen=True, kw_only=True):
     limit: Annotated[
         int | Literal["none"] | None,
         option(
-            "Spending limit of the user in this account; 'none' for no limit. Unchanged if not "
-            "given.",
+            "Spending limit of the user in this account; 'none' for no limit. Default unchanged, "
+            "for a new user none.",
             "--limit",
             metavar="AMOUNT",
             unit="money",
@@ -192,8 +201,8 @@ class AccountUserRequest(Request, frozen=True, kw_only=True):
     listed: Annotated[
         bool | None,
         option(
-            "Whether the user may charge an account restricted to listed users; unchanged if not "
-            "given, and yes for a new user.",
+            "Whether the user may charge an account that only its listed users may charge. "
+            "Default unchanged, for a new user yes.",
             "--listed/--unlisted",
         ),
     ] = None
@@ -205,10 +214,11 @@ class UserShowRequest(Request, frozen=True, kw_only=True):
 
     users: Annotated[
         tuple[str, ...],
-        argument("These users; if none is given you, or for operators everyone.", "USER"),
+        argument("Only these users. Default you, or for operators all users.", "USER"),
     ] = ()
     accounts: Annotated[
-        tuple[str, ...], option("Only in these accounts.", "--account", "-A", metavar="NAME,…")
+        tuple[str, ...],
+        option("Only users of these accounts.", "--account", "-A", metavar="NAME,…"),
     ] = ()
 
 
@@ -230,7 +240,7 @@ class AllocationChangeRequest(Request, frozen=True, kw_only=True):
     """Request of bank.allocation_change: None leaves a property unchanged."""
 
     number: Annotated[int, argument("Number of the allocation.", "NUMBER", ge=1)]
-    begin: Annotated[str | None, _BEGIN] = None
+    begin: Annotated[str | None, _NEW_BEGIN] = None
     end: Annotated[str | None, _END] = None
     rollover: Annotated[Literal["none", "next"] | None, _ROLLOVER] = None
     note: Annotated[str | None, _NOTE] = None
@@ -251,7 +261,7 @@ def create_account(
 ) -> AccountReply:
     """Create an account.
 
-    It has the name of a Slurm account, in lower case, and nothing to spend yet.
+    Its name is that of a Slurm account, in lower case. It has no service units yet.
 
     Raises:
         BankRefused: The caller is no operator.
@@ -289,11 +299,11 @@ def change_account(
 ) -> AccountReply:
     """Change an account.
 
-    What is not given stays.
+    Options that are not given leave their property unchanged.
 
     Raises:
         BankRefused: The caller is no operator.
-        BankUsage: Nothing is to be changed, or the account does not exist or would be its own
+        BankUsage: There is nothing to change, or the account does not exist or would be its own
             ancestor.
     """
     changes = _collect_changes(
@@ -368,7 +378,7 @@ def show_allocations(
 ) -> AccountReply:
     """Show allocations.
 
-    Every account has one without an end, which is drawn on last.
+    Every account has one without an end. Charges draw on it last.
 
     Raises:
         BankRefused: The caller may not see an account.
@@ -383,15 +393,18 @@ def show_allocations(
     command="bank user change",
     rows="users",
     routes=(
-        route("PUT /accounts/{account}/users/{user}", "Set what a user may spend of an account."),
+        route(
+            "PUT /accounts/{account}/users/{user}",
+            "Set the spending limit of a user in an account.",
+        ),
     ),
 )
 def change_account_user(
     context: BankContext, caller: Caller, request: AccountUserRequest
 ) -> AccountReply:
-    """Set what a user may spend.
+    """Set the spending limit of a user in an account.
 
-    Owners of the account and its coordinators in Slurm may, too.
+    Operators, owners of the account and its coordinators in Slurm may do this.
 
     Raises:
         BankRefused: The caller does not manage the account.
@@ -401,7 +414,7 @@ def change_account_user(
     if not request.user:
         raise BankUsage("name the user")
     if request.limit is None and request.listed is None:
-        raise BankUsage("nothing is to be changed: give a limit, or whether the user is listed")
+        raise BankUsage("nothing to change: give a limit, or whether the user is listed")
     with context.ledger.transaction() as t:
         if not context.get_rights(caller, t).is_led(account):
             raise BankRefused(f"only owners of {account} and operators may set limits", account)
@@ -441,9 +454,9 @@ def change_account_user(
 def create_account_user(
     context: BankContext, caller: Caller, request: AccountUserRequest
 ) -> AccountReply:
-    """Put a user into an account.
+    """Add a user to an account.
 
-    Owners of the account and its coordinators in Slurm may, too.
+    Operators, owners of the account and its coordinators in Slurm may do this.
 
     Raises:
         BankRefused: The caller does not manage the account.
@@ -469,14 +482,18 @@ def create_account_user(
     rows="users",
     routes=(
         route("GET /accounts/{account}/users", parts={"account": "accounts"}),
-        route("GET /users/{user}/accounts", "List a user's accounts.", parts={"user": "users"}),
+        route(
+            "GET /users/{user}/accounts",
+            "Show the accounts of a user and the spending limits.",
+            parts={"user": "users"},
+        ),
     ),
     only_reads=True,
 )
 def show_account_users(
     context: BankContext, caller: Caller, request: UserShowRequest
 ) -> AccountReply:
-    """Show who is in which account.
+    """Show the users of accounts and their spending limits.
 
     In accounts that you do not manage, you see only yourself.
 
@@ -515,9 +532,9 @@ def show_account_users(
 def create_allocation(
     context: BankContext, caller: Caller, request: AllocationCreateRequest
 ) -> AccountReply:
-    """Give an account money for a time.
+    """Create an allocation: service units for a period.
 
-    Of several allocations the one that ends first is drawn on first.
+    Charges draw first on the allocation that ends first.
 
     Raises:
         BankRefused: The caller is no operator.
@@ -563,13 +580,13 @@ def create_allocation(
 def change_allocation(
     context: BankContext, caller: Caller, request: AllocationChangeRequest
 ) -> AccountReply:
-    """Change an allocation's time.
+    """Change the period, rollover or description of an allocation.
 
-    Its money is changed by 'bank deposit' and 'bank withdraw' with --allocation.
+    To change its amount, run 'bank deposit' or 'bank withdraw' with --allocation.
 
     Raises:
         BankRefused: The caller is no operator.
-        BankUsage: Nothing is to be changed, the allocation does not exist, or a time is invalid.
+        BankUsage: There is nothing to change, the allocation does not exist, or a time is invalid.
     """
     changes = _collect_changes(
         begin=context.parse_moment(request.begin or "", request.zone),
@@ -596,7 +613,7 @@ def _collect_changes(**properties: Any) -> dict[str, Any]:
     changes = {name: value for name, value in properties.items() if value is not None}
     if not changes:
         *names, last_name = properties
-        raise BankUsage(f"nothing is to be changed: give {', '.join(names)} or {last_name}")
+        raise BankUsage(f"nothing to change: give {', '.join(names)} or {last_name}")
     return changes
 
 

@@ -102,7 +102,7 @@ class ExplainReply(BankReply, frozen=True, kw_only=True):
 
 
 class AllowRequest(Request, frozen=True, kw_only=True):
-    """Request of bank.allow: let a job pass the gate until a time, without funds."""
+    """Request of bank.allow: allow a job past the gate until a time, without funds."""
 
     job: JobName
     until: Annotated[
@@ -151,11 +151,11 @@ class AllowReply(BankReply, frozen=True, kw_only=True):
     routes=(route("POST /allowances"),),
 )
 def allow_job(context: BankContext, caller: Caller, request: AllowRequest) -> AllowReply:
-    """Let one job pass whatever its account has.
+    """Allow a job past the gate without sufficient funds.
 
-    Until the given time the gate rejects no change of it. The job is held for and charged all
-    the same, so that its account may be overdrawn and rejects further jobs. An allowance of a
-    task is its array's.
+    Until the given time, the gate rejects neither the job nor a change of it. The bank still
+    places SU holds and charges the job, so it may overdraw the account, and the gate then rejects
+    other jobs. An allowance of a task applies to its array.
 
     Raises:
         BankRefused: The caller is no operator.
@@ -183,7 +183,8 @@ def allow_job(context: BankContext, caller: Caller, request: AllowRequest) -> Al
     job_id = job_name.job_id + (job_name.offset or 0)
     if not context.jobs.find(request.job, cluster) and not _is_in_queue(context, cluster, job_id):
         raise NotInBank(
-            f"there is no job {request.job} on cluster {cluster}: 'squeue' lists those that wait",
+            f"there is no job {request.job} on cluster {cluster}: 'squeue' lists pending and "
+            "running jobs",
             request.job,
         )
     author = context.make_authorship(caller, request.reason)
@@ -221,14 +222,14 @@ def _is_in_queue(context: BankContext, cluster: str, job_id: int) -> bool:
     scope="read",
     command="bank explain",
     rows="charges",
-    routes=(route("GET /jobs/{job}/cost", "Explain what a job cost."),),
+    routes=(route("GET /jobs/{job}/cost", "Explain the charges of a job."),),
     only_reads=True,
 )
 def explain_job(context: BankContext, caller: Caller, request: ExplainRequest) -> ExplainReply:
-    """Say what a job was charged, and why.
+    """Explain the charges of a job.
 
-    Each charge is computed again from what was used and the rate of the job's first
-    submission; the exit code is 1 where that makes another amount.
+    Steward recomputes each charge from the resources used and the rate at the job's first
+    submission. If an amount differs, the command exits with 1.
 
     Raises:
         BankRefused: The job belongs to another user, and the caller does not manage the account.
@@ -344,9 +345,9 @@ class ChargedReply(BankReply, frozen=True, kw_only=True):
     only_reads=True,
 )
 def sum_charges(context: BankContext, caller: Caller, request: ChargedRequest) -> ChargedReply:
-    """Say what jobs were charged, each altogether.
+    """Sum up the charges of each job.
 
-    Jobs that the caller may not see are left out.
+    The reply omits jobs that the caller may not see.
     """
     submits_by_cluster: dict[str, dict[int, datetime | None]] = {}
     for job in request.jobs:

@@ -68,7 +68,7 @@ class ReconcileRequest(Request, frozen=True, kw_only=True):
 
     cluster: ClusterFilter = ""
     since: Annotated[
-        str, annotate_since("Only runs that ended since; those of the last day if not given.")
+        str, annotate_since("Start of the period in which the runs ended. Default one day ago.")
     ] = ""
     dry_run: DryRun = False
     zone: Zone = ""
@@ -135,13 +135,13 @@ class ReconcileReply(BankReply, frozen=True, kw_only=True):
 
     def list_lines(self) -> Iterable[str]:
         """Return that there are no differences."""
-        return () if self.differences else ("Every run was charged what it is due.",)
+        return () if self.differences else ("No differences: every charge is right.",)
 
 
 class BackfillRequest(Request, frozen=True, kw_only=True):
     """Request of bank.backfill: charge runs from before the bank started."""
 
-    since: Annotated[str, annotate_since("Only runs that ended since.")]
+    since: Annotated[str, annotate_since("Start of the period in which the runs ended.")]
     until: Annotated[str, UNTIL] = ""
     cluster: Cluster = ""
     dry_run: DryRun = False
@@ -195,7 +195,7 @@ class BackfillReply(BankReply, frozen=True, kw_only=True):
             yield f"cannot parse {rows} of slurmdbd: nothing is charged for them"
         if self.unpriced:
             runs = format_count(len(self.unpriced), "run")
-            yield f"nothing says what {runs} cost: 'steward bank rate create'"
+            yield f"no rate applies to {runs}: create one with 'steward bank rate create'"
 
 
 class CheckRequest(Request, frozen=True, kw_only=True):
@@ -233,12 +233,12 @@ class CheckReply(BankReply, frozen=True, kw_only=True):
             holds = (
                 "" if self.holds is None else f", {format_count(self.holds, 'hold')} and their jobs"
             )
-            yield f"The ledger is right: {format_count(self.accounts, 'account')}{holds}."
+            yield f"The ledger is consistent: {format_count(self.accounts, 'account')}{holds}."
 
     def list_notes(self) -> Iterable[str]:
         """Yield that holds were not checked."""
         if self.holds is None:
-            yield "The gate does not answer, so holds were not compared with jobs."
+            yield "The gate does not answer: holds were not compared with jobs."
 
 
 class ImportRequest(Request, frozen=True, kw_only=True):
@@ -248,7 +248,7 @@ class ImportRequest(Request, frozen=True, kw_only=True):
     file: Annotated[
         InputFile | None,
         argument(
-            "The file, or - for standard input; sacctmgr without a file queries slurmdbd.", "FILE|-"
+            "File, or - for standard input. Without one, sacctmgr queries slurmdbd.", "FILE|-"
         ),
     ] = None
     cluster: Cluster = ""
@@ -300,9 +300,9 @@ class ImportReply(BankReply, frozen=True, kw_only=True):
     def summary(self) -> str:
         """Number of changes, and of objects that exist already."""
         count = len(self.made)
-        verb = "would be done" if self.dry_run else "done"
+        verb = "would be made" if self.dry_run else "made"
         kept_count = len(self.changes) - count
-        return f"{format_count(count, 'change')} {verb}, {kept_count} left as they were."
+        return f"{format_count(count, 'change')} {verb}, {kept_count} objects unchanged."
 
 
 class _DryRun(Exception):
@@ -321,7 +321,8 @@ def reconcile_clusters(
 ) -> ReconcileReply:
     """Compare charges with Slurm's records and correct differences.
 
-    A difference becomes a correcting entry that says why. The daemon does it each minute.
+    Steward corrects each difference by a ledger transaction with the cause. The daemon also
+    does this every minute.
 
     Raises:
         BankRefused: The caller is no operator.
@@ -364,8 +365,7 @@ def backfill_charges(
 ) -> BackfillReply:
     """Charge jobs that ran before the bank was enabled.
 
-    The rates that held when a job was submitted apply. Runs that were charged already are passed
-    over.
+    Each job has the rate of its first submission. Steward skips runs that have a charge.
 
     Raises:
         BankRefused: The caller is no operator.
@@ -415,8 +415,8 @@ def backfill_charges(
 def run_bank_check(context: BankContext, caller: Caller, request: CheckRequest) -> CheckReply:
     """Check the ledger, and compare holds with jobs.
 
-    Every transaction sums to zero, balances and charges are the sums of their entries, and holds
-    match jobs. The exit code is 1 if anything is wrong.
+    The check requires that every transaction sums to zero, that balances and charges equal the
+    sums of their postings, and that holds match jobs. If it fails, the command exits with 1.
 
     Raises:
         BankRefused: The caller is no operator.
@@ -456,14 +456,13 @@ def run_bank_check(context: BankContext, caller: Caller, request: CheckRequest) 
 def import_data(context: BankContext, caller: Caller, request: ImportRequest) -> ImportReply:
     """Import accounts, users, allocations and rates.
 
-    They come from a table with commas (docs/bank.md lists its columns), from slurmdbd or a file of
-    'sacctmgr dump', or from slurm-banking-plugins' bank-config.toml. Existing data stays, so that
-    an import may be repeated.
+    Sources are a CSV file (docs/bank.md lists its columns), slurmdbd, a file of 'sacctmgr dump',
+    and bank-config.toml of slurm-banking-plugins. Existing data stays, so you can repeat an import.
 
     Raises:
         BankRefused: The caller is no operator.
         BankUsage: The text cannot be parsed, or contradicts itself.
-        SlurmError: slurmdbd is to be asked, but does not answer.
+        SlurmError: The import queries slurmdbd, which does not answer.
     """
     _require_operator(context, caller, "import")
     plan = _read_plan(context, request)
@@ -497,7 +496,7 @@ def _rollback_if_dry(is_dry: bool) -> None:
 
 
 def _read_plan(context: BankContext, request: ImportRequest) -> ImportPlan:
-    """Parse the file of an import request, or ask slurmdbd, and return the plan."""
+    """Return the plan of an import, from its file or from slurmdbd."""
     from steward.bank.imports import read_associations, read_bank_config, read_csv, read_dump
 
     cluster = context.resolve_cluster(request.cluster)
@@ -507,7 +506,7 @@ def _read_plan(context: BankContext, request: ImportRequest) -> ImportPlan:
             return read_csv(text, lambda moment: context.parse_moment(moment, request.zone))
         return read_dump(text) if request.kind == "sacctmgr" else read_bank_config(text, cluster)
     if request.kind != "sacctmgr":
-        raise BankUsage("name the file, or - for the standard input")
+        raise BankUsage("name a file, or - for standard input")
     from steward.slurm import Slurm
 
     slurm = Slurm(cluster, context.settings.cluster[cluster])
@@ -589,7 +588,7 @@ def _make_difference_line(difference: Any) -> DifferenceLine:
     )
 
 
-_OPERATOR_TASK: Final = "look after what waits to be told"
+_OPERATOR_TASK: Final = "see or retry undelivered notices"
 _MAX_NOTICES: Final = 1000
 """Maximum number of notices in a reply."""
 
@@ -652,7 +651,7 @@ class NoticesReply(BankReply, frozen=True, kw_only=True):
 
     def list_lines(self) -> Iterable[str]:
         """Return that there are no notices."""
-        return () if self.notices else ("Nothing waits to be told.",)
+        return () if self.notices else ("No undelivered notices.",)
 
     def list_notes(self) -> Iterable[str]:
         """Return that there are more."""
@@ -676,7 +675,7 @@ class NoticesRetryReply(BankReply, frozen=True, kw_only=True):
     only_reads=True,
 )
 def list_notices(context: BankContext, caller: Caller, request: NoticesRequest) -> NoticesReply:
-    """List mails and other notices that were not sent, dead letters included.
+    """List undelivered mails and other notices, dead letters included.
 
     Raises:
         BankRefused: The caller is no operator.
@@ -700,7 +699,7 @@ def list_notices(context: BankContext, caller: Caller, request: NoticesRequest) 
 def retry_notices(
     context: BankContext, caller: Caller, request: NoticesRetryRequest
 ) -> NoticesRetryReply:
-    """Retry notices that were not sent, with the count of attempts reset.
+    """Retry undelivered notices and reset their count of attempts.
 
     Raises:
         BankRefused: The caller is no operator.
@@ -711,7 +710,7 @@ def retry_notices(
         count = t.outbox.retry(list_outbox_kinds(), request.numbers)
     if request.numbers and not count:
         numbers = ", ".join(map(str, request.numbers))
-        raise BankUsage(f"nothing of number {numbers} waits to be told", request.numbers)
+        raise BankUsage(f"there is no undelivered notice {numbers}", request.numbers)
     return NoticesRetryReply(retried=count, **context.make_heading())
 
 

@@ -34,7 +34,7 @@ _OPERATOR_TASK: Final = "move money"
 
 
 _ALLOCATION = option(
-    "Number of the allocation; the ledger chooses if not given.",
+    "Number of the allocation. Default: the ledger chooses.",
     "--allocation",
     metavar="NUMBER",
     ge=0,
@@ -42,7 +42,7 @@ _ALLOCATION = option(
 
 
 class MoveRequest(Request, frozen=True, kw_only=True):
-    """Request of bank.deposit and bank.withdraw: money for an account, or taken from it."""
+    """Request of bank.deposit and bank.withdraw: service units put in or taken out."""
 
     account: AccountName
     amount: Amount
@@ -52,7 +52,7 @@ class MoveRequest(Request, frozen=True, kw_only=True):
 
 
 class TransferRequest(Request, frozen=True, kw_only=True):
-    """Request of bank.transfer: money moved from one account to another."""
+    """Request of bank.transfer: service units moved from one account to another."""
 
     source: Annotated[str, argument("Account that pays.", "FROM")]
     target: Annotated[str, argument("Account that receives.", "TO")]
@@ -62,7 +62,7 @@ class TransferRequest(Request, frozen=True, kw_only=True):
     source_allocation: Annotated[
         int,
         option(
-            "Number of the allocation that pays; the ledger chooses if not given.",
+            "Number of the allocation that pays. Default: the ledger chooses.",
             "--from-allocation",
             metavar="NUMBER",
             ge=0,
@@ -71,7 +71,7 @@ class TransferRequest(Request, frozen=True, kw_only=True):
     target_allocation: Annotated[
         int,
         option(
-            "Number of the allocation that receives; the one without an end if not given.",
+            "Number of the allocation that receives. Default: the one without an end.",
             "--to-allocation",
             metavar="NUMBER",
             ge=0,
@@ -80,13 +80,13 @@ class TransferRequest(Request, frozen=True, kw_only=True):
 
 
 class RefundRequest(Request, frozen=True, kw_only=True):
-    """Request of bank.refund: usage given back, of a job or in general."""
+    """Request of bank.refund: a refund of a job, or of an account in general."""
 
     account: Annotated[str, argument("Account to refund, if no job is named.", "ACCOUNT")] = ""
     job: Annotated[
         str,
         option(
-            "Job whose charges to refund: 123, 123_7 or 123+1.",
+            "Id of the job to refund: 123, 123_7, 123+1.",
             "--job",
             "--jobs",
             "-j",
@@ -97,27 +97,30 @@ class RefundRequest(Request, frozen=True, kw_only=True):
     amount: Annotated[
         int | None,
         option(
-            "Amount; for a job everything that it was charged if not given.",
+            "Amount to refund. Default, for a job, its whole charge.",
             "--amount",
             metavar="AMOUNT",
             unit="money",
         ),
     ] = None
     user: Annotated[
-        str, option("User whose spent amount it reduces.", "--user", "-u", metavar="NAME")
+        str, option("User whose spending the refund reduces.", "--user", "-u", metavar="NAME")
     ] = ""
     reason: Reason
     key: Key = ""
 
 
 class AdjustRequest(Request, frozen=True, kw_only=True):
-    """Request of bank.adjust: a correction by hand."""
+    """Request of bank.adjust: a manual correction."""
 
     account: AccountName
     amount: Annotated[
         int,
         argument(
-            "Amount, such as 12.5, or -12.5 to take away.", "AMOUNT", unit="money", is_signed=True
+            "Amount, such as 12.5; a negative one reduces the balance.",
+            "AMOUNT",
+            unit="money",
+            is_signed=True,
         ),
     ]
     reason: Reason
@@ -126,14 +129,14 @@ class AdjustRequest(Request, frozen=True, kw_only=True):
 
 
 def _read_amount(transfer: Transfer, _: object = None) -> int:
-    """Return the amount of a transfer; that of an adjustment is negative if it took away."""
+    """Return the amount of a transfer; an adjustment may have a negative one."""
     if transfer.kind != "adjust":
         return transfer.amount
     return sum(entry.amount for entry in transfer.entries if entry.account)
 
 
 class MoneyMoveReply(ChangeReply, frozen=True, kw_only=True):
-    """Reply to an action that moves money.
+    """Reply to an action that moves service units.
 
     Attributes:
         transfers: The transfers made.
@@ -156,7 +159,7 @@ class MoneyMoveReply(ChangeReply, frozen=True, kw_only=True):
 
     def list_lines(self) -> Iterable[str]:
         """Return a line for each transfer and balance, and the key."""
-        status = "Done before" if self.repeated else "Done"
+        status = "Already done" if self.repeated else "Done"
         for transfer in self.transfers:
             amount = self.format_with_unit(_read_amount(transfer))
             yield f"{status}: {transfer.kind} of {amount}, number {transfer.number}."
@@ -178,9 +181,10 @@ MoveFunction = Callable[["Transaction", Authorship], tuple[Transfer, ...]]
     routes=(route("POST /accounts/{account}/deposits"),),
 )
 def deposit_money(context: BankContext, caller: Caller, request: MoveRequest) -> MoneyMoveReply:
-    """Give an account new money.
+    """Deposit service units in an account.
 
-    It never ends: 'steward bank allocation create' gives money for a time.
+    Without --allocation, they never expire. 'steward bank allocation create' grants service
+    units for a period.
 
     Raises:
         BankRefused: The caller is no operator.
@@ -207,9 +211,9 @@ def deposit_money(context: BankContext, caller: Caller, request: MoveRequest) ->
     routes=(route("POST /accounts/{account}/withdrawals"),),
 )
 def withdraw_money(context: BankContext, caller: Caller, request: MoveRequest) -> MoneyMoveReply:
-    """Take money away from an account.
+    """Withdraw service units from an account.
 
-    Only its available amount can go: what jobs hold stays.
+    You can withdraw only the available amount: SU holds of jobs stay.
 
     Raises:
         BankRefused: The caller is no operator, or the available amount is too low.
@@ -242,9 +246,9 @@ def withdraw_money(context: BankContext, caller: Caller, request: MoveRequest) -
 def transfer_money(
     context: BankContext, caller: Caller, request: TransferRequest
 ) -> MoneyMoveReply:
-    """Give money of one account to another.
+    """Transfer service units from one account to another.
 
-    Only the available amount can go: what jobs hold stays.
+    You can transfer only the available amount: SU holds of jobs stay.
 
     Raises:
         StewardError: As for :func:`withdraw_money`.
@@ -279,9 +283,9 @@ def transfer_money(
     routes=(route("POST /refunds"),),
 )
 def refund_money(context: BankContext, caller: Caller, request: RefundRequest) -> MoneyMoveReply:
-    """Give back what was charged.
+    """Refund charges of a job or of an account.
 
-    Either of a job (--job 123), or of an account at large (physics --amount 12.5).
+    Name a job (--job 123), or an account and an amount (physics --amount 12.5).
 
     Raises:
         BankRefused: The caller is no operator, or the amount is more than was charged.
@@ -314,9 +318,9 @@ def refund_money(context: BankContext, caller: Caller, request: RefundRequest) -
     routes=(route("POST /accounts/{account}/adjustments"),),
 )
 def adjust_balance(context: BankContext, caller: Caller, request: AdjustRequest) -> MoneyMoveReply:
-    """Correct what an account has, by hand.
+    """Adjust the balance of an account by hand.
 
-    A negative amount takes away.
+    A negative amount reduces the balance.
 
     Raises:
         BankRefused: The caller is no operator.

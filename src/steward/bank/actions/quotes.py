@@ -28,10 +28,10 @@ class QuoteRequest(Request, frozen=True, kw_only=True):
     options: Annotated[
         tuple[str, ...], described("Options of sbatch, as typed on its command line.")
     ] = ()
-    script: Annotated[str, described("Text of the script; its #SBATCH lines count.")] = ""
-    cluster: Annotated[str, described("Cluster; the first in the configuration if not given.")] = ""
+    script: Annotated[str, described("Text of the script; Steward applies its #SBATCH lines.")] = ""
+    cluster: Annotated[str, described("Cluster; the first in the configuration if empty.")] = ""
     user: Annotated[
-        str, described("Owner of the job; you if not given. Only operators may name others.")
+        str, described("Owner of the job; you if empty. Only operators may name others.")
     ] = ""
 
 
@@ -59,11 +59,11 @@ class QuoteReply(BankReply, frozen=True, kw_only=True):
 @action(
     "bank.quote",
     scope="read",
-    routes=(route("POST /quotes", "Say what a job would cost."),),
+    routes=(route("POST /quotes", "Quote the highest price of a job."),),
     only_reads=True,
 )
 def quote_job(context: BankContext, caller: Caller, request: QuoteRequest) -> QuoteReply:
-    """Say what a job may cost.
+    """Quote the highest price of a job.
 
     The reply also says whether the gate would admit the job now.
 

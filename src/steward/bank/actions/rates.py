@@ -49,14 +49,16 @@ class RateRequest(Request, frozen=True, kw_only=True):
     """Request of bank.rate_create: the price of jobs from a time on."""
 
     partition: Annotated[
-        str, argument("Partition; '*' for those without a rate of their own.", "PARTITION")
+        str, argument("Partition; '*' for all partitions without a rate.", "PARTITION")
     ]
-    qos: Annotated[str, option("Only under this QOS.", "--qos", "-q", metavar="NAME")] = ""
+    qos: Annotated[
+        str, option("Apply the rate only to jobs with this QOS.", "--qos", "-q", metavar="NAME")
+    ] = ""
     cluster: Cluster = ""
     weights: Annotated[
         dict[str, int] | None,
         option(
-            "Price of a TRES for an hour, such as cpu=1,gres/gpu=20; of mem and bb/NAME for a GiB.",
+            "Price of each TRES per hour, such as cpu=1,gres/gpu=20; of mem and bb/NAME per GiB.",
             "--weight",
             "-w",
             metavar="TRES=AMOUNT,…",
@@ -66,7 +68,7 @@ class RateRequest(Request, frozen=True, kw_only=True):
     ] = None
     combine: Annotated[
         Literal["max", "sum"] | None,
-        option("Charge the dearest of the weighted TRES, or their sum.", "--max/--sum"),
+        option("Charge the most expensive of the weighted TRES, or their sum.", "--max/--sum"),
     ] = None
     minimum: Annotated[
         int | None,
@@ -74,7 +76,7 @@ class RateRequest(Request, frozen=True, kw_only=True):
     ] = None
     whole_nodes: Annotated[
         bool | None,
-        option("Charge whole nodes, or only what a job is allocated.", "--whole-nodes/--parts"),
+        option("Charge whole nodes, or only the allocated resources.", "--whole-nodes/--parts"),
     ] = None
     factors: Annotated[
         tuple[TimeFactor, ...] | None,
@@ -108,7 +110,7 @@ class RateRequest(Request, frozen=True, kw_only=True):
     valid_from: Annotated[
         str,
         option(
-            "Earliest first submit time of the jobs it applies to; now if not given.",
+            "Earliest first submit time of the jobs that it applies to. Default now.",
             "--from",
             metavar="TIME",
         ),
@@ -118,12 +120,12 @@ class RateRequest(Request, frozen=True, kw_only=True):
 
 
 class RateChangeRequest(RateRequest, frozen=True, kw_only=True):
-    """Request of bank.rate_change: what is not given stays."""
+    """Request of bank.rate_change: None leaves a field unchanged."""
 
     cluster: Annotated[
         str,
         option(
-            "Cluster of the rate, if several clusters have one of that partition.",
+            "Cluster of the rate, if several clusters have a rate of this partition.",
             "--cluster",
             "-M",
             metavar="NAME",
@@ -149,7 +151,7 @@ class RateShowRequest(Request, frozen=True, kw_only=True):
     """Request of bank.rate_show: the rates."""
 
     cluster: ClusterFilter = ""
-    past: Annotated[bool, option("Include rates that later ones replaced.", "--past")] = False
+    past: Annotated[bool, option("Also list rates that later ones replaced.", "--past")] = False
 
 
 class RatesReply(ChangeReply, frozen=True, kw_only=True):
@@ -175,7 +177,7 @@ class RatesReply(ChangeReply, frozen=True, kw_only=True):
     def list_notes(self) -> Iterable[str]:
         """Return that there are no rates, or that the gate does not apply a new one yet."""
         if not self.rates:
-            yield "Nothing says what jobs cost yet: 'steward bank rate create'."
+            yield "No rates: create one with 'steward bank rate create'."
         yield from super().list_notes()
 
     def list_warnings(self) -> Iterable[str]:
@@ -189,8 +191,8 @@ class EnforceRequest(Request, frozen=True, kw_only=True):
     mode: Annotated[
         Literal["", "off", "observe", "gate", "default"],
         argument(
-            "New mode; 'default' removes the mode set for just this. Without it, the modes are "
-            "shown.",
+            "New mode; 'default' removes the mode of exactly this scope. Without it, the command "
+            "shows the modes.",
             "MODE",
         ),
     ] = ""
@@ -222,7 +224,7 @@ class EnforceReply(ChangeReply, frozen=True, kw_only=True):
     def list_lines(self) -> Iterable[str]:
         """Return the mode of clusters, partitions and accounts without a rule."""
         if not any(not (rule.cluster or rule.partition or rule.account) for rule in self.rules):
-            yield "Where nothing else is said: observe."
+            yield "Default mode: observe."
 
     def list_warnings(self) -> Iterable[str]:
         """Return why nothing is rejected."""
@@ -232,14 +234,12 @@ class EnforceReply(ChangeReply, frozen=True, kw_only=True):
 class WouldRefuseRequest(Request, frozen=True, kw_only=True):
     """Request of bank.would_refuse: jobs that were rejected, or would have been."""
 
-    since: Annotated[
-        str, annotate_since("Start of the period; the last seven days if not given.")
-    ] = ""
+    since: Annotated[str, annotate_since("Start of the period. Default seven days ago.")] = ""
     until: Annotated[str, UNTIL] = ""
     zone: Zone = ""
     account: AccountFilter = ""
     user: UserFilter = ""
-    all: Annotated[bool, option("Include jobs that were rejected.", "--all", "-a")] = False
+    all: Annotated[bool, option("Also list jobs that the gate rejected.", "--all", "-a")] = False
 
 
 class WouldRefuseReply(BankReply, frozen=True, kw_only=True):
@@ -272,14 +272,14 @@ class WouldRefuseReply(BankReply, frozen=True, kw_only=True):
 
     def list_lines(self) -> Iterable[str]:
         """Return that there are no such jobs, unless no plugin asks: then nobody knows."""
-        return () if self.refusals or self.warning else ("Nothing would have been refused.",)
+        return () if self.refusals or self.warning else ("The gate would have rejected no jobs.",)
 
     def list_warnings(self) -> Iterable[str]:
         """Return why the list may be empty, and that it is cut off."""
         if self.warning:
             yield self.warning
         if self.more:
-            yield "there is more: see -S and -E"
+            yield "the list is incomplete: narrow it with -S and -E"
 
 
 @action(
@@ -291,9 +291,9 @@ class WouldRefuseReply(BankReply, frozen=True, kw_only=True):
     routes=(route("POST /rates"),),
 )
 def create_rate(context: BankContext, caller: Caller, request: RateRequest) -> RatesReply:
-    """Say what jobs cost from a time on.
+    """Create a rate: the price of jobs from a time on.
 
-    Rates are never changed: a new one holds for jobs that are submitted from then on.
+    A rate never changes: a new one applies to jobs first submitted from that time on.
 
     Raises:
         BankRefused: The caller is no operator.
@@ -318,14 +318,14 @@ def create_rate(context: BankContext, caller: Caller, request: RateRequest) -> R
     routes=(route("PATCH /rates"),),
 )
 def change_rate(context: BankContext, caller: Caller, request: RateChangeRequest) -> RatesReply:
-    """Change a part of what jobs cost, from a time on.
+    """Change parts of a rate, from a time on.
 
-    What is not given stays as it is now; jobs that were submitted before keep their rate.
+    Options that are not given keep the present value. Jobs submitted before keep their rate.
 
     Raises:
         BankRefused: The caller is no operator.
-        BankUsage: There is no such rate, or one on several clusters; nothing is to be changed; or
-            as for :func:`create_rate`.
+        BankUsage: There is no such rate, or one on several clusters; there is nothing to change;
+            or as for :func:`create_rate`.
     """
     partition = request.partition
     current_rates = [
@@ -336,13 +336,13 @@ def change_rate(context: BankContext, caller: Caller, request: RateChangeRequest
     clusters = {rate.cluster for rate in current_rates}
     if not current_rates or len(clusters) > 1:
         raise BankUsage(
-            f"there is no rate of {partition} to be changed: 'steward bank rate create'"
+            f"{partition} has no rate to change: create one with 'steward bank rate create'"
             if not current_rates
             else f"{partition} is a partition of {' and '.join(sorted(clusters))}: name one with -M"
         )
     changes = _collect_prices(request)
     if not changes:
-        raise BankUsage("nothing is to be changed: give --weight or another option")
+        raise BankUsage("nothing to change: give --weight or another option")
     if changes.get("free"):
         changes |= {"weights": {}, "minimum": 0}
     elif "weights" in changes or "minimum" in changes:
@@ -360,9 +360,9 @@ def change_rate(context: BankContext, caller: Caller, request: RateChangeRequest
     only_reads=True,
 )
 def show_rates(context: BankContext, caller: Caller, request: RateShowRequest) -> RatesReply:
-    """Show what jobs cost.
+    """Show rates: the prices of jobs.
 
-    A job keeps for life the rates of its first submission. Every user may see them.
+    A job keeps the rate of its first submission. Every user may see all rates.
     """
     del caller
     rates = _list_rates(context, request.cluster, past=request.past)
@@ -415,15 +415,15 @@ def _add_rate(context: BankContext, caller: Caller, request: RateRequest, rate: 
     rows="rules",
 )
 def set_mode(context: BankContext, caller: Caller, request: EnforceRequest) -> EnforceReply:
-    """Set how much the bank enforces.
+    """Show or set the mode of the bank: off, observe or gate.
 
-    It holds at once. Under observe jobs are priced, held and charged, but none is
-    refused; gate refuses; off does neither. An account's mode goes before a partition's,
-    and that before the cluster's; default takes one back.
+    A new mode applies at once. With observe, the bank places SU holds and charges jobs, but
+    rejects none; with gate, it also rejects jobs; with off, it does neither. The mode of an
+    account takes precedence over that of a partition, and that over the cluster's.
 
     Raises:
         BankRefused: The caller is no operator.
-        BankUsage: The cluster does not exist, or has no mode to take back.
+        BankUsage: The cluster does not exist, or has no mode to remove.
     """
     mode = request.mode
     cluster = context.resolve_cluster(request.cluster) if request.cluster else ""
@@ -462,9 +462,9 @@ def set_mode(context: BankContext, caller: Caller, request: EnforceRequest) -> E
 def list_rejections(
     context: BankContext, caller: Caller, request: WouldRefuseRequest
 ) -> WouldRefuseReply:
-    """List what the gate would have refused.
+    """List jobs that the gate would have rejected.
 
-    These jobs were let in because the mode was observe.
+    It admitted them because the mode was observe.
 
     Raises:
         BankRefused: They belong to other users, and the caller does not manage the account.

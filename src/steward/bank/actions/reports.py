@@ -151,14 +151,14 @@ class BalanceReply(BankReply, frozen=True, kw_only=True):
     def list_notes(self) -> Iterable[str]:
         """Yield why there are no accounts, or no holds, and what to do about unknown accounts."""
         if not self.accounts:
-            yield "There is no account that you are in."
+            yield "No accounts: you neither use nor manage one."
         if not all(account.known for account in self.accounts):
             yield (
-                "Jobs were charged to an account that nobody created: "
-                "'steward bank account create' takes it over with what it owes."
+                "Jobs were charged to an account that does not exist: "
+                "'steward bank account create' creates it with these charges."
             )
         if any(account.free is None for account in self.accounts):
-            yield "The gate does not answer, so what is held is not known."
+            yield "The gate does not answer: SU holds and available SU are unknown."
 
 
 class StatementRequest(Request, frozen=True, kw_only=True):
@@ -166,20 +166,18 @@ class StatementRequest(Request, frozen=True, kw_only=True):
 
     account: Annotated[
         str,
-        argument("The account; if not given, charges of --user to all accounts.", "ACCOUNT"),
+        argument("Name of the account. Default all, for the charges of --user.", "ACCOUNT"),
     ] = ""
     user: UserFilter = ""
     since: Annotated[
-        str, annotate_since("Start of the period; the beginning of this month if not given.")
+        str, annotate_since("Start of the period. Default the start of this month.")
     ] = ""
     until: Annotated[str, UNTIL] = ""
     zone: Zone = ""
     limit: Annotated[
-        int, described("Maximum number of transactions, the latest ones; 0 for all.", ge=0)
+        int, described("Maximum number of transactions, the latest; all if 0.", ge=0)
     ] = 0
-    before: Annotated[
-        int, described("Only transactions with a lower number than this; 0 for all.", ge=0)
-    ] = 0
+    before: Annotated[int, described("Only transactions with a lower number; all if 0.", ge=0)] = 0
 
 
 def _describe_line(line: StatementLine, reply: "StatementReply") -> str:
@@ -235,7 +233,7 @@ class StatementReply(BankReply, frozen=True, kw_only=True):
     def list_lines(self) -> Iterable[str]:
         """Yield that there are no transactions, and the balance of the account at the end."""
         if not self.lines:
-            yield "Nothing happened."
+            yield "No transactions."
         if self.statement.account and not self.statement.user:
             yield f"{self.format_with_unit(self.statement.closing)} at the end."
 
@@ -246,7 +244,7 @@ class UsageRequest(Request, frozen=True, kw_only=True):
     by: Annotated[
         tuple[Grouping, ...],
         option(
-            f"Columns to group by: {', '.join(get_args(Grouping))}. By user if not given.",
+            f"Columns to group by: {', '.join(get_args(Grouping))}. Default user.",
             "--by",
             metavar="COLUMN,…",
         ),
@@ -256,7 +254,10 @@ class UsageRequest(Request, frozen=True, kw_only=True):
         tuple[str, ...], option("Only jobs of these users.", "--user", "-u", metavar="NAME,…")
     ] = ()
     since: Annotated[
-        str, annotate_since("Only runs that began since; the beginning of this year if not given.")
+        str,
+        annotate_since(
+            "Start of the period in which runs started. Default the start of this year."
+        ),
     ] = ""
     until: Annotated[str, UNTIL] = ""
     zone: Zone = ""
@@ -313,7 +314,9 @@ class HoldsRequest(Request, frozen=True, kw_only=True):
     account: AccountFilter = ""
     user: UserFilter = ""
     cluster: ClusterFilter = ""
-    job_id: Annotated[int, option("Only this job.", "--jobs", "-j", metavar="ID", ge=0)] = 0
+    job_id: Annotated[
+        int, option("Only the job with this raw id.", "--jobs", "-j", metavar="ID", ge=0)
+    ] = 0
 
 
 def _read_hold_state(hold: Hold, _: object) -> str:
@@ -355,7 +358,7 @@ class HoldsReply(BankReply, frozen=True, kw_only=True):
     def list_notes(self) -> Iterable[str]:
         """Return the total, or that there are no holds."""
         if not self.holds:
-            return ("Nothing is held.",)
+            return ("No SU holds.",)
         return (f"{self.format_with_unit(self.total)} in all.",)
 
 
@@ -366,16 +369,16 @@ class HoldsReply(BankReply, frozen=True, kw_only=True):
     rows="accounts",
     routes=(
         route("GET /accounts/{account}/balance", parts={"account": "accounts"}),
-        route("GET /balances", "Show what is left in all accounts."),
+        route("GET /balances", "Show the balances of all accounts."),
     ),
     only_reads=True,
 )
 def show_balances(context: BankContext, caller: Caller, request: BalanceRequest) -> BalanceReply:
     """Show account balances, holds and available SU.
 
-    Balance is the sum of the allocations that can be drawn on now, Held what jobs that have not
-    ended may still cost, Free what a new job may cost. Operators see all accounts, others those
-    that they use or manage.
+    Balance is the sum of the active allocations, Held the sum of the SU holds of unfinished jobs,
+    Free the available SU for a new job. Operators see all accounts, others those that they use or
+    manage.
 
     Raises:
         BankRefused: The caller may not see an account.
@@ -414,7 +417,8 @@ def show_statement(
 ) -> StatementReply:
     """Show the transactions of an account, with the balance after each.
 
-    Owners, coordinators and operators see all of it, other users what their own jobs were charged.
+    Owners, coordinators and operators see all transactions, other users the charges of their own
+    jobs.
 
     Raises:
         BankRefused: The caller may not see it.
@@ -452,7 +456,7 @@ def show_statement(
     scope="read",
     command="bank usage",
     rows="rows",
-    routes=(route("GET /usage", "Show who spent what."),),
+    routes=(route("GET /usage", "Sum up charges by user, account, partition, time or cluster."),),
     only_reads=True,
 )
 def show_usage(context: BankContext, caller: Caller, request: UsageRequest) -> UsageReply:
@@ -509,15 +513,15 @@ def show_usage(context: BankContext, caller: Caller, request: UsageRequest) -> U
     rows="holds",
     routes=(
         route("GET /accounts/{account}/holds"),
-        route("GET /holds", "List what is held for jobs."),
+        route("GET /holds", "List SU holds of queued and running jobs."),
     ),
     only_reads=True,
 )
 def list_holds(context: BankContext, caller: Caller, request: HoldsRequest) -> HoldsReply:
     """List holds: service units reserved for queued and running jobs.
 
-    A job's hold is what it may cost at the most; what it did not use is free at its end. You see
-    those of accounts that you own or coordinate, and those of your own jobs.
+    A hold is the highest price of its job. At the end of the job, the bank releases the unused
+    part. You see the holds of accounts that you own or coordinate, and of your own jobs.
 
     Raises:
         BankRefused: It is about jobs of others.
@@ -656,10 +660,10 @@ class BalanceHistoryRequest(Request, frozen=True, kw_only=True):
     """Request of bank.course: balance and spending of an account, day by day."""
 
     account: Annotated[
-        str, described("The account; if it draws on another, the balance of that one is shown.")
+        str, described("Name of the account; if a parent pays for it, the balance is the parent's.")
     ]
     since: Annotated[
-        str, annotate_since(f"Start of the period; {_DEFAULT_PERIOD.days} days ago if not given.")
+        str, annotate_since(f"Start of the period. Default {_DEFAULT_PERIOD.days} days ago.")
     ] = ""
     until: Annotated[str, UNTIL] = ""
     zone: Zone = ""
@@ -669,7 +673,7 @@ class BalanceHistoryReply(BankReply, frozen=True, kw_only=True):
     """Reply with balance and spending, day by day.
 
     Attributes:
-        payer: Account whose money it is.
+        payer: Account that pays.
         days: The days in order; the last may not be over.
         since: Start of the period.
         until: End of the period.
@@ -692,7 +696,7 @@ def show_balance_history(
 ) -> BalanceHistoryReply:
     """Show balance and spending of an account, day by day.
 
-    It is the history of the allocations that the account draws on now.
+    The history is that of the allocations on which the account draws now.
 
     Raises:
         BankRefused: The caller may not see the account.

@@ -236,7 +236,7 @@ class Outbox:
             )
         )
         if not changed:
-            raise BankUsage(f"nothing of number {number} waits to be told", number)
+            raise BankUsage(f"there is no undelivered notice {number}", number)
 
     def make_dead_letter(self, number: int, error: str) -> None:
         """Make a message a dead letter: the receiver rejects it, so it is not retried.

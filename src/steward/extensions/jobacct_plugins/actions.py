@@ -92,13 +92,13 @@ class PluginsAnswer(Answer, frozen=True, kw_only=True):
     rows="plugins",
 )
 def list_plugins(context: AccountingContext, asker: Caller, _: PluginsRequest) -> PluginsAnswer:
-    """Show the accounting plugins and what went wrong in them.
+    """Show the accounting plugins with their state and last error.
 
     Raises:
         PluginOperatorsOnly: The caller is no operator.
     """
     if not context.is_operator(asker):
-        raise PluginOperatorsOnly("only operators may look at the plugins", asker)
+        raise PluginOperatorsOnly("only operators may see the accounting plugins", asker)
     configured = context.settings.accounting.type
     used = parse_plugin_types(configured)
     third_party = third_party_types(configured)

@@ -235,8 +235,12 @@ _JOB_COLUMNS: Final = (
     "history.nodes",
     scope="read",
     routes=(
-        route("GET /nodes", "List nodes, as they are or were."),
-        route("GET /nodes/{node}", "Show a node, or those of a list.", parts={"node": "nodes"}),
+        route("GET /nodes", "List node states, now or at a past time."),
+        route(
+            "GET /nodes/{node}",
+            "Show the state of a node or of a list of nodes.",
+            parts={"node": "nodes"},
+        ),
     ),
     only_reads=True,
 )
@@ -312,7 +316,7 @@ def _make_node_snapshot(span: NodeSpan) -> NodeSnapshot:
 @action(
     "history.events",
     scope="read",
-    routes=(route("GET /events", "Show what happened.", cursor=("before", "older")),),
+    routes=(route("GET /events", "List state events, newest first.", cursor=("before", "older")),),
     only_reads=True,
 )
 def list_history_events(
@@ -378,7 +382,7 @@ def _format_event_position(event: Event) -> str:
 @action(
     "history.node_jobs",
     scope="read",
-    routes=(route("GET /nodes/{node}/jobs", "List what ran on a node."),),
+    routes=(route("GET /nodes/{node}/jobs", "List the jobs that run or ran on a node."),),
     only_reads=True,
 )
 def list_node_jobs(

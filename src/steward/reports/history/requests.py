@@ -15,7 +15,7 @@ from steward.reports.event_texts import EVENT_LAYOUT
 from steward.reports.events import MAX_EVENTS, EventFilter, EventItem
 
 _Cluster = Annotated[str, described("Cluster; all clusters if empty.")]
-_NodeCluster = Annotated[str, described("The node's cluster; the main cluster if empty.")]
+_NodeCluster = Annotated[str, described("Cluster of the node; the main cluster if empty.")]
 _Node = Annotated[str, described("NodeName.")]
 
 
@@ -24,30 +24,35 @@ class NodesRequest(Request, frozen=True, kw_only=True):
 
     cluster: Annotated[
         str,
-        option("Nodes of this cluster; of all if not given.", "--cluster", "-M", metavar="NAME"),
+        option(
+            "Only nodes of this cluster. Default all clusters.", "--cluster", "-M", metavar="NAME"
+        ),
     ] = ""
     nodes: Annotated[str, described("Node list; all nodes if empty.")] = ""
     partitions: Annotated[
-        tuple[str, ...], option("Nodes in these partitions.", "--partition", "-r", metavar="NAME,…")
+        tuple[str, ...],
+        option("Only nodes in these partitions.", "--partition", "-r", metavar="NAME,…"),
     ] = ()
     states: Annotated[
         tuple[str, ...],
         option(
-            "Nodes with one of these words, base state or flag, in their state: DOWN, DRAIN, IDLE.",
+            "Only nodes with one of these base states or flags: DOWN, DRAIN, IDLE.",
             *("--state", "-s"),
             metavar="STATE,…",
         ),
     ] = ()
     at: Annotated[
         str,
-        option("Past time: now-1day, 2026-11-21T08:00. Now if not given.", "--at", metavar="TIME"),
+        option(
+            "Time of the states: now-1day, 2026-11-21T08:00. Default now.", "--at", metavar="TIME"
+        ),
     ] = ""
     zone: Zone = ""
     known: Annotated[
         str,
         described(
-            "``tag`` of an earlier reply to the same request: if nothing changed since, the reply "
-            "leaves the nodes out."
+            "``tag`` of an earlier reply to the same request. If nothing has changed since, the "
+            "reply omits the nodes."
         ),
     ] = ""
 
@@ -197,11 +202,11 @@ class NodeJobsRequest(Request, frozen=True, kw_only=True):
     node: _Node
     cluster: _NodeCluster = ""
     at: Annotated[str, described("Time; now if empty.")] = ""
-    since: Annotated[str, described("Begin of an interval, in place of ``at``.")] = ""
+    since: Annotated[str, described("Start of the interval, in place of ``at``.")] = ""
     until: Annotated[str, described("End of the interval; now if empty.")] = ""
     zone: Zone = ""
     limit: Annotated[
-        int, described("Maximum number of jobs; the last started are kept.", ge=1, le=MAX_EVENTS)
+        int, described("Maximum number of jobs, those that started last.", ge=1, le=MAX_EVENTS)
     ] = 1000
 
 
@@ -277,7 +282,7 @@ class JobEventsRequest(Request, frozen=True, kw_only=True):
     job: Annotated[str, described("Job id as Slurm writes it.")]
     cluster: Annotated[str, described("Cluster; any if empty.")] = ""
     limit: Annotated[
-        int, described("Maximum number of events; the oldest are kept.", ge=1, le=MAX_EVENTS)
+        int, described("Maximum number of events, the oldest.", ge=1, le=MAX_EVENTS)
     ] = 1000
 
 
@@ -364,13 +369,13 @@ class NodeRequest(Request, frozen=True, kw_only=True):
 
     node: _Node
     cluster: _NodeCluster = ""
-    since: Annotated[str, described("Begin of the interval; 30 days ago if empty.")] = ""
+    since: Annotated[str, described("Start of the interval; 30 days ago if empty.")] = ""
     until: Annotated[str, described("End of the interval; now if empty.")] = ""
     zone: Zone = ""
     limit: Annotated[
         int,
         described(
-            "Maximum number of spans; the newest are kept. The sums include all.",
+            "Maximum number of spans, the newest. The sums include all.",
             ge=1,
             le=MAX_EVENTS,
         ),

@@ -205,7 +205,7 @@ STREAM: Final = Endpoint(
     method="GET",
     path="/events/stream",
     action="events.list",
-    help="Tell events as they happen, as server-sent events; goes on behind Last-Event-ID.",
+    help="Stream new events as server-sent events; continue after Last-Event-ID.",
 )
 _ROUND_S: Final = 1.0
 """Interval between polls for new events, in seconds."""

@@ -42,13 +42,13 @@ class DumpRequest(Request, frozen=True, kw_only=True):
     since: Annotated[
         str,
         option(
-            "Only of what happened since: now-1day, 2026-11-21.",
+            "Start of the period: now-1day, 2026-11-21T08:00.",
             *("--starttime", "-S"),
             metavar="TIME",
         ),
     ] = ""
     until: Annotated[
-        str, option("Only of what happened before.", "--endtime", "-E", metavar="TIME")
+        str, option("End of the period, exclusive. Default now.", "--endtime", "-E", metavar="TIME")
     ] = ""
     zone: HostZone = ""
 
@@ -90,18 +90,18 @@ class ExpireRequest(Request, frozen=True, kw_only=True):
     before: Annotated[
         str,
         option(
-            "Jobs that ended before this, and days of the log that did: now-365days, 2025-01-01.",
+            "Remove jobs and days of the log that ended before this: now-365days, 2025-01-01.",
             "--before",
             metavar="TIME",
         ),
     ]
     keep_log: Annotated[
         bool,
-        option("Only make jobs.db smaller: sacct finds the jobs in the log.", "--keep-log"),
+        option("Remove jobs only from jobs.db; sacct still finds them in the log.", "--keep-log"),
     ] = False
-    yes: Annotated[bool, option("Do it; without this it is only said what would go.", "--yes")] = (
-        False
-    )
+    yes: Annotated[
+        bool, option("Remove the data. Without it, the command only reports the amount.", "--yes")
+    ] = False
     zone: HostZone = ""
 
 
@@ -156,10 +156,10 @@ class ExpireAnswer(Answer, frozen=True, kw_only=True):
 def dump_log(
     context: AccountingContext, asker: Caller, request: DumpRequest
 ) -> Iterator[DumpChunk | DumpAnswer]:
-    """Write the job log out, record by record.
+    """Print the records of the job log.
 
-    One JSON object a line, as docs/accounting.md describes them. Lines of the
-    log that are no records are left out, and the exit code is 1 then.
+    Each line is a JSON object, see docs/accounting.md. The command skips lines that
+    are no records, and then exits with 1.
 
     Raises:
         LogOperatorsOnly: The caller is no operator.
@@ -214,10 +214,10 @@ def _build_chunk(lines: list[bytes]) -> DumpChunk:
     writes=True,
 )
 def expire_books(context: AccountingContext, asker: Caller, request: ExpireRequest) -> ExpireAnswer:
-    """Forget the books of old jobs.
+    """Remove accounting data of old jobs.
 
-    Days of the job log go that are over by then, and the jobs in jobs.db that
-    ended before. Scripts that are archived stay: 'steward archive purge' removes
+    Steward removes days of the job log that ended before the time, and jobs that ended
+    before it from jobs.db. It keeps archived scripts: 'steward archive purge' removes
     those.
 
     Raises:
@@ -225,7 +225,7 @@ def expire_books(context: AccountingContext, asker: Caller, request: ExpireReque
         AccountingUsage: The time is not past, or the log is too young to be all that is kept.
         ExpireError: Only the daemon can do it.
     """
-    _require_operator(context, asker, "have books forgotten")
+    _require_operator(context, asker, "remove accounting data")
     before = _parse_before(context, request, load_zone(request.zone))
     calendar = LogCalendar(context.settings.cluster)
     days = () if request.keep_log else list_log_days(log_location(context.settings))
@@ -236,7 +236,7 @@ def expire_books(context: AccountingContext, asker: Caller, request: ExpireReque
         jobs = 0  # before the first start there are none
     if request.yes:
         if context.order is None:
-            raise ExpireError("nothing can be forgotten from here: ask the daemon")
+            raise ExpireError("only the daemon can remove accounting data")
         context.order(
             [
                 _expire_event(context, asker, request, cluster, before)
@@ -250,7 +250,7 @@ def _parse_before(context: AccountingContext, request: ExpireRequest, zone: tzin
     """Parse the request's time, and check that it is past and sacct can still read the log."""
     before = parse_time(request.before, context.now(), zone)
     if before > context.now():
-        raise AccountingUsage("what has not happened yet cannot be forgotten", request.before)
+        raise AccountingUsage("--before is in the future: give a past time", request.before)
     settings = context.settings.accounting
     if not request.keep_log:
         return before
