@@ -77,7 +77,7 @@ def test_a_token_does_what_it_was_made_for_and_no_more(site: WebSite, jobs: list
         for path in (f"/jobs/{jobs[0]}/script", "/tokens"):
             refused = program.get(path)
             assert refused.status_code == 403
-            assert "takes the scope" in refused.json()["detail"]
+            assert "requires the scope" in refused.json()["detail"]
         assert program.post("/tokens", json={}).status_code == 403
         assert program.post("/actions/slurm.node.drain", json={}).status_code == 403
 
@@ -92,7 +92,7 @@ def test_a_token_of_scope_actions_reads_no_scripts(site: WebSite, jobs: list[int
         with Program(site, user, "actions", "read") as program:
             refused = program.post("/actions/slurm.script.get", json=said)
             assert refused.status_code == 403, refused.text
-            assert "takes the scope 'scripts'" in refused.text
+            assert "requires the scope 'scripts'" in refused.text
             assert (
                 "echo one"
                 not in program.post("/actions/slurm.script.get", headers=key, json=said).text

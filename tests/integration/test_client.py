@@ -80,7 +80,7 @@ def test_a_stream_comes_item_by_item(far: Client, job: int) -> None:
 def test_errors_are_of_their_families(site: WebSite, far: Client, authority: Authority) -> None:
     with pytest.raises(NotFound, match="987"):
         far.ask("archive.show", job="987")
-    with pytest.raises(PermissionRefused, match="takes the scope"):
+    with pytest.raises(PermissionRefused, match="requires the scope"):
         far.ask("bank.deposit", account="x", amount=1, reason="y")
     with pytest.raises(UsageError, match="whenever"):
         far.ask("archive.list", since="whenever")

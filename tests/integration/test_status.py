@@ -103,7 +103,7 @@ def test_the_declared_worker_alone_writes_each_database(
             timeout=60,
             check=False,
         )
-        assert "only one process may, the worker jobs" in second.stderr
+        assert "only the worker jobs may write it" in second.stderr
         assert daemon.stop() == 0
         subprocess.run([sys.executable, "-c", WRITE, f"{settings.state_dir}/jobs.db"], check=True)
 

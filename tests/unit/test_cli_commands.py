@@ -155,4 +155,4 @@ def test_an_action_is_added_in_one_place(tree: Path, tmp_path: Path) -> None:
     assert parameter["description"] == "Only accounts that owe more than this. In micro-SU."
     assert facts["get"]["summary"] == "List accounts that owe service units."
     assert facts["ask"]
-    assert "takes the scope 'read'" in facts["refusal"]
+    assert "requires the scope 'read'" in facts["refusal"]

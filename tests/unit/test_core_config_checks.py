@@ -149,7 +149,7 @@ def test_check_tells_where_facts_on_jobs_come_from(
     assert run(["config", "check", "--config", str(tmp_path / "steward.toml")]) == 0
     told = capfd.readouterr()
     assert f"  jobcomp   of c in {tmp_path}/none/lines\n" in told.out
-    assert "  nodes     at 0.0.0.0:6826, known by MUNGE\n" in told.out
+    assert "  nodes     at 0.0.0.0:6826, authenticated by MUNGE\n" in told.out
     assert "  plugins   jobacct/log\n" in told.out
     assert "  mail      by /usr/bin/mail\n" in told.out
     assert f"{tmp_path}/none is not there" in told.err
@@ -167,14 +167,14 @@ def test_check_tells_whether_munge_or_a_certificate_authenticates(
     forward = f'[cluster.c]\nspool = "{tmp_path}/spool"\n[forward]\nto = "steward:6825"\n'
     tls = 'tls = "t"\n[tls.t]\n'
     certificate = 'certificate_file = "/c"\nkey_file = "/k"\n'
-    assert "  forwards  to steward:6825, known by MUNGE\n" in told(forward)
-    assert "known by MUNGE, encrypted\n" in told(f'{forward}{tls}ca_file = "/ca"\n')
-    assert "known by certificates, encrypted\n" in told(forward + tls + certificate)
+    assert "  forwards  to steward:6825, authenticated by MUNGE\n" in told(forward)
+    assert "authenticated by MUNGE, encrypted\n" in told(f'{forward}{tls}ca_file = "/ca"\n')
+    assert "authenticated by certificates, encrypted\n" in told(forward + tls + certificate)
     receive = '[cluster.c]\nremote = true\ncontrollers = ["h"]\n[receive]\nlisten = "[::]:6825"\n'
-    assert "  receives  at [::]:6825, known by MUNGE\n" in told(receive)
-    assert "known by MUNGE, encrypted\n" in told(receive + tls + certificate)
+    assert "  receives  at [::]:6825, authenticated by MUNGE\n" in told(receive)
+    assert "authenticated by MUNGE, encrypted\n" in told(receive + tls + certificate)
     by_certificate = f'{receive}{tls}{certificate}client_ca_file = "/ca"\n'
-    assert "known by certificates, encrypted\n" in told(by_certificate)
+    assert "authenticated by certificates, encrypted\n" in told(by_certificate)
 
 
 def test_the_triggers_secret_is_looked_for_where_triggers_are_kept_set(tmp_path: Path) -> None:

@@ -74,8 +74,8 @@ def test_a_second_writer_is_refused_until_the_first_is_killed(tmp_path: Path) ->
             open_database(str(path), ())
         open_reader(str(path)).close()
     assert str(refused.value) == (
-        f"process {pid} writes {path}, and only one process may, the worker jobs: stop it, "
-        "or use another state_dir"
+        f"{path} is in use by process {pid}, and only the worker jobs may write it: stop that "
+        "process, or use another state_dir"
     )
     open_database(str(path), ()).close()
     with hold(path):

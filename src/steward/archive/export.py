@@ -44,7 +44,7 @@ _CACHED_SCRIPTS = 10_000
 
 
 class _Name(msgspec.Struct, frozen=True):
-    """Name of a set."""
+    """Name in a set."""
 
     name: str
 
@@ -96,7 +96,7 @@ class ExportRequest(JobSelection, frozen=True, kw_only=True):
     """Request of ``archive.export``: the files of the selected jobs, as a stream."""
 
     environments: Annotated[
-        bool, option("Whether to write environments, too. Default yes.", "--env/--no-env")
+        bool, option("Whether to also write environments. Default yes.", "--env/--no-env")
     ] = True
     limit: Annotated[
         int, option("Maximum number of scripts. Default 0, which means all.", "--limit", "-L", ge=0)
@@ -202,7 +202,7 @@ class SecretsReply(Answer, frozen=True, kw_only=True, tag="answer", tag_field="i
         return 1 if self.unreadable else 0
 
     def list_notes(self) -> Iterable[str]:
-        """Return the time span that was not requested, and the number of scripts."""
+        """Return the default time span if it applies, and the number of scripts."""
         if self.default_days:
             yield DEFAULT_DAYS_NOTE
         scripts = format_count(self.scripts, "script")

@@ -1,4 +1,4 @@
-"""Archive requests and replies: the Structs of ``archive.*``, with what their commands print.
+"""Archive requests and replies: the Structs of ``archive.*``, with the lines that commands print.
 
 Order: the common parts (:class:`JobSelection` of jobs, :class:`JobLine`, :class:`ScriptLine`,
 :class:`RunLine`), then a request and a reply for each action; those of export and secrets are in
@@ -34,7 +34,7 @@ _Page = Annotated[
     str, described("``next`` of the previous reply to the same request; first page if empty.")
 ]
 DEFAULT_DAYS_NOTE: Final = "Jobs of the last seven days; use -S for more."
-"""Note of a reply on jobs whose time span was not requested."""
+"""Note of a reply with the default time span."""
 
 
 def _describe_more(count: int) -> str:
@@ -236,7 +236,7 @@ class JobListReply(Answer, frozen=True, kw_only=True):
     page_fields: ClassVar[tuple[str, ...]] = ("next",)
 
     def list_notes(self) -> Iterable[str]:
-        """Return the time span that was not requested, and that there are more jobs."""
+        """Return the default time span if it applies, and that there are more jobs."""
         if self.default_days:
             yield (
                 DEFAULT_DAYS_NOTE
@@ -674,11 +674,11 @@ class PurgeReply(Answer, frozen=True, kw_only=True):
         return f"{scripts}, {format_size(self.total_bytes)} bytes{sinks}"
 
     def list_lines(self) -> Iterable[str]:
-        """Return what was purged."""
+        """Return the summary of a purge."""
         return (f"Purged: {self.summary}.",) if self.done and self.scripts else ()
 
     def list_warnings(self) -> Iterable[str]:
-        """Return that nothing was removed, also in a pipe: nobody mistakes a dry run."""
+        """Return that nothing was removed, also in a pipe, so that a dry run is recognized."""
         if not self.scripts:
             yield "no archived script matches: nothing was removed"
         elif not self.done:

@@ -161,19 +161,19 @@ class Operation(Action, frozen=True, kw_only=True):
 
     @property
     def result_help(self) -> str:
-        """What it returns, in one line."""
+        """Result, in one line."""
         _, _, text = (self.run.__doc__ or "").partition("Returns:\n")
         return " ".join(text.partition("\n\n")[0].split())
 
 
 _PREFIX: Final = "automation."
-"""Keeps names of operations apart from those of other actions."""
+"""Prefix of the names of operations among those of all actions."""
 
 
 def operation(ref: str, **details: Any) -> Callable[[Function], Function]:
     """Declare a function of context and parameters as an operation.
 
-    The docstring's section ``Returns`` says in one line what the result is.
+    The docstring's section ``Returns`` describes the result in one line.
 
     Args:
         ref: Name that people and rules use.
@@ -218,7 +218,7 @@ class ParameterDescription(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def describe_parameters(action: Action) -> tuple[ParameterDescription, ...]:
-    """Describe what an action takes, such as an operation, in the order of declaration."""
+    """Describe the parameters of an operation or another action, in the order of declaration."""
     _, schemas = msgspec.json.schema_components((action.request,), ref_template="{name}")
     return _describe_fields(action.request.__name__, schemas)
 
@@ -268,7 +268,7 @@ def to_plain_json(value: Any) -> Any:
 
 
 def _describe_fields(struct: str, schemas: dict[str, Any]) -> tuple[ParameterDescription, ...]:
-    """Describe the fields of a Struct from the JSON Schemas of it and of those in it."""
+    """Describe the fields of a Struct from its JSON Schema and those of nested Structs."""
     schema = schemas[struct]
     return tuple(
         _describe_parameter(name, field, schemas, required=name in schema["required"])
@@ -280,7 +280,7 @@ def _describe_parameter(
     name: str, schema: dict[str, Any], schemas: dict[str, Any], *, required: bool
 ) -> ParameterDescription:
     """Describe one field: type, default, allowed values."""
-    # An optional parameter is described by its type other than None.
+    # Describe an optional parameter by its type other than None.
     kind = next(kind for kind in schema.get("anyOf", (schema,)) if kind.get("type") != "null")
     inner, item = kind.get("$ref"), kind.get("items", {})
     return ParameterDescription(

@@ -184,9 +184,9 @@ class OperationRun:
     def request_admission(self, jobs: str, job_id: int, *, restarts: int, starts_job: bool) -> None:
         """Ask the gate, as the caller, to admit a change.
 
-        slurmctld sees only SlurmUser, as whom Steward sends the change. A service principal asks
-        without a uid: that of its process may be root's, whose changes always pass. If the gate is
-        unavailable, its outage policy applies.
+        Steward sends changes as SlurmUser, so slurmctld does not see the caller. A service
+        principal asks without a uid: that of its process may be root's, whose changes always pass.
+        If the gate is unavailable, its outage policy applies.
 
         Raises:
             BankRefused: The gate rejects it, or is unavailable and its policy is to deny.

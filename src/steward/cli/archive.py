@@ -275,7 +275,7 @@ def write_export(
         typer.Option(
             "--format",
             metavar="FORMAT",
-            help="dir, tar, tar.gz, tar.xz or tar.zst; by the target's name if not given.",
+            help="dir, tar, tar.gz, tar.xz or tar.zst. Default by the target's name.",
         ),
     ] = "",
 ) -> ExportReply:
@@ -287,7 +287,7 @@ def write_export(
     """
     destination = open_target(target, target_format)
     if target == "-" and is_terminal():
-        raise UsageError("a tar would mess up the terminal: send it to a file or a pipe")
+        raise UsageError("cannot write a tar to a terminal: send it to a file or a pipe")
     if target == "-" and style.json:
         raise UsageError("--json and a tar on stdout exclude each other: name a directory or file")
     # Nothing is written if the action fails.

@@ -51,8 +51,8 @@ from steward.daemon.action_index import ACTION_INDEX
 from steward.daemon.registry import get_action
 
 Printer = Callable[..., Any]
-"""Function that prints a reply unless JSON was asked for: reply and style. Of a stream it gets the
-iterator of items and answer, whatever was asked for, and may return the answer for its warnings and
+"""Function of reply and style that prints the reply, unless JSON was requested. For a stream, it
+gets the iterator of items and answer, also for JSON, and may return the answer for its warnings and
 exit code.
 """
 PrinterFunction = TypeVar("PrinterFunction", bound=Printer)
@@ -62,14 +62,14 @@ PRINTERS: Final[dict[str, Printer]] = {}
 """Printers of the imported modules, by the name of the action."""
 
 TERMINAL_ROWS: Final = 200
-"""Rows of a list on a terminal unless another limit is given."""
+"""Default maximum number of rows of a list on a terminal."""
 PAGE_ROWS: Final = 1000
-"""Most rows fetched in one request."""
+"""Maximum number of rows of one request."""
 _SECTIONS = re.compile(r"\n\n(?:Args|Raises|Returns|Yields):\n")
-"""Start of the sections of a docstring that are not for people who type commands."""
+"""Start of the sections of a docstring that help omits."""
 
 _FIELD_OF_ERROR = re.compile(r": (?P<reason>[^:]+?) - at `\$\.(?P<field>\w+)\b")
-"""Where and why msgspec rejects a request."""
+"""Field and reason in an error of msgspec."""
 _DURATION = re.compile(r"(\d{1,6})\s*(m|h|d|w)", re.IGNORECASE | re.ASCII)
 _DURATION_UNITS_S: Final = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
@@ -85,7 +85,7 @@ _TABLE_OPTIONS: Final[dict[str, Any]] = {
 _PLACE_OPTIONS: Final[dict[str, Any]] = {"config": options.Config, "socket": options.Socket}
 _ARCHIVE_OPTIONS: Final[dict[str, Any]] = {**_PLACE_OPTIONS, "archive": options.Archive}
 _KEPT_BY_ARCHIVES: Final = ("archive", "journal")
-"""Packages whose actions ``archive watch`` answers, too."""
+"""Packages whose actions ``archive watch`` also answers."""
 
 
 def prints(*names: str) -> Callable[[PrinterFunction], PrinterFunction]:
@@ -111,18 +111,18 @@ _PARSERS: Final[dict[Unit, Callable[[str], Any]]] = {
     "money": parse_money,
     "duration": _parse_duration,
 }
-"""What converts a typed value of each unit."""
+"""Converter of a typed value, by unit."""
 
 
 class _Parameter(NamedTuple):
-    """A request field that its command's line, or the client, gives.
+    """A request field that people type, or that the client supplies.
 
     Attributes:
         name: Name of the field.
         type: Its type, without annotation and None.
         meta: Its annotation.
         given: How people give it.
-        required: Whether they must.
+        required: Whether they must give it.
         texts: Texts that stand for a value of another type, such as ``none`` for no limit.
     """
 
@@ -165,7 +165,7 @@ class _Parameter(NamedTuple):
         return bool(self.given.words or self.given.metavar)
 
     def parse(self, value: Any) -> Any:
-        """Convert what was typed to the field's value."""
+        """Convert a typed value to the field's value."""
         if value is None:
             return _SOURCES[self.given.source]()
         if self.given.parse is not None:
@@ -183,7 +183,7 @@ class _Parameter(NamedTuple):
         return self._check_choices(options.split_lists(value))
 
     def _check_choices(self, values: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the values of a list, or reject one that is none of the choices."""
+        """Return the values of a list, or reject one that is not among the choices."""
         choices = get_args(self.item_type)
         for value in values:
             if choices and value not in choices:
@@ -230,7 +230,7 @@ _SOURCES: Final[dict[str, Callable[[], Any]]] = {
     "key": options.make_key,
     "rows": lambda: TERMINAL_ROWS if output.is_terminal() else 0,
 }
-"""What supplies a field that was not given."""
+"""Function that supplies a field that was not given, by source."""
 
 
 def _list_parameters(action: Action) -> list[_Parameter]:
@@ -414,7 +414,7 @@ def _print(
     """Print the reply of an action, or the items of its stream."""
     if action.stream:
         if printer is None:
-            raise StewardError(f"nothing prints the stream of {action.name}", action.name)
+            raise StewardError(f"there is no printer for the stream of {action.name}", action.name)
         reply = printer(items, style)
     else:
         (reply,) = items

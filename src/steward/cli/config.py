@@ -93,9 +93,9 @@ def _list_sources(settings: Settings) -> Iterator[str]:
 def _describe_security(tls: TlsReference, *, is_server: bool = True) -> str:
     """Describe what authenticates the client of a connection, and whether it is encrypted."""
     if tls is None:
-        return "known by MUNGE"
+        return "authenticated by MUNGE"
     certificates = tls.client_ca_file if is_server else tls.certificate_file
-    return f"known by {'certificates' if certificates else 'MUNGE'}, encrypted"
+    return f"authenticated by {'certificates' if certificates else 'MUNGE'}, encrypted"
 
 
 def _load_checked(path: str) -> tuple[Settings, list[str]]:

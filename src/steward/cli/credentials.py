@@ -1,4 +1,4 @@
-"""What ``steward token create`` and ``steward login`` print: a secret, and how long it is valid."""
+"""Printers of ``steward token create`` and ``steward login``: a secret and its validity."""
 
 from steward.admin.credentials.requests import LoginAnswer, TokenAnswer
 from steward.cli import output
@@ -8,17 +8,17 @@ from steward.cli.output import format_time
 
 @prints("credentials.token_create")
 def print_token(reply: TokenAnswer, _style: output.Style) -> None:
-    """Print the secret of a new token, and for people what it permits and until when."""
+    """Print the secret of a new token, and for people its scopes and expiry."""
     print(reply.secret)
     token = reply.token
     output.print_note(
         f"Token {token.id} of {token.user}, for {', '.join(token.scopes)}, "
-        f"good until {format_time(token.expires)}."
+        f"valid until {format_time(token.expires)}."
     )
 
 
 @prints("credentials.login")
 def print_login_link(reply: LoginAnswer, _style: output.Style) -> None:
-    """Print a login link, and for people how long it is valid."""
+    """Print a login link, and for people its expiry."""
     print(reply.url)
     output.print_note(f"It can be used once, until {format_time(reply.expires)}.")

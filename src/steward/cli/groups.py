@@ -68,7 +68,7 @@ class LazyGroup(TyperGroup):
     """Words that call the group, "" for the program itself; None if no action has a command there.
     """
     entries: "ClassVar[Sequence[Entry]]" = ()
-    """Its commands that are written by hand."""
+    """Commands of the group that are written by hand."""
 
     @classmethod
     def list_entries(cls) -> "list[Entry]":

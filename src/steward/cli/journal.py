@@ -1,4 +1,4 @@
-"""What ``steward journal status`` prints: how many events there are, and the consumers."""
+"""Printer of ``steward journal status``: number of events, and the consumers."""
 
 from steward.admin.journal import StatusAnswer
 from steward.cli import output
@@ -8,7 +8,7 @@ from steward.cli.output import format_count
 
 @prints("journal.status")
 def print_journal_status(reply: StatusAnswer, style: output.Style) -> None:
-    """Print how many events were recorded and are kept, then the consumers."""
+    """Print the numbers of recorded and stored events, then the consumers."""
     if not style.is_for_programs:
         kept_verb = "is" if reply.events == 1 else "are"
         kept_text = f"{reply.events} {kept_verb} kept" if reply.events else "none is kept"

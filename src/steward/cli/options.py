@@ -37,7 +37,7 @@ LARGEST_NUMBER: Final = 2**63 - 1
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 """Name in a parameter ``NAME=VALUE``."""
 _MAX_FILE_BYTES: Final = 64 * 1024 * 1024
-"""Largest file that a request carries, in bytes."""
+"""Maximum size of a file in a request, in bytes."""
 
 
 def reject_empty(context: typer.Context, param: typer.CallbackParam, value: Any) -> Any:
@@ -238,7 +238,7 @@ def parse_pairs(words: Iterable[str]) -> dict[str, str]:
 
 
 def read_input_file(path: str) -> InputFile:
-    """Read a file that a request carries, or standard input for ``-``.
+    """Read a file for a request, or standard input for ``-``.
 
     Raises:
         UsageError: It cannot be read, is too large or not UTF-8.

@@ -5,9 +5,9 @@ provides; it queries nobody. Roles are Slurm's AdminLevel and coordinators. Job 
 cluster's PrivateData; scripts and environments belong to their owner and the operators.
 
 ``check_scope`` limits API tokens to the actions of their scopes. A token never permits more than
-its user may do: the action itself decides that. An action without a scope here takes ``admin``, so
-that a new one is never open by accident. It limits service principals to their permissions: work
-without a caller runs as one (``act_as``), and ``raise_rights`` gives a caller the rights of one.
+its user may do: the action itself decides that. An action that declares no scope requires
+``admin``. ``check_scope`` also limits service principals to their permissions: work without a
+caller runs as one (``act_as``), and ``raise_rights`` gives a caller the rights of one.
 
 :class:`ClusterRolesFiles` stores each cluster's roles in a status file: one process queries Slurm
 at intervals and the processes that answer requests read the file, so no request waits for Slurm.
@@ -33,7 +33,7 @@ from steward.core.principals import PRINCIPALS, ServicePrincipal
 log = logging.getLogger(__name__)
 
 RAISED_RIGHTS_LIMIT: Final = LogLimit()
-"""Limit of lines about raised rights; a page or a monitor asks again and again."""
+"""Limit of log lines about raised rights: pages and monitors raise them every few seconds."""
 
 
 class Caller(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,10 +46,10 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
             ``service`` for a service principal.
         by_munge: Whether MUNGE identified the user, now or when the session was opened.
         by_proxy: Whether a proxy identified the user, now or when the session was opened.
-        scopes: Scopes of the token; None without a token, which limits nothing.
+        scopes: Scopes of the token; None, for no limit, without a token.
         rank: Effective rights of an operator or administrator: ``full``; ``reads``, see as an
             operator but change as a user; ``user``, no operator rights.
-        service: The service principal; None for users. Its permissions are all that it may do.
+        service: The service principal, which may do only what its permissions list; None for users.
     """
 
     uid: int
@@ -83,7 +83,7 @@ def get_process_user() -> Caller:
 
 
 def act_as(principal: ServicePrincipal) -> Caller:
-    """Make the caller of work that nobody asks for: a service principal in this process."""
+    """Make the caller of work without a user: a service principal in this process."""
     process_user = get_process_user()
     return Caller(uid=process_user.uid, user=process_user.user, how="service", service=principal)
 
@@ -194,7 +194,7 @@ class Access:
         )
 
     def is_local_owner(self, asker: Caller) -> bool:
-        """Return whether the asker is root or Steward's own user, on this host."""
+        """Return whether the caller is root or Steward's own user, on this host."""
         return asker.how in ("socket", "local") and asker.uid in (0, self._own_uid)
 
     def can_see_nodes(self, asker: Caller, cluster: str) -> bool:
@@ -275,7 +275,7 @@ def _can_see(scope: VisibleJobs, uid: int | None, user: str, account: str) -> bo
 
 TokenScope = Literal["read", "scripts", "bank", "actions", "admin"]
 Scope = Literal["read", "scripts", "bank", "actions", "admin", "any"]
-"""Scope that an action requires; every token permits those of ``any``, whatever its scopes."""
+"""Scope that an action requires; every token permits actions of scope ``any``."""
 
 SCOPES: Final[dict[TokenScope, str]] = {
     "read": "see jobs, usage, balances, nodes, events and reports",
@@ -297,7 +297,7 @@ class ScopeRefused(PermissionRefused):
 
 
 def check_scope(asker: Caller, action: str, scope: Scope) -> None:
-    """Reject an action that the asker's token or service principal does not permit.
+    """Reject an action that the caller's token or service principal does not permit.
 
     Args:
         asker: The caller.
@@ -313,8 +313,8 @@ def check_scope(asker: Caller, action: str, scope: Scope) -> None:
     if asker.scopes is None or scope == "any" or scope in asker.scopes:
         return
     raise ScopeRefused(
-        f"this token may not do {action}: it takes the scope '{scope}', "
-        f"and has {' and '.join(sorted(asker.scopes)) or 'none'}",
+        f"permission denied: {action} requires the scope '{scope}', "
+        f"and this token has {' and '.join(sorted(asker.scopes)) or 'none'}",
         action,
     )
 

@@ -1,14 +1,14 @@
 """Actions: their one declaration, decoding of requests, and the registry that runs them by name.
 
 An action is a function of context, caller and request under the decorator :func:`action`. Its
-request is a Struct whose fields say in their annotations what they mean and how people give them
+request is a Struct; the annotations of its fields hold description and command-line form
 (:func:`argument`, :func:`option`, :func:`supplied`, :func:`described`). Command, HTTP endpoint,
 OpenAPI document, socket call, client and help derive from this declaration.
 
 :data:`DECLARED` holds the actions of all modules imported so far; ``daemon/registry.py`` imports
 those of a package. The :class:`Registry` runs them: ``decode`` makes the request from plain values,
-then ``call`` checks the token's scope, takes the operator rights from a caller of rank ``reads`` if
-the action changes anything, makes the package's context at its first action, and runs the function.
+then ``call`` checks the token's scope, removes operator rights of a caller of rank ``reads`` if the
+action changes anything, makes the package's context at its first action, and runs the function.
 That function decides what the caller may see.
 """
 
@@ -24,15 +24,15 @@ from steward.core.errors import UsageError
 from steward.core.layouts import Layout
 
 Role = Literal["everyone", "owner", "operator", "administrator"]
-"""Who an action is for: the section of the help that lists its command. The owner is the job's."""
+"""Audience of an action: the section of help with its command. ``owner`` is the job's owner."""
 Method = Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
 """HTTP methods of the API."""
 Unit = Literal["", "money", "duration"]
 """Unit of a number in a request. People type ``money`` in SU and a ``duration`` as 12h, 30d or 8w;
 programs give micro-SU and seconds."""
 Source = Literal["", "zone", "key", "rows"]
-"""What the client supplies: the time zone of typed times, a random idempotency key, or the number
-of rows of a list: some hundred on a terminal, else all (0).
+"""Value that the client supplies: the time zone of typed times, a random idempotency key, or the
+maximum number of rows, which is 200 on a terminal and else 0, for all.
 """
 
 MIN_INTEGER: Final = -(2**63)
@@ -95,7 +95,7 @@ class Answer(ActionMessage, frozen=True, kw_only=True):
 
     @property
     def period(self) -> tuple[datetime, datetime] | None:
-        """Period that the rows are of; None if they are of no period."""
+        """Period of the rows; None if they have none."""
         return None
 
     @classmethod
@@ -113,16 +113,16 @@ class Answer(ActionMessage, frozen=True, kw_only=True):
         return ()
 
     def list_notes(self) -> Iterable[str]:
-        """Return remarks for people at a terminal: what is summed up, why there are no rows."""
+        """Return notes for people at a terminal: the scope of the rows, or why there are none."""
         return ()
 
     def list_warnings(self) -> Iterable[str]:
-        """Return what is wrong and also concerns programs that run the command."""
+        """Return warnings for people and for programs that run the command."""
         return ()
 
 
 class InputFile(ActionMessage, frozen=True, kw_only=True):
-    """File that a request carries; people name it, or ``-`` for standard input.
+    """File in a request; people give its path, or ``-`` for standard input.
 
     Attributes:
         name: Its name, without directory.
@@ -134,13 +134,13 @@ class InputFile(ActionMessage, frozen=True, kw_only=True):
 
 
 class Input(msgspec.Struct, frozen=True, kw_only=True):
-    """How people give a field of a request on the command line.
+    """Command-line form of a request's field.
 
     Attributes:
         words: Words of the option, long ones first; empty for an argument.
         metavar: Placeholder of the value in help.
         unit: Unit of the number.
-        source: What the client supplies if the field is not given.
+        source: Value that the client supplies if the field is not given.
         parse: Function that makes the value from the texts given, if the option may be repeated
             and holds more than a list of texts.
         allows_empty: Whether an empty text is a value; otherwise it is rejected, as from an unset
@@ -201,7 +201,7 @@ def option(
             or for a literal of two texts in their order.
         metavar: Placeholder of the value in help.
         unit: Unit of the number.
-        source: What the client supplies if the option is not given.
+        source: Value that the client supplies if the option is not given.
         parse: Function that makes the value from the texts given.
         allows_empty: Whether an empty text is a value.
         ge: Least value of a number.
@@ -235,20 +235,20 @@ UNIT_SENTENCES: Final[dict[Unit, str]] = {
     "money": " In micro-SU.",
     "duration": " In seconds.",
 }
-"""What a description adds for programs."""
+"""Sentence that a description has for programs, by unit."""
 
 
 def _annotate(
     description: str, given: Input, *, ge: int | None = None, le: int | None = None
 ) -> msgspec.Meta:
-    """Return the annotation of a field that a command line may give."""
+    """Return the annotation of a field that people or the client give."""
     return msgspec.Meta(
         description=_add_unit(description, given.unit), ge=ge, le=le, extra={"input": given}
     )
 
 
 def _add_unit(description: str, unit: Unit) -> str:
-    """Return a description for programs, which give numbers in their unit."""
+    """Return a description with the unit that programs use."""
     return f"{description}{UNIT_SENTENCES[unit]}"
 
 
@@ -263,7 +263,7 @@ def find_annotation(field_type: Any) -> msgspec.Meta | None:
 
 Zone = Annotated[str, supplied("IANA time zone of typed times; the cluster's if empty.", "zone")]
 HostZone = Annotated[str, supplied("IANA time zone of typed times; this host's if empty.", "zone")]
-"""Field of requests with times that people type; the second where no cluster is meant."""
+"""Time zone in a request with typed times; ``HostZone`` if the request concerns no cluster."""
 
 
 class Route(msgspec.Struct, frozen=True, kw_only=True):
@@ -273,8 +273,8 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
         method: HTTP method.
         path: Path below /api/v1; ``{name}`` marks its variable parts.
         help: One line for people; the action's own help if empty.
-        parts: Request field for a part of the path, if their names differ. A field that holds
-            several values gets this one.
+        parts: Request field for a part of the path, if their names differ. A field of several
+            values gets this one value.
         cursor: Request field for the start of a page, and reply field for the start of the next.
         status: HTTP status of a success.
     """
@@ -330,7 +330,7 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
         writes: Whether it needs the running daemon, because it appends to the journal.
         only_reads: Whether it changes nothing, so that it may be cancelled at any point, as
             soon as the client disconnects.
-        for_web: Whether it is for the process of the web pages alone.
+        for_web: Whether it is for the web process alone.
     """
 
     name: str
@@ -356,7 +356,7 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def keeps_rights_to_read(self) -> bool:
-        """Whether a caller who may only read as an operator runs it with operator rights."""
+        """Whether an operator of rank ``reads`` keeps operator rights in this action."""
         return self.only_reads or self.scope in READ_SCOPES
 
 

@@ -159,7 +159,7 @@ class DatabaseConsumer:
         return read_cursor(self._database)
 
     def apply(self, events: Sequence[Event], upto: int, append: Append) -> None:
-        """Apply events and move the cursor in one transaction, then append what they cause.
+        """Apply events and move the cursor in one transaction, then append the events they cause.
 
         Raises:
             Unavailable: The database or the journal cannot be written now.
@@ -175,7 +175,7 @@ class DatabaseConsumer:
             self._send_events(append)
 
     def tick(self, append: Append) -> float:
-        """Append what is left in the outbox and purge; return seconds until the next purge.
+        """Append events left in the outbox and purge; return seconds until the next purge.
 
         Raises:
             Unavailable: The database or the journal cannot be written now.

@@ -27,8 +27,9 @@ import msgspec
 from steward.core.errors import Unavailable
 
 BackupClass = Literal["irreplaceable", "rebuildable", "secret"]
-"""Whether a backup must hold a database: nothing makes it again; Steward makes it again from other
-data; nothing makes it again, and a restore ends credentials that were revoked since."""
+"""Backup class. ``irreplaceable``: a backup must hold the database. ``rebuildable``: Steward
+rebuilds it from other data. ``secret``: a backup must hold it, and a restore ends credentials that
+were revoked since."""
 
 
 ACTIONS: Final = "actions"
@@ -42,8 +43,8 @@ class DatabaseFile(msgspec.Struct, frozen=True):
         name: Path below the directory; ``*`` stands for a cluster, sink, plugin or month.
         writers: Workers that write it; ``*`` stands for the same as in ``name``.
         backup: Backup class.
-        copy_order: Place of its copy in a backup: a database comes before the one that it has
-            positions of.
+        copy_order: Order of its copy in a backup: a database precedes the one whose positions it
+            stores.
     """
 
     name: str
@@ -65,13 +66,13 @@ JOURNAL: Final = DatabaseFile("journal.db", ("journal",), copy_order=2)
 JOBS: Final = DatabaseFile("jobs.db", ("jobs",))
 HISTORY: Final = DatabaseFile("history.db", ("history",))
 RULES: Final = DatabaseFile("rules.db", ("rules", ACTIONS), copy_order=1)
-"""Copied late, because actions of rules have effects outside."""
+"""A backup copies it late, because actions of rules have effects outside Steward."""
 AUDIT: Final = DatabaseFile("audit.db", (ACTIONS,))
 CREDENTIALS: Final = DatabaseFile("credentials.db", (ACTIONS,), "secret")
 REQUEST_KEYS: Final = DatabaseFile("repeats.db", (ACTIONS,))
 LEDGER: Final = DatabaseFile("ledger.db", ("bank", "mybrc", "mybrc.remote", ACTIONS), copy_order=-3)
 GATE: Final = DatabaseFile("gate.db", ("gate",), "rebuildable")
-"""Stored holds would be outdated: the gate makes them again from the tokens of Slurm's jobs."""
+"""A backup's SU holds would be outdated: the gate rebuilds them from the tokens of Slurm's jobs."""
 NODES: Final = DatabaseFile("nodes.db", ("nodes",))
 SENSOR_STATES: Final = DatabaseFile("states-*.db", ("sensor.*",))
 JOBCOMP_POSITIONS: Final = DatabaseFile("lines-*.db", ("jobcomp.*",))
@@ -104,7 +105,7 @@ class SecondWriter(Unavailable):
 
 
 class UnsafeLock(Unavailable):
-    """A file that is not the lock of a database has its name."""
+    """The file with the name of a database's lock is not that lock."""
 
 
 TAKEOVER_S: Final = 2.0
@@ -140,8 +141,9 @@ class WriterLock:
         while not self._try_to_acquire():
             if time.monotonic() >= deadline:
                 raise SecondWriter(
-                    f"{self._describe_holder()} writes {self._database_path}, and only one "
-                    f"process may, the worker {self._worker}: stop it, or use another state_dir",
+                    f"{self._database_path} is in use by {self._describe_holder()}, and only the "
+                    f"worker {self._worker} may write it: stop that process, or use another "
+                    "state_dir",
                     self._database_path,
                 )
             time.sleep(_RETRY_S)
@@ -172,10 +174,10 @@ class WriterLock:
         return is_same
 
     def _require_lock_file(self) -> None:
-        """Require a file that nobody planted: the pid is written in it, perhaps by root.
+        """Require a file that no other user planted: the pid is written to it, perhaps by root.
 
         Raises:
-            UnsafeLock: It is not one.
+            UnsafeLock: The file may be planted.
         """
         info = os.fstat(self._descriptor)
         if not stat.S_ISREG(info.st_mode):
@@ -234,7 +236,7 @@ _locks_guard = threading.Lock()
 
 
 def _leave_locks() -> None:
-    """Leave the locks to the parent: a forked process is another writer."""
+    """Leave the locks to the parent process: a forked process is another writer."""
     global _locks_guard  # noqa: PLW0603 -- a lock cannot be made free by another thread
     # A thread that the child does not have may hold it.
     _locks_guard = threading.Lock()

@@ -287,7 +287,7 @@ class LogLimit:
     """Limit of lines that would repeat: at most one an hour for each subject.
 
     Processes that are forked later share it, such as those that serve one request each. Its size is
-    fixed; two subjects that meet in a slot repeat their lines sooner.
+    fixed: two subjects in one slot repeat their lines sooner.
     """
 
     _INTERVAL_S = 3600.0
@@ -309,6 +309,6 @@ class LogLimit:
         return level
 
     def reset(self, *subject: object) -> None:
-        """Let the next line of a subject be due."""
+        """Forget a subject: its next line is due."""
         place = hash(subject) % self._SLOTS * self._SLOT.size
         self._SLOT.pack_into(self._table, place, 0, 0.0)

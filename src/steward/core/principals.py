@@ -1,8 +1,8 @@
-"""Service principals: in whose name Steward works without a caller, and what each may do.
+"""Service principals: identities of work without a caller, and their permissions.
 
-Rules, timers and the bank's enforcement act although nobody asks. Each is a
-:class:`ServicePrincipal` of :data:`PRINCIPALS` with a list of permissions; nothing else is
-permitted to it. ``steward.core.access.act_as`` makes its caller.
+Rules, timers and the bank's enforcement act without a request. Each is a
+:class:`ServicePrincipal` of :data:`PRINCIPALS` with a list of permissions, and may do nothing
+else. ``steward.core.access.act_as`` makes its caller.
 """
 
 from typing import Final, Literal
@@ -27,10 +27,10 @@ class ServicePrincipal(msgspec.Struct, frozen=True, kw_only=True):
     permissions: frozenset[str]
 
     def require(self, permission: str) -> None:
-        """Reject what is not among the permissions.
+        """Require a permission.
 
         Raises:
-            PermissionRefused: It is not.
+            PermissionRefused: The principal lacks it.
         """
         if permission not in self.permissions:
             raise PermissionRefused(
@@ -67,7 +67,7 @@ STATUS: Final = ServicePrincipal(
 SENSOR: Final = ServicePrincipal(
     name="sensor", permissions=frozenset({"slurm.trigger.set", "slurm.trigger.unset"})
 )
-"""Sensor: keep the triggers that wake it set in slurmctld."""
+"""Sensor: set the triggers in slurmctld that wake it."""
 
 ENFORCEMENT: Final = ServicePrincipal(
     name="enforcement",
@@ -99,7 +99,7 @@ RETENTION: Final = ServicePrincipal(name="retention", permissions=frozenset({"ar
 """Retention: purge scripts by age and by limits of the archive."""
 
 KAFKA: Final = ServicePrincipal(name="kafka", permissions=frozenset({"archive.purge"}))
-"""Kafka consumer: purge scripts that the Steward which sent them has purged."""
+"""Kafka consumer: purge scripts that the sending Steward has purged."""
 
 NOTICES: Final = ServicePrincipal(
     name="notices", permissions=frozenset({"notify.email", "notify.webhook"})

@@ -59,7 +59,7 @@ class SqliteUnavailable(Unavailable):
 
 
 class SqliteMissing(SqliteUnavailable):
-    """A database does not exist yet, so nothing was ever stored in it."""
+    """A database does not exist yet: no process has stored anything in it."""
 
 
 @contextmanager
@@ -99,8 +99,8 @@ def open_database(
         shrinks: Whether to create the database so that :func:`shrink_database` can cut its file.
 
     Raises:
-        SecondWriter: It has one writer, and another process is that.
-        UnsafeLock: A file that is not its lock has the lock's name.
+        SecondWriter: Another process is its only writer.
+        UnsafeLock: The file with the lock's name is not a lock.
         SqliteError: A library too old, a network file system, a schema from a newer Steward.
         SqliteUnavailable: The disk is full, or the file is locked or cannot be opened.
     """
@@ -250,7 +250,7 @@ def lock_database(path: str) -> WriterLock:
 
     Raises:
         SecondWriter: Another process is the worker.
-        UnsafeLock: A file that is not its lock has the lock's name.
+        UnsafeLock: The file with the lock's name is not a lock.
         SqliteUnavailable: The lock file cannot be used now.
     """
     database = find_database(os.path.basename(path))

@@ -89,8 +89,8 @@ def run_consumers(
 
 
 DATABASE_PATIENCE_S: Final = 5.0
-"""Time before an error of a database is logged, in seconds: at a start, its writer may not
-have made it yet."""
+"""Delay before the worker logs an error of a database, in seconds: at start, its writer may not
+have created it yet."""
 
 
 def wait_for_resource(make: Callable[[], T], stop: Stop, send_heartbeat: SendHeartbeat) -> T:

@@ -1,7 +1,7 @@
 """List of all actions: `get_action` and `import_actions` import the modules that declare them.
 
 A caller that needs one action imports only the module that declares it; ``daemon/contexts.py``
-makes the registry that runs them all. ``action_index.py`` says which module that is.
+makes the registry that runs them all. ``action_index.py`` names that module.
 """
 
 import importlib

@@ -235,7 +235,7 @@ def make_queue_poller(settings: Settings, cluster: str) -> Consumer:
 
 
 def list_unfinished(settings: Settings, cluster: str) -> list[JobRecord]:
-    """List the latest records of a cluster's jobs that have not ended as far as is known.
+    """List the latest records of a cluster's unfinished jobs.
 
     Raises:
         SqliteUnavailable: The records cannot be read now.

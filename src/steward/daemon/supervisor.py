@@ -473,9 +473,9 @@ class Supervisor:
         self._is_ready = False
 
     def _reject_reload(self, error: Exception) -> None:
-        """Log and answer why a configuration is not applied; also for no memory, no thread."""
+        """Log and reply the reason why a reload fails, such as lack of memory or threads."""
         reason = str(error) if isinstance(error, StewardError) else repr(error)
-        log.error("the configuration is not taken, the present one stays: %s", reason)
+        log.error("cannot apply the new configuration, the present one stays: %s", reason)
         self._listener.answer(ReloadReply(error=reason))
 
     def _end_all(self) -> list[str]:

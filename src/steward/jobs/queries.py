@@ -249,8 +249,8 @@ _decode_body = msgspec.json.Decoder(JobScript).decode
 def list_clusters(settings: Settings) -> list[str]:
     """Return all clusters that may have jobs: the configured ones, then others found in jobs.db.
 
-    A person who asks for everything must have permission on each of them. If jobs.db cannot be
-    read, the configured ones count: status and health checks must work then.
+    A request for all clusters requires permission on each of them. If jobs.db cannot be read, these
+    are the configured ones: status and health checks must work then.
 
     Returns:
         At least one name; if none is known, "", which no cluster has.
@@ -263,7 +263,7 @@ def list_clusters(settings: Settings) -> list[str]:
         pass  # no jobs.db yet, so no jobs
     except (SqliteError, SqliteUnavailable) as error:
         log.warning(
-            "cannot list the clusters in jobs.db, and only the configured ones count: %s; run "
+            "cannot list the clusters in jobs.db, using only the configured ones: %s; run "
             "'steward doctor --only state'",
             error,
         )

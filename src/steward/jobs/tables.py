@@ -6,7 +6,7 @@ missed.
 
 Tables: ``job``, ``run`` and ``script``; ``launch`` (steps on nodes), ``accounted`` (imported steps)
 and ``line`` (accounting lines made of all); ``gap`` and ``missed`` (lost data); ``due`` (when to
-settle a job id again), ``expired`` (before when jobs were deleted), ``outbox`` and ``cursor``.
+resolve a job id again), ``expired`` (before when jobs were deleted), ``outbox`` and ``cursor``.
 
 Unknown text is NULL, so that it takes no room in an index. Times are µs since the epoch.
 """
@@ -83,7 +83,7 @@ class _StoredMissedJob(MissedJob, frozen=True, kw_only=True):
 
 
 class DueJob(msgspec.Struct, frozen=True):
-    """Job id to settle again, and when, µs since the epoch."""
+    """Job id to resolve again, and the time to do it, µs since the epoch."""
 
     cluster: str
     job_id: int

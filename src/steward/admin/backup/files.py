@@ -28,7 +28,7 @@ _TRANSIENT: Final = re.compile(
 _INCOMING: Final = "incoming"
 _CATALOG: Final = "catalogue"
 _REBUILT: Final = {file.name.split("/")[0] for file in DATABASES if file.backup == "rebuildable"}
-"""Files and directories of databases that Steward makes again."""
+"""Databases and directories of databases that Steward rebuilds."""
 _FILE_KEYS: Final = re.compile(r"(?!log_)(.*_)?file|directories")
 
 

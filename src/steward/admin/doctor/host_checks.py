@@ -127,7 +127,7 @@ def check_sqlite_library(_context: CheckContext) -> Iterator[CheckFinding]:
 
 
 def check_state_directory(context: CheckContext) -> Iterator[CheckFinding]:
-    """Check that the state directory is on a local disk and only Steward's, its databases sound."""
+    """Check that the state directory is local and private, and its databases undamaged."""
     path = context.settings.state_dir
     try:
         status = os.stat(path)
@@ -153,7 +153,7 @@ def check_state_directory(context: CheckContext) -> Iterator[CheckFinding]:
 
 
 def _check_databases(state_dir: str) -> Iterator[CheckFinding]:
-    """Check that SQLite finds no damage in the databases; yield nothing for sound ones."""
+    """Check the databases for damage; yield nothing for those without."""
     for path in sorted({path for file in DATABASES for path in Path(state_dir).glob(file.name)}):
         try:
             with closing(open_reader(str(path))) as connection, translate_errors(str(path)):
@@ -163,9 +163,9 @@ def _check_databases(state_dir: str) -> Iterator[CheckFinding]:
         if result != "ok":
             yield make_wrong(
                 str(path),
-                f"it cannot be read: {result}",
+                f"the database is damaged or unreadable: {result}",
                 "journalctl -u steward -p warning",
-                "stop the daemon, and 'steward restore' the last backup",
+                "stop the daemon, and restore the last backup with 'steward restore'",
             )
 
 

@@ -134,7 +134,7 @@ def show_status(
 def collect_status(
     context: StatusContext, service: Caller, *, gaps: bool, accounts: bool = False
 ) -> StatusShowAnswer:
-    """Collect the status of Steward itself, for an already admitted caller.
+    """Collect the status of Steward itself, for a caller with permission.
 
     Args:
         context: Context of the action.

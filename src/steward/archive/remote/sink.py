@@ -115,7 +115,7 @@ class RemoteSink(DatabaseConsumer):
         return self._records.get_oldest_event()
 
     def _apply_events(self, events: Sequence[Event]) -> Sequence[Event]:
-        """Store what is to be sent; :meth:`tick` sends it."""
+        """Store the documents to send; :meth:`tick` sends them."""
         rows = self._records.load_rows(_list_script_refs(events))
         changed: dict[RemoteScriptRef, RemoteRow] = {}
         for event in events:
@@ -327,13 +327,13 @@ class RemoteSink(DatabaseConsumer):
             self._reported = []
 
     def _purge(self) -> bool:
-        """Forget old sent documents."""
+        """Delete old records of sent documents."""
         before_ns = time.time_ns() - int(_KEEP_SENT_S * 1e9)
         with self._records.writing() as writer:
             return writer.delete_old(before_ns) >= MAX_DELETED_ROWS
 
     def _expire_if_due(self) -> None:
-        """Expire documents on the server once an hour, however many are forgotten here."""
+        """Expire documents on the server once an hour, independent of the records here."""
         now = time.monotonic()
         if not self._sink_settings.retention_days or now < self._expire_at:
             return
@@ -343,7 +343,7 @@ class RemoteSink(DatabaseConsumer):
             self._open_destination().expire(cutoff)
         except Unavailable as error:
             # Archiving must not wait for expiry; if sending fails, too, that is reported.
-            log.warning("%s: what is too old stays for now: %s", self.name, error)
+            log.warning("%s: cannot expire old documents yet: %s", self.name, error)
 
     def close(self) -> None:
         """Close the connection and the database."""

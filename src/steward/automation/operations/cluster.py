@@ -107,7 +107,7 @@ class ReservationProps(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     start_time: Annotated[
         int | str | None,
-        described("Start: a time as Slurm accepts it, or seconds since 1970; now if not given."),
+        described("Start: a time as Slurm accepts it, or seconds since 1970. Default now."),
     ] = None
     duration: Annotated[int | str, described("Duration: minutes, D-HH:MM:SS, or infinite.")] = (
         "infinite"

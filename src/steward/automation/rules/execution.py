@@ -133,7 +133,7 @@ MakePerformer = Callable[[], ActionPerformer]
 
 
 class RunnerPerformer:
-    """Performer with an :class:`OperationRunner` of its own, which acts as service principal.
+    """Performer with its own :class:`OperationRunner`, which acts as a service principal.
 
     Args:
         settings: The whole configuration.

@@ -179,7 +179,7 @@ class AccountReply(ChangeReply, frozen=True, kw_only=True, dict=True):
         return balances
 
     def list_lines(self) -> Iterable[str]:
-        """Return the key under which the change is not made twice."""
+        """Return the idempotency key of the change."""
         return (f"Key: {self.key}",) if self.key else ()
 
 

@@ -97,7 +97,7 @@ class ExplainReply(BankReply, frozen=True, kw_only=True):
 
     @property
     def exit_code(self) -> int:
-        """Exit code of the command: 1 if a charge is not the amount recomputed."""
+        """Exit code 1 if a charge differs from the recomputed amount."""
         return 0 if self.is_right else 1
 
 
@@ -208,7 +208,7 @@ def allow_job(context: BankContext, caller: Caller, request: AllowRequest) -> Al
 
 
 def _is_in_queue(context: BankContext, cluster: str, job_id: int) -> bool:
-    """Return whether Slurm knows a job that the last poll did not show."""
+    """Return whether Slurm has a job that the last poll missed."""
     from steward.slurm import Slurm
 
     settings = context.settings.cluster[cluster]

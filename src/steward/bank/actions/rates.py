@@ -181,7 +181,7 @@ class RatesReply(ChangeReply, frozen=True, kw_only=True):
         yield from super().list_notes()
 
     def list_warnings(self) -> Iterable[str]:
-        """Return what a new rate may not charge."""
+        """Return parts of a new rate that may charge nothing."""
         return self.warnings
 
 
@@ -271,11 +271,11 @@ class WouldRefuseReply(BankReply, frozen=True, kw_only=True):
     )
 
     def list_lines(self) -> Iterable[str]:
-        """Return that there are no such jobs, unless no plugin asks: then nobody knows."""
+        """Return that there are no such jobs, unless no plugin asks the gate."""
         return () if self.refusals or self.warning else ("The gate would have rejected no jobs.",)
 
     def list_warnings(self) -> Iterable[str]:
-        """Return why the list may be empty, and that it is cut off."""
+        """Return why the list may be empty, and that it is incomplete."""
         if self.warning:
             yield self.warning
         if self.more:

@@ -264,7 +264,7 @@ class UsageRequest(Request, frozen=True, kw_only=True):
 
 
 def _read_group(name: str, row: UsageRow, _: object) -> str:
-    """Return what a row is the sum of; "-" if empty."""
+    """Return a value that rows are grouped by; "-" if empty."""
     return getattr(row, name) or "-"
 
 

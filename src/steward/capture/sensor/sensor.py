@@ -345,8 +345,8 @@ class ClusterSensor:
                 self._store_changes({NODE_STATE: passed_nodes}, "trigger", reported_at, since)
             self._store_changes(snapshot, self._find_cause(events, was_away=was_away), at, since)
         finally:
-            # slurmctld reports once: until a poll is stored, the next one must know it, too. The
-            # store has the poll even if the status file cannot be written after it.
+            # slurmctld reports once: until a poll is stored, the next poll needs the report, too.
+            # The store has the poll even if the status file cannot be written after it.
             if self._store.looked_at == at:
                 self._reports.clear()
         self._is_first = False
@@ -473,7 +473,7 @@ class ReportedStates:
         now: Mapping[str, ObjectFacts],
         now_s: float,
     ) -> list[tuple[datetime, dict[str, NodeFacts]]]:
-        """Return all nodes as before, with the states that were reported but never polled.
+        """Return all nodes as before, with states that a trigger reported and no poll showed.
 
         Args:
             reports: Triggers that fired since the last stored poll, with the time of the report.

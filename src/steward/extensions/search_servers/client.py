@@ -237,7 +237,7 @@ class NodeRotation:
 
 
 class _Deadline(local):
-    """Time of the monotonic clock at which the request of a thread is to have ended."""
+    """Deadline of a thread's request, on the monotonic clock."""
 
     at = 0.0
 
@@ -245,7 +245,7 @@ class _Deadline(local):
         """Return the seconds that are left.
 
         Raises:
-            httpcore.ReadTimeout: None is left.
+            httpcore.ReadTimeout: The deadline has passed.
         """
         import httpcore
 
@@ -256,10 +256,10 @@ class _Deadline(local):
 
 
 class _BoundedStream:
-    """Connection whose every step ends at the deadline, see httpcore's ``NetworkStream``.
+    """Connection with one deadline for all steps, see httpcore's ``NetworkStream``.
 
     httpcore's own time-outs begin again with each step, so a server that sends a byte now and
-    then would never meet one.
+    then would never time out.
     """
 
     def __init__(self, stream: "httpcore.NetworkStream", deadline: _Deadline) -> None:

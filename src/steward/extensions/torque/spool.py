@@ -556,7 +556,10 @@ class TorqueSpool:
                 try:
                     unfinished = self._plan.unfinished()
                 except Unavailable as error:
-                    log.warning("cannot tell which jobs ended while nobody watched: %s", error)
+                    log.warning(
+                        "cannot determine the jobs that ended while capture was not running: %s",
+                        error,
+                    )
                     self._end_lost_at = time.monotonic() + END_LOST_RETRY_S
                     return
                 self._jobs.end_lost_jobs(unfinished)

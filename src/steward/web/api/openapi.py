@@ -162,7 +162,7 @@ def _describe_operation(endpoint: Endpoint, schema_of: dict[Any, Any]) -> dict[s
         "operationId": endpoint.id,
         "summary": endpoint.help or action.help,
         "description": f"Action `{action.name}`; "
-        + (f"takes the scope `{scope}`: {SCOPES[scope]}." if scope != "any" else "any token."),
+        + (f"requires the scope `{scope}`: {SCOPES[scope]}." if scope != "any" else "any token."),
         "tags": [endpoint.path.split("/")[1]],
         "parameters": parameters,
         "responses": responses,

@@ -160,7 +160,7 @@ _HOLDS: Final = 100
 _LONGEST_HISTORY: Final = timedelta(days=730)
 _DEFAULT_HISTORY: Final = timedelta(days=90)
 _MOVES: Final = ("deposit", "withdraw")
-"""Kinds of money forms."""
+"""Kinds of forms that change a balance."""
 
 
 @get("/accounts/{name:str}", include_in_schema=False)
@@ -234,7 +234,7 @@ async def move_money(
     form = await request.form()
     kind = str(form.get("kind", ""))
     if kind not in _MOVES:
-        raise PageNotFound(f"money can be had {' or '.join(_MOVES)}, not {kind[:60]!r}")
+        raise PageNotFound(f"unknown form {kind[:60]!r}: the forms are {' and '.join(_MOVES)}")
 
     async def do() -> None:
         allocation_number = str(form.get("allocation", "")).strip()

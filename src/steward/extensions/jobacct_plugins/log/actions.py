@@ -78,7 +78,7 @@ class DumpAnswer(Answer, frozen=True, kw_only=True, tag="dumped"):
         return 1 if self.passed_over else 0
 
     def list_warnings(self) -> Iterable[str]:
-        """Return which lines are no records."""
+        """Return the lines that are no records."""
         yield from (f"no record: {example}" for example in self.examples)
         if self.passed_over:
             yield f"{format_count(self.passed_over, 'line')} of the log are no records"
@@ -133,7 +133,7 @@ class ExpireAnswer(Answer, frozen=True, kw_only=True):
     jobs: int = 0
 
     def summarize(self) -> str:
-        """Return what is removed."""
+        """Return the numbers of jobs and days to remove."""
         summary = f"{format_count(self.jobs, 'job')} of jobs.db"
         if not self.days:
             return summary
@@ -222,7 +222,8 @@ def expire_books(context: AccountingContext, asker: Caller, request: ExpireReque
 
     Raises:
         LogOperatorsOnly: The caller is no operator.
-        AccountingUsage: The time is not past, or the log is too young to be all that is kept.
+        AccountingUsage: The time is not past; or, with ``keep_log``, sacct cannot read the jobs
+            from the log.
         ExpireError: Only the daemon can do it.
     """
     _require_operator(context, asker, "remove accounting data")

@@ -1,7 +1,7 @@
 """State database of the job log's consumer: cursor, file lengths, days, and lines that wait.
 
-Cursor and lengths change in one transaction, so after a crash they tell which bytes of the files
-are valid. Records of runs that have not ended wait in table ``waiting``. :class:`LogState`
+Cursor and lengths change in one transaction, so after a crash the lengths limit the valid bytes of
+the files. Records of runs that have not ended wait in table ``waiting``. :class:`LogState`
 reads, :class:`LogStateWriter` writes within one transaction. The file is ``accounting-log.db`` in
 the state directory.
 """
@@ -60,7 +60,7 @@ class _WaitingLines(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Purge(msgspec.Struct, frozen=True):
-    """Purged script, whose job's private text is to be blanked."""
+    """Purged script; the private text of its job must be blanked."""
 
     cluster: str
     job_id: int
