@@ -120,7 +120,7 @@ class TriggerSensor(Sensor):
         self._ending.set()
         if self._listener is not None:
             self._listener.stop()
-        # The end may have come between a report and the write after it.
+        # The process may have ended between a report and the write after it.
         self._try("write the datastore", self._write)
         if self._is_up:
             self._try(

@@ -338,7 +338,7 @@ class DiffRequest(Request, frozen=True, kw_only=True):
     context: Annotated[
         int,
         option(
-            "Number of equal lines around a difference. Default 3.",
+            "Number of context lines. Default 3.",
             "--unified",
             "-U",
             metavar="LINES",

@@ -39,9 +39,7 @@ from steward.extensions.jobacct_plugins import DumpAnswer, DumpChunk, ExpireAnsw
 def gaps(
     request: GapsRequest,
     call: CommandCall,
-    fail: Annotated[
-        bool, typer.Option("--fail", help="End with exit code 1 if there is anything.")
-    ] = False,
+    fail: Annotated[bool, typer.Option("--fail", help="Exit with 1 if there are gaps.")] = False,
     archive: Archive = "",
 ) -> None:
     """Tell what is missing or doubtful: lost facts, silent nodes, nobody's CPU time."""

@@ -370,11 +370,19 @@ class BankGroup(LazyGroup):
 
     words = "bank"
     entries: "ClassVar[tuple[Entry, ...]]" = (
-        Entry("quote", EVERYONE, "Say what a job may cost.", _JOBS, "quote_app"),
+        Entry("quote", EVERYONE, "Quote the highest price of a job.", _JOBS, "quote_app"),
         Entry("account", OPERATORS, "Create, show and change accounts.", _APP, "accounts"),
-        Entry("user", OPERATORS, "Say who may spend how much of an account.", _APP, "users"),
-        Entry("allocation", OPERATORS, "Give accounts money for a time.", _APP, "allocations"),
-        Entry("rate", OPERATORS, "Say what jobs cost.", _APP, "rates"),
+        Entry(
+            "user", OPERATORS, "Manage users of accounts and their spending limits.", _APP, "users"
+        ),
+        Entry(
+            "allocation",
+            OPERATORS,
+            "Manage allocations: service units for a period.",
+            _APP,
+            "allocations",
+        ),
+        Entry("rate", OPERATORS, "Manage rates: the prices of jobs.", _APP, "rates"),
         Entry(
             "notices",
             OPERATORS,
@@ -385,7 +393,7 @@ class BankGroup(LazyGroup):
         Entry(
             "mybrc-user",
             ADMINISTRATORS,
-            "Say who may get a token of the myBRC API, and by which password.",
+            "Manage users of the myBRC API.",
             "steward.cli.bank_maintenance",
             "mybrc_user",
         ),
@@ -505,17 +513,17 @@ def account() -> None:
 
 @users.callback()
 def user() -> None:
-    """Say who may spend how much of an account."""
+    """Manage users of accounts and their spending limits."""
 
 
 @allocations.callback()
 def allocation() -> None:
-    """Give accounts money for a time."""
+    """Manage allocations: service units for a period."""
 
 
 @rates.callback()
 def rate() -> None:
-    """Say what jobs cost."""
+    """Manage rates: the prices of jobs."""
 
 
 @action_app.callback()

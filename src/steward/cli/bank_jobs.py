@@ -34,24 +34,37 @@ def quote(
     context: typer.Context,
     words: Annotated[
         list[str] | None,
-        typer.Argument(metavar="OPTION|SCRIPT", help="As they would be typed."),
+        typer.Argument(
+            metavar="OPTION|SCRIPT", help="Options and script, as on the command line of sbatch."
+        ),
     ] = None,
     on: Annotated[
-        str, typer.Option("--on", metavar="NAME", help="The cluster.", callback=reject_empty)
+        str,
+        typer.Option(
+            "--on",
+            metavar="NAME",
+            help="Cluster. Default the first in the configuration.",
+            callback=reject_empty,
+        ),
     ] = "",
     by: Annotated[
         str,
-        typer.Option("--as", metavar="USER", help="For this user's job.", callback=reject_empty),
+        typer.Option(
+            "--as",
+            metavar="USER",
+            help="Owner of the job. Default you. Only operators may name others.",
+            callback=reject_empty,
+        ),
     ] = "",
     as_json: Json = False,
     config: Config = "",
     socket: Socket = "",
 ) -> None:
-    """Say what a job may cost.
+    """Quote the highest price of a job.
 
-    Takes sbatch's options and a script, whose #SBATCH lines count. Nothing is submitted
-    and nothing held. A job is never charged more than this, unless Slurm lets it use more
-    than it asked for.
+    Give options of sbatch and a script; Steward applies its #SBATCH lines. It submits
+    nothing and places no hold. The bank never charges a job more than this, unless Slurm
+    lets it use more than it requested.
     """
     arguments = tuple(words or ())
     if "-h" in arguments[:1]:

@@ -103,7 +103,7 @@ def mybrc_user(
         bool, typer.Option("--remove", help="Take the user away, and all tokens with it.")
     ] = False,
 ) -> None:
-    """Say who may get a token of the myBRC API, and by which password.
+    """Manage users of the myBRC API.
 
     The password is asked for, or is the first line of the standard input. Only its hash
     is kept. A running server reads the file again by itself.

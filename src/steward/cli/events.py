@@ -47,7 +47,7 @@ def list_events(
     call: CommandCall,
     history: Annotated[
         bool,
-        typer.Option("--history", help="Of years, not of the hours that the journal keeps."),
+        typer.Option("--history", help="Read the history of years, not the journal of hours."),
     ] = False,
 ) -> None:
     """List what happened, the newest last.
@@ -83,11 +83,11 @@ def tail(
     lines: Annotated[
         int,
         typer.Option(
-            "--lines", "-L", min=0, max=MAX_EVENTS, help="How many of the past come first."
+            "--lines", "-L", min=0, max=MAX_EVENTS, help="Number of past events to print first."
         ),
     ] = 10,
     follow: Annotated[
-        bool, typer.Option("--follow/--no-follow", "-f", help="Go on as more happens.")
+        bool, typer.Option("--follow/--no-follow", "-f", help="Continue with new events.")
     ] = True,
 ) -> None:
     """Show what happens as it happens, until Ctrl-C.

@@ -578,7 +578,7 @@ def _choose_time_style(run: RunPart) -> str:
 def job(
     job: JobId,
     array: Annotated[
-        bool, typer.Option("--array", help="Sum up the array that it is, or is a task of.")
+        bool, typer.Option("--array", help="Summarize the whole array, also for the id of a task.")
     ] = False,
     every: Annotated[
         bool, typer.Option("--all", "-a", help="Show every task, not only the most notable.")

@@ -32,10 +32,10 @@ def node(
         typer.Argument(metavar="[NODE]...", help="Only these nodes: n7, n[1-9]. Default all."),
     ] = None,
     jobs: Annotated[
-        bool, typer.Option("--jobs", "-j", help="List the jobs that run, or ran, there.")
+        bool, typer.Option("--jobs", "-j", help="List the jobs that run or ran on the nodes.")
     ] = False,
     events: Annotated[
-        bool, typer.Option("--events", "-e", help="List what happened to them last.")
+        bool, typer.Option("--events", "-e", help="List the last events of the nodes.")
     ] = False,
 ) -> None:
     """Show how nodes are, or were at a time, and what ran there.

@@ -51,7 +51,7 @@ class _StatusRow(msgspec.Struct, frozen=True):
 def status(
     call: CommandCall,
     gaps: Annotated[
-        bool, typer.Option("--gaps/--no-gaps", help="Whether books are looked through for gaps.")
+        bool, typer.Option("--gaps/--no-gaps", help="Whether to search for gaps in accounting.")
     ] = True,
 ) -> None:
     """Show how Steward itself stands: processes, backlog, clusters, disks, the bank."""

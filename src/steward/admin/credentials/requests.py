@@ -211,7 +211,9 @@ class TokenListRequest(Request, frozen=True, kw_only=True):
 
     everybodys: Annotated[
         bool,
-        option("List tokens of all users. Only root and Steward's own user may.", "--all", "-a"),
+        option(
+            "List tokens of all users. Only root and Steward's own user may do this.", "--all", "-a"
+        ),
     ] = False
     sessions: Annotated[bool, option("Also list browser sessions.", "--sessions")] = False
 

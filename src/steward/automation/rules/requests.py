@@ -208,8 +208,8 @@ class RulesHistoryRequest(Request, frozen=True, kw_only=True):
     status: Annotated[
         str,
         option(
-            "Only this phase or status: waiting, started, ended; succeeded, failed, timeout, "
-            "unknown, dry-run, held-back.",
+            "Only executions of this phase or status: waiting, started, ended; succeeded, failed, "
+            "timeout, unknown, dry-run, held-back.",
             "--status",
             metavar="STATUS",
         ),

@@ -54,13 +54,13 @@ class ReportKind(msgspec.Struct, frozen=True):
 REPORT_KINDS: Final[dict[str, ReportKind]] = {
     name: ReportKind(name, title, get_action(f"reports.{name}"))
     for name, title in (
-        ("cluster", "What the cluster did"),
-        ("accounts", "Who used what"),
-        ("users", "Who used most"),
+        ("cluster", "Cluster utilization"),
+        ("accounts", "Usage by account"),
+        ("users", "Usage by user"),
         ("partitions", "Partitions"),
-        ("waits", "How long jobs waited"),
+        ("waits", "Wait times"),
         ("jobs", "Jobs by state and size"),
-        ("waste", "Asked for and not used"),
+        ("waste", "Waste: allocated and not used"),
     )
 }
 """Reports by name, in display order."""
