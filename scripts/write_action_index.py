@@ -14,7 +14,7 @@ INDEX = ROOT / "src" / "steward" / "daemon" / "action_index.py"
 
 HEAD = '''"""Index of actions: where each is declared, and its command.
 
-Help pages are printed from it, and only the module of the action that is called is imported.
+Help pages read it, and a command imports only the module of its action.
 
 ``make index`` writes this file from the declarations; do not edit it.
 """

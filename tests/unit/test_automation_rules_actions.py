@@ -193,7 +193,7 @@ def test_the_command_line(
         "test", str(event)
     )
     assert said("disable", "mail") == "mail is off.\n"
-    assert said("disable", "mail") == "mail is off, as it was.\n"
+    assert said("disable", "mail") == "mail is off already.\n"
     assert said("enable", "mail") == "mail is on.\n"
     rows = said("history", "-n").splitlines()
     assert [row.split()[0] for row in rows] == ["2", "1"]

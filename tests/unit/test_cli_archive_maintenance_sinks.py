@@ -78,7 +78,7 @@ def test_resend_needs_the_daemon_and_a_sink_that_there_is(look: Any) -> None:
 
 def test_resend_of_nothing_needs_nobody(look: Any) -> None:
     out, _ = look("resend", "--sink", "files", "--until", "2020-01-01")
-    assert out == "files archives 0 scripts again, 0 bytes.\n"
+    assert out == "Sink files archives 0 scripts again, 0 bytes.\n"
     out, _ = look("resend", "--sink", "files", "--missing", "--json")
     answer = msgspec.json.decode(out)
     assert (answer["scripts"], answer["present"]) == (0, len(SCRIPTS))

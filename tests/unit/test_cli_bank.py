@@ -146,7 +146,7 @@ def test_usage_has_bars(rich: Any) -> None:
     assert table == ["Partition,User,Charges,Used,Share,Bar", "debug,ada,1,4.000000,100.0%,"]
     assert "'colour' is not one of 'account', 'user'" in rich("usage", "--by", "colour", code=2)
     assert re.search(
-        r"No run that began from .* to .* was charged\.", rich("usage", "-u", "nobody")
+        r"No run that started from .* to .* was charged\.", rich("usage", "-u", "nobody")
     )
 
 

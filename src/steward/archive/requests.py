@@ -805,7 +805,7 @@ class ResendReply(Answer, frozen=True, kw_only=True, tag="answer", tag_field="it
         """Return the number of scripts and their size."""
         present = f"; it has {self.present} already" if self.present else ""
         scripts, size = format_count(self.scripts, "script"), format_size(self.total_bytes)
-        yield f"{self.sink} archives {scripts} again, {size} bytes{present}."
+        yield f"Sink {self.sink} archives {scripts} again, {size} bytes{present}."
 
     def list_notes(self) -> Iterable[str]:
         """Return the command that shows the sink's progress."""

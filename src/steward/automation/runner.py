@@ -245,7 +245,7 @@ _MAX_SPEAKER_LENGTH: Final = 64
 
 
 class OperationOutcome(Answer, frozen=True, kw_only=True):
-    """Reply of automation.run: how an operation ended and what it returned.
+    """Reply of automation.run: status and result of an operation.
 
     Attributes:
         id: Number in the audit log; 0 for a dry run or an operation that changes nothing.

@@ -1,7 +1,7 @@
 """Backfill: charge runs that ended before the bank started and have no charge yet.
 
 :func:`backfill_cluster` computes the charges as reconciliation does, and marks them with
-the name of its service principal, so that nobody is notified of them.
+the name of its service principal, so that the bank sends no notices of them.
 """
 
 from datetime import datetime
@@ -65,7 +65,7 @@ def backfill_cluster(
         until: Only runs that ended before this time.
         is_dry: Whether to report charges without making them.
         now: The current time; nothing ends later.
-        author: Author of the charges: the user who asks, or the service principal.
+        author: Author of the charges: the caller, or the service principal.
 
     Raises:
         LedgerUnavailable: The ledger's database is unreachable.

@@ -59,7 +59,7 @@ _VALID_NAMES: Final = "cpu, mem, node, billing, gres/NAME, gres/NAME:TYPE, licen
 
 
 def check_rate(rate: "Rate") -> None:
-    """Reject an invalid rate, whatever its source.
+    """Reject an invalid rate.
 
     Raises:
         BankUsage: It has neither a price nor the mark "free", or both; a price or factor is

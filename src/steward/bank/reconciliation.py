@@ -386,7 +386,7 @@ def reconcile_cluster(
             ended before the bank started are never included.
         is_dry: Whether to report differences without correcting them.
         now: The current time.
-        author: Author of the corrections: the user who asks, or the service principal.
+        author: Author of the corrections: the caller, or the service principal.
 
     Raises:
         LedgerUnavailable: The ledger's database is unreachable.

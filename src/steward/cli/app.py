@@ -41,14 +41,14 @@ class Root(LazyGroup):
         Entry(
             "job",
             EVERYONE,
-            "Show what a job was, what it used, and how well.",
+            "Show a job with its resource use and efficiency.",
             "steward.cli.job",
             "job",
         ),
         Entry(
             "sacct",
             EVERYONE,
-            "List jobs and steps with what they used, as Slurm's sacct does.",
+            "List jobs and steps with their resource use, as Slurm's sacct does.",
             "steward.cli.sacct_command",
         ),
         Entry(

@@ -1,6 +1,6 @@
 """Printers of the archive's replies: search hits, scripts, environments, diffs, streams.
 
-Each prints highlighted text on a terminal and plain text, or unchanged bytes, elsewhere.
+Each prints highlighted text on a terminal, else plain text or unchanged bytes.
 ``export_target.py`` writes exported files.
 """
 

@@ -100,13 +100,13 @@ def mybrc_user(
     ],
     *,
     remove: Annotated[
-        bool, typer.Option("--remove", help="Take the user away, and all tokens with it.")
+        bool, typer.Option("--remove", help="Remove the user with all tokens.")
     ] = False,
 ) -> None:
     """Manage users of the myBRC API.
 
-    The password is asked for, or is the first line of the standard input. Only its hash
-    is kept. A running server reads the file again by itself.
+    The command prompts for the password, or reads the first line of standard input. It
+    stores only the hash. A running server reloads the file.
     """
     if remove:
         if not remove_user(file, user):

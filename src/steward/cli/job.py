@@ -589,7 +589,7 @@ def job(
     socket: Socket = "",
     archive: Archive = "",
 ) -> None:
-    """Show what a job was, what it used, and how well.
+    """Show a job with its resource use and efficiency.
 
     Of a job that waits it says why, and when Slurm expects to start it.
     """

@@ -1,7 +1,7 @@
-"""Access control: roles, what each may see, token scopes, and role data from Slurm.
+"""Access control: roles and their permissions, token scopes, and role data from Slurm.
 
-:class:`Access` is the one place that decides who may see and do what, from data that its caller
-provides; it queries nobody. Roles are Slurm's AdminLevel and coordinators. Job records follow the
+:class:`Access` alone decides on permissions, from data that its caller provides; it sends no
+queries. Roles are Slurm's AdminLevel and coordinators. Job records follow the
 cluster's PrivateData; scripts and environments belong to their owner and the operators.
 
 ``check_scope`` limits API tokens to the actions of their scopes. A token never permits more than
@@ -40,7 +40,7 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     """The user who sends a request, or the service principal that acts without one.
 
     Attributes:
-        uid: Uid, as the kernel, MUNGE or a token says.
+        uid: Uid from the kernel, MUNGE or a token.
         user: User name that the uid resolves to now; "" for none.
         how: ``socket``, ``local`` (the process itself), ``munge``, ``session`` or ``token``;
             ``service`` for a service principal.

@@ -9,7 +9,7 @@ OpenAPI document, socket call, client and help derive from this declaration.
 those of a package. The :class:`Registry` runs them: ``decode`` makes the request from plain values,
 then ``call`` checks the token's scope, removes operator rights of a caller of rank ``reads`` if the
 action changes anything, makes the package's context at its first action, and runs the function.
-That function decides what the caller may see.
+That function checks the caller's permissions.
 """
 
 import inspect

@@ -2,11 +2,11 @@
 
 :data:`DATABASES` declares every SQLite file once; a backup takes its contents and their order from
 it. A file with one writer has one writing process: ``core.sqlite.open_database`` takes its lock
-(:class:`WriterLock`) and refuses a second process. Readers are not affected. Several processes
+(:class:`WriterLock`) and rejects a second process. Readers are not affected. Several processes
 write the other files, one transaction at a time, under SQLite's own locks; the workers among them
 whose effects leave the host (sinks, rules, bank) take the lock before they start.
 
-A lock is on a file of its own, ``NAME.lock``, because closing a database drops SQLite's locks on
+A lock is on a separate file, ``NAME.lock``, because closing a database drops SQLite's locks on
 it, see fcntl(2). It is flock(2)'s: a lock of the process would be freed by closing another
 connection. A sink and its mover, and the catalog and its rebuild, have locks of their own.
 """

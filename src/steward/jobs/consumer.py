@@ -2,7 +2,7 @@
 
 :class:`JobsConsumer` is the only place that decides which job a script, record or run belongs to.
 Each event re-resolves everything known about its job id, so events may arrive late, twice and in
-any order. The consumer also appends events of its own (job.identity, run.start, run.end,
+any order. The consumer also appends events (job.identity, run.start, run.end,
 step.usage …), through an outbox.
 
 :meth:`JobsConsumer.apply` validates the batch, appends what the outbox still holds from before a

@@ -1,7 +1,7 @@
 """Job filters, and the structs that queries of jobs.db return: Job, Run and Script.
 
 :class:`JobFilter` says which jobs to list; :func:`build_conditions` turns it into a WHERE clause
-with bound values. :func:`build_scope_condition` adds the condition on what a person may see;
+with bound values. :func:`build_scope_condition` adds the condition on permissions;
 :func:`match_name` the condition for a job named by a user. Limits on patterns keep one query from
 blocking others. The first types are those of request fields that select jobs, with the words and
 letters of sacct's options.

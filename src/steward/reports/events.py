@@ -65,7 +65,7 @@ class EventsContext:
 
     Args:
         settings: The whole configuration.
-        access: Decides who may see what.
+        access: Checks permissions.
         now: Returns the current time.
     """
 

@@ -137,7 +137,7 @@ class RunnerPerformer:
 
     Args:
         settings: The whole configuration.
-        access: Checks what a caller may see and do.
+        access: Checks the permissions of a caller.
         registry: All actions; used by this object alone.
     """
 

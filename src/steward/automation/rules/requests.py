@@ -194,7 +194,7 @@ class SwitchRuleReply(Answer, frozen=True, kw_only=True):
     def list_lines(self) -> Iterable[str]:
         """Return the state of the rule, and whether it is new."""
         state = "on" if self.enabled else "off"
-        yield f"{self.rule} is {state}{', as it was' if self.was == self.enabled else ''}."
+        yield f"{self.rule} is {state}{' already' if self.was == self.enabled else ''}."
 
 
 class RulesHistoryRequest(Request, frozen=True, kw_only=True):

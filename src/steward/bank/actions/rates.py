@@ -1,4 +1,4 @@
-"""Bank actions for rates and modes: what jobs cost, and whether the gate rejects them.
+"""Bank actions for rates and modes: prices of jobs, and whether the gate rejects them.
 
 ``bank.rate_create``, ``bank.rate_change`` and ``bank.rate_show`` manage prices of partitions.
 ``bank.enforce`` sets the mode (off, observe, gate). ``bank.would_refuse`` lists jobs that were or

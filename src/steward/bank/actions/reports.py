@@ -149,7 +149,7 @@ class BalanceReply(BankReply, frozen=True, kw_only=True):
     )
 
     def list_notes(self) -> Iterable[str]:
-        """Yield why there are no accounts, or no holds, and what to do about unknown accounts."""
+        """Yield why there are no accounts or holds, and how to create unknown accounts."""
         if not self.accounts:
             yield "No accounts: you neither use nor manage one."
         if not all(account.known for account in self.accounts):

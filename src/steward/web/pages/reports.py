@@ -37,7 +37,7 @@ class ReportKind(msgspec.Struct, frozen=True):
 
     @property
     def says(self) -> str:
-        """Return what the report shows, in one line."""
+        """Return a description of the report, in one line."""
         return self.action.help
 
     @property
