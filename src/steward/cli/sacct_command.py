@@ -20,7 +20,7 @@ app = typer.Typer(context_settings=CONTEXT, add_completion=False)
     },
 )
 def command(context: typer.Context) -> None:
-    """List jobs and steps with what they used, as Slurm's sacct does."""
+    """List jobs and steps with their resource use, as Slurm's sacct does."""
     from steward.cli.sacct import execute_sacct
 
     code = execute_sacct(context.args)

@@ -359,7 +359,7 @@ USAGE: Final = "Usage: steward sacct [-S TIME] [-E TIME] [-j JOB,…] [-o FIELD,
 HELP: Final = (
     USAGE
     + """
-List jobs and steps with what they used, as Slurm's sacct does.
+List jobs and steps with their resource use, as Slurm's sacct does.
 
 Which jobs:
   -a, --allusers            Of all users, as far as you may see them.
