@@ -1,6 +1,6 @@
 """Index of actions: where each is declared, and its command.
 
-Help pages are printed from it, and only the module of the action that is called is imported.
+Help pages read it, and a command imports only the module of its action.
 
 ``make index`` writes this file from the declarations; do not edit it.
 """
@@ -31,27 +31,27 @@ ACTION_INDEX: Final[dict[str, IndexEntry]] = {
         "steward.extensions.jobacct_plugins.log.actions",
         "accounting dump",
         "operator",
-        "Write the job log out, record by record.",
+        "Print the records of the job log.",
         "steward.cli.accounting",
     ),
     "accounting.expire": IndexEntry(
         "steward.extensions.jobacct_plugins.log.actions",
         "accounting expire",
         "operator",
-        "Forget the books of old jobs.",
+        "Remove accounting data of old jobs.",
         "steward.cli.accounting",
     ),
     "accounting.gaps": IndexEntry(
         "steward.accounting.gaps",
         "",
         "operator",
-        "Tell what is missing or doubtful: lost facts, silent nodes, nobody's CPU time.",
+        "List gaps in accounting data: lost records, silent nodes, CPU time of no job.",
     ),
     "accounting.job": IndexEntry(
         "steward.accounting.job_page.page",
         "",
         "everyone",
-        "Show what a job was, what it used, and how well.",
+        "Show a job with its resource use and efficiency.",
     ),
     "accounting.job_states": IndexEntry(
         "steward.accounting.job_list", "", "everyone", "Count jobs by state."
@@ -66,13 +66,13 @@ ACTION_INDEX: Final[dict[str, IndexEntry]] = {
         "steward.extensions.jobacct_plugins.actions",
         "accounting plugins",
         "operator",
-        "Show the accounting plugins and what went wrong in them.",
+        "Show the accounting plugins with their state and last error.",
     ),
     "accounting.sacct": IndexEntry(
         "steward.accounting.sacct.output",
         "",
         "everyone",
-        "List jobs and steps with what they used, as text.",
+        "List jobs and steps with their resource use, as text.",
     ),
     "archive.diff": IndexEntry(
         "steward.archive.lookup",
@@ -85,7 +85,7 @@ ACTION_INDEX: Final[dict[str, IndexEntry]] = {
         "steward.archive.lookup",
         "archive env",
         "everyone",
-        "Show the environment that a job was submitted with.",
+        "Show the environment of a job at submission.",
         "steward.cli.archive",
     ),
     "archive.export": IndexEntry(
@@ -115,7 +115,7 @@ ACTION_INDEX: Final[dict[str, IndexEntry]] = {
         "steward.archive.maintenance",
         "archive resend",
         "operator",
-        "Order a sink to archive scripts again.",
+        "Archive scripts again in a sink.",
         "steward.cli.archive",
     ),
     "archive.search": IndexEntry(
@@ -129,7 +129,7 @@ ACTION_INDEX: Final[dict[str, IndexEntry]] = {
         "steward.archive.export",
         "archive secrets",
         "operator",
-        "List lines of scripts that look like credentials.",
+        "List script lines that look like credentials, without their text.",
         "steward.cli.archive",
     ),
     "archive.show": IndexEntry(
@@ -156,7 +156,7 @@ ACTION_INDEX: Final[dict[str, IndexEntry]] = {
         "steward.automation.actions",
         "action audit",
         "everyone",
-        "Show the audit log: actions, who ran them, and how they ended.",
+        "Show the audit log: actions, their callers and their results.",
     ),
     "automation.help": IndexEntry(
         "steward.automation.actions",
@@ -169,7 +169,7 @@ ACTION_INDEX: Final[dict[str, IndexEntry]] = {
         "steward.automation.actions",
         "action list",
         "everyone",
-        "List actions that can be run on a cluster.",
+        "List the actions on clusters with their parameters.",
     ),
     "automation.run": IndexEntry(
         "steward.automation.actions",
@@ -191,19 +191,19 @@ ACTION_INDEX: Final[dict[str, IndexEntry]] = {
         "steward.bank.actions.money",
         "bank adjust",
         "operator",
-        "Correct what an account has, by hand.",
+        "Adjust the balance of an account by hand.",
     ),
     "bank.allocation_change": IndexEntry(
         "steward.bank.actions.accounts",
         "bank allocation change",
         "operator",
-        "Change an allocation's time.",
+        "Change the period, rollover or description of an allocation.",
     ),
     "bank.allocation_create": IndexEntry(
         "steward.bank.actions.accounts",
         "bank allocation create",
         "operator",
-        "Give an account money for a time.",
+        "Create an allocation: service units for a period.",
     ),
     "bank.allocation_show": IndexEntry(
         "steward.bank.actions.accounts", "bank allocation show", "everyone", "Show allocations."
@@ -212,7 +212,7 @@ ACTION_INDEX: Final[dict[str, IndexEntry]] = {
         "steward.bank.actions.jobs",
         "bank allow",
         "operator",
-        "Let one job pass whatever its account has.",
+        "Allow a job past the gate without sufficient funds.",
         "steward.cli.bank_jobs",
     ),
     "bank.backfill": IndexEntry(
@@ -229,7 +229,7 @@ ACTION_INDEX: Final[dict[str, IndexEntry]] = {
         "Show account balances, holds and available SU.",
     ),
     "bank.charged": IndexEntry(
-        "steward.bank.actions.jobs", "", "everyone", "Say what jobs were charged, each altogether."
+        "steward.bank.actions.jobs", "", "everyone", "Sum up the charges of each job."
     ),
     "bank.check": IndexEntry(
         "steward.bank.actions.maintenance",
@@ -244,16 +244,22 @@ ACTION_INDEX: Final[dict[str, IndexEntry]] = {
         "Show balance and spending of an account, day by day.",
     ),
     "bank.deposit": IndexEntry(
-        "steward.bank.actions.money", "bank deposit", "operator", "Give an account new money."
+        "steward.bank.actions.money",
+        "bank deposit",
+        "operator",
+        "Deposit service units in an account.",
     ),
     "bank.enforce": IndexEntry(
-        "steward.bank.actions.rates", "bank enforce", "operator", "Set how much the bank enforces."
+        "steward.bank.actions.rates",
+        "bank enforce",
+        "operator",
+        "Show or set the mode of the bank: off, observe or gate.",
     ),
     "bank.explain": IndexEntry(
         "steward.bank.actions.jobs",
         "bank explain",
         "everyone",
-        "Say what a job was charged, and why.",
+        "Explain the charges of a job.",
         "steward.cli.bank_jobs",
     ),
     "bank.holds": IndexEntry(
@@ -273,31 +279,34 @@ ACTION_INDEX: Final[dict[str, IndexEntry]] = {
         "steward.bank.actions.maintenance",
         "",
         "operator",
-        "List mails and other notices that were not sent, dead letters included.",
+        "List undelivered mails and other notices, dead letters included.",
     ),
     "bank.notices_retry": IndexEntry(
         "steward.bank.actions.maintenance",
         "",
         "operator",
-        "Retry notices that were not sent, with the count of attempts reset.",
+        "Retry undelivered notices and reset their count of attempts.",
     ),
     "bank.quote": IndexEntry(
-        "steward.bank.actions.quotes", "", "everyone", "Say what a job may cost."
+        "steward.bank.actions.quotes", "", "everyone", "Quote the highest price of a job."
     ),
     "bank.rate_change": IndexEntry(
         "steward.bank.actions.rates",
         "bank rate change",
         "operator",
-        "Change a part of what jobs cost, from a time on.",
+        "Change parts of a rate, from a time on.",
     ),
     "bank.rate_create": IndexEntry(
         "steward.bank.actions.rates",
         "bank rate create",
         "operator",
-        "Say what jobs cost from a time on.",
+        "Create a rate: the price of jobs from a time on.",
     ),
     "bank.rate_show": IndexEntry(
-        "steward.bank.actions.rates", "bank rate show", "everyone", "Show what jobs cost."
+        "steward.bank.actions.rates",
+        "bank rate show",
+        "everyone",
+        "Show rates: the prices of jobs.",
     ),
     "bank.reconcile": IndexEntry(
         "steward.bank.actions.maintenance",
@@ -306,7 +315,10 @@ ACTION_INDEX: Final[dict[str, IndexEntry]] = {
         "Compare charges with Slurm's records and correct differences.",
     ),
     "bank.refund": IndexEntry(
-        "steward.bank.actions.money", "bank refund", "operator", "Give back what was charged."
+        "steward.bank.actions.money",
+        "bank refund",
+        "operator",
+        "Refund charges of a job or of an account.",
     ),
     "bank.standing": IndexEntry(
         "steward.bank.actions.status",
@@ -325,7 +337,7 @@ ACTION_INDEX: Final[dict[str, IndexEntry]] = {
         "steward.bank.actions.money",
         "bank transfer",
         "operator",
-        "Give money of one account to another.",
+        "Transfer service units from one account to another.",
     ),
     "bank.usage": IndexEntry(
         "steward.bank.actions.reports",
@@ -338,87 +350,90 @@ ACTION_INDEX: Final[dict[str, IndexEntry]] = {
         "steward.bank.actions.accounts",
         "bank user change",
         "everyone",
-        "Set what a user may spend.",
+        "Set the spending limit of a user in an account.",
     ),
     "bank.user_create": IndexEntry(
-        "steward.bank.actions.accounts",
-        "bank user create",
-        "everyone",
-        "Put a user into an account.",
+        "steward.bank.actions.accounts", "bank user create", "everyone", "Add a user to an account."
     ),
     "bank.user_show": IndexEntry(
         "steward.bank.actions.accounts",
         "bank user show",
         "everyone",
-        "Show who is in which account.",
+        "Show the users of accounts and their spending limits.",
     ),
     "bank.withdraw": IndexEntry(
         "steward.bank.actions.money",
         "bank withdraw",
         "operator",
-        "Take money away from an account.",
+        "Withdraw service units from an account.",
     ),
     "bank.would_refuse": IndexEntry(
         "steward.bank.actions.rates",
         "bank would-refuse",
         "operator",
-        "List what the gate would have refused.",
+        "List jobs that the gate would have rejected.",
     ),
     "credentials.close": IndexEntry(
-        "steward.admin.credentials.actions", "", "administrator", "End a browser's session."
+        "steward.admin.credentials.actions", "", "administrator", "End a browser session."
     ),
     "credentials.login": IndexEntry(
         "steward.admin.credentials.actions",
         "login",
         "everyone",
-        "Print a link that opens the pages.",
+        "Print a link that logs you in to the web pages.",
         "steward.cli.credentials",
     ),
     "credentials.me": IndexEntry(
-        "steward.admin.credentials.actions", "", "everyone", "Say who asks, and what they are."
+        "steward.admin.credentials.actions",
+        "",
+        "everyone",
+        "Show the caller: user, authentication and roles.",
     ),
     "credentials.open": IndexEntry(
         "steward.admin.credentials.actions",
         "",
         "administrator",
-        "Open a browser's session, for a login link or a proxy's user.",
+        "Open a browser session for a login link or for the user of a trusted proxy.",
     ),
     "credentials.peek": IndexEntry(
-        "steward.admin.credentials.actions", "", "administrator", "Say for whom a link is."
+        "steward.admin.credentials.actions",
+        "",
+        "administrator",
+        "Show the user of a login link; the link stays valid.",
     ),
     "credentials.settings": IndexEntry(
         "steward.admin.credentials.actions",
         "",
         "administrator",
-        "Tell the pages' process its settings.",
+        "Return the settings of the web process.",
     ),
     "credentials.token_create": IndexEntry(
         "steward.admin.credentials.actions",
         "token create",
         "everyone",
-        "Make a token, with which a program may ask as you.",
+        "Create an API token for a program that acts as you.",
         "steward.cli.credentials",
     ),
     "credentials.token_list": IndexEntry(
-        "steward.admin.credentials.actions", "token list", "everyone", "List your tokens."
+        "steward.admin.credentials.actions", "token list", "everyone", "List your API tokens."
     ),
     "credentials.token_revoke": IndexEntry(
         "steward.admin.credentials.actions",
         "token revoke",
         "everyone",
-        "Take tokens back: from now on they let nobody in.",
+        "Revoke API tokens or browser sessions.",
     ),
     "credentials.vouch": IndexEntry(
         "steward.admin.credentials.actions",
         "",
         "administrator",
-        "Know somebody by MUNGE, for one request: verify the credential and return a ticket.",
+        "Verify the MUNGE credential of one request and return a ticket for it.",
     ),
     "doctor.run": IndexEntry(
-        "steward.admin.doctor.actions", "", "operator", "Look whether all is as it must be."
+        "steward.admin.doctor.actions", "", "operator", "Run all health checks, or the named ones."
     ),
     "events.list": IndexEntry(
-        "steward.reports.events", "", "everyone", "List events of the journal, the newest last."
+        "steward.reports.events", "", "everyone", "List events of the journal, newest last."
     ),
     "history.events": IndexEntry(
         "steward.reports.history.actions", "", "everyone", "List state events, newest first."
@@ -466,28 +481,28 @@ ACTION_INDEX: Final[dict[str, IndexEntry]] = {
         "steward.admin.journal",
         "journal dead",
         "operator",
-        "List events that a consumer could not put to use, and why.",
+        "List dead letters: events that a consumer rejected, with the error.",
     ),
     "journal.forget": IndexEntry(
         "steward.admin.journal",
         "journal forget",
         "operator",
-        "Drop a consumer that is gone for good, so that nothing is kept for it.",
+        "Remove a consumer permanently: the journal keeps no events for it.",
     ),
     "journal.list": IndexEntry(
-        "steward.admin.journal", "journal list", "operator", "List events, the newest last."
+        "steward.admin.journal",
+        "journal list",
+        "operator",
+        "List events of the journal, newest last.",
     ),
     "journal.replay": IndexEntry(
-        "steward.admin.journal",
-        "journal replay",
-        "operator",
-        "Have a consumer try again what was set aside for it.",
+        "steward.admin.journal", "journal replay", "operator", "Retry dead letters of a consumer."
     ),
     "journal.status": IndexEntry(
         "steward.admin.journal",
         "journal status",
         "operator",
-        "Show how the journal and its consumers stand.",
+        "Show the size of the journal, and state and lag of its consumers.",
         "steward.cli.journal",
     ),
     "reports.accounts": IndexEntry(
@@ -539,13 +554,13 @@ ACTION_INDEX: Final[dict[str, IndexEntry]] = {
         "steward.automation.rules.actions",
         "rules disable",
         "administrator",
-        "Disable a rule; its waiting executions will not run.",
+        "Disable a rule; this overrides its file and holds back waiting executions.",
     ),
     "rules.enable": IndexEntry(
         "steward.automation.rules.actions",
         "rules enable",
         "administrator",
-        "Enable a rule, whatever its file says.",
+        "Enable a rule; this overrides its file.",
     ),
     "rules.history": IndexEntry(
         "steward.automation.rules.actions",
@@ -563,12 +578,12 @@ ACTION_INDEX: Final[dict[str, IndexEntry]] = {
         "steward.automation.rules.actions",
         "",
         "operator",
-        "Test an event against rules; nothing is run.",
+        "Test an event against rules without running actions.",
     ),
     "status.metrics": IndexEntry(
-        "steward.admin.status.metrics", "", "operator", "Figures for Prometheus."
+        "steward.admin.status.metrics", "", "operator", "Show metrics for Prometheus."
     ),
     "status.show": IndexEntry(
-        "steward.admin.status.summary", "", "operator", "How Steward itself stands."
+        "steward.admin.status.summary", "", "operator", "Show the status of Steward itself."
     ),
 }
