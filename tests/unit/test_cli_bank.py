@@ -196,7 +196,7 @@ def test_rates_are_typed_as_they_are_shown(bank: Any) -> None:
     assert len(bank("rate", "show", "--past", "-P", "-n").splitlines()) == 3
     assert "cpu has no rate" in bank("rate", "change", "cpu", "-w", "cpu=1", code=2)
     assert "nothing to change" in bank("rate", "change", "gpu", code=2)
-    assert "'cpu' is not understood" in bank("rate", "change", "gpu", "-w", "cpu", code=2)
+    assert "cannot parse 'cpu'" in bank("rate", "change", "gpu", "-w", "cpu", code=2)
     assert "or that it is --free" in bank("rate", "create", "x", code=2)
 
 
@@ -267,7 +267,7 @@ def test_imports_say_what_they_do(bank: Any, tmp_path: Path) -> None:
     assert bank("import", "csv", str(path), "-P", "-n").startswith("keep|account|physics")
     assert "cannot be read" in bank("import", "csv", str(tmp_path / "none"), code=2)
     assert "not UTF-8" in bank("import", "csv", "-", code=2, stdin=b"\xff")
-    assert "name the file" in bank("import", "csv", code=2)
+    assert "name a file" in bank("import", "csv", code=2)
 
 
 @pytest.mark.usefixtures("bank")

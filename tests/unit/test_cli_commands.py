@@ -64,7 +64,7 @@ def test_wrong_choices_and_amounts_are_wrong_use(
     monkeypatch.setenv("STEWARD_CONFIG", str(config_of(tmp_path)))
     for words, part in (
         (("token", "create", "--scope", "read,all"), "'--scope': 'all' is not one of"),
-        (("token", "create", "--expires", "3 years"), "no duration"),
+        (("token", "create", "--expires", "3 years"), "is not a duration"),
         (("token", "create", "--scope", ""), "--scope is empty"),
         (("bank", "account", "create", "x", "--credit", "much"), "much"),
         (("bank", "account", "create"), "ACCOUNT"),

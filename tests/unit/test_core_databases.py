@@ -159,7 +159,7 @@ def test_a_writer_that_has_not_written_its_pid_is_another_process(
     path = tmp_path / "jobs.db"
     with hold(path):
         (tmp_path / "jobs.db.lock").write_bytes(content)
-        with pytest.raises(SecondWriter, match=r"^another process writes "):
+        with pytest.raises(SecondWriter, match=r"is in use by another process, "):
             open_database(str(path), ())
 
 

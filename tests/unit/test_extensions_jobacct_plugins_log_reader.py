@@ -195,7 +195,7 @@ def test_what_the_log_keeps_leaves_jobs_db_alone(tmp_path: Path) -> None:
     assert apply_orders(site)
     assert [path.name for path in site.location.iterdir()] == ["2026-03-01.jsonl"]
     site.now = NOON + timedelta(days=9)
-    for before, why in (("2026-03-09", "are closed after 3 days"), ("now+1day", "not happened")):
+    for before, why in (("2026-03-09", "are closed after 3 days"), ("now+1day", "in the future")):
         with pytest.raises(AccountingUsage, match=why):
             expire(site, before=before, keep_log=True)
     other = make_site(tmp_path / "other", type="jobacct/none")

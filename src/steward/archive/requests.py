@@ -337,13 +337,7 @@ class DiffRequest(Request, frozen=True, kw_only=True):
     cluster: Cluster = ""
     context: Annotated[
         int,
-        option(
-            "Number of context lines. Default 3.",
-            "--unified",
-            "-U",
-            metavar="LINES",
-            ge=0,
-        ),
+        option("Number of context lines. Default 3.", "--unified", "-U", metavar="LINES", ge=0),
     ] = 3
     environments: Annotated[bool, option("Also compare the environments.", "--env")] = False
 
@@ -397,10 +391,7 @@ class SearchRequest(JobSelection, frozen=True, kw_only=True):
     limit: Annotated[
         int,
         option(
-            "Maximum number of hits. Default 50. In the command, 0 means all.",
-            "--limit",
-            "-L",
-            ge=0,
+            "Maximum number of hits. Default 50. In commands, 0 means all.", "--limit", "-L", ge=0
         ),
     ] = 50
     lines: Annotated[int, described("Maximum number of matching lines per script.")] = 3
@@ -602,8 +593,7 @@ class ReindexReply(Answer, frozen=True, kw_only=True, tag="answer", tag_field="i
     def list_warnings(self) -> Iterable[str]:
         """Return the number of scripts that the catalog lacks."""
         if self.unreadable:
-            scripts = format_count(self.unreadable, "script")
-            yield f"cannot read {scripts}: the catalog is incomplete"
+            yield f"cannot read {format_count(self.unreadable, 'script')}: no complete catalog"
 
 
 class PurgeRequest(JobSelection, frozen=True, kw_only=True):
@@ -620,9 +610,7 @@ class PurgeRequest(JobSelection, frozen=True, kw_only=True):
     reason: Annotated[
         str, option("Reason, recorded in the journal with the purge.", "--reason", metavar="TEXT")
     ] = ""
-    yes: Annotated[
-        bool, option("Purge the scripts. Without it, the command only lists them.", "--yes")
-    ] = False
+    yes: Annotated[bool, option("Purge; without it, only list the scripts.", "--yes")] = False
 
 
 class PurgeLine(ActionMessage, frozen=True, kw_only=True):
