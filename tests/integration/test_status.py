@@ -78,7 +78,8 @@ def test_the_declared_worker_alone_writes_each_database(
                 try:
                     open_database(path, ()).close()
                 except SecondWriter as refusal:
-                    writers[file.name] = workers.get(str(refusal).split()[1], "unknown")
+                    _, _, holder = str(refusal).partition(" by process ")
+                    writers[file.name] = workers.get(holder.partition(",")[0], "unknown")
                 except SqliteError:
                     writers[file.name] = "none"  # the newer schema comes after the lock
         return writers
