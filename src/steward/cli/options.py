@@ -237,22 +237,26 @@ def parse_pairs(words: Iterable[str]) -> dict[str, str]:
     return values
 
 
-def read_input_file(path: str) -> InputFile:
+def read_input_file(path: str, max_bytes: int = _MAX_FILE_BYTES) -> InputFile:
     """Read a file for a request, or standard input for ``-``.
+
+    Args:
+        path: The file.
+        max_bytes: Largest size, in bytes; whole MiB.
 
     Raises:
         UsageError: It cannot be read, is too large or not UTF-8.
     """
     try:
         if path == "-":
-            data = sys.stdin.buffer.read(_MAX_FILE_BYTES + 1)
+            data = sys.stdin.buffer.read(max_bytes + 1)
         else:
             with open(path, "rb") as file:
-                data = file.read(_MAX_FILE_BYTES + 1)
+                data = file.read(max_bytes + 1)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}", path) from error
-    if len(data) > _MAX_FILE_BYTES:
-        raise UsageError(f"{path} is larger than {_MAX_FILE_BYTES >> 20} MiB", path)
+    if len(data) > max_bytes:
+        raise UsageError(f"{path} is larger than {max_bytes >> 20} MiB", path)
     try:
         return InputFile(name=os.path.basename(path), text=data.decode())
     except UnicodeDecodeError as error:

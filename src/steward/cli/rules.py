@@ -4,7 +4,6 @@ Files of rules are evaluated in this process; the daemon evaluates the configure
 """
 
 import json
-import sys
 from typing import Annotated, Any
 
 import typer
@@ -17,7 +16,7 @@ from steward.automation.rules.requests import (
     RuleTrialResult,
 )
 from steward.cli import output
-from steward.cli.options import CommandCall, with_json_call
+from steward.cli.options import CommandCall, read_input_file, with_json_call
 from steward.cli.output import format_count, print_json
 from steward.core.errors import UsageError
 
@@ -142,17 +141,7 @@ def _test_file(event: dict[str, Any], path: str) -> RuleTrialReply:
 def _read_event(path: str) -> dict[str, Any]:
     """Read an event as JSON from a file or standard input."""
     try:
-        if path == "-":
-            data = sys.stdin.buffer.read(_MAX_EVENT_BYTES + 1)
-        else:
-            with open(path, "rb") as file:
-                data = file.read(_MAX_EVENT_BYTES + 1)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}", path) from error
-    if len(data) > _MAX_EVENT_BYTES:
-        raise UsageError(f"{path} is larger than any event", path)
-    try:
-        decoded = json.loads(data)
+        decoded = json.loads(read_input_file(path, _MAX_EVENT_BYTES).text)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is no JSON: {error}", path) from error
     if not isinstance(decoded, dict):

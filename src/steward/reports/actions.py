@@ -216,7 +216,7 @@ def report_waste(context: ReportsContext, caller: Caller, request: WasteRequest)
     """Report allocated resources that ended jobs did not use.
 
     Used% is the CPU time used over allocated, Memory% the largest memory use over allocated, Time%
-    the elapsed time over the time limit. Who wasted most CPU time is first.
+    the elapsed time over the time limit. Users who wasted the most CPU time come first.
     """
     return _report_jobs(
         context,
