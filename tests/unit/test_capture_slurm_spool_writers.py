@@ -12,6 +12,7 @@ import pytest
 from inotify_simple import INotify
 
 from harness.spool import Watch, contents, make_spool, no_lease_signals, submit, take, watch
+from steward.capture.slurm_spool import read_spooled_script
 
 __all__ = ["no_lease_signals", "watch"]
 
@@ -51,6 +52,26 @@ def test_a_watch_that_comes_late_asks_for_a_lease(tmp_path: Path, watch: Watch) 
     probe = os.open(directory / "script", os.O_RDONLY)
     assert fcntl.fcntl(probe, fcntl.F_GETLEASE) == fcntl.F_UNLCK, "the lease is dropped"
     os.close(probe)
+
+
+def test_a_script_whose_writer_is_about_to_open_it_is_waited_for(
+    tmp_path: Path, watch: Watch
+) -> None:
+    spool = watch(make_spool(tmp_path))
+    spool.process_events()
+    directory = tmp_path / "hash.7" / "job.7"
+    directory.mkdir()
+    # open(2) makes a file and then counts itself as its writer: a look may fall between the two.
+    os.mknod(directory / "script", 0o600)
+    for _ in range(5):
+        spool.process_events()
+    assert not spool.ready, "it is empty"
+    assert read_spooled_script(str(tmp_path), 7) is None
+    (directory / "script").write_bytes(b"whole\0")
+    (grabbed,) = take(spool)
+    assert grabbed.mtime_ns == (directory / "script").stat().st_mtime_ns
+    assert contents(grabbed) == b"whole\0"
+    assert read_spooled_script(str(tmp_path), 7) == (grabbed.mtime_ns, b"whole")
 
 
 def test_an_unlink_cannot_take_the_bytes(tmp_path: Path, watch: Watch) -> None:

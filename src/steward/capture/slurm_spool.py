@@ -143,8 +143,10 @@ def read_spooled_script(root: str, job_id: int) -> tuple[int, bytes] | None:
     except OSError:
         return None
     try:
+        if has_no_writer(fd) is False:
+            return None
         status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode) or has_no_writer(fd) is False:
+        if not stat.S_ISREG(status.st_mode) or not status.st_size:
             return None
         script = read_whole(fd)
     except OSError:
@@ -617,6 +619,9 @@ class SlurmSpool:
     def _is_closed(self, pending: _PendingScript, status: os.stat_result) -> bool:
         """Return whether no writer has the script open, as far as can be determined."""
         is_complete = has_no_writer(pending.script_fd, remote=self._is_remote)
+        if is_complete and not status.st_size:
+            # open(2) makes a file before it counts as its writer; slurmctld writes at least a NUL.
+            is_complete = None
         return self._is_settled(pending, status) if is_complete is None else is_complete
 
     def _is_settled(self, pending: _PendingScript, status: os.stat_result) -> bool:
