@@ -142,7 +142,7 @@ class Daemon:
             path = self.script_of(job_id)
             return path is not None and path.with_suffix(".env").exists()
 
-        wait_until(is_filed, 30)
+        wait_until(is_filed, 60)
         path = self.script_of(job_id)
         assert path is not None
         return path

@@ -99,14 +99,16 @@ def scripts_in(daemon: Daemon, job: int) -> list[bytes]:
     ]
 
 
-def is_filed(daemon: Daemon, jobs: dict[str, int]) -> bool:
-    return all(scripts_in(daemon, job) for job in jobs.values())
+def wait_until_filed(daemon: Daemon, jobs: dict[str, int]) -> None:
+    """Wait until the archive has every script with its environment, below its owner."""
+    for job_id in jobs.values():
+        daemon.wait_for_script(job_id)
 
 
 def test_captured_scripts_are_not_taken_over_again(
     captured: Daemon, jobs: dict[str, int], began: str
 ) -> None:
-    wait_until(lambda: is_filed(captured, jobs), 60)
+    wait_until_filed(captured, jobs)
     done = take_over(captured, began)
     assert done["scripts"] == 0
     assert done["known"] >= len(jobs)
@@ -132,7 +134,7 @@ def test_stored_scripts_are_taken_over_to_the_byte(
         assert done["scriptless"] >= 1
         assert take_over(daemon, began)["known"] == done["scripts"]
         daemon.start()
-        wait_until(lambda: is_filed(daemon, jobs), 60)
+        wait_until_filed(daemon, jobs)
         again = take_over(daemon, began)
         assert (again["scripts"], again["known"]) == (0, done["scripts"])
         for name, job in jobs.items():
