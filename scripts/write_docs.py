@@ -18,6 +18,7 @@ of settings are made of what the code says of them.
 
 import re
 import shlex
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,6 +26,7 @@ from pathlib import Path
 import actions_reference
 from settings_reference import reference
 from steward.demo import DemoSite
+from steward.demo.components import BURST_JOB, OPENING_COMMANDS, PAID_JOB, write_rule
 from steward.web.api.endpoints import ENDPOINTS
 from steward.web.api.responses import STREAM
 
@@ -120,12 +122,41 @@ def running_in(site: DemoSite) -> Run:
     return run
 
 
-def main() -> int:
-    """Write every page anew."""
-    with DemoSite.up(DIRECTORY) as site:
+def open_site(directory: str = "", slurm_version: str = "") -> DemoSite:
+    """Bring up a demo in which every command of the pages has something to show.
+
+    Jobs have ended, one of them charged; a rule has drained a node that failed.
+    """
+    site = DemoSite.up(directory, slurm_version=slurm_version, with_bank=True)
+    try:
         site.start_daemon()
+        if not site.bank.skip_reason:
+            for command in OPENING_COMMANDS:
+                site.run(shlex.split(command.format(owner=site.users[0]))).check_returncode()
+            site.wait_for_gate()
         site.submit_all()
         site.wait_for_jobs()
+        if not site.books.skip_reason:
+            site.wait_for_reports(site.submit(BURST_JOB))
+        if not site.bank.skip_reason:
+            enforce = "steward bank enforce gate --reason demo"
+            site.run(shlex.split(enforce)).check_returncode()
+            site.wait_for_charge(site.submit(PAID_JOB))
+        write_rule(site.rules)
+        node = f"node{site.sandbox.plan.spec.nodes}"
+        site.sandbox.stop_service(f"slurmd.{node}", signal.SIGKILL)
+        site.wait_for_rule(node)
+        site.sandbox.start_service(f"slurmd.{node}")
+        site.wait_for_jobs()
+    except BaseException:
+        site.down()
+        raise
+    return site
+
+
+def main() -> int:
+    """Write every page anew."""
+    with open_site(DIRECTORY) as site:
         run = running_in(site)
         for page in pages():
             old = page.read_text(encoding="utf-8")
