@@ -43,7 +43,7 @@ def test_the_triggers_and_their_fields_are_there() -> None:
 
 
 def test_every_key_of_stewards_own_is_told() -> None:
-    section = TEXT.split("## What Steward adds")[1].split("\n## ")[0]
+    section = TEXT.split("## Limits")[1].split("\n## ")[0]
     rows = re.findall(r"^\| (`.+?`) \|", section, re.MULTILINE)
     assert set(re.findall(r"`(\w+)`", " ".join(rows))) == set(LIMIT_PARSERS)
 
@@ -56,7 +56,7 @@ def test_every_operator_that_is_named_is_one() -> None:
 
 
 def test_the_shipped_rules_are_told() -> None:
-    section = TEXT.split("## The rules that come with Steward")[1].split("\n## ")[0]
+    section = TEXT.split("## Shipped rules")[1].split("\n## ")[0]
     told = dict(re.findall(r"^\| `(\w+)` \| .* \| (yes|no) \|$", section, re.MULTILINE))
     there = {
         path.stem: "yes" if parse_rule(path.read_text(), path.name).enabled else "no"
