@@ -6,6 +6,8 @@ any other query into a Struct.
 
 Times are stored as µs since the epoch, enums as their values, ``X | None`` in a column that may be
 NULL, and every other type that JSON expresses as JSON text.
+
+:mod:`steward.core.sqlalchemy_tables` derives tables of stores that can live on PostgreSQL.
 """
 
 import typing
@@ -48,12 +50,24 @@ class Index(msgspec.Struct, frozen=True):
     is_unique: bool = False
 
 
-class _Column(msgspec.Struct, frozen=True):
-    """Column: its type and constraints in SQL, and how its values are encoded and decoded."""
+class Column(msgspec.Struct, frozen=True):
+    """Column: its type and default in SQL, and how its values are encoded and decoded.
+
+    Attributes:
+        name: Name of the field.
+        hint: Type of the field.
+        sql_type: Type in SQLite.
+        is_nullable: Whether it may be NULL.
+        default: Clause for the field's default; "" for none.
+        encode: Conversion to the stored value, for those that no driver converts.
+        decode: Conversion of a stored value other than NULL.
+    """
 
     name: str
+    hint: Any
     sql_type: str
-    constraints: str
+    is_nullable: bool
+    default: str
     encode: Convert | None
     decode: Convert | None
 
@@ -63,11 +77,7 @@ class Rows(Generic[Record]):
 
     def __init__(self, record: type[Record]) -> None:
         self.record = record
-        hints = typing.get_type_hints(record)
-        self._columns = [
-            _derive_column(record, field, hints[field.name])
-            for field in inspect.type_info(record).fields  # type: ignore[attr-defined]
-        ]
+        self._columns = derive_columns(record)
         self.columns: tuple[str, ...] = record.__struct_fields__
         self.select_list = ", ".join(self.columns)
         self._decoders = [
@@ -146,7 +156,7 @@ class Table(Rows[Record]):
         definitions = {}
         end = f", PRIMARY KEY ({key})) WITHOUT ROWID" if key else ")"
         for column in self._columns:
-            constraints = column.constraints
+            constraints = " NOT NULL" * (not column.is_nullable) + column.default
             if column.name == key and column.sql_type == "INTEGER" and column.encode is None:
                 encoders[key] = lambda number: number or None
                 constraints = " PRIMARY KEY" + " AUTOINCREMENT" * autoincrement
@@ -216,7 +226,20 @@ def encode_json(value: Any) -> str:
     return msgspec.json.encode(value).decode()
 
 
-def _derive_column(record: type[msgspec.Struct], field: inspect.Field, hint: Any) -> _Column:
+def derive_columns(record: type[msgspec.Struct]) -> list[Column]:
+    """Derive the columns of a table from the fields of a Struct.
+
+    Raises:
+        TypeError: No column stores the type of a field.
+    """
+    hints = typing.get_type_hints(record)
+    return [
+        _derive_column(record, field, hints[field.name])
+        for field in inspect.type_info(record).fields  # type: ignore[attr-defined]
+    ]
+
+
+def _derive_column(record: type[msgspec.Struct], field: inspect.Field, hint: Any) -> Column:
     """Derive a column from a field of a Struct."""
     kinds = _list_kinds(field.type)
     stored = [kind for kind in kinds if not isinstance(kind, inspect.NoneType)]
@@ -237,12 +260,12 @@ def _derive_column(record: type[msgspec.Struct], field: inspect.Field, hint: Any
         )
     # None is among the values of Any.
     is_nullable = stored != kinds or isinstance(kind, inspect.AnyType)
-    constraints = "" if is_nullable else " NOT NULL"
     is_made = field.default_factory is not msgspec.NODEFAULT
-    default = field.default_factory() if is_made else field.default
-    if default is not None and default is not msgspec.NODEFAULT:
-        constraints += f" DEFAULT {_quote(encode(default) if encode else default)}"
-    return _Column(field.name, sql_type, constraints, encode, decode)
+    value = field.default_factory() if is_made else field.default
+    default = ""
+    if value is not None and value is not msgspec.NODEFAULT:
+        default = f" DEFAULT {_quote(encode(value) if encode else value)}"
+    return Column(field.name, hint, sql_type, is_nullable, default, encode, decode)
 
 
 def _list_kinds(kind: inspect.Type) -> list[inspect.Type]:
