@@ -10,14 +10,15 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
-from sqlalchemy import Row, func, insert, select, update
+from sqlalchemy import func, select, update
 
 from steward.bank.errors import BankUsage, NotInBank
-from steward.bank.ledger.postings import LedgerSession, encode_ledger_request, sanitize_text
+from steward.bank.ledger.postings import LedgerSession, encode_ledger_request
 from steward.bank.ledger.records import Account, Authorship, Member
-from steward.bank.ledger.tables import account, member, pot
+from steward.bank.ledger.tables import AccountRow, Pot, account, member, pot
 from steward.bank.money import MAX_AMOUNT
-from steward.core.timestamps import from_micros, to_micros
+from steward.core.sqlalchemy_tables import sanitize_text
+from steward.core.timestamps import from_micros
 
 _NAME: Final = re.compile(r"[^\s,\x00-\x1f\x7f]{1,100}")
 """Valid names of accounts and users."""
@@ -56,43 +57,29 @@ class Accounts:
                 f"there is an account {new.name} already: change it by 'account change'", new.name
             )
         self._check_parent(new.name, new.parent, new.draws_on_parent)
+        created = session.now(author) if existing is None else existing.created
+        new = msgspec.structs.replace(new, known=True, created=created)
         if existing is None:
             self.insert_account(new, author)
         elif new.draws_on_parent:
             self._require_no_money(new.name)
-        created = (
-            from_micros(to_micros(session.now(author))) if existing is None else existing.created
-        )
         session.add_transaction("account.create", author, request=request, account=new.name)
-        self._cache.clear()
-        values = _account_columns(msgspec.structs.replace(new, known=True))
-        session.execute(update(account).where(account.c.name == new.name).values(values))
-        session.touch(new.name)
-        return msgspec.structs.replace(new, known=True, created=created)
+        if existing is not None:
+            self._update_account(new)
+        return new
 
     def insert_account(self, new: Account, author: Authorship) -> None:
         """Insert an account and its open-ended allocation, without checks."""
         session = self._session
-        now_us = to_micros(session.now(author))
-        columns = _account_columns(new)
+        created = new.created or session.now(author)
         self._cache.clear()
-        session.execute(insert(account).values(**columns, created_us=now_us, seq=session.seq))
+        values = msgspec.structs.asdict(new) | {"created": created, "seq": session.seq}
+        session.insert(account, AccountRow(**values))
         number = (
             session.fetch_value(select(func.max(pot.c.number)).where(pot.c.number > 0)) or 0
         ) + 1
-        session.execute(
-            insert(pot).values(
-                number=number,
-                account=new.name,
-                begin_us=0,
-                end_us=None,
-                rollover="none",
-                note="",
-                balance=0,
-                given=0,
-                made_by=0,
-            )
-        )
+        open_ended = Pot(number=number, account=new.name, begin=from_micros(0), made_by=0)
+        session.insert(pot, open_ended)
 
     def change(
         self,
@@ -136,11 +123,8 @@ class Accounts:
             self._check_parent(name, after.parent, after.draws_on_parent)
         if after.draws_on_parent and not before.draws_on_parent:
             self._require_no_money(name)
-        self._cache.clear()
         session.add_transaction("account.change", author, request=request, account=name)
-        session.execute(
-            update(account).where(account.c.name == name).values(_account_columns(after))
-        )
+        self._update_account(after)
         if is_moved:
             session.touch_all()
         return after
@@ -149,8 +133,8 @@ class Accounts:
         """Return the account of this name, or None; unknown accounts included."""
         name = sanitize_text(name.lower())
         if name not in self._cache:
-            row = self._session.fetch_row(select(account).where(account.c.name == name))
-            self._cache[name] = None if row is None else _account_from_row(row)
+            query = select(account).where(account.c.name == name)
+            self._cache[name] = self._session.find(Account, query)
         return self._cache[name]
 
     def require(self, name: str) -> Account:
@@ -171,22 +155,19 @@ class Accounts:
         query = select(account).order_by(account.c.name)
         if not unknown:
             query = query.where(account.c.known == 1)
-        return [_account_from_row(row) for row in self._session.fetch_rows(query)]
+        return self._session.fetch(Account, query)
 
     def list_changed(self, after_seq: int) -> list[Account]:
         """List accounts changed after a sequence number, by name; all, unknown ones too, for 0."""
         query = select(account).order_by(account.c.name)
         if after_seq:
             query = query.where(account.c.seq > after_seq)
-        return [_account_from_row(row) for row in self._session.fetch_rows(query)]
+        return self._session.fetch(Account, query)
 
     def list_children(self, name: str) -> list[Account]:
         """List the direct children of an account."""
-        query = select(account).where(account.c.parent == sanitize_text(name.lower()))
-        return [
-            _account_from_row(row)
-            for row in self._session.fetch_rows(query.order_by(account.c.name))
-        ]
+        query = select(account).where(account.c.parent == name.lower())
+        return self._session.fetch(Account, query.order_by(account.c.name))
 
     def list_led_by(self, user: str, coordinated: frozenset[str]) -> frozenset[str]:
         """Return the accounts that a user owns or coordinates, with all accounts below them."""
@@ -239,7 +220,7 @@ class Accounts:
             session.add_transaction(
                 "user.set", author, request=request, account=account.name, user=user
             )
-            self._store_member(account.name, user, limit_amount=limit, listed=int(listed))
+            self._store_member(account.name, user, limit=limit, listed=listed)
         return next(member for member in self.list_users(account.name) if member.user == user)
 
     def drop_user(self, name: str, user: str, author: Authorship) -> None:
@@ -258,36 +239,41 @@ class Accounts:
         session.add_transaction(
             "user.drop", author, request=request, account=account.name, user=user
         )
-        self._store_member(account.name, user, limit_amount=None, listed=0)
+        self._store_member(account.name, user, limit=None, listed=False)
 
     def add_spent(self, name: str, user: str, amount: int) -> None:
         """Add to the amount a user has spent of an account; negative for a refund."""
         if not user or not amount:
             return
-        conditions = (member.c.account == name, member.c.name == user)
+        conditions = (member.c.account == name, member.c.user == user)
         if not self._session.execute(
             update(member).where(*conditions).values(spent=member.c.spent + amount)
         ):
-            self._store_member(name, user, limit_amount=None, listed=0, spent=amount)
+            self._store_member(name, user, limit=None, listed=False, spent=amount)
 
     def list_users(self, name: str) -> list[Member]:
         """List the users who are in an account or have spent of it."""
-        return self._list_members(member.c.account == sanitize_text(name.lower()))
+        return self._list_members(member.c.account == name.lower())
 
     def list_of_user(self, user: str) -> list[Member]:
         """List the accounts that a user is in or has spent of."""
-        return self._list_members(member.c.name == sanitize_text(user))
+        return self._list_members(member.c.user == user)
 
     def _list_members(self, condition: Any) -> list[Member]:
-        query = select(member).where(condition).order_by(member.c.account, member.c.name)
-        return [_member_from_row(row) for row in self._session.fetch_rows(query)]
+        query = select(member).where(condition).order_by(member.c.account, member.c.user)
+        return self._session.fetch(Member, query)
 
-    def _store_member(self, name: str, user: str, **values: int | None) -> None:
+    def _store_member(self, name: str, user: str, **values: Any) -> None:
         """Update the row of a user in an account, or insert it."""
-        conditions = (member.c.account == name, member.c.name == user)
+        conditions = (member.c.account == name, member.c.user == user)
         if not self._session.execute(update(member).where(*conditions).values(**values)):
-            new: dict[str, int | None] = {"limit_amount": None, "spent": 0, "listed": 0}
-            self._session.execute(insert(member).values(account=name, name=user, **(new | values)))
+            self._session.insert(member, Member(account=name, user=user, **values))
+
+    def _update_account(self, changed: Account) -> None:
+        """Update the row of an account."""
+        self._cache.clear()
+        values = msgspec.structs.asdict(changed)
+        self._session.execute(update(account).where(account.c.name == changed.name).values(values))
 
     def _check_parent(self, name: str, parent: str, draws_on_parent: bool) -> None:
         """Reject a parent that does not exist or would form a cycle."""
@@ -329,44 +315,4 @@ def _validate_account(account: Account) -> Account:
         parent=sanitize_text(account.parent.lower()),
         owners=tuple(dict.fromkeys(map(sanitize_text, account.owners))),
         note=sanitize_text(account.note),
-    )
-
-
-def _account_columns(account: Account) -> dict[str, Any]:
-    """Return the column values of an account's row."""
-    return {
-        "name": account.name,
-        "parent": account.parent,
-        "owners": msgspec.json.encode(account.owners).decode(),
-        "credit": account.credit,
-        "draws_on_parent": int(account.draws_on_parent),
-        "only_listed": int(account.only_listed),
-        "closed": int(account.closed),
-        "note": account.note,
-        "known": int(account.known),
-    }
-
-
-def _account_from_row(row: "Row[Any]") -> Account:
-    return Account(
-        name=row.name,
-        parent=row.parent,
-        owners=msgspec.json.decode(row.owners, type=tuple[str, ...]),
-        credit=row.credit,
-        draws_on_parent=bool(row.draws_on_parent),
-        only_listed=bool(row.only_listed),
-        closed=bool(row.closed),
-        note=row.note,
-        known=bool(row.known),
-        created=from_micros(row.created_us),
-    )
-
-
-def _member_from_row(row: "Row[Any]") -> Member:
-    return Member(
-        account=row.account,
-        user=row.name,
-        limit=row.limit_amount,
-        spent=row.spent,
-        listed=bool(row.listed),
     )

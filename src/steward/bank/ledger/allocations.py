@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Any, Final
 
 import msgspec
-from sqlalchemy import Row, func, insert, or_, select, update
+from sqlalchemy import func, or_, select, update
 
 from steward.bank.errors import BankUsage, NotInBank
 from steward.bank.ledger.accounts import Accounts
@@ -21,13 +21,12 @@ from steward.bank.ledger.postings import (
     LedgerSession,
     TransferWriter,
     encode_ledger_request,
-    sanitize_text,
     validate_amount,
 )
 from steward.bank.ledger.records import Account, Allocation, Authorship, Rollover, Transfer
-from steward.bank.ledger.tables import EXPIRED, ISSUED, pot
+from steward.bank.ledger.tables import EXPIRED, ISSUED, Pot, pot
 from steward.bank.records import AllocationShare
-from steward.core.timestamps import from_micros, to_micros
+from steward.core.timestamps import to_micros
 
 _NEVER: Final = 2**63
 """End of an open-ended allocation for sorting, after any time."""
@@ -156,8 +155,8 @@ class Allocations:
         earlier = session.find_repeat(author, request)
         if earlier is not None:
             return self._find_by_transaction(earlier)
-        begin_us = to_micros(begin or session.now(author))
-        if begin_us >= to_micros(end):
+        begin = begin or session.now(author)
+        if begin >= end:
             raise BankUsage("an allocation ends after it begins", account)
         number = session.fetch_value(select(func.max(pot.c.number))) + 1
         transaction = session.add_transaction(
@@ -166,19 +165,18 @@ class Allocations:
             request=request,
             account=bank_account.name,
             amount=amount,
-        )
-        session.execute(
-            insert(pot).values(
+        ).number
+        session.insert(
+            pot,
+            Pot(
                 number=number,
                 account=bank_account.name,
-                begin_us=begin_us,
-                end_us=to_micros(end),
+                begin=begin,
+                end=end,
                 rollover=rollover,
-                note=sanitize_text(note),
-                balance=0,
-                given=0,
+                note=note,
                 made_by=transaction,
-            )
+            ),
         )
         if amount:
             session.post_entries(transaction, "deposit", {ISSUED: -amount, number: amount})
@@ -216,19 +214,13 @@ class Allocations:
             session.add_transaction(
                 "allocation.change", author, request=request, account=before.account
             )
-            values = {
-                "begin_us": to_micros(after.begin),
-                "end_us": to_micros(after.end),
-                "rollover": after.rollover,
-                "note": sanitize_text(after.note),
-            }
-            session.execute(update(pot).where(pot.c.number == number).values(values))
+            session.execute(update(pot).where(pot.c.number == number).values(changes))
         return self._require(number)
 
     def get(self, number: int) -> Allocation | None:
         """Return the allocation of this number, or None."""
-        row = self._session.fetch_row(select(pot).where(pot.c.number == number, pot.c.number > 0))
-        return None if row is None else _allocation_from_row(row)
+        query = select(pot).where(pot.c.number == number, pot.c.number > 0)
+        return self._session.find(Allocation, query)
 
     def list_own(self, account: str, with_ended: bool = False) -> list[Allocation]:
         """List an account's own allocations, earliest end first.
@@ -237,10 +229,9 @@ class Allocations:
             account: The account's name.
             with_ended: Whether to include allocations that have ended.
         """
-        query = select(pot).where(pot.c.account == sanitize_text(account.lower()))
+        query = select(pot).where(pot.c.account == account.lower())
         if not with_ended:
-            now_us = to_micros(self._session.now())
-            query = query.where(or_(pot.c.end_us.is_(None), pot.c.end_us > now_us))
+            query = query.where(or_(pot.c.end.is_(None), pot.c.end > self._session.now()))
         return self.fetch(query)
 
     def get_open_ended(self, account: str) -> Allocation:
@@ -249,9 +240,7 @@ class Allocations:
         Raises:
             BankUsage: The account does not exist.
         """
-        query = select(pot).where(
-            pot.c.account == sanitize_text(account.lower()), pot.c.end_us.is_(None)
-        )
+        query = select(pot).where(pot.c.account == account.lower(), pot.c.end.is_(None))
         allocations = self.fetch(query)
         if not allocations:
             raise NotInBank(f"there is no account {account!r}", account)
@@ -259,8 +248,8 @@ class Allocations:
 
     def fetch(self, statement: Any) -> list[Allocation]:
         """List the allocations that a SELECT on the table ``pot`` returns, earliest end first."""
-        ordered = statement.order_by(pot.c.end_us.is_(None), pot.c.end_us, pot.c.number)
-        return [_allocation_from_row(row) for row in self._session.fetch_rows(ordered)]
+        ordered = statement.order_by(pot.c.end.is_(None), pot.c.end, pot.c.number)
+        return self._session.fetch(Allocation, ordered)
 
     def require_own(self, account: str, number: int) -> Allocation:
         """Return an allocation of this account by number; its open-ended one for 0.
@@ -309,19 +298,6 @@ def require_payable(account: Account) -> Account:
     return account
 
 
-def _allocation_from_row(row: "Row[Any]") -> Allocation:
-    return Allocation(
-        number=row.number,
-        account=row.account,
-        begin=from_micros(row.begin_us),
-        end=None if row.end_us is None else from_micros(row.end_us),
-        rollover=row.rollover,
-        note=row.note,
-        balance=row.balance,
-        given=row.given,
-    )
-
-
 def expire_allocations(
     session: LedgerSession,
     allocations: Allocations,
@@ -339,8 +315,8 @@ def expire_allocations(
         reserved: By allocation number, the amount that jobs which started on it may still need. It
             stays until those jobs have ended.
     """
-    now_us = to_micros(session.now(author))
-    ended = select(pot.c.number).where(pot.c.end_us <= now_us, pot.c.balance > 0)
+    now = session.now(author)
+    ended = select(pot.c.number).where(pot.c.end <= now, pot.c.balance > 0)
     transfers: list[Transfer] = []
     # A rollover into an allocation that has ended too rolls on with that one's balance.
     pending = {row.number for row in session.fetch_rows(ended)}
@@ -354,7 +330,7 @@ def expire_allocations(
             allocation, allocations.list_own(allocation.account, with_ended=True)
         )
         transfers.append(_empty_allocation(writer, author, allocation, amount, target))
-        if target is not None and target.end is not None and to_micros(target.end) <= now_us:
+        if target is not None and target.end is not None and target.end <= now:
             pending.add(target.number)
     return transfers
 

@@ -12,10 +12,9 @@ post by ``charge``, people refund by ``refund``. All amounts are micro-SU.
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Final
 
 import msgspec
-from sqlalchemy import Row, func, insert, select, update
+from sqlalchemy import func, select, update
 
 from steward.bank.errors import BankRefused, BankUsage, NotInBank
 from steward.bank.ledger.accounts import Accounts
@@ -29,7 +28,6 @@ from steward.bank.ledger.postings import (
     LedgerSession,
     TransferWriter,
     encode_ledger_request,
-    sanitize_text,
     validate_amount,
 )
 from steward.bank.ledger.records import (
@@ -42,10 +40,18 @@ from steward.bank.ledger.records import (
     ChargeVersion,
     Transfer,
 )
-from steward.bank.ledger.tables import USAGE, act, charge, charge_version, entry
+from steward.bank.ledger.tables import (
+    USAGE,
+    StoredCharge,
+    StoredVersion,
+    act,
+    charge,
+    charge_version,
+    entry,
+)
 from steward.bank.money import MAX_AMOUNT
 from steward.bank.records import AllocationShare, Charge
-from steward.core.timestamps import from_micros, to_micros
+from steward.core.sqlalchemy_tables import decode_row, sanitize_text
 
 
 @dataclass
@@ -211,10 +217,6 @@ def run_start(new: Charge) -> datetime | None:
     return new.use.start if new.use is not None else None
 
 
-_encoder: Final = msgspec.json.Encoder()
-_decoder: Final = msgspec.json.Decoder(Charge)
-
-
 class Charges:
     """Charges of runs: post, refund and query them.
 
@@ -248,7 +250,7 @@ class Charges:
         """
         new = _validate_charge(charge)
         row = self._find_row(new.key)
-        if row is not None and _is_same_charge(_decoder.decode(row.body), new):
+        if row is not None and _is_same_charge(row.charge, new):
             return _charge_result(self._load_state(row))
         self._ensure_account(new.account, author)
         before = None if row is None else self._load_state(row)
@@ -278,9 +280,19 @@ class Charges:
         elif due < state.due:
             transfers.append(self._payments.give_back(state, state.due - due, author, why))
         added = sum(_usage_amount(transfer) for transfer in transfers)
-        self._store_charge(state, new, author, 1 if row is None else row.versions + 1)
-        self._add_version(
-            state.number, new, author, why, 1 if row is None else row.versions + 1, transfers
+        stored = self._store_charge(state, new, author, row)
+        self._session.insert(
+            charge_version,
+            StoredVersion(
+                charge_number=stored.number,
+                number=stored.versions,
+                charge=new,
+                transfers=tuple(transfer.number for transfer in transfers),
+                added=added,
+                at=stored.last_at,
+                who=author.who,
+                why=why,
+            ),
         )
         return _charge_result(state, added=added, transfers=transfers, is_first=row is None)
 
@@ -310,15 +322,14 @@ class Charges:
             .values(
                 refunded=row.refunded + refunded,
                 overdraw=state.overdraw,
-                last_at_us=to_micros(self._session.now(author)),
+                last_at=self._session.now(author),
             )
         )
         return transfer
 
     def get(self, key: str) -> ChargeRow | None:
         """Return the charge with this key, or None."""
-        row = self._find_row(key)
-        return None if row is None else _charge_from_row(row)
+        return self._session.find(ChargeRow, select(charge).where(charge.c.key == key))
 
     def list_of_job(
         self, cluster: str, job_id: int, first_submit: datetime | None = None
@@ -329,74 +340,56 @@ class Charges:
         """
         query = select(charge).where(charge.c.cluster == cluster, charge.c.job_id == job_id)
         if first_submit is not None:
-            query = query.where(charge.c.first_submit_us == to_micros(first_submit))
-        return [
-            _charge_from_row(row)
-            for row in self._session.fetch_rows(query.order_by(charge.c.number))
-        ]
+            query = query.where(charge.c.first_submit == first_submit)
+        return self._session.fetch(ChargeRow, query.order_by(charge.c.number))
 
     def list_of_jobs(self, cluster: str, job_ids: Collection[int]) -> list[ChargeRow]:
         """List the charges of several jobs' runs and their pieces, by raw job id."""
         query = select(charge).where(charge.c.cluster == cluster, charge.c.job_id.in_(job_ids))
-        return [
-            _charge_from_row(row)
-            for row in self._session.fetch_rows(query.order_by(charge.c.number))
-        ]
+        return self._session.fetch(ChargeRow, query.order_by(charge.c.number))
 
     def list_changed(self, after: int, limit: int = 500) -> list[tuple[int, str, ChargeRow]]:
         """List charges changed after a transaction number: (transaction number, author, charge)."""
-        columns = (act.c.number.label("act_number"), act.c.who.label("act_who"), charge)
         query = (
-            select(*columns)
+            select(charge, act.c.number, act.c.who)
+            .select_from(act)
             .join(charge, charge.c.number == act.c.charge)
             .where(act.c.number > after)
             .order_by(act.c.number)
             .limit(limit)
         )
         return [
-            (row.act_number, row.act_who, _charge_from_row(row))
+            (row[-2], row[-1], decode_row(ChargeRow, row))
             for row in self._session.fetch_rows(query)
         ]
 
     def list_versions(self, key: str) -> list[ChargeVersion]:
         """List the posted versions of a charge, oldest first."""
         number = self._require_row(key).number
-        query = select(charge_version).where(charge_version.c.charge == number)
-        return [
-            ChargeVersion(
-                number=row.number,
-                charge=_decoder.decode(row.body),
-                transfers=msgspec.json.decode(row.acts, type=tuple[int, ...]),
-                added=row.added,
-                at=from_micros(row.at_us),
-                who=row.who,
-                why=row.why,
-            )
-            for row in self._session.fetch_rows(query.order_by(charge_version.c.number))
-        ]
+        query = select(charge_version).where(charge_version.c.charge_number == number)
+        return self._session.fetch(ChargeVersion, query.order_by(charge_version.c.number))
 
     def list_since(
         self, at: datetime, cluster: str = "", limit: int = 1000, after: str = ""
     ) -> list[ChargeRow]:
         """List charges of runs that began at or after a time, by key, after the key ``after``."""
-        query = select(charge).where(charge.c.begin_us >= to_micros(at), charge.c.key > after)
+        query = select(charge).where(charge.c.begin >= at, charge.c.key > after)
         if cluster:
             query = query.where(charge.c.cluster == cluster)
-        rows = self._session.fetch_rows(query.order_by(charge.c.key).limit(limit))
-        return [_charge_from_row(row) for row in rows]
+        return self._session.fetch(ChargeRow, query.order_by(charge.c.key).limit(limit))
 
     def _ensure_account(self, name: str, author: Authorship) -> None:
         if self._accounts.get(name) is None:
             note = "entered since something was charged to it"
             self._accounts.insert_account(Account(name=name, known=False, note=note), author)
 
-    def _load_state(self, row: "Row[Any]") -> ChargeState:
+    def _load_state(self, row: StoredCharge) -> ChargeState:
         """Return the current state of a stored charge."""
         return ChargeState(
             number=row.number,
             key=row.key,
             account=row.account,
-            user=row.user_name,
+            user=row.user,
             payer=row.payer,
             overdraw=row.overdraw,
             paid=self._payments.sum_payments(row.number),
@@ -417,65 +410,44 @@ class Charges:
         )
 
     def _store_charge(
-        self, state: ChargeState, new: Charge, author: Authorship, version: int
-    ) -> None:
-        """Insert or update the row of a charge."""
-        now_us = to_micros(self._session.now(author))
-        columns = {
-            "account": new.account,
-            "user_name": new.user,
-            "partition_name": new.partition,
-            "amount": new.amount,
-            "hold": sanitize_text(new.hold),
-            "begin_us": to_micros(run_start(new) or new.first_submit),
-            "body": _encoder.encode(new),
-            "payer": state.payer,
-            "overdraw": state.overdraw,
-            "last_at_us": now_us,
-            "versions": version,
-        }
-        if version > 1:
-            same = charge.c.number == state.number
-            self._session.execute(update(charge).where(same).values(columns))
-            return
-        columns |= {
-            "number": state.number,
-            "key": state.key,
-            "cluster": sanitize_text(new.cluster),
-            "job_id": new.job_id,
-            "first_submit_us": to_micros(new.first_submit),
-            "refunded": 0,
-            "first_at_us": now_us,
-        }
-        self._session.execute(insert(charge).values(columns))
-
-    def _add_version(
-        self,
-        number: int,
-        new: Charge,
-        author: Authorship,
-        why: str,
-        version: int,
-        transfers: Sequence[Transfer],
-    ) -> None:
-        """Store the posted version of a charge, which is kept for ever."""
-        self._session.execute(
-            insert(charge_version).values(
-                charge=number,
-                number=version,
-                at_us=to_micros(self._session.now(author)),
-                who=sanitize_text(author.who),
-                why=sanitize_text(why),
-                added=sum(_usage_amount(transfer) for transfer in transfers),
-                acts=msgspec.json.encode([transfer.number for transfer in transfers]).decode(),
-                body=_encoder.encode(new),
-            )
+        self, state: ChargeState, new: Charge, author: Authorship, before: StoredCharge | None
+    ) -> StoredCharge:
+        """Insert or update the row of a charge, and return it."""
+        now = self._session.now(author)
+        stored = StoredCharge(
+            number=state.number,
+            key=state.key,
+            cluster=new.cluster,
+            job_id=new.job_id,
+            first_submit=new.first_submit,
+            account=new.account,
+            user=new.user,
+            partition=new.partition,
+            amount=new.amount,
+            hold=new.hold,
+            begin=run_start(new) or new.first_submit,
+            charge=new,
+            refunded=0 if before is None else before.refunded,
+            overdraw=state.overdraw,
+            payer=state.payer,
+            first_at=now if before is None else before.first_at,
+            last_at=now,
+            versions=1 if before is None else before.versions + 1,
         )
+        if before is None:
+            self._session.insert(charge, stored)
+        else:
+            old = msgspec.structs.asdict(before)
+            new_values = msgspec.structs.asdict(stored).items()
+            changes = {name: value for name, value in new_values if value != old[name]}
+            same = charge.c.number == stored.number
+            self._session.execute(update(charge).where(same).values(changes))
+        return stored
 
-    def _find_row(self, key: str) -> "Row[Any] | None":
-        return self._session.fetch_row(select(charge).where(charge.c.key == sanitize_text(key)))
+    def _find_row(self, key: str) -> StoredCharge | None:
+        return self._session.find(StoredCharge, select(charge).where(charge.c.key == key))
 
-    def _require_row(self, key: str) -> "Row[Any]":
+    def _require_row(self, key: str) -> StoredCharge:
         row = self._find_row(key)
         if row is None:
             raise NotInBank(f"there is no charge {key!r}", key)
@@ -525,15 +497,3 @@ def _is_same_charge(first: Charge, second: Charge) -> bool:
 
 def _usage_amount(transfer: Transfer) -> int:
     return sum(entry.amount for entry in transfer.entries if entry.pot == "usage")
-
-
-def _charge_from_row(row: "Row[Any]") -> ChargeRow:
-    return ChargeRow(
-        charge=_decoder.decode(row.body),
-        refunded=row.refunded,
-        overdraw=row.overdraw,
-        payer=row.payer,
-        first_at=from_micros(row.first_at_us),
-        last_at=from_micros(row.last_at_us),
-        versions=row.versions,
-    )

@@ -7,14 +7,15 @@ however late it wakes up.
 
 from collections.abc import Callable
 from datetime import datetime, timedelta
-from typing import Any
 
-from sqlalchemy import Connection, Row, func, insert, select, update
+import msgspec
+from sqlalchemy import Connection, func, insert, select, update
 
 from steward.bank.errors import LedgerUnavailable
 from steward.bank.ledger.engine import LedgerDatabase
 from steward.bank.ledger.records import Lease
 from steward.bank.ledger.tables import lease, state
+from steward.core.sqlalchemy_tables import decode_row
 from steward.core.timestamps import from_micros, to_micros
 
 
@@ -51,17 +52,18 @@ class Leases:
         with self._database.writing() as connection:
             _wait_for_writers(connection)
             now = self._current_time(connection)
-            row = _find_lease(connection, name)
-            if row is not None and row.holder != holder and from_micros(row.until_us) > now:
+            before = _find_lease(connection, name)
+            if before is not None and before.holder != holder and before.until > now:
                 return None
-            fence = 1 if row is None else row.fence + 1
-            until_us = to_micros(now + timedelta(seconds=duration_s))
-            values = {"holder": holder, "fence": fence, "until_us": until_us}
-            if row is None:
-                connection.execute(insert(lease).values(name=name, **values))
+            fence = 1 if before is None else before.fence + 1
+            until = now + timedelta(seconds=duration_s)
+            taken = Lease(name=name, holder=holder, fence=fence, until=until)
+            values = msgspec.structs.asdict(taken)
+            if before is None:
+                connection.execute(insert(lease), values)
             else:
                 connection.execute(update(lease).where(lease.c.name == name).values(values))
-        return Lease(name=name, holder=holder, fence=fence, until=from_micros(until_us))
+        return taken
 
     def renew(self, held_lease: Lease, duration_s: float) -> Lease:
         """Extend a lease from now on, even after it ended if nobody took it.
@@ -73,16 +75,11 @@ class Leases:
         with self._database.writing() as connection:
             _wait_for_writers(connection)
             check_lease(connection, held_lease)
-            until_us = to_micros(self._current_time(connection) + timedelta(seconds=duration_s))
+            until = self._current_time(connection) + timedelta(seconds=duration_s)
             connection.execute(
-                update(lease).where(lease.c.name == held_lease.name).values(until_us=until_us)
+                update(lease).where(lease.c.name == held_lease.name).values(until=until)
             )
-        return Lease(
-            name=held_lease.name,
-            holder=held_lease.holder,
-            fence=held_lease.fence,
-            until=from_micros(until_us),
-        )
+        return msgspec.structs.replace(held_lease, until=until)
 
     def release(self, held_lease: Lease) -> None:
         """Release a lease; no effect if another process has taken it.
@@ -95,7 +92,7 @@ class Leases:
             connection.execute(
                 update(lease)
                 .where(lease.c.name == held_lease.name, lease.c.fence == held_lease.fence)
-                .values(until_us=0, fence=held_lease.fence + 1)
+                .values(until=from_micros(0), fence=held_lease.fence + 1)
             )
 
     def find_holder(self, name: str) -> Lease | None:
@@ -105,15 +102,10 @@ class Leases:
             LedgerUnavailable: The database is unreachable.
         """
         with self._database.reading() as connection:
-            row = _find_lease(connection, name)
-            if row is None or from_micros(row.until_us) <= self._current_time(connection):
+            held_lease = _find_lease(connection, name)
+            if held_lease is None or held_lease.until <= self._current_time(connection):
                 return None
-            return Lease(
-                name=name,
-                holder=row.holder,
-                fence=row.fence,
-                until=from_micros(row.until_us),
-            )
+            return held_lease
 
     def _current_time(self, connection: Connection) -> datetime:
         """Return the current time: the process's clock on SQLite, the server's on PostgreSQL."""
@@ -129,9 +121,9 @@ def check_lease(connection: Connection, held_lease: Lease) -> None:
     Raises:
         LeaseLost: Another process has taken it.
     """
-    row = _find_lease(connection, held_lease.name)
-    if row is None or (row.fence, row.holder) != (held_lease.fence, held_lease.holder):
-        holder = row.holder if row is not None else "nobody"
+    stored = _find_lease(connection, held_lease.name)
+    if stored is None or (stored.fence, stored.holder) != (held_lease.fence, held_lease.holder):
+        holder = stored.holder if stored is not None else "nobody"
         raise LeaseLost(
             f"the lease {held_lease.name} is not ours any more: {holder} has it", held_lease.name
         )
@@ -142,5 +134,6 @@ def _wait_for_writers(connection: Connection) -> None:
     connection.execute(select(state.c.id).with_for_update())
 
 
-def _find_lease(connection: Connection, name: str) -> "Row[Any] | None":
-    return connection.execute(select(lease).where(lease.c.name == name)).first()
+def _find_lease(connection: Connection, name: str) -> Lease | None:
+    row = connection.execute(select(lease).where(lease.c.name == name)).first()
+    return None if row is None else decode_row(Lease, row)

@@ -9,41 +9,47 @@ Each is written in the transaction of the postings that it belongs to:
 """
 
 from collections.abc import Sequence
-from datetime import datetime
-from typing import Any, Final
+from datetime import datetime, timedelta
+from typing import Final
 
 import msgspec
-from sqlalchemy import Row, Table, delete, func, insert, select, update
+from sqlalchemy import Table, delete, func, select, update
 
 from steward.bank.errors import BankUsage
-from steward.bank.ledger.postings import LedgerSession, sanitize_text
-from steward.bank.ledger.records import OutboxItem
-from steward.bank.ledger.tables import cursor, mark, outbox, settlement, threshold
+from steward.bank.ledger.postings import LedgerSession
+from steward.bank.ledger.records import DEAD_LETTER, DELIVERED, OutboxItem
+from steward.bank.ledger.tables import (
+    ConsumerCursor,
+    Mark,
+    ReportedThreshold,
+    cursor,
+    mark,
+    outbox,
+    settlement,
+    threshold,
+)
 from steward.bank.records import Settlement
-from steward.core.timestamps import from_micros, to_micros
+from steward.core.sqlalchemy_tables import sanitize_text
 
-_KEY_RETENTION_US: Final = 90 * 86_400 * 1_000_000
-"""Time that the key of a delivered message is remembered: 90 days, in microseconds."""
-_DONE: Final = 1
-"""Value of outbox.done for a delivered message."""
-_DEAD: Final = 2
-"""Value of outbox.done for a dead letter."""
+_KEY_RETENTION: Final = timedelta(days=90)
+"""Time that the key of a delivered message is remembered."""
 
 
 def insert_or_replace(
-    session: LedgerSession, table: Table, values: dict[str, Any], *, replace: bool = False
+    session: LedgerSession, table: Table, record: msgspec.Struct, *, replace: bool = False
 ) -> bool:
-    """Insert a row; with ``replace``, overwrite one with the same primary key.
+    """Insert a record; with ``replace``, overwrite the row with the same primary key.
 
     Returns:
         True if a row was inserted or replaced.
     """
     # Other writers wait, so no row can appear between the check and the insert.
-    conditions = [column == values[column.name] for column in table.primary_key]
+    conditions = [column == getattr(record, column.key) for column in table.primary_key]
     if session.fetch_row(select(*table.primary_key).where(*conditions)) is None:
-        session.execute(insert(table).values(values))
+        session.insert(table, record)
         return True
     if replace:
+        values = msgspec.structs.asdict(record)
         session.execute(update(table).where(*conditions).values(values))
     return replace
 
@@ -65,7 +71,8 @@ class Cursors:
 
     def move_cursor(self, name: str, position: int) -> None:
         """Set a cursor."""
-        insert_or_replace(self._session, cursor, {"name": name, "position": position}, replace=True)
+        new = ConsumerCursor(name=name, position=position)
+        insert_or_replace(self._session, cursor, new, replace=True)
 
     def read_mark(self, name: str) -> str:
         """Return a note; "" if absent."""
@@ -73,9 +80,7 @@ class Cursors:
 
     def set_mark(self, name: str, text: str) -> None:
         """Write a note, replacing its text."""
-        insert_or_replace(
-            self._session, mark, {"name": name, "said": sanitize_text(text)}, replace=True
-        )
+        insert_or_replace(self._session, mark, Mark(name=name, said=text), replace=True)
 
 
 class Settlements:
@@ -101,24 +106,13 @@ class Settlements:
             frees=frees,
             final=final,
         )
-        values = msgspec.structs.asdict(new) | {"final": int(final)}
-        self._session.execute(insert(settlement).values(values))
+        self._session.insert(settlement, new)
         return new
 
     def list_after(self, seq: int, limit: int = 1000) -> list[Settlement]:
         """List settlements after a sequence number, in order."""
         query = select(settlement).where(settlement.c.seq > seq).order_by(settlement.c.seq)
-        return [
-            Settlement(
-                seq=row.seq,
-                hold=row.hold,
-                charge=row.charge,
-                amount=row.amount,
-                frees=row.frees,
-                final=bool(row.final),
-            )
-            for row in self._session.fetch_rows(query.limit(limit))
-        ]
+        return self._session.fetch(Settlement, query.limit(limit))
 
     def prune(self, last_seq: int) -> int:
         """Delete settlements up to a number, which the gate has applied; return their count.
@@ -141,9 +135,9 @@ class Thresholds:
 
     def record_reported(self, allocation: int, kind: str, value: int) -> bool:
         """Record that a threshold is reported now; return False if it was before."""
-        now_us = to_micros(self._session.now())
-        values = {"allocation": allocation, "kind": kind, "value": value, "at_us": now_us}
-        return insert_or_replace(self._session, threshold, values)
+        at = self._session.now()
+        reported = ReportedThreshold(allocation=allocation, kind=kind, value=value, at=at)
+        return insert_or_replace(self._session, threshold, reported)
 
     def count_reported(self, allocation: int, kind: str) -> int:
         """Return how many thresholds of a kind were reported."""
@@ -176,48 +170,39 @@ class Outbox:
             Number of the message.
         """
         if key:
-            conditions = (outbox.c.kind == kind, outbox.c.item_key == sanitize_text(key))
+            conditions = (outbox.c.kind == kind, outbox.c.key == key)
             earlier = self._session.fetch_value(select(outbox.c.id).where(*conditions))
             if earlier is not None:
                 return int(earlier)
         number = int(self._session.fetch_value(select(func.max(outbox.c.id))) or 0) + 1
-        self._session.execute(
-            insert(outbox).values(
-                id=number,
-                kind=kind,
-                item_key=sanitize_text(key) if key else None,
-                payload=payload,
-                tries=0,
-                next_us=to_micros(self._session.now()),
-                error="",
-                done=0,
-            )
-        )
+        now = self._session.now()
+        new = OutboxItem(id=number, kind=kind, key=key, payload=payload, next_at=now)
+        self._session.insert(outbox, new)
         return number
 
     def list_due(self, kind: str, now: datetime, limit: int = 100) -> list[OutboxItem]:
         """List the messages of a kind to send now, oldest first."""
         query = (
             select(outbox)
-            .where(outbox.c.kind == kind, outbox.c.done == 0, outbox.c.next_us <= to_micros(now))
+            .where(outbox.c.kind == kind, outbox.c.done == 0, outbox.c.next_at <= now)
             .order_by(outbox.c.id)
             .limit(limit)
         )
-        return [_outbox_item(row) for row in self._session.fetch_rows(query)]
+        return self._session.fetch(OutboxItem, query)
 
     def mark_delivered(self, number: int) -> None:
         """Mark a message as delivered: delete its payload, remember its key for 90 days."""
-        now_us = to_micros(self._session.now())
+        now = self._session.now()
         self._session.execute(
             update(outbox)
             .where(outbox.c.id == number)
-            .values(done=_DONE, payload=b"", next_us=now_us, error="")
+            .values(done=DELIVERED, payload=b"", next_at=now, error="")
         )
         # The last row stays, so that the numbers continue from it.
         last = self._session.fetch_value(select(func.max(outbox.c.id)))
         conditions = (
             outbox.c.done != 0,
-            outbox.c.next_us < now_us - _KEY_RETENTION_US,
+            outbox.c.next_at < now - _KEY_RETENTION,
             outbox.c.id < last,
         )
         self._session.execute(delete(outbox).where(*conditions))
@@ -231,9 +216,7 @@ class Outbox:
         changed = self._session.execute(
             update(outbox)
             .where(outbox.c.id == number)
-            .values(
-                tries=outbox.c.tries + 1, next_us=to_micros(next_at), error=sanitize_text(error)
-            )
+            .values(tries=outbox.c.tries + 1, next_at=next_at, error=error)
         )
         if not changed:
             raise BankUsage(f"there is no undelivered notice {number}", number)
@@ -245,7 +228,7 @@ class Outbox:
             BankUsage: No message has that number.
         """
         self.record_failure(number, self._session.now(), error)
-        self._session.execute(update(outbox).where(outbox.c.id == number).values(done=_DEAD))
+        self._session.execute(update(outbox).where(outbox.c.id == number).values(done=DEAD_LETTER))
 
     def retry(self, kinds: Sequence[str], numbers: Sequence[int]) -> int:
         """Retry pending messages and dead letters at once; return their count.
@@ -254,18 +237,18 @@ class Outbox:
             kinds: Kinds of messages to retry.
             numbers: Numbers to retry; all dead letters if empty.
         """
-        conditions = [outbox.c.kind.in_(kinds), outbox.c.done != _DONE]
-        conditions.append(outbox.c.id.in_(numbers) if numbers else outbox.c.done == _DEAD)
-        now_us = to_micros(self._session.now())
+        conditions = [outbox.c.kind.in_(kinds), outbox.c.done != DELIVERED]
+        conditions.append(outbox.c.id.in_(numbers) if numbers else outbox.c.done == DEAD_LETTER)
+        now = self._session.now()
         return self._session.execute(
-            update(outbox).where(*conditions).values(done=0, tries=0, next_us=now_us)
+            update(outbox).where(*conditions).values(done=0, tries=0, next_at=now)
         )
 
     def list_undelivered(self, kinds: Sequence[str], limit: int = 1000) -> list[OutboxItem]:
         """List undelivered messages, dead letters included, oldest first."""
-        conditions = (outbox.c.kind.in_(kinds), outbox.c.done != _DONE)
+        conditions = (outbox.c.kind.in_(kinds), outbox.c.done != DELIVERED)
         query = select(outbox).where(*conditions).order_by(outbox.c.id).limit(limit)
-        return [_outbox_item(row) for row in self._session.fetch_rows(query)]
+        return self._session.fetch(OutboxItem, query)
 
     def count_pending(self, kind: str) -> int:
         """Count the pending messages of a kind."""
@@ -276,20 +259,7 @@ class Outbox:
 
     def count_dead_letters(self, kinds: Sequence[str]) -> int:
         """Count the dead letters of some kinds."""
-        conditions = (outbox.c.kind.in_(kinds), outbox.c.done == _DEAD)
+        conditions = (outbox.c.kind.in_(kinds), outbox.c.done == DEAD_LETTER)
         return int(
             self._session.fetch_value(select(func.count()).select_from(outbox).where(*conditions))
         )
-
-
-def _outbox_item(row: "Row[Any]") -> OutboxItem:
-    return OutboxItem(
-        id=row.id,
-        kind=row.kind,
-        key=row.item_key or "",
-        payload=bytes(row.payload),
-        tries=row.tries,
-        next_at=from_micros(row.next_us),
-        error=row.error,
-        aside=row.done == _DEAD,
-    )

@@ -8,19 +8,29 @@ A row of table ``act`` is one ledger transaction (number, author, reason, idempo
 rows in ``entry`` are the postings, which sum to zero. Amounts are micro-SU.
 """
 
-from collections.abc import Callable, Mapping
-from datetime import datetime
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any, Final
 
 import msgspec
-from sqlalchemy import Connection, Executable, Row, insert, select, update
+from sqlalchemy import Connection, Executable, Row, Table, insert, select, update
 
 from steward.bank.errors import BankError, BankUsage
 from steward.bank.ledger.records import Authorship, Entry, Transfer, TransferKind
-from steward.bank.ledger.tables import BANK_POTS, account, act, charge, entry, pot, state
+from steward.bank.ledger.tables import (
+    BANK_POTS,
+    Act,
+    Posting,
+    account,
+    act,
+    charge,
+    entry,
+    pot,
+    state,
+)
 from steward.bank.money import MAX_AMOUNT
 from steward.core.principals import PRINCIPALS
-from steward.core.timestamps import from_micros, to_micros
+from steward.core.sqlalchemy_tables import Record, decode_row, sanitize_text
 
 _GRANT_KINDS: Final = frozenset({"deposit", "withdraw", "transfer", "adjust"})
 """Kinds of transfers that change how much an allocation was given."""
@@ -60,11 +70,11 @@ class LedgerSession:
             self.execute(update(state).values(dict(zip(names, numbers, strict=True))))
             self._stored_numbers = numbers
 
-    def fetch_rows(self, statement: Executable) -> "list[Row[Any]]":
+    def fetch_rows(self, statement: Executable) -> "list[Row[*tuple[Any, ...]]]":
         """Return all rows of a statement."""
         return list(self.connection.execute(statement))
 
-    def fetch_row(self, statement: Executable) -> "Row[Any] | None":
+    def fetch_row(self, statement: Executable) -> "Row[*tuple[Any, ...]] | None":
         """Return the first row of a statement, or None."""
         return self.connection.execute(statement).first()
 
@@ -72,7 +82,20 @@ class LedgerSession:
         """Return the first column of the first row, or None."""
         return self.connection.execute(statement).scalar()
 
-    def execute(self, statement: Executable) -> int:
+    def fetch(self, record: type[Record], query: Executable) -> list[Record]:
+        """Return the records of a query whose first columns are their fields."""
+        return [decode_row(record, row) for row in self.connection.execute(query)]
+
+    def find(self, record: type[Record], query: Executable) -> Record | None:
+        """Return the first record of a query, or None."""
+        row = self.fetch_row(query)
+        return None if row is None else decode_row(record, row)
+
+    def insert(self, table: Table, record: msgspec.Struct) -> None:
+        """Insert a record."""
+        self.execute(insert(table), msgspec.structs.asdict(record))
+
+    def execute(self, statement: Executable, values: Mapping[str, Any] | None = None) -> int:
         """Execute a statement that writes; return the number of rows affected.
 
         Raises:
@@ -80,11 +103,12 @@ class LedgerSession:
         """
         if not self._may_write:
             raise BankError("nothing is changed in a look at the ledger: open a transaction")
-        return int(self.connection.execute(statement).rowcount)
+        return int(self.connection.execute(statement, values).rowcount)
 
     def now(self, author: Authorship | None = None) -> datetime:
-        """Return the time of an action: ``author.at``, or the clock."""
-        return author.at if author is not None and author.at is not None else self._now()
+        """Return the time of an action, in UTC: ``author.at``, or the clock."""
+        at = author.at if author is not None and author.at is not None else self._now()
+        return at.astimezone(UTC)
 
     def find_repeat(self, author: Authorship, request: str) -> int | None:
         """Return the number of the ledger transaction made under this key, or None.
@@ -94,9 +118,7 @@ class LedgerSession:
         """
         if not author.key:
             return None
-        row = self.fetch_row(
-            select(act.c.number, act.c.asked).where(act.c.client_key == sanitize_text(author.key))
-        )
+        row = self.fetch_row(select(act.c.number, act.c.asked).where(act.c.key == author.key))
         if row is None:
             return None
         if row.asked != request:
@@ -117,8 +139,8 @@ class LedgerSession:
         user: str = "",
         charge: int | None = None,
         amount: int = 0,
-    ) -> int:
-        """Insert a ledger transaction without entries; return its number.
+    ) -> Act:
+        """Insert a ledger transaction without entries; return it.
 
         Args:
             kind: Kind of transaction.
@@ -136,24 +158,23 @@ class LedgerSession:
         if author.who in PRINCIPALS:
             PRINCIPALS[author.who].require(f"ledger.{kind}")
         self.seq += 1
-        self.execute(
-            insert(act).values(
-                number=self.seq,
-                at_us=to_micros(self.now(author)),
-                kind=kind,
-                who=sanitize_text(author.who),
-                why=sanitize_text(why or author.why),
-                client_key=sanitize_text(author.key) if author.key and request else None,
-                asked=request,
-                account=account,
-                user_name=user,
-                charge=charge,
-                amount=amount,
-            )
+        transaction = Act(
+            number=self.seq,
+            at=self.now(author),
+            kind=kind,
+            who=sanitize_text(author.who),
+            why=sanitize_text(why or author.why),
+            key=sanitize_text(author.key) if request else "",
+            asked=request,
+            account=account,
+            user=user,
+            charge=charge,
+            amount=amount,
         )
+        self.insert(act, transaction)
         if account:
             self.touch(account)
-        return self.seq
+        return transaction
 
     def post_entries(self, number: int, kind: str, amounts: Mapping[int, int]) -> list[Entry]:
         """Write the entries of a ledger transaction, by pot, and update the balances.
@@ -186,9 +207,7 @@ class LedgerSession:
             if changed != 1:
                 raise BankError(f"the balance of {pot_number} has changed: run steward bank check")
             entries.append(build_entry(pot_number, amount, after, before.account))
-            self.execute(
-                insert(entry).values(act=number, pot=pot_number, amount=amount, balance=after)
-            )
+            self.insert(entry, Posting(act=number, pot=pot_number, amount=amount, balance=after))
         self.touch(*{item.account for item in entries if item.account})
         return entries
 
@@ -208,13 +227,13 @@ class LedgerSession:
         self.execute(update(account).values(seq=self.seq))
 
 
-def build_entry(pot_number: int, amount: int, balance: int, account: str | None) -> Entry:
+def build_entry(pot_number: int, amount: int, balance: int, account: str) -> Entry:
     """Build an entry as users see it: pots by name instead of number."""
     return Entry(
         pot=BANK_POTS.get(pot_number) or f"allocation:{pot_number}",
         amount=amount,
         balance=balance,
-        account=account or "",
+        account=account,
         allocation=max(pot_number, 0),
     )
 
@@ -229,11 +248,6 @@ def _granted_amount(kind: str, amount: int) -> int:
 def encode_ledger_request(kind: str, *arguments: object) -> str:
     """Encode a request as one line of text that equals only the same request's."""
     return msgspec.json.encode([kind, *arguments]).decode()
-
-
-def sanitize_text(text: str) -> str:
-    """Replace NUL and lone surrogates, which databases reject, in a text."""
-    return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
 
 
 def validate_amount(amount: int) -> int:
@@ -259,38 +273,25 @@ class TransferWriter:
 
     def get(self, number: int) -> Transfer | None:
         """Return the transfer of this number, or None if absent or without entries."""
-        columns = (act, charge.c.key.label("charge_key"))
         row = self._session.fetch_row(
-            select(*columns)
+            select(act, charge.c.key)
             .outerjoin(charge, charge.c.number == act.c.charge)
             .where(act.c.number == number)
         )
         entries = self._read_entries(number)
         if row is None or not entries:
             return None
-        return Transfer(
-            number=number,
-            at=from_micros(row.at_us),
-            kind=row.kind,
-            who=row.who,
-            why=row.why,
-            key=row.client_key or "",
-            account=row.account,
-            user=row.user_name,
-            charge=row.charge_key or "",
-            amount=row.amount,
-            entries=entries,
-        )
+        return _build_transfer(decode_row(Act, row), row[-1] or "", entries)
 
     def find_by_key(self, key: str) -> Transfer | None:
         """Return the transfer made under an idempotency key, or None."""
-        query = select(act.c.number).where(act.c.client_key == sanitize_text(key))
+        query = select(act.c.number).where(act.c.key == key)
         number = self._session.fetch_value(query)
         return None if number is None else self.get(number)
 
     def list_by_key_prefix(self, prefix: str) -> list[Transfer]:
         """List the transfers whose idempotency key starts with a prefix, in order."""
-        condition = act.c.client_key.startswith(sanitize_text(prefix), autoescape=True)
+        condition = act.c.key.startswith(sanitize_text(prefix), autoescape=True)
         rows = self._session.fetch_rows(
             select(act.c.number).where(condition).order_by(act.c.number)
         )
@@ -331,7 +332,7 @@ class TransferWriter:
         amount = sum(value for value in amounts.values() if value > 0)
         if amount > MAX_AMOUNT:
             raise BankUsage("that is larger than any amount can be", amount)
-        number = self._session.add_transaction(
+        transaction = self._session.add_transaction(
             kind,
             author,
             request=request,
@@ -341,20 +342,8 @@ class TransferWriter:
             charge=charge,
             amount=amount,
         )
-        entries = self._session.post_entries(number, kind, amounts)
-        return Transfer(
-            number=number,
-            at=from_micros(to_micros(self._session.now(author))),
-            kind=kind,
-            who=sanitize_text(author.who),
-            why=sanitize_text(why or author.why),
-            key=sanitize_text(author.key) if request else "",
-            account=account,
-            user=user,
-            charge=charge_key,
-            amount=amount,
-            entries=tuple(entries),
-        )
+        entries = self._session.post_entries(transaction.number, kind, amounts)
+        return _build_transfer(transaction, charge_key, entries)
 
     def find_repeat(self, author: Authorship, request: str) -> Transfer | None:
         """Return the transfer already made for the same request and key, or None.
@@ -365,9 +354,16 @@ class TransferWriter:
         number = self._session.find_repeat(author, request)
         return None if number is None else self.get(number)
 
-    def _read_entries(self, number: int) -> tuple[Entry, ...]:
+    def _read_entries(self, number: int) -> list[Entry]:
         """Read the entries of a ledger transaction."""
         columns = (entry.c.pot, entry.c.amount, entry.c.balance, pot.c.account)
         query = select(*columns).join(pot, pot.c.number == entry.c.pot)
         rows = self._session.fetch_rows(query.where(entry.c.act == number).order_by(entry.c.pot))
-        return tuple(build_entry(row.pot, row.amount, row.balance, row.account) for row in rows)
+        return [build_entry(row.pot, row.amount, row.balance, row.account) for row in rows]
+
+
+def _build_transfer(transaction: Act, charge_key: str, entries: Sequence[Entry]) -> Transfer:
+    """Build a transfer as users see it: with the key of its charge, without its request."""
+    values = msgspec.structs.asdict(transaction)
+    del values["asked"]
+    return Transfer(**values | {"charge": charge_key, "entries": tuple(entries)})

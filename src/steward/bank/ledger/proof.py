@@ -12,10 +12,11 @@ import sqlalchemy
 from sqlalchemy import Row, and_, case, func, or_, select
 
 from steward.bank.ledger.postings import USAGE_KINDS, LedgerSession
-from steward.bank.ledger.records import LedgerFinding
+from steward.bank.ledger.records import LedgerFinding, Member
 from steward.bank.ledger.tables import (
     APPEND_ONLY,
     NEWEST_REVISION,
+    Pot,
     account,
     act,
     charge,
@@ -27,6 +28,7 @@ from steward.bank.ledger.tables import (
     settlement,
     state,
 )
+from steward.core.sqlalchemy_tables import decode_row
 
 _MAX_FINDINGS: Final = 1000
 """Most findings of one kind that are reported; more add no information."""
@@ -111,23 +113,24 @@ def _check_balances(session: LedgerSession) -> Iterator[LedgerFinding]:
     )
     last = entry.alias()
     rows = session.fetch_rows(
-        select(pot, sums.c.amount, sums.c.given.label("came_in"), last.c.balance.label("stood"))
+        select(pot, sums.c.amount, sums.c.given, last.c.balance)
         .outerjoin(sums, sums.c.pot == pot.c.number)
         .outerjoin(last, and_(last.c.pot == pot.c.number, last.c.act == sums.c.last))
     )
     for row in rows:
-        summed = int(row.amount or 0)
-        if row.balance != summed:
-            problem = f"its balance is {row.balance}, its entries sum to {summed}"
-            yield _make_finding("balance", problem, "pot", row.number)
-        if row.stood is not None and row.stood != row.balance:
-            problem = f"its balance is {row.balance}, its last entry says {row.stood}"
-            yield _make_finding("balance", problem, "pot", row.number)
-        if row.number > 0 and row.given != int(row.came_in or 0):
-            problem = f"it was given {row.given}, its entries say {int(row.came_in or 0)}"
-            yield _make_finding("balance", problem, "pot", row.number)
-        if row.end_us is not None and row.balance < 0:
-            yield _make_finding("below zero", f"its balance is {row.balance}", "pot", row.number)
+        stored, (amount, given, last_balance) = decode_row(Pot, row), row[-3:]
+        number, balance = stored.number, stored.balance
+        if balance != int(amount or 0):
+            problem = f"its balance is {balance}, its entries sum to {int(amount or 0)}"
+            yield _make_finding("balance", problem, "pot", number)
+        if last_balance is not None and last_balance != balance:
+            problem = f"its balance is {balance}, its last entry says {last_balance}"
+            yield _make_finding("balance", problem, "pot", number)
+        if number > 0 and stored.given != int(given or 0):
+            problem = f"it was given {stored.given}, its entries say {int(given or 0)}"
+            yield _make_finding("balance", problem, "pot", number)
+        if stored.end is not None and balance < 0:
+            yield _make_finding("below zero", f"its balance is {balance}", "pot", number)
 
 
 def _check_charges(session: LedgerSession) -> Iterator[LedgerFinding]:
@@ -144,15 +147,15 @@ def _check_charges(session: LedgerSession) -> Iterator[LedgerFinding]:
         .subquery()
     )
     posted = (
-        select(charge_version.c.charge, func.count().label("versions"))
-        .group_by(charge_version.c.charge)
+        select(charge_version.c.charge_number, func.count().label("versions"))
+        .group_by(charge_version.c.charge_number)
         .subquery()
     )
     due = case((charge.c.amount > charge.c.refunded, charge.c.amount - charge.c.refunded), else_=0)
     wrong = (
         select(charge.c.key, due.label("due"), used.c.paid, posted.c.versions)
         .outerjoin(used, used.c.charge == charge.c.number)
-        .outerjoin(posted, posted.c.charge == charge.c.number)
+        .outerjoin(posted, posted.c.charge_number == charge.c.number)
         .where(
             or_(
                 due != func.coalesce(used.c.paid, 0),
@@ -176,13 +179,14 @@ def _check_charges(session: LedgerSession) -> Iterator[LedgerFinding]:
 def _check_spent(session: LedgerSession) -> Iterator[LedgerFinding]:
     """Compare the amounts spent by users with the entries."""
     query = (
-        select(act.c.account, act.c.user_name, func.sum(-entry.c.amount).label("spent"))
+        select(act.c.account, act.c.user, func.sum(-entry.c.amount).label("spent"))
         .join(entry, entry.c.act == act.c.number)
-        .where(act.c.kind.in_(USAGE_KINDS), entry.c.pot > 0, act.c.user_name != "")
-        .group_by(act.c.account, act.c.user_name)
+        .where(act.c.kind.in_(USAGE_KINDS), entry.c.pot > 0, act.c.user != "")
+        .group_by(act.c.account, act.c.user)
     )
-    summed = {(row.account, row.user_name): int(row.spent) for row in session.fetch_rows(query)}
-    stored = {(row.account, row.name): row.spent for row in session.fetch_rows(select(member))}
+    summed = {(name, user): int(spent) for name, user, spent in session.fetch_rows(query)}
+    members = session.fetch(Member, select(member))
+    stored = {(member.account, member.user): member.spent for member in members}
     for key in sorted(summed.keys() | stored.keys()):
         if summed.get(key, 0) != stored.get(key, 0):
             problem = f"spent {stored.get(key, 0)}, the entries say {summed.get(key, 0)}"
@@ -195,7 +199,7 @@ def _check_accounts(session: LedgerSession) -> Iterator[LedgerFinding]:
     parents = {row.name: row.parent for row in rows}
     query = (
         select(pot.c.account, func.count().label("pots"))
-        .where(pot.c.number > 0, pot.c.end_us.is_(None))
+        .where(pot.c.number > 0, pot.c.end.is_(None))
         .group_by(pot.c.account)
     )
     pots = {row.account: row.pots for row in session.fetch_rows(query)}
@@ -247,7 +251,9 @@ _CHECKS: Final[tuple[Callable[[LedgerSession], Iterator[LedgerFinding]], ...]] =
 """All checks, in order."""
 
 
-def _limited_rows(session: LedgerSession, statement: "sqlalchemy.Select[Any]") -> "list[Row[Any]]":
+def _limited_rows(
+    session: LedgerSession, statement: "sqlalchemy.Select[Any]"
+) -> "list[Row[*tuple[Any, ...]]]":
     return session.fetch_rows(statement.limit(_MAX_FINDINGS))
 
 

@@ -15,15 +15,27 @@ from datetime import UTC, date, datetime, time, timedelta, tzinfo
 from typing import Any, Final
 
 import msgspec
-from sqlalchemy import Row, Select, and_, case, func, literal, or_, select, union
+from sqlalchemy import (
+    BigInteger,
+    Select,
+    and_,
+    case,
+    func,
+    literal,
+    or_,
+    select,
+    type_coerce,
+    union,
+)
 
 from steward.bank.errors import BankUsage
 from steward.bank.ledger.accounts import Accounts
 from steward.bank.ledger.allocations import Allocations
-from steward.bank.ledger.postings import USAGE_KINDS, LedgerSession, sanitize_text
+from steward.bank.ledger.postings import USAGE_KINDS, LedgerSession
 from steward.bank.ledger.records import Account, BalanceDay, Statement, StatementLine, UsageRow
 from steward.bank.ledger.tables import act, charge, entry, member, pot
 from steward.bank.records import AccountBooks, AllocationBooks, GateBooks, UserBooks
+from steward.core.sqlalchemy_tables import decode_row, sanitize_text
 from steward.core.timestamps import from_micros, to_micros
 
 _QUARTER_HOUR_US: Final = 900_000_000
@@ -46,8 +58,8 @@ _BATCH_SIZE: Final = 500
 _GROUPS: Final[dict[str, Any]] = {
     "cluster": charge.c.cluster,
     "account": charge.c.account,
-    "user": charge.c.user_name,
-    "partition": charge.c.partition_name,
+    "user": charge.c.user,
+    "partition": charge.c.partition,
 }
 """Columns that usage can be grouped by in SQL; month and day are computed."""
 
@@ -93,7 +105,7 @@ class LedgerQueries:
             select(func.sum(entry.c.amount))
             .join(act, act.c.number == entry.c.act)
             .where(entry.c.pot.in_([allocation.number for allocation in active]))
-            .where(act.c.at_us <= to_micros(at))
+            .where(act.c.at <= at)
         )
         return int(self._session.fetch_value(query) or 0)
 
@@ -127,18 +139,19 @@ class LedgerQueries:
         name = self._accounts.find_payer(account) and account.lower() if account else ""
         query = self._select_lines(name, sanitize_text(user))
         if end is not None:
-            query = query.where(act.c.at_us < to_micros(end))
+            query = query.where(act.c.at < end)
         if before:
             query = query.where(act.c.number < before)
         closing = int(
             self._session.fetch_value(query.with_only_columns(func.sum(entry.c.amount))) or 0
         )
         if begin is not None:
-            query = query.where(act.c.at_us >= to_micros(begin))
+            query = query.where(act.c.at >= begin)
         statement_lines, total = [], closing
-        for row in self._session.fetch_rows(_select_latest(query, limit)):
-            statement_lines.append(_statement_line(row, total))
-            total -= int(row.amount)
+        for line in self._session.fetch(StatementLine, _select_latest(query, limit)):
+            amount = int(line.amount)  # PostgreSQL's sums are decimals
+            statement_lines.append(msgspec.structs.replace(line, amount=amount, balance=total))
+            total -= amount
         statement_lines.reverse()
         return Statement(
             account=name,
@@ -180,26 +193,21 @@ class LedgerQueries:
             raise BankUsage(f"usage cannot be grouped by {min(unknown)}", min(unknown))
         conditions: list[Any] = []
         if accounts is not None:
-            conditions.append(
-                charge.c.account.in_([sanitize_text(value.lower()) for value in accounts])
-            )
+            conditions.append(charge.c.account.in_([value.lower() for value in accounts]))
         if users is not None:
-            conditions.append(charge.c.user_name.in_([sanitize_text(value) for value in users]))
+            conditions.append(charge.c.user.in_(users))
         if viewer is not None:
             user, led = viewer
-            own = charge.c.user_name == sanitize_text(user)
-            conditions.append(
-                or_(own, charge.c.account.in_([sanitize_text(value) for value in led]))
-            )
+            conditions.append(or_(charge.c.user == user, charge.c.account.in_(led)))
         if begin is not None:
-            conditions.append(charge.c.begin_us >= to_micros(begin))
+            conditions.append(charge.c.begin >= begin)
         if end is not None:
-            conditions.append(charge.c.begin_us < to_micros(end))
+            conditions.append(charge.c.begin < end)
         groups: dict[str, Any] = {name: _GROUPS[name] for name in by if name in _GROUPS}
         if "month" in by:
             groups["month"] = self._month_expression(conditions, zone)
         if "day" in by:
-            groups["day"] = quarter_hour_number(charge.c.begin_us)
+            groups["day"] = quarter_hour_number(type_coerce(charge.c.begin, BigInteger))
         difference = charge.c.amount - charge.c.refunded
         net_amount = case((difference > 0, difference), else_=0)
         query = select(
@@ -222,16 +230,13 @@ class LedgerQueries:
 
     def _month_expression(self, conditions: Sequence[Any], zone: tzinfo) -> Any:
         """Return an SQL expression for the month of a run's start, from the month boundaries."""
-        first = self._session.fetch_value(select(func.min(charge.c.begin_us)).where(*conditions))
-        last = self._session.fetch_value(select(func.max(charge.c.begin_us)).where(*conditions))
+        first = self._session.fetch_value(select(func.min(charge.c.begin)).where(*conditions))
+        last = self._session.fetch_value(select(func.max(charge.c.begin)).where(*conditions))
         if first is None:
             return literal("")
-        starts = _list_months(from_micros(first), from_micros(last), zone)
+        starts = _list_months(first, last, zone)
         return case(
-            *(
-                (charge.c.begin_us >= to_micros(start), literal(name))
-                for name, start in starts[::-1]
-            ),
+            *((charge.c.begin >= start, literal(name)) for name, start in starts[::-1]),
             else_=literal(""),
         )
 
@@ -243,7 +248,7 @@ class LedgerQueries:
         """
         spent = act.c.kind.in_(USAGE_KINDS)
         if user:
-            condition = and_(act.c.user_name == user, spent)
+            condition = and_(act.c.user == user, spent)
             if account:
                 condition = and_(condition, act.c.account == account)
         else:
@@ -289,7 +294,7 @@ def _merge_by_day(rows: Sequence[UsageRow]) -> list[UsageRow]:
 
 
 def _select_latest(entries: "Select[Any]", limit: int) -> "Select[Any]":
-    """Sum entries by ledger transaction, latest first, at most ``limit``; all for 0."""
+    """Select the lines of a statement, latest first, at most ``limit``; all for 0."""
     # Ledger transactions are numbered in the order of their times.
     sums = (
         entries.with_only_columns(act.c.number, func.sum(entry.c.amount).label("amount"))
@@ -298,8 +303,8 @@ def _select_latest(entries: "Select[Any]", limit: int) -> "Select[Any]":
     )
     latest = (sums.limit(limit) if limit else sums).subquery()
     columns = (
-        *(act.c.number, act.c.at_us, act.c.kind, act.c.who, act.c.why),
-        *(act.c.account, act.c.user_name, charge.c.key, latest.c.amount),
+        *(act.c.number, act.c.at, act.c.kind, act.c.who, act.c.why),
+        *(act.c.account, act.c.user, func.coalesce(charge.c.key, ""), latest.c.amount),
     )
     return (
         select(*columns)
@@ -307,22 +312,6 @@ def _select_latest(entries: "Select[Any]", limit: int) -> "Select[Any]":
         .join(act, act.c.number == latest.c.number)
         .outerjoin(charge, charge.c.number == act.c.charge)
         .order_by(latest.c.number.desc())
-    )
-
-
-def _statement_line(row: "Row[Any]", balance: int) -> StatementLine:
-    """Convert a row into a line of a statement."""
-    return StatementLine(
-        number=row.number,
-        at=from_micros(row.at_us),
-        kind=row.kind,
-        who=row.who,
-        why=row.why,
-        account=row.account,
-        user=row.user_name,
-        charge=row.key or "",
-        amount=int(row.amount),
-        balance=balance,
     )
 
 
@@ -379,7 +368,7 @@ class BalanceHistory:
         query = (
             select(func.sum(entry.c.amount))
             .join(act, act.c.number == entry.c.act)
-            .where(entry.c.pot.in_(allocations), act.c.at_us < to_micros(at))
+            .where(entry.c.pot.in_(allocations), act.c.at < at)
         )
         return int(self._session.fetch_value(query) or 0)
 
@@ -387,7 +376,7 @@ class BalanceHistory:
         self, allocations: Sequence[int], begin: datetime, end: datetime
     ) -> list[tuple[int, int, int]]:
         """Sum entries by 15-minute interval: interval, amount moved, and part spent on jobs."""
-        quarter = quarter_hour_number(act.c.at_us).label("quarter")
+        quarter = quarter_hour_number(type_coerce(act.c.at, BigInteger)).label("quarter")
         spent = case((act.c.kind.in_(USAGE_KINDS), entry.c.amount), else_=0)
         query = (
             select(
@@ -397,7 +386,7 @@ class BalanceHistory:
             .join(entry, entry.c.act == act.c.number)
             .join(pot, pot.c.number == entry.c.pot)
             .where(pot.c.number.in_(allocations))
-            .where(act.c.at_us >= to_micros(begin), act.c.at_us < to_micros(end))
+            .where(act.c.at >= begin, act.c.at < end)
             .group_by(quarter)
             .order_by(quarter)
         )
@@ -446,22 +435,22 @@ def _attach_money(
     """Add allocations and users to accounts, in the form the gate gets."""
     allocations: dict[str, list[AllocationBooks]] = defaultdict(list)
     users: dict[str, list[UserBooks]] = defaultdict(list)
-    now_us = to_micros(session.now())
+    # Ended allocations matter while not yet emptied: jobs that started on them may draw.
+    live = or_(pot.c.end.is_(None), pot.c.end > session.now(), pot.c.balance != 0)
+    begin_us, end_us = type_coerce(pot.c.begin, BigInteger), type_coerce(pot.c.end, BigInteger)
+    columns = (pot.c.number, pot.c.balance, begin_us, func.coalesce(end_us, 0), pot.c.given)
+    pots = select(*columns, pot.c.account).order_by(pot.c.end.is_(None), pot.c.end, pot.c.number)
+    members = select(
+        member.c.user, member.c.limit, member.c.spent, member.c.account, member.c.listed
+    )
     for start in range(0, len(created), _BATCH_SIZE):
         names = [account.name for account in created[start : start + _BATCH_SIZE]]
-        # Ended allocations matter while not yet emptied: jobs that started on them may draw.
-        live = or_(pot.c.end_us.is_(None), pot.c.end_us > now_us, pot.c.balance != 0)
-        pots = select(pot).where(pot.c.account.in_(names), live)
-        for row in session.fetch_rows(
-            pots.order_by(pot.c.end_us.is_(None), pot.c.end_us, pot.c.number)
-        ):
-            allocations[row.account].append(_allocation_books(row))
-        members = select(member).where(member.c.account.in_(names))
-        for row in session.fetch_rows(members.order_by(member.c.name)):
+        for row in session.fetch_rows(pots.where(pot.c.account.in_(names), live)):
+            allocations[row.account].append(decode_row(AllocationBooks, row))
+        query = members.where(member.c.account.in_(names)).order_by(member.c.user)
+        for row in session.fetch_rows(query):
             if row.listed or not by_name[row.account].only_listed:
-                users[row.account].append(
-                    UserBooks(name=row.name, limit=row.limit_amount, spent=row.spent)
-                )
+                users[row.account].append(decode_row(UserBooks, row))
     return [
         AccountBooks(
             name=account.name,
@@ -475,16 +464,6 @@ def _attach_money(
         )
         for account in created
     ]
-
-
-def _allocation_books(row: "Row[Any]") -> AllocationBooks:
-    return AllocationBooks(
-        number=row.number,
-        balance=row.balance,
-        begin_us=row.begin_us,
-        end_us=row.end_us or 0,
-        total=row.given,
-    )
 
 
 def _find_payer(account: Account, by_name: dict[str, Account]) -> str:

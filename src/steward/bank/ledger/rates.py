@@ -6,20 +6,17 @@ cluster, a partition or an account. :func:`export_rules` returns both for the ga
 """
 
 from datetime import datetime
-from typing import Any, Final, get_args
+from typing import get_args
 
 import msgspec
-from sqlalchemy import delete, func, insert, select
+from sqlalchemy import delete, func, select
 
 from steward.bank.errors import BankUsage
-from steward.bank.ledger.postings import LedgerSession, encode_ledger_request, sanitize_text
+from steward.bank.ledger.postings import LedgerSession, encode_ledger_request
 from steward.bank.ledger.records import Authorship
-from steward.bank.ledger.tables import mode, rate
+from steward.bank.ledger.tables import StoredRate, mode, rate
 from steward.bank.records import BankRules, Mode, ModeRule, Rate
 from steward.core.timestamps import to_micros
-
-_encoder: Final = msgspec.json.Encoder()
-_decoder: Final = msgspec.json.Decoder(Rate)
 
 
 class LedgerRates:
@@ -60,30 +57,33 @@ class LedgerRates:
         )
         transaction = session.add_transaction("rate.add", author, request=request)
         session.rules_seq = session.seq
-        session.execute(
-            insert(rate).values(
+        session.insert(
+            rate,
+            StoredRate(
                 number=number,
-                cluster=sanitize_text(stored.cluster),
-                partition_name=sanitize_text(stored.partition),
-                qos=sanitize_text(stored.qos),
-                valid_from_us=to_micros(valid_from),
-                body=_encoder.encode(stored),
-                made_by=transaction,
-            )
+                cluster=stored.cluster,
+                partition=stored.partition,
+                qos=stored.qos,
+                valid_from=valid_from,
+                made_by=transaction.number,
+                rate=stored,
+            ),
         )
         return stored
 
     def list_all(self, cluster: str = "") -> list[Rate]:
         """List all rates, or a cluster's, by number."""
-        query = select(rate.c.body).order_by(rate.c.number)
+        query = select(rate.c.rate).order_by(rate.c.number)
         if cluster:
             query = query.where(rate.c.cluster == cluster)
-        return [_decoder.decode(row.body) for row in self._session.fetch_rows(query)]
+        return [stored for (stored,) in self._session.fetch_rows(query)]
 
     def get(self, number: int) -> Rate | None:
         """Return the rate of this number, or None."""
-        body = self._session.fetch_value(select(rate.c.body).where(rate.c.number == number))
-        return None if body is None else _decoder.decode(body)
+        stored: Rate | None = self._session.fetch_value(
+            select(rate.c.rate).where(rate.c.number == number)
+        )
+        return stored
 
     def _find_transaction(self, number: int) -> int:
         return int(self._session.fetch_value(select(rate.c.made_by).where(rate.c.number == number)))
@@ -115,15 +115,8 @@ class LedgerModes:
             "mode.set", author, request=request, why=_mode_reason(author, rule.mode, rule)
         )
         self._session.rules_seq = self._session.seq
-        self._delete(rule.cluster, rule.partition, rule.account)
-        self._session.execute(
-            insert(mode).values(
-                cluster=sanitize_text(rule.cluster),
-                partition_name=sanitize_text(rule.partition),
-                account=sanitize_text(rule.account),
-                mode=rule.mode,
-            )
-        )
+        self._delete(rule)
+        self._session.insert(mode, rule)
 
     def remove(self, cluster: str, partition: str, account: str, author: Authorship) -> None:
         """Remove the mode rule of exactly this scope.
@@ -135,7 +128,7 @@ class LedgerModes:
         request = encode_ledger_request("mode.drop", rule)
         if self._session.find_repeat(author, request) is not None:
             return
-        if not self._delete(rule.cluster, rule.partition, rule.account):
+        if not self._delete(rule):
             raise BankUsage("there is no mode of just that", rule)
         self._session.add_transaction(
             "mode.drop", author, request=request, why=_mode_reason(author, "none", rule)
@@ -144,24 +137,13 @@ class LedgerModes:
 
     def list_all(self) -> list[ModeRule]:
         """List all mode rules."""
-        query = select(mode).order_by(mode.c.cluster, mode.c.partition_name, mode.c.account)
-        return [
-            ModeRule(
-                mode=row.mode,
-                cluster=row.cluster,
-                partition=row.partition_name,
-                account=row.account,
-            )
-            for row in self._session.fetch_rows(query)
-        ]
+        query = select(mode).order_by(*mode.primary_key)
+        return self._session.fetch(ModeRule, query)
 
-    def _delete(self, *scope: str) -> int:
-        """Delete the mode rule of exactly this scope; return the number of rows."""
-        columns = (mode.c.cluster, mode.c.partition_name, mode.c.account)
-        pairs: list[Any] = [
-            column == sanitize_text(text) for column, text in zip(columns, scope, strict=True)
-        ]
-        return self._session.execute(delete(mode).where(*pairs))
+    def _delete(self, rule: ModeRule) -> int:
+        """Delete the mode rule of exactly a rule's scope; return the number of rows."""
+        scope = (column == getattr(rule, column.key) for column in mode.primary_key)
+        return self._session.execute(delete(mode).where(*scope))
 
 
 def export_rules(session: LedgerSession, rates: LedgerRates, modes: LedgerModes) -> BankRules:

@@ -342,6 +342,10 @@ class LedgerFinding(BankRecord, frozen=True):
     where: str = ""
 
 
+DELIVERED: Final = 1
+DEAD_LETTER: Final = 2
+
+
 class OutboxItem(BankRecord, frozen=True):
     """Message to deliver to another system, with its retry state.
 
@@ -351,19 +355,24 @@ class OutboxItem(BankRecord, frozen=True):
         key: Idempotency key within the kind; "" for none.
         payload: Content of the message.
         tries: Number of failed attempts.
-        next_at: Time of the next attempt.
+        next_at: Time of the next attempt, or of the delivery.
         error: Error of the last attempt.
-        aside: Whether it is a dead letter, retried only on request.
+        done: 0 while it is pending, ``DELIVERED`` or ``DEAD_LETTER``.
     """
 
     id: int
     kind: str
-    key: str = ""
-    payload: bytes = b""
+    key: str
+    payload: bytes
+    next_at: datetime
     tries: int = 0
-    next_at: datetime | None = None
     error: str = ""
-    aside: bool = False
+    done: int = 0
+
+    @property
+    def aside(self) -> bool:
+        """Return True if it is a dead letter, retried only on request."""
+        return self.done == DEAD_LETTER
 
 
 class ApiToken(BankRecord, frozen=True):

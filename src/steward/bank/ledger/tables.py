@@ -1,7 +1,8 @@
-"""Database tables of the ledger (SQLAlchemy), and the upgrade of their schema.
+"""Database tables of the ledger, and the upgrade of their schema.
 
-Alembic migrations create the tables; :func:`upgrade_schema` runs them when a ledger is opened, and
-loads Alembic only if the schema is not the newest.
+Each table is derived from a Struct: a record of the ledger, or a row that adds to it what only the
+database holds. Alembic migrations create the tables; :func:`upgrade_schema` runs them when a ledger
+is opened, and loads Alembic only if the schema is not the newest.
 
 Each change is a row of ``act`` (a ledger transaction) with number, author and reason. An act
 that moves money has rows in ``entry`` (postings) whose sum is zero. Each posting belongs to a
@@ -9,27 +10,31 @@ row of ``pot``: an account's allocation, or one of the bank's own pots, which ha
 numbers. Balances are stored beside the entries, so that nobody needs to sum them up.
 """
 
+from datetime import datetime
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import sqlalchemy
-from sqlalchemy import (
-    BigInteger,
-    CheckConstraint,
-    Column,
-    Connection,
-    Double,
-    ForeignKey,
-    Index,
-    LargeBinary,
-    MetaData,
-    Table,
-    Text,
-    UniqueConstraint,
-)
+from sqlalchemy import Connection, MetaData
 
 from steward.bank.errors import BankError
 from steward.bank.ledger.engine import LedgerDatabase
+from steward.bank.ledger.records import (
+    Account,
+    Allocation,
+    ApiToken,
+    ChargeRow,
+    ChargeVersion,
+    Lease,
+    Member,
+    OutboxItem,
+    RejectedJob,
+    ReportedJob,
+)
+from steward.bank.records import BankRecord, ModeRule, Rate, Settlement
+from steward.core.sqlalchemy_tables import derive_table
+from steward.core.storage import Index
 
 ISSUED: Final = -1
 USAGE: Final = -2
@@ -42,297 +47,250 @@ BANK_POTS: Final = {ISSUED: "issued", USAGE: "usage", EXPIRED: "expired", ADJUST
 APPEND_ONLY: Final = ("act", "entry", "charge_version", "rate", "settlement")
 """Append-only tables, enforced by database triggers; settlements may be deleted."""
 
+
+class State(BankRecord, frozen=True):
+    """Row of ``state``: the numbers used last."""
+
+    id: int
+    seq: int
+    rules_seq: int
+    settlement: int
+
+
+class AccountRow(Account, frozen=True, kw_only=True):
+    """Row of ``account``: an account, with the number of its last change."""
+
+    seq: int
+
+
+class Pot(Allocation, frozen=True, kw_only=True):
+    """Row of ``pot``: an allocation, with the ledger transaction that created it."""
+
+    made_by: int
+
+
+class Act(BankRecord, frozen=True):
+    """Row of ``act``: a ledger transaction, with its request and the number of its charge."""
+
+    number: int
+    at: datetime
+    kind: str
+    who: str
+    why: str
+    key: str
+    asked: str
+    account: str
+    user: str
+    charge: int | None
+    amount: int
+
+
+class Posting(BankRecord, frozen=True):
+    """Row of ``entry``: the change of a pot by a ledger transaction, and its balance afterwards."""
+
+    act: int
+    pot: int
+    amount: int
+    balance: int
+
+
+class StoredCharge(ChargeRow, frozen=True, kw_only=True):
+    """Row of ``charge``: the state of a charge, with the fields that queries need."""
+
+    number: int
+    key: str
+    cluster: str
+    job_id: int
+    first_submit: datetime
+    account: str
+    user: str
+    partition: str
+    amount: int
+    hold: str
+    begin: datetime
+
+
+class StoredVersion(ChargeVersion, frozen=True, kw_only=True):
+    """Row of ``charge_version``: a version, with the number of its charge."""
+
+    charge_number: int
+
+
+class StoredRate(BankRecord, frozen=True):
+    """Row of ``rate``: a rate, with the ledger transaction that added it."""
+
+    number: int
+    cluster: str
+    partition: str
+    qos: str
+    valid_from: datetime
+    made_by: int
+    rate: Rate
+
+
+class ConsumerCursor(BankRecord, frozen=True):
+    """Row of ``cursor``: a consumer's position in the journal."""
+
+    name: str
+    position: int
+
+
+class Mark(BankRecord, frozen=True):
+    """Row of ``mark``: a short note by name, such as the last reconciliation of a cluster."""
+
+    name: str
+    said: str
+
+
+class ReportedThreshold(BankRecord, frozen=True):
+    """Row of ``threshold``: a threshold of an allocation that was reported."""
+
+    allocation: int
+    kind: str
+    value: int
+    at: datetime
+
+
+class RemoteHold(BankRecord, frozen=True):
+    """Row of ``remote_hold``: a hold that a remote myBRC server counts as used."""
+
+    cluster: str
+    job_id: int
+    account: str
+    uid: int
+    amount: int
+
+
 metadata = MetaData()
+_NAMES: Final = {"user": "user_name", "partition": "partition_name"}
+"""Column names, by field, that are not words of SQL."""
+_derive = partial(derive_table, metadata, names=_NAMES)
 
-
-def _int_column(name: str, *constraints: ForeignKey, **options: Any) -> Column[int]:
-    return Column(
-        name, BigInteger, *constraints, nullable=options.pop("nullable", False), **options
-    )
-
-
-def _text_column(name: str, *constraints: ForeignKey, **options: Any) -> Column[str]:
-    return Column(name, Text, *constraints, nullable=options.pop("nullable", False), **options)
-
-
-def _number_column(name: str) -> Column[int]:
-    return Column(name, BigInteger, primary_key=True, autoincrement=False)
-
-
-state = Table(
-    "state",
-    metadata,
-    _number_column("id"),
-    _int_column("seq"),
-    _int_column("rules_seq"),
-    _int_column("settlement"),
-)
+state = _derive(State, "state", key="id")
 """Single row that every writer locks first, so that writers queue and numbers have no gaps."""
 
-account = Table(
-    "account",
-    metadata,
-    _text_column("name", primary_key=True),
-    _text_column("parent"),
-    _text_column("owners"),
-    _int_column("credit"),
-    _int_column("draws_on_parent"),
-    _int_column("only_listed"),
-    _int_column("closed"),
-    _text_column("note"),
-    _int_column("known"),
-    _int_column("created_us"),
-    _int_column("seq"),
-    CheckConstraint("credit >= 0", name="credit_is_not_negative"),
-    Index("account_seq", "seq"),
+account = _derive(
+    *(AccountRow, "account"),
+    key="name",
+    not_null="created",
+    checks={"credit_is_not_negative": "credit >= 0"},
+    indexes={"seq": Index("seq")},
 )
 """Bank accounts. ``known`` is 0 for accounts that exist only because of a charge."""
 
-member = Table(
-    "member",
-    metadata,
-    _text_column("account", ForeignKey("account.name"), primary_key=True),
-    _text_column("name", primary_key=True),
-    _int_column("limit_amount", nullable=True),
-    _int_column("spent"),
-    _int_column("listed"),
-    Index("member_name", "name"),
+member = _derive(
+    *(Member, "member"),
+    key="account, user",
+    names={"user": "name", "limit": "limit_amount"},
+    references={"account": "account.name"},
+    indexes={"name": Index("user")},
 )
 """Users of accounts, with spending limit and amount spent, in micro-SU."""
 
-pot = Table(
-    "pot",
-    metadata,
-    _number_column("number"),
-    _text_column("account", ForeignKey("account.name"), nullable=True),
-    _int_column("begin_us"),
-    _int_column("end_us", nullable=True),
-    _text_column("rollover"),
-    _text_column("note"),
-    _int_column("balance"),
-    _int_column("given"),
-    _int_column("made_by"),
-    CheckConstraint("number < 0 OR end_us IS NULL OR balance >= 0", name="not_below_zero"),
-    CheckConstraint("end_us IS NULL OR begin_us < end_us", name="begins_before_it_ends"),
-    CheckConstraint("(number < 0) = (account IS NULL)", name="has_an_account"),
-    Index("pot_account", "account"),
-    Index("pot_end", "end_us"),
-    Index("pot_made_by", "made_by"),
+pot = _derive(
+    *(Pot, "pot"),
+    key="number",
+    empty_as_null="account",
+    references={"account": "account.name"},
+    checks={
+        "not_below_zero": "number < 0 OR end_us IS NULL OR balance >= 0",
+        "begins_before_it_ends": "end_us IS NULL OR begin_us < end_us",
+        "has_an_account": "(number < 0) = (account IS NULL)",
+    },
+    indexes={"account": Index("account"), "end": Index("end"), "made_by": Index("made_by")},
 )
 """Allocations (numbers from 1) and the bank's own pots (below 0), with their balances."""
 
-act = Table(
-    "act",
-    metadata,
-    _number_column("number"),
-    _int_column("at_us"),
-    _text_column("kind"),
-    _text_column("who"),
-    _text_column("why"),
-    Column("client_key", Text, nullable=True),
-    _text_column("asked"),
-    _text_column("account"),
-    _text_column("user_name"),
-    _int_column("charge", nullable=True),
-    _int_column("amount"),
-    UniqueConstraint("client_key", name="act_client_key"),
-    Index("act_account", "account", "at_us"),
-    Index("act_user", "user_name", "at_us"),
-    Index("act_charge", "charge"),
+act = _derive(
+    *(Act, "act"),
+    key="number",
+    names=_NAMES | {"key": "client_key"},
+    empty_as_null="key",
+    indexes={
+        "client_key": Index("key", is_unique=True),
+        "account": Index("account, at"),
+        "user": Index("user, at"),
+        "charge": Index("charge"),
+    },
 )
 """Ledger transactions: every change, with author, reason and idempotency key."""
 
-entry = Table(
-    "entry",
-    metadata,
-    _int_column("act", ForeignKey("act.number"), primary_key=True, autoincrement=False),
-    _int_column("pot", ForeignKey("pot.number"), primary_key=True, autoincrement=False),
-    _int_column("amount"),
-    _int_column("balance"),
-    CheckConstraint("amount <> 0", name="moves_something"),
-    Index("entry_pot", "pot", "act"),
+entry = _derive(
+    *(Posting, "entry"),
+    key="act, pot",
+    references={"act": "act.number", "pot": "pot.number"},
+    checks={"moves_something": "amount <> 0"},
+    indexes={"pot": Index("pot, act")},
 )
 """Postings: the change of one pot by a ledger transaction, and its balance afterwards."""
 
-charge = Table(
-    "charge",
-    metadata,
-    _number_column("number"),
-    _text_column("key"),
-    _text_column("cluster"),
-    _int_column("job_id"),
-    _int_column("first_submit_us"),
-    _text_column("account"),
-    _text_column("user_name"),
-    _text_column("partition_name"),
-    _text_column("payer"),
-    _int_column("amount"),
-    _int_column("refunded"),
-    _int_column("overdraw"),
-    _text_column("hold"),
-    _int_column("begin_us"),
-    _int_column("first_at_us"),
-    _int_column("last_at_us"),
-    _int_column("versions"),
-    Column("body", LargeBinary, nullable=False),
-    CheckConstraint("amount >= 0 AND refunded >= 0", name="charge_is_not_negative"),
-    UniqueConstraint("key", name="charge_key"),
-    Index("charge_job", "cluster", "job_id"),
-    Index("charge_account", "account", "begin_us"),
-    Index("charge_user", "user_name", "begin_us"),
-    Index("charge_last", "last_at_us", "number"),
+charge = _derive(
+    *(StoredCharge, "charge"),
+    key="number",
+    names=_NAMES | {"charge": "body"},
+    checks={"charge_is_not_negative": "amount >= 0 AND refunded >= 0"},
+    indexes={
+        "key": Index("key", is_unique=True),
+        "job": Index("cluster, job_id"),
+        "account": Index("account, begin"),
+        "user": Index("user, begin"),
+        "last": Index("last_at, number"),
+    },
 )
 """Charges, one for each run or piece of a run, as last posted."""
 
-charge_version = Table(
-    "charge_version",
-    metadata,
-    _int_column("charge", ForeignKey("charge.number"), primary_key=True, autoincrement=False),
-    _int_column("number", primary_key=True, autoincrement=False),
-    _int_column("at_us"),
-    _text_column("who"),
-    _text_column("why"),
-    _int_column("added"),
-    _text_column("acts"),
-    Column("body", LargeBinary, nullable=False),
+charge_version = _derive(
+    *(StoredVersion, "charge_version"),
+    key="charge_number, number",
+    names={"charge_number": "charge", "charge": "body", "transfers": "acts"},
+    references={"charge_number": "charge.number"},
 )
 """All posted versions of charges."""
 
-settlement = Table(
-    "settlement",
-    metadata,
-    _number_column("seq"),
-    _text_column("hold"),
-    _text_column("charge"),
-    _int_column("amount"),
-    _int_column("frees"),
-    _int_column("final"),
-)
+settlement = _derive(Settlement, "settlement", key="seq")
 """Amounts that the gate deducts from its holds, in order."""
 
-rate = Table(
-    "rate",
-    metadata,
-    _number_column("number"),
-    _text_column("cluster"),
-    _text_column("partition_name"),
-    _text_column("qos"),
-    _int_column("valid_from_us"),
-    _int_column("made_by"),
-    Column("body", LargeBinary, nullable=False),
-)
+rate = _derive(StoredRate, "rate", key="number", names=_NAMES | {"rate": "body"})
 """Rates: the prices of partitions."""
 
-mode = Table(
-    "mode",
-    metadata,
-    _text_column("cluster", primary_key=True),
-    _text_column("partition_name", primary_key=True),
-    _text_column("account", primary_key=True),
-    _text_column("mode"),
-)
+mode = _derive(ModeRule, "mode", key="cluster, partition, account")
 """Mode rules: off, observe or gate, by cluster, partition and account."""
 
-cursor = Table("cursor", metadata, _text_column("name", primary_key=True), _int_column("position"))
+cursor = _derive(ConsumerCursor, "cursor", key="name")
 """Positions of consumers in the journal."""
 
-mark = Table("mark", metadata, _text_column("name", primary_key=True), _text_column("said"))
-"""Short notes by name, such as the last reconciliation of a cluster."""
+mark = _derive(Mark, "mark", key="name")
+"""Short notes by name."""
 
-threshold = Table(
-    "threshold",
-    metadata,
-    _int_column("allocation", primary_key=True, autoincrement=False),
-    _text_column("kind", primary_key=True),
-    _int_column("value", primary_key=True, autoincrement=False),
-    _int_column("at_us"),
-)
+threshold = _derive(ReportedThreshold, "threshold", key="allocation, kind, value")
 """Thresholds of allocations that were reported."""
 
-outbox = Table(
-    "outbox",
-    metadata,
-    _number_column("id"),
-    _text_column("kind"),
-    Column("item_key", Text, nullable=True),
-    Column("payload", LargeBinary, nullable=False),
-    _int_column("tries"),
-    _int_column("next_us"),
-    _text_column("error"),
-    _int_column("done"),
-    UniqueConstraint("kind", "item_key", name="outbox_key"),
-    Index("outbox_due", "kind", "done", "next_us"),
+outbox = _derive(
+    *(OutboxItem, "outbox"),
+    key="id",
+    names={"key": "item_key", "next_at": "next_us"},
+    empty_as_null="key",
+    indexes={"key": Index("kind, key", is_unique=True), "due": Index("kind, done, next_at")},
 )
 """Messages to deliver: events, notices, reports to remote banks."""
 
-token = Table(
-    "token",
-    metadata,
-    _text_column("digest", primary_key=True),
-    _text_column("user_name"),
-    _int_column("created_us"),
-    _int_column("expires_us", nullable=True),
-    _text_column("note"),
-)
+token = _derive(ApiToken, "token", key="digest", not_null="created")
 """Tokens of the myBRC API, by digest."""
 
-refusal = Table(
-    "refusal",
-    metadata,
-    _text_column("id", primary_key=True),
-    _int_column("at_us"),
-    _text_column("mode"),
-    _text_column("cluster"),
-    _int_column("uid"),
-    _text_column("user_name"),
-    _text_column("account"),
-    _text_column("partition_name"),
-    _int_column("job_id"),
-    _int_column("amount"),
-    _text_column("why"),
-    Index("refusal_at", "at_us"),
-)
+refusal = _derive(RejectedJob, "refusal", key="id", indexes={"at": Index("at")})
 """Jobs that the gate rejected, or would have rejected."""
 
-reported_job = Table(
-    "told",
-    metadata,
-    _text_column("jobslurmid", primary_key=True),
-    _text_column("user_name"),
-    _int_column("uid"),
-    _text_column("account"),
-    _text_column("status"),
-    _text_column("partition_name"),
-    _int_column("amount"),
-    _int_column("submitted_us", nullable=True),
-    _int_column("started_us", nullable=True),
-    _int_column("ended_us", nullable=True),
-    Column("body", LargeBinary, nullable=False),
-    Column("cpu_hours", Double, nullable=False, server_default=sqlalchemy.text("0")),
-    Index("told_started", "started_us", "jobslurmid"),
+reported_job = _derive(
+    *(ReportedJob, "told"), key="jobslurmid", indexes={"started": Index("started, jobslurmid")}
 )
 """Jobs that clients of the myBRC API reported."""
 
-remote_hold = Table(
-    "remote_hold",
-    metadata,
-    _text_column("cluster", primary_key=True),
-    _int_column("job_id", primary_key=True, autoincrement=False),
-    _text_column("account"),
-    _int_column("uid"),
-    _int_column("amount"),
-    Index("remote_hold_account", "account"),
+remote_hold = _derive(
+    *(RemoteHold, "remote_hold"), key="cluster, job_id", indexes={"account": Index("account")}
 )
 """Holds that a remote myBRC server counts as used."""
 
-lease = Table(
-    "lease",
-    metadata,
-    _text_column("name", primary_key=True),
-    _text_column("holder"),
-    _int_column("fence"),
-    _int_column("until_us"),
-)
+lease = _derive(Lease, "lease", key="name")
 """Leases: exclusive rights with a fencing number, such as that of the deciding gate."""
 
 

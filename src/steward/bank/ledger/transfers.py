@@ -22,11 +22,11 @@ from steward.bank.ledger.postings import (
     LedgerSession,
     TransferWriter,
     encode_ledger_request,
-    sanitize_text,
     validate_amount,
 )
 from steward.bank.ledger.records import Account, Authorship, Transfer
 from steward.bank.ledger.tables import ADJUSTED, ISSUED, USAGE
+from steward.core.sqlalchemy_tables import sanitize_text
 
 _NO_AMOUNTS: Final[Mapping[int, int]] = MappingProxyType({})
 
