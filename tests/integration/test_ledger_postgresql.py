@@ -15,6 +15,7 @@ from ledger.accounts import AccountCases
 from ledger.charges import ChargeCases
 from ledger.concurrency import CrowdCases, position, proved, wait_until, writing
 from ledger.fixtures import BY, account, charge, clock, ledger, settings_for
+from ledger.schema import derived_parts, migrated_parts
 from ledger.side_records import ListCases
 from ledger.state_machine import SETTINGS, LedgerMachine
 from ledger.transactions import MoneyCases
@@ -94,6 +95,14 @@ def test_the_migrations_make_what_the_tables_say(ledger: Ledger, place: Settings
     found = sqlalchemy.create_engine(place.bank.database, poolclass=sqlalchemy.NullPool)
     with found.connect() as connection:
         assert compare_metadata(MigrationContext.configure(connection), metadata) == []
+
+
+def test_the_migrations_make_the_keys_and_conditions_of_the_tables(
+    ledger: Ledger, place: Settings
+) -> None:
+    engine = sqlalchemy.create_engine(place.bank.database, poolclass=sqlalchemy.NullPool)
+    with engine.connect() as connection:
+        assert migrated_parts(connection) == derived_parts()
 
 
 def test_a_server_that_takes_no_changes_is_one_to_wait_for(place: Settings) -> None:

@@ -28,6 +28,7 @@ from ledger.fixtures import (
     ledger,
     settings_for,
 )
+from ledger.schema import derived_parts, migrated_parts
 from steward.bank.errors import BankError, LedgerUnavailable
 from steward.bank.ledger import Authorship, open_ledger
 from steward.bank.ledger.engine import LedgerDatabase, ledger_url
@@ -94,6 +95,24 @@ def test_the_migrations_make_what_the_tables_say(ledger: Ledger, place: Settings
     with engine.connect() as connection:
         assert compare_metadata(MigrationContext.configure(connection), metadata) == []
     engine.dispose()
+
+
+def test_the_migrations_make_the_keys_and_conditions_of_the_tables(
+    ledger: Ledger, place: Settings
+) -> None:
+    database = LedgerDatabase(ledger_url(place))
+    with database.reading() as connection:
+        assert migrated_parts(connection) == derived_parts()
+        inspector = sqlalchemy.inspect(connection)
+        for table in metadata.sorted_tables:
+            made = {
+                check["name"]: check["sqltext"]
+                for check in inspector.get_check_constraints(table.name)
+            }
+            for constraint in table.constraints:
+                if isinstance(constraint, sqlalchemy.CheckConstraint):
+                    assert str(constraint.sqltext) == made[str(constraint.name)]
+    database.close()
 
 
 def test_the_newest_migration_is_the_one_that_is_worked_with() -> None:

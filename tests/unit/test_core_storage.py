@@ -1,9 +1,10 @@
 """Tables from Structs: what is written is read, and the schema is as declared."""
 
+import ast
 import enum
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import steward
 from harness.documentation import run_example
 from steward.core.sqlite import Database, SqliteError
 from steward.core.storage import CURSOR, Index, Rows, Table
@@ -338,6 +340,7 @@ def test_a_reader_of_nothing_and_a_writer_of_a_missing_file(tmp_path: Path) -> N
     reader.close()
 
 
+ROOT = Path(steward.__file__).parent
 LIGHT = (
     *("steward.core.storage", "steward.automation.audit", "steward.daemon.idempotency"),
     *("steward.daemon.serve", "steward.daemon.source_workers", "steward.daemon.socket"),
@@ -345,23 +348,59 @@ LIGHT = (
     *("steward.archive.remote.sink", "steward.archive.files.sink", "steward.core.journal.server"),
     *("steward.extensions.controllers.forwarder", "steward.reports.history.consumer"),
     *("steward.automation.rules.consumer", "steward.extensions.jobacct_plugins.consumer"),
+    *("steward.bank.gate.server", "steward.web.application", "steward.capture.nodes.listener"),
+    *("steward.daemon.controller", "steward.extensions.kafka", "steward.client"),
 )
 """Modules of processes that open neither the ledger nor a store on PostgreSQL."""
 
 
+def list_started_modules() -> set[str]:
+    """The modules that workers of the daemon import when they start."""
+    return {
+        node.module or ""
+        for path in (ROOT / "daemon").glob("*.py")
+        for function in ast.walk(ast.parse(path.read_text()))
+        if isinstance(function, ast.FunctionDef)
+        for node in ast.walk(function)
+        if isinstance(node, ast.ImportFrom)
+    }
+
+
+def find_loaded(modules: Iterable[str], *libraries: str, then: str = "") -> str:
+    """Which libraries a process has loaded after these modules, and with each the first of them."""
+    code = (
+        "import importlib, sys\n"
+        f"for module in {sorted(modules)}:\n"
+        "    importlib.import_module(module)\n"
+        f"    for name in {libraries}:\n"
+        "        if name in sys.modules: sys.exit(f'{module} loads {name}')\n"
+        f"{then}\n"
+        f"print([name for name in {libraries} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    return done.stdout + done.stderr
+
+
 def test_one_sqlite_library_and_no_sqlalchemy_are_loaded() -> None:
-    code = (
-        f"import sys, {', '.join(LIGHT)}; "
-        "print([name for name in ('sqlalchemy', '_sqlite3', 'sqlite3') if name in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.stdout, done.stderr) == ("[]\n", "")
+    modules = {*LIGHT, *list_started_modules()}
+    assert find_loaded(modules, "sqlalchemy", "_sqlite3", "sqlite3") == "[]\n"
 
 
-def test_the_ledgers_library_loads_no_second_sqlite() -> None:
-    code = (
-        "import sys, steward.bank.ledger.engine, steward.core.sqlite; "
-        "print([name for name in ('_sqlite3', 'sqlite3') if name in sys.modules])"
+def test_the_ledgers_library_loads_no_second_sqlite(tmp_path: Path) -> None:
+    modules = ("steward.bank.ledger.engine", "steward.core.sqlite")
+    opened = (
+        "from steward.bank.ledger import open_ledger\n"
+        "from steward.bank.settings import BankSettings\n"
+        "from steward.core.config import Settings\n"
+        f"open_ledger(Settings(state_dir={str(tmp_path)!r}, bank=BankSettings(enabled=True)))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.stdout, done.stderr) == ("[]\n", "")
+    assert find_loaded(modules, "_sqlite3", "sqlite3", then=opened) == "[]\n"
+
+
+def test_no_module_loads_a_second_sqlite() -> None:
+    modules = {
+        ".".join(path.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(".__init__")
+        for path in ROOT.rglob("*.py")
+        if path.stem != "__main__" and "migrations" not in path.parts
+    }
+    assert find_loaded(modules, "_sqlite3", "sqlite3") == "[]\n"
