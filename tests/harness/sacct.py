@@ -13,15 +13,15 @@ from steward.accounting.sacct.options import parse_sacct_options
 from steward.accounting.sacct.output import format_lines
 from steward.accounting.sacct.requests import SacctText
 from steward.accounting.sacct.selection import build_line_filter, parse_window
-from steward.accounting.sacct.sources import (
+from steward.core.access import Caller
+from steward.core.records import UsageLine
+from steward.extensions.jobacct_plugins.log.packing import write_parquet
+from steward.jobs.line_sources import (
     LineSource,
     MergedSource,
     ParquetSource,
     sort_into_scratch,
 )
-from steward.core.access import Caller
-from steward.core.records import UsageLine
-from steward.extensions.jobacct_plugins.log.packing import write_parquet
 
 ROOT = Caller(uid=0, user="root", how="local")
 ADA = Caller(uid=1001, user="ada")

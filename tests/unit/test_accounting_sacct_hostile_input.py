@@ -8,14 +8,13 @@ import pytest
 
 from harness.events import NOVEMBER
 from harness.sacct import JOBS, ROOT, asked, closed, ids, mixed, run, source, step
-from steward.accounting.errors import AccountingError
 from steward.accounting.sacct.options import parse_sacct_options
 from steward.accounting.sacct.output import format_lines
 from steward.accounting.sacct.requests import SacctText
 from steward.accounting.sacct.selection import build_line_filter, parse_named_jobs, parse_window
-from steward.accounting.sacct.sources import LineSource, ParquetSource, sort_into_scratch
 from steward.core.errors import UsageError
 from steward.jobs.line_queries import LineFilter, build_statement
+from steward.jobs.line_sources import LineSource, LineSourceError, ParquetSource, sort_into_scratch
 
 __all__ = ["closed", "mixed", "source"]
 
@@ -53,7 +52,7 @@ def test_parquet_of_others_is_read_or_refused(
     for line in (*(f"-j 1 {ask}" for ask in asks), *(f"-a {ask} -S 2026-01-01" for ask in asks)):
         try:
             asked(ParquetSource([path]), line)
-        except AccountingError:
+        except LineSourceError:
             assert is_refused
         else:
             # A column that nobody asks for is not looked at.

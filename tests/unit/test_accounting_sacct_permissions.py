@@ -16,13 +16,13 @@ from steward.accounting.context import AccountingContext
 from steward.accounting.sacct.options import parse_sacct_options
 from steward.accounting.sacct.output import stream_lines
 from steward.accounting.sacct.requests import SacctRequest, SacctText
-from steward.accounting.sacct.sources import MergedSource, sort_into_scratch
 from steward.core.access import Access, Caller, ClusterRoles
 from steward.core.config import AccessSettings, Settings
 from steward.core.records import UsageLine
 from steward.core.sqlite import open_database, transaction
 from steward.extensions.jobacct_plugins.log.packing import write_parquet
 from steward.jobs import database_path
+from steward.jobs.line_sources import MergedSource, sort_into_scratch
 from steward.jobs.lines import put_lines
 from steward.jobs.retention import expire_jobs
 from steward.jobs.tables import MIGRATIONS

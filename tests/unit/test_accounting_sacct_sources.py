@@ -13,9 +13,9 @@ from steward.accounting.sacct.options import parse_sacct_options
 from steward.accounting.sacct.output import stream_file_lines
 from steward.accounting.sacct.requests import SacctAnswer, SacctText
 from steward.accounting.sacct.selection import parse_limit_s, parse_window
-from steward.accounting.sacct.sources import LineSource, sort_into_scratch
 from steward.core.records import UsageLine
 from steward.extensions.jobacct_plugins.log.packing import write_parquet
+from steward.jobs.line_sources import LineSource, sort_into_scratch
 
 __all__ = ["closed", "mixed", "source"]
 

@@ -15,7 +15,6 @@ import pytest
 
 from harness.commands import fill_spool
 from harness.jobacct import LogSite, run
-from steward.accounting.sacct.sources import ParquetSource, list_closed_days
 from steward.bank.errors import LedgerUnavailable
 from steward.bank.ledger import open_ledger
 from steward.bank.settings import BankSettings
@@ -28,6 +27,7 @@ from steward.core.events import Event
 from steward.demo.components import format_configuration
 from steward.extensions.jobacct_plugins.log.packing import write_parquet
 from steward.jobs.line_queries import LineFilter
+from steward.jobs.line_sources import ParquetSource, list_closed_days
 from steward.slurm.settings import ClusterSettings
 
 CONFIG = """\

@@ -164,6 +164,22 @@ def test_extensions_are_used_by_their_public_module_alone(path: Path) -> None:
         assert len(parts) == 3, f"{path}:{line}: {module} -> {other}"
 
 
+def test_only_the_command_imports_the_insides_of_sacct() -> None:
+    """Whoever needs lines asks ``jobs``: ``queries``, ``line_queries``, ``line_sources``."""
+    inside = "steward.accounting.sacct"
+    importers = {
+        module_of(path)
+        for path in files()
+        for other, names, _line in ours(path)
+        if any(
+            f"{name}.".startswith(f"{inside}.")
+            for name in (other, *(f"{other}.{n}" for n in names))
+        )
+    }
+    outside = {module for module in importers if not f"{module}.".startswith(f"{inside}.")}
+    assert outside == {"steward.cli.sacct"}
+
+
 def test_what_extensions_offer_can_be_loaded() -> None:
     groups = (
         *("steward.job_log", "steward.jobacct", "steward.remote_bank", "steward.scheduler"),

@@ -17,13 +17,13 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from steward.accounting.errors import AccountingError
-from steward.accounting.job_log import SkippedLine, load_job_log
 from steward.core.actions import Answer
 from steward.core.consumers import Append
 from steward.core.events import JOB_END, STEP_ACCOUNTED, Event, JobFacts, utc_now
 from steward.core.records import JobRecord, UsageLine
 from steward.core.timestamps import from_micros, to_micros
 from steward.core.usage import AccountedStep
+from steward.jobs.line_sources import SkippedLine, load_job_log
 from steward.jobs.run_merge import IMPORTED
 from steward.slurm.job_states import FINISHED, strip_state_suffix
 from steward.slurm.sacct import SACCT_NAME, SacctRow, parse_job_row, parse_step_row, read_sacct_file

@@ -7,8 +7,9 @@ Path of an event: ``consumer`` receives it, ``event_intake`` adds it to the grou
 (``tables``), ``run_merge`` and ``identity`` resolve the group into runs and jobs,
 ``accounting_update`` attributes ``launches`` to runs (``run_views``) and writes accounting
 ``lines`` (``usage``), ``run_events`` makes the resulting events, ``writes`` stores the group, and
-``outbox`` appends the events to the journal. ``queries``, ``run_queries``, ``filters`` and
-``line_queries`` read jobs.db; ``retention`` purges and expires.
+``outbox`` appends the events to the journal. ``queries``, ``run_queries`` and ``filters`` read
+jobs.db; ``line_queries`` and ``line_sources`` read lines, also of files; ``retention`` purges and
+expires.
 """
 
 from typing import TYPE_CHECKING

@@ -253,11 +253,17 @@ def _sort_key(maximum: Maximum) -> tuple[int, int, str]:
 RUN_RANK: Final = -1_000_000
 """Rank of a run's own line: before all its steps."""
 
-_RANKS: Final = {"": RUN_RANK, "interactive": -6, "batch": -5, "extern": -4}
+STEP_RANKS: Final = {"": RUN_RANK, "interactive": -6, "batch": -5, "extern": -4}
+"""Ranks of steps without a number, see :func:`rank_step`."""
+
+TEXT_FIELDS: Final = frozenset(
+    name for name, hint in typing.get_type_hints(UsageLine).items() if hint is str
+)
+"""Fields of a UsageLine that are text; all others are integers."""
+
 _NUMBERED: Final = re.compile(r"([0-9]{1,10})(?:\+[0-9]{1,10})?")
-_HINTS: Final = typing.get_type_hints(UsageLine)
 _KEY: Final = ("cluster", "job_id", "submit_us", "restarts", "piece_us", "rank", "step")
-_TEXTS: Final = tuple(_HINTS[field] is str and field not in _KEY for field in USAGE_LINE_FIELDS)
+_TEXTS: Final = tuple(field in TEXT_FIELDS and field not in _KEY for field in USAGE_LINE_FIELDS)
 
 COLUMNS: Final = ", ".join(f'"{field}"' for field in USAGE_LINE_FIELDS)
 """All fields of a UsageLine in order, for a SELECT that :func:`row_to_line` reads."""
@@ -265,7 +271,7 @@ COLUMNS: Final = ", ".join(f'"{field}"' for field in USAGE_LINE_FIELDS)
 
 def _declare_column(field: str) -> str:
     """Return the SQL declaration of a column."""
-    sql_type = "TEXT" if _HINTS[field] is str else "INTEGER"
+    sql_type = "TEXT" if field in TEXT_FIELDS else "INTEGER"
     constraint = " NOT NULL" if field in _KEY else ""
     return f'"{field}" {sql_type}{constraint}'
 
@@ -309,7 +315,7 @@ _USAGE_COLUMNS: Final = (
     *("cluster", "job_id", "label", "step", "piece_us", "tasks", "doubts"),
     *USAGE_LINE_FIELDS[_FIRST_USED:_LAST_USED],
 )
-_SUMMED_TEXTS: Final = tuple(_HINTS[field] is str for field in _USAGE_COLUMNS)
+_SUMMED_TEXTS: Final = tuple(field in TEXT_FIELDS for field in _USAGE_COLUMNS)
 _STEPS: Final = f"SELECT {', '.join(_USAGE_COLUMNS)} FROM line {_WHERE_RUN} AND step <> ''"  # noqa: S608 -- our own columns
 _DROP: Final = f"DELETE FROM line {_WHERE_RUN}"  # noqa: S608 -- our own condition
 
@@ -321,7 +327,7 @@ _to_tuple = msgspec.structs.astuple
 
 def rank_step(step: str) -> int:
     """Return the position of a step within its run, in Slurm's order."""
-    rank = _RANKS.get(step)
+    rank = STEP_RANKS.get(step)
     if rank is not None:
         return rank
     match = _NUMBERED.fullmatch(step)

@@ -9,13 +9,13 @@ from contextlib import AbstractContextManager
 from datetime import datetime, tzinfo
 
 from steward.accounting.context import AccountingContext
-from steward.accounting.sacct.sources import open_books
 from steward.core.access import Access, Caller, VisibleJobs
 from steward.core.config import Settings
 from steward.core.events import utc_now
 from steward.core.sqlite import SqliteMissing
 from steward.core.timestamps import to_micros
 from steward.jobs.line_queries import LineFilter
+from steward.jobs.line_sources import open_line_source
 from steward.reports.history.reader import HistoryReader, open_history
 from steward.reports.requests import JobReportRequest, Period, ReportRequest
 from steward.reports.runs import RunPieces, read_runs
@@ -100,7 +100,7 @@ class ReportsContext:
             eligible_only=False,
         )
         try:
-            source = open_books(self.books, line_filter, duplicates=True)
+            source = open_line_source(self.settings, line_filter, duplicates=True)
         except SqliteMissing:
             # No job was recorded yet: an empty report, not an error.
             return iter(())

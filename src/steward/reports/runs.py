@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from steward.accounting.sacct.sources import LineSource
 from steward.jobs.line_queries import SHOWN_PIECE, SHOWN_RUN, LineFilter
+from steward.jobs.line_sources import LineSource
 from steward.slurm.tres import parse_tres
 
 _US: Final = 1_000_000

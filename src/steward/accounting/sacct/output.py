@@ -16,7 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from steward.accounting.context import AccountingContext
-from steward.accounting.sacct import fields, selection, sources
+from steward.accounting.sacct import fields, selection
 from steward.accounting.sacct.fields import DEFAULT, LinePrinter, compile_printer
 from steward.accounting.sacct.requests import SacctAnswer, SacctRequest, SacctText
 from steward.accounting.sacct.selection import (
@@ -25,7 +25,6 @@ from steward.accounting.sacct.selection import (
     resolve_clusters,
     resolve_zone,
 )
-from steward.accounting.sacct.sources import LineSource, Row
 from steward.accounting.sacct.values import ClusterClock, DateFormatter
 from steward.core.access import Caller
 from steward.core.actions import action
@@ -40,6 +39,7 @@ from steward.jobs.line_queries import (
     UNNAMED_PIECE,
     LineFilter,
 )
+from steward.jobs.line_sources import LineSource, Row, open_file_source, open_line_source
 from steward.slurm.times import load_zone
 
 _PIECE_LETTERS: Final = 256 * 1024
@@ -64,7 +64,7 @@ def stream_lines(
     clusters = resolve_clusters(context, request)
     window = selection.parse_window(request, now, resolve_zone(context, request, clusters))
     line_filter = build_line_filter(asker, request, window, clusters, context.get_scopes(asker))
-    source = sources.open_books(context, line_filter, duplicates=request.duplicates)
+    source = open_line_source(context.settings, line_filter, duplicates=request.duplicates)
     shown_clusters = clusters or context.clusters
     zones = {name: request.zone or context.get_zone(name) for name in shown_clusters}
     return format_lines(source, line_filter, request, window, now, zones)
@@ -82,7 +82,7 @@ def stream_file_lines(
     now = utc_now()
     window = selection.parse_window(request, now, load_zone(request.zone))
     line_filter = build_line_filter(asker, request, window, request.clusters, None)
-    source = sources.open_file_source(path)
+    source = open_file_source(path)
     return format_lines(source, line_filter, request, window, now, {"": request.zone})
 
 

@@ -13,7 +13,6 @@ from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any, Final
 
-from steward.accounting.sacct.sources import open_books
 from steward.core.access import Caller
 from steward.core.actions import action, route
 from steward.core.errors import NotFound, UsageError
@@ -22,6 +21,7 @@ from steward.core.records import UsageLine
 from steward.core.sqlite import SqliteMissing
 from steward.core.timestamps import from_micros, to_micros
 from steward.jobs.line_queries import SHOWN_PIECE, SHOWN_RUN, LineFilter
+from steward.jobs.line_sources import open_line_source
 from steward.reports.events import make_event_item
 from steward.reports.history.consumer import HISTORY_KINDS
 from steward.reports.history.context import HistoryContext
@@ -409,7 +409,7 @@ def list_node_jobs(
         states=("RUNNING",),
     )
     try:
-        source = open_books(context.books, line_filter, duplicates=True)
+        source = open_line_source(context.books.settings, line_filter, duplicates=True)
     except SqliteMissing:
         rows: list[Sequence[object]] = []
     else:

@@ -8,7 +8,7 @@ is a process of its own because packing takes CPU and memory. :func:`write_parqu
 import os
 import sys
 from collections.abc import Iterable, Iterator
-from typing import Final, get_type_hints
+from typing import Final
 
 import msgspec
 
@@ -30,7 +30,7 @@ from steward.extensions.jobacct_plugins.log.files import (
 )
 from steward.extensions.jobacct_plugins.log.reader import LogSource, read_unit_lines
 from steward.extensions.jobacct_plugins.log.state import LogState
-from steward.jobs.lines import rank_step
+from steward.jobs.lines import TEXT_FIELDS, rank_step
 
 _ZSTD_LEVEL: Final = 9
 """zstd compression level."""
@@ -39,7 +39,6 @@ _MEMORY_LIMIT: Final = "512MB"
 _KEY_FIELDS: Final = {"cluster", "step"}
 """Text fields that must not be NULL, as they identify a line."""
 _encode = msgspec.json.Encoder().encode
-_HINTS: Final = get_type_hints(UsageLine)
 
 
 def pack_records(location: str, day: str, lengths: dict[str, int], blanker: PurgeBlanker) -> str:
@@ -112,7 +111,7 @@ def write_parquet(lines: Iterable[UsageLine], path: str) -> None:
 
 
 def _sql_type(field: str) -> str:
-    return "VARCHAR" if _HINTS[field] is str else "BIGINT"
+    return "VARCHAR" if field in TEXT_FIELDS else "BIGINT"
 
 
 def _select_columns() -> Iterator[str]:

@@ -14,7 +14,6 @@ from typing import Any, BinaryIO, Final
 
 import msgspec
 
-from steward.accounting.job_log import JobLog, SkippedLine
 from steward.core.records import UsageLine
 from steward.core.timestamps import to_micros
 from steward.extensions.jobacct_plugins.log.files import (
@@ -31,6 +30,7 @@ from steward.extensions.jobacct_plugins.log.records import (
     decode_head,
     decode_record,
 )
+from steward.jobs.line_sources import JobLog, SkippedLine
 
 _MAX_LINE_BYTES: Final = 8 << 20
 """Longest line in bytes. Steward's records are shorter; a foreign file must not fill the memory."""

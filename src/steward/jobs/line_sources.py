@@ -1,25 +1,31 @@
-"""sacct sources: read accounting lines from jobs.db, Parquet files, or a job log.
+"""Line sources: read accounting lines from jobs.db, Parquet files, or a job log.
 
 Each :class:`LineSource` takes a filter and columns and yields batches of rows in sacct's order,
-each row with its mark (see ``steward.jobs.line_queries``). So the printer need not know the source.
-:class:`DatabaseSource` reads SQLite, :class:`ParquetSource` files by DuckDB, :class:`MergedSource`
-merges them. :func:`open_books` chooses for Steward's own data, :func:`open_file_source` for a file.
+each row with its mark (see ``steward.jobs.line_queries``). So sacct and reports need not know the
+source. :class:`DatabaseSource` reads SQLite, :class:`ParquetSource` files by DuckDB,
+:class:`MergedSource` merges them. :func:`open_line_source` chooses for Steward's own data,
+:func:`open_file_source` for a file.
+
+A job log (plugin jobacct/log) is a directory with one file of records per day. Closing a day packs
+its records and writes its accounting lines to a Parquet file. :func:`load_job_log` loads the
+extension's functions by their entry point.
 """
 
 import heapq
 import os
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import Any, Final, Protocol, get_type_hints
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Any, Final, Protocol
 
 import msgspec
 
-from steward.accounting.context import AccountingContext
-from steward.accounting.errors import AccountingError, AccountingUnavailable
-from steward.accounting.job_log import load_job_log
+from steward.core.config import Settings
+from steward.core.databases import JOBS
 from steward.core.drivers import PARQUET
+from steward.core.errors import StewardError, Unavailable
+from steward.core.extensions import load_offer
 from steward.core.records import USAGE_LINE_FIELDS, UsageLine
 from steward.core.sqlite import Connection, SqliteError, open_reader, open_scratch, translate_errors
-from steward.jobs import database_path
+from steward.core.timestamps import from_micros
 from steward.jobs.line_queries import (
     HAS_EXPRESSION,
     ORDER_COLUMNS,
@@ -29,6 +35,7 @@ from steward.jobs.line_queries import (
     build_candidates,
     build_statement,
 )
+from steward.jobs.lines import STEP_RANKS, TABLE, TEXT_FIELDS, put_lines
 from steward.slurm.arrays import includes_any_task
 
 _BATCH: Final = 2000
@@ -37,7 +44,6 @@ _MEMORY: Final = "256MB"
 _FEW: Final = 1000
 """Up to this many jobs are looked up by id."""
 _KEYED: Final = frozenset({"cluster", "job_id"})
-_HINTS: Final = get_type_hints(UsageLine)
 _ALWAYS_THERE: Final = {
     field.name: field.default
     for field in msgspec.structs.fields(UsageLine)
@@ -48,6 +54,16 @@ _ROWS_AT_ONCE: Final = 30_000
 _DAY_US: Final = 86_400_000_000
 
 Row = tuple[Any, ...]
+
+_NAMED_RANKS: Final = " ".join(f"WHEN '{step}' THEN {rank}" for step, rank in STEP_RANKS.items())
+_RANK: Final = (
+    f"CASE step {_NAMED_RANKS} ELSE coalesce(TRY_CAST(split_part(step, '+', 1) AS BIGINT), -1) END"
+)
+"""SQL of a step's rank, see :func:`steward.jobs.lines.rank_step`."""
+
+
+class LineSourceError(StewardError):
+    """A file has no accounting lines that can be used."""
 
 
 class LineSource(Protocol):
@@ -165,13 +181,13 @@ class ParquetSource:
         """Implement :class:`LineSource`.
 
         Raises:
-            AccountingError: A file is not Parquet, or has no accounting lines.
-            AccountingUnavailable: A file cannot be read now, or DuckDB is not installed.
+            LineSourceError: A file is not Parquet, or has no accounting lines.
+            Unavailable: A file cannot be read now, or DuckDB is not installed.
         """
         try:
             import duckdb
         except ImportError as error:
-            raise AccountingUnavailable(
+            raise Unavailable(
                 f"{self._paths[0]} cannot be read: {PARQUET.missing_error}", self._paths[0]
             ) from error
 
@@ -192,9 +208,9 @@ class ParquetSource:
                     while batch := cursor.fetchmany(_PARQUET_BATCH):
                         yield batch
         except duckdb.IOException as error:
-            raise AccountingUnavailable(f"{self._paths[0]} …: {_get_first_line(error)}") from error
+            raise Unavailable(f"{self._paths[0]} …: {_get_first_line(error)}") from error
         except duckdb.Error as error:
-            raise AccountingError(
+            raise LineSourceError(
                 f"{', '.join(self._paths[:3])}: no Parquet of lines: {_get_first_line(error)}",
                 self._paths,
             ) from error
@@ -260,26 +276,21 @@ class ParquetSource:
         schema = connection.execute(f"DESCRIBE SELECT * FROM {files}").fetchall()  # noqa: S608 -- quoted paths
         present = {row[0] for row in schema}
         if not present >= _KEYED:
-            raise AccountingError(
+            raise LineSourceError(
                 f"{', '.join(self._paths[:3])}: no Parquet of lines: "
                 "each has a cluster and a job_id",
                 self._paths,
             )
-        rank = (
-            "CASE step WHEN '' THEN -1000000 WHEN 'interactive' THEN -6 "
-            "WHEN 'batch' THEN -5 WHEN 'extern' THEN -4 "
-            "ELSE coalesce(TRY_CAST(split_part(step, '+', 1) AS BIGINT), -1) END"
-        )
         columns = ", ".join(_build_column(field, present) for field in USAGE_LINE_FIELDS)
         connection.execute(
-            f"CREATE TEMP VIEW line AS SELECT *, {rank} AS rank "  # noqa: S608 -- our own names
+            f"CREATE TEMP VIEW line AS SELECT *, {_RANK} AS rank "  # noqa: S608 -- our own names
             f"FROM (SELECT {columns} FROM {files})"
         )
 
 
 def _build_column(field: str, present: Collection[str]) -> str:
     """Return a column with the type of a line's, and a default where a line always has a value."""
-    kind = "VARCHAR" if _HINTS[field] is str else "BIGINT"
+    kind = "VARCHAR" if field in TEXT_FIELDS else "BIGINT"
     value = f'CAST("{field}" AS {kind})' if field in present else f"CAST(NULL AS {kind})"
     if field in _ALWAYS_THERE:
         value = f"coalesce({value}, {_ALWAYS_THERE[field]})"
@@ -339,32 +350,65 @@ def _iter_keyed_rows(batches: Iterable[list[Row]], number: int) -> Iterator[tupl
             yield row[1:end], number, (row[0], *row[end:])
 
 
-def open_books(
-    context: AccountingContext, line_filter: LineFilter, *, duplicates: bool
+SkippedLine = Callable[[str, int, str], None]
+"""Callback for each malformed line, with file, line number and reason."""
+
+
+class LogDay(Protocol):
+    """Day of a job log."""
+
+    @property
+    def day(self) -> str:
+        """Date, such as ``2026-11-21``."""
+
+    @property
+    def parquet(self) -> str:
+        """Path of the day's Parquet file; "" until the day is closed."""
+
+
+class JobLog(msgspec.Struct, frozen=True, kw_only=True):
+    """Functions that read a job log.
+
+    Attributes:
+        read_lines: Yields the lines of a day's file or of a directory, each run before its steps.
+        days_in: Lists the days in a directory, oldest first.
+    """
+
+    read_lines: Callable[[str, SkippedLine | None], Iterator[UsageLine]]
+    days_in: Callable[[str], Sequence[LogDay]]
+
+
+def load_job_log() -> JobLog:
+    """Load the functions that read the job log.
+
+    Raises:
+        StewardError: No installed package provides them.
+    """
+    offer: JobLog = load_offer("steward.job_log", "log")
+    return offer
+
+
+def open_line_source(
+    settings: Settings, line_filter: LineFilter, *, duplicates: bool
 ) -> LineSource:
     """Return Steward's own lines: jobs.db, plus closed days where the query reaches further back.
 
     Args:
-        context: Knows the paths.
+        settings: The whole configuration.
         line_filter: Filter of the query.
         duplicates: Whether former jobs with a reused id are shown too.
 
     Raises:
         SqliteUnavailable: jobs.db does not exist yet.
     """
-    path = database_path(context.settings.state_dir)
+    path = JOBS.locate(settings.state_dir)
     database = DatabaseSource(open_reader(path), path)
     expired = database.get_expired_us()
     if line_filter.since_us >= expired or (not duplicates and database.has_all_jobs(line_filter)):
         return database
-    paths = list_closed_days(get_joblog_path(context), line_filter.since_us, expired)
+    directory = settings.accounting.location or f"{settings.state_dir}/joblog"
+    paths = list_closed_days(directory, line_filter.since_us, expired)
     return MergedSource(database, ParquetSource(paths)) if paths else database
-
-
-def get_joblog_path(context: AccountingContext) -> str:
-    """Return the directory of the job log."""
-    settings = context.settings
-    return settings.accounting.location or f"{settings.state_dir}/joblog"
 
 
 def list_closed_days(directory: str, since_us: int, before_us: int) -> list[str]:
@@ -376,16 +420,14 @@ def list_closed_days(directory: str, since_us: int, before_us: int) -> list[str]
         before_us: End, µs since the epoch.
 
     Raises:
-        AccountingUnavailable: The files cannot be read now, or DuckDB is not installed.
+        Unavailable: The files cannot be read now, or DuckDB is not installed.
     """
-    from steward.core.timestamps import from_micros
-
     # Days are named in the cluster's zone; one more day on either side covers any zone.
     first = str(from_micros(max(0, since_us - _DAY_US)).date())
     last = str(from_micros(before_us + _DAY_US).date())
     days = [day for day in load_job_log().days_in(directory) if first <= day.day <= last]
     if days and not PARQUET.is_installed:
-        raise AccountingUnavailable(
+        raise Unavailable(
             f"{directory}: the closed days {days[0].day} to {days[-1].day} cannot be read: "
             f"{PARQUET.missing_error}",
             directory,
@@ -397,11 +439,11 @@ def open_file_source(path: str) -> LineSource:
     """Open a file as a source: Parquet, a day of a job log, or its directory.
 
     Raises:
-        AccountingUnavailable: The file cannot be read.
-        AccountingError: The file is not a job log.
+        Unavailable: The file cannot be read.
+        LineSourceError: The file is not a job log.
     """
     if not os.path.exists(path):
-        raise AccountingUnavailable(f"{path}: there is no such file", path)
+        raise Unavailable(f"{path}: there is no such file", path)
     if path.endswith(".parquet"):
         return ParquetSource([path])
     return sort_into_scratch(load_job_log().read_lines(path, None), path)
@@ -414,8 +456,6 @@ def sort_into_scratch(lines: Iterable[UsageLine], name: str) -> DatabaseSource:
         lines: The lines; the last line of a run replaces earlier ones.
         name: Its name in errors.
     """
-    from steward.jobs.lines import TABLE, put_lines
-
     connection = open_scratch(TABLE)
     with translate_errors(name):
         put_lines(connection, lines)
