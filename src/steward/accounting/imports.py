@@ -12,7 +12,7 @@ import os
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, date, datetime, time, timedelta, tzinfo
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import msgspec
 
@@ -20,7 +20,7 @@ from steward.accounting.errors import AccountingError
 from steward.core.actions import Answer
 from steward.core.consumers import Append
 from steward.core.events import JOB_END, STEP_ACCOUNTED, Event, JobFacts, utc_now
-from steward.core.records import JobRecord, UsageLine
+from steward.core.records import RUN_TIMES, USAGE_LINE_FIELDS, JobRecord, UsageLine
 from steward.core.timestamps import from_micros, to_micros
 from steward.core.usage import AccountedStep
 from steward.jobs.line_sources import SkippedLine, load_job_log
@@ -514,22 +514,17 @@ def _is_in_window(end: datetime | None, window: tuple[datetime | None, datetime 
     return (since is None or end >= since) and (until is None or end < until)
 
 
-_OF_RECORD: Final = frozenset(JobRecord.__struct_fields__)
-_SHARED_FIELDS: Final = tuple(
-    field
-    for field in UsageLine.__struct_fields__
-    if field in _OF_RECORD and not field.endswith("_us") and field != "job_id"
-)
-"""Fields with the same name in a run's line and in a record."""
-
-
 def _line_to_record(line: UsageLine) -> JobRecord:
     """Convert a run's line to a record."""
-    fields: dict[str, Any] = {field: getattr(line, field) for field in _SHARED_FIELDS}
-    for name in ("submit", "eligible", "start", "end"):
+    fields = {
+        field: getattr(line, field)
+        for field in USAGE_LINE_FIELDS
+        if field in JobRecord.__struct_fields__
+    }
+    for name in RUN_TIMES:
         value_us = getattr(line, f"{name}_us")
         fields[name] = from_micros(value_us) if value_us else None
-    return JobRecord(job_id=line.job_id, job_flags=line.flags, **fields)
+    return JobRecord(**fields)
 
 
 __all__ = [

@@ -6,6 +6,8 @@ jobs.db, Parquet files and a job log that is read in have the same columns
 (``USAGE_LINE_FIELDS``), so that one view serves all three. It holds plain values, because there
 may be millions of them: times are µs since the epoch, UTC; 0 and "" mean unknown, except in fields
 that may be None.
+
+Conversions between the two follow from ``SHARED_FIELDS`` and ``RUN_TIMES``.
 """
 
 from datetime import datetime
@@ -245,7 +247,7 @@ class UsageLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     licenses: str = ""
     container: str = ""
     failed_node: str = ""
-    flags: str = ""
+    job_flags: str = ""
     extra: str = ""
     comment: str = ""
     admin_comment: str = ""
@@ -262,3 +264,11 @@ class UsageLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 USAGE_LINE_FIELDS: Final = UsageLine.__struct_fields__
 """Field names of a UsageLine, which are the columns of the table ``line`` and of Parquet files."""
+
+_RECORD_DEFAULTS: Final = msgspec.structs.asdict(JobRecord(job_id=0)).items()
+_LINE_DEFAULTS: Final = msgspec.structs.asdict(UsageLine(cluster="", job_id=0, label="")).items()
+SHARED_FIELDS: Final = tuple(item[0] for item in _LINE_DEFAULTS if item in _RECORD_DEFAULTS)
+"""Fields with the same name, type and default in the record of a run and in its line."""
+
+RUN_TIMES: Final = ("submit", "eligible", "start", "end")
+"""Times of a run: fields of its record, and with ``_us`` of its line."""

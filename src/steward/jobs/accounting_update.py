@@ -18,7 +18,6 @@ import msgspec
 from steward.core.events import Event
 from steward.core.records import UsageLine
 from steward.core.sqlite import Connection
-from steward.core.timestamps import to_micros
 from steward.core.usage import RunEvent
 from steward.jobs.identity import ResolvedJob
 from steward.jobs.launches import LaunchRow, find_run, load_accounted, load_launches, put_launches
@@ -26,7 +25,13 @@ from steward.jobs.lines import drop_lines, load_step_usage, put_lines
 from steward.jobs.run_events import RunEventMaker, make_digest
 from steward.jobs.run_views import RunKey, RunView, build_run_views
 from steward.jobs.tables import DUE_JOBS, EXPIRED, NO_RUN, DueJob, JobIdGroup, PublishedRun
-from steward.jobs.usage import add_steps, adopt_step_line, build_run_line, build_summed_step_line
+from steward.jobs.usage import (
+    RUN_FIELDS,
+    add_steps,
+    adopt_step_line,
+    build_run_line,
+    build_summed_step_line,
+)
 
 _RunPiece = tuple[RunKey, int]
 """Key of a run, and end (µs) of its piece; 0 for its current size."""
@@ -329,10 +334,8 @@ def _make_lines_digest(view: RunView, is_purged: bool) -> str:
     return make_digest(
         [
             (view.first_submit_us, view.is_latest, view.is_over, view.until_us, is_purged),
-            (record.state, to_micros(record.start) if record.start else None, record.end),
-            (record.user, record.uid, record.gid, record.group, record.account, record.qos),
-            (record.partition, record.wckey, record.eligible, record.sluid, record.nodelist),
-            (record.array_job_id, record.array_task, record.het_job_id, record.het_offset),
+            [getattr(record, field) for field in RUN_FIELDS],
+            (record.state, record.eligible, record.start, record.end, record.nodelist),
             [(piece.end, piece.nodelist) for piece in view.additional_records],
             # For a run that goes on, every suspension would rebuild the lines of all steps.
             view.is_over and (record.suspended_s, list(view.run.suspensions.items())),

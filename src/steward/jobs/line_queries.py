@@ -411,7 +411,7 @@ def _match_line_columns(line_filter: LineFilter, binder: _NamedBinder) -> Iterab
     if line_filter.partitions:
         yield join_or([_match_word("partition", word, binder) for word in line_filter.partitions])
     if line_filter.flags:
-        yield join_or([f"instr(flags, {binder.bind(flag)}) > 0" for flag in line_filter.flags])
+        yield join_or([f"instr(job_flags, {binder.bind(flag)}) > 0" for flag in line_filter.flags])
     for feature in line_filter.constraints:
         yield f"instr(constraints, {binder.bind(feature)}) > 0"
 

@@ -29,20 +29,8 @@ _SLACK_US: Final = 2_000_000
 # Text written by people, which a purge of the script removes from the job.
 PRIVATE_TEXT: Final = dict.fromkeys(
     [
-        "name",
-        "submit_host",
-        "submit_line",
-        "command",
-        "work_dir",
-        "stdin",
-        "stdout",
-        "stderr",
-        "comment",
-        "admin_comment",
-        "system_comment",
-        "extra",
-        "container",
-        "dependency",
+        *("name", "submit_host", "submit_line", "command", "work_dir", "stdin", "stdout", "stderr"),
+        *("comment", "admin_comment", "system_comment", "extra", "container", "dependency"),
     ],
     "",
 )
@@ -171,57 +159,17 @@ _MAX_REPEATED_ENDS: Final = 8
 _DEFAULTS: Final = JobRecord(job_id=0)
 _FIELDS: Final = JobRecord.__struct_fields__
 _UNKNOWN: Final = msgspec.structs.astuple(_DEFAULTS)
+_OF_ONE_RUN: Final = frozenset(
+    {
+        *("job_id", "restarts", "sluid", "user", "state", "reason", "priority", "dependency"),
+        *("submit", "eligible", "start", "end", "suspended_at", "suspended_s", "resized_at"),
+        *("tres_allocated", "nodelist", "batch_host", "failed_node", "oversubscribe"),
+        *("exit_code", "exit_signal", "derived_exit_code", "derived_exit_signal", "cancelled_by"),
+    }
+)
 # Fields that stay the same from run to run, so that an earlier run may supply them.
 _LASTING: Final = tuple(
-    (field, getattr(_DEFAULTS, field))
-    for field in [
-        "name",
-        "uid",
-        "gid",
-        "group",
-        "account",
-        "partition",
-        "qos",
-        "batch",
-        "array_job_id",
-        "array_task",
-        "het_job_id",
-        "het_offset",
-        "original_sluid",
-        "time_limit_s",
-        "nodes",
-        "cpus",
-        "tasks",
-        "min_memory_mib",
-        "tres_requested",
-        "tres_per_job",
-        "tres_per_node",
-        "tres_per_socket",
-        "tres_per_task",
-        "cpus_per_tres",
-        "mem_per_tres",
-        "reservation",
-        "submit_host",
-        "submit_line",
-        "command",
-        "work_dir",
-        "stdin",
-        "stdout",
-        "stderr",
-        "comment",
-        "admin_comment",
-        "system_comment",
-        "extra",
-        "container",
-        "constraints",
-        "licenses",
-        "wckey",
-        "requested_cpus",
-        "requested_nodes",
-        "job_flags",
-        "federation_origin",
-        "federation_siblings",
-    ]
+    (field, getattr(_DEFAULTS, field)) for field in _FIELDS if field not in _OF_ONE_RUN
 )
 
 

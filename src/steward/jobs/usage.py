@@ -8,11 +8,12 @@ result.
 
 import os
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import Any, Final
 
 import msgspec
 
-from steward.core.records import UsageLine
+from steward.core.records import RUN_TIMES, SHARED_FIELDS, USAGE_LINE_FIELDS, UsageLine
 from steward.core.timestamps import to_micros, to_micros_or_zero
 from steward.core.usage import RunEvent, StepUsage
 from steward.jobs.job_ids import format_job_name
@@ -47,6 +48,30 @@ _MAXIMA: Final = {
 }
 """Prefix of ``_node`` and ``_task`` for each maximum, and the field with its value."""
 
+_COUNTS: Final = ("suspended_s", "nodes", "cpus", "requested_cpus", "requested_nodes")
+"""Numbers that are None in a record and 0 in a line while they are unknown."""
+
+RUN_FIELDS: Final = (
+    *("job_id", "restarts", "sluid", "array_job_id", "array_task", "het_job_id", "het_offset"),
+    *("uid", "user", "gid", "group", "account", "partition", "qos", "wckey"),
+)
+"""Fields of a run's record that the lines of its steps repeat."""
+
+_OF_STEPS: Final = {
+    *("cluster", "label", "first_submit_us", "piece_us", "is_latest", *RUN_FIELDS),
+    *("submit_us", "eligible_us"),
+}
+_TIMES: Final = {f"{name}_us": name for name in RUN_TIMES}
+_OF_RECORDS: Final = {*SHARED_FIELDS, *_COUNTS, *_TIMES}
+# In the order of UsageLine, because msgspec takes twice as long for fields in another one.
+_INHERITED: Final = tuple(field for field in USAGE_LINE_FIELDS if field in _OF_STEPS)
+"""Fields that a step's line takes from its run's line."""
+_RECORDED: Final = tuple(field for field in USAGE_LINE_FIELDS if field in _OF_RECORDS)
+"""Fields that a run's line takes from its record."""
+_UNKNOWN: Final = UsageLine(cluster="", job_id=0, label="")
+_get_recorded = attrgetter(*(_TIMES.get(field, field) for field in _RECORDED))
+_get_inherited = attrgetter(*_INHERITED)
+
 
 def build_run_line(
     cluster: str, event: RunEvent, *, is_latest: bool = True, source: str = ""
@@ -60,67 +85,21 @@ def build_run_line(
         source: Where it comes from, see ``UsageLine.source``.
     """
     record = event.record
+    fields = dict(zip(_RECORDED, _get_recorded(record), strict=True))
+    for name in _COUNTS:
+        fields[name] = fields[name] or 0
+    for name in _TIMES:
+        fields[name] = to_micros_or_zero(fields[name])
+    fields["job_id"], fields["restarts"] = event.job_id, event.restarts
+    fields["state"] = strip_state_suffix(record.state)
     return UsageLine(
         cluster=cluster,
-        job_id=event.job_id,
         label=format_job_name(record),
         first_submit_us=to_micros(event.first_submit),
-        restarts=event.restarts,
         piece_us=to_micros_or_zero(event.piece_end),
         is_latest=int(is_latest),
-        sluid=record.sluid,
-        original_sluid=record.original_sluid,
-        array_job_id=record.array_job_id,
-        array_task=record.array_task,
-        het_job_id=record.het_job_id,
-        het_offset=record.het_offset,
-        uid=record.uid,
-        user=record.user,
-        gid=record.gid,
-        group=record.group,
-        account=record.account,
-        partition=record.partition,
-        qos=record.qos,
-        wckey=record.wckey,
-        reservation=record.reservation,
-        name=record.name,
-        state=strip_state_suffix(record.state),
-        cancelled_by=record.cancelled_by,
-        reason=record.reason,
-        exit_code=record.exit_code,
-        exit_signal=record.exit_signal,
-        derived_exit_code=record.derived_exit_code,
-        derived_exit_signal=record.derived_exit_signal,
-        submit_us=to_micros_or_zero(record.submit),
-        eligible_us=to_micros_or_zero(record.eligible),
-        start_us=to_micros_or_zero(record.start),
-        end_us=to_micros_or_zero(record.end),
-        suspended_s=record.suspended_s or 0,
-        time_limit_s=record.time_limit_s,
-        nodes=record.nodes or 0,
-        cpus=record.cpus or 0,
-        nodelist=record.nodelist,
-        requested_cpus=record.requested_cpus or 0,
-        requested_nodes=record.requested_nodes or 0,
-        tres_requested=record.tres_requested,
-        tres_allocated=record.tres_allocated,
-        priority=record.priority,
-        constraints=record.constraints,
-        licenses=record.licenses,
-        container=record.container,
-        failed_node=record.failed_node,
-        flags=record.job_flags,
-        extra=record.extra,
-        comment=record.comment,
-        admin_comment=record.admin_comment,
-        system_comment=record.system_comment,
-        submit_line=record.submit_line,
-        work_dir=record.work_dir,
-        stdin=record.stdin,
-        stdout=record.stdout,
-        stderr=record.stderr,
-        oversubscribe=record.oversubscribe,
         source=source,
+        **fields,
     )
 
 
@@ -227,52 +206,17 @@ def add_steps(run: UsageLine, steps: Iterable[UsageLine]) -> UsageLine:
 
 def _make_step(run: UsageLine, fields: dict[str, Any]) -> UsageLine:
     """Build a step's line with the fields it shares with its run."""
-    return UsageLine(
-        cluster=run.cluster,
-        job_id=run.job_id,
-        label=run.label,
-        first_submit_us=run.first_submit_us,
-        restarts=run.restarts,
-        piece_us=run.piece_us,
-        is_latest=run.is_latest,
-        sluid=run.sluid,
-        array_job_id=run.array_job_id,
-        array_task=run.array_task,
-        het_job_id=run.het_job_id,
-        het_offset=run.het_offset,
-        uid=run.uid,
-        user=run.user,
-        gid=run.gid,
-        group=run.group,
-        account=run.account,
-        partition=run.partition,
-        qos=run.qos,
-        wckey=run.wckey,
-        submit_us=run.submit_us,
-        eligible_us=run.eligible_us,
-        **fields,
-    )
+    return UsageLine(**dict(zip(_INHERITED, _get_inherited(run), strict=True)), **fields)
 
 
 def adopt_step_line(run: UsageLine, line: UsageLine) -> UsageLine:
     """Return a step's line from other accounting, with the fields of our run's line."""
-    names = msgspec.structs.fields(UsageLine)
     fields = {
-        field.name: value
-        for field in names
-        if (value := getattr(line, field.name)) != field.default and field.name not in _INHERITED
+        field: value
+        for field, value in msgspec.structs.asdict(line).items()
+        if field not in _INHERITED and value != getattr(_UNKNOWN, field)
     }
     return _make_step(run, fields)
-
-
-_INHERITED: Final = frozenset(
-    {
-        *("cluster", "job_id", "label", "first_submit_us", "restarts", "piece_us", "is_latest"),
-        *("sluid", "array_job_id", "array_task", "het_job_id", "het_offset", "uid", "user"),
-        *("gid", "group", "account", "partition", "qos", "wckey", "submit_us", "eligible_us"),
-    }
-)
-"""Fields that a step's line takes from its run's line."""
 
 
 def _derive_outcome(

@@ -147,7 +147,7 @@ SLURM_FIELDS: Final = (
     _make_field("ExitCode", 8, "exit_text({exit_code}, {exit_signal})", few=True),
     _make_run_field("Extra", 14, "text({extra})"),
     _make_run_field("FailedNode", 8, "text({failed_node})"),
-    _make_run_field("Flags", 19, "text({flags})", few=True),
+    _make_run_field("Flags", 19, "text({job_flags})", few=True),
     _make_run_field("GID", 6, "number({gid})", "whole", few=True),
     _make_run_field("Group", 9, "text({group})", few=True),
     SacctField(

@@ -319,7 +319,7 @@ def _build_job(line: dict[str, Any], now_s: int) -> dict[str, Any]:
         "exit_code": _build_exit(line["exit_code"], line["exit_signal"]),
         "extra": line["extra"] or "",
         "failed_node": line["failed_node"] or "",
-        "flags": [flag for flag in (line["flags"] or "").split(",") if flag],
+        "flags": [flag for flag in (line["job_flags"] or "").split(",") if flag],
         "group": line["group"] or "",
         "gid": line["gid"],
         "het": {"job_id": line["het_job_id"] or 0, "job_offset": line["het_offset"] or 0},
