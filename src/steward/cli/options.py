@@ -3,10 +3,11 @@
 Letters and words are those of Slurm's commands: ``-u``, ``-A``, ``-j``, ``-S``, ``-E`` as in
 sacct(1), ``-n`` and ``-P`` for output.
 
-In order: callbacks that check options, the option types, :func:`make_style` (options to output
-format), and the decorators ``with_call``, ``with_table_call`` and ``with_json_call``. A
-decorated command receives a :class:`CommandCall`: the output style, and :meth:`CommandCall.send` to
-send a request to the daemon.
+In order: callbacks that check options, the option types, some of them made from request fields by
+:func:`make_option`, :func:`make_style` (options to output format), and the decorators
+``with_call``, ``with_table_call`` and ``with_json_call``. A decorated command receives a
+:class:`CommandCall`: the output style, and :meth:`CommandCall.send` to send a request to the
+daemon.
 """
 
 import inspect
@@ -15,6 +16,7 @@ import re
 import secrets
 import sys
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Annotated, Any, Concatenate, Final, ParamSpec, TypeVar, get_args, get_type_hints
 
 import msgspec
@@ -23,10 +25,11 @@ import typer
 from steward.cli.output import Style, TimeUnit
 from steward.client.calls import call_action
 from steward.client.places import ClientPlace
-from steward.core.actions import InputFile
+from steward.core.actions import Input, InputFile, find_annotation
 from steward.core.config import LogLevel, Settings
 from steward.core.errors import UsageError
 from steward.daemon.registry import get_action
+from steward.jobs import filters
 
 DAEMON_SOCKET: Final = Settings().socket
 """Default path of the daemon's socket."""
@@ -133,56 +136,27 @@ ResourceTimeUnit = Annotated[
 ]
 Format = Annotated[str, typer.Option("--format", "-o", metavar="NAME,…", help="Columns to print.")]
 
-Clusters = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--clusters",
-        "-M",
-        metavar="NAME,…",
-        help="Only jobs of these clusters.",
-        callback=reject_empty,
-    ),
-]
-Cluster = Annotated[
-    str,
-    typer.Option(
-        "--cluster", "-M", metavar="NAME", help="Cluster of the job.", callback=reject_empty
-    ),
-]
-Users = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--user",
-        "-u",
-        metavar="NAME,…",
-        help="Only jobs of these users; names or uids.",
-        callback=reject_empty,
-    ),
-]
-Since = Annotated[
-    str,
-    typer.Option(
-        "--starttime",
-        "--since",
-        "-S",
-        metavar="TIME",
-        help="Earliest submit time: now-1day, 2026-11-21T08:00.",
-        callback=reject_empty,
-    ),
-]
-Until = Annotated[
-    str,
-    typer.Option(
-        "--endtime",
-        "--until",
-        "-E",
-        metavar="TIME",
-        help="Latest submit time, exclusive.",
-        callback=reject_empty,
-    ),
-]
 
-JobId = Annotated[str, typer.Argument(metavar="JOB", help="Id of the job: 123, 123_7, 123+1.")]
+def make_option(field_type: Any, description: str = "") -> Any:
+    """Return the option or argument of a request's field with text, in Typer's notation.
+
+    Args:
+        field_type: Annotated type of the field.
+        description: Help of the option; the field's description if empty.
+    """
+    meta = find_annotation(field_type)
+    assert meta is not None
+    assert meta.extra is not None
+    given: Input = meta.extra["input"]
+    make = partial(typer.Option, *given.words) if given.words else typer.Argument
+    return make(metavar=given.metavar, help=description or meta.description, callback=reject_empty)
+
+
+Clusters = Annotated[list[str] | None, make_option(filters.Clusters)]
+Cluster = Annotated[str, make_option(filters.Cluster, "Cluster of the job.")]
+Since = Annotated[str, make_option(filters.Since)]
+Until = Annotated[str, make_option(filters.Until, "Latest submit time, exclusive.")]
+JobId = Annotated[str, make_option(filters.JobId)]
 
 
 def make_style(
