@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 from steward.jobs.line_queries import SHOWN_PIECE, SHOWN_RUN, LineFilter
 from steward.jobs.line_sources import LineSource
+from steward.jobs.lines import TEXT_FIELDS
 from steward.slurm.tres import parse_tres
 
 _US: Final = 1_000_000
@@ -62,10 +63,6 @@ class RunPiece(NamedTuple):
         return not self.piece_us
 
 
-_TEXT_FIELDS: Final = frozenset(
-    name for name, kind in RunPiece.__annotations__.items() if kind is str or kind == "str"
-)
-
 ALL_FIELDS: Final = len(RunPiece._fields)
 FIELDS_WITHOUT_USE: Final = RunPiece._fields.index("user_us")
 """Number of leading fields without a run's measured use, which only the waste report needs."""
@@ -73,8 +70,7 @@ CAPACITY_FIELDS: Final = RunPiece._fields.index("account")
 """Number of leading fields of what a run occupied and when, without account, user and partition."""
 
 _COLUMNS: Final = tuple(
-    f"coalesce(\"{name}\", '')" if name in _TEXT_FIELDS else f'"{name}"'
-    for name in RunPiece._fields
+    f"coalesce(\"{name}\", '')" if name in TEXT_FIELDS else f'"{name}"' for name in RunPiece._fields
 )
 _RUN_KEY: Final = slice(1, 5)
 """Columns of a row that identify its run: after the row mark, before the piece number."""

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, tzinfo
 from typing import Any, BinaryIO, Final
 
-from steward.core.records import JobRecord, UsageLine
+from steward.core.records import SHARED_FIELDS, JobRecord, UsageLine
 from steward.slurm import tres
 from steward.slurm.commands import CommandRunner
 from steward.slurm.errors import SlurmError
@@ -34,6 +34,7 @@ _UNITS: Final = {"": 1, **{unit: 1024 ** (n + 1) for n, unit in enumerate("KMGTP
 _PLACEHOLDERS: Final = frozenset({"", "None", "Unknown", "None assigned", "(null)"})
 _US: Final = 1_000_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_EMPTY_RECORD: Final = JobRecord(job_id=0)
 
 
 def parse_job_row(row: SacctRow, resolver: NameResolver, zone: tzinfo = UTC) -> JobRecord | None:
@@ -66,7 +67,6 @@ def parse_job_row(row: SacctRow, resolver: NameResolver, zone: tzinfo = UTC) -> 
         array_task=(name_match[2] or name_match[3]) if is_array else "",
         het_job_id=int(name_match[1]) if is_het else 0,
         het_offset=int(name_match[4]) if is_het else 0,
-        original_sluid=_clean_text(row, "originalsluid"),
         restarts=parse_number(row.get("restarts", "")) or 0,
         submit=submit,
         eligible=parse_sacct_time(row.get("eligible", ""), zone),
@@ -157,32 +157,19 @@ def parse_size(raw: str) -> int | None:
     return None if parts is None else int(float(parts[1]) * _UNITS[parts[2]])
 
 
+_COLUMN_NAMES: Final = {
+    "name": "jobname",
+    "tres_requested": "reqtres",
+    "tres_allocated": "alloctres",
+    "job_flags": "flags",
+}
+"""Columns of sacct that have another name than the record field they fill, by that field."""
+_PARSED_FIELDS: Final = frozenset({"user", "group", "state", "array_task", "oversubscribe"})
+"""Text fields that are not a column as it is."""
 _TEXT_COLUMNS: Final = {
-    "jobname": "name",
-    "account": "account",
-    "partition": "partition",
-    "qos": "qos",
-    "wckey": "wckey",
-    "reservation": "reservation",
-    "reqtres": "tres_requested",
-    "alloctres": "tres_allocated",
-    "nodelist": "nodelist",
-    "constraints": "constraints",
-    "licenses": "licenses",
-    "container": "container",
-    "failednode": "failed_node",
-    "flags": "job_flags",
-    "extra": "extra",
-    "reason": "reason",
-    "comment": "comment",
-    "admincomment": "admin_comment",
-    "systemcomment": "system_comment",
-    "submitline": "submit_line",
-    "workdir": "work_dir",
-    "stdin": "stdin",
-    "stdout": "stdout",
-    "stderr": "stderr",
-    "sluid": "sluid",
+    _COLUMN_NAMES.get(field, field.replace("_", "")): field
+    for field in SHARED_FIELDS
+    if getattr(_EMPTY_RECORD, field) == "" and field not in _PARSED_FIELDS
 }
 """Text columns, and the record fields they fill."""
 

@@ -21,11 +21,13 @@ Each cuts words at 255 letters, so that no line of a script exceeds Lucene's lim
 
 import hashlib
 import logging
-from typing import Any, Final
+from datetime import datetime
+from typing import Any, Final, get_args
 
 import msgspec
 
 from steward.archive.errors import ArchiveUnavailable
+from steward.core.records import JobRecord
 from steward.extensions.search_servers.client import HTTP_MISSING, SearchClient, decode_reply
 from steward.extensions.search_servers.settings import SearchSinkSettings
 
@@ -53,6 +55,12 @@ _TIME: Final = {"type": "date"}
 _BOOLEAN: Final = {"type": "boolean"}
 _BINARY: Final = {"type": "binary", "doc_values": False}
 
+_RECORD_FIELDS: Final = {
+    field.name: {str: _SEARCH_ONLY_KEYWORD, int: _LONG, datetime: _TIME, bool: _BOOLEAN}[
+        (get_args(field.type) or (field.type,))[0]
+    ]
+    for field in msgspec.structs.fields(JobRecord)
+}
 _KEYWORD_FIELDS: Final = (
     *("cluster", "key", "script_sha256"),
     *("name", "user", "group", "account", "partition", "qos", "state", "reason"),
@@ -62,38 +70,25 @@ _KEYWORD_FIELDS: Final = (
 _SEARCH_ONLY_FIELDS: Final = (
     *("id", "environment_sha256", "redacted", "flags"),
     *("claimed_name", "claimed_dir", "claimed_host"),
-    *("array_task", "sluid", "original_sluid", "tres_requested", "tres_allocated"),
-    *("dependency", "submit_line", "command", "work_dir"),
-    *("stdin", "stdout", "stderr", "comment", "admin_comment", "system_comment", "extra"),
-    *("constraints", "licenses", "container", "batch_host", "failed_node", "job_flags"),
-    *("wckey", "federation_origin", "federation_siblings", "oversubscribe"),
-    *("tres_per_job", "tres_per_node", "tres_per_socket", "tres_per_task"),
-    *("cpus_per_tres", "mem_per_tres"),
 )
-"""Fields with a different value for nearly each job: searchable, but without a column (doc_values).
-"""
-
+"""Fields with a different value for nearly each job, as most texts of a record: searchable, but
+without a column (doc_values)."""
 _LONG_FIELDS: Final = (
-    *("version", "spool_mtime_ns", "spool_job_id", "script_bytes", "environment_bytes"),
-    *("job_id", "uid", "gid", "array_job_id", "het_job_id", "het_offset", "restarts"),
-    *("time_limit_s", "nodes", "cpus", "tasks", "exit_code", "exit_signal"),
-    *("derived_exit_code", "derived_exit_signal", "cancelled_by", "suspended_s"),
-    *("requested_cpus", "requested_nodes", "min_memory_mib", "priority"),
+    "version",
+    "spool_mtime_ns",
+    "spool_job_id",
+    "script_bytes",
+    "environment_bytes",
 )
-_TIME_FIELDS: Final = (
-    *("spooled", "first_submit", "submit", "eligible", "start", "end"),
-    *("suspended_at", "resized_at"),
-)
-_BOOLEAN_FIELDS: Final = ("verified", "batch")
 
 
 def build_mapping(settings: SearchSinkSettings, *, is_elasticsearch: bool) -> dict[str, Any]:
     """Build the mapping of a document, as ``documents`` writes it."""
-    fields: dict[str, Any] = dict.fromkeys(_KEYWORD_FIELDS, _KEYWORD)
+    fields: dict[str, Any] = {**_RECORD_FIELDS, "verified": _BOOLEAN}
+    fields |= dict.fromkeys(_KEYWORD_FIELDS, _KEYWORD)
     fields |= dict.fromkeys(_SEARCH_ONLY_FIELDS, _SEARCH_ONLY_KEYWORD)
     fields |= dict.fromkeys(_LONG_FIELDS, _LONG)
-    fields |= dict.fromkeys(_TIME_FIELDS, _TIME)
-    fields |= dict.fromkeys(_BOOLEAN_FIELDS, _BOOLEAN)
+    fields |= dict.fromkeys(("spooled", "first_submit"), _TIME)
     fields["script"] = {
         "type": "text",
         "analyzer": "standard",

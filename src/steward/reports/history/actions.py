@@ -17,7 +17,7 @@ from steward.core.access import Caller
 from steward.core.actions import action, route
 from steward.core.errors import NotFound, UsageError
 from steward.core.events import NODE_STATE, PARTITION_STATE, RESERVATION_STATE, Event
-from steward.core.records import UsageLine
+from steward.core.records import RUN_TIMES, UsageLine
 from steward.core.sqlite import SqliteMissing
 from steward.core.timestamps import from_micros, to_micros
 from steward.jobs.line_queries import SHOWN_PIECE, SHOWN_RUN, LineFilter
@@ -225,9 +225,9 @@ def _make_state_span(span: NodeSpan) -> NodeStateSpan:
 
 
 _POSITION_PATTERN: Final = re.compile(r"(-?[0-9]{1,18})\.([0-9]{1,18})")
-_JOB_COLUMNS: Final = (
-    *("cluster", "job_id", "label", "restarts", "name", "user", "uid", "account", "partition"),
-    *("state", "start_us", "end_us", "cpus", "nodes", "nodelist"),
+_JOB_COLUMNS: Final = tuple(
+    f'"{field}_us"' if field in RUN_TIMES else f'"{field}"'
+    for field in NodeJobRun.__struct_fields__
 )
 
 
@@ -413,10 +413,9 @@ def list_node_jobs(
     except SqliteMissing:
         rows: list[Sequence[object]] = []
     else:
-        quoted = [f'"{column}"' for column in _JOB_COLUMNS]
         rows = [
             row
-            for batch in source.rows(line_filter, quoted, steps=False)
+            for batch in source.rows(line_filter, _JOB_COLUMNS, steps=False)
             for row in batch
             if row[0] in (SHOWN_RUN, SHOWN_PIECE) and _contains_node(str(row[-1] or ""), name)
         ]
@@ -463,14 +462,10 @@ def _contains_node(nodelist: str, name: str) -> bool:
 
 
 def _make_node_job(row: Sequence[Any]) -> NodeJobRun:
-    fields = dict(zip(_JOB_COLUMNS, row, strict=True))
-    start_us, end_us = fields.pop("start_us"), fields.pop("end_us")
-    known_fields = {name: value for name, value in fields.items() if value is not None}
-    return NodeJobRun(
-        **known_fields,
-        start=from_micros(int(start_us)),
-        end=from_micros(int(end_us)) if end_us else None,
-    )
+    fields = dict(zip(NodeJobRun.__struct_fields__, row, strict=True))
+    for name in ("start", "end"):
+        fields[name] = from_micros(int(fields[name])) if fields[name] else None
+    return NodeJobRun(**{name: value for name, value in fields.items() if value is not None})
 
 
 @action(
