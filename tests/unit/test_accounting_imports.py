@@ -1,6 +1,7 @@
 """Imports take others' books over row by row, once, go on where they were, and stop at nothing."""
 
 import io
+import os
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from steward.accounting.errors import AccountingError
 from steward.accounting.imports import (
     ImportEventMaker,
     ImportPosition,
@@ -272,3 +274,22 @@ def test_places_are_kept_apart(tmp_path: Path) -> None:
     save_position(path, ImportPosition(name="a", done="3"))
     assert (load_position(path, "a"), load_position(path, "b")) == ("3", "2")
     assert (tmp_path / "imports.json").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be led by others' links")
+def test_root_saves_a_place_for_stewards_user_and_follows_no_link_of_theirs(tmp_path: Path) -> None:
+    victim, state = tmp_path / "victim", tmp_path / "state"
+    victim.write_text("precious")
+    state.mkdir(0o700)
+    os.chown(state, 4001, 4002)
+    for name in ("imports.json.new", "imports.json"):
+        (state / name).symlink_to(victim)
+        os.chown(state / name, 4001, 4002, follow_symlinks=False)
+    path = str(state / "imports.json")
+    with pytest.raises(AccountingError, match=r"imports\.json cannot be (read|written)"):
+        save_position(path, ImportPosition(name="a", done="1"))
+    (state / "imports.json").unlink()
+    save_position(path, ImportPosition(name="a", done="1"))
+    assert victim.read_text() == "precious"
+    assert load_position(path, "a") == "1"
+    assert (os.stat(path).st_uid, os.stat(path).st_gid) == (4001, 4002)

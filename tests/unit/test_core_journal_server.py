@@ -323,6 +323,18 @@ def test_two_writers_are_one_too_many(running: Running) -> None:
         lock_state_dir(running.state_dir, wait_s=0.05)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be led by others' links")
+def test_root_makes_no_lock_where_a_link_of_another_user_leads(tmp_path: Path) -> None:
+    lock_state_dir(str(tmp_path))
+    (lock,) = tmp_path.iterdir()
+    lock.unlink()
+    lock.symlink_to(tmp_path / "victim")
+    os.chown(lock, 4001, 4002, follow_symlinks=False)
+    with pytest.raises(JournalUnavailable, match="is a symbolic link of uid 4001"):
+        lock_state_dir(str(tmp_path), wait_s=0.05)
+    assert not (tmp_path / "victim").exists()
+
+
 def test_frames_are_cut_wherever_the_stream_is() -> None:
     frames = FrameDecoder()
     data = encode_frame(["a", 1]) + encode_frame(["b", 2])

@@ -1,10 +1,14 @@
 import os
+import re
 import resource
 from pathlib import Path
 
 import pytest
 
+from steward.core import sqlite
+from steward.core.files import resolve_path
 from steward.core.sqlite import (
+    Database,
     SqliteError,
     SqliteUnavailable,
     check_schema_version,
@@ -128,3 +132,50 @@ def test_a_newer_one_is_refused_before_it_is_opened(tmp_path: Path) -> None:
     check_schema_version(path, 2)
     with pytest.raises(SqliteError, match="written by a newer Steward"):
         check_schema_version(path, 1)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be led by others' links")
+@pytest.mark.parametrize("place", ["jobs.db", "catalogue"])
+def test_root_makes_no_database_where_a_link_of_another_user_leads(
+    tmp_path: Path, place: str
+) -> None:
+    state, target = tmp_path / "state", tmp_path / "target"
+    state.mkdir()
+    (state / place).symlink_to(target)
+    os.chown(state / place, 4001, 4002, follow_symlinks=False)
+    path = state / place if place == "jobs.db" else state / place / "cursor.db"
+    target.mkdir() if place == "catalogue" else None
+    message = f"{state / place} is a symbolic link of uid 4001, which root does not follow: remove"
+    for use in (
+        lambda: open_database(str(path), ()),
+        lambda: Database(str(path), (), for_owner=True),
+    ):
+        with pytest.raises(SqliteUnavailable, match=re.escape(message.removeprefix(f"{path} "))):
+            use()
+    assert not target.exists() or not list(target.iterdir())
+    os.chown(state / place, 0, 0, follow_symlinks=False)
+    open_database(str(path), ()).close()
+    assert target.is_file() or (target / "cursor.db").is_file()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be led by others' links")
+def test_root_writes_nothing_if_a_link_replaces_a_database_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    victim, path = tmp_path / "victim", tmp_path / "copy.db"
+    path.symlink_to(victim)
+    monkeypatch.setattr(sqlite, "resolve_path", lambda text: text)
+    with pytest.raises(SqliteUnavailable, match=r"copy\.db: it was replaced meanwhile: try again"):
+        open_database(str(path), ("CREATE TABLE t (a)",))
+    assert victim.read_bytes() == b""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="others' links stay as they are")
+def test_root_resolves_its_own_links_only(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").symlink_to("a/../c")
+    (tmp_path / "c").symlink_to(tmp_path / "d")
+    assert resolve_path(str(tmp_path / "b" / "x.db")) == str(tmp_path / "d" / "x.db")
+    (tmp_path / "d").symlink_to("b")
+    with pytest.raises(OSError, match="Too many levels"):
+        resolve_path(str(tmp_path / "b"))

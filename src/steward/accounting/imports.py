@@ -20,6 +20,7 @@ from steward.accounting.errors import AccountingError
 from steward.core.actions import Answer
 from steward.core.consumers import Append
 from steward.core.events import JOB_END, STEP_ACCOUNTED, Event, JobFacts, utc_now
+from steward.core.files import describe_os_error, replace_file, resolve_path
 from steward.core.records import RUN_TIMES, USAGE_LINE_FIELDS, JobRecord, UsageLine
 from steward.core.timestamps import from_micros, to_micros
 from steward.core.usage import AccountedStep
@@ -68,14 +69,15 @@ def save_position(path: str, position: ImportPosition) -> None:
     others = [other for other in _load_positions(path) if other.name != position.name]
     data = msgspec.json.encode([*others, position][-_MAX_POSITIONS:])
     try:
-        fd = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with open(fd, "wb") as file:
+        # Root imports, too, into a directory of Steward's user.
+        state = os.stat(os.path.dirname(path))
+        owner = (state.st_uid, state.st_gid) if os.geteuid() == 0 else None
+        target = resolve_path(path)
+        with replace_file(target, 0o600, owner=owner, trusted=(state.st_uid,)) as file:
             file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.rename(f"{path}.new", path)
     except OSError as error:
-        raise AccountingError(f"{path} cannot be written: {error.strerror}", path) from error
+        reason = describe_os_error(error, path)
+        raise AccountingError(f"{path} cannot be written: {reason}", path) from error
 
 
 def _load_positions(path: str) -> list[ImportPosition]:

@@ -6,11 +6,11 @@ Three groups of functions:
   stay off these, since a stall of the server would stall them. ``sync_filesystem``,
   ``rename_new`` and ``can_access`` wrap syncfs(2), renameat2(2) and an access check as another
   user.
-* ``open_directory``, ``replace_file`` and ``remove_unfinished`` write where others may have
-  planted a link or file. Root opens a path one directory at a time and follows no symbolic
-  link. The directory it writes in must not be writable by others, or must be sticky and
-  root's, as /tmp. A file is written under a random unused name and then renamed: a file
-  that had its name is replaced, never written to. Without root, a planted link leads no
+* ``resolve_path``, ``open_directory``, ``replace_file`` and ``remove_unfinished`` are for paths
+  where others may have planted a link or file. Root opens a path one directory at a time and
+  follows no symbolic link. The directory it writes in must not be writable by others, or must be
+  sticky and root's, as /tmp. A file is written under a random unused name and then renamed: a
+  file that had its name is replaced, never written to. Without root, a planted link leads no
   further than the caller's own rights, so the directory is opened plainly.
 * ``write_status`` and ``read_status`` handle status files: small JSON files that one process
   writes atomically for others. They are not synced, because none is needed after a power loss.
@@ -228,6 +228,45 @@ def can_access(uid: int, access: Literal["r", "w"], path: str) -> bool | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return result.returncode == 0
+
+
+def resolve_path(path: str) -> str:
+    """Resolve the symbolic links of a path; as root, only links that root made.
+
+    Without root, a planted link leads no further than the caller's own rights, so the path stays
+    as it is.
+
+    Raises:
+        UnsafePath: The caller is root, and another user made a link on the way.
+        OSError: A link cannot be read, or there are too many.
+    """
+    path = os.path.abspath(path)
+    if os.geteuid() != 0:
+        return path
+    current, remaining, links = "/", _split_reversed(path), 0
+    while remaining:
+        component = remaining.pop()
+        candidate = os.path.join(current, component)
+        if component == "..":
+            current = os.path.dirname(current)
+            continue
+        try:
+            info = os.lstat(candidate)
+        except FileNotFoundError:
+            return os.path.join(candidate, *reversed(remaining))
+        if not stat.S_ISLNK(info.st_mode):
+            current = candidate
+            continue
+        if info.st_uid != 0:
+            message = f"is a symbolic link of uid {info.st_uid}, which root does not follow"
+            raise UnsafePath(f"{message}: remove it", candidate)
+        links += 1
+        if links > _MOST_LINKS:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+        target = os.readlink(candidate)
+        remaining += _split_reversed(target)
+        current = "/" if target.startswith("/") else current
+    return current
 
 
 _PASS: Final = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -20,7 +20,7 @@ from pysqlite3 import dbapi2
 
 from steward.core.databases import WriterLock, find_database, lock_writer, stat_owner
 from steward.core.errors import StewardError, Unavailable
-from steward.core.files import find_network_type
+from steward.core.files import describe_os_error, find_network_type, resolve_path
 from steward.core.timestamps import to_micros
 
 if TYPE_CHECKING:
@@ -264,11 +264,31 @@ def lock_database(path: str) -> WriterLock:
 
 
 def _connect(path: str, timeout_s: float, factory: Any = dbapi2.Connection) -> Connection:
+    resolved_path = _resolve_path(path)
     connection = dbapi2.connect(
-        path, timeout=timeout_s, isolation_level=None, check_same_thread=False, factory=factory
+        resolved_path,
+        timeout=timeout_s,
+        isolation_level=None,
+        check_same_thread=False,
+        factory=factory,
     )
+    # SQLite follows links itself, and one may have been planted since the path was resolved.
+    (opened_path,) = (row[2] for row in connection.execute("PRAGMA database_list"))
+    if os.geteuid() == 0 and opened_path != resolved_path:
+        connection.close()
+        raise SqliteUnavailable(f"cannot open {path}: it was replaced meanwhile: try again", path)
     connection.execute("PRAGMA temp_store=MEMORY")
     return connection
+
+
+def _resolve_path(path: str) -> str:
+    """Resolve a database's path, as root without links that others planted."""
+    try:
+        return resolve_path(path)
+    except OSError as error:
+        raise SqliteUnavailable(
+            f"cannot open {path}: {describe_os_error(error, path)}", path
+        ) from error
 
 
 def _create_file(path: str, owner: os.stat_result | None = None) -> None:
@@ -278,7 +298,9 @@ def _create_file(path: str, owner: os.stat_result | None = None) -> None:
     it, see fcntl(2).
     """
     try:
-        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(
+            _resolve_path(path), os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600
+        )
     except FileExistsError:
         return
     except OSError as error:

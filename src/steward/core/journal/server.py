@@ -24,6 +24,7 @@ import msgspec
 from steward.core.config import JournalSettings
 from steward.core.errors import StewardError, Unavailable
 from steward.core.events import JobScript, utc_now
+from steward.core.files import describe_os_error, resolve_path
 from steward.core.incoming import IncomingStores, StoreError
 from steward.core.journal.client import JOURNAL_SOCKET, FrameDecoder, encode_frame
 from steward.core.journal.reader import refill_command
@@ -187,9 +188,10 @@ def lock_state_dir(state_dir: str, wait_s: float = _WAIT_S) -> StateLock:
     """
     path = os.path.join(state_dir, _LOCK)
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fd = os.open(resolve_path(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise JournalUnavailable(f"cannot use {path}: {error.strerror}", path) from error
+        reason = describe_os_error(error, path)
+        raise JournalUnavailable(f"cannot use {path}: {reason}", path) from error
     deadline = time.monotonic() + wait_s
     while True:
         try:
