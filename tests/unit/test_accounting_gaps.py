@@ -175,3 +175,7 @@ def test_no_more_than_asked_for(site: Site) -> None:
 def test_it_is_for_operators(site: Site) -> None:
     with pytest.raises(PermissionRefused):
         site.ask("accounting.gaps", ADA)
+
+
+def test_before_all_records_nothing_is_missing(site: Site) -> None:
+    assert site.ask("accounting.gaps", until="0001-01-01", zone="UTC").findings == ()

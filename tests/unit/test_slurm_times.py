@@ -96,6 +96,14 @@ def test_a_time_that_utc_cannot_say_is_none(text: str, zone: str) -> None:
         parse_time(text, datetime(2026, 11, 21, tzinfo=UTC), ZoneInfo(zone))
 
 
+@pytest.mark.parametrize("text", ["0001-01-01", "1066-10-14T12:00Z", "now-99999weeks"])
+def test_a_time_before_all_of_slurms_is_their_begin(text: str) -> None:
+    # So that a default period before it, such as that of a report, is a time as well.
+    begin = parse_time(text, NOW, UTC)
+    assert begin == datetime(1970, 1, 1, tzinfo=UTC)
+    assert begin - timedelta(days=36500)
+
+
 def test_a_time_without_a_zone_is_one_of_the_given_zone() -> None:
     berlin = ZoneInfo("Europe/Berlin")
     assert parse_time("2026-11-21T08:00", NOW, berlin) == datetime(2026, 11, 21, 7, tzinfo=UTC)

@@ -75,9 +75,7 @@ def resolve_selection_span(
     since = parse_time(selection.since, now, zone) if selection.since else None
     until = parse_time(selection.until, now, zone) if selection.until else None
     if since is None and default and not selection.jobs:
-        # There is nothing before the first representable days.
-        end = until or now
-        since = end - min(timedelta(days=DEFAULT_DAYS), end - datetime.min.replace(tzinfo=UTC))
+        since = (until or now) - timedelta(days=DEFAULT_DAYS)
         return SelectionSpan(since=since, until=until, default_days=DEFAULT_DAYS)
     return SelectionSpan(since=since, until=until)
 

@@ -31,6 +31,8 @@ _FIXED: Final = {
 }
 _UNIT_S: Final = {"": 1, "second": 1, "minute": 60, "hour": 3600, "day": 86400, "week": 604800}
 
+_EARLIEST: Final = datetime(1970, 1, 1, tzinfo=UTC)
+"""Earliest time: Slurm has none before it, so a period may be subtracted from any time."""
 _NOW = re.compile(
     r"now\s*(?:([+-])\s*(\d{1,9})\s*(second|minute|hour|day|week)?s?)?", re.IGNORECASE
 )
@@ -77,7 +79,7 @@ def parse_time(text: str, now: datetime, zone: tzinfo) -> datetime:
         zone: Time zone of times that name none.
 
     Returns:
-        The moment, aware, in UTC.
+        The moment, aware, in UTC; 1970 for an earlier one.
 
     Raises:
         TimeError: The text matches none of Slurm's forms, or the time does not exist.
@@ -92,7 +94,7 @@ def parse_time(text: str, now: datetime, zone: tzinfo) -> datetime:
             or _parse_iso(text)
         )
         if moment is not None:
-            return moment.astimezone(UTC)
+            return max(moment.astimezone(UTC), _EARLIEST)
     except (ValueError, OverflowError) as error:
         raise TimeError(f"{text!r} is no time: {error}", text) from error
     raise TimeError(

@@ -9,7 +9,7 @@ permissions. Requests and replies are in :mod:`.requests`.
 
 import re
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Any, Final
 
@@ -62,7 +62,6 @@ from steward.slurm.node_states import parse_node_state
 from steward.slurm.nodelists import NodeListError, expand_nodelist
 
 _DEFAULT_INTERVAL: Final = timedelta(days=30)
-_EARLIEST: Final = datetime.min.replace(tzinfo=UTC) + _DEFAULT_INTERVAL
 _MICROS: Final = 1_000_000
 
 
@@ -185,7 +184,7 @@ def show_node(context: HistoryContext, asker: Caller, request: NodeRequest) -> N
         raise UsageError("give one node", request.node)
     zone = context.get_zone(request.zone, cluster)
     until = context.parse(request.until, zone) or context.now()
-    since = context.parse(request.since, zone) or max(until, _EARLIEST) - _DEFAULT_INTERVAL
+    since = context.parse(request.since, zone) or until - _DEFAULT_INTERVAL
     if until < since:
         raise UsageError("the time that is asked for ends before it begins")
     with context.open_reader() as reader:
