@@ -101,7 +101,7 @@ def test_a_time_before_all_of_slurms_is_their_begin(text: str) -> None:
     # So that a default period before it, such as that of a report, is a time as well.
     begin = parse_time(text, NOW, UTC)
     assert begin == datetime(1970, 1, 1, tzinfo=UTC)
-    assert begin - timedelta(days=36500)
+    assert begin - timedelta(days=36500) < begin
 
 
 def test_a_time_without_a_zone_is_one_of_the_given_zone() -> None:
