@@ -431,3 +431,21 @@ def test_what_was_revoked_stays_so_when_a_backup_is_put_back(tmp_path: Path, clo
     for secret in (kept.secret, revoked.secret, session):
         with pytest.raises(UnknownCredential):
             lost.find_caller(secret)
+
+
+def test_a_user_who_makes_many_fills_no_disk_and_keeps_the_valid_ones(
+    room: CredentialsContext, clock: Clock
+) -> None:
+    kept, other = token(room, scopes=("read",)), token(room, ROOT, scopes=("read",))
+    for number in range(230):
+        made = token(room, scopes=("read",))
+        ask(room, "credentials.token_revoke", ADA, TokenRevokeRequest(numbers=(made.token.id,)))
+        link = login(room)
+        if number % 2:
+            opened(room, secret=link)
+        clock.now += timedelta(seconds=1)
+    for kind in ("token", "login", "session"):
+        assert len(room.store.list_all(kind, ADA.uid)) <= 200
+    assert room.store.find_valid("login", login(room), clock.now).uid == ADA.uid
+    for valid in (kept, other):
+        assert room.store.find_valid("token", valid.secret, clock.now).id == valid.token.id

@@ -4,8 +4,8 @@ Secrets are 256 random bits, so a plain digest is as safe as a slow one. A crede
 to a uid and to the user name that the uid had; it is worthless once either means another user.
 
 :class:`CredentialStore` makes, finds, renews and ends credentials. A login link is ended by its one
-use. An expired credential stays listed for 30 days. ``end_revoked`` ends credentials of a restored
-backup that were revoked since.
+use. An expired credential stays listed for 30 days, unless its user has many. ``end_revoked`` ends
+credentials of a restored backup that were revoked since.
 """
 
 import hashlib
@@ -34,6 +34,9 @@ CredentialKind = Literal["login", "session", "token"]
 _PREFIX: Final[dict[CredentialKind, str]] = {"login": "stl_", "session": "sts_", "token": "stt_"}
 _USED_EVERY: Final = timedelta(minutes=1)
 """Precision of a credential's last use: otherwise each request would be a write."""
+
+_MAX_KEPT: Final = 200
+"""Most credentials of a kind that are stored for a user, valid ones first, then the newest."""
 
 
 class Credential(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,6 +137,12 @@ class CredentialStore:
                 "DELETE FROM credential WHERE expires < ?", (now - timedelta(days=30),)
             )
             number: int = _CREDENTIALS.insert(connection, credential).lastrowid
+            connection.execute(
+                "DELETE FROM credential WHERE id IN (SELECT id FROM credential "
+                "WHERE kind = ? AND uid = ? "
+                "ORDER BY ended IS NOT NULL OR expires <= ?, id DESC LIMIT -1 OFFSET ?)",
+                (kind, uid, now, _MAX_KEPT),
+            )
         return secret, self.get(number)
 
     def get(self, number: int) -> Credential:
