@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from harness.socket import Question, registry
+from steward.automation.runner import OperationOutcome
 from steward.core.access import Caller
 from steward.core.errors import Conflict, PermissionRefused, StewardError, Unavailable, UsageError
 from steward.core.events import utc_now
@@ -147,3 +148,26 @@ def test_a_stream_has_no_single_answer(repeats: IdempotencyStore) -> None:
 def test_nobody_else_can_read_them(tmp_path: Path, repeats: IdempotencyStore) -> None:
     del repeats
     assert (tmp_path / "repeats.db").stat().st_mode & 0o077 == 0
+
+
+def test_an_answer_that_nothing_was_changed_is_not_stored(
+    repeats: IdempotencyStore, tmp_path: Path
+) -> None:
+    class Reading(Doing):
+        def __call__(self) -> Any:
+            super().__call__()
+            now = utc_now()
+            return OperationOutcome(
+                action="slurm.script.get",
+                parameters={},
+                result="#!/bin/sh\nsecret",
+                id=self.count - 1,
+                started=now,
+                ended=now,
+            )
+
+    doing = Reading()
+    assert b"secret" in once(repeats, doing)
+    assert not [path for path in tmp_path.iterdir() if b"secret" in path.read_bytes()]
+    changed = once(repeats, doing)  # has a number in the audit log
+    assert (once(repeats, doing), doing.count) == (changed, 2)

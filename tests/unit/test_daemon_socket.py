@@ -23,6 +23,8 @@ from job_submission import wait_until
 
 from harness.socket import LIMITS, Done, Question, Step, Told, registry, serving
 from steward.client.sockets import ask_socket
+from steward.core.access import Caller
+from steward.core.actions import Action, Registry
 from steward.core.errors import PermissionRefused
 from steward.daemon.request_service import PeerLimits
 from steward.daemon.requests import (
@@ -89,6 +91,32 @@ def test_a_request_is_answered_and_the_asker_is_who_the_kernel_says(path: str) -
     assert told.text == "a\nb\x00\u2028é"
     assert told.uid == os.geteuid()
     assert told.user == pwd.getpwuid(os.geteuid()).pw_name
+
+
+def test_an_action_that_only_reads_needs_no_place_for_its_key(path: str) -> None:
+    # This daemon has none. Its answer, perhaps a script, is stored nowhere.
+    for action, is_answered in (("look", True), ("echo", False)):
+        (reply,) = ask_raw(path, encode_request_line(f"test.{action}", Question(), key="k"))
+        assert reply.ok is is_answered
+
+
+@pytest.mark.parametrize("scope", ["read", "scripts"])
+def test_a_script_that_is_read_under_a_key_is_not_stored(tmp_path: Path, scope: str) -> None:
+    def read(_context: object, _asker: Caller, _request: Question) -> Told:
+        return Told(text="#!/bin/sh secret", uid=1, user="", pid=1)
+
+    action = Action(
+        name="test.read",
+        help="",
+        request=Question,
+        answer=Told,
+        run=read,
+        scope=scope,  # type: ignore[arg-type] # one of them
+    )
+    socket_path = str(tmp_path / "s.sock")
+    with serving(socket_path, asked=Registry((action,), {"test": lambda: None})):
+        (reply,) = ask_raw(socket_path, encode_request_line("test.read", Question(), key="k"))
+    assert "secret" in answer(reply).text
 
 
 def test_who_cannot_be_served_for_want_of_a_process_is_told_to_come_again(

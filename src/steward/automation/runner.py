@@ -272,6 +272,11 @@ class OperationOutcome(Answer, frozen=True, kw_only=True):
     ended: datetime
 
     @property
+    def has_changed_nothing(self) -> bool:
+        """Whether it was a dry run, or the operation only reads."""
+        return not self.id
+
+    @property
     def exit_code(self) -> int:
         """Exit code of ``steward action run``: 1 if the operation failed."""
         return int(self.status != "succeeded")

@@ -94,6 +94,11 @@ class Answer(ActionMessage, frozen=True, kw_only=True):
         return 0
 
     @property
+    def has_changed_nothing(self) -> bool:
+        """Whether the action changed nothing this time, so that its idempotency key is free."""
+        return False
+
+    @property
     def period(self) -> tuple[datetime, datetime] | None:
         """Period of the rows; None if they have none."""
         return None

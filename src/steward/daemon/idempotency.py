@@ -2,8 +2,9 @@
 
 A client that got no answer cannot know whether its request was carried out. With a key of its
 choice it may repeat the request: the daemon returns the first answer and does nothing twice. A
-request that was rejected, or failed temporarily, changed nothing and may be repeated with its key.
-Keys are kept for a day, per uid.
+request that was rejected, failed temporarily, or only read, changed nothing and may be repeated
+with its key: what people read, such as scripts, is not stored here. Keys are kept for a day, per
+uid.
 """
 
 import hashlib
@@ -15,7 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from steward.core.access import Caller
-from steward.core.actions import Action
+from steward.core.actions import Action, Answer
 from steward.core.databases import REQUEST_KEYS
 from steward.core.errors import (
     Conflict,
@@ -93,13 +94,17 @@ class IdempotencyStore:
         if stored_line is not None:
             return stored_line
         try:
-            line = encode_answer_line(run())
+            answer = run()
+            line = encode_answer_line(answer)
         except _HARMLESS_ERRORS:
             self._delete_key(asker.uid, key)
             raise
         except StewardError as error:
             self._store_reply(asker.uid, key, encode_error_line(error))
             raise
+        if isinstance(answer, Answer) and answer.has_changed_nothing:
+            self._delete_key(asker.uid, key)
+            return line
         # Replies with secrets are not stored.
         is_storable = action.package != "credentials" and len(line) <= _MOST_ANSWER
         self._store_reply(asker.uid, key, line if is_storable else None)

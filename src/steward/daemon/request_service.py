@@ -150,7 +150,7 @@ class RequestService:
                 yield from self._run(action, asker, request)
                 return
             with peer.defer_exit():
-                if message.key:
+                if message.key and not action.keeps_rights_to_read:
                     yield self._run_once(message.key, action, asker, request)
                 else:
                     yield from self._run(action, asker, request)
