@@ -168,6 +168,19 @@ def test_so_many_whole_requests_are_answered_at_once_and_no_more() -> None:
     assert (codes.count(200), codes.count(503)) == (512, 1)
 
 
+def test_a_body_with_two_lengths_is_refused_and_what_follows_is_no_request() -> None:
+    with served() as port, socket.create_connection(("127.0.0.1", port), 30) as proxy:
+        proxy.sendall(
+            b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 41\r\n"
+            b"Transfer-Encoding: chunked\r\n\r\n"
+            b"0\r\n\r\nGET /smuggled HTTP/1.1\r\nHost: x\r\n\r\n"
+        )
+        answers = b"".join(iter(lambda: proxy.recv(4096), b""))
+    assert answers.startswith(b"HTTP/1.1 400")
+    assert answers.count(b"HTTP/1.1") == 1
+    assert b"not both" in answers
+
+
 def test_a_proxys_connections_are_bounded_with_all_others_alone() -> None:
     with served(shared=("127.0.0.0/30",)) as port, contextlib.ExitStack() as held:
         waiting = [

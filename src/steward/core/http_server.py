@@ -4,8 +4,9 @@
 TCP listener of Steward that speaks HTTP uses them. :class:`TimeLimitedProtocol` and
 ``limit_body_time`` drop a client that exceeds one of the :class:`Timeouts`; the application alone
 decides how long an answer takes. ``limit_concurrency`` answers requests above the limit with 503,
-``answer_head`` answers HEAD. A ``ConnectionLimit`` limits the open connections of one address that
-have sent no whole request, have not finished the TLS handshake, or do not read their answer.
+``reject_two_lengths`` ambiguous ones with 400, ``answer_head`` answers HEAD. A ``ConnectionLimit``
+limits the open connections of one address that have sent no whole request, have not finished the
+TLS handshake, or do not read their answer.
 """
 
 import asyncio
@@ -212,6 +213,25 @@ def limit_concurrency(app: Any) -> Any:
     return answered
 
 
+def reject_two_lengths(app: Any) -> Any:
+    """Wrap an application so that it answers 400 to a body with two lengths, and disconnects.
+
+    A proxy in front may go by the other length: it would forward one request, which is two here,
+    and the second could name any user in the proxy's header (request smuggling, RFC 9112, 6.3).
+    """
+
+    async def answered(scope: Any, receive: Receive, send: Any) -> None:
+        if {b"content-length", b"transfer-encoding"} <= {name for name, _ in scope["headers"]}:
+            headers = [(b"content-type", b"text/plain"), (b"connection", b"close")]
+            await send({"type": "http.response.start", "status": 400, "headers": headers})
+            message = b"a body has Content-Length or Transfer-Encoding, not both"
+            await send({"type": "http.response.body", "body": message})
+            return
+        await app(scope, receive, send)
+
+    return answered
+
+
 def answer_head(app: Any) -> Any:
     """Wrap an application so that it answers HEAD like GET, without the body."""
 
@@ -307,8 +327,9 @@ def serve_http(
         timeouts = server_config.timeouts
 
     tls = server_config.tls
+    limited_app = limit_concurrency(limit_body_time(app, server_config.timeouts.request_s))
     config = uvicorn.Config(
-        answer_head(limit_concurrency(limit_body_time(app, server_config.timeouts.request_s))),
+        reject_two_lengths(answer_head(limited_app)),
         http=Protocol,
         ws="none",
         lifespan="off",
