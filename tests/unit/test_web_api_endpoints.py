@@ -13,7 +13,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from steward.core.errors import StewardError
 from steward.daemon.contexts import ACTIONS
+from steward.daemon.requests import decode_reply_line, encode_error_line, make_error
+from steward.slurm import (
+    UnknownJob,
+    UnknownNode,
+    UnknownPartition,
+    UnknownReservation,
+    UnknownTrigger,
+)
 from steward.web.api.endpoints import (
     ACTION_ENDPOINTS,
     ENDPOINTS,
@@ -23,7 +32,7 @@ from steward.web.api.endpoints import (
     read_query,
 )
 from steward.web.api.openapi import build_openapi_json
-from steward.web.application import build_application
+from steward.web.application import build_application, status_of
 from steward.web.daemon_client import DaemonClient
 from steward.web.errors import MalformedRequest
 from steward.web.settings import WebSettings
@@ -246,3 +255,15 @@ def test_numbers_in_paths_have_the_bounds_of_their_fields() -> None:
     for path, method in (("/allocations/{allocation}", "patch"), ("/tokens/{token}", "delete")):
         (parameter,) = [one for one in paths[path][method]["parameters"] if one["in"] == "path"]
         assert parameter["schema"] == {"type": "integer", "minimum": 1, "maximum": 2**63 - 1}
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        *(UnknownJob("no job 7"), UnknownNode(["n9"]), UnknownPartition("no p")),
+        *(UnknownReservation("no r"), UnknownTrigger("no t")),
+    ],
+)
+def test_a_name_that_slurm_does_not_know_is_not_found(error: StewardError) -> None:
+    # As it comes over the daemon's socket.
+    assert status_of(make_error(decode_reply_line(encode_error_line(error)))) == 404

@@ -7,7 +7,7 @@ expected to succeed.
 
 from collections.abc import Sequence
 
-from steward.core.errors import PermissionRefused, StewardError, Unavailable
+from steward.core.errors import NotFound, PermissionRefused, StewardError, Unavailable
 
 
 class SlurmError(StewardError):
@@ -45,11 +45,11 @@ class ScrontabJob(SlurmError):
     """The job belongs to scrontab; Slurm lets nobody change such jobs, only cancel them."""
 
 
-class UnknownJob(SlurmError):
+class UnknownJob(SlurmError, NotFound):
     """Slurm does not know this job id, or no longer knows it."""
 
 
-class UnknownNode(SlurmError):
+class UnknownNode(SlurmError, NotFound):
     """Slurm lacks at least one of the named nodes.
 
     Args:
@@ -68,15 +68,15 @@ class UnknownNode(SlurmError):
         self.nodes = tuple(nodes)
 
 
-class UnknownPartition(SlurmError):
+class UnknownPartition(SlurmError, NotFound):
     """No partition has this name."""
 
 
-class UnknownReservation(SlurmError):
+class UnknownReservation(SlurmError, NotFound):
     """No reservation has this name."""
 
 
-class UnknownTrigger(SlurmError):
+class UnknownTrigger(SlurmError, NotFound):
     """No trigger has this id, or it belongs to another user."""
 
 
