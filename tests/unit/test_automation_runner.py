@@ -2,6 +2,7 @@
 
 import os
 import stat
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,14 @@ import msgspec
 import pytest
 
 from harness.site import Site
+from steward.automation import runner
 from steward.automation.errors import (
     AuditUnavailable,
     InvalidParameters,
     OperationForbidden,
     UnknownOperation,
 )
+from steward.automation.operation import Operation, Parameters
 from steward.automation.runner import OperationRun, OperationRunner
 from steward.automation.settings import ActionsSettings
 from steward.bank.gate.client import GateClient
@@ -22,6 +25,7 @@ from steward.bank.gate.requests import PluginReply, PluginRequest
 from steward.bank.settings import BankSettings
 from steward.core.access import Access, Caller, ClusterRoles, act_as
 from steward.core.config import AccessSettings
+from steward.core.events import utc_now
 from steward.core.principals import RULES, STATUS
 
 ROOT = Caller(uid=0, user="root", how="local")
@@ -235,3 +239,60 @@ def test_a_service_principal_has_no_privilege_of_its_process(
     monkeypatch.setattr(site.access, "is_operator", lambda *_: False)
     with pytest.raises(OperationForbidden):
         operation.require_role("owner", os.geteuid())
+
+
+class OwnJob(Parameters, frozen=True, kw_only=True):
+    reason: str = ""
+
+
+def hold(context: OperationRun, _parameters: OwnJob) -> bool:
+    context.require_role("owner", ADA.uid)
+    context.begin()
+    return True
+
+
+def test_only_operators_fill_the_audit_log(
+    site: RunningSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = Operation(
+        name="automation.test.hold",
+        help="",
+        request=OwnJob,
+        answer=bool,  # type: ignore[arg-type] # a result, as those of operations are
+        run=hold,
+        role="owner",
+        on_cluster=False,
+    )
+    monkeypatch.setattr(runner, "find_operation", lambda _: own)
+    monkeypatch.setattr(runner, "MAX_OWN_PER_HOUR", 2)
+    large = {"reason": "x" * runner.MAX_OWN_PARAMETER_BYTES}
+    with pytest.raises(InvalidParameters, match="more than 16384 bytes"):
+        site.runner.run("test.hold", large, ADA)
+    assert [site.runner.run("test.hold", {}, ADA).id for _ in range(2)] == [1, 2]
+    with pytest.raises(OperationForbidden, match="you have run 2 actions within an hour"):
+        site.runner.run("test.hold", {}, ADA)
+    assert [site.runner.run("test.hold", large, by).id for by in (CARL, ROOT, CARL)] == [3, 4, 5]
+    later = utc_now() + timedelta(minutes=61)
+    monkeypatch.setattr(runner, "utc_now", lambda: later)
+    assert site.runner.run("test.hold", {}, ADA).id == 6
+
+
+def test_without_its_audit_log_an_operation_does_not_begin_later(site: RunningSite) -> None:
+    attempts: list[int] = []
+
+    def fail() -> None:
+        attempts.append(1)
+        raise AuditUnavailable("the disk is full")
+
+    run = OperationRun(
+        *("test.hold", site.settings, site.access, site.registry, ROOT, ""),
+        speaker="root",
+        dry_run=False,
+        force=False,
+        timeout_s=SECONDS,
+        on_begin=fail,
+    )
+    for _ in range(2):
+        with pytest.raises(AuditUnavailable):
+            run.begin()
+    assert len(attempts) == 2

@@ -18,10 +18,12 @@ from steward.bank.ledger import Authorship
 from steward.bank.money import MICRO
 from steward.bank.records import parse_charge_key
 from steward.core.access import Caller
+from steward.core.actions import ActionError, decode_request
 from steward.core.records import UsageLine
 from steward.core.sqlite import open_database, transaction
 from steward.core.timestamps import to_micros
 from steward.daemon.contexts import make_registry
+from steward.daemon.registry import get_action
 from steward.jobs import database_path
 from steward.jobs.lines import put_lines
 from steward.jobs.tables import MIGRATIONS
@@ -388,3 +390,11 @@ def test_months_are_cut_in_the_hosts_zone_where_the_cluster_names_none(
         monkeypatch.undo()
         load_zone.cache_clear()
         room.close()
+
+
+def test_a_reason_that_stays_in_the_ledger_for_good_is_short() -> None:
+    taken = {"account": "a", "user": "ada", "limit": 1, "reason": "x" * 1000}
+    change = get_action("bank.user_change")
+    assert decode_request(change, taken).reason == taken["reason"]
+    with pytest.raises(ActionError, match="length <= 1000"):
+        decode_request(change, taken | {"reason": "x" * 1001})

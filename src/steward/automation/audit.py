@@ -185,6 +185,19 @@ class AuditLog:
                 values.append(value)
         return self._select(" AND ".join(conditions), *values, limit)
 
+    def count_of_user(self, uid: int, since: datetime) -> int:
+        """Return how many entries of a user began at or after a time.
+
+        Raises:
+            AuditUnavailable: The log cannot be read now.
+        """
+        with _translate_errors():
+            return int(
+                self._database.fetch_value(
+                    "SELECT count(*) FROM begun WHERE at >= ? AND uid = ?", since, uid
+                )
+            )
+
     def find_entry(self, number: int) -> AuditRow | None:
         """Return the entry with this number, or None.
 

@@ -11,7 +11,7 @@ the end. An error before ``begin`` is raised: nothing was changed. An error afte
 import logging
 import time
 from collections.abc import Callable, Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
@@ -48,6 +48,10 @@ if TYPE_CHECKING:
     from steward.slurm.triggers import Triggers
 
 
+MAX_OWN_PARAMETER_BYTES: Final = 16 << 10
+"""Largest parameters of an operation, as JSON, for callers who are no operators, in bytes."""
+MAX_OWN_PER_HOUR: Final = 1000
+"""Most operations in an hour that such a caller may have in the audit log."""
 _ROLE_NAMES: Final[dict[Role, str]] = {
     "owner": "the job's owner and operators",
     "operator": "operators",
@@ -157,13 +161,14 @@ class OperationRun:
         Raises:
             OperationTimeout: The time limit has passed.
             AuditUnavailable: The audit log cannot be written first.
+            InvalidParameters, OperationForbidden: It would fill the audit log.
         """
         assert not self.dry_run, f"{self.ref} changes something in a dry run"
         if self.remaining_s <= 0:
             raise OperationTimeout(f"{self.ref} took longer than {self.timeout_s:g} s", self.ref)
         if not self._has_begun:
-            self._has_begun = True
             self._on_begin()
+            self._has_begun = True
 
     def require_role(self, role: Role, owner_uid: int | None = None) -> None:
         """Check that the caller has this role on the cluster.
@@ -464,8 +469,18 @@ class _AuditedRun:
         self._id = 0
 
     def begin(self) -> None:
-        """Write the start of the operation to the audit log."""
-        caller = self._caller
+        """Write the start of the operation to the audit log.
+
+        Nobody can delete from the log: only operators may write without limits.
+
+        Raises:
+            AuditUnavailable: The log cannot be written.
+            InvalidParameters: The parameters of a caller who is no operator are too large.
+            OperationForbidden: Such a caller has run too many operations.
+        """
+        caller, parameters = self._caller, dump_parameters(self._parameters)
+        if not self.context.is_operator():
+            self._require_small_entry(parameters)
         self._id = self._runner.audit.begin(
             AuditStart(
                 at=self._started,
@@ -476,9 +491,26 @@ class _AuditedRun:
                 how=caller.how if caller.service is None else f"service {caller.service.name}",
                 speaker=self.context.speaker,
                 force=self._force,
-                parameters=dump_parameters(self._parameters),
+                parameters=parameters,
             )
         )
+
+    def _require_small_entry(self, parameters: Mapping[str, Any]) -> None:
+        """Reject an operation whose entries would fill the audit log, see :meth:`begin`."""
+        ref = self._operation.ref
+        if len(msgspec.json.encode(parameters)) > MAX_OWN_PARAMETER_BYTES:
+            raise InvalidParameters(
+                f"{ref}: the parameters have more than {MAX_OWN_PARAMETER_BYTES} bytes: name fewer "
+                "jobs at once, or shorten the reason",
+                ref,
+            )
+        since = self._started - timedelta(hours=1)
+        if self._runner.audit.count_of_user(self._caller.uid, since) >= MAX_OWN_PER_HOUR:
+            raise OperationForbidden(
+                f"{ref} is not run: you have run {MAX_OWN_PER_HOUR} actions within an hour: name "
+                "several jobs in one action, or try again later",
+                self._caller.user,
+            )
 
     def run(self) -> OperationOutcome:
         """Run the operation and record how it ended."""

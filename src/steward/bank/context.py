@@ -50,7 +50,10 @@ GATE_UNAWARE: Final = "The gate does not apply the change yet: the daemon sends 
 AccountName = Annotated[str, argument("Name of the account.", "ACCOUNT")]
 JobName = Annotated[str, argument("Id of the job: 123, 123_7, 123+1.", "JOB")]
 Amount = Annotated[int, argument("Amount, such as 1250 or 0.5.", "AMOUNT", unit="money")]
-Reason = Annotated[str, option("Reason, recorded in the ledger.", "--reason", metavar="TEXT")]
+Reason = Annotated[
+    str,
+    option("Reason, recorded in the ledger.", "--reason", metavar="TEXT", max_length=1000),
+]
 Key = Annotated[
     str,
     option(

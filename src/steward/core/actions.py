@@ -197,6 +197,7 @@ def option(
     allows_empty: bool = False,
     ge: int | None = None,
     le: int | None = None,
+    max_length: int | None = None,
 ) -> msgspec.Meta:
     """Annotate a field that people give as an option of the command.
 
@@ -211,6 +212,7 @@ def option(
         allows_empty: Whether an empty text is a value.
         ge: Least value of a number.
         le: Greatest value of a number.
+        max_length: Most characters of a text.
     """
     given = Input(
         words=words,
@@ -220,7 +222,7 @@ def option(
         parse=parse,
         allows_empty=allows_empty,
     )
-    return _annotate(description, given, ge=ge, le=le)
+    return _annotate(description, given, ge=ge, le=le, max_length=max_length)
 
 
 def supplied(description: str, source: Source) -> msgspec.Meta:
@@ -243,12 +245,10 @@ UNIT_SENTENCES: Final[dict[Unit, str]] = {
 """Sentence that a description has for programs, by unit."""
 
 
-def _annotate(
-    description: str, given: Input, *, ge: int | None = None, le: int | None = None
-) -> msgspec.Meta:
+def _annotate(description: str, given: Input, **bounds: Any) -> msgspec.Meta:
     """Return the annotation of a field that people or the client give."""
     return msgspec.Meta(
-        description=_add_unit(description, given.unit), ge=ge, le=le, extra={"input": given}
+        description=_add_unit(description, given.unit), extra={"input": given}, **bounds
     )
 
 
