@@ -5,6 +5,7 @@ import functools
 import types
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import msgspec
@@ -14,6 +15,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from litestar.testing import RequestFactory
 
+from harness.bank import config_of, make_shared_site
 from harness.socket import serving
 from steward.client import Client
 from steward.client.sockets import ask_socket
@@ -23,9 +25,11 @@ from steward.core.actions import (
     Action,
     ActionError,
     Registry,
+    find_annotation,
     has_valid_integers,
 )
-from steward.core.errors import UsageError
+from steward.core.errors import NotFound, Unavailable, UsageError
+from steward.core.journal import Journal
 from steward.daemon.contexts import ACTIONS
 from steward.web.api.endpoints import ACTION_ENDPOINTS, read_json_body
 
@@ -166,3 +170,46 @@ def test_who_asks_the_api_is_told_before_it_is_asked(
     request = RequestFactory().post("/", data=asked)
     with pytest.raises(UsageError, match=r"too large|Expected|out of range"):
         asyncio.run(read_json_body(BY_BODY[action.name], request))
+
+
+OTHER_FIELDS: dict[str, Any] = {
+    **dict.fromkeys(("job", "left", "right"), "7"),
+    **dict.fromkeys(("account", "source"), "physics"),
+    "target": "optics",
+    "terms": ["x"],
+    "note": "x",
+}
+"""Values of other fields with which an action comes as far as its numbers."""
+NEEDS_OBJECT = {"bank.allocation_change", "journal.replay"}
+"""Actions whose number names an object that the test does not have."""
+
+
+def bounds_of(action: Action) -> Iterator[tuple[str, Any]]:
+    """Yield each number field of an action's request with each bound that it declares."""
+    for field in msgspec.structs.fields(action.request):
+        meta = find_annotation(field.type)
+        for bound in (meta.ge, meta.le) if meta is not None else ():
+            if bound is not None:
+                yield field.name, bound
+
+
+def test_an_action_accepts_each_bound_that_it_declares(tmp_path: Path) -> None:
+    make_shared_site(tmp_path).ledger.close()
+    Journal(str(tmp_path / "state")).close()
+    client = Client(config=str(config_of(tmp_path)))
+    places = [
+        (action, *place)
+        for name, action in ACTIONS.items()
+        if name not in NEEDS_OBJECT
+        for place in bounds_of(action)
+    ]
+    assert {action.name for action, *_ in places} >= {"archive.list", "accounting.jobs"}
+    for action, field, bound in places:
+        given = {name for name in OTHER_FIELDS if name in action.request.__struct_fields__}
+        fields = {**least(action.request), **{name: OTHER_FIELDS[name] for name in given}}
+        try:
+            client.ask(action.name, **{**fields, field: bound})
+        except UsageError as error:
+            pytest.fail(f"{action.name} rejects {field} = {bound}: {error}")
+        except (NotFound, Unavailable):
+            pass

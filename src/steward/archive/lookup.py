@@ -37,7 +37,6 @@ from steward.archive.requests import (
 )
 from steward.archive.resubmission import write_resubmission_script
 from steward.archive.selection import (
-    check_limit,
     make_hits_page_token,
     make_job_filter,
     make_list_page_token,
@@ -74,13 +73,12 @@ def list_jobs(context: ArchiveContext, caller: Caller, request: JobListRequest) 
     """
     span = resolve_selection_span(context, request)
     job_filter = make_job_filter(request, span, context.get_visible_jobs(caller))
-    limit = check_limit(request.limit)
     position = parse_list_page_token(request.page)
     with context.jobs.snapshot():
         # One row more than requested shows whether there is a next page.
-        jobs = context.jobs.list(job_filter, limit + 1, position)
-        has_more = len(jobs) > limit
-        jobs = jobs[:limit]
+        jobs = context.jobs.list(job_filter, request.limit + 1, position)
+        has_more = len(jobs) > request.limit
+        jobs = jobs[: request.limit]
         scripts = _find_scripts(context, jobs)
         lines = tuple(
             context.make_job_line(caller, job, scripts.get((job.cluster, job.script_key)))
@@ -132,8 +130,8 @@ def search_scripts(context: ArchiveContext, caller: Caller, request: SearchReque
             matcher,
             use_filter,
             is_allowed,
-            limit=check_limit(request.limit),
-            lines=max(0, min(request.lines, 1000)),
+            limit=request.limit,
+            lines=request.lines,
             after=parse_hits_page_token(request.page),
         )
         counts = request.count and not request.page

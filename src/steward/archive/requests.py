@@ -33,6 +33,8 @@ from steward.jobs.filters import (
 _Page = Annotated[
     str, described("``next`` of the previous reply to the same request; first page if empty.")
 ]
+MAX_PAGE_ROWS: Final = 10_000
+"""Maximum number of jobs in one reply."""
 DEFAULT_DAYS_NOTE: Final = "Jobs of the last seven days; use -S for more."
 """Note of a reply with the default time span."""
 
@@ -151,14 +153,7 @@ class JobListRequest(JobSelection, frozen=True, kw_only=True):
 
     limit: Annotated[
         int,
-        option(
-            "Maximum number of jobs. In the command, 0 means all. Its default is 200 on a "
-            "terminal, else 0.",
-            "--limit",
-            "-L",
-            source="rows",
-            ge=0,
-        ),
+        option("Maximum number of jobs.", "--limit", "-L", source="rows", ge=1, le=MAX_PAGE_ROWS),
     ] = 1000
     page: _Page = ""
 
@@ -390,11 +385,11 @@ class SearchRequest(JobSelection, frozen=True, kw_only=True):
     ] = False
     limit: Annotated[
         int,
-        option(
-            "Maximum number of hits. Default 50. In commands, 0 means all.", "--limit", "-L", ge=0
-        ),
+        option("Maximum number of hits. Default 50.", "--limit", "-L", ge=1, le=MAX_PAGE_ROWS),
     ] = 50
-    lines: Annotated[int, described("Maximum number of matching lines per script.")] = 3
+    lines: Annotated[
+        int, described("Maximum number of matching lines per script.", ge=0, le=1000)
+    ] = 3
     page: _Page = ""
     sink: Annotated[
         str,

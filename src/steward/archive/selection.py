@@ -25,7 +25,6 @@ from steward.slurm.job_states import expand_state_filter
 from steward.slurm.times import load_zone, parse_time
 
 DEFAULT_DAYS: Final = 7
-MAX_LIMIT: Final = 10_000
 _BATCH: Final = 500
 
 _Number = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
@@ -200,17 +199,6 @@ def parse_hits_page_token(page: str) -> tuple[int, str, str] | None:
         PageError: The token is invalid.
     """
     return _decode_page_token(page, _HitPlace) if page else None
-
-
-def check_limit(limit: int) -> int:
-    """Check a limit and return it.
-
-    Raises:
-        UsageError: It is out of range.
-    """
-    if not 1 <= limit <= MAX_LIMIT:
-        raise UsageError(f"a limit is from 1 to {MAX_LIMIT}", limit)
-    return limit
 
 
 def _encode_page_token(value: tuple[object, ...]) -> str:

@@ -124,6 +124,8 @@ class _Parameter(NamedTuple):
         given: How people give it.
         required: Whether they must give it.
         texts: Texts that stand for a value of another type, such as ``none`` for no limit.
+        counts_rows: Whether it is the number of rows of a reply in pages: the command reads as many
+            pages as it takes, so people may type any number, 0 for all.
     """
 
     name: str
@@ -132,6 +134,7 @@ class _Parameter(NamedTuple):
     given: Input
     required: bool
     texts: tuple[str, ...] = ()
+    counts_rows: bool = False
 
     @property
     def is_list(self) -> bool:
@@ -207,7 +210,10 @@ class _Parameter(NamedTuple):
             value_type = bool
         elif given.unit or self.type is InputFile:
             value_type = str
-        if value_type in (int, float, list[int]):
+        if self.counts_rows:
+            details["help"] += " 0 means all."
+            details |= {"min": 0, "max": options.LARGEST_NUMBER}
+        elif value_type in (int, float, list[int]):
             item = find_annotation(get_args(self.type)[0]) if self.is_list else None
             bounds = item or self.meta
             details["min"] = bounds.ge
@@ -241,10 +247,16 @@ def _list_parameters(action: Action) -> list[_Parameter]:
         given = (meta.extra or {}).get("input") if meta is not None else None
         if meta is not None and given is not None:
             field_type, texts = _strip_annotation(field.type)
+            counts_rows = field.name == "limit" and _has_pages(action)
             parameters.append(
-                _Parameter(field.name, field_type, meta, given, field.required, texts)
+                _Parameter(field.name, field_type, meta, given, field.required, texts, counts_rows)
             )
     return parameters
+
+
+def _has_pages(action: Action) -> bool:
+    """Return whether a reply of an action holds one page of the rows."""
+    return bool(getattr(action.answer, "page_fields", ()))
 
 
 def _strip_annotation(field_type: Any) -> tuple[Any, tuple[str, ...]]:
@@ -273,7 +285,8 @@ def _make_request(
     fields = {
         parameter.name: parameter.parse(values.get(parameter.name))
         for parameter in parameters
-        if parameter.given.source or values.get(parameter.name) is not None
+        if not parameter.counts_rows
+        and (parameter.given.source or values.get(parameter.name) is not None)
     }
     try:
         return decode_request(action, fields)
@@ -333,7 +346,7 @@ def make_command(name: str) -> typer.Typer:
         )
         try:
             request = _make_request(action, parameters, values)
-            items = _request(place, action, request)
+            items = _request(place, action, request, _count_rows(parameters, values))
             _print(action, items, style, print_answer)
         except StewardError as error:
             error.exit_code = getattr(action.answer, "failure_code", 0) or error.exit_code
@@ -386,17 +399,27 @@ def _list_printer_options(printer: Printer | None) -> list[inspect.Parameter]:
     ]
 
 
-def _request(place: ClientPlace, action: Action, request: Any) -> Iterator[Any]:
+def _count_rows(parameters: Sequence[_Parameter], values: Mapping[str, Any]) -> int | None:
+    """Return the number of rows that were typed or that the client supplies; None for neither."""
+    for parameter in parameters:
+        if parameter.counts_rows and (parameter.given.source or values[parameter.name] is not None):
+            count: int = parameter.parse(values[parameter.name])
+            return count
+    return None
+
+
+def _request(place: ClientPlace, action: Action, request: Any, count: int | None) -> Iterator[Any]:
     """Yield the reply to a request, or items and reply of a stream.
 
-    Of a reply in pages it holds the rows of all pages up to the limit; 0 for all.
+    Of a reply in pages it holds this number of rows, of all pages; 0 for all, None for the limit of
+    the request.
     """
-    if not getattr(action.answer, "page_fields", ()):
+    if not _has_pages(action):
         yield from stream_action(place, action, request)
         return
     pages: list[Any] = []
     rows: list[Any] = []
-    limit, page = request.limit, ""
+    limit, page = request.limit if count is None else count, ""
     while not pages or (page and not 0 < limit <= len(rows)):
         page_rows = min(limit - len(rows), PAGE_ROWS) if limit else PAGE_ROWS
         page_request = msgspec.structs.replace(request, limit=page_rows, page=page)
