@@ -16,9 +16,10 @@ from harness.bank import charge, config_of, make_shared_site
 from harness.commands import run
 from harness.documentation import read_example
 from steward.cli.commands import PRINTERS, make_command
-from steward.core.actions import Answer, find_annotation
+from steward.core.actions import Answer, describe_default, find_annotation
 from steward.daemon.action_index import ACTION_INDEX
 from steward.daemon.registry import get_action
+from steward.web.api.openapi import build_openapi_json
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = {name: entry for name, entry in ACTION_INDEX.items() if entry.command}
@@ -41,6 +42,28 @@ def test_a_command_takes_what_its_request_says(name: str) -> None:
         typed = {word for words in described.words for word in words.split("/")}
         assert {*parameter.opts, *parameter.secondary_opts} >= typed
     msgspec.json.Decoder(action.request)
+
+
+@pytest.mark.parametrize("name", ACTION_INDEX)
+def test_a_default_is_declared_and_no_prose(name: str) -> None:
+    action = get_action(name)
+    fields = {field.name: field for field in msgspec.structs.fields(action.request)}
+    for field in fields.values():
+        annotation = find_annotation(field.type)
+        assert annotation is None or "Default" not in (annotation.description or "")
+    if action.command:
+        for parameter in typer.main.get_command(make_command(name)).params:
+            if parameter.name in fields and describe_default(fields[parameter.name]):
+                assert " Default: " in getattr(parameter, "help", "")
+
+
+def test_help_and_api_say_a_default() -> None:
+    assert "Number of context lines. Default: 3." in run("archive", "diff", "--help")[1]
+    code, page, _ = run("archive", "list", "--help")
+    assert (code, "Default: 200 on a terminal, else all." in " ".join(page.split())) == (0, True)
+    document = build_openapi_json("/api/v1").decode()
+    assert "Latest submit time, exclusive. Default: now." in document
+    assert "Maximum number of jobs. Default: 1000." in document
 
 
 @pytest.mark.parametrize("name", COMMANDS)

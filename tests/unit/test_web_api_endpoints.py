@@ -245,7 +245,7 @@ def test_parameters_are_described_by_their_annotations() -> None:
     operation = DOCUMENT["paths"]["/reports/users"]["get"]
     top = next(one for one in operation["parameters"] if one["name"] == "top")
     assert top["description"] == (
-        "Maximum number of rows of each cluster and period. Default 0, which means all."
+        "Maximum number of rows of each cluster and period; 0 means all. Default: all."
     )
     assert top["schema"]["minimum"] == 0
 

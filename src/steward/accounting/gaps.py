@@ -61,20 +61,21 @@ class GapsRequest(Request, frozen=True, kw_only=True):
     since: Annotated[
         str,
         option(
-            "Start of the period: now-1day, 2026-11-21T08:00. Default seven days ago.",
+            "Start of the period: now-1day, 2026-11-21T08:00.",
             *("--starttime", "--since", "-S"),
             metavar="TIME",
+            default="seven days ago",
         ),
     ] = ""
     until: Annotated[
-        str, option("End of the period. Default now.", "--endtime", "--until", "-E", metavar="TIME")
+        str,
+        option("End of the period.", "--endtime", "--until", "-E", metavar="TIME", default="now"),
     ] = ""
     zone: Zone = ""
     silent_s: Annotated[
         float,
         option(
-            "Longest time between reports of a node before it counts as silent, in seconds. "
-            "Default 900.",
+            "Longest time between reports of a node before it counts as silent, in seconds.",
             "--silent",
             metavar="SECONDS",
             ge=1,
@@ -82,7 +83,7 @@ class GapsRequest(Request, frozen=True, kw_only=True):
     ] = 900.0
     limit: Annotated[
         int,
-        option("Maximum number of findings. Default 1000.", "--limit", "-l", ge=1, le=10_000),
+        option("Maximum number of findings.", "--limit", "-l", ge=1, le=10_000),
     ] = 1000
 
 

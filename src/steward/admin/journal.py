@@ -101,7 +101,7 @@ ConsumerName = Annotated[
 ]
 
 
-EventPosition = Annotated[int, argument("Position of one event. Default all.", "ID", ge=1)]
+EventPosition = Annotated[int, argument("Position of one event.", "ID", default="all", ge=1)]
 
 
 class StatusRequest(Request, frozen=True, kw_only=True):
@@ -149,15 +149,14 @@ class ListRequest(Request, frozen=True, kw_only=True):
     after: Annotated[
         int,
         option(
-            "Only events after this position, oldest first. Default the newest events.",
+            "Only events after this position, oldest first.",
             "--after",
             metavar="ID",
+            default="the newest events",
             ge=0,
         ),
     ] = 0
-    limit: Annotated[
-        int, option("Maximum number of events. Default 50.", "--limit", "-L", ge=1)
-    ] = 50
+    limit: Annotated[int, option("Maximum number of events.", "--limit", "-L", ge=1)] = 50
 
 
 class ListAnswer(Answer, frozen=True, kw_only=True):
@@ -178,7 +177,7 @@ class DeadRequest(Request, frozen=True, kw_only=True):
     """journal.dead: dead letters of one consumer, or of all."""
 
     consumer: Annotated[
-        str, argument("Only dead letters of this consumer or sink. Default all.", "CONSUMER")
+        str, argument("Only dead letters of this consumer or sink.", "CONSUMER", default="all")
     ] = ""
 
 

@@ -96,10 +96,10 @@ class ExportRequest(JobSelection, frozen=True, kw_only=True):
     """Request of ``archive.export``: the files of the selected jobs, as a stream."""
 
     environments: Annotated[
-        bool, option("Whether to also write environments. Default yes.", "--env/--no-env")
+        bool, option("Whether to also write environments.", "--env/--no-env")
     ] = True
     limit: Annotated[
-        int, option("Maximum number of scripts. Default 0, which means all.", "--limit", "-L", ge=0)
+        int, option("Maximum number of scripts; 0 means all.", "--limit", "-L", ge=0, default="all")
     ] = 0
 
 
@@ -158,7 +158,7 @@ class SecretsRequest(JobSelection, frozen=True, kw_only=True):
 
     limit: Annotated[
         int,
-        option("Maximum number of scripts. Default 0, which means all.", "--limit", "-L", ge=0),
+        option("Maximum number of scripts; 0 means all.", "--limit", "-L", ge=0, default="all"),
     ] = 0
 
 

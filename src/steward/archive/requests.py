@@ -287,8 +287,9 @@ class EnvironmentRequest(Request, frozen=True, kw_only=True):
     names: Annotated[
         tuple[str, ...],
         argument(
-            "Only these variables; * and ? match as in a shell. Default all.",
+            "Only these variables; * and ? match as in a shell.",
             "NAME…",
+            default="all",
             has_commas=True,
         ),
     ] = ()
@@ -332,7 +333,7 @@ class DiffRequest(Request, frozen=True, kw_only=True):
     cluster: Cluster = ""
     context: Annotated[
         int,
-        option("Number of context lines. Default 3.", "--unified", "-U", metavar="LINES", ge=0),
+        option("Number of context lines.", "--unified", "-U", metavar="LINES", ge=0),
     ] = 3
     environments: Annotated[bool, option("Also compare the environments.", "--env")] = False
 
@@ -385,7 +386,7 @@ class SearchRequest(JobSelection, frozen=True, kw_only=True):
     ] = False
     limit: Annotated[
         int,
-        option("Maximum number of hits. Default 50.", "--limit", "-L", ge=1, le=MAX_PAGE_ROWS),
+        option("Maximum number of hits.", "--limit", "-L", ge=1, le=MAX_PAGE_ROWS),
     ] = 50
     lines: Annotated[
         int, described("Maximum number of matching lines per script.", ge=0, le=1000)
@@ -491,7 +492,7 @@ class VerifyRequest(Request, frozen=True, kw_only=True):
     """Request of ``archive.verify``: recompute every checksum."""
 
     sink: Annotated[
-        str, option("Only files of this sink. Default all sinks.", "--sink", metavar="NAME")
+        str, option("Only files of this sink.", "--sink", metavar="NAME", default="all sinks")
     ] = ""
 
 
@@ -553,9 +554,10 @@ class ReindexRequest(Request, frozen=True, kw_only=True):
     sink: Annotated[
         str,
         option(
-            "Sink with the files to read. Default the first sink of files.",
+            "Sink with the files to read.",
             "--sink",
             metavar="NAME",
+            default="the first sink of files",
         ),
     ] = ""
 
@@ -597,9 +599,10 @@ class PurgeRequest(JobSelection, frozen=True, kw_only=True):
     sink: Annotated[
         str,
         option(
-            "Purge only this sink. Default every sink, the catalog and jobs.db.",
+            "Purge only this sink.",
             "--sink",
             metavar="NAME",
+            default="every sink, the catalog and jobs.db",
         ),
     ] = ""
     reason: Annotated[

@@ -57,7 +57,7 @@ Reason = Annotated[
 Key = Annotated[
     str,
     option(
-        "Idempotency key: Steward makes a change only once under the same key. Default random.",
+        "Idempotency key: Steward makes a change only once under the same key.",
         "--key",
         metavar="TEXT",
         source="key",
@@ -65,20 +65,20 @@ Key = Annotated[
 ]
 Cluster = Annotated[
     str,
-    option("Cluster. Default the first in the configuration.", "--cluster", "-M", metavar="NAME"),
+    option("Cluster.", "--cluster", "-M", metavar="NAME", default="the first in the configuration"),
 ]
 ClusterFilter = Annotated[str, option("Only this cluster.", "--cluster", "-M", metavar="NAME")]
 AccountFilter = Annotated[str, option("Only this account.", "--account", "-A", metavar="NAME")]
 UserFilter = Annotated[str, option("Only jobs of this user.", "--user", "-u", metavar="NAME")]
 
 
-def annotate_since(description: str) -> msgspec.Meta:
-    """Annotate a field that people give as the start of a period, with this description."""
-    return option(description, "--starttime", "--since", "-S", metavar="TIME")
+def annotate_since(description: str, default: str = "") -> msgspec.Meta:
+    """Annotate a field that people give as the start of a period."""
+    return option(description, "--starttime", "--since", "-S", metavar="TIME", default=default)
 
 
 UNTIL: Final = option(
-    "End of the period, exclusive. Default now.", "--endtime", "--until", "-E", metavar="TIME"
+    "End of the period, exclusive.", "--endtime", "--until", "-E", metavar="TIME", default="now"
 )
 """Annotation of the end of a period."""
 

@@ -75,7 +75,8 @@ def import_(
         ),
     ] = "",
     until: Annotated[
-        str, typer.Option("-E", "--endtime", metavar="TIME", help="End of the period. Default now.")
+        str,
+        typer.Option("-E", "--endtime", metavar="TIME", help="End of the period. Default: now."),
     ] = "",
     cluster: Annotated[
         str,

@@ -275,7 +275,7 @@ def write_export(
         typer.Option(
             "--format",
             metavar="FORMAT",
-            help="dir, tar, tar.gz, tar.xz or tar.zst. Default by the target's name.",
+            help="dir, tar, tar.gz, tar.xz or tar.zst. Default: by the target's name.",
         ),
     ] = "",
 ) -> ExportReply:

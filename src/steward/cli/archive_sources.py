@@ -221,13 +221,15 @@ def watch(
             "--period",
             metavar="P",
             help="With --layout sarchive: a directory each year, month or day, or one for all: "
-            "yearly, monthly, daily, none. Default yearly.",
+            "yearly, monthly, daily, none.",
         ),
     ] = "yearly",
     groups: Annotated[
         str,
         typer.Option(
-            "--groups", metavar="NAME,…", help="Unix groups that may read every file. Default none."
+            "--groups",
+            metavar="NAME,…",
+            help="Unix groups that may read every file. Default: none.",
         ),
     ] = "",
     groups_file: Annotated[
@@ -245,7 +247,7 @@ def watch(
         typer.Option(
             "--move-after",
             metavar="S",
-            help="Age of a file when it is moved on, in seconds. Default 300.",
+            help="Age of a file when it is moved on, in seconds.",
         ),
     ] = 300.0,
     log_level: Annotated[
@@ -254,7 +256,7 @@ def watch(
             "--log-level",
             metavar="L",
             help="debug (a line for each script kept, read again, filed or moved), info, warning "
-            "or error. Default info, with --once warning.",
+            "or error. Default: info, with --once warning.",
         ),
     ] = None,
 ) -> None:

@@ -43,7 +43,7 @@ def quote(
         typer.Option(
             "--on",
             metavar="NAME",
-            help="Cluster. Default the first in the configuration.",
+            help="Cluster. Default: the first in the configuration.",
             callback=reject_empty,
         ),
     ] = "",
@@ -52,7 +52,7 @@ def quote(
         typer.Option(
             "--as",
             metavar="USER",
-            help="Owner of the job. Default you. Only operators may name others.",
+            help="Owner of the job; only operators may name others. Default: you.",
             callback=reject_empty,
         ),
     ] = "",

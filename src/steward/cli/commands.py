@@ -43,6 +43,7 @@ from steward.core.actions import (
     InputFile,
     Unit,
     decode_request,
+    describe_default,
     find_annotation,
 )
 from steward.core.errors import StewardError, UsageError
@@ -124,6 +125,7 @@ class _Parameter(NamedTuple):
         given: How people give it.
         required: Whether they must give it.
         texts: Texts that stand for a value of another type, such as ``none`` for no limit.
+        default: Sentence about its default, after a blank; "" if there is none.
         counts_rows: Whether it is the number of rows of a reply in pages: the command reads as many
             pages as it takes, so people may type any number, 0 for all.
     """
@@ -134,6 +136,7 @@ class _Parameter(NamedTuple):
     given: Input
     required: bool
     texts: tuple[str, ...] = ()
+    default: str = ""
     counts_rows: bool = False
 
     @property
@@ -201,7 +204,9 @@ class _Parameter(NamedTuple):
         """Return the parameter in Typer's notation."""
         given = self.given
         details: dict[str, Any] = {"metavar": given.metavar or None, "show_default": False}
-        details["help"] = (self.meta.description or "").removesuffix(UNIT_SENTENCES[given.unit])
+        help_line = (self.meta.description or "").removesuffix(UNIT_SENTENCES[given.unit])
+        help_line += " 0 means all." * self.counts_rows + self.default
+        details["help"] = help_line
         value_type = self.type
         if self.is_list or self.is_mapping or given.parse is not None:
             is_number = self.is_list and self.item_type is int and given.parse is None
@@ -211,7 +216,6 @@ class _Parameter(NamedTuple):
         elif given.unit or self.type is InputFile:
             value_type = str
         if self.counts_rows:
-            details["help"] += " 0 means all."
             details |= {"min": 0, "max": options.LARGEST_NUMBER}
         elif value_type in (int, float, list[int]):
             item = find_annotation(get_args(self.type)[0]) if self.is_list else None
@@ -239,6 +243,13 @@ _SOURCES: Final[dict[str, Callable[[], Any]]] = {
 """Function that supplies a field that was not given, by source."""
 
 
+_SOURCE_DEFAULTS: Final[dict[str, str]] = {
+    "key": " Default: random.",
+    "rows": f" Default: {TERMINAL_ROWS} on a terminal, else all.",
+}
+"""Sentence about the default of a field that the client supplies, by source."""
+
+
 def _list_parameters(action: Action) -> list[_Parameter]:
     """Return the fields of an action's request that people or the client give."""
     parameters = []
@@ -249,7 +260,16 @@ def _list_parameters(action: Action) -> list[_Parameter]:
             field_type, texts = _strip_annotation(field.type)
             counts_rows = field.name == "limit" and _has_pages(action)
             parameters.append(
-                _Parameter(field.name, field_type, meta, given, field.required, texts, counts_rows)
+                _Parameter(
+                    name=field.name,
+                    type=field_type,
+                    meta=meta,
+                    given=given,
+                    required=field.required,
+                    texts=texts,
+                    default=_SOURCE_DEFAULTS.get(given.source) or describe_default(field),
+                    counts_rows=counts_rows,
+                )
             )
     return parameters
 

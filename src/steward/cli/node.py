@@ -29,7 +29,7 @@ def node(
     call: CommandCall,
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[NODE]...", help="Only these nodes: n7, n[1-9]. Default all."),
+        typer.Argument(metavar="[NODE]...", help="Only these nodes: n7, n[1-9]. Default: all."),
     ] = None,
     jobs: Annotated[
         bool, typer.Option("--jobs", "-j", help="List the jobs that run or ran on the nodes.")

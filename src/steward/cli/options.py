@@ -130,7 +130,7 @@ ResourceTimeUnit = Annotated[
     typer.Option(
         *("--time", "-t"),
         metavar="hours|minutes|seconds",
-        help="Unit of resource time. Default hours.",
+        help="Unit of resource time. Default: hours.",
         callback=reject_empty,
     ),
 ]

@@ -31,7 +31,7 @@ def check(
         list[str] | None,
         typer.Argument(
             metavar="FILE",
-            help="Rule files. Default those of the configuration.",
+            help="Rule files. Default: those of the configuration.",
             show_default=False,
         ),
     ] = None,

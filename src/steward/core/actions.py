@@ -2,8 +2,9 @@
 
 An action is a function of context, caller and request under the decorator :func:`action`. Its
 request is a Struct; the annotations of its fields hold description and command-line form
-(:func:`argument`, :func:`option`, :func:`supplied`, :func:`described`). Command, HTTP endpoint,
-OpenAPI document, socket call, client and help derive from this declaration.
+(:func:`argument`, :func:`option`, :func:`supplied`, :func:`described`); :func:`describe_default`
+adds the default. Command, HTTP endpoint, OpenAPI document, socket call, client and help derive from
+this declaration.
 
 :data:`DECLARED` holds the actions of all modules imported so far; ``daemon/registry.py`` imports
 those of a package. The :class:`Registry` runs them: ``decode`` makes the request from plain values,
@@ -168,6 +169,7 @@ def argument(
     description: str,
     metavar: str,
     *,
+    default: str = "",
     unit: Unit = "",
     has_commas: bool = False,
     is_signed: bool = False,
@@ -178,19 +180,21 @@ def argument(
     Args:
         description: Meaning of the field, one line; its unit is added.
         metavar: Placeholder of the value in help.
+        default: Default in words, if the field's default does not tell it.
         unit: Unit of the number.
         has_commas: Whether a comma is part of a value and does not separate values.
         is_signed: Whether a number may be negative, so that it looks like an option.
         ge: Least value of a number.
     """
     given = Input(metavar=metavar, unit=unit, has_commas=has_commas, is_signed=is_signed)
-    return _annotate(description, given, ge=ge)
+    return _annotate(description, given, default, ge=ge)
 
 
 def option(
     description: str,
     *words: str,
     metavar: str = "",
+    default: str = "",
     unit: Unit = "",
     source: Source = "",
     parse: Callable[[list[str]], Any] | None = None,
@@ -206,6 +210,7 @@ def option(
         words: Words of the option, such as ``--account`` and ``-A``; ``--on/--off`` for a boolean,
             or for a literal of two texts in their order.
         metavar: Placeholder of the value in help.
+        default: Default in words, if the field's default does not tell it.
         unit: Unit of the number.
         source: Value that the client supplies if the option is not given.
         parse: Function that makes the value from the texts given.
@@ -222,7 +227,7 @@ def option(
         parse=parse,
         allows_empty=allows_empty,
     )
-    return _annotate(description, given, ge=ge, le=le, max_length=max_length)
+    return _annotate(description, given, default, ge=ge, le=le, max_length=max_length)
 
 
 def supplied(description: str, source: Source) -> msgspec.Meta:
@@ -231,10 +236,16 @@ def supplied(description: str, source: Source) -> msgspec.Meta:
 
 
 def described(
-    description: str, *, unit: Unit = "", ge: int | None = None, le: int | None = None
+    description: str,
+    *,
+    default: str = "",
+    unit: Unit = "",
+    ge: int | None = None,
+    le: int | None = None,
 ) -> msgspec.Meta:
     """Annotate a field that only programs give, or a field of a reply."""
-    return msgspec.Meta(description=_add_unit(description, unit), ge=ge, le=le)
+    description += UNIT_SENTENCES[unit]
+    return msgspec.Meta(description=description, ge=ge, le=le, extra={"default": default})
 
 
 UNIT_SENTENCES: Final[dict[Unit, str]] = {
@@ -245,16 +256,13 @@ UNIT_SENTENCES: Final[dict[Unit, str]] = {
 """Sentence that a description has for programs, by unit."""
 
 
-def _annotate(description: str, given: Input, **bounds: Any) -> msgspec.Meta:
+def _annotate(description: str, given: Input, default: str = "", **bounds: Any) -> msgspec.Meta:
     """Return the annotation of a field that people or the client give."""
     return msgspec.Meta(
-        description=_add_unit(description, given.unit), extra={"input": given}, **bounds
+        description=f"{description}{UNIT_SENTENCES[given.unit]}",
+        extra={"input": given, "default": default},
+        **bounds,
     )
-
-
-def _add_unit(description: str, unit: Unit) -> str:
-    """Return a description with the unit that programs use."""
-    return f"{description}{UNIT_SENTENCES[unit]}"
 
 
 def find_annotation(field_type: Any) -> msgspec.Meta | None:
@@ -264,6 +272,21 @@ def find_annotation(field_type: Any) -> msgspec.Meta | None:
         return annotation
     found = (find_annotation(part) for part in get_args(field_type))
     return next((annotation for annotation in found if annotation is not None), None)
+
+
+def describe_default(field: msgspec.structs.FieldInfo) -> str:
+    """Return the sentence about a field's default, after a blank; "" if there is none."""
+    annotation = find_annotation(field.type)
+    words = (annotation.extra or {}).get("default") if annotation is not None else ""
+    value = field.default
+    if not words and value and value is not msgspec.NODEFAULT:
+        if isinstance(value, tuple):
+            words = ",".join(map(str, value))
+        elif isinstance(value, float):
+            words = f"{value:g}"
+        else:
+            words = "yes" if value is True else str(value)
+    return f" Default: {words}." if words else ""
 
 
 Zone = Annotated[str, supplied("IANA time zone of typed times; the cluster's if empty.", "zone")]

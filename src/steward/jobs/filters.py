@@ -60,11 +60,12 @@ Since = Annotated[
 Until = Annotated[
     str,
     option(
-        "Latest submit time, exclusive. Default now.",
+        "Latest submit time, exclusive.",
         "--endtime",
         "--until",
         "-E",
         metavar="TIME",
+        default="now",
     ),
 ]
 JobId = Annotated[str, argument("Id of the job: 123, 123_7, 123+1.", "JOB")]

@@ -101,8 +101,9 @@ class EventFilter(Request, frozen=True, kw_only=True):
     kinds: Annotated[
         tuple[str, ...],
         option(
-            "Only events of these kinds. Default states, thresholds and rule executions.",
+            "Only events of these kinds.",
             *("--kind", "-k"),
+            default="states, thresholds and rule executions",
             metavar="KIND,…",
         ),
     ] = ()
@@ -127,17 +128,18 @@ class EventFilter(Request, frozen=True, kw_only=True):
     until: Annotated[
         str,
         option(
-            "End of the period, exclusive. Default now.",
+            "End of the period, exclusive.",
             "--endtime",
             "--until",
             "-E",
+            default="now",
             metavar="TIME",
         ),
     ] = ""
     limit: Annotated[
         int,
         option(
-            "Maximum number of events, the newest. Default 50.",
+            "Maximum number of events, the newest.",
             "--limit",
             "-L",
             ge=1,
@@ -153,7 +155,8 @@ class EventsRequest(EventFilter, frozen=True, kw_only=True):
     after: Annotated[
         int | None,
         described(
-            "Only events after this journal position, oldest first. Default the newest events."
+            "Only events after this journal position, oldest first.",
+            default="the newest events",
         ),
     ] = None
 

@@ -30,9 +30,10 @@ _Sizes = Annotated[
 _Top = Annotated[
     int,
     option(
-        "Maximum number of rows of each cluster and period. Default 0, which means all.",
+        "Maximum number of rows of each cluster and period; 0 means all.",
         "--top",
         "-L",
+        default="all",
         ge=0,
     ),
 ]
@@ -44,16 +45,18 @@ class ReportRequest(Request, frozen=True, kw_only=True):
     since: Annotated[
         str,
         option(
-            "Start of the interval: now-30days, 2026-11-01. Default the start of yesterday.",
+            "Start of the interval: now-30days, 2026-11-01.",
             *("--starttime", "--since", "-S"),
+            default="the start of yesterday",
             metavar="TIME",
         ),
     ] = ""
     until: Annotated[
         str,
         option(
-            "End of the interval, exclusive. Default last midnight. Future time is cut off.",
+            "End of the interval, exclusive. Future time is cut off.",
             *("--endtime", "--until", "-E"),
+            default="last midnight",
             metavar="TIME",
         ),
     ] = ""
@@ -61,8 +64,9 @@ class ReportRequest(Request, frozen=True, kw_only=True):
     by: Annotated[
         PeriodLength,
         option(
-            "Length of the periods: the report has rows for each. Default the whole interval.",
+            "Length of the periods: the report has rows for each.",
             "--by",
+            default="the whole interval",
         ),
     ] = ""
     clusters: Clusters = ()

@@ -168,7 +168,7 @@ class TokenCreateRequest(Request, frozen=True, kw_only=True):
     scopes: Annotated[
         tuple[TokenScope, ...],
         option(
-            f"Scopes of the token: {', '.join(SCOPES)}. Default read.",
+            f"Scopes of the token: {', '.join(SCOPES)}.",
             "--scope",
             metavar="SCOPE,…",
         ),
@@ -176,20 +176,21 @@ class TokenCreateRequest(Request, frozen=True, kw_only=True):
     expires_s: Annotated[
         float | None,
         option(
-            "Validity of the token: 12h, 30d, 8w. Default 90 days, or the configured maximum if "
-            "that is shorter.",
+            "Validity of the token: 12h, 30d, 8w.",
             "--expires",
             metavar="TIME",
+            default="90 days, or the configured maximum if that is shorter",
             unit="duration",
         ),
     ] = None
     user: Annotated[
         str,
         option(
-            "Owner of the token. Default you. Only root and Steward's own user may name others.",
+            "Owner of the token; only root and Steward's own user may name others.",
             "--user",
             "-u",
             metavar="NAME",
+            default="you",
         ),
     ] = ""
 

@@ -224,7 +224,7 @@ class RulesHistoryRequest(Request, frozen=True, kw_only=True):
     ] = ""
     before: Annotated[int, described("Only executions with a lower number; all if 0.")] = 0
     limit: Annotated[
-        int, option("Maximum number of executions. Default 100.", "--limit", "-L", ge=1, le=100_000)
+        int, option("Maximum number of executions.", "--limit", "-L", ge=1, le=100_000)
     ] = 100
     zone: Annotated[
         str, supplied("IANA time zone of typed times; this host's if empty.", "zone")

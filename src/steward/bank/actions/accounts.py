@@ -30,7 +30,7 @@ _OPERATOR_TASK: Final = "create or change accounts and allocations"
 
 
 AccountNames = Annotated[
-    tuple[str, ...], argument("Only these accounts. Default all that you may see.", "ACCOUNT")
+    tuple[str, ...], argument("Only these accounts.", "ACCOUNT", default="all that you may see")
 ]
 UserName = Annotated[str, argument("Name of the user.", "USER")]
 _PARENT = option("Parent account; '' for none.", "--parent", metavar="ACCOUNT", allows_empty=True)
@@ -53,8 +53,8 @@ _ACCOUNT_NOTE = option(
     "Description, for people; '' for none.", "--note", metavar="TEXT", allows_empty=True
 )
 _NOTE = option("Description, for people.", "--note", metavar="TEXT")
-_BEGIN = option("Start of the period. Default now.", "--begin", metavar="TIME")
-_NEW_BEGIN = option("Start of the period. Default unchanged.", "--begin", metavar="TIME")
+_BEGIN = option("Start of the period.", "--begin", metavar="TIME", default="now")
+_NEW_BEGIN = option("Start of the period.", "--begin", metavar="TIME", default="unchanged")
 _END = option("End of the period.", "--end", metavar="TIME")
 _ROLLOVER = option(
     "Balance at the end of the period: it expires, or moves to the next allocation.", "--rollover"
@@ -191,19 +191,19 @@ class AccountUserRequest(Request, frozen=True, kw_only=True):
     limit: Annotated[
         int | Literal["none"] | None,
         option(
-            "Spending limit of the user in this account; 'none' for no limit. Default unchanged, "
-            "for a new user none.",
+            "Spending limit of the user in this account; 'none' for no limit.",
             "--limit",
             metavar="AMOUNT",
+            default="unchanged, for a new user none",
             unit="money",
         ),
     ] = None
     listed: Annotated[
         bool | None,
         option(
-            "Whether the user may charge an account that only its listed users may charge. "
-            "Default unchanged, for a new user yes.",
+            "Whether the user may charge an account that only its listed users may charge.",
             "--listed/--unlisted",
+            default="unchanged, for a new user yes",
         ),
     ] = None
     reason: Reason = ""
@@ -214,7 +214,7 @@ class UserShowRequest(Request, frozen=True, kw_only=True):
 
     users: Annotated[
         tuple[str, ...],
-        argument("Only these users. Default you, or for operators all users.", "USER"),
+        argument("Only these users.", "USER", default="you, or for operators all users"),
     ] = ()
     accounts: Annotated[
         tuple[str, ...],

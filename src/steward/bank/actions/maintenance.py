@@ -68,7 +68,7 @@ class ReconcileRequest(Request, frozen=True, kw_only=True):
 
     cluster: ClusterFilter = ""
     since: Annotated[
-        str, annotate_since("Start of the period in which the runs ended. Default one day ago.")
+        str, annotate_since("Start of the period in which the runs ended.", "one day ago")
     ] = ""
     dry_run: DryRun = False
     zone: Zone = ""

@@ -34,8 +34,9 @@ _OPERATOR_TASK: Final = "move money"
 
 
 _ALLOCATION = option(
-    "Number of the allocation. Default: the ledger chooses.",
+    "Number of the allocation.",
     "--allocation",
+    default="the ledger chooses",
     metavar="NUMBER",
     ge=0,
 )
@@ -62,8 +63,9 @@ class TransferRequest(Request, frozen=True, kw_only=True):
     source_allocation: Annotated[
         int,
         option(
-            "Number of the allocation that pays. Default: the ledger chooses.",
+            "Number of the allocation that pays.",
             "--from-allocation",
+            default="the ledger chooses",
             metavar="NUMBER",
             ge=0,
         ),
@@ -71,8 +73,9 @@ class TransferRequest(Request, frozen=True, kw_only=True):
     target_allocation: Annotated[
         int,
         option(
-            "Number of the allocation that receives. Default: the one without an end.",
+            "Number of the allocation that receives.",
             "--to-allocation",
+            default="the one without an end",
             metavar="NUMBER",
             ge=0,
         ),
@@ -97,9 +100,10 @@ class RefundRequest(Request, frozen=True, kw_only=True):
     amount: Annotated[
         int | None,
         option(
-            "Amount to refund. Default, for a job, its whole charge.",
+            "Amount to refund.",
             "--amount",
             metavar="AMOUNT",
+            default="for a job, its whole charge",
             unit="money",
         ),
     ] = None

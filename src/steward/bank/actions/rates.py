@@ -110,9 +110,10 @@ class RateRequest(Request, frozen=True, kw_only=True):
     valid_from: Annotated[
         str,
         option(
-            "Earliest first submit time of the jobs that it applies to. Default now.",
+            "Earliest first submit time of the jobs that it applies to.",
             "--from",
             metavar="TIME",
+            default="now",
         ),
     ] = ""
     zone: Zone = ""
@@ -234,7 +235,7 @@ class EnforceReply(ChangeReply, frozen=True, kw_only=True):
 class WouldRefuseRequest(Request, frozen=True, kw_only=True):
     """Request of bank.would_refuse: jobs that were rejected, or would have been."""
 
-    since: Annotated[str, annotate_since("Start of the period. Default seven days ago.")] = ""
+    since: Annotated[str, annotate_since("Start of the period.", "seven days ago")] = ""
     until: Annotated[str, UNTIL] = ""
     zone: Zone = ""
     account: AccountFilter = ""

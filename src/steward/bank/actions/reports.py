@@ -166,12 +166,10 @@ class StatementRequest(Request, frozen=True, kw_only=True):
 
     account: Annotated[
         str,
-        argument("Name of the account. Default all, for the charges of --user.", "ACCOUNT"),
+        argument("Name of the account.", "ACCOUNT", default="all, for the charges of --user"),
     ] = ""
     user: UserFilter = ""
-    since: Annotated[
-        str, annotate_since("Start of the period. Default the start of this month.")
-    ] = ""
+    since: Annotated[str, annotate_since("Start of the period.", "the start of this month")] = ""
     until: Annotated[str, UNTIL] = ""
     zone: Zone = ""
     limit: Annotated[
@@ -244,7 +242,7 @@ class UsageRequest(Request, frozen=True, kw_only=True):
     by: Annotated[
         tuple[Grouping, ...],
         option(
-            f"Columns to group by: {', '.join(get_args(Grouping))}. Default user.",
+            f"Columns to group by: {', '.join(get_args(Grouping))}.",
             "--by",
             metavar="COLUMN,…",
         ),
@@ -255,9 +253,7 @@ class UsageRequest(Request, frozen=True, kw_only=True):
     ] = ()
     since: Annotated[
         str,
-        annotate_since(
-            "Start of the period in which runs started. Default the start of this year."
-        ),
+        annotate_since("Start of the period in which runs started.", "the start of this year"),
     ] = ""
     until: Annotated[str, UNTIL] = ""
     zone: Zone = ""
@@ -663,7 +659,7 @@ class BalanceHistoryRequest(Request, frozen=True, kw_only=True):
         str, described("Name of the account; if a parent pays for it, the balance is the parent's.")
     ]
     since: Annotated[
-        str, annotate_since(f"Start of the period. Default {_DEFAULT_PERIOD.days} days ago.")
+        str, annotate_since("Start of the period.", f"{_DEFAULT_PERIOD.days} days ago")
     ] = ""
     until: Annotated[str, UNTIL] = ""
     zone: Zone = ""

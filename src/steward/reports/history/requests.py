@@ -25,7 +25,11 @@ class NodesRequest(Request, frozen=True, kw_only=True):
     cluster: Annotated[
         str,
         option(
-            "Only nodes of this cluster. Default all clusters.", "--cluster", "-M", metavar="NAME"
+            "Only nodes of this cluster.",
+            "--cluster",
+            "-M",
+            metavar="NAME",
+            default="all clusters",
         ),
     ] = ""
     nodes: Annotated[str, described("Node list; all nodes if empty.")] = ""
@@ -44,7 +48,7 @@ class NodesRequest(Request, frozen=True, kw_only=True):
     at: Annotated[
         str,
         option(
-            "Time of the states: now-1day, 2026-11-21T08:00. Default now.", "--at", metavar="TIME"
+            "Time of the states: now-1day, 2026-11-21T08:00.", "--at", metavar="TIME", default="now"
         ),
     ] = ""
     zone: Zone = ""

@@ -15,7 +15,7 @@ import msgspec
 
 from steward import __version__
 from steward.core.access import SCOPES
-from steward.core.actions import MAX_INTEGER, MIN_INTEGER, find_annotation
+from steward.core.actions import MAX_INTEGER, MIN_INTEGER, describe_default, find_annotation
 from steward.daemon.idempotency import LONGEST_KEY
 from steward.web.api.endpoints import (
     ACTION_ENDPOINTS,
@@ -284,5 +284,5 @@ def _read_field_docs(struct: type[msgspec.Struct]) -> dict[str, str]:
     for field in msgspec.structs.fields(struct):
         annotation = find_annotation(field.type)
         if annotation is not None and annotation.description:
-            descriptions[field.name] = annotation.description
+            descriptions[field.name] = f"{annotation.description}{describe_default(field)}"
     return descriptions

@@ -48,7 +48,8 @@ class DumpRequest(Request, frozen=True, kw_only=True):
         ),
     ] = ""
     until: Annotated[
-        str, option("End of the period, exclusive. Default now.", "--endtime", "-E", metavar="TIME")
+        str,
+        option("End of the period, exclusive.", "--endtime", "-E", metavar="TIME", default="now"),
     ] = ""
     zone: HostZone = ""
 
