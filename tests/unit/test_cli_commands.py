@@ -1,5 +1,6 @@
 """Commands that derive from actions, and an action that is added as the documentation says."""
 
+import inspect
 import json
 import os
 import shutil
@@ -79,6 +80,21 @@ def test_what_a_command_prints_is_there(name: str) -> None:
     if entry.printer:
         __import__(entry.printer)
         assert name in PRINTERS
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_offers_only_styles_that_it_prints(name: str) -> None:
+    action, command = get_action(name), typer.main.get_command(make_command(name))
+    printer = PRINTERS.get(name)
+    has_style = printer is not None and "style" in inspect.signature(printer).parameters
+    words = {word for parameter in command.params for word in parameter.opts}
+    assert ("--json" in words) == (has_style or not action.stream)
+    assert ("--csv" in words) == bool(action.rows and (has_style or printer is None))
+
+
+def test_records_of_the_job_log_have_one_form() -> None:
+    code, _, err = run("accounting", "dump", "--json")
+    assert (code, "no such option: --json" in err) == (2, True)
 
 
 def test_wrong_choices_and_amounts_are_wrong_use(

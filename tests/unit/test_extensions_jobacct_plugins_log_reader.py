@@ -258,7 +258,7 @@ def test_a_dump_of_lines_that_are_no_records_ends_with_exit_code_1_and_names_the
     capsysbinary: pytest.CaptureFixture[bytes],
 ) -> None:
     answer = DumpAnswer(records=1, passed_over=2, examples=("a.jsonl:1: no JSON",))
-    assert print_dump(iter([DumpChunk("{}\n"), answer]), Style()) is answer
+    assert print_dump(iter([DumpChunk("{}\n"), answer])) is answer
     assert capsysbinary.readouterr().out == b"{}\n"
     assert answer.exit_code == 1
     assert list(answer.list_warnings()) == [
@@ -276,11 +276,11 @@ def test_an_expiry_says_what_went_or_would(
     asked = ExpireAnswer(done=False, before=NOON, jobs=3, days=(day,))
     summary = "3 jobs of jobs.db and 1 day of the job log, 2.0K bytes"
     assert list(asked.list_warnings()) == [f"nothing was removed: --yes removes {summary}"]
-    print_expiry(asked, Style())
+    print_expiry(asked)
     assert capsys.readouterr() == ("", "")
     for days, went in (((day,), summary), ((), "3 jobs of jobs.db")):
         done = ExpireAnswer(done=True, before=NOON, jobs=3, days=days)
-        print_expiry(done, Style())
+        print_expiry(done)
         line = f"Removed: {went}, from before 2026-03-01T12:00:00.\n"
         assert capsys.readouterr() == (line, "")
         assert list(done.list_warnings()) == []

@@ -18,7 +18,6 @@ from steward.cli.commands import prints, with_request
 from steward.cli.options import Archive, CommandCall, Config, Json, with_table_call
 from steward.cli.output import (
     ProgressLine,
-    Style,
     format_count,
     format_time,
     is_terminal,
@@ -138,7 +137,7 @@ def _parse_local_time(text: str) -> datetime | None:
 
 
 @prints("accounting.dump")
-def print_dump(items: Iterator[DumpChunk | DumpAnswer], _: Style) -> DumpAnswer:
+def print_dump(items: Iterator[DumpChunk | DumpAnswer]) -> DumpAnswer:
     """Print the records of the job log."""
     for item in items:
         if isinstance(item, DumpAnswer):
@@ -151,7 +150,7 @@ def print_dump(items: Iterator[DumpChunk | DumpAnswer], _: Style) -> DumpAnswer:
 
 
 @prints("accounting.expire")
-def print_expiry(reply: ExpireAnswer, _: Style) -> None:
+def print_expiry(reply: ExpireAnswer) -> None:
     """Print what was removed; the reply warns if nothing was."""
     if reply.done:
         print(f"Removed: {reply.summarize()}, from before {format_time(reply.before)}.")

@@ -9,7 +9,6 @@ from steward.automation.actions import (
 )
 from steward.automation.runner import OperationOutcome
 from steward.cli.commands import prints
-from steward.cli.output import Style
 
 if TYPE_CHECKING:
     from steward.automation.operation import ParameterDescription
@@ -25,7 +24,7 @@ _ROLE_NAMES = {
 
 
 @prints("automation.help")
-def print_operation(reply: ListOperationsReply, style: Style) -> None:  # noqa: ARG001 - a printer's shape
+def print_operation(reply: ListOperationsReply) -> None:
     """Print the description of an operation."""
     operation = reply.actions[0]
     print(f"{operation.action}: {operation.help}")
@@ -56,7 +55,7 @@ def _describe_kind(parameter: "ParameterDescription") -> str:
 
 
 @prints("automation.run")
-def print_outcome(reply: OperationOutcome, style: Style) -> None:  # noqa: ARG001 - a printer's shape
+def print_outcome(reply: OperationOutcome) -> None:
     """Print the outcome of an operation as YAML, without empty parts.
 
     YAML escapes characters that could control a terminal.

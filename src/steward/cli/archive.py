@@ -100,7 +100,6 @@ def _print_hits(reply: SearchReply) -> None:
 @prints("archive.show")
 def print_job(
     reply: ShowReply,
-    _style: Style,
     *,
     script: Annotated[
         bool, typer.Option("--script", help="Print the script alone, byte for byte in a pipe.")
@@ -205,7 +204,6 @@ def _format_failure(job: JobLine) -> str:
 @prints("archive.env")
 def print_environment(
     reply: EnvironmentReply,
-    _style: Style,
     *,
     null: Annotated[
         bool, typer.Option("--null", "-0", help="End each variable with NUL, as env -0.")

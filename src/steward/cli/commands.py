@@ -52,9 +52,9 @@ from steward.daemon.action_index import ACTION_INDEX
 from steward.daemon.registry import get_action
 
 Printer = Callable[..., Any]
-"""Function of reply and style that prints the reply, unless JSON was requested. For a stream, it
-gets the iterator of items and answer, also for JSON, and may return the answer for its warnings and
-exit code.
+"""Function of a reply that prints it, unless JSON was requested, in a ``style`` if it has that
+parameter. For a stream, it gets the iterator of items and answer, also for JSON, and may return the
+answer for its warnings and exit code.
 """
 PrinterFunction = TypeVar("PrinterFunction", bound=Printer)
 P = ParamSpec("P")
@@ -353,7 +353,10 @@ def make_command(name: str) -> typer.Typer:
     parameters = _list_parameters(action)
     printer = _find_printer(action)
     own = _list_printer_options(printer)
-    style_options = _TABLE_OPTIONS if action.rows else _JSON_OPTIONS
+    has_style = printer is not None and "style" in inspect.signature(printer).parameters
+    style_options = _TABLE_OPTIONS if action.rows and (has_style or not printer) else _JSON_OPTIONS
+    if action.stream and not has_style:
+        style_options = {}
     if issubclass(action.answer, Answer) and action.answer.has_hours(action.rows):
         style_options = {"unit": options.ResourceTimeUnit, **style_options}
     place_options = _ARCHIVE_OPTIONS if action.package in _KEPT_BY_ARCHIVES else _PLACE_OPTIONS
@@ -361,9 +364,10 @@ def make_command(name: str) -> typer.Typer:
     def command(**values: Any) -> None:
         style = options.make_style(**{name: values[name] for name in style_options})
         place = ClientPlace(**{name: values[name] for name in place_options})
-        print_answer = printer and partial(
-            printer, **{item.name: values[item.name] for item in own}
-        )
+        details = {item.name: values[item.name] for item in own}
+        if has_style:
+            details["style"] = style
+        print_answer = printer and partial(printer, **details)
         try:
             request = _make_request(action, parameters, values)
             items = _request(place, action, request, _count_rows(parameters, values))
@@ -458,13 +462,13 @@ def _print(
     if action.stream:
         if printer is None:
             raise StewardError(f"there is no printer for the stream of {action.name}", action.name)
-        reply = printer(items, style)
+        reply = printer(items)
     else:
         (reply,) = items
         if style.json:
             output.print_json(reply)
         elif printer is not None:
-            printer(reply, style)
+            printer(reply)
         else:
             print_reply(reply, style, action.rows)
     if not isinstance(reply, Answer):

@@ -7,7 +7,7 @@ from steward.cli.output import format_time
 
 
 @prints("credentials.token_create")
-def print_token(reply: TokenAnswer, _style: output.Style) -> None:
+def print_token(reply: TokenAnswer) -> None:
     """Print the secret of a new token, and for people its scopes and expiry."""
     print(reply.secret)
     token = reply.token
@@ -18,7 +18,7 @@ def print_token(reply: TokenAnswer, _style: output.Style) -> None:
 
 
 @prints("credentials.login")
-def print_login_link(reply: LoginAnswer, _style: output.Style) -> None:
+def print_login_link(reply: LoginAnswer) -> None:
     """Print a login link, and for people its expiry."""
     print(reply.url)
     output.print_note(f"It can be used once, until {format_time(reply.expires)}.")
