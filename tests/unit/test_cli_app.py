@@ -14,6 +14,7 @@ import typer
 
 from steward.cli.app import ArchiveGroup, Root, run
 from steward.cli.groups import Entry, LazyGroup, import_command
+from steward.daemon.action_index import ACTION_INDEX
 
 GROUPS: list[type[LazyGroup]] = [Root, ArchiveGroup]
 ENTRIES = [(group, entry) for group in GROUPS for entry in group.entries]
@@ -46,6 +47,15 @@ def test_the_lazy_help_is_the_commands_own(group: type[LazyGroup], entry: Entry)
         pytest.skip(f"{entry.module} is not written yet")
     first_line = (import_command(entry).help or "").partition("\n")[0]
     assert first_line == entry.help or group is Root
+
+
+@pytest.mark.parametrize("group", LazyGroup.__subclasses__())
+def test_a_command_takes_the_help_of_its_action(group: type[LazyGroup]) -> None:
+    helps = {about.help for about in ACTION_INDEX.values()}
+    for entry in group.entries:
+        assert (entry.help in helps) == bool(entry.action), entry
+        if entry.action:
+            assert (import_command(entry).help or "").partition("\n")[0] == entry.help
 
 
 @pytest.mark.parametrize(("words", "command"), ROOT, ids=words_id)

@@ -41,7 +41,7 @@ def gaps(
     fail: Annotated[bool, typer.Option("--fail", help="Exit with 1 if there are gaps.")] = False,
     archive: Archive = "",
 ) -> None:
-    """Tell what is missing or doubtful: lost facts, silent nodes, nobody's CPU time."""
+    """Run the action ``accounting.gaps`` and print its reply."""
     place, style = replace(call.place, archive=archive), call.style
     reply: GapsAnswer = call_action(place, get_action("accounting.gaps"), request)
     if style.json:

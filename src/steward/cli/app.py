@@ -20,7 +20,15 @@ from steward.cli.errors import (
     print_error,
     run_command,
 )
-from steward.cli.groups import ADMINISTRATORS, CONTEXT, EVERYONE, OPERATORS, Entry, LazyGroup
+from steward.cli.groups import (
+    ADMINISTRATORS,
+    CONTEXT,
+    EVERYONE,
+    OPERATORS,
+    Entry,
+    LazyGroup,
+    describe_by_action,
+)
 
 _APP: Final = "steward.cli.app"
 
@@ -38,13 +46,7 @@ class Root(LazyGroup):
             "steward.cli.app",
             "archive_app",
         ),
-        Entry(
-            "job",
-            EVERYONE,
-            "Show a job with its resource use and efficiency.",
-            "steward.cli.job",
-            "job",
-        ),
+        describe_by_action("job", "accounting.job", "steward.cli.job", "job"),
         Entry(
             "sacct",
             EVERYONE,
@@ -93,13 +95,7 @@ class Root(LazyGroup):
             _APP,
             "rules_app",
         ),
-        Entry(
-            "status",
-            OPERATORS,
-            "Show how Steward itself stands: processes, backlog, clusters, disks, the bank.",
-            "steward.cli.status",
-            "status",
-        ),
+        describe_by_action("status", "status.show", "steward.cli.status", "status"),
         Entry(
             "metrics",
             OPERATORS,
@@ -297,13 +293,7 @@ class AccountingGroup(LazyGroup):
 
     words = "accounting"
     entries: "ClassVar[tuple[Entry, ...]]" = (
-        Entry(
-            "gaps",
-            OPERATORS,
-            "Tell what is missing or doubtful: lost facts, silent nodes, nobody's CPU time.",
-            _ACCOUNTING,
-            "gaps",
-        ),
+        describe_by_action("gaps", "accounting.gaps", _ACCOUNTING, "gaps"),
         Entry(
             "import",
             ADMINISTRATORS,
@@ -370,7 +360,7 @@ class BankGroup(LazyGroup):
 
     words = "bank"
     entries: "ClassVar[tuple[Entry, ...]]" = (
-        Entry("quote", EVERYONE, "Quote the highest price of a job.", _JOBS, "quote_app"),
+        describe_by_action("quote", "bank.quote", _JOBS, "quote_app"),
         Entry("account", OPERATORS, "Create, show and change accounts.", _APP, "accounts"),
         Entry(
             "user", OPERATORS, "Manage users of accounts and their spending limits.", _APP, "users"
@@ -383,13 +373,7 @@ class BankGroup(LazyGroup):
             "allocations",
         ),
         Entry("rate", OPERATORS, "Manage rates: the prices of jobs.", _APP, "rates"),
-        Entry(
-            "notices",
-            OPERATORS,
-            "List undelivered mails and other notices.",
-            "steward.cli.bank_maintenance",
-            "notices",
-        ),
+        describe_by_action("notices", "bank.notices", "steward.cli.bank_maintenance", "notices"),
         Entry(
             "mybrc-user",
             ADMINISTRATORS,
@@ -447,20 +431,8 @@ class RulesGroup(LazyGroup):
 
     words = "rules"
     entries = (
-        Entry(
-            "check",
-            OPERATORS,
-            "Check rule files and report errors.",
-            "steward.cli.rules",
-            "check",
-        ),
-        Entry(
-            "test",
-            OPERATORS,
-            "Test an event against rules without running actions.",
-            "steward.cli.rules",
-            "try_",
-        ),
+        describe_by_action("check", "rules.check", "steward.cli.rules", "check"),
+        describe_by_action("test", "rules.test", "steward.cli.rules", "try_"),
     )
 
 

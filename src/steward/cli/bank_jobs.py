@@ -60,7 +60,7 @@ def quote(
     config: Config = "",
     socket: Socket = "",
 ) -> None:
-    """Quote the highest price of a job.
+    """Run the action ``bank.quote`` and print its reply.
 
     Give options of sbatch and a script; Steward applies its #SBATCH lines. It submits
     nothing and places no hold. The bank never charges a job more than this, unless Slurm

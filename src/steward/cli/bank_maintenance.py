@@ -61,7 +61,7 @@ def notices(
         ),
     ] = "",
 ) -> None:
-    """List undelivered mails and other notices.
+    """Run the action ``bank.notices`` and print its reply.
 
     Steward retries a rejected notice a few times, and one that it cannot send for a week.
     Then the notice is a dead letter until --retry. The list includes notices to a remote

@@ -34,10 +34,12 @@ class Entry(msgspec.Struct, frozen=True):
     Attributes:
         name: The word typed on the command line.
         reader: The section of the help: one of the three constants above.
-        help: One line of help, the same as the first line of the command's own docstring.
-        module: Module to import; it defines ``attribute``.
+        help: One line of help, the same as the first line of the command's own docstring unless it
+            has an action.
+        module: Module to import; it defines ``attribute``. "" if the command derives from its
+            action.
         attribute: Name of a Typer application, or of a function that is the command.
-        action: Action that the command derives from; "" if it is written by hand.
+        action: Action that the help is of; "" if it is the command's own.
     """
 
     name: str
@@ -46,6 +48,12 @@ class Entry(msgspec.Struct, frozen=True):
     module: str
     attribute: str = "app"
     action: str = ""
+
+
+def describe_by_action(name: str, action: str, module: str, attribute: str = "app") -> Entry:
+    """Return the entry of a command written by hand, with help and reader of an action."""
+    about = ACTION_INDEX[action]
+    return Entry(name, READERS[about.role], about.help, module, attribute, action)
 
 
 def list_derived_entries(words: str) -> list[Entry]:
@@ -114,7 +122,7 @@ class LazyGroup(TyperGroup):
 
 def import_command(entry: Entry) -> Any:
     """Import an entry's command and return it as a Click command."""
-    if entry.action:
+    if not entry.module:
         target: Any = importlib.import_module("steward.cli.commands").make_command(entry.action)
     else:
         target = getattr(importlib.import_module(entry.module), entry.attribute)
@@ -127,5 +135,8 @@ def import_command(entry: Entry) -> Any:
     app.rich_markup_mode = None
     command = typer.main.get_command(app)
     command.name = entry.name
+    if entry.action:
+        details = (command.help or "").partition("\n\n")[2]
+        command.help = f"{entry.help}\n\n{details}".rstrip()
     command.context_settings = {**CONTEXT, **command.context_settings}
     return command

@@ -589,7 +589,7 @@ def job(
     socket: Socket = "",
     archive: Archive = "",
 ) -> None:
-    """Show a job with its resource use and efficiency.
+    """Run the action ``accounting.job`` and print its reply.
 
     Of a job that waits it says why, and when Slurm expects to start it.
     """

@@ -40,7 +40,7 @@ def check(
         typer.Option("--stackstorm", help="Also list differences from StackStorm."),
     ] = False,
 ) -> None:
-    """Check rule files and report errors.
+    """Run the action ``rules.check`` and print its reply.
 
     Each error comes with file, line and key. The exit code is 1 if a file has errors.
     """
@@ -89,7 +89,7 @@ def try_(
         str, typer.Option("--file", metavar="FILE", help="Only the rule in this file.")
     ] = "",
 ) -> None:
-    """Test an event against rules without running actions.
+    """Run the action ``rules.test`` and print its reply.
 
     The exit code is 1 if no rule matches.
     """

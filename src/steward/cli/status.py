@@ -54,7 +54,7 @@ def status(
         bool, typer.Option("--gaps/--no-gaps", help="Whether to search for gaps in accounting.")
     ] = True,
 ) -> None:
-    """Show how Steward itself stands: processes, backlog, clusters, disks, the bank."""
+    """Run the action ``status.show`` and print its reply."""
     reply: StatusShowAnswer = call.send("status.show", StatusShowRequest(gaps=gaps))
     if call.style.json:
         print_json(reply)

@@ -584,6 +584,9 @@ ACTION_INDEX: Final[dict[str, IndexEntry]] = {
         "steward.admin.status.metrics", "", "operator", "Show metrics for Prometheus."
     ),
     "status.show": IndexEntry(
-        "steward.admin.status.summary", "", "operator", "Show the status of Steward itself."
+        "steward.admin.status.summary",
+        "",
+        "operator",
+        "Show the status of Steward: processes, backlog, clusters, disks, the bank.",
     ),
 }

@@ -116,7 +116,7 @@ _DISK_S: Final = 2.0
     role="operator",
     routes=(route("GET /status"),),
     only_reads=True,
-    help="Show the status of Steward itself.",
+    help="Show the status of Steward: processes, backlog, clusters, disks, the bank.",
 )
 def show_status(
     context: StatusContext, caller: Caller, request: StatusShowRequest
