@@ -71,7 +71,13 @@ def test_every_command_has_help(
 
 @pytest.mark.parametrize(("words", "command"), ROOT, ids=words_id)
 def test_letters_mean_the_same_everywhere(words: tuple[str, ...], command: Any) -> None:
-    meaning = {"-n": "--noheader", "-P": "--parsable2", "-u": "--user", "-j": "--jobs"}
+    meaning = {
+        "-n": "--noheader",
+        "-P": "--parsable2",
+        "-u": "--user",
+        "-j": "--jobs",
+        "-l": "--long",
+    }
     for option in command.params:
         for letter, name in meaning.items():
             if letter in option.opts:

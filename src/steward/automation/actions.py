@@ -193,7 +193,7 @@ class AuditRequest(Request, frozen=True, kw_only=True):
     ] = ""
     before: Annotated[int, described("Only entries with a lower number; all if 0.")] = 0
     limit: Annotated[
-        int, option("Maximum number of entries.", "--limit", "-l", ge=1, le=100_000)
+        int, option("Maximum number of entries.", "--limit", "-L", ge=1, le=100_000)
     ] = 100
     zone: Annotated[
         str, supplied("IANA time zone of typed times; this host's if empty.", "zone")
