@@ -9,10 +9,12 @@ from harness.events import make_event
 from harness.journal import JournaledSite
 from harness.site import ROOT
 from steward.admin.journal import DeadRequest, ListRequest
+from steward.core.actions import ActionError
 from steward.core.errors import UsageError
 from steward.core.events import JOB_SEEN, JobFacts
 from steward.core.records import JobRecord
 from steward.daemon.contexts import make_registry
+from steward.reports.events import MAX_EVENTS
 
 
 @pytest.fixture
@@ -50,6 +52,13 @@ def test_a_list_of_one_cluster_is_filled_past_the_others_events(
     request = ListRequest(after=after, limit=limit, clusters=("c2",))
     answer = registry.call("journal.list", ROOT, request)
     assert [event.key for event in answer.events] == keys
+
+
+def test_a_list_that_would_be_cut_is_refused(site: JournaledSite) -> None:
+    registry = make_registry(site.settings)
+    assert registry.decode("journal.list", {"limit": MAX_EVENTS}).limit == MAX_EVENTS
+    with pytest.raises(ActionError, match=rf"<= {MAX_EVENTS} - at `\$\.limit`"):
+        registry.decode("journal.list", {"limit": MAX_EVENTS + 1})
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,15 @@
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from harness import bank
 from harness.events import NOON
 from harness.site import ADA, BELA, COORDINATOR, NOBODY, OWNER, ROOT, Site
+from steward.bank.actions.reports import fetch_holds
 from steward.bank.errors import BankUsage
 from steward.bank.money import MICRO
 from steward.core.access import Caller
@@ -60,3 +63,14 @@ def test_a_running_job_is_explained_without_a_model_that_can_be_decoded(site: Si
         t.set_mark("picture:c1", '{"cluster": 5}')
     with pytest.raises(BankUsage, match=r"nothing was charged for job 5 on c1 yet: it runs"):
         site.ask("bank.explain", job="5")
+
+
+def test_every_hold_is_fetched_however_many_there_are() -> None:
+    ids = [f"{number:06}" for number in range(100_500)]
+
+    def list_page(*, after: str, limit: int, **_filter: object) -> list[SimpleNamespace]:
+        start = ids.index(after) + 1 if after else 0
+        return [SimpleNamespace(id=one) for one in ids[start : start + limit]]
+
+    context: Any = SimpleNamespace(gate=SimpleNamespace(list_holds=list_page))
+    assert len(fetch_holds(context)) == len(ids)

@@ -21,10 +21,8 @@ from steward.core.journal.client import JournalLink
 from steward.core.journal.reader import ConsumerStatus, DeadLetter, JournalReader
 from steward.core.layouts import Column, Layout
 from steward.core.waits import Stop
-from steward.reports.events import EventItem, make_event_item
+from steward.reports.events import MAX_EVENTS, EventItem, make_event_item
 
-_MOST_EVENTS = 10_000
-"""Most events in one answer."""
 _READ_AT_ONCE = 1_000
 """Least events that one query reads, of which a filter by cluster may leave few."""
 
@@ -156,7 +154,9 @@ class ListRequest(Request, frozen=True, kw_only=True):
             ge=0,
         ),
     ] = 0
-    limit: Annotated[int, option("Maximum number of events.", "--limit", "-L", ge=1)] = 50
+    limit: Annotated[
+        int, option("Maximum number of events.", "--limit", "-L", ge=1, le=MAX_EVENTS)
+    ] = 50
 
 
 class ListAnswer(Answer, frozen=True, kw_only=True):
@@ -295,20 +295,17 @@ def _list_events(context: JournalContext, caller: Caller, request: ListRequest) 
     if unknown:
         kinds = ", ".join(BODIES)
         raise UsageError(f"there is no kind {min(unknown)!r}: the kinds are {kinds}")
-    limit = max(1, min(request.limit, _MOST_EVENTS))
     reader = context.open_reader()
     try:
-        events = _read_events(reader, request, limit)
+        events = _read_events(reader, request)
     finally:
         reader.close()
     return ListAnswer(events=tuple(map(make_event_item, events)))
 
 
-def _read_events(reader: JournalReader, request: ListRequest, limit: int) -> list[Event]:
+def _read_events(reader: JournalReader, request: ListRequest) -> list[Event]:
     """Return the first events after a position; the last events if the request names none."""
-    kinds = frozenset(request.kinds or BODIES)
-
-    clusters = request.clusters
+    kinds, clusters, limit = frozenset(request.kinds or BODIES), request.clusters, request.limit
     head, oldest = reader.head(), reader.get_oldest()
 
     def between(after: int, count: int) -> list[Event]:

@@ -48,8 +48,6 @@ if TYPE_CHECKING:
     from steward.bank.ledger.ledger import Transaction
 
 
-_MAX_HOLDS: Final = 100_000
-"""Maximum number of holds in a reply."""
 _PAGE_SIZE: Final = 1000
 """Number of holds fetched from the gate at once."""
 
@@ -549,7 +547,7 @@ def fetch_holds(
     gate = context.gate
     holds: list[Hold] = []
     after = ""
-    while len(holds) < _MAX_HOLDS:
+    while True:
         page = gate.list_holds(
             account=account,
             cluster=cluster,
@@ -560,9 +558,8 @@ def fetch_holds(
         )
         holds += page
         if len(page) < _PAGE_SIZE:
-            break
+            return holds
         after = page[-1].id
-    return holds
 
 
 def _is_own(hold: Hold, caller: Caller) -> bool:
