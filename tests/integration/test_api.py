@@ -200,6 +200,17 @@ def test_what_is_asked_again_under_a_key_is_done_once(olga: Program) -> None:
     assert put("k2").status_code == 200
 
 
+def test_modes_of_others_accounts_are_not_told(site: WebSite, olga: Program) -> None:
+    olga.post("/accounts", json={"name": "secret"}).raise_for_status()
+    for mode in ({"mode": "observe"}, {"mode": "off", "account": "secret"}):
+        olga.post("/ask/bank.enforce", json=mode).raise_for_status()
+    with Program(site, "ada", "bank") as ada:
+        for program, accounts in ((olga, {"", "secret"}), (ada, {""})):
+            answer = program.post("/ask/bank.enforce", json={})
+            answer.raise_for_status()
+            assert {rule.get("account", "") for rule in answer.json()["rules"]} == accounts
+
+
 def test_a_key_is_done_once_however_many_come_at_once(olga: Program) -> None:
     olga.post("/accounts", json={"name": "storm"}).raise_for_status()
     answers: list[int] = []

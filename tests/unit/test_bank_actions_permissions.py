@@ -145,6 +145,20 @@ def test_only_operators_change_anything(site: Site, name: str, request_: dict[st
             assert t.seq == before
 
 
+def test_modes_of_accounts_are_shown_to_whom_they_belong(site: Site) -> None:
+    site.ask("bank.enforce", mode="gate")
+    for account in ("physics", "chemistry"):
+        site.ask("bank.enforce", mode="off", account=account)
+    for asker, seen in (
+        (ROOT, {"", "physics", "chemistry"}),
+        (OWNER, {"", "physics"}),
+        (COORDINATOR, {"", "chemistry"}),
+        (ADA, {"", "physics"}),
+        (NOBODY, {""}),
+    ):
+        assert {rule.account for rule in site.ask("bank.enforce", asker).rules} == seen, asker
+
+
 def test_others_accounts_are_as_if_they_were_not_there(site: Site) -> None:
     for name in ("balance", "account_show"):
         field = "accounts" if name == "balance" else "names"

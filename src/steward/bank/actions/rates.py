@@ -420,7 +420,8 @@ def set_mode(context: BankContext, caller: Caller, request: EnforceRequest) -> E
 
     A new mode applies at once. With observe, the bank places SU holds and charges jobs, but
     rejects none; with gate, it also rejects jobs; with off, it does neither. The mode of an
-    account takes precedence over that of a partition, and that over the cluster's.
+    account takes precedence over that of a partition, and that over the cluster's. Without a new
+    mode, the command shows the modes; those of accounts to operators and to whom they belong.
 
     Raises:
         BankRefused: The caller is no operator.
@@ -431,7 +432,13 @@ def set_mode(context: BankContext, caller: Caller, request: EnforceRequest) -> E
     account = request.account.lower()
     if not mode:
         with context.ledger.reading() as t:
-            return EnforceReply(rules=tuple(t.modes.list_all()), **context.make_heading())
+            rights = context.get_rights(caller, t)
+            rules = tuple(
+                rule
+                for rule in t.modes.list_all()
+                if not rule.account or rights.can_see_balance(rule.account)
+            )
+        return EnforceReply(rules=rules, **context.make_heading())
     author = context.make_authorship(caller, request.reason)
     with context.ledger.transaction() as t:
         context.get_rights(caller, t).require_operator(_OPERATOR_TASK)
