@@ -63,9 +63,12 @@ def test_a_second_worker_with_effects_outside_waits(
     stop = Stop()
     with (
         hold(os.path.join(settings.state_dir, database)) as pid,
-        pytest.raises(SecondWriter, match=rf"/{database} is in use by process {pid}, "),
+        pytest.raises(SecondWriter, match=rf"/{database} is in use by process {pid}, ") as refused,
     ):
         spec.run(stop, stop.set)
+    # Actions and, of a sink, its mover write it, too.
+    kind = worker.replace("there", "*")
+    assert f"and only one process may run its worker {kind}: stop" in str(refused.value)
 
 
 def fail_until(count: int, error: Exception) -> Callable[[], str]:

@@ -53,6 +53,13 @@ class DatabaseFile(msgspec.Struct, frozen=True):
     copy_order: int = 0
 
     @property
+    def rule(self) -> str:
+        """Rule of the database's lock, for the error about a second process."""
+        if self.has_one_writer:
+            return f"only the worker {self.writers[0]} may write it"
+        return f"only one process may run its worker {self.writers[0]}"
+
+    @property
     def has_one_writer(self) -> bool:
         """Whether one process alone writes it."""
         return len(self.writers) == 1 and self.writers != (ACTIONS,)
@@ -101,7 +108,7 @@ def find_database(name: str) -> DatabaseFile | None:
 
 
 class SecondWriter(Unavailable):
-    """Another process writes a database that has one writer."""
+    """Another process holds the lock of a database."""
 
 
 class UnsafeLock(Unavailable):
@@ -121,11 +128,10 @@ class WriterLock:
     Args:
         path: The lock file, which exists.
         database_path: The database.
-        worker: Name of the worker that writes it.
     """
 
-    def __init__(self, path: str, database_path: str, worker: str) -> None:
-        self._path, self._database_path, self._worker = path, database_path, worker
+    def __init__(self, path: str, database_path: str) -> None:
+        self._path, self._database_path = path, database_path
         self._descriptor = -1
         self.is_held = False
 
@@ -140,10 +146,11 @@ class WriterLock:
         deadline = time.monotonic() + TAKEOVER_S
         while not self._try_to_acquire():
             if time.monotonic() >= deadline:
+                database = find_database(os.path.basename(self._database_path))
+                rule = database.rule if database else "only one process may write it"
                 raise SecondWriter(
-                    f"{self._database_path} is in use by {self._describe_holder()}, and only the "
-                    f"worker {self._worker} may write it: stop that process, or use another "
-                    "state_dir",
+                    f"{self._database_path} is in use by {self._describe_holder()}, and {rule}: "
+                    "stop that process, or use another state_dir",
                     self._database_path,
                 )
             time.sleep(_RETRY_S)
@@ -248,7 +255,7 @@ def _leave_locks() -> None:
 os.register_at_fork(after_in_child=_leave_locks)
 
 
-def lock_writer(path: str, database_path: str, worker: str) -> WriterLock:
+def lock_writer(path: str, database_path: str) -> WriterLock:
     """Take the lock of a database's writer, or share it if this process has it.
 
     Raises:
@@ -259,7 +266,7 @@ def lock_writer(path: str, database_path: str, worker: str) -> WriterLock:
         lock = _locks.get(key)
         if lock is None or not lock.is_held:
             # A process that is forked during the wait closes what it finds here.
-            lock = _locks[key] = WriterLock(path, database_path, worker)
+            lock = _locks[key] = WriterLock(path, database_path)
             try:
                 lock.acquire()
             except BaseException:

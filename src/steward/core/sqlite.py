@@ -253,12 +253,10 @@ def lock_database(path: str) -> WriterLock:
         UnsafeLock: The file with the lock's name is not a lock.
         SqliteUnavailable: The lock file cannot be used now.
     """
-    database = find_database(os.path.basename(path))
-    worker = database.writers[0] if database else path
     lock_path = f"{path}.lock"
     try:
         _create_file(lock_path, stat_owner(path) if os.geteuid() == 0 else None)
-        return lock_writer(lock_path, path, worker)
+        return lock_writer(lock_path, path)
     except OSError as error:
         raise SqliteUnavailable(f"cannot use {lock_path}: {error.strerror}", path) from error
 
