@@ -1,5 +1,6 @@
 """Clusters that only others tell of: who may see what of them, with and without our own."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -85,10 +86,22 @@ def test_the_configured_clusters_count_where_the_database_is_damaged(
     settings = msgspec.structs.replace(site.settings, state_dir=str(state))
     path = Path(database_path(str(state)))
     path.write_bytes(b"no database at all" * 100)
-    assert list_clusters(settings) == list(settings.cluster)
+    for _ in range(3):
+        assert list_clusters(settings) == list(settings.cluster)
     (record,) = caplog.records
     assert record.levelname == "WARNING"
     assert f"{path}: file is not a database" in record.message
+    caplog.clear()
+    damaged = path.read_bytes()
+    whole = msgspec.structs.replace(settings, state_dir=str(tmp_path / "whole"))
+    (tmp_path / "whole").mkdir(mode=0o700)
+    JobsConsumer(whole).close()
+    shutil.copy(database_path(whole.state_dir), path)
+    assert list_clusters(settings) == list(settings.cluster)
+    assert not caplog.records
+    path.write_bytes(damaged)
+    list_clusters(settings)
+    assert len(caplog.records) == 1, "a new outage is a new line"
     registry = make_registry(settings)
     request = registry.decode("doctor.run", {"only": ["state"]})
     reply = registry.call("doctor.run", ROOT, request)

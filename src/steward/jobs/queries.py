@@ -17,6 +17,7 @@ import msgspec
 from steward.core.config import Settings
 from steward.core.errors import UsageError
 from steward.core.events import JobScript
+from steward.core.logs import LogLimit
 from steward.core.records import JobRecord, UsageLine
 from steward.core.sqlite import (
     SqliteError,
@@ -246,6 +247,10 @@ _decode_record = msgspec.json.Decoder(JobRecord).decode
 _decode_body = msgspec.json.Decoder(JobScript).decode
 
 
+_UNREADABLE_LIMIT: Final = LogLimit()
+"""Limit of the warning that jobs.db cannot be read, which each request would repeat."""
+
+
 def list_clusters(settings: Settings) -> list[str]:
     """Return all clusters that may have jobs: the configured ones, then others found in jobs.db.
 
@@ -262,11 +267,14 @@ def list_clusters(settings: Settings) -> list[str]:
     except SqliteMissing:
         pass  # no jobs.db yet, so no jobs
     except (SqliteError, SqliteUnavailable) as error:
-        log.warning(
+        log.log(
+            _UNREADABLE_LIMIT.choose_level(logging.WARNING, settings.state_dir),
             "cannot list the clusters in jobs.db, using only the configured ones: %s; run "
             "'steward doctor --only state'",
             error,
         )
+    else:
+        _UNREADABLE_LIMIT.reset(settings.state_dir)
     return list(dict.fromkeys((*settings.cluster, *stored))) or [""]
 
 
