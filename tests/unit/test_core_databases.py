@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -225,6 +226,31 @@ def test_a_process_that_is_forked_during_the_wait_leaves_the_lock_to_its_parent(
             assert waits.wait(30)
             sleep(0.005)
             assert os.waitpid(fork_child(check_child), 0)[1] == 0
+        opening.result(30).close()
+
+
+def test_a_process_that_is_forked_as_a_lock_file_is_opened_does_not_have_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, is_open = tmp_path / "jobs.db", threading.Event()
+    open_file = os.open
+
+    def open_slowly(name: Any, *args: Any, **named: Any) -> int:
+        descriptor = open_file(name, *args, **named)
+        if name == f"{path}.lock" and not args[0] & os.O_CREAT:
+            is_open.set()
+            time.sleep(0.2)
+        return descriptor
+
+    def check_child() -> None:
+        names = {os.readlink(entry.path) for entry in os.scandir("/proc/self/fd")}
+        assert f"{path}.lock" not in names
+
+    monkeypatch.setattr(os, "open", open_slowly)
+    with ThreadPoolExecutor(1) as pool:
+        opening = pool.submit(open_database, str(path), ())
+        assert is_open.wait(30)
+        assert os.waitpid(fork_child(check_child), 0)[1] == 0
         opening.result(30).close()
 
 

@@ -165,7 +165,8 @@ class WriterLock:
         try:
             # Without O_NONBLOCK, opening a FIFO would wait.
             flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-            self._descriptor = os.open(self._path, flags)
+            with _open_guard:
+                self._descriptor = os.open(self._path, flags)
         except OSError as error:
             if error.errno != errno.ELOOP:
                 raise
@@ -240,10 +241,13 @@ _locks: Final[WeakValueDictionary[str, WriterLock]] = WeakValueDictionary()
 """Locks of this process, by their real paths; the connections that use a lock keep it."""
 _locks_guard = threading.Lock()
 """Held while a thread looks up, takes or shares a lock."""
+_open_guard = threading.Lock()
+"""Held while a thread opens a lock file, so that a forked process knows every open one."""
 
 
 def _leave_locks() -> None:
     """Leave the locks to the parent process: a forked process is another writer."""
+    _open_guard.release()
     global _locks_guard  # noqa: PLW0603 -- a lock cannot be made free by another thread
     # A thread that the child does not have may hold it.
     _locks_guard = threading.Lock()
@@ -252,7 +256,9 @@ def _leave_locks() -> None:
     _locks.clear()
 
 
-os.register_at_fork(after_in_child=_leave_locks)
+os.register_at_fork(
+    before=_open_guard.acquire, after_in_parent=_open_guard.release, after_in_child=_leave_locks
+)
 
 
 def lock_writer(path: str, database_path: str) -> WriterLock:
