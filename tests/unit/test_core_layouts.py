@@ -51,7 +51,6 @@ def test_a_column_that_the_documentation_adds_is_in_every_view(
         "_report_table.html",
         answer=reply,
         rows=reply.rows,
-        columns=choose_columns(reply.layout, reply.rows, reply, on_page=True),
         asked={"since": "", "until": ""},
         kind=REPORT_KINDS["waits"],
         plot=None,

@@ -213,10 +213,10 @@ class DeadAnswer(Answer, frozen=True, kw_only=True):
         Column("Consumer", "consumer"),
         Column("ID", "id", "count"),
         Column("Kind", "kind"),
-        Column("Cluster", "cluster", show="requested"),
-        Column("Key", "key"),
+        Column("Cluster", "cluster", show="pages"),
+        Column("Key", "key", "prose"),
         Column("Since", "since", "time"),
-        Column("Error", "error"),
+        Column("Error", "error", "prose"),
     )
 
     def list_notes(self) -> Iterable[str]:

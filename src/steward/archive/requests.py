@@ -731,7 +731,7 @@ class SinksReply(Answer, frozen=True, kw_only=True):
     layout: ClassVar[Layout] = (
         Column("Sink", "name"),
         Column("Kind", "kind"),
-        Column("State", "state"),
+        Column("State", "state", "state"),
         Column("Position", "position", "count", show="requested"),
         Column("Backlog", "backlog", "count"),
         Column("Behind", "behind", "count", show="requested"),
@@ -742,10 +742,10 @@ class SinksReply(Answer, frozen=True, kw_only=True):
             exact=lambda line, _: None if line.oldest_s is None else f"{line.oldest_s:.0f}",
         ),
         Column("Rate", "rate", "decimal"),
-        Column("SetAside", "set_aside", "count"),
+        Column("SetAside", "set_aside", "count", title="Set aside"),
         Column("Missed", "missed", "count", show="requested"),
-        Column("ErrorAt", "error_at", "time"),
-        Column("LastError", "error"),
+        Column("ErrorAt", "error_at", "time", title="Error at"),
+        Column("LastError", "error", "prose", title="Last error"),
     )
 
     def list_notes(self) -> Iterable[str]:

@@ -31,15 +31,6 @@ from steward.core.events import utc_now
 from steward.core.layouts import Column
 from steward.core.printable import escape_line
 
-_FINDING_COLUMNS = (
-    Column("Check", "check"),
-    Column("Of", "of"),
-    Column("Status", "status"),
-    Column("What", "what"),
-    Column("LookedAt", "looked_at", show="requested"),
-    Column("Mend", lambda row, _: "; ".join(row.mend), show="requested"),
-)
-
 
 @with_call
 def app(
@@ -67,7 +58,7 @@ def app(
     if call.style.json:
         print_json(reply)
     else:
-        print_table(_FINDING_COLUMNS, reply.findings, call.style)
+        print_table(reply.layout, reply.findings, call.style)
         if not call.style.is_for_programs:
             _print_fixes(reply)
     if reply.status == "wrong":

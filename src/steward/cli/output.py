@@ -384,6 +384,10 @@ class _Table:
                 return format_size(value)
             case "duration":
                 return format_span(round(value))
+            case "seconds":
+                from steward.accounting.job_page.notes import format_duration
+
+                return format_duration(value)
             case "money":
                 from steward.bank.money import Unit, format_money
 

@@ -102,14 +102,9 @@ def _make_status_rows(reply: StatusShowAnswer) -> Iterator[_StatusRow]:
     for worker in reply.parts:
         restarts = format_count(worker.restarts, "restart") if worker.restarts else ""
         reason = f"{restarts}, the last since it {worker.error}" if worker.restarts else ""
-        yield _StatusRow(f"part {worker.name}", "running" if worker.pid else "down", reason)
+        yield _StatusRow(f"part {worker.name}", worker.state, reason)
     yield from _make_journal_rows(reply)
     for cluster in reply.clusters:
-        state = (
-            "remote"
-            if cluster.remote
-            else {True: "up", False: "down", None: "not asked"}[cluster.up]
-        )
         cost_text = (
             f", asked in {cluster.cost_s:.2f} s"
             if cluster.cost_s is not None and cluster.up
@@ -119,7 +114,7 @@ def _make_status_rows(reply: StatusShowAnswer) -> Iterator[_StatusRow]:
             cost_text += f", and again only after {cluster.interval_s:.0f} s since that takes long"
         version = f"Slurm {cluster.slurm}" if cluster.slurm else ""
         yield _StatusRow(
-            f"cluster {cluster.cluster}", state, cluster.message or f"{version}{cost_text}"
+            f"cluster {cluster.cluster}", cluster.state, cluster.message or f"{version}{cost_text}"
         )
     for disk in reply.disks:
         free_text = f"{format_size(disk.free)} of {format_size(disk.total)} are free"

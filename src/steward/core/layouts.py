@@ -18,11 +18,14 @@ from steward.core.printable import escape_line, quote_formula
 
 Format = Literal[
     "text",
+    "prose",
+    "code",
     "count",
     "decimal",
     "bytes",
     "time",
     "duration",
+    "seconds",
     "hours",
     "percent",
     "money",
@@ -31,20 +34,36 @@ Format = Literal[
     "bar",
 ]
 """How a value is shown: ``hours`` are seconds of a resource, ``money`` is micro-SU, ``percent`` a
-ratio, ``bar`` a ratio that is drawn for people, ``duration`` seconds, ``time`` an aware datetime.
-Numbers are aligned to the right. A string is shown unchanged in every format."""
+ratio, ``bar`` a ratio that is drawn for people, ``duration`` seconds on a clock (``00:05:20``),
+``seconds`` seconds in words (``0.35 s``, ``5m 20s``), ``time`` an aware datetime. ``prose`` is text
+that pages wrap, ``code`` a text, or several lines, to type or to copy. Numbers are aligned to the
+right. A string is shown unchanged in every format but ``code`` and states."""
 
 Show = Literal["always", "filled", "several", "pages", "requested"]
 """When people see a column that they did not name: always, if a row has a value, if rows have
 different values, on pages but not on a terminal, or never. Programs get all columns."""
 
-Link = Literal["", "account", "action", "execution", "job", "node", "partition", "user"]
-"""Page that a cell links to, by the object it names."""
+Link = Literal[
+    "",
+    "account",
+    "action",
+    "execution",
+    "job",
+    "jobs",
+    "node",
+    "nodes",
+    "partition",
+    "past",
+    "rule",
+    "user",
+]
+"""Page that a cell links to, by the object it names: ``jobs`` are those of the row's account and
+user, ``nodes`` those of a partition, ``past`` is the page that shows the table, at that time."""
 
 Value = str | Callable[[Any, Any], Any]
 """Source of a value: name of the row's attribute, or a function of row and reply."""
 
-_LEFT_ALIGNED: Final = ("text", "time", "state", "node_state", "bar")
+_LEFT_ALIGNED: Final = ("text", "prose", "code", "time", "state", "node_state", "bar")
 TIME_FORMAT: Final = "%Y-%m-%dT%H:%M:%S"
 """Slurm's standard time format."""
 HOUR_S: Final = 3600
@@ -65,11 +84,13 @@ class Column(msgspec.Struct, frozen=True):
         format: Format of its value.
         show: When people see it by default; a function decides by the reply.
         title: Heading on pages; ``name`` if empty.
-        link: Page that its cells link to.
+        link: Page that its cells link to; a function decides by the row.
+        target: Source of the object's name in the link, if that is not the value for programs.
         max_width: Most characters of a cell on a terminal; 0 for no limit. Pages wrap the cell.
         right: Whether to align to the right; by default numbers are.
         exact: Source of the value for programs, if that differs.
         is_key: Whether it names the row: pages make it the row's heading.
+        low: Percentage below which pages warn, as a ratio: they draw a bar beside it.
     """
 
     name: str
@@ -77,11 +98,13 @@ class Column(msgspec.Struct, frozen=True):
     format: Format = "text"
     show: Show | Callable[[Any], bool] = "always"
     title: str = ""
-    link: Link = ""
+    link: Link | Callable[[Any], Link] = ""
+    target: Value | None = None
     max_width: int = 0
     right: bool | None = None
     exact: Value | None = None
     is_key: bool = False
+    low: float = 0.0
 
     @property
     def heading(self) -> str:
@@ -92,6 +115,23 @@ class Column(msgspec.Struct, frozen=True):
     def is_right_aligned(self) -> bool:
         """Whether cells are aligned to the right."""
         return self.format not in _LEFT_ALIGNED if self.right is None else self.right
+
+    @property
+    def wraps(self) -> bool:
+        """Whether pages break long words of its cells."""
+        return self.format == "prose" or self.max_width > 0
+
+    def find_link(self, row: Any) -> Link:
+        """Return the page that a row's cell links to."""
+        return self.link(row) if callable(self.link) else self.link
+
+    def read_target(self, row: Any, reply: Any = None) -> Any:
+        """Return the name of the object that a row's cell links to."""
+        return (
+            self.read_exact_value(row, reply)
+            if self.target is None
+            else _read(self.target, row, reply)
+        )
 
     def read_value(self, row: Any, reply: Any = None) -> Any:
         """Return a row's value for people."""
@@ -126,9 +166,17 @@ def read_user(row: Any, _: Any = None) -> str:
 
 
 def choose_columns(
-    columns: Iterable[Column], rows: Sequence[Any], reply: Any, *, on_page: bool = False
+    columns: Iterable[Column],
+    rows: Sequence[Any],
+    reply: Any,
+    *,
+    on_page: bool = False,
+    names: Sequence[str] = (),
 ) -> list[Column]:
-    """Return the columns that people see by default, on a page or on a terminal."""
+    """Return the named columns, or those that people see by default on a page or a terminal."""
+    if names:
+        columns_by_name = {column.name: column for column in columns}
+        return [columns_by_name[name] for name in names]
     shown = ("always", "pages") if on_page else ("always",)
     return [column for column in columns if column.show in shown or _is_filled(column, rows, reply)]
 
@@ -247,7 +295,7 @@ def format_for_programs(
             return ""
         case "decimal":
             return f"{value:.1f}"
-        case "duration":
+        case "duration" | "seconds":
             return f"{round(value, 6)}"
         case "money":
             return format_exact_money(value)

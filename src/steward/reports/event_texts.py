@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from steward.core.events import (
+    BANK_THRESHOLD,
     BODIES,
+    NODE_STATE,
+    RULE_EXECUTION,
     BankThreshold,
     ControllerState,
     JobFacts,
@@ -20,7 +23,7 @@ from steward.core.events import (
     ReservationState,
     RuleExecution,
 )
-from steward.core.layouts import Column, Layout
+from steward.core.layouts import Column, Layout, Link
 
 if TYPE_CHECKING:
     from steward.reports.events import EventItem
@@ -117,17 +120,34 @@ def _read_text(name: str) -> Callable[[Any, Any], Any]:
 
 
 _TIME: Final = Column("Time", "at", "time")
-_WHAT: Final = Column("What", _read_text("what"))
+_WHAT: Final = Column("What", _read_text("what"), "prose")
 _WHY: Final = Column("Why", _read_text("why"), max_width=60)
 _FAILED: Final = Column(
-    "Failed", lambda event, _: describe_event(event).failed or None, show="requested"
+    "Failed",
+    lambda event, _: "failed" if describe_event(event).failed else None,
+    "state",
+    show="pages",
+    exact=lambda event, _: describe_event(event).failed or None,
 )
+_SUBJECT_LINKS: Final[dict[str, Link]] = {
+    NODE_STATE: "node",
+    RULE_EXECUTION: "rule",
+    BANK_THRESHOLD: "account",
+}
+"""Pages of the subjects of events, by kind of event."""
 EVENT_LAYOUT: Final[Layout] = (
     Column("ID", "id", "count", show="requested"),
     _TIME,
     Column("Cluster", "cluster"),
     Column("Kind", "kind", show="requested"),
-    Column("Subject", _read_text("subject")),
+    Column(
+        "Subject",
+        _read_text("subject"),
+        "prose",
+        link=lambda event: _SUBJECT_LINKS.get(event.kind, ""),
+        target=_read_text("name"),
+        is_key=True,
+    ),
     _WHAT,
     _WHY,
     Column("Source", _read_text("source")),

@@ -533,14 +533,21 @@ class WasteReply(ReportReply, frozen=True, kw_only=True):
         Column("Measured", "measured", "count", show="requested"),
         _CPU,
         Column("Used", "used_cpu_s", "hours", title="CPU hours used"),
-        Column("Used%", read_ratio("used_cpu_s", "cpu_s"), "percent", title="CPUs used"),
+        Column("Used%", read_ratio("used_cpu_s", "cpu_s"), "percent", title="CPUs used", low=0.25),
         Column(
             "Memory%",
             read_ratio("used_memory_byte_s", "memory_byte_s"),
             "percent",
             title="Memory used",
+            low=0.25,
         ),
-        Column("Time%", read_ratio("elapsed_s", "limit_s"), "percent", title="Time limit used"),
+        Column(
+            "Time%",
+            read_ratio("elapsed_s", "limit_s"),
+            "percent",
+            title="Time limit used",
+            low=0.25,
+        ),
     )
 
 

@@ -246,6 +246,11 @@ class AuthenticatedRequest(msgspec.Struct, frozen=True, kw_only=True):
         """Return the IANA time zone of the first cluster, for values of no or several clusters."""
         return self.me.clusters[0].zone if self.me.clusters else ""
 
+    @property
+    def zones(self) -> dict[str, str]:
+        """Return the IANA time zone of each cluster, for tables of rows of several."""
+        return {role.cluster: role.zone for role in self.me.clusters}
+
     def find_role(self, cluster: str) -> ClusterRole | None:
         """Return the user's roles on a cluster, or None if the cluster is unknown."""
         return next((role for role in self.me.clusters if role.cluster == cluster), None)

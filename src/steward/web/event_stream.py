@@ -3,12 +3,11 @@
 :class:`StreamLimiter` bounds the streams of each user, because each holds a connection; the
 middleware :func:`release_stream` releases them. ``pages/events.py`` and ``api/responses.py`` call
 ``STREAM_LIMITER.reserve`` before they stream. :func:`fetch_new_events` polls the daemon for the
-events after a position and makes them table rows for the events page.
+events after a position.
 """
 
 import functools
 from collections import Counter
-from collections.abc import Iterable
 from typing import Final
 
 import msgspec
@@ -16,7 +15,6 @@ from litestar.types import ASGIApp, Receive, Scope, Send
 
 from steward.admin.credentials.errors import UnknownCredential
 from steward.core.errors import PermissionRefused, Unavailable
-from steward.reports.event_texts import EventDescription, describe_event
 from steward.reports.events import EventItem, EventsReply, EventsRequest
 from steward.reports.history.requests import HistoryEventsRequest
 from steward.web.authentication import AuthenticatedRequest
@@ -97,38 +95,16 @@ _EVENTS_PER_POLL: Final = 100
 """Most events of one poll."""
 
 
-class EventRow(msgspec.Struct, frozen=True):
-    """An event as a row of a table.
-
-    Attributes:
-        event: The event.
-        told: The event in words.
-        zone: IANA zone for its times.
-    """
-
-    event: EventItem
-    told: EventDescription
-    zone: str
-
-
-def make_event_rows(auth: AuthenticatedRequest, events: Iterable[EventItem]) -> list[EventRow]:
-    """Return table rows of events for a user."""
-    zones = {role.cluster: role.zone for role in auth.me.clusters}
-    return [
-        EventRow(event, describe_event(event), zones.get(event.cluster, "")) for event in events
-    ]
-
-
 class NewEvents(msgspec.Struct, frozen=True):
     """Events since the last poll, possibly none.
 
     Attributes:
-        rows: The events, oldest first.
+        events: The events, oldest first.
         position: Position to continue from.
         is_over: Whether the stream ends because the session ended.
     """
 
-    rows: list[EventRow]
+    events: tuple[EventItem, ...]
     position: int
     is_over: bool = False
 
@@ -153,7 +129,7 @@ async def fetch_new_events(
         reply: EventsReply = await auth.call_action("events.list", events_request)
     except Unavailable:
         # The daemon restarts: its events follow once it is back.
-        return NewEvents([], position)
+        return NewEvents((), position)
     except (UnknownCredential, PermissionRefused):
-        return NewEvents([], position, is_over=True)
-    return NewEvents(make_event_rows(auth, reply.events), reply.position)
+        return NewEvents((), position, is_over=True)
+    return NewEvents(reply.events, reply.position)

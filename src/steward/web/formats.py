@@ -7,13 +7,14 @@ others.
 
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from markupsafe import Markup, escape
 
+from steward.accounting.job_page.notes import format_duration
 from steward.archive.requests import HitLine
 from steward.bank import money
 from steward.bank.money import Unit
@@ -114,27 +115,46 @@ def format_cell(column: Column, row: Any, reply: Any) -> Markup | str:
     value = column.read_value(row, reply)
     if value is None and column.format == "money":
         return _DASH
-    if value is None or (isinstance(value, str) and column.format not in _STATES):
-        return escape_line(value or "")
+    if value in (None, "", ()):
+        return ""
+    if isinstance(value, str) and column.format not in _MARKED:
+        return escape_line(value)
     match column.format:
-        case "time" if isinstance(value, TimeBound):
-            moment = format_time_html(value.moment, layouts.get_zone_name(row, reply))
-            return Markup("before {}").format(moment)
         case "time":
-            return format_time_html(value, layouts.get_zone_name(row, reply))
+            moment = value.moment if isinstance(value, TimeBound) else value
+            shown = format_time_html(moment, layouts.get_zone_name(row, reply))
+            return Markup("before {}").format(shown) if isinstance(value, TimeBound) else shown
         case "money":
             text = format_amount_html(value, "", getattr(reply, "decimals", 2))
             return Markup('<span class="debt">{}</span>').format(text) if value < 0 else text
-        case "hours":
-            return format_number_html(value / layouts.HOUR_S, 1)
-        case "decimal":
-            return format_number_html(value, 1)
-        case "bar":
-            return format_percent_html(value)
-        case "count" | "bytes" | "duration" | "percent" | "state" | "node_state":
-            return _CELL_FORMATS[column.format](value)
-        case "text":
-            return escape_line(layouts.format_text(value, ", "))
+        case "bar" | "percent" if column.format == "bar" or column.low:
+            return _draw_meter(column, value)
+        case name:
+            return _CELL_FORMATS[name](value)
+
+
+def _format_code(value: str | Iterable[str]) -> Markup:
+    """Return a text, or lines of text, to copy."""
+    if isinstance(value, str):
+        return Markup("<code>{}</code>").format(escape_line(value))
+    return Markup('<pre tabindex="0">{}</pre>').format("\n".join(map(escape_line, value)))
+
+
+def _format_words(value: Any) -> str:
+    return escape_line(layouts.format_text(value, ", "))
+
+
+def _draw_meter(column: Column, share: float) -> Markup:
+    """Return a ratio as a bar, with the percentage beside it."""
+    shown = format_percent_html(share)
+    return Markup(
+        '<meter min="0" max="1" low="{}" value="{:.3f}" aria-label="{}">{}</meter> {}'
+    ).format(column.low, min(max(share, 0.0), 1.0), column.heading, shown, shown)
+
+
+def _find_key(columns: Sequence[Column]) -> str:
+    """Return the name of the column that names the rows."""
+    return next((column.name for column in columns if column.is_key), columns[0].name)
 
 
 FILTERS: Final = {
@@ -149,16 +169,23 @@ FILTERS: Final = {
     "printable": escape_line,
     "cell": format_cell,
     "columns": functools.partial(layouts.choose_columns, on_page=True),
+    "key": _find_key,
 }
 """Template filters by name."""
 
 
-_STATES: Final = ("state", "node_state")
-"""Formats of states, which are coloured text."""
+_MARKED: Final = ("state", "node_state", "code")
+"""Formats that mark up a string."""
 _CELL_FORMATS: Final[dict[str, Callable[[Any], Markup | str]]] = {
+    "text": _format_words,
+    "prose": _format_words,
+    "code": _format_code,
     "count": format_number_html,
+    "decimal": lambda value: format_number_html(value, 1),
+    "hours": lambda value: format_number_html(value / layouts.HOUR_S, 1),
     "bytes": format_size_html,
     "duration": format_duration_html,
+    "seconds": format_duration,
     "percent": format_percent_html,
     "state": format_state_html,
     "node_state": render_node_state,

@@ -6,11 +6,12 @@ that status; ``find_worst_status`` sums them up. :class:`DoctorContext` is the a
 
 from collections.abc import Callable
 from datetime import datetime
-from typing import Annotated, Final, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
 from steward.core.access import Access
 from steward.core.actions import ActionMessage, Answer, Registry, Request, described
 from steward.core.config import Settings
+from steward.core.layouts import Column, Layout
 
 FindingStatus = Literal["ok", "warning", "wrong", "skipped"]
 """Status of a finding: ``warning`` has a cost now or soon; ``wrong`` must be repaired;
@@ -97,6 +98,14 @@ class DoctorAnswer(Answer, frozen=True, kw_only=True):
     steward: str
     taken_at: datetime
     took_s: float
+    layout: ClassVar[Layout] = (
+        Column("Check", "check"),
+        Column("Of", "of"),
+        Column("Status", "status", "state"),
+        Column("What", "what", "prose", title="Found"),
+        Column("LookedAt", "looked_at", "prose", title="Looked at", show="pages"),
+        Column("Mend", "mend", "code", show="pages", exact=lambda row, _: "; ".join(row.mend)),
+    )
 
 
 class DoctorContext:

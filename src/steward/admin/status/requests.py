@@ -4,15 +4,17 @@
 ``StatusShowAnswer``; its ``WorkerLine`` is in ``workers.py``.
 """
 
+from collections.abc import Mapping
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
 import msgspec
 
 from steward.admin.status.workers import WorkerLine
-from steward.archive.requests import SinkLine
+from steward.archive.requests import SinkLine, SinksReply
 from steward.bank.actions.status import BankStatusReply
 from steward.core.actions import ActionMessage, Answer, Request, described
+from steward.core.layouts import Column, Layout, read_ratio
 
 ConsumerState = Literal["running", "waiting", "detached"]
 
@@ -123,6 +125,13 @@ class ClusterLine(ActionMessage, frozen=True, kw_only=True):
     remote: bool = False
     missed_scripts: int | None = None
 
+    @property
+    def state(self) -> str:
+        """``up``, ``down``, ``not asked`` yet, or ``remote``."""
+        if self.remote:
+            return "remote"
+        return {True: "up", False: "down", None: "not asked"}[self.up]
+
 
 class DiskLine(ActionMessage, frozen=True, kw_only=True):
     """A file system that Steward writes to.
@@ -140,6 +149,10 @@ class DiskLine(ActionMessage, frozen=True, kw_only=True):
     total: int
     free: int
     files_free: int | None = None
+
+
+_DETAIL: Final = Column("Detail", "detail", "prose", show="filled")
+_REFILL: Final = Column("Refill", "refill", "code", show="filled")
 
 
 class StatusShowAnswer(Answer, frozen=True, kw_only=True):
@@ -184,6 +197,48 @@ class StatusShowAnswer(Answer, frozen=True, kw_only=True):
     unavailable: dict[str, str] = msgspec.field(default_factory=dict)
     refused: dict[str, str] = msgspec.field(default_factory=dict)
     unknown: dict[str, str] = msgspec.field(default_factory=dict)
+    layouts: ClassVar[Mapping[str, Layout]] = {
+        "sinks": (*SinksReply.layout, _DETAIL, _REFILL),
+        "consumers": (
+            Column("Consumer", "name"),
+            Column("State", "state", "state"),
+            Column("Behind", "behind", "count"),
+            Column("Oldest", "behind_s", "duration"),
+            Column("Rate", "rate", "decimal"),
+            Column("SetAside", "set_aside", "count", title="Set aside"),
+            Column("ErrorAt", "error_at", "time", title="Error at"),
+            Column("LastError", "error", "prose", title="Last error"),
+            _DETAIL,
+            _REFILL,
+        ),
+        "clusters": (
+            Column("Cluster", "cluster"),
+            Column("State", "state", "state"),
+            Column("Slurm", "slurm"),
+            Column("Polled", "looked_at", "time"),
+            Column("Cost", "cost_s", "seconds"),
+            Column("Jobs", "jobs", "count"),
+            Column("Interval", "interval_s", "duration"),
+            Column("Message", "message", "prose"),
+        ),
+        "parts": (
+            Column("Process", "name"),
+            Column("State", "state", "state"),
+            Column("PID", lambda row, _: row.pid or None, right=True),
+            Column("Since", "since", "time"),
+            Column("Restarts", "restarts", "count"),
+            Column("ErrorAt", "error_at", "time", title="Ended at", show="filled"),
+            Column("LastError", "error", "prose", title="Why it last ended", show="filled"),
+        ),
+        "disks": (
+            Column("Disk", "what"),
+            Column("Directory", "path", "prose"),
+            Column("Free", "free", "bytes"),
+            Column("Free%", read_ratio("free", "total"), "percent", title="Free share"),
+            Column("Size", "total", "bytes"),
+            Column("FilesFree", "files_free", "count", title="Files that may still be made"),
+        ),
+    }
 
 
 class MetricsRequest(Request, frozen=True, kw_only=True):

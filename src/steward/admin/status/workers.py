@@ -44,6 +44,11 @@ class WorkerLine(ActionMessage, frozen=True, kw_only=True):
     error: str = ""
     error_at: datetime | None = None
 
+    @property
+    def state(self) -> str:
+        """``running`` or ``down``."""
+        return "running" if self.pid else "down"
+
 
 class DaemonStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Status of the daemon, as its supervisor wrote it.

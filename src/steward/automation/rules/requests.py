@@ -108,14 +108,14 @@ class ListRulesReply(Answer, frozen=True, kw_only=True):
     rules: tuple[RuleSummary, ...]
     troubles: tuple[RuleProblem, ...] = ()
     layout: ClassVar[Layout] = (
-        Column("Rule", "rule"),
-        Column("Is", _describe_switch),
+        Column("Rule", "rule", link="rule"),
+        Column("Is", _describe_switch, "state"),
         Column("Trigger", "trigger"),
         Column("Action", "action"),
         Column("Acted", "acted", "count"),
         Column("Last", "last", "time"),
-        Column("SwitchedBy", "switched_by"),
-        Column("Description", "description", show="requested"),
+        Column("SwitchedBy", "switched_by", title="Switched by"),
+        Column("Description", "description", "prose", show="pages"),
         Column("File", lambda row, _: "shipped" if row.shipped else row.path, exact="path"),
     )
 

@@ -1,7 +1,8 @@
 """Bank status: balances, holds, gate and reconciliation at a glance (``bank.standing``)."""
 
+from collections.abc import Mapping
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
@@ -14,6 +15,7 @@ from steward.bank.remote import ENTRY_POINT_GROUP
 from steward.core.access import Caller
 from steward.core.actions import ActionMessage, Request, action, described
 from steward.core.extensions import list_offers
+from steward.core.layouts import Column, Layout
 from steward.core.timestamps import from_micros, to_micros
 
 GateAvailability = Literal["deciding", "not deciding", "away"]
@@ -94,6 +96,16 @@ class BankStatusReply(BankReply, frozen=True, kw_only=True):
     notices: int = 0
     money: tuple[AccountMoney, ...] = ()
     remote_at: datetime | None = None
+    layouts: ClassVar[Mapping[str, Layout]] = {
+        "reconciled": (
+            Column("Cluster", "cluster"),
+            Column("Compared", "compared_at", "time"),
+            Column("Until", "until", "time", title="Runs that ended until"),
+            Column("SlurmdbdUntil", "by_slurmdbd_until", "time", title="With slurmdbd until"),
+            Column("Differences", "differences", "count"),
+            Column("Corrected", "corrected", "count"),
+        )
+    }
 
 
 @action(

@@ -210,6 +210,7 @@ def show_node(context: HistoryContext, asker: Caller, request: NodeRequest) -> N
         planned_down_s=planned_us / _MICROS,
         is_all=len(spans) <= request.limit,
         sensor=context.has_sensor([cluster]),
+        zone=request.zone,
     )
 
 

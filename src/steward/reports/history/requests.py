@@ -300,6 +300,7 @@ class JobEventsReply(Answer, frozen=True, kw_only=True):
 
     events: tuple[EventItem, ...]
     sensor: bool = False
+    layout: ClassVar[Layout] = EVENT_LAYOUT
 
 
 class PartitionsRequest(Request, frozen=True, kw_only=True):
@@ -366,6 +367,15 @@ class ReservationsReply(Answer, frozen=True, kw_only=True):
     """Reply of ``history.reservations``, by cluster and name, for clusters the user may see."""
 
     reservations: tuple[ReservationStatus, ...]
+    layout: ClassVar[Layout] = (
+        Column("Reservation", "reservation"),
+        Column("State", "state", "state"),
+        Column("Start", "start", "time", title="From"),
+        Column("End", "end", "time", title="Until"),
+        Column("NodeList", "nodes", "prose", title="Nodes"),
+        Column("Users", "users"),
+        Column("Flags", "flags"),
+    )
 
 
 class NodeRequest(Request, frozen=True, kw_only=True):
@@ -404,6 +414,15 @@ class NodeStateSpan(msgspec.Struct, frozen=True, kw_only=True):
     reason_user: str = ""
 
 
+def _read_span_end(span: NodeStateSpan, _: object) -> datetime | str:
+    return span.until or "goes on"
+
+
+def _read_span_s(span: NodeStateSpan, reply: "NodeReply") -> float:
+    """Return the duration of a span; until the end of the interval if it lasts."""
+    return ((span.until or reply.until) - span.since).total_seconds()
+
+
 class NodeReply(Answer, frozen=True, kw_only=True):
     """Reply of ``history.node``: spans and down time of a node.
 
@@ -416,6 +435,7 @@ class NodeReply(Answer, frozen=True, kw_only=True):
         planned_down_s: Seconds of ``down_s`` that were planned: powered down.
         is_all: Whether all spans of the interval are included.
         sensor: Whether a sensor is enabled; only sensors report node states.
+        zone: Time zone of the request.
     """
 
     spans: tuple[NodeStateSpan, ...]
@@ -426,3 +446,14 @@ class NodeReply(Answer, frozen=True, kw_only=True):
     planned_down_s: float
     is_all: bool
     sensor: bool
+    zone: str = ""
+    layout: ClassVar[Layout] = (
+        Column("Start", "since", "time", title="From", link="past"),
+        Column(
+            "End", lambda span, _: span.until or "goes on", "time", title="Until", exact="until"
+        ),
+        Column("Lasted", _read_span_s, "duration"),
+        Column("State", "state", "node_state"),
+        Column("Reason", "reason", "prose"),
+        Column("By", "reason_user"),
+    )

@@ -20,7 +20,6 @@ from steward.web.event_stream import (
     POLL_INTERVAL_S,
     STREAM_LIMITER,
     fetch_new_events,
-    make_event_rows,
     release_stream,
 )
 from steward.web.rendering import Renderer
@@ -51,7 +50,8 @@ async def events(
         "until": history_request.until,
     }
     context: dict[str, Any] = {
-        "rows": make_event_rows(auth, reply.events),
+        "rows": reply.events,
+        "layout": reply.layout,
         "older": reply.older,
         "filters": filters,
     }
@@ -98,10 +98,12 @@ async def _make_stream_rows(
         if new_events.is_over:
             yield ServerSentEventMessage(event="over", data="over")
             return
-        for row in new_events.rows:
-            text = pages.render_text("_event_row.html", auth, row=row)
-            yield ServerSentEventMessage(event="row", data=text, id=row.event.id)
-        if new_events.rows:
+        for event in new_events.events:
+            text = pages.render_text(
+                "_events.html", auth, rows=(event,), layout=HistoryEventsReply.layout, older=""
+            )
+            yield ServerSentEventMessage(event="row", data=text.strip(), id=event.id)
+        if new_events.events:
             last_sent = time.monotonic()
         elif time.monotonic() - last_sent >= _HEARTBEAT_S:
             last_sent = time.monotonic()

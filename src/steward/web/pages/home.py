@@ -58,7 +58,6 @@ async def home(auth: AuthenticatedRequest, pages: Renderer) -> Response[Any]:
         more=len(balance.accounts) - _MOST_ACCOUNTS if balance else 0,
         clusters=[(name, _count_cluster_nodes(nodes, name)) for name in visible_clusters],
         silent_since=nodes.silent_since if nodes else {},
-        zones={role.cluster: role.zone for role in auth.me.clusters},
         is_caretaker=is_caretaker,
         standing=status,
         troubles=list_problems(status) if status else (),

@@ -43,7 +43,6 @@ from steward.slurm.job_states import FINISHED, WAITING
 from steward.web import query
 from steward.web.authentication import AuthenticatedRequest
 from steward.web.errors import PageNotFound
-from steward.web.event_stream import make_event_rows
 from steward.web.formats import highlight_script, truncate_script
 from steward.web.rendering import Plot, Renderer, quote_path_part
 
@@ -351,7 +350,6 @@ async def job_page(
     data = await gather_job_page(auth, cluster, job, tasks=tasks)
     script_reply: ShowReply | None = data.script.answer
     script = decode_script(script_reply) if script_reply is not None else None
-    events = data.events.answer
     return pages.render_page(
         "job.html",
         auth,
@@ -366,7 +364,6 @@ async def job_page(
         done=_DONE_MESSAGES.get(str(request.query_params.get("done", "")), ""),
         script=highlight_script(script) if script is not None else None,
         script_is_cut=script is not None and len(script) > len(truncate_script(script)),
-        events=make_event_rows(auth, events.events) if events is not None else [],
         plots={run.line.restarts: plot_steps(run.steps) for run in data.page.runs},
         notable=_NOTABLE,
         **JOB_TEMPLATE_FUNCTIONS,

@@ -101,7 +101,6 @@ async def _make_search_page(
         view=view,
         answer=reply,
         states=_list_offered_states(view),
-        zones={role.cluster: role.zone for role in auth.me.clusters},
         marked=mark_matches,
         usual=(),
         all_columns={},

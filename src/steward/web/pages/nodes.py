@@ -19,6 +19,7 @@ from steward.admin.credentials.requests import ClusterRole
 from steward.automation.actions import RunOperationRequest
 from steward.automation.runner import OperationOutcome
 from steward.core.errors import StewardError, Unavailable, UsageError
+from steward.core.layouts import Column, Layout
 from steward.reports.history.requests import (
     HistoryEventsReply,
     HistoryEventsRequest,
@@ -31,13 +32,13 @@ from steward.reports.history.requests import (
     NodesRequest,
     PartitionsReply,
     PartitionsRequest,
+    PartitionStatus,
     ReservationsReply,
     ReservationsRequest,
 )
 from steward.web import query
 from steward.web.authentication import AuthenticatedRequest
 from steward.web.errors import PageNotFound
-from steward.web.event_stream import make_event_rows
 from steward.web.node_map import NodeCache, build_node_map, count_node_states, describe_state
 from steward.web.rendering import Renderer
 
@@ -179,6 +180,20 @@ class ResultLine(msgspec.Struct, frozen=True, kw_only=True):
     error: str = ""
 
 
+def _describe_changes(line: ResultLine, _: object) -> str:
+    return "yes" if line.changes else "no" if line.error else "no: it is so"
+
+
+RESULT_LAYOUT: Final[Layout] = (
+    Column("Name", "name"),
+    Column("Changed", _describe_changes),
+    Column("Status", lambda line, _: "failed" if line.error else None, "state", show="filled"),
+    Column("Error", "error", "prose", show="filled"),
+    Column("What", "says", "prose"),
+)
+"""Columns of the results of an operation."""
+
+
 def list_result_lines(result: Any) -> list[ResultLine]:
     """Return an operation's result, line by line."""
     if not isinstance(result, dict):
@@ -303,8 +318,9 @@ async def _make_cluster_page(
         counts=count_node_states(nodes_reply.nodes),
         groups=build_node_map(matching_nodes, "partition" if grouping == "partition" else "name"),
         total=len(listed_nodes),
-        partitions=_list_partitions(nodes_reply, partitions_reply),
-        reservations=reservations_reply.reservations,
+        partitions=_list_partitions(role.cluster, nodes_reply, partitions_reply),
+        partition_layout=PARTITION_LAYOUT,
+        reservations=reservations_reply,
         offset=offset,
         **context,
     )
@@ -322,28 +338,61 @@ def _has_problem(node: NodeSnapshot) -> bool:
     return bool(node.reason) or describe_state(node.state).tone == "bad"
 
 
+class PartitionRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A partition with its nodes.
+
+    Attributes:
+        cluster: The cluster's name.
+        partition: Partition name.
+        status: State of the partition; None if unknown.
+        nodes: Number of nodes.
+        cpus: Number of CPUs of the nodes.
+        gpus: Number of GPUs of the nodes.
+        states: Number of nodes by state, worst first.
+    """
+
+    cluster: str
+    partition: str
+    status: PartitionStatus | None
+    nodes: int
+    cpus: int
+    gpus: int
+    states: dict[str, int]
+
+
+PARTITION_LAYOUT: Final[Layout] = (
+    Column("Partition", "partition", link="nodes"),
+    Column("State", lambda row, _: row.status and row.status.state, "state"),
+    Column("Since", lambda row, _: row.status and row.status.since, "time"),
+    Column("Nodes", "nodes", "count"),
+    Column("CPUs", "cpus", "count"),
+    Column("GPUs", "gpus", "count"),
+    Column("States", "states", title="Nodes by state"),
+)
+"""Columns of the partitions of a cluster."""
+
+
 def _list_partitions(
-    nodes_reply: NodesReply, partitions_reply: PartitionsReply
-) -> list[dict[str, Any]]:
+    cluster: str, nodes_reply: NodesReply, partitions_reply: PartitionsReply
+) -> list[PartitionRow]:
     """Return partitions with their nodes by state, even those without a known state."""
     partition_states = {partition.partition: partition for partition in partitions_reply.partitions}
     nodes_by_partition: dict[str, list[NodeSnapshot]] = {name: [] for name in partition_states}
     for node in nodes_reply.nodes:
         for name in node.partitions:
             nodes_by_partition.setdefault(name, []).append(node)
-    rows = []
-    for name, partition_nodes in sorted(nodes_by_partition.items()):
-        rows.append(
-            {
-                "name": name,
-                "state": partition_states.get(name),
-                "nodes": len(partition_nodes),
-                "cpus": sum(node.cpus for node in partition_nodes),
-                "gpus": sum(node.gpus for node in partition_nodes),
-                "counts": count_node_states(partition_nodes),
-            }
+    return [
+        PartitionRow(
+            cluster=cluster,
+            partition=name,
+            status=partition_states.get(name),
+            nodes=len(nodes),
+            cpus=sum(node.cpus for node in nodes),
+            gpus=sum(node.gpus for node in nodes),
+            states={count.word: count.nodes for count in count_node_states(nodes)},
         )
-    return rows
+        for name, nodes in sorted(nodes_by_partition.items())
+    ]
 
 
 CLUSTER_ROUTES: Final = (first, named)
@@ -403,7 +452,7 @@ async def node_page(
         answer=nodes_reply,
         past=node_reply,
         jobs=jobs_reply,
-        rows=make_event_rows(auth, events_reply.events),
+        events=events_reply,
         verbs=list_verbs(role) if not at else (),
     )
 
@@ -455,6 +504,7 @@ async def change(
         given=_select_confirmed(verb, form_fields),
         answer=reply,
         lines=list_result_lines(reply.result),
+        line_layout=RESULT_LAYOUT,
         # The idempotency key makes repeated clicks run the operation once.
         key=secrets.token_urlsafe(16),
     )

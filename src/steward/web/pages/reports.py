@@ -13,7 +13,6 @@ from litestar import Request, Response, get
 from litestar.params import FromPath
 
 from steward.core.actions import Action
-from steward.core.layouts import choose_columns
 from steward.daemon.registry import get_action
 from steward.reports.requests import JobReportRequest, PeriodLength, ReportReply, ReportRow
 from steward.web import query
@@ -108,7 +107,6 @@ async def table(
         answer=reply,
         rows=rows[:_MOST_ROWS],
         more=max(0, len(rows) - _MOST_ROWS),
-        columns=choose_columns(reply.layout, rows, reply, on_page=True),
         plot=_plot_report(kind, reply, rows),
     )
 

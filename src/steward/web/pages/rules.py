@@ -21,7 +21,7 @@ from steward.web import query
 from steward.web.authentication import AuthenticatedRequest
 from steward.web.errors import PageNotFound
 from steward.web.formats import format_json_html
-from steward.web.pages.nodes import list_result_lines
+from steward.web.pages.nodes import RESULT_LAYOUT, list_result_lines
 from steward.web.rendering import Renderer
 
 HttpRequest = Request[Any, Any, Any]
@@ -47,7 +47,7 @@ async def rules(request: HttpRequest, auth: AuthenticatedRequest, pages: Rendere
     if auth.is_part:
         history: RulesHistoryReply = await auth.call_action("rules.history", history_request)
         return pages.render_page(
-            "_executions.html", auth, **_make_execution_context(history, filters, auth)
+            "_executions.html", auth, **_make_execution_context(history, filters)
         )
     rules_reply: ListRulesReply
     rules_reply, history = await asyncio.gather(
@@ -60,13 +60,11 @@ async def rules(request: HttpRequest, auth: AuthenticatedRequest, pages: Rendere
         here="/rules",
         listed=rules_reply,
         may_switch=all(role.administrator for role in auth.me.clusters),
-        **_make_execution_context(history, filters, auth),
+        **_make_execution_context(history, filters),
     )
 
 
-def _make_execution_context(
-    history: RulesHistoryReply, filters: dict[str, str], auth: AuthenticatedRequest
-) -> dict[str, Any]:
+def _make_execution_context(history: RulesHistoryReply, filters: dict[str, str]) -> dict[str, Any]:
     """Return the template context of a list of executions."""
     executions = history.executions[:_ROWS_PER_PAGE]
     return {
@@ -74,7 +72,6 @@ def _make_execution_context(
         "layout": history.layout,
         "more": executions[-1].id if len(history.executions) > _ROWS_PER_PAGE else 0,
         "filters": filters,
-        "zones": {role.cluster: role.zone for role in auth.me.clusters},
     }
 
 
@@ -132,7 +129,6 @@ async def audit(request: HttpRequest, auth: AuthenticatedRequest, pages: Rendere
         layout=reply.layout,
         more=rows[-1].id if len(reply.actions) > _ROWS_PER_PAGE else 0,
         filters=filters,
-        zones={role.cluster: role.zone for role in auth.me.clusters},
     )
 
 
@@ -161,6 +157,7 @@ def _make_details_page(
         one=entry,
         zone=role.zone if role else "",
         lines=list_result_lines(entry.result),
+        line_layout=RESULT_LAYOUT,
         parameters=format_json_html(entry.parameters),
         result=format_json_html(entry.result),
     )

@@ -126,7 +126,7 @@ async def status(auth: AuthenticatedRequest, pages: Renderer) -> Response[Any]:
         troubles=list_problems(reply),
         letters=dead_reply.letters[:_MOST_LETTERS],
         more_letters=max(0, len(dead_reply.letters) - _MOST_LETTERS),
-        is_sink={f"archive.{sink.name}" for sink in reply.sinks},
+        dead=dead_reply,
         zone=auth.zone,
     )
 
