@@ -103,6 +103,11 @@ class JobRow(ActionMessage, frozen=True, kw_only=True, omit_defaults=True):
     restarts: int = 0
 
 
+def _read_path_name(row: JobRow, _: object) -> str | int:
+    """Return a job's id for addresses: an array's, not an expression of its tasks."""
+    return row.job_id if "[" in row.job else row.job
+
+
 def _read_state(row: JobRow, _: object) -> str | dict[str, int]:
     """Return a job's state, or the number of an array's tasks in each state."""
     return row.tasks or row.state or ("UNKNOWN" if row.verified else "UNVERIFIED")
@@ -128,7 +133,15 @@ class JobsAnswer(Answer, frozen=True, kw_only=True):
     zones: dict[str, str] = msgspec.field(default_factory=dict)
     layout: ClassVar[Layout] = (
         Column("Cluster", "cluster", show="several"),
-        Column("JobID", "job", link="job", is_key=True, right=True),
+        Column(
+            "JobID",
+            "job",
+            title="Job",
+            link="job",
+            target=_read_path_name,
+            is_key=True,
+            right=True,
+        ),
         Column("Name", "name"),
         Column("User", read_user),
         Column("Account", "account"),

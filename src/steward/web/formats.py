@@ -127,8 +127,10 @@ def format_cell(column: Column, row: Any, reply: Any) -> Markup | str:
         case "money":
             text = format_amount_html(value, "", getattr(reply, "decimals", 2))
             return Markup('<span class="debt">{}</span>').format(text) if value < 0 else text
-        case "bar" | "percent" if column.format == "bar" or column.low:
+        case "bar":
             return _draw_meter(column, value)
+        case "percent" if column.low:
+            return Markup("{} {}").format(_draw_meter(column, value), format_percent_html(value))
         case name:
             return _CELL_FORMATS[name](value)
 
@@ -145,11 +147,10 @@ def _format_words(value: Any) -> str:
 
 
 def _draw_meter(column: Column, share: float) -> Markup:
-    """Return a ratio as a bar, with the percentage beside it."""
-    shown = format_percent_html(share)
+    """Return a ratio as a bar."""
     return Markup(
-        '<meter min="0" max="1" low="{}" value="{:.3f}" aria-label="{}">{}</meter> {}'
-    ).format(column.low, min(max(share, 0.0), 1.0), column.heading, shown, shown)
+        '<meter min="0" max="1" low="{}" value="{:.3f}" aria-label="{}">{}</meter>'
+    ).format(column.low, min(max(share, 0.0), 1.0), column.heading, format_percent_html(share))
 
 
 def _find_key(columns: Sequence[Column]) -> str:

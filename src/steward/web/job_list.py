@@ -26,6 +26,8 @@ COLUMNS: Final = {
     column.name.lower(): column for column in (*JobsAnswer.layout, COST_COLUMN) if not column.is_key
 }
 """All columns except the job's own, by key in an address, in display order."""
+JOB_COLUMN: Final = next(column for column in JobsAnswer.layout if column.is_key)
+"""The job's own column, always shown first."""
 DEFAULT_COLUMNS: Final = tuple(key for key, column in COLUMNS.items() if column.show == "always")
 """Keys of the default columns."""
 

@@ -145,7 +145,7 @@ class AccountReply(ChangeReply, frozen=True, kw_only=True, dict=True):
     )
     layouts: ClassVar[Mapping[str, Layout]] = {
         "users": (
-            Column("Account", "account"),
+            Column("Account", "account", link="account"),
             Column("User", "user", link="user"),
             Column(
                 "Limit",
@@ -154,6 +154,13 @@ class AccountReply(ChangeReply, frozen=True, kw_only=True, dict=True):
                 exact="limit",
             ),
             Column("Spent", "spent", "money"),
+            Column(
+                "Left",
+                lambda row, _: None if row.limit is None else row.limit - row.spent,
+                "money",
+                title="Left of it",
+                show="pages",
+            ),
             Column("Listed", "listed"),
         ),
         "allocations": (

@@ -8,7 +8,7 @@ Amounts are micro-SU.
 
 from collections.abc import Iterable
 from datetime import datetime, timedelta
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, ClassVar, Final, Literal, get_args
 
 import msgspec
@@ -39,7 +39,7 @@ from steward.core.actions import (
     option,
     route,
 )
-from steward.core.layouts import Column, Layout, read_user
+from steward.core.layouts import Column, Layout, Link, read_user
 from steward.core.timestamps import from_micros
 from steward.jobs.queries import check_clusters, list_clusters
 from steward.slurm.times import load_zone
@@ -257,9 +257,22 @@ class UsageRequest(Request, frozen=True, kw_only=True):
     zone: Zone = ""
 
 
-def _read_group(name: str, row: UsageRow, _: object) -> str:
-    """Return a value that rows are grouped by; "-" if empty."""
-    return getattr(row, name) or "-"
+_GROUP_LINKS: Final[dict[str, Link]] = {
+    "account": "account",
+    "user": "user",
+    "partition": "partition",
+}
+"""Pages of the values that rows are grouped by."""
+
+
+def _make_group_column(name: str) -> Column:
+    """Return the column of a value that rows are grouped by; "-" if empty."""
+    return Column(
+        name.capitalize(),
+        lambda row, _: getattr(row, name) or "-",
+        link=_GROUP_LINKS.get(name, ""),
+        target=name,
+    )
 
 
 class UsageReply(BankReply, frozen=True, kw_only=True, dict=True):
@@ -281,7 +294,7 @@ class UsageReply(BankReply, frozen=True, kw_only=True, dict=True):
     until: datetime
     is_all: bool
     layout: ClassVar[Layout] = (
-        Column("Charges", "charges", "count"),
+        Column("Charges", "charges", "count", title="Jobs charged", link="jobs"),
         Column("Used", "amount", "money"),
         Column("Share", lambda row, reply: reply.format_share(row), right=True),
         Column("Bar", lambda row, reply: row.amount / max(reply.largest, 1), "bar"),
@@ -289,8 +302,7 @@ class UsageReply(BankReply, frozen=True, kw_only=True, dict=True):
 
     def list_columns(self) -> Layout:
         """Return the columns grouped by, then those of the sums."""
-        groups = (Column(name.capitalize(), partial(_read_group, name)) for name in self.by)
-        return (*groups, *self.layout)
+        return (*map(_make_group_column, self.by), *self.layout)
 
     @cached_property
     def largest(self) -> int:
@@ -676,6 +688,11 @@ class BalanceHistoryReply(BankReply, frozen=True, kw_only=True):
     days: tuple[BalanceDay, ...]
     since: datetime
     until: datetime
+    layout: ClassVar[Layout] = (
+        Column("Day", "day"),
+        Column("Used", "spent", "money"),
+        Column("Balance", "balance", "money", title="Left at its end"),
+    )
 
 
 @action(

@@ -37,7 +37,7 @@ from steward.bank.ledger import Account, Allocation, BalanceDay
 from steward.bank.money import MICRO
 from steward.core.errors import NotFound, StewardError, Unavailable, UsageError
 from steward.core.events import utc_now
-from steward.core.layouts import choose_columns, find_timezone
+from steward.core.layouts import Column, find_timezone
 from steward.web import query
 from steward.web.authentication import AuthenticatedRequest
 from steward.web.errors import PageNotFound
@@ -322,7 +322,7 @@ async def _make_account_page(
             balance_reply.zone,
             balance_reply.unit,
         ),
-        days=history.days,
+        history=history,
         users=usage,
         members=[item for item in account_reply.users if item.account == account_balance.account],
         held=holds,
@@ -384,20 +384,30 @@ ACCOUNT_ROUTES: Final = (account, statement, limit, move_money)
 
 _DEEPEST: Final = 20
 """Deepest level of the account tree shown."""
+_DEEPEST_INDENT: Final = 6
+"""Deepest level that is indented further than its parent."""
 
 
-class AccountRow(msgspec.Struct, frozen=True):
-    """An account in the list.
+class AccountRow(AccountBalance, frozen=True, kw_only=True):
+    """An account in the list: its balance, and the number of its ancestors in the list."""
 
-    Attributes:
-        account: The account.
-        balance: Its balance.
-        depth: Number of its ancestors in the list.
-    """
-
-    account: Account
-    balance: AccountBalance
     depth: int
+
+    @property
+    def row_class(self) -> str:
+        """CSS class of its row."""
+        return f"depth-{min(self.depth, _DEEPEST_INDENT)}"
+
+
+def _read_left_share(row: AccountRow, _: object) -> float | None:
+    """Return the balance over what was given; None if nothing was."""
+    given = sum(allocation.given for allocation in row.allocations)
+    return max(row.balance, 0) / given if given > 0 else None
+
+
+_LEFT_SHARE: Final = Column(
+    "Left%", _read_left_share, "percent", title="Left of what was given", low=0.1
+)
 
 
 @get("/accounts", include_in_schema=False)
@@ -416,7 +426,7 @@ async def accounts(auth: AuthenticatedRequest, pages: Renderer) -> Response[Any]
         auth,
         here="/accounts",
         answer=reply,
-        columns=choose_columns(reply.layout, reply.accounts, reply, on_page=True),
+        layout=(*reply.layout, _LEFT_SHARE),
         rows=list(iterate_tree(account_reply.accounts, reply.accounts)),
     )
 
@@ -435,7 +445,8 @@ def iterate_tree(
 
     def rows(parent_name: str, depth: int) -> Iterator[AccountRow]:
         for account in children.get(parent_name, ()) if depth < _DEEPEST else ():
-            yield AccountRow(account, balances_by_name[account.name], depth)
+            balance = balances_by_name[account.name]
+            yield AccountRow(**msgspec.structs.asdict(balance), depth=depth)
             yield from rows(account.name, depth + 1)
 
     return rows("", 0)

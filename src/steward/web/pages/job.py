@@ -44,6 +44,7 @@ from steward.web import query
 from steward.web.authentication import AuthenticatedRequest
 from steward.web.errors import PageNotFound
 from steward.web.formats import highlight_script, truncate_script
+from steward.web.job_list import JOB_COLUMN
 from steward.web.rendering import Plot, Renderer, quote_path_part
 
 DEFAULT_TASKS: Final = 512
@@ -366,6 +367,8 @@ async def job_page(
         script_is_cut=script is not None and len(script) > len(truncate_script(script)),
         plots={run.line.restarts: plot_steps(run.steps) for run in data.page.runs},
         notable=_NOTABLE,
+        job_layout=JobsAnswer.layout,
+        job_column=JOB_COLUMN,
         **JOB_TEMPLATE_FUNCTIONS,
     )
 

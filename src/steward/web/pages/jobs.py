@@ -18,6 +18,7 @@ from steward.web.job_list import (
     COLUMNS,
     COST_COLUMN,
     DEFAULT_ROWS,
+    JOB_COLUMN,
     MOST_ROWS,
     JobListView,
     make_cost_column,
@@ -47,6 +48,7 @@ async def jobs(request: HttpRequest, auth: AuthenticatedRequest, pages: Renderer
     context: dict[str, Any] = {
         "here": "/jobs",
         "view": view,
+        "job_column": JOB_COLUMN,
         "columns": await _add_costs(auth, reply, columns),
         "answer": reply,
         "come": rows_before + len(reply.jobs),

@@ -134,8 +134,12 @@ async def _make_user_page(
         used=usage,
         plot=_plot_usage(usage) if usage else None,
         tokens=tokens,
+        valid_tokens=[
+            token for token in tokens.tokens if not token.ended and token.expires > utc_now()
+        ]
+        if tokens
+        else [],
         scopes=SCOPES,
-        now=utc_now(),
     )
 
 
