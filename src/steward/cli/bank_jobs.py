@@ -4,6 +4,7 @@
 """
 
 import os
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -102,7 +103,7 @@ def _print_quote(price_quote: Quote, reply: BankReply) -> None:
     _print_lines(price_quote.lines, reply)
 
 
-def _print_lines(lines: tuple[PriceLine, ...], reply: BankReply) -> None:
+def _print_lines(lines: Sequence[PriceLine], reply: BankReply) -> None:
     """Print the parts of a price."""
     width = max((len(line.what) for line in lines), default=0)
     for line in lines:
@@ -151,7 +152,7 @@ def print_explanation(reply: ExplainReply, style: Style) -> None:
 
 
 def _print_charge(explanation: ExplainedCharge, reply: BankReply) -> None:
-    """Print a charge with its parts, refunds and the recomputed amount."""
+    """Print a charge with its parts."""
     charge = explanation.charge
     run_label = f"run {charge.restarts}" if charge.restarts else "its run"
     size_note = ", a former size" if charge.piece_us else ""
@@ -161,17 +162,4 @@ def _print_charge(explanation: ExplainedCharge, reply: BankReply) -> None:
         f"{explanation.name}, {run_label}{size_note} in {charge.partition}: {amount}{rate_label}, "
         f"by {charge.source}"
     )
-    _print_lines(explanation.lines, reply)
-    if explanation.refunded:
-        print_line(f"  refunded by hand: {reply.format_amount(explanation.refunded)}")
-    if explanation.overdraw:
-        print_line(
-            f"  beyond balance and credit limit: {reply.format_amount(explanation.overdraw)}"
-        )
-    if explanation.recomputed is None:
-        print_line("  reported by another program: Steward cannot recompute it")
-    elif explanation.recomputed != charge.amount:
-        print_line(
-            f"  recomputed: {reply.format_amount(explanation.recomputed)}; 'steward bank "
-            "reconcile' corrects it"
-        )
+    _print_lines(explanation.list_parts(), reply)

@@ -11,11 +11,13 @@ signs; :func:`render_rich` converts rows for Rich, :func:`render_plain` to text.
 import contextlib
 import os
 import sys
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from steward.accounting.job_page.notes import format_duration, format_size
+from steward.core.layouts import Column, choose_columns, format_text
 from steward.core.printable import escape_line
 
 if TYPE_CHECKING:
@@ -27,6 +29,8 @@ StyledText = tuple[str, str]
 StyledRow = list[StyledText]
 """A line of the page."""
 
+_INDENT: Final = "  "
+"""Text at the beginning of each row of a table."""
 _NARROWEST, _WIDEST = 60, 110
 _DEFAULT_WIDTH: Final = 80
 """Width of a page without a terminal, in columns."""
@@ -181,56 +185,56 @@ def _distribute_columns(parts: Sequence[float], available: int) -> list[int]:
     return widths
 
 
-class TableHeading(msgspec.Struct, frozen=True):
-    """Heading of a table column.
-
-    Attributes:
-        name: Text of the heading.
-        right: Whether to align the column to the right.
-        drop_rank: Rank for omission from a table that is too wide: the highest goes first; 0 stays.
-    """
-
-    name: str
-    right: bool = True
-    drop_rank: int = 0
-
-
 def make_layout_table(
-    headings: Sequence[TableHeading],
-    rows: Iterable[Sequence[StyledText]],
+    columns: Iterable[Column],
+    rows: Sequence[Any],
+    reply: Any,
     max_width: int,
-    indent: str = "  ",
+    styles: Mapping[str, Callable[[Any], str]],
 ) -> list[StyledRow]:
     """Return an aligned table of rows below headings; empty columns are omitted.
 
     Args:
-        headings: The columns.
-        rows: Their cells.
+        columns: Columns of a layout.
+        rows: The rows.
+        reply: The reply that they are part of.
         max_width: Largest width of a row in characters, unless columns that stay need more.
-        indent: Text at the beginning of each row.
+        styles: Functions that choose the Rich style of a row's cell, by column.
     """
-    cells = [[(escape_line(value), style) for value, style in row] for row in rows]
-    visible = [index for index in range(len(headings)) if any(row[index][0] for row in cells)]
-    widths = {
-        index: max(len(headings[index].name), *(len(row[index][0]) for row in cells))
-        for index in visible
-    }
-    while sum(widths[index] + 2 for index in visible) > max_width - len(indent) + 2:
-        dropped_index = max(visible, key=lambda index: headings[index].drop_rank)
-        if not headings[dropped_index].drop_rank:
+    visible = []
+    for column in choose_columns(columns, rows, reply):
+        cells = [_format_cell(column, row, reply) for row in rows]
+        if any(cells):
+            visible.append((column, cells, max(map(len, (column.name, *cells)))))
+    while sum(width + 2 for _, _, width in visible) > max_width - len(_INDENT) + 2:
+        dropped = max(visible, key=lambda entry: entry[0].drop_rank)
+        if not dropped[0].drop_rank:
             break
-        visible.remove(dropped_index)
-    lines = [[(headings[index].name, "dim") for index in visible]]
-    lines += [[row[index] for index in visible] for row in cells]
-    drawn_rows: list[StyledRow] = []
-    for line in lines:
-        row: StyledRow = [(indent, "")]
-        for index, (value, style) in zip(visible, line, strict=True):
-            width = widths[index]
-            padded = value.rjust(width) if headings[index].right else value.ljust(width)
-            row += [(padded, style), ("  ", "")]
-        drawn_rows.append(row)
+        visible.remove(dropped)
+    drawn_rows: list[StyledRow] = [[(_INDENT, "")] for _ in range(len(rows) + 1)]
+    for column, cells, width in visible:
+        choose_style = styles.get(column.name, lambda _: "")
+        cell_styles = ["dim", *map(choose_style, rows)]
+        for drawn, text, style in zip(drawn_rows, (column.name, *cells), cell_styles, strict=True):
+            padded = text.rjust(width) if column.is_right_aligned else text.ljust(width)
+            drawn += [(padded, style), ("  ", "")]
     return drawn_rows
+
+
+def _format_cell(column: Column, row: Any, reply: Any) -> str:
+    """Format a cell of a page: sizes and durations in words, percentages without decimals."""
+    value = column.read_value(row, reply)
+    if value is None or isinstance(value, str):
+        return escape_line(value or "")
+    match column.format:
+        case "percent":
+            return f"{value:.0%}"
+        case "bytes":
+            return format_size(value)
+        case "seconds":
+            return format_duration(value)
+        case _:
+            return escape_line(format_text(value))
 
 
 def measure_row(row: StyledRow) -> int:

@@ -1,6 +1,6 @@
 """``steward job``: job page in the terminal, with state, timeline, efficiency, steps and tasks.
 
-In order: the tables of sizes, steps and tasks; :func:`layout_array`, the summary of an array;
+In order: the tables of steps and tasks; :func:`layout_array`, the summary of an array;
 :func:`layout_job_page`, the page of a job; and the command :func:`job`, which sends
 ``accounting.job`` and prints the reply by :func:`layout_reply`. ``charts.py`` draws bars and
 tables. ``steward mail`` appends the same page to mails.
@@ -13,12 +13,18 @@ from typing import Annotated, Final
 
 import typer
 
-from steward.accounting.job_page.job_efficiency import compute_elapsed_s, get_signal_name
-from steward.accounting.job_page.notes import format_duration, format_size
+from steward.accounting.job_page.layouts import (
+    MEMBER_LAYOUT,
+    SIZE_LAYOUT,
+    SPREAD_LAYOUT,
+    STEP_LAYOUT,
+    TASK_LAYOUT,
+    list_spreads,
+)
+from steward.accounting.job_page.notes import format_duration
 from steward.accounting.job_page.phrases import (
     describe_cpu,
     describe_end,
-    describe_exit,
     describe_memory,
     describe_state,
     describe_task_ends,
@@ -34,7 +40,6 @@ from steward.accounting.job_page.requests import (
     PageAnswer,
     PageRequest,
     RunPart,
-    Spread,
     StepPart,
     TaskPart,
     Waiting,
@@ -44,7 +49,6 @@ from steward.cli.charts import (
     ChartSigns,
     StyledRow,
     StyledText,
-    TableHeading,
     TimelineSpan,
     choose_signs,
     draw_bar,
@@ -90,104 +94,24 @@ def choose_cpu_style(share: float | None, reply: PageAnswer) -> str:
     return "yellow" if share < reply.cpu_low else "green"
 
 
-def make_resize_table(run: RunPart, width: int) -> list[StyledRow]:
-    """Return the table of sizes that a resized job had."""
-    headings = [
-        TableHeading("Size", right=False),
-        TableHeading("CPUs"),
-        TableHeading("Nodes", right=False),
-        TableHeading("Elapsed"),
-    ]
-    rows = [
-        [
-            (f"{number}", ""),
-            (str(line.cpus), ""),
-            (line.nodelist, ""),
-            (format_duration(compute_elapsed_s(line, line.end_us)), ""),
-        ]
-        for number, line in enumerate((*run.pieces, run.line), start=1)
-    ]
-    return [*make_heading("Resized"), *make_layout_table(headings, rows, width)]
-
-
-_STEP_HEADINGS = (
-    TableHeading("Step", right=False),
-    TableHeading("Name", right=False, drop_rank=4),
-    TableHeading("State", right=False),
-    TableHeading("Exit"),
-    TableHeading("Tasks"),
-    TableHeading("Elapsed"),
-    TableHeading("CPU", drop_rank=1),
-    TableHeading("User"),
-    TableHeading("System"),
-    TableHeading("Memory"),
-    TableHeading("Node", right=False, drop_rank=3),
-    TableHeading("Faults", drop_rank=5),
-    TableHeading("Read", drop_rank=2),
-    TableHeading("Written", drop_rank=2),
-)
-_TASK_HEADINGS = (
-    TableHeading("Task"),
-    TableHeading("Node", right=False),
-    TableHeading("Exit", right=False),
-    TableHeading("User"),
-    TableHeading("System"),
-    TableHeading("Memory"),
-    TableHeading("Faults", drop_rank=3),
-    TableHeading("Read", drop_rank=2),
-    TableHeading("Written", drop_rank=2),
-    TableHeading("", right=False),
-)
+_TASK_STYLES: Final[dict[str, Callable[[TaskPart], str]]] = {
+    "Exit": lambda task: "red" if task.signal or task.exit_code else "",
+    "": lambda _: "dim",
+}
 
 
 def make_step_table(run: RunPart, reply: PageAnswer, width: int) -> list[StyledRow]:
     """Return the table of a run's steps, and of their most notable tasks."""
-    now_us = int(reply.now.timestamp() * _US_PER_S)
+    styles: dict[str, Callable[[StepPart], str]] = {
+        "Step": lambda _: "bold",
+        "State": lambda step: color_state(step.line.state)[1],
+        "CPU": lambda step: choose_cpu_style(step.cpu, reply),
+    }
     rows = make_heading("Steps")
-    rows += make_layout_table(
-        _STEP_HEADINGS, [_step_cells(step, now_us, reply) for step in run.steps], width
-    )
+    rows += make_layout_table(STEP_LAYOUT, run.steps, reply, width, styles)
     for step in run.steps:
         rows += _make_task_table(step, width)
     return rows
-
-
-def _step_cells(step: StepPart, now_us: int, reply: PageAnswer) -> list[StyledText]:
-    """Return the cells of a step."""
-    line = step.line
-    peak_bytes = line.peak_bytes if line.peak_bytes is not None else line.max_rss_bytes
-    return [
-        (line.step, "bold"),
-        (line.name[:20], ""),
-        color_state(line.state),
-        (describe_exit(line.exit_code, line.exit_signal), ""),
-        (str(line.tasks) if line.tasks else "", ""),
-        (format_duration(compute_elapsed_s(line, now_us)) if line.start_us else "", ""),
-        (f"{step.cpu:.0%}" if step.cpu is not None else "", choose_cpu_style(step.cpu, reply)),
-        (_format_us(line.user_us), ""),
-        (_format_us(line.system_us), ""),
-        (format_size(peak_bytes) if peak_bytes is not None else "", ""),
-        (line.peak_node or line.max_rss_node, ""),
-        (_format_faults(line.minor_faults, line.max_pages), ""),
-        (_format_bytes(line.read_bytes), ""),
-        (_format_bytes(line.written_bytes), ""),
-    ]
-
-
-def _format_us(us: int | None) -> str:
-    """Format microseconds as a duration; "" for None."""
-    return "" if us is None else format_duration(us / _US_PER_S)
-
-
-def _format_bytes(count: int | None) -> str:
-    return format_size(count) if count else ""
-
-
-def _format_faults(minor: int | None, major: int | None) -> str:
-    """Format page faults: without and with I/O."""
-    if minor is None and major is None:
-        return ""
-    return f"{minor or 0}+{major}" if major else str(minor or 0)
 
 
 def _make_task_table(step: StepPart, width: int) -> list[StyledRow]:
@@ -198,29 +122,10 @@ def _make_task_table(step: StepPart, width: int) -> list[StyledRow]:
         return []
     suffix = "" if len(step.tasks) == step.all_tasks else f", {len(step.tasks)} of {step.all_tasks}"
     rows: list[StyledRow] = [[], [(f"  Tasks of step {step.line.step}{suffix}", "bold")]]
-    rows += make_layout_table(_TASK_HEADINGS, [_task_cells(task) for task in step.tasks], width)
+    rows += make_layout_table(TASK_LAYOUT, step.tasks, None, width, _TASK_STYLES)
     for text in describe_task_ends(step):
         rows += wrap_text(text, width)
     return rows
-
-
-def _task_cells(task: TaskPart) -> list[StyledText]:
-    """Return the cells of a task."""
-    exit_text = get_signal_name(task.signal) if task.signal else str(task.exit_code)
-    style = "" if exit_text == "0" else "red"
-    marks = [("core dumped" if task.core else ""), "with TaskEpilog" * task.includes_epilog]
-    return [
-        (str(task.task), ""),
-        (task.node, ""),
-        (exit_text, style),
-        (format_duration(task.user_s), ""),
-        (format_duration(task.system_s), ""),
-        (format_size(task.max_rss_bytes) if task.max_rss_bytes is not None else "", ""),
-        (_format_faults(task.minor_faults, task.major_faults), ""),
-        (_format_bytes(task.read_bytes), ""),
-        (_format_bytes(task.written_bytes), ""),
-        (", ".join(filter(None, marks)), "dim"),
-    ]
 
 
 _BAR_WIDTH = 24
@@ -256,9 +161,7 @@ def layout_array(reply: PageAnswer, array: ArrayPart, signs: ChartSigns) -> list
             )
     if array.worst:
         rows += make_heading("Look at these first")
-        rows += make_layout_table(
-            _MEMBER_HEADINGS, [_make_member_cells(member) for member in array.worst], signs.width
-        )
+        rows += make_layout_table(MEMBER_LAYOUT, array.worst, reply, signs.width, _MEMBER_STYLES)
         first_job = array.worst[0].job
         rows += [[], [(f"  'steward job {first_job}' shows one of them.", "dim")]]
     return rows
@@ -284,77 +187,24 @@ def _layout_states(array: ArrayPart, tasks: int, signs: ChartSigns) -> list[Styl
     return rows
 
 
+_MEMBER_STYLES: Final[dict[str, Callable[[MemberPart], str]]] = {
+    "Task": lambda _: "bold",
+    "State": lambda member: color_state(member.state)[1],
+}
+
+
 def _make_spread_table(array: ArrayPart, signs: ChartSigns) -> list[StyledRow]:
     """Return the table of quartiles over an array's tasks."""
-    headings = (
-        TableHeading("", right=False),
-        *(
-            TableHeading(name)
-            for name in ("Least", "Quarter", "Middle", "3 quarters", "Most", "Tasks")
-        ),
-    )
-    cells: list[list[StyledText]] = []
-    for name, spread, format_value in (
-        ("CPU efficiency", array.cpu, _format_share),
-        ("Memory efficiency", array.memory, _format_share),
-        ("Time of its limit", array.time, _format_share),
-        ("Elapsed", array.elapsed_s, format_duration),
-    ):
-        if spread is not None:
-            cells.append(_make_spread_cells(name, spread, format_value))
-    if not cells:
+    spreads = list_spreads(array)
+    if not spreads:
         return []
     rows = [
         *make_heading("Spread over tasks that have ended"),
-        *make_layout_table(headings, cells, signs.width),
+        *make_layout_table(SPREAD_LAYOUT, spreads, None, signs.width, {"Tasks": lambda _: "dim"}),
     ]
     if array.cpu_used_s:
         rows.append([(f"  CPU time of all tasks: {format_duration(array.cpu_used_s)}", "")])
     return rows
-
-
-def _format_share(share: float | None) -> str:
-    """Format a share as a percentage; "" for None."""
-    return "" if share is None else f"{share:.0%}"
-
-
-def _make_spread_cells(
-    name: str, spread: Spread, format_value: Callable[[float | None], str]
-) -> list[StyledText]:
-    """Return the cells of one row of quartiles."""
-    values = (spread.least, spread.quarter, spread.middle, spread.three_quarters, spread.most)
-    return [
-        (name, ""),
-        *((format_value(value), "") for value in values),
-        (str(spread.count), "dim"),
-    ]
-
-
-_MEMBER_HEADINGS = (
-    TableHeading("Task", right=False),
-    TableHeading("State", right=False),
-    TableHeading("Exit"),
-    TableHeading("Elapsed"),
-    TableHeading("CPU"),
-    TableHeading("Memory"),
-    TableHeading("Why", right=False),
-)
-
-
-def _make_member_cells(member: MemberPart) -> list[StyledText]:
-    """Return the cells of a notable task of an array."""
-    exit_text = (
-        get_signal_name(member.exit_signal) if member.exit_signal else str(member.exit_code or 0)
-    )
-    return [
-        (member.job, "bold"),
-        color_state(member.state),
-        (exit_text, ""),
-        (format_duration(member.elapsed_s) if member.elapsed_s is not None else "", ""),
-        (_format_share(member.cpu), ""),
-        (_format_share(member.memory), ""),
-        (member.why, ""),
-    ]
 
 
 _MAX_EARLIER_JOBS = 5
@@ -497,7 +347,8 @@ def _layout_run(run: RunPart, reply: PageAnswer, signs: ChartSigns) -> list[Styl
     if run.line.start_us:
         rows += _make_efficiency_rows(run, reply, signs)
     if run.pieces:
-        rows += make_resize_table(run, signs.width)
+        rows += make_heading("Resized")
+        rows += make_layout_table(SIZE_LAYOUT, run.sizes, reply, signs.width, {})
     if run.steps:
         rows += make_step_table(run, reply, signs.width)
     elif run.line.end_us and run.line.start_us:

@@ -90,6 +90,9 @@ class Column(msgspec.Struct, frozen=True):
         right: Whether to align to the right; by default numbers are.
         exact: Source of the value for programs, if that differs.
         is_key: Whether it names the row: pages make it the row's heading.
+        absent: Text that pages show for an unknown value.
+        drop_rank: Rank for omission from a terminal's page that is too narrow: the highest goes
+            first; 0 stays.
         low: Percentage below which pages warn, as a ratio: they draw a bar beside it.
     """
 
@@ -104,6 +107,8 @@ class Column(msgspec.Struct, frozen=True):
     right: bool | None = None
     exact: Value | None = None
     is_key: bool = False
+    absent: str = ""
+    drop_rank: int = 0
     low: float = 0.0
 
     @property

@@ -521,6 +521,12 @@ class JobCountsReply(ReportReply, frozen=True, kw_only=True):
     )
 
 
+def _make_share_column(name: str, used: str, allocated: str, title: str) -> Column:
+    """Return the column of a used share, drawn as a bar on pages."""
+    ratio = read_ratio(used, allocated)
+    return Column(name, ratio, "percent", title=title, absent="not measured", low=0.25)
+
+
 class WasteReply(ReportReply, frozen=True, kw_only=True):
     """Reply of ``reports.waste``, largest waste of CPU time first."""
 
@@ -533,21 +539,9 @@ class WasteReply(ReportReply, frozen=True, kw_only=True):
         Column("Measured", "measured", "count", show="requested"),
         _CPU,
         Column("Used", "used_cpu_s", "hours", title="CPU hours used"),
-        Column("Used%", read_ratio("used_cpu_s", "cpu_s"), "percent", title="CPUs used", low=0.25),
-        Column(
-            "Memory%",
-            read_ratio("used_memory_byte_s", "memory_byte_s"),
-            "percent",
-            title="Memory used",
-            low=0.25,
-        ),
-        Column(
-            "Time%",
-            read_ratio("elapsed_s", "limit_s"),
-            "percent",
-            title="Time limit used",
-            low=0.25,
-        ),
+        _make_share_column("Used%", "used_cpu_s", "cpu_s", "CPUs used"),
+        _make_share_column("Memory%", "used_memory_byte_s", "memory_byte_s", "Memory used"),
+        _make_share_column("Time%", "elapsed_s", "limit_s", "Time limit used"),
     )
 
 

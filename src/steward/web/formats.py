@@ -113,6 +113,8 @@ def format_cell(column: Column, row: Any, reply: Any) -> Markup | str:
         reply: The reply that the row is part of; it has the zone and the bank's decimals.
     """
     value = column.read_value(row, reply)
+    if value is None and column.absent:
+        return Markup('<em class="faint">{}</em>').format(column.absent)
     if value is None and column.format == "money":
         return _DASH
     if value in (None, "", ()):

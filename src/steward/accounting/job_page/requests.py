@@ -231,6 +231,11 @@ class RunPart(ActionMessage, frozen=True, kw_only=True):
     efficiency: Efficiency = Efficiency()
     notes: tuple[Note, ...] = ()
 
+    @property
+    def sizes(self) -> list[tuple[int, UsageLine]]:
+        """Lines of the sizes that the job had, with their numbers."""
+        return list(enumerate((*self.pieces, self.line), start=1))
+
 
 class Waiting(ActionMessage, frozen=True, kw_only=True):
     """Reason why a job is pending.

@@ -7,6 +7,7 @@ that use them. Amounts are micro-SU.
 """
 
 import logging
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Annotated, ClassVar, Final
 
@@ -58,6 +59,20 @@ class ExplainedCharge(msgspec.Struct, frozen=True, kw_only=True):
     overdraw: int = 0
     lines: tuple[PriceLine, ...] = ()
 
+    def list_parts(self) -> list[PriceLine]:
+        """Return the computation, then refunds, overdraft, and the amount computed now."""
+        parts = list(self.lines)
+        if self.refunded:
+            parts.append(PriceLine("refunded by hand", self.refunded))
+        if self.overdraw:
+            parts.append(PriceLine("beyond balance and credit limit", self.overdraw))
+        if self.recomputed is None:
+            parts.append(PriceLine("reported by another program: Steward cannot recompute it"))
+        elif self.recomputed != self.charge.amount:
+            what = "recomputed; 'steward bank reconcile' corrects it"
+            parts.append(PriceLine(what, self.recomputed))
+        return parts
+
 
 class ExplainReply(BankReply, frozen=True, kw_only=True):
     """Reply with the charges of a job.
@@ -94,6 +109,12 @@ class ExplainReply(BankReply, frozen=True, kw_only=True):
         Column("Source", lambda line, _: line.charge.source),
         Column("Key", lambda line, _: line.charge.key),
     )
+    layouts: ClassVar[Mapping[str, Layout]] = {
+        "parts": (
+            Column("What", "what", "prose"),
+            Column("Amount", lambda part, _: "" if part.amount is None else part.amount, "money"),
+        )
+    }
 
     @property
     def exit_code(self) -> int:

@@ -414,10 +414,6 @@ class NodeStateSpan(msgspec.Struct, frozen=True, kw_only=True):
     reason_user: str = ""
 
 
-def _read_span_end(span: NodeStateSpan, _: object) -> datetime | str:
-    return span.until or "goes on"
-
-
 def _read_span_s(span: NodeStateSpan, reply: "NodeReply") -> float:
     """Return the duration of a span; until the end of the interval if it lasts."""
     return ((span.until or reply.until) - span.since).total_seconds()
@@ -449,9 +445,7 @@ class NodeReply(Answer, frozen=True, kw_only=True):
     zone: str = ""
     layout: ClassVar[Layout] = (
         Column("Start", "since", "time", title="From", link="past"),
-        Column(
-            "End", lambda span, _: span.until or "goes on", "time", title="Until", exact="until"
-        ),
+        Column("End", "until", "time", title="Until", absent="goes on"),
         Column("Lasted", _read_span_s, "duration"),
         Column("State", "state", "node_state"),
         Column("Reason", "reason", "prose"),

@@ -7,6 +7,7 @@ two environments; :func:`list_candidates` suggests the job to compare with. The 
 
 import asyncio
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any, Final
 
 import msgspec
@@ -18,13 +19,13 @@ from steward.accounting.job_page.notes import format_duration, format_size
 from steward.accounting.job_page.phrases import describe_end, describe_state, format_share
 from steward.accounting.job_page.requests import PageAnswer, PageRequest
 from steward.archive.requests import DiffReply, DiffRequest, EnvironmentReply, EnvironmentRequest
-from steward.core.printable import escape_line, escape_lines
+from steward.core.layouts import Column, Layout
+from steward.core.printable import escape_lines
 from steward.core.records import UsageLine
 from steward.core.timestamps import from_micros
 from steward.slurm.job_states import FINISHED
 from steward.web import query
 from steward.web.authentication import AuthenticatedRequest
-from steward.web.formats import format_time_html
 from steward.web.pages.job import (
     ReplyOrError,
     ask_or_explain,
@@ -54,14 +55,14 @@ class ComparedFact(msgspec.Struct, frozen=True):
     """
 
     name: str
-    left: Markup | str
-    right: Markup | str
+    left: datetime | str
+    right: datetime | str
     is_result: bool = False
 
     @property
-    def differs(self) -> bool:
-        """Return True if the two values differ."""
-        return self.left != self.right
+    def row_class(self) -> str:
+        """CSS class of its row: ``differs`` if the two values differ."""
+        return "differs" if self.left != self.right else ""
 
 
 class ChangedVariable(msgspec.Struct, frozen=True):
@@ -90,6 +91,25 @@ class JobComparison(msgspec.Struct, frozen=True, kw_only=True):
     script: ReplyOrError
     environments: ReplyOrError
     variables: tuple[ChangedVariable, ...]
+
+    @property
+    def fact_layout(self) -> Layout:
+        """Columns of the facts, headed by the jobs' ids."""
+        return (
+            Column("Fact", "name", title="Of each"),
+            Column("Left", "left", "time", title=self.left.job),
+            Column("Right", "right", "time", title=self.right.job),
+            Column("Differs", "row_class"),
+        )
+
+    @property
+    def variable_layout(self) -> Layout:
+        """Columns of the changed variables, headed by the jobs' ids."""
+        return (
+            Column("Variable", "name", "code"),
+            Column("Left", "left", "code", title=self.left.job, absent="not set"),
+            Column("Right", "right", "code", title=self.right.job, absent="not set"),
+        )
 
 
 async def list_candidates(auth: AuthenticatedRequest, page: PageAnswer) -> tuple[list[str], str]:
@@ -177,23 +197,12 @@ def _get_submit_order(page: PageAnswer) -> tuple[float, int]:
 
 def _compare_facts(left: PageAnswer, right: PageAnswer) -> tuple[ComparedFact, ...]:
     """Compare the requests and results of two jobs; facts empty in both are omitted."""
-    requests = [
-        ComparedFact(
-            name,
-            escape_line(_format_plain(get_value(left))),
-            escape_line(_format_plain(get_value(right))),
-        )
-        for name, get_value in _REQUEST_FACTS.items()
-    ]
-    results = [
-        ComparedFact(name, get_value(left), get_value(right), is_result=True)
-        for name, get_value in _RESULT_FACTS.items()
-    ]
-    return tuple(fact for fact in (*requests, *results) if fact.left or fact.right)
-
-
-def _format_plain(value: object) -> str:
-    return "" if value is None else str(value)
+    facts = (
+        ComparedFact(name, get_value(left), get_value(right), is_result=values is _RESULT_FACTS)
+        for values in (_REQUEST_FACTS, _RESULT_FACTS)
+        for name, get_value in values.items()
+    )
+    return tuple(fact for fact in facts if fact.left or fact.right)
 
 
 def _format_time_limit(page: PageAnswer) -> str:
@@ -202,7 +211,7 @@ def _format_time_limit(page: PageAnswer) -> str:
     return format_duration(limit) if limit else ""
 
 
-_REQUEST_FACTS: Final[dict[str, Callable[[PageAnswer], object]]] = {
+_REQUEST_FACTS: Final[dict[str, Callable[[PageAnswer], str]]] = {
     "Command": lambda page: page.record.submit_line or page.record.command,
     "Directory": lambda page: page.record.work_dir,
     "Account": lambda page: page.record.account,
@@ -223,20 +232,22 @@ def _find_last_run(page: PageAnswer) -> UsageLine | None:
     return page.runs[-1].line if page.runs else None
 
 
-def _make_time_fact(get_value: Callable[[UsageLine], int]) -> Callable[[PageAnswer], Markup | str]:
-    """Return a function that formats a time of a job's last run."""
+def _make_time_fact(
+    get_value: Callable[[UsageLine], int],
+) -> Callable[[PageAnswer], datetime | str]:
+    """Return a function that reads a time of a job's last run."""
 
-    def shown(page: PageAnswer) -> Markup | str:
+    def read(page: PageAnswer) -> datetime | str:
         line = _find_last_run(page)
         us = get_value(line) if line is not None else 0
-        return format_time_html(from_micros(us), page.zone) if us else ""
+        return from_micros(us) if us else ""
 
-    return shown
+    return read
 
 
 def _make_run_fact(
     get_value: Callable[[PageAnswer, UsageLine], str],
-) -> Callable[[PageAnswer], Markup | str]:
+) -> Callable[[PageAnswer], str]:
     """Return a function that formats a fact of a job's last run."""
 
     def shown(page: PageAnswer) -> str:
@@ -262,7 +273,7 @@ def _format_peak_memory(page: PageAnswer, _: UsageLine) -> str:
     return "" if peak_bytes is None else format_size(peak_bytes)
 
 
-_RESULT_FACTS: Final[dict[str, Callable[[PageAnswer], Markup | str]]] = {
+_RESULT_FACTS: Final[dict[str, Callable[[PageAnswer], datetime | str]]] = {
     "State": lambda page: f"{describe_state(page)}{describe_end(page)}",
     "Submitted": _make_time_fact(lambda line: line.submit_us),
     "Started": _make_time_fact(lambda line: line.start_us),
@@ -272,8 +283,8 @@ _RESULT_FACTS: Final[dict[str, Callable[[PageAnswer], Markup | str]]] = {
             format_duration(page.runs[-1].efficiency.elapsed_s) if line.start_us else ""
         )
     ),
-    "Nodes": _make_run_fact(lambda _, line: escape_line(line.nodelist)),
-    "Given": _make_run_fact(lambda _, line: escape_line(line.tres_allocated)),
+    "Nodes": _make_run_fact(lambda _, line: line.nodelist),
+    "Given": _make_run_fact(lambda _, line: line.tres_allocated),
     "CPU efficiency": _make_run_fact(_make_share_fact("cpu")),
     "Memory peak": _make_run_fact(_format_peak_memory),
     "Memory efficiency": _make_run_fact(_make_share_fact("memory")),
@@ -305,7 +316,7 @@ def _find_changed_variables(
 
 
 def _decode_value(data: bytes) -> str:
-    return escape_line(data.decode("utf-8", "backslashreplace"))
+    return data.decode("utf-8", "backslashreplace")
 
 
 HttpRequest = Request[Any, Any, Any]

@@ -14,12 +14,11 @@ from litestar import Request, Response, get, post
 from litestar.params import FromPath
 
 from steward.accounting.job_list_requests import JobRow, JobsAnswer, JobsRequest
-from steward.accounting.job_page.notes import format_duration
+from steward.accounting.job_page import layouts
 from steward.accounting.job_page.phrases import (
     TimeSpan,
     describe_cpu,
     describe_end,
-    describe_exit,
     describe_memory,
     describe_state,
     describe_task_ends,
@@ -28,13 +27,19 @@ from steward.accounting.job_page.phrases import (
     split_time,
 )
 from steward.accounting.job_page.requests import PageAnswer, PageRequest, StepPart
-from steward.archive.requests import EnvironmentReply, EnvironmentRequest, ShowReply, ShowRequest
+from steward.archive.requests import (
+    EnvironmentReply,
+    EnvironmentRequest,
+    EnvironmentVariable,
+    ShowReply,
+    ShowRequest,
+)
 from steward.automation.actions import RunOperationRequest
 from steward.automation.job_holds import is_held_pending
 from steward.automation.runner import OperationOutcome
 from steward.bank.actions.jobs import ExplainRequest
 from steward.core.errors import StewardError, UsageError
-from steward.core.printable import escape_line
+from steward.core.layouts import Column, Layout
 from steward.core.timestamps import from_micros, to_micros
 from steward.jobs.job_ids import JobNameError, parse_job_name
 from steward.reports.history.requests import JobEventsRequest
@@ -316,15 +321,14 @@ JOB_TEMPLATE_FUNCTIONS: Final[dict[str, Any]] = {
     "cpu_words": describe_cpu,
     "end_words": describe_end,
     "ends_of_tasks": describe_task_ends,
-    "exit_word": describe_exit,
     "memory_words": describe_memory,
     "share_word": format_share,
     "state_word": describe_state,
     "time_words": describe_time,
-    "lasted": format_duration,
     "moment": from_micros,
+    "layouts": layouts,
 }
-"""Functions that the job templates use to describe values."""
+"""Functions and layouts that the job templates use."""
 
 _DONE_MESSAGES: Final = {
     "cancel": "Slurm was told to cancel it.",
@@ -334,8 +338,6 @@ _DONE_MESSAGES: Final = {
 }
 """Confirmation of each job control."""
 _LONGEST_REASON: Final = 500
-_NOTABLE: Final = 20
-"""Number of notable rows, passed to the template."""
 
 
 @get("/jobs/{cluster:str}/{job:str}", include_in_schema=False)
@@ -366,7 +368,6 @@ async def job_page(
         script=highlight_script(script) if script is not None else None,
         script_is_cut=script is not None and len(script) > len(truncate_script(script)),
         plots={run.line.restarts: plot_steps(run.steps) for run in data.page.runs},
-        notable=_NOTABLE,
         job_layout=JobsAnswer.layout,
         job_column=JOB_COLUMN,
         **JOB_TEMPLATE_FUNCTIONS,
@@ -392,6 +393,25 @@ async def script_file(
     )
 
 
+def _read_variable(variable: EnvironmentVariable, _: object) -> str | None:
+    """Return the value of a variable as text; None if it was redacted."""
+    if variable.redacted:
+        return None
+    return variable.value.data.decode("utf-8", "backslashreplace")
+
+
+_VARIABLE_LAYOUT: Final[Layout] = (
+    Column("Name", "name", "code"),
+    Column(
+        "Value",
+        _read_variable,
+        "code",
+        absent="redacted: it looked like a secret and was never written",
+    ),
+)
+"""Columns of an environment."""
+
+
 @get("/jobs/{cluster:str}/{job:str}/environment", include_in_schema=False)
 async def environment(
     auth: AuthenticatedRequest, pages: Renderer, cluster: FromPath[str], job: FromPath[str]
@@ -401,21 +421,14 @@ async def environment(
     reply: EnvironmentReply = await auth.call_action(
         "archive.env", EnvironmentRequest(job=job, cluster=cluster)
     )
-    variables = [
-        (
-            variable.name,
-            escape_line(variable.value.data.decode("utf-8", "backslashreplace")),
-            variable.redacted,
-        )
-        for variable in sorted(reply.variables, key=lambda variable: variable.name)
-    ]
     return pages.render_page_or_part(
         "job_environment.html",
         auth,
         here="/jobs",
         base=make_job_address(cluster, job),
         job=reply.job,
-        variables=variables,
+        layout=_VARIABLE_LAYOUT,
+        variables=sorted(reply.variables, key=lambda variable: variable.name),
         flags=reply.flags,
     )
 
