@@ -3,6 +3,7 @@
 import csv
 import io
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -106,6 +107,11 @@ class Money(Answer, frozen=True, kw_only=True):
         ("text", True, "yes", "yes", "yes"),
         ("text", None, "", "", ""),
         ("text", "<b>\x1b", "<b>\\x1b", "<b>\\x1b", "<b>\\x1b"),
+        ("prose", "<b>", "<b>", "<b>", "<b>"),
+        ("code", "a <b>", "a <b>", "a <b>", "<code>a &lt;b&gt;</code>"),
+        ("code", ("a", "<b>"), "a,<b>", "a,<b>", '<pre tabindex="0">a\n&lt;b&gt;</pre>'),
+        ("code", (), "", "", ""),
+        ("seconds", 320.5, "5m 20s", "320.5", "5m 20s"),
         ("count", 12345, "12345", "12345", "12\N{NARROW NO-BREAK SPACE}345"),
         ("decimal", 1.25, "1.2", "1.2", "1.2"),
         ("bytes", 2048, "2.0K", "2048", "2.0 KiB"),
@@ -141,6 +147,56 @@ def test_how_each_view_shows_a_format(
     print_table([column], [reply], Style(parsable=True, has_header=False), reply)
     assert capsys.readouterr().out.removesuffix("\n") == programs
     assert page in str(format_cell(column, reply, reply))
+
+
+def test_pages_draw_a_low_percentage_and_say_what_is_unknown() -> None:
+    column = Column("Used%", "value", "percent", title="Used", absent="not measured", low=0.25)
+    meter = '<meter min="0" max="1" low="0.25" value="{}" aria-label="Used">{}</meter> {}'
+    for value, drawn, text in ((0.125, "0.125", "12"), (1.5, "1.000", "150")):
+        shown = f"{text}\N{NARROW NO-BREAK SPACE}%"
+        reply = Money(value=value)
+        assert str(format_cell(column, reply, reply)) == meter.format(drawn, shown, shown)
+    assert str(format_cell(column, Money(), None)) == '<em class="faint">not measured</em>'
+
+
+class LinkedRow(Row, frozen=True, kw_only=True):
+    cluster: str = "c1"
+    user: str = "ada"
+    account: str = "physics"
+    value: str = "a/b"
+    row_class: str = "differs"
+
+
+AUTH: Any = SimpleNamespace(me=SimpleNamespace(bank=True), is_operator=False)
+
+
+@pytest.mark.parametrize(
+    ("link", "address"),
+    [
+        ("user", "/users/a%2Fb"),
+        ("account", "/accounts/a%2Fb"),
+        ("node", "/nodes/c1/a%2Fb?at=x"),
+        ("partition", "/jobs?at=x&amp;partitions=a%2Fb"),
+        ("nodes", "/cluster/c1?partition=a%2Fb&amp;at=x"),
+        ("jobs", "/jobs?accounts=physics&amp;users=ada&amp;at=x"),
+        ("rule", ""),
+        (lambda row: "user" if row.user == "ada" else "", "/users/a%2Fb"),
+    ],
+)
+def test_cells_link_to_pages(link: Any, address: str) -> None:
+    columns = (Column("Key", "value", is_key=True), Column("Value", "value", link=link))
+    page = Renderer("").render_text(
+        "_cluster_nodes.html",
+        AUTH,
+        layout=columns,
+        listed=[LinkedRow()],
+        role=None,
+        more=0,
+        asked={"at": "x"},
+    )
+    assert '<tr class="differs"><th scope="row">a/b</th>' in page
+    cell = f'<a href="{address}">a/b</a>' if address else "a/b"
+    assert f"<td>{cell}</td>" in page
 
 
 def test_a_time_that_is_only_a_bound(capsys: pytest.CaptureFixture[str]) -> None:

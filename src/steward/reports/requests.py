@@ -377,9 +377,11 @@ class ReportReply(Answer, frozen=True, kw_only=True):
         is_all: True if all users' jobs are included, False if only those that the user may see.
         is_default: Whether the request gave no start, so that the report begins with yesterday.
         rows: The rows of the report.
+        title: Title of the report's page.
         plotted: Attribute of the rows whose totals by period pages plot.
     """
 
+    title: ClassVar[str]
     plotted: ClassVar[str] = "cpu_s"
     periods: tuple[Period, ...]
     zone: str
@@ -417,6 +419,7 @@ class ClusterReply(ReportReply, frozen=True, kw_only=True):
         sensor: Whether a sensor is enabled; capacity is known only with one.
     """
 
+    title = "Cluster utilization"
     plotted = "allocated_cpu_s"
     rows: tuple[ClusterRow, ...]
     sensor: bool = False
@@ -465,6 +468,7 @@ class ClusterReply(ReportReply, frozen=True, kw_only=True):
 class AccountsReply(ReportReply, frozen=True, kw_only=True):
     """Reply of ``reports.accounts``: a total row for each account, then a row for each user."""
 
+    title = "Usage by account"
     rows: tuple[AccountRow, ...]
     layout: ClassVar[Layout] = (*_PERIOD_COLUMNS, _ACCOUNT, _USER, *_USAGE_COLUMNS)
 
@@ -472,6 +476,7 @@ class AccountsReply(ReportReply, frozen=True, kw_only=True):
 class UsersReply(ReportReply, frozen=True, kw_only=True):
     """Reply of ``reports.users``, largest usage first."""
 
+    title = "Usage by user"
     rows: tuple[UserRow, ...]
     layout: ClassVar[Layout] = (
         *_PERIOD_COLUMNS,
@@ -486,6 +491,7 @@ class UsersReply(ReportReply, frozen=True, kw_only=True):
 class PartitionUsageReply(ReportReply, frozen=True, kw_only=True):
     """Reply of ``reports.partitions``."""
 
+    title = "Partitions"
     rows: tuple[PartitionRow, ...]
     layout: ClassVar[Layout] = (*_PERIOD_COLUMNS, _PARTITION, *_USAGE_COLUMNS, *_WAIT_COLUMNS)
 
@@ -493,6 +499,7 @@ class PartitionUsageReply(ReportReply, frozen=True, kw_only=True):
 class WaitsReply(ReportReply, frozen=True, kw_only=True):
     """Reply of ``reports.waits``."""
 
+    title = "Wait times"
     plotted = "median_s"
     rows: tuple[WaitRow, ...]
     layout: ClassVar[Layout] = (
@@ -508,6 +515,7 @@ class WaitsReply(ReportReply, frozen=True, kw_only=True):
 class JobCountsReply(ReportReply, frozen=True, kw_only=True):
     """Reply of ``reports.jobs``."""
 
+    title = "Jobs by state and size"
     plotted = "jobs"
     rows: tuple[JobCountsRow, ...]
     layout: ClassVar[Layout] = (
@@ -530,6 +538,7 @@ def _make_share_column(name: str, used: str, allocated: str, title: str) -> Colu
 class WasteReply(ReportReply, frozen=True, kw_only=True):
     """Reply of ``reports.waste``, largest waste of CPU time first."""
 
+    title = "Waste: allocated and not used"
     rows: tuple[WasteRow, ...]
     layout: ClassVar[Layout] = (
         *_PERIOD_COLUMNS,

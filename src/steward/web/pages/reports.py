@@ -1,6 +1,6 @@
 """Report pages: usage, capacity, wait times and waste, as tables, plots, CSV or JSON.
 
-``REPORT_KINDS`` lists the reports; request, columns and plotted value are those of the action. The
+``REPORT_KINDS`` lists the reports; all of a report derives from its action. The
 handlers show the list, the form of a report, and its table, loaded separately because it may take a
 while.
 """
@@ -13,7 +13,7 @@ from litestar import Request, Response, get
 from litestar.params import FromPath
 
 from steward.core.actions import Action
-from steward.daemon.registry import get_action
+from steward.daemon.registry import import_actions
 from steward.reports.requests import JobReportRequest, PeriodLength, ReportReply, ReportRow
 from steward.web import query
 from steward.web.authentication import AuthenticatedRequest
@@ -22,17 +22,24 @@ from steward.web.rendering import Plot, Renderer, download_reply
 
 
 class ReportKind(msgspec.Struct, frozen=True):
-    """A report on the pages; all but its title derives from its action.
+    """A report on the pages."""
 
-    Attributes:
-        name: Name in its address.
-        title: Title for people.
-        action: Its action.
-    """
-
-    name: str
-    title: str
     action: Action
+
+    @property
+    def name(self) -> str:
+        """Return its name in addresses."""
+        return self.action.name.removeprefix("reports.")
+
+    @property
+    def answer(self) -> type[ReportReply]:
+        """Return the type of its reply."""
+        return cast("type[ReportReply]", self.action.answer)
+
+    @property
+    def title(self) -> str:
+        """Return its title."""
+        return self.answer.title
 
     @property
     def says(self) -> str:
@@ -47,22 +54,13 @@ class ReportKind(msgspec.Struct, frozen=True):
     @property
     def plot(self) -> str:
         """Return the row attribute whose totals by period are plotted."""
-        return cast("type[ReportReply]", self.action.answer).plotted
+        return self.answer.plotted
 
 
-REPORT_KINDS: Final[dict[str, ReportKind]] = {
-    name: ReportKind(name, title, get_action(f"reports.{name}"))
-    for name, title in (
-        ("cluster", "Cluster utilization"),
-        ("accounts", "Usage by account"),
-        ("users", "Usage by user"),
-        ("partitions", "Partitions"),
-        ("waits", "Wait times"),
-        ("jobs", "Jobs by state and size"),
-        ("waste", "Waste: allocated and not used"),
-    )
+REPORT_KINDS: Final = {
+    kind.name: kind for kind in map(ReportKind, import_actions("reports").values())
 }
-"""Reports by name, in display order."""
+"""Reports by name."""
 
 
 HttpRequest = Request[Any, Any, Any]
