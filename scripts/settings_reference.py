@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from steward.accounting.settings import AccountingSettings, MailSettings, NotesSettings
+from steward.accounting.settings import AccountingSettings, MailSettings
 from steward.archive.settings import FilesSinkSettings, LimitSettings, SinkSettings
 from steward.automation.settings import ActionsSettings, RulesSettings
 from steward.bank.settings import (
@@ -54,7 +54,6 @@ _SECTIONS: tuple[type[Section], ...] = (
     ForwardSettings,
     NodesSettings,
     AccountingSettings,
-    NotesSettings,
     MailSettings,
     BankSettings,
     BankPartitionSettings,
@@ -75,7 +74,7 @@ _COMMON: tuple[tuple[type[Section], tuple[str, ...]], ...] = (
     (ArchiveSettings, ("environments",)),
     (SinkSettings, ("retention_days",)),
     (FilesSinkSettings, ("path", "groups", "compress")),
-    (RedactSettings, ("more_names",)),
+    (RedactSettings, ("names",)),
     (AccessSettings, ("operators", "coordinators_read_scripts")),
     (NodesSettings, ("listen", "tls")),
     (MailSettings, ("program",)),

@@ -7,7 +7,6 @@ import msgspec
 
 from steward.accounting.job_page.page import build_run_part
 from steward.accounting.job_page.requests import PageAnswer, RunPart
-from steward.accounting.settings import NotesSettings
 from steward.cli.charts import ASCII, ChartSigns, render_plain
 from steward.cli.job import layout_reply
 from steward.core.records import JobRecord, UsageLine
@@ -84,13 +83,13 @@ def launch(
     )
 
 
-def run_of(line: UsageLine, *launches: StepUsage, **settings: Any) -> RunPart:
+def run_of(line: UsageLine, *launches: StepUsage) -> RunPart:
     """Return a run of the page, with one step that has these launches."""
     cpu_us = sum(task.user_us + task.system_us for launch in launches for task in launch.tasks)
     if launches:
         line = msgspec.structs.replace(line, user_us=cpu_us, system_us=0)
     steps = [(step_line(line), launches)] if launches else []
-    return build_run_part(line, steps, NotesSettings(**settings), now_us=T + 10_000 * S)
+    return build_run_part(line, steps, now_us=T + 10_000 * S)
 
 
 def answer_of(*runs: RunPart, **fields: Any) -> PageAnswer:

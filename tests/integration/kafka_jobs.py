@@ -34,13 +34,14 @@ class Topic:
             kafka.create_topic(self.name, partitions, **settings)
 
     def broker(self, **settings: Any) -> KafkaSettings:
-        fields: dict[str, Any] = {"servers": (self.kafka.bootstrap,), "timeout_s": 20.0}
+        fields: dict[str, Any] = {"servers": (self.kafka.bootstrap,)}
         return KafkaSettings(topic=self.name, **{**fields, **settings})
 
     def destination(
-        self, broker: dict[str, Any] | None = None, **settings: Any
+        self, broker: dict[str, Any] | None = None, *, timeout_s: float = 20.0, **settings: Any
     ) -> KafkaDestination:
-        return KafkaDestination(KafkaSinkSettings(broker=self.broker(**broker or {}), **settings))
+        sink = KafkaSinkSettings(broker=self.broker(**broker or {}), **settings)
+        return KafkaDestination(sink, timeout_s=timeout_s)
 
     def send(self, *documents: ArchivedDocument) -> None:
         to = self.destination()

@@ -29,7 +29,7 @@ SLURMS_LARGEST = 4 * 1024**2
 def test_bytes_arrive_exactly_under_every_compression(kafka: Kafka, compression: str) -> None:
     topic = Topic(kafka)
     scripts = {1: b"", 2: bytes(range(256)) * 9, 3: "#!/bin/sh\necho \u00e9\n".encode(), 4: b"\0"}
-    to = topic.destination(compression=compression)
+    to = topic.destination(broker={"options": {"compression.type": compression}})
     assert to.send([document(job_id, script) for job_id, script in scripts.items()]) == []
     to.close()
     found = {m.job_id: m.script for m in map(decode_script_message, topic.values())}
@@ -93,11 +93,11 @@ def test_a_script_that_the_topic_does_not_take_is_refused_alone(kafka: Kafka) ->
 
 def test_a_script_that_our_own_limit_does_not_take_is_refused(kafka: Kafka) -> None:
     topic = Topic(kafka)
-    to = topic.destination(max_message_bytes=100_000)
+    to = topic.destination(broker={"options": {"message.max.bytes": "100000"}})
     refusals = to.send([document(1, b"x" * 200_000), document(2, b"y")])
     to.close()
     assert [r.document.job_id for r in refusals] == [1]
-    assert "max_message_bytes = 100000" in refusals[0].why
+    assert "message.max.bytes = 100000" in refusals[0].why
     assert [decode_script_message(value).job_id for value in topic.values()] == [2]
 
 
@@ -117,7 +117,7 @@ def test_slurms_largest_script_goes_where_the_topic_takes_it(kafka: Kafka) -> No
 
 def test_small_scripts_are_not_refused_for_the_size_of_their_batch(kafka: Kafka) -> None:
     topic = Topic(kafka, max_message_bytes="60000")
-    to = topic.destination(compression="none", broker={"options": {"linger.ms": "500"}})
+    to = topic.destination(broker={"options": {"linger.ms": "500", "compression.type": "none"}})
     documents = [document(job, os.urandom(6000)) for job in range(1, 60)]
     assert to.send(documents) == []
     to.close()
@@ -159,7 +159,7 @@ def test_what_sarchive_sends(kafka: Kafka) -> None:
 def test_a_topic_that_is_not_there_is_waited_for(tmp_path: Path) -> None:
     with Kafka(tmp_path, {"auto.create.topics.enable": "false"}) as broker:
         topic = Topic(broker, partitions=0)
-        to = topic.destination(broker={"timeout_s": 12.0})
+        to = topic.destination(timeout_s=12.0)
         with pytest.raises(Unavailable, match=r"kafka-topics\.sh .*--create") as raised:
             to.send([document(1, b"x")])
         assert topic.name in str(raised.value)
@@ -170,8 +170,8 @@ def test_a_topic_that_is_not_there_is_waited_for(tmp_path: Path) -> None:
 
 
 def test_brokers_that_are_away_are_named() -> None:
-    settings = KafkaSettings(servers=("127.0.0.1:1",), topic="t", timeout_s=1.0)
-    to = KafkaDestination(KafkaSinkSettings(broker=settings))
+    settings = KafkaSettings(servers=("127.0.0.1:1",), topic="t")
+    to = KafkaDestination(KafkaSinkSettings(broker=settings), timeout_s=1.0)
     with pytest.raises(Unavailable, match=r"127\.0\.0\.1:1.*(refused|timed out)"):
         to.send([document(1, b"x")])
     to.close()
@@ -179,7 +179,7 @@ def test_brokers_that_are_away_are_named() -> None:
 
 def test_a_broker_that_stands_still_is_not_waited_for_for_ever(kafka: Kafka) -> None:
     topic = Topic(kafka)
-    to = topic.destination(broker={"timeout_s": 10.0})
+    to = topic.destination(timeout_s=10.0)
     assert to.send([document(1, b"x")]) == []
     kafka.pause()
     try:
@@ -203,7 +203,7 @@ def test_a_broker_that_stands_still_is_not_waited_for_for_ever(kafka: Kafka) -> 
 def test_nothing_is_missing_after_the_broker_was_killed(tmp_path: Path) -> None:
     with Kafka(tmp_path) as broker:
         topic = Topic(broker, partitions=3)
-        to = topic.destination(broker={"timeout_s": 10.0})
+        to = topic.destination(timeout_s=10.0)
         chance = random.Random(os.urandom(8))
         ending = threading.Event()
 

@@ -38,7 +38,6 @@ def sasl(secured: Kafka, mechanism: str, password_file: Path) -> dict[str, Any]:
         "sasl": mechanism,
         "user": secured.user,
         "password_file": str(password_file),
-        "timeout_s": 10.0,
     }
 
 
@@ -47,7 +46,7 @@ def test_both_ends_with_a_password(
     secured: Kafka, mechanism: str, password_file: Path, tmp_path: Path
 ) -> None:
     topic = Topic(secured)
-    to = topic.destination(broker=sasl(secured, mechanism, password_file))
+    to = topic.destination(broker=sasl(secured, mechanism, password_file), timeout_s=10.0)
     assert to.send([document(1, b"one", identity=ended(1))]) == []
     to.close()
     archive = str(tmp_path / "archive")
@@ -77,7 +76,7 @@ def test_a_password_that_is_mended_is_taken_up(
 ) -> None:
     topic = Topic(secured)
     password_file.write_text("wrong and never told")
-    to = topic.destination(broker=sasl(secured, "SCRAM-SHA-512", password_file) | {"timeout_s": 10})
+    to = topic.destination(broker=sasl(secured, "SCRAM-SHA-512", password_file), timeout_s=10.0)
     with pytest.raises(KafkaUnavailable, match="check 'user' and 'password_file'") as raised:
         to.send([document(1, b"one")])
     assert "never told" not in str(raised.value) + caplog.text
@@ -89,14 +88,14 @@ def test_a_password_that_is_mended_is_taken_up(
 def test_a_certificate_is_shown_and_the_brokers_looked_at(secured: Kafka) -> None:
     topic = Topic(secured)
     certificate, key = secured.authority.certificate("DNS:client")
-    broker = {"servers": (secured.mutual,), "timeout_s": 10.0}
+    broker = {"servers": (secured.mutual,)}
     own = TlsSettings(certificate_file=certificate, key_file=key)
     trusting = msgspec.structs.replace(own, ca_file=secured.authority.file)
-    to = topic.destination(broker=broker | {"tls": trusting})
+    to = topic.destination(broker=broker | {"tls": trusting}, timeout_s=10.0)
     assert to.send([document(1, b"one")]) == []
     to.close()
     # Signed by nobody that the system knows.
-    to = topic.destination(broker=broker | {"tls": own})
+    to = topic.destination(broker=broker | {"tls": own}, timeout_s=10.0)
     with pytest.raises(KafkaUnavailable, match="check 'tls', 'ca_file'"):
         to.send([document(2, b"two")])
     to.close()
@@ -104,7 +103,7 @@ def test_a_certificate_is_shown_and_the_brokers_looked_at(secured: Kafka) -> Non
 
 def test_a_listener_that_wants_tls_is_named_where_we_use_none(secured: Kafka) -> None:
     topic = Topic(secured)
-    to = topic.destination(broker={"servers": (secured.secured,), "timeout_s": 3.0})
+    to = topic.destination(broker={"servers": (secured.secured,)}, timeout_s=3.0)
     with pytest.raises(KafkaUnavailable, match=secured.secured):
         to.send([document(1, b"one")])
     to.close()

@@ -204,7 +204,7 @@ def test_a_rule_that_cannot_be_read(patient: Patient) -> None:
 def test_a_search_server_that_is_away(patient: Patient) -> None:
     kept = patient.daemon.settings
     url = f"http://127.0.0.1:{free_port()}"
-    sinks = {**kept.archive.sink, "search": OpenSearchSinkSettings(urls=(url,), timeout_s=5.0)}
+    sinks = {**kept.archive.sink, "search": OpenSearchSinkSettings(urls=(url,))}
     patient.daemon.settings = msgspec.structs.replace(kept, archive=ArchiveSettings(sink=sinks))
     patient.write()
     try:

@@ -232,7 +232,7 @@ def test_an_index_template_that_the_site_changed_is_left_alone_and_a_lost_one_is
     is_elasticsearch = search_server.name.startswith("elasticsearch")
     own = build_template(sink, is_elasticsearch=is_elasticsearch) | {"_meta": {"by": "the site"}}
     assert search_server.request("PUT", path, own)[0] == 200
-    SearchDestination(msgspec.structs.replace(sink, shards=2)).send([document(2)])
+    SearchDestination(msgspec.structs.replace(sink, replicas=1)).send([document(2)])
     answer = search_server.request("GET", path)[1]
     assert answer["index_templates"][0]["index_template"]["_meta"] == {"by": "the site"}
 
@@ -314,8 +314,8 @@ def test_a_server_that_has_too_much_asks_for_patience_and_gets_smaller_requests(
 
 
 def test_a_server_that_is_killed_midway_has_everything_once(search_server: SearchServer) -> None:
-    sink = sink_on(search_server, batch_bytes=1 << 16, timeout_s=10.0)
-    destination = SearchDestination(sink)
+    sink = sink_on(search_server)
+    destination = SearchDestination(sink, request_bytes=1 << 15, timeout_s=10.0)
     documents = [document(number, b"#!/bin/sh\n# %d\n" % number) for number in range(3000)]
     begun = threading.Event()
 

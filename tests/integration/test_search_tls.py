@@ -71,8 +71,8 @@ def test_an_api_key_is_taken_in_both_forms(
     search_server: SearchServer, authority: Authority, tmp_path: Path, send: Send, text: str
 ) -> None:
     with TlsProxy(search_server, authority, api_key=KEY) as proxy:
-        send(proxy, api_key_file=secret(tmp_path, text))
-        with pytest.raises(ArchiveUnavailable, match=r"401.*set user and password_file"):
+        send(proxy, password_file=secret(tmp_path, text))
+        with pytest.raises(ArchiveUnavailable, match=r"401.*set password_file"):
             send(proxy)
 
 

@@ -34,6 +34,7 @@ from steward.extensions.search_servers.settings import (
 )
 
 _JOBS = 20_000
+_PATIENCE = {"socket.timeout.ms": "5000", "message.timeout.ms": "5000"}
 _TOPIC = "storm"
 _INDEX = "storm"
 
@@ -47,14 +48,12 @@ def sinks_at(
         sink={
             "files": FilesSinkSettings(path=str(directory / "archive")),
             "kafka": KafkaSinkSettings(
-                broker=KafkaSettings(servers=(kafka.bootstrap,), topic=_TOPIC, timeout_s=5.0)
+                broker=KafkaSettings(servers=(kafka.bootstrap,), topic=_TOPIC, options=_PATIENCE)
             ),
             "elasticsearch": ElasticsearchSinkSettings(
-                urls=(elasticsearch.url,), index=_INDEX, replicas=0, timeout_s=10.0
+                urls=(elasticsearch.url,), index=_INDEX, replicas=0
             ),
-            "opensearch": OpenSearchSinkSettings(
-                urls=(opensearch.url,), index=_INDEX, replicas=0, timeout_s=10.0
-            ),
+            "opensearch": OpenSearchSinkSettings(urls=(opensearch.url,), index=_INDEX, replicas=0),
         },
     )
 

@@ -8,7 +8,6 @@ from harness.job_page import GIB, S, T, answer_of, drawn, kinds, launch, run_lin
 from steward.accounting.job_page import job_efficiency
 from steward.accounting.job_page.job_efficiency import compute_cpu_used_s
 from steward.accounting.job_page.page import build_run_part
-from steward.accounting.settings import NotesSettings
 
 
 def test_efficiency_is_used_over_given() -> None:
@@ -87,7 +86,7 @@ def test_a_job_without_time_is_no_division() -> None:
 def test_a_resized_run_was_given_what_all_its_sizes_were() -> None:
     piece = run_line(100, cpus=8, piece_us=T + 160 * S)
     last = run_line(0, cpus=2, start_us=T + 160 * S, end_us=T + 260 * S, user_us=500 * S)
-    run = build_run_part(last, [], NotesSettings(), now_us=T, pieces=[piece])
+    run = build_run_part(last, [], now_us=T, pieces=[piece])
     assert run.efficiency.cpu == 500 / (100 * 8 + 100 * 2)
 
 

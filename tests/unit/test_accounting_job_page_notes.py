@@ -96,12 +96,6 @@ def test_a_short_run_is_not_judged_but_its_failure_is() -> None:
     assert kinds(run_of(run_line(60), steps)) == ["memory-low", "cpu-low", "time-low"]
 
 
-def test_thresholds_are_the_sites() -> None:
-    steps = launch(task(cpu_s=2300), peak_bytes=2 * GIB)
-    assert kinds(run_of(run_line(600), steps, cpu_low=0.99)) == ["cpu-low"]
-    assert kinds(run_of(run_line(600), steps, memory_low=0.6)) == ["memory-low"]
-
-
 def test_lost_facts_are_no_reason_to_tell_anybody_to_ask_for_less() -> None:
     line = run_line(600, doubts="no-end")
     run = run_of(line, launch(task(cpu_s=10), ended=False))

@@ -28,7 +28,6 @@ from steward.accounting.job_page.page import (
     strip_private_fields,
 )
 from steward.accounting.job_page.requests import PageAnswer, Waiting
-from steward.accounting.settings import NotesSettings
 from steward.cli.charts import (
     ASCII,
     ChartSigns,
@@ -63,7 +62,7 @@ def test_an_output_that_did_not_open_is_no_signal() -> None:
     assert "signal 53" not in shown
     assert "the end of its output" not in shown
     members = [msgspec.structs.replace(unopened, label="7_1"), run_line(5, label="7_2")]
-    part = build_array_part("7", members, NotesSettings(), now_us=T)
+    part = build_array_part("7", members, now_us=T)
     assert "output not opened" in [member.why for member in part.worst]
 
 
@@ -73,7 +72,7 @@ def test_of_array_tasks_that_ran_alike_none_ran_longest() -> None:
             run_line(lasted, label=f"7_{place}", job_id=7 + place, cpus=0)
             for place, lasted in enumerate(seconds)
         ]
-        part = build_array_part("7", lines, NotesSettings(), now_us=T)
+        part = build_array_part("7", lines, now_us=T)
         return [member.why for member in part.worst]
 
     assert whys(0, 0, 0) == []
@@ -116,9 +115,7 @@ def test_an_array_is_summed_up() -> None:
         )
         for number in range(10)
     ]
-    part = build_array_part(
-        "7", lines, NotesSettings(), now_us=T, waiting="10-19%2", waiting_tasks=10
-    )
+    part = build_array_part("7", lines, now_us=T, waiting="10-19%2", waiting_tasks=10)
     assert part.states == {"PENDING": 10, "COMPLETED": 9, "FAILED": 1}
     assert part.cpu is not None
     assert part.cpu.most == 1.0
@@ -172,7 +169,7 @@ def test_hostile_names_are_made_safe() -> None:
     line = run_line(1, nodelist="n1\x1b[2J", name="x\ny")
     step = step_line(line)
     evil = msgspec.structs.replace(step, name="\x1b[31mred", step="0\n1")
-    run = build_run_part(line, [(evil, [])], NotesSettings(), now_us=T)
+    run = build_run_part(line, [(evil, [])], now_us=T)
     text = drawn(answer_of(run, record=record))
     assert "\x1b" not in text
     assert "\u202e" not in text

@@ -30,7 +30,7 @@ def doubted(tmp_path: Path, text: str) -> list[str]:
 
 def test_what_is_there_gives_no_doubt(tmp_path: Path) -> None:
     (tmp_path / "key").write_text("a:b")
-    secret = f'api_key_file = "{tmp_path}/key"\n'
+    secret = f'password_file = "{tmp_path}/key"\n'
     limit = '[archive.sink.files.limit.l]\ndays = 1\nusers = ["root", "4242"]\n'
     assert doubted(tmp_path, SEARCH.format("opensearch") + secret + limit + KAFKA + TOPIC) == []
 
@@ -38,7 +38,7 @@ def test_what_is_there_gives_no_doubt(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "key"),
     [
-        (SEARCH.format("elasticsearch") + 'api_key_file = "{}"\n', "archive.sink.e.api_key_file"),
+        (SEARCH.format("elasticsearch") + 'password_file = "{}"\n', "archive.sink.e.password_file"),
         (KAFKA + 'tls = "kafka"\n[tls.kafka]\nca_file = "{}"\n', "tls.kafka.ca_file"),
         (TOPIC + 'sasl = "PLAIN"\nuser = "u"\npassword_file = "{}"\n', "password_file"),
         ('[archive.sink.files]\ngroups_file = "{}"\n', "archive.sink.files.groups_file"),

@@ -163,7 +163,7 @@ def test_a_site_s_key_is_made_once(tmp_path: Path) -> None:
 
 @given(st.text())
 def test_a_text_without_secrets_stays_as_it_is(text: str) -> None:
-    quiet = Redactor(RedactSettings(names=(), values=()))
+    quiet = Redactor(RedactSettings(), names=(), values=())
     assert quiet.redact_text(text) == text
     assert "hush" not in REDACTOR.redact_text(text.replace("hush", "") + " MY_TOKEN=hush")
 
@@ -246,7 +246,8 @@ def test_a_cached_entry_is_redacted_again() -> None:
 
 def test_the_site_may_add_replace_and_except() -> None:
     redactor = Redactor(
-        RedactSettings(names=("^LICENCE$",), more_values=("tiger[0-9]",), keep=("MY_TOKEN",))
+        RedactSettings(names=("^LICENCE$",), values=("tiger[0-9]",), keep=("MY_TOKEN",)),
+        names=(),
     )
     block = b"LICENCE=a\0X=tiger7\0TOKEN=b\0MY_TOKEN=tiger7\0"
     assert redactor.redact_entries(block).names == ("LICENCE", "X")
@@ -254,12 +255,12 @@ def test_the_site_may_add_replace_and_except() -> None:
 
 def test_no_patterns_redact_nothing() -> None:
     block = b"TOKEN=abc\0"
-    assert Redactor(RedactSettings(names=(), values=())).redact_entries(block).data == block
+    assert Redactor(RedactSettings(), names=(), values=()).redact_entries(block).data == block
 
 
 def test_a_bad_pattern_names_itself() -> None:
     with pytest.raises(UsageError, match=r"\[redact\] names: '\(' is no regular expression"):
-        Redactor(RedactSettings(more_names=("(",)))
+        Redactor(RedactSettings(names=("(",)))
 
 
 @given(

@@ -24,6 +24,7 @@ from steward.core.section import TlsSettings
 from steward.extensions.search_servers import client as module
 from steward.extensions.search_servers.client import (
     NDJSON_TYPE,
+    REQUEST_TIMEOUT_S,
     NodeRotation,
     SearchClient,
     ServerReply,
@@ -112,9 +113,14 @@ def serve(stack: ExitStack) -> Callable[..., Node]:
 def connect(stack: ExitStack) -> Callable[..., SearchClient]:
     """Make a client of some nodes, which is closed in the end."""
 
-    def call(*nodes: Node | str, kind: Any = OpenSearchSinkSettings, **more: Any) -> SearchClient:
+    def call(
+        *nodes: Node | str,
+        kind: Any = OpenSearchSinkSettings,
+        timeout_s: float = REQUEST_TIMEOUT_S,
+        **more: Any,
+    ) -> SearchClient:
         urls = tuple(of if isinstance(of, str) else of.url for of in nodes)
-        client = SearchClient(kind(urls=urls, **more))
+        client = SearchClient(kind(urls=urls, **more), timeout_s)
         stack.callback(client.close)
         return client
 
@@ -268,7 +274,7 @@ def test_a_server_that_is_silent_or_slow_has_as_long_as_a_request_may_take(
         for answer in (silent, slow_body, slow_headers, interim_replies):
             client = connect(serve(answer), timeout_s=0.4)
             began = time.monotonic()
-            with pytest.raises(ArchiveUnavailable, match=r"within 0\.4 s: raise timeout_s"):
+            with pytest.raises(ArchiveUnavailable, match=r"within 0\.4 s: see whether"):
                 client.request("GET", "/")
             assert time.monotonic() - began < 10
     finally:
@@ -410,7 +416,7 @@ def test_a_new_secret_applies_to_the_next_request_and_breaks_off_none(
     path = tmp_path / "key"
     path.write_text("b2xk\n")
     path.chmod(0o600)
-    client = connect(serve(wait), api_key_file=str(path))
+    client = connect(serve(wait), password_file=str(path))
     with ThreadPoolExecutor(1) as pool:
         under_way = pool.submit(client.request, "GET", "/wait")
         assert arrived.wait(30)

@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import inspect
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -105,7 +106,7 @@ def count_settings() -> dict[str, int]:
     while pending:
         section = pending.pop()
         module = section.__module__.removeprefix("steward.").replace(".", "/") + ".py"
-        counts[module] = counts.get(module, 0) + len(section.__dict__.get("__annotations__", {}))
+        counts[module] = counts.get(module, 0) + len(inspect.get_annotations(section))
         pending += section.__subclasses__()
     return counts
 

@@ -1,20 +1,6 @@
-"""Accounting settings: sections [accounting], [accounting.notes] and [mail]."""
+"""Accounting settings: sections [accounting] and [mail]."""
 
 from steward.core.section import Section
-
-
-class NotesSettings(Section, frozen=True, kw_only=True):
-    """[accounting.notes]: thresholds for notes of 'steward job'; shares are fractions of 1.
-
-    Attributes:
-        memory_low: Peak memory below this share of the allocation: far too much was requested.
-        memory_high: Peak memory above this share: memory was nearly exhausted.
-        cpu_low: CPU efficiency below this share: CPUs were idle.
-    """
-
-    memory_low: float = 0.25
-    memory_high: float = 0.95
-    cpu_low: float = 0.5
 
 
 class AccountingSettings(Section, frozen=True, kw_only=True):
@@ -27,7 +13,6 @@ class AccountingSettings(Section, frozen=True, kw_only=True):
         parameters: Options of plugins, as ``name=value`` separated by commas (JobAcctParameters).
         close_after_days: Days from the end of a day until that day of the job log is closed.
         hook_timeout_s: Maximum run time of a plugin's hook, in seconds.
-        notes: Thresholds for notes of 'steward job'.
     """
 
     type: str = "jobacct/log"
@@ -35,7 +20,6 @@ class AccountingSettings(Section, frozen=True, kw_only=True):
     parameters: str = ""
     close_after_days: int = 3
     hook_timeout_s: float = 60.0
-    notes: NotesSettings = NotesSettings()
 
 
 class MailSettings(Section, frozen=True, kw_only=True):

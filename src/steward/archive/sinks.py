@@ -38,6 +38,5 @@ def make_sink(settings: Settings, name: str) -> ArchiveSink:
         name,
         stores,
         partial(load_sink_kind(sink_settings.kind).destination, sink_settings, name),
-        batch_bytes=sink_settings.batch_bytes,
         environments=sink_settings.environments and settings.archive.environments,
     )

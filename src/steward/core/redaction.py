@@ -188,17 +188,24 @@ class Redactor:
         settings: The site's patterns; the defaults where it gives none.
         key: Key of the digests that replace redacted names; without one there are no digests
             and all redacted names are equal.
+        names: Built-in patterns on names.
+        values: Built-in patterns on values.
 
     Raises:
         UsageError: A pattern is not a regular expression.
     """
 
-    def __init__(self, settings: RedactSettings, key: bytes = b"") -> None:
+    def __init__(
+        self,
+        settings: RedactSettings,
+        key: bytes = b"",
+        *,
+        names: tuple[str, ...] = DEFAULT_NAMES,
+        values: tuple[str, ...] = DEFAULT_VALUES,
+    ) -> None:
         self._key = key
-        names = DEFAULT_NAMES if settings.names is None else settings.names
-        values = DEFAULT_VALUES if settings.values is None else settings.values
-        self._name_pattern = _join_patterns("names", (*names, *settings.more_names), re.IGNORECASE)
-        self._value_pattern = _join_patterns("values", (*values, *settings.more_values), re.DOTALL)
+        self._name_pattern = _join_patterns("names", (*names, *settings.names), re.IGNORECASE)
+        self._value_pattern = _join_patterns("values", (*values, *settings.values), re.DOTALL)
         self._kept_names = frozenset(name.encode() for name in settings.keep)
         self._entries_cache: dict[bytes, bytes] = {}
 

@@ -1,9 +1,8 @@
 """Job notes: remarks on how a run ended and on its efficiency, a closed list.
 
-:func:`write_notes` applies the thresholds below and those of [accounting.notes]. It always remarks
-on how a run ended; on efficiency only if the run was long enough and its data are complete, so that
-no note suggests a smaller request because a node's report was lost. :func:`format_size` and
-:func:`format_duration` format values for people.
+:func:`write_notes` always remarks on how a run ended; on efficiency only if the run was long enough
+and its data are complete, so that no note suggests a smaller request because a node's report was
+lost. :func:`format_size` and :func:`format_duration` format values for people.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,8 +13,14 @@ from steward.accounting.job_page.job_efficiency import (
     get_signal_name,
     is_doubtful,
 )
-from steward.accounting.job_page.requests import Efficiency, Note, StepPart
-from steward.accounting.settings import NotesSettings
+from steward.accounting.job_page.requests import (
+    CPU_LOW,
+    MEMORY_HIGH,
+    MEMORY_LOW,
+    Efficiency,
+    Note,
+    StepPart,
+)
 from steward.core.records import UsageLine
 
 _LEAST_RUN_S: Final = 60.0
@@ -41,7 +46,7 @@ _ONE_CPU: Final = 1.1
 
 
 def write_notes(
-    line: UsageLine, efficiency: Efficiency, steps: Sequence[StepPart], settings: NotesSettings
+    line: UsageLine, efficiency: Efficiency, steps: Sequence[StepPart]
 ) -> tuple[Note, ...]:
     """Return the notes on a run, most important first.
 
@@ -49,13 +54,12 @@ def write_notes(
         line: The run's line.
         efficiency: Its efficiency.
         steps: Its steps.
-        settings: Thresholds of memory and CPUs.
     """
     notes = list(_note_end(line, efficiency))
     elapsed = efficiency.elapsed_s
     if line.end_us and elapsed is not None and elapsed >= _LEAST_RUN_S:
-        notes += _note_memory(line, efficiency, settings)
-        notes += _note_cpus(line, efficiency, settings)
+        notes += _note_memory(line, efficiency)
+        notes += _note_cpus(line, efficiency)
         notes += _note_time(line, efficiency)
         notes += _note_balance(steps)
     return tuple(notes)
@@ -110,9 +114,7 @@ def _format_how_ended(line: UsageLine) -> str:
     return f", with exit code {line.exit_code}" if line.exit_code else ""
 
 
-def _note_memory(
-    line: UsageLine, efficiency: Efficiency, settings: NotesSettings
-) -> Iterator[Note]:
+def _note_memory(line: UsageLine, efficiency: Efficiency) -> Iterator[Note]:
     """Yield notes on memory efficiency."""
     share, used = efficiency.memory, efficiency.memory_used_bytes
     allocated = efficiency.memory_given_bytes
@@ -120,7 +122,7 @@ def _note_memory(
         return
     amount = f"{format_size(used)} of {format_size(allocated)} ({share:.0%})"
     location = f" on {efficiency.memory_node}" if efficiency.memory_node else ""
-    if share > settings.memory_high:
+    if share > MEMORY_HIGH:
         words = f"Memory nearly ran out: {amount} was in use{location}."
         largest = line.max_rss_bytes
         if largest is not None and largest < used / 2:
@@ -131,12 +133,12 @@ def _note_memory(
         yield Note(kind="memory-high", words=words)
     elif efficiency.at_least or efficiency.memory_at_least or line.state not in _WHOLE:
         return
-    elif share < settings.memory_low:
+    elif share < MEMORY_LOW:
         words = f"Much more memory was asked for than used: at most {amount}{location}."
         yield Note(kind="memory-low", words=words)
 
 
-def _note_cpus(line: UsageLine, efficiency: Efficiency, settings: NotesSettings) -> Iterator[Note]:
+def _note_cpus(line: UsageLine, efficiency: Efficiency) -> Iterator[Note]:
     """Yield notes on CPU efficiency."""
     share, used, elapsed = efficiency.cpu, efficiency.cpu_used_s, efficiency.elapsed_s
     if share is None or used is None or not elapsed or efficiency.at_least:
@@ -148,7 +150,7 @@ def _note_cpus(line: UsageLine, efficiency: Efficiency, settings: NotesSettings)
             words=f"It was serial on {line.cpus} CPUs: {busy:.1f} of them worked on average. Ask "
             "for one, or see that the program starts its threads or tasks.",
         )
-    elif share < settings.cpu_low:
+    elif share < CPU_LOW:
         yield Note(
             kind="cpu-low",
             words=f"CPUs were idle: {busy:.1f} of {line.cpus} worked on average ({share:.0%}).",

@@ -46,7 +46,6 @@ from steward.accounting.job_page.requests import (
     TaskPart,
     Waiting,
 )
-from steward.accounting.settings import NotesSettings
 from steward.core.access import Caller
 from steward.core.actions import action, route
 from steward.core.errors import NotFound, UsageError
@@ -65,7 +64,6 @@ _NodeTask = tuple[str, TaskUsage]
 def build_run_part(
     line: UsageLine,
     steps: Sequence[tuple[UsageLine, Sequence[StepUsage]]],
-    settings: NotesSettings,
     *,
     now_us: int,
     pieces: Iterable[UsageLine] = (),
@@ -78,7 +76,6 @@ def build_run_part(
     Args:
         line: The run's line.
         steps: Each step's line and its launches.
-        settings: Thresholds of notes.
         now_us: Present time, µs since the epoch.
         pieces: Lines of the former sizes of a resized job.
         suspended_at: When it was last suspended or resumed.
@@ -97,7 +94,7 @@ def build_run_part(
         pieces=pieces,
         steps=parts,
         efficiency=efficiency,
-        notes=write_notes(line, efficiency, parts, settings),
+        notes=write_notes(line, efficiency, parts),
     )
 
 
@@ -247,7 +244,6 @@ class _Member(msgspec.Struct, frozen=True):
 def build_array_part(
     job: str,
     lines: Iterable[UsageLine],
-    settings: NotesSettings,
     *,
     now_us: int,
     waiting: str = "",
@@ -258,7 +254,6 @@ def build_array_part(
     Args:
         job: Name of the array.
         lines: Line of the last run of each task that has a record of its own.
-        settings: Thresholds of notes.
         now_us: Present time, µs since the epoch.
         waiting: Task expression of the tasks without one.
         waiting_tasks: Number of those tasks.
@@ -269,9 +264,7 @@ def build_array_part(
         states["PENDING"] += waiting_tasks
     notes: Counter[str] = Counter()
     for member in members:
-        notes.update(
-            note.kind for note in write_notes(member.line, member.efficiency, (), settings)
-        )
+        notes.update(note.kind for note in write_notes(member.line, member.efficiency, ()))
     ended = [member for member in members if member.line.end_us]
     return ArrayPart(
         job=job,
@@ -401,7 +394,6 @@ class PageBuilder:
             UsageError: Several clusters have such a job, or a summary of an array was requested
                 for a job that is none.
         """
-        notes = self._settings.accounting.notes
         with self._jobs.snapshot():
             job, others = self._find_job(asker, request)
             may_read = self._can_read(asker, job)
@@ -415,9 +407,6 @@ class PageBuilder:
                 others=tuple(other.first_submit for other in others),
                 zone=self._zone(job.cluster),
                 hears_nodes=bool(self._settings.nodes.listen or self._settings.receive.listen),
-                cpu_low=notes.cpu_low,
-                memory_low=notes.memory_low,
-                memory_high=notes.memory_high,
             )
             if request.array:
                 return msgspec.structs.replace(page, array=self._build_array(job))
@@ -502,7 +491,6 @@ class PageBuilder:
         return build_run_part(
             last_sizes[-1] if last_sizes else lines[-1],
             [(line, by_step.get(line.step, ())) for line in lines if line.step],
-            self._settings.accounting.notes,
             now_us=self._now_us,
             pieces=[line for line in lines if not line.step and line.piece_us],
             suspended_at=run.record.suspended_at,
@@ -539,7 +527,6 @@ class PageBuilder:
         return build_array_part(
             str(record.array_job_id),
             lines,
-            self._settings.accounting.notes,
             now_us=self._now_us,
             waiting=",".join(waiting),
             waiting_tasks=sum(count_tasks(expression) for expression in waiting),

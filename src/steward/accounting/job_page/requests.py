@@ -10,7 +10,7 @@ documents.
 """
 
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -21,6 +21,12 @@ DEFAULT_SHOWN = 8
 """Default maximum of tasks and nodes shown per step."""
 MAX_TASKS_SHOWN = 100_000
 """Upper limit of tasks shown per step."""
+CPU_LOW: Final = 0.5
+"""CPU efficiency below which CPUs were idle, as a share: half of them did no work."""
+MEMORY_LOW: Final = 0.25
+"""Memory efficiency below which far too much was requested, as a share."""
+MEMORY_HIGH: Final = 0.95
+"""Memory efficiency above which memory was nearly exhausted, as a share."""
 
 
 class PageRequest(Request, frozen=True, kw_only=True):
@@ -340,7 +346,7 @@ class PageAnswer(Answer, frozen=True, kw_only=True):
         now: Time of the reply.
         zone: IANA time zone of the cluster; "" for the system's.
         hears_nodes: Whether compute nodes are configured to report.
-        cpu_low: Threshold of [accounting.notes] below which CPU efficiency gets a note.
+        cpu_low: Threshold below which CPU efficiency gets a note.
         memory_low: Threshold below which memory efficiency gets a note.
         memory_high: Threshold above which memory efficiency gets a note.
     """
@@ -359,6 +365,6 @@ class PageAnswer(Answer, frozen=True, kw_only=True):
     others: tuple[datetime, ...] = ()
     zone: str = ""
     hears_nodes: bool = False
-    cpu_low: float = 0.5
-    memory_low: float = 0.25
-    memory_high: float = 0.95
+    cpu_low: float = CPU_LOW
+    memory_low: float = MEMORY_LOW
+    memory_high: float = MEMORY_HIGH

@@ -13,8 +13,6 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
-import msgspec
-
 from steward.admin.doctor.context import CheckContext, ClusterReport, make_cluster_check
 from steward.admin.doctor.findings import (
     CheckFinding,
@@ -160,7 +158,7 @@ def _describe_sink_place(context: CheckContext, name: str, sink: AnySinkSettings
 def _query_search(sink: SearchSinkSettings) -> None:
     from steward.extensions.search_servers import SearchClient, check_product
 
-    client = SearchClient(msgspec.structs.replace(sink, timeout_s=min(sink.timeout_s, _KAFKA_S)))
+    client = SearchClient(sink, _KAFKA_S)
     try:
         check_product(client)
     finally:
@@ -175,7 +173,7 @@ def _query_kafka(sink: KafkaSinkSettings, name: str) -> None:
     connection = KafkaConnection(broker, f"doctor.{name}")
     producer = connection.create_client("Producer", {})
     try:
-        producer.list_topics(broker.topic, timeout=min(broker.timeout_s, _KAFKA_S))
+        producer.list_topics(broker.topic, timeout=_KAFKA_S)
     except connection.lib.KafkaException as error:
         raise KafkaUnavailable(connection.describe_error(error.args[0])) from error
 

@@ -65,6 +65,8 @@ _KEEP_SENT_S = 14 * 86400.0
 script, which the server has."""
 _EXPIRE_INTERVAL_S: Final = 3600.0
 """Interval of requests to expire documents on the server, in seconds."""
+_BATCH_BYTES: Final = 8 << 20
+"""Bytes read at once: enough for several requests in flight, and little memory for each sink."""
 
 
 class RemoteSink(DatabaseConsumer):
@@ -92,7 +94,7 @@ class RemoteSink(DatabaseConsumer):
         stores: IncomingStores,
         make_destination: Callable[[], Destination],
         *,
-        batch_bytes: int,
+        batch_bytes: int = _BATCH_BYTES,
         environments: bool = True,
     ) -> None:
         self.name = f"archive.{name}"

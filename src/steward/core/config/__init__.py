@@ -71,17 +71,13 @@ class RedactSettings(Section, frozen=True, kw_only=True):
     any case) or in its value.
 
     Attributes:
-        names: Patterns on names that replace the built-in ones.
-        values: Patterns on values that replace the built-in ones.
-        more_names: Additional patterns on names.
-        more_values: Additional patterns on values.
+        names: Patterns on names, in addition to the built-in ones.
+        values: Patterns on values, in addition to the built-in ones.
         keep: Names of variables whose values are never redacted.
     """
 
-    names: tuple[str, ...] | None = None
-    values: tuple[str, ...] | None = None
-    more_names: tuple[str, ...] = ()
-    more_values: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+    values: tuple[str, ...] = ()
     keep: tuple[str, ...] = ()
 
 

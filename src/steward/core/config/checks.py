@@ -313,7 +313,7 @@ def _check_patterns(redact: RedactSettings) -> Iterator[ConfigProblem]:
     """Check that redaction patterns are valid regular expressions."""
     from steward.core.redaction import Redactor
 
-    for field in ("names", "values", "more_names", "more_values"):
+    for field in ("names", "values"):
         patterns = getattr(redact, field)
         if not patterns:
             continue

@@ -24,6 +24,8 @@ log = logging.getLogger("steward.kafka")
 _MAX_SECRET_BYTES: Final = 65_536
 """Most bytes read of a password file."""
 _MASK: Final = "***"
+BROKER_TIMEOUT_S: Final = 30.0
+"""Longest time to wait for a broker's answer, in seconds: a restart of a broker takes less."""
 _REPEAT_LOG_AFTER_S: Final = 300.0
 """Interval at which an equal message is logged again, in seconds."""
 _MAX_REMEMBERED_MESSAGES: Final = 200
@@ -61,12 +63,15 @@ class KafkaConnection:
     Args:
         settings: The broker settings.
         name: Name of the user of the cluster, for the log: ``archive.NAME``, ``consume.NAME``.
+        timeout_s: Longest time to wait for a broker's answer, in seconds.
 
     Raises:
         KafkaUnavailable: A file cannot be read now, or the package confluent-kafka is missing.
     """
 
-    def __init__(self, settings: KafkaSettings, name: str) -> None:
+    def __init__(
+        self, settings: KafkaSettings, name: str, timeout_s: float = BROKER_TIMEOUT_S
+    ) -> None:
         try:
             import confluent_kafka
         except ImportError as error:
@@ -81,9 +86,9 @@ class KafkaConnection:
         ]
         self._last_error = ""
         self._logged_at: dict[str, float] = {}
-        self.config = self._build_shared_config()
+        self.config = self._build_shared_config(timeout_s)
 
-    def _build_shared_config(self) -> dict[str, Any]:
+    def _build_shared_config(self, timeout_s: float) -> dict[str, Any]:
         """Build the settings that all clients of the cluster share."""
         settings = self.settings
         security = ("SASL_" if settings.sasl else "") + ("SSL" if settings.tls else "PLAINTEXT")
@@ -91,7 +96,7 @@ class KafkaConnection:
             "bootstrap.servers": ",".join(settings.servers),
             "client.id": f"steward-{self._name}",
             "security.protocol": security,
-            "socket.timeout.ms": _to_socket_timeout_ms(settings.timeout_s),
+            "socket.timeout.ms": int(timeout_s * 1000),
             # Brokers close idle connections, which needs no log message.
             "log.connection.close": False,
             "reconnect.backoff.max.ms": 2000,
@@ -235,11 +240,6 @@ def create_topic_hint(settings: KafkaSettings) -> str:
         f"make it: kafka-topics.sh --bootstrap-server {settings.servers[0]} --create "
         f"--topic {settings.topic} --config max.message.bytes=16777216"
     )
-
-
-def _to_socket_timeout_ms(seconds: float) -> int:
-    # librdkafka accepts 10 to 300,000 for socket.timeout.ms.
-    return max(10, min(300_000, int(seconds * 1000)))
 
 
 def check_settings(settings: Settings) -> Iterator[ConfigProblem]:

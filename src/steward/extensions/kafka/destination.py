@@ -14,14 +14,17 @@ from functools import partial
 from typing import Any, Final
 
 from steward.archive.remote.destination import ArchivedDocument, RefusedDocument, SinkKind
-from steward.extensions.kafka.client import KafkaConnection, KafkaUnavailable
+from steward.extensions.kafka.client import BROKER_TIMEOUT_S, KafkaConnection, KafkaUnavailable
 from steward.extensions.kafka.messages import SCHEMA, encode_sarchive, encode_script_message
 from steward.extensions.kafka.settings import KafkaSinkSettings
 
 log = logging.getLogger(__name__)
 
-_MIN_QUEUE_KIB: Final = 16 * 1024
-"""Smallest queue of the producer, in KiB."""
+_MAX_MESSAGE_BYTES: Final = 16 << 20
+"""Size of the largest message, in bytes: above any script that Slurm takes by default (4 MiB), and
+what the documentation sets for the topic. The option ``message.max.bytes`` replaces it."""
+_QUEUE_KIB: Final = 32 * 1024
+"""Queue of the producer, in KiB: space for the largest message twice, or for many of usual size."""
 _CLOSE_FLUSH_S: Final = 2.0
 """Time limit of the last flush, in seconds."""
 _SLACK_S: Final = 10.0
@@ -33,28 +36,35 @@ class KafkaDestination:
     """Kafka topic as an archive destination; see ``archive.remote.destination.Destination``.
 
     ``expire`` does nothing: the topic's setting ``retention.ms`` limits the age of messages.
-    ``send`` waits ``broker.timeout_s`` seconds and a little more before it reports that the brokers
-    are away.
+    ``send`` waits ``timeout_s`` and a little more before it reports that the brokers are away.
 
     Args:
         settings: The sink's settings.
         name: The sink's name, for the log.
+        timeout_s: Longest time to wait for a broker's answer, in seconds.
 
     Raises:
         KafkaUnavailable: The password's file cannot be read now, or the package confluent-kafka
             is missing.
     """
 
-    def __init__(self, settings: KafkaSinkSettings, name: str = "kafka") -> None:
+    def __init__(
+        self,
+        settings: KafkaSinkSettings,
+        name: str = "kafka",
+        timeout_s: float = BROKER_TIMEOUT_S,
+    ) -> None:
         self._settings = settings
-        self._connection = KafkaConnection(settings.broker, f"archive.{name}")
         self._name = name
+        self._timeout_s = timeout_s
+        self._connection = self._connect()
         self._producer: Any = None
 
     def send(self, documents: Sequence[ArchivedDocument]) -> list[RefusedDocument]:
         """Send documents, in their order; on return all replicas have acknowledged each.
 
-        A message too large for the topic, or for ``max_message_bytes``, is returned as a refusal.
+        A message too large for the topic, or for the option ``message.max.bytes``, is returned as a
+        refusal.
 
         Raises:
             KafkaUnavailable: The brokers, the topic or the permission to write to it is missing;
@@ -112,7 +122,7 @@ class KafkaDestination:
         """
         producer = self._open_producer()
         self._connection.take_last_error()
-        deadline = time.monotonic() + self._settings.broker.timeout_s + _SLACK_S
+        deadline = time.monotonic() + self._timeout_s + _SLACK_S
         failed: list[tuple[ArchivedDocument, Any]] = []
         pending_count = 0
 
@@ -191,18 +201,19 @@ class KafkaDestination:
 
     def _explain_too_large(self, size: int, error: Any) -> str:
         """Build the reason for refusing a message that is too large."""
-        settings = self._settings
-        if size >= settings.max_message_bytes:
+        broker = self._settings.broker
+        max_bytes = int(broker.options.get("message.max.bytes", _MAX_MESSAGE_BYTES))
+        if size >= max_bytes:
             return (
-                f"a message of {size} bytes is larger than max_message_bytes = "
-                f"{settings.max_message_bytes} of the sink: raise it, and the topic's "
-                "max.message.bytes"
+                f"a message of {size} bytes is larger than the sink's message.max.bytes = "
+                f"{max_bytes}: raise it in [archive.sink.{self._name}.broker.options], and the "
+                "topic's max.message.bytes"
             )
         return (
             f"a message of {size} bytes, less by compression, is larger than topic "
-            f"{settings.broker.topic} takes: raise its max.message.bytes (kafka-configs.sh --alter "
-            f"--entity-type topics --entity-name {settings.broker.topic} --add-config "
-            f"max.message.bytes={settings.max_message_bytes}), or the brokers' message.max.bytes "
+            f"{broker.topic} takes: raise its max.message.bytes (kafka-configs.sh --alter "
+            f"--entity-type topics --entity-name {broker.topic} --add-config "
+            f"max.message.bytes={max_bytes}), or the brokers' message.max.bytes "
             f"({self._connection.mask_secrets(error.str())})"
         )
 
@@ -210,28 +221,27 @@ class KafkaDestination:
         """Return the producer, creating it where there is none."""
         if self._producer is None:
             # Created with each producer, because the password may have changed.
-            self._connection = KafkaConnection(self._settings.broker, f"archive.{self._name}")
+            self._connection = self._connect()
             self._producer = self._connection.create_client(
                 "Producer", self._build_producer_config()
             )
         return self._producer
 
+    def _connect(self) -> KafkaConnection:
+        return KafkaConnection(self._settings.broker, f"archive.{self._name}", self._timeout_s)
+
     def _build_producer_config(self) -> dict[str, Any]:
         """Return the producer's librdkafka settings."""
-        settings = self._settings
-        timeout_ms = max(1000, int(settings.broker.timeout_s * 1000))
+        timeout_ms = max(1000, int(self._timeout_s * 1000))
         return {
             "enable.idempotence": True,
             "acks": "all",
-            "compression.type": settings.compression,
-            "message.max.bytes": settings.max_message_bytes,
+            "compression.type": "zstd",
+            "message.max.bytes": _MAX_MESSAGE_BYTES,
             # Total time for retries; then the message's report gives the reason.
             "message.timeout.ms": timeout_ms,
             "topic.metadata.propagation.max.ms": timeout_ms // 2,
-            # Space for the largest message, or for many of usual size.
-            "queue.buffering.max.kbytes": max(
-                _MIN_QUEUE_KIB, 2 * settings.max_message_bytes // 1024
-            ),
+            "queue.buffering.max.kbytes": _QUEUE_KIB,
         }
 
 

@@ -1,6 +1,6 @@
 """Settings of Kafka: broker connection, archive sinks, and consumed topics."""
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import msgspec
 
@@ -19,7 +19,6 @@ class KafkaSettings(Section, frozen=True, kw_only=True):
         user: User name for SASL.
         password_file: File that holds the password for SASL.
         options: Further settings of librdkafka, as its CONFIGURATION.md names them.
-        timeout_s: Longest time to wait for a broker's answer, in seconds.
     """
 
     servers: tuple[str, ...] = ()
@@ -29,7 +28,6 @@ class KafkaSettings(Section, frozen=True, kw_only=True):
     user: str = ""
     password_file: str = ""
     options: dict[str, str] = msgspec.field(default_factory=dict)
-    timeout_s: float = 30.0
 
 
 class KafkaSinkSettings(SinkSettings, frozen=True, kw_only=True, tag="kafka"):
@@ -39,18 +37,11 @@ class KafkaSinkSettings(SinkSettings, frozen=True, kw_only=True, tag="kafka"):
         broker: Connection to the Kafka cluster.
         message: Message format: ``steward``, or ``sarchive`` for SArchive's.
         environments: Whether messages include environments.
-        compression: Compression of messages.
-        max_message_bytes: Size of the largest message, in bytes; the topic's
-            ``max.message.bytes`` must allow it.
     """
 
     broker: KafkaSettings = KafkaSettings()
     message: Literal["steward", "sarchive"] = "steward"
     environments: bool = True
-    compression: Literal["zstd", "lz4", "gzip", "snappy", "none"] = "zstd"
-    max_message_bytes: int = 16 * 1024**2
-    batch_bytes: ClassVar[int] = 8 * 1024**2
-    """Bytes of scripts read at once; librdkafka splits them into its own batches."""
 
 
 class ConsumeSettings(Section, frozen=True, kw_only=True):

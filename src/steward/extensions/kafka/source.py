@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 
 CHECK_EVERY_S: Final = 30.0
 """Time between two requests for the topic's id, in seconds."""
+_IDLE_TIMEOUT_S: Final = 20.0
+"""Longest time that ``run_once`` waits for messages: a group waits 15 s for a killed member."""
 _REQUEST_TIMEOUT_S: Final = 10.0
 """Time limit of a request to the brokers, in seconds."""
 
@@ -252,13 +254,13 @@ class KafkaSource:
         Raises:
             Unavailable: The brokers, the topic, the stores or the journal are away.
         """
-        deadline = time.monotonic() + self._idle_timeout_s()
+        deadline = time.monotonic() + _IDLE_TIMEOUT_S
         try:
             while True:
                 beat()
                 ended_count = len(self._ended_partitions)
                 if self.import_batch(beat) or len(self._ended_partitions) > ended_count:
-                    deadline = time.monotonic() + self._idle_timeout_s()
+                    deadline = time.monotonic() + _IDLE_TIMEOUT_S
                     continue
                 assert self._connection is not None, "the turn has made it"
                 if self._is_done(self._connection):
@@ -302,10 +304,6 @@ class KafkaSource:
                 self._log_problem(connection.describe_error(error.args[0]))
             return False
         return bool(partitions)
-
-    def _idle_timeout_s(self) -> float:
-        # The group waits this long for a killed member: its session time-out.
-        return max(15.0, self._settings.broker.timeout_s)
 
     def import_batch(self, beat: Callable[[], None]) -> bool:
         """Import one batch; return True if it held any message.

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     import httpcore
     import httpx
 
+REQUEST_TIMEOUT_S: Final = 60.0
+"""Time limit of one request, in seconds: a bulk request to a busy server takes some, never that."""
 CONCURRENT_REQUESTS: Final = 2
 """Requests sent at the same time without waiting for the first reply."""
 
@@ -112,14 +114,15 @@ def build_authorization(settings: SearchSinkSettings) -> str:
     if settings.user:
         user_and_password = settings.user.encode() + b":" + _read_secret(settings.password_file)
         return "Basic " + base64.b64encode(user_and_password).decode("ascii")
-    if settings.api_key_file:
-        key = _read_secret(settings.api_key_file)
+    if settings.password_file:
+        key = _read_secret(settings.password_file)
         encoded = base64.b64encode(key) if b":" in key else key
         text = encoded.decode("ascii", "replace")
         if _API_KEY_PATTERN.fullmatch(text) is None:
             raise ArchiveUnavailable(
-                f"{settings.api_key_file} holds no API key: write id:key, or its base64",
-                settings.api_key_file,
+                f"{settings.password_file} holds no API key: write id:key, or its base64 "
+                "(a password needs 'user', too)",
+                settings.password_file,
             )
         return f"ApiKey {text}"
     return ""
@@ -150,7 +153,7 @@ def _credential_files(settings: SearchSinkSettings) -> list[str]:
     return [
         path
         for path in (
-            *(settings.password_file, settings.api_key_file, settings.ca_file),
+            *(settings.password_file, settings.ca_file),
             *(settings.certificate_file, settings.key_file),
         )
         if path
@@ -296,10 +299,12 @@ class SearchClient:
 
     Args:
         settings: The sink's settings.
+        timeout_s: Time limit of one request, in seconds.
     """
 
-    def __init__(self, settings: SearchSinkSettings) -> None:
+    def __init__(self, settings: SearchSinkSettings, timeout_s: float = REQUEST_TIMEOUT_S) -> None:
         self.settings = settings
+        self._timeout_s = timeout_s
         self.where = ", ".join(settings.urls)
         self._nodes = NodeRotation(settings.urls)
         self._http: httpx.Client | None = None
@@ -348,7 +353,7 @@ class SearchClient:
         http = self._connect()
         url = self._nodes.take_turn()
         target = url.rstrip("/") + target_path
-        self._deadline.at = time.monotonic() + self.settings.timeout_s
+        self._deadline.at = time.monotonic() + self._timeout_s
         try:
             with http.stream(method, target, content=content, headers=headers) as response:
                 reply = ServerReply(response.status_code, _read_body(response))
@@ -406,7 +411,7 @@ class SearchClient:
             headers=headers,
             # A server that sets cookies without end does not fill the memory.
             cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),
-            timeout=self.settings.timeout_s,
+            timeout=self._timeout_s,
             # Ignore the environment: a proxy of somebody's shell is not the site's.
             trust_env=False,
         )
@@ -421,8 +426,8 @@ class SearchClient:
         import httpx
 
         if isinstance(error, httpx.TimeoutException):
-            problem = f"no answer within {self.settings.timeout_s:g} s"
-            return no_answer_error(self.where, problem, "raise timeout_s if it is slow")
+            problem = f"no answer within {self._timeout_s:g} s"
+            return no_answer_error(self.where, problem, "see whether it is overloaded")
         cause: BaseException | None = error
         while cause is not None and not isinstance(cause, OSError):
             cause = cause.__cause__ or cause.__context__
@@ -619,16 +624,16 @@ def unavailable_error(client: SearchClient, reply: ServerReply) -> ArchiveUnavai
     settings = client.settings
     remedy = {
         401: (
-            f"it does not know us: check {settings.api_key_file or settings.password_file}"
-            if settings.user or settings.api_key_file
-            else "it wants to know who we are: set user and password_file, or api_key_file"
+            f"it does not know us: check {settings.password_file}"
+            if settings.password_file
+            else "it wants to know who we are: set password_file, and user"
         ),
         403: (
             f"it does not let us: grant 'manage' on {settings.index}-*, and 'monitor' and "
             "'manage_index_templates' on the cluster"
         ),
         HTTP_TOO_MANY: "it asks for patience, and gets smaller requests",
-        HTTP_TOO_LARGE: "lower batch_bytes, or raise its http.max_content_length",
+        HTTP_TOO_LARGE: "raise its http.max_content_length",
     }.get(reply.status, "")
     text = f"{client.where} cannot be used ({describe_failure(reply)})"
     return ArchiveUnavailable(f"{text}: {remedy}" if remedy else text, client.where)

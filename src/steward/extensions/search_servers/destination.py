@@ -28,8 +28,8 @@ from steward.extensions.search_servers.bulk import (
     too_large_refusal,
 )
 from steward.extensions.search_servers.client import (
-    CONCURRENT_REQUESTS,
     HTTP_MISSING,
+    REQUEST_TIMEOUT_S,
     SearchClient,
     decode_reply,
     parse_cause,
@@ -58,12 +58,20 @@ class SearchDestination:
 
     Args:
         settings: The sink's settings.
+        request_bytes: Target size of a request.
+        timeout_s: Time limit of one request, in seconds.
     """
 
-    def __init__(self, settings: SearchSinkSettings) -> None:
+    def __init__(
+        self,
+        settings: SearchSinkSettings,
+        *,
+        request_bytes: int = _REQUEST_BYTES,
+        timeout_s: float = REQUEST_TIMEOUT_S,
+    ) -> None:
         self._settings = settings
-        self._client = SearchClient(settings)
-        self._pacer = RequestPacer(min(_REQUEST_BYTES, settings.batch_bytes // CONCURRENT_REQUESTS))
+        self._client = SearchClient(settings, timeout_s)
+        self._pacer = RequestPacer(request_bytes)
         self._sender = BulkSender(self._client, self._pacer)
         self._max_request_bytes = 0
         self._is_ready = False

@@ -43,6 +43,8 @@ MAX_RAW_LENGTH: Final = 1024
 
 _PRIORITY: Final = 500
 """Priority of the shortest template."""
+_SHARDS: Final = 1
+"""Primary shards of an index: a month of scripts is below the 10 GB at which one gets slow."""
 
 _REFRESH: Final = "30s"
 """Delay until a document can be found. Each refresh makes a segment, which is merged later."""
@@ -129,7 +131,7 @@ def build_template(settings: SearchSinkSettings, *, is_elasticsearch: bool) -> d
         "template": {
             "settings": {
                 "index": {
-                    "number_of_shards": settings.shards,
+                    "number_of_shards": _SHARDS,
                     "number_of_replicas": settings.replicas,
                     "codec": "best_compression",
                     "refresh_interval": _REFRESH,

@@ -14,13 +14,10 @@ class SearchSinkSettings(SinkSettings, frozen=True, kw_only=True):
         index: Prefix of the monthly indices' names, and the alias over all of them.
         environments: Whether environments are sent, too.
         user: User name for basic authentication; with ``password_file``.
-        password_file: A file that holds the password.
-        api_key_file: A file that holds an API key (``id:key`` or its base64), in place of a user.
+        password_file: A file that holds the user's password or, if ``user`` is empty, an API key
+            (``id:key`` or its base64).
         tls: Name of a table ``[tls.NAME]`` for ``https``; if empty, the system's CA certificates.
-        shards: Primary shards of each monthly index.
         replicas: Copies of each shard.
-        batch_bytes: Bytes read and sent at once; a request holds up to 2 MiB of them.
-        timeout_s: Time limit of one request, in seconds.
     """
 
     urls: tuple[str, ...] = ()
@@ -28,12 +25,8 @@ class SearchSinkSettings(SinkSettings, frozen=True, kw_only=True):
     environments: bool = True
     user: str = ""
     password_file: str = ""
-    api_key_file: str = ""
     tls: TlsReference = None
-    shards: int = 1
     replicas: int = 1
-    batch_bytes: int = 8 * 1024**2
-    timeout_s: float = 60.0
 
     @property
     def ca_file(self) -> str:
