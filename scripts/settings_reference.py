@@ -31,7 +31,6 @@ from steward.extensions.controllers.settings import ForwardSettings, ReceiveSett
 from steward.extensions.kafka.settings import ConsumeSettings, KafkaSettings, KafkaSinkSettings
 from steward.extensions.mybrc.settings import MybrcSettings
 from steward.extensions.search_servers.settings import SearchSinkSettings
-from steward.reports.settings import HistorySettings
 from steward.slurm.settings import ClusterSettings
 from steward.web.settings import WebSettings
 
@@ -65,7 +64,6 @@ _SECTIONS: tuple[type[Section], ...] = (
     SensorSettings,
     ActionsSettings,
     RulesSettings,
-    HistorySettings,
     WebSettings,
 )
 _COMMON: tuple[tuple[type[Section], tuple[str, ...]], ...] = (

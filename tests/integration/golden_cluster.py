@@ -25,7 +25,6 @@ from steward.core.events import Event
 from steward.core.journal import JournalLink
 from steward.core.timestamps import to_micros
 from steward.core.waits import Stop
-from steward.reports.settings import HistorySettings
 from steward.slurm.cluster_model import ClusterModel, NodeShape, PartitionModel
 from steward.slurm.settings import ClusterSettings
 
@@ -121,7 +120,7 @@ def settings_in(directory: Path) -> Settings:
         mail=MailSettings(program=str(directory / "in" / "mailer")),
         actions=ActionsSettings(programs_file=str(directory / "in" / "programs")),
         rules=RulesSettings(enabled=True, directories=(str(directory / "in" / "rules"),)),
-        history=HistorySettings(retention_days=_AGES_S // 86_400),
+        history_days=_AGES_S // 86_400,
     )
 
 

@@ -225,7 +225,7 @@ def test_it_is_believed_from_its_networks_alone(site: WebSite) -> None:
     with pytest.raises(UnknownCredential, match=r"not believed from 10\.1\.2\.3"):
         asked(munge_from=("192.0.2.0/24",))
     with pytest.raises(UnknownCredential, match="bring a token"):
-        asked(munge=False)
+        asked(munge_from=())
 
 
 def test_who_is_no_user_of_the_pages_is_not_let_in(site: WebSite) -> None:

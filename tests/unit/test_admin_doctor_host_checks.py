@@ -116,7 +116,7 @@ def test_munge_is_looked_at_where_pages_use_it(site: DoctorSite) -> None:
     found = only(host_checks.check_munge(site.ground()))
     assert (found.status, found.looked_at) == ("warning", socket)
     assert "commands on other hosts are known by tokens alone" in found.what
-    site.reopen(web=msgspec.structs.replace(web, munge=False))
+    site.reopen(web=msgspec.structs.replace(web, munge_from=()))
     assert only(host_checks.check_munge(site.ground())).status == "skipped"
 
 

@@ -112,10 +112,10 @@ def test_a_rule_that_is_switched_off_does_not_do_what_waits(tmp_path: Path) -> N
 
 
 def test_what_ended_long_ago_is_forgotten(tmp_path: Path) -> None:
-    site = RulesSite(tmp_path, MAIL, history_days=1)
+    site = RulesSite(tmp_path, MAIL)
     site.give(failure(1))
     site.settle()
-    site.now += timedelta(days=2)
+    site.now += timedelta(days=site.settings.history_days + 1)
     site.restart()
     site.give(failure(2, at=site.now))
     site.settle()

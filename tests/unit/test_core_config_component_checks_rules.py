@@ -15,7 +15,6 @@ from steward.slurm.settings import ClusterSettings
     [
         ({"directories": ("rules.d",)}, ("rules", "directories")),
         ({"most_nodes_percent": 101.0}, ("rules", "most_nodes_percent")),
-        ({"history_days": 0}, ("rules", "history_days")),
         ({"enabled": True, "shipped": False, "directories": ()}, ("rules", "directories")),
     ],
 )

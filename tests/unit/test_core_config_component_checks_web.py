@@ -61,7 +61,7 @@ def test_what_is_right_passes(tmp_path: Path, web: dict[str, Any]) -> None:
         ({"session_s": 0.0}, "'web.session_s' must be above 0"),
         ({"session_s": 1e9}, "'web.session_s' must be above 0"),
         ({"token_days": 0}, "'web.token_days' must be above 0"),
-        ({"munge_token_days": 3661}, "'web.munge_token_days' must be above 0 and at most 3660"),
+        ({"token_days": 3661}, "'web.token_days' must be above 0 and at most 3660"),
         ({"requests_per_minute": 0}, "'web.requests_per_minute' must be 1 or more"),
     ],
 )

@@ -80,6 +80,7 @@ MISTAKES = [
     ('capture_processes = "two"\n' + BASE, 1, ["capture_processes", "whole number", "text"]),
     ("capture_processes = true\n" + BASE, 1, ["capture_processes", "true or false"]),
     ("capture_processes = 0\n" + BASE, 1, ["capture_processes", "above 0"]),
+    ("history_days = 0\n" + BASE, 1, ["history_days", "above 0"]),
     ("capture_processes = 65\n" + BASE, 1, ["capture_processes", "64"]),
     ('log_level = "inf"\n' + BASE, 1, ["log_level", "'info'?"]),
     (BASE + "[access]\noperators = ['a', 2]\n", 4, ["access.operators", "list", "2"]),

@@ -188,7 +188,7 @@ def test_what_is_too_old_is_forgotten_but_not_how_nodes_are(site: Site) -> None:
         history.reservation(5, "r", "ACTIVE", start=at(5), end=at(6), nodes="n1"),
         history.reservation(6, "r", "REMOVED", old_state="ACTIVE", start=at(5), end=at(6)),
     )
-    site.now = NOON + timedelta(days=site.settings.history.retention_days, hours=1)
+    site.now = NOON + timedelta(days=site.settings.history_days, hours=1)
     assert site.consumer(HistoryConsumer).tick(lambda _new: None) > 0
     answer = site.ask("history.nodes")
     assert [(one.node, one.state, one.since) for one in answer.nodes] == [("n1", "DOWN", at(10))]

@@ -30,7 +30,6 @@ class RulesSettings(Section, frozen=True, kw_only=True):
         dry_run: Whether actions of all rules only report what they would do.
         most_nodes_percent: Maximum share of a cluster's nodes, in percent, that all rules together
             may take away; a rule may set a lower share for itself.
-        history_days: Retention of executions in the history, in days.
     """
 
     enabled: bool = False
@@ -38,4 +37,3 @@ class RulesSettings(Section, frozen=True, kw_only=True):
     shipped: bool = True
     dry_run: bool = False
     most_nodes_percent: float = 10.0
-    history_days: int = 365

@@ -32,11 +32,11 @@ class WebSettings(Section, frozen=True, kw_only=True):
             portal's or login nodes' behind NAT. Limits on connections and on requests without a
             user are wider there.
         session_s: Lifetime of a session, in seconds.
-        token_days: Longest lifetime of a token, in days …
-        munge_token_days: … and of a token created under MUNGE authentication alone.
-        munge: Whether commands on other hosts may authenticate by MUNGE instead of a token.
-        munge_from: Networks of the hosts whose MUNGE credentials are trusted, and that connect from
-            there (``10.1.2.0/24``); empty trusts all hosts with our key.
+        token_days: Longest lifetime of a token, in days; 30 days at most if MUNGE alone
+            authenticated its user.
+        munge_from: Networks of the hosts whose commands may authenticate by MUNGE instead of a
+            token, and that connect from there (``10.1.2.0/24``). Default: all hosts with our key.
+            If empty, none.
         munge_socket: Socket of the munged that decodes the credentials; empty for MUNGE's default.
         requests_per_minute: Requests allowed per minute for one user, or one address without a
             user.
@@ -55,9 +55,7 @@ class WebSettings(Section, frozen=True, kw_only=True):
     shared_from: tuple[str, ...] = ()
     session_s: float = 12 * 3600.0
     token_days: int = 366
-    munge_token_days: int = 30
-    munge: bool = True
-    munge_from: tuple[str, ...] = ()
+    munge_from: tuple[str, ...] = ("0.0.0.0/0",)
     munge_socket: str = ""
     requests_per_minute: int = 600
     metrics_from: tuple[str, ...] = ("127.0.0.1", "::1")

@@ -55,6 +55,9 @@ LOGIN_S: Final = 300.0
 """Lifetime of a link of ``steward login``, in seconds."""
 _USUAL_TOKEN_S: Final = 90 * 86400.0
 """Default validity of a token: 90 days, in seconds."""
+_MUNGE_TOKEN_DAYS: Final = 30
+"""Longest lifetime of a token whose user MUNGE alone authenticated, in days: root of any node that
+has the cluster's key could have made it."""
 _MAX_TOKENS: Final = 100
 """Most valid tokens of one user."""
 
@@ -311,7 +314,7 @@ def _get_origin(web_settings: WebSettings, caller: Caller) -> str:
 def _get_validity_s(web_settings: WebSettings, caller: Caller, requested_s: float | None) -> float:
     """Return a token's validity in seconds: as requested, or the default."""
     days = (
-        min(web_settings.token_days, web_settings.munge_token_days)
+        min(web_settings.token_days, _MUNGE_TOKEN_DAYS)
         if caller.by_munge
         else web_settings.token_days
     )

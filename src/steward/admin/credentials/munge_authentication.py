@@ -79,8 +79,8 @@ def verify_munge_request(web_settings: WebSettings, request: VouchRequest) -> tu
         UsageError: The values do not describe an HTTP request.
         MungeUnavailable: munged does not answer.
     """
-    if not web_settings.munge:
-        raise UnknownCredential("MUNGE is not asked here ('munge' of [web]): bring a token")
+    if not web_settings.munge_from:
+        raise UnknownCredential("MUNGE is not asked here ('munge_from' of [web]): bring a token")
     # Not the host name that the client used: a server that relays the request may have named it.
     server_address = urlsplit(web_settings.url).netloc or web_settings.listen
     statement = build_statement_from_digest(
@@ -129,7 +129,7 @@ def _admit_claim(web_settings: WebSettings, claim: MungeClaim, statement: bytes)
 
 
 def _require_network(web_settings: WebSettings, address: str) -> None:
-    if web_settings.munge_from and not is_within(address, web_settings.munge_from):
+    if not is_within(address, web_settings.munge_from):
         raise UnknownCredential(
             f"MUNGE is not believed from {address} ('munge_from' of [web]): bring a token", address
         )

@@ -370,8 +370,8 @@ def check_munge(context: CheckContext) -> Iterator[CheckFinding]:
     """Check that MUNGE can identify users of commands on other hosts."""
     web = context.settings.web
     subject = web.munge_socket or _MUNGE
-    if not web.listen or not web.munge:
-        yield make_skipped("[web] munge", "nobody is known by it here")
+    if not web.listen or not web.munge_from:
+        yield make_skipped("[web] munge_from", "nobody is known by it here")
         return
     if not web.munge_socket and not os.path.exists(_MUNGE):
         yield make_skipped(_MUNGE, "there is no MUNGE: commands on other hosts bring tokens")
@@ -384,7 +384,7 @@ def check_munge(context: CheckContext) -> Iterator[CheckFinding]:
             subject,
             f"commands on other hosts are known by tokens alone: {error}",
             "systemctl restart munge",
-            "or set munge_socket in [web], or munge = false",
+            "or set munge_socket in [web], or munge_from = []",
         )
         return
     yield make_ok(subject, "munged makes credentials, and opens them")

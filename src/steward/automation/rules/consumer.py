@@ -67,6 +67,7 @@ class RulesConsumer(DatabaseConsumer):
         store: RulesStore | None = None,
     ) -> None:
         self._settings = settings.rules
+        self._retention = timedelta(days=settings.history_days)
         self._clock = clock
         self._store = store or RulesStore(settings.state_dir)
         super().__init__(self._store.database)
@@ -154,7 +155,7 @@ class RulesConsumer(DatabaseConsumer):
         """Remove old history and node failures."""
         now = self._clock()
         return self._store.delete_old(
-            now - timedelta(days=self._settings.history_days),
+            now - self._retention,
             now - timedelta(seconds=_MAX_WINDOW_S),
         )
 

@@ -24,7 +24,6 @@ from steward.extensions.search_servers.settings import (
     ElasticsearchSinkSettings,
     OpenSearchSinkSettings,
 )
-from steward.reports.settings import HistorySettings
 from steward.slurm.settings import ClusterSettings
 from steward.web.settings import WebSettings
 
@@ -118,6 +117,8 @@ class Settings(Section, frozen=True, kw_only=True):
         log_format: Format of log lines: ``logfmt``, or ``json`` objects.
         log_file: Log file, which may be rotated at any time; stderr if empty.
         capture_processes: Number of processes that watch a spool.
+        history_days: Retention of past states of nodes, partitions, reservations and daemons, and
+            of executions of rules, in days. Present states are never purged.
         cluster: Clusters by name; at least one.
         tls: Certificates of TLS connections by name.
         consume: Kafka topics to read jobs of other Stewards from, by name.
@@ -129,6 +130,7 @@ class Settings(Section, frozen=True, kw_only=True):
     log_format: Literal["logfmt", "json"] = "logfmt"
     log_file: str = ""
     capture_processes: int = 2
+    history_days: int = 1100
     cluster: dict[str, ClusterSettings] = msgspec.field(default_factory=dict)
     archive: ArchiveSettings = ArchiveSettings()
     redact: RedactSettings = RedactSettings()
@@ -147,7 +149,6 @@ class Settings(Section, frozen=True, kw_only=True):
     sensor: SensorSettings = SensorSettings()
     actions: ActionsSettings = ActionsSettings()
     rules: RulesSettings = RulesSettings()
-    history: HistorySettings = HistorySettings()
     web: WebSettings = WebSettings()
 
     def files_sinks(self) -> dict[str, FilesSinkSettings]:

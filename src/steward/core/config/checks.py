@@ -45,9 +45,12 @@ _SAFE_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _MAX_CAPTURE_PROCESSES = 64
 _EVERY_HOST = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared with, not listened at
 """Addresses that listen on every interface."""
-_POSITIVE = {"snapshot_interval_s", "command_timeout_s", "timeout_s", "capture_processes"} | {
-    "hook_timeout_s"
-}
+_POSITIVE = frozenset(
+    {
+        *("snapshot_interval_s", "command_timeout_s", "timeout_s", "hook_timeout_s"),
+        *("capture_processes", "history_days"),
+    }
+)
 """Keys whose numbers must be above 0; others may be 0."""
 
 
@@ -68,7 +71,6 @@ def find_problems(settings: Settings) -> Iterator[ConfigProblem]:
     yield from check_nodes(settings)
     yield from _check_listeners(settings)
     yield from check_rules(settings)
-    yield from _check_history(settings)
     if settings.accounting != AccountingSettings():
         # Loading the plugins takes time, which commands spend only if the section is set.
         yield from run_offered_check("jobacct", ("accounting",), settings)
@@ -121,14 +123,6 @@ def _is_port_conflict(host: str, other: str) -> bool:
     """Return whether listeners at two hosts with the same port conflict."""
     hosts = {"127.0.0.1" if name.lower() == "localhost" else name.lower() for name in (host, other)}
     return len(hosts) == 1 or bool(hosts & _EVERY_HOST)
-
-
-def _check_history(settings: Settings) -> Iterator[ConfigProblem]:
-    """Check the retention of node history."""
-    if not settings.history.retention_days:
-        yield ConfigProblem(
-            ("history", "retention_days"), "'history.retention_days' must be above 0"
-        )
 
 
 def _check_names(settings: Settings) -> Iterator[ConfigProblem]:

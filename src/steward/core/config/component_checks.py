@@ -280,7 +280,6 @@ def _check_durations(web: WebSettings) -> Iterator[ConfigProblem]:
     for field, value, maximum in (
         ("session_s", web.session_s, _LONGEST_SESSION_S),
         ("token_days", web.token_days, _LONGEST_TOKEN_DAYS),
-        ("munge_token_days", web.munge_token_days, _LONGEST_TOKEN_DAYS),
     ):
         if not 0 < value <= maximum:
             yield _make_web_problem(
@@ -495,8 +494,6 @@ def check_rules(settings: Settings) -> Iterator[ConfigProblem]:
         yield ConfigProblem(
             ("rules", "most_nodes_percent"), "'rules.most_nodes_percent' is above 100 percent"
         )
-    if not rules.history_days:
-        yield ConfigProblem(("rules", "history_days"), "'rules.history_days' must be above 0")
     if rules.enabled and not settings.cluster:
         yield ConfigProblem(("rules", "enabled"), "rules need events: add a table [cluster.NAME]")
     if rules.enabled and settings.forward.to:

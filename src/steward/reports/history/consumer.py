@@ -3,7 +3,7 @@
 The journal trims events within hours. This consumer stores node, partition, reservation and daemon
 states, rule executions and bank thresholds, and folds them into spans (:mod:`.spans`): one per node
 state, one per active reservation. Events, spans and cursor change in one transaction, so each event
-counts once however often the process is killed. ``retention_days`` of ``[history]`` limits the age,
+counts once however often the process is killed. ``history_days`` limits the age,
 except of present states: open spans, and the last event of each existing partition and reservation
 (table ``present``). :mod:`.reader` reads the database.
 """
@@ -84,7 +84,7 @@ class HistoryConsumer(DatabaseConsumer):
     kinds = frozenset(HISTORY_KINDS)
 
     def __init__(self, settings: Settings, clock: Callable[[], datetime] = utc_now) -> None:
-        self._retention = timedelta(days=settings.history.retention_days)
+        self._retention = timedelta(days=settings.history_days)
         self._clock = clock
         path = get_history_path(settings.state_dir)
         super().__init__(Database(path, MIGRATIONS, for_owner=True))
