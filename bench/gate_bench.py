@@ -123,7 +123,7 @@ def _fill(state_dir: str) -> None:
 
 def _measure(gate: RunningGate, name: str, baseline: str) -> None:
     base = subprocess.Popen([sys.executable, "-c", _BASELINE, baseline])
-    path = gate.settings.gate.socket
+    path = gate.settings.gate_socket
     try:
         gate.wait(lambda: os.path.exists(baseline))
         # How long an asker waits for a processor is the host's figure, not the gate's.

@@ -125,11 +125,11 @@ def make(state: Path, jobs: int, *, closed: bool) -> Settings:
     state.mkdir(mode=0o711)
     settings = Settings(
         state_dir=str(state),
-        socket=str(state / "steward.sock"),
+        run_dir=str(state),
         cluster={"main": ClusterSettings(spool=str(state), timezone="UTC")},
     )
     (state / "steward.toml").write_text(
-        f'state_dir = "{state}"\nsocket = "{state}/steward.sock"\n'
+        f'state_dir = "{state}"\nrun_dir = "{state}"\n'
         f'[cluster.main]\nspool = "{state}/spool"\ntimezone = "UTC"\n'
     )
     ClusterRolesFiles(str(state)).put("main", ClusterRoles())

@@ -34,7 +34,7 @@ from run import fresh_directory
 from scale import SCALE, scaled
 from servers.server import free_port
 from steward.admin.credentials.store import CredentialStore
-from steward.bank.settings import BankSettings, GateSettings
+from steward.bank.settings import BankSettings
 from steward.core.config import AccessSettings, Settings
 from steward.core.config.reader import LoadedConfig, render_config
 from steward.core.events import utc_now
@@ -287,11 +287,6 @@ def measure(home: Path, jobs: int, people: int, seconds: float) -> None:
         web=WebSettings(listen=f"127.0.0.1:{PORT}", user=WEB, requests_per_minute=100_000),
         access=AccessSettings(operators=(OPERATOR,)),
         bank=BankSettings(enabled=True, reconcile_s=86_400.0),
-        gate=GateSettings(
-            socket=str(home / "gate.sock"),
-            off_switch=str(home / "gate.off"),
-            plugin_conf=str(home / "gate.conf"),
-        ),
     )
     if not is_filled:
         began = time.monotonic()

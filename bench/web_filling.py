@@ -200,7 +200,7 @@ def settings_in(home: Path, **changes: Any) -> Settings:
     (home / "spool").mkdir(exist_ok=True)
     settings = Settings(
         state_dir=str(home / "state"),
-        socket=str(home / "steward.sock"),
+        run_dir=str(home),
         cluster={CLUSTER: ClusterSettings(slurm=False, spool=str(home / "spool"), timezone="UTC")},
     )
     return msgspec.structs.replace(settings, **changes)

@@ -26,7 +26,7 @@ from steward.bank.gate.balances import OpenHold
 from steward.bank.gate.store import GateStore
 from steward.bank.ledger import Account, Authorship, open_ledger
 from steward.bank.money import MICRO
-from steward.bank.settings import BankSettings, GateSettings
+from steward.bank.settings import BankSettings
 from steward.core.config import ArchiveSettings, JournalSettings, Settings
 from steward.core.config.reader import LoadedConfig, render_config
 from steward.core.journal import JournalLink, JournalUnavailable
@@ -41,7 +41,7 @@ def settings_in(home: Path) -> Settings:
     """A Steward of one cluster that asks no Slurm, with everything kept in its journal."""
     return Settings(
         state_dir=str(home / "state"),
-        socket=str(home / "steward.sock"),
+        run_dir=str(home),
         cluster={"c1": ClusterSettings(slurm=False, spool=str(home / "spool"), timezone="UTC")},
         archive=ArchiveSettings(
             catalogue=False, sink={"files": FilesSinkSettings(path=str(home / "archive"))}
@@ -49,9 +49,6 @@ def settings_in(home: Path) -> Settings:
         journal=JournalSettings(keep_s=365 * 86400.0),
         accounting=AccountingSettings(type="jobacct/log"),
         bank=BankSettings(enabled=True),
-        gate=GateSettings(
-            socket=str(home / "gate" / "gate.sock"), plugin_conf=str(home / "gate" / "gate.conf")
-        ),
     )
 
 

@@ -32,7 +32,6 @@ class DoctorSite(Site):
         (directory / "spool").mkdir()
         super().__init__(
             directory,
-            socket=str(directory / "state" / "sock"),
             clusters={"c1": ClusterSettings(slurm_bin=str(slurm), command_timeout_s=10.0)},
             archive=sink_settings(directory),
         )

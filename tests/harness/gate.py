@@ -115,17 +115,14 @@ def job(minutes: int = 9, cpus: int = 1, **more: Any) -> JobRequest:
     return JobRequest(**{**defaults, **more})
 
 
-def gate_settings(directory: Path, **more: Any) -> GateSettings:
-    """Return [gate] with its socket and files in a directory, open to all users."""
-    places = {"socket": str(directory / "plugin.sock"), "plugin_conf": str(directory / "gate.conf")}
-    return GateSettings(**{**places, "plugin_users": (), **more})
+OPEN_GATE = GateSettings(plugin_users=())
+"""A gate that all users may ask."""
 
 
 def settings_of(directory: Path, **bank: Any) -> Settings:
     """Return the settings of a Site whose gate has its socket in the state directory."""
-    gate = gate_settings(directory / "state")
     clusters, banked = (CLUSTER,), BankSettings(enabled=True, **bank)
-    return Site(directory, clusters=clusters, bank=banked, gate=gate).settings
+    return Site(directory, clusters=clusters, bank=banked, gate=OPEN_GATE).settings
 
 
 class GateCore:
@@ -213,7 +210,7 @@ class RunningGate:
         self.wait_open()
 
     def wait_open(self) -> None:
-        path = self.settings.gate.socket
+        path = self.settings.gate_socket
         self.wait(lambda: bool((state := self.state()) and state.deciding))
         self.wait(lambda: os.path.exists(path))
 
@@ -235,7 +232,7 @@ class RunningGate:
         """Send bytes to the gate's socket; return the reply, b"" if there is none."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(PATIENCE_S)
-            connect_unix_socket(connection, self.settings.gate.socket)
+            connect_unix_socket(connection, self.settings.gate_socket)
             connection.sendall(data)
             answer = b""
             while not answer.endswith(b"\n"):

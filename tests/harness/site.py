@@ -73,7 +73,12 @@ class Site:
         self.state.mkdir(parents=True, exist_ok=True)
         if not isinstance(clusters, Mapping):
             clusters = {name: ClusterSettings(slurm=False, timezone="UTC") for name in clusters}
-        self.settings = Settings(state_dir=str(self.state), cluster=dict(clusters), **sections)
+        self.settings = Settings(
+            state_dir=str(self.state),
+            run_dir=str(self.state),
+            cluster=dict(clusters),
+            **sections,
+        )
         self.now = NOON
         self.clock = Clock()
         self.user_names: dict[int, str] | None = None

@@ -107,15 +107,8 @@ class BankSite:
             settings,
             cluster={name: of_cluster},
             bank=BankSettings(**{"enabled": True, "reconcile_s": 5.0, **(bank or {})}),
-            gate=GateSettings(
-                **{
-                    "socket": f"{self.run_dir}/gate.sock",
-                    "off_switch": f"{self.run_dir}/gate.off",
-                    "plugin_conf": f"{self.run_dir}/gate.conf",
-                    "timeout_ms": TIMEOUT_MS,
-                    **(gate or {}),
-                }
-            ),
+            run_dir=str(self.run_dir),
+            gate=GateSettings(**{"timeout_ms": TIMEOUT_MS, **(gate or {})}),
         )
         self.daemon.settings = self.settings
         self.daemon.config.write_text(render_config(LoadedConfig(self.settings)))

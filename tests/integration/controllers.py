@@ -103,7 +103,7 @@ def serve_settings(
     receive = receive or ReceiveSettings()
     return Settings(
         state_dir=str(directory / "state"),
-        socket=str(directory / "sock"),
+        run_dir=str(directory),
         cluster={name: msgspec.structs.replace(of, remote=True) for name, of in clusters.items()},
         archive=ArchiveSettings(sink={"files": files}),
         journal=JournalSettings(keep_s=2.0),
@@ -127,7 +127,7 @@ def controller_settings(
     forward = forward or ForwardSettings()
     return Settings(
         state_dir=str(directory / "state"),
-        socket="",
+        run_dir=str(directory),
         cluster={
             cluster: ClusterSettings(slurm=False, spool=str(spool), munge_socket=munge_socket)
         },

@@ -98,7 +98,7 @@ def settings_in(directory: Path) -> Settings:
     """The site's configuration."""
     return Settings(
         state_dir=str(directory / "state"),
-        socket=str(directory / "steward.sock"),
+        run_dir=str(directory),
         log_file=str(directory / "steward.log"),
         cluster={
             CLUSTER: ClusterSettings(
@@ -111,12 +111,7 @@ def settings_in(directory: Path) -> Settings:
         journal=JournalSettings(keep_s=_AGES_S),
         accounting=AccountingSettings(close_after_days=_AGES_S // 86_400),
         bank=BankSettings(enabled=True, reconcile_s=3600.0),
-        gate=GateSettings(
-            socket=str(directory / "gate.sock"),
-            off_switch=str(directory / "gate.off"),
-            plugin_conf=str(directory / "gate.conf"),
-            plugin_users=(),
-        ),
+        gate=GateSettings(plugin_users=()),
         mail=MailSettings(program=str(directory / "in" / "mailer")),
         actions=ActionsSettings(programs_file=str(directory / "in" / "programs")),
         rules=RulesSettings(enabled=True, directories=(str(directory / "in" / "rules"),)),

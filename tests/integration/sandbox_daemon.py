@@ -59,7 +59,7 @@ class Daemon:
         )
         self.settings = Settings(
             state_dir=str(self.state),
-            socket=str(home / "run" / "steward.sock"),
+            run_dir=str(home / "run"),
             cluster={"box": slurm_settings},
             archive=ArchiveSettings(
                 sink={

@@ -32,7 +32,7 @@ def settings_in(directory: Path, **changes: Any) -> Settings:
     (directory / "spool").mkdir(exist_ok=True)
     settings = Settings(
         state_dir=str(directory / "state"),
-        socket=str(directory / "state" / "steward.sock"),
+        run_dir=str(directory / "state"),
         cluster={"c1": ClusterSettings(slurm=False, spool=str(directory / "spool"))},
         archive=ArchiveSettings(sink={"files": FilesSinkSettings(path=str(directory / "archive"))}),
         journal=JournalSettings(keep_s=3600.0),

@@ -70,7 +70,7 @@ class ListenerSite:
         self.munged = munged
         self.port = free_port()
         settings = hearing(directory, self.port, munged, listener=USER)
-        self.settings = msgspec.structs.replace(settings, socket=str(run / "steward.sock"))
+        self.settings = msgspec.structs.replace(settings, run_dir=str(run))
         self.socket = str(run / "nodes.sock")
         self.daemon = Daemon(self.settings, directory)
         self.log = directory / "listener.log"

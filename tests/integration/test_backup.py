@@ -63,7 +63,7 @@ def elsewhere(settings: Settings, directory: Path) -> Settings:
     return msgspec.structs.replace(
         settings,
         state_dir=str(directory / "state"),
-        socket=str(directory / "state" / "steward.sock"),
+        run_dir=str(directory / "state"),
         archive=msgspec.structs.replace(
             settings.archive, sink={"files": FilesSinkSettings(path=str(directory / "archive"))}
         ),

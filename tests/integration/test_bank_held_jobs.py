@@ -96,7 +96,7 @@ def test_one_that_was_just_submitted_cannot_be_changed_unseen(site: BankSite) ->
 
 
 def test_while_the_gate_is_off_unpaid_jobs_run(site: BankSite) -> None:
-    off = Path(site.settings.gate.off_switch)
+    off = Path(site.settings.gate_off)
     off.touch()
     try:
         # It begins when the bank has looked at it more than once.

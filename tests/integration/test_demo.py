@@ -88,7 +88,7 @@ def test_a_kept_demo_goes_on_and_ends_when_told(directory: Path, slurm_version: 
         asked = sandbox.run(
             ["steward", "archive", "list", "--parsable2"],
             user=user,
-            env={"STEWARD_SOCKET": f"{directory}/steward/socket"},
+            env={"STEWARD_SOCKET": f"{directory}/steward/steward.sock"},
         )
         assert "|relax|" in asked.stdout
         # Every command that it ends with is one that can be typed as it stands.
@@ -107,7 +107,7 @@ def test_a_kept_demo_goes_on_and_ends_when_told(directory: Path, slurm_version: 
 
 def test_ctrl_c_ends_all_of_it(directory: Path, slurm_version: str) -> None:
     process = demo(directory, slurm=slurm_version)
-    socket = directory / "steward" / "socket"
+    socket = directory / "steward" / "steward.sock"
     wait_until(lambda: socket.exists() or process.poll() is not None)
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=PATIENCE * 60)

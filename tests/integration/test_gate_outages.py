@@ -100,7 +100,7 @@ def waits(site: BankSite) -> int:
 
 def set_policy(site: BankSite, policy: str) -> None:
     """What the plugin does where nobody answers; it looks at its file each time."""
-    path = Path(site.settings.gate.plugin_conf)
+    path = Path(site.settings.gate_conf)
     text = re.sub(r"(?m)^policy .*$", f"policy {policy}", path.read_text())
     path.with_suffix(".new").write_text(text)
     path.with_suffix(".new").rename(path)
@@ -114,7 +114,7 @@ def test_with_the_daemon_dead_it_is_the_policy_that_decides(running: BankSite) -
         set_policy(running, "deny")
         denied = running.tries(f"{SHELL}true\n")
         assert denied.returncode != 0
-        off = Path(running.settings.gate.off_switch)
+        off = Path(running.settings.gate_off)
         off.touch()
         second = waits(running)
         off.unlink()
@@ -127,7 +127,7 @@ def test_with_the_daemon_dead_it_is_the_policy_that_decides(running: BankSite) -
 @pytest.mark.matrix
 def test_one_that_hangs_is_asked_once(running: BankSite) -> None:
     running.kill_daemon()
-    path = Path(running.settings.gate.socket)
+    path = Path(running.settings.gate_socket)
     path.unlink(missing_ok=True)
     begun = time.monotonic()
     with AskedGate(path, hangs) as silent:
@@ -146,7 +146,7 @@ def test_one_that_hangs_is_asked_once(running: BankSite) -> None:
 def test_rubbish_is_no_answer(running: BankSite) -> None:
     running.kill_daemon()
     try:
-        path = Path(running.settings.gate.socket)
+        path = Path(running.settings.gate_socket)
         path.unlink(missing_ok=True)
         with AskedGate(path) as raving:
             for says in RUBBISH:
@@ -254,7 +254,7 @@ def test_the_ledger_is_away_while_64_submit(slurm_version: str, postgresql: Post
 @pytest.mark.parametrize("policy", ["allow", "deny"])
 def test_one_users_worst_texts_make_nobody_elses_job_late(running: BankSite, policy: str) -> None:
     site = running
-    conf = Path(site.settings.gate.plugin_conf)
+    conf = Path(site.settings.gate_conf)
     shipped = conf.read_text()
     # A busy host is late by itself: with a second only a gate that computes long is too late.
     conf.write_text(re.sub(r"(?m)^timeout_ms .*$", "timeout_ms 1000", shipped))

@@ -17,7 +17,7 @@ from sandbox_daemon import STEWARD, Daemon
 from servers.server import free_port
 from steward.archive.settings import FilesSinkSettings
 from steward.automation.settings import RulesSettings
-from steward.bank.settings import BankSettings, GateSettings
+from steward.bank.settings import BankSettings
 from steward.core.config import AccessSettings, ArchiveSettings
 from steward.core.config.reader import LoadedConfig, render_config
 from steward.extensions.search_servers.settings import OpenSearchSinkSettings
@@ -35,16 +35,10 @@ class Patient:
         self.cluster = cluster
         self.users = list(cluster.users)
         self.daemon = daemon = Daemon(cluster, Path(cluster.directory) / "steward")
-        home = daemon.home
         daemon.settings = msgspec.structs.replace(
             daemon.settings,
             access=AccessSettings(operators=(self.users[0],)),
             bank=BankSettings(enabled=True, unknown_accounts="allow"),
-            gate=GateSettings(
-                socket=f"{home}/run/gate.sock",
-                plugin_conf=f"{home}/run/gate.conf",
-                off_switch=f"{home}/run/gate.off",
-            ),
         )
         self.write()
         daemon.start()
@@ -134,7 +128,7 @@ def test_a_part_that_was_killed_is_told(patient: Patient) -> None:
 
 
 def test_the_off_switch_is_told_with_what_mends_it(patient: Patient) -> None:
-    switch = Path(patient.daemon.settings.gate.off_switch)
+    switch = Path(patient.daemon.settings.gate_off)
     switch.touch()
     try:
         assert patient.wrong() == {"gate gate.off"}

@@ -149,7 +149,7 @@ def forge(watching: Watching, user: str, secret: str) -> str:
         "s=socket.socket(socket.AF_UNIX); s.settimeout(10); s.connect(sys.argv[1])\n"
         "s.sendall(sys.argv[2].encode()+b'\\n'); print(s.recv(16).decode().strip())\n"
     )
-    words = ["/usr/bin/python3", "-I", "-c", script, watching.settings.sensor.socket]
+    words = ["/usr/bin/python3", "-I", "-c", script, watching.settings.wake_socket("box")]
     done = watching.cluster.run([*words, json.dumps(message)], user=user, check=False)
     return str(done.stdout).strip()
 

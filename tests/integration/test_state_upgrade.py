@@ -20,7 +20,7 @@ from steward.bank.errors import GateUnavailable
 from steward.bank.gate.client import GateClient
 from steward.bank.ledger import open_ledger
 from steward.bank.money import MICRO
-from steward.bank.settings import BankSettings, GateSettings
+from steward.bank.settings import BankSettings
 from steward.core.access import Caller
 from steward.core.config import Settings
 from steward.daemon.contexts import make_registry
@@ -35,7 +35,6 @@ RECORDED = sorted(path.name for path in STATES.iterdir() if path.is_dir())
 def settings_of(home: Path) -> Settings:
     """What the recorded ones ran with, see scripts/record_state.py."""
     settings = settings_in(home)
-    (home / "gate").mkdir(exist_ok=True)
     return msgspec.structs.replace(
         settings,
         # It is made again from the archive, and so is not recorded.
@@ -43,9 +42,6 @@ def settings_of(home: Path) -> Settings:
         cluster={"c1": ClusterSettings(slurm=False, spool=str(home / "spool"), timezone="UTC")},
         accounting=AccountingSettings(type="jobacct/log"),
         bank=BankSettings(enabled=True),
-        gate=GateSettings(
-            socket=str(home / "gate" / "gate.sock"), plugin_conf=str(home / "gate" / "gate.conf")
-        ),
     )
 
 

@@ -14,7 +14,7 @@ from web_site import OPERATOR, USERS, WebSite
 from steward.bank.ledger import Account, Authorship, open_ledger
 from steward.bank.money import MICRO
 from steward.bank.records import Charge, ResourceUse
-from steward.bank.settings import BankSettings, GateSettings
+from steward.bank.settings import BankSettings
 from steward.core.events import utc_now
 from steward.sandbox import Sandbox, SandboxSpec
 
@@ -26,14 +26,7 @@ BY = Authorship(who="root", why="=cmd|' /C calc'!A0")
 def site() -> Iterator[WebSite]:
     with Sandbox.up(SandboxSpec(user_names=USERS), report=print) as box:
         home = Path(box.directory) / "steward"
-        gate = GateSettings(
-            socket=f"{home}/gate.sock",
-            off_switch=f"{home}/gate.off",
-            plugin_conf=f"{home}/gate.conf",
-        )
-        with WebSite(
-            box, home, settings={"bank": BankSettings(enabled=True), "gate": gate}
-        ) as site:
+        with WebSite(box, home, settings={"bank": BankSettings(enabled=True)}) as site:
             books(site)
             yield site
 

@@ -14,7 +14,7 @@ from web_site import USERS, WebSite
 
 from steward.bank.ledger import Account, Authorship, open_ledger
 from steward.bank.money import MICRO
-from steward.bank.settings import BankSettings, GateSettings
+from steward.bank.settings import BankSettings
 from steward.capture.settings import SensorSettings
 from steward.jobs import Jobs, database_path
 from steward.sandbox import Sandbox
@@ -76,16 +76,10 @@ def job_site(
                 "nodes": books.daemon.settings.nodes,
                 "cluster": books.daemon.settings.cluster,
                 "bank": BankSettings(enabled=True, reconcile_s=5.0),
-                "gate": GateSettings(
-                    socket=f"{home}/run/gate.sock",
-                    off_switch=f"{home}/run/gate.off",
-                    plugin_conf=f"{home}/run/gate.conf",
-                ),
                 "sensor": SensorSettings(
                     enabled=True,
                     triggers=False,
                     interval_s=0.5,
-                    socket=f"{home}/run/trigger.sock",
                     secret_file=f"{home}/trigger.secret",
                 ),
             }

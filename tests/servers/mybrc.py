@@ -40,6 +40,7 @@ def mybrc_settings(
         users.write_text(f"# who may\nplugin:{hash_password(PASSWORD)}\n")
     return Settings(
         state_dir=str(directory),
+        run_dir=str(directory),
         cluster={"c": ClusterSettings()},
         bank=bank or BankSettings(enabled=True),
         gate=gate or GateSettings(),

@@ -33,7 +33,7 @@ from steward.admin.doctor.findings import (
 )
 from steward.bank.actions.maintenance import CheckReply, CheckRequest
 from steward.bank.gate.requests import RemoteMeans
-from steward.bank.settings import BankSettings, GateSettings, RemoteBankSettings
+from steward.bank.settings import BankSettings, RemoteBankSettings
 from steward.core.access import Access, Caller
 from steward.core.actions import Action, Registry
 from steward.core.config import AccessSettings, Settings
@@ -326,15 +326,11 @@ def test_balances_at_a_mybrc_server_that_are_old_are_a_finding(
     for name in ("there", "here"):
         tmp_path.joinpath(name).mkdir()
     token = tmp_path / "token"
-    gate = GateSettings(
-        socket=str(tmp_path / "here" / "plugin.sock"),
-        plugin_conf=str(tmp_path / "here" / "gate.conf"),
-    )
     with serving(mybrc_settings(tmp_path / "there")) as url:
         token.write_text(token_of(url))
         remote = RemoteBankSettings(url=f"{url}/api", token_file=str(token), balances=True)
         bank_settings = BankSettings(enabled=True, remote=remote)
-        site.reopen(bank=bank_settings, state_dir=str(tmp_path / "here"), gate=gate)
+        site.reopen(bank=bank_settings, state_dir=str(tmp_path / "here"))
         with running(site.settings) as started:
             now_us = time.time_ns() // 1000
             for at_us, status, said in (

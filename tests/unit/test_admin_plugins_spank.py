@@ -25,7 +25,6 @@ from steward.admin.plugins.spank import (
     list_daemon_directories,
     require_outside_spool,
 )
-from steward.bank.settings import GateSettings
 from steward.cli.app import run
 from steward.core.config import Settings
 from steward.core.config.reader import LoadedConfig, render_config
@@ -496,12 +495,11 @@ def test_install_refuses_directories_of_the_daemon_and_of_jobcomp(
 def test_every_directory_of_the_configuration_is_known() -> None:
     settings = Settings(
         state_dir="/a",
-        socket="/b/sock",
-        gate=GateSettings(socket="/c/sock", plugin_conf="/d/conf", off_switch="/e/off"),
+        run_dir="/b",
         cluster={"one": ClusterSettings(spool="/f", jobcomp_lines="/g/lines")},
     )
     found = list_daemon_directories(settings)
-    assert {"/a", "/b", "/c", "/d", "/e", "/f", "/g", "/var/spool/steward"} <= set(found)
+    assert {"/a", "/b", "/f", "/g", "/var/spool/steward"} <= set(found)
     assert found["/g"] == "[cluster.one] jobcomp_lines"
     assert describe_spool_conflict("/var/spool/steward-shim", found) == ""
 

@@ -136,11 +136,10 @@ def polled_site(tmp_path: Path) -> Path:
     (tmp_path / "state").mkdir()
     config = tmp_path / "steward.toml"
     config.write_text(
-        f'state_dir = "{tmp_path}/state"\n'
+        f'state_dir = "{tmp_path}/state"\nrun_dir = "{tmp_path}"\n'
         f'[cluster.c]\nslurm = false\nspool = "{tmp_path}/spool"\n[bank]\nenabled = true\n'
         f'[archive.sink.a]\nkind = "files"\npath = "{tmp_path}/a"\n'
-        f'[gate]\nsocket = "{tmp_path}/plugin.sock"\nplugin_conf = "{tmp_path}/gate.conf"\n'
-        "plugin_users = []\n"
+        "[gate]\nplugin_users = []\n"
     )
     look = PollStatus(at=utc_now(), up=True, version="22.05.8", cost_s=11.0, interval_s=220.0)
     PollStatusFiles(f"{tmp_path}/state").put("c", look)

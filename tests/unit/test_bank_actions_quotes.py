@@ -9,7 +9,7 @@ import pytest
 
 from harness import bank
 from harness.bank import BY
-from harness.gate import gate_settings, running
+from harness.gate import OPEN_GATE, running
 from harness.site import ADA, BELA, NOBODY, OWNER, ROOT, Site
 from steward.bank.errors import BankUsage, NotInBank
 from steward.bank.gate.store import GateStore
@@ -36,11 +36,10 @@ PICTURE = ClusterModel(
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
     made = bank.make_shared_site(tmp_path)
-    settings = gate_settings(tmp_path, off_switch=str(tmp_path / "off"))
     with made.ledger.transaction() as t:
         t.modes.set(ModeRule(mode="gate", cluster="c1"), BY)
         t.set_mark("picture:c1", msgspec.json.encode(PICTURE).decode())
-    with running(msgspec.structs.replace(made.settings, gate=settings)) as gate:
+    with running(msgspec.structs.replace(made.settings, gate=OPEN_GATE)) as gate:
         assert made.room("bank").update_gate(0, rules=True)
         gate.link.send_model(PICTURE)
         yield made

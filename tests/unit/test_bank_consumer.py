@@ -13,7 +13,7 @@ import pytest
 from harness.bank import BY, HOUR, balance, begin, feed, found_bank
 from harness.bank import life as life_of
 from harness.events import NOON
-from harness.gate import gate_settings
+from harness.gate import OPEN_GATE
 from harness.jobs import record
 from harness.site import Site
 from steward.bank.consumer import BankConsumer
@@ -63,9 +63,8 @@ class Bank(Site):
     """The same with the bank's consumer and a gate that runs."""
 
     def __init__(self, directory: Path) -> None:
-        gate = gate_settings(directory, off_switch=str(directory / "gate.off"))
         bank = BankSettings(enabled=True, reconcile_s=1.0)
-        super().__init__(directory, bank=bank, gate=gate)
+        super().__init__(directory, bank=bank, gate=OPEN_GATE)
         found_bank(self, 100)
         with self.ledger.transaction() as t:
             t.modes.set(ModeRule(mode="gate", cluster="c1"), BY)
@@ -125,7 +124,7 @@ class Bank(Site):
         """Ask the gate as slurmctld's plugin does; the token that it puts on the job."""
         ask = PluginRequest(v=1, op="submit", cluster="c1", job=job)
         with socket.socket(socket.AF_UNIX) as connection:
-            connection.connect(self.settings.gate.socket)
+            connection.connect(self.settings.gate_socket)
             connection.sendall(msgspec.json.encode(ask) + b"\n")
             said = msgspec.json.decode(connection.makefile("rb").readline())
         assert said["ok"], said
@@ -270,7 +269,7 @@ def test_what_cannot_be_paid_is_remembered_until_it_can(bank: Bank) -> None:
 
 
 def test_while_the_gate_is_off_nothing_is_done_to_jobs_that_cannot_be_paid(bank: Bank) -> None:
-    off = Path(bank.settings.gate.off_switch)
+    off = Path(bank.settings.gate_off)
     off.touch()
     pending, *_ = life(1, tres_requested="cpu=64,node=1", cpus=64, tres_allocated="")
     bank.happen([pending])

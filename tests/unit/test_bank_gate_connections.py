@@ -81,7 +81,7 @@ def test_who_is_turned_away_is_told_of_once_a_minute(
     settings = settings_of(tmp_path)
 
     def uid_of(connection: socket.socket) -> int:
-        is_plugins = os.path.basename(settings.gate.socket) in connection.getsockname()
+        is_plugins = os.path.basename(settings.gate_socket) in connection.getsockname()
         return STRANGER if is_plugins else connections.get_socket_uid(connection)
 
     monkeypatch.setattr("steward.bank.gate.server.get_socket_uid", uid_of)
@@ -92,7 +92,7 @@ def test_who_is_turned_away_is_told_of_once_a_minute(
             for _ in range(100):
                 with socket.socket(socket.AF_UNIX) as theirs:
                     theirs.settimeout(PATIENCE_S)
-                    connect_unix_socket(theirs, settings.gate.socket)
+                    connect_unix_socket(theirs, settings.gate_socket)
                     assert theirs.recv(1) == b""
     (record,) = caplog.records
     assert f"uid {STRANGER} may not ask" in record.getMessage()

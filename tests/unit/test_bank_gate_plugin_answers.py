@@ -156,7 +156,7 @@ def test_a_decision_that_cannot_be_carried_out_does_not_let_others_in(
             asked = [sockets.enter_context(socket.socket(socket.AF_UNIX)) for _ in jobs]
             for connection, one in zip(asked, jobs, strict=True):
                 connection.settimeout(PATIENCE_S)
-                connect_unix_socket(connection, gate.settings.gate.socket)
+                connect_unix_socket(connection, gate.settings.gate_socket)
                 ask = PluginRequest(v=1, op="submit", cluster=CLUSTER, job=one)
                 connection.sendall(msgspec.json.encode(ask) + b"\n")
         said = [msgspec.json.decode(connection.recv(65536)) for connection in asked]

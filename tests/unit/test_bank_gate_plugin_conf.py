@@ -22,17 +22,10 @@ def private() -> Iterator[None]:
 
 @pytest.mark.usefixtures("private")
 def test_what_is_made_is_open_whatever_the_umask(tmp_path: Path) -> None:
-    settings = settings_of(tmp_path)
-    for conf in (f"{tmp_path}/run/gate.conf", ""):
-        gate = msgspec.structs.replace(
-            settings.gate, socket=f"{tmp_path}/run/gate.sock", plugin_conf=conf
-        )
-        with running(msgspec.structs.replace(settings, gate=gate)) as running_gate:
-            running_gate.tell(account("chem", 9))
-            assert (tmp_path / "run").stat().st_mode & 0o777 == 0o755
-        for left in (tmp_path / "run").iterdir():
-            left.unlink()
-        (tmp_path / "run").rmdir()
+    settings = msgspec.structs.replace(settings_of(tmp_path), run_dir=f"{tmp_path}/run")
+    with running(settings) as running_gate:
+        running_gate.tell(account("chem", 9))
+        assert (tmp_path / "run").stat().st_mode & 0o777 == 0o755
 
 
 def test_one_that_is_closed_is_left_so_and_named(

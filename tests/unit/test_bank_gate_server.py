@@ -115,7 +115,7 @@ def test_hostile_and_slow_peers_hold_nobody_up(tmp_path: Path) -> None:
         def peer(said: bytes) -> socket.socket:
             one = peers.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
             one.settimeout(PATIENCE_S)
-            connect_unix_socket(one, gate.settings.gate.socket)
+            connect_unix_socket(one, gate.settings.gate_socket)
             one.sendall(said)
             return one
 
@@ -151,22 +151,22 @@ def test_without_books_the_policy_decides(tmp_path: Path) -> None:
         settings, bank=msgspec.structs.replace(settings.bank, without_ledger_s=0.0)
     )
     with running(settings) as gate:
-        assert not os.path.exists(settings.gate.socket), "closed until the holds are known"
+        assert not os.path.exists(settings.gate_socket), "closed until the holds are known"
         gate.link.send_books(GateBooks(seq=1, accounts=(account("chem", 1),), whole=True))
-        gate.wait(lambda: os.path.exists(settings.gate.socket))
+        gate.wait(lambda: os.path.exists(settings.gate_socket))
         denied = gate.ask(job(1))
         assert not denied["ok"]
         assert "cannot be asked now" in denied["say"]
         assert gate.ask(job(1, partition="cheap"))["ok"]
         assert gate.ask(job(1, partition="cheap,main"))["ok"] is False
         gate.link.send_rules(rules())
-        conf = Path(settings.gate.plugin_conf).read_text().splitlines()
+        conf = Path(settings.gate_conf).read_text().splitlines()
         assert "policy allow" in conf
         assert "enforced yes" in conf
         gate.link.send_rules(rules(mode="observe", seq=2))
-        assert "enforced no" in Path(settings.gate.plugin_conf).read_text().splitlines()
+        assert "enforced no" in Path(settings.gate_conf).read_text().splitlines()
         assert "partition main deny" in conf
-        assert f"off_file {settings.gate.off_switch}" in conf
+        assert f"off_file {settings.gate_off}" in conf
 
 
 def test_with_postgresql_only_a_lease_gives_the_right(tmp_path: Path) -> None:

@@ -98,9 +98,9 @@ def test_a_gate_whose_database_is_gone_numbers_its_facts_on(tmp_path: Path) -> N
         gate.kill()
         for name in ("gate.db", "gate.db-wal", "gate.db-shm"):
             (Path(settings.state_dir) / name).unlink(missing_ok=True)
-        os.unlink(settings.gate.socket)
+        os.unlink(settings.gate_socket)
         gate.start()
-        assert not os.path.exists(settings.gate.socket)
+        assert not os.path.exists(settings.gate_socket)
         gate.tell(account("chem", 100))
         seen = ShownJob(cluster=CLUSTER, job_id=1, uid=1000, admin_comment=comment)
         assert gate.link.confirm_jobs([seen]) == [None], (

@@ -54,7 +54,7 @@ def deciding(tmp_path: Path, authority: Authority, address: str) -> Iterator[Run
 
 
 def is_open(gate: RunningGate) -> bool:
-    return os.path.exists(gate.settings.gate.socket)
+    return os.path.exists(gate.settings.gate_socket)
 
 
 def is_passed_on(gate: RunningGate) -> bool:

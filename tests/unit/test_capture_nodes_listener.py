@@ -28,7 +28,7 @@ def settings(tmp_path: Path) -> Settings:
         if directory.stat().st_mode & 0o001 == 0:
             directory.chmod(0o755)
     nodes = NodesSettings(listen="127.0.0.1:0", listener="nobody", most_connections=1)
-    return Settings(socket=str(tmp_path / "steward.sock"), nodes=nodes)
+    return Settings(run_dir=str(tmp_path), nodes=nodes)
 
 
 @contextlib.contextmanager

@@ -44,8 +44,6 @@ def test_a_bank_needs_only_to_be_enabled(tmp_path: Path) -> None:
         ('[bank.notify]\nwebhook = "chat.example.org"', "bank.notify.webhook"),
         ('[bank.remote]\nurl = "ftp://host/"', "bank.remote.url"),
         ('[bank.remote]\nurl = "https://host/"', "the API is at '/mybrc-rest' or '/api'"),
-        ('[gate]\nsocket = "gate.sock"', "gate.socket"),
-        ('[gate]\noff_switch = "/run/the gate.off"', "blank"),
         ("[gate]\ntimeout_ms = 2000", "gate.timeout_ms"),
         ('[gate]\nlisten = "0.0.0.0:6826"', "encrypted"),
         ('[gate]\nask = "nowhere"', "gate.ask"),

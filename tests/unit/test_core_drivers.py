@@ -32,7 +32,7 @@ from steward.slurm.settings import ClusterSettings
 
 CONFIG = """\
 state_dir = "{root}/state"
-socket = "{root}/steward.sock"
+run_dir = "{root}"
 [cluster.c1]
 slurm = false
 spool = "{root}/spool"
@@ -183,7 +183,7 @@ def test_the_demo_needs_no_driver(tmp_path: Path) -> None:
     path.write_text(
         format_configuration(
             state_dir=f"{tmp_path}/state",
-            socket_path=f"{tmp_path}/steward.sock",
+            run_dir=str(tmp_path),
             cluster_name="c1",
             cluster_settings=ClusterSettings(),
             munge_socket=f"{tmp_path}/munge",

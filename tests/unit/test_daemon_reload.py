@@ -17,7 +17,7 @@ from steward.daemon.reload import ReloadListener, ReloadReply, ReloadUnavailable
 
 CONFIG = """\
 state_dir = "{root}/state"
-socket = "{root}/steward.sock"
+run_dir = "{root}"
 log_level = "{level}"
 [cluster.c1]
 slurm = false

@@ -13,7 +13,7 @@ import pytest
 from harness import bank
 from harness.bank import BY
 from harness.events import NOON
-from harness.gate import RunningGate, gate_settings, job, picture, rules, running
+from harness.gate import OPEN_GATE, RunningGate, job, picture, rules, running
 from harness.mybrc import ReportingSite
 from servers.mybrc import SU, mybrc_settings, serving, token_of, with_money
 from servers.mybrc_reference import ReferenceBank
@@ -214,7 +214,9 @@ def test_a_user_may_have_less_than_the_account(
 
 
 def with_policy(site: FollowingSite, policy: Any) -> Any:
-    return msgspec.structs.replace(site.settings, gate=gate_settings(site.state, policy=policy))
+    return msgspec.structs.replace(
+        site.settings, gate=msgspec.structs.replace(OPEN_GATE, policy=policy)
+    )
 
 
 def open_gate(gate: RunningGate) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from harness.gate import RunningGate, account, gate_settings, job, rules, running
+from harness.gate import OPEN_GATE, RunningGate, account, job, rules, running
 from servers.mybrc import BY, SU, mybrc_settings, with_money
 from steward.bank.gate.client import GateClient
 from steward.bank.gate.policy import find_mode
@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 def site(tmp_path: Path) -> Settings:
     directory = tmp_path / "state"
     directory.mkdir()
-    gate = gate_settings(directory, off_switch=str(directory / "off"))
-    settings = mybrc_settings(directory, 1, gate=gate)
+    settings = mybrc_settings(directory, 1, gate=OPEN_GATE)
     with_money(settings, "physics")
     return settings
 

@@ -21,10 +21,12 @@ class SinkSettings(Section, frozen=True, kw_only=True, tag_field="kind", tag="")
         identity_wait_s: Longest time a script waits for its job's identity before it is archived as
             unverified, in seconds.
         retention_days: Age in days at which scripts are purged; 0 keeps them forever.
+        environments: Whether the sink stores environments, if ``[archive] environments`` does.
     """
 
     identity_wait_s: float = 10.0
     retention_days: int = 0
+    environments: bool = True
 
     @property
     def kind(self) -> str:

@@ -232,11 +232,11 @@ class UnpaidJobs:
 
     def is_off(self) -> bool:
         """Return True if an administrator has switched the gate off, so jobs may go unpaid."""
-        is_off = os.path.lexists(self._settings.gate.off_switch)
+        is_off = os.path.lexists(self._settings.gate_off)
         if is_off != self._is_off:
             self._is_off = is_off
             text = "%s is there: nothing is done to jobs that cannot be paid"
-            log.warning(text if is_off else "%s is gone", self._settings.gate.off_switch)
+            log.warning(text if is_off else "%s is gone", self._settings.gate_off)
         return is_off
 
     def release_if_held(self, key: Key) -> None:

@@ -138,10 +138,6 @@ class GateSettings(Section, frozen=True, kw_only=True):
     """[gate]: process that slurmctld's submit plugin asks.
 
     Attributes:
-        socket: Unix socket of the gate, used by the plugin.
-        off_switch: While this file exists the plugin admits every job, even if the daemon is
-            down, and no job is held or cancelled for insufficient funds.
-        plugin_conf: File with the plugin's policy; the gate keeps it up to date.
         policy: Outage policy: what the plugin does when the gate does not answer.
         timeout_ms: Longest wait of the plugin, connection included, in milliseconds.
         plugin_users: Users that the plugin may run as, in addition to root and Steward's user.
@@ -151,9 +147,6 @@ class GateSettings(Section, frozen=True, kw_only=True):
             listens, ``ca_file`` where it asks.
     """
 
-    socket: str = "/run/steward/gate.sock"
-    off_switch: str = "/run/steward/gate.off"
-    plugin_conf: str = "/run/steward/gate.conf"
     policy: OutagePolicy = "allow"
     timeout_ms: int = 100
     plugin_users: tuple[str, ...] = ("slurm",)

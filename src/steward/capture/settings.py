@@ -55,7 +55,6 @@ class SensorSettings(Section, frozen=True, kw_only=True):
         triggers: Whether to keep permanent triggers set in slurmctld (strigger) that wake the
             sensor at once; requires SlurmUser's rights.
         helper: Program that slurmctld starts for the triggers; the same path on every controller.
-        socket: Unix socket on which the helper wakes the sensor.
         secret_file: File with the helper's secret, owned by SlurmUser, mode 0600.
     """
 
@@ -64,5 +63,4 @@ class SensorSettings(Section, frozen=True, kw_only=True):
     usage: bool = False
     triggers: bool = True
     helper: str = "/usr/libexec/steward/steward-trigger"
-    socket: str = "/run/steward/trigger.sock"
     secret_file: str = "/etc/steward/trigger.secret"  # noqa: S105 - a path

@@ -234,7 +234,6 @@ class SpoolPlan(msgspec.Struct, frozen=True, kw_only=True):
         known: Returns whether the script of a job id with this mtime (ns) was captured before.
         unfinished: Returns the latest records of jobs known to be unfinished.
         max_held: Maximum number of scripts held open before pausing.
-        options: Settings of the cluster that only this scheduler knows.
     """
 
     cluster: str
@@ -244,7 +243,6 @@ class SpoolPlan(msgspec.Struct, frozen=True, kw_only=True):
     known: Callable[[int, int], bool]
     unfinished: Callable[[], Iterable[JobRecord]] = tuple
     max_held: int = 4000
-    options: dict[str, object] = {}
 
 
 class Scheduler(Protocol):

@@ -188,13 +188,6 @@ def watch(
     scheduler: Annotated[
         str, typer.Option("--scheduler", metavar="NAME", help="Whose spool it is: slurm or torque.")
     ] = "slurm",
-    torque_subdirs: Annotated[
-        bool,
-        typer.Option(
-            "--torque-subdirs",
-            help="Torque keeps its jobs in jobs/0 to jobs/9 only; both are looked at if not given.",
-        ),
-    ] = False,
     no_slurm: Annotated[
         bool, typer.Option("--no-slurm", help="Never ask Slurm: owners stay unverified.")
     ] = False,
@@ -281,7 +274,6 @@ def watch(
             cluster={
                 cluster: ClusterSettings(
                     scheduler=scheduler,
-                    torque_subdirs=True if torque_subdirs else None,
                     slurm=not no_slurm,
                     spool=os.path.abspath(spool) if spool else "",
                     slurm_conf=os.path.abspath(slurm_conf) if slurm_conf else "",

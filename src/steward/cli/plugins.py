@@ -276,8 +276,10 @@ def check(
         success_text = f"JobCompType is jobcomp/lua, and {jobcomp}/jobcomp.lua is Steward's."
     elif trigger:
         from steward.admin.plugins.trigger import check_trigger
+        from steward.core.config import Settings
 
-        problems = check_trigger(_read_slurm_config(slurm_prefix), helper, secret, _SENSOR.socket)
+        socket = Settings().wake_socket("")
+        problems = check_trigger(_read_slurm_config(slurm_prefix), helper, secret, socket)
         success_text = f"slurmctld can start {helper}, which wakes Steward's sensor."
     elif job_submit or job_submit_lua:
         slurm_config, version = _read_slurm_config(slurm_prefix), _find_version(slurm, slurm_prefix)

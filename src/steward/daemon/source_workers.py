@@ -374,7 +374,6 @@ def open_capture(
         known=partial(_is_known, CapturedScripts(settings.state_dir, reader), cluster),
         unfinished=partial(list_unfinished, settings, cluster),
         max_held=raise_descriptor_limit(),
-        options={"torque_subdirs": cluster_settings.torque_subdirs},
     )
     spool = load_scheduler(cluster_settings.scheduler).open(plan)
     # Each process has its own stores, so that none closes another's descriptors.

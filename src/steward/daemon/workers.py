@@ -109,9 +109,7 @@ def make_workers(settings: Settings) -> list[WorkerSpec]:
         from steward.daemon.consumer_workers import make_rules_worker
 
         workers.append(make_rules_worker(settings))
-    if settings.socket:
-        workers.append(WorkerSpec(name="socket", run=partial(run_socket, settings)))
-    return workers
+    return [*workers, WorkerSpec(name="socket", run=partial(run_socket, settings))]
 
 
 def run_journal(settings: Settings, stop: Stop, send_heartbeat: SendHeartbeat) -> None:

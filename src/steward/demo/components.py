@@ -34,7 +34,7 @@ from steward.slurm.settings import ClusterSettings
 def format_configuration(
     *,
     state_dir: str,
-    socket_path: str,
+    run_dir: str,
     cluster_name: str,
     cluster_settings: ClusterSettings,
     munge_socket: str,
@@ -45,7 +45,7 @@ def format_configuration(
 
     Args:
         state_dir: Directory of the daemon's journal and databases.
-        socket_path: Path of the daemon's socket.
+        run_dir: Directory of the daemon's sockets.
         cluster_name: The cluster's name.
         cluster_settings: How to reach its Slurm.
         munge_socket: Path of munged's socket.
@@ -54,7 +54,7 @@ def format_configuration(
     """
     lines = [
         f"state_dir = {encode_toml(state_dir)}",
-        f"socket = {encode_toml(socket_path)}",
+        f"run_dir = {encode_toml(run_dir)}",
         "",
         f"[cluster.{cluster_name}]",
         f"slurm_conf = {encode_toml(cluster_settings.slurm_conf)}",
@@ -187,16 +187,10 @@ class DemoBank:
         """Return the configuration lines of the bank and the gate."""
         if self.skip_reason:
             return []
-        steward_dir = f"{self._sandbox.directory}/steward"
         return [
             "[bank]",
             "enabled = true",
             'unknown_accounts = "allow"',
-            "",
-            "[gate]",
-            f"socket = {json.dumps(f'{steward_dir}/gate.sock')}",
-            f"off_switch = {json.dumps(f'{steward_dir}/gate.off')}",
-            f"plugin_conf = {json.dumps(f'{steward_dir}/gate.conf')}",
             "",
         ]
 

@@ -99,7 +99,7 @@ class SandboxPaths:
     @property
     def socket_path(self) -> str:
         """Return the path of the daemon's socket."""
-        return f"{self.sandbox.directory}/steward/socket"
+        return f"{self.sandbox.directory}/steward/steward.sock"
 
     @property
     def rules(self) -> str:
@@ -329,7 +329,7 @@ class DemoSite(SandboxPaths):
         os.makedirs(self.rules, mode=0o755, exist_ok=True)
         config_text = format_configuration(
             state_dir=self.state_dir,
-            socket_path=self.socket_path,
+            run_dir=steward_dir,
             cluster_name=self.sandbox.plan.spec.cluster,
             cluster_settings=self.sandbox.make_cluster_settings(),
             munge_socket=self.sandbox.plan.munge_socket,

@@ -28,8 +28,6 @@ class ClusterSettings(Section, frozen=True, kw_only=True):
         munge_socket: Socket of this cluster's munged; MUNGE's default if empty.
         jobcomp_lines: File that native/jobcomp.lua appends to on this host, see
             docs/accounting.md; "" if JobCompType is not Steward's.
-        torque_subdirs: Whether Torque keeps its jobs in ``jobs/0`` to ``jobs/9``
-            (use_jobs_subdirs); detected if not set.
     """
 
     scheduler: str = "slurm"
@@ -45,7 +43,6 @@ class ClusterSettings(Section, frozen=True, kw_only=True):
     controllers: tuple[str, ...] = ()
     munge_socket: str = ""
     jobcomp_lines: str = ""
-    torque_subdirs: bool | None = None
 
     @property
     def asks_slurm(self) -> bool:

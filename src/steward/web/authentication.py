@@ -42,7 +42,7 @@ from steward.web.daemon_client import (
     acquire_slot,
 )
 from steward.web.errors import CsrfError, LoginRequired, RateLimitExceeded
-from steward.web.settings import WebSettings
+from steward.web.settings import SESSION_S, WebSettings
 
 _BURST_S: Final = 10.0
 """Burst size: requests of this many seconds may come at once."""
@@ -467,7 +467,7 @@ class Authenticator:
         if len(self._proxy_sessions) >= _MOST_CACHED:
             self._proxy_sessions.clear()
         # Use renews the session, so the cached secret stays valid while it is used.
-        self._proxy_sessions[user] = (now + self._settings.session_s, reply.secret)
+        self._proxy_sessions[user] = (now + SESSION_S, reply.secret)
         return reply.secret
 
     async def _check_csrf(self, request: HttpRequest, secret: str) -> None:

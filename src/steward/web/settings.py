@@ -11,6 +11,8 @@ HEALTH_PATH: Final = "/healthz"
 """Path of the web process's health check …"""
 HEALTHY_BODY: Final = b"ok\n"
 """… and its complete response."""
+SESSION_S: Final = 12 * 3600.0
+"""Lifetime of a session, in seconds: one login lasts a working day, and no stolen cookie longer."""
 
 
 class WebSettings(Section, frozen=True, kw_only=True):
@@ -31,7 +33,6 @@ class WebSettings(Section, frozen=True, kw_only=True):
         shared_from: Networks whose addresses many people share (``10.1.2.0/24``), such as a
             portal's or login nodes' behind NAT. Limits on connections and on requests without a
             user are wider there.
-        session_s: Lifetime of a session, in seconds.
         token_days: Longest lifetime of a token, in days; 30 days at most if MUNGE alone
             authenticated its user.
         munge_from: Networks of the hosts whose commands may authenticate by MUNGE instead of a
@@ -53,7 +54,6 @@ class WebSettings(Section, frozen=True, kw_only=True):
     proxy_operators: bool = False
     trusted_proxies: tuple[str, ...] = ("127.0.0.1", "::1")
     shared_from: tuple[str, ...] = ()
-    session_s: float = 12 * 3600.0
     token_days: int = 366
     munge_from: tuple[str, ...] = ("0.0.0.0/0",)
     munge_socket: str = ""

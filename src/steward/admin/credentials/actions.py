@@ -47,7 +47,7 @@ from steward.admin.credentials.sessions import (
 from steward.core.access import SCOPES, Caller
 from steward.core.actions import Answer, action, route
 from steward.core.errors import PermissionRefused, UsageError
-from steward.web.settings import WebSettings
+from steward.web.settings import SESSION_S, WebSettings
 
 _MAX_NAME_CHARS: Final = 200
 """Longest name of a token, in characters."""
@@ -123,8 +123,7 @@ def _open_session(context: CredentialsContext, caller: Caller, request: OpenRequ
     else:
         link = context.store.use_up(request.secret, now)
         uid, user, how = link.uid, link.user, link.how
-    web_settings = context.settings.web
-    validity_s = PROXY_SESSION_S if how == BY_PROXY else web_settings.session_s
+    validity_s = PROXY_SESSION_S if how == BY_PROXY else SESSION_S
     secret, credential = context.store.create(
         "session",
         uid=uid,

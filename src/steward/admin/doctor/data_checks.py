@@ -363,16 +363,16 @@ def check_ledger(context: CheckContext) -> Iterator[CheckFinding]:
 def check_gate(context: CheckContext) -> Iterator[CheckFinding]:
     """Check that the gate decides and is not switched off."""
     settings = context.settings
-    subject = f"{settings.gate.socket}, {settings.gate.off_switch}"
+    subject = f"{settings.gate_socket}, {settings.gate_off}"
     if not settings.bank.enabled and not settings.gate.ask:
         yield make_skipped(subject, "there is no bank here")
         return
-    if os.path.exists(settings.gate.off_switch):
+    if os.path.exists(settings.gate_off):
         yield make_wrong(
             subject,
-            f"{settings.gate.off_switch} is there: every job is admitted unasked",
-            f"rm {settings.gate.off_switch}",
-            of=os.path.basename(settings.gate.off_switch),
+            f"{settings.gate_off} is there: every job is admitted unasked",
+            f"rm {settings.gate_off}",
+            of=os.path.basename(settings.gate_off),
         )
     state = GateClient(settings.state_dir, _GATE_S).get_status()
     if not state.deciding and not settings.gate.ask:

@@ -66,9 +66,7 @@ def list_daemon_directories(settings: Settings) -> dict[str, str]:
     """
     directories = {os.path.dirname(DEFAULT_LINES_PATH): "jobcomp's lines"}
     directories |= {Settings().state_dir: "the daemon's state", settings.state_dir: "state_dir"}
-    directories |= _map_parent("socket", settings.socket)
-    for field in ("socket", "plugin_conf", "off_switch"):
-        directories |= _map_parent(f"[gate] {field}", getattr(settings.gate, field))
+    directories[settings.run_dir] = "run_dir"
     for name in settings.files_sinks():
         directories[settings.sink_path(name)] = f"[archive.sink.{name}] path"
         if move_to := settings.files_sink(name).move_to:

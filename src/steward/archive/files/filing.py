@@ -128,7 +128,7 @@ class ScriptFiling:
     def _make_row(self, ref: FileRef, body: JobScript) -> FileRow:
         """Make the row of a newly captured script."""
         script, environment = body.script, body.environment
-        if not self._settings.archive.environments:
+        if not (self._settings.archive.environments and self._sink_settings.environments):
             environment = None
         cluster, key = ref
         return FileRow(

@@ -230,7 +230,7 @@ class FilesSink:
             self._filing,
             self._pending,
             self._contents,
-            environments=settings.archive.environments,
+            environments=settings.archive.environments and self._sink_settings.environments,
         )
         self._retention = RetentionWorker(self._records, name, self._sink_settings)
         self._access_updater = AccessUpdater(self._tree, self._records, self._layout)

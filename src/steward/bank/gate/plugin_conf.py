@@ -42,8 +42,8 @@ def format_plugin_conf(settings: Settings, *, is_enforced: bool) -> str:
     """Return the file's text."""
     gate = settings.gate
     lines = [
-        f"socket {gate.socket}",
-        f"off_file {gate.off_switch}",
+        f"socket {settings.gate_socket}",
+        f"off_file {settings.gate_off}",
         f"timeout_ms {gate.timeout_ms}",
         f"quiet_s {QUIET_S}",
         f"policy {gate.policy}",
@@ -67,9 +67,7 @@ def write_plugin_conf(settings: Settings, *, is_enforced: bool) -> bool:
         is_enforced: Whether the mode of any job is ``gate``. Otherwise the plugin lets overlong
             texts pass, also while the gate is unavailable.
     """
-    path = settings.gate.plugin_conf
-    if not path:
-        return False
+    path = settings.gate_conf
     text = format_plugin_conf(settings, is_enforced=is_enforced)
     try:
         try:

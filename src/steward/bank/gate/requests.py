@@ -20,7 +20,7 @@ from steward.core.events import HoldFact
 
 VERSION: Final = 1
 """Version of both protocols; peers of another version are refused."""
-CONTROL_SOCKET: Final = "gate.sock"
+CONTROL_SOCKET: Final = "gate-control.sock"
 """Name of the socket for Steward's own processes, in the state directory."""
 LONGEST_REQUEST: Final = 1 << 20
 """Maximum length of a plugin's request, in bytes: the most that ``LONGEST_TEXTS`` can become in

@@ -367,7 +367,7 @@ class GateServer:
                 beat()
                 self._run_once(stop)
                 if not is_open and self._can_open():
-                    path = self._settings.gate.socket
+                    path = self._settings.gate_socket
                     self._make_socket_directory(path)
                     plugin = sockets.enter_context(unix_listener(path, self._plugin_uids))
                     self._listen(plugin, self._accept_plugin)

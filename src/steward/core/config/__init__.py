@@ -6,7 +6,6 @@ module, and declares here the sections of core: [archive], [redact], [access], [
 is complete and valid. Packages receive the part they need and read no file themselves.
 """
 
-import os
 from typing import Any, Literal
 
 import msgspec
@@ -112,7 +111,10 @@ class Settings(Section, frozen=True, kw_only=True):
 
     Attributes:
         state_dir: Directory of journal and databases, on a local disk.
-        socket: Unix socket that commands send requests to.
+        run_dir: Directory of the sockets (``steward.sock`` for commands, ``gate.sock`` for the
+            submit plugin, ``trigger.sock`` for slurmctld's triggers), of the plugin's policy
+            ``gate.conf``, and of ``gate.off``: while that file exists the plugin admits every job,
+            even if the daemon is down, and no job is held or cancelled for insufficient funds.
         log_level: debug, info, warning or error.
         log_format: Format of log lines: ``logfmt``, or ``json`` objects.
         log_file: Log file, which may be rotated at any time; stderr if empty.
@@ -125,7 +127,7 @@ class Settings(Section, frozen=True, kw_only=True):
     """
 
     state_dir: str = "/var/lib/steward"
-    socket: str = "/run/steward/steward.sock"
+    run_dir: str = "/run/steward"
     log_level: LogLevel = "info"
     log_format: Literal["logfmt", "json"] = "logfmt"
     log_file: str = ""
@@ -160,21 +162,38 @@ class Settings(Section, frozen=True, kw_only=True):
         """Return the settings of the files sink ``name``."""
         return self.files_sinks()[name]
 
+    @property
+    def socket(self) -> str:
+        """Return the Unix socket that commands send requests to."""
+        return f"{self.run_dir}/steward.sock"
+
+    @property
+    def gate_socket(self) -> str:
+        """Return the Unix socket of the gate, used by the submit plugin."""
+        return f"{self.run_dir}/gate.sock"
+
+    @property
+    def gate_conf(self) -> str:
+        """Return the file with the submit plugin's policy, which the gate keeps up to date."""
+        return f"{self.run_dir}/gate.conf"
+
+    @property
+    def gate_off(self) -> str:
+        """Return the file that turns the gate off while it exists."""
+        return f"{self.run_dir}/gate.off"
+
     def wake_socket(self, cluster: str) -> str:
         """Return the socket on which a cluster's trigger helper wakes the sensor.
 
         Each cluster has its own socket if several are watched here.
         """
-        path = self.sensor.socket
         watched = [
             name
             for name, cluster_settings in self.cluster.items()
             if cluster_settings.asks_slurm and not cluster_settings.remote
         ]
-        if len(watched) <= 1:
-            return path
-        stem, suffix = os.path.splitext(path)
-        return f"{stem}-{cluster}{suffix}"
+        name = f"trigger-{cluster}.sock" if len(watched) > 1 else "trigger.sock"
+        return f"{self.run_dir}/{name}"
 
     def sink_path(self, name: str) -> str:
         """Return the root directory of the files sink ``name``."""

@@ -184,7 +184,7 @@ def _check_paths(settings: Settings) -> Iterator[ConfigProblem]:
     paths: list[tuple[KeyPath, str]] = [
         (("state_dir",), settings.state_dir),
         (("log_file",), settings.log_file),
-        (("socket",), settings.socket),
+        (("run_dir",), settings.run_dir),
         (("web", "munge_socket"), settings.web.munge_socket),
     ]
     for name, cluster in settings.cluster.items():
@@ -194,10 +194,13 @@ def _check_paths(settings: Settings) -> Iterator[ConfigProblem]:
         fields = ("path", "groups_file", "move_to")
         paths += [(("archive", "sink", name, field), getattr(sink, field)) for field in fields]
     for key, path in paths:
-        if not path and key == ("state_dir",):
-            yield ConfigProblem(key, "'state_dir' is empty: give an absolute path")
+        if not path and key in (("state_dir",), ("run_dir",)):
+            yield ConfigProblem(key, f"'{key[0]}' is empty: give an absolute path")
         elif path and not os.path.isabs(path):
             yield ConfigProblem(key, f"{'.'.join(key)!r} must be an absolute path, not {path!r}")
+    if any(map(str.isspace, settings.run_dir)):
+        # The submit plugin and slurmctld split lines with these paths at blanks.
+        yield ConfigProblem(("run_dir",), "'run_dir' holds a blank: choose another path")
 
 
 def _check_schedulers(settings: Settings) -> Iterator[ConfigProblem]:

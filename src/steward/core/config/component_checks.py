@@ -162,8 +162,6 @@ _OUR_HEADERS: Final = frozenset(
 )
 """Headers that any client may send, so that none of them can be the proxy's."""
 _PREFIX: Final = re.compile(r"(/[A-Za-z0-9._~-]+)*/?")
-_LONGEST_SESSION_S: Final = 30 * 86400.0
-"""Longest session, in seconds."""
 _LONGEST_TOKEN_DAYS: Final = 3660
 
 
@@ -277,14 +275,11 @@ def _check_networks(web: WebSettings) -> Iterator[ConfigProblem]:
 
 def _check_durations(web: WebSettings) -> Iterator[ConfigProblem]:
     """Check durations and rate limits of [web]."""
-    for field, value, maximum in (
-        ("session_s", web.session_s, _LONGEST_SESSION_S),
-        ("token_days", web.token_days, _LONGEST_TOKEN_DAYS),
-    ):
-        if not 0 < value <= maximum:
-            yield _make_web_problem(
-                field, f"must be above 0 and at most {maximum:g}, not {value:g}"
-            )
+    if not 0 < web.token_days <= _LONGEST_TOKEN_DAYS:
+        yield _make_web_problem(
+            "token_days",
+            f"must be above 0 and at most {_LONGEST_TOKEN_DAYS}, not {web.token_days}",
+        )
     if web.requests_per_minute < 1:
         yield _make_web_problem("requests_per_minute", "must be 1 or more: nobody could ask")
 
@@ -372,17 +367,8 @@ def _check_database(settings: Settings) -> Iterator[ConfigProblem]:
 
 
 def _check_gate(settings: Settings) -> Iterator[ConfigProblem]:
-    """Check [gate]: paths without blanks, time-out, addresses, certificates."""
+    """Check [gate]: time-out, addresses, certificates."""
     gate = settings.gate
-    for name in ("socket", "off_switch", "plugin_conf"):
-        path = getattr(gate, name)
-        if not os.path.isabs(path):
-            yield ConfigProblem(
-                ("gate", name), f"'gate.{name}' must be an absolute path, not {path!r}"
-            )
-        elif any(character.isspace() for character in path):
-            # The plugin splits its lines at blanks.
-            yield ConfigProblem(("gate", name), f"'gate.{name}' holds a blank: choose another path")
     if not 1 <= gate.timeout_ms <= _LONGEST_TIMEOUT_MS:
         yield ConfigProblem(
             ("gate", "timeout_ms"), f"'gate.timeout_ms' must be 1 to {_LONGEST_TIMEOUT_MS}"
@@ -520,7 +506,7 @@ def check_sensor(settings: Settings) -> Iterator[ConfigProblem]:
         yield ConfigProblem(
             ("sensor", "interval_s"), f"'sensor.interval_s' must be {_LEAST_INTERVAL_S} or more"
         )
-    for name in ("helper", "socket", "secret_file"):
+    for name in ("helper", "secret_file"):
         path = getattr(sensor, name)
         if not os.path.isabs(path):
             yield ConfigProblem(
@@ -540,8 +526,8 @@ def check_sensor(settings: Settings) -> Iterator[ConfigProblem]:
         path = settings.wake_socket(cluster)
         if len(os.fsencode(path)) > _LONGEST_ADDRESS:
             yield ConfigProblem(
-                ("sensor", "socket"),
-                f"'sensor.socket': {path} is longer than the {_LONGEST_ADDRESS} bytes that a "
+                ("run_dir",),
+                f"'run_dir': {path} is longer than the {_LONGEST_ADDRESS} bytes that a "
                 "socket's path may have",
             )
             return

@@ -36,12 +36,10 @@ class KafkaSinkSettings(SinkSettings, frozen=True, kw_only=True, tag="kafka"):
     Attributes:
         broker: Connection to the Kafka cluster.
         message: Message format: ``steward``, or ``sarchive`` for SArchive's.
-        environments: Whether messages include environments.
     """
 
     broker: KafkaSettings = KafkaSettings()
     message: Literal["steward", "sarchive"] = "steward"
-    environments: bool = True
 
 
 class ConsumeSettings(Section, frozen=True, kw_only=True):

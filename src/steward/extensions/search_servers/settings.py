@@ -12,7 +12,6 @@ class SearchSinkSettings(SinkSettings, frozen=True, kw_only=True):
     Attributes:
         urls: The server's nodes: ``https://search1:9200``.
         index: Prefix of the monthly indices' names, and the alias over all of them.
-        environments: Whether environments are sent, too.
         user: User name for basic authentication; with ``password_file``.
         password_file: A file that holds the user's password or, if ``user`` is empty, an API key
             (``id:key`` or its base64).
@@ -22,7 +21,6 @@ class SearchSinkSettings(SinkSettings, frozen=True, kw_only=True):
 
     urls: tuple[str, ...] = ()
     index: str = "steward-jobs"
-    environments: bool = True
     user: str = ""
     password_file: str = ""
     tls: TlsReference = None

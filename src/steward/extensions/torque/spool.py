@@ -469,17 +469,13 @@ class TorqueSpool:
 
     Args:
         plan: What to watch; its root is ``server_priv``, or ``jobs`` in it.
-        subdirs: Whether jobs are in ``jobs/0`` to ``jobs/9``; None for wherever they are.
         timing: Time limits of the spool. Defaults if None.
     """
 
-    def __init__(
-        self, plan: SpoolPlan, subdirs: bool | None = None, *, timing: TorqueTiming | None = None
-    ) -> None:
+    def __init__(self, plan: SpoolPlan, *, timing: TorqueTiming | None = None) -> None:
         self.ready: deque[CapturedEntry] = deque()
         self.vanished: list[int] = []
         self._plan = plan
-        self._subdirs = subdirs
         self._timing = timing or TorqueTiming()
         self._inotify = INotify(nonblocking=True)
         self._root = ""
@@ -668,14 +664,14 @@ class TorqueSpool:
         self._rescan_at = time.monotonic() + self._timing.rescan_s
         self._needs_polling = self._jobs.is_remote
         files_by_key: dict[SpoolKey, list[_FileStamp]] = {}
-        directories = ["", *"0123456789"] if self._subdirs is None else [""]
-        if self._subdirs:
-            directories = list("0123456789")
-        # Torque creates the ten directories as needed; if all are used, at least one must exist.
+        # Torque keeps jobs in the root or, if use_jobs_subdirs is set, in ten directories below it,
+        # which it creates as needed.
         watched = [
-            directory for directory in directories if self._watch_directory(directory, files_by_key)
+            directory
+            for directory in ("", *"0123456789")
+            if self._watch_directory(directory, files_by_key)
         ]
-        self._is_scan_complete = "" in watched or (bool(self._subdirs) and bool(watched))
+        self._is_scan_complete = "" in watched
         # On a network file system each open waits: skip files that have not changed.
         changed = list(files_by_key)
         if self._jobs.is_remote:
@@ -751,7 +747,7 @@ class TorqueSpool:
                 changed_keys.clear()
                 self._lose_root()
                 return
-            if mask & flags.ISDIR and _DIGIT.fullmatch(name) and self._subdirs is not False:
+            if mask & flags.ISDIR and _DIGIT.fullmatch(name):
                 self._needs_rescan = True
         if directory is None:
             return
@@ -789,8 +785,7 @@ class _TorqueScheduler:
 
     def open(self, plan: SpoolPlan) -> WatchedSpool:
         """Open a watch on server_priv."""
-        subdirs = plan.options.get("torque_subdirs")
-        return TorqueSpool(plan, subdirs if isinstance(subdirs, bool) else None)
+        return TorqueSpool(plan)
 
 
 TORQUE = _TorqueScheduler()

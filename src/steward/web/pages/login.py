@@ -17,7 +17,7 @@ from steward.web.authentication import AuthenticatedRequest, Authenticator
 from steward.web.daemon_client import DaemonClient
 from steward.web.errors import CsrfError
 from steward.web.rendering import Renderer
-from steward.web.settings import WebSettings
+from steward.web.settings import SESSION_S, WebSettings
 
 HttpRequest = Request[Any, Any, Any]
 _LARGEST_FORM_BYTES: Final = 4 << 10
@@ -49,9 +49,7 @@ async def log_in(request: HttpRequest, pages: Renderer) -> Response[Any]:
     reply: OpenAnswer = await client.call_action("credentials.open", OpenRequest(secret=secret))
     response = pages.make_redirect("/")
     settings: WebSettings = request.app.state.web
-    response.set_cookie(
-        _make_session_cookie(settings, pages, reply.secret, int(settings.session_s))
-    )
+    response.set_cookie(_make_session_cookie(settings, pages, reply.secret, int(SESSION_S)))
     return response
 
 
