@@ -144,7 +144,7 @@ def config_of(directory: Path) -> Path:
     (directory / "state").mkdir(exist_ok=True)
     path = directory / "steward.toml"
     path.write_text(
-        f'state_dir = "{directory}/state"\nsocket = "{directory}/s.sock"\n'
+        f'state_dir = "{directory}/state"\nrun_dir = "{directory}"\n'
         f'[cluster.c1]\nslurm = false\nspool = "{directory}/spool"\ntimezone = "UTC"\n'
         "[bank]\nenabled = true\n"
     )

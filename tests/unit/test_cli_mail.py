@@ -173,7 +173,7 @@ def test_the_plain_mail_goes_out_where_there_is_no_page(tmp_path: Path, mailer: 
     program = mailer(keeps(tmp_path))
     config = tmp_path / "steward.toml"
     config.write_text(
-        f'socket = "{tmp_path}/nobody"\nstate_dir = "{tmp_path}/state"\n'
+        f'run_dir = "{tmp_path}/nobody"\nstate_dir = "{tmp_path}/state"\n'
         f'[cluster.c1]\nslurm = false\nspool = "{tmp_path}/spool"\n[mail]\nwait_s = 0\n'
     )
     done = run(

@@ -35,7 +35,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     (tmp_path / "spool").mkdir()
     config = tmp_path / "steward.toml"
     config.write_text(
-        f'state_dir = "{state}"\nsocket = "{tmp_path}/none.sock"\n'
+        f'state_dir = "{state}"\nrun_dir = "{tmp_path}/none"\n'
         f'[cluster.c1]\nspool = "{tmp_path}/spool"\ntimezone = "UTC"\n'
         "[sensor]\nenabled = true\ntriggers = false\n"
     )

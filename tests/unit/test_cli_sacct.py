@@ -42,7 +42,7 @@ def books(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "spool").mkdir()
     config = tmp_path / "steward.toml"
     config.write_text(
-        f'state_dir = "{state}"\nsocket = "{tmp_path}/none.sock"\n'
+        f'state_dir = "{state}"\nrun_dir = "{tmp_path}/none"\n'
         f'[cluster.main]\nspool = "{tmp_path}/spool"\ntimezone = "UTC"\n'
     )
     connection = open_database(database_path(str(state)), MIGRATIONS)

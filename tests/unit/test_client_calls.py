@@ -104,8 +104,8 @@ def test_only_one_place_can_be_named() -> None:
 
 def test_a_daemon_may_be_named_twice(tmp_path: Path) -> None:
     path = tmp_path / "c.toml"
-    path.write_text(f'socket = "/s"\nstate_dir = "{tmp_path}"\n[cluster.c]\nspool = "/spool"\n')
-    choose_transport(ClientPlace(config=str(path), socket="/s"))
+    path.write_text(f'run_dir = "/s"\nstate_dir = "{tmp_path}"\n[cluster.c]\nspool = "/spool"\n')
+    choose_transport(ClientPlace(config=str(path), socket="/s/steward.sock"))
     with pytest.raises(UsageError, match="--config and --socket name different places"):
         choose_transport(ClientPlace(config=str(path), socket="/t"))
 
@@ -163,7 +163,7 @@ def test_somebody_else_is_sent_to_the_configured_socket(no_host_files: Path) -> 
     state = no_host_files / "state"
     state.mkdir(mode=0o700)
     (no_host_files / "steward.toml").write_text(
-        f'state_dir = "{state}"\nsocket = "{no_host_files}/none"\n[cluster.c]\nspool = "/s"\n'
+        f'state_dir = "{state}"\nrun_dir = "{no_host_files}/none"\n[cluster.c]\nspool = "/s"\n'
     )
     os.seteuid(54321)
     try:

@@ -120,7 +120,7 @@ MISTAKES = [
     ('state_dir = ""\n' + BASE, 1, ["state_dir", "absolute"]),
     ('run_dir = ""\n' + BASE, 1, ["run_dir", "absolute"]),
     ('run_dir = "run"\n' + BASE, 1, ["run_dir", "absolute"]),
-    ('run_dir = "/run/the gate"\n' + BASE, 1, ["run_dir", "blank"]),
+    ('run_dir = "/a b"\n' + BASE + "[bank]\nenabled = true\n", 1, ["run_dir", "blank"]),
     ('log_file = "steward.log"\n' + BASE, 1, ["log_file", "absolute"]),
     ("[cluster.main]\nslurm = false\n", 1, ["slurm = false", "spool"]),
     (BASE + "spool = '/t'\n", 3, ["TOML", "overwrite"]),

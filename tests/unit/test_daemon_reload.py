@@ -101,11 +101,11 @@ def test_root_and_the_daemons_user_alone_may_ask(site: Daemon) -> None:
 
 
 def test_the_listener_follows_the_socket_and_goes_with_the_daemon(site: Daemon) -> None:
-    moved = site.path.read_text().replace("steward.sock", "moved.sock")
+    moved = site.path.read_text().replace(f'"{site.root}"', f'"{site.root}/moved"')
     site.write(moved)
     assert site.reload()[0] == 0
     assert not os.path.exists(f"{site.socket}.reload")
-    site.socket = str(site.root / "moved.sock")
+    site.socket = str(site.root / "moved" / "steward.sock")
     assert site.reload()[0] == 0
     site.end()
     assert not os.path.exists(f"{site.socket}.reload")

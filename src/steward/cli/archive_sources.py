@@ -24,7 +24,6 @@ from steward.cli.options import Archive, Clusters, Config, Json, Since, Until, r
 from steward.cli.output import ProgressLine, format_count, print_json, to_local_time
 from steward.client.places import (
     ARCHIVE_SETTINGS,
-    ARCHIVE_SOCKET,
     ARCHIVE_STATE,
     ClientPlace,
     require_settings,
@@ -102,7 +101,7 @@ def prepare_archive(root: str, settings: Settings, command: str) -> Settings:
 
     Args:
         root: The archive's directory.
-        settings: Settings without the socket.
+        settings: Settings without the directory of the socket.
         command: Subcommand of ``steward archive``.
 
     Returns:
@@ -113,7 +112,7 @@ def prepare_archive(root: str, settings: Settings, command: str) -> Settings:
     """
     settings = msgspec.structs.replace(
         settings,
-        socket=os.path.join(settings.state_dir, ARCHIVE_SOCKET),
+        run_dir=settings.state_dir,
         # An archive alone keeps no job records.
         accounting=AccountingSettings(type="jobacct/none"),
     )

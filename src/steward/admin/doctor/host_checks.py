@@ -46,7 +46,7 @@ from steward.core.sqlite import (
 )
 from steward.web.settings import HEALTH_PATH, HEALTHY_BODY
 
-_SECRETS: Final = ("key_file", "password_file", "api_key_file", "token_file", "secret_file")
+_SECRETS: Final = ("key_file", "password_file", "token_file", "secret_file")
 _LITTLE: Final = 0.10
 """Share of free space or inodes below which a check warns."""
 _TOO_LITTLE: Final = 0.02

@@ -198,7 +198,9 @@ def _check_paths(settings: Settings) -> Iterator[ConfigProblem]:
             yield ConfigProblem(key, f"'{key[0]}' is empty: give an absolute path")
         elif path and not os.path.isabs(path):
             yield ConfigProblem(key, f"{'.'.join(key)!r} must be an absolute path, not {path!r}")
-    if any(map(str.isspace, settings.run_dir)):
+    if (settings.bank.enabled or settings.sensor.enabled) and any(
+        map(str.isspace, settings.run_dir)
+    ):
         # The submit plugin and slurmctld split lines with these paths at blanks.
         yield ConfigProblem(("run_dir",), "'run_dir' holds a blank: choose another path")
 
