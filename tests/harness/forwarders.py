@@ -7,6 +7,8 @@ import ssl
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 from harness.events import NOON_NS, script_event
 from harness.receivers import ReceivingSite, listener_keys
 from servers.authority import Authority
@@ -26,7 +28,7 @@ class ForwardedSite(ReceivingSite):
         directory: Directory of the Site's files.
         authority: Signs the certificates of the Site and of its controllers.
         clusters: Clusters, each with the hosts that may report for it.
-        limits: Limits of connections.
+        limits: Limits of streams and requests.
     """
 
     def __init__(
@@ -34,7 +36,7 @@ class ForwardedSite(ReceivingSite):
         directory: Path,
         authority: Authority,
         clusters: dict[str, tuple[str, ...]],
-        **limits: int,
+        **limits: Any,
     ) -> None:
         remote = {
             name: ClusterSettings(remote=True, controllers=hosts)
@@ -74,45 +76,79 @@ class ForwardedSite(ReceivingSite):
 
 
 class Raw:
-    """A controller that sends only the messages that a test sends."""
+    """A controller that sends only the requests that a test sends."""
 
     def __init__(self, port: int, authority: Authority, certificate: tuple[str, str]) -> None:
-        context = ssl.create_default_context(cafile=authority.file)
-        context.load_cert_chain(*certificate)
-        plain = socket.create_connection(("127.0.0.1", port), 10)
-        self.socket = context.wrap_socket(
-            plain, server_hostname="127.0.0.1", do_handshake_on_connect=False
+        self.context = ssl.create_default_context(cafile=authority.file)
+        self.context.load_cert_chain(*certificate)
+        self.port = port
+        url = f"https://127.0.0.1:{port}"
+        self._client = httpx.Client(
+            verify=self.context, base_url=url, trust_env=False, timeout=30.0
         )
-        self.socket.settimeout(10)
-        self.stream = wire.FrameStream(self.socket, "the receiver")
+        self.cluster = "c1"
+        self.stream = ""
 
     def close(self) -> None:
-        self.socket.close()
+        self._client.close()
 
-    def hear(self) -> Any:
-        """Return the next message, or None at the end."""
-        frame = self.stream.receive(wire.MAX_WIRE_FRAME_BYTES, 10.0)
-        return None if frame is None else frame.decode_message()
+    def headers(self, path: str, body: bytes, number: int = 0) -> dict[str, str]:
+        """Return the headers of a request in the present stream."""
+        head = wire.RequestHead(
+            path=path,
+            origin=f"127.0.0.1:{self.port}",
+            cluster=self.cluster,
+            stream="" if path == wire.HELLO else self.stream,
+            number=number,
+            digest=wire.hash_body(body),
+        )
+        return head.build_headers()
 
-    def say(self, message: wire.WireMessage) -> None:
-        self.stream.send(wire.build_frame(wire.encode_message(message)), 10.0)
-
-    def ends(self) -> bool:
-        """Return whether the receiver sends no more messages."""
-        try:
-            return self.hear() is None
-        except wire.WireUnavailable:
-            return True
+    def post(self, path: str, body: bytes, headers: dict[str, str]) -> wire.ReceiverReply:
+        """Send a request and return the answer."""
+        response = self._client.post(path, content=body, headers=headers)
+        reply = wire.decode_reply(response.content)
+        assert (response.status_code == 200) == (reply.verdict == "durable")
+        return reply
 
     def greet(self, cluster: str = "c1", version: int = wire.VERSION) -> wire.ReceiverReply:
-        """Send Hello and return the answer."""
-        self.socket.do_handshake()
-        greeting = self.hear()
-        assert isinstance(greeting, wire.ReceiverGreeting)
-        self.say(wire.ControllerHello(version, cluster, os.urandom(wire.NONCE_BYTES)))
-        answer = self.hear()
-        assert isinstance(answer, wire.ReceiverReply)
-        return answer
+        """Say hello and return the answer."""
+        self.cluster = cluster
+        nonce = os.urandom(wire.NONCE_BYTES)
+        headers = {**self.headers(wire.HELLO, nonce), "steward-version": str(version)}
+        reply = self.post(wire.HELLO, nonce, headers)
+        self.stream = reply.stream
+        return reply
+
+    def say(
+        self, number: int, rows: list[wire.ForwardedEvent], body: bytes | None = None
+    ) -> wire.ReceiverReply:
+        """Send a batch, or a body in its place, and return the answer."""
+        body = wire.encode_message(rows) if body is None else body
+        return self.post(wire.EVENTS, body, self.headers(wire.EVENTS, body, number))
+
+    def send_head(
+        self, path: str, length: int, number: int = 0, beginning: bytes = b""
+    ) -> ssl.SSLSocket:
+        """Send a request's head and the beginning of its body; return the connection."""
+        plain = socket.create_connection(("127.0.0.1", self.port), 10)
+        connection = self.context.wrap_socket(plain, server_hostname="127.0.0.1")
+        headers = {**self.headers(path, beginning, number), "content-length": str(length)}
+        lines = [f"POST {path} HTTP/1.1", *(f"{name}: {text}" for name, text in headers.items())]
+        connection.sendall("\r\n".join((*lines, "", "")).encode() + beginning)
+        return connection
+
+
+def read_status(connection: socket.socket) -> int:
+    """Return the status of the answer that a connection brings before it ends; 0 without one."""
+    connection.settimeout(20)
+    answer = b""
+    try:
+        while chunk := connection.recv(1 << 16):
+            answer += chunk
+    except ConnectionError:
+        pass
+    return int(answer.split(b" ", 2)[1]) if answer else 0
 
 
 def script_row(

@@ -3,15 +3,21 @@
 import os
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from typing import Self
 
+import httpx
 import msgspec
 import pytest
 from job_submission import PATIENCE, wait_until
 from spool_daemon import Daemon, ask
 
+from servers.http_server import Quiet, answering
 from steward.archive.settings import FilesSinkSettings
 from steward.core.config import ArchiveSettings, JournalSettings, Settings
+from steward.extensions.controllers import wire
 from steward.extensions.controllers.settings import ForwardSettings, ReceiveSettings
 from steward.slurm.settings import ClusterSettings
 
@@ -40,9 +46,15 @@ class Munged:
             "seed-file": directory / "seed",
         }
         options = [f"--{name}={value}" for name, value in files.items()]
-        with (directory / "out").open("wb") as out:
+        self._command = ["munged", "--foreground", "--force", f"--origin={origin}", *options]
+        self._out = directory / "out"
+        self.start()
+
+    def start(self) -> None:
+        """Start it, also after a close; it remembers none of the credentials from before."""
+        with self._out.open("wb") as out:
             self._process = subprocess.Popen(
-                ["munged", "--foreground", "--force", f"--origin={origin}", *options],
+                self._command,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
@@ -52,12 +64,68 @@ class Munged:
             wait_until(lambda: os.path.exists(self.socket), 20.0)
         except AssertionError:
             self.close()
-            raise AssertionError((directory / "out").read_text()) from None
+            raise AssertionError(self._out.read_text()) from None
 
     def close(self) -> None:
         """End it."""
         self._process.terminate()
         self._process.wait(PATIENCE * 20)
+
+
+Answer = tuple[int, dict[str, str], bytes]
+"""Status, headers and body of an answer."""
+
+
+class Relay:
+    """Passes a controller's requests on to the receiver, and answers as a test has it.
+
+    Args:
+        port: The receiver's.
+    """
+
+    def __init__(self, port: int) -> None:
+        self.requests: list[tuple[str, dict[str, str], bytes]] = []
+        self.alter: Callable[[Answer], Answer] = lambda answer: answer
+        self.host = ""
+        """Host that it names to the receiver in place of its own; its own if empty."""
+        self._url = f"http://127.0.0.1:{port}"
+        self._stack = ExitStack()
+        server = self._stack.enter_context(answering(self._make_handler()))
+        self.port: int = server.server_address[1]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def post(self, path: str, headers: dict[str, str], body: bytes) -> Answer:
+        """Send a request to the receiver and return its answer."""
+        response = httpx.post(self._url + path, headers=headers, content=body, trust_env=False)
+        return response.status_code, dict(response.headers), response.content
+
+    def _make_handler(self) -> type[BaseHTTPRequestHandler]:
+        relay = self
+
+        class Handler(Quiet, BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["content-length"]))
+                headers = {name.lower(): text for name, text in self.headers.items()}
+                relay.requests.append((self.path, headers, body))
+                if relay.host:
+                    headers = {**headers, "host": relay.host}
+                answer = relay.post(self.path, headers, body)
+                if self.path == wire.EVENTS:
+                    answer = relay.alter(answer)
+                self.send_response(answer[0])
+                for name, text in answer[1].items():
+                    if name not in ("content-length", "connection"):
+                        self.send_header(name, text)
+                self.send_header("content-length", str(len(answer[2])))
+                self.end_headers()
+                self.wfile.write(answer[2])
+
+        return Handler
 
 
 MakeMunged = Callable[..., Munged]

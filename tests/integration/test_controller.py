@@ -3,21 +3,22 @@
 ``STEWARD_CONTROLLER_SEED`` repeats the instants of an earlier run.
 """
 
-import hashlib
 import os
 import shutil
 import signal
-import socket
 import sys
 import time
 from pathlib import Path
 from random import Random
 
+import msgspec
 import pytest
 from controllers import (
+    Answer,
     Controller,
     MakeMunged,
     Munged,
+    Relay,
     controller_settings,
     make_munged,
     said,
@@ -37,20 +38,23 @@ from spool_daemon import (
 )
 
 import storm
+from harness.forwarders import script_row
 from servers.authority import Authority
 from servers.server import free_port
 from steward.core.config import Settings
-from steward.core.errors import PermissionRefused
+from steward.core.errors import PermissionRefused, Unavailable
 from steward.core.munge import Munge, MungeUnavailable
 from steward.core.section import TlsSettings
 from steward.extensions.controllers import wire
 from steward.extensions.controllers.admission import MungeAuthenticator
+from steward.extensions.controllers.forwarder import ReceiverLink
 from steward.extensions.controllers.settings import ForwardSettings, ReceiveSettings
 from steward.slurm.settings import ClusterSettings
 
 __all__ = ["make_munged"]
 
 HERE = ("127.0.0.1",)
+LISTENING = "the receiver of controllers is at"
 
 
 def cluster_of(munged: Munged, *controllers: str) -> ClusterSettings:
@@ -133,45 +137,43 @@ def witnesses(
     """A controller's and the receiver's; the receiver takes this uid, or our own."""
     uids = frozenset({os.geteuid() if uid < 0 else uid})
     return (
-        MungeAuthenticator(Munge(ours.socket), wire.FROM_CONTROLLER, uids),
-        MungeAuthenticator(Munge(theirs.socket), wire.FROM_RECEIVER, uids, frozenset(HERE)),
+        MungeAuthenticator(Munge(ours.socket), uids),
+        MungeAuthenticator(Munge(theirs.socket), uids, frozenset(HERE)),
     )
 
 
 def test_a_credential_counts_once_and_for_its_place_alone(make_munged: MakeMunged) -> None:
     munged = make_munged()
     says, hears = witnesses(munged, munged)
-    nonces, body = os.urandom(64), b"a batch"
-
-    def frame(number: int = 1, nonces: bytes = nonces) -> wire.Frame:
-        return wire.Frame(body, says.sign(nonces, number, body))
-
-    good = frame()
-    hears.check(nonces, 1, good)
+    head = wire.RequestHead(
+        path=wire.EVENTS, origin="s:1", cluster="c1", stream="a" * 64, number=1, digest="b" * 64
+    )
+    statement = head.build_statement()
+    good = says.sign(statement)
+    hears.check(statement, good)
     with pytest.raises(PermissionRefused, match="was used before"):
-        hears.check(nonces, 1, good)
-    with pytest.raises(PermissionRefused, match="another place"):
-        hears.check(nonces, 2, frame(1))
-    with pytest.raises(PermissionRefused, match="another place"):
-        hears.check(os.urandom(64), 1, frame(1))
-    with pytest.raises(PermissionRefused, match="other bytes"):
-        hears.check(nonces, 1, wire.Frame(b"another", frame().credential))
+        hears.check(statement, good)
+    for name, value in {"number": 2, "stream": "c" * 64, "digest": "d" * 64}.items():
+        other = msgspec.structs.replace(head, **{name: value})
+        with pytest.raises(PermissionRefused, match="other bytes, or for another place"):
+            hears.check(other.build_statement(), says.sign(statement))
     with pytest.raises(PermissionRefused, match="other bytes"):
         # What the receiver said itself is nobody else's word.
-        hears.check(nonces, 1, wire.Frame(body, hears.sign(nonces, 1, body)))
-    for junk in (b"", b"MUNGE:", b"MUNGE:AwQFAAA=:", os.urandom(500), b"-h", b"A" * 20_000):
-        with pytest.raises(PermissionRefused):
-            hears.check(nonces, 1, wire.Frame(body, junk))
+        hears.check(statement, hears.sign(head.build_reply_statement("durable", b"")))
+    for junk in ("", "Munge ", "MUNGE:", "MUNGE:AwQFAAA=:", "-h", "A" * 20_000, "\xff\n"):
+        for credential in (junk, f"Munge {junk}"):
+            with pytest.raises(PermissionRefused):
+                hears.check(statement, credential)
 
 
 def test_a_credential_of_another_user_or_key_is_refused(make_munged: MakeMunged) -> None:
     munged, other = make_munged(), make_munged()
     says, hears = witnesses(munged, munged, uid=4_000_000)
     with pytest.raises(PermissionRefused, match=f"uid {os.geteuid()}'s, who is not in munge_users"):
-        hears.check(b"n", 1, wire.Frame(b"x", says.sign(b"n", 1, b"x")))
+        hears.check(b"x", says.sign(b"x"))
     says, hears = witnesses(munged, other)
     with pytest.raises(PermissionRefused, match="another key"):
-        hears.check(b"n", 1, wire.Frame(b"x", says.sign(b"n", 1, b"x")))
+        hears.check(b"x", says.sign(b"x"))
 
 
 def test_a_munged_that_is_away_is_waited_for(tmp_path: Path) -> None:
@@ -182,41 +184,144 @@ def test_a_munged_that_is_away_is_waited_for(tmp_path: Path) -> None:
         nowhere.decode(b"MUNGE:AwQFAAA=:")
 
 
-def test_a_batch_is_no_use_in_another_connection(fast: Path, make_munged: MakeMunged) -> None:
+def link_to(relay: Relay, munged: Munged) -> ReceiverLink:
+    return ReceiverLink(ForwardSettings(to=f"127.0.0.1:{relay.port}"), "c1", munged.socket)
+
+
+def test_a_batch_is_no_use_in_another_stream(fast: Path, make_munged: MakeMunged) -> None:
     munged, port = make_munged(), free_port()
     serve = serve_settings(fast / "serve", port, {"c1": cluster_of(munged)})
     says, _ = witnesses(munged, munged)
-    with Daemon(serve, fast / "serve") as steward:
-        said(steward, "listening for controllers")
-        recorded: list[bytes] = []
-        for attempt in range(2):
-            with socket.create_connection(("127.0.0.1", port), 10) as connection:
-                stream = wire.FrameStream(connection, "receiver")
-                greeting: wire.ReceiverGreeting = wire.expect_message(
-                    stream.receive(wire.MAX_FIRST_FRAME_BYTES, 10.0),
-                    wire.ReceiverGreeting,
-                    "receiver",
-                )
-                if not attempt:
-                    nonces = greeting.nonce + hashlib.sha256(b"ours").digest()
-                    hello = wire.encode_message(
-                        wire.ControllerHello(wire.VERSION, "c1", nonces[32:])
-                    )
-                    batch = wire.encode_message(wire.EventBatch(1, []))
-                    recorded.append(wire.build_frame(hello, says.sign(nonces, 0, hello)))
-                    recorded.append(wire.build_frame(batch, says.sign(nonces, 1, batch)))
-                answers = []
-                for frame in recorded:
-                    stream.send(frame, 10.0)
-                    answer: wire.ReceiverReply = wire.expect_message(
-                        stream.receive(wire.MAX_FIRST_FRAME_BYTES, 10.0),
-                        wire.ReceiverReply,
-                        "receiver",
-                    )
-                    answers.append((answer.number, answer.verdict))
-                    if answer.verdict != "durable":
-                        break
-            assert answers == ([(0, "refused")] if attempt else [(0, "durable"), (1, "durable")])
+    with Daemon(serve, fast / "serve") as steward, Relay(port) as relay:
+        said(steward, LISTENING)
+        link = link_to(relay, munged)
+        assert link.send_batch([script_row(1)]).verdict == "durable"
+        for path, headers, body in relay.requests:
+            status, _headers, content = relay.post(path, headers, body)
+            assert (status, wire.decode_reply(content).verdict) == (403, "refused")
+            assert "was used before" in wire.decode_reply(content).detail
+        # A credential that nobody has seen yet, for the second batch of the first stream.
+        other = link_to(relay, munged)
+        assert other.send_batch([]).verdict == "durable"
+        (_, first, _), (_, second, _) = (relay.requests[1], relay.requests[3])
+        head, _ = wire.parse_head(wire.EVENTS, encoded({**first, "steward-number": "2"}))
+        credential = says.sign(head.build_statement())
+        forged = {**first, "steward-number": "2", "authorization": credential}
+        moved = {**forged, "steward-stream": second["steward-stream"]}
+        status, _headers, content = relay.post(wire.EVENTS, moved, relay.requests[1][2])
+        assert (status, wire.decode_reply(content).verdict) == (403, "refused")
+        assert "another place" in wire.decode_reply(content).detail
+        # With an address that the controller did not mean, neither.
+        relay.host = "steward.example.org:6825"
+        with pytest.raises(PermissionRefused, match="another place"):
+            link.send_batch([script_row(2)])
+    assert journalled(serve) == {1}
+
+
+def encoded(headers: dict[str, str]) -> list[tuple[bytes, bytes]]:
+    return [(name.encode(), text.encode()) for name, text in headers.items()]
+
+
+@pytest.mark.parametrize(
+    "forgery", ["none", "reflected", "before", "stream", "body", "digest", "verdict"]
+)
+def test_an_answer_to_anything_else_is_not_believed(
+    fast: Path, make_munged: MakeMunged, forgery: str
+) -> None:
+    munged, port = make_munged(), free_port()
+    serve = serve_settings(fast / "serve", port, {"c1": cluster_of(munged)})
+    with Daemon(serve, fast / "serve") as steward, Relay(port) as relay:
+        said(steward, LISTENING)
+        kept: list[Answer] = []
+
+        def keep(answer: Answer) -> Answer:
+            """Keep an answer, whose credential nobody has used then."""
+            kept.append(answer)
+            return 503, {}, wire.encode_message(wire.ReceiverReply(verdict="later"))
+
+        def swap(answer: Answer) -> Answer:
+            status, headers, body = answer
+            if forgery == "none":
+                return status, {}, body
+            if forgery == "reflected":
+                request = relay.requests[-1][1]
+                return status, {**headers, wire.REPLY_CREDENTIAL: request["authorization"]}, body
+            if forgery in ("body", "verdict"):
+                refused = [] if forgery == "body" else [(0, "x")]
+                reply = wire.ReceiverReply(verdict="durable", refused=refused)
+                return status, headers, wire.encode_message(reply)
+            return kept[0]
+
+        rows = [script_row(1)]
+        if forgery == "body":
+            # The receiver refuses it, and the relay says that it is durable.
+            rows = [script_row(1, cluster="c2")]
+        link, other = link_to(relay, munged), link_to(relay, munged)
+        relay.alter = keep
+        if forgery in ("before", "digest"):
+            assert_later(link, [script_row(2)] if forgery == "digest" else [])
+        if forgery == "before":
+            # The same batch again is believed, and is the first one.
+            relay.alter = lambda answer: answer
+            link.send_batch([])
+            rows = []
+        if forgery == "stream":
+            assert_later(other, rows)
+        relay.alter = swap
+        if forgery == "digest":
+            # The receiver has another batch of this number; this one goes into another stream.
+            relay.alter = lambda answer: answer if answer[0] == 409 else swap(answer)
+        with pytest.raises(PermissionRefused, match="credential"):
+            link.send_batch(rows)
+        relay.alter = lambda answer: answer
+        link.close()
+        assert link.send_batch([script_row(3)]).verdict == "durable"
+
+
+def assert_later(link: ReceiverLink, rows: list[wire.ForwardedEvent]) -> None:
+    with pytest.raises(Unavailable, match="cannot take anything now"):
+        link.send_batch(rows)
+
+
+def test_a_munged_that_restarts_costs_nothing(fast: Path, make_munged: MakeMunged) -> None:
+    munged, port = make_munged(), free_port()
+    serve = serve_settings(fast / "serve", port, {"c1": cluster_of(munged)})
+    settings = controller_settings(fast / "ctl1", port, fast / "spool", munged.socket)
+    with Daemon(serve, fast / "serve") as steward, Controller(settings, fast / "ctl1") as ctl1:
+        storm.write_job(str(fast / "spool"), 1)
+        steward.wait(lambda: steward.is_quiet(1))
+        munged.close()
+        play(str(fast / "spool"), range(2, 12)).wait(30)
+        ctl1.wait(lambda: ctl1.status("forward.c1")[0] == "waiting")
+        ctl1.wait(lambda: len(journalled(settings)) == 11)
+        munged.start()
+        steward.wait(lambda: steward.is_quiet(11), 60.0)
+        assert "reports for cluster c1" in steward.log()
+    assert_kept(serve, range(1, 12))
+
+
+def test_a_munged_that_forgot_its_credentials_lets_nothing_in_twice(
+    fast: Path, make_munged: MakeMunged
+) -> None:
+    """Its restart forgets what was used: stream and number still tell."""
+    munged, port = make_munged(), free_port()
+    serve = serve_settings(fast / "serve", port, {"c1": cluster_of(munged)})
+    with Daemon(serve, fast / "serve") as steward, Relay(port) as relay:
+        said(steward, LISTENING)
+        link = link_to(relay, munged)
+        for job_id in (1, 2):
+            assert link.send_batch([script_row(job_id)]).verdict == "durable"
+        munged.close()
+        munged.start()
+        verdicts = [
+            wire.decode_reply(relay.post(*request)[2]).verdict for request in list(relay.requests)
+        ]
+        # A stream that only the first controller can use; what is past; what is there already.
+        assert verdicts == ["durable", "restart", "durable"]
+        assert link.send_batch([script_row(3)]).verdict == "durable"
+        assert [headers["steward-number"] for _, headers, _ in relay.requests] == list("0123")
+        steward.wait(lambda: steward.is_quiet(3))
+    assert journalled(serve) == {1, 2, 3}
 
 
 def test_certificates_in_place_of_munge(fast: Path) -> None:

@@ -1,11 +1,12 @@
 """The controller's side: the cursor moves when the other side has all of it, and not before."""
 
 import os
-import socket
 import ssl
-import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -14,6 +15,7 @@ from harness.forwarders import ForwardedSite, script_row, stores_in
 from harness.spool import no_lease_signals
 from harness.torque import Player, TorqueCapture
 from servers.authority import Authority
+from servers.http_server import Quiet, answering
 from steward.core.config import Settings
 from steward.core.consumers import Rejected
 from steward.core.errors import Unavailable
@@ -107,13 +109,14 @@ def test_many_bytes_go_in_several_batches(
     tmp_path: Path, receiver: ForwardedSite, make: MakeForward, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent: list[int] = []
-    really = wire.build_frame
+    really = wire.encode_message
 
-    def frame_of(body: bytes, credential: bytes = b"") -> bytes:
+    def encoded(message: Any) -> bytes:
+        body = really(message)
         sent.append(len(body))
-        return really(body, credential)
+        return body
 
-    monkeypatch.setattr(wire, "build_frame", frame_of)
+    monkeypatch.setattr(wire, "encode_message", encoded)
     scripts = [os.urandom(3 << 20) for _ in range(3)]
     make().apply([captured(tmp_path, n, s) for n, s in enumerate(scripts, 1)], 3, nothing)
     assert set(scripts) < set(receiver.kept().values())
@@ -146,10 +149,10 @@ def test_bytes_that_are_gone_set_one_event_aside(
     assert receiver.keys() == []
 
 
-def test_more_than_a_frame_holds_sets_one_event_aside(tmp_path: Path, make: MakeForward) -> None:
+def test_more_than_a_body_holds_sets_one_event_aside(tmp_path: Path, make: MakeForward) -> None:
     with pytest.raises(Rejected, match="more than can be forwarded"):
         make().apply(
-            [captured(tmp_path, 1, bytes(wire.MAX_WIRE_FRAME_BYTES - (1 << 20) + 1))], 1, nothing
+            [captured(tmp_path, 1, bytes(wire.MAX_BODY_BYTES - (1 << 20) + 1))], 1, nothing
         )
 
 
@@ -203,48 +206,61 @@ class Scripted:
         answers: What it says, in turn; None to hang up.
     """
 
-    def __init__(self, authority: Authority, answers: list[wire.ReceiverReply | None]) -> None:
-        self._context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        self._context.load_cert_chain(*authority.certificate("IP:127.0.0.1"))
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listener.getsockname()[1]
-        self.heard: list[wire.WireMessage] = []
-        self._answers = answers
-        self._thread = threading.Thread(target=self._serve)
-        self._thread.start()
+    def __init__(
+        self, authority: Authority, answers: list[wire.ReceiverReply | bytes | None]
+    ) -> None:
+        self.answers = answers
+        self.batches: list[tuple[str, int, bytes]] = []
+        self._stack = ExitStack()
+        server = self._stack.enter_context(answering(self._make_handler()))
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(*authority.certificate("IP:127.0.0.1"))
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        self.port = server.server_address[1]
 
     def close(self) -> None:
-        self._thread.join(10)
-        self._listener.close()
-        assert not self._thread.is_alive()
+        self._stack.close()
+        assert self.answers == []
 
-    def _serve(self) -> None:
-        while self._answers:
-            plain, _ = self._listener.accept()
-            with self._context.wrap_socket(plain, server_side=True) as connection:
-                stream = wire.FrameStream(connection, "controller")
-                greeting = wire.ReceiverGreeting(1, bytes(wire.NONCE_BYTES))
-                stream.send(wire.build_frame(wire.encode_message(greeting)), 5.0)
-                self._answer(stream)
+    def _make_handler(self) -> type[BaseHTTPRequestHandler]:
+        scripted = self
 
-    def _answer(self, stream: wire.FrameStream) -> None:
-        answer: wire.ReceiverReply | None = wire.ReceiverReply(number=0, verdict="durable")
-        while answer is not None:
-            frame = stream.receive(wire.MAX_WIRE_FRAME_BYTES, 5.0)
-            if frame is None:
-                return
-            self.heard.append(frame.decode_message())
-            stream.send(wire.build_frame(wire.encode_message(answer)), 5.0)
-            answer = self._answers.pop(0) if self._answers else None
+        class Handler(Quiet, BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+            timeout = 5
+
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["content-length"]))
+                answer: wire.ReceiverReply | bytes | None
+                if self.path == wire.HELLO:
+                    answer = wire.ReceiverReply(verdict="durable", stream=wire.hash_body(body))
+                else:
+                    stream, number = self.headers["steward-stream"], self.headers["steward-number"]
+                    scripted.batches.append((stream, int(number), body))
+                    answer = scripted.answers.pop(0)
+                if answer is None:
+                    self.close_connection = True
+                    return
+                content = answer if isinstance(answer, bytes) else wire.encode_message(answer)
+                self.send_response(200)
+                self.send_header("content-length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content)
+
+        return Handler
 
 
 @pytest.mark.parametrize(
-    "answer",
+    "answers",
     [
-        wire.ReceiverReply(number=2, verdict="durable"),
-        wire.ReceiverReply(number=1, verdict="later", detail="the disk is full"),
-        wire.ReceiverReply(number=1, verdict="perhaps"),
-        wire.ReceiverReply(number=1, verdict="refused"),
+        [wire.ReceiverReply(verdict="restart")] * 2,
+        [wire.ReceiverReply(verdict="later", detail="the disk is full")],
+        [wire.ReceiverReply(verdict="perhaps")],
+        [wire.ReceiverReply(verdict="refused")],
+        [b"<html>"],
+        [b""],
+        [bytes(5 << 20)],
+        [None] * 2,
     ],
 )
 def test_any_other_answer_leaves_the_cursor(
@@ -252,9 +268,9 @@ def test_any_other_answer_leaves_the_cursor(
     receiver: ForwardedSite,
     make: MakeForward,
     authority: Authority,
-    answer: wire.ReceiverReply,
+    answers: list[wire.ReceiverReply | bytes | None],
 ) -> None:
-    other = Scripted(authority, [answer])
+    other = Scripted(authority, list(answers))
     settings = receiver.forward_settings("DNS:ctl1")
     forward = make(msgspec.structs.replace(settings, to=f"127.0.0.1:{other.port}"))
     with pytest.raises(Unavailable):
@@ -267,17 +283,80 @@ def test_any_other_answer_leaves_the_cursor(
 def test_a_connection_that_ended_meanwhile_is_made_anew(
     tmp_path: Path, receiver: ForwardedSite, make: MakeForward, authority: Authority
 ) -> None:
-    good = wire.ReceiverReply(number=1, verdict="durable")
+    good = wire.ReceiverReply(verdict="durable")
     other = Scripted(authority, [good, None, good])
     settings = receiver.forward_settings("DNS:ctl1")
     forward = make(msgspec.structs.replace(settings, to=f"127.0.0.1:{other.port}"))
     forward.apply([captured(tmp_path, 1)], 1, nothing)
     forward.apply([captured(tmp_path, 2)], 2, nothing)
     assert forward.cursor() == 2
-    batches = [message for message in other.heard if isinstance(message, wire.EventBatch)]
-    assert [batch.number for batch in batches] == [1, 1]
+    # The receiver may have had what was not answered: it comes again under its number.
+    assert [number for _, number, _ in other.batches] == [1, 2, 2]
+    assert other.batches[1] == other.batches[2]
     forward.close()
     other.close()
+
+
+def test_a_receiver_that_forgot_the_stream_gets_another(
+    tmp_path: Path, receiver: ForwardedSite, make: MakeForward, authority: Authority
+) -> None:
+    good = wire.ReceiverReply(verdict="durable")
+    other = Scripted(authority, [good, wire.ReceiverReply(verdict="restart"), good, good])
+    settings = receiver.forward_settings("DNS:ctl1")
+    forward = make(msgspec.structs.replace(settings, to=f"127.0.0.1:{other.port}"))
+    for number in (1, 2, 3):
+        forward.apply([captured(tmp_path, number)], number, nothing)
+    assert [number for _, number, _ in other.batches] == [1, 2, 1, 2]
+    assert len({stream for stream, _, _ in other.batches}) == 2
+    forward.close()
+    other.close()
+
+
+def test_a_batch_that_comes_later_keeps_its_number(
+    tmp_path: Path, receiver: ForwardedSite, make: MakeForward
+) -> None:
+    forward = make()
+    events = [captured(tmp_path, number) for number in (1, 2, 3)]
+    forward.apply(events[:1], 1, nothing)
+    receiver.end_journal()
+    with pytest.raises(Unavailable, match="cannot take anything now"):
+        forward.apply(events[1:2], 2, nothing)
+    receiver.begin_journal()
+    # Meanwhile there is more to send.
+    forward.apply(events[1:], 3, nothing)
+    assert receiver.keys() == [event.key for event in events]
+
+
+def test_the_second_controller_sends_the_same_and_it_is_there_once(
+    tmp_path: Path, receiver: ForwardedSite, make: MakeForward, authority: Authority
+) -> None:
+    events = [captured(tmp_path, number) for number in (1, 2)]
+    make().apply(events, 2, nothing)
+    kept = receiver.kept()
+    (tmp_path / "second").mkdir()
+    settings = Settings(
+        state_dir=str(tmp_path / "second"),
+        cluster={"c1": ClusterSettings()},
+        forward=receiver.forward_settings("DNS:x", "DNS:ctl1"),
+    )
+    second = EventForwarder(settings, "c1", stores_in(tmp_path))
+    second.apply(events, 2, nothing)
+    assert second.cursor() == 2
+    second.close()
+    assert receiver.keys() == [event.key for event in events]
+    assert receiver.kept() == kept
+
+
+def test_a_script_of_nearly_64_mib_arrives(
+    tmp_path: Path, receiver: ForwardedSite, make: MakeForward
+) -> None:
+    script = os.urandom(1 << 20) * 63
+    script = script[: wire.MAX_BODY_BYTES - (1 << 20) - 4096]
+    forward = make()
+    forward.apply([captured(tmp_path, 1, script), captured(tmp_path, 2)], 2, nothing)
+    assert forward.cursor() == 2
+    assert script in receiver.kept().values()
+    assert len(receiver.keys()) == 2
 
 
 @pytest.mark.parametrize("moment", ["running", "completed"])

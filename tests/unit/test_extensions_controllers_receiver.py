@@ -1,17 +1,19 @@
-"""The receiver over TLS, by its wire: who may report, for whom, and what comes of it."""
+"""The receiver over TLS, by its requests: who may report, for whom, and what comes of it."""
 
 import os
 import socket
-import struct
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 
-from harness.forwarders import ForwardedSite, Raw, script_row
+from harness.forwarders import ForwardedSite, Raw, read_status, script_row
 from servers.authority import Authority
 from steward.core.events import make_script_key
+from steward.core.http_server import Timeouts
 from steward.extensions.controllers import wire
 
 Connect = Callable[..., Raw]
@@ -23,14 +25,14 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 
 @pytest.fixture
-def limits() -> dict[str, int]:
+def limits() -> dict[str, Any]:
     """What a test wants the receiver's limits to be."""
     return {}
 
 
 @pytest.fixture
 def receiver(
-    tmp_path: Path, authority: Authority, limits: dict[str, int]
+    tmp_path: Path, authority: Authority, limits: dict[str, Any]
 ) -> Iterator[ForwardedSite]:
     hosts = {"c1": ("ctl1", "10.9.8.7"), "c2": ("ctl2",)}
     site = ForwardedSite(tmp_path, authority, hosts, **limits)
@@ -55,8 +57,8 @@ def connect(receiver: ForwardedSite, authority: Authority) -> Iterator[Connect]:
 def test_a_batch_is_durable_when_it_is_answered(receiver: ForwardedSite, connect: Connect) -> None:
     raw = connect()
     assert raw.greet().verdict == "durable"
-    raw.say(wire.EventBatch(1, [script_row(1), script_row(2, environment=None)]))
-    assert raw.hear() == wire.ReceiverReply(number=1, verdict="durable")
+    reply = raw.say(1, [script_row(1), script_row(2, environment=None)])
+    assert reply == wire.ReceiverReply(verdict="durable")
     assert len(receiver.keys()) == 2
     assert sorted(receiver.kept().values()) == [b"\1\0\0\0A=1\0", b"#!/bin/sh\n", b"#!/bin/sh\n"]
 
@@ -65,9 +67,10 @@ def test_what_comes_twice_is_there_once(receiver: ForwardedSite, connect: Connec
     for name in ("DNS:ctl1", "IP:10.9.8.7"):
         raw = connect(name)
         assert raw.greet().verdict == "durable"
-        for number in (1, 2):
-            raw.say(wire.EventBatch(number, [script_row(1)]))
-            assert raw.hear() == wire.ReceiverReply(number=number, verdict="durable")
+        # The second batch comes again, as after an answer that was lost.
+        for number in (1, 2, 2):
+            reply = raw.say(number, [script_row(1)])
+            assert reply == wire.ReceiverReply(verdict="durable")
     assert len(receiver.keys()) == 1
     assert len(receiver.kept()) == 2
 
@@ -97,14 +100,27 @@ def test_a_host_reports_only_for_its_own_cluster(
     answer = raw.greet(cluster)
     assert answer.verdict == "refused"
     assert reason in answer.detail
-    assert raw.ends()
+    assert raw.stream == ""
+
+
+def test_a_stream_is_of_one_controller_and_cluster(
+    receiver: ForwardedSite, connect: Connect
+) -> None:
+    raw, other = connect(), connect("DNS:ctl2")
+    raw.greet()
+    other.greet("c2")
+    other.stream = raw.stream
+    assert other.say(1, [script_row(1, cluster="c2")]).verdict == "restart"
+    other.cluster = "c1"
+    reply = other.say(1, [script_row(1)])
+    assert (reply.verdict, "not that of the stream" in reply.detail) == ("refused", True)
+    assert receiver.keys() == receiver.keys("c2") == []
 
 
 def test_events_of_another_cluster_are_refused(receiver: ForwardedSite, connect: Connect) -> None:
     raw = connect()
     raw.greet()
-    raw.say(wire.EventBatch(1, [script_row(1, cluster="c2"), script_row(2)]))
-    answer = raw.hear()
+    answer = raw.say(1, [script_row(1, cluster="c2"), script_row(2)])
     assert [index for index, _ in answer.refused] == [0]
     assert receiver.keys("c2") == []
     assert len(receiver.keys("c1")) == 1
@@ -117,52 +133,83 @@ def test_bytes_that_are_others_are_refused(receiver: ForwardedSite, connect: Con
     forged = wire.ForwardedEvent(
         row.kind, row.cluster, row.key, row.data, b"rm -rf /\n", row.environment
     )
-    raw.say(wire.EventBatch(1, [forged]))
-    ((index, reason),) = raw.hear().refused
+    ((index, reason),) = raw.say(1, [forged]).refused
     assert (index, "SHA-256" in reason) == (0, True)
     assert receiver.kept() == {}
 
 
+@pytest.mark.parametrize("path", [wire.HELLO, wire.EVENTS])
+def test_a_body_that_is_anothers_is_refused(
+    receiver: ForwardedSite, connect: Connect, path: str
+) -> None:
+    raw = connect()
+    raw.greet()
+    body = wire.encode_message([script_row(1)])
+    headers = raw.headers(path, b"another", int(path == wire.EVENTS))
+    reply = raw.post(path, body if path == wire.EVENTS else b"x", headers)
+    assert (reply.verdict, "SHA-256" in reply.detail) == ("refused", True)
+    assert receiver.keys() == []
+
+
 @pytest.mark.parametrize("number", [0, 1, 3, 2**63])
-def test_a_number_that_is_not_due_ends_the_connection(
+def test_a_number_that_is_not_due_changes_nothing(
     receiver: ForwardedSite, connect: Connect, number: int
 ) -> None:
     raw = connect()
     raw.greet()
-    raw.say(wire.EventBatch(1, [script_row(1)]))
-    assert raw.hear().verdict == "durable"
-    raw.say(wire.EventBatch(number, [script_row(2)]))
-    assert raw.ends()
+    assert raw.say(1, [script_row(1)]).verdict == "durable"
+    assert raw.say(number, [script_row(2)]).verdict == "restart"
     assert receiver.keys() == [make_script_key(1, 1_772_366_400_000_000_000)]
 
 
 def test_too_many_events_at_once_are_not_taken(receiver: ForwardedSite, connect: Connect) -> None:
     raw = connect()
     raw.greet()
-    raw.say(wire.EventBatch(1, [script_row(1)] * (wire.MAX_BATCH_ROWS + 1)))
-    assert raw.ends()
+    reply = raw.say(1, [script_row(1)] * (wire.MAX_BATCH_ROWS + 1))
+    assert (reply.verdict, "1001 events" in reply.detail) == ("refused", True)
     assert receiver.keys() == []
 
 
 def test_another_version_is_told_which_one_is_spoken(connect: Connect) -> None:
     answer = connect().greet(version=99)
-    assert (answer.verdict, answer.detail) == ("refused", "it speaks version 99, we speak 1")
+    assert (answer.verdict, answer.detail) == ("refused", "it speaks version 99, we speak 2")
 
 
 def test_nothing_is_taken_before_a_hello(receiver: ForwardedSite, connect: Connect) -> None:
     raw = connect()
-    assert isinstance(raw.hear(), wire.ReceiverGreeting)
-    raw.say(wire.EventBatch(1, [script_row(1)]))
-    assert raw.ends()
+    raw.stream = "0" * 64
+    assert raw.say(1, [script_row(1)]).verdict == "restart"
     assert receiver.keys() == []
     assert receiver.kept() == {}
 
 
-def test_a_stranger_gets_only_a_small_frame(connect: Connect) -> None:
+def test_a_stranger_gets_only_a_small_body(connect: Connect) -> None:
     raw = connect()
-    raw.hear()
-    raw.socket.sendall(struct.pack("<I", wire.MAX_FIRST_FRAME_BYTES + 1))
-    assert raw.ends()
+    raw.stream = "0" * 64
+    # Both are answered by their heads: no body comes.
+    with raw.send_head(wire.EVENTS, wire.MAX_BODY_BYTES, 1) as connection:
+        assert read_status(connection) == 409
+    with raw.send_head(wire.HELLO, wire.NONCE_BYTES + 1) as connection:
+        assert read_status(connection) == 400
+    raw.greet()
+    with raw.send_head(wire.EVENTS, wire.MAX_BODY_BYTES + 1, 1) as connection:
+        assert read_status(connection) == 400
+
+
+@pytest.mark.parametrize("limits", [{"timeouts": Timeouts(request_s=0.5)}])
+def test_a_body_that_never_ends_is_given_up(receiver: ForwardedSite, connect: Connect) -> None:
+    raw = connect()
+    raw.greet()
+    # As many as a cluster may have at once, and one that waits for them.
+    slow = [connect() for _ in range(3)]
+    halves = []
+    for other in slow:
+        other.greet()
+        halves.append(other.send_head(wire.EVENTS, 1000, 1, b"half"))
+    assert [read_status(half) for half in halves] == [408, 408, 408]
+    for half in halves:
+        half.close()
+    assert raw.say(1, [script_row(1)]).verdict == "durable"
 
 
 def test_garbage_moves_nothing(receiver: ForwardedSite, connect: Connect) -> None:
@@ -172,13 +219,13 @@ def test_garbage_moves_nothing(receiver: ForwardedSite, connect: Connect) -> Non
         plain.sendall(os.urandom(length))
         plain.close()
         raw = connect()
-        raw.hear()
-        raw.socket.sendall(struct.pack("<I", length) + os.urandom(length))
-        assert raw.ends()
-        known = connect()
-        known.greet()
-        known.socket.sendall(struct.pack("<I", length) + os.urandom(length))
-        assert known.ends()
+        with socket.create_connection(("127.0.0.1", receiver.port), 10) as inner:
+            connection = raw.context.wrap_socket(inner, server_hostname="127.0.0.1")
+            connection.sendall(os.urandom(length) + b"\r\n\r\n")
+            assert read_status(connection) in (0, 400)
+            connection.close()
+        raw.greet()
+        assert raw.say(1, [], os.urandom(length)).verdict == "refused"
     assert receiver.files() == before
     assert connect().greet().verdict == "durable"
 
@@ -188,27 +235,24 @@ def test_without_a_certificate_nobody_is_heard(
 ) -> None:
     other = Authority(Path(authority.file).parent / "other")
     raw = Raw(receiver.port, authority, other.certificate("DNS:ctl1"))
-    with pytest.raises((wire.WireUnavailable, OSError)):
+    with pytest.raises(httpx.TransportError):
         raw.greet()
     raw.close()
     assert receiver.keys() == []
 
 
-@pytest.mark.parametrize("limits", [{"max_unidentified": 4}])
 def test_who_says_nothing_makes_room_for_others(receiver: ForwardedSite, connect: Connect) -> None:
     known = connect()
     assert known.greet().verdict == "durable"
-    silent = [socket.create_connection(("127.0.0.1", receiver.port), 10) for _ in range(12)]
+    silent = [socket.create_connection(("127.0.0.1", receiver.port), 10) for _ in range(40)]
     try:
         assert connect("DNS:ctl2").greet("c2").verdict == "durable"
-        known.say(wire.EventBatch(1, []))
-        assert known.hear().verdict == "durable"
+        assert known.say(1, []).verdict == "durable"
     finally:
         for one in silent:
             one.close()
 
 
-@pytest.mark.parametrize("limits", [{"max_unidentified": 8}])
 def test_a_flood_takes_no_more_threads_than_there_may_be(
     receiver: ForwardedSite, connect: Connect
 ) -> None:
@@ -224,20 +268,21 @@ def test_a_flood_takes_no_more_threads_than_there_may_be(
     finally:
         for one in silent:
             one.close()
-    # One that ends may still be there when the next one begins.
-    assert most <= 12
+    # Two for hellos and two for streams, of each cluster, and one for batches.
+    assert most <= 9
 
 
 @pytest.mark.parametrize("limits", [{"max_per_cluster": 3}])
 def test_one_cluster_takes_no_place_of_anothers(receiver: ForwardedSite, connect: Connect) -> None:
+    other = connect("DNS:ctl2")
+    assert other.greet("c2").verdict == "durable"
     many = [connect() for _ in range(9)]
     for raw in many:
         assert raw.greet().verdict == "durable"
-    assert [raw.ends() for raw in many[:6]] == [True] * 6
-    assert connect("DNS:ctl2").greet("c2").verdict == "durable"
+    assert [raw.say(1, []).verdict for raw in many[:6]] == ["restart"] * 6
+    assert other.say(1, []).verdict == "durable"
     for raw in many[6:]:
-        raw.say(wire.EventBatch(1, [script_row(1)]))
-        assert raw.hear().verdict == "durable"
+        assert raw.say(1, [script_row(1)]).verdict == "durable"
 
 
 def test_a_disk_that_is_away_is_later(receiver: ForwardedSite, connect: Connect) -> None:
@@ -245,11 +290,19 @@ def test_a_disk_that_is_away_is_later(receiver: ForwardedSite, connect: Connect)
     incoming.write_bytes(b"in the way")
     raw = connect()
     raw.greet()
-    raw.say(wire.EventBatch(1, [script_row(1)]))
-    answer = raw.hear()
+    answer = raw.say(1, [script_row(1)])
     assert answer.verdict == "later"
     assert str(incoming) in answer.detail
     incoming.unlink()
-    raw.say(wire.EventBatch(2, [script_row(1)]))
-    assert raw.hear().verdict == "durable"
+    assert raw.say(1, [script_row(1)]).verdict == "durable"
+    assert len(receiver.keys()) == 1
+
+
+def test_a_journal_that_is_away_is_later(receiver: ForwardedSite, connect: Connect) -> None:
+    raw = connect()
+    raw.greet()
+    receiver.end_journal()
+    assert raw.say(1, [script_row(1)]).verdict == "later"
+    receiver.begin_journal()
+    assert raw.say(1, [script_row(1)]).verdict == "durable"
     assert len(receiver.keys()) == 1

@@ -1,22 +1,15 @@
-"""What goes over the wire: any bytes are read or refused, and none are waited for for ever."""
+"""What goes over the wire: any headers and any bytes are read or refused."""
 
 import contextlib
-import socket
-import struct
-from collections.abc import Iterator
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from steward.core.errors import PermissionRefused
 from steward.extensions.controllers import wire
-from steward.extensions.controllers.wire import (
-    ControllerHello,
-    EventBatch,
-    ForwardedEvent,
-    ReceiverGreeting,
-    ReceiverReply,
-)
+from steward.extensions.controllers.wire import ForwardedEvent, ReceiverReply, RequestHead
 
 ROWS = st.builds(
     ForwardedEvent,
@@ -27,118 +20,117 @@ ROWS = st.builds(
     script=st.none() | st.binary(),
     environment=st.none() | st.binary(),
 )
-NUMBERS = st.integers(0, 2**63)
-MESSAGES: st.SearchStrategy[wire.WireMessage] = st.one_of(
-    st.builds(ReceiverGreeting, version=NUMBERS, nonce=st.binary()),
-    st.builds(ControllerHello, version=NUMBERS, cluster=st.text(), nonce=st.binary()),
-    st.builds(EventBatch, number=NUMBERS, rows=st.lists(ROWS, max_size=4)),
+REPLIES = st.builds(
+    ReceiverReply,
+    verdict=st.text(),
+    detail=st.text(),
+    stream=st.text(),
+    refused=st.lists(st.tuples(st.integers(0, 2**63), st.text()), max_size=4),
+)
+NAMES = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1)
+IDS = st.binary(min_size=32, max_size=32).map(bytes.hex)
+HEADS = st.one_of(
+    st.builds(RequestHead, path=st.just(wire.HELLO), origin=NAMES, cluster=NAMES, digest=IDS),
     st.builds(
-        ReceiverReply,
-        number=NUMBERS,
-        verdict=st.text(),
-        detail=st.text(),
-        refused=st.lists(st.tuples(NUMBERS, st.text()), max_size=4),
+        RequestHead,
+        path=st.just(wire.EVENTS),
+        origin=NAMES,
+        cluster=NAMES,
+        stream=IDS,
+        number=st.integers(0, 2**63),
+        digest=IDS,
     ),
+)
+HEAD = RequestHead(
+    path=wire.EVENTS, origin="s:1", cluster="c1", stream="a" * 64, number=3, digest="b" * 64
 )
 
 
-class Pair:
-    """Two ends of a connection."""
-
-    def __init__(self) -> None:
-        self.near, self.far = socket.socketpair()
-        self.stream = wire.FrameStream(self.near, "the peer")
-
-    def close(self) -> None:
-        self.near.close()
-        self.far.close()
+def raw(headers: dict[str, str]) -> list[tuple[bytes, bytes]]:
+    return [(name.encode(), text.encode()) for name, text in headers.items()]
 
 
-@pytest.fixture
-def pair() -> Iterator[Pair]:
-    ends = Pair()
-    yield ends
-    ends.close()
+@given(head=HEADS, credential=NAMES)
+def test_a_head_comes_out_as_it_went_in(head: RequestHead, credential: str) -> None:
+    more = {"content-length": "32", "authorization": credential}
+    assert wire.parse_head(head.path, raw({**head.build_headers(), **more})) == (head, credential)
 
 
-@given(message=MESSAGES, credential=st.binary(max_size=300))
-def test_a_message_comes_out_as_it_went_in(message: wire.WireMessage, credential: bytes) -> None:
-    ends = Pair()
-    try:
-        wire.FrameStream(ends.far, "far").send(
-            wire.build_frame(wire.encode_message(message), credential), 5.0
-        )
-        frame = ends.stream.receive(wire.MAX_WIRE_FRAME_BYTES, 5.0)
-        assert frame is not None
-        assert (frame.decode_message(), frame.credential) == (message, credential)
-    finally:
-        ends.close()
+@given(rows=st.lists(ROWS, max_size=4), reply=REPLIES)
+def test_a_message_comes_out_as_it_went_in(
+    rows: list[ForwardedEvent], reply: ReceiverReply
+) -> None:
+    assert wire.decode_rows(wire.encode_message(rows)) == rows
+    assert wire.decode_reply(wire.encode_message(reply)) == reply
 
 
-@given(data=st.binary(max_size=400), framed=st.booleans())
-def test_any_bytes_are_a_frame_or_an_error(data: bytes, framed: bool) -> None:
-    ends = Pair()
-    try:
-        ends.far.sendall(struct.pack("<I", len(data)) + data if framed else data)
-        ends.far.shutdown(socket.SHUT_WR)
-        try:
-            frame = ends.stream.receive(wire.MAX_FIRST_FRAME_BYTES, 5.0)
-            if frame is not None:
-                frame.decode_message()
-        except (wire.WireError, wire.WireUnavailable):
-            pass
-    finally:
-        ends.close()
+@given(
+    path=st.sampled_from([wire.HELLO, wire.EVENTS]),
+    name=st.sampled_from([*HEAD.build_headers(), "content-length"]),
+    data=st.none() | st.binary(),
+)
+def test_any_headers_are_a_head_or_an_error(path: str, name: str, data: bytes | None) -> None:
+    headers = dict(raw({**HEAD.build_headers(), "content-length": "9"}))
+    if data is None:
+        del headers[name.encode()]
+    else:
+        headers[name.encode()] = data
+    with contextlib.suppress(wire.WireError, PermissionRefused):
+        head, credential = wire.parse_head(path, list(headers.items()))
+        assert (head.path, credential) == (path, "")
+        assert head.number <= 10**19
 
 
 @given(data=st.binary(max_size=200))
 def test_any_body_is_a_message_or_an_error(data: bytes) -> None:
-    for body in (data, b"\x82\xa4type\xa5batch" + data, b"\x82\xa4type\xa5hello" + data):
+    for body in (data, b"\x91\x96" + data, b"\x82\xa7verdict" + data):
         with contextlib.suppress(wire.WireError):
-            assert isinstance(wire.Frame(body, b"").decode_message(), wire.WireMessage)
+            assert isinstance(wire.decode_rows(body), list)
+        with contextlib.suppress(wire.WireError):
+            assert isinstance(wire.decode_reply(body), ReceiverReply)
 
 
 def test_deep_nesting_is_an_error() -> None:
     with pytest.raises(wire.WireError):
-        wire.Frame(b"\x91" * 200_000, b"").decode_message()
+        wire.decode_rows(b"\x91" * 200_000)
+    with pytest.raises(wire.WireError):
+        wire.decode_reply(b"\x81\xa1x" + b"\x91" * 200_000)
 
 
-def test_a_frame_that_is_announced_too_large_is_not_waited_for(pair: Pair) -> None:
-    pair.far.sendall(struct.pack("<I", wire.MAX_FIRST_FRAME_BYTES + 1))
-    with pytest.raises(wire.WireError, match="announces a frame of 65537 bytes"):
-        pair.stream.receive(wire.MAX_FIRST_FRAME_BYTES, 60.0)
+@pytest.mark.parametrize(
+    ("path", "length"), [(wire.HELLO, wire.NONCE_BYTES), (wire.EVENTS, wire.MAX_BODY_BYTES)]
+)
+def test_a_body_that_is_announced_too_large_is_not_waited_for(path: str, length: int) -> None:
+    head = HEAD
+    if path == wire.HELLO:
+        head = msgspec.structs.replace(HEAD, path=path, stream="", number=0)
+    headers = head.build_headers()
+    assert wire.parse_head(path, raw({**headers, "content-length": str(length)})) == (head, "")
+    with pytest.raises(wire.WireError, match=f"announces a body of {length + 1} bytes"):
+        wire.parse_head(path, raw({**headers, "content-length": str(length + 1)}))
 
 
-def test_a_frame_that_never_ends_is_given_up(pair: Pair) -> None:
-    pair.far.sendall(struct.pack("<I", 100) + b"x")
-    with pytest.raises(wire.WireUnavailable, match="the peer"):
-        pair.stream.receive(wire.MAX_FIRST_FRAME_BYTES, 0.05)
-
-
-@pytest.mark.parametrize("sent", [b"\1", struct.pack("<I", 9) + b"abc"])
-def test_a_frame_that_is_cut_off_is_an_error(pair: Pair, sent: bytes) -> None:
-    pair.far.sendall(sent)
-    pair.far.close()
-    with pytest.raises(wire.WireUnavailable, match="middle of a frame"):
-        pair.stream.receive(wire.MAX_FIRST_FRAME_BYTES, 5.0)
-
-
-def test_the_end_between_two_frames_is_none(pair: Pair) -> None:
-    pair.far.close()
-    assert pair.stream.receive(wire.MAX_FIRST_FRAME_BYTES, 5.0) is None
-
-
-def test_more_than_fits_is_not_sent() -> None:
-    with pytest.raises(wire.WireError, match="more than fit into one frame"):
-        wire.build_frame(bytes(wire.MAX_WIRE_FRAME_BYTES))
-
-
-def test_a_credential_is_for_one_place_of_one_connection() -> None:
-    base = wire.credential_payload(wire.FROM_CONTROLLER, b"n" * 64, 3, b"body")
+def test_a_credential_is_for_one_place_of_one_stream() -> None:
+    statements = {HEAD.build_statement()}
     others = {
-        wire.credential_payload(wire.FROM_RECEIVER, b"n" * 64, 3, b"body"),
-        wire.credential_payload(wire.FROM_CONTROLLER, b"m" * 64, 3, b"body"),
-        wire.credential_payload(wire.FROM_CONTROLLER, b"n" * 64, 4, b"body"),
-        wire.credential_payload(wire.FROM_CONTROLLER, b"n" * 64, 3, b"bodY"),
+        "path": wire.HELLO,
+        "origin": "s:2",
+        "cluster": "c2",
+        "stream": "c" * 64,
+        "number": 4,
+        "digest": "d" * 64,
     }
-    assert len(others | {base}) == 5
+    assert set(others) == set(HEAD.__struct_fields__)
+    for name, value in others.items():
+        statements.add(msgspec.structs.replace(HEAD, **{name: value}).build_statement())
+    assert len(statements) == 7
+
+
+def test_the_credential_of_an_answer_is_for_one_request_and_body() -> None:
+    statements = {HEAD.build_statement(), HEAD.build_reply_statement("durable", b"body")}
+    for name, value in {"stream": "c" * 64, "number": 4, "digest": "d" * 64}.items():
+        other = msgspec.structs.replace(HEAD, **{name: value})
+        statements.add(other.build_reply_statement("durable", b"body"))
+    statements.add(HEAD.build_reply_statement("later", b"body"))
+    statements.add(HEAD.build_reply_statement("durable", b"bodY"))
+    assert len(statements) == 7

@@ -39,6 +39,7 @@ LATE = {
     "steward.bank.gate.tls",
     "steward.core.http_server",
     "steward.core.sqlalchemy_tables",
+    "steward.extensions.controllers.receiver",
     *(
         ".".join(path.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(".__init__")
         for path in (ROOT / "web").rglob("*.py")

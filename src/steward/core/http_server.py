@@ -23,7 +23,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from steward.core.errors import StewardError
 from steward.core.listeners import ConnectionLimit, ReportingListener, open_tcp_listener
 from steward.core.section import TlsReference
-from steward.core.tls import TlsUnavailable, make_server_context
+from steward.core.tls import TlsUnavailable, make_server_context, read_peer_names
 from steward.core.waits import Stop
 
 log = logging.getLogger(__name__)
@@ -73,6 +73,9 @@ class TimeLimitedProtocol(H11Protocol):
         """Count a new connection and start the timer of its first request."""
         super().connection_made(transport)
         self._number = self.connection_limit.get_number(transport.get_extra_info("socket").fileno())
+        # The state of each request's scope: with client_ca_file, who the client is.
+        names = read_peer_names(transport.get_extra_info("ssl_object"))
+        self.app_state = {**self.app_state, "peer_names": names}
         self._update_head_timer()
 
     def data_received(self, data: bytes) -> None:
@@ -352,7 +355,7 @@ def serve_http(
         "%s is at %s port %d, %s",
         server_config.name,
         *listener.getsockname()[:2],
-        "with TLS" if tls else "without TLS: tokens can be read on their way",
+        "with TLS" if tls else "without TLS: what clients send can be read on its way",
     )
     # The line above replaces uvicorn's own messages at start and end.
     logging.getLogger("uvicorn").setLevel(logging.WARNING)

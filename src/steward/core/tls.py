@@ -7,7 +7,6 @@ version and ciphers: TLS 1.2 and Python's default ones. The agent, which is one 
 5 MB.
 """
 
-import socket
 from typing import Any
 
 from steward.core.errors import Unavailable
@@ -73,8 +72,8 @@ def _load_certificates(context: Context, tls: TlsSettings, ca_file: str) -> None
         ) from error
 
 
-def read_peer_names(connection: socket.socket) -> frozenset[str]:
-    """Return the host names and addresses in the peer's certificate.
+def read_peer_names(connection: Any) -> frozenset[str]:
+    """Return the host names and addresses in the certificate of a TLS connection's peer.
 
     Only subject alternative names count, as in RFC 9525. A wildcard is returned as it is written,
     so it matches no host.

@@ -1,7 +1,7 @@
 """Admission of forwarded events: which host may report for a cluster, and which events it may send.
 
 Authentication comes first: :class:`ControllerPeers` holds the configured controllers of each
-cluster and returns, for a connection, a :class:`MungeAuthenticator` (MUNGE credentials on every
+cluster and returns, for a hello, a :class:`MungeAuthenticator` (MUNGE credentials on every
 message) or a :class:`TlsAuthenticator` (a TLS certificate has authenticated the host).
 :func:`peer_uids` resolves ``munge_users``. ``receiver`` uses all of it, ``forwarder`` the
 authenticators.
@@ -59,58 +59,52 @@ from steward.core.incoming import IncomingStore, make_incoming_filename
 from steward.core.journal.store import EncodedEvent as JournalRow
 from steward.core.journal.store import encode_rows
 from steward.core.listeners import is_ipv6, normalize_host
-from steward.core.munge import Munge
-from steward.extensions.controllers.wire import (
-    FROM_CONTROLLER,
-    FROM_RECEIVER,
-    ForwardedEvent,
-    Frame,
-    credential_payload,
-)
+from steward.core.munge import SCHEME, Munge, is_credential
+from steward.extensions.controllers.wire import ForwardedEvent
 from steward.jobs.job_ids import MAX_JOB_ID, MAX_RAW_ID
 from steward.slurm.settings import ClusterSettings
 
 
 class MungeAuthenticator:
-    """MUNGE authenticator: makes and checks the credentials of one connection.
+    """MUNGE authenticator: makes and checks the credentials of one stream.
 
     Args:
         munge: Client of the cluster's munged.
-        own_direction: Direction of this side's messages: ``FROM_CONTROLLER`` or ``FROM_RECEIVER``.
         uids: Users that the peer may run as.
         addresses: Host addresses that the peer's credentials may carry; any if None.
     """
 
     def __init__(
-        self,
-        munge: Munge,
-        own_direction: str,
-        uids: frozenset[int],
-        addresses: frozenset[str] | None = None,
+        self, munge: Munge, uids: frozenset[int], addresses: frozenset[str] | None = None
     ) -> None:
         self._munge = munge
-        self._own_direction = own_direction
-        self._peer_direction = FROM_CONTROLLER if own_direction == FROM_RECEIVER else FROM_RECEIVER
         self._uids = uids
         self._addresses = addresses
 
-    def sign(self, nonces: bytes, number: int, body: bytes) -> bytes:
-        """Return the credential of an outgoing message.
+    def sign(self, statement: bytes) -> str:
+        """Return the credential of an outgoing message, for its header.
 
         Raises:
             MungeUnavailable: munged does not answer.
         """
-        return self._munge.encode(credential_payload(self._own_direction, nonces, number, body))
+        return f"{SCHEME} {self._munge.encode(statement).decode('ascii')}"
 
-    def check(self, nonces: bytes, number: int, frame: Frame) -> None:
-        """Check that a message is from the peer and has this number in this connection.
+    def check(self, statement: bytes, credential: str) -> None:
+        """Check that a message is from the peer.
+
+        Args:
+            statement: Text that its credential must cover.
+            credential: Credential in its header.
 
         Raises:
             PermissionRefused: The credential does not match.
             MungeUnavailable: munged does not answer.
         """
-        claim = self._munge.decode(frame.credential)
-        if claim.payload != credential_payload(self._peer_direction, nonces, number, frame.body):
+        scheme, _, text = credential.partition(" ")
+        if scheme != SCHEME or not is_credential(text):
+            raise PermissionRefused("there is no MUNGE credential")
+        claim = self._munge.decode(text.encode("ascii"))
+        if claim.payload != statement:
             raise PermissionRefused("the MUNGE credential is for other bytes, or for another place")
         if claim.uid not in self._uids:
             raise PermissionRefused(
@@ -125,11 +119,11 @@ class MungeAuthenticator:
 class TlsAuthenticator:
     """Authenticator without credentials, used where TLS has authenticated the peer already."""
 
-    def sign(self, nonces: bytes, number: int, body: bytes) -> bytes:  # noqa: ARG002 -- MungeAuthenticator's signature
+    def sign(self, statement: bytes) -> str:  # noqa: ARG002 -- MungeAuthenticator's signature
         """Return an empty credential."""
-        return b""
+        return ""
 
-    def check(self, nonces: bytes, number: int, frame: Frame) -> None:
+    def check(self, statement: bytes, credential: str) -> None:
         """Accept every message."""
 
 
@@ -158,17 +152,14 @@ class ControllerPeers:
         """Return the authenticator for the messages of a controller of a cluster.
 
         Args:
-            cluster: The cluster, as the controller's hello names it.
+            cluster: One of :meth:`list_clusters`, as the controller's hello names it.
             certificate_names: Names in the controller's certificate.
             address: Address that the connection comes from.
 
         Raises:
-            PermissionRefused: No host may report for this cluster, or the certificate is for
-                another host.
+            PermissionRefused: The certificate is for another host, or MUNGE cannot tell the host.
         """
-        cluster_settings = self._clusters.get(cluster)
-        if cluster_settings is None:
-            raise PermissionRefused("nobody may report for such a cluster: set its 'controllers'")
+        cluster_settings = self._clusters[cluster]
         if self._by_certificate:
             if frozenset(map(normalize_host, certificate_names)).isdisjoint(
                 map(normalize_host, cluster_settings.controllers)
@@ -185,9 +176,7 @@ class ControllerPeers:
                 "'client_ca_file')"
             )
         addresses = _resolve_controllers(cluster_settings)
-        return MungeAuthenticator(
-            Munge(cluster_settings.munge_socket), FROM_RECEIVER, self._uids, addresses
-        )
+        return MungeAuthenticator(Munge(cluster_settings.munge_socket), self._uids, addresses)
 
 
 def _resolve_controllers(cluster: ClusterSettings) -> frozenset[str]:
@@ -196,7 +185,7 @@ def _resolve_controllers(cluster: ClusterSettings) -> frozenset[str]:
     for host in cluster.controllers:
         try:
             # Addresses pass through getaddrinfo too, which then queries no server. Names are
-            # resolved at each connection because they may have moved.
+            # resolved at each hello because they may have moved.
             addresses.update(
                 normalize_host(str(entry[4][0])) for entry in socket.getaddrinfo(host, None)
             )
@@ -233,6 +222,8 @@ CONTROLLER_SOURCES: Final = frozenset(
 
 _MAX_DATA_BYTES: Final = 1 << 20
 """Largest event without its bytes, in bytes."""
+_MAX_REASON: Final = 500
+"""Longest reason of a refused event, in characters: it may quote the event."""
 _KEY_PATTERN: Final = re.compile(r"[!-~]{1,300}")
 """Printable ASCII, as sources make keys."""
 _MAX_MTIME_NS: Final = 2**63 - 1
@@ -278,7 +269,7 @@ class EventAdmission:
             try:
                 event = self._decode_event(row)
             except EventNotAdmitted as error:
-                rejected.append((index, str(error)))
+                rejected.append((index, str(error)[:_MAX_REASON]))
                 continue
             if event.kind == JOB_SCRIPT:
                 # The journal may have trimmed a known event; its bytes would then stay in the store

@@ -1,7 +1,7 @@
 """Forwarder: sends a controller's events to the ``steward serve`` that archives them.
 
-It runs in ``steward controller`` on a slurmctld host. :class:`ReceiverLink` holds the connection:
-TLS or MUNGE authentication, hello, batches, answers. :class:`EventForwarder` is the consumer: it
+It runs in ``steward controller`` on a slurmctld host. :class:`ReceiverLink` posts batches over
+HTTP, signs them, and verifies the answers. :class:`EventForwarder` is the consumer: it
 reads events from the local journal, cuts them into batches, adds the script and environment bytes
 from the local stores, and moves its cursor (``forward-CLUSTER.db``) once the receiver answers that
 they are durable. While the receiver is away, journal and stores keep them. ``wire`` defines the
@@ -10,9 +10,10 @@ messages, ``receiver`` is the other end.
 
 import logging
 import os
-import socket
+import time
 from collections.abc import Iterator, Sequence
-from typing import Final
+from contextlib import closing
+from typing import TYPE_CHECKING, Final
 
 from steward.core.config import Settings
 from steward.core.consumers import Append, DatabaseConsumer, Rejected
@@ -34,19 +35,29 @@ from steward.extensions.controllers.admission import (
 )
 from steward.extensions.controllers.settings import ForwardSettings
 
+if TYPE_CHECKING:
+    import httpx
+
 log = logging.getLogger(__name__)
 
 _CONNECT_S: Final = 10.0
 _ANSWER_S: Final = 60.0
 """Longest time to wait for an answer of the server, in seconds."""
+_PIECE_BYTES: Final = 1 << 18
+_MAX_REPLY_BYTES: Final = 4 << 20
+"""Largest answer, in bytes: a reason for each event of a batch."""
 
 
 class ReceiverUnavailable(Unavailable):
     """Receiver unavailable: ``steward serve`` is unreachable or cannot store events now."""
 
 
+class StreamEnded(Unavailable):
+    """The receiver does not know the stream, or another number is due there."""
+
+
 class ReceiverLink:
-    """Connection to the receiver for one cluster; connects when the first batch is sent.
+    """Stream of batches to the receiver for one cluster; the first batch opens it.
 
     Args:
         settings: The [forward] section: address, TLS and credentials.
@@ -58,109 +69,166 @@ class ReceiverLink:
         self._settings = settings
         self._cluster = cluster
         self._munge = Munge(munge_socket)
-        self._connection: socket.socket | None = None
-        self._stream: wire.FrameStream | None = None
+        self._transport: httpx.HTTPTransport | None = None
         self._authenticator: MungeAuthenticator | TlsAuthenticator = TlsAuthenticator()
-        self._nonces = b""
-        self._batch_number = 0
+        self._stream = ""
+        self._number = 0
 
     def send_batch(self, rows: list[wire.ForwardedEvent]) -> wire.ReceiverReply:
-        """Send a batch and return the answer. After an error, call :meth:`close`.
+        """Send a batch and return the answer, which says ``durable``.
 
         Raises:
             Unavailable: The receiver or munged is unavailable.
             PermissionRefused: The receiver does not accept this host, or its own identity is wrong.
             WireError: The answer is malformed.
         """
-        if self._stream is not None:
-            try:
-                return self._exchange(self._stream, rows)
-            except wire.WireUnavailable as error:
-                # The receiver may have restarted, or closed a connection that was idle for long.
-                log.debug("connecting anew: %s", error)
-                self.close()
-        return self._exchange(self._connect(), rows)
+        body = wire.encode_message(rows)
+        try:
+            reply = self._post_batch(body)
+        except StreamEnded as error:
+            # The receiver restarted, or has a batch whose answer was lost.
+            log.debug("opening another stream: %s", error)
+            self._stream = ""
+            reply = self._post_batch(body)
+        self._number += 1
+        return reply
 
     def close(self) -> None:
-        """Close the connection; the next batch opens a new one."""
-        if self._connection is not None:
-            self._connection.close()
-        self._connection = self._stream = None
+        """Close the connection and the stream; the next batch opens new ones."""
+        self._stream = ""
+        self._close_connection()
 
-    def _exchange(
-        self, stream: wire.FrameStream, rows: list[wire.ForwardedEvent]
-    ) -> wire.ReceiverReply:
-        """Sign and send one batch; return the answer."""
-        self._batch_number += 1
-        body = wire.encode_message(wire.EventBatch(self._batch_number, rows))
-        credential = self._authenticator.sign(self._nonces, self._batch_number, body)
-        stream.send(wire.build_frame(body, credential), _ANSWER_S)
-        return self._receive_reply(stream)
+    def _post_batch(self, body: bytes) -> wire.ReceiverReply:
+        """Send the next batch, in a new stream if there is none."""
+        if not self._stream:
+            self._open_stream()
+        try:
+            return self._post(wire.EVENTS, body)
+        except wire.WireUnavailable as error:
+            # A connection that was idle for long. The receiver may have the batch.
+            log.debug("sending batch %d again: %s", self._number, error)
+            return self._post(wire.EVENTS, body)
 
-    def _receive_reply(self, stream: wire.FrameStream) -> wire.ReceiverReply:
-        """Receive, verify and return one answer."""
-        frame = stream.receive(wire.MAX_WIRE_FRAME_BYTES, _ANSWER_S)
-        reply: wire.ReceiverReply = wire.expect_message(
-            frame, wire.ReceiverReply, self._settings.to
+    def _open_stream(self) -> None:
+        """Open a stream; both sides are authenticated then."""
+        tls = self._settings.tls
+        if not (tls and tls.certificate_file):
+            self._authenticator = MungeAuthenticator(
+                self._munge, peer_uids(self._settings.munge_users)
+            )
+        self._number = 0
+        self._stream = self._post(wire.HELLO, os.urandom(wire.NONCE_BYTES)).stream
+        self._number = 1
+        log.info("reporting to %s for cluster %s", self._settings.to, self._cluster)
+
+    def _post(self, path: str, body: bytes) -> wire.ReceiverReply:
+        """Sign and send one request; return the verified answer."""
+        import httpx
+
+        to = self._settings.to
+        head = wire.RequestHead(
+            path=path,
+            origin=to,
+            cluster=self._cluster,
+            stream=self._stream,
+            number=self._number,
+            digest=wire.hash_body(body),
         )
-        if reply.verdict == "refused":
+        headers = {**head.build_headers(), "content-length": str(len(body))}
+        credential = self._authenticator.sign(head.build_statement())
+        if credential:
+            headers["authorization"] = credential
+        transport = self._connect()
+        scheme = "https" if self._settings.tls else "http"
+        request = httpx.Request(
+            "POST",
+            f"{scheme}://{to}{path}",
+            headers=headers,
+            content=_split_body(body),
+            extensions={"timeout": httpx.Timeout(_ANSWER_S, connect=_CONNECT_S).as_dict()},
+        )
+        try:
+            with closing(transport.handle_request(request)) as response:
+                content = _read_body(response)
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            self._close_connection()
+            raise ReceiverUnavailable(f"{to} cannot be reached: {error}", to) from error
+        except httpx.TimeoutException as error:
+            self._close_connection()
+            raise ReceiverUnavailable(
+                f"{to} does not answer within {_ANSWER_S:.0f} s", to
+            ) from error
+        except httpx.HTTPError as error:
+            self._close_connection()
+            raise wire.WireUnavailable(f"{to}: {error}", to) from error
+        try:
+            reply = wire.decode_reply(content)
+        except wire.WireError as error:
+            raise wire.WireError(
+                f"it answers with status {response.status_code}: {error}"
+            ) from error
+        if reply.verdict == wire.RESTART:
+            raise StreamEnded(f"{to}: {reply.detail}", to)
+        if reply.verdict == wire.REFUSED:
             raise PermissionRefused(
                 f"this host may not report for cluster {self._cluster}: {reply.detail}"
             )
-        if reply.verdict != "durable" or frame is None:
-            raise ReceiverUnavailable(
-                f"{self._settings.to} cannot take anything now: {reply.detail}", self._settings.to
-            )
-        self._authenticator.check(self._nonces, self._batch_number, frame)
-        if reply.number != self._batch_number:
-            raise wire.WireError(
-                f"an answer to batch {reply.number} instead of {self._batch_number}"
-            )
+        if reply.verdict != wire.DURABLE:
+            raise ReceiverUnavailable(f"{to} cannot take anything now: {reply.detail}", to)
+        self._authenticator.check(
+            head.build_reply_statement(reply.verdict, content),
+            response.headers.get(wire.REPLY_CREDENTIAL, ""),
+        )
         return reply
 
-    def _connect(self) -> wire.FrameStream:
-        """Open a connection and authenticate both sides."""
-        address = split_host_port(self._settings.to)
-        if address is None:
-            raise ReceiverUnavailable(f"{self._settings.to!r} is no address: set [forward] to")
-        try:
-            self._connection = socket.create_connection(address, _CONNECT_S)
-            self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    def _connect(self) -> "httpx.HTTPTransport":
+        """Return the HTTP transport; create it where there is none."""
+        if self._transport is None:
+            import httpx
+
+            if split_host_port(self._settings.to) is None:
+                raise ReceiverUnavailable(f"{self._settings.to!r} is no address: set [forward] to")
             tls = self._settings.tls
-            if tls:
-                context = make_client_context(tls)
-                self._connection = context.wrap_socket(self._connection, server_hostname=address[0])
-        except OSError as error:
-            raise ReceiverUnavailable(
-                f"{self._settings.to} cannot be reached: "
-                f"{getattr(error, 'verify_message', '') or error.strerror or error}",
-                self._settings.to,
-            ) from error
-        stream = wire.FrameStream(self._connection, self._settings.to)
-        frame = stream.receive(wire.MAX_FIRST_FRAME_BYTES, _ANSWER_S)
-        greeting: wire.ReceiverGreeting = wire.expect_message(
-            frame, wire.ReceiverGreeting, self._settings.to
-        )
-        if len(greeting.nonce) != wire.NONCE_BYTES:
-            raise wire.WireError(f"a nonce of {len(greeting.nonce)} bytes")
-        own_nonce = os.urandom(wire.NONCE_BYTES)
-        self._nonces = greeting.nonce + own_nonce
-        self._batch_number = 0
-        if not (tls and tls.certificate_file):
-            uids = peer_uids(self._settings.munge_users)
-            self._authenticator = MungeAuthenticator(self._munge, wire.FROM_CONTROLLER, uids)
-        body = wire.encode_message(wire.ControllerHello(wire.VERSION, self._cluster, own_nonce))
-        credential = self._authenticator.sign(self._nonces, 0, body)
-        stream.send(wire.build_frame(body, credential), _ANSWER_S)
-        self._receive_reply(stream)
-        log.info("reporting to %s for cluster %s", self._settings.to, self._cluster)
-        self._stream = stream
-        return stream
+            # Without the environment: a proxy of somebody's shell is not the site's.
+            self._transport = httpx.HTTPTransport(
+                verify=make_client_context(tls) if tls else False, trust_env=False
+            )
+        return self._transport
+
+    def _close_connection(self) -> None:
+        """Close the connection; the next request opens one, with the certificates of then."""
+        if self._transport is not None:
+            self._transport.close()
+            self._transport = None
+
+
+def _split_body(body: bytes) -> Iterator[bytes]:
+    """Yield a body in pieces: httpx copies what is left of each at every write."""
+    for first in range(0, len(body), _PIECE_BYTES):
+        yield body[first : first + _PIECE_BYTES]
+
+
+def _read_body(response: "httpx.Response") -> bytes:
+    """Read the body of an answer.
+
+    Raises:
+        WireError: It is too large, or does not end.
+        httpx.HTTPError: It did not come.
+    """
+    deadline = time.monotonic() + _ANSWER_S
+    body = bytearray()
+    for chunk in response.iter_raw():
+        body += chunk
+        if len(body) > _MAX_REPLY_BYTES or time.monotonic() > deadline:
+            raise wire.WireError(
+                f"an answer of more than {_MAX_REPLY_BYTES} bytes, or {_ANSWER_S:.0f} s"
+            )
+    return bytes(body)
 
 
 _BATCH_BYTES: Final = 4 << 20
 """Size at which a batch is sent, in bytes."""
-_MAX_EVENT_BYTES: Final = wire.MAX_WIRE_FRAME_BYTES - (1 << 20)
+_MAX_EVENT_BYTES: Final = wire.MAX_BODY_BYTES - (1 << 20)
 """Largest event that can be forwarded, in bytes."""
 
 
@@ -266,7 +334,7 @@ class EventForwarder(DatabaseConsumer):
             raise Rejected(f"the bytes of job {body.job_id} are gone: {error}", event) from error
 
     def _send_batch(self, rows: list[wire.ForwardedEvent]) -> wire.ReceiverReply:
-        """Send a batch and return the answer; close the connection on failure.
+        """Send a batch and return the answer; close the stream if one side is not accepted.
 
         Raises:
             Unavailable: There is no answer, or its verdict is not ``durable``.
@@ -276,6 +344,3 @@ class EventForwarder(DatabaseConsumer):
         except (wire.WireError, PermissionRefused) as error:
             self._link.close()
             raise ReceiverUnavailable(f"{self._receiver}: {error}", self._receiver) from error
-        except Unavailable:
-            self._link.close()
-            raise

@@ -1,34 +1,33 @@
 """Receiver of forwarded events: the process of ``steward serve`` that controllers connect to.
 
-:class:`ControllerReceiver` listens on the address of [receive]. Each connection has a thread that
-waits for the controller and for munged; work that costs CPU or touches the stores runs under one
-lock, so only one thread does it at a time. ``admission`` authenticates the controller and checks
-every event.
+:class:`ControllerReceiver` is the ASGI application that ``core/http_server.py`` serves at the
+address of [receive]. Only a request's head is read before ``admission`` has authenticated the
+controller. The event loop never waits for anything else than connections: munged is asked in
+threads of the cluster, and one thread checks, writes and appends the batches of all controllers.
 
-``run`` accepts connections. A connection's thread runs ``_serve`` (TLS handshake), ``_run_session``
-(greeting, hello, authentication) and ``_receive_batches``, where ``_persist_batch`` makes each
-batch durable.
+A hello opens a :class:`_Stream`, which numbers the batches of one controller. A cluster has few
+streams, and few bodies in memory at once, so no cluster takes the places of another.
 
 The receiver answers a batch once its bytes and its events are durable here, because the controller
 deletes them on that answer. A batch that is sent again, by the same controller or by the other one
 of a failover pair, has the same keys and is skipped.
 """
 
+import asyncio
 import logging
-import os
-import socket
-import threading
+import secrets
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import Final
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, TypeVar
 
 from steward.core.config import Settings
 from steward.core.errors import PermissionRefused, StewardError, Unavailable
+from steward.core.http_server import ServerConfig, Timeouts, open_http_listener, serve_http
 from steward.core.incoming import IncomingStore, IncomingStores, StoreUnavailable
 from steward.core.journal import JournalLink
-from steward.core.listeners import open_tcp_listener
-from steward.core.tls import Context, make_server_context, read_peer_names
+from steward.core.tls import make_server_context
 from steward.core.waits import Stop
 from steward.extensions.controllers import wire
 from steward.extensions.controllers.admission import (
@@ -40,66 +39,99 @@ from steward.extensions.controllers.admission import (
 
 log = logging.getLogger(__name__)
 
-_BACKLOG: Final = 64
-"""Length of the listen queue."""
-_CLOSE_WAIT_S: Final = 0.5
-"""Longest wait for a closed connection's thread to end, in seconds."""
-_HELLO_TIMEOUT_S: Final = 10.0
-"""Time limit for the handshake and the hello, in seconds; the connection is dropped after it."""
-_FIRST_BATCH_TIMEOUT_S: Final = 60.0
-"""Time limit for the first batch after the hello, in seconds."""
-_IDLE_TIMEOUT_S: Final = 900.0
-"""Time limit for each later batch, in seconds."""
-_SEND_TIMEOUT_S: Final = 30.0
-"""Time limit for sending an answer, in seconds."""
-_ACCEPT_WAIT_S: Final = 1.0
-"""Longest wait for a connection before the next heartbeat, in seconds."""
+_T = TypeVar("_T")
+
+_TIMEOUTS: Final = Timeouts(request_s=60.0)
+_MAX_BODIES: Final = 2
+"""Most bodies of one cluster in memory at once; a failover pair has two controllers."""
+_MAX_HELLOS: Final = 4
+"""Most hellos of one address that are authenticated at once."""
+_THREADS: Final = 2
+"""Threads of a cluster that ask its munged for its streams, and as many for its hellos."""
+_MAX_PROBLEMS: Final = 64
+"""Most peers whose last problem is remembered."""
 _RETRY_STORE_S: Final = 5.0
 """Time for which a store that failed is skipped, in seconds."""
-_DRAIN_S: Final = 3.0
-"""Longest wait for the batch in progress at the end, in seconds."""
+_OK: Final = 200
 
 
-class TooManyControllers(Unavailable):
-    """Too many connections for one cluster."""
+class TooManyHellos(Unavailable):
+    """Too many hellos of one address at once."""
 
 
-class _ControllerConnection:
-    """One connection: a controller, or a peer that has not identified itself yet."""
+class OutOfStep(StewardError):
+    """The stream is unknown, or another number is due: the controller has to open a stream."""
 
-    def __init__(self, sock: socket.socket, address: str) -> None:
-        self.sock = sock
-        self.address = address
-        self.since = time.monotonic()
-        """Monotonic time of the connection's start, or of its last message."""
-        self.cluster = ""
-        """Cluster that the controller reports for; empty until it is authenticated."""
-        self.is_shut = False
-        self.ended = threading.Event()
 
-    def shut_down(self) -> None:
-        """Shut the socket down; the connection's thread notices and ends."""
-        self.is_shut = True
-        try:
-            # Bypass SSLSocket's own shutdown: it is unsafe while another thread uses the object.
-            socket.socket.shutdown(self.sock, socket.SHUT_RDWR)
-        except OSError:
-            return  # already closed
+class _PeerLeft(Exception):
+    """The controller disconnected before its body was complete."""
+
+
+class _Stream:
+    """Stream of one controller, with the number and the digest of its last durable batch."""
+
+    def __init__(
+        self,
+        names: frozenset[str],
+        authenticator: MungeAuthenticator | TlsAuthenticator,
+        admission: EventAdmission,
+    ) -> None:
+        self.names = names
+        """Names in the certificate of the hello's connection."""
+        self.authenticator = authenticator
+        self.admission = admission
+        self.number = 0
+        self.digest = ""
+        self.lock = asyncio.Lock()
+        """Held for one batch at a time: a repeated one waits for the first attempt."""
+
+
+class _ClusterStreams:
+    """Streams of one cluster, with the threads and the memory that they may use."""
+
+    def __init__(self) -> None:
+        self.streams: dict[str, _Stream] = {}
+        """Streams by id, the least recently used one first."""
+        self.bodies = asyncio.Semaphore(_MAX_BODIES)
+        # Hellos, which anybody can send, keep no stream waiting.
+        self.hello_threads = ThreadPoolExecutor(_THREADS)
+        self._threads = ThreadPoolExecutor(_THREADS)
+
+    def find_stream(self, stream_id: str) -> _Stream:
+        """Return a stream, which is the most recently used one then.
+
+        Raises:
+            OutOfStep: There is none of this id.
+        """
+        stream = self.streams.pop(stream_id, None)
+        if stream is None:
+            raise OutOfStep(
+                "the stream is unknown: the receiver restarted, or others took its place"
+            )
+        self.streams[stream_id] = stream
+        return stream
+
+    async def run(self, function: Callable[..., _T], *args: Any) -> _T:
+        """Run a function that asks munged, for a stream."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, function, *args)
+
+    def close(self) -> None:
+        """End the threads that have nothing to do."""
+        self.hello_threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 class ControllerReceiver:
-    """Server that accepts controllers' connections and appends their events to the journal.
+    """Server that accepts controllers' requests and appends their events to the journal.
 
     Args:
         settings: The configuration.
         stores: Stores for script and environment bytes, the preferred one first.
         is_known: Tells whether an event of this cluster and key was ever appended; called by one
-            thread at a time.
+            thread.
         link: Connection to the journal's writer.
-        max_unidentified: Most connections that have not identified themselves. Bounds the threads
-            that a flood of connections can take.
-        max_per_cluster: Most connections that report for one cluster, so that its hosts cannot
-            take the connections of other clusters.
+        max_per_cluster: Most streams of one cluster.
+        timeouts: Timeouts of clients.
 
     Raises:
         ListenUnavailable: The address cannot be bound.
@@ -114,239 +146,164 @@ class ControllerReceiver:
         is_known: Callable[[str, str], bool],
         link: JournalLink,
         *,
-        max_unidentified: int = 64,
         max_per_cluster: int = 8,
+        timeouts: Timeouts = _TIMEOUTS,
     ) -> None:
         self._peers = ControllerPeers(settings)
-        self._max_unidentified = max_unidentified
         self._max_per_cluster = max_per_cluster
         self._stores = list(stores)
         self._is_known = is_known
         self._link = link
-        self._context: Context | None = None
-        if settings.receive.tls:
-            self._context = make_server_context(settings.receive.tls)
-        self._batch_lock = threading.Lock()
-        self._connections: set[_ControllerConnection] = set()
-        self._limit_lock = threading.Lock()
+        self._clusters = {name: _ClusterStreams() for name in self._peers.list_clusters()}
+        self._batch_thread = ThreadPoolExecutor(1)
+        self._hellos: Counter[str] = Counter()
         self._logged_problems: dict[str, str] = {}
         self._failed_until: dict[str, float] = {}
-        self._listener = open_tcp_listener(settings.receive.listen, _BACKLOG)
+        self._config = ServerConfig(
+            name="the receiver of controllers",
+            section="[receive]",
+            listen=settings.receive.listen,
+            tls=settings.receive.tls,
+            timeouts=timeouts,
+        )
+        if self._config.tls:
+            # A certificate that is just being renewed is waited for before the server starts.
+            make_server_context(self._config.tls)
+        self._listener = open_http_listener(self._config)
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
 
     def run(self, stop: Stop, beat: Callable[[], None]) -> None:
-        """Accept connections until ``stop`` is raised; call ``beat`` as the heartbeat."""
-        log.info(
-            "listening for controllers at %s port %d, %s",
-            *self.address,
-            "with TLS" if self._context else "without TLS: what they send can be read on its way",
-        )
-        while not stop.is_set():
-            beat()
-            if stop.wait(_ACCEPT_WAIT_S, self._listener.fileno()):
-                self._accept()
-            self._drop_unidentified()
-        self.close()
-
-    def close(self) -> None:
-        """Close all connections, after the batch in progress."""
-        self._listener.close()
-        if self._batch_lock.acquire(timeout=_DRAIN_S):
-            self._batch_lock.release()
-        for connection in list(self._connections):
-            connection.shut_down()
-
-    def _accept(self) -> None:
-        """Accept one connection and start its thread."""
+        """Serve controllers until ``stop`` is raised; call ``beat`` as the heartbeat."""
         try:
-            sock, address = self._listener.accept()
-        except OSError as error:
-            # The peer left before the accept, or no descriptor is free; the next turn may succeed.
-            log.debug("a connection could not be taken: %s", error)
-            return
-        connection = _ControllerConnection(sock, str(address[0]))
-        if not self._ensure_capacity("", self._max_unidentified):
-            sock.close()
-            return
-        self._connections.add(connection)
-        threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
-
-    def _ensure_capacity(self, cluster: str, limit: int) -> bool:
-        """Return True if one more connection fits the limit, closing an old one where needed.
-
-        Among unidentified peers it closes one of the address with the most connections, so that a
-        flood ends itself; then the one that has been silent for longest.
-        """
-        candidates = [
-            connection for connection in list(self._connections) if connection.cluster == cluster
-        ]
-        if len(candidates) < limit:
-            return True
-        candidates = [connection for connection in candidates if not connection.is_shut]
-        if not candidates:
-            return False
-        if not cluster:
-            counts = Counter(connection.address for connection in candidates)
-            (address, _), *_ = counts.most_common(1)
-            candidates = [connection for connection in candidates if connection.address == address]
-        oldest = min(candidates, key=lambda connection: connection.since)
-        oldest.shut_down()
-        return oldest.ended.wait(_CLOSE_WAIT_S)
-
-    def _drop_unidentified(self) -> None:
-        """Close connections that have not identified themselves in time."""
-        before = time.monotonic() - 2 * _HELLO_TIMEOUT_S
-        for connection in list(self._connections):
-            if not connection.cluster and connection.since < before:
-                connection.shut_down()
-
-    def _serve(self, connection: _ControllerConnection) -> None:
-        """Run one connection from the TLS handshake to its end."""
-        peer = connection.address
-        sock = connection.sock
-        try:
-            connection.sock.settimeout(_HELLO_TIMEOUT_S)
-            connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            if self._context is not None:
-                sock = self._context.wrap_socket(
-                    connection.sock, server_side=True, do_handshake_on_connect=False
-                )
-                connection.sock = sock
-                sock.do_handshake()
-            self._run_session(connection, wire.FrameStream(sock, peer), read_peer_names(sock))
-        except (StewardError, OSError) as error:
-            self._log_problem(peer, str(error))
-        except Exception:
-            # A bug in Steward must end this connection alone.
-            log.exception("the connection from %s failed", peer)
+            serve_http(self._config, self, self._listener, stop, beat)
         finally:
-            self._connections.discard(connection)
-            sock.close()
-            connection.ended.set()
+            self._batch_thread.shutdown(wait=False, cancel_futures=True)
+            for cluster in self._clusters.values():
+                cluster.close()
 
-    def _run_session(
-        self,
-        connection: _ControllerConnection,
-        stream: wire.FrameStream,
-        certificate_names: frozenset[str],
-    ) -> None:
-        """Authenticate the controller, then receive batches until it disconnects."""
-        peer = connection.address
-        nonce = os.urandom(wire.NONCE_BYTES)
-        greeting = wire.ReceiverGreeting(wire.VERSION, nonce)
-        stream.send(wire.build_frame(wire.encode_message(greeting)), _HELLO_TIMEOUT_S)
-        frame = stream.receive(wire.MAX_FIRST_FRAME_BYTES, _HELLO_TIMEOUT_S)
-        if frame is None:
-            return
-        hello: wire.ControllerHello = wire.expect_message(frame, wire.ControllerHello, peer)
-        if len(hello.nonce) != wire.NONCE_BYTES:
-            raise wire.WireError(f"{peer} has a nonce of {len(hello.nonce)} bytes")
-        nonces = nonce + hello.nonce
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer one request (ASGI)."""
+        peer = str((scope["client"] or ("unknown",))[0])
+        credential = ""
         try:
-            authenticator = self._authenticate(
-                hello, certificate_names, nonces, frame, connection.address
-            )
-            self._join_cluster(connection, hello.cluster)
-        except (PermissionRefused, Unavailable) as error:
-            # This answer is unsigned: it changes nothing, so a forged one only costs time.
-            self._log_problem(peer, f"cannot report for cluster {hello.cluster!r}: {error}")
-            verdict = "refused" if isinstance(error, PermissionRefused) else "later"
-            rejection = wire.ReceiverReply(number=0, verdict=verdict, detail=str(error))
-            stream.send(wire.build_frame(wire.encode_message(rejection)), _HELLO_TIMEOUT_S)
+            body, credential = await self._handle(scope, receive, peer)
+            status = _OK
+        except _PeerLeft:
             return
-        body = wire.encode_message(wire.ReceiverReply(number=0, verdict="durable"))
-        stream.send(wire.build_frame(body, authenticator.sign(nonces, 0, body)), _SEND_TIMEOUT_S)
-        self._log_problem(peer, "")
-        log.info("%s reports for cluster %s", peer, hello.cluster)
-        self._receive_batches(stream, connection, authenticator, nonces)
+        except (StewardError, TimeoutError) as error:
+            # Unsigned: it makes the controller delete nothing, so a forged one only costs time.
+            status, verdict = _map_error(error)
+            detail = str(error) or "the body did not come in time"
+            name = dict(scope["headers"]).get(b"steward-cluster", b"").decode("latin-1")
+            self._log_problem(peer, f"cannot report for cluster {name!r}: {detail}")
+            body = wire.encode_message(wire.ReceiverReply(verdict=verdict, detail=detail))
+        headers = [(b"content-length", b"%d" % len(body))]
+        if credential:
+            headers.append((wire.REPLY_CREDENTIAL.encode(), credential.encode()))
+        if status != _OK:
+            # What is left of a body that is not accepted is not read either.
+            headers.append((b"connection", b"close"))
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
 
-    def _join_cluster(self, connection: _ControllerConnection, cluster: str) -> None:
-        """Count a connection toward its cluster's limit.
-
-        Raises:
-            TooManyControllers: The cluster has too many connections, and none of them ends.
-        """
-        with self._limit_lock:
-            limit = self._max_per_cluster
-            if not self._ensure_capacity(cluster, limit):
-                raise TooManyControllers(f"{limit} others report for cluster {cluster!r} just now")
-            connection.since = time.monotonic()
-            connection.cluster = cluster
-
-    def _authenticate(
-        self,
-        hello: wire.ControllerHello,
-        certificate_names: frozenset[str],
-        nonces: bytes,
-        frame: wire.Frame,
-        address: str,
-    ) -> MungeAuthenticator | TlsAuthenticator:
-        """Check the hello and return what signs and checks this controller's messages."""
-        if hello.version != wire.VERSION:
-            raise PermissionRefused(f"it speaks version {hello.version}, we speak {wire.VERSION}")
-        authenticator = self._peers.get_authenticator(hello.cluster, certificate_names, address)
-        authenticator.check(nonces, 0, frame)
-        return authenticator
-
-    def _receive_batches(
-        self,
-        stream: wire.FrameStream,
-        connection: _ControllerConnection,
-        authenticator: MungeAuthenticator | TlsAuthenticator,
-        nonces: bytes,
-    ) -> None:
-        """Receive, check, store and answer batches until the controller disconnects."""
-        peer = connection.address
-        admission = EventAdmission(connection.cluster, self._is_known)
-        number = 0
-        while True:
-            frame = stream.receive(
-                wire.MAX_WIRE_FRAME_BYTES, _IDLE_TIMEOUT_S if number else _FIRST_BATCH_TIMEOUT_S
-            )
-            if frame is None:
-                return
-            number += 1
-            authenticator.check(nonces, number, frame)
-            connection.since = time.monotonic()
-            with self._batch_lock:
-                batch: wire.EventBatch = wire.expect_message(frame, wire.EventBatch, peer)
-                if batch.number != number or len(batch.rows) > wire.MAX_BATCH_ROWS:
-                    raise wire.WireError(
-                        f"{peer} sends batch {batch.number} of {len(batch.rows)} events "
-                        f"where {number} is due"
-                    )
-                reply = self._persist_batch(admission, batch)
-                del frame, batch
+    async def _handle(self, scope: Any, receive: Any, peer: str) -> tuple[bytes, str]:
+        """Handle a request; return body and credential of the answer."""
+        method, path = scope["method"], scope["path"]
+        if method != "POST" or path not in (wire.HELLO, wire.EVENTS):
+            raise wire.WireError(f"{method} {path!r} is no request of a controller")
+        head, credential = wire.parse_head(path, scope["headers"])
+        cluster = self._clusters.get(head.cluster)
+        if cluster is None:
+            raise PermissionRefused("nobody may report for such a cluster: set its 'controllers'")
+        names: frozenset[str] = scope["state"]["peer_names"]
+        if path == wire.HELLO:
+            stream = await self._authenticate(cluster, head, credential, names, peer)
+            head.check_body(await _read_body(receive))
+            stream_id = secrets.token_hex(32)
+            while len(cluster.streams) >= self._max_per_cluster:
+                del cluster.streams[next(iter(cluster.streams))]
+            cluster.streams[stream_id] = stream
+            reply = wire.ReceiverReply(verdict=wire.DURABLE, stream=stream_id)
+            log.info("%s reports for cluster %s", peer, head.cluster)
+        else:
+            stream = cluster.find_stream(head.stream)
+            if stream.names != names:
+                raise PermissionRefused("the certificate is not that of the stream's hello")
+            await cluster.run(stream.authenticator.check, head.build_statement(), credential)
+            reply = await self._receive_batch(cluster, stream, head, receive)
             for index, reason in reply.refused:
                 log.warning("%s: event %d of a batch is refused: %s", peer, index, reason)
-            body = wire.encode_message(reply)
-            stream.send(
-                wire.build_frame(body, authenticator.sign(nonces, number, body)), _SEND_TIMEOUT_S
+        self._log_problem(peer, "")
+        content = wire.encode_message(reply)
+        statement = head.build_reply_statement(reply.verdict, content)
+        return content, await cluster.run(stream.authenticator.sign, statement)
+
+    async def _authenticate(
+        self,
+        cluster: "_ClusterStreams",
+        head: wire.RequestHead,
+        credential: str,
+        names: frozenset[str],
+        peer: str,
+    ) -> _Stream:
+        """Authenticate a hello; return its stream."""
+
+        def check() -> MungeAuthenticator | TlsAuthenticator:
+            authenticator = self._peers.get_authenticator(head.cluster, names, peer)
+            authenticator.check(head.build_statement(), credential)
+            return authenticator
+
+        if self._hellos[peer] >= _MAX_HELLOS:
+            raise TooManyHellos(f"{_MAX_HELLOS} hellos of {peer} wait for munged already")
+        self._hellos[peer] += 1
+        try:
+            loop = asyncio.get_running_loop()
+            authenticator = await loop.run_in_executor(cluster.hello_threads, check)
+        finally:
+            self._hellos[peer] -= 1
+            self._hellos += Counter()  # drops the addresses that have none
+        return _Stream(names, authenticator, EventAdmission(head.cluster, self._is_known))
+
+    async def _receive_batch(
+        self,
+        cluster: "_ClusterStreams",
+        stream: _Stream,
+        head: wire.RequestHead,
+        receive: Any,
+    ) -> wire.ReceiverReply:
+        """Read a batch and make it durable."""
+        async with stream.lock, cluster.bodies:
+            is_repeated = (head.number, head.digest) == (stream.number, stream.digest)
+            if head.number != stream.number + 1 and not is_repeated:
+                raise OutOfStep(f"batch {head.number} comes where {stream.number + 1} is due")
+            body = await _read_body(receive)
+            reply = await asyncio.get_running_loop().run_in_executor(
+                self._batch_thread, self._persist_batch, stream.admission, head, body
             )
+            stream.number, stream.digest = head.number, head.digest
+        return reply
 
     def _persist_batch(
-        self, admission: EventAdmission, batch: wire.EventBatch
+        self, admission: EventAdmission, head: wire.RequestHead, body: bytearray
     ) -> wire.ReceiverReply:
         """Make a batch durable and return the answer to it."""
+        head.check_body(body)
         batch_stores: dict[str, IncomingStore] = {}
         try:
             rows, rejected = admission.admit_events(
-                batch.rows, lambda: self._select_store(batch_stores)
+                wire.decode_rows(body), lambda: self._select_store(batch_stores)
             )
             for store in batch_stores.values():
                 store.sync()
             if rows:
                 self._link.send_command("append", *rows)
-        except Unavailable as error:
-            if isinstance(error, StoreUnavailable):
-                # The controller sends the batch again soon, and then another store may work.
-                self._failed_until.update(
-                    dict.fromkeys(batch_stores, time.monotonic() + _RETRY_STORE_S)
-                )
-            self._log_problem("here", str(error))
-            return wire.ReceiverReply(number=batch.number, verdict="later", detail=str(error))
-        self._log_problem("here", "")
-        return wire.ReceiverReply(number=batch.number, verdict="durable", refused=rejected)
+        except StoreUnavailable:
+            # The controller sends the batch again soon, and then another store may work.
+            self._failed_until.update(
+                dict.fromkeys(batch_stores, time.monotonic() + _RETRY_STORE_S)
+            )
+            raise
+        return wire.ReceiverReply(verdict=wire.DURABLE, refused=rejected)
 
     def _select_store(self, batch_stores: dict[str, IncomingStore]) -> IncomingStore:
         """Return the first usable store, the same one for the whole batch."""
@@ -369,11 +326,34 @@ class ControllerReceiver:
 
     def _log_problem(self, peer: str, problem: str) -> None:
         """Log a peer's problem once, until the problem changes."""
-        if problem and self._logged_problems.get(peer) != problem:
-            log.warning("%s: %s", peer, problem)
-        if problem:
-            if len(self._logged_problems) >= self._max_unidentified:
+        if not problem:
+            self._logged_problems.pop(peer, None)
+        elif self._logged_problems.get(peer) != problem:
+            if len(self._logged_problems) >= _MAX_PROBLEMS:
                 self._logged_problems.clear()
             self._logged_problems[peer] = problem
-        else:
-            self._logged_problems.pop(peer, None)
+            log.warning("%s: %s", peer, problem)
+
+
+def _map_error(error: Exception) -> tuple[int, str]:
+    """Return the status and the verdict of the answer to a request that failed."""
+    if isinstance(error, OutOfStep):
+        return 409, wire.RESTART
+    if isinstance(error, PermissionRefused):
+        return 403, wire.REFUSED
+    if isinstance(error, wire.WireError):
+        return 400, wire.REFUSED
+    return (408 if isinstance(error, TimeoutError) else 503), wire.LATER
+
+
+async def _read_body(receive: Any) -> bytearray:
+    """Read a request's body; the server's limits end one that does not come."""
+    body = bytearray()
+    more_body = True
+    while more_body:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise _PeerLeft
+        body += message["body"]
+        more_body = message.get("more_body", False)
+    return body

@@ -1,50 +1,48 @@
-"""Wire protocol between a controller (``forwarder``) and ``steward serve`` (``receiver``).
+"""Protocol between a controller (``forwarder``) and ``steward serve`` (``receiver``), over HTTP.
 
-A frame is a 4-byte little-endian length and a MessagePack array of two: the message's bytes and the
-credential that authenticates them ("" where TLS authenticates the peer). Each side treats the
-other's input as hostile: every length is bounded, and before authentication only a few kilobytes
-are read.
+    POST /hello    random bytes          answer: the id of a new stream
+    POST /events   the rows of batch 1   answer: ``durable``, and the rows that are refused
+    POST /events   the rows of batch 2   and so on
 
-    receiver                           controller
-      ReceiverGreeting(nonce)  ------>
-                               <------  ControllerHello(cluster, nonce)
-      ReceiverReply(0)         ------>
-                               <------  EventBatch(1)
-      ReceiverReply(1)         ------>                        and so on
+:class:`RequestHead` is in the headers of a POST, so that the receiver checks it before it reads
+the body. Its statement covers path, origin, cluster, stream, number and the SHA-256 of the body: a
+MUNGE credential over it cannot be used for another batch, in another stream or at another address.
+The statement of an answer covers the request's SHA-256, stream and number, the verdict and the
+answer's body: the controller deletes bytes on its word. Where TLS authenticates both sides, neither
+has a credential.
 
-The credential of each message but the greeting covers its SHA-256, its number, its direction and
-both nonces, so it cannot be replayed, used in another connection or reflected. Answers carry one
-too, because the controller deletes bytes on their word.
-
-Message types first, then encoding (:func:`credential_payload`, :func:`build_frame`), then
-:class:`FrameStream`, which sends and receives frames with time limits.
+A number is due once. A controller that got no answer repeats the number and the body with a new
+credential. Each side treats the other's input as hostile: every length is bounded.
 """
 
 import hashlib
-import socket
-import struct
-import time
+import re
+from collections.abc import Iterable
 from typing import Any, Final
 
 import msgspec
 
-from steward.core.errors import StewardError, Unavailable
+from steward.core.errors import PermissionRefused, StewardError, Unavailable
 
-VERSION: Final = 1
+VERSION: Final = 2
 """Version of the protocol; both sides must have the same."""
+HELLO: Final = "/hello"
+EVENTS: Final = "/events"
 NONCE_BYTES: Final = 32
-MAX_FIRST_FRAME_BYTES: Final = 1 << 16
-"""Largest frame of a peer that is not authenticated yet, in bytes."""
-MAX_WIRE_FRAME_BYTES: Final = 64 << 20
-"""Largest frame, in bytes; a batch may be one script of nearly this size."""
+"""Length of a hello's body, in bytes."""
+MAX_BODY_BYTES: Final = 64 << 20
+"""Largest body, in bytes; a batch may be one script of nearly this size."""
 MAX_BATCH_ROWS: Final = 1000
 """Most events of one batch."""
-FROM_CONTROLLER: Final = "to-receiver"
-FROM_RECEIVER: Final = "to-controller"
+REPLY_CREDENTIAL: Final = "authentication-info"
+"""Header of an answer's credential; that of a request is in ``authorization``."""
+DURABLE: Final = "durable"
+LATER: Final = "later"
+REFUSED: Final = "refused"
+RESTART: Final = "restart"
 
-_HEADER = struct.Struct("<I")
-_PIECE: Final = 1 << 18
-"""Most bytes of one read from the socket."""
+_HEX_32: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
+_NUMBER: Final = re.compile(r"[0-9]{1,19}", re.ASCII)
 
 
 class WireError(StewardError):
@@ -52,22 +50,57 @@ class WireError(StewardError):
 
 
 class WireUnavailable(Unavailable):
-    """Connection error: the peer is unreachable or too slow."""
+    """Connection error: the connection ended before the answer."""
 
 
-class ReceiverGreeting(msgspec.Struct, frozen=True, tag="greeting"):
-    """First message of a connection, from the receiver."""
+class RequestHead(msgspec.Struct, frozen=True, kw_only=True):
+    """Head of a POST.
 
-    version: int
-    nonce: bytes
+    Attributes:
+        path: ``HELLO`` or ``EVENTS``.
+        origin: Address that the controller connects to, as in the header Host.
+        cluster: Cluster that the controller reports for.
+        stream: Id that the receiver gave the stream; empty in a hello.
+        number: Number of the batch in its stream, from 1; 0 in a hello.
+        digest: SHA-256 of the body, in hexadecimal.
+    """
 
-
-class ControllerHello(msgspec.Struct, frozen=True, tag="hello"):
-    """Controller's reply to the greeting: the cluster it reports for."""
-
-    version: int
+    path: str
+    origin: str
     cluster: str
-    nonce: bytes
+    stream: str = ""
+    number: int = 0
+    digest: str
+
+    def check_body(self, body: bytearray) -> None:
+        """Check that a body is the one that this head describes.
+
+        Raises:
+            WireError: It is another.
+        """
+        if hash_body(body) != self.digest:
+            raise WireError("the body is not the one that the headers describe (SHA-256)")
+
+    def build_headers(self) -> dict[str, str]:
+        """Return the headers that carry this head."""
+        return {
+            "host": self.origin,
+            "steward-version": str(VERSION),
+            "steward-cluster": self.cluster,
+            "steward-stream": self.stream,
+            "steward-number": str(self.number),
+            "steward-digest": self.digest,
+        }
+
+    def build_statement(self) -> bytes:
+        """Return the text that the request's credential covers."""
+        fields = (self.path, self.origin, self.cluster, self.stream, str(self.number), self.digest)
+        return "\n".join((f"steward events {VERSION} request", *fields)).encode()
+
+    def build_reply_statement(self, verdict: str, body: bytes) -> bytes:
+        """Return the text that the credential of the answer covers."""
+        fields = (self.digest, self.stream, str(self.number), verdict, hash_body(body))
+        return "\n".join((f"steward events {VERSION} reply", *fields)).encode()
 
 
 class ForwardedEvent(msgspec.Struct, frozen=True, array_like=True):
@@ -90,172 +123,95 @@ class ForwardedEvent(msgspec.Struct, frozen=True, array_like=True):
     environment: bytes | None = None
 
 
-class EventBatch(msgspec.Struct, frozen=True, tag="batch"):
-    """Batch of events; ``number`` is one more than that of the batch before."""
-
-    number: int
-    rows: list[ForwardedEvent]
-
-
-class ReceiverReply(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
-    """Receiver's answer to a batch, or to the hello (number 0).
+class ReceiverReply(msgspec.Struct, frozen=True, kw_only=True):
+    """Answer of the receiver.
 
     Attributes:
-        number: Number of the batch.
         verdict: ``durable`` (all but the events in ``refused``), ``later`` (nothing could be
-            written), or ``refused`` (this controller may not report, or not this way).
+            written), ``refused`` (this controller may not report, or not this way), or ``restart``
+            (the stream is unknown, or another number is due: say hello).
         detail: Reason, where the verdict is not ``durable``.
+        stream: Id of the new stream, in the answer to a hello.
         refused: Index and reason of each event that the receiver will never accept.
     """
 
-    number: int
     verdict: str
     detail: str = ""
+    stream: str = ""
     refused: list[tuple[int, str]] = []
 
 
-WireMessage = ReceiverGreeting | ControllerHello | EventBatch | ReceiverReply
-
-_encode_msgpack = msgspec.msgpack.Encoder().encode
-_frame_decoder = msgspec.msgpack.Decoder(tuple[bytes, bytes])
-_message_decoder: "msgspec.msgpack.Decoder[WireMessage]" = msgspec.msgpack.Decoder(WireMessage)
+encode_message = msgspec.msgpack.Encoder().encode
+_rows_decoder = msgspec.msgpack.Decoder(list[ForwardedEvent])
+_reply_decoder = msgspec.msgpack.Decoder(ReceiverReply)
 
 
-class Frame(msgspec.Struct, frozen=True):
-    """Received frame: the message's bytes, and the credential that covers them."""
-
-    body: bytes
-    credential: bytes
-
-    def decode_message(self) -> WireMessage:
-        """Decode and return the message.
-
-        Raises:
-            WireError: It is no message of this protocol.
-        """
-        try:
-            return _message_decoder.decode(self.body)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise WireError(f"a message cannot be read: {error}") from error
+def hash_body(body: bytes | bytearray) -> str:
+    """Return the SHA-256 of a body, in hexadecimal."""
+    return hashlib.sha256(body).hexdigest()
 
 
-def credential_payload(direction: str, nonces: bytes, number: int, body: bytes) -> bytes:
-    """Return the text that a message's MUNGE credential contains.
+def parse_head(path: str, headers: Iterable[tuple[bytes, bytes]]) -> tuple[RequestHead, str]:
+    """Parse the headers of a POST, with lower-case names.
 
-    Args:
-        direction: ``FROM_CONTROLLER`` or ``FROM_RECEIVER``.
-        nonces: The receiver's nonce, followed by the controller's once it is known.
-        number: Number of the batch; 0 for the hello.
-        body: The message's bytes.
-    """
-    digest = hashlib.sha256(body).hexdigest()
-    return f"steward {VERSION} {direction} {nonces.hex()} {number} {digest}".encode()
-
-
-def encode_message(message: WireMessage) -> bytes:
-    """Encode a message as MessagePack."""
-    return _encode_msgpack(message)
-
-
-def build_frame(body: bytes, credential: bytes = b"") -> bytes:
-    """Build a frame: length, message bytes and credential.
+    Returns:
+        The head, and the value of ``authorization``.
 
     Raises:
-        WireError: The frame is too large.
+        PermissionRefused: The controller has another version.
+        WireError: They are not those of this protocol, or the body is too large.
     """
-    data = _encode_msgpack((body, credential))
-    if len(data) > MAX_WIRE_FRAME_BYTES:
-        raise WireError(
-            f"{len(data)} bytes are more than fit into one frame ({MAX_WIRE_FRAME_BYTES})"
-        )
-    return _HEADER.pack(len(data)) + data
+    values = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}
+    version = values.get("steward-version", "none")
+    if version != str(VERSION):
+        raise PermissionRefused(f"it speaks version {version}, we speak {VERSION}")
+    stream, number = values.get("steward-stream", ""), values.get("steward-number", "")
+    digest, length = values.get("steward-digest", ""), values.get("content-length", "")
+    is_hello = path == HELLO
+    if not (
+        _HEX_32.fullmatch(digest)
+        and _NUMBER.fullmatch(number)
+        and _NUMBER.fullmatch(length)
+        and ((stream, number) == ("", "0") if is_hello else _HEX_32.fullmatch(stream))
+    ):
+        raise WireError("its headers are not those of a controller")
+    if int(length) > (NONCE_BYTES if is_hello else MAX_BODY_BYTES):
+        raise WireError(f"it announces a body of {length} bytes")
+    head = RequestHead(
+        path=path,
+        origin=values.get("host", ""),
+        cluster=values.get("steward-cluster", ""),
+        stream=stream,
+        number=int(number),
+        digest=digest,
+    )
+    return head, values.get("authorization", "")
 
 
-class FrameStream:
-    """Frames over one connection; every wait has a time limit.
-
-    Args:
-        connection: A connected stream socket.
-        peer: Name of the other end in error messages.
-    """
-
-    def __init__(self, connection: socket.socket, peer: str) -> None:
-        self._connection = connection
-        self._peer = peer
-
-    def send(self, frame: bytes, timeout_s: float) -> None:
-        """Send a frame.
-
-        Raises:
-            WireUnavailable: The peer is away, or does not accept the frame in time.
-        """
-        try:
-            self._connection.settimeout(timeout_s)
-            self._connection.sendall(frame)
-        except OSError as error:
-            raise self._build_error(error) from error
-
-    def receive(self, max_bytes: int, timeout_s: float) -> Frame | None:
-        """Receive the next frame; return None if the peer closed the connection between frames.
-
-        Args:
-            max_bytes: Largest accepted length, in bytes.
-            timeout_s: Time limit for the whole frame, in seconds.
-
-        Raises:
-            WireError: The frame is too large or malformed.
-            WireUnavailable: The peer is away or too slow.
-        """
-        deadline = time.monotonic() + timeout_s
-        header = self._read_bytes(_HEADER.size, deadline)
-        if not header:
-            return None
-        self._check_complete(header, _HEADER.size)
-        length = _HEADER.unpack(header)[0]
-        if length > max_bytes:
-            raise WireError(f"{self._peer} announces a frame of {length} bytes")
-        body = self._read_bytes(length, deadline)
-        self._check_complete(body, length)
-        try:
-            return Frame(*_frame_decoder.decode(body))
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise WireError(f"{self._peer} sends no frames: {error}") from error
-
-    def _read_bytes(self, length: int, deadline: float) -> bytearray:
-        """Read ``length`` bytes, fewer at the end of the stream; memory grows as bytes arrive."""
-        data = bytearray()
-        try:
-            while len(data) < length:
-                remaining_s = deadline - time.monotonic()
-                if remaining_s <= 0:
-                    raise TimeoutError("no answer in time")
-                self._connection.settimeout(remaining_s)
-                chunk = self._connection.recv(min(_PIECE, length - len(data)))
-                if not chunk:
-                    break
-                data += chunk
-        except OSError as error:
-            raise self._build_error(error) from error
-        return data
-
-    def _check_complete(self, data: bytearray, length: int) -> None:
-        if len(data) < length:
-            raise WireUnavailable(f"{self._peer} went away in the middle of a frame", self._peer)
-
-    def _build_error(self, error: OSError) -> WireUnavailable:
-        return WireUnavailable(f"{self._peer}: {error.strerror or error}", self._peer)
-
-
-def expect_message(frame: Frame | None, message_type: Any, peer: str) -> Any:
-    """Return the message of a frame, which must be of type ``message_type``.
+def decode_rows(body: bytes | bytearray) -> list[ForwardedEvent]:
+    """Decode the events of a batch.
 
     Raises:
-        WireError: It is of another type.
-        WireUnavailable: There is no frame.
+        WireError: It is no batch, or has too many events.
     """
-    if frame is None:
-        raise WireUnavailable(f"{peer} closed the connection", peer)
-    message = frame.decode_message()
-    if not isinstance(message, message_type):
-        raise WireError(f"{peer} says {type(message).__name__}, not {message_type.__name__}")
-    return message
+    rows: list[ForwardedEvent] = _decode(_rows_decoder, body)
+    if len(rows) > MAX_BATCH_ROWS:
+        raise WireError(f"a batch of {len(rows)} events, more than {MAX_BATCH_ROWS}")
+    return rows
+
+
+def decode_reply(body: bytes) -> ReceiverReply:
+    """Decode an answer.
+
+    Raises:
+        WireError: It is none.
+    """
+    reply: ReceiverReply = _decode(_reply_decoder, body)
+    return reply
+
+
+def _decode(decoder: "msgspec.msgpack.Decoder[Any]", body: bytes | bytearray) -> Any:
+    try:
+        return decoder.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise WireError(f"a message cannot be read: {error}") from error
