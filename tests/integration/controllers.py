@@ -101,7 +101,9 @@ class Relay:
 
     def post(self, path: str, headers: dict[str, str], body: bytes) -> Answer:
         """Send a request to the receiver and return its answer."""
-        response = httpx.post(self._url + path, headers=headers, content=body, trust_env=False)
+        response = httpx.post(
+            self._url + path, headers=headers, content=body, trust_env=False, timeout=60.0
+        )
         return response.status_code, dict(response.headers), response.content
 
     def _make_handler(self) -> type[BaseHTTPRequestHandler]:

@@ -6,8 +6,10 @@
 import os
 import shutil
 import signal
+import socket
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
 
@@ -321,6 +323,33 @@ def test_a_munged_that_forgot_its_credentials_lets_nothing_in_twice(
         assert link.send_batch([script_row(3)]).verdict == "durable"
         assert [headers["steward-number"] for _, headers, _ in relay.requests] == list("0123")
         steward.wait(lambda: steward.is_quiet(3))
+    assert journalled(serve) == {1, 2, 3}
+
+
+def test_a_munged_that_hangs_keeps_no_other_cluster_waiting(
+    fast: Path, make_munged: MakeMunged
+) -> None:
+    munged, port = make_munged(), free_port()
+    path = str(fast / "hangs")
+    with socket.socket(socket.AF_UNIX) as hanging, ThreadPoolExecutor(12) as pool:
+        hanging.bind(path)
+        hanging.listen(64)
+        hung = ClusterSettings(munge_socket=path, controllers=HERE)
+        serve = serve_settings(fast / "serve", port, {"c1": cluster_of(munged), "c2": hung})
+        with Daemon(serve, fast / "serve") as steward, Relay(port) as relay:
+            said(steward, LISTENING)
+            link = link_to(relay, munged)
+            assert link.send_batch([script_row(1)]).verdict == "durable"
+            headers = {**relay.requests[0][1], "steward-cluster": "c2"}
+            waiting = [pool.submit(relay.post, wire.HELLO, headers, bytes(32)) for _ in range(12)]
+            wait_until(lambda: sum(answer.done() for answer in waiting) >= 8, 20.0)
+            # Four of one address wait, the others are told so; the streams of c1 go on.
+            assert link.send_batch([script_row(2)]).verdict == "durable"
+            link.close()
+            assert link.send_batch([script_row(3)]).verdict == "durable"
+            assert [answer.done() for answer in waiting].count(False) > 0
+            contents = [answer.result()[2] for answer in waiting]
+            assert {wire.decode_reply(content).verdict for content in contents} == {"later"}
     assert journalled(serve) == {1, 2, 3}
 
 

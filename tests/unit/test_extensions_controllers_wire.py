@@ -11,6 +11,7 @@ from steward.core.errors import PermissionRefused
 from steward.extensions.controllers import wire
 from steward.extensions.controllers.wire import ForwardedEvent, ReceiverReply, RequestHead
 
+IDS = st.binary(min_size=32, max_size=32).map(bytes.hex)
 ROWS = st.builds(
     ForwardedEvent,
     kind=st.text(),
@@ -24,11 +25,10 @@ REPLIES = st.builds(
     ReceiverReply,
     verdict=st.text(),
     detail=st.text(),
-    stream=st.text(),
+    stream=st.just("") | IDS,
     refused=st.lists(st.tuples(st.integers(0, 2**63), st.text()), max_size=4),
 )
 NAMES = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1)
-IDS = st.binary(min_size=32, max_size=32).map(bytes.hex)
 HEADS = st.one_of(
     st.builds(RequestHead, path=st.just(wire.HELLO), origin=NAMES, cluster=NAMES, digest=IDS),
     st.builds(
@@ -88,6 +88,12 @@ def test_any_body_is_a_message_or_an_error(data: bytes) -> None:
             assert isinstance(wire.decode_rows(body), list)
         with contextlib.suppress(wire.WireError):
             assert isinstance(wire.decode_reply(body), ReceiverReply)
+
+
+@pytest.mark.parametrize("stream", ["x", "a" * 63, "a" * 65, "a" * 64 + "\n", "\u0661" * 64])
+def test_a_stream_that_is_none_is_an_error(stream: str) -> None:
+    with pytest.raises(wire.WireError):
+        wire.decode_reply(wire.encode_message(ReceiverReply(verdict="durable", stream=stream)))
 
 
 def test_deep_nesting_is_an_error() -> None:

@@ -45,11 +45,13 @@ _TIMEOUTS: Final = Timeouts(request_s=60.0)
 _MAX_BODIES: Final = 2
 """Most bodies of one cluster in memory at once; a failover pair has two controllers."""
 _MAX_HELLOS: Final = 4
-"""Most hellos of one address that are authenticated at once."""
+"""Most hellos for a cluster of one address that are authenticated at once."""
 _THREADS: Final = 2
 """Threads of a cluster that ask its munged for its streams, and as many for its hellos."""
 _MAX_PROBLEMS: Final = 64
 """Most peers whose last problem is remembered."""
+_MAX_PROBLEM: Final = 500
+"""Longest problem in the log, in characters: it may quote the request."""
 _RETRY_STORE_S: Final = 5.0
 """Time for which a store that failed is skipped, in seconds."""
 _OK: Final = 200
@@ -93,6 +95,8 @@ class _ClusterStreams:
         self.streams: dict[str, _Stream] = {}
         """Streams by id, the least recently used one first."""
         self.bodies = asyncio.Semaphore(_MAX_BODIES)
+        self.hellos: Counter[str] = Counter()
+        """Hellos that are being authenticated, by address."""
         # Hellos, which anybody can send, keep no stream waiting.
         self.hello_threads = ThreadPoolExecutor(_THREADS)
         self._threads = ThreadPoolExecutor(_THREADS)
@@ -156,7 +160,6 @@ class ControllerReceiver:
         self._link = link
         self._clusters = {name: _ClusterStreams() for name in self._peers.list_clusters()}
         self._batch_thread = ThreadPoolExecutor(1)
-        self._hellos: Counter[str] = Counter()
         self._logged_problems: dict[str, str] = {}
         self._failed_until: dict[str, float] = {}
         self._config = ServerConfig(
@@ -253,15 +256,15 @@ class ControllerReceiver:
             authenticator.check(head.build_statement(), credential)
             return authenticator
 
-        if self._hellos[peer] >= _MAX_HELLOS:
+        if cluster.hellos[peer] >= _MAX_HELLOS:
             raise TooManyHellos(f"{_MAX_HELLOS} hellos of {peer} wait for munged already")
-        self._hellos[peer] += 1
+        cluster.hellos[peer] += 1
         try:
             loop = asyncio.get_running_loop()
             authenticator = await loop.run_in_executor(cluster.hello_threads, check)
         finally:
-            self._hellos[peer] -= 1
-            self._hellos += Counter()  # drops the addresses that have none
+            cluster.hellos[peer] -= 1
+            cluster.hellos += Counter()  # drops the addresses that have none
         return _Stream(names, authenticator, EventAdmission(head.cluster, self._is_known))
 
     async def _receive_batch(
@@ -326,6 +329,7 @@ class ControllerReceiver:
 
     def _log_problem(self, peer: str, problem: str) -> None:
         """Log a peer's problem once, until the problem changes."""
+        problem = problem[:_MAX_PROBLEM]
         if not problem:
             self._logged_problems.pop(peer, None)
         elif self._logged_problems.get(peer) != problem:

@@ -18,7 +18,7 @@ credential. Each side treats the other's input as hostile: every length is bound
 import hashlib
 import re
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -137,7 +137,7 @@ class ReceiverReply(msgspec.Struct, frozen=True, kw_only=True):
 
     verdict: str
     detail: str = ""
-    stream: str = ""
+    stream: Annotated[str, msgspec.Meta(pattern=r"^(?:[0-9a-f]{64})?\Z")] = ""
     refused: list[tuple[int, str]] = []
 
 
