@@ -315,7 +315,8 @@ def serve_http(
 
     Args:
         server_config: Configuration of the server.
-        app: The ASGI application.
+        app: The ASGI application. The state of a request's scope has ``peer_names``, the names in
+            the client's certificate.
         listener: The listening socket; closed at the end.
         stop: Ends the server.
         send_heartbeat: Heartbeat, called several times a second.

@@ -198,7 +198,8 @@ class ControllerReceiver:
             status, verdict = _map_error(error)
             detail = str(error) or "the body did not come in time"
             name = dict(scope["headers"]).get(b"steward-cluster", b"").decode("latin-1")
-            self._log_problem(peer, f"cannot report for cluster {name!r}: {detail}")
+            if verdict != wire.RESTART:
+                self._log_problem(peer, f"cannot report for cluster {name!r}: {detail}")
             body = wire.encode_message(wire.ReceiverReply(verdict=verdict, detail=detail))
         headers = [(b"content-length", b"%d" % len(body))]
         if credential:
