@@ -99,9 +99,13 @@ def test_the_command_has_the_same_options(
 def test_it_can_be_written_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "steward-agent"
     target.write_text("the one before")
+    planted, victim = tmp_path / "steward-agent.new", tmp_path / "victim"
+    victim.write_text("precious")
+    planted.symlink_to(victim)
     assert run(["agent", "--write", str(target)]) == 0
     assert target.read_bytes() == SOURCE.read_bytes()
     assert os.access(target, os.X_OK)
+    assert victim.read_text() == "precious"
     assert run(["agent", "--write", str(tmp_path / "none" / "x")]) == 1
     assert run(["agent", "--spool", str(tmp_path)]) == 2
     assert run(["agent", "--spool", str(tmp_path), "--to", "x", "--node=a", "--node=b"]) == 2

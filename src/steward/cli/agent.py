@@ -10,6 +10,7 @@ import typer
 
 from steward.agent import agent
 from steward.core.errors import StewardError, UsageError
+from steward.core.files import replace_file
 
 # ruff: noqa: ARG001 -- the options are handed on as they stand in the context
 
@@ -112,10 +113,8 @@ def app(
 
 def _write_agent(target: Path) -> None:
     """Write the program atomically: nodes may be reading the previous version."""
-    temporary = target.with_name(target.name + ".new")
     try:
-        temporary.write_bytes(Path(agent.__file__).read_bytes())
-        temporary.chmod(0o755)
-        temporary.replace(target)
+        with replace_file(str(target), 0o755) as file:
+            file.write(Path(agent.__file__).read_bytes())
     except OSError as error:
         raise StewardError(f"{target} cannot be written: {error.strerror}", target) from error
