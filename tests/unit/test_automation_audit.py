@@ -205,3 +205,18 @@ def test_people_see_the_beginning_of_a_long_parameter_and_programs_all_of_it() -
     row = AuditRow(**msgspec.structs.asdict(start), id=1, status="succeeded")
     assert column.read_value(row) == "reason=" + "x" * 80
     assert column.read_exact_value(row) == "reason=" + "x" * 100_000
+
+
+def test_whoever_is_given_a_former_users_uid_does_not_see_what_that_user_did(
+    tmp_path: Path,
+) -> None:
+    audit = AuditLog(str(tmp_path))
+    number = audit.begin(begun(uid=1001, user="ada"))
+    audit.close()
+    settings = Settings(state_dir=str(tmp_path))
+    access = Access(AccessSettings(), os.geteuid(), lambda _: None)
+    context = AutomationContext(settings, access=access, registry=Registry())
+    for user, shown in (("ada", [number]), ("bela", [])):
+        for request in (AuditRequest(), AuditRequest(id=number)):
+            reply = list_audit(context, Caller(uid=1001, user=user), request)
+            assert [row.id for row in reply.actions] == shown

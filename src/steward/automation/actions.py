@@ -347,7 +347,11 @@ def list_audit(context: AutomationContext, caller: Caller, request: AuditRequest
             )
     finally:
         log.close()
-    return AuditReply(actions=tuple(row for row in rows if is_operator or row.uid == caller.uid))
+    # The uid may have been another user's before.
+    own = (caller.uid, caller.user)
+    return AuditReply(
+        actions=tuple(row for row in rows if is_operator or (row.uid, row.user) == own)
+    )
 
 
 def describe_operation(operation: Operation) -> OperationDescription:
