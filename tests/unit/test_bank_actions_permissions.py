@@ -17,8 +17,9 @@ from steward.bank.errors import BankRefused, BankUsage, GateUnavailable
 from steward.bank.ledger import Authorship
 from steward.bank.money import MICRO
 from steward.bank.records import parse_charge_key
-from steward.core.access import Caller
+from steward.core.access import Caller, ClusterRoles
 from steward.core.actions import ActionError, decode_request
+from steward.core.errors import StewardError
 from steward.core.records import UsageLine
 from steward.core.sqlite import open_database, transaction
 from steward.core.timestamps import to_micros
@@ -362,6 +363,22 @@ def test_a_job_without_a_charge_is_told_why(site: Site) -> None:
     assert "partition other of cluster c1 has no rate" in told(ADA, "8")
     bank.feed(site, [record(9, 0, "CANCELLED", seen=5, end=5, user="ada", account="physics")])
     assert told(ADA, "9").endswith("it never ran")
+
+
+@pytest.mark.parametrize("private", [False, True])
+def test_what_is_told_of_others_jobs_does_not_show_which_there_are(
+    site: Site, private: bool
+) -> None:
+    bank.charge(site, 7, hours=4)
+    bank.feed(site, [record(8, 0, "PENDING", seen=5, user="ada", account="physics")])
+    site.standing = ClusterRoles(private_data=frozenset({"jobs"} if private else ()))
+    for job in ("7", "8", "9"):
+        with pytest.raises(StewardError) as refused:
+            site.ask("bank.explain", BELA, job=job)
+        is_known = job == "7" and not private
+        assert str(refused.value) == (
+            "job 7 is somebody else's" if is_known else f"nothing was charged for job {job} on c1"
+        )
 
 
 def test_a_charge_that_is_not_what_it_should_be_is_seen(site: Site) -> None:

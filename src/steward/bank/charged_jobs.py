@@ -113,6 +113,9 @@ def explain_uncharged(
     except Unavailable:
         return uncharged_text
     unique_jobs = {job.job_id: job for job in jobs}.values()
+    if not unique_jobs and not rights.is_operator:
+        # As about a job of others: the text must not show which of them exist.
+        return uncharged_text
     for job in unique_jobs:
         account = job.record.account.lower()
         if not rights.is_led(account) and (not rights.user or job.record.user != rights.user):

@@ -254,7 +254,8 @@ def explain_job(context: BankContext, caller: Caller, request: ExplainRequest) -
 
     Raises:
         BankRefused: The job belongs to another user, and the caller does not manage the account.
-        BankUsage: The job id is invalid, or nothing was charged for it.
+        BankUsage: The job id is invalid, or nothing was charged for it, or the caller may not know
+            that it exists.
     """
     cluster = context.resolve_cluster(request.cluster)
     with context.ledger.reading() as t:
@@ -265,8 +266,12 @@ def explain_job(context: BankContext, caller: Caller, request: ExplainRequest) -
             reason = explain_uncharged(context, t, rights, request.job, cluster)
             raise NotCharged(reason, request.job) from error
         for row in rows:
-            if not rights.is_led(row.charge.account) and row.charge.user != rights.user:
+            if rights.is_led(row.charge.account) or row.charge.user == rights.user:
+                continue
+            if context.access.get_job_scope(caller, cluster).everything:
                 raise BankRefused(f"job {request.job} is somebody else's", request.job)
+            reason = explain_uncharged(context, t, rights, request.job, cluster)
+            raise NotCharged(reason, request.job)
         lines = []
         names = map_job_names(context, [row.charge.key for row in rows])
         for row in rows:
