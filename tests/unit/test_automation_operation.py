@@ -1,6 +1,7 @@
 """What operations take: how it is told, and how what was given is read."""
 
 import json
+from types import SimpleNamespace
 from typing import Annotated, Any
 
 import msgspec
@@ -8,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steward.automation.errors import InvalidParameters, UnknownOperation
+from steward.automation.errors import InvalidParameters, OperationForbidden, UnknownOperation
 from steward.automation.operation import (
     Operation,
     ParameterDescription,
@@ -19,10 +20,15 @@ from steward.automation.operation import (
     parse_operation_parameters,
 )
 from steward.automation.operation import dump_parameters as plain
+from steward.automation.operations import jobs
 from steward.cli.options import parse_pairs
+from steward.core.access import Access, Caller, ClusterRoles
 from steward.core.actions import DECLARED, described
-from steward.core.errors import UsageError
+from steward.core.config import AccessSettings
+from steward.core.errors import StewardError, UsageError
+from steward.core.records import JobRecord
 from steward.daemon.action_index import ACTION_INDEX
+from steward.slurm import UnknownJob
 
 
 class Props(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -235,3 +241,24 @@ def test_a_list_comes_as_it_was_written(words: list[str]) -> None:
     if words[0].startswith("["):
         return  # read as JSON
     assert values(words=",".join(words))["words"] == words
+
+
+@pytest.mark.parametrize(("words", "error"), [((), OperationForbidden), (("jobs",), UnknownJob)])
+def test_a_change_does_not_show_that_a_job_exists_which_its_user_may_not_see(
+    monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], error: type[StewardError]
+) -> None:
+    roles = ClusterRoles(private_data=frozenset(words))
+
+    def require_role(_role: str, owner_uid: int) -> None:
+        raise OperationForbidden(f"it is uid {owner_uid}'s")
+
+    context: Any = SimpleNamespace(
+        access=Access(AccessSettings(), 0, lambda _: roles),
+        caller=Caller(uid=2, user="bela"),
+        cluster="c1",
+        require_role=require_role,
+    )
+    others = [JobRecord(job_id=7, state="PENDING", uid=1, account="physics")]
+    monkeypatch.setattr(jobs, "query_records", lambda *_: others)
+    with pytest.raises(error):
+        jobs.look_up_jobs(context, ["7"])

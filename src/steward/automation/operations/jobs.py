@@ -261,6 +261,12 @@ def look_up_jobs(
     records_by_name: dict[str, list[JobRecord]] = {}
     for name in validate_job_ids(jobids):
         records = query_records(context, name)
+        # Of a job that the caller may not see, the answer does not show that it exists.
+        if not all(
+            context.access.can_see_job(context.caller, context.cluster, record.uid, record.account)
+            for record in records
+        ):
+            records = []
         if not records:
             raise UnknownJob(f"Slurm of {context.cluster} knows no job {name} (any more)", (), name)
         for record in records:
