@@ -179,3 +179,9 @@ def test_root_resolves_its_own_links_only(tmp_path: Path) -> None:
     (tmp_path / "d").symlink_to("b")
     with pytest.raises(OSError, match="Too many levels"):
         resolve_path(str(tmp_path / "b"))
+
+
+def test_a_path_need_not_be_text(tmp_path: Path) -> None:
+    path = os.path.join(tmp_path, os.fsdecode(b"\xff%20?.db"))
+    open_database(path, SCHEMA).close()
+    assert open_reader(path).execute("SELECT y FROM u").fetchall() == [(1,)]

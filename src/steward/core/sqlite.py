@@ -271,8 +271,9 @@ def _connect(path: str, timeout_s: float, factory: Any = dbapi2.Connection) -> C
         factory=factory,
     )
     # SQLite follows links itself, and one may have been planted since the path was resolved.
-    (opened_path,) = (row[2] for row in connection.execute("PRAGMA database_list"))
-    if os.geteuid() == 0 and opened_path != resolved_path:
+    opened_query = "SELECT CAST(file AS BLOB) FROM pragma_database_list"
+    ((opened_path,),) = connection.execute(opened_query).fetchall()
+    if os.geteuid() == 0 and opened_path != os.fsencode(resolved_path):
         connection.close()
         raise SqliteUnavailable(f"cannot open {path}: it was replaced meanwhile: try again", path)
     connection.execute("PRAGMA temp_store=MEMORY")
