@@ -25,7 +25,7 @@ from steward.extensions.jobacct_plugins import (
     JobAcctPlugin,
     PluginError,
 )
-from steward.extensions.jobacct_plugins.consumer import log_location
+from steward.jobs.line_sources import locate_job_log
 
 __all__ = ["scene"]
 
@@ -38,7 +38,7 @@ def test_hooks_come_in_their_order_with_what_they_are_promised(scene: Scene) -> 
         *("terminated", "job_suspend", "job_complete", "fini"),
     ]
     assert scene.plugin.calls[0][1:] == (
-        log_location(scene.settings),
+        locate_job_log(scene.settings),
         scene.settings.accounting.parameters,
     )
     (ended,) = scene.of("job_complete")

@@ -406,9 +406,13 @@ def open_line_source(
     expired = database.get_expired_us()
     if line_filter.since_us >= expired or (not duplicates and database.has_all_jobs(line_filter)):
         return database
-    directory = settings.accounting.location or f"{settings.state_dir}/joblog"
-    paths = list_closed_days(directory, line_filter.since_us, expired)
+    paths = list_closed_days(locate_job_log(settings), line_filter.since_us, expired)
     return MergedSource(database, ParquetSource(paths)) if paths else database
+
+
+def locate_job_log(settings: Settings) -> str:
+    """Return JobAcctLoc: the directory of the job log, where plugins write."""
+    return settings.accounting.location or f"{settings.state_dir}/joblog"
 
 
 def list_closed_days(directory: str, since_us: int, before_us: int) -> list[str]:

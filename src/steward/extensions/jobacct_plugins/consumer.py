@@ -33,6 +33,7 @@ from steward.extensions.jobacct_plugins.hooks import HookCaller, HookGuard, buil
 from steward.extensions.jobacct_plugins.messages import MessageSender
 from steward.extensions.jobacct_plugins.registry import load_plugin_class
 from steward.extensions.jobacct_plugins.state import PluginState, plugin_state_path
+from steward.jobs.line_sources import locate_job_log
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +93,7 @@ class PluginConsumer(DatabaseConsumer):
         self.kinds = frozenset().union(*_HOOK_KINDS.values())
         self._type = plugin_type
         self._settings = settings.accounting
-        self._location = log_location(settings)
+        self._location = locate_job_log(settings)
         self._host = host
         self._state = PluginState(plugin_state_path(settings.state_dir, plugin_type))
         super().__init__(self._state.database)
@@ -188,11 +189,6 @@ class PluginConsumer(DatabaseConsumer):
 def consumer_name(plugin_type: str) -> str:
     """Return the name of a plugin's consumer, which is also its process's name."""
     return f"accounting.plugins.{plugin_type.partition('/')[2]}"
-
-
-def log_location(settings: Settings) -> str:
-    """Return JobAcctLoc: the directory where plugins write."""
-    return settings.accounting.location or f"{settings.state_dir}/joblog"
 
 
 def _has_override(plugin: JobAcctPlugin, hook: str) -> bool:

@@ -16,10 +16,10 @@ from steward.core.events import ACCOUNTING_EXPIRE, Event
 from steward.core.layouts import format_count, format_size
 from steward.core.sqlite import SqliteMissing
 from steward.core.usage import AccountingExpiry
-from steward.extensions.jobacct_plugins.consumer import log_location
 from steward.extensions.jobacct_plugins.log.files import JobLogDay, LogCalendar, list_log_days
 from steward.extensions.jobacct_plugins.log.reader import raw_records
 from steward.extensions.jobacct_plugins.registry import LOG_TYPE, parse_plugin_types
+from steward.jobs.line_sources import locate_job_log
 from steward.slurm.times import load_zone, parse_time
 
 _CHUNK_BYTES: Final = 256 * 1024
@@ -186,7 +186,7 @@ def _dump_records(
         if len(examples) < _MAX_EXAMPLES:
             examples.append(f"{path}:{line_number}: {reason}")
 
-    for day in list_log_days(log_location(context.settings)):
+    for day in list_log_days(locate_job_log(context.settings)):
         if since is not None and calendar.get_day_end(day.day) <= since:
             continue
         chunk: list[bytes] = []
@@ -230,7 +230,7 @@ def expire_books(context: AccountingContext, asker: Caller, request: ExpireReque
     _require_operator(context, asker, "remove accounting data")
     before = _parse_before(context, request, load_zone(request.zone))
     calendar = LogCalendar(context.settings.cluster)
-    days = () if request.keep_log else list_log_days(log_location(context.settings))
+    days = () if request.keep_log else list_log_days(locate_job_log(context.settings))
     expiring = [_expire_day(day) for day in days if calendar.get_day_end(day.day) <= before]
     try:
         jobs = context.jobs.count_expirable_jobs(before)

@@ -39,7 +39,6 @@ from steward.core.storage import move_cursor
 from steward.core.timestamps import from_micros, to_micros
 from steward.core.usage import AccountedStep, RunEvent, StepUsage
 from steward.extensions.jobacct_plugins.api import JobAcctPlugin
-from steward.extensions.jobacct_plugins.consumer import log_location
 from steward.extensions.jobacct_plugins.log.blanking import PurgeBlanker
 from steward.extensions.jobacct_plugins.log.files import (
     LATE_SUFFIX,
@@ -68,6 +67,7 @@ from steward.extensions.jobacct_plugins.log.state import (
     log_state_path,
 )
 from steward.jobs.identity import PROMPT_US
+from steward.jobs.line_sources import locate_job_log
 from steward.jobs.retention import parse_script_key
 
 log = logging.getLogger(__name__)
@@ -285,7 +285,7 @@ class LogConsumer(DatabaseConsumer):
     batch_events = 100
 
     def __init__(self, settings: Settings, now: Callable[[], datetime] = utc_now) -> None:
-        self._files = LogFiles(log_location(settings))
+        self._files = LogFiles(locate_job_log(settings))
         self._state = LogState(log_state_path(settings.state_dir))
         super().__init__(self._state.database)
         self._calendar = LogCalendar(settings.cluster)
