@@ -9,7 +9,7 @@ rows in ``entry`` are the postings, which sum to zero. Amounts are micro-SU.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Final
 
 import msgspec
@@ -31,6 +31,7 @@ from steward.bank.ledger.tables import (
 from steward.bank.money import MAX_AMOUNT
 from steward.core.principals import PRINCIPALS
 from steward.core.sqlalchemy_tables import Record, decode_row, sanitize_text
+from steward.core.timestamps import from_micros, to_micros
 
 _GRANT_KINDS: Final = frozenset({"deposit", "withdraw", "transfer", "adjust"})
 """Kinds of transfers that change how much an allocation was given."""
@@ -108,7 +109,7 @@ class LedgerSession:
     def now(self, author: Authorship | None = None) -> datetime:
         """Return the time of an action, in UTC: ``author.at``, or the clock."""
         at = author.at if author is not None and author.at is not None else self._now()
-        return at.astimezone(UTC)
+        return from_micros(to_micros(at))
 
     def find_repeat(self, author: Authorship, request: str) -> int | None:
         """Return the number of the ledger transaction made under this key, or None.

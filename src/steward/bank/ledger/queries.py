@@ -35,7 +35,7 @@ from steward.bank.ledger.postings import USAGE_KINDS, LedgerSession
 from steward.bank.ledger.records import Account, BalanceDay, Statement, StatementLine, UsageRow
 from steward.bank.ledger.tables import act, charge, entry, member, pot
 from steward.bank.records import AccountBooks, AllocationBooks, GateBooks, UserBooks
-from steward.core.sqlalchemy_tables import decode_row, sanitize_text
+from steward.core.sqlalchemy_tables import decode_row
 from steward.core.timestamps import from_micros, to_micros
 
 _QUARTER_HOUR_US: Final = 900_000_000
@@ -137,7 +137,7 @@ class LedgerQueries:
         if not account and not user:
             raise BankUsage("a statement is of an account or of a user: name one of them")
         name = self._accounts.find_payer(account) and account.lower() if account else ""
-        query = self._select_lines(name, sanitize_text(user))
+        query = self._select_lines(name, user)
         if end is not None:
             query = query.where(act.c.at < end)
         if before:
