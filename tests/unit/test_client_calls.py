@@ -17,6 +17,7 @@ from steward.client.calls import choose_transport
 from steward.client.places import ClientPlace, run_locally
 from steward.client.sockets import ask_socket
 from steward.core.errors import PermissionRefused, StewardError, UsageError
+from steward.daemon.requests import LONGEST_REQUEST, encode_request_line
 
 REGISTRY = registry()
 
@@ -45,6 +46,18 @@ def test_a_stream_comes_back_item_by_item(path: str) -> None:
 def test_an_error_is_raised_as_the_family_it_was(path: str) -> None:
     with pytest.raises(PermissionRefused, match="'x' is not yours"):
         list(ask_socket(path, REGISTRY.get("test.refuse"), Question(text="x")))
+
+
+@pytest.mark.parametrize("place", ["/nowhere.sock", places.RemoteApi(url="https://nowhere")])
+def test_a_request_that_is_too_large_is_refused_before_it_is_sent(
+    path: str, place: str | places.RemoteApi
+) -> None:
+    echo, room = REGISTRY.get("test.echo"), LONGEST_REQUEST
+    with pytest.raises(UsageError, match=f"at most {room}: run the command on the daemon's host"):
+        calls.ask_daemon(place, echo, Question(text="x" * room))
+    room -= len(encode_request_line("test.echo", Question(text="x"))) - 1
+    (told,) = calls.ask_daemon(path, echo, Question(text="x" * room))
+    assert len(told.text) == room
 
 
 def test_an_error_within_a_stream_is_raised_after_its_items(path: str) -> None:

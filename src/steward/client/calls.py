@@ -28,6 +28,7 @@ from steward.core.actions import Action, Registry
 from steward.core.config import Settings
 from steward.core.errors import UsageError
 from steward.daemon.registry import get_action
+from steward.daemon.requests import LONGEST_REQUEST, encode_request_line
 
 __all__ = [
     "RunAction",
@@ -81,7 +82,19 @@ def choose_transport(place: ClientPlace) -> RunAction:
 def ask_daemon(
     place: str | RemoteApi, action: Action, request: Any, key: str = ""
 ) -> Iterator[Any]:
-    """Send a request to a daemon, over its socket or the API of its pages."""
+    """Send a request to a daemon, over its socket or the API of its pages.
+
+    Raises:
+        UsageError: The daemon does not accept a request of this size.
+        StewardError: No daemon answers, or the action rejects the request or fails.
+    """
+    size = len(encode_request_line(action.name, request, key=key))
+    if size > LONGEST_REQUEST:
+        raise UsageError(
+            f"cannot send a request of {action.name}: it has {size} bytes, and the daemon accepts "
+            f"at most {LONGEST_REQUEST}: run the command on the daemon's host as root or as "
+            "Steward's user, who need not send it"
+        )
     if isinstance(place, str):
         return ask_socket(place, action, request, key)
     from steward.client.web import ask_https
