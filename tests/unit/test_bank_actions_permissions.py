@@ -250,9 +250,9 @@ def test_a_key_makes_a_repeat_harmless(site: Site) -> None:
 
 @pytest.mark.parametrize("reason", ["", "  \t"])
 def test_money_moves_for_a_reason(site: Site, reason: str) -> None:
-    with pytest.raises(BankUsage, match="--reason"):
+    with pytest.raises(BankUsage, match="`reason`"):
         site.ask("bank.deposit", account="physics", amount=1, reason=reason)
-    with pytest.raises(BankUsage, match="--reason"):
+    with pytest.raises(BankUsage, match="`reason`"):
         site.ask("bank.withdraw", account="physics", amount=1, reason=reason)
 
 

@@ -111,7 +111,7 @@ def test_a_change_of_a_rate_names_the_cluster_if_several_have_one(site: Site) ->
     site.room("bank").settings = settings
     for cluster in clusters:
         site.ask("bank.rate_create", partition="gpu", weights={"cpu": 1}, cluster=cluster)
-    with pytest.raises(BankUsage, match="c1 and c2: name one with -M"):
+    with pytest.raises(BankUsage, match="c1 and c2: name one with `cluster`"):
         site.ask("bank.rate_change", partition="gpu", weights={"cpu": 2})
     (changed,) = site.ask(
         "bank.rate_change", partition="gpu", weights={"cpu": 2}, cluster="c2"
@@ -215,7 +215,7 @@ def test_allocations_end_after_they_begin(site: Site) -> None:
     with pytest.raises(BankUsage):
         site.ask("bank.allocation_change", number=999, note="x")
     for nothing in ({}, {"begin": "", "end": ""}):
-        with pytest.raises(BankUsage, match="give begin, end, rollover or note"):
+        with pytest.raises(BankUsage, match="give `begin`, `end`, `rollover` or `note`"):
             site.ask("bank.allocation_change", number=made.number, **nothing)
 
 

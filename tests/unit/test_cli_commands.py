@@ -1,8 +1,10 @@
 """Commands that derive from actions, and an action that is added as the documentation says."""
 
+import ast
 import inspect
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,7 +19,9 @@ from harness.bank import charge, config_of, make_shared_site
 from harness.commands import run
 from harness.documentation import read_example
 from steward.cli.commands import PRINTERS, make_command
+from steward.client import Client
 from steward.core.actions import Answer, describe_default, find_annotation
+from steward.core.errors import UsageError
 from steward.daemon.action_index import ACTION_INDEX
 from steward.daemon.registry import get_action
 from steward.web.api.openapi import build_openapi_json
@@ -112,6 +116,58 @@ def test_wrong_choices_and_amounts_are_wrong_use(
     ):
         code, _, err = run(*words)
         assert (code, part in err) == (2, True), (words, err)
+
+
+@pytest.mark.parametrize(
+    ("words", "message", "fields", "request_message"),
+    [
+        (
+            ("account", "change", "physics"),
+            (
+                "give --parent, --owners, --credit, --draws-on-parent, --only-listed, --close or "
+                "--note"
+            ),
+            {"name": "physics"},
+            (
+                "give `parent`, `owners`, `credit`, `draws_on_parent`, `only_listed`, `closed` or "
+                "`note`"
+            ),
+        ),
+        (
+            ("user", "change", "physics", "ada"),
+            "give --limit or --listed",
+            {"account": "physics", "user": "ada"},
+            "give `limit` or `listed`",
+        ),
+    ],
+)
+def test_errors_name_options_to_people_and_fields_to_programs(
+    tmp_path: Path,
+    words: tuple[str, ...],
+    message: str,
+    fields: dict[str, str],
+    request_message: str,
+) -> None:
+    config = str(config_of(tmp_path))
+    code, _, err = run("bank", *words, "--config", config)
+    assert (code, err) == (2, f"steward: nothing to change: {message}\n")
+    with pytest.raises(UsageError) as refused:
+        Client(config=config).ask(f"bank.{words[0]}_change", **fields)
+    assert str(refused.value) == f"nothing to change: {request_message}"
+
+
+def test_no_error_of_an_action_names_an_option() -> None:
+    """The command line names the option of each field that an error has in backquotes."""
+    named = set()
+    for path in (ROOT / "src" / "steward").rglob("*.py"):
+        text = path.read_text()
+        raised = ast.walk(ast.parse(text)) if "\n@action(" in text else ()
+        for node in (node for node in raised if isinstance(node, ast.Raise)):
+            # A whole command may be named, such as 'steward archive show 7 --script'.
+            message = re.sub("steward [^']*'", "", ast.unparse(node))
+            if re.search(r"(?<![\w-])--?[A-Za-z]", message):
+                named.add(path.name)
+    assert named == {"page.py"}, "the command of a job's page is written by hand"
 
 
 def test_a_table_is_printed_for_spreadsheets_too(

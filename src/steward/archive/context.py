@@ -209,7 +209,7 @@ class ArchiveContext:
         clusters = sorted({job.cluster for job in readable})
         if len(clusters) > 1:
             raise UsageError(
-                f"clusters {', '.join(clusters)} each have a job {name}: name one with --cluster",
+                f"clusters {', '.join(clusters)} each have a job {name}: name one with `cluster`",
                 name,
             )
         job = readable[0]

@@ -177,7 +177,7 @@ def purge_scripts(context: ArchiveContext, caller: Caller, request: PurgeRequest
     """
     require_operator(context, caller, "purge scripts", request.clusters)
     if not request.jobs and not request.users:
-        raise UsageError("say which scripts to purge: name jobs (-j) or users (-u)")
+        raise UsageError("say which scripts to purge: give `jobs` or `users`")
     if request.sink:
         select_sinks(context, request.sink)
     span = resolve_selection_span(context, request, default=False)
@@ -473,7 +473,7 @@ def resend_scripts(
     require_operator(context, caller, "have scripts archived again", request.clusters)
     sinks = context.settings.archive.sink
     if not request.sink:
-        raise UsageError(f"say which sink with --sink: {', '.join(sinks)}")
+        raise UsageError(f"say which sink with `sink`: {', '.join(sinks)}")
     if request.sink == "catalogue" and request.sink not in sinks:
         raise UsageError("the catalogue is no sink: 'steward archive reindex' makes it again")
     select_sinks(context, request.sink)

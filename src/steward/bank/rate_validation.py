@@ -66,9 +66,9 @@ def check_rate(rate: "Rate") -> None:
             negative; it weighs an unknown TRES; a factor covers no time.
     """
     if not rate.free and not rate.weights:
-        raise BankUsage("say what it costs, such as --weight cpu=1, or that it is --free")
+        raise BankUsage("say what it costs by `weights`, or that it is `free`")
     if rate.free and (rate.weights or rate.minimum):
-        raise BankUsage("what is --free has neither weights nor a minimum")
+        raise BankUsage("what is `free` has neither weights nor a minimum")
     if rate.minimum < 0 or any(amount < 0 for amount in rate.weights.values()):
         raise BankUsage("nothing costs less than nothing")
     for name, permille in (*rate.qos_permille.items(), *rate.ends_permille.items()):

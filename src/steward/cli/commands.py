@@ -11,6 +11,7 @@ import inspect
 import re
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import (
     Annotated,
@@ -71,6 +72,8 @@ _SECTIONS = re.compile(r"\n\n(?:Args|Raises|Returns|Yields):\n")
 
 _FIELD_OF_ERROR = re.compile(r": (?P<reason>[^:]+?) - at `\$\.(?P<field>\w+)\b")
 """Field and reason in an error of msgspec."""
+_FIELD_NAME = re.compile(r"`(\w+)`")
+"""Field of a request in an error of an action."""
 _DURATION = re.compile(r"(\d{1,6})\s*(m|h|d|w)", re.IGNORECASE | re.ASCII)
 _DURATION_UNITS_S: Final = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
@@ -320,6 +323,18 @@ def _make_request(
         raise UsageError(message, error.offender) from error
 
 
+@contextmanager
+def _name_options(parameters: Sequence[_Parameter]) -> Iterator[None]:
+    """Name options and arguments in errors of an action, which name its request's fields."""
+    try:
+        yield
+    except StewardError as error:
+        names = {f"`{one.name}`": one.shown_name for one in parameters if one.is_typed}
+        message = _FIELD_NAME.sub(lambda match: names.get(match[0], match[0]), str(error))
+        error.args = (message, *error.args[1:])
+        raise
+
+
 def with_request(
     name: str, *fields: str
 ) -> Callable[[Callable[Concatenate[Any, P], None]], options.Command[P]]:
@@ -344,7 +359,11 @@ def with_request(
     typed = [parameter.make_option() for parameter in parameters if parameter.is_typed]
     read_request.__signature__ = inspect.Signature(typed)  # type: ignore[attr-defined] # inspect's own
     read_request.__annotations__ = {parameter.name: parameter.annotation for parameter in typed}
-    return options.with_options(read_request)
+
+    def add_options(command: Callable[Concatenate[Any, P], None]) -> options.Command[P]:
+        return options.with_options(read_request)(_name_options(parameters)(command))
+
+    return add_options
 
 
 def make_command(name: str) -> typer.Typer:
@@ -369,9 +388,10 @@ def make_command(name: str) -> typer.Typer:
             details["style"] = style
         print_answer = printer and partial(printer, **details)
         try:
-            request = _make_request(action, parameters, values)
-            items = _request(place, action, request, _count_rows(parameters, values))
-            _print(action, items, style, print_answer)
+            with _name_options(parameters):
+                request = _make_request(action, parameters, values)
+                items = _request(place, action, request, _count_rows(parameters, values))
+                _print(action, items, style, print_answer)
         except StewardError as error:
             error.exit_code = getattr(action.answer, "failure_code", 0) or error.exit_code
             raise

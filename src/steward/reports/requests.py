@@ -583,7 +583,7 @@ def resolve_interval(
     if end <= begin:
         raise UsageError(
             "the requested time is shorter than a second, ends before it begins, or is in the "
-            "future: change since or until"
+            "future: change `since` or `until`"
         )
     return begin, end
 

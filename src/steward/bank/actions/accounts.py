@@ -421,7 +421,7 @@ def change_account_user(
     if not request.user:
         raise BankUsage("name the user")
     if request.limit is None and request.listed is None:
-        raise BankUsage("nothing to change: give a limit, or whether the user is listed")
+        raise BankUsage("nothing to change: give `limit` or `listed`")
     with context.ledger.transaction() as t:
         if not context.get_rights(caller, t).is_led(account):
             raise BankRefused(f"only owners of {account} and operators may set limits", account)
@@ -552,7 +552,7 @@ def create_allocation(
     begin = context.parse_moment(request.begin, request.zone)
     end = context.parse_moment(request.end, request.zone)
     if end is None:
-        raise BankUsage("an allocation has an --end; 'bank deposit' gives money that has none")
+        raise BankUsage("an allocation has an `end`; 'bank deposit' gives money that has none")
     _require_order(begin or context.now(), end)
     with context.ledger.transaction() as t:
         context.get_rights(caller, t).require_operator(_OPERATOR_TASK)
@@ -619,7 +619,7 @@ def _collect_changes(**properties: Any) -> dict[str, Any]:
     """
     changes = {name: value for name, value in properties.items() if value is not None}
     if not changes:
-        *names, last_name = properties
+        *names, last_name = (f"`{name}`" for name in properties)
         raise BankUsage(f"nothing to change: give {', '.join(names)} or {last_name}")
     return changes
 
@@ -627,7 +627,7 @@ def _collect_changes(**properties: Any) -> dict[str, Any]:
 def _require_order(begin: datetime, end: datetime | None) -> None:
     """Reject an allocation that ends before it begins."""
     if end is not None and end <= begin:
-        raise BankUsage("an allocation ends after it begins: give a later --end", end)
+        raise BankUsage("an allocation ends after it begins: give a later `end`", end)
 
 
 def _collect_reply_fields(

@@ -191,12 +191,12 @@ def allow_job(context: BankContext, caller: Caller, request: AllowRequest) -> Al
     until = context.parse_moment(request.until, request.zone)
     if until is None or not context.now() < until <= context.now() + _LONGEST_ALLOWANCE:
         raise BankUsage(
-            f"an allowance ends within {_LONGEST_ALLOWANCE.days} days from now, such as "
-            "--until now+1day",
+            f"an allowance ends within {_LONGEST_ALLOWANCE.days} days from now: "
+            "give `until`, such as now+1day",
             request.until,
         )
     if not request.reason.strip():
-        raise BankUsage("say why the job may pass: --reason TEXT", request.job)
+        raise BankUsage("say why the job may pass: give `reason`", request.job)
     try:
         job_name = parse_job_name(request.job)
     except JobNameError as error:

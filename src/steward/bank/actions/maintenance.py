@@ -378,7 +378,7 @@ def backfill_charges(
     zone = request.zone or context.get_time_zone(cluster)
     since = context.parse_moment(request.since, zone)
     if since is None:
-        raise BankUsage("say since when: backfill -S 2026-01-01")
+        raise BankUsage("give `since`, such as 2026-01-01")
     until = context.parse_moment(request.until, zone) or context.now()
     with context.ledger.reading() as t:
         seq_before = t.seq

@@ -296,7 +296,7 @@ def refund_money(context: BankContext, caller: Caller, request: RefundRequest) -
         BankUsage: Neither account nor job is named, or there is no such charge.
     """
     if bool(request.account) == bool(request.job):
-        raise BankUsage("name either an account and an amount, or a job: 'refund --job 123'")
+        raise BankUsage("name either an account and `amount`, or `job`")
     if request.amount is not None:
         _require_positive(request.amount)
     if request.job:
@@ -304,7 +304,7 @@ def refund_money(context: BankContext, caller: Caller, request: RefundRequest) -
             context, caller, request, (), lambda t, author: _refund_job(context, t, author, request)
         )
     if request.amount is None:
-        raise BankUsage("say how much: 'refund physics --amount 12.5'")
+        raise BankUsage("say how much: give `amount`, such as 12.5")
     amount = request.amount
 
     def move(t: "Transaction", author: Authorship) -> tuple[Transfer, ...]:
@@ -466,4 +466,4 @@ def _require_positive(amount: int) -> None:
 def _require_reason(reason: str) -> None:
     """Reject a missing reason."""
     if not reason.strip():
-        raise BankUsage("say why with --reason: it stands in the books for good")
+        raise BankUsage("say why with `reason`: it stands in the books for good")

@@ -339,11 +339,12 @@ def change_rate(context: BankContext, caller: Caller, request: RateChangeRequest
         raise BankUsage(
             f"{partition} has no rate to change: create one with 'steward bank rate create'"
             if not current_rates
-            else f"{partition} is a partition of {' and '.join(sorted(clusters))}: name one with -M"
+            else f"{partition} is a partition of {' and '.join(sorted(clusters))}: name one with "
+            "`cluster`"
         )
     changes = _collect_prices(request)
     if not changes:
-        raise BankUsage("nothing to change: give --weight or another option")
+        raise BankUsage("nothing to change: give `weights` or another property")
     if changes.get("free"):
         changes |= {"weights": {}, "minimum": 0}
     elif "weights" in changes or "minimum" in changes:

@@ -442,7 +442,7 @@ def show_statement(
             _require_account(t, account)
         elif not rights.is_operator and request.user != rights.user:
             raise BankRefused(
-                "name the account; of all of them you may see your own use: -u "
+                "name the account; of all of them you may see your own use: give `user` "
                 f"{rights.user or 'NAME'}"
             )
         user = rights.limit_to_user(account, request.user)
@@ -480,7 +480,7 @@ def show_usage(context: BankContext, caller: Caller, request: UsageRequest) -> U
     until = context.parse_moment(request.until, zone) or now
     since = context.parse_moment(request.since, zone) or _get_year_start(context, zone)
     if not request.by:
-        raise BankUsage("say what to sum up by: --by user, partition, month, account or cluster")
+        raise BankUsage("give `by`: user, partition, month, account or cluster")
     accounts = [name.lower() for name in request.accounts]
     with context.ledger.reading() as t:
         rights = context.get_rights(caller, t)

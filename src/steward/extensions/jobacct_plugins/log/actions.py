@@ -252,12 +252,12 @@ def _parse_before(context: AccountingContext, request: ExpireRequest, zone: tzin
     """Parse the request's time, and check that it is past and sacct can still read the log."""
     before = parse_time(request.before, context.now(), zone)
     if before > context.now():
-        raise AccountingUsage("--before is in the future: give a past time", request.before)
+        raise AccountingUsage("`before` is in the future: give a past time", request.before)
     settings = context.settings.accounting
     if not request.keep_log:
         return before
     if LOG_TYPE not in parse_plugin_types(settings.type):
-        raise AccountingUsage("there is no job log that could keep them: leave out --keep-log")
+        raise AccountingUsage("there is no job log that could keep them: leave out `keep_log`")
     if (context.now() - before).days <= settings.close_after_days:
         raise AccountingUsage(
             f"the job log's days are closed after {settings.close_after_days} days, and sacct "
