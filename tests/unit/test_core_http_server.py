@@ -25,8 +25,10 @@ from steward.core.http_server import (
     answer_head,
     limit_concurrency,
     open_http_listener,
+    send_text,
     serve_http,
 )
+from steward.core.listeners import ConnectionLimit, CountedConnection
 from steward.core.section import TlsSettings
 from steward.core.waits import Stop
 from steward.web.application import build_application
@@ -100,10 +102,10 @@ def test_other_methods_are_answered_whole() -> None:
 
 
 @contextlib.contextmanager
-def served(**more: Any) -> Iterator[int]:
+def served(app: Any = None, **more: Any) -> Iterator[int]:
     """Something that answers with the body's length, served at loopback; its port."""
 
-    async def app(scope: Any, receive: Any, send: Any) -> None:
+    async def answer_length(scope: Any, receive: Any, send: Any) -> None:
         length, more_body = 0, True
         while more_body:
             message = await receive()
@@ -115,7 +117,9 @@ def served(**more: Any) -> Iterator[int]:
     of = ServerConfig(name="it", section="[it]", listen="0.0.0.0:0", **more)
     stop, listener = Stop(), open_http_listener(of)
     port: int = listener.getsockname()[1]
-    serving = threading.Thread(target=serve_http, args=(of, app, listener, stop, lambda: None))
+    serving = threading.Thread(
+        target=serve_http, args=(of, app or answer_length, listener, stop, lambda: None)
+    )
     serving.start()
     try:
         yield port
@@ -304,6 +308,82 @@ def crowd_of(uid: int, port: int, *, closed: bool = False) -> Iterator[None]:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         os.close(ready[0])
+
+
+def test_an_answer_before_the_end_of_a_body_arrives() -> None:
+    """A reset because of unread data would take it from the client."""
+
+    async def refuse(_: Any, receive: Any, send: Any) -> None:
+        await send_text(send, 403, b"no", {"Connection": "close"})
+
+    with (
+        served(app=refuse) as port,
+        socket.create_connection(("127.0.0.1", port), 30) as client,
+    ):
+        client.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n")
+        client.sendall(bytes(1_000_000))
+        assert client.makefile("rb").read().startswith(b"HTTP/1.1 403")
+
+
+def test_a_head_that_is_too_large_is_told_to_be() -> None:
+    with served() as port, socket.create_connection(("127.0.0.1", port), 30) as client:
+        client.sendall(b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 10_000)
+        assert client.recv(12) == b"HTTP/1.1 431"
+
+
+def test_a_whole_request_counts_until_its_client_is_identified() -> None:
+    is_known, go_on = threading.Event(), threading.Event()
+
+    async def identify(scope: Any, receive: Any, send: Any) -> None:
+        if not is_known.is_set():
+            scope["state"]["connection"].identify()
+            is_known.set()
+        await asyncio.to_thread(go_on.wait, 60)
+        await send_text(send, 200, scope["client"][0].encode())
+
+    with served(app=identify, identifies=True) as port, contextlib.ExitStack() as held:
+
+        def ask() -> socket.socket:
+            client = held.enter_context(socket.create_connection(("127.0.0.1", port), 30))
+            client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            return client
+
+        known = ask()
+        assert is_known.wait(60)
+        others = [ask() for _ in range(100)]
+        # The first of them make room for the last; the one that is known stays.
+        assert others[0].recv(12) == b""
+        go_on.set()
+        assert known.recv(12) == others[-1].recv(12) == b"HTTP/1.1 200"
+
+
+def test_many_who_come_at_once_get_a_second_each() -> None:
+    limit = ConnectionLimit(2, 6, ("10.0.0.0/8",))
+    with contextlib.ExitStack() as held:
+
+        def come(address: str) -> CountedConnection:
+            ours, theirs = map(held.enter_context, socket.socketpair())
+            theirs.settimeout(20)
+            return limit.add(ours, address)
+
+        first, second, *_ = (come(f"10.0.0.{number}") for number in range(4))
+        wait_s = limit.find_wait()
+        assert wait_s is not None
+        assert 0 < wait_s <= 1
+        second.count(False)
+        assert limit.find_wait() is None
+        # One host alone is not waited for.
+        hosts = [come("192.0.2.1") for _ in range(3)]
+        assert limit.find_wait() == 0
+        assert [host.is_dropped for host in hosts] == [True, False, False]
+        # There are as many as there may be.
+        come("192.0.2.2")
+        assert limit.find_wait()
+        for host in hosts:
+            host.count(False)
+        second.count(True)
+        first.since -= 1
+        assert (limit.find_wait(), first.is_dropped) == (0, True)
 
 
 def asked_from(source: str, port: int) -> httpx.Response:

@@ -1,27 +1,30 @@
 """HTTP server: runs an ASGI application in uvicorn, with limits on slow and many clients.
 
 ``open_http_listener`` and ``serve_http`` run a server from its :class:`ServerConfig`; every
-TCP listener of Steward that speaks HTTP uses them. :class:`TimeLimitedProtocol` and
-``limit_body_time`` drop a client that exceeds one of the :class:`Timeouts`; the application alone
-decides how long an answer takes. ``limit_concurrency`` answers requests above the limit with 503,
+TCP listener of Steward that speaks HTTP uses them. :class:`ClientConnection` and ``limit_body``
+drop a client that exceeds one of the :class:`Timeouts`; the application alone decides how long an
+answer takes. ``limit_concurrency`` answers requests above the limit with 503,
 ``reject_two_lengths`` ambiguous ones with 400, ``answer_head`` answers HEAD. A ``ConnectionLimit``
 limits the open connections of one address that have sent no whole request, have not finished the
-TLS handshake, or do not read their answer.
+TLS handshake, or do not read their answer. Applications find the :class:`ClientConnection` of a
+request in ``scope["state"]["connection"]``; ``send_text`` sends a short answer.
 """
 
 import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any, Final
 
+import h11
 import msgspec
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from steward.core.errors import StewardError
-from steward.core.listeners import ConnectionLimit, ReportingListener, open_tcp_listener
+from steward.core.listeners import ConnectionLimit, CountedConnection, open_tcp_listener
 from steward.core.section import TlsReference
 from steward.core.tls import TlsUnavailable, make_server_context, read_peer_names
 from steward.core.waits import Stop
@@ -44,8 +47,14 @@ _MAX_READ_PAUSE_S: Final = 60.0
 """Longest pause of a client while it reads an answer, in seconds."""
 _MAX_HEAD_BYTES: Final = 16 << 10
 """Largest head of a request, in bytes."""
+_LINGER_S: Final = 2.0
+"""Longest time for which the rest of a body is discarded after an early answer, in seconds."""
+_ROOM_CHECK_S: Final = 0.02
+"""Interval of checks for room for another connection, in seconds."""
 
 Receive = Callable[[], Any]
+FindAddress = Callable[[socket.socket], Awaitable[str]]
+"""Finds the address of an accepted connection's client; raises StewardError to reject it."""
 
 
 class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,43 +69,88 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
     request_s: float = 30.0
 
 
-class TimeLimitedProtocol(H11Protocol):
-    """HTTP/1.1 protocol of uvicorn, with time limits on request heads and on reading answers."""
+class ClientConnection(H11Protocol):
+    """Connection of a client: uvicorn's HTTP/1.1, with time limits on heads and reading answers.
 
-    connection_limit: ConnectionLimit
-    timeouts: Timeouts
-    _number: int = 0
-    _head_timer: asyncio.TimerHandle | None = None
-    _read_timer: asyncio.TimerHandle | None = None
+    Args:
+        server: The server that accepted it.
+        counted: The connection in the server's limit.
+        address: The client's address.
+    """
+
+    def __init__(self, server: "_Server", counted: CountedConnection, address: str) -> None:
+        super().__init__(server.config, server.server_state, {"connection": self})
+        self.address = address
+        self._limit = server.limit
+        self._counted = counted
+        self._server_config = server.server_config
+        self._is_identified = False
+        self._is_refused = False
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._read_timer: asyncio.TimerHandle | None = None
+
+    @property
+    def certificate_names(self) -> frozenset[str]:
+        """Host names and addresses in the client's certificate."""
+        return read_peer_names(self.transport.get_extra_info("ssl_object"))
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the connection is neither closing nor dropped."""
+        return not (self._counted.is_dropped or self.transport.is_closing())
+
+    def fileno(self) -> int:
+        """Return the socket's descriptor."""
+        return int(self.transport.get_extra_info("socket").fileno())
+
+    def identify(self) -> None:
+        """Exempt the connection from the limit until its request is answered."""
+        self._is_identified = True
+        self._update_count()
+
+    def shut_down(self) -> None:
+        """Close the connection, which is idle."""
+        self.transport.close()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn has it
-        """Count a new connection and start the timer of its first request."""
+        """Start the timer of the first request."""
         super().connection_made(transport)
-        self._number = self.connection_limit.get_number(transport.get_extra_info("socket").fileno())
-        # The state of each request's scope: with client_ca_file, who the client is.
-        names = read_peer_names(transport.get_extra_info("ssl_object"))
-        self.app_state = {**self.app_state, "peer_names": names}
+        self.client = (self.address, self.client[1] if self.client else 0)
         self._update_head_timer()
 
     def data_received(self, data: bytes) -> None:
         """Pass received bytes on, unless the connection was already dropped."""
-        if not self.connection_limit.has(self._number):
+        if self._counted.is_dropped:
             # Data that the client sent before the shutdown can still arrive.
             self.transport.abort()
+        if self._is_refused or self._counted.is_dropped:
             return
         super().data_received(data)
         self._update_head_timer()
         self._update_count()
 
+    def send_400_response(self, msg: str) -> None:
+        """Answer a head that cannot be parsed, and discard what follows for a moment."""
+        text = f"{msg}\n".encode("ascii")
+        # uvicorn calls this where it handles the parser's error.
+        status = getattr(sys.exception(), "error_status_hint", 400)
+        headers = {"Content-Length": str(len(text)), "Connection": "close"}
+        head = h11.Response(status_code=status, headers=list(headers.items()))
+        for event in (head, h11.Data(data=text), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event) or b"")
+        self._is_refused = True
+        self.loop.call_later(_LINGER_S, self._abort_slow)
+
     def on_response_complete(self) -> None:
         """Update the connection's count after a complete answer."""
+        self._is_identified = False
         super().on_response_complete()
         self._update_count()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Remove a closed connection from the count and stop its timers."""
         super().connection_lost(exc)
-        self.connection_limit.remove(self._number)
+        self._limit.remove(self._counted)
         self._stop_head_timer()
         self._stop_read_timer()
 
@@ -121,11 +175,11 @@ class TimeLimitedProtocol(H11Protocol):
     def _update_count(self) -> None:
         """Count the connection in the limit only while the server waits for the client."""
         cycle: RequestResponseCycle | None = self.cycle
-        is_whole = cycle is not None and not cycle.more_body and not cycle.response_complete
-        if is_whole and self._read_timer is None:
-            self.connection_limit.mark_busy(self._number)
-        else:
-            self.connection_limit.mark_idle(self._number)
+        is_busy = False
+        if cycle is not None and not cycle.response_complete and self._read_timer is None:
+            is_whole = not cycle.more_body and not self._server_config.identifies
+            is_busy = is_whole or self._is_identified
+        self._counted.count(not is_busy)
 
     def _update_head_timer(self) -> None:
         """Run the timer exactly while a request's head is incomplete."""
@@ -134,7 +188,9 @@ class TimeLimitedProtocol(H11Protocol):
         if cycle is not None and not cycle.response_complete:
             self._stop_head_timer()
         elif self._head_timer is None:
-            self._head_timer = self.loop.call_later(self.timeouts.head_s, self._abort_slow)
+            self._head_timer = self.loop.call_later(
+                self._server_config.timeouts.head_s, self._abort_slow
+            )
 
     def _stop_head_timer(self) -> None:
         if self._head_timer is not None:
@@ -147,12 +203,29 @@ class TimeLimitedProtocol(H11Protocol):
 
 
 class _Server(uvicorn.Server):
-    """A uvicorn server that a Stop ends and that reports a heartbeat."""
+    """A uvicorn server that a Stop ends and that reports a heartbeat.
+
+    It accepts connections itself: uvicorn would accept all that come at once, and for each of them
+    shut down another that came just before.
+    """
 
     def __init__(
-        self, config: uvicorn.Config, stop: Stop, send_heartbeat: Callable[[], None]
+        self,
+        config: uvicorn.Config,
+        server_config: "ServerConfig",
+        listener: socket.socket,
+        find_address: FindAddress | None,
+        stop: Stop,
+        send_heartbeat: Callable[[], None],
     ) -> None:
         super().__init__(config)
+        self.server_config = server_config
+        self.limit = ConnectionLimit(
+            _MAX_IDLE_OF_ADDRESS, _MAX_IDLE_CONNECTIONS, server_config.shared
+        )
+        self.servers = []
+        self._listener = listener
+        self._find_address = find_address
         self._stop = stop
         self._send_heartbeat = send_heartbeat
 
@@ -164,32 +237,121 @@ class _Server(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         """Report a heartbeat ten times a second; return whether to stop."""
         self._send_heartbeat()
+        if self._accepting.done():
+            self._accepting.result()
         return await super().on_tick(counter) or self._stop.is_set()
 
+    async def startup(self, sockets: object = None) -> None:  # noqa: ARG002 - as uvicorn has it
+        """Start accepting connections."""
+        self._accepting = asyncio.create_task(self._accept_connections())
+        self.started = True
 
-def limit_body_time(app: Any, request_s: float) -> Any:
-    """Wrap an application so that it abandons request bodies that take more than ``request_s``."""
+    async def shutdown(self, sockets: object = None) -> None:  # noqa: ARG002 - as uvicorn has it
+        """Stop accepting connections, and finish requests."""
+        self._accepting.cancel()
+        await super().shutdown([self._listener])
+
+    async def _accept_connections(self) -> None:
+        """Accept connections one after the other, as long as there is room."""
+        loop = asyncio.get_running_loop()
+        while True:
+            wait_s = self.limit.find_wait()
+            if wait_s is not None:
+                await asyncio.sleep(min(wait_s, _ROOM_CHECK_S))
+                continue
+            try:
+                connection, peer = await loop.sock_accept(self._listener)
+            except OSError as error:
+                log.debug("%s: cannot accept: %s", self.server_config.name, error)
+                await asyncio.sleep(_ROOM_CHECK_S)  # perhaps no descriptor is free
+                continue
+            try:
+                find_address = self._find_address
+                address = await find_address(connection) if find_address else str(peer[0])
+            except StewardError as error:
+                log.debug("%s: %s", self.server_config.name, error)
+                connection.close()
+                continue
+            # Counted at once: this task may go on before the next one begins.
+            counted = self.limit.add(connection, address)
+            task = loop.create_task(self._open_connection(connection, counted, address))
+            self.server_state.tasks.add(task)
+            task.add_done_callback(self.server_state.tasks.discard)
+
+    async def _open_connection(
+        self, connection: socket.socket, counted: CountedConnection, address: str
+    ) -> None:
+        """Perform the TLS handshake, and start serving a connection."""
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: ClientConnection(self, counted, address),
+                connection,
+                ssl=self.config.ssl,
+                ssl_handshake_timeout=self.server_config.timeouts.head_s
+                if self.config.ssl
+                else None,
+            )
+        except OSError as error:
+            # Anybody on the network can cause this.
+            log.debug("%s: %s: %s", self.server_config.name, address, error)
+            self.limit.remove(counted)
+
+
+def limit_body(app: Any, request_s: float) -> Any:
+    """Wrap an application so that it abandons request bodies that take more than ``request_s``.
+
+    After an answer that comes before the end of the body, the rest is discarded for a moment: an
+    immediate close would reset the connection, and the client would lose the answer.
+    """
 
     async def within(scope: Any, receive: Receive, send: Any) -> None:
         if scope["type"] != "http":
             await app(scope, receive, send)
             return
-        until = asyncio.get_running_loop().time() + request_s
-        has_all = False
+        until = 0.0
+        names = {name for name, _ in scope["headers"]}
+        has_all = names.isdisjoint({b"content-length", b"transfer-encoding"})
 
         async def receive_in_time() -> Any:
-            nonlocal has_all
+            nonlocal has_all, until
             if has_all:
                 # The body is complete; the application now waits for the client to disconnect.
                 return await receive()
+            # The application may have other work to do before it reads the body.
+            until = until or asyncio.get_running_loop().time() + request_s
             async with asyncio.timeout_at(until):
                 message = await receive()
             has_all = not message.get("more_body", False)
             return message
 
-        await app(scope, receive_in_time, send)
+        async def send_before_rest(message: Any) -> None:
+            is_last = message["type"] == "http.response.body" and not message.get("more_body")
+            if is_last and not has_all:
+                await send({**message, "more_body": True})
+                message = {"type": "http.response.body"}
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_LINGER_S):
+                        while not has_all:
+                            await receive_in_time()
+            await send(message)
+
+        await app(scope, receive_in_time, send_before_rest)
 
     return within
+
+
+async def send_text(send: Any, status: int, text: bytes, headers: Mapping[str, str] = {}) -> None:
+    """Send an answer of plain text."""
+    items = {
+        "Content-Type": "text/plain; charset=utf-8",
+        "Content-Length": str(len(text)),
+        **headers,
+    }
+    raw_headers = [
+        (name.lower().encode(), value.encode("latin-1")) for name, value in items.items()
+    ]
+    await send({"type": "http.response.start", "status": status, "headers": raw_headers})
+    await send({"type": "http.response.body", "body": text})
 
 
 def limit_concurrency(app: Any) -> Any:
@@ -203,9 +365,8 @@ def limit_concurrency(app: Any) -> Any:
     async def answered(scope: Any, receive: Receive, send: Any) -> None:
         nonlocal running
         if scope["type"] == "http" and running >= _MAX_CONCURRENT_REQUESTS:
-            headers = [(b"content-type", b"text/plain"), (b"connection", b"close")]
-            await send({"type": "http.response.start", "status": 503, "headers": headers})
-            await send({"type": "http.response.body", "body": b"too many requests at once"})
+            headers = {"Connection": "close", "Retry-After": "5"}
+            await send_text(send, 503, b"too many requests at once\n", headers)
             return
         running += 1
         try:
@@ -281,6 +442,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
         shared: Networks whose addresses many share, see
             :class:`steward.core.listeners.ConnectionLimit`.
         timeouts: Timeouts of clients.
+        identifies: Whether the application calls :meth:`ClientConnection.identify`; until then it
+            counts a connection in the limit, even if its request is whole.
     """
 
     name: str
@@ -289,6 +452,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     tls: TlsReference = None
     shared: tuple[str, ...] = ()
     timeouts: Timeouts = Timeouts()
+    identifies: bool = False
 
 
 class ServingError(StewardError):
@@ -310,31 +474,27 @@ def serve_http(
     listener: socket.socket,
     stop: Stop,
     send_heartbeat: Callable[[], None],
+    find_address: FindAddress | None = None,
 ) -> None:
     """Serve requests until the Stop is set.
 
     Args:
         server_config: Configuration of the server.
-        app: The ASGI application. The state of a request's scope has ``peer_names``, the names in
-            the client's certificate.
+        app: The ASGI application.
         listener: The listening socket; closed at the end.
         stop: Ends the server.
         send_heartbeat: Heartbeat, called several times a second.
+        find_address: Finds the addresses of clients, if the listener's peers are not the clients.
 
     Raises:
         ServingError: The certificate cannot be used.
     """
-    limit = ConnectionLimit(_MAX_IDLE_OF_ADDRESS, _MAX_IDLE_CONNECTIONS, server_config.shared)
-
-    class Protocol(TimeLimitedProtocol):
-        connection_limit = limit
-        timeouts = server_config.timeouts
-
     tls = server_config.tls
-    limited_app = limit_concurrency(limit_body_time(app, server_config.timeouts.request_s))
     config = uvicorn.Config(
-        reject_two_lengths(answer_head(limited_app)),
-        http=Protocol,
+        reject_two_lengths(
+            answer_head(limit_body(limit_concurrency(app), server_config.timeouts.request_s))
+        ),
+        http=ClientConnection,
         ws="none",
         lifespan="off",
         loop="asyncio",
@@ -352,13 +512,14 @@ def serve_http(
         config.load()
     except TlsUnavailable as error:
         raise ServingError(f"{server_config.section} tls: {error}", error.offender) from error
+    address = listener.getsockname()
     log.info(
-        "%s is at %s port %d, %s",
+        "%s %s, %s",
         server_config.name,
-        *listener.getsockname()[:2],
+        address if isinstance(address, str) else "at {} port {}".format(*address[:2]),
         "with TLS" if tls else "without TLS: what clients send can be read on its way",
     )
-    # The line above replaces uvicorn's own messages at start and end.
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    with ReportingListener(listener, limit.add) as reporting:
-        _Server(config, stop, send_heartbeat).run(sockets=[reporting])
+    # The line above replaces uvicorn's own messages at start and end; anybody on the network can
+    # cause its warnings.
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)
+    _Server(config, server_config, listener, find_address, stop, send_heartbeat).run()

@@ -1,11 +1,11 @@
 """Listening sockets: parse addresses, limit and identify peers, open TCP and Unix listeners.
 
 ``split_host_port``, ``is_within``, ``is_ipv6``, ``get_limit_key`` and ``normalize_host`` handle
-addresses. :class:`ConnectionLimit` limits the connections of each peer that have no whole request:
-a :class:`ReportingListener` calls ``come`` for each accepted connection, the server's protocol
-calls ``mark_busy`` when a request is whole, ``mark_idle`` after its answer and ``remove`` at the
-end. ``find_peer_uid`` asks the kernel who a local TCP client is. ``open_tcp_listener`` and
-``open_unix_listener`` open sockets; ``restrict_socket`` restricts a Unix socket to some users.
+addresses. :class:`ConnectionLimit` limits the connections of each peer that wait for their client:
+the server calls ``find_wait`` before it accepts a connection, ``add`` after that, and ``remove`` at
+its end; its protocol counts the :class:`CountedConnection` while it waits. ``find_peer_uid`` asks
+the kernel who a local TCP client is. ``open_tcp_listener`` and ``open_unix_listener`` open sockets;
+``restrict_socket`` restricts a Unix socket to some users.
 """
 
 import contextlib
@@ -17,8 +17,8 @@ import socket
 import struct
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final
+from collections.abc import Iterable, Sequence
+from typing import Final
 
 from steward.core.errors import Unavailable
 
@@ -43,6 +43,8 @@ _SOCK_DIAG: Final = 20
 _REQUEST: Final = 1
 _ANY_STATE: Final = 0xFFFFFFFF
 _UID_AT: Final = 16 + 64
+_GRACE_S: Final = 1.0
+"""Time that a connection has before one of another host may replace it, in seconds."""
 
 
 class ListenUnavailable(Unavailable):
@@ -93,18 +95,37 @@ def get_limit_key(address: str) -> str:
     return str(getattr(host, "ipv4_mapped", None) or host)
 
 
-class _IdleConnection:
-    """A connection; ``is_counted`` while it has no whole request, ``since`` then."""
+class CountedConnection:
+    """A connection, counted in its limit while ``is_counted``.
+
+    Args:
+        connection: The accepted connection.
+        peer: Whom it counts for.
+    """
 
     def __init__(self, connection: socket.socket, peer: str) -> None:
         self.connection = connection
         self.peer = peer
         self.since = time.monotonic()
         self.is_counted = True
+        self.is_dropped = False
+
+    def count(self, is_counted: bool) -> None:
+        """Count the connection, as of now, or stop counting it."""
+        if is_counted and not self.is_counted:
+            self.since = time.monotonic()
+        self.is_counted = is_counted
+
+    def drop(self) -> None:
+        """Shut the connection down, but leave closing to its reader, which sees the end."""
+        self.is_dropped = True
+        with contextlib.suppress(OSError):
+            # Not with SSLSocket.shutdown, which would end the encryption only.
+            socket.socket.shutdown(self.connection, socket.SHUT_RDWR)
 
 
 class ConnectionLimit:
-    """Limit on connections without a whole request, by peer.
+    """Limit on connections that wait for their client, by peer.
 
     A peer is a user of this host, a shared network, or an address. If there are too many
     connections, the oldest one of the peer that exceeds its limit most is shut down, so that
@@ -122,52 +143,42 @@ class ConnectionLimit:
         self._total = total
         self._shared = tuple(shared)
         self._limits: dict[str, int] = {}
-        self._connections: dict[int, _IdleConnection] = {}
-        self._numbers: dict[int, int] = {}
-        self._last_number = 0
+        self._connections: set[CountedConnection] = set()
 
-    def add(self, connection: socket.socket, address: Any) -> None:
-        """Count a new connection under a new number: addresses and descriptors are reused at once.
+    def add(self, connection: socket.socket, address: str) -> CountedConnection:
+        """Count a new connection."""
+        counted = CountedConnection(connection, self._identify_peer(connection, address))
+        self._connections.add(counted)
+        return counted
 
-        asyncio reports the loss of a TLS connection only after it closed the descriptor, when
-        the next connection may have it.
-        """
-        for key in [
-            key
-            for key, open_connection in self._connections.items()
-            if open_connection.connection.fileno() < 0
-        ]:
-            del self._connections[key]
-        peer = self._identify_peer(connection, str(address[0]))
-        self._last_number += 1
-        self._numbers[connection.fileno()] = self._last_number
-        self._connections[self._last_number] = _IdleConnection(connection, peer)
-        self._enforce()
-
-    def get_number(self, descriptor: int) -> int:
-        """Return the number of the connection that has an open descriptor, 0 if none has."""
-        return self._numbers.get(descriptor, 0)
-
-    def mark_busy(self, number: int) -> None:
-        """Stop counting a connection: its request is whole."""
-        entry = self._connections.get(number)
-        if entry is not None:
-            entry.is_counted = False
-
-    def mark_idle(self, number: int) -> None:
-        """Count a connection again: it has its answer, or its client does not read it."""
-        entry = self._connections.get(number)
-        if entry is not None and not entry.is_counted:
-            entry.is_counted, entry.since = True, time.monotonic()
-            self._enforce()
-
-    def has(self, number: int) -> bool:
-        """Return whether a connection is still open, that is, neither shut down nor removed."""
-        return number in self._connections
-
-    def remove(self, number: int) -> None:
+    def remove(self, connection: CountedConnection) -> None:
         """Remove a closed connection."""
-        self._connections.pop(number, None)
+        self._connections.discard(connection)
+
+    def find_wait(self) -> float | None:
+        """Shut down a connection if there are too many; call it before accepting another one.
+
+        A single host that exceeds its limit loses its oldest connection at once. In other cases
+        many clients may just have come together, so the oldest gets a second.
+
+        Returns:
+            Seconds to wait before the next call; None if another connection may be accepted.
+        """
+        counted = [entry for entry in self._connections if entry.is_counted]
+        by_peer = Counter(entry.peer for entry in counted)
+        worst_peer = max(by_peer, key=lambda peer: by_peer[peer] / self._limits[peer], default="")
+        is_over = bool(worst_peer) and by_peer[worst_peer] > self._limits[worst_peer]
+        if not is_over and len(counted) < self._total:
+            return None
+        oldest = min(
+            (entry for entry in counted if entry.peer == worst_peer), key=lambda entry: entry.since
+        )
+        is_host = is_over and self._limits[worst_peer] == self._per_peer
+        remaining_s = 0.0 if is_host else oldest.since + _GRACE_S - time.monotonic()
+        if remaining_s <= 0:
+            oldest.drop()
+            self.remove(oldest)
+        return max(0.0, remaining_s)
 
     def _identify_peer(self, connection: socket.socket, address: str) -> str:
         """Return a connection's peer for the limits, and set the peer's limit."""
@@ -179,25 +190,9 @@ class ConnectionLimit:
             peer, network = "closed", ""
         if len(self._limits) > self._total:
             # Drop the limits of peers whose connections are gone.
-            self._limits = {
-                item.peer: self._limits[item.peer] for item in self._connections.values()
-            }
+            self._limits = {entry.peer: self._limits[entry.peer] for entry in self._connections}
         self._limits[peer] = self._total // 2 if network else self._per_peer
         return peer
-
-    def _enforce(self) -> None:
-        """Shut down the oldest connection of the peer that exceeds its limit most."""
-        counted = {key: entry for key, entry in self._connections.items() if entry.is_counted}
-        by_peer = Counter(entry.peer for entry in counted.values())
-        worst_peer = max(by_peer, key=lambda peer: by_peer[peer] / self._limits[peer], default="")
-        if len(counted) > self._total or (
-            worst_peer and by_peer[worst_peer] > self._limits[worst_peer]
-        ):
-            candidates = {key: entry for key, entry in counted.items() if entry.peer == worst_peer}
-            oldest = self._connections.pop(min(candidates, key=lambda key: candidates[key].since))
-            with contextlib.suppress(OSError):
-                # Only shut down, not closed: its reader sees the end and closes it.
-                socket.socket.shutdown(oldest.connection, socket.SHUT_RDWR)
 
 
 def find_peer_uid(connection: socket.socket) -> int | None:
@@ -212,6 +207,8 @@ def find_peer_uid(connection: socket.socket) -> int | None:
         PeerClosed: No process has the other end any more.
     """
     try:
+        if connection.family == socket.AF_UNIX:
+            return None
         peer, own = connection.getpeername()[:2], connection.getsockname()[:2]
         hosts = [
             ipaddress.ip_address(str(endpoint[0]).partition("%")[0]) for endpoint in (peer, own)
@@ -236,27 +233,6 @@ def find_peer_uid(connection: socket.socket) -> int | None:
         # Without an owner the socket would be reported as root's, uid 0.
         raise PeerClosed
     return int(uid)
-
-
-class ReportingListener(socket.socket):
-    """Listening socket that reports each accepted connection to a callback.
-
-    Args:
-        listener: A listening socket, which this one replaces.
-        on_accept: Called with each connection and its address.
-    """
-
-    def __init__(
-        self, listener: socket.socket, on_accept: Callable[[socket.socket, Any], None]
-    ) -> None:
-        super().__init__(fileno=listener.detach())
-        self._on_accept = on_accept
-
-    def accept(self) -> tuple[socket.socket, Any]:
-        """Accept a connection and report it."""
-        connection, address = super().accept()
-        self._on_accept(connection, address)
-        return connection, address
 
 
 def open_tcp_listener(address: str, backlog: int) -> socket.socket:

@@ -219,7 +219,7 @@ class ControllerReceiver:
         cluster = self._clusters.get(head.cluster)
         if cluster is None:
             raise PermissionRefused("nobody may report for such a cluster: set its 'controllers'")
-        names: frozenset[str] = scope["state"]["peer_names"]
+        names: frozenset[str] = scope["state"]["connection"].certificate_names
         if path == wire.HELLO:
             stream = await self._authenticate(cluster, head, credential, names, peer)
             head.check_body(await _read_body(receive))
