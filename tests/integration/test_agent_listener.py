@@ -1,11 +1,11 @@
 """``steward listen`` under a user of its own: agents notice nothing, and it speaks for no node."""
 
 import contextlib
+import http.client
 import json
 import os
 import pwd
 import socket
-import struct
 import subprocess
 import sys
 import tempfile
@@ -156,11 +156,13 @@ class Taken:
         self._daemon = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._daemon.settimeout(PATIENCE * 10)
         self._daemon.connect(path)
+        self._replies = self._daemon.makefile("rb")
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._replies.close()
         self._daemon.close()
 
     def pass_on(self, *fds: int, first: bytes = b"c") -> None:
@@ -169,11 +171,11 @@ class Taken:
 
     def say(self, body: bytes = b"", *, credential: bytes = b"", **head: Any) -> None:
         """Say what the head of a request may be."""
-        batch = json.dumps({"v": 1, "node": NODE, "sequence": 1, "place": "a"}).encode()
-        headers = {"steward-batch": batch, "steward-credential": credential}
-        told = {"path": agent.PATH, "headers": headers, "length": len(body), **head}
-        data = msgspec.msgpack.encode(told)
-        self.send(struct.pack(">I", len(data)) + data)
+        batch = json.dumps({"v": 1, "node": NODE, "sequence": 1, "place": "a"})
+        lines = [f"POST {head.get('path', agent.PATH)} HTTP/1.1", "Host: x"]
+        lines += [f"Content-Length: {head.get('length', len(body))}", "Expect: 100-continue"]
+        lines += [f"Steward-Batch: {batch}", f"Steward-Credential: {credential.decode()}", "", ""]
+        self.send("\r\n".join(lines).encode())
 
     def send(self, data: bytes) -> None:
         """Send anything."""
@@ -181,13 +183,14 @@ class Taken:
             self._daemon.sendall(data)
 
     def hear(self) -> tuple[int, bytes]:
-        """What the daemon says: a status and words; 0 for go on, -1 where it has ended."""
+        """What the daemon says: a status and words; 100 for go on, -1 where it has ended."""
         with contextlib.suppress(ConnectionResetError):
-            size = self._daemon.recv(4, socket.MSG_WAITALL)
-            if len(size) == 4:
-                data = self._daemon.recv(struct.unpack(">I", size)[0], socket.MSG_WAITALL)
-                reply = msgspec.msgpack.decode(data)
-                return reply["status"], reply["body"]
+            status = self._replies.readline()
+            headers = http.client.parse_headers(self._replies)
+            if status:
+                return int(status.split()[1]), self._replies.read(
+                    int(headers.get("Content-Length", 0))
+                )
         return -1, b""
 
 
@@ -210,7 +213,7 @@ def test_a_listener_that_was_taken_over_speaks_for_no_node(
                 taken.pass_on(*(fds or (node.fileno(),)))
                 taken.say(body, credential=credential, **head)
                 status, words = taken.hear()
-                if not status:
+                if status == 100:
                     taken.send(body)
                     status, words = taken.hear()
                 return status, words
@@ -271,23 +274,24 @@ def test_what_is_no_request_ends_that_connection_alone(site: ListenerSite, tmp_p
                 taken.pass_on(*fds, first=first)
                 taken.say()
                 assert taken.hear()[0] == -1
-        for head, status in (
+        heads: list[tuple[dict[str, Any], int]] = [
             ({"length": MOST_BODY + 1}, 413),
-            ({"length": -1}, 413),
+            ({"length": -1}, 400),
             ({"length": "x"}, 400),
             ({"path": "/etc"}, 404),
-        ):
+        ]
+        for head, status in heads:
             with Taken(site.socket) as taken:
                 taken.pass_on(node.fileno())
                 taken.say(**head)
                 assert taken.hear()[0] == status
-        for data in (b"\xff" * 4, struct.pack(">I", 5) + b"\xc1" * 5, b"\0\0\0\0"):
+        for data in (b"\xff" * 4 + b"\r\n\r\n", b"x" * (17 << 10), b"\0\0\0\0\r\n\r\n"):
             with Taken(site.socket) as taken:
                 taken.pass_on(node.fileno())
                 taken.send(data)
                 assert taken.hear()[0] in (400, 431)
-        # Half a request is waited for by its own thread.
-        for data in (b"", b"\0\0", struct.pack(">I", 100) + b"x"):
+        # Half a request is waited for beside the others.
+        for data in (b"", b"PO", b"POST / HTTP/1.1\r\nX"):
             half = held.enter_context(Taken(site.socket))
             half.pass_on(node.fileno())
             half.send(data)

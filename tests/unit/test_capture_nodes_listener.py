@@ -8,14 +8,20 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
-from steward.capture.nodes.http import AgentConnection, AgentConnections
-from steward.capture.nodes.listener import ListenerEndpoint, NodeListener, listener_socket_path
+from steward.capture.nodes.listener import (
+    ListenerEndpoint,
+    NodeListener,
+    listener_socket_path,
+    make_server_config,
+)
 from steward.capture.settings import NodesSettings
 from steward.core.config import Settings
+from steward.core.http_server import send_text, serve_http
 from steward.core.waits import Stop
 
 pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root can be other users")
@@ -32,58 +38,49 @@ def settings(tmp_path: Path) -> Settings:
 
 
 @contextlib.contextmanager
-def busy(settings: Settings) -> Iterator[threading.Event]:
-    """A daemon whose one place a node keeps, until the event is set."""
-    told, stop = threading.Event(), Stop()
-    heard = ListenerEndpoint(settings)
+def busy(settings: Settings) -> Iterator[None]:
+    """A daemon that has no room for nodes."""
 
-    def serve(connection: AgentConnection) -> None:
-        with contextlib.suppress(Exception):
-            if heard.authenticate(connection) is not None:
-                connection.is_known = True
-                told.wait(60)
+    async def refuse(_: Any, receive: Any, send: Any) -> None:
+        await send_text(send, 503, b"no room", {"Connection": "close", "Retry-After": "5"})
 
-    connections = AgentConnections(heard.listener, 1, (), serve, heard.reject)
-
-    def take() -> None:
-        while not stop.is_set():
-            connections.serve_next(stop)
-
-    thread = threading.Thread(target=take)
-    thread.start()
+    stop, endpoint = Stop(), ListenerEndpoint(settings)
+    config = make_server_config(settings.nodes)
+    serving = threading.Thread(
+        target=serve_http,
+        args=(config, refuse, endpoint.listener, stop, lambda: None, endpoint.find_address),
+    )
+    serving.start()
     try:
-        yield told
+        yield
     finally:
-        told.set()
         stop.set()
-        thread.join()
-        connections.close()
+        serving.join()
 
 
 def test_a_listener_outlives_a_daemon_without_room(
     settings: Settings, caplog: pytest.LogCaptureFixture
 ) -> None:
     stop = Stop()
-    with busy(settings) as told:
-        listener = NodeListener(
-            settings.nodes, listener_socket_path(settings), check_interval_s=0.5
-        )
-        thread = threading.Thread(target=listener.run, args=(stop,))
-        thread.start()
-        url = "http://{}:{}/v1/events".format(*listener.address)
-        with socket.create_connection(listener.address, 60) as first:
-            first.sendall(b"POST /v1/events HTTP/1.1\r\nContent-Length: 5\r\n\r\n")
-            deadline = time.monotonic() + 60
-            while "no more nodes" not in caplog.text:
-                assert time.monotonic() < deadline
-                assert thread.is_alive()
-                time.sleep(0.1)
-            answer = httpx.post(url, content=b"hello", timeout=60)
+    listener = NodeListener(settings.nodes, listener_socket_path(settings), check_interval_s=0.1)
+    thread = threading.Thread(target=listener.run, args=(stop,))
+    thread.start()
+    url = "http://{}:{}/v1/events".format(*listener.address)
+    with busy(settings), socket.create_connection(listener.address, 60) as first:
+        first.sendall(b"POST /v1/events HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n")
+        assert first.recv(12) == b"HTTP/1.1 503"
+        answer = httpx.post(url, content=b"hello", timeout=60)
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
-        assert thread.is_alive()
-        told.set()
-        stop.set()
-        thread.join()
+    deadline = time.monotonic() + 60
+    while "nodes.sock" not in caplog.text:
+        # Its checks of the settings go on, and fail only now.
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    answer = httpx.post(url, content=b"hello", timeout=60)
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "15")
+    assert thread.is_alive()
+    stop.set()
+    thread.join()
 
 
 def test_only_the_listener_reaches_its_socket(settings: Settings) -> None:

@@ -1,6 +1,7 @@
 """What takes in the word of nodes: real agents, and others who want to be taken for one."""
 
 import contextlib
+import http.client
 import io
 import os
 import socket
@@ -19,7 +20,7 @@ from servers.authority import Authority
 from steward.admin.certificates import CertificateAuthority as OwnAuthority
 from steward.admin.certificates import CertificateError
 from steward.agent import agent
-from steward.capture.nodes.http import MAX_BATCH_BYTES
+from steward.capture.nodes.listener import MAX_BATCH_BYTES
 from steward.core.errors import UsageError
 from steward.core.events import NODE_GAP
 from steward.core.usage import NodeGap
@@ -169,7 +170,8 @@ def answer_to(hearing: HearingSite, data: bytes) -> bytes:
 
 
 def request(head: str, body: bytes, path: str = agent.PATH) -> bytes:
-    lines = [f"POST {path} HTTP/1.1", f"Steward-Batch: {head}", f"Content-Length: {len(body)}"]
+    lines = [f"POST {path} HTTP/1.1", "Host: x", f"Steward-Batch: {head}"]
+    lines += [f"Content-Length: {len(body)}"]
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
 
@@ -177,10 +179,10 @@ def request(head: str, body: bytes, path: str = agent.PATH) -> bytes:
     ("data", "status"),
     [
         (b"\0" * 100 + b"\r\n\r\n", b"400"),
-        (b"GET / HTTP/1.1\r\n\r\n", b"400"),
-        (b"POST / HTTP/1.1\r\nContent-Length: 0\r\n\r\n", b"404"),
+        (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"400"),
+        (request("", b"", "/"), b"404"),
         (b"POST / HTTP/1.1\r\n" + b"X: y\r\n" * 10_000, b"431"),
-        (b"POST / HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % (MAX_BATCH_BYTES + 1), b"413"),
+        (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1114113\r\n\r\n", b"413"),
         (request("{", b""), b"400"),
         (request('{"v": 2, "node": "n1"}', b""), b"400"),
         (request('{"v": 1, "node": "../n1"}', b""), b"400"),
@@ -207,7 +209,10 @@ def test_who_says_nothing_holds_up_nobody(hearing: HearingSite, spool: Path) -> 
 
 
 def status_of(connection: ssl.SSLSocket) -> bytes:
-    return connection.recv(1 << 16).split(b"\r\n")[0]
+    answer = http.client.HTTPResponse(connection)
+    answer.begin()
+    answer.read()
+    return str(answer.status).encode()
 
 
 def test_a_node_has_one_batch_under_way(hearing: HearingSite) -> None:

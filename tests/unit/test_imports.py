@@ -40,6 +40,7 @@ LATE = {
     "steward.core.http_server",
     "steward.core.sqlalchemy_tables",
     "steward.extensions.controllers.receiver",
+    *(f"steward.capture.nodes.{name}" for name in ("listener", "receiver", "senders")),
     *(
         ".".join(path.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(".__init__")
         for path in (ROOT / "web").rglob("*.py")

@@ -28,9 +28,10 @@ class NodesSettings(Section, frozen=True, kw_only=True):
             ``client_ca_file``, certificates identify nodes, otherwise MUNGE does.
         behind_nat: Whether nodes connect from addresses other than those Slurm knows. Then MUNGE
             alone identifies a node, and root on any node can report for any other.
-        most_connections: Maximum number of connections; further nodes are asked to retry.
-        shared_from: Networks whose addresses several nodes share (NAT); at the limit, their
-            connections are closed last.
+        most_connections: Maximum number of batches read at once; further nodes wait, or are asked
+            to retry.
+        shared_from: Networks whose addresses several nodes share (NAT). Limits on connections are
+            wider there.
         listener: User of ``steward listen``, which then listens instead of the daemon and forwards
             requests it cannot open; if empty, the daemon listens itself.
     """

@@ -1,115 +1,131 @@
 """Node listener: the network-facing process for agents, under a separate uid.
 
 It accepts connections, terminates TLS and parses HTTP. It forwards head, credential and body of
-each request unchanged over a Unix socket. The daemon, which runs as SlurmUser, decodes MUNGE and
-decides. The listener also passes the connected socket, so that the daemon asks the kernel for the
-peer's address. A compromised listener can withhold and delay reports, but not forge them.
+each request unchanged, as HTTP over a Unix socket. The daemon, which runs as SlurmUser, decodes
+MUNGE and decides. The listener also passes the connected socket, so that the daemon asks the kernel
+for the peer's address. A compromised listener can withhold and delay reports, but not forge them.
 
 With client certificates (client_ca_file of its [tls.NAME]) the daemon listens itself, because the
 process that terminates TLS decides which node speaks.
 
-:class:`ListenerEndpoint` and :class:`ForwardedPeer` are the daemon's side, :class:`NodeListener`
-and ``run_listener`` the listener's; shared functions follow.
+:class:`ListenerEndpoint` is the daemon's side, :class:`NodeListener` and ``run_listener`` the
+listener's. Both check requests with ``parse_length``.
 """
 
+import asyncio
 import contextlib
 import logging
 import os
 import pwd
+import re
 import signal
 import socket
 import struct
-import time
-from typing import Any, Final, TypeVar
+import threading
+from collections.abc import AsyncIterator
+from typing import Any, Final
 
+import h11
 import msgspec
 
-from steward.capture.nodes.http import (
-    BACKLOG,
-    MAX_BATCH_BYTES,
-    AgentConnection,
-    AgentConnections,
-    AgentPeer,
-    AgentRequest,
-    PeerGone,
-    RequestError,
-)
 from steward.capture.settings import LISTENER_SOCKET, NodesSettings
 from steward.core.config import Settings
 from steward.core.errors import PermissionRefused, StewardError, Unavailable
-from steward.core.listeners import ListenUnavailable, open_tcp_listener, open_unix_listener
+from steward.core.http_server import (
+    ClientConnection,
+    Receive,
+    ServerConfig,
+    open_http_listener,
+    send_text,
+    serve_http,
+)
+from steward.core.listeners import ListenUnavailable, open_unix_listener
 from steward.core.processes import refuse_core_dumps
-from steward.core.tls import Context, make_server_context
 from steward.core.waits import Backoff, Stop
 
 log = logging.getLogger(__name__)
 
-IDENTIFY_TIMEOUT_S: Final = 10.0
-"""Maximum time until a connection has identified its node, in seconds."""
-IDLE_TIMEOUT_S: Final = 5.0
-"""Maximum idle time of a connection between requests, in seconds."""
-BODY_TIMEOUT_S: Final = 30.0
-"""Maximum time for a request's body, in seconds."""
-SEND_TIMEOUT_S: Final = 10.0
-"""Maximum time for sending a reply, in seconds."""
-LINGER_S: Final = 2.0
-"""Maximum time until a client has read the last reply, in seconds."""
-_DAEMON_TIMEOUT_S: Final = 60.0
+MAX_BATCH_BYTES: Final = (1 << 20) + (64 << 10)
+"""Maximum size of a batch, in bytes; agents send a megabyte at most."""
+_BACKLOG: Final = 1024
+"""Backlog of the daemon's socket."""
+_PASS_TIMEOUT_S: Final = 1.0
+"""Maximum time until the listener has passed a node's socket, in seconds."""
+_SETTINGS_TIMEOUT_S: Final = 10.0
+"""Maximum time for the daemon's settings, in seconds."""
+_DAEMON_TIMEOUT_S: Final = 90.0
 """Maximum time for the daemon's reply, in seconds; it waits for turns and for the journal."""
 _PEERCRED: Final = struct.Struct("3i")
 """struct ucred: pid, uid, gid."""
-_LENGTH: Final = struct.Struct(">I")
-"""Length prefix of a message."""
-_MAX_MESSAGE_SIZE: Final = 64 << 10
-"""Maximum size of a message, in bytes."""
 _CONNECTION: Final = b"c"
-"""First byte of a connection that passes a node's socket."""
+"""First byte of a connection for a request: it passes a node's socket, and HTTP follows."""
 _SETTINGS: Final = b"s"
 """First byte of a connection that asks for the settings."""
-_NO_ROOM: Final = b"too many nodes are heard just now\n"
-"""Body of the reply when the limit of connections is reached."""
-_FORWARDED_HEADERS: Final = (b"steward-batch", b"steward-credential", b"connection")
-"""Headers that the daemon uses."""
+_LENGTH: Final = re.compile(rb"[0-9]{1,10}")
+_FORWARDED_HEADERS: Final = (b"steward-batch", b"steward-credential", b"content-length")
+"""Headers of a request that the daemon uses."""
+_RETURNED_HEADERS: Final = ("connection", "retry-after", "steward-credential")
+"""Headers of a reply that agents use."""
 
-Kind = TypeVar("Kind")
 
+class RequestError(StewardError):
+    """Error: a request is invalid or not supported.
 
-class _ForwardedHead(msgspec.Struct, frozen=True, kw_only=True):
-    """Head of a request.
-
-    Attributes:
-        path: Requested path.
-        headers: Headers by lower-case name.
-        length: Length of the body, in bytes.
+    Args:
+        status: HTTP status of the reply.
+        message: Reason, as text.
     """
 
-    path: str
-    headers: dict[str, bytes]
-    length: int
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
 
 
-class _DaemonReply(msgspec.Struct, frozen=True, kw_only=True):
-    """Reply of the daemon.
+def parse_length(scope: Any) -> int:
+    """Return the length of a batch from the head of its request.
 
-    Attributes:
-        status: HTTP status; 0 asks for the body.
-        body: Body of the reply.
-        headers: Headers of the reply.
+    Raises:
+        RequestError: It is no request of an agent.
     """
+    if scope["method"] != "POST" or scope["http_version"] != "1.1":
+        raise RequestError(400, "only POST of HTTP/1.1 is answered here")
+    headers = dict(scope["headers"])
+    length = headers.get(b"content-length", b"")
+    if b"transfer-encoding" in headers or not _LENGTH.fullmatch(length):
+        raise RequestError(411, "a batch comes with its length")
+    if int(length) > MAX_BATCH_BYTES:
+        raise RequestError(413, f"a batch has {MAX_BATCH_BYTES} bytes at the most")
+    return int(length)
 
-    status: int = 0
-    body: bytes = b""
-    headers: dict[str, str] = msgspec.field(default_factory=dict)
 
+async def read_chunks(receive: Receive) -> AsyncIterator[bytes]:
+    """Read the body of a request, piece by piece.
 
-class _SettingsReply(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings from the daemon; the format differs from :class:`_DaemonReply`.
-
-    Attributes:
-        nodes: Section [nodes].
+    Raises:
+        RequestError: The client disconnected, or is too slow.
     """
+    more_body = True
+    while more_body:
+        try:
+            message = await receive()
+        except TimeoutError:
+            raise RequestError(408, "it sends its batch too slowly") from None
+        if message["type"] == "http.disconnect":
+            raise RequestError(400, "it went away in the middle of a batch")
+        yield message["body"]
+        more_body = message["more_body"]
 
-    nodes: NodesSettings
+
+def make_server_config(nodes: NodesSettings) -> ServerConfig:
+    """Return the configuration of the HTTP server for agents."""
+    return ServerConfig(
+        name="listening for nodes",
+        section="[nodes]",
+        listen=nodes.listen,
+        tls=nodes.tls,
+        shared=nodes.shared_from,
+        identifies=True,
+    )
 
 
 def listener_socket_path(settings: Settings) -> str:
@@ -135,7 +151,7 @@ class ListenerEndpoint:
         path = listener_socket_path(settings)
         try:
             self._uids = {os.geteuid(), pwd.getpwnam(self._settings.listener).pw_uid}
-            self.listener = open_unix_listener(path, BACKLOG, self._uids)
+            self.listener = open_unix_listener(path, _BACKLOG, self._uids)
         except KeyError:
             raise ListenUnavailable(
                 f"there is no user {self._settings.listener!r}: see [nodes] listener", path
@@ -143,43 +159,39 @@ class ListenerEndpoint:
         except OSError as error:
             raise ListenUnavailable(f"cannot listen at {path}: {error.strerror}", path) from error
 
-    def reject(self, sock: socket.socket) -> None:
-        """Tell the listener that the limit of connections is reached."""
-        with sock, contextlib.suppress(OSError, PeerGone):
-            sock.settimeout(0.1)
-            sock.recv(1)  # unread input would reset the connection and lose the reply
-            _send_message(
-                sock, _DaemonReply(status=503, body=_NO_ROOM, headers={"Retry-After": "5"})
-            )
-
-    def authenticate(self, connection: AgentConnection) -> "ForwardedPeer | None":
-        """Authenticate a connection from the listener; None if it only asked for the settings.
+    async def find_address(self, connection: socket.socket) -> str:
+        """Return the address of the node whose socket the listener passes.
 
         Raises:
-            PermissionRefused: It is not the listener, or passes no node's connection.
-            PeerGone: The listener disconnected or is too slow.
+            PermissionRefused: It is not the listener, passes no node's connection, or only asked
+                for the settings, which it has now.
+            Unavailable: The listener disconnected or is too slow.
         """
-        sock = connection.sock
-        credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size)
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size)
         _, uid, _ = _PEERCRED.unpack(credentials)
         if uid not in self._uids:
             raise PermissionRefused(f"uid {uid} is not the listener: see [nodes] listener")
-        sock.settimeout(IDENTIFY_TIMEOUT_S)
+        is_readable = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        loop.add_reader(connection, is_readable.set)
         try:
-            first_byte, fds, _, _ = socket.recv_fds(sock, 1, 1)
+            async with asyncio.timeout(_PASS_TIMEOUT_S):
+                await is_readable.wait()
+            first_byte, fds, _, _ = socket.recv_fds(connection, 1, 1)
         except OSError as error:
-            raise PeerGone(f"the listener: {error.strerror or error}") from error
+            raise Unavailable(f"the listener passes nothing: {error}") from error
+        finally:
+            loop.remove_reader(connection)
         try:
             if first_byte == _SETTINGS:
-                _send_message(sock, _SettingsReply(nodes=self._settings))
-                return None
+                connection.send(msgspec.msgpack.encode(self._settings))
+                raise PermissionRefused("the listener has the settings")
             if first_byte != _CONNECTION or len(fds) != 1:
                 raise PermissionRefused("the listener passes no connection")
-            connection.address = _read_peer_address(fds[0])
+            return _read_peer_address(fds[0])
         finally:
             for fd in fds:
                 os.close(fd)
-        return ForwardedPeer(sock)
 
 
 def _read_peer_address(fd: int) -> str:
@@ -199,61 +211,6 @@ def _read_peer_address(fd: int) -> str:
     raise PermissionRefused("what the listener passes is no connection of IP")
 
 
-class ForwardedPeer:
-    """Node behind the listener; same interface as :class:`steward.capture.nodes.http.AgentPeer`.
-
-    Args:
-        connection: Connection to the listener.
-    """
-
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
-
-    def read_request(self, first_byte_s: float, timeout_s: float) -> AgentRequest | None:
-        """Read the head of the next request; None if the connection ends before it.
-
-        Raises:
-            RequestError: The request is invalid.
-            PeerGone: The listener disconnected in the middle, or is too slow.
-        """
-        # The listener waits for the node as long as AgentPeer would; data may be under way.
-        head = _receive_message(
-            self._connection, _ForwardedHead, first_byte_s + timeout_s + LINGER_S
-        )
-        if head is None:
-            return None
-        if not 0 <= head.length <= MAX_BATCH_BYTES:
-            raise RequestError(413, f"a batch has {MAX_BATCH_BYTES} bytes at the most")
-        headers = {name.encode(): value for name, value in head.headers.items()}
-        return AgentRequest(head.path, headers, head.length)
-
-    def read_body(self, length: int, timeout_s: float) -> bytes:
-        """Ask for the body of a request and read it.
-
-        Raises:
-            PeerGone: The listener disconnected in the middle, or is too slow.
-        """
-        _send_message(self._connection, _DaemonReply())
-        return (
-            _receive_exactly(self._connection, length, time.monotonic() + timeout_s + LINGER_S)
-            or b""
-        )
-
-    def send_reply(
-        self, status: int, body: bytes, headers: dict[str, str], timeout_s: float
-    ) -> None:
-        """Send a reply.
-
-        Raises:
-            PeerGone: The listener does not accept it.
-        """
-        self._connection.settimeout(timeout_s)
-        _send_message(self._connection, _DaemonReply(status=status, body=body, headers=headers))
-
-    def linger(self, timeout_s: float) -> None:
-        """Do nothing: the listener waits until the node has read the reply."""
-
-
 # The listener's side
 
 
@@ -267,7 +224,6 @@ class NodeListener:
 
     Raises:
         ListenUnavailable: The address cannot be bound.
-        TlsUnavailable: A certificate cannot be used.
     """
 
     def __init__(
@@ -277,39 +233,33 @@ class NodeListener:
         self._path = path
         self._check_interval_s = check_interval_s
         self._last_problem = ""
-        self._context: Context | None = None
-        if settings.tls:
-            self._context = make_server_context(settings.tls)
-        listener = open_tcp_listener(settings.listen, BACKLOG)
-        self.address: tuple[str, int] = listener.getsockname()[:2]
-        self._connections = AgentConnections(
-            listener, settings.most_connections, settings.shared_from, self._serve, self._reject
-        )
+        self._config = make_server_config(settings)
+        self._listener = open_http_listener(self._config)
+        self.address: tuple[str, int] = self._listener.getsockname()[:2]
 
     def run(self, stop: Stop) -> None:
-        """Serve until ``stop`` is set or the daemon reports changed settings of [nodes]."""
-        log.info(
-            "listening for nodes at %s port %d, %s",
-            *self.address,
-            "with TLS" if self._context else "without TLS: what they send can be read on its way",
-        )
-        checked_at = time.monotonic()
-        while not stop.is_set():
-            self._connections.serve_next(stop)
-            if time.monotonic() - checked_at >= self._check_interval_s:
-                checked_at = time.monotonic()
-                if self._has_new_settings():
-                    log.info("[nodes] has changed")
-                    break
-        self._connections.close()
+        """Serve until ``stop`` is set or the daemon reports changed settings of [nodes].
 
-    def _has_new_settings(self) -> bool:
-        """Return whether the daemon's settings differ from those in use."""
-        try:
-            return _request_settings(self._path) != self._settings
-        except Unavailable as error:
-            self._log_problem(str(error))
-            return False
+        Raises:
+            ServingError: The certificate cannot be used.
+        """
+        ended = Stop()
+        threading.Thread(target=self._watch_settings, args=(stop, ended), daemon=True).start()
+        serve_http(self._config, self._answer, self._listener, ended, lambda: None)
+
+    def _watch_settings(self, stop: Stop, ended: Stop) -> None:
+        """Set ``ended`` when ``stop`` is set, or the daemon's settings differ from those in use."""
+        has_changed = False
+        while not (stop.is_set() or has_changed):
+            try:
+                has_changed = _request_settings(self._path) != self._settings
+            except Unavailable as error:
+                self._log_problem(str(error))
+            if has_changed:
+                log.info("[nodes] has changed")
+            else:
+                stop.wait(self._check_interval_s)
+        ended.set()
 
     def _log_problem(self, message: str) -> None:
         """Log a problem with the daemon, once while it stays the same."""
@@ -317,78 +267,90 @@ class NodeListener:
             log.warning("%s", message)
         self._last_problem = message
 
-    def _reject(self, sock: socket.socket) -> None:
-        """Reject a node because the limit of connections is reached."""
-        reject_connection(sock, is_secured=self._context is not None)
-
-    def _serve(self, connection: AgentConnection) -> None:
-        """Serve one node: connect to the daemon, pass the socket, forward requests."""
+    async def _answer(self, scope: Any, receive: Receive, send: Any) -> None:
+        """Answer a request of a node with the daemon's reply."""
         try:
-            peer = AgentPeer(secure_connection(connection, self._context))
-            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as daemon:
-                try:
-                    daemon.settimeout(SEND_TIMEOUT_S)
-                    daemon.connect(self._path)
-                    socket.send_fds(daemon, [_CONNECTION], [connection.sock.fileno()])
-                except OSError as error:
-                    self._log_problem(f"{self._path}: {error.strerror or error}")
-                    peer.send_reply(
-                        503, b"the daemon is away\n", {"Retry-After": "15"}, SEND_TIMEOUT_S
-                    )
-                    peer.linger(LINGER_S)
-                    return
-                self._log_problem("")
-                while self._forward_request(connection, peer, daemon):
-                    pass
-        except (StewardError, OSError) as error:
-            # Anybody on the network can cause this, so it is not a warning.
-            log.debug("%s: %s", connection.address, error)
-        except Exception:
-            # A programming error must end this connection only.
-            log.exception("the connection from %s failed", connection.address)
-
-    def _forward_request(
-        self, connection: AgentConnection, peer: AgentPeer, daemon: socket.socket
-    ) -> bool:
-        """Forward one request and its reply; return whether another may follow."""
-        try:
-            request = peer.read_request(
-                IDLE_TIMEOUT_S if connection.is_known else IDENTIFY_TIMEOUT_S, IDENTIFY_TIMEOUT_S
-            )
+            parse_length(scope)
+            reply = await self._forward_request(scope, receive)
         except RequestError as error:
-            peer.send_reply(
-                error.status, f"{error}\n".encode(), {"Connection": "close"}, SEND_TIMEOUT_S
-            )
-            peer.linger(LINGER_S)
-            return False
-        if request is None:
-            return False
-        headers = {
-            name.decode(): request.headers[name]
-            for name in _FORWARDED_HEADERS
-            if name in request.headers
-        }
-        # At its connection limit the daemon has replied already and reads no more.
-        with contextlib.suppress(PeerGone):
-            _send_message(
-                daemon, _ForwardedHead(path=request.path, headers=headers, length=request.length)
-            )
-        reply = _receive_message(daemon, _DaemonReply, _DAEMON_TIMEOUT_S)
-        if reply is not None and not reply.status:
-            connection.is_known = True
-            body = peer.read_body(request.length, BODY_TIMEOUT_S)
-            daemon.settimeout(BODY_TIMEOUT_S)
-            daemon.sendall(body)
-            del body
-            reply = _receive_message(daemon, _DaemonReply, _DAEMON_TIMEOUT_S)
-        if reply is None:
-            return False  # the node has opened another connection, or the daemon is stopping
-        peer.send_reply(reply.status or 503, reply.body, reply.headers, SEND_TIMEOUT_S)
-        if reply.status != 200:
-            connection.is_known = False
-            peer.linger(LINGER_S)
-            return False
-        return not request.closes_connection
+            await send_text(send, error.status, f"{error}\n".encode(), {"Connection": "close"})
+        except (OSError, h11.ProtocolError) as error:
+            self._log_problem(f"{self._path}: {getattr(error, 'strerror', '') or error}")
+            headers = {"Connection": "close", "Retry-After": "15"}
+            await send_text(send, 503, b"the daemon is away\n", headers)
+        else:
+            self._log_problem("")
+            await send_text(send, *reply)
+
+    async def _forward_request(
+        self, scope: Any, receive: Receive
+    ) -> tuple[int, bytes, dict[str, str]]:
+        """Forward a request; return status, body and headers of the daemon's reply.
+
+        Raises:
+            OSError: The daemon is away, or too slow.
+            h11.ProtocolError: The daemon is stopping.
+            RequestError: The node disconnected, or is too slow.
+        """
+        connection: ClientConnection = scope["state"]["connection"]
+        headers = [(b"host", b"steward"), (b"expect", b"100-continue")]
+        headers += [item for item in scope["headers"] if item[0] in _FORWARDED_HEADERS]
+        async with _connect_daemon(self._path, connection.fileno()) as daemon:
+            await daemon.send(h11.Request(method="POST", target=scope["raw_path"], headers=headers))
+            event = await daemon.receive()
+            if isinstance(event, h11.InformationalResponse):
+                # The daemon knows the node, and wants the body.
+                connection.identify()
+                async for chunk in read_chunks(receive):
+                    await daemon.send(h11.Data(data=chunk))
+                await daemon.send(h11.EndOfMessage())
+                event = await daemon.receive()
+            if not isinstance(event, h11.Response):
+                raise h11.RemoteProtocolError("the daemon is stopping")
+            body = b""
+            while isinstance(data := await daemon.receive(), h11.Data):
+                body += data.data
+        returned = {name.decode(): value.decode("latin-1") for name, value in event.headers}
+        return (
+            event.status_code,
+            body,
+            {name: returned[name] for name in _RETURNED_HEADERS if name in returned},
+        )
+
+
+class _DaemonConnection:
+    """Connection to the daemon for one request of a node."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._http = h11.Connection(h11.CLIENT)
+
+    async def send(self, event: h11.Event) -> None:
+        """Send a part of the request."""
+        self._writer.write(self._http.send(event) or b"")
+        await self._writer.drain()
+
+    async def receive(self) -> Any:
+        """Receive the next part of the reply."""
+        async with asyncio.timeout(_DAEMON_TIMEOUT_S):
+            while (event := self._http.next_event()) is h11.NEED_DATA:
+                self._http.receive_data(await self._reader.read(1 << 16))
+        return event
+
+
+@contextlib.asynccontextmanager
+async def _connect_daemon(path: str, node_fd: int) -> AsyncIterator[_DaemonConnection]:
+    """Connect to the daemon, and pass it a node's socket."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as daemon:
+        daemon.setblocking(False)
+        daemon.connect(path)
+        socket.send_fds(daemon, [_CONNECTION], [node_fd])
+        reader, writer = await asyncio.open_unix_connection(sock=daemon)
+        try:
+            yield _DaemonConnection(reader, writer)
+        finally:
+            writer.close()
 
 
 def run_listener(path: str) -> None:
@@ -425,106 +387,13 @@ def _request_settings(path: str) -> NodesSettings:
         Unavailable: It does not answer.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as daemon:
-        daemon.settimeout(SEND_TIMEOUT_S)
+        daemon.settimeout(_SETTINGS_TIMEOUT_S)
         try:
             daemon.connect(path)
+            daemon.sendall(_SETTINGS)
+            data = daemon.makefile("rb").read()
         except OSError as error:
             raise Unavailable(f"{path}: {error.strerror or error}", path) from error
-        with contextlib.suppress(OSError, PeerGone):
-            daemon.sendall(_SETTINGS)
-            try:
-                reply = _receive_message(daemon, _SettingsReply, SEND_TIMEOUT_S)
-            except RequestError:
-                raise Unavailable(
-                    f"{path}: the daemon hears no more nodes just now", path
-                ) from None
-            if reply is not None:
-                return reply.nodes
-    raise Unavailable(f"{path}: the daemon does not let uid {os.geteuid()} listen", path)
-
-
-# Shared by both sides
-
-
-def secure_connection(connection: AgentConnection, context: Context | None) -> socket.socket:
-    """Prepare an accepted connection, with TLS if there is a context.
-
-    Raises:
-        OSError: The client disconnected, or does not speak TLS.
-    """
-    connection.sock.settimeout(IDENTIFY_TIMEOUT_S)
-    connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    if context is not None:
-        secured = context.wrap_socket(
-            connection.sock, server_side=True, do_handshake_on_connect=False
-        )
-        connection.sock = secured
-        secured.do_handshake()
-    return connection.sock
-
-
-def reject_connection(sock: socket.socket, *, is_secured: bool) -> None:
-    """Reject a connection because the limit is reached."""
-    with sock:
-        if is_secured:
-            return  # a TLS handshake would take too long
-        try:
-            AgentPeer(sock).send_reply(503, _NO_ROOM, {"Retry-After": "5"}, 0.1)
-        except StewardError as error:
-            log.debug("%s", error)
-
-
-def _send_message(connection: socket.socket, message: Any) -> None:
-    """Send one message with its length prefix."""
-    data = msgspec.msgpack.encode(message)
-    try:
-        connection.sendall(_LENGTH.pack(len(data)) + data)
-    except OSError as error:
-        raise PeerGone(f"it takes nothing: {error.strerror or error}") from error
-
-
-def _receive_message(
-    connection: socket.socket, message_type: type[Kind], timeout_s: float
-) -> Kind | None:
-    """Receive one message; None if the connection ended before it.
-
-    Raises:
-        RequestError: The message is invalid.
-        PeerGone: The other side disconnected in the middle, or is too slow.
-    """
-    deadline = time.monotonic() + timeout_s
-    length = _receive_exactly(connection, _LENGTH.size, deadline, may_end=True)
-    if length is None:
-        return None
-    (size,) = _LENGTH.unpack(length)
-    if size > _MAX_MESSAGE_SIZE:
-        raise RequestError(431, f"what is said has more than {_MAX_MESSAGE_SIZE} bytes")
-    data = _receive_exactly(connection, size, deadline)
-    try:
-        return msgspec.msgpack.decode(data or b"", type=message_type)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise RequestError(400, f"what is said cannot be read: {error}") from error
-
-
-def _receive_exactly(
-    connection: socket.socket, size: int, deadline: float, *, may_end: bool = False
-) -> bytes | None:
-    """Read an exact number of bytes; None at the end of the stream if ``may_end``."""
-    data = bytearray()
-    while len(data) < size:
-        remaining_s = deadline - time.monotonic()
-        if remaining_s <= 0:
-            raise PeerGone("it is too slow")
-        try:
-            connection.settimeout(remaining_s)
-            chunk = connection.recv(min(size - len(data), 1 << 16))
-        except TimeoutError:
-            raise PeerGone("it is too slow") from None
-        except OSError as error:
-            raise PeerGone(str(error.strerror or error)) from error
-        if not chunk:
-            if may_end and not data:
-                return None
-            raise PeerGone("it went away in the middle")
-        data += chunk
-    return bytes(data)
+    if not data:
+        raise Unavailable(f"{path}: the daemon does not let uid {os.geteuid()} listen", path)
+    return msgspec.msgpack.decode(data, type=NodesSettings)

@@ -194,9 +194,15 @@ class AgentRefusals:
             StatusWriteError: It cannot be written now.
         """
         with self._lock:
-            if self._has_changes:
-                write_status(self._path, list(self._refusals.values()))
-                self._has_changes = False
+            refusals = list(self._refusals.values()) if self._has_changes else None
+            self._has_changes = False
+        if refusals is None:
+            return
+        try:
+            write_status(self._path, refusals)  # without the lock, which the event loop takes
+        except BaseException:
+            self._has_changes = True
+            raise
 
 
 def read_refusals(state_dir: str) -> list[AgentRefusal]:

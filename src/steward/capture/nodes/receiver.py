@@ -3,46 +3,38 @@
 Each batch is acknowledged only when it is durable, with a signed reply, because the agent then
 deletes it. Thousands of nodes report within a minute, so batches are grouped into common commits,
 because a commit for each would flush the disk as often. For each request the receiver reads a head
-of a few kilobytes, identifies the node, begins its turn, and only then reads the body.
+of a few kilobytes, identifies the node, begins its turn, and only then reads the body. Its event
+loop never blocks: threads decode credentials and process batches.
 
 - :class:`GroupAppender` groups waiting batches of many threads into one append.
 - :class:`NodeTurns` allows one connection per node, and processes one batch at a time, first come,
   first served: however fast a node sends, every other waits for at most one batch of it.
-- :class:`NodeReceiver` accepts connections itself, or through
-  :mod:`steward.capture.nodes.listener`, and is run by a worker of the daemon.
+- :class:`NodeReceiver` is the application of the HTTP server, which accepts connections itself, or
+  through :mod:`steward.capture.nodes.listener`; a worker of the daemon runs it.
 """
 
+import asyncio
 import logging
 import queue
-import socket
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import datetime
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
+from weakref import WeakValueDictionary
+
+import msgspec
 
 from steward.agent.agent import PATH, digest_of
 from steward.capture.nodes.aggregation import GAP_LOST, GAP_REBOOT, aggregate_lines, make_gap_event
-from steward.capture.nodes.http import (
-    BACKLOG,
-    AgentConnection,
-    AgentConnections,
-    AgentPeer,
-    AgentRequest,
-    RequestError,
-)
 from steward.capture.nodes.listener import (
-    BODY_TIMEOUT_S,
-    IDENTIFY_TIMEOUT_S,
-    IDLE_TIMEOUT_S,
-    LINGER_S,
-    SEND_TIMEOUT_S,
-    ForwardedPeer,
     ListenerEndpoint,
-    reject_connection,
-    secure_connection,
+    RequestError,
+    make_server_config,
+    parse_length,
+    read_chunks,
 )
 from steward.capture.nodes.node_reports import AgentRefusals, NodeReport, NodeReportsWriter
 from steward.capture.nodes.senders import (
@@ -55,11 +47,17 @@ from steward.core.config import Settings
 from steward.core.databases import NODES
 from steward.core.errors import PermissionRefused, StewardError, Unavailable
 from steward.core.events import Event, utc_now
+from steward.core.http_server import (
+    ClientConnection,
+    Receive,
+    open_http_listener,
+    send_text,
+    serve_http,
+)
 from steward.core.journal.client import FRAME_BYTES
 from steward.core.journal.store import EncodedEvent, encode_rows
-from steward.core.listeners import open_tcp_listener
 from steward.core.redaction import make_redactor
-from steward.core.tls import Context, make_server_context, read_peer_names
+from steward.core.tls import make_server_context
 from steward.core.usage import NodeGap
 from steward.core.waits import Stop
 
@@ -185,7 +183,8 @@ class NodeTurns:
     def __init__(self, *, patience_s: float = 25.0) -> None:
         self._patience_s = patience_s
         self._lock = threading.Lock()
-        self._holders: dict[tuple[str, str], ClosableConnection] = {}
+        # Connections leave by their end, which nobody reports.
+        self._holders = WeakValueDictionary[tuple[str, str], ClosableConnection]()
         self._busy: set[ClosableConnection] = set()
         self._queue: deque[threading.Event] = deque()
 
@@ -256,11 +255,13 @@ class NodeTurns:
 
 # Receiver
 
-_BUSY_LINGER_S: Final = 0.1
-"""Time until a busy client has read the reply, in seconds."""
+_AUTHENTICATION_THREADS: Final = 8
+"""Threads that authenticate senders: munged may be slow, and so may DNS and Slurm."""
+_PLACE_PATIENCE_S: Final = 25.0
+"""Maximum wait of an authenticated node until its batch is read, in seconds."""
 _WRITE_S: Final = 1.0
 """Interval of writes to nodes.db, in seconds."""
-_RETRY_S: Final = 15
+_RETRY_S: Final = "15"
 """Value of Retry-After when nothing can be accepted, in seconds."""
 _MAX_LOGGED_PEERS: Final = 256
 """Maximum number of peers whose last problem is remembered."""
@@ -287,46 +288,44 @@ class NodeReceiver:
         self._redact_name = make_redactor(settings).name
         self._reports = NodeReportsWriter(settings.state_dir)
         self._appender = GroupAppender(append)
+        self._config = make_server_config(nodes)
         self._endpoint = ListenerEndpoint(settings) if nodes.listener else None
-        self._context: Context | None = None
         if nodes.tls and self._endpoint is None:
-            self._context = make_server_context(nodes.tls)
+            make_server_context(nodes.tls)  # so that the caller waits while it is being renewed
         self._lock = threading.Lock()
         self._turns = NodeTurns()
         self._last_problems: dict[str, str] = {}
         self._refusals = AgentRefusals(settings.state_dir)
-        listener = (
-            self._endpoint.listener if self._endpoint else open_tcp_listener(nodes.listen, BACKLOG)
+        self._listener = (
+            self._endpoint.listener if self._endpoint else open_http_listener(self._config)
         )
         # Only the listener process knows its own address.
-        self.address = ("", 0) if self._endpoint else listener.getsockname()[:2]
-        self._connections = AgentConnections(
-            listener, nodes.most_connections, nodes.shared_from, self._serve, self._reject
-        )
+        self.address = ("", 0) if self._endpoint else self._listener.getsockname()[:2]
+        self._places = asyncio.Semaphore(nodes.most_connections)
+        self._authentication_threads = ThreadPoolExecutor(_AUTHENTICATION_THREADS)
+        self._batch_threads = ThreadPoolExecutor(nodes.most_connections)
 
     def run(self, stop: Stop, beat: Callable[[], None]) -> None:
         """Serve until ``stop`` is set."""
-        if self._endpoint is None:
-            log.info(
-                "listening for nodes at %s port %d, %s",
-                *self.address,
-                "with TLS" if self._context else "without TLS: what they send can be read",
-            )
-        written_at = time.monotonic()
-        while not stop.is_set():
-            beat()
-            self._connections.serve_next(stop)
-            if time.monotonic() - written_at >= _WRITE_S:
-                written_at = time.monotonic()
-                self._write_reports()
-        self.close()
-
-    def close(self) -> None:
-        """Close all connections; requests in progress get a moment to finish."""
-        self._connections.close()
+        find_address, config = None, self._config
+        if self._endpoint:
+            find_address = self._endpoint.find_address
+            config = msgspec.structs.replace(config, tls=None)
+        writer = threading.Thread(target=self._write_until, args=(stop,), daemon=True)
+        writer.start()
+        serve_http(config, self._answer, self._listener, stop, beat, find_address)
+        for threads in (self._authentication_threads, self._batch_threads):
+            threads.shutdown(wait=False, cancel_futures=True)
         self._appender.close()
+        writer.join()
         self._write_reports()
         self._reports.close()
+
+    def _write_until(self, stop: Stop) -> None:
+        """Write reports and refusals to disk once a second."""
+        while not stop.is_set():
+            stop.wait(_WRITE_S)
+            self._write_reports()
 
     def _write_reports(self) -> None:
         """Write reports and refusals to disk."""
@@ -338,117 +337,103 @@ class NodeReceiver:
         else:
             self._log_problem(NODES.name, "")
 
-    def _reject(self, sock: socket.socket) -> None:
-        """Reject a connection because the limit is reached."""
-        if self._endpoint is not None:
-            self._endpoint.reject(sock)
-        else:
-            reject_connection(sock, is_secured=self._context is not None)
-
-    def _serve(self, connection: AgentConnection) -> None:
-        """Serve one connection in its thread."""
+    async def _answer(self, scope: Any, receive: Receive, send: Any) -> None:
+        """Answer a request of a node."""
+        connection: ClientConnection = scope["state"]["connection"]
         try:
-            if self._endpoint is None:
-                sock = secure_connection(connection, self._context)
-                self._serve_requests(connection, AgentPeer(sock), read_peer_names(sock))
-            else:
-                peer = self._endpoint.authenticate(connection)
-                if peer is not None:
-                    self._serve_requests(connection, peer, frozenset())
-        except (StewardError, OSError) as error:
-            self._log_problem(connection.address or "the listener", str(error))
-        except Exception:
-            # A programming error must end this connection only.
-            log.exception("the connection from %s failed", connection.address)
-        finally:
-            self._turns.remove(connection)
-
-    def _serve_requests(
-        self,
-        connection: AgentConnection,
-        peer: AgentPeer | ForwardedPeer,
-        certificate_names: frozenset[str],
-    ) -> None:
-        """Process batches of one connection until it ends."""
-        while True:
-            try:
-                request = peer.read_request(
-                    IDLE_TIMEOUT_S if connection.is_known else IDENTIFY_TIMEOUT_S,
-                    IDENTIFY_TIMEOUT_S,
-                )
-                if request is None:
-                    return
-                header, sender = self._authenticate(request, certificate_names, connection.address)
-                self._turns.begin((sender.cluster, sender.head.node), connection)
-                connection.is_known = True
-                body = peer.read_body(request.length, BODY_TIMEOUT_S)
-                digest = digest_of(header, body)
-                sender.check_digest(digest)
-                self._store_batch(sender, body)
-                reply = f"durable {digest}\n".encode()
-                credential = sender.sign_reply(digest, reply)
-                # Before the reply: after it the agent may connect again at once.
-                self._turns.finish_batch(connection)
-            except (RequestError, PermissionRefused) as error:
-                # Refusals are unsigned: a forged one moves no data and costs only time.
-                status = error.status if isinstance(error, RequestError) else 403
-                self._log_problem(connection.address, str(error))
-                if isinstance(error, PermissionRefused):
-                    self._refusals.add(connection.address, str(error))
-                self._send_refusal(connection, peer, status, str(error))
-                return
-            except TurnUnavailable as error:
-                # Retry soon, without a log entry: it may be one of very many nodes.
-                self._send_refusal(connection, peer, 503, str(error), _BUSY_LINGER_S)
-                return
-            except Unavailable as error:
-                self._log_problem(connection.address, str(error))
-                self._send_refusal(connection, peer, 503, str(error))
-                return
-            peer.send_reply(200, reply, {"Steward-Credential": credential}, SEND_TIMEOUT_S)
+            reply, credential = await self._process_batch(scope, receive, connection)
+        except TurnUnavailable as error:
+            # Retry soon, without a log entry: it may be one of very many nodes.
+            await self._refuse(connection, send, 503, error)
+        except (RequestError, PermissionRefused, Unavailable) as error:
+            # Refusals are unsigned: a forged one moves no data and costs only time.
+            self._log_problem(connection.address, str(error))
+            status = 503
+            if isinstance(error, RequestError):
+                status = error.status
+            elif isinstance(error, PermissionRefused):
+                status = 403
+                self._refusals.add(connection.address, str(error))
+            await self._refuse(connection, send, status, error)
+        else:
             self._log_problem(connection.address, "")
             self._refusals.drop(connection.address)
-            del body
-            if request.closes_connection:
-                return
+            await send_text(send, 200, reply, {"Steward-Credential": credential})
 
-    def _authenticate(
-        self, request: AgentRequest, certificate_names: frozenset[str], address: str
-    ) -> tuple[bytes, AuthenticatedSender]:
-        """Identify the sender of a request."""
-        if request.path != PATH:
-            raise RequestError(404, f"nodes report to {PATH}: is the agent of Steward's version?")
-        header = request.headers.get(b"steward-batch", b"")
-        head = parse_batch_header(header)
-        credential = request.headers.get(b"steward-credential", b"")
-        return header, self._senders.authenticate(head, credential, certificate_names, address)
-
-    def _send_refusal(
-        self,
-        connection: AgentConnection,
-        peer: AgentPeer | ForwardedPeer,
-        status: int,
-        message: str,
-        linger_s: float = LINGER_S,
+    async def _refuse(
+        self, connection: ClientConnection, send: Any, status: int, error: StewardError
     ) -> None:
         """Send an error reply and forget the connection's node."""
         self._turns.remove(connection)
-        connection.is_known = False
-        headers = {
-            "Connection": "close",
-            **(_retry_after_header(_RETRY_S) if status == 503 else {}),
-        }
-        peer.send_reply(
-            status, message.encode("utf-8", "replace")[:500] + b"\n", headers, SEND_TIMEOUT_S
-        )
-        peer.linger(linger_s)
+        headers = {"Connection": "close", **({"Retry-After": _RETRY_S} if status == 503 else {})}
+        await send_text(send, status, str(error).encode("utf-8", "replace")[:500] + b"\n", headers)
 
-    def _store_batch(self, sender: AuthenticatedSender, body: bytes) -> None:
-        """Make a batch durable.
+    async def _process_batch(
+        self, scope: Any, receive: Receive, connection: ClientConnection
+    ) -> tuple[bytes, str]:
+        """Make the batch of a request durable; return the reply and its credential.
 
         Raises:
-            AppendUnavailable: It is not durable, for now.
+            RequestError: It is no request of an agent, or comes too slowly.
+            PermissionRefused: The sender is not the node it claims to be.
+            Unavailable: The batch is not durable, for now.
         """
+        loop = asyncio.get_running_loop()
+        parse_length(scope)
+        if scope["path"] != PATH:
+            raise RequestError(404, f"nodes report to {PATH}: is the agent of Steward's version?")
+        headers = dict(scope["headers"])
+        header = headers.get(b"steward-batch", b"")
+        head = parse_batch_header(header)
+        credential = headers.get(b"steward-credential", b"")
+        sender = await loop.run_in_executor(
+            self._authentication_threads,
+            self._authenticate,
+            *(head, credential, connection.certificate_names, connection),
+        )
+        self._turns.begin((sender.cluster, head.node), connection)
+        try:
+            connection.identify()
+            try:
+                async with asyncio.timeout(_PLACE_PATIENCE_S):
+                    await self._places.acquire()
+            except TimeoutError:
+                raise TurnUnavailable("too many nodes report just now") from None
+            try:
+                body = b"".join([chunk async for chunk in read_chunks(receive)])
+                return await loop.run_in_executor(
+                    self._batch_threads, self._store_batch, sender, header, body
+                )
+            finally:
+                self._places.release()
+        finally:
+            # Before the reply: after it the agent may connect again at once.
+            self._turns.finish_batch(connection)
+
+    def _authenticate(
+        self,
+        head: BatchHeader,
+        credential: bytes,
+        certificate_names: frozenset[str],
+        connection: ClientConnection,
+    ) -> AuthenticatedSender:
+        """Identify the sender of a request."""
+        if not connection.is_open:
+            # Clients that come and go must not keep threads busy.
+            raise RequestError(400, "it went away")
+        return self._senders.authenticate(head, credential, certificate_names, connection.address)
+
+    def _store_batch(
+        self, sender: AuthenticatedSender, header: bytes, body: bytes
+    ) -> tuple[bytes, str]:
+        """Make a batch durable; return the reply and its credential.
+
+        Raises:
+            PermissionRefused: The credential is for another batch.
+            Unavailable: The batch is not durable, for now.
+        """
+        digest = digest_of(header, body)
+        sender.check_digest(digest)
         head, cluster, now = sender.head, sender.cluster, utc_now()
         with self._turns.wait_turn():  # one at a time: parsed lines need much memory
             aggregated = aggregate_lines(cluster, head.node, body, now, self._redact_name)
@@ -468,6 +453,8 @@ class NodeReceiver:
                 lost=lost_lines,
             )
         )
+        reply = f"durable {digest}\n".encode()
+        return reply, sender.sign_reply(digest, reply)
 
     def _log_problem(self, peer_name: str, message: str) -> None:
         """Log a problem with a peer, once while it stays the same."""
@@ -495,8 +482,3 @@ def _make_gaps(
         gap = NodeGap(node=head.node, why=GAP_LOST, lines=head.dropped)
         gaps.append(make_gap_event(cluster, gap, f"{head.place}.{head.dropped_ever}", now))
     return gaps
-
-
-def _retry_after_header(seconds: int) -> dict[str, str]:
-    """Return the header Retry-After."""
-    return {"Retry-After": str(seconds)}

@@ -21,7 +21,7 @@ from typing import Annotated, Final
 import msgspec
 
 from steward.agent.agent import NODE_NAME, answer_claim_of, claim_of
-from steward.capture.nodes.http import RequestError
+from steward.capture.nodes.listener import RequestError
 from steward.core.config import Settings
 from steward.core.errors import PermissionRefused
 from steward.core.listeners import is_ipv6, normalize_host
