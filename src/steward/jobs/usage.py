@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from steward.core.records import RUN_TIMES, SHARED_FIELDS, USAGE_LINE_FIELDS, UsageLine
+from steward.core.records import RUN_TIMES, USAGE_LINE_FIELDS, RunFields, UsageLine
 from steward.core.timestamps import to_micros, to_micros_or_zero
 from steward.core.usage import RunEvent, StepUsage
 from steward.jobs.job_ids import format_job_name
@@ -62,7 +62,7 @@ _OF_STEPS: Final = {
     *("submit_us", "eligible_us"),
 }
 _TIMES: Final = {f"{name}_us": name for name in RUN_TIMES}
-_OF_RECORDS: Final = {*SHARED_FIELDS, *_COUNTS, *_TIMES}
+_OF_RECORDS: Final = {*RunFields.__struct_fields__, *_COUNTS, *_TIMES}
 # In the order of UsageLine, because msgspec takes twice as long for fields in another one.
 _INHERITED: Final = tuple(field for field in USAGE_LINE_FIELDS if field in _OF_STEPS)
 """Fields that a step's line takes from its run's line."""

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, tzinfo
 from typing import Any, BinaryIO, Final
 
-from steward.core.records import SHARED_FIELDS, JobRecord, UsageLine
+from steward.core.records import JobRecord, RunFields, UsageLine
 from steward.slurm import tres
 from steward.slurm.commands import CommandRunner
 from steward.slurm.errors import SlurmError
@@ -168,7 +168,7 @@ _PARSED_FIELDS: Final = frozenset({"user", "group", "state", "array_task", "over
 """Text fields that are not a column as it is."""
 _TEXT_COLUMNS: Final = {
     _COLUMN_NAMES.get(field, field.replace("_", "")): field
-    for field in SHARED_FIELDS
+    for field in RunFields.__struct_fields__
     if getattr(_EMPTY_RECORD, field) == "" and field not in _PARSED_FIELDS
 }
 """Text columns, and the record fields they fill."""
