@@ -232,7 +232,7 @@ def test_users_and_their_limits(bank: Any) -> None:
         bank("user", "show", "-P", "-n").strip() == "physics|ada|10.000000|0.000000|10.000000|yes"
     )
     bank("user", "change", "physics", "ada", "--limit", "none", "--unlisted")
-    assert bank("user", "show", "-P", "-n", "ada").strip() == "physics|ada||0.000000|no"
+    assert bank("user", "show", "-P", "-n", "ada").strip() == "physics|ada||0.000000||no"
     assert "nothing to change" in bank("user", "change", "physics", "ada", code=2)
     bank("account", "change", "physics", "--note", "ours", "--close", "--everyone")
     page = json.loads(bank("account", "show", "physics", "--json"))
