@@ -94,7 +94,6 @@ class Watching(Daemon):
             "interval_s": 0.5,
             "usage": True,
             "helper": str(self.helper),
-            "socket": str(home / "run" / "trigger.sock"),
             "secret_file": str(self.secret),
             **sensor,
         }
