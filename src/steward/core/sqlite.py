@@ -270,9 +270,11 @@ def _connect(path: str, timeout_s: float, factory: Any = dbapi2.Connection) -> C
         check_same_thread=False,
         factory=factory,
     )
-    # SQLite follows links itself, and one may have been planted since the path was resolved.
-    opened_query = "SELECT CAST(file AS BLOB) FROM pragma_database_list"
-    ((opened_path,),) = connection.execute(opened_query).fetchall()
+    # SQLite follows links itself, and one may have been planted since the path was resolved. The
+    # pragma reads no page: whoever reads first reports a damaged file.
+    connection.text_factory = bytes
+    ((_, _, opened_path),) = connection.execute("PRAGMA database_list").fetchall()
+    connection.text_factory = str
     if os.geteuid() == 0 and opened_path != os.fsencode(resolved_path):
         connection.close()
         raise SqliteUnavailable(f"cannot open {path}: it was replaced meanwhile: try again", path)
