@@ -56,7 +56,7 @@ from steward.slurm.settings import ClusterSettings
 __all__ = ["make_munged"]
 
 HERE = ("127.0.0.1",)
-LISTENING = "the receiver of controllers is at"
+LISTENING = "listening for controllers at"
 
 
 def cluster_of(munged: Munged, *controllers: str) -> ClusterSettings:

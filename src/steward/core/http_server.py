@@ -435,7 +435,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Configuration of one HTTP server.
 
     Attributes:
-        name: Name for people: ``the myBRC API``.
+        name: The clients, for the log: ``nodes``.
         section: Section of the configuration file, for people: ``[mybrc]``.
         listen: Address and port.
         tls: Certificate and key; without them, no encryption.
@@ -514,7 +514,7 @@ def serve_http(
         raise ServingError(f"{server_config.section} tls: {error}", error.offender) from error
     address = listener.getsockname()
     log.info(
-        "%s %s, %s",
+        "listening for %s %s, %s",
         server_config.name,
         address if isinstance(address, str) else "at {} port {}".format(*address[:2]),
         "with TLS" if tls else "without TLS: what clients send can be read on its way",

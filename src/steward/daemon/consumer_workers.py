@@ -324,7 +324,7 @@ def run_mybrc(
 
     ledger = wait_for_resource(lambda: open_ledger(settings), stop, send_heartbeat)
     config = ServerConfig(
-        name="the myBRC API",
+        name="clients of the myBRC API",
         section="[mybrc]",
         listen=settings.mybrc.listen,
         tls=settings.mybrc.tls,

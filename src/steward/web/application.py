@@ -275,7 +275,7 @@ def run_web(
     if os.geteuid() == 0:
         log.warning("the pages run as root: have them run as %s, [web] user", settings.user)
     config = ServerConfig(
-        name="the pages' server",
+        name="browsers and clients of the API",
         section="[web]",
         listen=settings.listen,
         tls=settings.tls,

@@ -119,7 +119,7 @@ async def read_chunks(receive: Receive) -> AsyncIterator[bytes]:
 def make_server_config(nodes: NodesSettings) -> ServerConfig:
     """Return the configuration of the HTTP server for agents."""
     return ServerConfig(
-        name="listening for nodes",
+        name="nodes",
         section="[nodes]",
         listen=nodes.listen,
         tls=nodes.tls,

@@ -163,7 +163,7 @@ class ControllerReceiver:
         self._logged_problems: dict[str, str] = {}
         self._failed_until: dict[str, float] = {}
         self._config = ServerConfig(
-            name="the receiver of controllers",
+            name="controllers",
             section="[receive]",
             listen=settings.receive.listen,
             tls=settings.receive.tls,
