@@ -33,8 +33,7 @@ from sqlalchemy import Index as SqlIndex
 from sqlalchemy.schema import SchemaItem
 from sqlalchemy.types import TypeEngine
 
-from steward.core.storage import Column as Field
-from steward.core.storage import Convert, Index, derive_columns
+from steward.core.storage import Convert, Index, StoredField, derive_columns
 from steward.core.timestamps import from_micros, to_micros
 
 Record = TypeVar("Record", bound=msgspec.Struct)
@@ -150,7 +149,7 @@ def _derive_indexes(table: str, indexes: Mapping[str, Index]) -> Iterator[Schema
             )
 
 
-def _derive_type(field: Field, null: str | None) -> TypeEngine[Any]:
+def _derive_type(field: StoredField, null: str | None) -> TypeEngine[Any]:
     """Derive the type of a column."""
     if isinstance(field.hint, type) and issubclass(field.hint, msgspec.Struct):
         return StoredType("BLOB", msgspec.json.encode, field.decode, None)

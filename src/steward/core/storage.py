@@ -50,8 +50,8 @@ class Index(msgspec.Struct, frozen=True):
     is_unique: bool = False
 
 
-class Column(msgspec.Struct, frozen=True):
-    """Column: its type and default in SQL, and how its values are encoded and decoded.
+class StoredField(msgspec.Struct, frozen=True):
+    """Field of a stored record: type and default in SQL, encoding and decoding of its values.
 
     Attributes:
         name: Name of the field.
@@ -226,7 +226,7 @@ def encode_json(value: Any) -> str:
     return msgspec.json.encode(value).decode()
 
 
-def derive_columns(record: type[msgspec.Struct]) -> list[Column]:
+def derive_columns(record: type[msgspec.Struct]) -> list[StoredField]:
     """Derive the columns of a table from the fields of a Struct.
 
     Raises:
@@ -239,7 +239,7 @@ def derive_columns(record: type[msgspec.Struct]) -> list[Column]:
     ]
 
 
-def _derive_column(record: type[msgspec.Struct], field: inspect.Field, hint: Any) -> Column:
+def _derive_column(record: type[msgspec.Struct], field: inspect.Field, hint: Any) -> StoredField:
     """Derive a column from a field of a Struct."""
     kinds = _list_kinds(field.type)
     stored = [kind for kind in kinds if not isinstance(kind, inspect.NoneType)]
@@ -265,7 +265,7 @@ def _derive_column(record: type[msgspec.Struct], field: inspect.Field, hint: Any
     default = ""
     if value is not None and value is not msgspec.NODEFAULT:
         default = f" DEFAULT {_quote(encode(value) if encode else value)}"
-    return Column(field.name, hint, sql_type, is_nullable, default, encode, decode)
+    return StoredField(field.name, hint, sql_type, is_nullable, default, encode, decode)
 
 
 def _list_kinds(kind: inspect.Type) -> list[inspect.Type]:

@@ -15,7 +15,7 @@ from sqlalchemy import func, select, update
 from steward.bank.errors import BankUsage, NotInBank
 from steward.bank.ledger.postings import LedgerSession, encode_ledger_request
 from steward.bank.ledger.records import Account, Authorship, Member
-from steward.bank.ledger.tables import AccountRow, Pot, account, member, pot
+from steward.bank.ledger.tables import Pot, StoredAccount, account, member, pot
 from steward.bank.money import MAX_AMOUNT
 from steward.core.sqlalchemy_tables import sanitize_text
 from steward.core.timestamps import from_micros
@@ -74,7 +74,7 @@ class Accounts:
         created = new.created or session.now(author)
         self._cache.clear()
         values = msgspec.structs.asdict(new) | {"created": created, "seq": session.seq}
-        session.insert(account, AccountRow(**values))
+        session.insert(account, StoredAccount(**values))
         number = (
             session.fetch_value(select(func.max(pot.c.number)).where(pot.c.number > 0)) or 0
         ) + 1

@@ -57,7 +57,7 @@ class State(BankRecord, frozen=True):
     settlement: int
 
 
-class AccountRow(Account, frozen=True, kw_only=True):
+class StoredAccount(Account, frozen=True, kw_only=True):
     """Row of ``account``: an account, with the number of its last change."""
 
     seq: int
@@ -170,7 +170,7 @@ state = _derive(State, "state", key="id")
 """Single row that every writer locks first, so that writers queue and numbers have no gaps."""
 
 account = _derive(
-    *(AccountRow, "account"),
+    *(StoredAccount, "account"),
     key="name",
     not_null="created",
     checks={"credit_is_not_negative": "credit >= 0"},

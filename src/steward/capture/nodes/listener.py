@@ -318,7 +318,7 @@ class NodeListener:
         )
 
 
-class _DaemonConnection:
+class _DaemonStream:
     """Connection to the daemon for one request of a node."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -340,7 +340,7 @@ class _DaemonConnection:
 
 
 @contextlib.asynccontextmanager
-async def _connect_daemon(path: str, node_fd: int) -> AsyncIterator[_DaemonConnection]:
+async def _connect_daemon(path: str, node_fd: int) -> AsyncIterator[_DaemonStream]:
     """Connect to the daemon, and pass it a node's socket."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as daemon:
         daemon.setblocking(False)
@@ -348,7 +348,7 @@ async def _connect_daemon(path: str, node_fd: int) -> AsyncIterator[_DaemonConne
         socket.send_fds(daemon, [_CONNECTION], [node_fd])
         reader, writer = await asyncio.open_unix_connection(sock=daemon)
         try:
-            yield _DaemonConnection(reader, writer)
+            yield _DaemonStream(reader, writer)
         finally:
             writer.close()
 

@@ -338,7 +338,7 @@ def _has_problem(node: NodeSnapshot) -> bool:
     return bool(node.reason) or describe_state(node.state).tone == "bad"
 
 
-class PartitionRow(msgspec.Struct, frozen=True, kw_only=True):
+class PartitionSummary(msgspec.Struct, frozen=True, kw_only=True):
     """A partition with its nodes.
 
     Attributes:
@@ -374,7 +374,7 @@ PARTITION_LAYOUT: Final[Layout] = (
 
 def _list_partitions(
     cluster: str, nodes_reply: NodesReply, partitions_reply: PartitionsReply
-) -> list[PartitionRow]:
+) -> list[PartitionSummary]:
     """Return partitions with their nodes by state, even those without a known state."""
     partition_states = {partition.partition: partition for partition in partitions_reply.partitions}
     nodes_by_partition: dict[str, list[NodeSnapshot]] = {name: [] for name in partition_states}
@@ -382,7 +382,7 @@ def _list_partitions(
         for name in node.partitions:
             nodes_by_partition.setdefault(name, []).append(node)
     return [
-        PartitionRow(
+        PartitionSummary(
             cluster=cluster,
             partition=name,
             status=partition_states.get(name),
