@@ -69,6 +69,23 @@ def test_a_damaged_database_is_named(site: DoctorSite) -> None:
     assert "file is not a database" in wrong.what
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root follows no links of others")
+def test_the_catalogues_link_to_its_generation_is_no_database(site: DoctorSite) -> None:
+    state = site.directory / "state"
+    generation = state / "catalogue" / "g1"
+    generation.mkdir(mode=0o700, parents=True)
+    state.chmod(0o700)
+    (generation / "cursor.db").touch()
+    link = generation.parent / "current"
+    link.symlink_to("g1")
+    for path in (state, *state.rglob("*")):
+        os.chown(path, 12345, 12345, follow_symlinks=False)
+    assert only(host_checks.check_state_directory(site.ground())).status == "ok"
+    (generation / "cursor.db").write_bytes(b"no database at all" * 100)
+    _, wrong = host_checks.check_state_directory(site.ground())
+    assert wrong.looked_at == str(generation / "cursor.db")
+
+
 def statvfs(blocks: int, free: int, files: int = 1000, files_free: int = 1000) -> os.statvfs_result:
     """4-KiB blocks."""
     return os.statvfs_result(
