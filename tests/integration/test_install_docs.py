@@ -30,7 +30,7 @@ ROOT: Final = Path(__file__).parents[2]
 
 def test_every_block_says_where_it_is_typed() -> None:
     for where, kind, text in blocks():
-        assert where or kind == "toml", f"who types this?\n{text}"
+        assert where or kind in ("toml", "ini"), f"who types this?\n{text}"
         place = where.split(",")[0]
         known = (*HOST, "in slurm.conf", "in plugstack.conf", "at the end", "")
         assert place in known or place.startswith("not followed: "), where
