@@ -130,7 +130,8 @@ def test_a_members_limit_is_set_and_its_member_is_told(ground: Ground) -> None:
     page.get_by_label("Why").first.fill("until the proposal is through")
     page.get_by_role("button", name="Set the limit").click()
     members = page.get_by_role("region", name="Members")
-    expect(members.get_by_role("cell", name="321.00")).to_be_visible()
+    # The limit, and what is left of it.
+    expect(members.get_by_role("cell", name="321.00")).to_have_count(2)
     person.close()
     assert person.troubles == []
     said = ground.books("user", "show", MEMBER)
