@@ -100,7 +100,7 @@ class CountedConnection:
 
     Args:
         connection: The accepted connection.
-        peer: Whom it counts for.
+        peer: The client it counts for.
     """
 
     def __init__(self, connection: socket.socket, peer: str) -> None:
