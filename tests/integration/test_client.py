@@ -14,11 +14,10 @@ from sandbox_daemon import STEWARD
 from web_site import ADMINISTRATOR, OPERATOR, USERS, WebSite
 
 from servers.authority import Authority
-from steward.admin.credentials.errors import UnknownCredential
 from steward.archive.requests import JobListReply
 from steward.bank.settings import BankSettings
 from steward.client import Client, DaemonAway
-from steward.core.errors import NotFound, PermissionRefused, UsageError
+from steward.core.errors import NotFound, PermissionRefused, UnknownCredential, UsageError
 from steward.core.section import TlsSettings
 from steward.sandbox import Sandbox, SandboxSpec
 

@@ -16,9 +16,9 @@ from sandbox_daemon import STEWARD
 from web_munge import ME, credential, munge_site, origin, post
 from web_site import OPERATOR, WEB_USER, WebSite
 
-from steward.admin.credentials.errors import UnknownCredential
 from steward.admin.credentials.munge_authentication import verify_munge_request
 from steward.admin.credentials.requests import VouchRequest
+from steward.core.errors import UnknownCredential
 from steward.core.munge import build_statement, hash_body
 from steward.web.settings import WebSettings
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steward.admin.credentials.errors import CredentialMissing, UnknownCredential
+from steward.admin.credentials.errors import CredentialMissing
 from steward.admin.credentials.munge_authentication import make_ticket, verify_munge_request
 from steward.admin.credentials.requests import (
     CloseRequest,
@@ -40,7 +40,7 @@ from steward.core.access import (
 )
 from steward.core.actions import Action, ActionError, Registry, action, decode_request
 from steward.core.config import AccessSettings, Settings
-from steward.core.errors import PermissionRefused, UsageError
+from steward.core.errors import PermissionRefused, UnknownCredential, UsageError
 from steward.core.munge import MungeUnavailable, hash_body
 from steward.core.section import TlsSettings
 from steward.daemon.contexts import ACTIONS

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steward.admin.credentials.errors import UnknownCredential
 from steward.admin.credentials.munge_authentication import (
     TICKET_LIFE,
     TICKET_PREFIX,
     make_ticket,
     verify_ticket,
 )
+from steward.core.errors import UnknownCredential
 
 NOW = datetime(2026, 11, 22, 12, tzinfo=UTC)
 

@@ -17,7 +17,7 @@ from steward.client.calls import choose_transport
 from steward.client.places import ClientPlace, run_locally
 from steward.client.sockets import ask_socket
 from steward.core.errors import PermissionRefused, StewardError, UsageError
-from steward.daemon.requests import LONGEST_REQUEST, encode_request_line
+from steward.core.rpc import LONGEST_REQUEST, encode_request_line
 
 REGISTRY = registry()
 

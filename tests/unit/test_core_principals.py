@@ -44,8 +44,8 @@ from steward.core.principals import (
     STATUS,
     ServicePrincipal,
 )
+from steward.core.rpc import VERSION, ActionRequest
 from steward.daemon.contexts import ACTIONS
-from steward.daemon.requests import VERSION, ActionRequest
 from steward.slurm.job_changes import JobChanges
 
 ROOT = Path(steward.__file__).parent

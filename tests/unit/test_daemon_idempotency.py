@@ -12,8 +12,8 @@ from steward.automation.runner import OperationOutcome
 from steward.core.access import Caller
 from steward.core.errors import Conflict, PermissionRefused, StewardError, Unavailable, UsageError
 from steward.core.events import utc_now
+from steward.core.rpc import decode_reply_line
 from steward.daemon.idempotency import LONGEST_KEY, IdempotencyStore
-from steward.daemon.requests import decode_reply_line
 
 ADA, GRACE = Caller(uid=1, user="ada"), Caller(uid=2, user="grace")
 ECHO = registry().get("test.echo")

@@ -26,8 +26,7 @@ from steward.client.sockets import ask_socket
 from steward.core.access import Caller
 from steward.core.actions import Action, Registry
 from steward.core.errors import PermissionRefused
-from steward.daemon.request_service import PeerLimits
-from steward.daemon.requests import (
+from steward.core.rpc import (
     LONGEST_REQUEST,
     DaemonBusy,
     ReplyLine,
@@ -35,6 +34,7 @@ from steward.daemon.requests import (
     encode_request_line,
     make_error,
 )
+from steward.daemon.request_service import PeerLimits
 from steward.daemon.socket import SocketError, open_listener
 
 

@@ -10,7 +10,6 @@ import httpx
 import pytest
 
 from harness.socket import serving
-from steward.admin.credentials.errors import UnknownCredential
 from steward.admin.credentials.requests import (
     CallerAnswer,
     CallerRequest,
@@ -19,6 +18,7 @@ from steward.admin.credentials.requests import (
 )
 from steward.core.access import Caller
 from steward.core.actions import Action, Registry
+from steward.core.errors import UnknownCredential
 from steward.core.munge import hash_body
 from steward.daemon.request_service import PeerLimits
 from steward.web.application import build_application

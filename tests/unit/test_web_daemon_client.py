@@ -14,7 +14,7 @@ import pytest
 
 from harness.socket import LIMITS, Done, Question, Step, Told, registry, serving
 from steward.core.errors import PermissionRefused
-from steward.daemon.requests import encode_answer_line
+from steward.core.rpc import encode_answer_line
 from steward.web import daemon_client
 from steward.web.daemon_client import DaemonClient, DaemonUnavailable
 from steward.web.errors import WebError

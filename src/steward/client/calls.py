@@ -27,8 +27,8 @@ from steward.client.sockets import ask_socket
 from steward.core.actions import Action, Registry
 from steward.core.config import Settings
 from steward.core.errors import UsageError
+from steward.core.rpc import LONGEST_REQUEST, encode_request_line
 from steward.daemon.registry import get_action
-from steward.daemon.requests import LONGEST_REQUEST, encode_request_line
 
 __all__ = [
     "RunAction",

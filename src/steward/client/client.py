@@ -109,8 +109,8 @@ def _run_here(settings: Settings, action: Action, request: Any, once: str) -> It
     if not once or action.only_reads:
         return run_locally(registry, action, request)
     from steward.client.sockets import decode_replies
+    from steward.core.rpc import decode_reply_line
     from steward.daemon.idempotency import IdempotencyStore
-    from steward.daemon.requests import decode_reply_line
 
     line = IdempotencyStore(settings.state_dir).run_once(
         once,

@@ -16,8 +16,7 @@ import msgspec
 
 from steward.client.places import ClientError, DaemonAway
 from steward.core.actions import Action
-from steward.core.waits import Backoff
-from steward.daemon.requests import (
+from steward.core.rpc import (
     DaemonBusy,
     ReplyLine,
     decode_reply_line,
@@ -25,6 +24,7 @@ from steward.daemon.requests import (
     make_error,
     shorten_socket_path,
 )
+from steward.core.waits import Backoff
 
 _CONNECT_S: Final = 10
 """Longest wait for a place in the daemon's queue, and for retries while it is busy, in seconds."""

@@ -15,7 +15,6 @@ from urllib.parse import SplitResult, urlsplit
 import msgspec
 
 from steward import __version__
-from steward.admin.credentials.errors import UnknownCredential
 from steward.client.places import ClientError, DaemonAway, RemoteApi
 from steward.client.sockets import SILENCE_S, decode_replies, make_decode_error, read_replies
 from steward.core.actions import Action
@@ -26,6 +25,7 @@ from steward.core.errors import (
     PermissionRefused,
     StewardError,
     Unavailable,
+    UnknownCredential,
     UsageError,
 )
 from steward.core.section import TlsSettings

@@ -35,6 +35,10 @@ class PermissionRefused(StewardError):
     """Permission denied: the caller may not do or see this."""
 
 
+class UnknownCredential(PermissionRefused):
+    """A credential is wrong, expired or revoked; the message does not say which."""
+
+
 class NotFound(StewardError):
     """The requested object does not exist, or not for this caller."""
 

@@ -27,9 +27,9 @@ from steward.core.errors import (
     UsageError,
 )
 from steward.core.events import utc_now
+from steward.core.rpc import encode_answer_line, encode_error_line
 from steward.core.sqlite import Database
 from steward.core.storage import Index, Table
-from steward.daemon.requests import encode_answer_line, encode_error_line
 
 LONGEST_KEY: Final = 200
 _KEEP_KEYS: Final = timedelta(days=1)

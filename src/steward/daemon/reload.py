@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from steward.core.errors import StewardError, Unavailable
-from steward.daemon.requests import make_socket_directory, shorten_socket_path
+from steward.core.rpc import make_socket_directory, shorten_socket_path
 
 log = logging.getLogger(__name__)
 

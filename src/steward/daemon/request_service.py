@@ -21,12 +21,16 @@ from contextlib import AbstractContextManager
 
 import msgspec
 
-from steward.admin.credentials.errors import UnknownCredential
 from steward.core.access import Caller, check_scope
 from steward.core.actions import Action, ActionError, Registry
-from steward.core.errors import InternalFailure, PermissionRefused, StewardError, UsageError
-from steward.daemon.idempotency import IdempotencyStore
-from steward.daemon.requests import (
+from steward.core.errors import (
+    InternalFailure,
+    PermissionRefused,
+    StewardError,
+    UnknownCredential,
+    UsageError,
+)
+from steward.core.rpc import (
     LONGEST_REQUEST,
     VERSION,
     ActionRequest,
@@ -34,6 +38,7 @@ from steward.daemon.requests import (
     encode_error_line,
     encode_item_line,
 )
+from steward.daemon.idempotency import IdempotencyStore
 
 log = logging.getLogger(__name__)
 

@@ -24,15 +24,15 @@ from steward.core.actions import ActionError
 from steward.core.errors import StewardError
 from steward.core.processes import adopt_orphans, exit_with_parent, kill_descendants
 from steward.core.rate_limits import TokenBuckets
-from steward.core.waits import Stop
-from steward.daemon.request_service import RequestService
-from steward.daemon.requests import (
+from steward.core.rpc import (
     LONGEST_REQUEST,
     DaemonBusy,
     encode_error_line,
     make_socket_directory,
     shorten_socket_path,
 )
+from steward.core.waits import Stop
+from steward.daemon.request_service import RequestService
 
 log = logging.getLogger(__name__)
 

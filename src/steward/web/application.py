@@ -25,7 +25,6 @@ from litestar.exceptions import HTTPException
 from litestar.static_files import create_static_files_router
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
-from steward.admin.credentials.errors import UnknownCredential
 from steward.admin.credentials.requests import SettingsAnswer, SettingsRequest
 from steward.core.errors import (
     Conflict,
@@ -33,13 +32,14 @@ from steward.core.errors import (
     PermissionRefused,
     StewardError,
     Unavailable,
+    UnknownCredential,
     UsageError,
 )
 from steward.core.http_server import ServerConfig, open_http_listener, serve_http
 from steward.core.munge import SCHEME
 from steward.core.processes import refuse_core_dumps
+from steward.core.rpc import LONGEST_REQUEST
 from steward.core.waits import Backoff, Stop
-from steward.daemon.requests import LONGEST_REQUEST
 from steward.web.api import ROUTES as API
 from steward.web.api.responses import make_problem_response
 from steward.web.authentication import AuthenticatedRequest, Authenticator, RateLimiter

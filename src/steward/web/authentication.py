@@ -21,7 +21,6 @@ from typing import Any, Final, Literal
 import msgspec
 from litestar import Request
 
-from steward.admin.credentials.errors import UnknownCredential
 from steward.admin.credentials.requests import (
     CallerAnswer,
     CallerRequest,
@@ -31,6 +30,7 @@ from steward.admin.credentials.requests import (
     VouchAnswer,
     VouchRequest,
 )
+from steward.core.errors import UnknownCredential
 from steward.core.listeners import get_limit_key, is_within
 from steward.core.munge import SCHEME, hash_body, is_credential
 from steward.core.rate_limits import TokenBuckets

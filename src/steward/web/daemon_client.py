@@ -19,8 +19,7 @@ import msgspec
 
 from steward.core.actions import Action
 from steward.core.errors import Unavailable
-from steward.daemon.contexts import ACTIONS
-from steward.daemon.requests import (
+from steward.core.rpc import (
     LONGEST_REQUEST,
     ReplyLine,
     decode_reply_line,
@@ -28,6 +27,7 @@ from steward.daemon.requests import (
     make_error,
     shorten_socket_path,
 )
+from steward.daemon.contexts import ACTIONS
 from steward.web.errors import RequestTooLarge, WebError
 
 _SLOT_WAIT_S: Final = 15.0

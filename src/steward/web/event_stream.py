@@ -13,8 +13,7 @@ from typing import Final
 import msgspec
 from litestar.types import ASGIApp, Receive, Scope, Send
 
-from steward.admin.credentials.errors import UnknownCredential
-from steward.core.errors import PermissionRefused, Unavailable
+from steward.core.errors import PermissionRefused, Unavailable, UnknownCredential
 from steward.reports.events import EventItem, EventsReply, EventsRequest
 from steward.reports.history.requests import HistoryEventsRequest
 from steward.web.authentication import AuthenticatedRequest

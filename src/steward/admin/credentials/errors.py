@@ -1,6 +1,6 @@
 """Errors of credentials: the database, unknown credentials, and rejected users."""
 
-from steward.core.errors import NotFound, PermissionRefused, StewardError, Unavailable
+from steward.core.errors import NotFound, StewardError, Unavailable, UnknownCredential
 
 
 class CredentialsError(StewardError):
@@ -9,10 +9,6 @@ class CredentialsError(StewardError):
 
 class CredentialsUnavailable(Unavailable):
     """The credentials database cannot be used now."""
-
-
-class UnknownCredential(PermissionRefused):
-    """A credential is wrong, expired or revoked; the message does not say which."""
 
 
 class MungeUserRejected(UnknownCredential):

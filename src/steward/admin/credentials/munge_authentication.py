@@ -15,9 +15,9 @@ from datetime import datetime, timedelta
 from typing import Final
 from urllib.parse import urlsplit
 
-from steward.admin.credentials.errors import MungeUserRejected, UnknownCredential
+from steward.admin.credentials.errors import MungeUserRejected
 from steward.admin.credentials.requests import VouchRequest
-from steward.core.errors import PermissionRefused
+from steward.core.errors import PermissionRefused, UnknownCredential
 from steward.core.listeners import is_ipv6, is_within
 from steward.core.munge import (
     Munge,

@@ -15,11 +15,11 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Final, Literal
 
-from steward.admin.credentials.errors import UnknownCredential
 from steward.admin.credentials.munge_authentication import TICKET_PREFIX, verify_ticket
 from steward.admin.credentials.store import CredentialKind, CredentialStore
 from steward.core.access import Access, Caller
 from steward.core.config import Settings
+from steward.core.errors import UnknownCredential
 from steward.core.events import utc_now
 
 log = logging.getLogger(__name__)

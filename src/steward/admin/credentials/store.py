@@ -23,10 +23,10 @@ from steward.admin.credentials.errors import (
     CredentialMissing,
     CredentialsError,
     CredentialsUnavailable,
-    UnknownCredential,
 )
 from steward.core.access import TokenScope
 from steward.core.databases import CREDENTIALS
+from steward.core.errors import UnknownCredential
 from steward.core.sqlite import Connection, Database, SqliteError, SqliteUnavailable
 from steward.core.storage import Index, Rows, Table
 

@@ -18,8 +18,8 @@ from litestar import Request, Response, get
 from litestar.response import Stream
 
 from steward.core.errors import InternalFailure, StewardError
+from steward.core.rpc import encode_answer_line, encode_error_line, encode_item_line
 from steward.daemon.idempotency import LONGEST_KEY
-from steward.daemon.requests import encode_answer_line, encode_error_line, encode_item_line
 from steward.reports.events import EventsReply, EventsRequest
 from steward.web.api.endpoints import CURSOR, Endpoint, read_json_body, read_query
 from steward.web.authentication import AuthenticatedRequest

@@ -7,10 +7,9 @@ from typing import Any, Final
 from litestar import Response, get
 
 from steward.accounting.job_list_requests import JobsAnswer, JobsRequest
-from steward.admin.credentials.errors import UnknownCredential
 from steward.admin.status.requests import StatusShowAnswer, StatusShowRequest
 from steward.bank.actions.reports import BalanceReply, BalanceRequest
-from steward.core.errors import StewardError
+from steward.core.errors import StewardError, UnknownCredential
 from steward.reports.history.requests import NodeCountsReply, NodeCountsRequest
 from steward.web.authentication import AuthenticatedRequest
 from steward.web.daemon_client import DaemonUnavailable, ServerBusy

@@ -17,7 +17,6 @@ from typing import Any, Final
 
 import msgspec
 
-from steward.admin.credentials.errors import UnknownCredential
 from steward.core.errors import (
     Conflict,
     InternalFailure,
@@ -25,6 +24,7 @@ from steward.core.errors import (
     PermissionRefused,
     StewardError,
     Unavailable,
+    UnknownCredential,
     UsageError,
 )
 
