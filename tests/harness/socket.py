@@ -20,9 +20,10 @@ from steward.admin.doctor.findings import CheckFinding
 from steward.core.access import Caller
 from steward.core.actions import Action, Registry
 from steward.core.errors import PermissionRefused
+from steward.core.rpc_server import get_peer_uid
 from steward.core.waits import Stop
 from steward.daemon.request_service import IdentifySecret, PeerLimits, RequestService
-from steward.daemon.socket import SocketServer, get_peer_uid
+from steward.daemon.socket import SocketServer
 from steward.slurm.commands import CommandRunner
 from steward.slurm.settings import ClusterSettings
 

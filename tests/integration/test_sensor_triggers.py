@@ -143,11 +143,12 @@ def test_the_secret_is_seen_by_nobody_else(cluster: Sandbox, make: MakeWatching)
 
 def forge(watching: Watching, user: str, secret: str) -> str:
     """What the sensor answers to a wake-up of somebody's own making."""
-    message = {"version": 1, "secret": secret, "cluster": "box", "event": "down", "nodes": "x"}
+    args = {"cluster": "box", "event": "down", "nodes": "x"}
+    message = {"v": 1, "action": "sensor.wake", "args": args, "auth": secret}
     script = (
         "import socket,sys\n"
         "s=socket.socket(socket.AF_UNIX); s.settimeout(10); s.connect(sys.argv[1])\n"
-        "s.sendall(sys.argv[2].encode()+b'\\n'); print(s.recv(16).decode().strip())\n"
+        "s.sendall(sys.argv[2].encode()+b'\\n'); print(s.recv(4096).decode().strip())\n"
     )
     words = ["/usr/bin/python3", "-I", "-c", script, watching.settings.wake_socket("box")]
     done = watching.cluster.run([*words, json.dumps(message)], user=user, check=False)
@@ -158,13 +159,14 @@ def test_a_forged_wake_up_costs_a_look_at_most(cluster: Sandbox, make: MakeWatch
     watching = make(interval_s=3600.0)
     secret = watching.secret.read_text().strip()
     user, slurm = next(iter(cluster.users)), cluster.plan.slurm_user
-    assert forge(watching, slurm, "a" * 43) == "no"
-    assert forge(watching, user, secret) in ("no", "")
+    assert '"kind":"UnknownCredential"' in forge(watching, slurm, "a" * 43)
+    reply = forge(watching, user, secret)
+    assert not reply or '"kind":"PermissionRefused"' in reply
     before = len(watching.events())
     for _ in range(20):
-        assert forge(watching, slurm, secret) == "ok"
+        assert forge(watching, slurm, secret) == '{"ok":true,"answer":{}}'
     assert len(watching.events()) == before
-    assert "a wake-up is refused" in watching.log()
+    assert "rejected a request on" in watching.log()
     assert secret not in watching.log()
 
 

@@ -21,6 +21,19 @@ from steward.capture.sensor.trigger_helper import HelperRefused
 from steward.capture.sensor.triggers import WakeupListener
 
 SECRET = "s" * 43
+ACCEPTED = b'{"ok":true,"answer":{}}\n'
+
+
+def wake_line(secret: str = SECRET, **args: str) -> bytes:
+    """Request of the helper."""
+    args = {"cluster": "c1", "event": "down", **args}
+    request = {"v": 1, "action": "sensor.wake", "args": args, "auth": secret}
+    return json.dumps(request).encode() + b"\n"
+
+
+def error_of(reply: bytes) -> str:
+    """Error in a reply; "" if it accepts."""
+    return str(json.loads(reply).get("error", ""))
 
 
 class Place:
@@ -62,12 +75,11 @@ def test_what_there_is_no_room_for_is_told(
 ) -> None:
     # Those of n1 are told, so that between two that are not one is.
     for number in (*range(4097), 1, 4098):
-        line = {"version": 1, "secret": SECRET, "cluster": "c1", "event": "down"}
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(20)
             connection.connect(place.socket)
-            connection.sendall(json.dumps({**line, "nodes": f"n{number}"}).encode() + b"\n")
-            assert connection.recv(3) == b"ok\n"
+            connection.sendall(wake_line(nodes=f"n{number}"))
+            assert connection.recv(64) == ACCEPTED
     assert caplog.text.count("4096 wake-ups wait for a look") == 1
     assert len(wakeups.take_fired()) == 4096
 
@@ -104,7 +116,7 @@ def say(place: Place, data: bytes) -> bytes:
         peer.connect(place.socket)
         peer.sendall(data)
         peer.shutdown(socket.SHUT_WR)
-        return peer.recv(16)
+        return peer.recv(4096)
 
 
 def test_the_helper_wakes(place: Place, wakeups: WakeupListener) -> None:
@@ -132,8 +144,7 @@ def test_the_helper_as_it_is_installed(place: Place, wakeups: WakeupListener) ->
 def test_who_does_not_know_the_secret_is_refused(
     place: Place, wakeups: WakeupListener, caplog: pytest.LogCaptureFixture
 ) -> None:
-    message = {"version": 1, "secret": "t" * 43, "cluster": "c1", "event": "down"}
-    assert say(place, json.dumps(message).encode() + b"\n") == b"no\n"
+    assert "without the secret" in error_of(say(place, wake_line("t" * 43)))
     assert wakeups.take_fired() == set()
     assert "without the secret" in caplog.text
     assert "ttt" not in caplog.text
@@ -141,15 +152,14 @@ def test_who_does_not_know_the_secret_is_refused(
 
 
 def test_another_clusters_trigger_is_refused(place: Place, wakeups: WakeupListener) -> None:
-    assert "does not take it" in call(place, cluster="c2")
+    assert "rejects the report: 'sensor.wake' of cluster 'c2'" in call(place, cluster="c2")
     assert wakeups.take_fired() == set()
 
 
 def test_a_secret_that_is_open_to_others_is_none(place: Place, wakeups: WakeupListener) -> None:
     place.write(SECRET, 0o640)
     assert "open to others" in call(place)
-    message = {"version": 1, "secret": SECRET, "cluster": "c1", "event": "down"}
-    assert say(place, json.dumps(message).encode() + b"\n") == b"no\n"
+    assert "open to others" in error_of(say(place, wake_line()))
     place.write(SECRET)
     assert call(place) == ""
 
@@ -157,11 +167,11 @@ def test_a_secret_that_is_open_to_others_is_none(place: Place, wakeups: WakeupLi
 @pytest.mark.parametrize("secret", ["", "short"])
 def test_an_empty_secret_lets_nobody_in(place: Place, wakeups: WakeupListener, secret: str) -> None:
     place.write(secret)
-    assert "does not take it" in call(place)
+    assert "rejects the report" in call(place)
+    assert "holds no secret" in error_of(say(place, wake_line(secret)))
     place.secret.unlink()
     assert "No such file" in call(place)
-    message = {"version": 1, "secret": "", "cluster": "c1", "event": "down"}
-    assert say(place, json.dumps(message).encode() + b"\n") == b"no\n"
+    assert "No such file" in error_of(say(place, wake_line("")))
 
 
 def test_a_changed_secret_holds_at_once(place: Place, wakeups: WakeupListener) -> None:
@@ -171,7 +181,7 @@ def test_a_changed_secret_holds_at_once(place: Place, wakeups: WakeupListener) -
 
 @pytest.mark.parametrize(
     "junk",
-    [b"\n", b"{}\n", b"[" * 5000 + b"\n", b"\xff\xfe\n", b"x" * 100_000, b'{"version":1e999}\n'],
+    [b"\n", b"{}\n", b"[" * 5000 + b"\n", b"\xff\xfe\n", b"x" * 100_000, b'{"v":1e999}\n'],
 )
 def test_junk_is_refused_and_the_next_is_heard(
     place: Place, wakeups: WakeupListener, junk: bytes
@@ -180,7 +190,7 @@ def test_junk_is_refused_and_the_next_is_heard(
         answer = say(place, junk)
     except OSError:
         answer = b""
-    assert answer in (b"no\n", b"")
+    assert not answer or error_of(answer)
     assert call(place) == ""
     assert heard(wakeups) == {"down n1"}
 
@@ -199,12 +209,11 @@ def test_peers_that_say_nothing_hold_up_nobody(place: Place, wakeups: WakeupList
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs another user")
 def test_another_user_is_not_heard(place: Place, wakeups: WakeupListener) -> None:
-    message = {"version": 1, "secret": SECRET, "cluster": "c1", "event": "down"}
     program = (
         "import os,socket,sys\nos.setuid(65534)\ns=socket.socket(socket.AF_UNIX)\n"
-        "s.connect(sys.argv[1])\ns.sendall(sys.argv[2].encode()+b'\\n')\nprint(s.recv(9))\n"
+        "s.connect(sys.argv[1])\ns.sendall(sys.argv[2].encode())\nprint(s.recv(9))\n"
     )
-    words = [sys.executable, "-I", "-c", program, place.socket, json.dumps(message)]
+    words = [sys.executable, "-I", "-c", program, place.socket, wake_line().decode()]
     done = subprocess.run(words, capture_output=True, timeout=60, check=False)
     assert b"ok" not in done.stdout
     assert b"Permission denied" in done.stderr

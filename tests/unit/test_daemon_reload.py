@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from harness.commands import steward
+from steward.core.rpc import RpcUnavailable
 from steward.core.waits import Stop
-from steward.daemon.reload import ReloadListener, ReloadReply, ReloadUnavailable, request_reload
+from steward.daemon.reload import ReloadListener, ReloadReply, request_reload
 
 CONFIG = """\
 state_dir = "{root}/state"
@@ -118,7 +119,7 @@ def test_a_daemon_that_hangs_is_waited_for_no_longer(tmp_path: Path) -> None:
     path = str(tmp_path / "steward.sock")
     listener.open(path)
     try:
-        with pytest.raises(ReloadUnavailable, match="did not answer in"):
+        with pytest.raises(RpcUnavailable, match="did not answer in"):
             request_reload(path, 0.2)
         assert Stop().wait(30, *listener.fds)
         assert listener.accept()

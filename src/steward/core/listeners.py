@@ -21,6 +21,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from steward.core.errors import Unavailable
+from steward.core.rpc import make_socket_directory, shorten_socket_path
 
 log = logging.getLogger(__name__)
 
@@ -273,16 +274,14 @@ def open_unix_listener(path: str, backlog: int, uids: Iterable[int] = ()) -> soc
     Raises:
         OSError: The socket cannot be made.
     """
-    directory = os.path.dirname(path)
-    if not os.path.isdir(directory):
-        os.makedirs(directory, exist_ok=True)
-        os.chmod(directory, 0o755)  # noqa: S103 - other users have to come through
+    make_socket_directory(os.path.dirname(path))
     with contextlib.suppress(FileNotFoundError):
         # A client that connects just now has to try again.
         os.unlink(path)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        listener.bind(path)
+        with shorten_socket_path(path) as name:
+            listener.bind(name)
         restrict_socket(path, uids)
         listener.listen(backlog)
         listener.setblocking(False)

@@ -1,22 +1,25 @@
-"""Protocol of the daemon's socket: one line of JSON as request, lines of JSON as reply.
+"""Local RPC on Unix sockets: one line of JSON as request, lines of JSON as reply.
 
-A request (`ActionRequest`) is ``{"v":1,"action":"archive.list","args":{…}}``, one per connection.
-``"auth"`` adds the secret of a session or token to act for its owner; ``"key"`` is an idempotency
-key; ``"keep":true`` lets the web server's process send more requests on the same connection.
+Commands, the journal's control, reloads and slurmctld's triggers use it. A request
+(`ActionRequest`) is ``{"v":1,"action":"archive.list","args":{…}}``, one per connection. ``"auth"``
+adds the secret of a session, token or trigger; ``"key"`` is an idempotency key; ``"keep":true``
+lets the web server's process send more requests on the same connection.
 
 A reply (`ReplyLine`) is ``{"item":…}`` for every item of a stream, then either
-``{"ok":true,"answer":{…}}`` or ``{"error":"…","exit_code":1,"kind":"PermissionRefused"}``. The
-functions at the end encode and decode these lines. `shorten_socket_path` and
-`make_socket_directory` serve the paths of Unix sockets.
+``{"ok":true,"answer":{…}}`` or ``{"error":"…","exit_code":1,"kind":"PermissionRefused"}``.
+`send_request` is the client of a process's own socket, whose server is `rpc_server.RpcListener`.
+`shorten_socket_path` and `make_socket_directory` serve the paths of Unix sockets.
 """
 
 import contextlib
 import os
+import socket
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
+from steward.core.actions import ActionError
 from steward.core.errors import (
     Conflict,
     InternalFailure,
@@ -31,10 +34,13 @@ from steward.core.errors import (
 VERSION: Final = 1
 LONGEST_REQUEST: Final = 1 << 20
 """Maximum length of a request line, in bytes."""
+_LONGEST_REPLY: Final = 1 << 20
+"""Maximum length of a reply that `send_request` reads, in bytes."""
 
 
 _LONGEST_ADDRESS: Final = 108
 _NOTHING: Final = msgspec.Raw()
+_Answer = TypeVar("_Answer")
 
 
 @contextlib.contextmanager
@@ -112,6 +118,10 @@ class DaemonBusy(Unavailable):
     """The daemon closed a connection before it read the request: it can be sent again."""
 
 
+class RpcUnavailable(Unavailable):
+    """No process answers on the socket."""
+
+
 _FAMILIES: tuple[type[StewardError], ...] = (
     *(
         DaemonBusy,
@@ -152,6 +162,24 @@ def encode_request_line(
     return _encoder.encode(ActionRequest(VERSION, action, request, auth, keep, key)) + b"\n"
 
 
+def decode_request(line: bytes) -> ActionRequest:
+    """Decode a request and check its protocol version.
+
+    Raises:
+        ActionError: It is malformed, or of another version.
+    """
+    try:
+        message = msgspec.json.decode(line, type=ActionRequest)
+    except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
+        raise ActionError(f"the request cannot be read: {error}") from error
+    if message.v != VERSION:
+        raise ActionError(
+            f"this daemon speaks version {VERSION} of the protocol, not {message.v}: "
+            "use the steward command of the same release"
+        )
+    return message
+
+
 def decode_reply_line(line: bytes) -> ReplyLine:
     """Decode one line of a reply.
 
@@ -174,3 +202,50 @@ def make_error(reply: ReplyLine) -> StewardError:
 def _encode_line(reply: ReplyLine) -> bytes:
     # JSON escapes newlines within strings, so the only newline ends the line.
     return _encoder.encode(reply) + b"\n"
+
+
+def send_request(
+    path: str, action: str, args: Any, answer: type[_Answer], *, timeout_s: float
+) -> _Answer:
+    """Send a request to a process's own socket and return the answer.
+
+    Args:
+        path: Path of the socket.
+        action: Name of the action.
+        args: Its request.
+        answer: Type of the answer.
+        timeout_s: Longest wait for the answer, in seconds.
+
+    Raises:
+        RpcUnavailable: No process answers.
+        StewardError: The error that it answers.
+    """
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(timeout_s)
+            with shorten_socket_path(path) as name:
+                connection.connect(name)
+            # The server rejects a user without reading the request; its reply says why.
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                connection.sendall(encode_request_line(action, args))
+            with connection.makefile("rb") as lines:
+                line = lines.readline(_LONGEST_REPLY)
+    except TimeoutError as error:
+        raise RpcUnavailable(
+            f"the daemon at {path} did not answer in {timeout_s:g} s: see its log", path
+        ) from error
+    except OSError as error:
+        raise RpcUnavailable(
+            f"cannot reach a daemon at {path}: {error.strerror or error}. Is 'steward serve' "
+            "running, and are you root or its user?",
+            path,
+        ) from error
+    if not line.endswith(b"\n"):
+        raise RpcUnavailable(f"the daemon at {path} ended without an answer: see its log", path)
+    try:
+        reply = decode_reply_line(line)
+        if not reply.error:
+            return msgspec.json.decode(reply.answer, type=answer)
+    except msgspec.MsgspecError as error:
+        raise RpcUnavailable(f"the answer of {path} cannot be read: {error}", path) from error
+    raise make_error(reply)

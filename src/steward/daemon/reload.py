@@ -1,45 +1,28 @@
 """Reload of the daemon's configuration: the supervisor's listener and the client's request.
 
 The supervisor listens on a Unix socket beside the daemon's own, ``SOCKET.reload``
-(`ReloadListener`). Each connection is a request (`request_reload`). The reply is one line of JSON
-(`ReloadReply`), sent when the workers of the new configuration run, or when it is rejected.
+(`ReloadListener`), for root and Steward's user. It answers a request (`request_reload`) when the
+workers of the new configuration run, or when it is rejected.
 """
 
-import contextlib
 import logging
-import os
-import socket
-from typing import Final
 
 import msgspec
 
-from steward.core.errors import StewardError, Unavailable
-from steward.core.rpc import make_socket_directory, shorten_socket_path
+from steward.core.errors import StewardError
+from steward.core.rpc import send_request
+from steward.core.rpc_server import RpcCall, RpcListener
 
 log = logging.getLogger(__name__)
-
-_BACKLOG: Final = 8
-_SEND_S: Final = 1.0
-_LONGEST: Final = 1 << 20
-
-
-class ReloadError(StewardError):
-    """The new configuration was rejected; the daemon keeps the present one."""
-
-
-class ReloadUnavailable(Unavailable):
-    """No daemon answers."""
 
 
 class ReloadReply(msgspec.Struct, frozen=True, kw_only=True):
     """Reply to a reload request.
 
     Attributes:
-        error: Why the new configuration was rejected; "" if it was applied.
         waiting: Workers of the new configuration that did not become ready in time.
     """
 
-    error: str = ""
     waiting: tuple[str, ...] = ()
 
 
@@ -48,13 +31,13 @@ class ReloadListener:
 
     def __init__(self) -> None:
         self._path = ""
-        self._listener: socket.socket | None = None
-        self._clients: list[socket.socket] = []
+        self._listener: RpcListener | None = None
+        self._calls: list[RpcCall] = []
 
     @property
     def fds(self) -> tuple[int, ...]:
         """Return descriptors that become readable when a request arrives."""
-        return () if self._listener is None else (self._listener.fileno(),)
+        return () if self._listener is None else (self._listener.fd,)
 
     def open(self, path: str) -> None:
         """Listen beside a daemon's socket; if that fails, only SIGHUP reloads.
@@ -68,64 +51,50 @@ class ReloadListener:
         if not path:
             return
         socket_path = f"{path}.reload"
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
-            make_socket_directory(os.path.dirname(socket_path))
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(socket_path)
-            umask = os.umask(0o177)
-            try:
-                with shorten_socket_path(socket_path) as name:
-                    listener.bind(name)
-            finally:
-                os.umask(umask)
-            listener.listen(_BACKLOG)
+            self._listener = RpcListener(socket_path)
         except OSError as error:
-            listener.close()
             log.warning(
                 "cannot listen on %s, so 'steward reload' fails: %s", socket_path, error.strerror
             )
             return
-        listener.setblocking(False)
-        self._path, self._listener = path, listener
+        self._path = path
 
     def accept(self) -> bool:
-        """Accept pending requests; return True if there were any."""
-        if self._listener is None:
-            return False
-        count = len(self._clients)
-        with contextlib.suppress(BlockingIOError):
-            while len(self._clients) < _BACKLOG:
-                self._clients.append(self._listener.accept()[0])
-        return len(self._clients) > count
+        """Accept requests; return True if there were any."""
+        calls = [] if self._listener is None else self._listener.receive()
+        self._calls += calls
+        return bool(calls)
 
     def answer(self, reply: ReloadReply) -> None:
         """Answer all accepted requests."""
-        for connection in self._clients:
-            with connection, contextlib.suppress(OSError):  # the client may have gone
-                connection.settimeout(_SEND_S)
-                connection.sendall(msgspec.json.encode(reply) + b"\n")
-        self._clients.clear()
+        for call in self._calls:
+            call.reply(reply)
+        self._calls.clear()
+
+    def reject(self, reason: str) -> None:
+        """Reject all accepted requests."""
+        for call in self._calls:
+            call.reject(StewardError(f"{reason}; the daemon keeps its present configuration"))
+        self._calls.clear()
 
     def close_in_child(self) -> None:
         """Close the supervisor's connections in a forked process."""
-        for connection in self._clients:
-            connection.close()
+        for call in self._calls:
+            call.close()
         if self._listener is not None:
-            self._listener.close()
+            self._listener.close_in_child()
 
     def close(self) -> None:
         """Stop listening; drop unanswered requests."""
-        for connection in self._clients:
-            connection.close()
-        self._clients.clear()
+        for call in self._calls:
+            call.close()
+        self._calls.clear()
         self._close_listener()
 
     def _close_listener(self) -> None:
         if self._listener is not None:
             self._listener.close()
-            with contextlib.suppress(OSError):
-                os.unlink(f"{self._path}.reload")
         self._path, self._listener = "", None
 
 
@@ -137,37 +106,7 @@ def request_reload(path: str, timeout_s: float) -> ReloadReply:
         timeout_s: Longest time to wait for the answer, in seconds.
 
     Raises:
-        ReloadError: The daemon rejected the configuration and keeps the present one.
-        ReloadUnavailable: No daemon answers.
+        RpcUnavailable: No daemon answers.
+        StewardError: The daemon rejected the configuration and keeps the present one.
     """
-    socket_path = f"{path}.reload"
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as connection:
-        connection.settimeout(timeout_s)
-        try:
-            with shorten_socket_path(socket_path) as name:
-                connection.connect(name)
-            with connection.makefile("rb") as file:
-                line = file.readline(_LONGEST)
-        except TimeoutError as error:
-            raise ReloadUnavailable(
-                f"the daemon at {socket_path} did not answer in {timeout_s:g} s: see its log",
-                socket_path,
-            ) from error
-        except OSError as error:
-            raise ReloadUnavailable(
-                f"cannot reach a daemon at {socket_path}: {error.strerror}. Does it run, and "
-                "are you "
-                "root or its user? Another daemon's socket is named by --socket",
-                socket_path,
-            ) from error
-    if not line.endswith(b"\n"):
-        raise ReloadUnavailable(f"the daemon at {socket_path} ended without an answer", socket_path)
-    try:
-        reply = msgspec.json.decode(line, type=ReloadReply)
-    except msgspec.MsgspecError as error:
-        raise ReloadUnavailable(
-            f"the answer of {socket_path} cannot be read: {error}", socket_path
-        ) from error
-    if reply.error:
-        raise ReloadError(f"{reply.error}; the daemon keeps its present configuration", path)
-    return reply
+    return send_request(f"{path}.reload", "daemon.reload", {}, ReloadReply, timeout_s=timeout_s)

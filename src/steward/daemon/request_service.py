@@ -32,8 +32,8 @@ from steward.core.errors import (
 )
 from steward.core.rpc import (
     LONGEST_REQUEST,
-    VERSION,
     ActionRequest,
+    decode_request,
     encode_answer_line,
     encode_error_line,
     encode_item_line,
@@ -125,7 +125,7 @@ class RequestService:
             _set_time_limit(self.limits.silence_s)
             is_last = True
             try:
-                message = _decode_request(line)
+                message = decode_request(line)
                 is_last = not (keep_open and message.keep)
                 replies = self._answer(message, uid, peer)
             except StewardError as error:
@@ -207,20 +207,6 @@ class RequestService:
                 if isinstance(item, action.answer)
                 else encode_item_line(item)
             )
-
-
-def _decode_request(line: bytes) -> ActionRequest:
-    """Decode a request and check its protocol version."""
-    try:
-        message = msgspec.json.decode(line, type=ActionRequest)
-    except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
-        raise ActionError(f"the request cannot be read: {error}") from error
-    if message.v != VERSION:
-        raise ActionError(
-            f"this daemon speaks version {VERSION} of the protocol, not {message.v}: "
-            "use the steward command of the same release"
-        )
-    return message
 
 
 def _get_user_name(uid: int) -> str:

@@ -2,7 +2,7 @@
 
 SO_PEERCRED identifies each peer, so the socket is open to all users. `SocketServer` reads a request
 until it is complete, so a silent peer costs only a descriptor; then it forks a process that serves
-the connection (`answers.py`), so a request that crashes or hangs costs only that process.
+the connection (`request_service.py`), so a request that crashes or hangs costs only that process.
 Connections, request rates and the memory of each process are limited per user, connections also in
 total. Clients retry for some seconds when turned away.
 """
@@ -15,7 +15,6 @@ import select
 import signal
 import socket
 import stat
-import struct
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -25,70 +24,27 @@ from steward.core.errors import StewardError
 from steward.core.processes import adopt_orphans, exit_with_parent, kill_descendants
 from steward.core.rate_limits import TokenBuckets
 from steward.core.rpc import (
-    LONGEST_REQUEST,
     DaemonBusy,
-    encode_error_line,
     make_socket_directory,
     shorten_socket_path,
 )
+from steward.core.rpc_server import IncompleteRequest, get_peer_uid, send_error
 from steward.core.waits import Stop
 from steward.daemon.request_service import RequestService
 
 log = logging.getLogger(__name__)
 
-_PEERCRED = struct.Struct("3i")
 _BACKLOG = 1024
 _IDLE_S = 10.0
 """Longest wait without connections, in seconds."""
 _BUSY_S = 0.5
 """Longest wait with connections, in seconds."""
 _ACCEPT_AT_ONCE = 256
-_READ_BYTES = 1 << 18
 _LOG_AGAIN_S = 60.0
 
 
 class SocketError(StewardError):
     """The socket cannot be made."""
-
-
-def get_peer_uid(connection: socket.socket) -> int:
-    """Return the uid of a Unix socket's peer, from SO_PEERCRED."""
-    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size)
-    uid: int = _PEERCRED.unpack(raw)[1]
-    return uid
-
-
-class _IncompleteRequest:
-    """Connection whose request is incomplete."""
-
-    def __init__(self, connection: socket.socket, uid: int) -> None:
-        self.connection = connection
-        self.uid = uid
-        self.since = time.monotonic()
-        self.line = bytearray()
-
-    def read(self) -> bool:
-        """Read available bytes; return True if the request is complete.
-
-        Raises:
-            EOFError: The peer disconnected without a request.
-            ActionError: The request is too long.
-        """
-        while True:
-            try:
-                piece = self.connection.recv(_READ_BYTES)
-            except BlockingIOError:
-                return False
-            except OSError as error:
-                raise EOFError from error
-            if not piece:
-                raise EOFError
-            head, newline, _ = piece.partition(b"\n")
-            self.line += head + newline
-            if len(self.line) > LONGEST_REQUEST:
-                raise ActionError(f"the request is longer than {LONGEST_REQUEST} bytes")
-            if newline:
-                return True
 
 
 class SocketServer:
@@ -115,7 +71,7 @@ class SocketServer:
         self._is_web_server = is_web_server
         self._get_uid = get_uid
         self._uids_by_pid: dict[int, int] = {}
-        self._incomplete: dict[int, _IncompleteRequest] = {}
+        self._incomplete: dict[int, IncompleteRequest] = {}
         self._epoll = select.epoll()
         self._rate_limits = TokenBuckets(self._limits.per_second, self._limits.burst)
         self._logged_at: dict[int, float] = {}
@@ -175,7 +131,7 @@ class SocketServer:
         if reason:
             self._reject(connection, uid, reason)
             return
-        request = _IncompleteRequest(connection, uid)
+        request = IncompleteRequest(connection, uid)
         self._evict_oldest()
         self._incomplete[connection.fileno()] = request
         self._epoll.register(connection, select.EPOLLIN)
@@ -195,7 +151,7 @@ class SocketServer:
             self._remove_incomplete(oldest)
             self._reject(oldest.connection, uid, "the daemon is busy: try again in a moment")
 
-    def _read(self, request: _IncompleteRequest, listener: socket.socket) -> None:
+    def _read(self, request: IncompleteRequest, listener: socket.socket) -> None:
         """Read from a connection; serve it once its request is complete."""
         try:
             if not request.read():
@@ -206,7 +162,7 @@ class SocketServer:
             return
         except ActionError as error:
             self._remove_incomplete(request)
-            _send_error(request.connection, error)
+            send_error(request.connection, error)
             return
         self._remove_incomplete(request)
         if not self._is_unlimited(request.uid) and not self._rate_limits.take(request.uid):
@@ -216,7 +172,7 @@ class SocketServer:
         with request.connection as connection:
             self._fork_server(connection, listener, request.uid, bytes(request.line))
 
-    def _remove_incomplete(self, request: _IncompleteRequest) -> None:
+    def _remove_incomplete(self, request: IncompleteRequest) -> None:
         del self._incomplete[request.connection.fileno()]
         self._epoll.unregister(request.connection)
 
@@ -228,7 +184,7 @@ class SocketServer:
         ]:
             self._remove_incomplete(request)
             message = f"no whole request came within {self._limits.request_s:.0f} s"
-            _send_error(request.connection, ActionError(message))
+            send_error(request.connection, ActionError(message))
 
     def _fork_server(
         self, connection: socket.socket, listener: socket.socket, uid: int, line: bytes
@@ -240,7 +196,7 @@ class SocketServer:
             pid = os.fork()
         except OSError as error:
             log.error("cannot start a process to serve uid %d: %s", uid, error)
-            _send_error(
+            send_error(
                 connection, DaemonBusy("the daemon cannot start a process: try again in a moment")
             )
             return
@@ -250,7 +206,7 @@ class SocketServer:
 
     def _reject(self, connection: socket.socket, uid: int, reason: str) -> None:
         self._log_rejection(uid, reason)
-        _send_error(connection, DaemonBusy(reason))
+        send_error(connection, DaemonBusy(reason))
 
     def _is_unlimited(self, uid: int) -> bool:
         """Return True for users without a rate limit: root, Steward's own, the web server's."""
@@ -332,12 +288,6 @@ class SocketServer:
             log.exception("serving uid %d failed", uid)
             return 1
         return 0
-
-
-def _send_error(connection: socket.socket, error: StewardError) -> None:
-    """Send a peer an error and close its connection, even if it does not read."""
-    with connection, contextlib.suppress(OSError):
-        connection.send(encode_error_line(error))
 
 
 def _reset_signals(parent: int) -> None:

@@ -454,7 +454,7 @@ class Supervisor:
     def _reload_workers(self) -> None:
         """Reload the configuration and restart all workers; keep the present one on errors."""
         if self._reload is None:
-            self._listener.answer(ReloadReply(error="this daemon has no configuration file"))
+            self._listener.reject("this daemon has no configuration file")
             return
         try:
             workers = self._reload()
@@ -476,7 +476,7 @@ class Supervisor:
         """Log and reply the reason why a reload fails, such as lack of memory or threads."""
         reason = str(error) if isinstance(error, StewardError) else repr(error)
         log.error("cannot apply the new configuration, the present one stays: %s", reason)
-        self._listener.answer(ReloadReply(error=reason))
+        self._listener.reject(reason)
 
     def _end_all(self) -> list[str]:
         """End all workers, the ``last`` ones last; return the names of those that do not end."""

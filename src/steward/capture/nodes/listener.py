@@ -20,7 +20,6 @@ import pwd
 import re
 import signal
 import socket
-import struct
 import threading
 from collections.abc import AsyncIterator
 from typing import Any, Final
@@ -41,6 +40,7 @@ from steward.core.http_server import (
 )
 from steward.core.listeners import ListenUnavailable, open_unix_listener
 from steward.core.processes import refuse_core_dumps
+from steward.core.rpc_server import get_peer_uid
 from steward.core.waits import Backoff, Stop
 
 log = logging.getLogger(__name__)
@@ -55,8 +55,6 @@ _SETTINGS_TIMEOUT_S: Final = 10.0
 """Maximum time for the daemon's settings, in seconds."""
 _DAEMON_TIMEOUT_S: Final = 90.0
 """Maximum time for the daemon's reply, in seconds; it waits for turns and for the journal."""
-_PEERCRED: Final = struct.Struct("3i")
-"""struct ucred: pid, uid, gid."""
 _CONNECTION: Final = b"c"
 """First byte of a connection for a request: it passes a node's socket, and HTTP follows."""
 _SETTINGS: Final = b"s"
@@ -167,8 +165,7 @@ class ListenerEndpoint:
                 for the settings, which it has now.
             Unavailable: The listener disconnected or is too slow.
         """
-        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size)
-        _, uid, _ = _PEERCRED.unpack(credentials)
+        uid = get_peer_uid(connection)
         if uid not in self._uids:
             raise PermissionRefused(f"uid {uid} is not the listener: see [nodes] listener")
         is_readable = asyncio.Event()

@@ -25,6 +25,8 @@ PAUSES_S = (0.2, 1.0, 3.0, 8.0)
 """Pauses between attempts, in seconds: a restarting Steward is back within seconds."""
 MAX_SECRET_BYTES = 4096
 """Bytes read of the secret."""
+MAX_REPLY_BYTES = 4096
+"""Bytes read of the reply."""
 MAX_NODES_LENGTH = 2000
 """Maximum length of the node list sent, in characters."""
 
@@ -49,7 +51,9 @@ def read_secret(path: str) -> str:
 
 
 def send_message(path: str, message: bytes) -> None:
-    """Send the message once and wait for the reply."""
+    """Send the request once and wait for the reply."""
+    import json
+
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(ATTEMPT_TIMEOUT_S)
         connection.connect(path)
@@ -58,25 +62,26 @@ def send_message(path: str, message: bytes) -> None:
             raise HelperRefused(f"{path} is somebody else's: the secret is not told there")
         connection.sendall(message)
         with connection.makefile("rb") as replies:
-            reply = replies.readline(16)
-    if reply == b"no\n":
-        raise HelperRefused("Steward does not take it: is the secret the one of its secret_file?")
-    if reply != b"ok\n":
-        raise OSError("no answer")
+            reply = replies.readline(MAX_REPLY_BYTES)
+    try:
+        error = json.loads(reply).get("error", "")
+    except ValueError as malformed:
+        raise OSError("no answer") from malformed
+    if error:
+        raise HelperRefused("Steward rejects the report: " + error)
 
 
 def send_wakeup(socket_path: str, secret_path: str, cluster: str, event: str, nodes: str) -> None:
     """Send the message until it is accepted or further attempts are useless."""
     import json
 
-    message = {
-        "version": 1,
-        "secret": read_secret(secret_path),
-        "cluster": cluster,
-        "event": event,
-        "nodes": nodes[:MAX_NODES_LENGTH],
+    request = {
+        "v": 1,
+        "action": "sensor.wake",
+        "args": {"cluster": cluster, "event": event, "nodes": nodes[:MAX_NODES_LENGTH]},
+        "auth": read_secret(secret_path),
     }
-    line = json.dumps(message).encode("ascii") + b"\n"
+    line = json.dumps(request).encode("ascii") + b"\n"
     for pause_s in (*PAUSES_S, None):
         try:
             send_message(socket_path, line)

@@ -17,11 +17,8 @@ import hmac
 import logging
 import os
 import select
-import socket
 import stat
-import struct
 import threading
-import time
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
@@ -29,8 +26,10 @@ import msgspec
 
 from steward.capture.settings import HELPER_NAME
 from steward.core.config import Settings
-from steward.core.listeners import open_unix_listener
+from steward.core.errors import StewardError, Unavailable, UnknownCredential, UsageError
 from steward.core.principals import SENSOR
+from steward.core.rpc import ActionRequest
+from steward.core.rpc_server import RpcListener
 from steward.slurm import SlurmError
 from steward.slurm.errors import UnknownTrigger
 from steward.slurm.settings import ClusterSettings
@@ -150,35 +149,24 @@ def trigger_command(settings: Settings, cluster: str) -> str:
     )
 
 
-_PEERCRED: Final = struct.Struct("3i")
-"""struct ucred: pid, uid, gid."""
-_BACKLOG: Final = 64
-_MAX_CONNECTIONS: Final = 32
-"""Maximum number of unfinished connections; beyond it the oldest is closed."""
-_MESSAGE_TIMEOUT_S: Final = 5.0
-"""Time limit for a message, in seconds."""
-_MAX_MESSAGE_BYTES: Final = 16384
-"""Maximum size of a message, in bytes."""
+WAKE_ACTION: Final = "sensor.wake"
+"""Name of the helper's request."""
+_MAX_REQUEST_BYTES: Final = 16384
+"""Maximum size of the helper's request, in bytes."""
+_MAX_SECRET_BYTES: Final = 4096
+"""Bytes read of the secret."""
 _MIN_SECRET_LENGTH: Final = 16
 """Minimum length of the secret, in characters."""
-_LOG_INTERVAL_S: Final = 60.0
-"""Minimum interval of log messages about refused reports, in seconds."""
 _MAX_WAITING_REPORTS: Final = 4096
 """Maximum number of reports waiting for a poll."""
-_ACCEPTED_REPLY: Final = b"ok\n"
-"""Reply: the report was accepted."""
-_REJECTED_REPLY: Final = b"no\n"
-"""Reply: the report was rejected."""
 
 
 # Receiving reports of triggers
 
 
-class _HelperMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """Message of the helper."""
+class _WakeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Request of the helper."""
 
-    version: int
-    secret: str
     cluster: str
     event: str
     nodes: str = ""
@@ -194,18 +182,6 @@ class FiredTrigger(NamedTuple):
 
     event: str
     nodes: str = ""
-
-
-_decode: Final = msgspec.json.Decoder(_HelperMessage).decode
-
-
-class _HelperConnection:
-    """Connection whose message is incomplete."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self.connection = connection
-        self.received = b""
-        self.deadline = time.monotonic() + _MESSAGE_TIMEOUT_S
 
 
 class WakeupListener:
@@ -228,7 +204,7 @@ class WakeupListener:
         self.fd, self._news_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._end_fd, self._ending_fd = os.pipe2(os.O_CLOEXEC)
         self._thread: threading.Thread | None = None
-        self._logged_at = 0.0
+        self._listener: RpcListener | None = None
 
     def start(self) -> None:
         """Start listening.
@@ -236,8 +212,8 @@ class WakeupListener:
         Raises:
             OSError: The socket cannot be created.
         """
-        listener = open_unix_listener(self._path, _BACKLOG, self._list_allowed_uids())
-        self._thread = threading.Thread(target=self._serve, args=(listener,), name="wakeups")
+        self._listener = RpcListener(self._path, self._list_allowed_uids, _MAX_REQUEST_BYTES)
+        self._thread = threading.Thread(target=self._serve, args=(self._listener,), name="wakeups")
         self._thread.start()
 
     def take_fired(self) -> frozenset[FiredTrigger]:
@@ -254,55 +230,25 @@ class WakeupListener:
         os.close(self._ending_fd)
         if self._thread is not None:
             self._thread.join()
-            with contextlib.suppress(OSError):
-                os.unlink(self._path)
+        if self._listener is not None:
+            self._listener.close()
         for fd in (self.fd, self._news_fd, self._end_fd):
             os.close(fd)
 
-    def _serve(self, listener: socket.socket) -> None:
-        """Run the listener's thread: accept connections and read messages."""
-        peers: dict[int, _HelperConnection] = {}
-        with listener:
-            while True:
-                poller = select.poll()
-                for fd in (self._end_fd, listener.fileno(), *peers):
-                    poller.register(fd, select.POLLIN)
-                ready = {fd for fd, _ in poller.poll(1000.0 if peers else None)}
-                if self._end_fd in ready:
-                    break
-                for fd in ready & set(peers):
-                    if not self._read_message(peers[fd]):
-                        peers.pop(fd).connection.close()
-                now = time.monotonic()
-                for fd in [fd for fd, peer in peers.items() if peer.deadline < now]:
-                    peers.pop(fd).connection.close()
-                if listener.fileno() in ready:
-                    self._accept(listener, peers)
-        for peer in peers.values():
-            peer.connection.close()
-
-    def _accept(self, listener: socket.socket, peers: dict[int, _HelperConnection]) -> None:
-        """Accept a connection if its uid may send reports."""
-        try:
-            connection, _ = listener.accept()
-        except OSError as error:
-            # The client left before it was accepted, or no descriptor is free for a moment.
-            log.debug("cannot accept a connection on %s: %s", self._path, error)
-            time.sleep(0.01)
-            return
-        connection.setblocking(False)
-        _, uid, _ = _PEERCRED.unpack(
-            connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size)
-        )
-        if uid not in self._list_allowed_uids():
-            self._log_refusal(f"uid {uid} is none who may wake the sensor")
-            _send_reply(connection, _REJECTED_REPLY)
-            connection.close()
-            return
-        if len(peers) >= _MAX_CONNECTIONS:
-            oldest = min(peers, key=lambda fd: peers[fd].deadline)
-            peers.pop(oldest).connection.close()
-        peers[connection.fileno()] = _HelperConnection(connection)
+    def _serve(self, listener: RpcListener) -> None:
+        """Run the listener's thread: accept reports until :meth:`close`."""
+        poller = select.poll()
+        for fd in (self._end_fd, listener.fd):
+            poller.register(fd, select.POLLIN)
+        while self._end_fd not in {fd for fd, _ in poller.poll(1000.0)}:
+            for call in listener.receive():
+                try:
+                    self._queue_report(call.message)
+                except StewardError as error:
+                    listener.log_rejection(str(error))
+                    call.reject(error)
+                else:
+                    call.reply({})
 
     def _list_allowed_uids(self) -> set[int]:
         """Return the uids that may send reports: root, this user, the secret's owner."""
@@ -312,39 +258,28 @@ class WakeupListener:
             uids.add(os.stat(self._secret_file).st_uid)
         return uids
 
-    def _read_message(self, peer: _HelperConnection) -> bool:
-        """Read from a client; return whether more is to come."""
-        try:
-            data = peer.connection.recv(_MAX_MESSAGE_BYTES)
-        except OSError:
-            return False  # it has disconnected; the helper tries again
-        peer.received += data
-        if b"\n" not in peer.received:
-            return bool(data) and len(peer.received) <= _MAX_MESSAGE_BYTES
-        _send_reply(
-            peer.connection,
-            _ACCEPTED_REPLY if self._queue_report(peer.received) else _REJECTED_REPLY,
-        )
-        return False
+    def _queue_report(self, message: ActionRequest) -> None:
+        """Verify a request and queue its report.
 
-    def _queue_report(self, line: bytes) -> bool:
-        """Verify a message and queue its report; return whether it was accepted."""
-        try:
-            message = _decode(line.partition(b"\n")[0])
-        except (msgspec.MsgspecError, UnicodeDecodeError):
-            self._log_refusal("what was said is no wake-up")
-            return False
-        secret = self._read_secret()
-        if not secret or not hmac.compare_digest(message.secret.encode(), secret):
-            self._log_refusal("a wake-up came without the secret")
-            return False
-        if message.cluster != self._cluster:
-            self._log_refusal(
-                f"a wake-up is of cluster {message.cluster[:64]!r}, this is {self._cluster}"
+        Raises:
+            StewardError: The request is rejected.
+        """
+        if not hmac.compare_digest(message.auth.encode(), self._read_secret()):
+            raise UnknownCredential(
+                "the report came without the secret: install the helper again with "
+                "'steward plugins install --trigger'"
             )
-            return False
+        try:
+            report = msgspec.convert(message.args, _WakeRequest)
+        except msgspec.ValidationError as error:
+            raise UsageError(f"the report cannot be read: {error}") from error
+        if message.action != WAKE_ACTION or report.cluster != self._cluster:
+            raise UsageError(
+                f"{message.action[:64]!r} of cluster {report.cluster[:64]!r} is not for the "
+                f"sensor of cluster {self._cluster}"
+            )
         with self._lock:
-            trigger = FiredTrigger(message.event[:64], message.nodes)
+            trigger = FiredTrigger(report.event[:64], report.nodes)
             has_room = len(self._fired) < _MAX_WAITING_REPORTS or trigger in self._fired
             is_first_lost = not has_room and not self._is_full
             self._is_full = self._is_full or not has_room
@@ -358,39 +293,25 @@ class WakeupListener:
             )
         with contextlib.suppress(BlockingIOError):
             os.write(self._news_fd, b"!")  # a full pipe is readable too
-        return True
 
     def _read_secret(self) -> bytes:
-        """Read the secret from its file; empty if it is missing or unsafe."""
+        """Read the secret from its file.
+
+        Raises:
+            Unavailable: The secret is missing or unsafe.
+        """
+        path = self._secret_file
         try:
-            fd = os.open(self._secret_file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:
-            self._log_refusal(f"{self._secret_file}: {error.strerror}")
-            return b""
+            raise Unavailable(f"cannot read {path}: {error.strerror}", path) from error
         with os.fdopen(fd, "rb") as file:
             status = os.fstat(fd)
             if not stat.S_ISREG(status.st_mode) or stat.S_IMODE(status.st_mode) & 0o077:
-                self._log_refusal(f"{self._secret_file} is open to others: give it the mode 0600")
-                return b""
-            secret = file.read(_MAX_MESSAGE_BYTES).strip()
+                raise Unavailable(f"{path} is open to others: give it the mode 0600", path)
+            secret = file.read(_MAX_SECRET_BYTES).strip()
         if len(secret) < _MIN_SECRET_LENGTH:
-            self._log_refusal(
-                f"{self._secret_file} holds no secret of {_MIN_SECRET_LENGTH} letters or more"
+            raise Unavailable(
+                f"{path} holds no secret of {_MIN_SECRET_LENGTH} characters or more", path
             )
-            return b""
         return secret
-
-    def _log_refusal(self, reason: str) -> None:
-        """Log a refused report, at most once a minute."""
-        now = time.monotonic()
-        if now < self._logged_at + _LOG_INTERVAL_S and self._logged_at:
-            return
-        self._logged_at = now
-        log.warning("cluster %s: a wake-up is refused on %s: %s", self._cluster, self._path, reason)
-
-
-def _send_reply(connection: socket.socket, reply: bytes) -> None:
-    """Send a reply."""
-    # A client that does not read the reply has delivered its message.
-    with contextlib.suppress(OSError):
-        connection.send(reply)
