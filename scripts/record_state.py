@@ -30,6 +30,7 @@ from steward.bank.settings import BankSettings
 from steward.core.config import ArchiveSettings, JournalSettings, Settings
 from steward.core.config.reader import LoadedConfig, render_config
 from steward.core.journal import JournalLink, JournalUnavailable
+from steward.core.journal.control import WritePositions, send_command
 from steward.core.waits import Stop
 from steward.slurm.settings import ClusterSettings
 
@@ -102,7 +103,7 @@ def run(settings: Settings, home: Path) -> None:
 
         def append() -> bool:
             try:
-                JournalLink(settings.state_dir, Stop()).send_command("standings")
+                send_command(settings.state_dir, WritePositions())
             except JournalUnavailable:
                 return False
             JournalLink(settings.state_dir, Stop()).append(events)

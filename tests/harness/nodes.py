@@ -39,9 +39,7 @@ class HearingSite(ReceivingSite):
     def __init__(self, directory: Path, authority: Authority, **nodes: Any) -> None:
         settings = NodesSettings(**listener_keys(authority), **nodes)
         super().__init__(directory, authority, nodes=settings)
-        self.start(
-            NodeReceiver(self.settings, lambda rows: self.link.send_command("append", *rows))
-        )
+        self.start(NodeReceiver(self.settings, self.link.append_once))
 
     def events(self) -> list[Event]:
         """Return the events that nodes reported, in order."""

@@ -16,6 +16,7 @@ from steward.bank.settings import BankSettings
 from steward.core.config import JournalSettings, Settings
 from steward.core.incoming import make_stores
 from steward.core.journal import Journal, JournalLink, JournalReader
+from steward.core.journal.control import HoldTrimming, WritePositions, send_command
 from steward.core.journal.server import JournalServer
 from steward.core.journal.store import encode_rows, prepare_restored
 from steward.core.sqlite import open_database, transaction
@@ -180,15 +181,15 @@ def writer(tmp_path: Path) -> Iterator[str]:
 
 def test_the_journal_removes_nothing_while_it_is_held(writer: str) -> None:
     link = JournalLink(writer, Stop())
-    assert link.send_command("hold", 3600.0)
+    send_command(writer, HoldTrimming(3600.0))
     link.append([script_event(n) for n in range(5)])
     link.send_message("passed", "jobs", 5, "running", "")
-    assert link.send_command("standings") == 5
+    assert send_command(writer, WritePositions()) == 5
     reader = JournalReader(writer)
     # Longer than the writer waits from one look to the next.
     assert not threading.Event().wait(1.0)
     assert reader.count() == 5
-    assert link.send_command("hold", 0)
+    send_command(writer, HoldTrimming(0))
     for _ in range(3000):
         if not reader.count():
             break

@@ -14,6 +14,7 @@ from harness.events import script_event
 from harness.journal import fill
 from steward.core.config import JournalSettings, Settings
 from steward.core.consumers import Append, Feed, Rejected, feed_all
+from steward.core.errors import Conflict, StewardError, UsageError
 from steward.core.events import JOB_SCRIPT, Event
 from steward.core.incoming import make_stores
 from steward.core.journal import (
@@ -31,7 +32,17 @@ from steward.core.journal.client import (
     encode_frame,
     split_into_frames,
 )
+from steward.core.journal.control import (
+    CONTROL_ACTION,
+    CONTROL_SOCKET,
+    ForgetConsumer,
+    HoldTrimming,
+    ReplayDeadLetters,
+    WritePositions,
+    send_command,
+)
 from steward.core.journal.server import JournalServer, lock_state_dir
+from steward.core.rpc import send_request
 from steward.core.waits import Stop
 
 MakeLink = Callable[..., JournalLink]
@@ -190,7 +201,7 @@ def test_a_replay_wakes_the_consumer(running: Running, make_link: MakeLink) -> N
         while not reader.list_dead_letters("picky") and time.monotonic() < until:
             time.sleep(0.01)
         picky.accepts = True
-        assert make_link().send_command("replay", "picky") == 1
+        assert send_command(running.state_dir, ReplayDeadLetters("picky")) == 1
         assert picky.took.wait(30)
     finally:
         stop.set()
@@ -223,12 +234,12 @@ def test_stop_ends_the_wait_for_a_writer(make_link: MakeLink) -> None:
         make_link(stop).append([script_event(1)])
 
 
-def forgotten_when_gone(link: JournalLink) -> bool:
+def forgotten_when_gone(state_dir: str) -> bool:
     """The server hears of a closed connection a moment later."""
     for _ in range(100):
         try:
-            return bool(link.send_command("forget", "a"))
-        except JournalError:
+            return send_command(state_dir, ForgetConsumer("a")) == 0
+        except Conflict:
             time.sleep(0.02)
     return False
 
@@ -238,24 +249,28 @@ def test_standings_and_dead_letters_travel(running: Running, make_link: MakeLink
     link.append([script_event(1)])
     link.send_message("passed", "a", 1, "running", "")
     link.send_message("aside", "a", 1, "bad")
-    link.send_command("standings")
+    send_command(running.state_dir, WritePositions())
     reader = JournalReader(running.state_dir)
     assert reader.list_consumers()[0].dead == 1
-    assert link.send_command("replay", "a", 1) == 1
+    assert send_command(running.state_dir, ReplayDeadLetters("a", 1)) == 1
     link.send_message("revived", "a", 1)
-    other = make_link()
-    with pytest.raises(JournalError, match="is running"):
-        other.send_command("forget", "a")
+    with pytest.raises(Conflict, match="is running"):
+        send_command(running.state_dir, ForgetConsumer("a"))
     link.close()
-    link = other
-    assert forgotten_when_gone(link)
+    assert forgotten_when_gone(running.state_dir)
     assert reader.list_consumers() == []
-    with pytest.raises(JournalError, match="no consumer"):
-        link.send_command("forget", "a")
-    with pytest.raises(JournalError, match="no consumer"):
-        link.send_command("replay", "a")
-    with pytest.raises(JournalError, match="knows no"):
-        link.send_command("explode")
+    with pytest.raises(StewardError, match="no consumer"):
+        send_command(running.state_dir, ForgetConsumer("a"))
+    with pytest.raises(StewardError, match="no consumer"):
+        send_command(running.state_dir, ReplayDeadLetters("a"))
+    with pytest.raises(UsageError, match="cannot read the command"):
+        send_request(
+            os.path.join(running.state_dir, CONTROL_SOCKET),
+            CONTROL_ACTION,
+            {"type": "explode"},
+            int,
+            timeout_s=5,
+        )
 
 
 def test_a_standing_that_a_writer_took_with_it_is_told_to_the_next(
@@ -264,14 +279,15 @@ def test_a_standing_that_a_writer_took_with_it_is_told_to_the_next(
     running.end()
     running.start(trim_every_s=0.1, flush_every_s=3600.0)
     link = make_link(subscribe=True)
-    link.send_command("standings")  # the first one it is told is written at once
+    send_command(running.state_dir, WritePositions())  # the first one it is told is written at once
     link.send_message("passed", "a", 0, "running", "")
-    link.send_command("hold", 0.0)  # it has taken in what it was told before
+    send_command(running.state_dir, HoldTrimming(0))  # it has taken in what it was told before
     running.kill()
     assert JournalReader(running.state_dir).list_consumers() == []
     running.start()
     assert link.wait(0, 5.0) == 1, "it looks again when the connection has ended"
-    link.send_command("standings")
+    link.wait(1, 0.01)  # it connects again
+    send_command(running.state_dir, WritePositions())
     assert [of.name for of in JournalReader(running.state_dir).list_consumers()] == ["a"]
 
 
@@ -304,6 +320,7 @@ def test_news_that_is_none_does_not_prolong_the_wait(make_link: MakeLink, runnin
         encode_frame(["append"]),
         encode_frame(["passed", 1]),
         encode_frame(["append", 1, 7]),
+        encode_frame(["explode", 1, []]),
     ],
 )
 def test_garbage_ends_only_the_connection_it_came_by(

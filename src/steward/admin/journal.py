@@ -8,7 +8,7 @@ a command to the journal's writer, so they need the running daemon.
 import difflib
 from collections.abc import Iterable
 from datetime import UTC, datetime
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import msgspec
 
@@ -17,10 +17,14 @@ from steward.core.actions import Answer, Request, action, argument, option
 from steward.core.errors import PermissionRefused, UsageError
 from steward.core.events import BODIES, Event
 from steward.core.journal import refill_command
-from steward.core.journal.client import JournalLink
+from steward.core.journal.control import (
+    ForgetConsumer,
+    JournalCommand,
+    ReplayDeadLetters,
+    send_command,
+)
 from steward.core.journal.reader import ConsumerStatus, DeadLetter, JournalReader
 from steward.core.layouts import Column, Layout
-from steward.core.waits import Stop
 from steward.reports.events import MAX_EVENTS, EventItem, make_event_item
 
 _READ_AT_ONCE = 1_000
@@ -70,13 +74,9 @@ class JournalContext:
         finally:
             reader.close()
 
-    def ask_writer(self, verb: str, *args: Any) -> Any:
-        """Send a command to the journal's writer and return its answer."""
-        link = JournalLink(self._state_dir, Stop())
-        try:
-            return link.send_command(verb, *args)
-        finally:
-            link.close()
+    def send_command(self, command: JournalCommand) -> int:
+        """Send the journal's writer a command and return its answer."""
+        return send_command(self._state_dir, command)
 
 
 def _to_moment(at_s: int) -> datetime | None:
@@ -379,7 +379,7 @@ def _replay_dead_letters(
 ) -> ReplayAnswer:
     """Retry dead letters of a consumer."""
     consumer = context.find_consumer(caller, request.consumer)
-    return ReplayAnswer(events=context.ask_writer("replay", consumer, request.id))
+    return ReplayAnswer(events=context.send_command(ReplayDeadLetters(consumer, request.id)))
 
 
 @action(
@@ -394,5 +394,5 @@ def _forget_consumer(
 ) -> ForgetAnswer:
     """Remove a consumer permanently: the journal keeps no events for it."""
     consumer = context.find_consumer(caller, request.consumer)
-    context.ask_writer("forget", consumer)
+    context.send_command(ForgetConsumer(consumer))
     return ForgetAnswer(consumer=consumer)

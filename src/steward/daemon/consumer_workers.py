@@ -220,7 +220,7 @@ class JournalAppender:
         Raises:
             JournalUnavailable: The journal's writer is down.
         """
-        self._link.send_command("append", *encode_rows(events))
+        self._link.append_once(encode_rows(events))
 
 
 def make_gate_worker(settings: Settings) -> WorkerSpec:

@@ -2,13 +2,13 @@
 
 ``ACTIONS`` holds every action by name; ``make_registry`` makes the registry of a configuration,
 whose contexts are created when needed. The daemon's socket and the command line of root and
-Steward's user run actions through it, so access is decided in one way. ``append_once`` and
-``request_once`` send to the journal's writer. A caller that needs one action uses
+Steward's user run actions through it, so access is decided in one way. ``append_once``
+sends events to the journal's writer. A caller that needs one action uses
 ``daemon/registry.py``, which imports one package.
 """
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from steward.accounting.context import AccountingContext
 from steward.admin.credentials.sessions import CredentialsContext
@@ -25,6 +25,7 @@ from steward.core.config import Settings
 from steward.core.errors import UsageError
 from steward.core.events import Event
 from steward.core.journal import JournalLink, JournalUnavailable
+from steward.core.journal.control import ClearMissed, send_command
 from steward.core.journal.store import encode_rows
 from steward.core.waits import Stop
 from steward.daemon.registry import import_actions
@@ -45,7 +46,7 @@ def make_registry(settings: Settings) -> Registry:
         append_once(settings, events)
 
     def refilled(consumer: str, since_s: int) -> None:
-        request_once(settings, "refilled", consumer, since_s)
+        send_command(settings.state_dir, ClearMissed(consumer, since_s))
 
     def archive() -> ArchiveContext:
         if settings.forward.to:
@@ -93,18 +94,9 @@ def append_once(settings: Settings, events: Sequence[Event]) -> None:
     Raises:
         JournalUnavailable: No daemon runs on the state directory.
     """
-    request_once(settings, "append", *encode_rows(events))
-
-
-def request_once(settings: Settings, verb: str, *args: Any) -> None:
-    """Send a request to the journal's writer; fail at once if it is down, since a caller waits.
-
-    Raises:
-        JournalUnavailable: No daemon runs on the state directory.
-    """
     link = JournalLink(settings.state_dir, Stop())
     try:
-        link.send_command(verb, *args)
+        link.append_once(encode_rows(events))
     except JournalUnavailable as error:
         raise JournalUnavailable(
             f"that is recorded in the journal, which needs the daemon: start 'steward serve' "

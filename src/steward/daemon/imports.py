@@ -37,6 +37,7 @@ from steward.core.errors import UsageError
 from steward.core.events import Event, make_script_key
 from steward.core.incoming import make_stores
 from steward.core.journal import Journal, JournalLink, JournalReader, JournalUnavailable
+from steward.core.journal.control import WritePositions, send_command
 from steward.core.journal.server import lock_state_dir
 from steward.core.journal.store import encode_rows
 from steward.core.records import JobRecord
@@ -283,7 +284,7 @@ def _open_journal(settings: Settings) -> Iterator[Append]:
     stop = Stop()
     link = JournalLink(settings.state_dir, stop)
     try:
-        link.send_command("standings")
+        send_command(settings.state_dir, WritePositions())
     except JournalUnavailable:
         # No daemon runs; the lock keeps one from starting meanwhile.
         lock = lock_state_dir(settings.state_dir, wait_s=1.0)

@@ -323,7 +323,7 @@ def run_nodes(settings: Settings, stop: Stop, send_heartbeat: SendHeartbeat) -> 
 
     link = JournalLink(settings.state_dir, stop)
     receiver = wait_for_resource(
-        lambda: NodeReceiver(settings, lambda rows: link.send_command("append", *rows)),
+        lambda: NodeReceiver(settings, link.append_once),
         stop,
         send_heartbeat,
     )

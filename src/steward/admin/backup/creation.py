@@ -45,10 +45,10 @@ from steward.core.databases import JOURNAL
 from steward.core.events import JOB_SCRIPT, JobScript, utc_now
 from steward.core.files import open_parent
 from steward.core.incoming import ARCHIVE_DIRECTORY, IncomingStores, make_stores
-from steward.core.journal import JournalLink, JournalReader, JournalUnavailable
+from steward.core.journal import JournalReader, JournalUnavailable
+from steward.core.journal.control import LONGEST_HOLD_S, HoldTrimming, send_command
 from steward.core.journal.server import lock_state_dir
 from steward.core.sqlite import Connection, SqliteUnavailable, open_reader, translate_errors
-from steward.core.waits import Stop
 
 
 class DatabaseSnapshots:
@@ -117,8 +117,6 @@ class DatabaseSnapshots:
         self._connections.clear()
 
 
-_HOLD_S: Final = 3600.0
-"""Longest time that the journal server waits with trimming, in seconds."""
 _MAX_OPEN_ATTEMPTS: Final = 3
 """Attempts to open all databases, one of which may be replaced meanwhile."""
 _EVENTS_PER_READ: Final = 500
@@ -224,9 +222,8 @@ def make_backup(
 @contextmanager
 def _hold_journal(state_dir: str) -> Iterator[bool]:
     """Keep the journal from being trimmed; yield whether the daemon runs."""
-    link = JournalLink(state_dir, Stop())
     try:
-        link.send_command("hold", _HOLD_S)
+        send_command(state_dir, HoldTrimming(LONGEST_HOLD_S))
     except JournalUnavailable:
         lock = lock_state_dir(state_dir, wait_s=1.0)
         try:
@@ -239,8 +236,7 @@ def _hold_journal(state_dir: str) -> Iterator[bool]:
     finally:
         # A writer that was restarted meanwhile has no hold.
         with contextlib.suppress(JournalUnavailable):
-            link.send_command("hold", 0)
-        link.close()
+            send_command(state_dir, HoldTrimming(0))
 
 
 @contextmanager

@@ -3,9 +3,9 @@
 :class:`JournalLink` appends events, reports a consumer's position and waits for new events.
 The frame format is here too, for client and server: a 4-byte little-endian length and a
 MessagePack array, whose first item is the verb. Requests with a number get ``ok`` or ``refused``
-with that number: append, aside, replay, forget, refilled, hold, standings. Messages without an
-answer: subscribe, passed, revived. The server sends subscribers ``head`` (the journal grew) and
-``look`` (dead letters are to be retried).
+with that number: append, aside. Messages without an answer: subscribe, passed, revived. Commands
+for the writer go to its control socket (``control``). The server sends subscribers ``head`` (the
+journal grew) and ``look`` (dead letters are to be retried).
 
 An append waits for the answer, which comes when the events are durable; if the writer restarts
 meanwhile, the client sends the events again, which their keys make harmless. Many events go in
@@ -142,7 +142,7 @@ class JournalLink:
         backoff = Backoff()
         while True:
             try:
-                self._send_request("append", rows)
+                self.append_once(rows)
             except JournalUnavailable:
                 if self._stop.is_set():
                     raise
@@ -164,7 +164,7 @@ class JournalLink:
         """
         if message[0] == "aside":
             try:
-                self.send_command(*message)
+                self._send_request(message[0], message[1:])
             except JournalError as error:
                 raise JournalUnavailable(str(error), self._path) from error
             return
@@ -176,14 +176,14 @@ class JournalLink:
             # The consumer's own cursor is authoritative; the next connection reports it.
             self.close()
 
-    def send_command(self, verb: str, *args: Any) -> Any:
-        """Send the writer a command (replay, forget ...) and return its answer; no retry.
+    def append_once(self, rows: Sequence[EncodedEvent]) -> None:
+        """Append one frame of encoded events; return when they are durable; no retry.
 
         Raises:
-            JournalError: The writer rejected the command.
+            JournalError: The writer rejected them.
             JournalUnavailable: The writer is away.
         """
-        return self._send_request(verb, list(args))
+        self._send_request("append", rows)
 
     def wait(self, position: int, timeout_s: float) -> int:
         """Wait until the journal's head is beyond ``position``, time is over or the Stop is set.
@@ -244,7 +244,7 @@ class JournalLink:
     def _send(self, data: bytes) -> None:
         self._connect().sendall(data)
 
-    def _send_request(self, verb: str, argument: Any) -> Any:
+    def _send_request(self, verb: str, argument: Sequence[Any]) -> None:
         """Send a numbered request and wait for its answer."""
         self._last_number += 1
         number = self._last_number
@@ -263,7 +263,6 @@ class JournalLink:
             ) from error
         if reply[0] == "refused":
             raise JournalError(str(reply[2]), verb)
-        return reply[2]
 
     def _receive(self, timeout_s: float, *, number: int) -> list[Any] | None:
         """Read messages: return the answer of that number, [] for other news, None for none."""

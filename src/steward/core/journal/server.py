@@ -4,7 +4,8 @@
 refer to; ``limit_size`` keeps journal and bytes below ``max_bytes`` by detaching consumers that
 can be refilled. ``lock_state_dir`` ensures one Steward for each state directory.
 
-:class:`JournalServer` serves the socket that ``client.py`` connects to. One turn of its loop reads
+:class:`JournalServer` serves the socket that ``client.py`` connects to, and the control socket of
+``control.py``. One turn of its loop reads
 the ready sockets, commits all waiting appends in one transaction and answers them, writes the
 consumers' positions (every 0.5 s), and trims (every 5 s). A commit needs no timer: events that
 arrive during one commit form the next batch, so batches grow with the load.
@@ -22,13 +23,23 @@ from typing import Any
 import msgspec
 
 from steward.core.config import JournalSettings
-from steward.core.errors import StewardError, Unavailable
+from steward.core.errors import Conflict, StewardError, Unavailable, UsageError
 from steward.core.events import JobScript, utc_now
 from steward.core.files import describe_os_error, resolve_path
 from steward.core.incoming import IncomingStores, StoreError
 from steward.core.journal.client import JOURNAL_SOCKET, FrameDecoder, encode_frame
+from steward.core.journal.control import (
+    CONTROL_SOCKET,
+    ClearMissed,
+    ForgetConsumer,
+    HoldTrimming,
+    JournalCommand,
+    ReplayDeadLetters,
+    WritePositions,
+)
 from steward.core.journal.reader import refill_command
 from steward.core.journal.store import EncodedEvent, Journal, JournalError, JournalUnavailable
+from steward.core.rpc_server import RpcCall, RpcListener
 from steward.core.sqlite import SqliteError
 from steward.core.waits import Backoff, Stop
 
@@ -217,8 +228,6 @@ _MOST_CONNECTIONS = 64
 """Most client connections."""
 _BATCH_EVENTS = 500
 """Events after which a commit takes no further append."""
-_LONGEST_HOLD_S = 3600.0
-"""Longest time that a backup may stop trimming, in seconds."""
 
 
 class _ClientConnection:
@@ -267,10 +276,12 @@ class JournalServer:
         self._lock = lock_state_dir(state_dir)
         self._journal = Journal(state_dir)
         self._listener = _open_socket(state_dir)
+        self._control = RpcListener(os.path.join(state_dir, CONTROL_SOCKET))
 
     def run(self, stop: Stop, send_heartbeat: "Any" = None) -> None:
         """Serve until the Stop is set; then commit what came in and return."""
         self._selector.register(self._listener, selectors.EVENT_READ, None)
+        self._selector.register(self._control.fd, selectors.EVENT_READ, None)
         self._selector.register(stop.fd, selectors.EVENT_READ, None)
         while not stop.is_set():
             if send_heartbeat is not None:
@@ -287,6 +298,7 @@ class JournalServer:
             self._disconnect(client)
         self._selector.close()
         self._listener.close()
+        self._control.close()
         self._journal.close()
         self._lock.close()
 
@@ -299,7 +311,12 @@ class JournalServer:
 
     def _run_turn(self, stop: Stop | None, timeout_s: float) -> None:
         """Handle ready sockets, then commit, flush positions and trim if due."""
-        for key, mask in self._selector.select(timeout_s):
+        events = self._selector.select(timeout_s)
+        calls = self._control.receive()
+        if calls:
+            # Handle what clients sent before these commands first.
+            events = self._selector.select(0)
+        for key, mask in events:
             if key.fileobj is self._listener:
                 self._accept()
             elif isinstance(key.data, _ClientConnection):
@@ -307,6 +324,8 @@ class JournalServer:
                     self._write(key.data)
                 if mask & selectors.EVENT_READ:
                     self._read(key.data)
+        for call in calls:
+            self._answer(call)
         now = time.monotonic()
         if self._pending_appends and now >= self._retry_at:
             self._commit()
@@ -326,6 +345,8 @@ class JournalServer:
         client = _ClientConnection(connection)
         self._clients[connection.fileno()] = client
         self._selector.register(connection, selectors.EVENT_READ, client)
+        # A command of this turn may follow what the client has sent.
+        self._read(client)
 
     def _read(self, client: _ClientConnection) -> None:
         """Read and handle a client's messages; drop the client on errors."""
@@ -364,44 +385,55 @@ class JournalServer:
             self._consumer_clients[name] = client
         elif verb == "revived":
             self._journal.delete_dead_letter(*message[1:])
+        elif verb == "aside":
+            self._store_dead_letter(client, message[1], message[2])
         else:
-            self._answer(client, verb, message[1], message[2])
+            raise ValueError(f"unknown verb {verb!r}")
 
-    def _answer(self, client: _ClientConnection, verb: str, number: int, args: list[Any]) -> None:
-        """Run a command and send its result or error."""
+    def _store_dead_letter(self, client: _ClientConnection, number: int, args: list[Any]) -> None:
+        """Store a dead letter, and answer its consumer."""
         try:
-            if verb == "forget":
-                runner = self._consumer_clients.get(args[0])
-                if runner is not None and runner.socket.fileno() >= 0:
-                    raise JournalError(
-                        f"consumer {args[0]} is running: take it out of the configuration first",
-                        args[0],
-                    )
-                self._positions.pop(args[0], None)
-                self._journal.remove_consumer(args[0])
-                result: Any = True
-            elif verb == "replay":
-                result = self._journal.mark_for_retry(*args)
-                self._broadcast(["look"])
-            elif verb == "aside":
-                self._journal.add_dead_letter(*args)
-                result = True
-            elif verb == "refilled":
-                self._journal.clear_missed(*args)
-                result = True
-            elif verb == "hold":
-                # A backup copies the bytes that events refer to: none may be deleted meanwhile.
-                self._trim_at = time.monotonic() + min(float(args[0]), _LONGEST_HOLD_S)
-                result = True
-            elif verb == "standings":
-                self._flush_positions()
-                result = self._journal.head()
-            else:
-                raise JournalError(f"the journal knows no {verb!r}", verb)
+            self._journal.add_dead_letter(*args)
         except StewardError as error:
             self._send(client, ["refused", number, str(error)])
         else:
-            self._send(client, ["ok", number, result])
+            self._send(client, ["ok", number, True])
+
+    def _answer(self, call: RpcCall) -> None:
+        """Run a command and answer it."""
+        try:
+            answer = self._run_command(msgspec.convert(call.message.args, JournalCommand))
+        except msgspec.ValidationError as error:
+            call.reject(UsageError(f"the journal cannot read the command: {error}"))
+        except StewardError as error:
+            call.reject(error)
+        else:
+            call.reply(answer)
+
+    def _run_command(self, command: JournalCommand) -> int:
+        """Run a command and return its answer."""
+        match command:
+            case ForgetConsumer(consumer):
+                runner = self._consumer_clients.get(consumer)
+                if runner is not None and runner.socket.fileno() >= 0:
+                    raise Conflict(
+                        f"consumer {consumer} is running: take it out of the configuration first",
+                        consumer,
+                    )
+                self._positions.pop(consumer, None)
+                self._journal.remove_consumer(consumer)
+            case ReplayDeadLetters(consumer, event_id):
+                count = self._journal.mark_for_retry(consumer, event_id)
+                self._broadcast(["look"])
+                return count
+            case ClearMissed(consumer, since_s):
+                self._journal.clear_missed(consumer, since_s)
+            case HoldTrimming(seconds):
+                self._trim_at = time.monotonic() + seconds
+            case WritePositions():
+                self._flush_positions()
+                return self._journal.head()
+        return 0
 
     def _commit(self) -> None:
         """Commit waiting appends in one transaction, and answer their clients."""

@@ -300,7 +300,7 @@ class ControllerReceiver:
             for store in batch_stores.values():
                 store.sync()
             if rows:
-                self._link.send_command("append", *rows)
+                self._link.append_once(rows)
         except StoreUnavailable:
             # The controller sends the batch again soon, and then another store may work.
             self._failed_until.update(
