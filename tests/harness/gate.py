@@ -53,11 +53,11 @@ _RUN = """
 import signal, sys
 import msgspec
 from steward.core.config import Settings
-from steward.daemon.consumer_workers import run_gate
+from steward.daemon.consumer_workers import {}
 from steward.core.waits import Stop
 stop = Stop()
 signal.signal(signal.SIGTERM, lambda *_: stop.set())
-run_gate(msgspec.json.decode(sys.argv[1], type=Settings), stop, lambda: None)
+{}(msgspec.json.decode(sys.argv[1], type=Settings), stop, lambda: None)
 """
 
 
@@ -173,6 +173,12 @@ class GateCore:
         return self.keeper.balances.get_available(name, at_us or now_us()) / MICRO
 
 
+def start_worker(settings: Settings, function: str) -> subprocess.Popen[bytes]:
+    """Start a process that runs a function of the daemon's consumer workers."""
+    text = msgspec.json.encode(settings).decode()
+    return subprocess.Popen([sys.executable, "-c", _RUN.format(function, function), text])
+
+
 class RunningGate:
     """A gate in a subprocess, which the test can kill and start again."""
 
@@ -183,8 +189,7 @@ class RunningGate:
         self.start()
 
     def start(self) -> None:
-        settings = msgspec.json.encode(self.settings).decode()
-        self.process = subprocess.Popen([sys.executable, "-c", _RUN, settings])
+        self.process = start_worker(self.settings, "run_gate")
         self.wait(lambda: self.state() is not None)
 
     def kill(self, number: int = signal.SIGKILL) -> None:

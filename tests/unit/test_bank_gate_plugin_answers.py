@@ -72,7 +72,7 @@ class Asked:
         site = self.site
         calls = GateOperations(
             *(site.settings.state_dir, site.keeper, site.upkeep),
-            *(self.answering, self.right, lambda: None),
+            *(self.answering, self.right, lambda: None, lambda _requests, _now_us: []),
         )
         call = GateCall(v=1, op=op, body=msgspec.Raw(msgspec.json.encode(body)))
         return msgspec.json.decode(calls.answer(msgspec.json.encode(call)), type=GateReply)

@@ -232,19 +232,40 @@ def make_gate_worker(settings: Settings) -> WorkerSpec:
 def run_gate(settings: Settings, stop: Stop, send_heartbeat: SendHeartbeat) -> None:
     """Run the gate until the Stop is raised."""
     # Only this worker: every process would hold the 3 MB of the gate's modules.
-    from steward.bank.gate.server import GateServer, RealTimePriority
+    from steward.bank.gate.server import GateServer
 
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    send_heartbeat = _run_before_others(send_heartbeat)
+    server = wait_for_resource(lambda: GateServer(settings), stop, send_heartbeat)
+    server.run(stop, send_heartbeat)
+
+
+def _run_before_others(send_heartbeat: SendHeartbeat) -> SendHeartbeat:
+    """Give this process real-time priority; return a heartbeat that renews it."""
+    from steward.bank.gate.server import RealTimePriority
+
     priority = RealTimePriority()
     priority.acquire()
 
-    def beat_first() -> None:
+    def renew() -> None:
         priority.renew()
         send_heartbeat()
 
-    server = wait_for_resource(lambda: GateServer(settings), stop, beat_first)
-    server.run(stop, beat_first)
+    return renew
+
+
+def run_gate_server(settings: Settings, stop: Stop, send_heartbeat: SendHeartbeat) -> None:
+    """Serve gates on other hosts, which ask the gate of this one, until the Stop is raised."""
+    from steward.bank.gate.client import GateClient
+    from steward.bank.gate.http_server import GateApplication, make_server_config
+    from steward.core.http_server import open_http_listener, serve_http
+
+    send_heartbeat = _run_before_others(send_heartbeat)
+    config = make_server_config(settings.gate)
+    listener = wait_for_resource(lambda: open_http_listener(config), stop, send_heartbeat)
+    gate = GateClient(settings.state_dir, timeout_s=settings.gate.timeout_ms / 1000)
+    serve_http(config, GateApplication(gate), listener, stop, send_heartbeat)
 
 
 _GATE_TIMEOUT_S = 1.0
@@ -385,6 +406,8 @@ def make_bank_workers(settings: Settings) -> list[WorkerSpec]:
             name=BANK, run=partial(_run_bank, settings), after=(JOURNAL,), hang_s=_BANK_HANG_S
         ),
     ]
+    if settings.gate.listen:
+        workers.append(WorkerSpec(name="gate.server", run=partial(run_gate_server, settings)))
     if settings.mybrc.listen:
         workers.append(make_mybrc_worker(settings))
     if settings.bank.remote.url:

@@ -15,13 +15,17 @@ from typing import Any, Final
 
 import msgspec
 
-from steward.bank.errors import BankUsage, NoEstimate
+from steward.bank.errors import BankUsage, GateUnavailable, NoEstimate
 from steward.bank.estimate.request_limits import Budget
 from steward.bank.gate import plugin_conf, token
 from steward.bank.gate.balances import OpenHold
 from steward.bank.gate.cpu_limits import REQUEST_NS
 from steward.bank.gate.holds import HoldKeeper
-from steward.bank.gate.plugin_answers import DecisionRight, PluginAnswerer
+from steward.bank.gate.plugin_answers import (
+    DecisionRight,
+    PluginAnswerer,
+    decode_plugin_request,
+)
 from steward.bank.gate.requests import (
     VERSION,
     AccountMeans,
@@ -37,6 +41,8 @@ from steward.bank.gate.requests import (
     HoldQuery,
     LeaseRequest,
     MeansRequest,
+    PluginReply,
+    PluginRequest,
     PriceRequest,
     ReleaseRequest,
     RemoteMeans,
@@ -174,6 +180,9 @@ log = logging.getLogger(__name__)
 _decode_call = msgspec.json.Decoder(GateCall).decode
 _encode_json = msgspec.json.Encoder().encode
 
+DecideRequests = Callable[[list[tuple[PluginRequest, int]], int], list[PluginReply]]
+"""Function that decides on requests: takes each with the CPU time that reading it took, in ns, and
+the time in µs."""
 OperationFunction = Callable[[Any, int], Any]
 """Function of an operation: takes the decoded body and the time in µs."""
 
@@ -188,6 +197,7 @@ class GateOperations:
         answerer: The answerer of plugin requests, which resolves user names and counts answers.
         right: Whether this gate may decide.
         on_lease: Called when this gate gets the lease to decide.
+        decide: Decides on plugin requests within a transaction.
     """
 
     def __init__(
@@ -198,6 +208,7 @@ class GateOperations:
         answerer: PluginAnswerer,
         right: DecisionRight,
         on_lease: Callable[[], None],
+        decide: DecideRequests,
     ) -> None:
         self._state_dir = state_dir
         self._keeper = keeper
@@ -207,6 +218,7 @@ class GateOperations:
         self._find_user = answerer.find_user
         self._right = right
         self._on_lease = on_lease
+        self._decide_requests = decide
         self._ops: Final[dict[str, tuple[Any, OperationFunction]]] = {
             "books": (GateBooks, self._apply_books),
             "remote_means": (
@@ -246,6 +258,7 @@ class GateOperations:
             ),
             "facts": (tuple[int, int], lambda of, _now_us: keeper.store.fetch_facts(*of)),
             "lease": (LeaseRequest, self._lease),
+            "decide": (list[msgspec.Raw], self._decide),
             "grant": (GrantRequest, self._grant),
             "allow": (Allowance, lambda allowance, _now_us: keeper.allow(allowance)),
         }
@@ -262,7 +275,7 @@ class GateOperations:
             body = msgspec.json.decode(call.body, type=body_type)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             return _encode_error("BankError", f"the gate cannot read what it was sent: {error}")
-        now_us = time.time_ns() // 1000
+        now_us, began_at = time.time_ns() // 1000, time.monotonic()
         store = self._keeper.store
         writes_before = store.write_count
         try:
@@ -273,6 +286,8 @@ class GateOperations:
             return self._handle_failure(
                 call.op, body, error, is_clean=store.write_count == writes_before
             )
+        if call.op == "decide":
+            self._answerer.counters.add(result, int((time.monotonic() - began_at) * 1e6))
         return _encode_json(GateReply(ok=True, body=msgspec.Raw(_encode_json(result)))) + b"\n"
 
     def _handle_failure(self, op: str, body: Any, error: Exception, *, is_clean: bool) -> bytes:
@@ -365,6 +380,25 @@ class GateOperations:
     def _grant(self, request: GrantRequest, now_us: int) -> Any:
         return self._keeper.grant(request.ask, request.user, request.restarts, now_us)
 
+    def _decide(self, lines: list[msgspec.Raw], now_us: int) -> list[PluginReply]:
+        """Decide on requests of submit plugins that ask on other hosts.
+
+        Raises:
+            GateUnavailable: This gate may not decide; the asking gate then applies its policy.
+            BankUsage: A request cannot be read.
+        """
+        why = self._right.explain_refusal()
+        if why:
+            raise GateUnavailable(f"the gate does not decide: {why}")
+        requests = []
+        for line in lines:
+            began_ns = time.thread_time_ns()
+            request = decode_plugin_request(line)
+            if request is None:
+                raise BankUsage("the gate cannot read a request of a submit plugin")
+            requests.append((request, time.thread_time_ns() - began_ns))
+        return self._decide_requests(requests, now_us)
+
     def _lease(self, request: LeaseRequest, _now_us: int) -> str:
         """Adopt the other gates' key, apply the lease, and return this gate's key."""
         if request.secret and request.secret != self._keeper.secret.hex():
@@ -377,7 +411,9 @@ class GateOperations:
         return self._keeper.secret.hex()
 
 
-_REJECTIONS: Final = frozenset({"BankUsage", "BankRefused", "NoRate", "NoEstimate"})
+_REJECTIONS: Final = frozenset(
+    {"BankUsage", "BankRefused", "GateUnavailable", "NoRate", "NoEstimate"}
+)
 _JOB_OPERATIONS: Final = frozenset({"cover", "quote", "would"})
 """Operations on job requests as users wrote them: an error in one is logged as the job's."""
 

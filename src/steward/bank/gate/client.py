@@ -251,6 +251,11 @@ class GateClient:
         request = LeaseRequest(fence=fence, valid_s=valid_s, secret=secret)
         return str(self._call("lease", request, str))
 
+    def decide(self, requests: Sequence[PluginRequest]) -> list[PluginReply]:
+        """Decide on at most ``MAX_REQUESTS`` requests of submit plugins that ask on other hosts."""
+        replies: list[PluginReply] = self._call("decide", requests, list[PluginReply])
+        return replies
+
     def grant(self, change: PluginRequest, user: str, restarts: int) -> PluginReply:
         """Decide on a change that Steward is about to send for a user, and place its hold.
 

@@ -180,7 +180,6 @@ class HoldKeeper:
             admin_comment=comment,
             qos=decision.qos,
             partition=decision.partition,
-            id=request.id,
         )
 
     def modify(
@@ -194,23 +193,21 @@ class HoldKeeper:
         """
         key = (request.cluster, _get_raw_job_id(request))
         if self._consume_grant(key, request, now_us):
-            return PluginReply(v=VERSION, ok=True, id=request.id)
+            return PluginReply(v=VERSION, ok=True)
         hold = self.balances.hold_by_job.get(key)
         quote, before = self.store.read_covered(hold) if hold is not None else (None, None)
         if hold is None or before is None:
             is_new = hold is None and not is_lenient and self._may_be_new(request, user)
             say = _NOT_SEEN_YET.format(request.jobs or request.job.job_id) if is_new else ""
-            return PluginReply(v=VERSION, ok=not is_new, say=say, id=request.id)
+            return PluginReply(v=VERSION, ok=not is_new, say=say)
         if not self.rules.may_change(hold.cluster, hold.uid, hold.account, request.by, user):
             is_enforced = self.is_enforced(hold)
             say = _NOT_PERMITTED if is_enforced else ""
-            return PluginReply(v=VERSION, ok=not is_enforced, say=say, id=request.id)
+            return PluginReply(v=VERSION, ok=not is_enforced, say=say)
         pass_reason = self._find_pass_reason(key, request.by, now_us)
         is_lenient = is_lenient or bool(pass_reason)
         if not pass_reason and self._splits_array(request, hold, quote):
-            return PluginReply(
-                v=VERSION, ok=False, say=_SPLIT_ARRAY.format(request.jobs), id=request.id
-            )
+            return PluginReply(v=VERSION, ok=False, say=_SPLIT_ARRAY.format(request.jobs))
         pending = self.store.read_changes(hold)
         change = PendingChange(job=request.job, is_of_tasks="_" in request.jobs)
         changes = add_change(pending, change, has_hold=bool(hold.amount))
@@ -221,7 +218,7 @@ class HoldKeeper:
         is_refused = is_many and not is_unchanged and not is_lenient and self._is_bound(hold)
         if is_refused and not is_covered(current, request.job):
             say = _TOO_MANY.format(request.jobs or request.job.job_id)
-            return PluginReply(v=VERSION, ok=False, say=say, id=request.id)
+            return PluginReply(v=VERSION, ok=False, say=say)
         outcomes = {
             outcome: job
             for job in current
@@ -242,7 +239,7 @@ class HoldKeeper:
                 self.store.put_changes(hold, changes)
             self._hold_extra_cost(hold, decisions, now_us)
         self._record_rejection(request, decision, now_us, pass_reason=pass_reason)
-        return PluginReply(v=VERSION, ok=decision.ok, say=decision.say, id=request.id)
+        return PluginReply(v=VERSION, ok=decision.ok, say=decision.say)
 
     def _find_pass_reason(self, key: tuple[str, int], by: int, now_us: int) -> str:
         """Return why a change passes even if the account cannot pay; "" if it does not.

@@ -216,7 +216,7 @@ class PluginAnswerer:
     def _reject_too_long(self, request: PluginRequest) -> PluginReply:
         """Reject a request whose texts the plugin had to cut, whatever the policy."""
         if request.by == 0:
-            return PluginReply(v=VERSION, ok=True, id=request.id)
+            return PluginReply(v=VERSION, ok=True)
         option = OPTION_OF_FIELD.get(request.oversize, request.oversize[:80])
         reply = self._reject(request, _TOO_LONG.format(option))
         if not reply.ok:
@@ -285,7 +285,7 @@ class PluginAnswerer:
         partition, account, user = self._get_subject(request)
         mode = rules.get_mode(request.cluster, partition, account)
         is_ok = mode != "gate" or rules.is_exempt(request.cluster, job.uid, user)
-        return PluginReply(v=VERSION, ok=is_ok, say="" if is_ok else message, id=request.id)
+        return PluginReply(v=VERSION, ok=is_ok, say="" if is_ok else message)
 
     def log_unforeseen(self, cluster: str, error: BaseException) -> None:
         """Log, once in a while, an unforeseen error in a request."""
@@ -314,7 +314,7 @@ class PluginAnswerer:
         rules = self._keeper.rules
         if request.op == "submit":
             is_ok = rules.get_policy(request.cluster, request.job.partition) == "allow"
-            return PluginReply(v=VERSION, ok=is_ok, say="" if is_ok else _NO_SUBMITS, id=request.id)
+            return PluginReply(v=VERSION, ok=is_ok, say="" if is_ok else _NO_SUBMITS)
         is_ok = rules.get_policy(request.cluster, self._get_subject(request)[0]) == "allow" or (
             # The plugin's own policy accepts root and SlurmUser, too.
             request.by >= 0
@@ -322,7 +322,7 @@ class PluginAnswerer:
                 request.cluster, request.by, self.find_user(request.cluster, request.by)
             )
         )
-        return PluginReply(v=VERSION, ok=is_ok, say="" if is_ok else _NO_CHANGES, id=request.id)
+        return PluginReply(v=VERSION, ok=is_ok, say="" if is_ok else _NO_CHANGES)
 
     def _explain_refusal(self, cluster: str) -> str:
         if self._keeper.rules.get_estimator(cluster) is None:
@@ -346,7 +346,7 @@ _decode_submit = msgspec.json.Decoder(PluginRequest).decode
 _encode_said = msgspec.json.Encoder().encode
 
 
-def decode_plugin_request(line: bytes) -> PluginRequest | None:
+def decode_plugin_request(line: bytes | msgspec.Raw) -> PluginRequest | None:
     """Decode a plugin's request; return None if it is malformed or of another version."""
     try:
         request = _decode_submit(line)

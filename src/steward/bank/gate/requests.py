@@ -25,19 +25,24 @@ CONTROL_SOCKET: Final = "gate-control.sock"
 LONGEST_REQUEST: Final = 1 << 20
 """Maximum length of a plugin's request, in bytes: the most that ``LONGEST_TEXTS`` can become in
 JSON."""
+MAX_REQUESTS: Final = 50
+"""Maximum number of requests that a gate forwards to another host's at once."""
+LONGEST_BATCH: Final = 4 * LONGEST_REQUEST
+"""Maximum length of these requests, and of the replies, in bytes."""
+DECIDE_PATH: Final = "/decide"
+"""Path to which they are posted."""
 LONGEST_CALL: Final = 64 << 20
 """Maximum length of a call by Steward's own processes, in bytes: all accounts at once."""
 
 
 class PluginRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Request of a submit plugin, or of another gate that forwards one.
+    """Request of a submit plugin; another host's gate forwards it as it is.
 
     Attributes:
         v: Version of the protocol.
         op: ``submit`` for a new job, ``modify`` for a change to one.
         cluster: The cluster's name.
         job: The request; of a change only the changed fields.
-        id: Number that matches the reply on a shared connection; 0 if there is one reply only.
         jobs: The jobs to change as the command names them (``2_3``).
         by: The uid that submits or changes; -1 if unknown.
         oversize: The first field whose text is longer than the plugin sends; its text is cut. "" if
@@ -48,7 +53,6 @@ class PluginRequest(msgspec.Struct, frozen=True, kw_only=True):
     op: Literal["submit", "modify"]
     cluster: str
     job: JobRequest
-    id: int = 0
     jobs: str = ""
     by: int = -1
     oversize: str = ""
@@ -65,7 +69,6 @@ class PluginReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         qos: The QOS that the job gets instead.
         partition: The partition that the job gets instead.
         account: The account that the job gets instead.
-        id: The request's id.
     """
 
     v: int
@@ -75,7 +78,6 @@ class PluginReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     qos: str = ""
     partition: str = ""
     account: str = ""
-    id: int = 0
 
 
 class GateCall(msgspec.Struct, frozen=True, kw_only=True):

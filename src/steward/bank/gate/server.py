@@ -43,12 +43,17 @@ from steward.bank.gate.plugin_answers import (
     encode_answer,
 )
 from steward.bank.gate.policy import GateRules
-from steward.bank.gate.requests import CONTROL_SOCKET, LONGEST_CALL, LONGEST_REQUEST, PluginRequest
+from steward.bank.gate.requests import (
+    CONTROL_SOCKET,
+    LONGEST_CALL,
+    LONGEST_REQUEST,
+    PluginReply,
+    PluginRequest,
+)
 from steward.bank.gate.store import GateStore
 from steward.bank.gate.sync import HoldRecovery, HoldSync
 from steward.core.access import ClusterRolesFiles
 from steward.core.config import Settings
-from steward.core.errors import Unavailable
 from steward.core.sqlite import (
     Connection,
     SqliteError,
@@ -56,11 +61,10 @@ from steward.core.sqlite import (
     transaction,
     translate_errors,
 )
-from steward.core.tls import make_server_context
 from steward.core.waits import Stop
 
 if TYPE_CHECKING:
-    from steward.bank.gate.connections import RemoteGate
+    from steward.bank.gate.http_client import RemoteGate
 
 
 class ClusterNames:
@@ -321,6 +325,7 @@ class GateServer:
             self._answerer,
             self._right,
             self._start_recovery,
+            self._decide_requests,
         )
         self._checkpoints = WalCheckpointer(self._store)
         self._epoll = select.epoll()
@@ -371,12 +376,6 @@ class GateServer:
                     self._make_socket_directory(path)
                     plugin = sockets.enter_context(unix_listener(path, self._plugin_uids))
                     self._listen(plugin, self._accept_plugin)
-                    if self._settings.gate.listen:
-                        try:
-                            self._listen_to_gates(sockets)
-                        except Unavailable as error:
-                            # Jobs of this host are still decided on.
-                            log.error("gates on other hosts cannot ask this one: %s", error)
                     is_open = True
                     log.info("the gate is open at %s", path)
         self.close()
@@ -392,6 +391,8 @@ class GateServer:
         gc.enable()
         for peer in list(self._peers.values()):
             self._drop(peer)
+        if self._remote_gate is not None:
+            self._remote_gate.close()
         self._checkpoints.stop()
         self._epoll.close()
         self._store.close()
@@ -410,11 +411,11 @@ class GateServer:
             elif fd in self._listeners:
                 self._accept(*self._listeners[fd])
             elif self._remote_gate is not None and fd != stop.fd:
-                self._remote_gate.handle_events(mask)
+                self._remote_gate.deliver_replies()
         if self._pending:
             self._decide()
         if self._remote_gate is not None:
-            self._remote_gate.maintain()
+            self._remote_gate.answer_overdue()
         if self._recovery is not None and not self._recovery.is_tried:
             self._recover_holds()
         if time.monotonic() >= self._tick_at:
@@ -509,17 +510,17 @@ class GateServer:
         if mask & select.EPOLLOUT:
             self._send(peer, b"")
         if mask & ~select.EPOLLOUT and not peer.is_ended:
-            for line in peer.read_lines():
-                if peer.fd in self._control_fds:
-                    self._send(peer, self._calls.answer(line))
-                    continue
+            line = peer.read_line()
+            if line is not None and peer.fd in self._control_fds:
+                self._send(peer, self._calls.answer(line))
+            elif line is not None:
                 began_ns = time.thread_time_ns()
                 request = decode_plugin_request(line)
                 if request is None:
                     peer.is_ended = True
-                    break
-                read_ns = time.thread_time_ns() - began_ns
-                self._pending.append((peer, self._clusters.add_name(request), read_ns))
+                else:
+                    read_ns = time.thread_time_ns() - began_ns
+                    self._pending.append((peer, self._clusters.add_name(request), read_ns))
         if peer.is_ended and peer.fd in self._peers:
             self._drop(peer)
 
@@ -544,23 +545,17 @@ class GateServer:
         """Decide on all pending requests in one transaction, then answer them."""
         requests, self._pending = self._pending, []
         self._store.last_request_at = time.monotonic()
-        now_us = time.time_ns() // 1000
-        is_time_due = now_us - self._right.asked_at_us > _NOTE_ASKED_US
-        if is_time_due:
-            self._right.asked_at_us = now_us
         if self._remote_gate is not None and not self._right.has_lease:
+            self._right.asked_at_us = time.time_ns() // 1000
             for peer, request, _ in requests:
                 self._remote_gate.forward(peer, request)
             return
-        answer = self._answerer.answer
         try:
             with self._store.transaction():
-                if is_time_due:
-                    self._store.set_number("asked_us", now_us)
-                if now_us >= self._hold_sync.next_change_us:
-                    # Move holds to the next allocation before other jobs can use it.
-                    self._hold_sync.tick(now_us)
-                replies = [answer(request, now_us, read_ns) for _, request, read_ns in requests]
+                replies = self._decide_requests(
+                    [(request, read_ns) for _, request, read_ns in requests],
+                    time.time_ns() // 1000,
+                )
         except (SqliteUnavailable, SqliteError) as error:
             # slurmctld waits, and the state in memory must match the database.
             log.error("the gate cannot decide, the policy does: %s", error)
@@ -571,6 +566,24 @@ class GateServer:
                 self._send(peer, encode_answer(reply))
         took_us = int((time.monotonic() - self._store.last_request_at) * 1e6)
         self._answerer.counters.add(replies, took_us)
+
+    def _decide_requests(
+        self, requests: list[tuple[PluginRequest, int]], now_us: int
+    ) -> list[PluginReply]:
+        """Decide on requests, each with the CPU time that reading it took, in ns.
+
+        Call it within a transaction of the store.
+        """
+        if requests and now_us - self._right.asked_at_us > _NOTE_ASKED_US:
+            self._right.asked_at_us = now_us
+            self._store.set_number("asked_us", now_us)
+        if now_us >= self._hold_sync.next_change_us:
+            # Move holds to the next allocation before other jobs can use it.
+            self._hold_sync.tick(now_us)
+        return [
+            self._answerer.answer(self._clusters.add_name(request), now_us, read_ns)
+            for request, read_ns in requests
+        ]
 
     # Readiness
 
@@ -606,44 +619,20 @@ class GateServer:
         self._right.is_ready = True
         self._store.record_boot()
 
-    # Other gates
-
-    def _listen_to_gates(self, sockets: ExitStack) -> None:
-        """Listen on [gate] ``listen`` for gates on other hosts, over TLS."""
-        from steward.bank.gate.tls import TlsPeer, listen_tls
-
-        tls = self._settings.gate.tls
-        if tls is None or not tls.client_ca_file:
-            # The configuration's checks reject this; a gate that anybody can ask must not listen.
-            raise GateUnavailable("[gate] listen needs a [tls.NAME] with client_ca_file")
-        context = make_server_context(tls)
-
-        def accepted(connection: socket.socket) -> None:
-            connection.setblocking(False)
-            secure = context.wrap_socket(
-                connection, server_side=True, do_handshake_on_connect=False
-            )
-            self._add_peer(
-                TlsPeer(secure, max_line=LONGEST_REQUEST, timeout_s=_STANDINGS_S, keeps_open=True)
-            )
-
-        listener = sockets.enter_context(listen_tls(self._settings.gate.listen))
-        self._listen(listener, accepted)
+    # Another gate
 
     def _connect_remote_gate(self) -> None:
-        from steward.bank.gate.connections import RemoteGate
+        from steward.bank.gate.http_client import RemoteGate
 
-        self._remote_gate = RemoteGate(self._settings.gate, self._epoll, self._forward_reply)
+        self._remote_gate = RemoteGate(self._settings.gate, self._deliver_reply)
+        self._epoll.register(self._remote_gate.fd, select.EPOLLIN)
 
-    def _forward_reply(self, peer: GatePeer, request: PluginRequest, line: bytes | None) -> None:
-        """Forward another gate's reply, or apply the outage policy if none came in time."""
+    def _deliver_reply(
+        self, peer: GatePeer, request: PluginRequest, reply: PluginReply | None
+    ) -> None:
+        """Pass on another gate's reply, or apply the outage policy if none came in time."""
         if not peer.is_ended:
-            self._send(
-                peer,
-                line
-                if line is not None
-                else encode_answer(self._answerer.answer_by_policy(request)),
-            )
+            self._send(peer, encode_answer(reply or self._answerer.answer_by_policy(request)))
 
 
 def _get_plugin_uids(settings: Settings) -> frozenset[int]:

@@ -1,0 +1,82 @@
+"""HTTP server for gates on other hosts, which ask the gate of this one over TLS.
+
+`GateApplication` runs in a process of its own, so that TLS and HTTP take no time of the gate: it
+calls the gate's ``decide`` for each list of requests that `http_client.py` posts on another host.
+"""
+
+from typing import Annotated, Any, Final
+
+import msgspec
+
+from steward.bank.errors import GateUnavailable
+from steward.bank.gate.client import GateClient
+from steward.bank.gate.requests import DECIDE_PATH, LONGEST_BATCH, MAX_REQUESTS, PluginRequest
+from steward.bank.settings import GateSettings
+from steward.core.errors import StewardError
+from steward.core.http_server import ServerConfig, send_text
+
+_CLOSE: Final = {"Connection": "close"}
+_encode: Final = msgspec.json.Encoder().encode
+_decode: Final = msgspec.json.Decoder(
+    Annotated[list[PluginRequest], msgspec.Meta(max_length=MAX_REQUESTS)]
+).decode
+
+
+def make_server_config(settings: GateSettings) -> ServerConfig:
+    """Return the configuration of the server for gates on other hosts.
+
+    Raises:
+        GateUnavailable: Clients would not have to show a certificate.
+    """
+    if settings.tls is None or not settings.tls.client_ca_file:
+        # The configuration's checks reject this; a gate that anybody can ask must not listen.
+        raise GateUnavailable("[gate] listen needs a [tls.NAME] with client_ca_file")
+    return ServerConfig(
+        name="gates on other hosts", section="[gate]", listen=settings.listen, tls=settings.tls
+    )
+
+
+class GateApplication:
+    """ASGI application that passes requests of other hosts' gates to the gate of this host.
+
+    Args:
+        gate: Client of the gate.
+    """
+
+    def __init__(self, gate: GateClient) -> None:
+        self._gate = gate
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer one request."""
+        if (scope["method"], scope["path"]) != ("POST", DECIDE_PATH):
+            await send_text(send, 404, b"this server answers POST /decide only\n")
+            return
+        body = bytearray()
+        has_more = True
+        while has_more:
+            try:
+                message = await receive()
+            except TimeoutError:
+                await send_text(send, 408, b"the body did not come in time\n", _CLOSE)
+                return
+            if message["type"] == "http.disconnect":
+                return
+            body += message.get("body", b"")
+            has_more = message.get("more_body", False)
+            if len(body) > LONGEST_BATCH:
+                await send_text(send, 413, b"the body is too large\n", _CLOSE)
+                return
+        status, reply = self._decide(bytes(body))
+        await send_text(send, status, reply)
+
+    def _decide(self, body: bytes) -> tuple[int, bytes]:
+        """Return status and body of the answer to a list of requests.
+
+        The call blocks: the gate answers one after the other anyway, within the time-out.
+        """
+        try:
+            return 200, _encode(self._gate.decide(_decode(body)))
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            return 400, f"the requests cannot be read: {error}\n".encode()
+        except StewardError as error:
+            return 503, f"{error}\n".encode()
