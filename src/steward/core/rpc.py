@@ -6,15 +6,16 @@ adds the secret of a session, token or trigger; ``"key"`` is an idempotency key;
 lets the web server's process send more requests on the same connection.
 
 A reply (`ReplyLine`) is ``{"item":…}`` for every item of a stream, then either
-``{"ok":true,"answer":{…}}`` or ``{"error":"…","exit_code":1,"kind":"PermissionRefused"}``.
-`send_request` is the client of a process's own socket, whose server is `rpc_server.RpcListener`.
-`shorten_socket_path` and `make_socket_directory` serve the paths of Unix sockets.
+``{"ok":true,"answer":{…}}`` or ``{"error":"…","exit_code":1,"kind":"PermissionRefused"}``. A
+service may add errors of its own to the kinds. `send_request` is the client of a process's own
+socket, whose server is `rpc_server.RpcListener`. `shorten_socket_path`, `connect_socket` and
+`make_socket_directory` serve the paths of Unix sockets.
 """
 
 import contextlib
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -35,7 +36,7 @@ VERSION: Final = 1
 LONGEST_REQUEST: Final = 1 << 20
 """Maximum length of a request line, in bytes."""
 _LONGEST_REPLY: Final = 1 << 20
-"""Maximum length of a reply that `send_request` reads, in bytes."""
+"""Default of the maximum length of a reply that `send_request` reads, in bytes."""
 
 
 _LONGEST_ADDRESS: Final = 108
@@ -93,6 +94,12 @@ class ActionRequest(msgspec.Struct, frozen=True):
     key: str = ""
 
 
+class RawRequest(ActionRequest, frozen=True):
+    """Request whose arguments its service decodes, straight into their type."""
+
+    args: msgspec.Raw = msgspec.Raw(b"null")
+
+
 class ReplyLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One line of a reply.
 
@@ -102,8 +109,8 @@ class ReplyLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         item: One item of a stream.
         error: The error message; this is the last line.
         exit_code: Exit code for the command.
-        kind: The error's class: ``UnknownCredential``, ``NotFound``, ``UsageError`` …; "" for any
-            other.
+        kind: The error's class: ``UnknownCredential``, ``NotFound``, ``UsageError`` …, or one of
+            the service's own; "" for any other.
     """
 
     ok: bool = False
@@ -122,6 +129,7 @@ class RpcUnavailable(Unavailable):
     """No process answers on the socket."""
 
 
+ErrorTypes = Sequence[type[StewardError]]
 _FAMILIES: tuple[type[StewardError], ...] = (
     *(
         DaemonBusy,
@@ -148,9 +156,10 @@ def encode_item_line(item: Any) -> bytes:
     return _encode_line(ReplyLine(item=msgspec.Raw(_encoder.encode(item))))
 
 
-def encode_error_line(error: StewardError) -> bytes:
-    """Encode the last line of a failed reply."""
-    kind = next((family.__name__ for family in _FAMILIES if isinstance(error, family)), "")
+def encode_error_line(error: StewardError, own: ErrorTypes = ()) -> bytes:
+    """Encode the last line of a failed reply; ``own`` are the service's own errors."""
+    families = (*own, *_FAMILIES)
+    kind = next((family.__name__ for family in families if isinstance(error, family)), "")
     text = str(error).encode("utf-8", "backslashreplace").decode()
     return _encode_line(ReplyLine(error=text or "failed", exit_code=error.exit_code, kind=kind))
 
@@ -162,14 +171,14 @@ def encode_request_line(
     return _encoder.encode(ActionRequest(VERSION, action, request, auth, keep, key)) + b"\n"
 
 
-def decode_request(line: bytes) -> ActionRequest:
+def decode_request(line: bytes, request_type: type[ActionRequest] = ActionRequest) -> ActionRequest:
     """Decode a request and check its protocol version.
 
     Raises:
         ActionError: It is malformed, or of another version.
     """
     try:
-        message = msgspec.json.decode(line, type=ActionRequest)
+        message = msgspec.json.decode(line, type=request_type)
     except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
         raise ActionError(f"the request cannot be read: {error}") from error
     if message.v != VERSION:
@@ -189,11 +198,10 @@ def decode_reply_line(line: bytes) -> ReplyLine:
     return _decoder.decode(line)
 
 
-def make_error(reply: ReplyLine) -> StewardError:
-    """Convert an error reply to the exception that it names."""
-    family = next(
-        (candidate for candidate in _FAMILIES if candidate.__name__ == reply.kind), StewardError
-    )
+def make_error(reply: ReplyLine, own: ErrorTypes = ()) -> StewardError:
+    """Convert an error reply to the exception that it names; ``own`` as in encoding."""
+    families = (*own, *_FAMILIES)
+    family = next((each for each in families if each.__name__ == reply.kind), StewardError)
     error = family(reply.error)
     error.exit_code = reply.exit_code or 1
     return error
@@ -204,8 +212,25 @@ def _encode_line(reply: ReplyLine) -> bytes:
     return _encoder.encode(reply) + b"\n"
 
 
+def connect_socket(connection: socket.socket, path: str) -> None:
+    """Connect to a Unix socket, however long its path is.
+
+    Raises:
+        OSError: No process listens there.
+    """
+    with shorten_socket_path(path) as name:
+        connection.connect(name)
+
+
 def send_request(
-    path: str, action: str, args: Any, answer: type[_Answer], *, timeout_s: float
+    path: str,
+    action: str,
+    args: Any,
+    answer: type[_Answer],
+    *,
+    timeout_s: float,
+    own: ErrorTypes = (),
+    max_bytes: int = _LONGEST_REPLY,
 ) -> _Answer:
     """Send a request to a process's own socket and return the answer.
 
@@ -215,6 +240,8 @@ def send_request(
         args: Its request.
         answer: Type of the answer.
         timeout_s: Longest wait for the answer, in seconds.
+        own: The service's own errors.
+        max_bytes: Maximum size of the reply, in bytes.
 
     Raises:
         RpcUnavailable: No process answers.
@@ -223,13 +250,12 @@ def send_request(
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(timeout_s)
-            with shorten_socket_path(path) as name:
-                connection.connect(name)
+            connect_socket(connection, path)
             # The server rejects a user without reading the request; its reply says why.
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 connection.sendall(encode_request_line(action, args))
             with connection.makefile("rb") as lines:
-                line = lines.readline(_LONGEST_REPLY)
+                line = lines.readline(max_bytes)
     except TimeoutError as error:
         raise RpcUnavailable(
             f"the daemon at {path} did not answer in {timeout_s:g} s: see its log", path
@@ -248,4 +274,4 @@ def send_request(
             return msgspec.json.decode(reply.answer, type=answer)
     except msgspec.MsgspecError as error:
         raise RpcUnavailable(f"the answer of {path} cannot be read: {error}", path) from error
-    raise make_error(reply)
+    raise make_error(reply, own)

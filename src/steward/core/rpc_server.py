@@ -22,6 +22,7 @@ from steward.core.listeners import open_unix_listener
 from steward.core.rpc import (
     LONGEST_REQUEST,
     ActionRequest,
+    ErrorTypes,
     decode_request,
     encode_answer_line,
     encode_error_line,
@@ -31,11 +32,13 @@ log = logging.getLogger(__name__)
 
 _PEERCRED: Final = struct.Struct("3i")
 """struct ucred: pid, uid, gid."""
-_BACKLOG: Final = 64
+_BACKLOG: Final = 1024
 _MAX_INCOMPLETE: Final = 32
 """Maximum number of connections without a complete request; beyond it the oldest is closed."""
 _REQUEST_TIMEOUT_S: Final = 5.0
 """Time limit for a complete request, in seconds."""
+_REPLY_TIMEOUT_S: Final = 5.0
+"""Time limit for a peer to read its reply, in seconds."""
 _READ_BYTES: Final = 1 << 18
 _LOG_INTERVAL_S: Final = 60.0
 """Minimum interval of log messages about rejected peers, in seconds."""
@@ -96,6 +99,26 @@ class IncompleteRequest:
                 return True
 
 
+class _UnsentReply:
+    """Reply that its peer has not read completely."""
+
+    def __init__(self, connection: socket.socket, line: bytes) -> None:
+        self.connection = connection
+        self.since = time.monotonic()
+        self._rest = memoryview(line)
+
+    def send(self) -> bool:
+        """Send as much as the peer accepts now; return True when it has all, or has gone."""
+        try:
+            while self._rest:
+                self._rest = self._rest[self.connection.send(self._rest) :]
+        except BlockingIOError:
+            return False
+        except OSError:
+            pass
+        return True
+
+
 class RpcCall:
     """Request that waits for its reply; both ways to reply close the connection.
 
@@ -103,18 +126,20 @@ class RpcCall:
         message: The request.
     """
 
-    def __init__(self, connection: socket.socket, message: ActionRequest) -> None:
+    def __init__(
+        self, listener: "RpcListener", connection: socket.socket, message: ActionRequest
+    ) -> None:
+        self._listener = listener
         self._connection = connection
         self.message = message
 
     def reply(self, answer: Any) -> None:
         """Send the answer; a peer that has gone gets none."""
-        with self._connection, contextlib.suppress(OSError):
-            self._connection.send(encode_answer_line(answer))
+        self._listener.send(self._connection, encode_answer_line(answer))
 
     def reject(self, error: StewardError) -> None:
         """Send an error."""
-        send_error(self._connection, error)
+        self._listener.send(self._connection, encode_error_line(error, self._listener.own))
 
     def close(self) -> None:
         """Close the connection without a reply."""
@@ -128,6 +153,8 @@ class RpcListener:
         path: Path of the socket.
         list_uids: Returns the users who may connect besides root and Steward's own.
         max_bytes: Maximum size of a request, in bytes.
+        request_type: Type of the requests: :class:`RawRequest` if the service decodes arguments.
+        own: The service's own errors.
 
     Raises:
         OSError: The socket cannot be created.
@@ -138,8 +165,14 @@ class RpcListener:
         path: str,
         list_uids: Callable[[], Collection[int]] = tuple,
         max_bytes: int = LONGEST_REQUEST,
+        *,
+        request_type: type[ActionRequest] = ActionRequest,
+        own: ErrorTypes = (),
     ) -> None:
+        self.own = own
         self._path = path
+        self._request_type = request_type
+        self._unsent: dict[int, _UnsentReply] = {}
         self._list_uids = list_uids
         self._max_bytes = max_bytes
         self._incomplete: dict[int, IncompleteRequest] = {}
@@ -150,17 +183,21 @@ class RpcListener:
         self.fd = self._epoll.fileno()
 
     def receive(self) -> list[RpcCall]:
-        """Accept connections and read from them; return the complete requests."""
+        """Accept connections, read from them, go on with replies; return the complete requests."""
         calls = []
         for fd, _ in self._epoll.poll(0):
+            if fd in self._unsent:
+                if self._unsent[fd].send():
+                    self._end_reply(self._unsent[fd])
+                continue
             request = self._incomplete.get(fd) or self._accept()
             if request is None:
                 continue
             try:
                 if request.read():
-                    message = decode_request(bytes(request.line))
+                    message = decode_request(bytes(request.line), self._request_type)
                     self._remove(request)
-                    calls.append(RpcCall(request.connection, message))
+                    calls.append(RpcCall(self, request.connection, message))
             except EOFError:
                 self._drop(request)
             except ActionError as error:
@@ -170,7 +207,19 @@ class RpcListener:
         oldest_start = time.monotonic() - _REQUEST_TIMEOUT_S
         for request in [item for item in self._incomplete.values() if item.since < oldest_start]:
             self._drop(request)
+        oldest_start = time.monotonic() - _REPLY_TIMEOUT_S
+        for reply in [item for item in self._unsent.values() if item.since < oldest_start]:
+            self._end_reply(reply)
         return calls
+
+    def send(self, connection: socket.socket, line: bytes) -> None:
+        """Send a reply and close its connection, at once or when the peer has read it."""
+        reply = _UnsentReply(connection, line)
+        if reply.send():
+            connection.close()
+            return
+        self._unsent[connection.fileno()] = reply
+        self._epoll.register(connection, select.EPOLLOUT)
 
     def log_rejection(self, reason: str) -> None:
         """Log a rejected request, at most once a minute."""
@@ -189,7 +238,10 @@ class RpcListener:
         """Close the descriptors only, in a forked process."""
         for request in self._incomplete.values():
             request.connection.close()
+        for reply in self._unsent.values():
+            reply.connection.close()
         self._incomplete.clear()
+        self._unsent.clear()
         self._epoll.close()
         self._listener.close()
 
@@ -217,6 +269,11 @@ class RpcListener:
         self._incomplete[connection.fileno()] = request
         self._epoll.register(connection, select.EPOLLIN)
         return request
+
+    def _end_reply(self, reply: _UnsentReply) -> None:
+        del self._unsent[reply.connection.fileno()]
+        self._epoll.unregister(reply.connection)
+        reply.connection.close()
 
     def _drop(self, request: IncompleteRequest) -> None:
         self._remove(request)
