@@ -17,7 +17,7 @@ import msgspec
 
 from harness.site import Site
 from steward.bank.gate.admission import DecisionMaker
-from steward.bank.gate.client import GateClient, connect_unix_socket
+from steward.bank.gate.client import GateClient
 from steward.bank.gate.holds import HoldKeeper
 from steward.bank.gate.policy import GateRules
 from steward.bank.gate.requests import GateStatus, PluginReply, PluginRequest
@@ -37,6 +37,7 @@ from steward.bank.records import (
 from steward.bank.settings import BankSettings, GateSettings
 from steward.core.config import Settings
 from steward.core.errors import Unavailable
+from steward.core.rpc import connect_socket
 from steward.core.waits import Stop
 from steward.slurm.cluster_model import ClusterModel, NodeShape, PartitionModel
 
@@ -237,7 +238,7 @@ class RunningGate:
         """Send bytes to the gate's socket; return the reply, b"" if there is none."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(PATIENCE_S)
-            connect_unix_socket(connection, self.settings.gate_socket)
+            connect_socket(connection, self.settings.gate_socket)
             connection.sendall(data)
             answer = b""
             while not answer.endswith(b"\n"):

@@ -12,9 +12,9 @@ import pytest
 
 from harness.forks import fork_child
 from harness.gate import PATIENCE_S, running_here, settings_of
-from steward.bank.gate import connections
-from steward.bank.gate.client import connect_unix_socket
 from steward.bank.gate.connections import unix_listener
+from steward.core.rpc import connect_socket
+from steward.core.rpc_server import get_peer_uid
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root is others at will")
 STRANGER, SLURM, OTHER = 65534, 4711, 4712
@@ -82,9 +82,9 @@ def test_who_is_turned_away_is_told_of_once_a_minute(
 
     def uid_of(connection: socket.socket) -> int:
         is_plugins = os.path.basename(settings.gate_socket) in connection.getsockname()
-        return STRANGER if is_plugins else connections.get_socket_uid(connection)
+        return STRANGER if is_plugins else get_peer_uid(connection)
 
-    monkeypatch.setattr("steward.bank.gate.server.get_socket_uid", uid_of)
+    monkeypatch.setattr("steward.bank.gate.server.get_peer_uid", uid_of)
     with running_here(settings) as gate:
         gate.tell()
         caplog.clear()
@@ -92,7 +92,7 @@ def test_who_is_turned_away_is_told_of_once_a_minute(
             for _ in range(100):
                 with socket.socket(socket.AF_UNIX) as theirs:
                     theirs.settimeout(PATIENCE_S)
-                    connect_unix_socket(theirs, settings.gate_socket)
+                    connect_socket(theirs, settings.gate_socket)
                     assert theirs.recv(1) == b""
     (record,) = caplog.records
     assert f"uid {STRANGER} may not ask" in record.getMessage()

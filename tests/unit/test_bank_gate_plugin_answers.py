@@ -24,15 +24,15 @@ from harness.gate import (
 from steward.bank.errors import NoEstimate
 from steward.bank.estimate import Estimator
 from steward.bank.gate.calls import GateOperations
-from steward.bank.gate.client import connect_unix_socket
 from steward.bank.gate.plugin_answers import DecisionRight, PluginAnswerer
-from steward.bank.gate.requests import CoverRequest, GateCall, GateReply, PluginReply, PluginRequest
+from steward.bank.gate.requests import CoverRequest, PluginReply, PluginRequest
 from steward.bank.gate.requests import PriceRequest as Question
 from steward.bank.gate.store import GateStore
 from steward.bank.gate.user_names import UserNameCache
 from steward.bank.money import MICRO
 from steward.bank.records import JobRequest, Quote, UserBooks
 from steward.bank.settings import BankPartitionSettings
+from steward.core.rpc import connect_socket
 from steward.core.sqlite import SqliteError
 from steward.slurm.errors import SlurmError
 from steward.slurm.users import NameResolver
@@ -67,15 +67,14 @@ class Asked:
         self.right.record_ledger_contact()
         self.right.is_ready = True
 
-    def call(self, op: str, body: Any) -> GateReply:
+    def call(self, op: str, body: Any) -> Any:
         """What one of Steward's own processes is answered."""
         site = self.site
         calls = GateOperations(
             *(site.settings.state_dir, site.keeper, site.upkeep),
             *(self.answering, self.right, lambda: None, lambda _requests, _now_us: []),
         )
-        call = GateCall(v=1, op=op, body=msgspec.Raw(msgspec.json.encode(body)))
-        return msgspec.json.decode(calls.answer(msgspec.json.encode(call)), type=GateReply)
+        return calls.run(op, msgspec.Raw(msgspec.json.encode(body)))
 
     def __call__(self, what: JobRequest, op: Any = "submit", by: int = 1000) -> PluginReply:
         ask = PluginRequest(v=1, op=op, cluster=CLUSTER, job=what, by=by)
@@ -104,10 +103,9 @@ def test_a_job_that_cannot_be_estimated_is_refused_alone(tmp_path: Path, what: s
     claim = CoverRequest(cluster=CLUSTER, job_id=5, description=job(4, reservation=what))
     asked = Question(cluster=CLUSTER, description=job(4, reservation=what))
     for op, body in (("cover", claim), ("quote", asked), ("would", asked)):
-        told = ask.call(op, body)
-        assert (told.ok, told.kind) == (False, "NoEstimate")
-        assert "cannot be told" in told.say
-    assert ask.call("cover", msgspec.structs.replace(claim, description=job(4))).ok
+        with pytest.raises(NoEstimate, match="cannot be told"):
+            ask.call(op, body)
+    assert ask.call("cover", msgspec.structs.replace(claim, description=job(4))).is_paid
     assert site.keeper.balances is holds, "nothing is read anew"
     site.ground.put_rules(rules("observe"))
     assert ask(job(1, reservation=what)).ok, "on paper all are let in"
@@ -156,7 +154,7 @@ def test_a_decision_that_cannot_be_carried_out_does_not_let_others_in(
             asked = [sockets.enter_context(socket.socket(socket.AF_UNIX)) for _ in jobs]
             for connection, one in zip(asked, jobs, strict=True):
                 connection.settimeout(PATIENCE_S)
-                connect_unix_socket(connection, gate.settings.gate_socket)
+                connect_socket(connection, gate.settings.gate_socket)
                 ask = PluginRequest(v=1, op="submit", cluster=CLUSTER, job=one)
                 connection.sendall(msgspec.json.encode(ask) + b"\n")
         said = [msgspec.json.decode(connection.recv(65536)) for connection in asked]

@@ -22,13 +22,14 @@ from harness.gate import (
     settings_of,
 )
 from steward.bank.errors import BankRefused, BankUsage, GateUnavailable
-from steward.bank.gate.client import GateClient, connect_unix_socket
+from steward.bank.gate.client import GateClient
 from steward.bank.gate.requests import VERSION, CoverRequest, PluginRequest, ShownJob
 from steward.bank.money import MICRO
 from steward.bank.records import GateBooks, JobRequest, Settlement
 from steward.bank.settings import BankPartitionSettings, BankSettings
 from steward.core.access import ClusterRoles, ClusterRolesFiles
 from steward.core.events import utc_now
+from steward.core.rpc import connect_socket
 
 
 def test_a_job_from_its_submit_to_its_settlement(tmp_path: Path) -> None:
@@ -115,7 +116,7 @@ def test_hostile_and_slow_peers_hold_nobody_up(tmp_path: Path) -> None:
         def peer(said: bytes) -> socket.socket:
             one = peers.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
             one.settimeout(PATIENCE_S)
-            connect_unix_socket(one, gate.settings.gate_socket)
+            connect_socket(one, gate.settings.gate_socket)
             one.sendall(said)
             return one
 

@@ -28,7 +28,6 @@ from steward.admin.doctor.findings import (
     make_wrong,
 )
 from steward.admin.status import workers
-from steward.bank.gate.client import connect_unix_socket
 from steward.core.config import Settings
 from steward.core.config.checks import find_extension_problems, find_missing_resources
 from steward.core.databases import DATABASES
@@ -36,6 +35,7 @@ from steward.core.errors import PermissionRefused
 from steward.core.events import utc_now
 from steward.core.files import find_network_type
 from steward.core.munge import Munge, MungeUnavailable
+from steward.core.rpc import connect_socket
 from steward.core.section import list_values
 from steward.core.sqlite import (
     OLDEST_SAFE_VERSION,
@@ -270,7 +270,7 @@ def check_daemon(context: CheckContext) -> Iterator[CheckFinding]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(_CONNECT_S)
         try:
-            connect_unix_socket(connection, path)
+            connect_socket(connection, path)
         except OSError as error:
             yield make_wrong(path, f"the daemon does not answer: {error.strerror or error}", *mend)
             return

@@ -1,10 +1,10 @@
-"""Operations of the gate for Steward's own processes: decode a call, run it, encode the result.
+"""Operations of the gate for Steward's own processes: decode a call's arguments, and run it.
 
 `GateQueries` answers read-only operations (means, holds, quote, verdict). `GateOperations` maps
 each operation's name to its body type and function, and runs each call in its own transaction of
 gate.db. A rejected call changes nothing. A call that fails otherwise is rolled back, and
 `HoldKeeper.load` rebuilds the memory from gate.db. Callers use `client.py`; the types are in
-`requests.py`; `server.py` passes each line in.
+`requests.py`; `server.py` receives the calls.
 """
 
 import logging
@@ -15,7 +15,14 @@ from typing import Any, Final
 
 import msgspec
 
-from steward.bank.errors import BankUsage, GateUnavailable, NoEstimate
+from steward.bank.errors import (
+    BankError,
+    BankRefused,
+    BankUsage,
+    GateUnavailable,
+    NoEstimate,
+    NoRate,
+)
 from steward.bank.estimate.request_limits import Budget
 from steward.bank.gate import plugin_conf, token
 from steward.bank.gate.balances import OpenHold
@@ -27,14 +34,11 @@ from steward.bank.gate.plugin_answers import (
     decode_plugin_request,
 )
 from steward.bank.gate.requests import (
-    VERSION,
     AccountMeans,
     AdmissionVerdict,
     Allowance,
     CompletedPoll,
     CoverRequest,
-    GateCall,
-    GateReply,
     GateStatus,
     GrantRequest,
     HeldTotal,
@@ -177,9 +181,6 @@ class GateQueries:
 
 log = logging.getLogger(__name__)
 
-_decode_call = msgspec.json.Decoder(GateCall).decode
-_encode_json = msgspec.json.Encoder().encode
-
 DecideRequests = Callable[[list[tuple[PluginRequest, int]], int], list[PluginReply]]
 """Function that decides on requests: takes each with the CPU time that reading it took, in ns, and
 the time in µs."""
@@ -263,48 +264,49 @@ class GateOperations:
             "allow": (Allowance, lambda allowance, _now_us: keeper.allow(allowance)),
         }
 
-    def answer(self, line: bytes) -> bytes:
-        """Run the call in a line of JSON; return the line that answers it."""
+    def run(self, op: str, args: msgspec.Raw) -> Any:
+        """Run an operation on the arguments of a call; return its result.
+
+        Raises:
+            StewardError: The operation is unknown, rejects the call or fails.
+        """
+        if op not in self._ops:
+            raise BankError(f"the gate does not know {op!r}: is it older?")
+        body_type, function = self._ops[op]
         try:
-            call = _decode_call(line)
-            if call.v != VERSION or call.op not in self._ops:
-                return _encode_error(
-                    "BankError", f"the gate does not know {call.op!r}: is it older?"
-                )
-            body_type, function = self._ops[call.op]
-            body = msgspec.json.decode(call.body, type=body_type)
+            body = msgspec.json.decode(args, type=body_type)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            return _encode_error("BankError", f"the gate cannot read what it was sent: {error}")
+            raise BankError(f"the gate cannot read what it was sent: {error}") from error
         now_us, began_at = time.time_ns() // 1000, time.monotonic()
         store = self._keeper.store
         writes_before = store.write_count
         try:
             with store.transaction():
                 result = function(body, now_us)
+        except _REJECTIONS:
+            raise  # before anything changed
         except Exception as error:
             # The error concerns one job or account; the gate goes on deciding for all others.
-            return self._handle_failure(
-                call.op, body, error, is_clean=store.write_count == writes_before
-            )
-        if call.op == "decide":
+            is_clean = store.write_count == writes_before
+            raise self._handle_failure(op, body, error, is_clean=is_clean) from error
+        if op == "decide":
             self._answerer.counters.add(result, int((time.monotonic() - began_at) * 1e6))
-        return _encode_json(GateReply(ok=True, body=msgspec.Raw(_encode_json(result)))) + b"\n"
+        return result
 
-    def _handle_failure(self, op: str, body: Any, error: Exception, *, is_clean: bool) -> bytes:
+    def _handle_failure(
+        self, op: str, body: Any, error: Exception, *, is_clean: bool
+    ) -> StewardError:
         """Restore the state after a failed call; return the error for its caller."""
-        kind = type(error).__name__
-        if kind in _REJECTIONS:
-            # The call was rejected before anything changed.
-            return _encode_error(kind, str(error))
         is_of_database = isinstance(error, SqliteError | SqliteUnavailable)
         if op in _JOB_OPERATIONS and is_clean and not is_of_database:
             self._answerer.log_unforeseen(body.cluster, error)
-            return _encode_error("NoEstimate", f"what this job may cost cannot be told: {error!r}")
+            return NoEstimate(f"what this job may cost cannot be told: {error!r}")
         log.error("%s", op, exc_info=error)
         self._keeper.load()
         if isinstance(error, StewardError):
-            return _encode_error(kind, str(error))
-        return _encode_error("BankError", f"the gate cannot do this, see its log: {error!r}")
+            kind = BankError if isinstance(error, BankError) else GateUnavailable
+            return kind(str(error))
+        return BankError(f"the gate cannot do this, see its log: {error!r}")
 
     def get_status(self) -> GateStatus:
         """Return the gate's status."""
@@ -411,12 +413,6 @@ class GateOperations:
         return self._keeper.secret.hex()
 
 
-_REJECTIONS: Final = frozenset(
-    {"BankUsage", "BankRefused", "GateUnavailable", "NoRate", "NoEstimate"}
-)
+_REJECTIONS: Final = (BankUsage, BankRefused, GateUnavailable, NoRate, NoEstimate)
 _JOB_OPERATIONS: Final = frozenset({"cover", "quote", "would"})
 """Operations on job requests as users wrote them: an error in one is logged as the job's."""
-
-
-def _encode_error(kind: str, say: str) -> bytes:
-    return _encode_json(GateReply(ok=False, kind=kind, say=say)) + b"\n"

@@ -1,40 +1,26 @@
-"""Client of the gate for Steward's own processes, over a Unix socket in the state directory.
+"""Client of the gate for Steward's own processes: local RPC on a socket in the state directory.
 
-`GateClient` has one method per operation; `connect_unix_socket` reaches sockets with long paths.
-One JSON line each way, one call per connection. The gate answers from memory. A call that times out
-may have been carried out; every call that changes something may be repeated safely.
+`GateClient` has one method per operation. The gate answers from memory. A call that times out may
+have been carried out; every call that changes something may be repeated safely.
 """
 
 import os
-import socket
-import time
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Final, cast
 
-import msgspec
-
-from steward.bank.errors import (
-    BankError,
-    BankRefused,
-    BankUsage,
-    GateUnavailable,
-    NoEstimate,
-    NoRate,
-)
+from steward.bank.errors import GateUnavailable
 from steward.bank.gate.requests import (
     CONTROL_SOCKET,
+    GATE_ERRORS,
     LONGEST_CALL,
-    VERSION,
     AccountMeans,
     AdmissionVerdict,
     Allowance,
     CompletedPoll,
     CoverReply,
     CoverRequest,
-    GateCall,
     GateFact,
-    GateReply,
     GateStatus,
     GrantRequest,
     HeldTotal,
@@ -51,18 +37,13 @@ from steward.bank.gate.requests import (
     ShownJob,
 )
 from steward.bank.records import BankRules, GateBooks, Hold, JobRequest, Quote, Settlement
-from steward.core.errors import StewardError
+from steward.core.rpc import RpcUnavailable, send_request
 from steward.slurm.cluster_model import ClusterModel
 
-_ERRORS: Final[dict[str, type[StewardError]]] = {
-    kind.__name__: kind for kind in (BankError, BankRefused, BankUsage, NoEstimate, NoRate)
-}
 _MOST_JOBS_IN_CALL: Final = 50
 """Maximum number of jobs in one call: a submit plugin waits for one call at most."""
 _HOLDS_PER_CALL: Final = 200
 """Maximum number of holds in one call, for the same reason."""
-_encode_body = msgspec.json.Encoder().encode
-_decode_result = msgspec.json.Decoder(GateReply).decode
 
 
 class GateClient:
@@ -275,51 +256,16 @@ class GateClient:
         self._call("allow", allowance, None)
 
     def _call(self, op: str, body: Any, result_type: Any) -> Any:
-        """Send one call; return its decoded body, or raise the error that the gate reports."""
-        call = GateCall(v=VERSION, op=op, body=msgspec.Raw(_encode_body(body)))
+        """Send one call; return its decoded result, or raise the error that the gate reports."""
         try:
-            line = self._exchange(_encode_body(call) + b"\n")
-            result = _decode_result(line)
-        except OSError as error:
-            raise GateUnavailable(
-                f"no answer at {self._socket_path}: is 'steward serve' running? ({error})",
+            return send_request(
                 self._socket_path,
-            ) from error
-        except msgspec.MsgspecError as error:
-            raise GateUnavailable(
-                f"{self._socket_path} answers rubbish: {error}", self._socket_path
-            ) from error
-        if not result.ok:
-            raise _ERRORS.get(result.kind, GateUnavailable)(result.say, op)
-        return None if result_type is None else msgspec.json.decode(result.body, type=result_type)
-
-    def _exchange(self, line: bytes) -> bytes:
-        """Send one line over a new connection, and read the line that answers it."""
-        deadline = time.monotonic() + self._timeout_s
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            connection.settimeout(self._timeout_s)
-            connect_unix_socket(connection, self._socket_path)
-            connection.sendall(line)
-            reply = bytearray()
-            while not reply.endswith(b"\n"):
-                connection.settimeout(max(0.001, deadline - time.monotonic()))
-                chunk = connection.recv(1 << 18)
-                if not chunk:
-                    raise ConnectionResetError("connection closed")
-                reply += chunk
-                if len(reply) > LONGEST_CALL:
-                    raise ConnectionResetError("the answer is too long")
-        return bytes(reply)
-
-
-def connect_unix_socket(connection: socket.socket, path: str) -> None:
-    """Connect to a Unix socket whose path may be longer than sun_path.
-
-    Raises:
-        OSError: Nobody listens there.
-    """
-    directory_fd = os.open(os.path.dirname(path) or ".", os.O_PATH | os.O_DIRECTORY)
-    try:
-        connection.connect(f"/proc/self/fd/{directory_fd}/{os.path.basename(path)}")
-    finally:
-        os.close(directory_fd)
+                op,
+                body,
+                result_type,
+                timeout_s=self._timeout_s,
+                own=GATE_ERRORS,
+                max_bytes=LONGEST_CALL,
+            )
+        except RpcUnavailable as error:
+            raise GateUnavailable(str(error), self._socket_path) from error

@@ -1,8 +1,8 @@
-"""Socket connections of the gate: submit plugins, and Steward's own processes.
+"""Socket connections of submit plugins to the gate.
 
 `GatePeer` is one non-blocking connection with a line buffer and a time-out, so that a slow, silent
-or faulty peer costs one descriptor for a second. `get_socket_uid` identifies a local peer, and
-`unix_listener` makes a socket file with access control.
+or faulty peer costs one descriptor for a second. `unix_listener` makes a socket file with access
+control.
 
 Nothing here blocks: `server.py` waits for all descriptors with one epoll. A peer sends one line and
 gets one back.
@@ -13,7 +13,6 @@ import logging
 import os
 import socket
 import stat
-import struct
 import time
 from collections.abc import Iterable, Iterator
 from typing import Final
@@ -23,7 +22,6 @@ from steward.core.listeners import restrict_socket
 
 log = logging.getLogger(__name__)
 
-_PEERCRED: Final = struct.Struct("3i")
 _CHUNK: Final = 1 << 18
 """Maximum number of bytes per read."""
 _MOST_WAITING: Final = 32 << 20
@@ -92,12 +90,6 @@ class GatePeer:
         """Close the connection."""
         self.is_ended = True
         self.socket.close()
-
-
-def get_socket_uid(connection: socket.socket) -> int:
-    """Return the uid of a Unix socket's peer, from SO_PEERCRED."""
-    data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size)
-    return int(_PEERCRED.unpack(data)[1])
 
 
 @contextlib.contextmanager

@@ -1,12 +1,12 @@
-"""Messages on the gate's two sockets: requests and replies, one line of JSON each way.
+"""Messages on the gate's two sockets.
 
-Submit plugins send :class:`PluginRequest` and get :class:`PluginReply`. Steward's own processes
-send :class:`GateCall` and get :class:`GateReply`. The bodies of their calls follow (`ShownJob`,
-`CoverRequest`, `SettleRequest`, ...), with the replies (`CoverReply`, `AdmissionVerdict`,
-`AccountMeans`, `GateStatus`, ...), a job's pending changes as gate.db stores them
-(`PendingChanges`), and the facts that the gate reports to the journal (`GateFact`). `client.py`
-and `calls.py` pair each operation with its body and reply. Amounts are micro-SU, times µs since
-the epoch.
+Submit plugins send :class:`PluginRequest` and get :class:`PluginReply`, one line of JSON each way.
+Steward's own processes use the local RPC (``core/rpc.py``): the bodies of their calls follow
+(`ShownJob`, `CoverRequest`, `SettleRequest`, ...), with the replies (`CoverReply`,
+`AdmissionVerdict`, `AccountMeans`, `GateStatus`, ...), a job's pending changes as gate.db stores
+them (`PendingChanges`), and the facts that the gate reports to the journal (`GateFact`).
+`client.py` and `calls.py` pair each operation with its body and reply. Amounts are micro-SU, times
+µs since the epoch.
 """
 
 from datetime import datetime
@@ -14,12 +14,20 @@ from typing import Final, Literal
 
 import msgspec
 
+from steward.bank.errors import (
+    BankError,
+    BankRefused,
+    BankUsage,
+    GateUnavailable,
+    NoEstimate,
+    NoRate,
+)
 from steward.bank.ledger import RejectedJob
 from steward.bank.records import BankRecord, GateBooks, Hold, JobRequest, Mode, Quote, Settlement
 from steward.core.events import HoldFact
 
 VERSION: Final = 1
-"""Version of both protocols; peers of another version are refused."""
+"""Version of the plugins' protocol; peers of another version are refused."""
 CONTROL_SOCKET: Final = "gate-control.sock"
 """Name of the socket for Steward's own processes, in the state directory."""
 LONGEST_REQUEST: Final = 1 << 20
@@ -31,6 +39,8 @@ LONGEST_BATCH: Final = 4 * LONGEST_REQUEST
 """Maximum length of these requests, and of the replies, in bytes."""
 DECIDE_PATH: Final = "/decide"
 """Path to which they are posted."""
+GATE_ERRORS: Final = (*(BankRefused, BankUsage, NoEstimate, NoRate, BankError, GateUnavailable),)
+"""Errors of the gate's operations."""
 LONGEST_CALL: Final = 64 << 20
 """Maximum length of a call by Steward's own processes, in bytes: all accounts at once."""
 
@@ -78,30 +88,6 @@ class PluginReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     qos: str = ""
     partition: str = ""
     account: str = ""
-
-
-class GateCall(msgspec.Struct, frozen=True, kw_only=True):
-    """Request of one of Steward's own processes: an operation's name and its body."""
-
-    v: int
-    op: str
-    body: msgspec.Raw = msgspec.Raw(b"null")
-
-
-class GateReply(msgspec.Struct, frozen=True, kw_only=True):
-    """Reply to a call.
-
-    Attributes:
-        ok: Whether the operation succeeded.
-        body: The operation's result.
-        kind: Name of the error's class.
-        say: The error's message.
-    """
-
-    ok: bool
-    body: msgspec.Raw = msgspec.Raw(b"null")
-    kind: str = ""
-    say: str = ""
 
 
 class Allowance(BankRecord, frozen=True):

@@ -34,7 +34,7 @@ import msgspec
 from steward.bank.errors import GateUnavailable
 from steward.bank.gate import plugin_conf, token
 from steward.bank.gate.calls import GateOperations
-from steward.bank.gate.connections import GatePeer, get_socket_uid, unix_listener
+from steward.bank.gate.connections import GatePeer, unix_listener
 from steward.bank.gate.holds import HoldKeeper
 from steward.bank.gate.plugin_answers import (
     DecisionRight,
@@ -45,6 +45,7 @@ from steward.bank.gate.plugin_answers import (
 from steward.bank.gate.policy import GateRules
 from steward.bank.gate.requests import (
     CONTROL_SOCKET,
+    GATE_ERRORS,
     LONGEST_CALL,
     LONGEST_REQUEST,
     PluginReply,
@@ -54,6 +55,9 @@ from steward.bank.gate.store import GateStore
 from steward.bank.gate.sync import HoldRecovery, HoldSync
 from steward.core.access import ClusterRolesFiles
 from steward.core.config import Settings
+from steward.core.errors import StewardError
+from steward.core.rpc import RawRequest
+from steward.core.rpc_server import RpcListener, get_peer_uid
 from steward.core.sqlite import (
     Connection,
     SqliteError,
@@ -282,8 +286,6 @@ log = logging.getLogger(__name__)
 
 _REQUEST_S: Final = 1.0
 """Time-out for a plugin's complete request, in seconds."""
-_CALL_S: Final = 10.0
-"""Time-out for a complete call of Steward's own processes, in seconds."""
 _TICK_S: Final = 1.0
 _REMAKE_S: Final = 2.0
 """Interval of attempts to rebuild missing holds, in seconds."""
@@ -331,7 +333,7 @@ class GateServer:
         self._epoll = select.epoll()
         self._peers: dict[int, GatePeer] = {}
         self._listeners: dict[int, tuple[socket.socket, Callable[[socket.socket], None]]] = {}
-        self._control_fds: set[int] = set()
+        self._control: RpcListener | None = None
         self._pending: list[tuple[GatePeer, PluginRequest, int]] = []
         """Pending requests: the peer, the request, and the CPU time that reading it took, in ns."""
         self._plugin_uids = _get_plugin_uids(settings)
@@ -359,7 +361,14 @@ class GateServer:
         self._checkpoints.start()
         with ExitStack() as sockets:
             path = os.path.join(self._settings.state_dir, CONTROL_SOCKET)
-            self._listen(sockets.enter_context(unix_listener(path)), self._accept_control)
+            try:
+                self._control = RpcListener(
+                    path, max_bytes=LONGEST_CALL, request_type=RawRequest, own=GATE_ERRORS
+                )
+            except OSError as error:
+                raise GateUnavailable(f"cannot listen on {path}: {error.strerror}", path) from error
+            sockets.callback(self._control.close)
+            self._epoll.register(self._control.fd, select.EPOLLIN)
             if self._settings.gate.ask:
                 self._connect_remote_gate()
             self._epoll.register(stop.fd, select.EPOLLIN)
@@ -408,6 +417,8 @@ class GateServer:
             peer = self._peers.get(fd)
             if peer is not None:
                 self._serve_peer(peer, mask)
+            elif self._control is not None and fd == self._control.fd:
+                self._serve_calls(self._control)
             elif fd in self._listeners:
                 self._accept(*self._listeners[fd])
             elif self._remote_gate is not None and fd != stop.fd:
@@ -427,6 +438,8 @@ class GateServer:
         self._tick_at = now + _TICK_S
         for peer in [peer for peer in self._peers.values() if peer.deadline < now]:
             self._drop(peer)
+        if self._control is not None:
+            self._serve_calls(self._control)  # drops silent peers, too
         try:
             with self._store.transaction():
                 self._hold_sync.tick(time.time_ns() // 1000)
@@ -478,7 +491,7 @@ class GateServer:
 
     def _accept_plugin(self, connection: socket.socket) -> None:
         """Admit a connection to the plugin socket, if its uid may ask."""
-        uid = get_socket_uid(connection)
+        uid = get_peer_uid(connection)
         if uid not in self._plugin_uids:
             connection.close()
             self._rejected_count += 1
@@ -491,15 +504,6 @@ class GateServer:
             return
         self._add_peer(GatePeer(connection, max_line=LONGEST_REQUEST, timeout_s=_REQUEST_S))
 
-    def _accept_control(self, connection: socket.socket) -> None:
-        """Admit a connection to the control socket: root and Steward's user only."""
-        if get_socket_uid(connection) not in (0, os.geteuid()):
-            connection.close()
-            return
-        peer = GatePeer(connection, max_line=LONGEST_CALL, timeout_s=_CALL_S)
-        self._control_fds.add(peer.fd)
-        self._add_peer(peer)
-
     def _add_peer(self, peer: GatePeer) -> None:
         self._peers[peer.fd] = peer
         self._epoll.register(peer.fd, select.EPOLLIN)
@@ -511,9 +515,7 @@ class GateServer:
             self._send(peer, b"")
         if mask & ~select.EPOLLOUT and not peer.is_ended:
             line = peer.read_line()
-            if line is not None and peer.fd in self._control_fds:
-                self._send(peer, self._calls.answer(line))
-            elif line is not None:
+            if line is not None:
                 began_ns = time.thread_time_ns()
                 request = decode_plugin_request(line)
                 if request is None:
@@ -523,6 +525,14 @@ class GateServer:
                     self._pending.append((peer, self._clusters.add_name(request), read_ns))
         if peer.is_ended and peer.fd in self._peers:
             self._drop(peer)
+
+    def _serve_calls(self, control: RpcListener) -> None:
+        """Answer the calls of Steward's own processes that have come."""
+        for call in control.receive():
+            try:
+                call.reply(self._calls.run(call.message.action, call.message.args))
+            except StewardError as error:
+                call.reject(error)
 
     def _send(self, peer: GatePeer, data: bytes) -> None:
         peer.send(data)
@@ -534,7 +544,6 @@ class GateServer:
 
     def _drop(self, peer: GatePeer) -> None:
         self._peers.pop(peer.fd, None)
-        self._control_fds.discard(peer.fd)
         if peer.socket.fileno() >= 0:
             self._epoll.unregister(peer.fd)
         peer.close()
