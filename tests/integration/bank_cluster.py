@@ -306,6 +306,7 @@ def bank_site(
     *,
     bank: dict[str, Any] | None = None,
     gate: dict[str, Any] | None = None,
+    snapshot_s: float = 0.5,
     **options: Any,
 ) -> Iterator[BankSite]:
     """A cluster that asks the gate, and the daemon that is not started yet.
@@ -314,6 +315,7 @@ def bank_site(
         slurm: Version of Slurm; the installed one if empty.
         bank: What differs from the bank's settings here.
         gate: What differs from the gate's.
+        snapshot_s: Seconds from one look at the queue to the next.
         options: Of SandboxSpec.
     """
     directory = tempfile.mkdtemp(prefix="steward-bank-", dir="/tmp")
@@ -325,7 +327,7 @@ def bank_site(
         built = build_plugins(f"{find_slurm(slurm, print).root}/usr/include", f"{path}-lib")
         spec = spec_of(path, slurm, plugin_dirs=(os.path.dirname(built.path),), **options)
         with Sandbox.up(spec, report=print) as cluster:
-            site = BankSite(cluster, bank=bank, gate=gate, name=spec.cluster)
+            site = BankSite(cluster, bank=bank, gate=gate, name=spec.cluster, snapshot_s=snapshot_s)
             try:
                 yield site
             except BaseException:

@@ -189,6 +189,15 @@ def test_finished_jobs_are_forgotten_and_others_are_missed() -> None:
     assert observed.find_absent({9}) == ([], [])
 
 
+def test_a_run_that_came_back_and_is_lost_again_is_told_again() -> None:
+    observed = QueueObserver("c1")
+    ends = []
+    for minutes in (1, 2):
+        observed.observe([RUNNING], NOON)
+        ends += observed.end_lost_run(7, NOON + timedelta(minutes=minutes))
+    assert len({event.key for event in ends}) == 2
+
+
 def test_a_lost_end_is_as_slurmdbd_tells_it() -> None:
     observed = QueueObserver("c1")
     observed.observe([RUNNING], NOON)

@@ -1,5 +1,10 @@
 """How jobs end that snapshots saw: by what Slurm shows, by jobcomp, by slurmdbd, or unseen."""
 
+from datetime import datetime, timedelta
+
+import msgspec
+import pytest
+
 from harness.events import NOON
 from harness.site import Clock
 from harness.slurm import Scripted, clock, journal, kinds, record, slurm, snapshots
@@ -8,6 +13,7 @@ from steward.capture.queue_polls import QueuePoller
 from steward.core.events import (
     JOB_END,
     Event,
+    utc_now,
 )
 from steward.core.records import JobRecord
 from steward.slurm.settings import ClusterSettings
@@ -63,9 +69,9 @@ def test_nothing_is_ended_by_a_row_that_was_not_understood(
     assert len(journal) == before
 
 
-def jobcomp(ended: JobRecord) -> Event:
+def jobcomp(ended: JobRecord, *, seen_at: datetime = NOON) -> Event:
     said = JobcompRecord(ended, NOON)
-    return make_end_event("c1", said, ended)
+    return msgspec.structs.replace(make_end_event("c1", said, ended), seen_at=seen_at)
 
 
 OVER = record(5, state="COMPLETED", start=NOON, end=NOON, exit_code=0)
@@ -106,6 +112,58 @@ def test_a_run_whose_end_jobcomp_told_is_not_lost(
     del slurm.jobs[6]
     snapshots.tick(journal.extend)
     assert journal[-1].body.record.state == "UNKNOWN"
+
+
+@pytest.mark.parametrize("state", ["REQUEUED", "RESIZING"])
+def test_a_forgotten_run_that_only_jobcomp_reported_is_ended(
+    slurm: Scripted, snapshots: QueuePoller, journal: list[Event], state: str
+) -> None:
+    snapshots.tick(journal.extend)
+    journal.clear()
+    # It ran between two polls, and a killed slurmctld had not saved it.
+    interrupted = record(79, state=state, start=NOON, end=NOON, array_job_id=77, array_task="2")
+    snapshots.apply([jobcomp(interrupted, seen_at=utc_now())], 2, journal.extend)
+    snapshots.tick(journal.extend)
+    assert [(event.kind, event.body.record.state) for event in journal] == [(JOB_END, "UNKNOWN")]
+    snapshots.tick(journal.extend)
+    assert len(journal) == 1
+
+
+def test_a_requeued_run_that_the_queue_shows_again_is_not_ended(
+    slurm: Scripted, snapshots: QueuePoller, journal: list[Event]
+) -> None:
+    snapshots.tick(journal.extend)
+    requeued = record(79, state="REQUEUED", start=NOON, end=NOON)
+    snapshots.apply([jobcomp(requeued, seen_at=utc_now())], 2, journal.extend)
+    slurm.jobs[79] = record(79, restarts=1, submit=NOON + timedelta(minutes=1))
+    for _ in range(2):
+        snapshots.tick(journal.extend)
+    assert JOB_END not in kinds(journal)
+
+
+def test_a_forgotten_later_run_is_ended_too(
+    slurm: Scripted, snapshots: QueuePoller, journal: list[Event]
+) -> None:
+    slurm.jobs[79] = record(79, state="RUNNING", start=NOON)
+    snapshots.tick(journal.extend)
+    again = NOON + timedelta(minutes=1)
+    requeued = record(79, state="REQUEUED", restarts=1, submit=again, start=again, end=again)
+    snapshots.apply([jobcomp(requeued, seen_at=utc_now())], 2, journal.extend)
+    slurm.jobs.clear()
+    snapshots.tick(journal.extend)
+    assert (journal[-1].kind, journal[-1].body.record.restarts) == (JOB_END, 1)
+    assert journal[-1].body.record.state == "UNKNOWN"
+
+
+def test_a_requeue_of_long_ago_is_not_looked_for(
+    slurm: Scripted, snapshots: QueuePoller, journal: list[Event]
+) -> None:
+    """The journal is read from its beginning at a start, and jobs.db has what is unfinished."""
+    snapshots.tick(journal.extend)
+    journal.clear()
+    snapshots.apply([jobcomp(record(79, state="REQUEUED", end=NOON))], 2, journal.extend)
+    snapshots.tick(journal.extend)
+    assert kinds(journal) == []
 
 
 def test_who_cancelled_a_job(

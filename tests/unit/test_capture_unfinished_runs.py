@@ -97,6 +97,14 @@ def test_a_piece_or_a_requeue_that_jobcomp_tells_of_is_no_end(tmp_path: Path) ->
     told = [make_end_event("c1", JobcompRecord(one, NOON), one) for one in ended]
     runs.apply(told, 9, nothing)
     assert [run.job_id for run in read_unfinished_runs(str(tmp_path), "c1")[0]] == [1, 2]
+    # Polls say more; but a run that began and was requeued between two of them is known by this.
+    (requeued,) = (
+        make_end_event("c1", JobcompRecord(one, NOON), one)
+        for one in [record(4, "REQUEUED", end=NOON)]
+    )
+    runs.apply([requeued], 10, nothing)
+    known = {run.job_id: run.state for run in read_unfinished_runs(str(tmp_path), "c1")[0]}
+    assert known == {1: "RUNNING", 2: "RUNNING", 4: "REQUEUED"}
     runs.close()
 
 

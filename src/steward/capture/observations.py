@@ -182,18 +182,17 @@ class QueueObserver:
             self._to_query.pop()
 
     def record_end(self, record: JobRecord) -> None:
-        """Record that another source reported a run's end, so that it does not count as lost.
+        """Record that another source reported the end of a run, or of one that goes on.
 
-        Its complete record is queried while slurmctld still has it.
+        A finished run does not count as lost; its complete record is queried while slurmctld still
+        has it. A requeued or resized run counts as lost unless the queue shows it.
         """
-        if record.state not in FINISHED:
-            return
-        run = self._runs.get(record.job_id)
-        if run is None:
+        run, name = self._runs.get(record.job_id), format_run_name(record)
+        if run is None or _is_replaced(run, record):
             # The run started and ended between two polls.
-            run = self._runs[record.job_id] = _ObservedRun(format_run_name(record))
+            run = self._runs[record.job_id] = _ObservedRun(name)
             run.encoded_record = msgspec.msgpack.encode(record)
-        if run.name == format_run_name(record):
+        if run.name == name and record.state in FINISHED:
             run.is_end_reported = True
             if not run.is_over:
                 self._mark_for_requery(record.job_id, run)
@@ -289,7 +288,9 @@ class QueueObserver:
         record = msgspec.structs.replace(
             last, state=LOST, reason="", end=None, exit_code=None, exit_signal=None
         )
-        return [self._build_event(JOB_END, make_end_key(record), record, taken_at)]
+        # A run that came back, from a state saved before, can be lost again.
+        key = f"{make_end_key(record)}:{int(taken_at.timestamp())}"
+        return [self._build_event(JOB_END, key, record, taken_at)]
 
     def clear(self) -> None:
         """Forget everything; it will be reported again under the same keys."""
@@ -441,6 +442,13 @@ def format_run_name(record: JobRecord) -> str:
     """Return the unique name of a run within its cluster, used in event keys."""
     submit = int(record.submit.timestamp()) if record.submit else 0
     return f"{record.job_id}:{submit}:{record.restarts}"
+
+
+def _is_replaced(run: _ObservedRun, record: JobRecord) -> bool:
+    """Return whether a record belongs to a later run; an unfinished job gets only its own runs."""
+    submit = int(record.submit.timestamp()) if record.submit else 0
+    is_other_job = record.restarts == 0 and not (run.is_over or run.is_end_reported)
+    return submit > int(run.name.split(":")[1]) and not is_other_job
 
 
 def make_end_key(record: JobRecord) -> str:

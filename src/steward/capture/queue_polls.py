@@ -17,6 +17,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
 from typing import Final
 
 import msgspec
@@ -45,7 +46,7 @@ from steward.core.rate_limits import TokenBuckets
 from steward.core.records import JobRecord
 from steward.core.timestamps import to_micros
 from steward.core.waits import Backoff
-from steward.slurm import MAX_COMPLETED, QueueSnapshot, Slurm, SlurmDown, SlurmError
+from steward.slurm import FINISHED, MAX_COMPLETED, QueueSnapshot, Slurm, SlurmDown, SlurmError
 from steward.slurm.settings import ClusterSettings
 
 HOLD_KINDS: Final = frozenset({HOLD_PLACED, HOLD_CONFIRMED, HOLD_SETTLED, HOLD_RELEASED})
@@ -212,6 +213,9 @@ _MAX_QUERIES_AT_ONCE: Final = 8
 """Single-job queries allowed at once."""
 _ASKS_PER_S: Final = 4.0
 """Single-job queries allowed per second."""
+_START_SLACK: Final = timedelta(seconds=60)
+"""Time before this process's start from which events may be missing in the journal it first read.
+"""
 _CHUNK: Final = 500
 """Maximum number of events per append."""
 _MAX_POLL_BACKOFF_S: Final = 60.0
@@ -279,6 +283,7 @@ class QueuePoller:
         self._position = 0
         self._unconfirmed = UnconfirmedHolds(cluster, clock)
         self._poll_started = self._poll_due = 0.0
+        self._recent_since = utc_now() - _START_SLACK
         self._is_up: bool | None = None
         self._last_message = ""
         self._is_slow = False
@@ -306,7 +311,9 @@ class QueuePoller:
             event for event in cluster_events if event.kind == JOB_END and event.source == JOBCOMP
         ]
         for event in ends:
-            self._observer.record_end(event.body.record)
+            # The first poll restores the unfinished runs that older events report.
+            if event.body.record.state in FINISHED or event.seen_at >= self._recent_since:
+                self._observer.record_end(event.body.record)
         self._cancelled.add(ends)
         if self._is_up and len(self._script_job_ids) <= _MAX_QUERIES_AT_ONCE:
             self._query_script_jobs(append)

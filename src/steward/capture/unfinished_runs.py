@@ -18,7 +18,7 @@ from steward.core.events import JOB_END, JOB_SEEN, JOB_STATE, Event, JobFacts
 from steward.core.journal import JournalReader
 from steward.core.records import JobRecord
 from steward.core.sqlite import Database
-from steward.core.storage import CURSOR, Table, read_cursor
+from steward.core.storage import CURSOR, OnConflict, Table, read_cursor
 from steward.slurm import FINISHED
 
 _MAX_EVENTS_BEHIND: Final = 200_000
@@ -73,12 +73,17 @@ class UnfinishedRuns(DatabaseConsumer):
             if record is None:
                 self._connection.execute("DELETE FROM run WHERE job_id = ?", (job_id,))
             else:
-                _RUNS.insert(self._connection, _Run(job_id, record), "replace")
+                is_former = record.state in _CONTINUING_STATES
+                on_conflict: OnConflict = "ignore" if is_former else "replace"
+                _RUNS.insert(self._connection, _Run(job_id, record), on_conflict)
         return ()
 
 
 def collect_latest_records(events: Iterable[Event], cluster: str) -> dict[int, JobRecord | None]:
-    """Return the latest record of each raw job id in events; None if the run is over."""
+    """Return the latest record of each raw job id in events; None if the run is over.
+
+    A record with an end state after which the job goes on is older than what is known otherwise.
+    """
     records: dict[int, JobRecord | None] = {}
     for event in events:
         if event.cluster != cluster:
@@ -86,6 +91,7 @@ def collect_latest_records(events: Iterable[Event], cluster: str) -> dict[int, J
         body: JobFacts = event.body
         record = body.record
         if event.kind == JOB_END and record.state in _CONTINUING_STATES:
+            records.setdefault(record.job_id, record)
             continue
         is_over = event.kind == JOB_END or record.state in FINISHED
         records[record.job_id] = None if is_over else record
@@ -117,6 +123,8 @@ def catch_up_runs(
         for job_id, record in collect_latest_records(events, cluster).items():
             if record is None:
                 runs.pop(job_id, None)
+            elif record.state in _CONTINUING_STATES:
+                runs.setdefault(job_id, record)
             else:
                 runs[job_id] = record
         if upto == position:
