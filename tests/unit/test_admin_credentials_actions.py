@@ -249,6 +249,22 @@ def test_tokens_are_listed_and_taken_back_by_their_owner(room: CredentialsContex
             room.find_caller(one.secret)
 
 
+def test_a_reused_uid_neither_shows_nor_takes_back_its_former_holders_tokens(
+    room: CredentialsContext,
+) -> None:
+    former = token(room)
+    heir = Caller(uid=ADA.uid, user="heir")
+    for sessions in (False, True):
+        request = TokenListRequest(sessions=sessions)
+        assert ask(room, "credentials.token_list", heir, request).tokens == ()
+    with pytest.raises(CredentialMissing):
+        ask(room, "credentials.token_revoke", heir, TokenRevokeRequest(numbers=(former.token.id,)))
+    assert (
+        len(ask(room, "credentials.token_list", ROOT, TokenListRequest(everybodys=True)).tokens)
+        == 1
+    )
+
+
 def test_nobody_has_tokens_without_number(room: CredentialsContext) -> None:
     made = [token(room) for _ in range(100)]
     with pytest.raises(UsageError, match="revoke"):

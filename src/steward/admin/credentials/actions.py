@@ -44,6 +44,7 @@ from steward.admin.credentials.sessions import (
     CredentialsContext,
     find_proxy_uid,
 )
+from steward.admin.credentials.store import Credential
 from steward.core.access import SCOPES, Caller
 from steward.core.actions import Answer, action, route
 from steward.core.errors import PermissionRefused, UsageError
@@ -346,7 +347,18 @@ def _list_tokens(
     credentials = context.store.list_all("token", uid)
     if request.sessions:
         credentials += context.store.list_all("session", uid)
-    return TokenListAnswer(tokens=tuple(credentials))
+    return TokenListAnswer(
+        tokens=tuple(
+            credential
+            for credential in credentials
+            if request.everybodys or _is_own(credential, caller)
+        )
+    )
+
+
+def _is_own(credential: Credential, caller: Caller) -> bool:
+    """Return True if a credential is the caller's, not a former user's of the same uid."""
+    return (credential.uid, credential.user) == (caller.uid, caller.user)
 
 
 @action(
@@ -364,7 +376,7 @@ def _revoke_tokens(
     """
     credentials = [context.store.get(number) for number in request.numbers]
     for credential in credentials:
-        if credential.uid != caller.uid and not context.access.is_local_owner(caller):
+        if not (_is_own(credential, caller) or context.access.is_local_owner(caller)):
             raise CredentialMissing(
                 f"there is no credential with the number {credential.id}", credential.id
             )
