@@ -14,8 +14,10 @@ from harness.site import ADA, Site
 from steward.accounting.errors import AccountingUsage
 from steward.accounting.gaps import GapsAnswer
 from steward.capture.nodes.node_reports import NodeReport, NodeReportsWriter
+from steward.core.actions import ActionError, decode_request
 from steward.core.errors import PermissionRefused
 from steward.core.events import JOB_MISSED, MissedJobs
+from steward.daemon.contexts import ACTIONS
 from steward.slurm.settings import ClusterSettings
 
 
@@ -144,7 +146,10 @@ def test_nodes_that_fell_silent_are_told_of(site: Site) -> None:
     silent = [one.node for one in site.ask("accounting.gaps").findings]
     assert silent == ["n3", "n2"]
     assert [one.node for one in site.ask("accounting.gaps", silent_s=3600).findings] == ["n3"]
-    assert site.ask("accounting.gaps", silent_s=4e16).findings == ()
+    century_s = 100 * 366 * 86400
+    assert site.ask("accounting.gaps", silent_s=century_s).findings == ()
+    with pytest.raises(ActionError, match=f"<= {century_s}"):
+        decode_request(ACTIONS["accounting.gaps"], {"silent_s": century_s + 1})
     assert site.ask("accounting.gaps", clusters=["beta"]).findings == ()
 
 

@@ -54,6 +54,10 @@ Kind = Literal[
 ]
 
 
+_MAX_SILENT_S: Final = 100 * 366 * 86400
+"""Upper limit of ``silent_s``, in seconds: earlier times leave the calendar's range."""
+
+
 class GapsRequest(Request, frozen=True, kw_only=True):
     """Request of accounting.gaps: missing or doubtful data in a period."""
 
@@ -79,6 +83,7 @@ class GapsRequest(Request, frozen=True, kw_only=True):
             "--silent",
             metavar="SECONDS",
             ge=1,
+            le=_MAX_SILENT_S,
         ),
     ] = 900.0
     limit: Annotated[
@@ -355,9 +360,6 @@ def _find_node_losses(context: AccountingContext, cluster: str, span: _Span) -> 
         )
 
 
-_MAX_SILENT_S: Final = 100 * 366 * 86400.0
-"""Upper limit of ``silent_s``, in seconds: earlier times leave the calendar's range."""
-
 _GAPS: Final = {
     "reboot": "it was rebooted, and what it had not sent yet is gone",
     "lost": "it could not write facts down, or had no room for them",
@@ -368,7 +370,7 @@ _GAPS: Final = {
 
 def _find_silent_nodes(context: AccountingContext, request: GapsRequest) -> Iterator[Finding]:
     """Yield nodes that reported before but no longer do."""
-    before = context.now() - timedelta(seconds=min(request.silent_s, _MAX_SILENT_S))
+    before = context.now() - timedelta(seconds=request.silent_s)
     try:
         reader = NodeReportsReader(context.settings.state_dir)
     except Unavailable as error:
