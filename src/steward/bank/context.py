@@ -27,6 +27,7 @@ from steward.core.config import Settings
 from steward.core.databases import GATE, LEDGER
 from steward.core.errors import StewardError
 from steward.core.events import utc_now
+from steward.core.sqlite import create_for_owner
 from steward.slurm.times import TimeError, load_zone, parse_time
 
 if TYPE_CHECKING:
@@ -246,7 +247,7 @@ class BankContext:
             if not self.settings.bank.enabled:
                 raise BankUsage("there is no bank here: set 'enabled = true' in [bank]")
             if not self.settings.bank.database:
-                _create_ledger_file(self.settings.state_dir)
+                create_for_owner(LEDGER.locate(self.settings.state_dir))
             self._ledger = open_ledger(self.settings, self.now)
         return self._ledger
 
@@ -429,20 +430,3 @@ class BankContext:
 
         settings = self.settings.cluster[cluster]
         return Slurm(cluster, settings).read_model(settings.timezone)
-
-
-def _create_ledger_file(state_dir: str) -> None:
-    """Create the ledger's file for Steward's user if root is the first to open it."""
-    if os.geteuid() != 0:
-        return
-    path = LEDGER.locate(state_dir)
-    try:
-        owner = os.stat(state_dir)
-        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    except OSError:
-        # It exists already; otherwise opening it reports the error.
-        return
-    try:
-        os.fchown(descriptor, owner.st_uid, owner.st_gid)
-    finally:
-        os.close(descriptor)
