@@ -168,6 +168,8 @@ def test_what_ran_on_a_node(site: Site) -> None:
     assert ids(ADA, node="n2", at=when(60)) == [1]
     assert ids(BELA, node="n2", at=when(60)) == [2]
     assert ids(COORDINATOR, node="n2", since=when(0), until=when(400)) == [2, 1]
+    some = site.ask("history.node_jobs", node="n2", since=when(0), until=when(400), limit=2)
+    assert ([job.job_id for job in some.jobs], some.total) == ([4, 2], 3)
     answer = site.ask("history.node_jobs", ADA, node="n2")
     assert (answer.is_all, answer.jobs) == (False, ())
     (job,) = site.ask("history.node_jobs", node="n3", at=when(99)).jobs

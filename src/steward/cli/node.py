@@ -92,6 +92,11 @@ def _print_jobs(call: CommandCall, request: NodeJobsRequest) -> None:
         print_json(reply)
         return
     print_table(reply.layout, reply.jobs, call.style, reply)
+    if len(reply.jobs) < reply.total:
+        output.print_warning(
+            f"only the {len(reply.jobs)} runs that started last are shown, of {reply.total}: "
+            "the API lists more, with 'limit'"
+        )
     if not call.style.is_for_programs:
         visibility = "" if reply.is_all else " that you may see"
         output.print_note(

@@ -426,6 +426,7 @@ def list_node_jobs(
         since=since,
         until=until,
         is_all=scope.everything,
+        total=len(jobs),
     )
 
 

@@ -260,12 +260,14 @@ class NodeJobsReply(Answer, frozen=True, kw_only=True):
         since: Begin of the interval.
         until: End of the interval; equal to ``since`` for a single time.
         is_all: Whether the user may see all jobs of the cluster.
+        total: Number of such runs; ``jobs`` has at most ``limit`` of them.
     """
 
     jobs: tuple[NodeJobRun, ...]
     since: datetime
     until: datetime
     is_all: bool = True
+    total: int = 0
     layout: ClassVar[Layout] = (
         Column("JobID", "label", link="job"),
         Column("User", read_user, link="user"),
