@@ -189,6 +189,8 @@ def test_what_is_told_of_a_gate_a_cluster_and_disks(polled_site: Path) -> None:
     settings = load_settings(str(polled_site))
     with running(settings):
         found = scraped(settings)
+    texts = [text for _, labels in found for _, text in labels]
+    assert not [text for text in texts if str(polled_site.parent) in text], "no path is told"
     assert {name for name, _ in found} == {
         *("steward_info", "steward_up", "steward_unknown"),
         *("steward_slurm_info", "steward_slurm_up", "steward_missed_scripts_total"),

@@ -156,17 +156,17 @@ def _add_daemon(families: MetricFamilies, context: StatusContext, status: Status
         families.add_value(
             "steward_web_up", "Whether something listens where the pages are.", is_up
         )
-    disks = [((item.what, item.path), item) for item in status.disks]
+    disks = [((item.what,), item) for item in status.disks]
     families.add_gauge(
         "steward_disk_free_bytes",
         "What Steward may still write to a file system.",
-        ("what", "path"),
+        ("what",),
         [(labels, item.free) for labels, item in disks],
     )
     families.add_gauge(
         "steward_disk_size_bytes",
         "Size of a file system that Steward writes to.",
-        ("what", "path"),
+        ("what",),
         [(labels, item.total) for labels, item in disks],
     )
 
