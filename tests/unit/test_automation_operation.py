@@ -1,6 +1,7 @@
 """What operations take: how it is told, and how what was given is read."""
 
 import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any
 
@@ -9,6 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.jobs import open_jobs, record
+from harness.site import ROOT, Site
+from harness.slurm import Stage
 from steward.automation.errors import InvalidParameters, OperationForbidden, UnknownOperation
 from steward.automation.operation import (
     Operation,
@@ -21,6 +25,7 @@ from steward.automation.operation import (
 )
 from steward.automation.operation import dump_parameters as plain
 from steward.automation.operations import jobs
+from steward.automation.runner import OperationRunner
 from steward.cli.options import parse_pairs
 from steward.core.access import Access, Caller, ClusterRoles
 from steward.core.actions import DECLARED, described
@@ -28,7 +33,8 @@ from steward.core.config import AccessSettings
 from steward.core.errors import StewardError, UsageError
 from steward.core.records import JobRecord
 from steward.daemon.action_index import ACTION_INDEX
-from steward.slurm import UnknownJob
+from steward.slurm import SlurmError, UnknownJob
+from steward.slurm.settings import ClusterSettings
 
 
 class Props(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -262,3 +268,31 @@ def test_a_change_does_not_show_that_a_job_exists_which_its_user_may_not_see(
     monkeypatch.setattr(jobs, "query_records", lambda *_: others)
     with pytest.raises(error):
         jobs.look_up_jobs(context, ["7"])
+
+
+def test_slurm_is_not_asked_about_jobs_that_polls_showed_to_be_others(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    stage = Stage(tmp_path / "bin")
+    site = Site(tmp_path, clusters={"c1": ClusterSettings(slurm_bin=str(stage.root))})
+    site.standing = ClusterRoles(private_data=frozenset({"jobs"}))
+    site.open(open_jobs)
+    site.feed(record(7, 0, uid=1, account="physics"), record(8, 0, uid=2, account="physics"))
+    runner = OperationRunner(site.settings, site.access, site.registry)
+    bela = Caller(uid=2, user="bela")
+
+    def ask(ref: str, *ids: int, asker: Caller = bela) -> Any:
+        return runner.run(ref, {"jobids": ids}, asker).result
+
+    assert ask("slurm.job.get", 7) == {"7": []}
+    assert ask("slurm.job.step.get", 7) == {"7": {}}
+    assert stage.asked() == []
+    for ids in ((8,), (9,)):  # 9 may have been submitted since the last poll
+        before = len(stage.asked())
+        with pytest.raises(SlurmError):  # the stage has no answer
+            ask("slurm.job.get", *ids)
+        assert len(stage.asked()) > before
+    for ref in ("slurm.job.get", "slurm.job.step.get"):
+        with pytest.raises(InvalidParameters, match="100"):
+            ask(ref, *range(1, 102))
+    with pytest.raises(SlurmError):
+        ask("slurm.job.get", *range(1, 102), asker=ROOT)

@@ -7,6 +7,7 @@ come from squeue and scontrol, last jobs from Steward's job database.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -19,6 +20,7 @@ from steward.automation.operations.nodes import NodeList
 from steward.bank.errors import BankRefused
 from steward.core.actions import described
 from steward.core.records import JobRecord
+from steward.core.sqlite import SqliteUnavailable
 from steward.jobs.job_ids import JobName, parse_job_name
 from steward.slurm import WAITING, SlurmError, UnknownJob
 
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 JobIds = Annotated[tuple[int | str, ...], described("Ids of the jobs: 123, 123_7, 123+1.")]
 _PAGE: Final = 1000
 """Jobs read from the job database at a time."""
+_MAX_OWN_JOBS: Final = 100
+"""Maximum number of jobs that a caller who is no operator may query at once."""
 _MAX_JOBS_SEARCHED: Final = 20_000
 """Maximum number of jobs, newest first, searched for those that ran on a node."""
 _DEPENDENCY_BYTES: Final = 2048
@@ -106,11 +110,49 @@ def get_job(
     Returns:
         Records of each job, by requested id: several for an array, none if it is gone.
     """
-    records_by_id = context.machine.job_details(validate_job_ids(parameters.jobids))
+    names = validate_job_ids(parameters.jobids)
+    records_by_id = context.machine.job_details(_drop_hidden_jobs(context, names))
     return {
-        name: [record for record in records if _may_see(context, record)]
-        for name, records in records_by_id.items()
+        name: [record for record in records_by_id.get(name, ()) if _may_see(context, record)]
+        for name in names
     }
+
+
+def _drop_hidden_jobs(context: OperationContext, names: list[str]) -> list[str]:
+    """Return the jobs to query, without those that polls showed the caller may not see.
+
+    Queries run as SlurmUser, so Slurm's own limits per user do not apply to them.
+
+    Raises:
+        InvalidParameters: There are too many jobs for a caller who is no operator.
+    """
+    from steward.jobs import Jobs, database_path
+
+    if context.is_operator():
+        return names
+    if len(names) > _MAX_OWN_JOBS:
+        raise InvalidParameters(
+            f"jobids has {len(names)} jobs, more than the {_MAX_OWN_JOBS} that callers who are no "
+            "operators may query at once: query them in parts",
+            "jobids",
+        )
+    if context.access.get_job_scope(context.caller, context.cluster).everything:
+        return names
+    job_ids = {name: parse_job_name(name).job_id for name in names}
+    try:
+        jobs = Jobs(database_path(context.settings.state_dir))
+    except SqliteUnavailable:
+        return names  # each record is checked after the query, too
+    with closing(jobs):
+        known = jobs.list_unfinished_jobs(context.cluster, job_ids.values())
+    visible_ids: dict[int, bool] = {}
+    for job in known:
+        may_see = context.access.can_see_job(
+            context.caller, context.cluster, job.record.uid, job.record.account
+        )
+        for job_id in (job.job_id, job.record.array_job_id):
+            visible_ids[job_id] = visible_ids.get(job_id, False) or may_see
+    return [name for name in names if visible_ids.get(job_ids[name], True)]
 
 
 def validate_job_ids(jobids: Iterable[int | str]) -> list[str]:
@@ -470,18 +512,14 @@ def get_steps(context: OperationContext, parameters: JobGetParameters) -> dict[s
         Steps of each job, by their ids; {} for a job without steps.
     """
     names = validate_job_ids(parameters.jobids)
-    details = context.machine.job_details(names)
-    steps = context.machine.steps(names)
-    steps_by_job: dict[str, dict[str, Any]] = {}
-    for name in names:
-        may_see = any(
-            context.access.can_see_job(
-                context.caller, context.cluster, record.get("user_id"), record.get("account") or ""
-            )
-            for record in details.get(name, ())
-        )
-        steps_by_job[name] = steps.get(name, {}) if may_see else {}
-    return steps_by_job
+    details = context.machine.job_details(_drop_hidden_jobs(context, names))
+    visible_names = [
+        name
+        for name, records in details.items()
+        if any(_may_see(context, record) for record in records)
+    ]
+    steps = context.machine.steps(visible_names) if visible_names else {}
+    return {name: steps.get(name, {}) for name in names}
 
 
 # Archived scripts
