@@ -353,6 +353,13 @@ def test_a_job_and_its_steps(call: Call, machine: Sandbox) -> None:
         quick = call("machine", "all_job_details")
         assert all("exc_nodes" not in one for one in quick)
         assert {one["job_id"] for one in quick} == set(every)
+        uid = machine.users[user].uid
+        own = call("machine", "all_job_details", uid=uid)
+        assert {one["job_id"] for one in own} == {
+            one["job_id"] for one in quick if one["user_id"] == uid
+        }
+        assert job in {one["job_id"] for one in own}
+        assert call("machine", "all_job_details", uid=uid + 4000, full=True) == []
     finally:
         for each in (job, array):
             assert call("jobs", "cancel", str(each)) is True

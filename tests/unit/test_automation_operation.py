@@ -291,6 +291,9 @@ def test_slurm_is_not_asked_about_jobs_that_polls_showed_to_be_others(tmp_path: 
         with pytest.raises(SlurmError):  # the stage has no answer
             ask("slurm.job.get", *ids)
         assert len(stage.asked()) > before
+    with pytest.raises(SlurmError):
+        runner.run("slurm.job.find", {"criterias": {"name": "x"}}, bela)
+    assert "--user=2" in stage.asked()[-1].split()
     for ref in ("slurm.job.get", "slurm.job.step.get"):
         with pytest.raises(InvalidParameters, match="100"):
             ask(ref, *range(1, 102))

@@ -423,23 +423,25 @@ class ClusterQueries:
         return details
 
     def all_job_details(
-        self, *, full: bool = False, dependency_bytes: int = 512
+        self, *, uid: int | None = None, full: bool = False, dependency_bytes: int = 512
     ) -> list[dict[str, Any]]:
         """Return the fields of all jobs in the queue.
 
         Args:
+            uid: Only jobs of this user.
             full: Include :data:`job_details.SCONTROL_FIELDS`. This costs slurmctld much more time.
             dependency_bytes: Maximum number of bytes read of a dependency, which can be very long.
 
         Raises:
             SlurmError: slurmctld does not answer.
         """
-        texts = self._read_job_texts() if full else {}
+        records = self._slurm.all_jobs(uid=uid, is_whole=full, dependency_bytes=dependency_bytes)
+        texts = self._read_job_texts() if full and records else {}
         return [
             job_details.build_job_details(
                 record, job_details.read_extras(record, texts) if full else None
             )
-            for record in self._slurm.all_jobs(is_whole=full, dependency_bytes=dependency_bytes)
+            for record in records
         ]
 
     def steps(self, jobs: Iterable[str]) -> dict[str, Steps]:

@@ -93,7 +93,12 @@ def find_jobs(context: OperationContext, parameters: JobFindParameters) -> list[
             "look for another field",
             "dependency",
         )
-    records = context.machine.all_job_details(full=is_full, dependency_bytes=dependency_bytes)
+    scope = context.access.get_job_scope(context.caller, context.cluster)
+    records = context.machine.all_job_details(
+        uid=None if scope.everything or scope.accounts else scope.uid,
+        full=is_full,
+        dependency_bytes=dependency_bytes,
+    )
     return [
         record["job_id"]
         for record in records
