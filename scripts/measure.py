@@ -124,15 +124,28 @@ def _constants(node: ast.AST) -> Iterator[ast.Constant]:
 
 
 def count_settings() -> int:
-    """Count the keys of the configuration file: the fields of every settings class."""
-    from steward.core.section import Section
+    """Count the keys that a site can write into the configuration file.
 
-    pending, fields = [Section], 0
+    A table heading, such as ``[bank]`` or ``[archive.sink.NAME]``, is no setting that anybody sets;
+    its keys count once, however many tables of that sort there may be. The key ``kind`` of a sink
+    counts, though it is not a field.
+    """
+    import msgspec
+
+    import steward.core.config  # noqa: F401 - declares every section
+    from steward.core.section import Section, TlsReference
+
+    pending, keys = [Section], 0
+    tags: set[str | None] = set()
     while pending:
         section = pending.pop()
-        fields += len(getattr(section, "__annotations__", {}))
+        own = getattr(section, "__annotations__", {})
+        for field in msgspec.structs.fields(section):
+            is_table = "Section" in str(field.type) or "Settings" in str(field.type)
+            keys += field.name in own and (not is_table or field.type == TlsReference)
+        tags.add(section.__struct_config__.tag_field)
         pending += section.__subclasses__()
-    return fields
+    return keys + len(tags - {None})
 
 
 def count_words_of_docs() -> int:
