@@ -25,6 +25,7 @@ from steward.core.config import ArchiveSettings, Settings
 from steward.core.incoming import MARKER, make_stores
 from steward.core.journal import Journal, JournalReader
 from steward.core.journal.store import encode_rows
+from steward.extensions.mybrc.settings import MybrcSettings
 from steward.slurm.settings import ClusterSettings
 
 SCRIPTS = {1: b"#!/bin/sh\nhostname\n", 2: b"#!/bin/sh\ndate\n"}
@@ -184,23 +185,19 @@ def test_only_configuration_files_that_are_gone_are_written(
     tmp_path: Path, settings: Settings
 ) -> None:
     config = tmp_path / "etc" / "steward.toml"
-    groups = tmp_path / "etc" / "groups"
+    users = tmp_path / "etc" / "mybrc-users"
     config.parent.mkdir()
     config.write_text("# before\n")
-    groups.write_text("staff\n")
-    (sink,) = settings.files_sinks().values()
-    archive = ArchiveSettings(
-        sink={"files": msgspec.structs.replace(sink, groups_file=str(groups))}
-    )
-    settings = msgspec.structs.replace(settings, archive=archive)
+    users.write_text("api:hash\n")
+    settings = msgspec.structs.replace(settings, mybrc=MybrcSettings(users_file=str(users)))
     backup = back_up(settings, tmp_path, str(config))
     config.write_text("# after\n")
-    groups.unlink()
+    users.unlink()
     result = restore(backup, settings, force=True)
     assert result.unchanged == (str(config),)
-    assert result.written == (str(groups),)
+    assert result.written == (str(users),)
     assert config.read_text() == "# after\n"
-    assert groups.read_text() == "staff\n"
+    assert users.read_text() == "api:hash\n"
 
 
 @only_root

@@ -23,21 +23,21 @@ def subject(**fields: object) -> PathSubject:
 
 
 @pytest.mark.parametrize(
-    ("layout", "period", "directory", "stem"),
+    ("layout", "directory", "stem"),
     [
-        ("default", "yearly", "alpha/ada/2026/01/01", "1234567-run"),
-        ("job_archive", "yearly", "ada/2026/01", "1234567-run"),
-        ("sarchive", "yearly", "2026", "job.1234567_"),
-        ("sarchive", "monthly", "202601", "job.1234567_"),
-        ("sarchive", "daily", "20260101", "job.1234567_"),
-        ("sarchive", "none", "", "job.1234567_"),
-        ("sliced", "yearly", "alpha/67/45", "1234567"),
-        ("{user}/{job_id}", "yearly", "ada", "1234567"),
-        ("all/{account}/{partition}/{job_id}-{name}", "yearly", "all/none/none", "1234567-run"),
+        ("default", "alpha/ada/2026/01/01", "1234567-run"),
+        ("job_archive", "ada/2026/01", "1234567-run"),
+        ("sarchive", "2026", "job.1234567_"),
+        ("sarchive-monthly", "202601", "job.1234567_"),
+        ("sarchive-daily", "20260101", "job.1234567_"),
+        ("sarchive-flat", "", "job.1234567_"),
+        ("sliced", "alpha/67/45", "1234567"),
+        ("{user}/{job_id}", "ada", "1234567"),
+        ("all/{account}/{partition}/{job_id}-{name}", "all/none/none", "1234567-run"),
     ],
 )
-def test_where_a_script_lies(layout: str, period: str, directory: str, stem: str) -> None:
-    place = compile_layout(layout, period).make_place(subject(), "UTC")
+def test_where_a_script_lies(layout: str, directory: str, stem: str) -> None:
+    place = compile_layout(layout).make_place(subject(), "UTC")
     assert (place.directory, place.stem) == (directory, stem)
 
 
@@ -114,7 +114,7 @@ def test_a_bad_layout_is_told(text: str, names: str) -> None:
 
 def test_a_bad_period_and_a_bad_zone_are_told() -> None:
     with pytest.raises(LayoutError, match="hourly"):
-        compile_layout("sarchive", "hourly")
+        compile_layout("sarchive-hourly")
     with pytest.raises(LayoutError, match="Mars"):
         compile_layout("default").make_place(subject(), "Mars/Olympus")
 

@@ -13,7 +13,7 @@ from harness import archive
 from harness.archive import DAY
 from steward.archive.errors import ArchiveError
 from steward.archive.files import permissions
-from steward.archive.files.permissions import FileReaders, read_acl_readers, resolve_group_ids
+from steward.archive.files.permissions import FileReaders, read_acl_readers
 
 ADA, BELA, STAFF = 54001, 54002, 54100
 
@@ -94,9 +94,7 @@ def test_groups_read_everything(
         return real(name)
 
     monkeypatch.setattr(grp, "getgrnam", getgrnam)
-    groups = open_path / "groups"
-    groups.write_text("hpc-staff\n\nno-such-group\n")
-    site = archive.make_site(open_path, groups_file=str(groups))
+    site = archive.make_site(open_path, groups=("hpc-staff", "no-such-group"))
     known, unknown = archive.script(site, 7), archive.script(site, 8)
     site.feed(known, unknown, archive.identity(known, ADA), archive.identity(unknown, None, ""))
     path = archive.root_of(site) / DAY / "7-run.sh"
@@ -156,11 +154,6 @@ def test_where_there_are_no_acls_files_are_stewards_alone(
     for path in archive.root_of(site).rglob("*"):
         assert path.stat().st_mode & 0o077 == 0, path
     assert archive.root_of(site).stat().st_mode & 0o077 == 0
-
-
-def test_a_groups_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
-    with pytest.raises(ArchiveError, match="groups_file"):
-        resolve_group_ids((), str(tmp_path / "missing"))
 
 
 @given(

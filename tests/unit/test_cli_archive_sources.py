@@ -74,19 +74,14 @@ def test_what_was_said_is_left_for_the_other_commands(spool: Path, tmp_path: Pat
 
 def test_groups_period_mover_and_log_level_are_options(spool: Path, tmp_path: Path) -> None:
     archive, there = tmp_path / "archive", tmp_path / "there"
-    groups = tmp_path / "groups"
-    groups.write_text("adm\n")
     words = [
-        *("--layout", "sarchive", "--period", "monthly", "--groups", "root,daemon"),
-        *("--groups-file", str(groups), "--log-level", "debug"),
+        *("--layout", "sarchive-monthly", "--groups", "root,daemon,adm"),
+        *("--log-level", "debug"),
     ]
     done = watch(spool, archive, *words)
     assert done.returncode == 0
     sink = load_settings(str(archive / ".steward" / "steward.toml")).files_sink("files")
-    assert (sink.period, sink.groups, sink.groups_file) == (
-        *("monthly", ("root", "daemon")),
-        str(groups),
-    )
+    assert (sink.layout, sink.groups) == ("sarchive-monthly", ("root", "daemon", "adm"))
     lines = done.stderr.decode().splitlines()
     assert len([line for line in lines if ": script kept, " in line]) == len(SCRIPTS)
     assert len([line for line in lines if ": filed in " in line]) == len(SCRIPTS)
@@ -123,7 +118,7 @@ def test_groups_period_mover_and_log_level_are_options(spool: Path, tmp_path: Pa
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        (["--period", "weekly"], "--period"),
+        (["--layout", "sarchive-weekly"], "sarchive-monthly"),
         (["--log-level", "loud"], "--log-level"),
         (["--layout", "{nonsense}"], "unknown field {nonsense}"),
         (["--timezone", "Mars/Olympus"], "Mars/Olympus"),

@@ -41,7 +41,7 @@ def test_what_is_there_gives_no_doubt(tmp_path: Path) -> None:
         (SEARCH.format("elasticsearch") + 'password_file = "{}"\n', "archive.sink.e.password_file"),
         (KAFKA + 'tls = "kafka"\n[tls.kafka]\nca_file = "{}"\n', "tls.kafka.ca_file"),
         (TOPIC + 'sasl = "PLAIN"\nuser = "u"\npassword_file = "{}"\n', "password_file"),
-        ('[archive.sink.files]\ngroups_file = "{}"\n', "archive.sink.files.groups_file"),
+        ('[mybrc]\nusers_file = "{}"\n', "mybrc.users_file"),
         ('[cluster.d]\nspool = "/d"\nslurm_conf = "{}"\n', "cluster.d.slurm_conf"),
     ],
 )
@@ -54,7 +54,7 @@ def test_a_file_that_cannot_be_read_is_told(tmp_path: Path, text: str, key: str)
 
 def test_nobody_waits_for_the_writer_of_a_pipe(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    assert doubted(tmp_path, f'[archive.sink.files]\ngroups_file = "{tmp_path}/pipe"\n') == []
+    assert doubted(tmp_path, f'[mybrc]\nusers_file = "{tmp_path}/pipe"\n') == []
 
 
 def test_a_user_who_is_not_there_is_told(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import msgspec
 from steward.core.section import Section
 
 Layout = str
-"""Name of a preset (``default``, ``job_archive``, ``sarchive``, ``sliced``) or a template."""
+"""Name of a preset, such as ``default`` or ``sarchive-monthly``, or a template."""
 
 
 class SinkSettings(Section, frozen=True, kw_only=True, tag_field="kind", tag=""):
@@ -60,9 +60,7 @@ class FilesSinkSettings(SinkSettings, frozen=True, kw_only=True, tag="files"):
     Attributes:
         path: Root directory of the tree. Default: ``<state_dir>/archive``.
         layout: Name of a preset, or a template; see docs/archive.md.
-        period: Period of a directory in the preset ``sarchive``.
         groups: Unix groups that may read every file.
-        groups_file: File with such groups, one per line, as job_archive's option -c.
         move_to: Second tree, on a common file system, to which files are moved; "" for none.
         move_after_s: Age in seconds at which a file is moved.
         compress: ``zstd`` compresses new files; ``none`` stores them as they are. Existing files
@@ -71,9 +69,7 @@ class FilesSinkSettings(SinkSettings, frozen=True, kw_only=True, tag="files"):
 
     path: str = ""
     layout: Layout = "default"
-    period: Literal["yearly", "monthly", "daily", "none"] = "yearly"
     groups: tuple[str, ...] = ()
-    groups_file: str = ""
     move_to: str = ""
     move_after_s: float = 300.0
     compress: Literal["none", "zstd"] = "none"

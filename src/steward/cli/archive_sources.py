@@ -180,8 +180,8 @@ def watch(
         typer.Option(
             "--layout",
             metavar="L",
-            help="default, job_archive, sarchive, sliced, or a template such as "
-            "{user}/{year}/{job_id}-{name}.",
+            help="default, job_archive, sarchive (also sarchive-monthly, sarchive-daily and "
+            "sarchive-flat), sliced, or a template such as {user}/{year}/{job_id}-{name}.",
         ),
     ] = "default",
     scheduler: Annotated[
@@ -207,15 +207,6 @@ def watch(
     slurm_conf: Annotated[
         str, typer.Option("--slurm-conf", metavar="FILE", help="slurm.conf, if not the usual one.")
     ] = "",
-    period: Annotated[
-        Literal["yearly", "monthly", "daily", "none"],
-        typer.Option(
-            "--period",
-            metavar="P",
-            help="With --layout sarchive: a directory each year, month or day, or one for all: "
-            "yearly, monthly, daily, none.",
-        ),
-    ] = "yearly",
     groups: Annotated[
         str,
         typer.Option(
@@ -223,10 +214,6 @@ def watch(
             metavar="NAME,…",
             help="Unix groups that may read every file. Default: none.",
         ),
-    ] = "",
-    groups_file: Annotated[
-        str,
-        typer.Option("--groups-file", metavar="FILE", help="A file with such groups, one a line."),
     ] = "",
     move_to: Annotated[
         str,
@@ -284,9 +271,7 @@ def watch(
                     "files": FilesSinkSettings(
                         path=root,
                         layout=layout,
-                        period=period,
                         groups=tuple(filter(None, groups.split(","))),
-                        groups_file=os.path.abspath(groups_file) if groups_file else "",
                         move_to=os.path.abspath(move_to) if move_to else "",
                         move_after_s=move_after,
                     )
@@ -299,7 +284,6 @@ def watch(
             "spool": "--spool",
             "scheduler": "--scheduler",
             "groups": "--groups",
-            "groups_file": "--groups-file",
             "move_to": "--move-to",
             "move_after_s": "--move-after",
         },

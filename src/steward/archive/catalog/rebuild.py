@@ -165,7 +165,7 @@ class CatalogRebuild:
             settings.sink_path(sink),
             *([sink_settings.move_to] if sink_settings.move_to else []),
         ]
-        self._layout = compile_layout(sink_settings.layout, sink_settings.period)
+        self._layout = compile_layout(sink_settings.layout)
         # A path without a cluster belongs to the only one, unless other hosts send theirs here.
         self._clusters = () if settings.consume else tuple(settings.cluster)
         self._reader = FilesReader(settings, sink)

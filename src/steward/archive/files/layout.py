@@ -130,14 +130,15 @@ PRESETS: Final = {
     "job_archive": "{user}/{year}/{month}/{job_id}-{name}",
     "sliced": "{cluster}/{slice1}/{slice2}/{job_id}",
 }
-"""Templates of the presets; ``sarchive`` is not here, because its path depends on the period."""
+"""Templates of the presets; ``_SARCHIVE`` has those of SArchive, whose file names differ."""
 
 _SARCHIVE = {
-    "yearly": "{year}/job.{job_id}_",
-    "monthly": "{year}{month}/job.{job_id}_",
-    "daily": "{year}{month}{day}/job.{job_id}_",
-    "none": "job.{job_id}_",
+    "sarchive": "{year}/job.{job_id}_",
+    "sarchive-monthly": "{year}{month}/job.{job_id}_",
+    "sarchive-daily": "{year}{month}{day}/job.{job_id}_",
+    "sarchive-flat": "job.{job_id}_",
 }
+"""Templates of SArchive's layouts, one for each period of a directory."""
 _UNVERIFIED = f"{UNVERIFIED}/{{cluster}}/{{year}}/{{month}}/{{day}}/{{job_id}}-{{name}}"
 
 FIELDS: Final = (
@@ -156,7 +157,7 @@ FIELDS: Final = (
 )
 _FROM_IDENTITY = frozenset({"user", "account", "partition"})
 _FIELD = re.compile(r"\{([^{}]*)\}")
-_PLAIN_LAYOUTS: Final = frozenset({"job_archive", "sarchive"})
+_PLAIN_LAYOUTS: Final = frozenset({"job_archive", *_SARCHIVE})
 _MAX_CACHED = 1024
 _QUARTER_NS = 900 * 10**9
 
@@ -366,22 +367,17 @@ class ArchiveLayout:
         return cluster if self.is_user_per_cluster else ""
 
 
-def compile_layout(text: str, period: str = "yearly") -> ArchiveLayout:
+def compile_layout(text: str) -> ArchiveLayout:
     """Compile the layout of a configuration.
 
     Args:
         text: Name of a preset, or a template such as ``{cluster}/{user}/{job_id}-{name}``.
-        period: For ``sarchive``: yearly, monthly, daily or none.
 
     Raises:
         LayoutError: Unknown preset or field, or unsafe paths.
     """
-    if text == "sarchive":
-        if period not in _SARCHIVE:
-            raise LayoutError(f"period {period!r} is unknown: use {', '.join(_SARCHIVE)}", period)
-        return ArchiveLayout(
-            text, _SARCHIVE[period], ("script", "environment"), has_manifests=False
-        )
+    if text in _SARCHIVE:
+        return ArchiveLayout(text, _SARCHIVE[text], ("script", "environment"), has_manifests=False)
     if text in PRESETS:
         return ArchiveLayout(text, PRESETS[text], (".sh", ".env"), has_manifests=text == "default")
     _check_template(text)
@@ -391,7 +387,7 @@ def compile_layout(text: str, period: str = "yearly") -> ArchiveLayout:
 def _check_template(text: str) -> None:
     """Raise LayoutError for a template with unknown fields or unsafe paths."""
     if "{" not in text:
-        presets = "default, job_archive, sarchive, sliced"
+        presets = ", ".join((*PRESETS, *_SARCHIVE))
         raise LayoutError(
             f"layout {text!r} is unknown: use {presets} or a template with {{job_id}}", text
         )
@@ -423,6 +419,6 @@ def check_layouts(settings: Settings) -> Iterator[ConfigProblem]:
     """Yield a problem for each invalid layout of a files sink."""
     for name, sink in settings.files_sinks().items():
         try:
-            compile_layout(sink.layout, sink.period)
+            compile_layout(sink.layout)
         except LayoutError as error:
             yield ConfigProblem(("archive", "sink", name, "layout"), str(error))

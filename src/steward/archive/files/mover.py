@@ -170,7 +170,7 @@ class ArchiveMover:
         self._sink_settings = settings.files_sink(name)
         if not self._sink_settings.move_to:
             raise ArchiveError(f"sink {name} has no move_to: there is nothing to move", name)
-        self._layout = compile_layout(self._sink_settings.layout, self._sink_settings.period)
+        self._layout = compile_layout(self._sink_settings.layout)
         self._first_tree = ArchiveTree(settings.sink_path(name))
         self._second_tree = ArchiveTree(self._sink_settings.move_to)
         self._records = FilesRecords(settings, name, moved=True)
@@ -497,7 +497,7 @@ class ArchiveMover:
                 queue_access_change(connection, uid, user, revoke=bool(shut), moved=True)
 
     def _resolve_gids(self) -> tuple[int, ...]:
-        return resolve_group_ids(self._sink_settings.groups, self._sink_settings.groups_file)
+        return resolve_group_ids(self._sink_settings.groups)
 
     def close(self) -> None:
         """Close files and the database."""

@@ -189,29 +189,10 @@ def _remove_acl(fd: int, attribute: str) -> None:
             raise
 
 
-def resolve_group_ids(names: tuple[str, ...], groups_file: str = "") -> tuple[int, ...]:
-    """Resolve the names of the groups that may read every file.
-
-    The file is that of job_archive's option -c: one group per line. Unknown groups are skipped,
-    with a warning here. Blank lines and lines that begin with "#" are skipped, too. An unreadable
-    file is an error here; job_archive continued without any group.
-
-    Raises:
-        ArchiveError: The file of groups cannot be read.
-    """
-    group_names = list(names)
-    if groups_file:
-        try:
-            with open(groups_file, encoding="utf-8", errors="surrogateescape") as lines:
-                group_names.extend(line.strip() for line in lines)
-        except OSError as error:
-            raise ArchiveError(
-                f"groups_file {groups_file} cannot be read: {error.strerror}", groups_file
-            ) from error
+def resolve_group_ids(names: tuple[str, ...]) -> tuple[int, ...]:
+    """Resolve the names of the groups that may read every file; unknown ones cause a warning."""
     gids = set()
-    for name in group_names:
-        if not name or name.startswith("#"):
-            continue
+    for name in names:
         try:
             gids.add(grp.getgrnam(name).gr_gid)
         except (KeyError, ValueError):

@@ -197,7 +197,7 @@ class FilesSink:
         self._sink_name = name
         self._clock = clock
         self._sink_settings = settings.files_sink(name)
-        self._layout = compile_layout(self._sink_settings.layout, self._sink_settings.period)
+        self._layout = compile_layout(self._sink_settings.layout)
         self._tree = ArchiveTree(settings.sink_path(name))
         self._records = FilesRecords(settings, name, page_rows=page_rows)
         self._owners = DirectoryOwners(self._records, resolve, is_plain=self._layout.is_plain)
@@ -423,13 +423,7 @@ class FilesSink:
             self._records.set_marker("root", marker_id)
         now = self._clock()
         if now >= self._next_group_check:
-            try:
-                self._filing.gids = resolve_group_ids(
-                    self._sink_settings.groups, self._sink_settings.groups_file
-                )
-            except ArchiveError as error:
-                # Never admit more readers than configured; archiving continues.
-                log.error("%s: %s", self.name, error)
+            self._filing.gids = resolve_group_ids(self._sink_settings.groups)
             self._next_group_check = now + _GROUPS_EVERY_S
 
     def _reset(self) -> None:

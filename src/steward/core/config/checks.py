@@ -191,7 +191,7 @@ def _check_paths(settings: Settings) -> Iterator[ConfigProblem]:
         path_fields = ("spool", "slurm_conf", "slurm_bin", "munge_socket", "jobcomp_lines")
         paths += [(("cluster", name, field), getattr(cluster, field)) for field in path_fields]
     for name, sink in settings.files_sinks().items():
-        fields = ("path", "groups_file", "move_to")
+        fields = ("path", "move_to")
         paths += [(("archive", "sink", name, field), getattr(sink, field)) for field in fields]
     for key, path in paths:
         if not path and key in (("state_dir",), ("run_dir",)):
@@ -277,11 +277,8 @@ def _check_sinks(settings: Settings) -> Iterator[ConfigProblem]:
                     f"{_describe_owner(key)} writes to {root}, which collides with {other} of "
                     f"{_describe_owner(other_key)}: give it a 'path' of its own",
                 )
-    defaults = FilesSinkSettings()
-    if any(
-        (sink.layout, sink.period) != (defaults.layout, defaults.period)
-        for sink in settings.files_sinks().values()
-    ):
+    default = FilesSinkSettings().layout
+    if any(sink.layout != default for sink in settings.files_sinks().values()):
         yield from run_offered_check("layout", ("archive", "sink"), settings)
 
 
