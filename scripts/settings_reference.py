@@ -79,7 +79,7 @@ _COMMON: tuple[tuple[type[Section], tuple[str, ...]], ...] = (
     (BankSettings, ("enabled", "unpaid")),
     (GateSettings, ("policy",)),
     (SensorSettings, ("enabled",)),
-    (RulesSettings, ("enabled",)),
+    (RulesSettings, ("mode",)),
     (WebSettings, ("listen", "url")),
 )
 """The settings that people change, with which the reference begins."""

@@ -154,7 +154,7 @@ class RulesSite(Site):
         self.rules.mkdir(exist_ok=True)
         for number, text in enumerate(rules):
             (self.rules / f"{number}.yaml").write_text(text)
-        keys = {"enabled": True, "directories": (str(self.rules),), "shipped": False, **of}
+        keys = {"mode": "on", "directories": (str(self.rules),), **of}
         super().__init__(
             directory,
             clusters={"c1": ClusterSettings()},

@@ -114,7 +114,7 @@ def settings_in(directory: Path) -> Settings:
         gate=GateSettings(plugin_users=()),
         mail=MailSettings(program=str(directory / "in" / "mailer")),
         actions=ActionsSettings(programs_file=str(directory / "in" / "programs")),
-        rules=RulesSettings(enabled=True, directories=(str(directory / "in" / "rules"),)),
+        rules=RulesSettings(mode="on", directories=(str(directory / "in" / "rules"), "shipped")),
         history_days=_AGES_S // 86_400,
     )
 

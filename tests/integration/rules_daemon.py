@@ -55,7 +55,7 @@ class Ruling(Watching):
         )
         mailer.chmod(0o755)
         shutil.chown(self.mails, cluster.plan.slurm_user)
-        given = {"enabled": True, "directories": (str(self.rules_dir),), "shipped": False, **of}
+        given = {"mode": "on", "directories": (str(self.rules_dir),), **of}
         self.settings = msgspec.structs.replace(
             self.settings,
             rules=RulesSettings(**given),

@@ -23,7 +23,7 @@ def test_only_workers_of_the_ledger_load_sqlalchemy_and_none_loads_a_second_sqli
         settings_in(tmp_path),
         bank=bank.bank,
         mybrc=bank.mybrc,
-        rules=RulesSettings(enabled=True),
+        rules=RulesSettings(mode="on"),
         nodes=NodesSettings(listen=f"127.0.0.1:{free_port()}"),
     )
 

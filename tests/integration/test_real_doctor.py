@@ -183,7 +183,7 @@ def test_a_rule_that_cannot_be_read(patient: Patient) -> None:
     directory = patient.daemon.home / "rules.d"
     directory.mkdir()
     (directory / "broken.yaml").write_text("name: broken\n")
-    rules = RulesSettings(enabled=True, directories=(str(directory),))
+    rules = RulesSettings(mode="on", directories=(str(directory), "shipped"))
     patient.daemon.settings = msgspec.structs.replace(kept, rules=rules)
     patient.write()
     try:

@@ -50,7 +50,7 @@ def site(cluster: Sandbox) -> Iterator[WebSite]:
     (rules / "wrong.yaml").write_text("name: [oops\n")
     settings = {
         "sensor": SensorSettings(enabled=True, interval_s=0.3, triggers=False),
-        "rules": RulesSettings(enabled=True, directories=(str(rules),), shipped=False),
+        "rules": RulesSettings(mode="on", directories=(str(rules),)),
     }
     home = Path(cluster.directory) / "steward"
     with WebSite(cluster, home, settings=settings, web=OWN_PATH) as site:

@@ -116,9 +116,9 @@ def test_a_day_without_gaps_is_ok(site: DoctorSite, journal: Journal) -> None:
 def test_rules_that_cannot_be_read_are_findings(site: DoctorSite) -> None:
     rules = site.directory / "rules.d"
     rules.mkdir()
-    site.reopen(rules=RulesSettings(directories=(str(rules),)))
+    site.reopen(rules=RulesSettings(directories=(str(rules), "shipped")))
     assert only(data_checks.check_rule_files(checked(site))).status == "skipped"
-    site.reopen(rules=RulesSettings(enabled=True, directories=(str(rules),)))
+    site.reopen(rules=RulesSettings(mode="on", directories=(str(rules), "shipped")))
     assert only(data_checks.check_rule_files(checked(site))).status == "ok"
     (rules / "broken.yaml").write_text("name: [\n")
     found = only(data_checks.check_rule_files(checked(site)))

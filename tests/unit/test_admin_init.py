@@ -75,7 +75,7 @@ def test_what_is_written_is_a_configuration_of_what_was_wanted(tmp_path: Path) -
     assert settings.bank.enabled
     assert settings.web.listen == "127.0.0.1:8290"
     assert not settings.sensor.enabled
-    assert not settings.rules.enabled
+    assert not settings.rules.is_enabled
     assert settings.actions.programs_file == f"{wishes.out}/programs"
 
 

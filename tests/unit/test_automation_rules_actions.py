@@ -233,6 +233,6 @@ def test_what_was_seen_is_shown_safely(
 
 
 def test_the_site_may_leave_out_what_is_shipped(tmp_path: Path) -> None:
-    site = RulesSite(tmp_path, shipped=True)
+    site = RulesSite(tmp_path, directories=(str(tmp_path / "rules.d"), "shipped"))
     room = room_of(site.settings)
     assert actions.validate_rule_files(room, OLGA, CheckRulesRequest()).rules == 5

@@ -216,7 +216,7 @@ def test_what_unfolds_to_millions_is_refused() -> None:
 
 
 def settings(*directories: Path) -> RulesSettings:
-    return RulesSettings(directories=tuple(map(str, directories)), shipped=False)
+    return RulesSettings(directories=tuple(map(str, directories)))
 
 
 def test_a_broken_file_takes_out_its_own_rule_alone(tmp_path: Path) -> None:
@@ -246,7 +246,7 @@ def test_of_two_of_one_name_the_first_is_it(tmp_path: Path) -> None:
 def test_a_rule_of_the_sites_replaces_a_shipped_one(tmp_path: Path) -> None:
     own = DRAIN.replace("name: drain", "name: node_down_notify")
     (tmp_path / "own.yaml").write_text(own)
-    found = rulebook.load_rulebook(RulesSettings(directories=(str(tmp_path),)))
+    found = rulebook.load_rulebook(RulesSettings(directories=(str(tmp_path), "shipped")))
     assert found.rules["node_down_notify"].action == "slurm.node.drain"
     assert found.troubles == ()
     assert len(found.rules) == 5
@@ -285,7 +285,7 @@ def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
         "there is no such directory"
         in rulebook.load_rulebook(settings(tmp_path / "no")).troubles[0].what
     )
-    usual = RulesSettings(shipped=False)
+    usual = RulesSettings(directories=RulesSettings().directories[:1])
     if not Path(usual.directories[0]).exists():
         assert rulebook.load_rulebook(usual).troubles == ()
 
@@ -294,7 +294,7 @@ def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
 def test_a_shipped_rule_that_a_broken_file_was_to_replace_is_out(tmp_path: Path, text: str) -> None:
     name = "any" if "node_down" in text else "node_down_notify"
     (tmp_path / f"{name}.yaml").write_bytes(text.encode("latin-1"))
-    found = rulebook.load_rulebook(RulesSettings(directories=(str(tmp_path),)))
+    found = rulebook.load_rulebook(RulesSettings(directories=(str(tmp_path), "shipped")))
     assert len(found.rules) == 4
     assert "node_down_notify" not in found.rules
     assert "the site's own rule 'node_down_notify' is wrong" in found.troubles[-1].what
@@ -305,7 +305,7 @@ def test_so_it_is_where_others_may_write(tmp_path: Path) -> None:
     path.write_text(DRAIN.replace("name: drain", "name: node_down_often_drain"))
     for wrong in (path, tmp_path):
         wrong.chmod(0o777)
-        found = rulebook.load_rulebook(RulesSettings(directories=(str(tmp_path),)))
+        found = rulebook.load_rulebook(RulesSettings(directories=(str(tmp_path), "shipped")))
         assert "node_down_often_drain" not in found.rules
         wrong.chmod(0o755)
 

@@ -56,7 +56,7 @@ def test_stackstorm_would_take_it(path: Path) -> None:
 
 
 def test_all_five_are_there_and_right() -> None:
-    found = rulebook.load_rulebook(RulesSettings(directories=()))
+    found = rulebook.load_rulebook(RulesSettings(directories=("shipped",)))
     assert found.troubles == ()
     # Nobody gets a mail, and no node is drained, before an administrator wants it.
     assert {name: rule.enabled for name, rule in found.rules.items()} == {
@@ -71,7 +71,7 @@ def test_all_five_are_there_and_right() -> None:
 
 @pytest.fixture
 def site(tmp_path: Path) -> RulesSite:
-    site = RulesSite(tmp_path, shipped=True)
+    site = RulesSite(tmp_path, directories=(str(tmp_path / "rules.d"), "shipped"))
     for path in SHIPPED:
         if path.stem != "job_node_fail_requeue":
             site.store.set_switch(path.stem, True, "root", NOON)

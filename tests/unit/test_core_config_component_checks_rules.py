@@ -15,7 +15,7 @@ from steward.slurm.settings import ClusterSettings
     [
         ({"directories": ("rules.d",)}, ("rules", "directories")),
         ({"most_nodes_percent": 101.0}, ("rules", "most_nodes_percent")),
-        ({"enabled": True, "shipped": False, "directories": ()}, ("rules", "directories")),
+        ({"mode": "on", "directories": ()}, ("rules", "directories")),
     ],
 )
 def test_what_is_wrong_is_told(given: dict[str, Any], key: tuple[str, ...]) -> None:
@@ -24,11 +24,11 @@ def test_what_is_wrong_is_told(given: dict[str, Any], key: tuple[str, ...]) -> N
 
 
 def test_what_is_right_is_let_be() -> None:
-    for rules in (RulesSettings(), RulesSettings(enabled=True, most_nodes_percent=100.0)):
+    for rules in (RulesSettings(), RulesSettings(mode="on", most_nodes_percent=100.0)):
         settings = Settings(cluster={"c1": ClusterSettings()}, rules=rules)
         assert list(check_rules(settings)) == []
 
 
 def test_rules_need_a_cluster() -> None:
-    settings = Settings(rules=RulesSettings(enabled=True))
-    assert [problem.key for problem in check_rules(settings)] == [("rules", "enabled")]
+    settings = Settings(rules=RulesSettings(mode="on"))
+    assert [problem.key for problem in check_rules(settings)] == [("rules", "mode")]

@@ -56,7 +56,7 @@ def test_a_second_worker_with_effects_outside_waits(
     settings = msgspec.structs.replace(
         site.settings,
         archive=msgspec.structs.replace(site.settings.archive, sink={"there": sink}),
-        rules=RulesSettings(enabled=True),
+        rules=RulesSettings(mode="on"),
         bank=BankSettings(enabled=True),
     )
     (spec,) = [spec for spec in make_workers(settings) if spec.name == worker]

@@ -26,6 +26,7 @@ from steward.admin.plugins.installation import (
 )
 from steward.admin.plugins.job_submit import LUA_SCRIPT, find_lua_sockets
 from steward.admin.plugins.jobcomp import parse_slurm_user
+from steward.automation.settings import SHIPPED
 from steward.bank.gate.plugin_conf import parse_submit_plugins
 from steward.capture.settings import SensorSettings
 from steward.core.config import Settings
@@ -200,7 +201,7 @@ def render_config_text(options: InitOptions, site: SlurmSite) -> str:
     sections.append("[actions]\n" + _render_line("programs_file", f"{options.out}/programs"))
     sections.append(
         "# Rules act on events; 'steward rules enable NAME' turns on one that comes with Steward.\n"
-        f'[rules]\nenabled = false\ndirectories = ["{options.out}/rules.d"]\n'
+        f'[rules]\nmode = "off"\ndirectories = ["{options.out}/rules.d", "{SHIPPED}"]\n'
     )
     if options.web:
         sections.append("[web]\n" + _render_line("listen", options.web))

@@ -1,8 +1,13 @@
 """Settings of automation: sections ``[actions]`` and ``[rules]`` of the configuration."""
 
+from typing import Final, Literal
+
 import msgspec
 
 from steward.core.section import Section
+
+SHIPPED: Final = "shipped"
+"""Entry of ``directories`` that stands for the rules that come with Steward."""
 
 
 class ActionsSettings(Section, frozen=True, kw_only=True):
@@ -24,16 +29,18 @@ class RulesSettings(Section, frozen=True, kw_only=True):
     """[rules]: automation rules.
 
     Attributes:
-        enabled: Whether rules run.
-        directories: Directories of rule files; every ``*.yaml`` in them is a rule.
-        shipped: Whether rules shipped with Steward run if they are enabled.
-        dry_run: Whether actions of all rules only report what they would do.
+        mode: ``on``; ``off``; or ``dry-run``, in which rules only report what they would do.
+        directories: Directories of rule files; every ``*.yaml`` in them is a rule. ``shipped`` are
+            the rules that come with Steward, which those of the same name replace.
         most_nodes_percent: Maximum share of a cluster's nodes, in percent, that all rules together
             may take away; a rule may set a lower share for itself.
     """
 
-    enabled: bool = False
-    directories: tuple[str, ...] = ("/etc/steward/rules.d",)
-    shipped: bool = True
-    dry_run: bool = False
+    mode: Literal["off", "dry-run", "on"] = "off"
+    directories: tuple[str, ...] = ("/etc/steward/rules.d", SHIPPED)
     most_nodes_percent: float = 10.0
+
+    @property
+    def is_enabled(self) -> bool:
+        """Return True if rules run, be it to report alone."""
+        return self.mode != "off"

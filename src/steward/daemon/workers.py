@@ -105,7 +105,7 @@ def make_workers(settings: Settings) -> list[WorkerSpec]:
         from steward.daemon.consumer_workers import make_bank_workers
 
         workers += make_bank_workers(settings)
-    if settings.rules.enabled:
+    if settings.rules.is_enabled:
         from steward.daemon.consumer_workers import make_rules_worker
 
         workers.append(make_rules_worker(settings))

@@ -117,9 +117,8 @@ def format_rule_settings(directory: str) -> list[str]:
         "triggers = false",
         "",
         "[rules]",
-        "enabled = true",
+        'mode = "on"',
         f"directories = [{json.dumps(directory)}]",
-        "shipped = false",
         "most_nodes_percent = 50.0",
         "",
     ]

@@ -242,7 +242,7 @@ def _show_caller(
         clusters=clusters,
         bank=context.settings.bank.enabled,
         sensor=context.settings.sensor.enabled,
-        rules=context.settings.rules.enabled,
+        rules=context.settings.rules.is_enabled,
     )
 
 

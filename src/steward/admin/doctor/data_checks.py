@@ -298,8 +298,8 @@ def _suggest_remedy(reason: str) -> str:
 def check_rule_files(context: CheckContext) -> Iterator[CheckFinding]:
     """Check that every rule file is valid."""
     subject = ", ".join(context.settings.rules.directories) or "the rules"
-    if not context.settings.rules.enabled:
-        yield make_skipped(subject, "[rules] enabled is not set")
+    if not context.settings.rules.is_enabled:
+        yield make_skipped(subject, "[rules] mode is off")
         return
     answer = context.call_action("rules.check")
     for problem in answer.troubles:

@@ -175,7 +175,7 @@ def list_rules(context: RulesContext, asker: Caller, request: ListRulesRequest) 
                 trigger=rule.trigger,
                 action=rule.action,
                 description=rule.description,
-                dry_run=rule.limits.dry_run or context.settings.rules.dry_run,
+                dry_run=rule.limits.dry_run or context.settings.rules.mode == "dry-run",
                 acted=count,
                 last=last,
                 path=rule.path,
@@ -183,7 +183,7 @@ def list_rules(context: RulesContext, asker: Caller, request: ListRulesRequest) 
             )
         )
     return ListRulesReply(
-        running=context.settings.rules.enabled,
+        running=context.settings.rules.is_enabled,
         rules=tuple(summaries),
         troubles=_list_rule_errors(rulebook),
     )

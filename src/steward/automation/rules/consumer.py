@@ -72,7 +72,7 @@ class RulesConsumer(DatabaseConsumer):
         self._store = store or RulesStore(settings.state_dir)
         super().__init__(self._store.database)
         self._first_run = self._store.record_first_run(clock())
-        self._decider = RuleDecider(self._store, dry_run=settings.rules.dry_run)
+        self._decider = RuleDecider(self._store, dry_run=settings.rules.mode == "dry-run")
         self._scheduler = ExecutionScheduler(
             *(self._store, self._open_transaction, settings.rules, settings.actions.timeout_s),
             *(make_performer, clock),

@@ -123,7 +123,7 @@ class ListRulesReply(Answer, frozen=True, kw_only=True):
         """Return errors in rule files, and that rules are disabled."""
         yield from (problem.what for problem in self.troubles)
         if not self.running:
-            yield "rules are disabled: set 'enabled = true' in [rules]"
+            yield "rules are disabled: set 'mode = \"on\"' in [rules]"
 
 
 class RuleTrialRequest(Request, frozen=True, kw_only=True):

@@ -20,7 +20,7 @@ from steward.automation.rules.parser import MAX_RULE_BYTES, parse_rule
 from steward.automation.rules.validation import (
     find_rule_errors,
 )
-from steward.automation.settings import RulesSettings
+from steward.automation.settings import SHIPPED, RulesSettings
 
 # Rule files
 
@@ -132,9 +132,11 @@ def _list_rule_files(
     settings: RulesSettings, errors: list[FileError]
 ) -> Iterator[tuple[str, bool]]:
     """Yield the paths of rule files, with True for shipped ones; collect errors of directories."""
-    if settings.shipped:
+    if SHIPPED in settings.directories:
         yield from ((path, True) for path in _list_yaml(SHIPPED_RULES_DIR))
     for directory in settings.directories:
+        if directory == SHIPPED:
+            continue
         try:
             paths = _list_yaml(directory)
             _require_trusted_directory(directory)

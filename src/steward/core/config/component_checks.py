@@ -15,6 +15,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from steward.archive.settings import FilesSinkSettings, LimitSettings, SinkSettings
+from steward.automation.settings import SHIPPED
 from steward.capture.settings import HELPER_NAME
 from steward.core.config import Settings
 from steward.core.config.problems import ConfigProblem, KeyPath
@@ -471,25 +472,25 @@ def check_rules(settings: Settings) -> Iterator[ConfigProblem]:
     """Yield errors in [rules]; 'steward rules check' checks the rules themselves."""
     rules = settings.rules
     for directory in rules.directories:
-        if not os.path.isabs(directory):
+        if directory != SHIPPED and not os.path.isabs(directory):
             yield ConfigProblem(
                 ("rules", "directories"),
-                f"'rules.directories' must hold absolute paths, not {directory!r}",
+                f"'rules.directories' must hold absolute paths or '{SHIPPED}', not {directory!r}",
             )
     if rules.most_nodes_percent > 100:
         yield ConfigProblem(
             ("rules", "most_nodes_percent"), "'rules.most_nodes_percent' is above 100 percent"
         )
-    if rules.enabled and not settings.cluster:
-        yield ConfigProblem(("rules", "enabled"), "rules need events: add a table [cluster.NAME]")
-    if rules.enabled and settings.forward.to:
+    if rules.is_enabled and not settings.cluster:
+        yield ConfigProblem(("rules", "mode"), "rules need events: add a table [cluster.NAME]")
+    if rules.is_enabled and settings.forward.to:
         yield ConfigProblem(
-            ("rules", "enabled"),
+            ("rules", "mode"),
             f"a controller runs no rules: set it in the Steward at {settings.forward.to}",
         )
-    if rules.enabled and not rules.shipped and not rules.directories:
+    if rules.is_enabled and not rules.directories:
         yield ConfigProblem(
-            ("rules", "directories"), "there is no rule: name a directory, or set shipped = true"
+            ("rules", "directories"), f"there is no rule: name a directory, or '{SHIPPED}'"
         )
 
 
