@@ -12,7 +12,7 @@ from servers.authority import Authority
 from steward.agent import agent
 from steward.capture.nodes.aggregation import NODE_KINDS
 from steward.capture.nodes.node_reports import NodeReportsReader
-from steward.capture.nodes.receiver import NodeReceiver
+from steward.capture.nodes.receiver import MAX_BATCHES, NodeReceiver
 from steward.capture.settings import NodesSettings
 from steward.core.events import Event
 
@@ -34,12 +34,14 @@ def task(number: int, /, **more: Any) -> bytes:
 
 
 class HearingSite(ReceivingSite):
-    """A Site that receives from nodes with certificates; ``nodes`` sets keys of [nodes]."""
+    """A Site that receives from nodes with certificates."""
 
-    def __init__(self, directory: Path, authority: Authority, **nodes: Any) -> None:
-        settings = NodesSettings(**listener_keys(authority), **nodes)
+    def __init__(
+        self, directory: Path, authority: Authority, max_batches: int = MAX_BATCHES
+    ) -> None:
+        settings = NodesSettings(**listener_keys(authority))
         super().__init__(directory, authority, nodes=settings)
-        self.start(NodeReceiver(self.settings, self.link.append_once))
+        self.start(NodeReceiver(self.settings, self.link.append_once, max_batches))
 
     def events(self) -> list[Event]:
         """Return the events that nodes reported, in order."""

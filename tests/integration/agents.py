@@ -82,11 +82,9 @@ class Hearer(Quiet, BaseHTTPRequestHandler):
         self.wfile.write(said)
 
 
-def hearing(
-    directory: Path, port: int, munged: Munged, behind_nat: bool = False, **more: Any
-) -> Settings:
+def hearing(directory: Path, port: int, munged: Munged, **more: Any) -> Settings:
     of = ClusterSettings(slurm=False, spool=str(directory / "spool"), munge_socket=munged.socket)
-    nodes = NodesSettings(listen=f"127.0.0.1:{port}", behind_nat=behind_nat, **more)
+    nodes = NodesSettings(listen=f"127.0.0.1:{port}", **more)
     return settings_in(directory, cluster={"c1": of}, nodes=nodes)
 
 

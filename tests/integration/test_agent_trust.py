@@ -58,7 +58,7 @@ def test_who_may_report_where_addresses_say_nothing(
 ) -> None:
     here, port = make_munged(), free_port()
     elsewhere = make_munged("127.0.0.9", here.key)
-    settings = hearing(tmp_path, port, here, behind_nat=True)
+    settings = hearing(tmp_path, port, here, behind_nat=("127.0.0.0/8",))
     put(tmp_path / "others", lines(range(10), "127.0.0.9"), "127.0.0.9")
     with Daemon(settings, tmp_path) as daemon:
         said(daemon, "listening for nodes")

@@ -23,7 +23,7 @@ def watching(slurm_version: str) -> Iterator[Watching]:
     """A daemon with a sensor that looks by the clock, on a cluster of its own."""
     spec = SandboxSpec(nodes=3, slurm=slurm_version, private_data="jobs")
     with passable_directory() as path, Sandbox.up(spec) as box:
-        daemon = Watching(box, path / "home", triggers=False, usage=False)
+        daemon = Watching(box, path / "home", helper="", usage=False)
         daemon.start()
         try:
             wait_until(lambda: len(known(daemon)) == 3, 60)

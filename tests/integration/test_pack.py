@@ -47,7 +47,7 @@ class PackSite:
             self.daemon.settings,
             access=AccessSettings(administrators=(STANLEY,)),
             actions=ActionsSettings(programs_file=PROGRAMS),
-            sensor=SensorSettings(enabled=True, interval_s=0.5, triggers=False),
+            sensor=SensorSettings(enabled=True, interval_s=0.5, helper=""),
         )
         self.daemon.config.write_text(render_config(LoadedConfig(self.daemon.settings)))
         self.config = {"socket": self.daemon.settings.socket}

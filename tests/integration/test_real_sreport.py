@@ -125,7 +125,7 @@ def books(slurm_version: str) -> Iterator[Books]:
     ):
         site = BookedSite(cluster)
         daemon = site.daemon
-        sensor = SensorSettings(enabled=True, triggers=False, interval_s=0.3)
+        sensor = SensorSettings(enabled=True, helper="", interval_s=0.3)
         daemon.settings = msgspec.structs.replace(daemon.settings, sensor=sensor)
         daemon.config.write_text(render_config(LoadedConfig(daemon.settings)))
         try:

@@ -28,7 +28,7 @@ def cluster(slurm_version: str) -> Iterator[Sandbox]:
 
 @pytest.fixture(scope="module")
 def site(cluster: Sandbox) -> Iterator[WebSite]:
-    sensor = SensorSettings(enabled=True, interval_s=0.3, triggers=False, usage=True)
+    sensor = SensorSettings(enabled=True, interval_s=0.3, helper="", usage=True)
     with WebSite(cluster, Path(cluster.directory) / "steward", settings={"sensor": sensor}) as site:
         visitor = site.visitor("ada")
         wait_until(lambda: node(1) in visitor.page("/cluster"))

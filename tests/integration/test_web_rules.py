@@ -49,7 +49,7 @@ def site(cluster: Sandbox) -> Iterator[WebSite]:
     (rules / "tell.yaml").write_text(RULE)
     (rules / "wrong.yaml").write_text("name: [oops\n")
     settings = {
-        "sensor": SensorSettings(enabled=True, interval_s=0.3, triggers=False),
+        "sensor": SensorSettings(enabled=True, interval_s=0.3, helper=""),
         "rules": RulesSettings(mode="on", directories=(str(rules),)),
     }
     home = Path(cluster.directory) / "steward"

@@ -78,7 +78,7 @@ def job_site(
                 "bank": BankSettings(enabled=True, reconcile_s=5.0),
                 "sensor": SensorSettings(
                     enabled=True,
-                    triggers=False,
+                    helper="",
                     interval_s=0.5,
                     secret_file=f"{home}/trigger.secret",
                 ),

@@ -75,7 +75,7 @@ class MonthsSite(Site):
         self.spool = make_spool(directory / "spool")
         clusters = {"c1": ClusterSettings(spool=str(self.spool), slurm=False)}
         sinks = archive.sink_settings(directory)
-        super().__init__(directory, clusters=clusters, archive=sinks, capture_processes=1)
+        super().__init__(directory, clusters=clusters, archive=sinks)
 
     def run(self) -> int:
         return run_once(self.settings).captured
@@ -140,7 +140,7 @@ def test_bytes_that_a_crash_left_of_a_purged_script_go(site: MonthsSite) -> None
     store.write(make_incoming_filename("c1", 1, mtime_ns, 1, "script"), b"x")
     store.sync()
     reader = JournalReader(site.settings.state_dir)
-    assert recover_orphans(site.settings, "c1", 0, reader) == []
+    assert recover_orphans(site.settings, "c1", 0, 1, reader) == []
     assert list(store.iterate_names()) == []
 
 

@@ -33,7 +33,7 @@ def settings(tmp_path: Path) -> Settings:
     for directory in (tmp_path, *tmp_path.parents):
         if directory.stat().st_mode & 0o001 == 0:
             directory.chmod(0o755)
-    nodes = NodesSettings(listen="127.0.0.1:0", listener="nobody", most_connections=1)
+    nodes = NodesSettings(listen="127.0.0.1:0", listener="nobody")
     return Settings(run_dir=str(tmp_path), nodes=nodes)
 
 

@@ -35,7 +35,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 @pytest.fixture
 def hearing(tmp_path: Path, authority: Authority) -> Iterator[HearingSite]:
-    here = HearingSite(tmp_path, authority, most_connections=4)
+    here = HearingSite(tmp_path, authority, max_batches=4)
     yield here
     here.close()
 

@@ -37,7 +37,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     config.write_text(
         f'state_dir = "{state}"\nrun_dir = "{tmp_path}/none"\n'
         f'[cluster.c1]\nspool = "{tmp_path}/spool"\ntimezone = "UTC"\n'
-        "[sensor]\nenabled = true\ntriggers = false\n"
+        "[sensor]\nenabled = true\nhelper = ''\n"
     )
     monkeypatch.setenv("STEWARD_CONFIG", str(config))
     monkeypatch.setenv("TZ", "UTC")

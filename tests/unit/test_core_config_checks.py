@@ -183,6 +183,6 @@ def test_the_triggers_secret_is_looked_for_where_triggers_are_kept_set(tmp_path:
         path.write_text(f'state_dir = "{tmp_path}"\n[cluster.c]\n[sensor]\nenabled = true\n{more}')
         return [problem.what for problem in find_missing_resources(load_settings(str(path)))]
 
-    assert told("triggers = false\n") == []
+    assert told("helper = ''\n") == []
     (missing,) = told("")
     assert "sensor.secret_file" in missing

@@ -66,14 +66,18 @@ def test_a_cluster_that_is_watched_here_may_be_reported_for_as_well(tmp_path: Pa
 
 
 def test_a_controller_runs_sources_and_nothing_else(tmp_path: Path) -> None:
-    settings = loaded(tmp_path, "capture_processes = 1\n[cluster.c1]\n" + TO)
+    settings = loaded(tmp_path, "[cluster.c1]\n" + TO)
     names = [part.name for part in make_controller_workers(settings)]
-    assert names == ["journal", "forward.c1", "runs.c1", "slurm.c1", "capture.c1.0"]
-    settings = loaded(tmp_path, "capture_processes = 1\n" + LOCAL + TO)
+    assert names == [
+        *("journal", "forward.c1", "runs.c1", "slurm.c1"),
+        *("capture.c1.0", "capture.c1.1"),
+    ]
+    settings = loaded(tmp_path, LOCAL + TO)
     assert [part.name for part in make_controller_workers(settings)] == [
         "journal",
         "forward.c1",
         "capture.c1.0",
+        "capture.c1.1",
     ]
 
 

@@ -41,8 +41,7 @@ MISTAKES = [
         "cannot be set with 'client_ca_file'",
     ),
     (LOCAL + '[nodes]\nlistener = "x"\n', "has no address"),
-    (LOCAL + NODES + "most_connections = 0\n", "between 1 and 1024"),
-    (LOCAL + NODES + "most_connections = 2000\n", "between 1 and 1024"),
+    (LOCAL + NODES + 'behind_nat = ["gateway"]\n', "'gateway', which is no network"),
     ('[cluster.c1]\nscheduler = "torque"\nspool = "/t"\n' + NODES, "is for clusters of Slurm"),
 ]
 

@@ -67,7 +67,7 @@ def test_a_good_file_with_two_clusters(write: Any) -> None:
     assert list(settings.cluster) == ["main", "second"]
     assert settings.cluster["second"].slurm_prefix == ("chroot", "/srv/root")
     assert settings.sink_path("files") == "/srv/archive"
-    assert settings.capture_processes == Settings().capture_processes
+    assert settings.history_days == Settings().history_days
 
 
 BASE = '[cluster.main]\nspool = "/s"\n'
@@ -77,11 +77,10 @@ MISTAKES = [
     ('state_dirr = "/x"\n' + BASE, 1, ["state_dirr", "state_dir'?"]),
     ('[cluster.main]\n\nspol = "/s"\n', 3, ["cluster.main.spol", "'spool'?"]),
     ("[cluster.main]\nspool = 3\n", 2, ["cluster.main.spool", "text", "whole number"]),
-    ('capture_processes = "two"\n' + BASE, 1, ["capture_processes", "whole number", "text"]),
-    ("capture_processes = true\n" + BASE, 1, ["capture_processes", "true or false"]),
-    ("capture_processes = 0\n" + BASE, 1, ["capture_processes", "above 0"]),
+    ('history_days = "two"\n' + BASE, 1, ["history_days", "whole number", "text"]),
+    ("history_days = true\n" + BASE, 1, ["history_days", "true or false"]),
     ("history_days = 0\n" + BASE, 1, ["history_days", "above 0"]),
-    ("capture_processes = 65\n" + BASE, 1, ["capture_processes", "64"]),
+    ("history_days = -1\n" + BASE, 1, ["history_days", "above 0"]),
     ('log_level = "inf"\n' + BASE, 1, ["log_level", "'info'?"]),
     (BASE + "[access]\noperators = ['a', 2]\n", 4, ["access.operators", "list", "2"]),
     (BASE + "[access]\noperators = 'a'\n", 4, ["access.operators", "list"]),
@@ -165,7 +164,7 @@ def test_a_huge_file_is_not_read(write: Any) -> None:
 def test_what_is_shown_says_where_each_value_is_from(write: Any) -> None:
     shown = render_config(load_with_lines(write(GOOD)))
     assert 'state_dir = "/srv/steward"  # steward.toml:2' in shown
-    assert re.search(r"^capture_processes = \d+  # default$", shown, re.MULTILINE)
+    assert re.search(r"^history_days = \d+  # default$", shown, re.MULTILINE)
     assert 'timezone = "Europe/Paris"  # steward.toml:7' in shown
 
 

@@ -30,7 +30,7 @@ def settings(**more: Any) -> Settings:
 
 def node(address: str, **more: Any) -> object:
     head = BatchHeader(v=1, node="localhost", sequence=1, place="p", boot="b")
-    behind = settings(nodes=NodesSettings(behind_nat=True, **more))
+    behind = settings(nodes=NodesSettings(behind_nat=("0.0.0.0/0", "::/0"), **more))
     return SenderAuthenticator(behind).authenticate(head, b"MUNGE:AwQDAAA:", NOBODY, address)
 
 

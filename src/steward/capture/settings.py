@@ -26,21 +26,16 @@ class NodesSettings(Section, frozen=True, kw_only=True):
         listen: Address and port (``0.0.0.0:6826``); empty disables the receiver.
         tls: Name of a table ``[tls.NAME]``; if empty, no encryption. If it has a
             ``client_ca_file``, certificates identify nodes, otherwise MUNGE does.
-        behind_nat: Whether nodes connect from addresses other than those Slurm knows. Then MUNGE
-            alone identifies a node, and root on any node can report for any other.
-        most_connections: Maximum number of batches read at once; further nodes wait, or are asked
-            to retry.
-        shared_from: Networks whose addresses several nodes share (NAT). Limits on connections are
-            wider there.
+        behind_nat: Networks from which nodes connect with addresses other than those that Slurm
+            knows (``10.1.2.0/24``), such as a gateway's. There MUNGE alone identifies a node, root
+            on any node can report for any other, and limits on connections are wider.
         listener: User of ``steward listen``, which then listens instead of the daemon and forwards
             requests it cannot open; if empty, the daemon listens itself.
     """
 
     listen: str = ""
     tls: TlsReference = None
-    behind_nat: bool = False
-    most_connections: int = 64
-    shared_from: tuple[str, ...] = ()
+    behind_nat: tuple[str, ...] = ()
     listener: str = ""
 
 
@@ -53,15 +48,14 @@ class SensorSettings(Section, frozen=True, kw_only=True):
         usage: Whether to report jobs starting and ending on nodes (``IDLE``, ``MIXED``,
             ``ALLOCATED``, ``PLANNED``, ``COMPLETING``), on a busy cluster most changes; and, after
             a start of slurmctld, nodes it does not know yet (``UNKNOWN``).
-        triggers: Whether to keep permanent triggers set in slurmctld (strigger) that wake the
-            sensor at once; requires SlurmUser's rights.
-        helper: Program that slurmctld starts for the triggers; the same path on every controller.
+        helper: Program that slurmctld starts for the permanent triggers (strigger) by which it
+            wakes the sensor at once; the same path on every controller. Setting triggers requires
+            SlurmUser's rights. If empty, there are none.
         secret_file: File with the helper's secret, owned by SlurmUser, mode 0600.
     """
 
     enabled: bool = False
     interval_s: float = 1.0
     usage: bool = False
-    triggers: bool = True
     helper: str = "/usr/libexec/steward/steward-trigger"
     secret_file: str = "/etc/steward/trigger.secret"  # noqa: S105 - a path

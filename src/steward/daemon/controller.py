@@ -15,6 +15,7 @@ from steward.core.errors import UsageError
 from steward.core.incoming import make_stores
 from steward.daemon.consumer_workers import run_consumers
 from steward.daemon.source_workers import (
+    CAPTURE_PROCESSES,
     make_jobcomp_workers,
     make_nodes_worker,
     make_queue_poller,
@@ -59,7 +60,7 @@ def make_controller_workers(settings: Settings) -> list[WorkerSpec]:
                 run=partial(run_capture, settings, cluster, share),
                 after=(JOURNAL,),
             )
-            for share in range(settings.capture_processes)
+            for share in range(CAPTURE_PROCESSES)
         ]
     workers += make_jobcomp_workers(settings)
     workers += make_sensor_workers(settings)

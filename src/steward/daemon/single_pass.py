@@ -80,7 +80,6 @@ def run_once(settings: Settings, send_heartbeat: Callable[[], None] = lambda: No
     """
     # SIGIO arrives when a writer meets a lease that is being dropped anyway; by default it kills.
     signal.signal(signal.SIGIO, signal.SIG_IGN)
-    settings = msgspec.structs.replace(settings, capture_processes=1)
     lock = lock_state_dir(settings.state_dir)
     try:
         journal = Journal(settings.state_dir)
@@ -129,9 +128,9 @@ def _capture(
     # Nothing else can end a wait for Slurm, so do not wait: an absent Slurm is an error.
     stop.set()
     with open_capture(
-        settings, cluster, 0, reader, link.append_rows, stop, send_heartbeat
+        settings, cluster, 0, 1, reader, link.append_rows, stop, send_heartbeat
     ) as capture:
-        recovered = recover_orphans(settings, cluster, 0, reader)
+        recovered = recover_orphans(settings, cluster, 0, 1, reader)
         link.append(recovered)
         capture.run_once()
         return len(recovered) + capture.captured

@@ -2,7 +2,7 @@
 
 :func:`make_source_workers` decides which sources a configuration needs. A cluster with ``remote``
 gets none: its controller's host runs them. Every other cluster gets one worker for queries of its
-Slurm, ``capture_processes`` workers that share its spool, one that follows its jobcomp lines and
+Slurm, two workers that share its spool, one that follows its jobcomp lines and
 one for its sensor: in a process of its own, no slow work delays a poll, and a slurmctld that hangs
 delays only its own sensor.
 
@@ -15,8 +15,6 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Final
-
-import msgspec
 
 from steward.capture.captured_scripts import CapturedScripts
 from steward.capture.crash_recovery import recover_lost_scripts
@@ -66,7 +64,7 @@ def make_source_workers(settings: Settings, after: tuple[str, ...]) -> list[Work
             )
         workers += [
             _make_capture_worker(settings, cluster, share, after)
-            for share in range(settings.capture_processes)
+            for share in range(CAPTURE_PROCESSES)
         ]
     if settings.receive.listen:
         workers.append(_make_receiver_worker(settings, after))
@@ -76,6 +74,8 @@ def make_source_workers(settings: Settings, after: tuple[str, ...]) -> list[Work
     return workers + make_jobcomp_workers(settings) + make_sensor_workers(settings)
 
 
+CAPTURE_PROCESSES: Final = 2
+"""Processes that share a spool: enough for 1,000 jobs a second."""
 _JOBCOMP_HANG_S: Final = 300.0
 """Time without a heartbeat after which a jobcomp worker counts as hung, in seconds: appending waits
 for the journal, which may be down for long."""
@@ -305,10 +305,9 @@ def run_receiver(settings: Settings, stop: Stop, send_heartbeat: SendHeartbeat) 
 
     link = JournalLink(settings.state_dir, stop)
     reader = wait_for_resource(lambda: JournalReader(settings.state_dir), stop, send_heartbeat)
-    undivided = msgspec.structs.replace(settings, capture_processes=1)
     for cluster, cluster_settings in settings.cluster.items():
         if cluster_settings.remote:
-            link.append(recover_orphans(undivided, cluster, 0, reader))
+            link.append(recover_orphans(settings, cluster, 0, 1, reader))
     stores = make_stores(settings)
     is_captured = CapturedScripts(settings.state_dir, reader).was_captured
     receiver = wait_for_resource(
@@ -345,12 +344,13 @@ def run_capture(
     settings: Settings, cluster: str, share: int, stop: Stop, send_heartbeat: SendHeartbeat
 ) -> None:
     """Run the capture of one share of a cluster's spool."""
+    share_of = (share, CAPTURE_PROCESSES)
     link = JournalLink(settings.state_dir, stop)
     reader = wait_for_resource(lambda: JournalReader(settings.state_dir), stop, send_heartbeat)
     with open_capture(
-        settings, cluster, share, reader, link.append_rows, stop, send_heartbeat
+        settings, cluster, *share_of, reader, link.append_rows, stop, send_heartbeat
     ) as capture:
-        link.append(recover_orphans(settings, cluster, share, reader))
+        link.append(recover_orphans(settings, cluster, *share_of, reader))
         capture.run(stop, send_heartbeat)
 
 
@@ -359,18 +359,19 @@ def open_capture(
     settings: Settings,
     cluster: str,
     share: int,
+    of: int,
     reader: JournalReader,
     append: AppendRows,
     stop: Stop,
     send_heartbeat: SendHeartbeat,
 ) -> Iterator[SpoolCapture]:
-    """Open the capture of one share of a cluster's spool, with everything that it needs."""
+    """Open the capture of one of ``of`` shares of a cluster's spool, with everything it needs."""
     cluster_settings = settings.cluster[cluster]
     plan = SpoolPlan(
         cluster=cluster,
         root=wait_for_resource(lambda: find_cluster_spool(settings, cluster), stop, send_heartbeat),
         share=share,
-        of=settings.capture_processes,
+        of=of,
         known=partial(_is_known, CapturedScripts(settings.state_dir, reader), cluster),
         unfinished=partial(list_unfinished, settings, cluster),
         max_held=raise_descriptor_limit(),
@@ -408,7 +409,7 @@ def raise_descriptor_limit() -> int:
 
 
 def recover_orphans(
-    settings: Settings, cluster: str, share: int, reader: JournalReader
+    settings: Settings, cluster: str, share: int, of: int, reader: JournalReader
 ) -> list[Event]:
     """Recover the events that a cluster's stored scripts lost, from all readable stores."""
     events: list[Event] = []
@@ -425,7 +426,7 @@ def recover_orphans(
                 lambda job_id, mtime_ns: reader.has_event(
                     cluster, make_script_key(job_id, mtime_ns)
                 ),
-                lambda job_id: scheduler.share_of(job_id, settings.capture_processes) == share,
+                lambda job_id: scheduler.share_of(job_id, of) == share,
             )
         except Unavailable as error:
             # The next start retries; meanwhile nothing in the store can be lost.

@@ -114,7 +114,7 @@ def format_rule_settings(directory: str) -> list[str]:
         "[sensor]",
         "enabled = true",
         "interval_s = 1.0",
-        "triggers = false",
+        'helper = ""',
         "",
         "[rules]",
         'mode = "on"',

@@ -474,7 +474,7 @@ def _check_triggers(context: CheckContext, report: ClusterReport) -> Iterator[Ch
     """Check that Steward's triggers are set and can wake the sensor."""
     sensor = context.settings.sensor
     subject = f"strigger --get, {sensor.helper}"
-    if not sensor.enabled or not sensor.triggers:
+    if not sensor.enabled or not sensor.helper:
         yield make_skipped(subject, "the sensor is to set none")
         return
     user, uid = report.slurm_user
@@ -486,7 +486,7 @@ def _check_triggers(context: CheckContext, report: ClusterReport) -> Iterator[Ch
             "nodes "
             "are looked at by the clock alone",
             f"systemctl edit steward, [Service] User={user}",
-            "or [sensor] triggers = false",
+            'or [sensor] helper = ""',
         )
         return
     socket_path = context.settings.wake_socket(report.name)

@@ -121,7 +121,7 @@ def make_server_config(nodes: NodesSettings) -> ServerConfig:
         section="[nodes]",
         listen=nodes.listen,
         tls=nodes.tls,
-        shared=nodes.shared_from,
+        shared=nodes.behind_nat,
         identifies=True,
     )
 

@@ -257,6 +257,8 @@ class NodeTurns:
 
 _AUTHENTICATION_THREADS: Final = 8
 """Threads that authenticate senders: munged may be slow, and so may DNS and Slurm."""
+MAX_BATCHES: Final = 64
+"""Most batches read at once: each takes a thread, and may hold a megabyte."""
 _PLACE_PATIENCE_S: Final = 25.0
 """Maximum wait of an authenticated node until its batch is read, in seconds."""
 _WRITE_S: Final = 1.0
@@ -273,6 +275,7 @@ class NodeReceiver:
     Args:
         settings: The configuration.
         append: Appends rows to the journal durably, once.
+        max_batches: Most batches read at once; further nodes wait, or are asked to retry.
 
     Raises:
         ListenUnavailable: The address cannot be bound.
@@ -281,7 +284,10 @@ class NodeReceiver:
     """
 
     def __init__(
-        self, settings: Settings, append: Callable[[Sequence[EncodedEvent]], object]
+        self,
+        settings: Settings,
+        append: Callable[[Sequence[EncodedEvent]], object],
+        max_batches: int = MAX_BATCHES,
     ) -> None:
         nodes = settings.nodes
         self._senders = SenderAuthenticator(settings)
@@ -301,9 +307,9 @@ class NodeReceiver:
         )
         # Only the listener process knows its own address.
         self.address = ("", 0) if self._endpoint else self._listener.getsockname()[:2]
-        self._places = asyncio.Semaphore(nodes.most_connections)
+        self._places = asyncio.Semaphore(max_batches)
         self._authentication_threads = ThreadPoolExecutor(_AUTHENTICATION_THREADS)
-        self._batch_threads = ThreadPoolExecutor(nodes.most_connections)
+        self._batch_threads = ThreadPoolExecutor(max_batches)
 
     def run(self, stop: Stop, beat: Callable[[], None]) -> None:
         """Serve until ``stop`` is set."""

@@ -3,7 +3,8 @@
 With TLS client certificates the certificate names the node. With MUNGE the credential must be
 root's or SlurmdUser's and must have been made on the node that the batch names; Slurm says at which
 address that is. Every node has the cluster's MUNGE key and can forge credentials that name another
-node, so the connection must come from that address too ([nodes] behind_nat disables this check).
+node, so the connection must come from that address too, except from networks in [nodes]
+behind_nat.
 MUNGE knows IPv4 addresses only, so agents that connect over IPv6 need certificates.
 
 ``parse_batch_header`` parses the batch's :class:`BatchHeader`. :class:`SenderAuthenticator` is the
@@ -24,7 +25,7 @@ from steward.agent.agent import NODE_NAME, answer_claim_of, claim_of
 from steward.capture.nodes.listener import RequestError
 from steward.core.config import Settings
 from steward.core.errors import PermissionRefused
-from steward.core.listeners import is_ipv6, normalize_host
+from steward.core.listeners import is_ipv6, is_within, normalize_host
 from steward.core.munge import Munge
 from steward.slurm import SlurmError, SlurmUnavailable
 from steward.slurm.cluster import NodePlace, node_addresses, slurmd_uid
@@ -191,7 +192,7 @@ class SenderAuthenticator:
             raise PermissionRefused("there is no MUNGE credential")
         claim = cluster.munge.decode(credential)
         cluster.check_credential(head.node, claim.uid, claim.address)
-        if not self._behind_nat:
+        if not is_within(address, self._behind_nat):
             cluster.check_peer(head.node, _strip_ipv6_prefix(address))
         return AuthenticatedSender(cluster.name, head, claim.payload, cluster.munge)
 

@@ -661,7 +661,7 @@ def run_sensor(
 
 def _start_wakeups(settings: Settings, cluster: str) -> WakeupListener | None:
     """Start the listener for triggers; None if disabled or impossible."""
-    if not settings.sensor.triggers:
+    if not settings.sensor.helper:
         return None
     wakeups = WakeupListener(settings.wake_socket(cluster), settings.sensor.secret_file, cluster)
     try:

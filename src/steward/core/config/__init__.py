@@ -86,11 +86,14 @@ class AccessSettings(Section, frozen=True, kw_only=True):
         operators: Users that may see everything, for sites without slurmdbd.
         administrators: Users that may change what only Slurm's administrators may.
         coordinators_read_scripts: Whether an account's coordinators may read its scripts.
+        munge_users: Users that Steward may run as on the other side of [receive] and [forward],
+            beside root and its user here.
     """
 
     operators: tuple[str, ...] = ()
     administrators: tuple[str, ...] = ()
     coordinators_read_scripts: bool = False
+    munge_users: tuple[str, ...] = ()
 
 
 class JournalSettings(Section, frozen=True, kw_only=True):
@@ -118,7 +121,6 @@ class Settings(Section, frozen=True, kw_only=True):
         log_level: debug, info, warning or error.
         log_format: Format of log lines: ``logfmt``, or ``json`` objects.
         log_file: Log file, which may be rotated at any time; stderr if empty.
-        capture_processes: Number of processes that watch a spool.
         history_days: Retention of past states of nodes, partitions, reservations and daemons, and
             of executions of rules, in days. Present states are never purged.
         cluster: Clusters by name; at least one.
@@ -131,7 +133,6 @@ class Settings(Section, frozen=True, kw_only=True):
     log_level: LogLevel = "info"
     log_format: Literal["logfmt", "json"] = "logfmt"
     log_file: str = ""
-    capture_processes: int = 2
     history_days: int = 1100
     cluster: dict[str, ClusterSettings] = msgspec.field(default_factory=dict)
     archive: ArchiveSettings = ArchiveSettings()

@@ -42,13 +42,12 @@ from steward.slurm.settings import SCHEDULERS
 from steward.web.settings import WebSettings
 
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_MAX_CAPTURE_PROCESSES = 64
 _EVERY_HOST = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared with, not listened at
 """Addresses that listen on every interface."""
 _POSITIVE = frozenset(
     {
         *("snapshot_interval_s", "command_timeout_s", "timeout_s", "hook_timeout_s"),
-        *("capture_processes", "history_days"),
+        "history_days",
     }
 )
 """Keys whose numbers must be above 0; others may be 0."""
@@ -155,10 +154,6 @@ def _check_values(settings: Settings) -> Iterator[ConfigProblem]:
         elif key[0] != "redact":
             for text in value if isinstance(value, tuple) else (value,):
                 yield from _check_text(text, key)
-    if settings.capture_processes > _MAX_CAPTURE_PROCESSES:
-        yield ConfigProblem(
-            ("capture_processes",), f"'capture_processes' is above {_MAX_CAPTURE_PROCESSES}"
-        )
 
 
 def _check_text(text: object, key: KeyPath) -> Iterator[ConfigProblem]:
@@ -344,7 +339,7 @@ def find_missing_resources(settings: Settings) -> Iterator[ConfigProblem]:
         if value != default and (key[-1].endswith("_file") or key[-1] in _FILES):
             yield from _check_readable(key, value, user)
     sensor = settings.sensor
-    if sensor.enabled and sensor.triggers and sensor.secret_file == SensorSettings().secret_file:
+    if sensor.enabled and sensor.helper and sensor.secret_file == SensorSettings().secret_file:
         yield from _check_readable(("sensor", "secret_file"), sensor.secret_file, user)
     for name, cluster in settings.cluster.items():
         yield from _check_jobcomp_directory(

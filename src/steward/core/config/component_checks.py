@@ -114,10 +114,6 @@ def check_tls(settings: Settings) -> Iterator[ConfigProblem]:
             )
 
 
-_MOST_CONNECTIONS: Final = 1024
-"""Largest most_connections: each connection is a thread, and may hold a megabyte."""
-
-
 def check_nodes(settings: Settings) -> Iterator[ConfigProblem]:
     """Yield errors in [nodes]."""
     nodes = settings.nodes
@@ -140,17 +136,12 @@ def check_nodes(settings: Settings) -> Iterator[ConfigProblem]:
         )
     if nodes.listener and not nodes.listen:
         yield ConfigProblem((*key, "listener"), "'nodes.listener' has no address: set 'listen'")
-    if not 0 < nodes.most_connections <= _MOST_CONNECTIONS:
-        yield ConfigProblem(
-            (*key, "most_connections"),
-            f"'nodes.most_connections' must be between 1 and {_MOST_CONNECTIONS}",
-        )
-    for network in nodes.shared_from:
+    for network in nodes.behind_nat:
         try:
             ipaddress.ip_network(network, strict=False)
         except ValueError:
-            message = f"'nodes.shared_from' holds {network!r}, which is no network: '10.1.2.0/24'"
-            yield ConfigProblem((*key, "shared_from"), message)
+            message = f"'nodes.behind_nat' holds {network!r}, which is no network: '10.1.2.0/24'"
+            yield ConfigProblem((*key, "behind_nat"), message)
     if nodes.listen and not any(
         cluster_settings.scheduler == "slurm" for cluster_settings in settings.cluster.values()
     ):
@@ -509,6 +500,8 @@ def check_sensor(settings: Settings) -> Iterator[ConfigProblem]:
         )
     for name in ("helper", "secret_file"):
         path = getattr(sensor, name)
+        if name == "helper" and not path:
+            continue
         if not os.path.isabs(path):
             yield ConfigProblem(
                 ("sensor", name), f"'sensor.{name}' must be an absolute path, not {path!r}"
@@ -518,7 +511,7 @@ def check_sensor(settings: Settings) -> Iterator[ConfigProblem]:
             yield ConfigProblem(
                 ("sensor", name), f"'sensor.{name}' holds a blank: choose another path"
             )
-    if os.path.basename(sensor.helper) != HELPER_NAME:
+    if sensor.helper and os.path.basename(sensor.helper) != HELPER_NAME:
         yield ConfigProblem(
             ("sensor", "helper"),
             f"'sensor.helper' must be called {HELPER_NAME}: so Steward knows its triggers again",

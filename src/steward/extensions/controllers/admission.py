@@ -137,7 +137,7 @@ class ControllerPeers:
     def __init__(self, settings: Settings) -> None:
         tls = settings.receive.tls
         self._by_certificate = tls is not None and bool(tls.client_ca_file)
-        self._uids = peer_uids(settings.receive.munge_users)
+        self._uids = peer_uids(settings.access.munge_users)
         self._clusters = {
             name: cluster for name, cluster in settings.cluster.items() if cluster.controllers
         }

@@ -63,12 +63,20 @@ class ReceiverLink:
         settings: The [forward] section: address, TLS and credentials.
         cluster: Cluster whose events this host reports.
         munge_socket: Socket of the cluster's munged; MUNGE's default if empty.
+        munge_users: Users that the receiver may run as, beside root and this process's.
     """
 
-    def __init__(self, settings: ForwardSettings, cluster: str, munge_socket: str) -> None:
+    def __init__(
+        self,
+        settings: ForwardSettings,
+        cluster: str,
+        munge_socket: str,
+        munge_users: tuple[str, ...] = (),
+    ) -> None:
         self._settings = settings
         self._cluster = cluster
         self._munge = Munge(munge_socket)
+        self._munge_users = munge_users
         self._transport: httpx.HTTPTransport | None = None
         self._authenticator: MungeAuthenticator | TlsAuthenticator = TlsAuthenticator()
         self._stream = ""
@@ -113,9 +121,7 @@ class ReceiverLink:
         """Open a stream; both sides are authenticated then."""
         tls = self._settings.tls
         if not (tls and tls.certificate_file):
-            self._authenticator = MungeAuthenticator(
-                self._munge, peer_uids(self._settings.munge_users)
-            )
+            self._authenticator = MungeAuthenticator(self._munge, peer_uids(self._munge_users))
         self._number = 0
         self._stream = self._post(wire.HELLO, os.urandom(wire.NONCE_BYTES)).stream
         self._number = 1
@@ -251,7 +257,10 @@ class EventForwarder(DatabaseConsumer):
     def __init__(self, settings: Settings, cluster: str, stores: IncomingStores) -> None:
         self.name = f"forward.{cluster}"
         self._receiver = settings.forward.to
-        self._link = ReceiverLink(settings.forward, cluster, settings.cluster[cluster].munge_socket)
+        munge_socket = settings.cluster[cluster].munge_socket
+        self._link = ReceiverLink(
+            settings.forward, cluster, munge_socket, settings.access.munge_users
+        )
         self._cluster = cluster
         self._stores = stores
         path = FORWARD.locate(settings.state_dir, cluster)

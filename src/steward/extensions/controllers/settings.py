@@ -10,12 +10,10 @@ class ReceiveSettings(Section, frozen=True, kw_only=True):
         listen: Address and port (``0.0.0.0:6825``, ``[::]:6825``); if empty, the receiver is off.
         tls: Name of a table ``[tls.NAME]``; if empty, no encryption. If it has a
             ``client_ca_file``, certificates authenticate controllers, otherwise MUNGE does.
-        munge_users: Users that a controller may run as, beside root and Steward's own user.
     """
 
     listen: str = ""
     tls: TlsReference = None
-    munge_users: tuple[str, ...] = ()
 
 
 class ForwardSettings(Section, frozen=True, kw_only=True):
@@ -25,9 +23,7 @@ class ForwardSettings(Section, frozen=True, kw_only=True):
         to: Host and port of the ``steward serve`` that receives the events.
         tls: Name of a table ``[tls.NAME]``; if empty, no encryption. If it has a
             ``certificate_file``, that authenticates this host in place of MUNGE.
-        munge_users: Users that the server may run as, beside root and Steward's own user.
     """
 
     to: str = ""
     tls: TlsReference = None
-    munge_users: tuple[str, ...] = ()
