@@ -181,7 +181,7 @@ def _search_sink(
     server: Server, kind: type[ElasticsearchSinkSettings] | type[OpenSearchSinkSettings]
 ) -> AnySinkSettings:
     assert isinstance(server, SearchServer)
-    return kind(urls=(server.url,), index=INDEX, replicas=0)
+    return kind(urls=(server.url,), index=INDEX)
 
 
 def _kafka_sink(server: Server) -> AnySinkSettings:

@@ -129,7 +129,7 @@ class Source:
         )
         self.source = KafkaSource(
             "all",
-            ConsumeSettings(broker=topic.broker(), group=group),
+            ConsumeSettings(broker=topic.broker(options={"group.id": group})),
             {own},
             IncomingStores([IncomingStore("state", str(directory))]),
             taking,

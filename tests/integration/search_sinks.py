@@ -33,7 +33,7 @@ def sink_on(
         if server.name.startswith("elasticsearch")
         else OpenSearchSinkSettings
     )
-    sink = kind(urls=(server.url,), index=f"test{next(_names)}", replicas=0)
+    sink = kind(urls=(server.url,), index=f"test{next(_names)}")
     return msgspec.structs.replace(sink, **changes)
 
 

@@ -168,10 +168,10 @@ def test_killed_at_any_moment_it_loses_nothing_and_doubles_nothing(
     chance = chance_of("STEWARD_KILL_SEED")
     scripts = {job: b"#!/bin/sh\n# %d\n" % job for job in range(1, 3001)}
     topic.send(*(document(job, script, identity=ended(job)) for job, script in scripts.items()))
-    # Known to the group by name, it is given its partitions again at once.
-    broker = topic.broker(options={"group.instance.id": "the one"})
     consumer = Consumer(topic, tmp_path)
-    consume = {"all": ConsumeSettings(broker=broker, group=consumer.group)}
+    # Known to the group by name, it is given its partitions again at once.
+    broker = topic.broker(options={"group.instance.id": "the one", "group.id": consumer.group})
+    consume = {"all": ConsumeSettings(broker=broker)}
     settings = settings_in(tmp_path, cluster={}, consume=consume)
     consumer.place = ("--config", str(tmp_path / "steward.toml"))
     with Daemon(settings, tmp_path) as daemon:

@@ -35,7 +35,7 @@ def sasl(secured: Kafka, mechanism: str, password_file: Path) -> dict[str, Any]:
     return {
         "servers": (secured.secured,),
         "tls": TlsSettings(ca_file=secured.authority.file),
-        "sasl": mechanism,
+        "options": {"sasl.mechanism": mechanism},
         "user": secured.user,
         "password_file": str(password_file),
     }

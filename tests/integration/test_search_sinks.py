@@ -232,7 +232,7 @@ def test_an_index_template_that_the_site_changed_is_left_alone_and_a_lost_one_is
     is_elasticsearch = search_server.name.startswith("elasticsearch")
     own = build_template(sink, is_elasticsearch=is_elasticsearch) | {"_meta": {"by": "the site"}}
     assert search_server.request("PUT", path, own)[0] == 200
-    SearchDestination(msgspec.structs.replace(sink, replicas=1)).send([document(2)])
+    SearchDestination(msgspec.structs.replace(sink, environments=False)).send([document(2)])
     answer = search_server.request("GET", path)[1]
     assert answer["index_templates"][0]["index_template"]["_meta"] == {"by": "the site"}
 

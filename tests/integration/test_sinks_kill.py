@@ -50,10 +50,8 @@ def sinks_at(
             "kafka": KafkaSinkSettings(
                 broker=KafkaSettings(servers=(kafka.bootstrap,), topic=_TOPIC, options=_PATIENCE)
             ),
-            "elasticsearch": ElasticsearchSinkSettings(
-                urls=(elasticsearch.url,), index=_INDEX, replicas=0
-            ),
-            "opensearch": OpenSearchSinkSettings(urls=(opensearch.url,), index=_INDEX, replicas=0),
+            "elasticsearch": ElasticsearchSinkSettings(urls=(elasticsearch.url,), index=_INDEX),
+            "opensearch": OpenSearchSinkSettings(urls=(opensearch.url,), index=_INDEX),
         },
     )
 

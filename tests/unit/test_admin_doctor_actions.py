@@ -328,7 +328,7 @@ def test_balances_at_a_mybrc_server_that_are_old_are_a_finding(
     token = tmp_path / "token"
     with serving(mybrc_settings(tmp_path / "there")) as url:
         token.write_text(token_of(url))
-        remote = RemoteBankSettings(url=f"{url}/api", token_file=str(token), balances=True)
+        remote = RemoteBankSettings(url=f"{url}/api", token_file=str(token), balance_age_s=1800.0)
         bank_settings = BankSettings(enabled=True, remote=remote)
         site.reopen(bank=bank_settings, state_dir=str(tmp_path / "here"))
         with running(site.settings) as started:

@@ -15,9 +15,12 @@ from harness.commands import steward
         (["--server", "k1:9092", "--topic", "a b"], "'a b' is no topic"),
         (
             ["--server", "k1:9092", "--sasl", "PLAIN"],
-            "needs a '--sasl-user' and a '--password-file'",
+            "'--sasl' is used with a '--sasl-user' and a '--password-file' only",
         ),
-        (["--server", "k1:9092", "--sasl-user", "u"], "'--sasl-user' is used with '--sasl'"),
+        (
+            ["--server", "k1:9092", "--sasl-user", "u"],
+            "needs both '--sasl-user' and '--password-file'",
+        ),
         (["--server", "k1:9092", "--key-file", "k"], ": needs both '--certificate-file' and"),
         (["--server", "k1:9092", "--sasl", "GUESS"], "'--sasl': 'GUESS' is not one of 'PLAIN',"),
         (["--server", "k1:9092", "--layout", "{nothing}"], "layout"),

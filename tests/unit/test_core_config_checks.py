@@ -40,7 +40,7 @@ def test_what_is_there_gives_no_doubt(tmp_path: Path) -> None:
     [
         (SEARCH.format("elasticsearch") + 'password_file = "{}"\n', "archive.sink.e.password_file"),
         (KAFKA + 'tls = "kafka"\n[tls.kafka]\nca_file = "{}"\n', "tls.kafka.ca_file"),
-        (TOPIC + 'sasl = "PLAIN"\nuser = "u"\npassword_file = "{}"\n', "password_file"),
+        (TOPIC + 'user = "u"\npassword_file = "{}"\n', "password_file"),
         ('[mybrc]\nusers_file = "{}"\n', "mybrc.users_file"),
         ('[cluster.d]\nspool = "/d"\nslurm_conf = "{}"\n', "cluster.d.slurm_conf"),
     ],

@@ -328,8 +328,17 @@ MISTAKES_ELSEWHERE = [
     (KAFKA, 5, ["archive.sink.a.broker", "servers"]),
     (KAFKA + 'servers = ["k1"]\n', 6, ["'k1'", "host:port"]),
     (KAFKA_1 + 'topic = "a/b"\n', 7, ["'a/b'"]),
-    (KAFKA_1 + 'sasl = "PLAIN"\n', 7, ["password_file"]),
-    (KAFKA_1 + 'user = "me"\n', 7, ["sasl"]),
+    (
+        KAFKA_1 + "[archive.sink.a.broker.options]\n'sasl.mechanism' = 'PLAIN'\n",
+        8,
+        ["sasl.mechanism", "'user'", "'password_file'"],
+    ),
+    (
+        KAFKA_1 + "[archive.sink.a.broker.options]\n'sasl.mechanisms' = 'PLAIN'\n",
+        8,
+        ["has a key of its own", "'sasl.mechanism'"],
+    ),
+    (KAFKA_1 + 'user = "me"\n', 7, ["both", "'password_file'"]),
     (KAFKA_1 + "[archive.sink.a.broker.options]\nacks = 1\n", 8, ["options.acks", "text"]),
     (KAFKA_1 + "[archive.sink.a.broker.options]\nacks = '1'\n", 8, ["'acks'", "lost"]),
     (

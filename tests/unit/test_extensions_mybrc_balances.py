@@ -33,7 +33,8 @@ class FollowingSite(ReportingSite):
     """A bank whose money is at the reference server, and a gate that runs."""
 
     def __init__(self, directory: Path, url: str, **remote: Any) -> None:
-        super().__init__(directory, url, money=0, began=NOON, balances=True, **remote)
+        remote = {"balance_age_s": 1800.0, **remote}
+        super().__init__(directory, url, money=0, began=NOON, **remote)
         with self.ledger.transaction() as t:
             for name in UIDS:
                 t.accounts.set_user("physics", name, BY, limit=None)

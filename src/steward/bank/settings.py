@@ -68,17 +68,20 @@ class RemoteBankSettings(Section, frozen=True, kw_only=True):
         url: URL of its API (``https://host/mybrc-rest``); empty disables reports.
         token_file: File that holds the token for ``Authorization: Token …``.
         tls: Name of a table ``[tls.NAME]`` for ``https``; if empty, the system's CA certificates.
-        balances: Whether account balances come from the server, which is polled all the time;
-            the ledger's balances follow it.
-        balance_age_s: Maximum age of an account's balance, in seconds; for an older one
-            ``[gate] policy`` applies.
+        balance_age_s: Maximum age of an account's balance from the server, in seconds; for an
+            older one ``[gate] policy`` applies. The server is polled all the time, and the ledger's
+            balances follow it. 0 leaves balances to the ledger.
     """
 
     url: str = ""
     token_file: str = ""
     tls: TlsReference = None
-    balances: bool = False
-    balance_age_s: float = 1800.0
+    balance_age_s: float = 0.0
+
+    @property
+    def balances(self) -> bool:
+        """Return True if account balances come from the server."""
+        return self.balance_age_s > 0
 
 
 class BankSettings(Section, frozen=True, kw_only=True):

@@ -419,7 +419,7 @@ _CONSUME_OPTIONS = {
     _KAFKA_SOURCE: "",
     "certificate_file": "--certificate-file",
     "key_file": "--key-file",
-    "sasl": "--sasl",
+    "mechanism": "--sasl",
     "user": "--sasl-user",
     "password_file": "--password-file",
 }
@@ -474,7 +474,11 @@ def consume(
     ] = "",
     sasl: Annotated[
         Literal["", "PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"],
-        typer.Option("--sasl", metavar="HOW", help="PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512."),
+        typer.Option(
+            "--sasl",
+            metavar="HOW",
+            help="PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512; SCRAM-SHA-512 if only a user is given.",
+        ),
     ] = "",
     sasl_user: Annotated[
         str, typer.Option("--sasl-user", metavar="NAME", help="Who we are, for SASL.")
@@ -500,9 +504,9 @@ def consume(
         servers=options.split_lists(server),
         topic=topic,
         tls=certificates if tls else None,
-        sasl=sasl,
         user=sasl_user,
         password_file=_make_absolute(password_file),
+        options={"group.id": group, **({"sasl.mechanism": sasl} if sasl else {})},
     )
     settings = check_option_settings(
         Settings(
@@ -512,7 +516,7 @@ def consume(
             tls={_KAFKA_SOURCE: certificates},
             consume={
                 _KAFKA_SOURCE: ConsumeSettings(
-                    broker=broker, group=group, clusters=options.split_lists(clusters)
+                    broker=broker, clusters=options.split_lists(clusters)
                 )
             },
             archive=ArchiveSettings(sink={"files": FilesSinkSettings(path=root, layout=layout)}),

@@ -345,13 +345,13 @@ def _check_database(settings: Settings) -> Iterator[ConfigProblem]:
         )
     if bank.remote.balances and not bank.remote.url:
         yield ConfigProblem(
-            ("bank", "remote", "balances"),
-            "'bank.remote.balances' are a myBRC server's: set 'url'",
+            ("bank", "remote", "balance_age_s"),
+            "'bank.remote.balance_age_s' is for a myBRC server's balances: set 'url'",
         )
-    if bank.remote.balance_age_s < _LEAST_BALANCE_AGE_S:
+    if bank.remote.balances and bank.remote.balance_age_s < _LEAST_BALANCE_AGE_S:
         yield ConfigProblem(
             ("bank", "remote", "balance_age_s"),
-            f"'bank.remote.balance_age_s' must be {_LEAST_BALANCE_AGE_S} or more",
+            f"'bank.remote.balance_age_s' must be 0, or {_LEAST_BALANCE_AGE_S} or more",
         )
     for field in (bank.password_file, bank.remote.token_file):
         if field and not os.path.isabs(field):
@@ -544,14 +544,12 @@ _OUR_OPTIONS = {
     "bootstrap.servers": "servers",
     "metadata.broker.list": "servers",
     "security.protocol": "tls",
-    "sasl.mechanism": "sasl",
-    "sasl.mechanisms": "sasl",
+    "sasl.mechanisms": "sasl.mechanism",
     "sasl.username": "user",
     "sasl.password": "password_file",
     "ssl.ca.location": "tls",
     "ssl.certificate.location": "tls",
     "ssl.key.location": "tls",
-    "group.id": "group",
 }
 """Options of librdkafka that have a key of their own, with that key."""
 _RESERVED_OPTIONS = frozenset(
@@ -601,10 +599,16 @@ def check_broker(key: KeyPath, broker: KafkaSettings) -> Iterator[ConfigProblem]
             (*key, "topic"),
             f"{broker.topic!r} is no topic: use up to 249 letters, digits, '.', '_' and '-'",
         )
-    if broker.sasl and not (broker.user and broker.password_file):
-        yield ConfigProblem((*key, "sasl"), f"'{name}.sasl' needs a 'user' and a 'password_file'")
-    if broker.user and not broker.sasl:
-        yield ConfigProblem((*key, "user"), f"'{name}.user' is used with 'sasl' only: give both")
+    if bool(broker.user) != bool(broker.password_file):
+        yield ConfigProblem(
+            (*key, "user" if broker.user else "password_file"),
+            f"'{name}' needs both 'user' and 'password_file', or neither",
+        )
+    if "sasl.mechanism" in broker.options and not broker.user:
+        yield ConfigProblem(
+            (*key, "options", "sasl.mechanism"),
+            f"'{name}.options.sasl.mechanism' is used with a 'user' and a 'password_file' only",
+        )
     yield from _check_absolute(key, broker, ("password_file",))
     for option in broker.options:
         option_key = (*key, "options", option)

@@ -91,7 +91,7 @@ class KafkaConnection:
     def _build_shared_config(self, timeout_s: float) -> dict[str, Any]:
         """Build the settings that all clients of the cluster share."""
         settings = self.settings
-        security = ("SASL_" if settings.sasl else "") + ("SSL" if settings.tls else "PLAINTEXT")
+        security = ("SASL_" if settings.user else "") + ("SSL" if settings.tls else "PLAINTEXT")
         config: dict[str, Any] = {
             "bootstrap.servers": ",".join(settings.servers),
             "client.id": f"steward-{self._name}",
@@ -103,8 +103,8 @@ class KafkaConnection:
             "error_cb": self._on_error,
             "logger": self._build_logger(),
         }
-        if settings.sasl:
-            config["sasl.mechanism"] = settings.sasl
+        if settings.user:
+            config["sasl.mechanism"] = "SCRAM-SHA-512"
             config["sasl.username"] = settings.user
             config["sasl.password"] = self._read_secret(settings.password_file)
         tls = settings.tls or TlsSettings()

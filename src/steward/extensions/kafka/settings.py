@@ -15,16 +15,15 @@ class KafkaSettings(Section, frozen=True, kw_only=True):
         servers: Bootstrap brokers, one or more: ``kafka1:9092``.
         topic: The topic.
         tls: Name of a table ``[tls.NAME]``; if empty, no encryption.
-        sasl: ``PLAIN``, ``SCRAM-SHA-256`` or ``SCRAM-SHA-512``; "" for none.
-        user: User name for SASL.
+        user: User name for SASL, with ``password_file``; if empty, no SASL.
         password_file: File that holds the password for SASL.
-        options: Further settings of librdkafka, as its CONFIGURATION.md names them.
+        options: Further settings of librdkafka, as its CONFIGURATION.md names them, such as
+            ``sasl.mechanism`` (SCRAM-SHA-512 unless set) and, of consumers, ``group.id`` (steward).
     """
 
     servers: tuple[str, ...] = ()
     topic: str = "steward-jobs"
     tls: TlsReference = None
-    sasl: Literal["", "PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = ""
     user: str = ""
     password_file: str = ""
     options: dict[str, str] = msgspec.field(default_factory=dict)
@@ -47,11 +46,14 @@ class ConsumeSettings(Section, frozen=True, kw_only=True):
 
     Attributes:
         broker: Connection to the Kafka cluster.
-        group: Consumer group that owns the committed offsets.
         clusters: Clusters whose jobs are imported; if empty, every cluster but those that
             have a table ``[cluster.NAME]`` here.
     """
 
     broker: KafkaSettings = KafkaSettings()
-    group: str = "steward"
     clusters: tuple[str, ...] = ()
+
+    @property
+    def group(self) -> str:
+        """Return the consumer group that owns the committed offsets."""
+        return self.broker.options.get("group.id", "steward")

@@ -132,7 +132,8 @@ def build_template(settings: SearchSinkSettings, *, is_elasticsearch: bool) -> d
             "settings": {
                 "index": {
                     "number_of_shards": _SHARDS,
-                    "number_of_replicas": settings.replicas,
+                    # A copy of each shard if the server has a second node.
+                    "auto_expand_replicas": "0-1",
                     "codec": "best_compression",
                     "refresh_interval": _REFRESH,
                 }

@@ -16,7 +16,6 @@ class SearchSinkSettings(SinkSettings, frozen=True, kw_only=True):
         password_file: A file that holds the user's password or, if ``user`` is empty, an API key
             (``id:key`` or its base64).
         tls: Name of a table ``[tls.NAME]`` for ``https``; if empty, the system's CA certificates.
-        replicas: Copies of each shard.
     """
 
     urls: tuple[str, ...] = ()
@@ -24,7 +23,6 @@ class SearchSinkSettings(SinkSettings, frozen=True, kw_only=True):
     user: str = ""
     password_file: str = ""
     tls: TlsReference = None
-    replicas: int = 1
 
     @property
     def ca_file(self) -> str:
