@@ -18,7 +18,7 @@ from steward.archive.files.index import FilesRecords
 from steward.archive.files.manifest import decode_facts
 from steward.archive.files.owners import resolve_user_name
 from steward.archive.files.sink import FilesSink
-from steward.archive.settings import FilesSinkSettings
+from steward.archive.settings import IDENTITY_WAIT_S, FilesSinkSettings
 from steward.core.access import Caller
 from steward.core.config import ArchiveSettings
 from steward.core.events import (
@@ -47,12 +47,23 @@ REDACTED_ENVIRONMENT = b"\x03\0\0\0HOME=/home/ada\0TEXT=a=b\nc\xff\0API_TOKEN=" 
 # ---------------------------------------------------------------- sites and consumers
 
 
-def open_sink(site: Site, name: str = "files", page_rows: int = 200) -> FilesSink:
+def open_sink(
+    site: Site,
+    name: str = "files",
+    page_rows: int = 200,
+    identity_wait_s: float = IDENTITY_WAIT_S,
+) -> FilesSink:
     def resolve(uid: int) -> str:
         return resolve_user_name(uid) if site.user_names is None else site.user_names.get(uid, "")
 
     clock, stores = site.clock, site.stores
-    return FilesSink(site.settings, name, stores, resolve=resolve, clock=clock, page_rows=page_rows)
+    return FilesSink(
+        *(site.settings, name, stores),
+        resolve=resolve,
+        clock=clock,
+        page_rows=page_rows,
+        identity_wait_s=identity_wait_s,
+    )
 
 
 def open_catalogue(site: Site) -> CatalogConsumer:
@@ -67,11 +78,18 @@ def sink_settings(directory: Path, **sink: Any) -> ArchiveSettings:
     return ArchiveSettings(sink={"files": FilesSinkSettings(**keys)})
 
 
-def make_site(directory: Path, *, slurm: bool = True, page_rows: int = 200, **sink: Any) -> Site:
+def make_site(
+    directory: Path,
+    *,
+    slurm: bool = True,
+    page_rows: int = 200,
+    identity_wait_s: float = IDENTITY_WAIT_S,
+    **sink: Any,
+) -> Site:
     """Make a Site of a cluster ``alpha`` whose scripts the sink ``files`` archives."""
     clusters = {"alpha": ClusterSettings(slurm=slurm, timezone="UTC")}
     site = Site(directory, clusters=clusters, archive=sink_settings(directory, **sink))
-    site.open(partial(open_sink, page_rows=page_rows))
+    site.open(partial(open_sink, page_rows=page_rows, identity_wait_s=identity_wait_s))
     return site
 
 

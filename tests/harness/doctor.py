@@ -32,7 +32,7 @@ class DoctorSite(Site):
         (directory / "spool").mkdir()
         super().__init__(
             directory,
-            clusters={"c1": ClusterSettings(slurm_bin=str(slurm), command_timeout_s=10.0)},
+            clusters={"c1": ClusterSettings(slurm_bin=str(slurm))},
             archive=sink_settings(directory),
         )
         self.state.rmdir()

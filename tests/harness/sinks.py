@@ -12,7 +12,7 @@ from harness.site import ADA, ROOT
 from steward.archive.remote.destination import ArchivedDocument, RefusedDocument
 from steward.archive.remote.sink import RemoteSink
 from steward.archive.requests import ResendReply, SinkLine
-from steward.archive.settings import FilesSinkSettings
+from steward.archive.settings import IDENTITY_WAIT_S, FilesSinkSettings
 from steward.core.access import Caller
 from steward.core.config import ArchiveSettings
 from steward.core.errors import Unavailable
@@ -72,7 +72,15 @@ class RemoteSite(JournaledSite):
         elsewhere: Destination of ``there``.
     """
 
-    def __init__(self, directory: Path, *, slurm: bool = True, **sink: Any) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        slurm: bool = True,
+        identity_wait_s: float = IDENTITY_WAIT_S,
+        **sink: Any,
+    ) -> None:
+        self.identity_wait_s = identity_wait_s
         sinks: dict[str, Any] = {
             "files": FilesSinkSettings(path=str(directory / "archive")),
             "there": KafkaSinkSettings(broker=KafkaSettings(servers=("k:1",)), **sink),
@@ -86,7 +94,11 @@ class RemoteSite(JournaledSite):
 
     def _open_sink(self) -> RemoteSink:
         stores, elsewhere = self.stores, self.elsewhere
-        return RemoteSink(self.settings, "there", stores, lambda: elsewhere, batch_bytes=1 << 20)
+        return RemoteSink(
+            *(self.settings, "there", stores, lambda: elsewhere),
+            batch_bytes=1 << 20,
+            identity_wait_s=self.identity_wait_s,
+        )
 
     @property
     def sink(self) -> RemoteSink:

@@ -169,12 +169,15 @@ def serve_settings(
     """Settings of the Steward that is reported to."""
     directory.mkdir(exist_ok=True)
     # No Slurm tells whose the scripts are: nothing is to be waited for.
-    files = FilesSinkSettings(path=str(directory / "archive"), identity_wait_s=0.2)
+    files = FilesSinkSettings(path=str(directory / "archive"))
     receive = receive or ReceiveSettings()
     return Settings(
         state_dir=str(directory / "state"),
         run_dir=str(directory),
-        cluster={name: msgspec.structs.replace(of, remote=True) for name, of in clusters.items()},
+        cluster={
+            name: msgspec.structs.replace(of, remote=True, slurm=False)
+            for name, of in clusters.items()
+        },
         archive=ArchiveSettings(sink={"files": files}),
         journal=JournalSettings(keep_s=2.0),
         tls={"receive": receive.tls} if receive.tls else {},

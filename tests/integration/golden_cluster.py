@@ -105,9 +105,7 @@ def settings_in(directory: Path) -> Settings:
                 slurm=False, spool=str(directory / "spool"), timezone="UTC", jobcomp_lines=""
             )
         },
-        archive=ArchiveSettings(
-            sink={"files": FilesSinkSettings(path=str(directory / "archive"), identity_wait_s=0.0)}
-        ),
+        archive=ArchiveSettings(sink={"files": FilesSinkSettings(path=str(directory / "archive"))}),
         journal=JournalSettings(keep_s=_AGES_S),
         accounting=AccountingSettings(close_after_days=_AGES_S // 86_400),
         bank=BankSettings(enabled=True, reconcile_s=3600.0),

@@ -1,6 +1,6 @@
 """Runs inside a sandbox, where its users' names resolve: asks its Slurm, prints JSON.
 
-``slurm_calls.py SETTINGS QUESTION [ARGUMENT]``; SETTINGS is a ClusterSettings as JSON.
+``slurm_calls.py SETTINGS QUESTION [ARGUMENT [TIMEOUT]]``; SETTINGS is a ClusterSettings as JSON.
 """
 
 import sys
@@ -12,13 +12,16 @@ import msgspec
 from steward.capture.queue_polls import QueuePoller
 from steward.core.events import Event
 from steward.slurm import Slurm, SlurmError
+from steward.slurm.commands import COMMAND_TIMEOUT_S
 from steward.slurm.settings import ClusterSettings
 
 
-def main(settings: str, question: str, argument: str = "0") -> None:
+def main(
+    settings: str, question: str, argument: str = "0", timeout_s: str = str(COMMAND_TIMEOUT_S)
+) -> None:
     """Answer one question."""
     cluster = msgspec.json.decode(settings, type=ClusterSettings)
-    slurm = Slurm("sandbox", cluster)
+    slurm = Slurm("sandbox", cluster, float(timeout_s))
     answers: dict[str, Any] = {
         "version": slurm.version,
         "config": slurm.config,

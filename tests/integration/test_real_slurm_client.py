@@ -12,6 +12,7 @@ from job_submission import Submit, state_of, wait_until
 
 from steward.core.records import JobRecord
 from steward.sandbox import Sandbox
+from steward.slurm.commands import COMMAND_TIMEOUT_S
 
 pytestmark = pytest.mark.matrix
 
@@ -27,10 +28,15 @@ Ask = Callable[..., Any]
 def ask(sandbox: Sandbox) -> Ask:
     """Ask the sandbox's Slurm something, through Steward's client."""
 
-    def call(question: str, argument: object = "0", **changes: Any) -> Any:
+    def call(
+        question: str,
+        argument: object = "0",
+        timeout_s: float = COMMAND_TIMEOUT_S,
+        **changes: Any,
+    ) -> Any:
         settings = msgspec.structs.replace(sandbox.make_cluster_settings(), **changes)
         words = [sys.executable, INSIDE, msgspec.json.encode(settings).decode()]
-        result = sandbox.run([*words, question, str(argument)], text=False)
+        result = sandbox.run([*words, question, str(argument), str(timeout_s)], text=False)
         return msgspec.json.decode(result.stdout)
 
     return call
@@ -168,9 +174,9 @@ def test_slurmctld_being_away(ask: Ask, sandbox: Sandbox, tmp_path: Path) -> Non
     text = Path(sandbox.slurm_conf).read_text()
     lines = [line for line in text.splitlines() if not line.startswith("SlurmctldPort")]
     conf.write_text("\n".join([*lines, "SlurmctldPort=1"]) + "\n")
-    answer = ask("queue", slurm_conf=str(conf), command_timeout_s=60.0)
+    answer = ask("queue", slurm_conf=str(conf), timeout_s=60.0)
     assert answer["error"] == "SlurmDown"
-    slow = ask("queue", slurm_conf=str(conf), command_timeout_s=0.2)
+    slow = ask("queue", slurm_conf=str(conf), timeout_s=0.2)
     assert slow["error"] == "SlurmUnavailable"
 
 

@@ -300,7 +300,7 @@ def has_come(server: SearchServer, index: str, count: int) -> bool:
 def test_the_command_line_searches_in_a_sink_of_a_running_daemon(
     search_server: SearchServer, tmp_path: Path
 ) -> None:
-    sink = sink_on(search_server, identity_wait_s=0.0)
+    sink = sink_on(search_server)
     settings = settings_in(tmp_path, archive=ArchiveSettings(catalogue=False, sink={"far": sink}))
 
     def steward(*words: str) -> "subprocess.CompletedProcess[str]":

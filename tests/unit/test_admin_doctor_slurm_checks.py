@@ -56,9 +56,7 @@ def test_a_slurmctld_that_is_away_is_told_once(site: DoctorSite) -> None:
 
 def test_a_busy_slurmctld_and_one_that_hangs(site: DoctorSite) -> None:
     (site.directory / "slurm" / "scontrol show config").write_text("exec sleep 60\n")
-    settings = ClusterSettings(slurm_bin=str(site.directory / "slurm"), command_timeout_s=1.0)
-    site.reopen(cluster={"c1": settings})
-    ground = make_check_context(site.settings, Registry, ROOT)
+    ground = make_check_context(site.settings, Registry, ROOT, timeout_s=1.0)
     found = only(slurm_checks.check_slurmctld(ground))
     assert found.status == "wrong"
     assert "slurmctld is busy" in found.what

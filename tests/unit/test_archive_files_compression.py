@@ -101,7 +101,7 @@ def test_a_tree_of_both_kinds_goes_on_working(tmp_path: Path) -> None:
 def test_what_is_compressed_stays_so_on_its_way(tmp_path: Path) -> None:
     there = tmp_path / "there"
     site = archive.make_site(
-        tmp_path, compress="zstd", identity_wait_s=0.0, move_to=str(there), move_after_s=0
+        tmp_path, slurm=False, compress="zstd", move_to=str(there), move_after_s=0
     )
     script = archive.script(site, 7)
     site.feed(script)

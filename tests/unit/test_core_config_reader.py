@@ -97,8 +97,8 @@ MISTAKES = [
     ),
     (BASE + "timezone = 'Mars/Olympus'\n", 3, ["Mars/Olympus", "IANA"]),
     (BASE + "timezone = '../../etc/passwd'\n", 3, ["timezone", "IANA"]),
-    (BASE + "command_timeout_s = nan\n", 3, ["command_timeout_s", "finite"]),
-    (BASE + "command_timeout_s = -1\n", 3, ["command_timeout_s", "above 0"]),
+    (BASE + "snapshot_interval_s = nan\n", 3, ["snapshot_interval_s", "finite"]),
+    (BASE + "snapshot_interval_s = -1\n", 3, ["snapshot_interval_s", "above 0"]),
     (BASE + "[archive.sink.a]\nlayout = '{jobid}'\n", 4, ["{jobid}", "job_id"]),
     (BASE + "[archive.sink.a]\npath = 'archive'\n", 4, ["archive.sink.a.path", "absolute"]),
     (BASE + "[archive.sink.a]\n[archive.sink.b]\n", 4, ["'a'", "'b'", "collides"]),
@@ -185,7 +185,7 @@ def test_what_is_shown_is_a_configuration_again(
     name: str, operators: list[str], timeout_s: float, yes: bool, days: int
 ) -> None:
     settings = Settings(
-        cluster={name: ClusterSettings(spool="/s", command_timeout_s=timeout_s)},
+        cluster={name: ClusterSettings(spool="/s", snapshot_interval_s=timeout_s)},
         access=AccessSettings(operators=tuple(operators), coordinators_read_scripts=yes),
         archive=ArchiveSettings(sink={name: FilesSinkSettings(retention_days=days)}),
     )

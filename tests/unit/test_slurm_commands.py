@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from steward.core.errors import PermissionRefused, Unavailable
-from steward.slurm.commands import CommandRunner
+from steward.slurm.commands import COMMAND_TIMEOUT_S, CommandRunner
 from steward.slurm.errors import (
     SlurmDown,
     SlurmError,
@@ -17,13 +17,16 @@ from steward.slurm.errors import (
 from steward.slurm.settings import ClusterSettings
 
 
-def commands(tmp_path: Path, script: str, **settings: object) -> CommandRunner:
+def commands(
+    tmp_path: Path, script: str, timeout_s: float = COMMAND_TIMEOUT_S, **settings: object
+) -> CommandRunner:
     """Commands whose ``squeue`` is a shell script."""
     program = tmp_path / "squeue"
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o755)
     values = {"slurm_bin": str(tmp_path), **settings}
-    return CommandRunner("c1", ClusterSettings(**values))  # type: ignore[arg-type] # checked by its users
+    cluster = ClusterSettings(**values)  # type: ignore[arg-type] # checked by its users
+    return CommandRunner("c1", cluster, timeout_s)
 
 
 def test_the_environment_is_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +102,7 @@ def test_a_missing_command_says_what_to_set(tmp_path: Path) -> None:
 
 
 def test_a_command_that_hangs_is_ended_with_all_its_children(tmp_path: Path) -> None:
-    asked = commands(tmp_path, f"sleep 60 & echo $! > {tmp_path}/pid; wait", command_timeout_s=0.5)
+    asked = commands(tmp_path, f"sleep 60 & echo $! > {tmp_path}/pid; wait", timeout_s=0.5)
     began = time.monotonic()
     with pytest.raises(SlurmUnavailable, match=r"longer than 0\.5 s"):
         asked.run("squeue")

@@ -160,11 +160,9 @@ def query_site(slurm_conf: str = "", slurm_bin: str = "") -> SlurmSite:
     Raises:
         SetupError: slurmctld does not answer.
     """
-    settings = ClusterSettings(
-        slurm_conf=slurm_conf, slurm_bin=slurm_bin, command_timeout_s=_PATIENCE_S
-    )
+    settings = ClusterSettings(slurm_conf=slurm_conf, slurm_bin=slurm_bin)
     try:
-        config = Slurm("here", settings).config()
+        config = Slurm("here", settings, _PATIENCE_S).config()
     except SlurmError as error:
         raise SetupError(
             f"slurmctld does not answer: run this on its host while it runs ({error})", error

@@ -4,12 +4,14 @@
 :class:`SinkSettings` in their extensions.
 """
 
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
 from steward.core.section import Section
 
+IDENTITY_WAIT_S: Final = 10.0
+"""Longest time a script waits for its job's identity before it is archived as unverified."""
 Layout = str
 """Name of a preset, such as ``default`` or ``sarchive-monthly``, or a template."""
 
@@ -18,13 +20,10 @@ class SinkSettings(Section, frozen=True, kw_only=True, tag_field="kind", tag="")
     """[archive.sink.NAME]: one sink, where scripts are archived; its ``kind`` selects the type.
 
     Attributes:
-        identity_wait_s: Longest time a script waits for its job's identity before it is archived as
-            unverified, in seconds.
         retention_days: Age in days at which scripts are purged; 0 keeps them forever.
         environments: Whether the sink stores environments, if ``[archive] environments`` does.
     """
 
-    identity_wait_s: float = 10.0
     retention_days: int = 0
     environments: bool = True
 

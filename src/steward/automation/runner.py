@@ -38,6 +38,7 @@ from steward.core.config import Settings
 from steward.core.errors import StewardError
 from steward.core.events import utc_now
 from steward.slurm import SlurmUnavailable
+from steward.slurm.commands import COMMAND_TIMEOUT_S
 from steward.slurm.settings import ClusterSettings
 
 if TYPE_CHECKING:
@@ -108,47 +109,44 @@ class OperationRun:
         self._deadline = time.monotonic() + timeout_s
         self._on_begin = on_begin
         self._has_begun = False
-        configured = settings.cluster.get(cluster, ClusterSettings())
+        self.cluster_settings = settings.cluster.get(cluster, ClusterSettings())
         # A hanging command must not exceed the time limit of the whole operation.
-        command_timeout_s = min(configured.command_timeout_s, timeout_s)
-        self.cluster_settings = msgspec.structs.replace(
-            configured, command_timeout_s=command_timeout_s
-        )
+        self._command_timeout_s = min(COMMAND_TIMEOUT_S, timeout_s)
 
     @cached_property
     def slurm(self) -> "Slurm":
         """Client of the cluster's Slurm."""
         from steward.slurm import Slurm
 
-        return Slurm(self.cluster, self.cluster_settings)
+        return Slurm(self.cluster, self.cluster_settings, self._command_timeout_s)
 
     @cached_property
     def machine(self) -> "ClusterQueries":
         """Queries of nodes, partitions, reservations and job details."""
         from steward.slurm.cluster import ClusterQueries
 
-        return ClusterQueries(self.cluster, self.cluster_settings)
+        return ClusterQueries(self.cluster, self.cluster_settings, self._command_timeout_s)
 
     @cached_property
     def cluster_changes(self) -> "ClusterChanges":
         """Changes to nodes, partitions and reservations."""
         from steward.slurm.cluster_changes import ClusterChanges
 
-        return ClusterChanges(self.cluster, self.cluster_settings)
+        return ClusterChanges(self.cluster, self.cluster_settings, self._command_timeout_s)
 
     @cached_property
     def jobs(self) -> "JobChanges":
         """Changes to jobs."""
         from steward.slurm.job_changes import JobChanges
 
-        return JobChanges(self.cluster, self.cluster_settings)
+        return JobChanges(self.cluster, self.cluster_settings, self._command_timeout_s)
 
     @cached_property
     def triggers(self) -> "Triggers":
         """Sets and clears Slurm's triggers."""
         from steward.slurm.triggers import Triggers
 
-        return Triggers(self.cluster, self.cluster_settings)
+        return Triggers(self.cluster, self.cluster_settings, self._command_timeout_s)
 
     @property
     def remaining_s(self) -> float:

@@ -22,7 +22,7 @@ from steward.slurm.cluster_model import (
     SHOW_PARTITIONS_ARGUMENTS,
     ClusterModel,
 )
-from steward.slurm.commands import CommandRunner
+from steward.slurm.commands import COMMAND_TIMEOUT_S, CommandRunner
 from steward.slurm.errors import SlurmError, SlurmUnavailable, UnknownJob
 from steward.slurm.queue import (
     QueueFormat,
@@ -60,12 +60,15 @@ class Slurm:
     Args:
         cluster: Cluster name in Steward's configuration.
         settings: Where Slurm's commands are and how to run them.
+        timeout_s: Time-out of each command, in seconds.
     """
 
-    def __init__(self, cluster: str, settings: ClusterSettings) -> None:
+    def __init__(
+        self, cluster: str, settings: ClusterSettings, timeout_s: float = COMMAND_TIMEOUT_S
+    ) -> None:
         self.cluster = cluster
         self.resolver = NameResolver()
-        self._commands = CommandRunner(cluster, settings)
+        self._commands = CommandRunner(cluster, settings, timeout_s)
         self._version: Version | None = None
         self._version_fingerprint: tuple[int, ...] = ()
         self._fields_by_program: dict[str, tuple[tuple[int, ...], frozenset[str]]] = {}

@@ -35,7 +35,7 @@ from steward.slurm.cluster_records import (
     parse_sinfo_reason,
     replace_reason,
 )
-from steward.slurm.commands import CommandRunner
+from steward.slurm.commands import COMMAND_TIMEOUT_S, CommandRunner
 from steward.slurm.errors import SlurmError, SlurmUnavailable, UnknownJob, UnknownNode
 from steward.slurm.nodelists import NodeListError
 from steward.slurm.queue import Version
@@ -257,12 +257,15 @@ class ClusterQueries:
     Args:
         cluster: Cluster name in Steward's configuration.
         settings: Where Slurm's commands are and how to run them.
+        timeout_s: Time-out of each command, in seconds.
     """
 
-    def __init__(self, cluster: str, settings: ClusterSettings) -> None:
+    def __init__(
+        self, cluster: str, settings: ClusterSettings, timeout_s: float = COMMAND_TIMEOUT_S
+    ) -> None:
         self._cluster = cluster
-        self._commands = CommandRunner(cluster, settings)
-        self._slurm = Slurm(cluster, settings)
+        self._commands = CommandRunner(cluster, settings, timeout_s)
+        self._slurm = Slurm(cluster, settings, timeout_s)
         self._resolver = self._slurm.resolver
         self._node_reader = NodeReader(self._resolver)
         self._cached_has_slurmdbd = False

@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, get_args
 from steward.slurm import nodelists
 from steward.slurm.cluster import ClusterQueries
 from steward.slurm.cluster_records import NodeRecord
-from steward.slurm.commands import CommandRunner
+from steward.slurm.commands import COMMAND_TIMEOUT_S, CommandRunner
 from steward.slurm.errors import (
     SlurmError,
     SlurmRefused,
@@ -105,12 +105,15 @@ class ClusterChanges:
     Args:
         cluster: Cluster name in Steward's configuration.
         settings: Where Slurm's commands are and how to run them.
+        timeout_s: Time-out of each command, in seconds.
     """
 
-    def __init__(self, cluster: str, settings: ClusterSettings) -> None:
+    def __init__(
+        self, cluster: str, settings: ClusterSettings, timeout_s: float = COMMAND_TIMEOUT_S
+    ) -> None:
         self._cluster = cluster
-        self._queries = ClusterQueries(cluster, settings)
-        self._commands = CommandRunner(cluster, settings)
+        self._queries = ClusterQueries(cluster, settings, timeout_s)
+        self._commands = CommandRunner(cluster, settings, timeout_s)
         self._resolver = NameResolver()
 
     def set_state(self, nodes: Sequence[str], state: NodeChange, reason: str = "") -> NodeErrors:

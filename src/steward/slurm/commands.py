@@ -15,7 +15,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
-from typing import BinaryIO
+from typing import BinaryIO, Final
 
 from steward.core.processes import kill_group
 from steward.slurm.errors import (
@@ -57,17 +57,25 @@ _UNAVAILABLE = re.compile(
 )
 
 
+COMMAND_TIMEOUT_S: Final = 30.0
+"""Time-out of a Slurm command, in seconds: slurmctld itself gives up after MessageTimeout."""
+
+
 class CommandRunner:
     """Runner of Slurm's commands for one cluster.
 
     Args:
         cluster: Cluster name, for messages.
-        settings: Uses slurm_conf, slurm_bin, slurm_prefix and command_timeout_s.
+        settings: Uses slurm_conf, slurm_bin and slurm_prefix.
+        timeout_s: Time-out of each command that has none of its own, in seconds.
     """
 
-    def __init__(self, cluster: str, settings: ClusterSettings) -> None:
+    def __init__(
+        self, cluster: str, settings: ClusterSettings, timeout_s: float = COMMAND_TIMEOUT_S
+    ) -> None:
         self._cluster = cluster
         self._settings = settings
+        self._timeout_s = timeout_s
 
     def build_environment(self) -> dict[str, str]:
         """Return the environment of a command: UTC times and the C locale."""
@@ -116,7 +124,7 @@ class CommandRunner:
             arguments: Its arguments.
             variables: Extra environment variables. Unlike arguments, other users cannot read them
                 in /proc.
-            timeout_s: Time-out in seconds; None for the cluster's setting.
+            timeout_s: Time-out in seconds; None for the runner's.
             user: Run as this user if we are root; otherwise run as ourselves.
 
         Raises:
@@ -127,7 +135,7 @@ class CommandRunner:
             SlurmError: The command failed for another reason.
         """
         command = self.build_command(program, *arguments)
-        limit_s = timeout_s if timeout_s is not None else self._settings.command_timeout_s
+        limit_s = timeout_s if timeout_s is not None else self._timeout_s
         environment = {**self.build_environment(), **(variables or {})}
         exit_code, stdout, stderr = self._run(
             command, environment, limit_s, user=self._look_up_user(user)
@@ -151,13 +159,13 @@ class CommandRunner:
             file: Receives standard output.
             program: Program name, such as "sacct".
             arguments: Its arguments.
-            timeout_s: Time-out in seconds; None for the cluster's setting.
+            timeout_s: Time-out in seconds; None for the runner's.
 
         Raises:
             SlurmError: As :meth:`run` raises it.
         """
         command = self.build_command(program, *arguments)
-        limit_s = timeout_s if timeout_s is not None else self._settings.command_timeout_s
+        limit_s = timeout_s if timeout_s is not None else self._timeout_s
         exit_code, _, stderr = self._run(command, self.build_environment(), limit_s, file.fileno())
         message = _join_message(stderr)
         if exit_code != 0 or (not os.fstat(file.fileno()).st_size and _UNAVAILABLE.search(message)):
@@ -196,7 +204,7 @@ class CommandRunner:
             message = (
                 f"cluster {self._cluster}: '{_shorten_command(command)}' took longer than "
                 f"{timeout_s:g} s; "
-                "slurmctld is down or busy: see 'scontrol ping' (command_timeout_s sets the limit)"
+                "slurmctld is down or busy: see 'scontrol ping'"
             )
             raise SlurmUnavailable(message, command, "") from error
         finally:

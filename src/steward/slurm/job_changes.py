@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from steward.core.records import JobRecord
-from steward.slurm.commands import CommandRunner
+from steward.slurm.commands import COMMAND_TIMEOUT_S, CommandRunner
 from steward.slurm.errors import ScrontabJob, SlurmError, UnknownJob
 from steward.slurm.nodelists import expand_nodelist, fold_nodelist
 from steward.slurm.settings import ClusterSettings
@@ -39,10 +39,13 @@ class JobChanges:
     Args:
         cluster: Cluster name in Steward's configuration.
         settings: Where Slurm's commands are and how to run them.
+        timeout_s: Time-out of each command, in seconds.
     """
 
-    def __init__(self, cluster: str, settings: ClusterSettings) -> None:
-        self._commands = CommandRunner(cluster, settings)
+    def __init__(
+        self, cluster: str, settings: ClusterSettings, timeout_s: float = COMMAND_TIMEOUT_S
+    ) -> None:
+        self._commands = CommandRunner(cluster, settings, timeout_s)
 
     def hold(self, job: str, reason: str = "", *, by_user: bool = False) -> bool:
         """Hold a pending job, so that it does not start and its user cannot release it.

@@ -21,7 +21,6 @@ class ClusterSettings(Section, frozen=True, kw_only=True):
         slurm_prefix: Words placed before each of Slurm's commands (``chroot /srv/slurm-26.05``).
         timezone: IANA time zone of dates in paths and output; the system's if empty.
         snapshot_interval_s: Minimum seconds between two queue snapshots.
-        command_timeout_s: Time-out of each Slurm command, in seconds.
         remote: Whether a ``steward controller`` elsewhere reports for this cluster, see
             docs/controllers.md. If so, this host reads neither its spool nor its Slurm.
         controllers: Hosts that may report for it, names or addresses.
@@ -38,7 +37,6 @@ class ClusterSettings(Section, frozen=True, kw_only=True):
     slurm_prefix: tuple[str, ...] = ()
     timezone: str = ""
     snapshot_interval_s: float = 5.0
-    command_timeout_s: float = 30.0
     remote: bool = False
     controllers: tuple[str, ...] = ()
     munge_socket: str = ""

@@ -12,7 +12,7 @@ import msgspec
 
 from steward.slurm import nodelists
 from steward.slurm.client import Slurm
-from steward.slurm.commands import CommandRunner
+from steward.slurm.commands import COMMAND_TIMEOUT_S, CommandRunner
 from steward.slurm.errors import (
     EventNeverFires,
     SlurmError,
@@ -100,11 +100,14 @@ class Triggers:
     Args:
         cluster: Cluster name in Steward's configuration.
         settings: Where Slurm's commands are and how to run them.
+        timeout_s: Time-out of each command, in seconds.
     """
 
-    def __init__(self, cluster: str, settings: ClusterSettings) -> None:
-        self._commands = CommandRunner(cluster, settings)
-        self._slurm = Slurm(cluster, settings)
+    def __init__(
+        self, cluster: str, settings: ClusterSettings, timeout_s: float = COMMAND_TIMEOUT_S
+    ) -> None:
+        self._commands = CommandRunner(cluster, settings, timeout_s)
+        self._slurm = Slurm(cluster, settings, timeout_s)
         self._cached_slurm_user = ""
 
     def list_all(self) -> list[TriggerRecord]:

@@ -18,9 +18,10 @@ from steward.core.access import Caller
 from steward.core.actions import Registry
 from steward.core.config import Settings
 from steward.slurm import Slurm, SlurmError
+from steward.slurm.cluster import ClusterQueries
 from steward.slurm.settings import ClusterSettings
 
-_MOST_PATIENCE_S: Final = 20.0
+PATIENCE_S: Final = 20.0
 """Longest wait for each command of Slurm, in seconds."""
 
 T = TypeVar("T")
@@ -32,6 +33,7 @@ class ClusterReport(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         name: Name of the cluster in the configuration.
         settings: Settings of the cluster.
+        timeout_s: Time-out of its commands, in seconds.
         version: Version of Slurm's commands; None if they cannot be run.
         version_error: The error then.
         config: Output of ``scontrol show config``; empty if slurmctld does not answer.
@@ -40,6 +42,7 @@ class ClusterReport(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     settings: ClusterSettings
+    timeout_s: float = PATIENCE_S
     version: tuple[int, int, int] | None = None
     version_error: str = ""
     config: Mapping[str, str] = {}
@@ -48,7 +51,12 @@ class ClusterReport(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def slurm(self) -> Slurm:
         """Client of the cluster's Slurm, for more queries."""
-        return Slurm(self.name, self.settings)
+        return Slurm(self.name, self.settings, self.timeout_s)
+
+    @property
+    def queries(self) -> ClusterQueries:
+        """Client of its nodes, partitions and daemons."""
+        return ClusterQueries(self.name, self.settings, self.timeout_s)
 
     @property
     def conf_dir(self) -> str:
@@ -134,6 +142,7 @@ def make_check_context(
     caller: Caller,
     *,
     asks_slurm: bool = True,
+    timeout_s: float = PATIENCE_S,
 ) -> CheckContext:
     """Make the context of the checks; query Slurm now.
 
@@ -142,6 +151,7 @@ def make_check_context(
         make_registry: Makes an unused registry of other packages' actions.
         caller: User in whose name the checks run.
         asks_slurm: Whether any check needs Slurm.
+        timeout_s: Time-out of Slurm's commands, in seconds.
     """
     queried = [
         (name, cluster_settings)
@@ -156,7 +166,9 @@ def make_check_context(
         settings=settings,
         make_registry=make_registry,
         caller=caller,
-        clusters=tuple(_query_cluster(name, cluster_settings) for name, cluster_settings in queried)
+        clusters=tuple(
+            _query_cluster(name, cluster_settings, timeout_s) for name, cluster_settings in queried
+        )
         if asks_slurm
         else (),
         steward_uid=steward_uid,
@@ -164,16 +176,15 @@ def make_check_context(
     )
 
 
-def _query_cluster(name: str, settings: ClusterSettings) -> ClusterReport:
+def _query_cluster(name: str, settings: ClusterSettings, timeout_s: float) -> ClusterReport:
     """Query a cluster's Slurm, with a time-out short enough for a waiting person."""
-    timeout_s = min(settings.command_timeout_s, _MOST_PATIENCE_S)
-    short_settings = msgspec.structs.replace(settings, command_timeout_s=timeout_s)
-    slurm = Slurm(name, short_settings)
+    slurm = Slurm(name, settings, timeout_s)
     version, version_error = _try_query(slurm.version)
     config, config_error = _try_query(slurm.config)
     return ClusterReport(
         name=name,
-        settings=short_settings,
+        settings=settings,
+        timeout_s=timeout_s,
         version=version,
         version_error=version_error,
         config=config or {},

@@ -42,7 +42,6 @@ from steward.core.listeners import split_host_port
 from steward.core.sqlite import SqliteMissing
 from steward.extensions.kafka import KafkaSettings, KafkaSinkSettings
 from steward.extensions.search_servers import SearchSinkSettings
-from steward.slurm import ClusterQueries
 
 _BACKLOG_S: Final = 600.0
 """Age of a sink's oldest outstanding event, in seconds, that is an error."""
@@ -321,7 +320,7 @@ def _check_prices(context: CheckContext, report: ClusterReport) -> Iterator[Chec
         yield make_skipped(_PRICES, "there is no bank here")
         return
     rates = list(context.call_action("bank.rate_show", cluster=report.name).rates)
-    partitions = sorted(ClusterQueries(report.name, report.settings).partitions())
+    partitions = sorted(report.queries.partitions())
     unpriced = []
     for partition in partitions:
         try:

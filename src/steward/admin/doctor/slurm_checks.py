@@ -46,7 +46,7 @@ from steward.core.events import make_script_key
 from steward.core.files import can_access, find_network_type
 from steward.core.journal import JournalReader
 from steward.core.poll_status import COST_FACTOR
-from steward.slurm import ClusterQueries, SlurmError, SlurmUnavailable, Triggers
+from steward.slurm import SlurmError, SlurmUnavailable, Triggers
 
 _OLDEST: Final = (22, 5)
 _NEWEST: Final = (26, 5)
@@ -112,9 +112,7 @@ def _check_silent_slurmctld(
 ) -> CheckFinding:
     """Distinguish a stopped slurmctld from a busy one, which still answers a ping."""
     try:
-        pings = ClusterQueries(report.name, report.settings).ping_controllers(
-            timeout_s=ping_timeout_s
-        )
+        pings = report.queries.ping_controllers(timeout_s=ping_timeout_s)
     except SlurmUnavailable:
         return make_wrong(
             subject,
@@ -156,7 +154,7 @@ def _check_hosts(context: CheckContext, report: ClusterReport) -> Iterator[Check
     network_type = find_network_type(spool) if spool else ""
     down = [
         ping.host or ping.role
-        for ping in ClusterQueries(report.name, report.settings).pings()
+        for ping in report.queries.pings()
         if ping.daemon == "slurmctld" and not ping.up
     ]
     if len(hosts) < 2:
@@ -272,7 +270,7 @@ def _check_clocks(_context: CheckContext, report: ClusterReport) -> Iterator[Che
         return
     ahead = [
         node.name
-        for node in ClusterQueries(report.name, report.settings).node_states().values()
+        for node in report.queries.node_states().values()
         for at in (node.slurmd_started_at, node.boot_at)
         if at is not None and at.timestamp() > ended + _SKEW_S
     ]
@@ -379,7 +377,7 @@ def _check_spank(context: CheckContext, report: ClusterReport) -> Iterator[Check
 
 def _list_local_nodes(report: ClusterReport) -> list[str]:
     this_host = socket.gethostname().partition(".")[0]
-    nodes = ClusterQueries(report.name, report.settings).node_states().values()
+    nodes = report.queries.node_states().values()
     return [node.name for node in nodes if node.hostname.partition(".")[0] == this_host]
 
 
@@ -495,7 +493,7 @@ def _check_triggers(context: CheckContext, report: ClusterReport) -> Iterator[Ch
         yield make_wrong(subject, line, "steward plugins install --trigger")
     triggers = [
         trigger
-        for trigger in Triggers(report.name, report.settings).list_all()
+        for trigger in Triggers(report.name, report.settings, report.timeout_s).list_all()
         if os.path.basename(trigger.program.split()[0]) == HELPER_NAME
         and report.name in trigger.program.split()
     ]

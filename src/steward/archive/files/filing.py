@@ -177,9 +177,7 @@ class ScriptFiling:
     def _must_wait(self, cluster: str) -> bool:
         """Return whether scripts of a cluster wait for their job's identity."""
         cluster_settings = self._settings.cluster.get(cluster)
-        return self._sink_settings.identity_wait_s > 0 and (
-            cluster_settings is None or cluster_settings.slurm
-        )
+        return cluster_settings is None or cluster_settings.slurm
 
     def file_unverified(
         self, row: FileRow, body: JobScript | None = None, source: str = "spool"

@@ -1,8 +1,9 @@
 """Files sink: consumer that archives scripts and environments as files in a directory tree.
 
 A script waits in ``.waiting/`` until a job.identity event names its owner, then it is filed under
-the owner. If none comes within ``identity_wait_s``, ``tick`` files it under ``unverified/``, from
-where a later identity moves it. Layouts without the owner in their paths file it at once.
+the owner. If none comes within ``identity_wait_s`` seconds, ``tick`` files it under
+``unverified/``, from where a later identity moves it. Layouts without the owner in their paths
+file it at once.
 
 :class:`ResendHandler` applies archive.resend events; :class:`FilesSink` applies all others
 (job.script, job.identity, archive.purge), checks owners and orders purges. Order within a batch:
@@ -48,6 +49,7 @@ from steward.archive.files.placement import FilePlacer
 from steward.archive.files.reader import ContentKind
 from steward.archive.files.retention import RetentionWorker
 from steward.archive.files.tree import ArchiveTree, TreeClaim, TreeLock
+from steward.archive.settings import IDENTITY_WAIT_S
 from steward.core.config import Settings
 from steward.core.consumers import Append, Rejected
 from steward.core.errors import StewardError, Unavailable
@@ -174,6 +176,7 @@ class FilesSink:
         resolve: Returns the present name of a uid.
         clock: Monotonic clock, in seconds.
         page_rows: Most rows of one query of the sink's database.
+        identity_wait_s: Longest time a script waits for its job's identity, in seconds.
 
     Raises:
         LayoutError: The layout is invalid.
@@ -192,10 +195,12 @@ class FilesSink:
         resolve: Callable[[int], str] = resolve_user_name,
         clock: Callable[[], float] = time.monotonic,
         page_rows: int = PAGE_ROWS,
+        identity_wait_s: float = IDENTITY_WAIT_S,
     ) -> None:
         self.name = f"archive.{name}"
         self._sink_name = name
         self._clock = clock
+        self._identity_wait_s = identity_wait_s
         self._sink_settings = settings.files_sink(name)
         self._layout = compile_layout(self._sink_settings.layout)
         self._tree = ArchiveTree(settings.sink_path(name))
@@ -335,7 +340,7 @@ class FilesSink:
             (first, *more), self._losses = self._losses, []
             raise Rejected(str(first), first.event, more)
         now = self._clock()
-        due_s = self._file_next_overdue(self._sink_settings.identity_wait_s)
+        due_s = self._file_next_overdue(self._identity_wait_s)
         if now >= self._next_owner_check:
             changes = self._owners.check()
             if changes is not None:

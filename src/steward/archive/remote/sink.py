@@ -3,8 +3,8 @@
 :class:`RemoteSink` serves every destination (Elasticsearch, OpenSearch, Kafka). ``apply`` stores
 events in a small database (:mod:`.records`, which lists the states of a script); ``tick`` sends
 documents in the order of their events and reports refused ones to the journal as dead letters. A
-script waits until its job's identity is known, or for ``identity_wait_s``. Its bytes stay where
-they are: until a document is delivered, ``needed_from`` makes the journal keep the event, and so
+script waits until its job's identity is known, or for ``identity_wait_s`` seconds. Its bytes
+stay where they are: until a document is delivered, ``needed_from`` makes the journal keep the event, and so
 the bytes.
 """
 
@@ -34,6 +34,7 @@ from steward.archive.remote.records import (
     decode_script_body,
     encode_body,
 )
+from steward.archive.settings import IDENTITY_WAIT_S
 from steward.core.config import Settings
 from steward.core.consumers import Append, DatabaseConsumer, Rejected
 from steward.core.databases import SINK
@@ -80,6 +81,7 @@ class RemoteSink(DatabaseConsumer):
             Unavailable if that fails for now.
         batch_bytes: Approximate size of scripts and environments read at once, in bytes.
         environments: Whether to send environments.
+        identity_wait_s: Longest time a script waits for its job's identity, in seconds.
 
     Raises:
         SqliteUnavailable: The state directory cannot be used now.
@@ -96,6 +98,7 @@ class RemoteSink(DatabaseConsumer):
         *,
         batch_bytes: int = _BATCH_BYTES,
         environments: bool = True,
+        identity_wait_s: float = IDENTITY_WAIT_S,
     ) -> None:
         self.name = f"archive.{name}"
         self._sink_name = name
@@ -108,6 +111,7 @@ class RemoteSink(DatabaseConsumer):
         self._destination: Destination | None = None
         self._batch_bytes = batch_bytes
         self._environments = environments
+        self._identity_wait_s = identity_wait_s
         self._created_ns = self._records.load_creation_ns()
         self._expire_at = 0.0
         self._reported: list[RemoteRow] = []
@@ -162,9 +166,7 @@ class RemoteSink(DatabaseConsumer):
     def _choose_state(self, cluster: str) -> int:
         """Return whether a new script of a cluster waits for its identity or is due."""
         cluster_settings = self._settings.cluster.get(cluster)
-        must_wait = self._sink_settings.identity_wait_s > 0 and (
-            cluster_settings is None or cluster_settings.slurm
-        )
+        must_wait = cluster_settings is None or cluster_settings.slurm
         return AWAITS_IDENTITY if must_wait else DUE
 
     def _apply_identity(
@@ -206,7 +208,7 @@ class RemoteSink(DatabaseConsumer):
         self._mark_reported()
         super().tick(append)
         self._expire_if_due()
-        wait_s = self.end_waits(self._sink_settings.identity_wait_s)
+        wait_s = self.end_waits(self._identity_wait_s)
         rows = self._limit_batch(self._records.select_due(_DUE_BATCH))
         if rows:
             self._send(rows)

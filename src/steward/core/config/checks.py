@@ -46,7 +46,7 @@ _EVERY_HOST = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared with, not li
 """Addresses that listen on every interface."""
 _POSITIVE = frozenset(
     {
-        *("snapshot_interval_s", "command_timeout_s", "timeout_s", "hook_timeout_s"),
+        *("snapshot_interval_s", "timeout_s", "hook_timeout_s"),
         "history_days",
     }
 )
