@@ -16,8 +16,8 @@ ARGS ?=
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-rest test-all check matrix matrix-search bench soak docs setup setup-python
-.PHONY: setup-parts setup-tests setup-slurm setup-web setup-browser setup-servers setup-databases setup-debootstrap setup-dist dist clean
+.PHONY: help demo test test-rest test-all check matrix matrix-search bench soak docs docs-site setup setup-python
+.PHONY: setup-parts setup-tests setup-site setup-slurm setup-web setup-browser setup-servers setup-databases setup-debootstrap setup-dist dist clean
 
 help: ## Show this list
 	@echo "make TARGET, where TARGET is"
@@ -29,7 +29,7 @@ demo: setup-slurm setup-web ## Watch Steward keep the scripts of a real Slurm cl
 test: setup-slurm setup-web setup-tests ## Run the tests, with the Slurm at hand; under ten minutes
 	@ARGS='$(ARGS)' scripts/test.sh "not wide and $(USUAL)" unit
 
-test-rest: setup-slurm setup-web setup-browser setup-servers setup-databases setup-debootstrap setup-dist ## Run what `make test` leaves out, on every version of Slurm and of search servers
+test-rest: setup-slurm setup-web setup-site setup-browser setup-servers setup-databases setup-debootstrap setup-dist ## Run what `make test` leaves out, on every version of Slurm and of search servers
 	@ARGS='$(ARGS)' scripts/test.sh "wide and $(USUAL)" "long and not database and not soak" \
 		"database and not servers" $(firstword $(VERSIONS)) "servers and not long" soak \
 		$(wordlist 2,$(words $(VERSIONS)),$(VERSIONS)) older-search browser
@@ -71,6 +71,10 @@ docs: setup-slurm setup-web setup-tests setup-browser ## Write the output blocks
 	$(BIN)/python scripts/write_docs.py
 	PYTHONPATH=tests:tests/integration:tests/browser $(BIN)/python scripts/write_screenshots.py
 
+docs-site: setup-site ## Build the documentation site, with search, in build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "build/site has the site: $(BIN)/python -m http.server --directory build/site"
+
 index: setup-python ## Write the index of actions anew, from their declarations
 	$(BIN)/python scripts/write_action_index.py
 
@@ -87,6 +91,9 @@ setup-parts: setup-python ## Add the drivers of optional parts: Kafka, Parquet, 
 
 setup-tests: setup-python
 	@scripts/setup.sh tests
+
+setup-site: setup-tests
+	@scripts/setup.sh site
 
 setup-web: setup-python
 	@scripts/setup.sh web

@@ -217,6 +217,12 @@ need_tests() {
     fill_venv tests requirements-tests.lock
 }
 
+# What the documentation site is built with.
+need_site() {
+    need_tests
+    fill_venv site requirements-site.lock
+}
+
 make_venv() {
     if ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
         have apt-get || give_up "$python cannot make virtual environments: install its venv module"
@@ -258,6 +264,7 @@ for need in "$@"; do
     python) need_python ;;
     parts) need_parts ;;
     tests) need_tests ;;
+    site) need_site ;;
     slurm) need_slurm ;;
     servers) need_servers ;;
     databases) need_databases ;;
@@ -265,6 +272,6 @@ for need in "$@"; do
     dist) need_dist ;;
     web) need_web ;;
     browser) need_browser ;;
-    *) give_up "usage: scripts/setup.sh [python] [parts] [tests] [web] [browser] [slurm] [servers] [databases] [debootstrap] [dist]" ;;
+    *) give_up "usage: scripts/setup.sh [python] [parts] [tests] [site] [web] [browser] [slurm] [servers] [databases] [debootstrap] [dist]" ;;
     esac
 done

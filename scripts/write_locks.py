@@ -3,7 +3,8 @@ r"""Writes the lock files, one a purpose, from one lock of all that pyproject.to
 ``python scripts/write_locks.py ALL.lock``, where ALL.lock is what `uv pip compile` resolves::
 
     uv pip compile --universal --python-version 3.11 --generate-hashes --no-annotate --no-header \
-        --all-extras --group dev --group servers --group build pyproject.toml -o ALL.lock
+        --all-extras --group dev --group servers --group site --group build pyproject.toml \
+        -o ALL.lock
 
 What is resolved together has one version of each package, whichever files are installed.
 """

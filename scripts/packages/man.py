@@ -1,6 +1,7 @@
 """The pages of the manual, made of the command line and of the documentation."""
 
 import datetime as dt
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -22,6 +23,7 @@ _FILES: Final = (
     ("/var/lib/steward", "What Steward has recorded."),
     ("/run/steward/steward.sock", "Where the daemon listens."),
 )
+_FRONT_MATTER: Final = re.compile(r"\A---\n.*?\n---\n", re.DOTALL)
 _CODES: Final = (
     ("0", "It is done."),
     ("1", "It could not be done, or what was looked at is wrong."),
@@ -45,7 +47,7 @@ def pages(version: str, epoch: int) -> dict[str, str]:
     for name, (page, about) in PAGES.items():
         text = (ROOT / "docs" / page).read_text(encoding="utf-8")
         named = [head(name, 5, version, date), *_named(name, about)]
-        body = [*named, ".SH DESCRIPTION", *of_markdown(text)]
+        body = [*named, ".SH DESCRIPTION", *of_markdown(_FRONT_MATTER.sub("", text))]
         written[f"{name}.5"] = _joined([*body, *_see_also(["steward.1"])])
     return written
 

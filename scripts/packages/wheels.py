@@ -31,7 +31,8 @@ RUNTIME: Final = "requirements.lock"
 PARTS: Final = "requirements-parts.lock"
 TESTS: Final = "requirements-tests.lock"
 SERVERS: Final = "requirements-servers.lock"
-LOCKS: Final = (RUNTIME, PARTS, TESTS, SERVERS)
+SITE: Final = "requirements-site.lock"
+LOCKS: Final = (RUNTIME, PARTS, TESTS, SERVERS, SITE)
 """Every lock file, in the order in which they are installed."""
 _MACHINES: Final = {"amd64": "x86_64", "arm64": "aarch64"}
 _LOCKED: Final = re.compile(r"^([a-z0-9][a-z0-9._-]*)==", re.IGNORECASE)
@@ -124,6 +125,7 @@ def locked_set(lock: str) -> frozenset[str]:
         PARTS: [line for part in parts for line in part],
         TESTS: groups["dev"],
         SERVERS: groups["servers"],
+        SITE: groups["site"],
     }
     before = [line for earlier in LOCKS[: LOCKS.index(lock)] for line in lines[earlier]]
     return frozenset(_closure(lines[lock])) - frozenset(_closure(before))

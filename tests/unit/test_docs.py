@@ -10,6 +10,7 @@ import pytest
 import typer
 
 import write_docs as docs
+from site_hooks import read_navigation
 from steward.cli.app import app
 from steward.core.config.reader import load_settings
 
@@ -236,6 +237,18 @@ def test_every_page_can_be_reached_from_the_readme() -> None:
     reached = {index.name, *(link for link, _ in LINK.findall(index.read_text(encoding="utf-8")))}
     for page in docs.pages()[1:]:
         assert page.name in reached
+
+
+def test_the_site_has_every_page_in_its_navigation() -> None:
+    def list_pages(entry: Any) -> Iterator[str]:
+        if isinstance(entry, str):
+            yield entry
+        for child in entry.values() if isinstance(entry, dict) else entry:
+            if not isinstance(entry, str):
+                yield from list_pages(child)
+
+    listed = sorted(list_pages(read_navigation(ROOT / "docs")))
+    assert listed == sorted(str(path.relative_to(ROOT / "docs")) for path in PAGES[1:])
 
 
 def test_develop_lists_every_decision_record_under_its_title() -> None:

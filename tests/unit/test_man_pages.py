@@ -25,6 +25,7 @@ def test_every_command_and_option_has_its_place(pages: dict[str, str]) -> None:
 
 def test_settings_and_rules_have_pages_of_section_5(pages: dict[str, str]) -> None:
     assert r"\fBstate_dir\fR" in pages["steward.toml.5"]
+    assert "tags:" not in pages["steward.toml.5"]
     assert '.SH "[cluster.NAME]"' in pages["steward.toml.5"]
     assert "most_nodes_percent" in pages["steward-rules.5"]
 
