@@ -27,12 +27,16 @@ import actions_reference
 from settings_reference import reference
 from steward.demo import DemoSite
 from steward.demo.components import BURST_JOB, OPENING_COMMANDS, PAID_JOB, write_rule
+from steward.demo.site import SubmittedJob
 from steward.web.api.endpoints import ENDPOINTS
 from steward.web.api.responses import STREAM
 
 ROOT = Path(__file__).parent.parent
 DIRECTORY = "/tmp/steward-demo"  # noqa: S108 - a sandbox is made there with its own checks
 """Where the demo is in the text."""
+
+SUBMITS = "get-started"
+"""The page whose commands submit jobs."""
 
 _BLOCK = re.compile(
     r"(<!-- run as (?P<who>\w+)(?:, exit (?P<code>\d+))? -->\n```console\n)(?P<text>.*?)(?=^```$)",
@@ -44,6 +48,8 @@ _ACTIONS = re.compile(r"(?<=<!-- actions -->\n)(.*?)(?=<!-- end of actions -->)"
 
 _ENDPOINTS = re.compile(r"(?<=<!-- endpoints -->\n)(.*?)(?=<!-- end of endpoints -->)", re.DOTALL)
 
+_SUBMITTED = re.compile(r"Submitted batch job (\d+)\n")
+
 Run = Callable[[str, str], tuple[int, str]]
 """Runs a command as somebody: its exit code and what it printed."""
 
@@ -53,8 +59,9 @@ class DocsError(Exception):
 
 
 def pages() -> list[Path]:
-    """README and every page of docs."""
-    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    """README and every page of docs; last the one that submits jobs, which others would list."""
+    docs = sorted((ROOT / "docs").glob("*.md"), key=lambda page: (page.stem == SUBMITS, page))
+    return [ROOT / "README.md", *docs]
 
 
 def blocks(text: str) -> Iterator[tuple[str, str]]:
@@ -110,13 +117,24 @@ def list_endpoints() -> str:
 
 
 def running_in(site: DemoSite) -> Run:
-    """Runs commands in a demo whose jobs are over, wherever that is."""
+    """Runs commands in a demo whose jobs are over, wherever that is.
+
+    What a page submits is waited for, until Steward shows all of it.
+    """
     here = site.sandbox.directory
 
     def run(who: str, command: str) -> tuple[int, str]:
         argv = shlex.split(command.replace(DIRECTORY, here))
         done = site.run(argv, "" if who == "operator" else who)
         printed = (done.stdout + done.stderr).decode(errors="backslashreplace")
+        if submitted := _SUBMITTED.fullmatch(printed):
+            what = next(job.what for job in site.jobs if job.what.filename == argv[-1])
+            job = SubmittedJob(job=int(submitted[1]), user=who, what=what)
+            site.jobs.append(job)
+            site.wait_for_jobs()
+            site.wait_for_reports(job)
+            if any(word.startswith("--account=") for word in argv):
+                site.wait_for_charge(job)
         return done.returncode, printed.replace(here, DIRECTORY)
 
     return run

@@ -7,10 +7,12 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from docs_code_blocks import code
 from job_submission import PATIENCE, wait_until
 
 import write_docs
@@ -99,10 +101,43 @@ def test_a_kept_demo_goes_on_and_ends_when_told(directory: Path, slurm_version: 
             words = shlex.split(command)
             done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
             assert done.returncode == 0, (command, done.stderr)
+        follow_get_started(directory)
     finally:
         subprocess.run([STEWARD, "sandbox", "down", "--dir", str(directory)], check=True)
     assert processes_of(directory) == []
     assert not directory.exists()
+
+
+def follow_get_started(directory: Path) -> None:
+    """Type the page's commands in the terminals that it opens, in a kept demo."""
+    up, ada, operator, down = code("get-started.md", "sh")
+    assert (up, down) == ("make demo KEEP=1\n", ".venv/bin/steward sandbox down\n")
+    terminals = {"ada": ada, "operator": operator}
+
+    def type_command(who: str, command: str) -> tuple[int, str]:
+        opened, *typed = terminals[who].splitlines()
+        words = shlex.split(opened.replace("/tmp/steward-sandbox-0", str(directory)))
+        words[:3] = [STEWARD, "sandbox", "run", "--dir", str(directory)]
+        lines = "\n".join([*typed, command])
+
+        def run() -> "subprocess.CompletedProcess[str]":
+            return subprocess.run(
+                words, input=lines, capture_output=True, text=True, timeout=60, check=False
+            )
+
+        done = run()
+        # Charges and reports arrive seconds after a job's end.
+        deadline_s = time.monotonic() + PATIENCE * 30
+        while done.returncode and command.startswith("steward") and time.monotonic() < deadline_s:
+            time.sleep(1)
+            done = run()
+        return done.returncode, done.stdout + done.stderr
+
+    page = Path(write_docs.__file__).parents[1] / "docs" / "get-started.md"
+    text = page.read_text(encoding="utf-8")
+    written = write_docs.refreshed(text, type_command)
+    assert "Job 13 of ada was charged" in written
+    assert "sbatch: error: Steward: this job may cost" in written
 
 
 def test_ctrl_c_ends_all_of_it(directory: Path, slurm_version: str) -> None:
