@@ -109,12 +109,12 @@ def test_of_the_account_all_is_seen_but_scripts(ground: Ground) -> None:
     person.open("/accounts/physics")
     held = page.get_by_role("region", name="Holds")
     expect(held.get_by_role("link", name=str(ground.runs), exact=True)).to_be_visible()
-    for region in ("Members", "Who used what"):
+    for region in ("Members", "Usage by user"):
         shown = page.get_by_role("region", name=region)
         expect(shown.get_by_role("link", name=MEMBER, exact=True)).to_be_visible()
     lines = page.get_by_role("region", name="Statement")
     expect(lines.get_by_role("cell", name=MEMBER, exact=True).first).to_be_visible()
-    assert page.get_by_role("button", name="Book it").count() == 0
+    assert page.get_by_role("button", name="Post transaction").count() == 0
     person.open("/reports/accounts?since=now-1days")
     expect(page.locator("table").get_by_text("physics").first).to_be_visible()
     person.close()
@@ -126,9 +126,9 @@ def test_a_members_limit_is_set_and_its_member_is_told(ground: Ground) -> None:
     page = person.page
     person.open("/accounts/physics")
     page.get_by_label("User").first.fill(MEMBER)
-    page.get_by_label("May spend").fill("321")
-    page.get_by_label("Why").first.fill("until the proposal is through")
-    page.get_by_role("button", name="Set the limit").click()
+    page.get_by_label("Limit").fill("321")
+    page.get_by_label("Reason").first.fill("until the proposal is through")
+    page.get_by_role("button", name="Set limit").click()
     members = page.get_by_role("region", name="Members")
     # The limit, and what is left of it.
     expect(members.get_by_role("cell", name="321.00")).to_have_count(2)
@@ -139,9 +139,9 @@ def test_a_members_limit_is_set_and_its_member_is_told(ground: Ground) -> None:
     assert limits["physics"] == 321 * 10**6
     member = ground.person(MEMBER)
     member.open("/accounts/physics")
-    expect(member.page.get_by_text("more of 321.00")).to_be_visible()
+    expect(member.page.get_by_text("321.00 remaining")).to_be_visible()
     # Who is in the account without coordinating it is not offered that.
-    assert member.page.get_by_role("button", name="Set the limit").count() == 0
+    assert member.page.get_by_role("button", name="Set limit").count() == 0
     member.close()
 
 

@@ -57,7 +57,7 @@ def test_without_scripts_all_is_there(stage: Stage) -> None:
     page.get_by_role("link", name="More").first.click()
     expect(page.locator("h1")).to_have_text("Jobs")
     page.goto("/reports/users?since=now-1days")
-    page.get_by_role("link", name="Show the report").click()
+    page.get_by_role("link", name="Show report").click()
     expect(page.locator("table")).to_be_visible()
     page.goto(f"/jobs/{CLUSTER}/{stage.worked}")
     expect(page.get_by_text("srun -n2").first).to_be_visible()
@@ -69,7 +69,7 @@ def test_the_keyboard_goes_everywhere(stage: Stage) -> None:
     page = person.page
     person.open("/jobs")
     page.keyboard.press("Tab")
-    assert page.evaluate("() => document.activeElement.textContent") == "Skip to the content"
+    assert page.evaluate("() => document.activeElement.textContent") == "Skip to content"
     page.keyboard.press("Enter")
     assert page.evaluate("() => location.hash") == "#main"
     seen = set()
@@ -143,8 +143,8 @@ def test_the_owner_of_an_account_sets_a_limit(stage: Stage) -> None:
     page = person.page
     person.open("/accounts/physics")
     page.get_by_label("User").first.fill("ada")
-    page.get_by_label("May spend").fill("321")
-    page.get_by_role("button", name="Set the limit").click()
+    page.get_by_label("Limit").fill("321")
+    page.get_by_role("button", name="Set limit").click()
     expect(page.get_by_role("cell", name="321.00").first).to_be_visible()
     person.close()
     assert person.troubles == []
@@ -158,7 +158,7 @@ def test_an_administrator_drains_a_node_with_a_reason_and_confirms(stage: Stage)
         page.get_by_role("button", name="Drain")
     ).first.click()
     page.get_by_role("textbox", name="Reason").fill("fan")
-    page.get_by_role("button", name="Show what would be done").click()
+    page.get_by_role("button", name="Preview changes").click()
     shown = stage.site.cluster.run(["scontrol", "show", "node", "node3"]).stdout
     assert "DRAIN" not in shown
     page.get_by_role("button", name="Drain node3").click()

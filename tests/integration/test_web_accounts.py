@@ -86,7 +86,7 @@ def test_everybody_sees_their_accounts_and_no_others(site: WebSite) -> None:
     # Of what was merely charged to there is a page, too.
     operator = site.visitor(OPERATOR)
     assert "left-over" in every
-    assert "Nobody created" in operator.page("/accounts/left-over")
+    assert "This account was never created" in operator.page("/accounts/left-over")
     for path in ("/accounts/chemistry", "/accounts/chemistry/statement", "/accounts/nonsense"):
         assert grace.get(path).status_code in (403, 404), path
     assert "77" not in grace.get("/accounts/chemistry").text
@@ -98,15 +98,15 @@ def test_what_members_and_owners_are_told(site: WebSite) -> None:
     for page in (whole, part):
         assert "940.00" in page
         assert "a grant" in page
-        assert "How long it lasts" in page
+        assert ">Forecast<" in page
         assert "data-plot" in page
-    assert "Set the limit" in whole
-    assert "Set the limit" not in part
+    assert "Set limit" in whole
+    assert "Set limit" not in part
     # Who used what, and what happened, is the owner's to know; to a member their own part.
     assert 'href="/users/grace"' in whole
-    assert 'href="/users/ada"' not in part.partition("Who used what")[2].partition("Members")[0]
-    assert "Book it" not in whole
-    assert "Book it" in site.visitor(OPERATOR).page("/accounts/physics")
+    assert 'href="/users/ada"' not in part.partition("Usage by user")[2].partition("Members")[0]
+    assert "Post transaction" not in whole
+    assert "Post transaction" in site.visitor(OPERATOR).page("/accounts/physics")
 
 
 def test_the_owner_sets_a_limit_and_nobody_else(site: WebSite) -> None:
@@ -163,5 +163,5 @@ def test_a_statement_is_paged_and_downloaded(site: WebSite) -> None:
 
 def test_the_gate_away_leaves_the_rest(site: WebSite) -> None:
     operator = site.visitor(OPERATOR)
-    wait_until(lambda: "Free for new jobs" in operator.page("/accounts/physics"))
+    wait_until(lambda: "Available" in operator.page("/accounts/physics"))
     assert "physics" in operator.page("/accounts/physics")

@@ -72,7 +72,7 @@ def change(visitor: Visitor, verb: str, **fields: str) -> httpx.Response:
     """Fill in the form and confirm what it says; the answer to that."""
     asked = visitor.submit("/cluster/box/change", verb=verb, **fields)
     assert asked.status_code == 200, plain(asked.text)
-    assert "This would be done" in asked.text
+    assert "Preview of the changes" in asked.text
     return visitor.submit("/cluster/box/change", verb=verb, sure="yes", **fields)
 
 
@@ -86,8 +86,8 @@ def test_every_page_is_there(site: WebSite, ada: Visitor, olga: Visitor) -> None
     for path in ("/rules", "/status", "/status/gaps"):
         assert olga.page(path).count("<h1>") == 1
         assert ada.get(path).status_code == 403, path
-    assert "Steward itself" in olga.page("/")
-    assert "Steward itself" not in ada.page("/")
+    assert "Status of Steward" in olga.page("/")
+    assert "Status of Steward" not in ada.page("/")
     for path in (
         "/cluster/nope",
         "/nodes/box/nope",
@@ -131,7 +131,7 @@ def test_a_node_is_drained_with_a_reason_seen_by_all_and_resumed(
     assert one in plain(told)
     # Who drained it twice by a double click is told that it is so.
     again = change(carl, "drain", nodes=one, reason="<b>bad</b> DIMM")
-    assert "no: it is so" in carl.page(again.headers["location"])
+    assert "no: already in this state" in carl.page(again.headers["location"])
     wait_until(lambda: has(ada, page_of(one), "IDLE+DRAIN", "&lt;b&gt;bad&lt;/b&gt; DIMM"))
     assert has(ada, "/cluster", "drained", "&lt;b&gt;bad&lt;/b&gt; DIMM")
     assert has(ada, "/cluster?state=drained", one)
@@ -322,7 +322,7 @@ def test_steward_itself(site: WebSite, olga: Visitor, ada: Visitor) -> None:
     text = plain(olga.page("/status"))
     for word in ("history", "files", "running", "Dead letters", "box"):
         assert word in text, word
-    assert "What the doctor finds" in olga.page("/status/doctor")
+    assert "Health checks (<code>steward doctor</code>)" in olga.page("/status/doctor")
     part = olga.get("/status/doctor", headers={"HX-Request": "true"}).text
     assert "<h1>" not in part
     assert "spool" in part

@@ -274,7 +274,7 @@ def test_the_run_that_worked_and_the_one_that_failed(
         # Of itself the other is chosen, the earlier always to the left.
         page = ada.page(f"/jobs/{CLUSTER}/{job}/compare")
         told = text_of(page)
-        assert f"What changed: job {worked} and job {failed}" in told
+        assert f"Comparison of job {worked} and job {failed}" in told
         assert "<ins>+echo other</ins>" in page
         assert re.search(r"<del>-echo needle-in-a-haystack", page)
         assert re.search(r"COLOUR</code></th>\s*<td><code>red</code></td><td><code>blue<", page)
@@ -284,7 +284,7 @@ def test_the_run_that_worked_and_the_one_that_failed(
         )
         assert re.search(r"Partition</th><td>(\w+)</td><td>\1</td><td></td>", page)
     other = ada.page(f"/jobs/{CLUSTER}/{failed}/compare", **{"with": str(failed)})
-    assert "Nothing changed in the script" in other
+    assert "The scripts are identical" in other
     assert ada.get(f"/jobs/{CLUSTER}/{failed}/compare?with=9999999").status_code == 404
 
 
@@ -365,7 +365,7 @@ def test_owners_hold_release_and_cancel_and_nobody_else(
 
     done = ada.submit(f"{path}/release")
     assert (done.status_code, done.headers["location"]) == (303, f"{path}?done=release")
-    assert "Slurm was told to release it" in ada.page(done.headers["location"])
+    assert "Steward sent the release request to Slurm" in ada.page(done.headers["location"])
     site.until(job, "RUNNING")
     wait_until(lambda: verbs(ada.page(path)) == ["cancel", "requeue"])
     # What is not so is said, and a second click does no harm.

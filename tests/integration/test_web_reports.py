@@ -60,7 +60,8 @@ def test_everybody_is_told_of_their_own_jobs(site: WebSite) -> None:
     assert every == {"ada": "2", "grace": "1"}
     mine = {row["User"]: row["Jobs"] for row in table_of(site, "grace", "users")}
     assert mine == {"grace": "1"}
-    assert "Only what you may see" in site.visitor("grace").page("/reports/users/table")
+    page = site.visitor("grace").page("/reports/users/table")
+    assert "This report covers only jobs visible to you" in page
     others = table_of(site, "grace", "users", users="ada")
     assert others == []
 
@@ -77,7 +78,7 @@ def test_a_user_sees_their_own_page_whole_and_others_as_far_as_they_may(site: We
     assert "Your tokens" in own
     assert own.count('<th scope="row"><a href="/jobs/box/') == 2
     assert "Your tokens" not in other
-    assert "None that you may see" in other
+    assert "No jobs visible to you" in other
     assert "5 %" not in ada.page("/users/grace/efficiency")
     assert "<meter" in ada.page("/users/ada/efficiency")
     assert site.visitor(OPERATOR).page("/users/grace").count('href="/jobs/box/') == 1

@@ -207,14 +207,14 @@ def test_differences_are_marked_and_escaped() -> None:
     assert "<ins>+new\\x1b</ins>" in shown
     assert " same &lt;i&gt;" in shown
     assert "--- 1" not in shown
-    assert "all of it" not in shown
+    assert "full diff" not in shown
     long = DiffReply(
         left=job,
         right=job,
         identical=False,
         diff=EncodedContent.from_bytes((diff + "+x\n" * 100_000).encode()),
     )
-    assert "all of it: steward archive diff 1 1" in render_diff(long)
+    assert "full diff: steward archive diff 1 1" in render_diff(long)
 
 
 def test_a_name_is_looked_for_as_it_is() -> None:

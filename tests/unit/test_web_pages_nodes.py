@@ -76,12 +76,12 @@ def test_a_result_is_told_line_by_line() -> None:
         ("n3", False, "it is not there"),
         ("n4", True, ""),
     ]
-    assert lines[0].says == "IDLE \N{RIGHTWARDS ARROW} IDLE+DRAIN; reason: x"
-    assert lines[1].says == "IDLE+DRAIN"
+    assert lines[0].details == "IDLE \N{RIGHTWARDS ARROW} IDLE+DRAIN; reason: x"
+    assert lines[1].details == "IDLE+DRAIN"
     (one,) = list_result_lines(
         {"reservation_name": "r", "nodes": "n1", "created": True, "changed": True}
     )
-    assert (one.name, one.changes, one.says) == ("r", True, "nodes: n1; created")
+    assert (one.name, one.changes, one.details) == ("r", True, "nodes: n1; created")
     assert list_result_lines(None) == list_result_lines("text") == list_result_lines([]) == []
 
 
@@ -105,9 +105,9 @@ def test_what_is_wrong_with_steward_begins_with_the_worst() -> None:
         disks=(DiskLine(what="state", path="/var", total=100, free=1),),
     )
     found = list_problems(answer)
-    assert [(one.rank, one.what) for one in found] == [
+    assert [(one.rank, one.component) for one in found] == [
         ("wrong", "dead letters"),
         ("warning", "consumer bank"),
         ("warning", "disk /var"),
     ]
-    assert found[1].says == "PostgreSQL is away"
+    assert found[1].message == "PostgreSQL is away"

@@ -133,9 +133,9 @@ def _plot_balance(
         balances.append(None)
         forecast.append((balance - per_day * _count_days(until - now)) / MICRO)
     return Plot(
-        title="What was left at the end of each day",
+        title="Balance at the end of each day",
         x=x,
-        series=[("left", balances), ("if it goes on so", forecast)],
+        series=[("balance", balances), ("forecast", forecast)],
         unit=unit,
         zone=zone,
     )
@@ -405,9 +405,7 @@ def _read_left_share(row: AccountRow, _: object) -> float | None:
     return max(row.balance, 0) / given if given > 0 else None
 
 
-_LEFT_SHARE: Final = Column(
-    "Left%", _read_left_share, "percent", title="Left of what was given", low=0.1
-)
+_LEFT_SHARE: Final = Column("Left%", _read_left_share, "percent", title="Remaining share", low=0.1)
 
 
 @get("/accounts", include_in_schema=False)

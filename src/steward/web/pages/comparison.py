@@ -96,7 +96,7 @@ class JobComparison(msgspec.Struct, frozen=True, kw_only=True):
     def fact_layout(self) -> Layout:
         """Columns of the facts, headed by the jobs' ids."""
         return (
-            Column("Fact", "name", title="Of each"),
+            Column("Fact", "name", title="Value"),
             Column("Left", "left", "time", title=self.left.job),
             Column("Right", "right", "time", title=self.right.job),
             Column("Differs", "row_class"),
@@ -185,7 +185,7 @@ def render_diff(reply: DiffReply) -> Markup:
             rendered.append(escape(line))
     if len(text) > _LONGEST_DIFF:
         names = f"{reply.left.job} {reply.right.job}"
-        rendered.append(escape(f"… all of it: steward archive diff {names}"))
+        rendered.append(escape(f"… full diff: steward archive diff {names}"))
     return Markup("\n").join(rendered)
 
 
@@ -217,7 +217,7 @@ _REQUEST_FACTS: Final[dict[str, Callable[[PageAnswer], str]]] = {
     "Account": lambda page: page.record.account,
     "Partition": lambda page: page.record.partition,
     "QOS": lambda page: page.record.qos,
-    "Asked for": lambda page: page.record.tres_requested,
+    "Requested": lambda page: page.record.tres_requested,
     "Time limit": _format_time_limit,
     "Features": lambda page: page.record.constraints,
     "Reservation": lambda page: page.record.reservation,
@@ -278,17 +278,17 @@ _RESULT_FACTS: Final[dict[str, Callable[[PageAnswer], datetime | str]]] = {
     "Submitted": _make_time_fact(lambda line: line.submit_us),
     "Started": _make_time_fact(lambda line: line.start_us),
     "Ended": _make_time_fact(lambda line: line.end_us),
-    "Ran for": _make_run_fact(
+    "Elapsed": _make_run_fact(
         lambda page, line: (
             format_duration(page.runs[-1].efficiency.elapsed_s) if line.start_us else ""
         )
     ),
     "Nodes": _make_run_fact(lambda _, line: line.nodelist),
-    "Given": _make_run_fact(lambda _, line: line.tres_allocated),
+    "Allocated": _make_run_fact(lambda _, line: line.tres_allocated),
     "CPU efficiency": _make_run_fact(_make_share_fact("cpu")),
     "Memory peak": _make_run_fact(_format_peak_memory),
     "Memory efficiency": _make_run_fact(_make_share_fact("memory")),
-    "Time of its limit": _make_run_fact(_make_share_fact("time")),
+    "Time limit efficiency": _make_run_fact(_make_share_fact("time")),
     "Restarts": _make_run_fact(lambda _, line: str(line.restarts or "")),
 }
 
@@ -348,7 +348,7 @@ async def comparison(
         page=page,
         other=other_job,
         choices=candidates,
-        found=job_comparison,
+        comparison=job_comparison,
         addresses=[
             make_job_address(cluster, make_job_path_name(job_page))
             for job_page in (job_comparison.left, job_comparison.right)

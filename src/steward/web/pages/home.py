@@ -30,7 +30,7 @@ _MOST_ACCOUNTS: Final = 8
 async def home(auth: AuthenticatedRequest, pages: Renderer) -> Response[Any]:
     """Show the user's jobs and balances, the clusters, and problems for operators."""
     visible_clusters = [role.cluster for role in auth.me.clusters if role.sees_nodes]
-    is_caretaker = bool(auth.me.clusters) and all(role.operator for role in auth.me.clusters)
+    is_operator = bool(auth.me.clusters) and all(role.operator for role in auth.me.clusters)
     jobs: JobsAnswer | None
     balance: BalanceReply | None
     status: StatusShowAnswer | None
@@ -46,7 +46,7 @@ async def home(auth: AuthenticatedRequest, pages: Renderer) -> Response[Any]:
         _ask_optional(
             auth, "history.node_counts", NodeCountsRequest(), is_needed=bool(visible_clusters)
         ),
-        _ask_optional(auth, "status.show", StatusShowRequest(gaps=False), is_needed=is_caretaker),
+        _ask_optional(auth, "status.show", StatusShowRequest(gaps=False), is_needed=is_operator),
     )
     return pages.render_page(
         "home.html",
@@ -57,9 +57,9 @@ async def home(auth: AuthenticatedRequest, pages: Renderer) -> Response[Any]:
         more=len(balance.accounts) - _MOST_ACCOUNTS if balance else 0,
         clusters=[(name, _count_cluster_nodes(nodes, name)) for name in visible_clusters],
         silent_since=nodes.silent_since if nodes else {},
-        is_caretaker=is_caretaker,
-        standing=status,
-        troubles=list_problems(status) if status else (),
+        is_operator=is_operator,
+        status_reply=status,
+        problems=list_problems(status) if status else (),
     )
 
 
@@ -81,7 +81,7 @@ async def _ask_optional(
         # These errors affect every part of the page.
         raise
     except StewardError as error:
-        log.warning("the first page of %s is without %s: %s", auth.user, name, error)
+        log.warning("home page of %s omits a part: action %s failed: %s", auth.user, name, error)
         return None
 
 

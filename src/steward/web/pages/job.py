@@ -331,10 +331,10 @@ JOB_TEMPLATE_FUNCTIONS: Final[dict[str, Any]] = {
 """Functions and layouts that the job templates use."""
 
 _DONE_MESSAGES: Final = {
-    "cancel": "Slurm was told to cancel it.",
-    "hold": "Slurm was told to hold it.",
-    "release": "Slurm was told to release it.",
-    "requeue": "Slurm was told to put it into the queue again.",
+    "cancel": "Steward sent the cancel request to Slurm.",
+    "hold": "Steward sent the hold request to Slurm.",
+    "release": "Steward sent the release request to Slurm.",
+    "requeue": "Steward sent the requeue request to Slurm.",
 }
 """Confirmation of each job control."""
 _LONGEST_REASON: Final = 500
@@ -362,7 +362,7 @@ async def job_page(
         record=data.page.record,
         zone=data.page.zone,
         base=make_job_address(cluster, data.name),
-        said=read_comment(data.page.record.admin_comment),
+        admin_comment=read_comment(data.page.record.admin_comment),
         verbs=data.list_controls(auth),
         done=_DONE_MESSAGES.get(str(request.query_params.get("done", "")), ""),
         script=highlight_script(script) if script is not None else None,
@@ -406,7 +406,7 @@ _VARIABLE_LAYOUT: Final[Layout] = (
         "Value",
         _read_variable,
         "code",
-        absent="redacted: it looked like a secret and was never written",
+        absent="redacted: possible secret, never stored",
     ),
 )
 """Columns of an environment."""

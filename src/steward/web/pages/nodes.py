@@ -51,7 +51,7 @@ class NodeVerb(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         name: Name in addresses and on buttons.
-        says: Explanation for people.
+        description: Effect, in one sentence.
         operation: Name of the automation operation.
         required_role: Role that is offered it; the operation itself checks permission.
         fields: Form fields, by the operation's parameter names.
@@ -60,7 +60,7 @@ class NodeVerb(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     name: str
-    says: str
+    description: str
     operation: str
     required_role: RequiredRole = "administrator"
     fields: tuple[str, ...] = ()
@@ -73,25 +73,25 @@ NODE_VERBS: Final[dict[str, NodeVerb]] = {
     for verb in (
         NodeVerb(
             name="drain",
-            says="Jobs on them go on, no new ones start.",
+            description="Running jobs continue; no new jobs start on these nodes.",
             operation="slurm.node.drain",
             fields=("reason",),
         ),
         NodeVerb(
             name="resume",
-            says="Bring them back that are drained, down or failing.",
+            description="Return drained, down or failing nodes to service.",
             operation="slurm.node.resume",
         ),
         NodeVerb(
             name="down",
-            says="Set them down: jobs on them are ended.",
+            description="Set nodes down: Slurm ends the jobs that run on them.",
             operation="slurm.node.down",
             fields=("reason",),
             is_grave=True,
         ),
         NodeVerb(
             name="reserve",
-            says="Put them into a reservation, which is made where there is none of its name.",
+            description="Add nodes to a reservation; Steward creates it if none has this name.",
             operation="slurm.node.reserve",
             required_role="operator",
             fields=("reservation_name", "start_time", "duration", "users", "flags"),
@@ -99,7 +99,7 @@ NODE_VERBS: Final[dict[str, NodeVerb]] = {
         ),
         NodeVerb(
             name="unreserve",
-            says="Take them out of a reservation; with the last one it goes.",
+            description="Remove nodes from a reservation; without nodes it is deleted.",
             operation="slurm.node.unreserve",
             required_role="operator",
             fields=("reservation_name",),
@@ -170,18 +170,18 @@ class ResultLine(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         name: Node or reservation name.
         changes: Whether it was, or would be, changed.
-        says: Details in words.
+        details: Details in words.
         error: Error message; "" if none.
     """
 
     name: str
     changes: bool
-    says: str = ""
+    details: str = ""
     error: str = ""
 
 
 def _describe_changes(line: ResultLine, _: object) -> str:
-    return "yes" if line.changes else "no" if line.error else "no: it is so"
+    return "yes" if line.changes else "no" if line.error else "no: already in this state"
 
 
 RESULT_LAYOUT: Final[Layout] = (
@@ -189,7 +189,7 @@ RESULT_LAYOUT: Final[Layout] = (
     Column("Changed", _describe_changes),
     Column("Status", lambda line, _: "failed" if line.error else None, "state", show="filled"),
     Column("Error", "error", "prose", show="filled"),
-    Column("What", "says", "prose"),
+    Column("Details", "details", "prose"),
 )
 """Columns of the results of an operation."""
 
@@ -209,23 +209,23 @@ def list_result_lines(result: Any) -> list[ResultLine]:
 
 def _make_result_line(name: str, outcome: Mapping[str, Any]) -> ResultLine:
     """Describe the result of an operation on one node or reservation."""
-    details = {
+    fields = {
         key: value
         for key, value in outcome.items()
         if key not in ("changed", "would_change", "message", "reservation_name")
     }
-    before, after = details.pop("old_state", ""), details.pop("state", "")
+    before, after = fields.pop("old_state", ""), fields.pop("state", "")
     states = f"{before} \N{RIGHTWARDS ARROW} {after}" if before and after != before else after
     texts = [str(states)] if states else []
     texts += [
         str(key) if value is True else f"{key}: {value}"
-        for key, value in details.items()
+        for key, value in fields.items()
         if value not in (None, "", False, [], {})
     ]
     return ResultLine(
         name=name,
         changes=bool(outcome.get("changed") or outcome.get("would_change")),
-        says="; ".join(texts),
+        details="; ".join(texts),
         error=str(outcome.get("message") or ""),
     )
 

@@ -42,7 +42,7 @@ class ReportKind(msgspec.Struct, frozen=True):
         return self.answer.title
 
     @property
-    def says(self) -> str:
+    def description(self) -> str:
         """Return a description of the report, in one line."""
         return self.action.help
 

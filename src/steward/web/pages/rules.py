@@ -154,7 +154,7 @@ def _make_details_page(
         template,
         auth,
         here="/rules",
-        one=entry,
+        entry=entry,
         zone=role.zone if role else "",
         lines=list_result_lines(entry.result),
         line_layout=RESULT_LAYOUT,

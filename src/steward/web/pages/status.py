@@ -35,13 +35,13 @@ class StatusProblem(msgspec.Struct, frozen=True):
 
     Attributes:
         rank: ``wrong``: work is not done, or lost; ``warning``: it has a cost.
-        what: Component concerned.
-        says: Description.
+        component: Component concerned.
+        message: Description.
     """
 
     rank: Literal["wrong", "warning"]
-    what: str
-    says: str
+    component: str
+    message: str
 
 
 def list_problems(reply: StatusShowAnswer) -> list[StatusProblem]:
@@ -52,30 +52,29 @@ def list_problems(reply: StatusShowAnswer) -> list[StatusProblem]:
 def _iterate_problems(reply: StatusShowAnswer) -> Iterator[StatusProblem]:
     """Yield the problems in a status reply."""
     if not reply.running:
-        yield StatusProblem("wrong", "daemon", "it does not run")
+        yield StatusProblem("wrong", "daemon", "not running")
     for worker in reply.parts:
         if not worker.pid:
-            yield StatusProblem("wrong", f"part {worker.name}", worker.error or "it does not run")
+            yield StatusProblem("wrong", f"worker {worker.name}", worker.error or "not running")
     yield from _iterate_consumer_problems(reply)
     if reply.dead_letters:
-        events = "1 event was" if reply.dead_letters == 1 else f"{reply.dead_letters} events were"
-        yield StatusProblem("wrong", "dead letters", f"{events} set aside")
+        events = "1 event" if reply.dead_letters == 1 else f"{reply.dead_letters} events"
+        yield StatusProblem("wrong", "dead letters", f"consumers rejected {events}")
     for cluster in reply.clusters:
         if cluster.up is False:
-            yield StatusProblem(
-                "wrong", f"cluster {cluster.cluster}", cluster.message or "it does not answer"
-            )
+            message = cluster.message or "slurmctld does not answer"
+            yield StatusProblem("wrong", f"cluster {cluster.cluster}", message)
     for disk in reply.disks:
         if disk.total and disk.free < _LOW_SPACE * disk.total:
             yield StatusProblem(
-                "warning", f"disk {disk.path}", f"{format_size_html(disk.free)} are free"
+                "warning", f"disk {disk.path}", f"{format_size_html(disk.free)} free"
             )
     bank = reply.bank
     if bank is not None and bank.gate != "deciding":
-        message = bank.gate_why or f"it is {bank.gate}"
+        message = bank.gate_why or f"state: {bank.gate}"
         yield StatusProblem("wrong" if bank.gate == "away" else "warning", "gate", message)
     if bank is not None and bank.notices:
-        yield StatusProblem("warning", "notices", f"{bank.notices} were set aside")
+        yield StatusProblem("warning", "notices", f"{bank.notices} undelivered")
     refused_agents = {
         f"agent {address}": f"refused: {reason}" for address, reason in reply.refused.items()
     }
@@ -90,13 +89,13 @@ def _iterate_consumer_problems(reply: StatusShowAnswer) -> Iterator[StatusProble
         if consumer.name in sinks:
             continue
         if consumer.state == "detached":
-            message = consumer.refill or "the journal waits for it no more"
+            message = consumer.refill or "detached: the journal no longer keeps events for it"
             yield StatusProblem("wrong", f"consumer {consumer.name}", message)
         elif consumer.state == "waiting":
-            message = consumer.detail or "something that it needs is away"
+            message = consumer.detail or "waiting for a service that is unavailable"
             yield StatusProblem("warning", f"consumer {consumer.name}", message)
         elif (consumer.behind_s or 0.0) > _LATE_AFTER_S:
-            message = f"it is {format_duration_html(consumer.behind_s)} behind"
+            message = f"{format_duration_html(consumer.behind_s)} behind"
             yield StatusProblem("warning", f"consumer {consumer.name}", message)
     for sink in reply.sinks:
         if sink.state in ("detached", "waiting"):
@@ -123,7 +122,7 @@ async def status(auth: AuthenticatedRequest, pages: Renderer) -> Response[Any]:
         auth,
         here="/status",
         answer=reply,
-        troubles=list_problems(reply),
+        problems=list_problems(reply),
         letters=dead_reply.letters[:_MOST_LETTERS],
         more_letters=max(0, len(dead_reply.letters) - _MOST_LETTERS),
         dead=dead_reply,

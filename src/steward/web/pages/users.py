@@ -128,7 +128,7 @@ async def _make_user_page(
         here=f"/users/{name}",
         name=name,
         error=error,
-        made=new_token,
+        new_token=new_token,
         jobs=jobs,
         members=members,
         used=usage,
@@ -185,7 +185,7 @@ def _plot_usage(usage: UsageReply) -> Plot | None:
         datetime(int(month[:4]), int(month[5:7]), 1, tzinfo=zone).timestamp() for month in months
     ]
     return Plot(
-        title="Used by month",
+        title="Usage by month",
         x=starts,
         series=[("used", [amount / MICRO for amount in months.values()])],
         unit=usage.unit,

@@ -1,19 +1,19 @@
-// What pages do beyond links and forms: errors of parts are said where everybody notices them,
-// and what cannot be taken back is asked about first. Without this file all pages still work.
+// Behaviour beyond links and forms: errors of page parts appear in a live region,
+// and irreversible actions ask for confirmation. All pages work without this file.
 "use strict";
 
 document.addEventListener("htmx:responseError", (event) => {
   const page = new DOMParser().parseFromString(event.detail.xhr.responseText, "text/html");
-  const text = page.querySelector("[role=alert]")?.textContent ?? "That went wrong.";
-  document.getElementById("said").textContent = text;
+  const text = page.querySelector("[role=alert]")?.textContent ?? "Request failed.";
+  document.getElementById("message").textContent = text;
 });
 
 document.addEventListener("htmx:sendError", () => {
-  document.getElementById("said").textContent = "Steward does not answer: try again in a moment.";
+  document.getElementById("message").textContent = "No answer from Steward: retry in a moment.";
 });
 
 document.addEventListener("htmx:beforeRequest", () => {
-  document.getElementById("said").textContent = "";
+  document.getElementById("message").textContent = "";
 });
 
 document.addEventListener("submit", (event) => {

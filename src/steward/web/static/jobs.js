@@ -1,4 +1,4 @@
-// Lists of jobs: short addresses, a place to come back to, arrays that close again.
+// Job lists: short addresses, scroll position after going back, collapsible arrays.
 "use strict";
 
 document.addEventListener("submit", (event) => {
@@ -14,7 +14,7 @@ document.addEventListener("submit", (event) => {
     Object.assign(columns, { type: "hidden", name: "columns", value: chosen });
     form.append(columns);
   }
-  // The page may come back from where the browser keeps it.
+  // The browser may restore the page from its cache.
   setTimeout(() => {
     columns.remove();
     for (const field of disabled) field.disabled = false;

@@ -1,5 +1,5 @@
-// New events come in at the table's top, as the server made them. Whoever reads or listens is
-// not disturbed: how many came is said politely, and Pause holds them back.
+// Live events: new rows appear at the top of the table. A polite live region announces their number;
+// Pause holds rows back.
 "use strict";
 
 {
@@ -35,7 +35,7 @@
     known.add(row.dataset.key);
     if (isPaused) held.push(row);
     else show(row);
-    if (known.size > MOST) end("Very much has happened: load the page again.");
+    if (known.size > MOST) end("Too many events: reload the page.");
     else say();
   };
 
@@ -57,9 +57,9 @@
     source = new EventSource(address);
     source.addEventListener("row", take);
     source.addEventListener("still", (event) => { place = event.lastEventId || place; });
-    source.addEventListener("over", () => end("Your session is over: load the page again."));
+    source.addEventListener("over", () => end("Session expired: reload the page to log in."));
     source.addEventListener("error", () => {
-      if (source?.readyState === EventSource.CLOSED) end("Not live any more: load the page again.");
+      if (source?.readyState === EventSource.CLOSED) end("Live updates stopped: reload the page.");
     });
   };
 
@@ -77,7 +77,7 @@
       }
       say();
     });
-    // A window that nobody looks at takes none of the few connections that a browser has.
+    // Hidden windows release their connection: a browser has only a few for each host.
     document.addEventListener("visibilitychange", () => (document.hidden ? stop() : listen()));
     window.addEventListener("pagehide", stop);
   }

@@ -1,5 +1,5 @@
-// Draws every <figure class="plot" data-plot="…"> with uPlot. A table of the same numbers stands
-// beside each in the page, so that nothing is lost where this does not run.
+// Plots: draws every <figure class="plot" data-plot="…"> with uPlot. Each page also has a table of
+// the same numbers, for browsers without scripts.
 "use strict";
 
 const UNITS = ["", "K", "M", "G", "T", "P"];
@@ -26,7 +26,7 @@ function draw(figure) {
   const { text, line, series } = colours();
   const dashes = [[], [6, 4], [2, 3], [8, 3, 2, 3]];
   const axis = { stroke: text, grid: { stroke: line, width: 1 }, ticks: { stroke: line } };
-  // Bars of what is counted, not of times, stand on whole numbers.
+  // Bars of counts, not of times, are placed at whole numbers.
   const counted = plot.bars && !plot.is_time;
   const size = () => ({ width: Math.max(280, figure.clientWidth), height: 240 });
   const options = {
