@@ -124,14 +124,14 @@ def run_through(
         forget(fast, DURING)
         daemon.wait(lambda: waits_for(daemon, said))
         assert re.search(rf"error .*archive.files waits: .*{said}", daemon.log())
-        assert re.search(rf"error .*captured bytes cannot go to .*{said}", daemon.log())
+        assert re.search(rf"error .*cannot write captured scripts to .*{said}", daemon.log())
         end()
         submit(fast, AFTER)
         daemon.wait(lambda: daemon.is_quiet(len(ALL)), 60.0)
         daemon.wait(lambda: daemon.status("archive.files")[0] == "running")
         daemon.wait(lambda: "archive.files goes on" in daemon.log())
         assert daemon.pid == supervisor
-        assert "starting it again" not in daemon.log()
+        assert "restarting it" not in daemon.log()
         assert daemon.stop() == 0
     assert_kept(settings, ALL)
     assert list(verify_sink(settings, "files")) == []
@@ -226,7 +226,7 @@ def test_jobs_that_come_and_go_while_capture_stands_still_are_told_of(fast: Path
         lost = "SELECT job_id FROM missed ORDER BY job_id"
         missed = [(job_id,) for job_id in sorted(DURING)]
         daemon.wait(lambda: ask(settings, "jobs.db", lost) == missed)
-        assert "slurmctld removed them before they were read" in daemon.log()
+        assert "slurmctld removed them before capture read them" in daemon.log()
         submit(fast, AFTER)
         daemon.wait(lambda: daemon.is_quiet(len(BEFORE) + len(AFTER)), 60.0)
         root = Caller(uid=0, user="root")
@@ -243,14 +243,14 @@ def test_a_full_state_directory(fast: Path, make_disk: Callable[[str], Disk]) ->
         daemon.wait(lambda: daemon.is_quiet(len(BEFORE)))
         disk.fill()
         submit(fast, DURING)
-        daemon.wait(lambda: "the journal cannot be written" in daemon.log())
+        daemon.wait(lambda: "cannot write the journal" in daemon.log())
         assert "disk is full" in daemon.log()
         daemon.wait(lambda: held(daemon) >= set(DURING))
         forget(fast, DURING)
         disk.clear()
         submit(fast, AFTER)
         daemon.wait(lambda: daemon.is_quiet(len(ALL)), 60.0)
-        assert "starting it again" not in daemon.log()
+        assert "restarting it" not in daemon.log()
         assert daemon.stop() == 0
     assert_kept(settings, ALL)
 
@@ -263,14 +263,14 @@ def test_one_full_disk_for_everything(fast: Path, make_disk: Callable[[str], Dis
         daemon.wait(lambda: daemon.is_quiet(len(BEFORE)))
         disk.fill()
         submit(fast, DURING)
-        daemon.wait(lambda: "captured bytes cannot go to" in daemon.log())
+        daemon.wait(lambda: "cannot write captured scripts to" in daemon.log())
         # What is held open is not taken away by slurmctld's unlink.
         daemon.wait(lambda: held(daemon) >= set(DURING))
         forget(fast, DURING)
         disk.clear()
         submit(fast, AFTER)
         daemon.wait(lambda: daemon.is_quiet(len(ALL)), 60.0)
-        assert "starting it again" not in daemon.log()
+        assert "restarting it" not in daemon.log()
         assert daemon.stop() == 0
     assert_kept(settings, ALL)
 

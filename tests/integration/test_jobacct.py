@@ -212,8 +212,8 @@ def test_a_plugin_gone_wild_harms_nobody_but_itself(
     assert {counts.pop(4), counts.pop(5)} <= {3, 4}
     assert set(counts.values()) <= {1, 2}
     assert told[-1] == "fini"
-    assert "part accounting.plugins.wild was ended by signal 11" in said
-    assert "part accounting.log" not in said
+    assert "worker accounting.plugins.wild was ended by signal 11" in said
+    assert "worker accounting.log" not in said
     found = subprocess.run(
         [sys.executable, "-m", "steward", "accounting", "plugins", "-P"],
         env={**os.environ, "STEWARD_CONFIG": str(fast / "steward.toml")},

@@ -103,7 +103,7 @@ def test_a_message_of_much_in_little_does_not_stall_the_rest(
     consumer.start()
     wait_until(lambda: set(consumer.files()) == {2, 3}, 60.0)
     consumer.stop()
-    assert "passes over the message at offset 0 of partition 0" in consumer.log_path.read_text()
+    assert "skips the message at offset 0 of partition 0" in consumer.log_path.read_text()
 
 
 class Refusing(Source):

@@ -260,7 +260,7 @@ def test_the_servers_own_token_ends_and_all_waits(
     def is_put_off() -> bool:
         nonlocal said
         said += capfd.readouterr().err
-        return "is told later" in said
+        return "cannot notify the myBRC server" in said
 
     until(is_put_off, "it was not tried", PATIENCE)
     assert waiting(here) == 1

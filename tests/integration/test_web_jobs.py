@@ -150,7 +150,7 @@ def test_a_list_goes_on_where_it_ended(
     page = ada.page("/jobs", arrays="apart", rows=3)
     while True:
         found += names(page)
-        more = re.search(r'<a href="([^"]*)">More</a>', page)
+        more = re.search(r'<a href="([^"]*)">More jobs</a>', page)
         if more is None:
             break
         page = ada.page(html.unescape(more[1]).replace("arrays=", "rows=3&arrays="))
@@ -233,7 +233,15 @@ def test_a_job_is_shown_with_all_that_is_known(ada: Visitor, worked: int) -> Non
     wait_until(lambda: "cpu x 7.00 an hour" in ada.page(path), PATIENCE_S)
     page = ada.page(path)
     told = text_of(page)
-    for words in ("train", "COMPLETED", "Ran on", "Started", "Efficiency", "confidential"):
+    for words in (
+        "train",
+        "COMPLETED",
+        "Nodes",
+        "Allocated",
+        "Started",
+        "Efficiency",
+        "confidential",
+    ):
         assert words in told, words
     # Script: escaped, in colour.
     assert "needle-in-a-haystack" in told

@@ -141,7 +141,7 @@ def opened_at_once(log: str) -> list[int]:
     for line in log.splitlines():
         if "asks for credentials.vouch" in line:
             found.append(found[-1] + 1)
-        elif "nobody is known by MUNGE" in line:
+        elif "MUNGE authentication is unavailable" in line:
             found.append(found[-1] - 1)
     return found
 

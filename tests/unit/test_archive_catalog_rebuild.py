@@ -124,7 +124,7 @@ def test_damage_is_healed(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(CatalogUnavailable, match="reindex"):
         found(site)
     list(CatalogRebuild(site.settings, "files").run())
-    assert "2026-11 of the old catalogue is passed over" in caplog.text
+    assert "2026-11 of the old catalog is skipped" in caplog.text
     assert sorted(found(site)) == [1, 2, 3]
     site.consumer(CatalogConsumer).apply(site.journal[:1], len(site.journal), site.append)
     assert sorted(found(site)) == [1, 2, 3]

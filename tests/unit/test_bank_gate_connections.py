@@ -72,7 +72,7 @@ def test_where_it_can_be_nobodys_anybody_may_connect(
     with unix_listener(path, (SLURM,)):
         assert stat.S_IMODE(os.stat(path).st_mode) == 0o666
         assert can_connect(path, STRANGER)
-    assert "open to anybody" in caplog.text
+    assert "open to all users" in caplog.text
 
 
 def test_who_is_turned_away_is_told_of_once_a_minute(

@@ -294,4 +294,4 @@ def test_what_everybody_can_read_is_said(tmp_path: Path, caplog: pytest.LogCaptu
     write(tmp_path / "jobcomp", job(1))
     (tmp_path / "jobcomp").chmod(0o644)
     source(tmp_path, []).append_new_events(Stop())
-    assert "everybody can read" in caplog.text
+    assert "all users can read" in caplog.text

@@ -80,7 +80,7 @@ def test_what_there_is_no_room_for_is_told(
             connection.connect(place.socket)
             connection.sendall(wake_line(nodes=f"n{number}"))
             assert connection.recv(64) == ACCEPTED
-    assert caplog.text.count("4096 wake-ups wait for a look") == 1
+    assert caplog.text.count("4096 strigger reports wait for a poll") == 1
     assert len(wakeups.take_fired()) == 4096
 
 

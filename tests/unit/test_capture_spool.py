@@ -562,7 +562,7 @@ def test_what_was_removed_and_cannot_be_read_at_the_end_is_told_to_be_lost(
     (bench.archive / MARKER).unlink()
     shutil.rmtree(bench.state)
     faults.of = "job.2/script"
-    until(lambda: "captured bytes cannot go to" in caplog.text, capture.run_turn)
+    until(lambda: "cannot write captured scripts to" in caplog.text, capture.run_turn)
     assert bench.watched.ready
     assert not capture.finish()
     assert missed(bench) == [1]

@@ -83,7 +83,7 @@ def test_groups_period_mover_and_log_level_are_options(spool: Path, tmp_path: Pa
     sink = load_settings(str(archive / ".steward" / "steward.toml")).files_sink("files")
     assert (sink.layout, sink.groups) == ("sarchive-monthly", ("root", "daemon", "adm"))
     lines = done.stderr.decode().splitlines()
-    assert len([line for line in lines if ": script kept, " in line]) == len(SCRIPTS)
+    assert len([line for line in lines if ": captured script of " in line]) == len(SCRIPTS)
     assert len([line for line in lines if ": filed in " in line]) == len(SCRIPTS)
     refused = watch(spool, archive, "--move-to", str(there))
     assert refused.returncode == 2
@@ -106,7 +106,7 @@ def test_groups_period_mover_and_log_level_are_options(spool: Path, tmp_path: Pa
         )
     try:
         until = time.monotonic() + 120
-        while (tmp_path / "log").read_text().count("moved on to") < len(SCRIPTS):
+        while (tmp_path / "log").read_text().count("moved to") < len(SCRIPTS):
             assert time.monotonic() < until, (tmp_path / "log").read_text()
             time.sleep(0.1)
     finally:

@@ -559,7 +559,7 @@ def test_who_is_turned_away_does_not_fill_the_log(
         logging.getLogger("steward").removeHandler(log)
         log.close()
     lines = (tmp_path / "log").read_text().splitlines()
-    said = [line for line in lines if line.startswith("turned away")]
+    said = [line for line in lines if line.startswith("rejected a connection")]
     assert len(said) == 2, said
     assert "54321" in said[0]
     assert "54322" in said[1]

@@ -153,7 +153,7 @@ def test_a_part_that_dies_is_started_again_alone(tmp_path: Path, start: Start) -
     until(lambda: len(lines(one)) == 2)
     assert len(lines(two)) == 1
     assert daemon.end() == 0
-    assert "part one was ended by signal 9" in daemon.log.read_text()
+    assert "worker one was ended by signal 9" in daemon.log.read_text()
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_a_fork_that_fails_is_tried_again_and_ends_nobody_else(
     until(lambda: bool(lines(one)) and bool(lines(two)))
     full.touch()
     os.kill(int(lines(one)[0]), signal.SIGKILL)
-    until(lambda: daemon.log.read_text().count(f"part one cannot be started: {why}") >= 2)
+    until(lambda: daemon.log.read_text().count(f"worker one cannot be started: {why}") >= 2)
     assert alive(int(lines(two)[0]))
     blocked = Path(f"/proc/{daemon.pid}/status").read_text().split("SigBlk:")[1].split()[0]
     assert int(blocked, 16) == 0, "signals reach the supervisor"
@@ -211,7 +211,7 @@ def test_a_part_that_cannot_begin_ends_itself_alone(
 
     monkeypatch.setattr("steward.daemon.supervisor.exit_with_parent", fails)
     daemon = start([WorkerSpec(name="two", run=writes_its_pid(two))])
-    until(lambda: daemon.log.read_text().count("part two ended with code 1") >= 2)
+    until(lambda: daemon.log.read_text().count("worker two ended with code 1") >= 2)
     two.touch()
     until(lambda: len(lines(two)) == 1)
     children = Path(f"/proc/{daemon.pid}/task/{daemon.pid}/children").read_text().split()
@@ -248,7 +248,7 @@ def test_a_part_that_hangs_is_ended_and_started_again(tmp_path: Path, start: Sta
     daemon = start(parts, timing=SupervisorTiming(tick_s=0.1))
     until(lambda: len(lines(pids)) >= 2)
     daemon.end(signal.SIGKILL)
-    assert "part stuck has not moved" in daemon.log.read_text()
+    assert "worker stuck sent no heartbeat" in daemon.log.read_text()
 
 
 def test_what_a_part_had_started_ends_with_it(tmp_path: Path, start: Start) -> None:
@@ -338,7 +338,7 @@ def test_a_reload_to_more_workers_than_can_be_started_leaves_the_supervisor_aliv
     until(lambda: bool(lines(old)))
     full.touch()
     os.kill(daemon.pid, signal.SIGHUP)
-    until(lambda: "part new599 cannot be started: Resource temp" in daemon.log.read_text())
+    until(lambda: "worker new599 cannot be started: Resource temp" in daemon.log.read_text())
     full.unlink()
     os.kill(daemon.pid, signal.SIGHUP)
     until(lambda: bool(lines(new)))
@@ -376,7 +376,7 @@ def test_an_error_while_a_reload_replaces_the_workers_starts_the_present_ones_ag
     until(lambda: bool(lines(one)))
     full.touch()
     os.kill(daemon.pid, signal.SIGHUP)
-    until(lambda: "the present one stays: OSError(12" in daemon.log.read_text())
+    until(lambda: "keeping the present one: OSError(12" in daemon.log.read_text())
     until(lambda: lines(one)[1:2] == ["stopped"] and len(lines(one)) == 3)
     full.unlink()
     os.kill(daemon.pid, signal.SIGHUP)

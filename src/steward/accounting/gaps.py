@@ -374,7 +374,7 @@ def _find_silent_nodes(context: AccountingContext, request: GapsRequest) -> Iter
     try:
         reader = NodeReportsReader(context.settings.state_dir)
     except Unavailable as error:
-        log.debug("no node was ever heard here: %s", error)
+        log.debug("no node has reported yet: %s", error)
         return
     try:
         for report in reader.read_silent(before):

@@ -126,7 +126,7 @@ class ArchiveContext:
                 job, record=make_redactor(self.settings).redact_record(record)
             )
         except (SlurmError, OSError) as error:
-            log.info("the submit line of job %s cannot be read now: %s", job.label, error)
+            log.info("cannot read the submit line of job %s: %s", job.label, error)
             return job
 
     def read_environment(self, script: Script) -> bytes:
@@ -324,7 +324,7 @@ class ArchiveContext:
                 placed = reader.locate(script.key, script.cluster)
             except Unavailable as error:
                 # A path is shown only if known now; the bytes are read from another sink.
-                log.debug("archive %s cannot be asked: %s", name, error)
+                log.debug("cannot query archive %s: %s", name, error)
                 continue
             if placed is not None and placed.state != "waiting":
                 return placed

@@ -368,7 +368,7 @@ def _stream_secrets(
             try:
                 data = context.read_content(script, "script")
             except StewardError as error:
-                log.warning("not looked at: %s", error)
+                log.warning("cannot check: %s", error)
                 unreadable += 1
                 continue
             findings[digest] = tuple(redactor.find_secrets(data))

@@ -360,8 +360,8 @@ class _ImportRun:
         """Count a script whose files belong to another uid than its directory; log the first."""
         if not self.doubtful:
             log.warning(
-                "job %d of %r is not given to uid %d, for its files are another's; "
-                "so are all such jobs, without another word",
+                "job %d of %r is not assigned to uid %d, because its files belong to another "
+                "user; further such jobs are not logged",
                 script.job_id,
                 script.user_directory,
                 uid,
@@ -482,7 +482,7 @@ def _read_owned_file(
             else:
                 reason = "it is no regular file, or too large"
     import_run.skipped += 1
-    log.warning("import passes over %r: %s", file.path, reason)
+    log.warning("import skips %r: %s", file.path, reason)
     return None
 
 

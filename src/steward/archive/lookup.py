@@ -255,7 +255,7 @@ def _count_events_behind(context: ArchiveContext, consumer: str) -> int | None:
             reader.close()
     except StewardError as error:
         # The hits are valid without this number.
-        log.debug("how far %s is behind is not known: %s", consumer, error)
+        log.debug("cannot read the lag of %s: %s", consumer, error)
         return None
     return statuses[0].behind if statuses else None
 

@@ -131,7 +131,7 @@ def _stream_rebuild(
                 report_refill(context, "catalogue", None)
             except Unavailable as error:
                 # The catalog is complete; it does no harm if the journal still suggests a rebuild.
-                log.debug("the journal was not told of the new catalogue: %s", error)
+                log.debug("cannot report the new catalog to the journal: %s", error)
         yield item
 
 

@@ -544,7 +544,7 @@ class _AuditedRun:
             except StewardError as error:
                 # The change is made: the caller must get the result, and the log shows it without
                 # an end.
-                log.error("the end of action %d is not in the audit log: %s", self._id, error)
+                log.error("cannot write the end of action %d to the audit log: %s", self._id, error)
         return OperationOutcome(
             id=self._id,
             action=self._operation.ref,

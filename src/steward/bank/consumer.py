@@ -257,7 +257,7 @@ class BankConsumer:
         mark_unpriced(t, event.cluster, event.at)
         if str(error) not in self._logged:
             self._logged.add(str(error))
-            log.error("a run of job %d is not charged yet: %s", event.body.job_id, error)
+            log.error("cannot charge a run of job %d yet: %s", event.body.job_id, error)
 
     def _update_placement(self, confirmed: Sequence[_JobEvent]) -> None:
         """Queue jobs that lack a hold for placement, and forget finished jobs."""

@@ -203,7 +203,9 @@ def make_led_accounts_reader(
             with contextlib.closing(open_ledger(settings)) as ledger, ledger.reading() as t:
                 return t.accounts.list_led_by(user, coordinated)
         except StewardError as error:
-            log.warning("%s sees no more than their own: the ledger is away: %s", user, error)
+            log.warning(
+                "%s sees only own accounts, because the ledger is unavailable: %s", user, error
+            )
             return coordinated
 
     return lambda user, coordinated: read(user, coordinated, int(time.monotonic() / 60))
@@ -338,7 +340,7 @@ class BankContext:
         except GateUnavailable as error:
             log.debug("%s: %s", account, error)
         except BankUsage as error:
-            log.debug("the gate does not know %s yet: %s", account, error)
+            log.debug("cannot report %s to the gate yet: %s", account, error)
         return None
 
     def update_gate(self, after: int, *, rules: bool = False) -> bool:
@@ -361,7 +363,7 @@ class BankContext:
                 if rules:
                     gate.send_rules(t.export_rules())
         except GateUnavailable as error:
-            log.debug("the gate is told later: %s", error)
+            log.debug("cannot notify the gate, retrying later: %s", error)
             return False
         return True
 
@@ -373,7 +375,7 @@ class BankContext:
         try:
             state = self.gate.get_status()
         except GateUnavailable as error:
-            log.debug("when plugins asked is not known: %s", error)
+            log.debug("cannot read the times of plugin requests: %s", error)
             return ""
         last = datetime.fromtimestamp(state.asked_at_us / 1e6, UTC)
         if last >= since:
@@ -405,7 +407,7 @@ class BankContext:
             try:
                 plugins = parse_submit_plugins(Slurm(name, cluster_settings).config())
             except SlurmError as error:
-                log.debug("JobSubmitPlugins of cluster %s is not known: %s", name, error)
+                log.debug("cannot read JobSubmitPlugins of cluster %s: %s", name, error)
                 continue
             names += [f"job_submit/{plugin}" for plugin in plugins if plugin in GATE_PLUGINS]
         return ", ".join(dict.fromkeys(names))

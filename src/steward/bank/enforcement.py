@@ -330,7 +330,7 @@ class UnpaidJobs:
             # slurmctld is unavailable: they are released when it is back.
             held_job.jobs = dict.fromkeys(failed, True)
             return
-        log.info("cluster %s: job %s can be paid now, and is released", *key)
+        log.info("cluster %s: funds suffice for job %s, releasing it", *key)
         del self._of(key[0])[str(key[1])]
         self._store(key[0])
 
@@ -366,7 +366,7 @@ class UnpaidJobs:
     def _warn(self, key: Key, rule: str, why: str) -> None:
         if key not in self._warned:
             self._warned.add(key)
-            log.warning("cluster %s: job %s cannot be paid (%s): %s", *key, rule, why)
+            log.warning("cluster %s: insufficient funds for job %s (%s): %s", *key, rule, why)
 
     def _of(self, cluster: str) -> dict[str, HeldJob]:
         """Return the held jobs of a cluster by id, read from the ledger once."""

@@ -211,7 +211,7 @@ class GateSync:
         try:
             self._ledger.leases.release(self._lease)
         except LedgerUnavailable as error:
-            log.info("the right to decide ends by itself: %s", error)
+            log.info("the lease of this gate expires without renewal: %s", error)
         self._lease = None
 
 
@@ -277,7 +277,7 @@ class ClusterModels:
                 repeated_s = self._refresh(cluster, slurm, now)
             except SlurmError as error:
                 if self._logged.get(cluster) != str(error):
-                    log.warning("the picture of cluster %s stays as it was: %s", cluster, error)
+                    log.warning("cannot update the model of cluster %s: %s", cluster, error)
                 self._logged[cluster] = str(error)
             else:
                 self._logged.pop(cluster, None)

@@ -119,7 +119,7 @@ def resolve_addresses(settings: Settings, recipients: Sequence[str]) -> tuple[st
         if _ADDRESS.fullmatch(address):
             addresses.append(address)
         else:
-            log.warning("%r is no address that a mail can be sent to", address)
+            log.warning("invalid mail address %r", address)
     return tuple(dict.fromkeys((*addresses, *notify.mail)))
 
 

@@ -661,7 +661,7 @@ class RegularReconciliation:
         except SlurmError as error:
             # Its mark stays, so that the next turn covers the same period.
             if self._said.get(cluster) != str(error):
-                log.warning("charges are not compared with slurmdbd: %s", error)
+                log.warning("cannot compare charges with slurmdbd: %s", error)
             self._said[cluster] = str(error)
             return None
         self._said.pop(cluster, None)

@@ -264,14 +264,14 @@ class ScheduledWork:
         is_rejected = isinstance(error, MailRejected | NoticeRefused)
         if item.tries + 1 >= (_MAX_REJECTED_TRIES if is_rejected else _MAX_TRIES):
             log.error(
-                "notice %d (%s) is set aside after %d tries, see 'steward bank notices': %s",
+                "notice %d (%s) is undelivered after %d attempts, see 'steward bank notices': %s",
                 *(item.id, notice.subject, item.tries + 1, error),
             )
             with self._ledger.transaction() as t:
                 t.outbox.make_dead_letter(item.id, str(error))
             return
         wait_s = min(_LONGEST_RETRY_S, _FIRST_RETRY_S * 2 ** min(item.tries, 10))
-        log.warning("a notice waits: %s", error)
+        log.warning("cannot send a notice, retrying later: %s", error)
         with self._ledger.transaction() as t:
             t.outbox.record_failure(item.id, now + timedelta(seconds=wait_s), str(error))
 

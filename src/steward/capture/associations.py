@@ -60,7 +60,7 @@ class AssociationsPoller:
             # unavailable.
             if str(error) != self._last_error:
                 self._last_error = str(error)
-                log.warning("who stands where on %s is not known now: %s", self._cluster, error)
+                log.warning("cannot read the associations of %s: %s", self._cluster, error)
             return self._backoff.next_s()
         self._last_error = ""
         self._backoff.reset()

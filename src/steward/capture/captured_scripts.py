@@ -49,7 +49,7 @@ class CapturedScripts:
             self._jobs = self._jobs or Jobs(self._path)
             return self._jobs.has_script(cluster, job_id, submit)
         except SqliteUnavailable as error:
-            log.debug("jobs.db cannot be asked for captured scripts: %s", error)
+            log.debug("cannot query jobs.db for captured scripts: %s", error)
             self.close()
             return False
 
@@ -77,6 +77,6 @@ class CapturedScripts:
         except (SqliteUnavailable, SqliteError) as error:
             # jobs.db does not exist yet or is unavailable: the jobs consumer reports that, and
             # capturing a script twice is harmless.
-            log.debug("what was captured long ago cannot be looked up: %s", error)
+            log.debug("cannot look up earlier captures: %s", error)
             self.close()
             return None

@@ -59,7 +59,7 @@ def recover_lost_scripts(
         if event is not None:
             events.append(event)
     if events:
-        log.info("%d scripts in %s had lost their event", len(events), store.directory)
+        log.info("recovered %d scripts without an event in %s", len(events), store.directory)
     return events
 
 

@@ -459,7 +459,10 @@ class JobcompSource:
         """Log the first garbled line; others are only counted."""
         if not self._has_garbled:
             log.error(
-                "%s: %s: %r; others like it are only counted", self._path, error, error.offender
+                "%s: %s: %r; further ones are counted, not logged",
+                self._path,
+                error,
+                error.offender,
             )
         self._has_garbled = True
 
@@ -475,8 +478,8 @@ class JobcompSource:
         self._is_checked = True
         if file_mode & stat.S_IROTH and directory_mode & stat.S_IXOTH:
             log.warning(
-                "everybody can read %s, and names and comments of jobs in it: "
-                "take the others' rights from its directory (chmod o= %s)",
+                "all users can read %s with the names and comments of jobs: remove the "
+                "permissions of others from its directory (chmod o= %s)",
                 self._path,
                 os.path.dirname(self._path),
             )

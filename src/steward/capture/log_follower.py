@@ -300,7 +300,7 @@ class LogFollower:
             if time.monotonic() < file.changed_at + self._quiet_s * (2 if has_rest else 1):
                 return
             if has_rest:
-                log.warning("%s: the last line of a former file was never ended", self.path)
+                log.warning("%s: the last line of a rotated file is incomplete", self.path)
             self._files.popleft().close()
 
     def _reopen_last(self) -> None:
@@ -316,8 +316,8 @@ class LogFollower:
         )
         if last_read is None:
             log.warning(
-                "%s: the file that was read last is gone; what ended meanwhile is left to "
-                "snapshots and slurmdbd",
+                "%s: the file read last is gone; job ends since then come from queue polls and "
+                "slurmdbd",
                 self.path,
             )
         since_ns = next(
@@ -332,7 +332,7 @@ class LogFollower:
     def _restart_file(self, file: _File) -> None:
         """Restart a file that was copied and truncated; read the rest from its copy first."""
         position = file.get_position()
-        log.info("%s was truncated: reading it from its beginning", self.path)
+        log.info("%s was truncated: reading it from the beginning", self.path)
         for name, inode, _ns in self._list_siblings():
             if inode != file.inode and self._has_head(name, position):
                 self._open_file(name, position.offset, first=True)

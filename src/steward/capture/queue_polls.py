@@ -399,9 +399,9 @@ class QueuePoller:
         is_slow = interval_s > max(LONG_INTERVAL_S, self._interval_s)
         if is_slow and not self._is_slow:
             log.warning(
-                "cluster %s: squeue took %.1f s, so the next poll of the queue is in %.0f s; until "
-                "then holds are not confirmed and unpaid jobs are not found. Is slurmctld busy, or "
-                "does a job have a very long text?",
+                "cluster %s: squeue took %.1f s, so the next poll of the queue is in %.0f s; "
+                "until then holds are not confirmed and jobs with insufficient funds are not "
+                "found. Is slurmctld busy, or does a job have a very long text?",
                 *(self._cluster, self.cost_s, interval_s),
             )
         elif self._is_slow and not is_slow:

@@ -79,7 +79,7 @@ class HeldScript(msgspec.Struct, frozen=True):
         """Read the script without its trailing NUL, and the redacted environment."""
         script = read_whole(self.script_fd)
         if script is None:
-            log.warning("job %d has a script too large to be kept", self.job_id)
+            log.warning("job %d: script exceeds the size limit and is not archived", self.job_id)
             return EntryContents(None, flags=(SCRIPT_TOO_LARGE,))
         flags: tuple[str, ...] = ()
         if script.endswith(b"\0"):
@@ -96,7 +96,9 @@ class HeldScript(msgspec.Struct, frozen=True):
         except OSError as error:
             raise EnvironmentUnreadable(error, without_environment) from error
         if environment_file is None:
-            log.warning("job %d has an environment too large to be kept", self.job_id)
+            log.warning(
+                "job %d: environment exceeds the size limit and is not archived", self.job_id
+            )
             return EntryContents(script, None, (*flags, ENVIRONMENT_TOO_LARGE))
         environment = read_environment(environment_file, redactor)
         return EntryContents(script, environment, flags + environment.flags)
@@ -551,7 +553,7 @@ class SlurmSpool:
         except OSError as error:
             pending.close()
             if error.errno in FOREIGN_ERRNOS:
-                log.debug("passing over %s: %s", pending.name, error)
+                log.debug("skipping %s: %s", pending.name, error)
                 return True
             self._fall_back_to_scans(pending.name, error)
             self._unread[pending.name] = pending.hash_number

@@ -227,7 +227,7 @@ class BatchCommitter:
     def _log_failure(self, batch: CaptureBatch, error: StewardError) -> None:
         """Log that a batch is not durable yet."""
         self.last_error = str(error)
-        log.error("%d scripts could not be made durable yet: %s", len(batch.held), error)
+        log.error("cannot make %d scripts durable, retrying: %s", len(batch.held), error)
 
 
 # Main loop
@@ -393,7 +393,9 @@ class SpoolCapture:
             entry.close()
         remaining = len(unread) + len(self._released) + self._committer.pending_count
         if remaining:
-            log.warning("%d scripts are not captured yet; the next start finds them", remaining)
+            log.warning(
+                "%d scripts are not captured yet; the next start rescans the spool", remaining
+            )
         self._spool.close()
         return is_committed and not remaining and not failed
 
@@ -420,7 +422,7 @@ class SpoolCapture:
         failed = list(self._take_failed())
         if failed:
             for entry in failed:
-                log.debug("job %d: script is written again", entry.job_id)
+                log.debug("job %d: script was rewritten", entry.job_id)
             self._spool.ready.extendleft(reversed(failed))
             self._retry_at = time.monotonic() + self._backoff.next_s()
         self._close_stored()
@@ -452,7 +454,7 @@ class SpoolCapture:
             return
         del self._unreadable[key]
         if isinstance(error, EnvironmentUnreadable):
-            log.error("job %d is kept without its environment: %s", entry.job_id, error)
+            log.error("job %d is archived without its environment: %s", entry.job_id, error)
             try:
                 self._add_to_batch(entry, error.contents)
             except StoreUnavailable:
@@ -472,7 +474,7 @@ class SpoolCapture:
         for unreadable in self._unreadable.values():
             if 0 < unreadable.at <= now:
                 unreadable.at = 0.0
-                log.debug("job %d: script is read again", unreadable.entry.job_id)
+                log.debug("job %d: reading the script again", unreadable.entry.job_id)
                 self._spool.ready.append(unreadable.entry)
         if self._rescan_at and now >= self._rescan_at and self._can_rescan():
             self._rescan()
@@ -515,7 +517,7 @@ class SpoolCapture:
             else ""
         )
         log.error(
-            "%d scripts of %s are lost: slurmctld removed them before they were read: jobs %s%s",
+            "%d scripts of %s are lost: slurmctld removed them before capture read them: jobs %s%s",
             len(job_ids),
             self._cluster,
             ", ".join(map(str, job_ids[:_MAX_JOBS_LOGGED])),
@@ -538,7 +540,7 @@ class SpoolCapture:
             body = event.body
             size = sum(file.length for file in (body.script, body.environment) if file)
             self.captured += 1
-            log.debug("job %d: script kept, %d bytes", entry.job_id, size)
+            log.debug("job %d: captured script of %d bytes", entry.job_id, size)
         if not self._batch.held:
             self._gathering_since = time.monotonic()
         self._batch.rows.extend(encode_rows(events))
@@ -604,7 +606,7 @@ class SpoolCapture:
                 self._exclude_store(store, error)
                 continue
             if self._problems.pop(store.name, ""):
-                log.info("captured bytes go to %s again", store.directory)
+                log.info("writing captured scripts to %s again", store.directory)
             return store
         raise StoreUnavailable("; ".join(self._problems.values()) or "no store is there")
 
@@ -613,7 +615,7 @@ class SpoolCapture:
         self._excluded_until[store.name] = time.monotonic() + self._limits.retry_store_s
         if self._problems.get(store.name) != str(error):
             self._problems[store.name] = str(error)
-            log.error("captured bytes cannot go to %s for now: %s", store.directory, error)
+            log.error("cannot write captured scripts to %s, retrying: %s", store.directory, error)
 
     def _commit_batch(self) -> None:
         """Hand the batch to the commit threads and begin a new one."""

@@ -350,7 +350,7 @@ class Feed:
             self._schedule_retry(error)
             return False
         if self._wait_reason:
-            log.info("%s goes on after: %s", self.consumer.name, self._wait_reason)
+            log.info("%s continues after: %s", self.consumer.name, self._wait_reason)
             self._wait_reason = ""
             self._report("running", "")
         self._retry_at = 0.0
@@ -447,7 +447,8 @@ class Feed:
     def _add_dead_letter(self, event: Event, error: str) -> None:
         """Log an event's rejection and store it as a dead letter."""
         log.error(
-            "%s sets event %d aside: %s; 'steward journal dead' lists it",
+            "%s rejected event %d, now a dead letter: %s; list dead letters with 'steward "
+            "journal dead'",
             self.consumer.name,
             event.id,
             error,
@@ -503,7 +504,7 @@ class Feed:
         self._retry_at = self._clock() + wait_s
         if _DIGITS.sub("0", str(error)) != _DIGITS.sub("0", self._wait_reason):
             self._wait_reason = str(error)
-            log.error("%s waits: %s", self.consumer.name, error)
+            log.error("%s is waiting: %s", self.consumer.name, error)
         self._record_error(str(error))
         self._report("waiting", str(error))
 

@@ -310,8 +310,8 @@ def restrict_socket(path: str, uids: Iterable[int]) -> bool:
     if not others or _chown_socket(path, others) or _set_socket_acl(path, others):
         return True
     log.warning(
-        "%s is open to anybody, since this file system has no ACLs: others are turned away "
-        "when they have connected",
+        "%s is open to all users, because its file system has no ACLs: the daemon "
+        "closes connections of users without permission",
         path,
     )
     os.chmod(path, _OPEN_MODE)
@@ -325,7 +325,7 @@ def _chown_socket(path: str, uids: list[int]) -> bool:
     try:
         os.chown(path, uids[0], -1)
     except OSError as error:
-        log.debug("%s cannot be given to uid %d: %s", path, uids[0], error)
+        log.debug("cannot change the owner of %s to uid %d: %s", path, uids[0], error)
         return False
     return True
 
@@ -339,7 +339,7 @@ def _set_socket_acl(path: str, uids: list[int]) -> bool:
     try:
         os.setxattr(path, _ACL, value)
     except OSError as error:
-        log.debug("%s cannot be given an ACL: %s", path, error)
+        log.debug("cannot set an ACL on %s: %s", path, error)
         return False
     return True
 

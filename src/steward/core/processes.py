@@ -61,7 +61,7 @@ def kill_group(process: "subprocess.Popen[bytes]", *, reap_s: float = 5.0) -> No
     try:
         process.wait(reap_s)
     except subprocess.TimeoutExpired:
-        log.warning("pid %d (%s) cannot be ended: left behind", process.pid, process.args)
+        log.warning("cannot kill pid %d (%s): it keeps running", process.pid, process.args)
 
 
 def exit_with_parent(parent: int) -> None:
@@ -98,7 +98,7 @@ def kill_descendants(pid: int, spared: Collection[int] = ()) -> None:
         try:
             pids = [child for child in _list_descendants(pid, spared) if child not in killed]
         except OSError as error:
-            log.warning("what pid %d has started cannot be found, to be ended: %s", pid, error)
+            log.warning("cannot find the children of pid %d to end them: %s", pid, error)
             return
         if not pids:
             return

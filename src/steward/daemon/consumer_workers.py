@@ -310,9 +310,9 @@ class BalancePusher:
                 position = self._gate.send_books(books)
             self._position = position
         except GateUnavailable as error:
-            log.debug("the gate is not told yet: %s", error)
+            log.debug("cannot notify the gate yet: %s", error)
         except StewardError as error:
-            log.warning("the gate cannot be told what was charged: %s", error)
+            log.warning("cannot report charges to the gate: %s", error)
 
 
 def run_mybrc(

@@ -162,7 +162,7 @@ class RequestService:
         except StewardError as error:
             yield encode_error_line(error)
         except MemoryError:
-            log.warning("a request of uid %d took more memory than one may", uid)
+            log.warning("a request of uid %d exceeded the memory limit", uid)
             yield encode_error_line(
                 PermissionRefused("the answer takes more memory than one may: ask for less")
             )

@@ -235,7 +235,7 @@ class SocketServer:
         now = time.monotonic()
         if uid not in self._logged_at or now - self._logged_at[uid] >= _LOG_AGAIN_S:
             self._logged_at[uid] = now
-            log.warning("turned away uid %d: %s", uid, reason)
+            log.warning("rejected a connection of uid %d: %s", uid, reason)
 
     def _reap(self) -> None:
         """Reap ended processes, and end what aborted ones had started."""
@@ -343,7 +343,9 @@ def _remove_stale_socket(path: str) -> None:
     directory = os.path.dirname(path)
     make_socket_directory(directory)
     if not os.stat(directory).st_mode & stat.S_IXOTH:
-        log.warning("%s is closed to others: ordinary users cannot ask the daemon", directory)
+        log.warning(
+            "%s is closed to other users: they cannot send requests to the daemon", directory
+        )
     try:
         info = os.lstat(path)
     except FileNotFoundError:

@@ -197,7 +197,7 @@ def recover_foreign_orphans(settings: Settings, reader: JournalReader) -> list[E
                 )
         except Unavailable as error:
             # The next start retries; meanwhile nothing in the store can be lost.
-            log.debug("no orphans are looked for in %s: %s", store.directory, error)
+            log.debug("cannot search %s for scripts without an event: %s", store.directory, error)
     captured.close()
     return events
 
@@ -395,7 +395,7 @@ def _is_known(captured: CapturedScripts, cluster: str, job_id: int, mtime_ns: in
         return captured.was_captured(cluster, make_script_key(job_id, mtime_ns))
     except Unavailable as error:
         # Capturing a script twice is harmless; ending would drop those held open.
-        log.warning("cannot look up what was captured before: %s", error)
+        log.warning("cannot look up earlier captures: %s", error)
         return False
 
 
@@ -430,7 +430,7 @@ def recover_orphans(
             )
         except Unavailable as error:
             # The next start retries; meanwhile nothing in the store can be lost.
-            log.debug("no orphans are looked for in %s: %s", store.directory, error)
+            log.debug("cannot search %s for scripts without an event: %s", store.directory, error)
     captured.close()
     return events
 

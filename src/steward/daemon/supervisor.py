@@ -233,7 +233,7 @@ class Supervisor:
         unkillable = self._end_all()
         self._report_changes()
         if unkillable:
-            log.error("left behind, since they cannot be killed: %s", ", ".join(unkillable))
+            log.error("cannot kill these processes: %s", ", ".join(unkillable))
         return 0
 
     def _set_workers(self, workers: Sequence[WorkerSpec]) -> None:
@@ -316,7 +316,7 @@ class Supervisor:
             code = self._run_worker(child, supervisor, mask)
         except BaseException:
             # The child must not go on as a second supervisor.
-            log.exception("%s cannot begin or end in order", child.spec.name)
+            log.exception("%s failed to start or stop", child.spec.name)
         finally:
             os._exit(code)
 
@@ -408,7 +408,7 @@ class Supervisor:
         child.restart_at = time.monotonic() + wait_s
         child.error = error or cause
         child.error_at = datetime.now(UTC)
-        log.warning("part %s %s; starting it again in %.1f s", child.spec.name, cause, wait_s)
+        log.warning("worker %s %s; restarting it in %.1f s", child.spec.name, cause, wait_s)
 
     def _report_changes(self) -> None:
         """Report the workers' status if it changed."""
@@ -420,7 +420,7 @@ class Supervisor:
         except StatusWriteError as error:
             # Retried at the next turn, and logged once.
             if lines != self._unreported:
-                log.warning("how the parts stand is not written down yet: %s", error)
+                log.warning("cannot write the status file of the workers, retrying: %s", error)
             self._unreported = lines
         else:
             self._reported = lines
@@ -433,7 +433,7 @@ class Supervisor:
             if child.pid and not child.is_killed and now - since > child.spec.hang_s:
                 child.is_killed = True
                 log.error(
-                    "part %s has not moved for %.0f s; ending process %d",
+                    "worker %s sent no heartbeat for %.0f s; ending process %d",
                     child.spec.name,
                     now - since,
                     child.pid,
@@ -475,7 +475,7 @@ class Supervisor:
     def _reject_reload(self, error: Exception) -> None:
         """Log and reply the reason why a reload fails, such as lack of memory or threads."""
         reason = str(error) if isinstance(error, StewardError) else repr(error)
-        log.error("cannot apply the new configuration, the present one stays: %s", reason)
+        log.error("cannot apply the new configuration, keeping the present one: %s", reason)
         self._listener.reject(reason)
 
     def _end_all(self) -> list[str]:

@@ -136,7 +136,7 @@ def run_mover(settings: Settings, name: str, stop: Stop, send_heartbeat: SendHea
             wait_s = backoff.next_s()
             if str(error) != last_error:
                 last_error = str(error)
-                log.error("archive.%s is not moved on for now: %s", name, error)
+                log.error("cannot move files of archive.%s, retrying later: %s", name, error)
         stop.wait(wait_s)
     mover.close()
 

@@ -480,7 +480,7 @@ def parse_queue(
             rows[job_id] = digest
         except ValueError as error:
             malformed_count += 1
-            log.error("a row of squeue is not understood: %s: %r", error, row[:200])
+            log.error("cannot parse a row of squeue: %s: %r", error, row[:200])
     return tuple(records), rows, malformed_count
 
 

@@ -273,7 +273,7 @@ def run_web(
     if not settings.listen:
         raise WebError("there are no pages: set 'listen' in [web], and reload the daemon")
     if os.geteuid() == 0:
-        log.warning("the pages run as root: have them run as %s, [web] user", settings.user)
+        log.warning("the web pages run as root: run them as %s, see user in [web]", settings.user)
     config = ServerConfig(
         name="browsers and clients of the API",
         section="[web]",

@@ -102,7 +102,7 @@ def verify_munge_request(web_settings: WebSettings, request: VouchRequest) -> tu
     except PermissionRefused as error:
         raise UnknownCredential(str(error)) from error
     except MungeUnavailable as error:
-        log.warning("nobody is known by MUNGE: %s", error)
+        log.warning("MUNGE authentication is unavailable: %s", error)
         raise
     try:
         return claim.uid, _admit_claim(web_settings, claim, statement)

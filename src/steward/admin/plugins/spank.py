@@ -278,7 +278,7 @@ def _list_owners(spool: str) -> dict[str, int]:
             with contextlib.suppress(FileNotFoundError):
                 owners[path] = os.lstat(path).st_uid
     except PermissionError:
-        log.debug("the files in %s are not looked at: only root can read it", spool)
+        log.debug("cannot check the files in %s: only root can read the directory", spool)
     return owners
 
 

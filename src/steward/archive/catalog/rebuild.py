@@ -239,7 +239,7 @@ class CatalogRebuild:
             yield from self._reader.iterate_scripts()
         except SqliteUnavailable as error:
             # Lost with the state directory: only the files are left.
-            log.info("the sink's database says nothing: %s", error)
+            log.info("cannot read the sink's database: %s", error)
 
     def _make_found_use(self, found_script: FoundScript, path: str) -> ScriptUse:
         """Make the use of a script found by manifest or file name."""
@@ -292,7 +292,7 @@ class CatalogRebuild:
             finally:
                 cursor.close()
         except CatalogUnavailable as error:
-            log.warning("what was purged before is not known any more: %s", error)
+            log.warning("cannot read the list of purged jobs: %s", error)
         for cluster, key, _ in purged:
             builder.remove_use(parse_spool_time(key), (cluster, key))
         return builder.finish(position, purged)
@@ -309,7 +309,7 @@ def _read_cursor(generation: str) -> int:
     except CatalogUnavailable as error:
         # Damage may be the reason for the rebuild. Events still in the journal are applied again,
         # without harm.
-        log.warning("how far the old catalogue came is not known: %s", error)
+        log.warning("cannot read the position of the old catalog: %s", error)
         return 0
 
 
@@ -337,7 +337,7 @@ def _iterate_old_uses(
             finally:
                 reader.close()
         except CatalogUnavailable as error:
-            log.warning("%s of the old catalogue is passed over: %s", month, error)
+            log.warning("%s of the old catalog is skipped: %s", month, error)
 
 
 def _make_placed_use(placed: PlacedScript) -> ScriptUse:
@@ -369,7 +369,7 @@ def _find_owner_by_acl(path: str, user: str) -> tuple[int | None, str]:
         finally:
             os.close(fd)
     except OSError as error:
-        log.debug("whose %s is cannot be said: %s", path, error)
+        log.debug("cannot determine the owner of %s: %s", path, error)
         return None, ""
     try:
         is_same = uid is not None and pwd.getpwuid(uid).pw_name == user

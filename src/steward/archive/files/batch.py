@@ -251,7 +251,7 @@ class PendingBatch:
             try:
                 self._tree.unlink(path, name)
             except IsADirectoryError:
-                log.error("%s/%s/%s is a directory: it is left", self._tree.root, path, name)
+                log.error("%s/%s/%s is a directory: not changed", self._tree.root, path, name)
             has_record = has_record or path != WAITING_DIRECTORY
         if has_record:
             self._tree.sync()

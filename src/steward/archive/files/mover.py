@@ -313,7 +313,7 @@ class ArchiveMover:
         ref = (row.cluster, row.key)
         if self._records.load_rows([ref]).get(ref) == row:
             self._unmovable.add(ref)
-            log.error("%s leaves %s where it is: %s", self.name, row.key, reason)
+            log.error("%s cannot move %s: %s", self.name, row.key, reason)
 
     def _copy(self, row: FileRow) -> "_CopiedScript":
         """Copy a script's files and manifest facts to the second tree."""
@@ -383,7 +383,7 @@ class ArchiveMover:
         for copy in done:
             row = copy.row
             path = self._records.get_directory_path(row.directory)
-            log.debug("job %d: moved on to %r", row.job_id, f"{self._second_tree.root}/{path}")
+            log.debug("job %d: moved to %r", row.job_id, f"{self._second_tree.root}/{path}")
             for name in (row.script_name, row.env_name):
                 if name:
                     self._first_tree.unlink(path, name)
@@ -436,7 +436,7 @@ class ArchiveMover:
             except StewardError as error:
                 if not tries:
                     log.error(
-                        "%s cannot finish %s of %s and tries it again: %s",
+                        "%s cannot finish %s of %s, retrying: %s",
                         self.name,
                         kind,
                         key,

@@ -134,7 +134,7 @@ class AccessUpdater:
                 # A purge emptied it since, or all of it is in the other tree.
                 continue
             except PathBlocked as error:
-                log.error("access to what uid %d has here is not changed: %s", owner[0], error)
+                log.error("cannot change access to the files of uid %d: %s", owner[0], error)
         return (rows[-1][0], "", "") if len(rows) == page_rows else None
 
     def _update_files(
@@ -167,11 +167,11 @@ class AccessUpdater:
                 # A missing file needs no permissions; verify reports it.
                 continue
             except PathBlocked as error:
-                log.error("access to %s is not changed: %s", row.key, error)
+                log.error("cannot change access to %s: %s", row.key, error)
             except OSError as error:
                 if error.errno != errno.ELOOP:
                     raise
-                log.error("access to %s/%s is not changed: it is a symbolic link", path, name)
+                log.error("cannot change access to %s/%s: it is a symbolic link", path, name)
 
 
 log = logging.getLogger(__name__)
@@ -262,7 +262,7 @@ class DirectoryOwners:
                 self._new_owners[owner] = name
                 if user and name != base_name:
                     log.warning(
-                        "user %r was another uid before: uid %d gets the directory %s",
+                        "user %r had another uid before: files of uid %d go to directory %s",
                         user,
                         uid,
                         name,
@@ -316,8 +316,8 @@ class DirectoryOwners:
         is_service_down = len(missing) > 1 and 2 * len(missing) > len(admitted)
         if is_service_down and not self._is_name_service_down:
             log.error(
-                "%d of %d owners have no name any more: the name service seems to be away, "
-                "nobody's files are closed; ask 'getent passwd'",
+                "%d of %d owners have no user name: the name service may be unavailable, so "
+                "permissions stay unchanged; check 'getent passwd'",
                 len(missing),
                 len(admitted),
             )
@@ -368,11 +368,13 @@ class DirectoryOwners:
         if revoke:
             self._revoked.add((uid, user))
             log.warning(
-                "uid %d is not %r any more: its archived files are closed until it is", uid, user
+                "uid %d is no longer %r: access to its archived files is removed until it is again",
+                uid,
+                user,
             )
         else:
             self._revoked.discard((uid, user))
-            log.info("uid %d is %r again: its archived files are open to it", uid, user)
+            log.info("uid %d is %r again: access to its archived files is restored", uid, user)
 
     def save(self, connection: Connection) -> None:
         """Insert new owners, inside a transaction."""

@@ -196,5 +196,5 @@ def resolve_group_ids(names: tuple[str, ...]) -> tuple[int, ...]:
         try:
             gids.add(grp.getgrnam(name).gr_gid)
         except (KeyError, ValueError):
-            log.warning("group %r does not exist: it is given no access to the archive", name)
+            log.warning("group %r does not exist: no access to the archive is granted to it", name)
     return tuple(sorted(gids))

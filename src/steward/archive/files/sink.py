@@ -327,7 +327,11 @@ class FilesSink:
                 if present:
                     store.unlink(present)
             except StewardError as error:
-                log.warning("what was purged is in %s until it is trimmed: %s", store.name, error)
+                log.warning(
+                    "cannot remove purged jobs from %s, which holds them until trimmed: %s",
+                    store.name,
+                    error,
+                )
 
     def tick(self, append: Append) -> float:
         """File scripts that waited too long, check owners, order purges; return seconds to wait.

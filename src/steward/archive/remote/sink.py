@@ -347,7 +347,7 @@ class RemoteSink(DatabaseConsumer):
             self._open_destination().expire(cutoff)
         except Unavailable as error:
             # Archiving must not wait for expiry; if sending fails, too, that is reported.
-            log.warning("%s: cannot expire old documents yet: %s", self.name, error)
+            log.warning("%s: cannot expire old documents, retrying later: %s", self.name, error)
 
     def close(self) -> None:
         """Close the connection and the database."""

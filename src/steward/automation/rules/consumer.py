@@ -149,7 +149,7 @@ class RulesConsumer(DatabaseConsumer):
         for error in self._rulebook.troubles:
             log.error("%s", error.what)
         enabled_rules = select_enabled_rules(self._rulebook, self._store)
-        log.info("%d rules, %d on", len(self._rulebook.rules), len(enabled_rules))
+        log.info("%d rules loaded, %d enabled", len(self._rulebook.rules), len(enabled_rules))
 
     def _purge(self) -> bool:
         """Remove old history and node failures."""

@@ -100,12 +100,12 @@ class RuleDecider:
                 return end_unstarted(execution, STATUS_HELD_BACK, reason)
             return msgspec.structs.replace(execution, parameters=render_parameters(rule, trigger))
         except RuleError as error:
-            log.error("rule %s could not be applied to %s: %s", rule.name, event.key, error)
+            log.error("cannot evaluate rule %s for %s: %s", rule.name, event.key, error)
             return end_unstarted(execution, "failed", str(error))
         except TimeLimitExceeded as error:
             # More events like this one would delay all rules, so this rule is skipped for a while.
             self._skipped_until[rule.name] = time.monotonic() + _SKIP_S
-            log.error("rule %s is left out for %g s: %s", rule.name, _SKIP_S, error)
+            log.error("rule %s is suspended for %g s: %s", rule.name, _SKIP_S, error)
             return end_unstarted(execution, "failed", str(error))
 
     def _find_limit_reason(self, rule: Rule, execution: Execution, now: datetime) -> str:

@@ -428,7 +428,7 @@ class ExecutionScheduler:
         """Process the results that threads have queued."""
         for task, outcome in self._get_outcomes(wait_s):
             if self._tasks.get(task.execution.rule) is not task:
-                log.warning("execution %d came back after all: %r", task.execution.id, outcome)
+                log.warning("execution %d ended after its time-out: %r", task.execution.id, outcome)
                 continue
             del self._tasks[task.execution.rule]
             if isinstance(outcome, Unavailable):
@@ -453,7 +453,9 @@ class ExecutionScheduler:
         now = time.monotonic()
         for task in [task for task in self._tasks.values() if task.deadline < now]:
             del self._tasks[task.execution.rule]
-            log.error("execution %d of rule %s hangs", task.execution.id, task.execution.rule)
+            log.error(
+                "execution %d of rule %s does not end", task.execution.id, task.execution.rule
+            )
             self._unrecovered.pop(task.execution.id, None)
             self._end_execution(task.execution, "timeout", "it did not come back at all")
 
@@ -488,7 +490,7 @@ class ExecutionScheduler:
         if isinstance(error, StewardError):
             self._end_execution(execution, status, str(error))
             return
-        log.error("execution %d of rule %s broke", execution.id, execution.rule, exc_info=error)
+        log.error("execution %d of rule %s failed", execution.id, execution.rule, exc_info=error)
         self._end_execution(execution, status, "an internal error, see the log")
 
     # -- due executions

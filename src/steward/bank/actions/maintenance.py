@@ -436,7 +436,7 @@ def run_bank_check(context: BankContext, caller: Caller, request: CheckRequest) 
         holds = fetch_holds(context)
         findings += compare_holds_with_jobs(context, holds)
     except GateUnavailable as error:
-        log.debug("holds are not compared: %s", error)
+        log.debug("cannot compare holds: %s", error)
     return CheckReply(
         findings=tuple(findings),
         accounts=accounts,

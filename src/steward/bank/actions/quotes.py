@@ -123,7 +123,7 @@ def _ask_gate(
             if not verdict.ok:
                 return False, verdict.say
     except GateUnavailable as error:
-        log.debug("the gate does not say: %s", error)
+        log.debug("the gate does not answer: %s", error)
         return None, ""
     return True, messages[0]
 

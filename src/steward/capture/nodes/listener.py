@@ -253,7 +253,7 @@ class NodeListener:
             except Unavailable as error:
                 self._log_problem(str(error))
             if has_changed:
-                log.info("[nodes] has changed")
+                log.info("reloading [nodes]")
             else:
                 stop.wait(self._check_interval_s)
         ended.set()

@@ -152,7 +152,7 @@ class GroupAppender:
             error = caught
         except Exception as caught:
             # A programming error must not end the thread; the agents send the batch again.
-            log.exception("what nodes sent could not be appended")
+            log.exception("cannot append events from nodes to the journal")
             error = AppendUnavailable(f"unexpected: {type(caught).__name__}: {caught}")
         for batch in group:
             batch.error = error

@@ -278,7 +278,7 @@ class _ClusterNodes:
             self._uids = frozenset({_ROOT, slurmd_uid(self.name, self._settings)})
             self._has_places = True
         except SlurmError as error:
-            log.warning("where the nodes of cluster %s are cannot be asked: %s", self.name, error)
+            log.warning("cannot query the node addresses of cluster %s: %s", self.name, error)
         cost_s = time.monotonic() - now
         self._refresh_at = now + (_ADDRESS_CACHE_S if self._has_places else _MIN_QUERY_INTERVAL_S)
         self._retry_at = now + max(_MIN_QUERY_INTERVAL_S, _QUERY_COST_FACTOR * cost_s)

@@ -333,7 +333,7 @@ class ClusterSensor:
         self._is_unavailable = False
         self._backoff.reset()
         if self._last_error:
-            log.info("cluster %s: the sensor sees again", self._cluster)
+            log.info("cluster %s: the sensor receives data again", self._cluster)
             self._last_error = ""
         nodes = snapshot[NODE_STATE]
         since = None if self._store.looked_at is None else self._store.looked_at - _TIME_TOLERANCE
@@ -441,7 +441,7 @@ class ClusterSensor:
         self._poll_due = time.monotonic() + self._backoff.next_s()
         if message != self._last_error:
             self._last_error = message
-            log.warning("cluster %s: the sensor sees nothing: %s", self._cluster, message)
+            log.warning("cluster %s: the sensor receives no data: %s", self._cluster, message)
         self._store.mark_silent()
 
     def _sync_triggers(self) -> None:
@@ -528,7 +528,7 @@ class ReportedStates:
                     else ()
                 )
             except NodeListError as error:
-                log.debug("a trigger's nodes are not understood: %s", error)
+                log.debug("cannot parse the nodes of an strigger report: %s", error)
                 continue
             yield from (
                 (trigger.event, name, reported_at)
@@ -668,7 +668,7 @@ def _start_wakeups(settings: Settings, cluster: str) -> WakeupListener | None:
         wakeups.start()
     except OSError as error:
         log.error(
-            "cluster %s: cannot listen on %s: %s; nodes are looked at by the clock alone",
+            "cluster %s: cannot listen on %s: %s; the sensor relies on periodic polls",
             cluster,
             settings.wake_socket(cluster),
             error.strerror or error,
@@ -703,5 +703,5 @@ def _run_loop(
                 return
             if str(error) != last_error:
                 last_error = str(error)
-                log.error("the sensor waits: %s", error)
+                log.error("the sensor stops until a retry: %s", error)
         stop.wait(min(wait_s, _MAX_TURN_WAIT_S), *fds)

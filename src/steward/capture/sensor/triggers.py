@@ -95,7 +95,7 @@ class StewardTriggers:
             if self._is_current(trigger, programs) and trigger.event not in present:
                 present.add(trigger.event)
             else:
-                log.info("cluster %s: trigger %d is cleared", self._cluster, trigger.id)
+                log.info("cluster %s: cleared strigger %d", self._cluster, trigger.id)
                 SENSOR.require("slurm.trigger.unset")
                 # Somebody else may have cleared it at this moment.
                 with contextlib.suppress(UnknownTrigger):
@@ -104,7 +104,7 @@ class StewardTriggers:
             if event not in present:
                 SENSOR.require("slurm.trigger.set")
                 self._triggers.set(program, event, permanent=True)
-                log.info("cluster %s: a trigger is set for %s", self._cluster, event)
+                log.info("cluster %s: set an strigger for %s", self._cluster, event)
 
     def _list_events(self) -> Sequence[str]:
         """Return the events that this version of Slurm can fire."""
@@ -287,8 +287,8 @@ class WakeupListener:
                 self._fired.add(trigger)
         if is_first_lost:
             log.warning(
-                "cluster %s: %d wake-ups wait for a look at the nodes: a state that passes before "
-                "it is not told where its wake-up comes later (%s was the first)",
+                "cluster %s: %d strigger reports wait for a poll of the nodes: the sensor "
+                "misses a state that ends before its report is processed (first: %s)",
                 *(self._cluster, _MAX_WAITING_REPORTS, trigger.event),
             )
         with contextlib.suppress(BlockingIOError):

@@ -112,11 +112,13 @@ def _remove_script_bytes(stores: IncomingStores, body: JobScript) -> None:
         stores.get(body.store).unlink(paths)
     except Unavailable as error:
         # The next start deletes bytes whose event is known and trimmed; others must not wait.
-        log.warning("the bytes of job %d are left for now: %s", body.job_id, error)
+        log.warning(
+            "cannot remove the captured files of job %d, retrying later: %s", body.job_id, error
+        )
     except StoreError as error:
         # Its sink was removed from the configuration. Nothing can be deleted there any more, and
         # the journal must go on for all others.
-        log.warning("the bytes of job %d are left where they are: %s", body.job_id, error)
+        log.warning("cannot remove the captured files of job %d: %s", body.job_id, error)
 
 
 def limit_size(journal: Journal, stores: IncomingStores, *, max_bytes: int) -> bool:
@@ -145,9 +147,8 @@ def limit_size(journal: Journal, stores: IncomingStores, *, max_bytes: int) -> b
     for name, position in behind:
         if _is_refillable(name, position, journal.list_attached(), files_sinks):
             log.error(
-                "the journal holds %d bytes, more than max_bytes: consumer %s is detached; "
-                "mend what stops it (steward journal status), then '%s' makes up for what it "
-                "missed",
+                "the journal holds %d bytes, more than max_bytes: detached consumer %s; fix it "
+                "(see 'steward journal status'), then run '%s' to catch up",
                 size,
                 name,
                 refill_command(name),
@@ -157,7 +158,7 @@ def limit_size(journal: Journal, stores: IncomingStores, *, max_bytes: int) -> b
     if behind:
         log.error(
             "the journal holds %d bytes, more than max_bytes, and consumer %s needs them: "
-            "mend what stops it (steward journal status), or give the disk room",
+            "fix the consumer (steward journal status) or provide more disk space",
             size,
             behind[0][0],
         )
@@ -356,7 +357,7 @@ class JournalServer:
         except BlockingIOError:
             return
         except (OSError, JournalError) as error:
-            log.warning("a connection to the journal broke: %s", error)
+            log.warning("a connection to the journal failed: %s", error)
             self._disconnect(client)
             return
         if not data:
@@ -366,7 +367,7 @@ class JournalServer:
             try:
                 self._handle(client, message)
             except (ValueError, TypeError, IndexError, SqliteError) as error:
-                log.warning("a message to the journal makes no sense: %s", error)
+                log.warning("the journal received an invalid message: %s", error)
                 self._disconnect(client)
                 return
 
@@ -449,7 +450,7 @@ class JournalServer:
         except Unavailable as error:
             wait_s = self._backoff.next_s()
             self._retry_at = time.monotonic() + wait_s
-            log.error("the journal cannot be written, trying again in %.1f s: %s", wait_s, error)
+            log.error("cannot write the journal, retrying in %.1f s: %s", wait_s, error)
             return
         self._backoff.reset()
         self._retry_at = 0.0
@@ -501,7 +502,7 @@ class JournalServer:
             for name, position in positions.items():
                 self._journal.record_position(name, *position)
         except Unavailable as error:
-            log.error("the journal cannot be written: %s", error)
+            log.error("cannot write the journal: %s", error)
             self._positions = {**positions, **self._positions}
 
     def _trim(self) -> None:
@@ -515,7 +516,7 @@ class JournalServer:
                 # One batch a turn: commits take precedence, and the heartbeat goes on.
                 self._trim_at = time.monotonic()
         except Unavailable as error:
-            log.error("the journal cannot be trimmed now: %s", error)
+            log.error("cannot trim the journal, retrying later: %s", error)
 
 
 def _open_socket(state_dir: str) -> socket.socket:

@@ -236,7 +236,7 @@ class ControllerReceiver:
             await cluster.run(stream.authenticator.check, head.build_statement(), credential)
             reply = await self._receive_batch(cluster, stream, head, receive)
             for index, reason in reply.refused:
-                log.warning("%s: event %d of a batch is refused: %s", peer, index, reason)
+                log.warning("%s: rejected event %d of a batch: %s", peer, index, reason)
         self._log_problem(peer, "")
         content = wire.encode_message(reply)
         statement = head.build_reply_statement(reply.verdict, content)

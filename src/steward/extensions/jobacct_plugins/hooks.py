@@ -127,8 +127,8 @@ class HookGuard:
         if key not in self._logged:
             self._logged.add(key)
             log.error(
-                "%s: %s failed (%s: %s); that is logged once, 'steward accounting plugins' "
-                "counts it",
+                "%s: %s failed (%s: %s); further failures are not logged, see the counts in "
+                "'steward accounting plugins'",
                 self._type,
                 hook,
                 error_type,

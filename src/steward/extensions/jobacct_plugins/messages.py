@@ -118,7 +118,7 @@ class MessageSender:
             try:
                 self._append([event])
             except Unavailable as error:
-                log.debug("%s: a message waits: %s", self._type, error)
+                log.debug("%s: cannot send a message, retrying: %s", self._type, error)
                 last_error = error
             else:
                 return

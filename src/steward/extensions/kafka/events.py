@@ -315,12 +315,12 @@ class RecentPurges:
             jobs = Jobs(self._path)
         except (SqliteUnavailable, SqliteError) as error:
             # jobs.db does not exist yet or is unavailable: then every purge in the journal counts.
-            log.debug("how far jobs.db is cannot be looked up: %s", error)
+            log.debug("cannot look up the position of jobs.db: %s", error)
             return 0
         try:
             return jobs.cursor()
         except (SqliteUnavailable, SqliteError) as error:
-            log.debug("how far jobs.db is cannot be read: %s", error)
+            log.debug("cannot read the position of jobs.db: %s", error)
             return 0
         finally:
             jobs.close()

@@ -69,7 +69,7 @@ class TopicIdLookup:
             topic_id = future.result(wait_s).topic_id
         except (self._connection.lib.KafkaException, TimeoutError) as error:
             # The poll for messages reports the problem; the id is requested again.
-            log.debug("the id of %s is not known: %s", self._connection.describe_topic(), error)
+            log.debug("cannot read the id of %s: %s", self._connection.describe_topic(), error)
             return ""
         has_id = topic_id.get_most_significant_bits() or topic_id.get_least_significant_bits()
         return str(topic_id) if has_id else ""
@@ -152,7 +152,7 @@ class TopicRecreationGuard:
                 consumer.seek(lib.TopicPartition(topic, partition, lib.OFFSET_BEGINNING))
             except lib.KafkaException as error:
                 # The partition is not being fetched yet; the next turn tries again.
-                log.debug("cannot go back in partition %d: %s", partition, error)
+                log.debug("cannot seek in partition %d: %s", partition, error)
             else:
                 self._rewind_partitions.discard(partition)
 
@@ -162,7 +162,7 @@ class TopicRecreationGuard:
 
     def _log_rewind(self) -> None:
         log.warning(
-            "consume.%s takes in %s from its beginning: it was deleted and made anew",
+            "consume.%s reads topic %s from the beginning: it was deleted and created again",
             self._name,
             self._connection.describe_topic(),
         )
@@ -364,7 +364,7 @@ class KafkaSource:
         if self._consecutive_bad > _MAX_LOGGED_IN_A_ROW:
             return
         log.warning(
-            "consume.%s passes over the message at offset %d of partition %d of topic %s: %s%s",
+            "consume.%s skips the message at offset %d of partition %d of topic %s: %s%s",
             self._name,
             position.offset,
             position.partition,
@@ -472,7 +472,7 @@ class KafkaSource:
         last_error = self._connection.take_last_error()
         if has_messages:
             if self._last_problem:
-                log.info("consume.%s goes on after: %s", self._name, self._last_problem)
+                log.info("consume.%s continues after: %s", self._name, self._last_problem)
             self._last_problem = ""
         elif last_error:
             self._log_problem(
@@ -483,7 +483,7 @@ class KafkaSource:
         """Log why the source waits, once until the reason changes."""
         if problem != self._last_problem:
             self._last_problem = problem
-            log.error("consume.%s waits: %s", self._name, problem)
+            log.error("consume.%s is waiting: %s", self._name, problem)
 
     def _ensure_consumer(self) -> TopicRecreationGuard:
         """Create the consumer and subscribe it, where there is none."""
@@ -502,7 +502,7 @@ class KafkaSource:
             on_lost=self._on_lost,
         )
         log.info(
-            "consume.%s takes in %s as group %s",
+            "consume.%s reads %s as group %s",
             self._name,
             self._connection.describe_topic(),
             self._settings.group,

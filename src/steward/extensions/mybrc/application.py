@@ -461,7 +461,7 @@ def partitions_list(request: ApiRequest, state: State, page: Page = 1) -> Partit
 def upload_cpu_data(filename: FromPath[str]) -> ErrorDetail:
     """Reject a file of CPU data: Steward measures usage itself and keeps no such files."""
     what = "CPU data is not taken: use is measured by Steward itself, see 'steward sacct'"
-    log.info("CPU data in a file of %d letters is not taken", len(filename))
+    log.info("ignoring CPU data in a file of %d characters", len(filename))
     raise ApiError(403, what)
 
 
@@ -499,7 +499,9 @@ def _handle_api_error(_: ApiRequest, error: ApiError) -> Response[ErrorDetail]:
 def _handle_steward_error(_: ApiRequest, error: StewardError) -> Response[ErrorDetail]:
     """Reply to Steward's errors: 503 for a temporary one, otherwise 400."""
     if isinstance(error, Unavailable):
-        log.warning("a request of the myBRC API is to come again: %s", error)
+        log.warning(
+            "cannot serve a request of the myBRC API, asking the client to retry: %s", error
+        )
         return _error_reply(
             503, "the ledger cannot be used just now, try again", {"Retry-After": "2"}
         )

@@ -166,7 +166,7 @@ class RemoteBalances:
             self._retry_at_s = time.monotonic() + self._backoff.next_s()
             if str(error) != self._last_error:
                 self._last_error = str(error)
-                log.warning("the balances at the myBRC server are not read: %s", error)
+                log.warning("cannot read the balances of the myBRC server: %s", error)
         return wait_s
 
     def _update_accounts(self) -> None:
@@ -348,7 +348,7 @@ class RemoteBalances:
         try:
             self._gate.send_remote_means(means)
         except GateUnavailable as error:
-            log.debug("the gate is not told of balances yet: %s", error)
+            log.debug("cannot report balances to the gate yet: %s", error)
 
 
 def _decode_figures(text: str) -> _Figures | None:

@@ -243,7 +243,11 @@ class JobOwners:
                 self._jobs = Jobs(self._path)
             facts = self._jobs.list_run_events(charge.cluster, [charge.job_id])
         except SqliteUnavailable as error:
-            log.debug("whose job %d was is told by its name: %s", charge.job_id, error)
+            log.debug(
+                "cannot resolve the owner of job %d, sending the user name: %s",
+                charge.job_id,
+                error,
+            )
             facts = []
         for fact in facts:
             if fact.first_submit == charge.first_submit and fact.record.uid is not None:

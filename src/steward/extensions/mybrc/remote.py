@@ -285,7 +285,7 @@ class OutboxSender:
         except (RemoteUnavailable, LedgerUnavailable) as error:
             if str(error) != self._last_error:
                 self._last_error = str(error)
-                log.warning("the myBRC server elsewhere is told later: %s", error)
+                log.warning("cannot notify the myBRC server, retrying later: %s", error)
             return self._backoff.next_s()
         if items:
             self._backoff.reset()
@@ -342,7 +342,7 @@ class OutboxSender:
                 return
             # The server knows the job already, or its first charge will report it.
             log.warning(
-                "job %d: the myBRC server elsewhere does not count its hold: %s",
+                "job %d: the myBRC server does not count its hold: %s",
                 *(job.job_id, error),
             )
         self._failures_in_a_row = 0
@@ -371,14 +371,15 @@ class OutboxSender:
         """Postpone a message; after the last try, make it a dead letter."""
         if item.tries + 1 >= _MAX_TRIES:
             log.error(
-                "job %d is not taken elsewhere after %d tries: %s; 'steward bank notices' lists it",
+                "cannot send job %d to the myBRC server after %d attempts: %s; see 'steward "
+                "bank notices'",
                 *(decode_outbox_item(item).told.job_id, item.tries + 1, reason),
             )
             with self._ledger.transaction() as t:
                 t.outbox.make_dead_letter(item.id, reason)
             return
         wait_s = min(first_s * 2 ** min(item.tries, 10), _RETRY_MAX_S)
-        log.warning("a job is not taken elsewhere, next try in %d s: %s", wait_s, reason)
+        log.warning("cannot send a job to the myBRC server, retrying in %d s: %s", wait_s, reason)
         with self._ledger.transaction() as t:
             t.outbox.record_failure(item.id, self._now() + timedelta(seconds=wait_s), reason)
 

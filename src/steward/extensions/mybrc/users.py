@@ -209,7 +209,9 @@ class UsersFile:
         try:
             return verify_password(password, stored_hash or self._decoy_hash) and bool(stored_hash)
         except BankUsage:
-            log.error("%s: what stands behind %s is no hash, make it anew", self._path, user)
+            log.error(
+                "%s: the entry of %s is not a password hash; create it again", self._path, user
+            )
             return False
 
     def _load_users(self) -> dict[str, str]:
@@ -225,7 +227,7 @@ class UsersFile:
             except (OSError, UnicodeError) as error:
                 # Fail closed: while the file cannot be read, there are no users.
                 if str(error) != self._last_error:
-                    log.error("nobody is let in to the myBRC API: %s: %s", self._path, error)
+                    log.error("the myBRC API rejects all requests: %s: %s", self._path, error)
                 self._users, self._file_version, self._last_error = {}, None, str(error)
             return self._users
 

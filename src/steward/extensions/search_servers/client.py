@@ -188,7 +188,7 @@ def _warn_if_readable(path: str) -> None:
     except OSError:
         return  # reading the file reports the error
     if is_open:
-        log.warning("%s holds a secret and every user may read it: run 'chmod 600' on it", path)
+        log.warning("%s holds a secret and all users can read it: run 'chmod 600' on it", path)
 
 
 def _unreadable_error(path: str, error: OSError) -> ArchiveUnavailable:

@@ -127,7 +127,7 @@ class SearchDestination:
             return
         decode_reply(self._client, reply, dict[str, Any])
         self._checked_indices.discard(index)
-        log.info("%s: dropped, everything in it is older than %s", index, before.date())
+        log.info("%s: deleted the index, all its documents are older than %s", index, before.date())
 
     def _warn_once(self, subject: str, message: str) -> None:
         """Log a warning once for each subject."""

@@ -224,7 +224,7 @@ def put_template(client: SearchClient) -> bool:
             if current.version == template["version"] and meta == template["_meta"]:
                 return False
     decode_reply(client, client.request("PUT", path, msgspec.json.encode(template)), dict[str, Any])
-    log.info("index template %s put on %s", settings.index, client.where)
+    log.info("installed index template %s on %s", settings.index, client.where)
     return True
 
 

@@ -251,7 +251,7 @@ class TorqueScript(msgspec.Struct, frozen=True):
         """Read the script byte for byte, and the job file's environment and claims."""
         script = read_whole(self.script_fd)
         if script is None:
-            log.warning("job %d has a script too large to be kept", self.job_id)
+            log.warning("job %d: script exceeds the size limit and is not archived", self.job_id)
             return EntryContents(None, flags=(SCRIPT_TOO_LARGE,))
         flags: tuple[str, ...] = ()
         if len(script) % PIECE_BYTES == 0:
@@ -386,7 +386,9 @@ def _read_environment(
         # PBS_O_… variables always exist: an empty list was lost to a control character in a value.
         return None, (ENVIRONMENT_MISSING,)
     if is_too_large(job.variables):
-        log.warning("job %d has an environment too large to be kept", job.record.job_id)
+        log.warning(
+            "job %d: environment exceeds the size limit and is not archived", job.record.job_id
+        )
         return None, (ENVIRONMENT_TOO_LARGE,)
     environment = read_variables(job.variables, redactor)
     return environment, environment.flags

@@ -311,7 +311,7 @@ class TorqueJobs:
         except TorqueRecordError as error:
             # Its script is archived all the same, and no other job waits for it.
             job.is_readable = keeps_open = False
-            log.error("job file of %s is passed over: %s", job.name, error)
+            log.error("skipping the job file of %s: %s", job.name, error)
         finally:
             if not keeps_open or job.is_element or job.script_ns:
                 os.close(fd)

@@ -139,12 +139,12 @@ class DayCloser:
         """
         started_s = time.monotonic()
         if self._run_program("packing", day, lengths) is None:
-            log.error("the job log's day %s stays open for now", day)
+            log.error("cannot close day %s of the job log, retrying later", day)
             return False
         with self._state.open_writer() as writer:
             writer.set_day(day, DAY_SWAPPING)
         self._swap(day)
-        log.info("closed the job log's day %s in %.1f s", day, time.monotonic() - started_s)
+        log.info("closed day %s of the job log in %.1f s", day, time.monotonic() - started_s)
         return True
 
     def blank_day(self, day: str, lengths: Mapping[str, int]) -> bool:
@@ -164,7 +164,7 @@ class DayCloser:
             return False
         output = self._run_program("blanking", day, lengths)
         if output is None:
-            log.error("the job log's day %s may still tell of what was purged", day)
+            log.error("day %s of the job log may still contain purged jobs", day)
             return False
         if not output:
             return True
@@ -198,7 +198,7 @@ class DayCloser:
         except (subprocess.SubprocessError, OSError) as error:
             stderr = (getattr(error, "stderr", b"") or b"").decode(errors="replace").strip()
             reason = stderr.splitlines()[-1] if stderr else str(error)
-            log.error("%s the job log's day %s: %s", program, day, reason)
+            log.error("job log program %s failed on day %s: %s", program, day, reason)
             self._retry_at[day] = time.monotonic() + _RETRY_S
             return None
         return process.stdout.decode(errors="replace").strip()
@@ -495,7 +495,7 @@ class LogConsumer(DatabaseConsumer):
             writer.forget_day(day.day)
             for name in names:
                 lengths.pop(name, None)
-            log.info("the job log's day %s was removed", day.day)
+            log.info("removed day %s of the job log", day.day)
 
     def tick(self, append: Append) -> float:  # noqa: ARG002 - likewise
         """Blank or close one day that is due; return the seconds until the next call.
@@ -534,7 +534,7 @@ class LogConsumer(DatabaseConsumer):
         if location != self._files.location:
             if location:
                 log.warning(
-                    "the job log was in %s and is in %s now; what is there stays as it is",
+                    "the job log moved from %s to %s; files in the old directory stay unchanged",
                     location,
                     self._files.location,
                 )

@@ -216,7 +216,9 @@ class LogFiles:
             if not os.path.exists(self.file_path(name)):
                 if length:
                     log.error(
-                        "%s is gone, and held %d bytes of the job log", self.file_path(name), length
+                        "%s is missing; it held %d bytes of the job log",
+                        self.file_path(name),
+                        length,
                     )
                 return 0
             fd = self._open_file(name)
@@ -296,7 +298,7 @@ def _truncate_to(fd: int, length: int, path: str) -> int:
     """Cut a file to a length; return the shorter length if bytes are missing."""
     size = os.fstat(fd).st_size
     if size < length:
-        log.error("%s has %d bytes of the job log, and should have %d", path, size, length)
+        log.error("%s has %d bytes of the job log, expected %d", path, size, length)
         return size
     if size > length:
         os.ftruncate(fd, length)
