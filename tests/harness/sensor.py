@@ -67,7 +67,7 @@ class Shown:
         self._answer()
         return dict(self.reserved)
 
-    def started_at(self) -> datetime:
+    def read_start_time(self) -> datetime:
         self._answer()
         return self.booted
 

@@ -123,7 +123,7 @@ def run_through(
         daemon.wait(lambda: journalled(settings) == set(ALL) - set(AFTER))
         forget(fast, DURING)
         daemon.wait(lambda: waits_for(daemon, said))
-        assert re.search(rf"error .*archive.files waits: .*{said}", daemon.log())
+        assert re.search(rf"error .*archive.files is waiting: .*{said}", daemon.log())
         assert re.search(rf"error .*cannot write captured scripts to .*{said}", daemon.log())
         end()
         submit(fast, AFTER)

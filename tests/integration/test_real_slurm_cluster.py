@@ -438,15 +438,15 @@ def test_a_restart_is_seen(call: Call, machine: Sandbox) -> None:
     assert (config["cluster_name"], config["slurm_user_name"]) == ("sandbox", "slurm")
     assert config["max_job_cnt"] == config["max_job_count"] == 200000
     assert config["slurm_version"] == machine.plan.slurm_version
-    before = call("machine", "started_at")
-    assert call("machine", "started_at") == before
+    before = call("machine", "read_start_time")
+    assert call("machine", "read_start_time") == before
     machine.stop_service("slurmctld")
     (ping,) = call("machine", "pings")
     assert ping["up"] is False
     assert call("machine", "nodes")["error"] in ("SlurmDown", "SlurmUnavailable")
     machine.start_service("slurmctld")
-    wait_until(lambda: isinstance(call("machine", "started_at"), str))
-    assert call("machine", "started_at") > before
+    wait_until(lambda: isinstance(call("machine", "read_start_time"), str))
+    assert call("machine", "read_start_time") > before
 
 
 def test_slurmdbd_is_asked_for_itself(booked_sandbox: Sandbox) -> None:

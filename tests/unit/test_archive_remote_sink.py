@@ -245,7 +245,7 @@ def test_kills_between_any_two_steps_lose_nothing(make: Make) -> None:
         f"alpha/{job_id}:{NOVEMBER_NS + job_id}" for job_id in range(1, 101)
     }
     assert set(site.elsewhere.users()) == {"ada"}
-    assert site.sink.needed_from() is None
+    assert site.sink.get_oldest_needed() is None
     assert site.passed() == site.reader.head()
 
 

@@ -94,7 +94,7 @@ def test_the_same_trouble_is_logged_once_though_its_numbers_change(
     scene.turn(3)
     assert len(trouble) == 3
     logged = [record.getMessage() for record in caplog.records]
-    assert logged == [f"tally waits: {trouble[0]}", "tally waits: gone for good"]
+    assert logged == [f"tally is waiting: {trouble[0]}", "tally is waiting: gone for good"]
 
 
 def test_events_are_fed_in_order_and_once(scene: Scene) -> None:

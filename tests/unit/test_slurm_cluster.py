@@ -132,10 +132,10 @@ def test_a_doubtful_reason_is_asked_for_in_another_form(stage: Stage) -> None:
 
 def test_when_slurmctld_started(stage: Stage) -> None:
     stage.answer("scontrol show config", CONFIG.format(storage="(null)"))
-    assert stage.machine.started_at() == datetime(2026, 11, 21, 11, 35, 53, tzinfo=UTC)
+    assert stage.machine.read_start_time() == datetime(2026, 11, 21, 11, 35, 53, tzinfo=UTC)
     stage.answer("scontrol show config", "Configuration data as of never\n")
     with pytest.raises(SlurmError, match="BOOT_TIME"):
-        stage.machine.started_at()
+        stage.machine.read_start_time()
 
 
 def test_which_daemons_answer(stage: Stage) -> None:

@@ -453,12 +453,12 @@ def import_job_log(
     state = _ImportState(maker, NameResolver(), append, UTC)
     garbled = 0
 
-    def passed_over(_path: str, _number: int, _why: str) -> None:
+    def count_skipped(_path: str, _number: int, _why: str) -> None:
         nonlocal garbled
         garbled += 1
 
     is_wanted = False
-    for number, line in enumerate(_read_lines(path, passed_over), start=1):
+    for number, line in enumerate(_read_lines(path, count_skipped), start=1):
         if line.step == "":
             state.flush(least=_EVENTS_AT_ONCE)
             report(number, None, "lines")

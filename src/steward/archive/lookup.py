@@ -172,7 +172,7 @@ def _make_read_check(context: ArchiveContext, caller: Caller) -> Callable[[Scrip
     """Make a permission check for script uses that caches its answer by owner and account."""
     decisions: dict[tuple[str, int | None, str, str], bool] = {}
 
-    def allowed(use: ScriptUse) -> bool:
+    def is_allowed(use: ScriptUse) -> bool:
         owner = (use.cluster, use.uid, use.user, use.account)
         if owner not in decisions:
             decisions[owner] = context.access.can_read_script(
@@ -180,7 +180,7 @@ def _make_read_check(context: ArchiveContext, caller: Caller) -> Callable[[Scrip
             )
         return decisions[owner]
 
-    return allowed
+    return is_allowed
 
 
 def _make_state_filter(

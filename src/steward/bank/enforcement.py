@@ -387,7 +387,7 @@ def _unpaid_mark(cluster: str) -> str:
     return f"unpaid:{cluster}"
 
 
-def deferred_request(jobs: Sequence[Job], now: datetime) -> tuple[object, ...]:
+def find_deferred_request(jobs: Sequence[Job], now: datetime) -> tuple[object, ...]:
     """Return the request of a job that is held or deferred; empty for any other."""
     record = jobs[0].record
     if strip_state_suffix(record.state) in STARTED_STATES or not is_waiting_on_purpose(record, now):

@@ -21,8 +21,8 @@ from steward.bank.enforcement import (
     Key,
     UnpaidJobs,
     build_claim,
-    deferred_request,
     describe_task,
+    find_deferred_request,
     has_started,
     is_hold_too_large,
     is_truncated,
@@ -188,7 +188,7 @@ class HoldPlacement:
         for leader, jobs in waiting.items():
             if any(needs_hold(job.record, holds.get(leader), now) for job in jobs):
                 pause = self._paused.get((cluster, leader))
-                deferred = deferred_request(jobs, now)
+                deferred = find_deferred_request(jobs, now)
                 if pause is None or pause.is_over(self._gate_sync, leader in holds, deferred, now):
                     self.queue_job(cluster, leader)
         self._maybe_smaller = {
@@ -296,7 +296,7 @@ class HoldPlacement:
         self, key: Key, jobs: Sequence[Job], now: datetime, duration: timedelta, *, has_hold: bool
     ) -> None:
         """Skip a job for a while, because the gate's answer would be the same."""
-        deferred = deferred_request(jobs, now)
+        deferred = find_deferred_request(jobs, now)
         before = self._paused.get(key)
         if deferred and (before is None or before.asks != deferred):
             # For a while after a change, the gate ignores what the queue shows.

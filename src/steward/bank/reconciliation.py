@@ -570,9 +570,9 @@ def _make_difference(
 
 def mark_unpriced(t: "Transaction", cluster: str, at: datetime) -> None:
     """Record that a run that ended then had no rate, so that it is checked again."""
-    before = t.read_mark(_unpriced_mark(cluster))
+    before = t.read_mark(_make_unpriced_mark(cluster))
     if not before or int(before) > to_micros(at):
-        t.set_mark(_unpriced_mark(cluster), str(to_micros(at)))
+        t.set_mark(_make_unpriced_mark(cluster), str(to_micros(at)))
 
 
 class RegularReconciliation:
@@ -609,10 +609,10 @@ class RegularReconciliation:
         """
         with self._ledger.reading() as t:
             marks = [
-                t.read_mark(_reconciled_mark(cluster)),
-                t.read_mark(_reconciled_by_sacct_mark(cluster)),
+                t.read_mark(_make_reconciled_mark(cluster)),
+                t.read_mark(_make_reconciled_by_sacct_mark(cluster)),
             ]
-            unpriced = t.read_mark(_unpriced_mark(cluster))
+            unpriced = t.read_mark(_make_unpriced_mark(cluster))
         until = now - END_GRACE
         is_far = now - self._far.get(cluster, from_micros(0)) >= _HOURLY_INTERVAL
         least = now - HOURLY_PERIOD if is_far else until
@@ -639,12 +639,12 @@ class RegularReconciliation:
         is_left = any(one.due is None for one in found)
         said = ComparisonResult(to_micros(now), len(found), sum(one.done for one in found))
         with self._ledger.transaction() as t:
-            t.set_mark(_reconciled_mark(cluster), str(to_micros(until)))
-            t.set_mark(_compared_mark(cluster), msgspec.json.encode(said).decode())
+            t.set_mark(_make_reconciled_mark(cluster), str(to_micros(until)))
+            t.set_mark(_make_compared_mark(cluster), msgspec.json.encode(said).decode())
             if by_sacct is not None:
-                t.set_mark(_reconciled_by_sacct_mark(cluster), str(to_micros(until)))
+                t.set_mark(_make_reconciled_by_sacct_mark(cluster), str(to_micros(until)))
             if is_again and not is_left:
-                t.set_mark(_unpriced_mark(cluster), "")
+                t.set_mark(_make_unpriced_mark(cluster), "")
         self._rules[cluster] = rules
         if is_far:
             self._far[cluster] = now
@@ -695,25 +695,25 @@ def read_last_comparison(
         t: Transaction of the ledger.
         cluster: The cluster's name.
     """
-    said = t.read_mark(_compared_mark(cluster))
+    said = t.read_mark(_make_compared_mark(cluster))
     return (
         msgspec.json.decode(said, type=ComparisonResult) if said else None,
-        int(t.read_mark(_reconciled_mark(cluster)) or 0),
-        int(t.read_mark(_reconciled_by_sacct_mark(cluster)) or 0),
+        int(t.read_mark(_make_reconciled_mark(cluster)) or 0),
+        int(t.read_mark(_make_reconciled_by_sacct_mark(cluster)) or 0),
     )
 
 
-def _compared_mark(cluster: str) -> str:
+def _make_compared_mark(cluster: str) -> str:
     return f"compared:{cluster}"
 
 
-def _reconciled_mark(cluster: str) -> str:
+def _make_reconciled_mark(cluster: str) -> str:
     return f"reconciled:{cluster}"
 
 
-def _reconciled_by_sacct_mark(cluster: str) -> str:
+def _make_reconciled_by_sacct_mark(cluster: str) -> str:
     return f"reconciled.sacct:{cluster}"
 
 
-def _unpriced_mark(cluster: str) -> str:
+def _make_unpriced_mark(cluster: str) -> str:
     return f"unpriced:{cluster}"

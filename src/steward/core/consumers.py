@@ -105,7 +105,7 @@ class Consumer(Protocol):
 class RetainingConsumer(Consumer, Protocol):
     """A consumer that still needs events behind its cursor, and the bytes they refer to."""
 
-    def needed_from(self) -> int | None:
+    def get_oldest_needed(self) -> int | None:
         """Return the position of the oldest event that it needs; None for none."""
         ...
 
@@ -493,7 +493,7 @@ class Feed:
         """
         if not self._applied_letters or self._rejected:
             return
-        needed = self._retaining.needed_from() if self._retaining else None
+        needed = self._retaining.get_oldest_needed() if self._retaining else None
         for event_id in [id_ for id_ in self._applied_letters if needed is None or id_ < needed]:
             self._link.send_message("revived", self.consumer.name, event_id)
             self._applied_letters.discard(event_id)
@@ -523,7 +523,7 @@ class Feed:
 
     def _get_trim_position(self) -> int:
         """Return the position up to which the journal may trim."""
-        needed = self._retaining.needed_from() if self._retaining else None
+        needed = self._retaining.get_oldest_needed() if self._retaining else None
         return self.position if needed is None else min(self.position, needed - 1)
 
 

@@ -45,7 +45,7 @@ def make_registry(settings: Settings) -> Registry:
     def order(events: Sequence[Event]) -> None:
         append_once(settings, events)
 
-    def refilled(consumer: str, since_s: int) -> None:
+    def record_refill(consumer: str, since_s: int) -> None:
         send_command(settings.state_dir, ClearMissed(consumer, since_s))
 
     def archive() -> ArchiveContext:
@@ -55,7 +55,7 @@ def make_registry(settings: Settings) -> Registry:
                 f"to, {settings.forward.to}",
                 settings.forward.to,
             )
-        return ArchiveContext(settings, access=access, append=order, mark_refilled=refilled)
+        return ArchiveContext(settings, access=access, append=order, mark_refilled=record_refill)
 
     def accounting() -> AccountingContext:
         if settings.forward.to:

@@ -329,7 +329,7 @@ class ClusterQueries:
         """
         return cluster_records.parse_reservations(self._show("reservation"))
 
-    def started_at(self) -> datetime:
+    def read_start_time(self) -> datetime:
         """Return when slurmctld started (BOOT_TIME), UTC.
 
         Raises:

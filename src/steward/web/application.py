@@ -173,7 +173,7 @@ def _add_security_headers(app: ASGIApp) -> ASGIApp:
         (name.lower().encode(), value.encode()) for name, value in SECURITY_HEADERS.items()
     ]
 
-    async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+    async def add_headers(scope: Scope, receive: Receive, send: Send) -> None:
         async def send_guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
                 message["headers"] = [*message["headers"], *security_headers]
@@ -181,7 +181,7 @@ def _add_security_headers(app: ASGIApp) -> ASGIApp:
 
         await app(scope, receive, send_guarded)
 
-    return guarded
+    return add_headers
 
 
 def status_of(error: StewardError) -> int:

@@ -77,7 +77,7 @@ def release_stream(app: ASGIApp) -> ASGIApp:
     """
 
     # A module function, not a method of StreamLimiter: Litestar copies what a handler is given.
-    async def answered(scope: Scope, receive: Receive, send: Send) -> None:
+    async def serve_and_release(scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await app(scope, receive, send)
         finally:
@@ -85,7 +85,7 @@ def release_stream(app: ASGIApp) -> ASGIApp:
             if release is not None:
                 release()
 
-    return answered
+    return serve_and_release
 
 
 POLL_INTERVAL_S: Final = 1.5

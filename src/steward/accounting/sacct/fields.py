@@ -416,7 +416,7 @@ def compile_printer(
     # With one time zone there is one function; looking it up per line would double the cost.
     date = "date" if len(clock) == 1 else "dates[r[1]]"
 
-    def compiled(get_expression: Callable[[SacctField], str]) -> Callable[[Row], str]:
+    def compile_columns(get_expression: Callable[[SacctField], str]) -> Callable[[Row], str]:
         parts = []
         for field in fields:
             expression = get_expression(field)
@@ -434,8 +434,8 @@ def compile_printer(
 
     return LinePrinter(
         columns=columns,
-        run=compiled(lambda field: field.run),
-        step=compiled(lambda field: field.step),
+        run=compile_columns(lambda field: field.run),
+        step=compile_columns(lambda field: field.step),
     )
 
 

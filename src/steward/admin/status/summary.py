@@ -147,7 +147,7 @@ def collect_status(
     settings = context.settings
     unknown: dict[str, str] = {}
 
-    def known(part: str, read: Callable[[], T], default: T) -> T:
+    def read_or_report(part: str, read: Callable[[], T], default: T) -> T:
         try:
             return read()
         except StewardError as error:
@@ -159,8 +159,10 @@ def collect_status(
         unknown["parts"] = f"not written down in {settings.state_dir}: is its disk full?"
     has_books = not settings.forward.to
     no_journal: JournalStatus = (None, ())
-    journal, consumers = known("journal", lambda: _collect_journal(context, service), no_journal)
-    sinks = known(
+    journal, consumers = read_or_report(
+        "journal", lambda: _collect_journal(context, service), no_journal
+    )
+    sinks = read_or_report(
         "sinks",
         lambda: (
             context.registry.call("archive.sinks", service, SinksRequest()).sinks
@@ -169,7 +171,11 @@ def collect_status(
         ),
         (),
     )
-    missed = known("missed scripts", lambda: _count_missed(settings), None) if has_books else None
+    missed = (
+        read_or_report("missed scripts", lambda: _count_missed(settings), None)
+        if has_books
+        else None
+    )
     return StatusShowAnswer(
         steward=(daemon.version if daemon is not None else "") or __version__,
         python=platform.python_version(),
@@ -181,10 +187,10 @@ def collect_status(
         consumers=consumers,
         sinks=sinks,
         dead_letters=sum(item.set_aside for item in consumers),
-        gaps=known("gaps", lambda: _collect_gaps(context, service), None)
+        gaps=read_or_report("gaps", lambda: _collect_gaps(context, service), None)
         if gaps and has_books
         else None,
-        bank=known("bank", lambda: _collect_bank(context, service, accounts), None)
+        bank=read_or_report("bank", lambda: _collect_bank(context, service, accounts), None)
         if settings.bank.enabled
         else None,
         clusters=tuple(

@@ -299,14 +299,14 @@ def _compile_path_template(text: str, *, is_plain: bool) -> tuple[_Part, ...]:
     """Compile a template to literal texts and functions that render fields."""
     encode = partial(encode_name, is_plain=is_plain)
 
-    def named(field: str) -> _Part:
+    def make_name_part(field: str) -> _Part:
         render = _RENDER_NAME[field]
         return lambda subject, _: render(subject, encode)
 
     parts: list[_Part] = []
     for index, piece in enumerate(_FIELD.split(text.replace("-{name}", "{-name}"))):
         if index % 2:
-            parts.append(_RENDER[piece] if piece in _RENDER else named(piece))
+            parts.append(_RENDER[piece] if piece in _RENDER else make_name_part(piece))
         elif piece:
             parts.append(piece)
     return tuple(parts)

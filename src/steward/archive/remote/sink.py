@@ -3,8 +3,8 @@
 :class:`RemoteSink` serves every destination (Elasticsearch, OpenSearch, Kafka). ``apply`` stores
 events in a small database (:mod:`.records`, which lists the states of a script); ``tick`` sends
 documents in the order of their events and reports refused ones to the journal as dead letters. A
-script waits until its job's identity is known, or for ``identity_wait_s`` seconds. Its bytes
-stay where they are: until a document is delivered, ``needed_from`` makes the journal keep the event, and so
+script waits until its job's identity is known, or for ``identity_wait_s`` seconds. Its bytes stay where
+they are: until a document is delivered, ``get_oldest_needed`` makes the journal keep the event and
 the bytes.
 """
 
@@ -116,7 +116,7 @@ class RemoteSink(DatabaseConsumer):
         self._expire_at = 0.0
         self._reported: list[RemoteRow] = []
 
-    def needed_from(self) -> int | None:
+    def get_oldest_needed(self) -> int | None:
         """Return the oldest event whose bytes are not sent; None if all are."""
         return self._records.get_oldest_event()
 

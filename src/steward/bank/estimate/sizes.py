@@ -182,7 +182,7 @@ def compute_size(
     if is_alone or priced.whole:
         size = _whole_nodes(job, limits, derived)
     else:
-        size = _shared_nodes(derived, priced)
+        size = _compute_shared_size(derived, priced)
     if job.licenses:
         size |= licenses(job.licenses)
     if derived.licenses:
@@ -199,7 +199,7 @@ def compute_size(
             billed_size = {
                 **size,
                 **dict.fromkeys(limits.max_by_tres, 0),
-                **_shared_nodes(derived, priced),
+                **_compute_shared_size(derived, priced),
             }
         size["billing"] = _compute_billing(billed_size, limits)
     return size
@@ -528,7 +528,7 @@ class _DerivedRequest:
         return max(self.gpus, self.nodes * (self.per_node_cpus // per_task) * of_task)
 
 
-def _shared_nodes(derived: _DerivedRequest, priced: PricedPartition) -> dict[str, int]:
+def _compute_shared_size(derived: _DerivedRequest, priced: PricedPartition) -> dict[str, int]:
     """Return the TRES of a job that may share its nodes with others."""
     cpus = derived.compute_cpus()
     size = {"cpu": cpus, "mem": derived.compute_memory(cpus), "node": derived.nodes}

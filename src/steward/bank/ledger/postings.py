@@ -199,7 +199,7 @@ class LedgerSession:
             after = before.balance + amount
             if abs(after) > MAX_AMOUNT:
                 raise BankUsage("that is larger than any balance can be", amount)
-            given = before.given + (_granted_amount(kind, amount) if pot_number > 0 else 0)
+            given = before.given + (_get_granted_amount(kind, amount) if pot_number > 0 else 0)
             changed = self.execute(
                 update(pot)
                 .where(pot.c.number == pot_number, pot.c.balance == before.balance)
@@ -239,7 +239,7 @@ def build_entry(pot_number: int, amount: int, balance: int, account: str) -> Ent
     )
 
 
-def _granted_amount(kind: str, amount: int) -> int:
+def _get_granted_amount(kind: str, amount: int) -> int:
     """Return the part of an amount that counts as granted to an allocation."""
     if kind in _GRANT_KINDS:
         return amount

@@ -75,7 +75,7 @@ def _check_zero_sums(session: LedgerSession) -> Iterator[LedgerFinding]:
         .group_by(entry.c.act)
         .having(func.sum(entry.c.amount) != 0)
     )
-    for row in _limited_rows(session, sums):
+    for row in _fetch_findings(session, sums):
         yield _make_finding(
             "unbalanced", f"its entries sum to {int(row.amount)}", "transfer", row.act
         )
@@ -85,7 +85,7 @@ def _check_zero_sums(session: LedgerSession) -> Iterator[LedgerFinding]:
         .outerjoin(entry, entry.c.act == act.c.number)
         .where(act.c.kind.in_(moved), entry.c.act.is_(None))
     )
-    for row in _limited_rows(session, without_entries):
+    for row in _fetch_findings(session, without_entries):
         yield _make_finding("unbalanced", "it has no entries", "transfer", row.number)
     total = session.fetch_value(select(func.sum(pot.c.balance)))
     if total:
@@ -164,7 +164,7 @@ def _check_charges(session: LedgerSession) -> Iterator[LedgerFinding]:
             )
         )
     )
-    for row in _limited_rows(session, wrong):
+    for row in _fetch_findings(session, wrong):
         problem = f"it comes to {row.due}, {int(row.paid or 0)} was paid"
         yield _make_finding("charge", problem, "charge", row.key)
     orphans = (
@@ -172,7 +172,7 @@ def _check_charges(session: LedgerSession) -> Iterator[LedgerFinding]:
         .outerjoin(charge, charge.c.number == act.c.charge)
         .where(act.c.charge.is_not(None), charge.c.number.is_(None))
     )
-    for row in _limited_rows(session, orphans):
+    for row in _fetch_findings(session, orphans):
         yield _make_finding("charge", "its charge is not there", "transfer", row.number)
 
 
@@ -251,7 +251,7 @@ _CHECKS: Final[tuple[Callable[[LedgerSession], Iterator[LedgerFinding]], ...]] =
 """All checks, in order."""
 
 
-def _limited_rows(
+def _fetch_findings(
     session: LedgerSession, statement: "sqlalchemy.Select[Any]"
 ) -> "list[Row[*tuple[Any, ...]]]":
     return session.fetch_rows(statement.limit(_MAX_FINDINGS))

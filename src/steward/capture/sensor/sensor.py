@@ -204,7 +204,7 @@ class SensorQueries(Protocol):
         """Return all reservations, by name."""
         ...
 
-    def started_at(self) -> datetime:
+    def read_start_time(self) -> datetime:
         """Return slurmctld's start time."""
         ...
 
@@ -394,7 +394,7 @@ class ClusterSensor:
     def _check_daemons(self) -> bool:
         """Check the daemons; return whether slurmctld was unavailable or has restarted."""
         was_away = self._is_unavailable
-        started_at = self._queries.started_at()
+        started_at = self._queries.read_start_time()
         pings = self._queries.pings()
         is_standing_by = self._check_standby(pings)
         if is_standing_by != self._is_standing_by:
@@ -488,7 +488,7 @@ class ReportedStates:
         if self._first_s is None:
             self._first_s = now_s
         for name, present in now.items():
-            for event in _entered_events(before.get(name), present):
+            for event in _find_entered_events(before.get(name), present):
                 self._shown_s[event, name] = now_s
         nodes = {name: facts for name, facts in before.items() if isinstance(facts, NodeFacts)}
         # If a node was both drained and down, down counts.
@@ -541,7 +541,7 @@ class ReportedStates:
         return self._shown_s.pop((event, name), None) is None
 
 
-def _entered_events(before: ObjectFacts | None, now: ObjectFacts) -> Iterator[str]:
+def _find_entered_events(before: ObjectFacts | None, now: ObjectFacts) -> Iterator[str]:
     """Return the trigger events of states that a node has entered."""
     old_events = frozenset() if before is None else frozenset(_events_of_state(before.state))
     return (event for event in _events_of_state(now.state) if event not in old_events)

@@ -309,7 +309,7 @@ class HookCaller:
         ended_step = msgspec.structs.replace(
             _with_call_id(step, "terminated", usage.ended_us),
             end=usage.end,
-            smgr_status=_combined_status(usage.tasks),
+            smgr_status=_combine_statuses(usage.tasks),
             withdrawn=usage.withdrawn,
         )
         yield _TERMINATED_HOOK, "", node, (ended_step,)
@@ -356,7 +356,7 @@ def _launch_calls(step: Step, usage: StepUsage) -> Iterator[HookCall]:
     yield _SMGR_HOOK, "", usage.node, (_with_call_id(step, "smgr", usage.launched_us),)
 
 
-def _combined_status(tasks: Iterable[TaskUsage]) -> int | None:
+def _combine_statuses(tasks: Iterable[TaskUsage]) -> int | None:
     """Combine the statuses of a step's tasks as slurmstepd does: a signal precedes an exit code."""
     statuses = [task.status for task in tasks]
     by_signal = [status for status in statuses if status & _SIGNAL_MASK]

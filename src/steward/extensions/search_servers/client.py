@@ -344,7 +344,7 @@ class SearchClient:
         headers: dict[str, str] = {}
         content: Iterator[bytes] | None = None
         if body is not None:
-            headers["content-type"] = self._versioned_type(media_type)
+            headers["content-type"] = self._add_version(media_type)
             if len(body) > _MIN_GZIP_BYTES:
                 headers["content-encoding"] = "gzip"
                 body = gzip.compress(body, _GZIP_LEVEL, mtime=0)
@@ -399,7 +399,7 @@ class SearchClient:
 
         # At the level debug it logs each step of a request.
         logging.getLogger("httpcore").setLevel(logging.WARNING)
-        headers = {"accept": self._versioned_type(JSON_TYPE), "accept-encoding": "gzip"}
+        headers = {"accept": self._add_version(JSON_TYPE), "accept-encoding": "gzip"}
         authorization = build_authorization(self.settings)
         if authorization:
             headers["authorization"] = authorization
@@ -436,7 +436,7 @@ class SearchClient:
             return tls_error(self.where, problem)
         return no_answer_error(self.where, problem)
 
-    def _versioned_type(self, media_type: str) -> str:
+    def _add_version(self, media_type: str) -> str:
         """Return a media type for the headers; with it Elasticsearch 9 answers as 8 does."""
         if not self.is_elasticsearch:
             return media_type

@@ -136,7 +136,7 @@ def _redact_entries(
     redacted_names: list[str] = []
     is_secret = has_cut = False
     for (start, entry), redacted_form in zip(
-        entries, _redacted_forms(entries, redactor), strict=True
+        entries, _iterate_redacted(entries, redactor), strict=True
     ):
         stop = start + len(entry)
         # A comma may have split a secret, so that no piece looks like one.
@@ -156,7 +156,7 @@ def _redact_entries(
     return kept_entries, redacted_names, has_cut
 
 
-def _redacted_forms(entries: Sequence[tuple[int, bytes]], redactor: Redactor) -> Iterator[bytes]:
+def _iterate_redacted(entries: Sequence[tuple[int, bytes]], redactor: Redactor) -> Iterator[bytes]:
     """Yield for each entry its redacted form; empty where it needs no redaction."""
     # One call for all entries, because single calls cost more. No entry holds a NUL.
     redacted_entries = redactor.redact_entries(

@@ -325,7 +325,7 @@ def _resource_fields(attributes: _JobAttributes) -> dict[str, object]:
             cpus += _count_slots(indices)
         return {"nodelist": ",".join(names), "nodes": len(names), "cpus": cpus}
     nodes = _parse_whole(attributes["Resource_List/nodect"]) or None
-    return {"nodes": nodes, "cpus": _requested_cpus(attributes, nodes)}
+    return {"nodes": nodes, "cpus": _compute_requested_cpus(attributes, nodes)}
 
 
 def _count_slots(indices: str) -> int:
@@ -338,7 +338,7 @@ def _count_slots(indices: str) -> int:
     return count or 1
 
 
-def _requested_cpus(attributes: _JobAttributes, nodes: int | None) -> int | None:
+def _compute_requested_cpus(attributes: _JobAttributes, nodes: int | None) -> int | None:
     """Compute the requested cores from ``procs`` and ``nodes``."""
     procs = _parse_whole(attributes["Resource_List/procs"])
     nodes_request = attributes["Resource_List/nodes"]

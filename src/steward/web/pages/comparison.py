@@ -250,21 +250,21 @@ def _make_run_fact(
 ) -> Callable[[PageAnswer], str]:
     """Return a function that formats a fact of a job's last run."""
 
-    def shown(page: PageAnswer) -> str:
+    def format_fact(page: PageAnswer) -> str:
         line = _find_last_run(page)
         return get_value(page, line) if line is not None else ""
 
-    return shown
+    return format_fact
 
 
 def _make_share_fact(name: str) -> Callable[[PageAnswer, UsageLine], str]:
     """Return a function that formats an efficiency of a job's last run."""
 
-    def shown(page: PageAnswer, _: UsageLine) -> str:
+    def format_fact(page: PageAnswer, _: UsageLine) -> str:
         share = getattr(page.runs[-1].efficiency, name)
         return "" if share is None else format_share(share)
 
-    return shown
+    return format_fact
 
 
 def _format_peak_memory(page: PageAnswer, _: UsageLine) -> str:

@@ -246,7 +246,7 @@ async def first(
 
 
 @get("/cluster/{name:str}", include_in_schema=False)
-async def named(
+async def show_cluster(
     request: HttpRequest,
     auth: AuthenticatedRequest,
     pages: Renderer,
@@ -395,7 +395,7 @@ def _list_partitions(
     ]
 
 
-CLUSTER_ROUTES: Final = (first, named)
+CLUSTER_ROUTES: Final = (first, show_cluster)
 
 
 _EVENTS: Final = 20

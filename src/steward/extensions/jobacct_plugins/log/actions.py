@@ -180,7 +180,7 @@ def _dump_records(
     examples: list[str] = []
     record_count = skipped = 0
 
-    def told(path: str, line_number: int, reason: str) -> None:
+    def record_skipped(path: str, line_number: int, reason: str) -> None:
         nonlocal skipped
         skipped += 1
         if len(examples) < _MAX_EXAMPLES:
@@ -191,7 +191,7 @@ def _dump_records(
             continue
         chunk: list[bytes] = []
         size = 0
-        for line in raw_records(day.records, since, until, told):
+        for line in raw_records(day.records, since, until, record_skipped):
             record_count += 1
             size += len(line)
             chunk.append(line)

@@ -338,14 +338,14 @@ class LogConsumer(DatabaseConsumer):
             # Learn the batch's purges before its records: what they purge must not be written
             # either.
             if event.kind == ARCHIVE_PURGE:
-                self._blanker.add_purges(_purged_scripts(event))
+                self._blanker.add_purges(_list_purged_scripts(event))
         for event in events:
             if event.kind == ACCOUNTING_EXPIRE:
                 if not event.body.keep_log:
                     latest = batch.expire_before or event.body.before
                     batch.expire_before = max(latest, event.body.before)
             elif event.kind == ARCHIVE_PURGE:
-                batch.purges += _purged_scripts(event)
+                batch.purges += _list_purged_scripts(event)
             else:
                 _check_body(event)
                 self._sort_event(event, batch)
@@ -557,7 +557,7 @@ def _assign_run(line: bytes, run: RunKey) -> bytes:
     return _encode(assigned) + b"\n"
 
 
-def _purged_scripts(event: Event) -> list[PurgedScript]:
+def _list_purged_scripts(event: Event) -> list[PurgedScript]:
     """Return the scripts that an event purges from every sink."""
     if event.body.sink:
         return []
