@@ -125,9 +125,9 @@ def test_a_members_limit_is_set_and_its_member_is_told(ground: Ground) -> None:
     person = ground.person(COORDINATOR)
     page = person.page
     person.open("/accounts/physics")
-    page.get_by_label("User").first.fill(MEMBER)
-    page.get_by_label("Limit").fill("321")
-    page.get_by_label("Reason").first.fill("until the proposal is through")
+    page.get_by_role("textbox", name="User").first.fill(MEMBER)
+    page.get_by_role("textbox", name="Limit").fill("321")
+    page.get_by_role("textbox", name="Reason").first.fill("until the proposal is through")
     page.get_by_role("button", name="Set limit").click()
     members = page.get_by_role("region", name="Members")
     # The limit, and what is left of it.

@@ -1,1 +1,1 @@
-"""What runs on compute nodes: ``agent.py``, one file for the node's own Python."""
+"""Node agent: ``agent.py``, one file that runs on compute nodes with the node's own Python."""

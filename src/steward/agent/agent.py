@@ -1,20 +1,20 @@
-"""Sends the lines that Steward's SPANK plugin writes on a compute node to Steward.
+"""Node agent: sends the lines of Steward's SPANK plugin on a compute node to Steward.
 
-One file for the node's own Python (3.9 or later), with nothing but the standard
-library, and MUNGE's two commands where no certificate is given. It runs once a
-minute by a timer, or stays (``--resident``).
+The agent is one file for the node's own Python (3.9 or later). It needs only the
+standard library, and MUNGE's two commands if no certificate is given. A timer runs
+it once a minute, or it keeps running (``--resident``).
 
-Lines are in ``DIR/<node>.log``. What was sent, and is durable over there, is
-noted in ``DIR/<node>.place``, whose two halves are overwritten in turn: that needs
-no space, so a full directory empties again. A run that is killed sends some lines
-again, which Steward passes over; it never leaves one out.
+The plugin writes lines to ``DIR/<node>.log``. The agent records the offsets that
+Steward stored durably in ``DIR/<node>.place`` and overwrites its two halves in turn:
+that needs no space, so a full directory can drain. A killed run sends some lines
+again, which Steward ignores; no line is lost.
 
-A large file is renamed to ``<node>.log.<number>``, and the plugin begins a new
-one at its next opening. Whoever has it open may go on writing to it, so it is
-read on like before, and removed only when the kernel says that nobody has it
-open for writing (a read lease, fcntl(2), is granted only then), when all of it
-was sent, and when the renaming is a minute old: so long nobody is between
-finding a name and opening the file.
+The agent renames a large file to ``<node>.log.<number>``; the plugin creates a new
+file the next time it opens one. Writers may still have the renamed file open, so the
+agent continues to read it. It removes the file when all lines were sent, when no
+process has it open for writing (the kernel grants a read lease, fcntl(2), only then),
+and a minute after the rename, so that no writer is between looking up the name and
+opening the file.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import sys
 import time
 import zlib
 
-# Most runs find nothing to do: what they do not need is imported where it is needed.
+# Most runs have nothing to send, so rarely needed modules are imported where they are used.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -46,21 +46,21 @@ _LONGEST_WAIT_S = 600.0
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _HALF = 16384
-"""Bytes of a half of a place: enough for the most files, and whole pages of it."""
+"""Size of each half of the place file, in bytes: whole pages, enough for ``_MOST_FILES``."""
 _MOST_FILES = 128
 _TAIL = 4096
 
 
 class AgentError(Exception):
-    """What was to be done cannot be done; the text says what to do about it."""
+    """The agent failed; the message says what to do."""
 
 
 class WrongUse(AgentError):
-    """The command line asks for something that cannot be asked for."""
+    """The command line is invalid."""
 
 
 class Later(AgentError):
-    """It cannot be done now; ``after_s`` is what the other side asked for, in seconds."""
+    """Temporary failure; ``after_s`` is the delay that the server requested, in seconds."""
 
     def __init__(self, what: str, after_s: float = 0.0) -> None:
         super().__init__(what)
@@ -68,7 +68,7 @@ class Later(AgentError):
 
 
 def digest_of(head: bytes, body: bytes) -> str:
-    """The digest of a batch, which credentials and answers name."""
+    """Return the digest of a batch, which credentials and answers name."""
     import hashlib
 
     digest = hashlib.sha256(head + b"\n")
@@ -77,40 +77,40 @@ def digest_of(head: bytes, body: bytes) -> str:
 
 
 def claim_of(node: str, cluster: str, sequence: int, digest: str) -> bytes:
-    """What the credential of a batch says."""
+    """Return the text that the credential of a batch signs."""
     return f"steward-node {VERSION} lines {node} {cluster or '-'} {sequence} {digest}".encode()
 
 
 def answer_claim_of(digest: str, body: bytes) -> bytes:
-    """What the credential of an answer says."""
+    """Return the text that the credential of an answer signs."""
     import hashlib
 
     return f"steward-node {VERSION} answer {digest} {hashlib.sha256(body).hexdigest()}".encode()
 
 
 class Place:
-    """What of a node's lines was sent, kept across runs.
+    """Place file: offsets of the lines that were sent, kept across runs.
 
     Args:
-        path: Its file.
+        path: Path of the place file.
     """
 
     def __init__(self, path: str) -> None:
         self._path = path
         self.id = os.urandom(16).hex()
-        """A new one says that what was known before is gone, and the lines with it."""
+        """Random id of this place; a new id tells Steward that earlier state and lines are lost."""
         self.number = 1
-        """What the file that is written to now will be numbered."""
+        """Number that the current file gets when it is renamed."""
         self.offsets: dict[int, int] = {}
         self.tails: dict[int, int] = {}
-        """Sums of what is right before the offsets: by them another file is known as such."""
+        """Checksums of the bytes before each offset, which detect a replaced file."""
         self.sequence = 0
         self.dropped = 0
-        """Lines that were given up since the last batch."""
+        """Number of lines dropped since the last batch."""
         self.dropped_ever = 0
         self.boot = ""
         self.heard = 0.0
-        """When a batch was taken last, seconds since the epoch."""
+        """Time of the last accepted batch, in seconds since 1970."""
         self.written = 0
         self._flaw: OSError | None = None
         self._load()
@@ -126,7 +126,7 @@ class Place:
         state: dict[str, Any] = {}
         for half in (data[:_HALF], data[_HALF:]):
             digest, _, text = half.partition(b"\n")[0].partition(b" ")
-            # One that a power failure cut short is none: the other is what was before.
+            # A power failure may truncate one half; the other holds the state before.
             if digest == b"%d" % zlib.crc32(text):
                 state = max(
                     state, json.loads(text), key=lambda candidate: candidate.get("written", 0)
@@ -135,12 +135,12 @@ class Place:
             in_files = isinstance(value, dict)
             setattr(self, name, {int(n): of for n, of in value.items()} if in_files else value)
         if not state:
-            # None, or one that nobody can read: all that is there is sent once more. The new
-            # id is written down before anybody is told of it.
+            # Missing or unreadable: send all lines again. Save the new id before Steward
+            # receives it.
             self.save()
 
     def save(self) -> None:
-        """Write it down, for good, or note that there is no space for it: ``check``."""
+        """Save the state durably; if the disk is full, remember it for :meth:`check`."""
         import json
 
         self.written += 1
@@ -160,7 +160,7 @@ class Place:
     def _write(self, half: bytes, at: int) -> None:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         with open(_private(self._path, flags), "r+b") as file:
-            # All the space that it will ever take, while there is some.
+            # Reserve the full size while there is space.
             file.write(b" " * (2 * _HALF - file.seek(0, os.SEEK_END)))
             file.seek(at)
             file.write(half)
@@ -168,7 +168,7 @@ class Place:
             os.fsync(file.fileno())
 
     def check(self) -> None:
-        """See that all is written down, or say that there is still no space."""
+        """Save state that is still unsaved; raise Later if the disk is still full."""
         if self._flaw is not None:
             self.save()
         if self._flaw is not None:
@@ -180,14 +180,14 @@ def _private(path: str, flags: int) -> int:
 
 
 class Spool:
-    """One node's line files, oldest first.
+    """Line files of one node, oldest first.
 
     Args:
-        directory: Where they are.
+        directory: Directory of the files.
         node: NodeName.
-        rotate_bytes: Size at which a file is renamed, so that it can be removed some time.
-        most_bytes: Where more than this waits the oldest lines are given up, and counted.
-            Both are less on a small file system, which would fill before.
+        rotate_bytes: Size at which a file is renamed, so that it can be removed later.
+        most_bytes: Size of unsent lines above which the oldest are dropped and counted.
+            Both are reduced on small file systems.
         grace_s: Shortest time before the agent removes a renamed file, in seconds.
     """
 
@@ -207,19 +207,19 @@ class Spool:
         self._most_bytes = min(most_bytes, size // 2)
         self._grace_s = grace_s
         self.place = Place(os.path.join(directory, f"{node}.place"))
-        # A run that was killed between renaming a file and writing that down is continued. It
-        # is written down at once: else the number would be given again when that file is gone.
+        # An earlier run may have been killed between a rename and its record. Record the
+        # number at once, or it would be used again after that file is removed.
         number = max([self.place.number, *(n + 1 for n in self._list_rotated())])
         if number != self.place.number:
             self.place.number = number
             self.place.save()
-        # A file may come back shorter from a power failure, and have grown since.
+        # A power failure may truncate a file, which has grown again since.
         for number, offset in list(self.place.offsets.items()):
             if self._checksum_tail(number, offset) != self.place.tails.get(number):
                 del self.place.offsets[number]
 
     def _checksum_tail(self, number: int, offset: int) -> int:
-        """The sum of what is right before an offset; -1 where there is no such file."""
+        """Return the checksum of the bytes before an offset; -1 if the file is missing."""
         try:
             with open(self._path(number), "rb", opener=_private) as file:
                 file.seek(max(0, offset - _TAIL))
@@ -242,7 +242,7 @@ class Spool:
         return self._log if number == self.place.number else f"{self._log}.{number}"
 
     def _list_waiting(self) -> list[tuple[int, int, int]]:
-        """Of each file its number, where reading begins, and its size."""
+        """List the number, read offset and size of each file."""
         files = []
         for number in [*self._list_rotated(), self.place.number]:
             try:
@@ -250,12 +250,12 @@ class Spool:
             except FileNotFoundError:
                 continue
             offset = self.place.offsets.get(number, 0)
-            # Shorter than what was read of it: it is another file, or somebody emptied it.
+            # Shorter than its offset: it was replaced or truncated.
             files.append((number, offset if offset <= size else 0, size))
         return files
 
     def rotate_and_clean(self) -> None:
-        """Rename a large file, and remove what is done with."""
+        """Rename a large file, and remove files that were sent."""
         place = self.place
         waiting = self._list_waiting()
         is_large = waiting and waiting[-1][0] == place.number
@@ -272,7 +272,7 @@ class Spool:
                 del by_number[number]
 
     def drop_excess(self) -> None:
-        """Pass over the oldest lines where too many wait, and count them."""
+        """Drop the oldest lines beyond the limit, and count them."""
         place, waiting = self.place, self._list_waiting()
         excess = sum(size - offset for _, offset, size in waiting) - self._most_bytes
         for number, offset, size in waiting:
@@ -294,7 +294,7 @@ class Spool:
         return lines
 
     def _is_removable(self, number: int) -> bool:
-        """Whether a renamed file was sent whole, and nobody can write to it any more."""
+        """Return True if a renamed file was sent completely and has no writer."""
         with open(self._path(number), "rb", opener=_private) as file:
             state = os.fstat(file.fileno())
             if time.time() - state.st_ctime < self._grace_s or _has_writer(file.fileno(), state):
@@ -302,29 +302,29 @@ class Spool:
             return os.fstat(file.fileno()).st_size == self.place.offsets.get(number, 0)
 
     def read_batch(self) -> tuple[int, int, bytes] | None:
-        """The next batch: its file's number, where it ends there, whole lines; None for none."""
+        """Return the next batch: number of its file, end offset, complete lines; or None."""
         for number, begin, size in self._list_waiting():
             if begin >= size:
                 continue
             with open(self._path(number), "rb", opener=_private) as file:
-                # Before reading: what is read then is all that there will ever be.
+                # Check before reading: a final file does not grow afterwards.
                 final = number != self.place.number and not _has_writer(
                     file.fileno(), os.fstat(file.fileno())
                 )
                 file.seek(begin)
                 data = file.read(BATCH_BYTES)
-                # Nothing is noted as sent that a power failure could take back.
+                # Make lines durable before they are recorded as sent.
                 os.fdatasync(file.fileno())
             end = data.rfind(b"\n") + 1
             if not end and (final or len(data) > LARGEST_LINE):
-                # No line of ours: what a full disk left of one, or what somebody put there.
+                # Not a valid line: truncated by a full disk, or written by another program.
                 return number, begin + len(data), data[:LARGEST_LINE] + b"\n"
             if end:
                 return number, begin + end, data[:end]
         return None
 
     def record_sent(self, number: int, offset: int, now: float, boot: str) -> None:
-        """Write down that lines are durable over there."""
+        """Record that Steward stored lines durably."""
         place = self.place
         if number:
             self._advance(number, offset)
@@ -335,20 +335,20 @@ class Spool:
 
 
 def _has_writer(descriptor: int, state: os.stat_result) -> bool:
-    """Whether somebody has a file open for writing."""
+    """Return True if a process has a file open for writing."""
     try:
         fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_RDLCK)
         fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
     except BlockingIOError:
         return True
     except OSError:
-        # A file system without leases: who has not written for a day has ended.
+        # No leases on this file system: assume no writer after a day without writes.
         return time.time() - state.st_mtime < 86400.0
     return False
 
 
 class Munge:
-    """MUNGE's two commands.
+    """Signer and verifier of credentials, with the commands munge and unmunge.
 
     Args:
         socket: munged's socket; MUNGE's default if empty.
@@ -367,11 +367,11 @@ class Munge:
                 raise WrongUse(f"--user: there is no user {user!r} here") from None
 
     def sign(self, claim: bytes) -> str:
-        """A credential over these bytes."""
+        """Return a credential that signs these bytes."""
         return self._run(["munge", *self._socket_options], claim).decode("ascii").strip()
 
     def check(self, credential: str, claim: bytes) -> None:
-        """See that Steward said this."""
+        """Check that a credential signs these bytes and is from Steward."""
         command = ["unmunge", *self._socket_options, "--numeric", "--keys=UID"]
         head, _, signed = self._run(command, credential.encode("ascii", "replace")).partition(
             b"\n\n"
@@ -406,10 +406,10 @@ class Munge:
 
 
 class Sender:
-    """The way to Steward: one connection, as long as it is kept.
+    """Sender of batches over one persistent connection.
 
     Args:
-        arguments: What the command line says.
+        arguments: Parsed command line.
     """
 
     def __init__(self, arguments: Any) -> None:
@@ -441,11 +441,11 @@ class Sender:
         )
 
     def send(self, head: dict[str, Any], body: bytes) -> None:
-        """Have a batch taken; returns when it is durable over there.
+        """Send a batch and wait until Steward stored it durably.
 
         Raises:
-            Later: It is not, as far as is known.
-            AgentError: It will not be, as it is.
+            Later: The batch may not be stored; send it again.
+            AgentError: Steward rejected the batch.
         """
         import http.client
         import json
@@ -472,7 +472,7 @@ class Sender:
             message = " ".join(text_received.decode("utf-8", "backslashreplace").split())[:300]
             message = f"{self._arguments.to} answers {response.status}: {message}"
             if response.status in (429, 503):
-                raise Later(message, _seconds(response.getheader("Retry-After")))
+                raise Later(message, _parse_retry_after(response.getheader("Retry-After")))
             raise AgentError(message)
         if self._munge:
             credential = response.getheader("Steward-Credential") or ""
@@ -481,7 +481,7 @@ class Sender:
             raise Later(f"{self._arguments.to} answers for another batch")
 
     def _explain_error(self, error: Exception) -> str:
-        """What went wrong, with what to do where only one side has TLS: neither says so itself."""
+        """Describe an error; add a hint if probably only one side uses TLS."""
         import http.client
 
         message = str(error) or type(error).__name__
@@ -493,23 +493,23 @@ class Sender:
         return message
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
 
 
-def _chance() -> float:
-    """Between 0 and 1, another one on each node."""
+def _draw_random() -> float:
+    """Return a random number between 0 and 1."""
     return int.from_bytes(os.urandom(4), "big") / 2**32
 
 
-def _seconds(text: str | None) -> float:
-    """What Retry-After says, in seconds; 0 for what is none."""
+def _parse_retry_after(text: str | None) -> float:
+    """Parse Retry-After, in seconds; 0 if invalid or absent."""
     return min(float(text), _LONGEST_WAIT_S) if text and re.fullmatch(r"[0-9]{1,9}", text) else 0.0
 
 
-def _boot() -> str:
+def _read_boot_id() -> str:
     try:
         with open(_BOOT_ID, encoding="ascii") as file:
             return file.read().strip()
@@ -517,8 +517,8 @@ def _boot() -> str:
         return ""
 
 
-def _attend(node: str, sender: Sender, arguments: Any, until: float) -> None:
-    """Send what a node's files hold, and keep them small."""
+def _send_node(node: str, sender: Sender, arguments: Any, until: float) -> None:
+    """Send the lines of a node, and rotate and clean its files."""
     spool = Spool(arguments.spool, node, arguments.rotate_bytes, arguments.most_bytes)
     spool.rotate_and_clean()
     try:
@@ -530,8 +530,8 @@ def _attend(node: str, sender: Sender, arguments: Any, until: float) -> None:
 
 
 def _send_all(spool: Spool, node: str, sender: Sender, arguments: Any, until: float) -> None:
-    """Send what a node's files hold; nothing where there is nothing to say."""
-    place, boot = spool.place, _boot()
+    """Send the lines of a node in batches; send a heartbeat if one is due."""
+    place, boot = spool.place, _read_boot_id()
     while True:
         batch = spool.read_batch()
         now = time.time()
@@ -553,8 +553,8 @@ def _send_all(spool: Spool, node: str, sender: Sender, arguments: Any, until: fl
         try:
             sender.send(head, body)
         except Later as error:
-            # Each node waits for another time, so that they do not all come again at once.
-            wait_s = (error.after_s or 5.0) * (1.0 + _chance())
+            # A random delay keeps nodes from retrying at the same time.
+            wait_s = (error.after_s or 5.0) * (1.0 + _draw_random())
             if time.monotonic() + wait_s > until:
                 raise
             time.sleep(wait_s)
@@ -564,7 +564,7 @@ def _send_all(spool: Spool, node: str, sender: Sender, arguments: Any, until: fl
 
 @contextlib.contextmanager
 def _lock(path: str) -> Iterator[bool]:
-    """Whether we are the one run that is at work on a node's lines."""
+    """Lock the files of a node; yield False if another run holds the lock."""
     with open(path, "wb", opener=_private) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -574,15 +574,15 @@ def _lock(path: str) -> Iterator[bool]:
         yield is_locked
 
 
-def _nodes(arguments: Any) -> list[str]:
+def _list_nodes(arguments: Any) -> list[str]:
     if arguments.node:
         return list(arguments.node)
-    # Also one whose file was just renamed, and that has not written since.
+    # Include nodes whose only file was just renamed.
     matches = [match for match in map(_FILE.fullmatch, os.listdir(arguments.spool)) if match]
     names = {match[1] for match in matches}
     host_name = os.uname().nodename.partition(".")[0]
     is_placed = all(match[2] == "place" for match in matches if match[1] == host_name)
-    # The host's own name is tried until a file tells the NodeName: it may be no node's.
+    # Use the host name until a file shows the NodeName: the two may differ.
     if host_name in names and len(names) > 1 and is_placed:
         place = Place(os.path.join(arguments.spool, f"{host_name}.place"))
         names -= set() if place.heard else {host_name}
@@ -590,26 +590,26 @@ def _nodes(arguments: Any) -> list[str]:
 
 
 def run_once(arguments: Any) -> None:
-    """Send what there is.
+    """Send the lines of all nodes.
 
     Raises:
-        AgentError: Not all of it could be sent.
+        AgentError: Some lines could not be sent.
     """
     import signal
 
-    # Whatever hangs (a name server, a disk): being killed costs nothing but time.
+    # End the process if it hangs (name server, disk): the next run sends the lines again.
     signal.alarm(int(arguments.limit + 120))
     until = time.monotonic() + arguments.limit
     sender = Sender(arguments)
     errors: list[str] = []
-    for node in _nodes(arguments):
+    for node in _list_nodes(arguments):
         if not NODE_NAME.fullmatch(node):
             raise WrongUse(f"{node!r} is no node's name")
         try:
             with _lock(os.path.join(arguments.spool, f"{node}.lock")) as is_locked:
-                # Where it is another's, that one sends what there is.
+                # If another run holds the lock, it sends the lines.
                 if is_locked:
-                    _attend(node, sender, arguments, until)
+                    _send_node(node, sender, arguments, until)
         except (AgentError, OSError) as error:
             errors.append(f"node {node}: {error}")
     sender.close()
@@ -618,7 +618,7 @@ def run_once(arguments: Any) -> None:
         raise AgentError("; ".join(errors[:3]))
 
 
-def _parser(program: str) -> Any:
+def _build_parser(program: str) -> Any:
     import argparse
 
     parser = argparse.ArgumentParser(prog=program, description=(__doc__ or "").partition("\n")[0])
@@ -650,10 +650,10 @@ def _parser(program: str) -> Any:
 
 
 def main(words: Sequence[str], program: str = "steward-agent") -> int:
-    """Do what a command line says; the exit code."""
-    arguments = _parser(program).parse_args(words)
+    """Run a command line and return the exit code."""
+    arguments = _build_parser(program).parse_args(words)
     while True:
-        time.sleep(_chance() * arguments.jitter)
+        time.sleep(_draw_random() * arguments.jitter)
         code = 0
         try:
             run_once(arguments)
@@ -662,7 +662,7 @@ def main(words: Sequence[str], program: str = "steward-agent") -> int:
             code = 2 if isinstance(error, WrongUse) else 1
         if code == 2 or not arguments.resident:
             return code
-        time.sleep(arguments.every * (0.8 + 0.4 * _chance()))
+        time.sleep(arguments.every * (0.8 + 0.4 * _draw_random()))
 
 
 if __name__ == "__main__":

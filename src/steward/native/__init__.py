@@ -1,1 +1,1 @@
-"""What Slurm itself loads, in C and in Lua, and how it is built, installed and checked."""
+"""Native plugins that Slurm loads, in C and Lua."""
