@@ -125,7 +125,7 @@ def test_a_members_limit_is_set_and_its_member_is_told(ground: Ground) -> None:
     person = ground.person(COORDINATOR)
     page = person.page
     person.open("/accounts/physics")
-    page.get_by_role("textbox", name="User").first.fill(MEMBER)
+    page.get_by_role("combobox", name="User").fill(MEMBER)
     page.get_by_role("textbox", name="Limit").fill("321")
     page.get_by_role("textbox", name="Reason").first.fill("until the proposal is through")
     page.get_by_role("button", name="Set limit").click()

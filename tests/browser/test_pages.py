@@ -142,7 +142,7 @@ def test_the_owner_of_an_account_sets_a_limit(stage: Stage) -> None:
     person = stage.person("grace")
     page = person.page
     person.open("/accounts/physics")
-    page.get_by_role("textbox", name="User").first.fill("ada")
+    page.get_by_role("combobox", name="User").fill("ada")
     page.get_by_role("textbox", name="Limit").fill("321")
     page.get_by_role("button", name="Set limit").click()
     expect(page.get_by_role("cell", name="321.00").first).to_be_visible()

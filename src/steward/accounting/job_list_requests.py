@@ -167,10 +167,10 @@ class JobsAnswer(Answer, frozen=True, kw_only=True):
         Column("CPUs", "cpus", "count"),
         Column("Memory", "memory_bytes", "bytes", show="requested"),
         Column("TRES", "tres", show="requested"),
-        Column("CPU", "cpu", "percent", title="CPU used"),
+        Column("CPU", "cpu", "percent", title="CPU efficiency"),
         Column("CPUTime", "cpu_used_s", "duration", title="CPU time", show="requested"),
         Column("Peak", "peak_bytes", "bytes", title="Memory peak"),
-        Column("MemUsed", "memory", "percent", title="Memory used", show="requested"),
+        Column("MemUsed", "memory", "percent", title="Memory efficiency", show="requested"),
         Column("Exit", _describe_end, right=True, show="requested"),
         Column("Restarts", lambda row, _: row.restarts or None, "count", show="requested"),
     )

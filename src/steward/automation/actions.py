@@ -210,9 +210,9 @@ class AuditReply(Answer, frozen=True, kw_only=True):
     actions: tuple[AuditRow, ...]
     layout: ClassVar[Layout] = (
         Column("ID", "id", link="action", right=True),
-        Column("Began", "at", "time"),
+        Column("Began", "at", "time", title="Started"),
         Column("Ended", "ended", "time", show="requested"),
-        Column("By", _format_requester),
+        Column("By", _format_requester, title="User"),
         Column("How", "how", show="requested"),
         Column("Cluster", "cluster"),
         Column("Action", "ref"),

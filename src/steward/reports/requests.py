@@ -363,7 +363,7 @@ _USAGE_COLUMNS: Final = (
 _WAIT_COLUMNS: Final = (
     Column("Started", "started", "count"),
     Column("Median", "median_s", "duration", title="Median wait"),
-    Column("P90", "p90_s", "duration", title="90 % waited less than"),
+    Column("P90", "p90_s", "duration", title="90th percentile of waits"),
     Column("Longest", "longest_s", "duration", title="Longest wait"),
 )
 
@@ -432,7 +432,9 @@ class ClusterReply(ReportReply, frozen=True, kw_only=True):
         Column("Idle", "idle_cpu_s", "hours"),
         Column("Planned", "planned_cpu_s", "hours"),
         Column("Reported", "reported_cpu_s", "hours"),
-        Column("Used%", read_ratio("allocated_cpu_s", "reported_cpu_s"), "percent", title="Used"),
+        Column(
+            "Used%", read_ratio("allocated_cpu_s", "reported_cpu_s"), "percent", title="Utilization"
+        ),
         Column("GPUAllocated", "allocated_gpu_s", "hours", title="GPUs allocated", show=_has_gpus),
         Column("GPUDown", "down_gpu_s", "hours", show="requested"),
         Column("GPUPlannedDown", "planned_down_gpu_s", "hours", show="requested"),
@@ -442,7 +444,7 @@ class ClusterReply(ReportReply, frozen=True, kw_only=True):
             "GPUUsed%",
             read_ratio("allocated_gpu_s", "reported_gpu_s"),
             "percent",
-            title="GPUs used",
+            title="GPU utilization",
             show=_has_gpus,
         ),
         Column("Known", "known_s", "hours", show="requested"),

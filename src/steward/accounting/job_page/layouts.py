@@ -34,6 +34,7 @@ SIZE_LAYOUT: Final[Layout] = (
         "Until",
         lambda size, _: from_micros(size[1].end_us) if size[1].end_us else None,
         "time",
+        title="Ended",
         show="pages",
     ),
 )
@@ -73,14 +74,27 @@ STEP_LAYOUT: Final[Layout] = (
     ),
     Column("Tasks", _read_line(lambda line: line.tasks or None), "count"),
     Column("Elapsed", _read_step_elapsed_s, "seconds"),
-    Column("CPU", "cpu", "percent", drop_rank=1),
-    Column("User", _read_line(lambda line: _to_seconds(line.user_us)), "seconds"),
-    Column("System", _read_line(lambda line: _to_seconds(line.system_us)), "seconds"),
-    Column("Memory", _read_line(_read_peak_bytes), "bytes"),
-    Column("Node", _read_line(lambda line: line.peak_node or line.max_rss_node), drop_rank=3),
+    Column("CPU", "cpu", "percent", title="CPU efficiency", drop_rank=1),
+    Column(
+        "User", _read_line(lambda line: _to_seconds(line.user_us)), "seconds", title="User CPU time"
+    ),
+    Column(
+        "System",
+        _read_line(lambda line: _to_seconds(line.system_us)),
+        "seconds",
+        title="System CPU time",
+    ),
+    Column("Memory", _read_line(_read_peak_bytes), "bytes", title="Memory peak"),
+    Column(
+        "Node",
+        _read_line(lambda line: line.peak_node or line.max_rss_node),
+        title="Node of the peak",
+        drop_rank=3,
+    ),
     Column(
         "Faults",
         _read_line(lambda line: _describe_faults(line.minor_faults, line.max_pages)),
+        title="Page faults",
         right=True,
         drop_rank=5,
     ),
@@ -99,12 +113,13 @@ TASK_LAYOUT: Final[Layout] = (
     Column("Task", "task", right=True),
     Column("Node", "node"),
     Column("Exit", lambda task, _: describe_exit(task.exit_code, task.signal)),
-    Column("User", "user_s", "seconds"),
-    Column("System", "system_s", "seconds"),
-    Column("Memory", "max_rss_bytes", "bytes"),
+    Column("User", "user_s", "seconds", title="User CPU time"),
+    Column("System", "system_s", "seconds", title="System CPU time"),
+    Column("Memory", "max_rss_bytes", "bytes", title="Memory peak"),
     Column(
         "Faults",
         lambda task, _: _describe_faults(task.minor_faults, task.major_faults),
+        title="Page faults",
         right=True,
         drop_rank=3,
     ),
@@ -120,7 +135,7 @@ NODE_LAYOUT: Final[Layout] = (
     Column("Tasks", "tasks", "count"),
     Column("CPUTime", "cpu_s", "seconds", title="CPU time"),
     Column("Peak", "peak_bytes", "bytes", title="Memory peak"),
-    Column("Memory", "memory_bytes", "bytes", title="Of"),
+    Column("Memory", "memory_bytes", "bytes", title="Allocated memory"),
 )
 """Columns of a step's nodes."""
 
@@ -133,9 +148,9 @@ MEMBER_LAYOUT: Final[Layout] = (
         right=True,
     ),
     Column("Elapsed", "elapsed_s", "seconds"),
-    Column("CPU", "cpu", "percent"),
-    Column("Memory", "memory", "percent"),
-    Column("Why", "why", "prose"),
+    Column("CPU", "cpu", "percent", title="CPU efficiency"),
+    Column("Memory", "memory", "percent", title="Memory efficiency"),
+    Column("Why", "why", "prose", title="Reason"),
 )
 """Columns of an array's tasks to look at first."""
 
@@ -176,7 +191,7 @@ def _make_spread_column(name: str, attribute: str) -> Column:
 
 
 SPREAD_LAYOUT: Final[Layout] = (
-    Column("", "name", title="Of a task"),
+    Column("", "name", title="Value"),
     _make_spread_column("Least", "least"),
     _make_spread_column("Quarter", "quarter"),
     _make_spread_column("Middle", "middle"),

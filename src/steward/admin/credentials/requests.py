@@ -235,7 +235,7 @@ class TokenListAnswer(Answer, frozen=True, kw_only=True):
         Column("Scopes", "scopes"),
         Column("Created", "created", "time"),
         Column("Expires", lambda row, _: "revoked" if row.ended else row.expires, "time"),
-        Column("Used", "used", "time"),
+        Column("Used", "used", "time", title="Last used"),
         Column("Name", "name"),
     )
 

@@ -100,11 +100,18 @@ class DoctorAnswer(Answer, frozen=True, kw_only=True):
     took_s: float
     layout: ClassVar[Layout] = (
         Column("Check", "check"),
-        Column("Of", "of"),
+        Column("Of", "of", title="Object"),
         Column("Status", "status", "state"),
-        Column("What", "what", "prose", title="Found"),
-        Column("LookedAt", "looked_at", "prose", title="Looked at", show="pages"),
-        Column("Mend", "mend", "code", show="pages", exact=lambda row, _: "; ".join(row.mend)),
+        Column("What", "what", "prose", title="Finding"),
+        Column("LookedAt", "looked_at", "prose", title="Checked", show="pages"),
+        Column(
+            "Mend",
+            "mend",
+            "code",
+            title="Fix",
+            show="pages",
+            exact=lambda row, _: "; ".join(row.mend),
+        ),
     )
 
 

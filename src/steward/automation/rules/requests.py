@@ -109,11 +109,11 @@ class ListRulesReply(Answer, frozen=True, kw_only=True):
     troubles: tuple[RuleProblem, ...] = ()
     layout: ClassVar[Layout] = (
         Column("Rule", "rule", link="rule"),
-        Column("Is", _describe_switch, "state"),
+        Column("Is", _describe_switch, "state", title="Enabled"),
         Column("Trigger", "trigger"),
         Column("Action", "action"),
-        Column("Acted", "acted", "count"),
-        Column("Last", "last", "time"),
+        Column("Acted", "acted", "count", title="Executions"),
+        Column("Last", "last", "time", title="Last execution"),
         Column("SwitchedBy", "switched_by", title="Switched by"),
         Column("Description", "description", "prose", show="pages"),
         Column("File", lambda row, _: "shipped" if row.shipped else row.path, exact="path"),
@@ -248,14 +248,14 @@ class RulesHistoryReply(Answer, frozen=True, kw_only=True):
     executions: tuple[Execution, ...]
     layout: ClassVar[Layout] = (
         Column("ID", "id", link="execution", right=True),
-        Column("Decided", "made", "time"),
+        Column("Decided", "made", "time", title="Triggered"),
         Column("Rule", "rule"),
         Column("Cluster", "cluster", show="pages"),
         Column("Event", "event"),
         Column("Subject", "subject", show="pages", max_width=60),
         Column("Action", "action"),
         Column("Status", lambda row, _: row.status or row.phase, "state"),
-        Column("Seconds", _read_run_time_s, right=True),
+        Column("Seconds", _read_run_time_s, title="Duration, s", right=True),
         Column("Tries", "tries", "count", show="requested"),
         Column("Audit", lambda row, _: row.audit or None, "count", show="requested"),
         Column(

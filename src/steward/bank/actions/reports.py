@@ -129,20 +129,20 @@ class BalanceReply(BankReply, frozen=True, kw_only=True):
     layout: ClassVar[Layout] = (
         Column("Account", "account", link="account"),
         Column("Payer", "payer", show=_has_other_payers, title="Paid by", link="account"),
-        Column("Balance", "balance", "money", title="Left"),
-        Column("Held", "held", "money", title="Held for jobs"),
-        Column("Credit", "credit", "money", show="filled"),
-        Column("Free", "free", "money", title="Free for new jobs"),
+        Column("Balance", "balance", "money"),
+        Column("Held", "held", "money", title="Holds"),
+        Column("Credit", "credit", "money", title="Credit limit", show="filled"),
+        Column("Free", "free", "money", title="Available"),
         Column(
             "Yours",
             _read_spendable,
             "money",
             show=_has_limits,
-            title="You may spend",
+            title="Remaining for you",
             exact=lambda row, _: "" if row.user_limit is None else row.user_limit - row.user_spent,
         ),
         Column("FirstEnd", _read_first_end, "time", title="Ends"),
-        Column("AsOf", "remote_at", "time", show="filled"),
+        Column("AsOf", "remote_at", "time", title="Balance read", show="filled"),
         Column("State", _read_account_state, show="filled"),
     )
 
@@ -210,14 +210,14 @@ class StatementReply(BankReply, frozen=True, kw_only=True):
         Column(
             "What",
             _describe_line,
-            title="For",
+            title="Description",
             max_width=44,
             exact=lambda line, _: line.charge or line.why,
         ),
         Column("Amount", "amount", "money"),
-        Column("Balance", "balance", "money", title="Left after it"),
+        Column("Balance", "balance", "money"),
         Column("Charge", "charge", show="requested"),
-        Column("By", "who", show="pages"),
+        Column("By", "who", title="Posted by", show="pages"),
         Column("Why", "why", show="requested"),
     )
 
@@ -354,8 +354,8 @@ class HoldsReply(BankReply, frozen=True, kw_only=True):
         ),
         Column("User", read_user),
         Column("Account", "account"),
-        Column("Held", "remaining", "money"),
-        Column("AtFirst", "amount", "money", title="At first", show="pages"),
+        Column("Held", "remaining", "money", title="Amount"),
+        Column("AtFirst", "amount", "money", title="Amount placed", show="pages"),
         Column("State", _read_hold_state),
         Column("Origin", "origin", show="requested"),
         Column("Hold", "id", show="requested"),
@@ -691,7 +691,7 @@ class BalanceHistoryReply(BankReply, frozen=True, kw_only=True):
     layout: ClassVar[Layout] = (
         Column("Day", "day"),
         Column("Used", "spent", "money"),
-        Column("Balance", "balance", "money", title="Left at its end"),
+        Column("Balance", "balance", "money"),
     )
 
 

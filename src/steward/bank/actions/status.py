@@ -100,8 +100,10 @@ class BankStatusReply(BankReply, frozen=True, kw_only=True):
         "reconciled": (
             Column("Cluster", "cluster"),
             Column("Compared", "compared_at", "time"),
-            Column("Until", "until", "time", title="Runs that ended until"),
-            Column("SlurmdbdUntil", "by_slurmdbd_until", "time", title="With slurmdbd until"),
+            Column("Until", "until", "time", title="Runs compared until"),
+            Column(
+                "SlurmdbdUntil", "by_slurmdbd_until", "time", title="Compared with slurmdbd until"
+            ),
             Column("Differences", "differences", "count"),
             Column("Corrected", "corrected", "count"),
         )
