@@ -1,4 +1,4 @@
-"""What the integration tests stand on: a real Slurm cluster and servers, gone again afterwards."""
+"""Fixtures of the integration tests: a real Slurm cluster and real servers, removed afterwards."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""What stands in docs for people to run."""
+"""Code blocks in docs that readers run."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What jobs ought to cost by Slurm's own records of them, reckoned by a way of its own.
+"""Expected costs of jobs, computed from Slurm's own records independently of Steward.
 
 Nothing of the bank is used here: rows of ``sacct --duplicates`` where there is a
 slurmdbd, else the words of ``scontrol show job`` and, of runs that a requeue hid

@@ -1,4 +1,4 @@
-"""How integration tests submit jobs to a sandbox, and wait for what comes of them."""
+"""Helpers that submit jobs to a sandbox and wait for their results."""
 
 import re
 import time

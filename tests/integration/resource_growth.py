@@ -1,4 +1,4 @@
-"""How much memory and how many descriptors a daemon's processes have, and whether that grows."""
+"""Measurement of a daemon's memory and descriptors over time."""
 
 import os
 import time

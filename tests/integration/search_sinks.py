@@ -1,4 +1,4 @@
-"""What the tests of search servers share: documents as a sink sends them, and a sink's settings."""
+"""Helpers of the search server tests: documents as a sink sends them, and a sink's settings."""
 
 import hashlib
 from collections.abc import Iterator

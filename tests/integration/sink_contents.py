@@ -1,4 +1,4 @@
-"""What arrived at servers: every document of an index, every message of a topic."""
+"""Contents of servers: every document of an index, every message of a topic."""
 
 import uuid
 from collections import Counter

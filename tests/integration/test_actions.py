@@ -1,4 +1,4 @@
-"""Who may have what done to a real cluster, what else can be done, and the audit."""
+"""Permission to run actions on a real cluster, other actions, and the audit log."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What operations do to jobs of a real cluster, for their owners and for operators."""
+"""Job operations on a real cluster, run by owners and by operators."""
 
 import json
 import os

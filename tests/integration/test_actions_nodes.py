@@ -1,4 +1,4 @@
-"""What operations do to nodes, reservations and partitions of a real cluster, and what not."""
+"""Operations on nodes, reservations and partitions of a real cluster."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Who may report for a node, and whose answer an agent believes: real munged of several keys."""
+"""Trust between agents and Steward: who may report for a node, with munged of several keys."""
 
 import http.client
 import json

@@ -1,4 +1,4 @@
-"""What `make dist` makes, from nothing: installed without a network, run, and removed."""
+"""Packages that `make dist` builds: installed without a network, run, and removed."""
 
 import hashlib
 import os

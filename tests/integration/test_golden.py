@@ -1,4 +1,4 @@
-"""What every command prints, on a site whose facts are fixed, is what it printed before.
+"""Golden outputs of every command, on a site with fixed data.
 
 ``tests/golden/commands`` has the command lines, ``tests/golden/GROUP.txt`` what those of a group
 printed. After a change that is meant, ``STEWARD_GOLDEN=write`` writes those files anew: read

@@ -1,4 +1,4 @@
-"""Where JobCompType is another's, or Lua is missing, snapshots tell how jobs ended, and sacct."""
+"""Job ends from polls and sacct if JobCompType is another plugin's or Lua is missing."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What people and servers do to a sink's indices, and what a server must not do to us."""
+"""Search sinks when indices are changed or servers misbehave."""
 
 import logging
 import random

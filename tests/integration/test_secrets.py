@@ -1,4 +1,4 @@
-"""What redaction takes out of an environment is in none of Steward's files, whatever happens."""
+"""Redacted secrets appear in none of Steward's files."""
 
 import base64
 import os

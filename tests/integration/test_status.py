@@ -1,4 +1,4 @@
-"""How Steward itself stands, as it says of a daemon that really runs."""
+"""Status of a daemon that really runs."""
 
 import json
 import os

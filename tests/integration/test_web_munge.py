@@ -1,4 +1,4 @@
-"""Who has no token is known by MUNGE, on every host of the cluster: for one request each."""
+"""MUNGE authentication of requests without a token, on every host of the cluster."""
 
 import json
 import re

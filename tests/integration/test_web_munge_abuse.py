@@ -1,4 +1,4 @@
-"""Who comes by MUNGE keeps nobody out, and the pages' process vouches for nobody."""
+"""Abuse of MUNGE authentication: no user blocks others, and the web process vouches for nobody."""
 
 import csv
 import json

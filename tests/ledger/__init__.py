@@ -1,4 +1,4 @@
-"""What a ledger is tested for, whatever database it lies in.
+"""Tests of a ledger that run on every database.
 
 The classes here have the tests; those of tests/unit run them on SQLite, those of
 tests/integration on PostgreSQL.

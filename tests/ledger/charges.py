@@ -1,4 +1,4 @@
-"""What jobs cost: once by its key, corrected, refunded, and which allocation pays."""
+"""Charges: idempotency key, corrections, refunds, and the allocation that pays."""
 
 from datetime import timedelta
 

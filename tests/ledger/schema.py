@@ -1,4 +1,4 @@
-"""What Alembic's comparison of a schema leaves out: keys, and the conditions of rows."""
+"""Schema parts that Alembic's comparison omits: keys and check constraints."""
 
 import sqlalchemy
 from sqlalchemy import CheckConstraint, Connection

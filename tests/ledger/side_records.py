@@ -1,4 +1,4 @@
-"""What is kept beside the money: positions, settlements, the outbox, tokens, leases."""
+"""Side records of the ledger: positions, settlements, outbox, tokens, leases."""
 
 from datetime import timedelta
 

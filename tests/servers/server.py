@@ -1,4 +1,4 @@
-"""What the servers share: a JVM with ports of its own, which can be killed and started again.
+"""Base of the test servers: a JVM with its own ports, which can be killed and restarted.
 
 Two things make sure that no JVM outlives the tests. The kernel kills it when
 the thread that started it ends, which is therefore one that ends with the

@@ -1,4 +1,4 @@
-"""What a job used of what it was given: of memory, of time, and how its tasks ended."""
+"""Efficiency of a job: memory, time, and the ends of its tasks."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""What is remarked on in a job's use, and to whom nothing is said."""
+"""Notes on a job's resource use, and jobs without notes."""
 
 from typing import Any
 

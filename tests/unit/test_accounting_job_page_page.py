@@ -1,4 +1,4 @@
-"""What stands on a job's page: its steps, tasks and arrays, and how it is drawn."""
+"""Job page: steps, tasks, arrays, and their display."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""What is asked of sacct, and what it is given to read, to cost too much or to forge a line."""
+"""Hostile input of sacct: expensive options and records, forged lines."""
 
 import tracemalloc
 from datetime import UTC

@@ -1,4 +1,4 @@
-"""Who may see what of the books, and that it is the same wherever the lines are kept."""
+"""Permissions of sacct, the same for every source of records."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta

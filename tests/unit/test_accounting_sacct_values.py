@@ -1,4 +1,4 @@
-"""How sacct writes values: checked against what Slurm's own prints."""
+"""Values in sacct's format, compared with Slurm's own output."""
 
 from datetime import UTC, datetime
 from zoneinfo import ZoneInfo

@@ -1,4 +1,4 @@
-"""What a backup takes in which order, what it refuses, and that the journal waits for it."""
+"""Backup contents: files and their order, rejections, and the journal that waits."""
 
 import tarfile
 import threading

@@ -1,4 +1,4 @@
-"""What a restore writes, what it leaves, whose files are, and when it refuses."""
+"""Restoration: files written and left, their owners, and rejections."""
 
 import os
 import pwd

@@ -1,4 +1,4 @@
-"""What the doctor says of the journal's consumers, of sinks, and of rules."""
+"""Health checks of consumers, sinks and rules."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What the doctor says of this machine: files, rights, room, and what the settings name."""
+"""Health checks of the host: files, permissions, disk space, and paths in settings."""
 
 import os
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer

@@ -1,4 +1,4 @@
-"""What the doctor says of Slurm: slurmctld, its clock and spool, and what it loads of ours."""
+"""Health checks of Slurm: slurmctld, its clock and spool, and loaded plugins of Steward."""
 
 import os
 import tempfile

@@ -1,4 +1,4 @@
-"""What Prometheus is told of the bank, by a gate and a ledger that really run."""
+"""Prometheus metrics of the bank, from a real gate and ledger."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""That a daemon runs is told by a lock: whatever else it could write, looked at, or started."""
+"""Detection of a running daemon by its lock."""
 
 import contextlib
 import os

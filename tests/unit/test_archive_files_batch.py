@@ -1,4 +1,4 @@
-"""What a kill leaves of a batch is completed by the next start, whatever was set since."""
+"""Recovery of a batch after a kill, whatever settings changed since."""
 
 import errno
 import os

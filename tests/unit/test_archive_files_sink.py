@@ -1,4 +1,4 @@
-"""Where the files sink puts scripts, and that a crash, a full disk or a link harms nothing."""
+"""Files sink: placement of scripts, crashes, full disks and links."""
 
 import errno
 import os

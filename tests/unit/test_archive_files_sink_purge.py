@@ -1,4 +1,4 @@
-"""What the files sink forgets: what is purged from it, from its store, and by retention."""
+"""Purge in the files sink: from the sink, from its store, and by retention."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""How sinks stand, filling them up again, and that nothing brings back what was purged."""
+"""Sink states, refill, and that purged scripts do not come back."""
 
 from collections.abc import Sequence
 from pathlib import Path

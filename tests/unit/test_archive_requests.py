@@ -1,4 +1,4 @@
-"""What a table of jobs says to people, and what to programs."""
+"""Tables of archived jobs for people and for programs."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What operations take: how it is told, and how what was given is read."""
+"""Parameters of operations: declaration and parsing."""
 
 import json
 from pathlib import Path

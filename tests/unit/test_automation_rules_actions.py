@@ -1,4 +1,4 @@
-"""What can be asked about rules, by whom, and what the command line makes of it."""
+"""Rule actions: permissions, and their command line."""
 
 import json
 from pathlib import Path

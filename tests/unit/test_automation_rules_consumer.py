@@ -1,4 +1,4 @@
-"""What rules do about events: once, and only what they are to act on."""
+"""Rule consumer: acts once on each event that matches."""
 
 from datetime import timedelta
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What became of an action is found in the audit log, by the hand that rules act with."""
+"""Outcome of an interrupted action, found in the audit log."""
 
 import os
 import subprocess

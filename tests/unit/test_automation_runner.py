@@ -1,4 +1,4 @@
-"""How operations are run: whom they are for, where, and what is written of them."""
+"""Runner of operations: permissions, target cluster, and audit log entries."""
 
 import os
 import stat

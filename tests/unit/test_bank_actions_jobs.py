@@ -1,4 +1,4 @@
-"""What jobs were charged, many at once: whom it is told, and which of a re-used id."""
+"""Charges of many jobs at once: permissions, and reused job ids."""
 
 from collections.abc import Iterator
 from datetime import timedelta

@@ -1,4 +1,4 @@
-"""What people ask the bank: who may see and do what, and that money moves once."""
+"""Permissions of bank actions, and idempotent money transfers."""
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path

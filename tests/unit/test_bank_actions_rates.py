@@ -1,4 +1,4 @@
-"""What operators set in the bank and have it prove: rates, modes, times, and its books."""
+"""Rates, modes and times set by operators, and the proof of the ledger."""
 
 from datetime import timedelta
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What users write into a job to hold the gate up, or to be estimated at less than they get."""
+"""Hostile job requests that try to delay the gate or to be estimated too low."""
 
 import random
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the gate decides: by mode, by limits, by what a job will hold, and what it then says."""
+"""Admission decisions of the gate: mode, limits, size of the hold, and the message."""
 
 from pathlib import Path
 

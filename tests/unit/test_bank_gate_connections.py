@@ -1,4 +1,4 @@
-"""Who gets as far as the gate: the users that the plugin runs as, and nobody else."""
+"""Connections to the gate: only the users that the plugin runs as."""
 
 import logging
 import os

@@ -1,4 +1,4 @@
-"""Who asks again and again for jobs that never come does not keep others' money held."""
+"""Repeated requests for jobs that are never submitted do not keep SU on hold."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What other programs know of accounts and prices comes in whole, once, or says what is wrong."""
+"""Imports of accounts and prices from other programs: complete, once, or an error."""
 
 from collections.abc import Callable
 from datetime import timedelta

@@ -1,4 +1,4 @@
-"""What a bench says that a page takes of a processor."""
+"""CPU time of a page as the benchmark reports it."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What was captured is not taken again, however long ago it was, and what was purged stays away."""
+"""Captured scripts are not captured twice, and purged ones stay purged."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What a line of jobcomp.lua says, and that no line says anything else."""
+"""Parser of the lines of jobcomp.lua, including hostile ones."""
 
 import json
 from datetime import UTC, datetime

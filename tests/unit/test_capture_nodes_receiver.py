@@ -1,4 +1,4 @@
-"""What takes in the word of nodes: real agents, and others who want to be taken for one."""
+"""Receiver of node agents' batches, and forged senders."""
 
 import contextlib
 import http.client

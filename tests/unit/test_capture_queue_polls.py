@@ -1,4 +1,4 @@
-"""What a look at the queue tells, how often there is one, and what is asked for singly."""
+"""Queue polls: events, intervals, and queries of single jobs."""
 
 from collections.abc import Sequence
 

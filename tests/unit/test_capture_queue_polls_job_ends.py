@@ -1,4 +1,4 @@
-"""How jobs end that snapshots saw: by what Slurm shows, by jobcomp, by slurmdbd, or unseen."""
+"""Job ends after a queue poll: from Slurm, jobcomp, slurmdbd, or unseen."""
 
 from datetime import datetime, timedelta
 

@@ -1,4 +1,4 @@
-"""What nodes have for jobs: told with their states, and told when it changes."""
+"""Capacity of nodes: reported with their states, and when it changes."""
 
 from datetime import UTC, datetime
 

@@ -1,4 +1,4 @@
-"""What the sensor tells, whatever is away or killed meanwhile: itself, slurmctld, the journal."""
+"""Sensor during outages of itself, slurmctld and the journal."""
 
 import random
 import sqlite3

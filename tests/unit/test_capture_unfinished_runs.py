@@ -1,4 +1,4 @@
-"""What a controller remembers of the queue, to notice after a restart what ended meanwhile."""
+"""Unfinished runs that a controller remembers, to detect ends during a restart."""
 
 from contextlib import closing
 from datetime import timedelta

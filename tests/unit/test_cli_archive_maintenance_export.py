@@ -1,4 +1,4 @@
-"""What is taken out of an archive by its commands: into directories, tars and pipes."""
+"""Exports of the archive: to directories, tars and pipes."""
 
 import hashlib
 import io

@@ -1,4 +1,4 @@
-"""What the commands print where the encoding has no letters for a job's name."""
+"""Output in encodings that lack characters of a job's name."""
 
 import os
 import subprocess

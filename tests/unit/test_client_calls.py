@@ -1,4 +1,4 @@
-"""How commands ask: over a real socket, and where they decide to."""
+"""Client calls over a real socket, and the choice of the target."""
 
 import os
 import socket

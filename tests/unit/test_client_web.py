@@ -1,4 +1,4 @@
-"""How the client comes to a token, and to whom it gives it."""
+"""Tokens of the client: where it gets one, and where it sends it."""
 
 import os
 from pathlib import Path

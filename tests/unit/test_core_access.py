@@ -1,4 +1,4 @@
-"""Who may see what: examples of the rules, and properties that no role or name may break."""
+"""Visibility rules: examples, and properties that no role or name may break."""
 
 from hypothesis import given
 from hypothesis import strategies as st

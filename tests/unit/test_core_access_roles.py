@@ -1,4 +1,4 @@
-"""Who stands where, kept between the process that asks Slurm and those that decide."""
+"""Roles file between the process that queries Slurm and those that decide."""
 
 import os
 import stat

@@ -1,4 +1,4 @@
-"""What is wrong with a controller's settings, or with those of the Steward that it reports to."""
+"""Checks of a controller's settings, and of the Steward that it reports to."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What is wrong with [nodes], and which processes it makes."""
+"""Checks of [nodes], and the processes it starts."""
 
 import re
 import shlex

@@ -1,4 +1,4 @@
-"""What is wrong with [rules] is told with its key."""
+"""Checks of [rules] name the key."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What is wrong with [web] is said, with the key that is meant."""
+"""Checks of [web] name the key."""
 
 import os
 from pathlib import Path

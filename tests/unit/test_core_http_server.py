@@ -1,4 +1,4 @@
-"""What is served is served to HEAD as well."""
+"""HEAD requests of the HTTP server."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""What the journal lets go of, when, and of whom; what it never does."""
+"""Retention of the journal: trimmed events, detached consumers, and what stays."""
 
 from datetime import UTC, datetime
 from pathlib import Path

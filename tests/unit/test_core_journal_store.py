@@ -1,4 +1,4 @@
-"""What the journal takes, gives back, and says of itself and of who reads it."""
+"""Journal store: append, read, and statistics of events and consumers."""
 
 import os
 import sqlite3

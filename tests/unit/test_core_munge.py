@@ -1,4 +1,4 @@
-"""What a credential for a request is made over: it fits that request, and none that differs."""
+"""Credentials of requests: bound to one request."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""What one user writes takes time by its length: capture must not stand still for its square."""
+"""Run time of redaction is linear in the length of the text."""
 
 import time
 from collections.abc import Callable

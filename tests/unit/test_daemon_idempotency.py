@@ -1,4 +1,4 @@
-"""What is asked for under a key is done once, whatever becomes of whoever does it."""
+"""Idempotency keys: an action runs once, whatever happens to its process."""
 
 import os
 from datetime import timedelta

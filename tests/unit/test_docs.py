@@ -1,4 +1,4 @@
-"""What README and docs say can be typed: commands, options, settings, targets, links."""
+"""Commands, options, settings, targets and links in README and docs exist."""
 
 import re
 import shlex

@@ -1,4 +1,4 @@
-"""What a controller says is checked, whoever it is, before any of it is kept."""
+"""Checks of forwarded events before any is stored."""
 
 import tempfile
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What a controller's sensor tells is taken by the Steward that it reports to."""
+"""Admission of events from a controller's sensor."""
 
 from datetime import datetime
 from pathlib import Path

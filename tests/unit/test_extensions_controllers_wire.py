@@ -1,4 +1,4 @@
-"""What goes over the wire: any headers and any bytes are read or refused."""
+"""Wire format of controllers: any headers and bytes are parsed or rejected."""
 
 import contextlib
 

@@ -1,4 +1,4 @@
-"""What a purge takes from the job log: all that a person wrote of the job, wherever it is."""
+"""Purge in the job log: all texts of a job's owner, in every file."""
 
 from pathlib import Path
 from typing import Any

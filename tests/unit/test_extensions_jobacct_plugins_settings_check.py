@@ -1,4 +1,4 @@
-"""What is wrong with [accounting], said with its line."""
+"""Checks of [accounting] name the line."""
 
 from pathlib import Path
 

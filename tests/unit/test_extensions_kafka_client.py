@@ -1,4 +1,4 @@
-"""From settings to librdkafka's, and what may be said of what it says."""
+"""Kafka client: settings of librdkafka, and error messages without secrets."""
 
 import logging
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What messages become: the same events however often they come, and nothing that was not said."""
+"""Events from Kafka messages: the same for repeated messages, and none invented."""
 
 import hashlib
 from datetime import timedelta

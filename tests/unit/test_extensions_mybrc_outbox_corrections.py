@@ -1,4 +1,4 @@
-"""What is charged anew though no run ended reaches a real server elsewhere, as it is in the end."""
+"""Corrected charges reach a real myBRC server in their final state."""
 
 from collections.abc import Iterator
 from datetime import timedelta

@@ -1,4 +1,4 @@
-"""What a server elsewhere fails over holds up nothing else; a server that fails is left alone."""
+"""Failures of a myBRC server: one bad job blocks no other, and retries back off."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What clients of the myBRC API tell of jobs is charged once, and to the last hundredth."""
+"""Charges of jobs from clients of the myBRC API: once, to a hundredth."""
 
 import math
 import sys

@@ -1,4 +1,4 @@
-"""Whether a job can be submitted is asked of the gate, so that what is held counts."""
+"""Submit checks of the myBRC API ask the gate, so that holds count."""
 
 import pwd
 from collections.abc import Iterator

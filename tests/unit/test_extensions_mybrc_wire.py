@@ -1,4 +1,4 @@
-"""What clients of the myBRC API send is read, or refused with a reason."""
+"""Requests of myBRC clients are parsed, or rejected with a reason."""
 
 from datetime import UTC, datetime
 from typing import Any

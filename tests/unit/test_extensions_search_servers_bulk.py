@@ -1,4 +1,4 @@
-"""What search servers answer, and what becomes of it; their answers were recorded."""
+"""Bulk replies of search servers, from recordings."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""What a search server is asked: enough to miss nothing, whatever is searched for."""
+"""Queries sent to search servers find every match."""
 
 import fnmatch
 import re

@@ -1,4 +1,4 @@
-"""What accounting.expire has forgotten does not come back with a fact that is late."""
+"""Jobs removed by accounting.expire do not come back with late events."""
 
 from contextlib import closing
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What still declares a fact apart from the Struct that should hold it; the list only shrinks."""
+"""Facts that are still declared outside their Struct; the list only shrinks."""
 
 import ast
 import importlib

@@ -1,4 +1,4 @@
-"""What the SPANK plugin reads of a step's cgroup, of both versions, in tables of our own making."""
+"""Cgroup values that the SPANK plugin reads, in versions 1 and 2, from prepared files."""
 
 from pathlib import Path
 

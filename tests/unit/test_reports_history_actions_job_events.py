@@ -1,4 +1,4 @@
-"""What happened to a job's nodes while it ran there, for those who may see the job."""
+"""Events of a job's nodes while it ran, for users who may see the job."""
 
 from collections.abc import Iterator
 from datetime import timedelta

@@ -1,4 +1,4 @@
-"""What the page of rules shows is what there is."""
+"""Documented rules equal the shipped ones."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Where a sandbox looks for the plugins of the Slurm that it found."""
+"""Plugin directory of the Slurm that a sandbox finds."""
 
 from pathlib import Path
 

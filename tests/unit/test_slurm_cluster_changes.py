@@ -1,4 +1,4 @@
-"""What is asked of scontrol, on stand-ins; integration tests change real machines."""
+"""Changes sent to scontrol, on stand-ins; integration tests change real machines."""
 
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path

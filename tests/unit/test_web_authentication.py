@@ -1,4 +1,4 @@
-"""Who a request is from, and what proves that a form is from a page of ours."""
+"""Authentication of web requests, and the forms' CSRF tokens."""
 
 import contextlib
 from typing import Any

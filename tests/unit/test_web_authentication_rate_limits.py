@@ -1,4 +1,4 @@
-"""So much and no more may be asked, by each."""
+"""Rate limits of web requests, by user and address."""
 
 import pytest
 from hypothesis import given

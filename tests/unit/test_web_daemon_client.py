@@ -1,4 +1,4 @@
-"""How the pages' process asks the daemon: on kept connections, and nothing twice that changes."""
+"""Requests of the web process to the daemon: kept connections, no change sent twice."""
 
 import asyncio
 import contextlib

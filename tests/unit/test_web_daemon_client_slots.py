@@ -1,4 +1,4 @@
-"""Nobody who asks for more than they get keeps the requests of others from being served."""
+"""Slots of the daemon client: a busy user does not block others."""
 
 import asyncio
 import contextlib

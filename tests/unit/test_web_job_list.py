@@ -1,4 +1,4 @@
-"""What pages of jobs are made of: views and their addresses, colours, differences, columns."""
+"""Job list pages: views and addresses, colours, differences, columns."""
 
 import html
 import re

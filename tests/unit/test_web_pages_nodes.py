@@ -1,4 +1,4 @@
-"""What is asked for of nodes on a page, and how its result is told."""
+"""Node operations on pages, and their results."""
 
 from datetime import UTC, datetime
 

@@ -1,4 +1,4 @@
-"""What addresses say behind their question mark, and how many may watch."""
+"""Query parameters of addresses, and the limit on event streams."""
 
 import pytest
 from litestar.testing import RequestFactory

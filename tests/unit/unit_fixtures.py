@@ -1,4 +1,4 @@
-"""What keeps the unit tests quick: their files lie in memory, where there is room for them.
+"""Fixtures that keep unit tests fast: their files lie in memory where there is space.
 
 A commit of SQLite waits for the disk twice, and there are thousands. That a disk keeps what
 was committed is not for these tests to find out.

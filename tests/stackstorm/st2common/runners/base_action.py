@@ -1,4 +1,4 @@
-"""What actions derive from: as StackStorm's page on writing actions describes it."""
+"""Base class of actions, as StackStorm's page on writing actions describes it."""
 
 import logging
 from typing import Any

@@ -1,4 +1,4 @@
-"""What sensors derive from: as StackStorm's page on writing sensors describes it."""
+"""Base classes of sensors, as StackStorm's page on writing sensors describes them."""
 
 from typing import Any
 
