@@ -48,7 +48,7 @@ def test_a_job_that_ended_within_its_second_has_said_all() -> None:
     assert "so far" not in shown
     assert re.search(r"CPU .* \?  0\.24 s\n", shown)
     assert "less than 1 s of 365d\n" in shown
-    assert "It failed within a second, with exit code 3:" in shown
+    assert "The job failed within a second, with exit code 3:" in shown
     assert "\n\n\n" not in shown
     short = drawn(answer_of(run_of(run_line(3, **year), launch(task()))))
     assert "<1%  3 s of 365d\n" in short

@@ -135,7 +135,7 @@ def test_a_job_that_was_refused_says_why_and_not_how_it_ended(site: Site) -> Non
     answer = site.ask("accounting.job", job="7")
     assert (answer.record.exit_code, answer.record.exit_signal) == (1, 0)
     text = render_plain(layout_reply(answer, ASCII))
-    assert "FAILED before it started. No node has what it asked for" in text
+    assert "FAILED before it started. No node satisfies the request" in text
     assert "(BadConstraints)" in text
     assert "SIGHUP" not in text
     assert "Efficiency" not in text

@@ -91,7 +91,7 @@ def test_dependencies_are_told_with_what_became_of_them() -> None:
     assert isinstance(told, Waiting)
     assert told.behind == (
         "no other job of its owner with the same name may run beside it",
-        "until job 5 has ended well (it is RUNNING)",
+        "until job 5 has completed (it is RUNNING)",
         "until job 6 has ended",
     )
     assert not told.asked
@@ -120,7 +120,7 @@ def test_a_job_that_the_bank_holds_says_so(tmp_path: Path) -> None:
         assert held.behind == ("it is let go by itself when its account can pay for it",)
         others = explain_waiting(record, pending, lambda _: "", may_read=False)
         assert isinstance(others, Waiting)
-        assert others.words == "An administrator holds it: ask them why."
+        assert others.words == "An administrator holds the job. Ask for the reason."
 
 
 def test_squeue_is_asked_why_a_job_is_held(tmp_path: Path) -> None:

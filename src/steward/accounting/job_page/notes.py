@@ -69,38 +69,35 @@ def _note_end(line: UsageLine, efficiency: Efficiency) -> Iterator[Note]:
     """Yield notes on how a run ended."""
     state, elapsed = line.state, efficiency.elapsed_s
     if state == "OUT_OF_MEMORY":
-        words = "It ran out of memory and was killed."
+        words = "The job ran out of memory and was killed."
         if efficiency.memory_given_bytes:
             allocated = format_size(efficiency.memory_given_bytes)
-            words += f" It had {allocated} on a node: ask for more with --mem."
+            words += f" Its limit on a node was {allocated}: request more with --mem."
         yield Note(kind="out-of-memory", words=words)
     if state == "TIMEOUT":
         limit = f" of {format_duration(efficiency.limit_s)}" if efficiency.limit_s else ""
         yield Note(
             kind="timeout",
-            words=f"It was ended at its time limit{limit}: ask for more with --time, or have it "
-            "write checkpoints.",
+            words=f"The job reached its time limit{limit}: request more with --time, or write "
+            "checkpoints.",
         )
     if state in ("NODE_FAIL", "BOOT_FAIL"):
         node_text = f" ({line.failed_node})" if line.failed_node else ""
         yield Note(
             kind="node-fail",
-            words=(
-                f"A node failed{node_text}: that was not the job's fault. It can be "
-                "submitted again."
-            ),
+            words=(f"A node failed{node_text}: the job did not cause it. Submit it again."),
         )
     if line.exit_signal == OUTPUT_NOT_OPENED:
         yield Note(
             kind="failed-early",
-            words="Its output could not be opened, so there is none: look at --output and "
-            "--error, whether their directory exists and the user may write there.",
+            words="Slurm could not open the output file: check that the directory of --output "
+            "and --error exists and is writable.",
         )
     elif state in _EARLY and elapsed is not None and elapsed < _FAILED_EARLY_S:
         yield Note(
             kind="failed-early",
-            words=f"It failed {_format_after(elapsed)}{_format_how_ended(line)}: "
-            "the end of its output tells more than these figures.",
+            words=f"The job failed {_format_after(elapsed)}{_format_how_ended(line)}: "
+            "check the end of its output.",
         )
 
 
@@ -127,14 +124,13 @@ def _note_memory(line: UsageLine, efficiency: Efficiency) -> Iterator[Note]:
         largest = line.max_rss_bytes
         if largest is not None and largest < used / 2:
             words += (
-                " Cached files may be part of that: its largest process had "
-                f"{format_size(largest)}."
+                f" Cached files may be part of it: the largest process used {format_size(largest)}."
             )
         yield Note(kind="memory-high", words=words)
     elif efficiency.at_least or efficiency.memory_at_least or line.state not in _WHOLE:
         return
     elif share < MEMORY_LOW:
-        words = f"Much more memory was asked for than used: at most {amount}{location}."
+        words = f"The memory request was too high: at most {amount}{location} was used."
         yield Note(kind="memory-low", words=words)
 
 
@@ -147,13 +143,13 @@ def _note_cpus(line: UsageLine, efficiency: Efficiency) -> Iterator[Note]:
     if line.cpus >= _SERIAL_CPUS and _BUSY <= busy <= _ONE_CPU:
         yield Note(
             kind="serial",
-            words=f"It was serial on {line.cpus} CPUs: {busy:.1f} of them worked on average. Ask "
-            "for one, or see that the program starts its threads or tasks.",
+            words=f"The job was serial on {line.cpus} CPUs: {busy:.1f} of them were busy on "
+            "average. Request one, or check that the program starts its threads or tasks.",
         )
     elif share < CPU_LOW:
         yield Note(
             kind="cpu-low",
-            words=f"CPUs were idle: {busy:.1f} of {line.cpus} worked on average ({share:.0%}).",
+            words=f"CPUs were idle: {busy:.1f} of {line.cpus} were busy on average ({share:.0%}).",
         )
 
 
@@ -164,11 +160,12 @@ def _note_time(line: UsageLine, efficiency: Efficiency) -> Iterator[Note]:
         return
     comparison = f"it ran {format_duration(elapsed)} of {format_duration(limit)}"
     if share < _TIME_LOW:
-        words = f"The time limit was far off: {comparison}. A nearer one lets jobs start earlier."
+        words = f"The time limit was too high: {comparison}. Jobs with lower limits start earlier."
         yield Note(kind="time-low", words=words)
     elif share > _TIME_HIGH:
         yield Note(
-            kind="time-high", words=f"The time limit was nearly hit: {comparison} ({share:.0%})."
+            kind="time-high",
+            words=f"The job nearly reached its time limit: {comparison} ({share:.0%}).",
         )
 
 
@@ -183,9 +180,9 @@ def _note_balance(steps: Sequence[StepPart]) -> Iterator[Note]:
             yield Note(
                 kind="imbalance",
                 step=line.step,
-                words=f"The tasks of step {line.step} worked unevenly: task {balance.busiest} used "
-                f"{format_duration(balance.busiest_s)} of CPU time, the mean was "
-                f"{format_duration(balance.mean_s)}, task {balance.idlest} used "
+                words=f"The load of the tasks of step {line.step} was uneven: "
+                f"task {balance.busiest} used {format_duration(balance.busiest_s)} of CPU time, "
+                f"the mean was {format_duration(balance.mean_s)}, task {balance.idlest} used "
                 f"{format_duration(balance.idlest_s)}.",
             )
 

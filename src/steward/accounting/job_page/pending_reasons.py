@@ -25,70 +25,73 @@ from steward.slurm import WAITING, PendingJobs, PendingStatus, SlurmError
 from steward.slurm.job_changes import read_comment
 
 EXPLANATIONS: Final = {
-    "None": "Slurm's scheduler has not looked at it yet.",
-    "WaitingForScheduling": "Slurm's scheduler has not looked at it yet.",
-    "SchedDefer": "Slurm is set to start no job at its submit; the scheduler looks at it soon.",
-    "Priority": "Jobs of a higher priority wait for the same nodes and go first.",
-    "Resources": "It is next, as soon as the nodes that it asked for are free.",
-    "Dependency": "It waits for another job, as it asked to.",
+    "None": "The scheduler has not considered the job yet.",
+    "WaitingForScheduling": "The scheduler has not considered the job yet.",
+    "SchedDefer": "Slurm defers scheduling at submission; the scheduler considers the job soon.",
+    "Priority": "Jobs with a higher priority wait for the same nodes.",
+    "Resources": "The job starts next, when its requested resources are free.",
+    "Dependency": "The job waits for another job that it depends on.",
     "DependencyNeverSatisfied": (
-        "The job that it waits for ended otherwise than it asked for: it will never start."
+        "The dependency can no longer be satisfied: the job will never start."
     ),
-    "BeginTime": "The time before which it is not to begin has not come.",
-    "JobHeldUser": "Its owner holds it: 'scontrol release' lets it go.",
-    "JobHeldAdmin": "An administrator holds it: ask them why.",
-    "JobHoldMaxRequeue": "It was requeued so often that Slurm holds it: 'scontrol release' lets it "
-    "go again.",
-    "JobArrayTaskLimit": "As many tasks of its array run as its '%' allows at a time.",
-    "Licenses": "A licence that it asked for is in use.",
-    "Reservation": "The reservation that it asked for has not begun, or is full.",
-    "ReservationDeleted": "The reservation that it asked for was removed: it will not start.",
-    "ReservationInvalid": "The reservation that it asked for does not let it in.",
-    "ReqNodeNotAvail": "A node that it needs is down, drained, reserved or in use.",
-    "NodeDown": "A node that it needs is down.",
-    "FrontEndDown": "No front-end node is up to start it.",
-    "BadConstraints": "No node has what it asked for: it will not start as it is.",
-    "PartitionDown": "Its partition is down and starts no job.",
-    "PartitionInactive": "Its partition is inactive and starts no job.",
-    "PartitionConfig": "It asks for more than its partition gives, or for what that does not let.",
-    "PartitionNodeLimit": "It asks for more nodes than its partition gives a job, or than are up.",
-    "PartitionTimeLimit": "Its time limit is longer than its partition's.",
-    "AccountNotAllowed": "Its partition does not let its account in.",
-    "QOSNotAllowed": "Its partition or its association does not let its QOS in.",
-    "InvalidAccount": "Its account is not known, or not open to its owner any more.",
-    "InvalidQOS": "Its QOS is not known, or not open to its owner any more.",
-    "AccountingPolicy": "A limit of its association or QOS does not let it start.",
-    "QOSUsageThreshold": "Its association's fair share is below what its QOS asks for.",
-    "AssociationJobLimit": "Its association runs as many jobs as it may.",
-    "AssociationResourceLimit": "Its association uses as much as it may.",
-    "AssociationTimeLimit": "Its association has used the time that it may.",
-    "QOSJobLimit": "Its QOS runs as many jobs as it may.",
-    "QOSResourceLimit": "Its QOS is used as much as it may be.",
-    "QOSTimeLimit": "Its QOS has used the time that it may.",
-    "MaxMemPerLimit": "It asks for more memory on a node, or for a CPU, than is allowed.",
-    "MaxPoweredUpNodes": "As many nodes are powered up as the site allows.",
-    "MpiPortsBusy": "The ports that its MPI needs are in use.",
-    "NvidiaImexChannels": "The IMEX channels that it needs are in use.",
-    "PowerNotAvail": "There is not enough electric power for it now.",
-    "PowerReserved": "A reservation keeps the electric power that it needs.",
-    "BurstBufferResources": "The burst buffer has no room for it now.",
-    "BurstBufferStageIn": "Its data are being brought to the burst buffer.",
-    "BurstBufferOperation": "The burst buffer failed at something: an administrator has to look.",
-    "Cleaning": "Its former run is still being cleaned up.",
-    "Prolog": "Its PrologSlurmctld still runs.",
-    "DeadLine": "It cannot end before its deadline any more.",
-    "FedJobLock": "Another cluster of the federation decides whether it starts there.",
-    "OutOfMemory": "It ran out of memory.",
-    "InactiveLimit": "Its srun or salloc did not answer any more.",
-    "TimeLimit": "It reached its time limit.",
-    "NonZeroExitCode": "It failed: its exit code was not 0.",
-    "RaisedSignal": "It ended by a signal.",
-    "JobLaunchFailure": "It could not be started on its nodes, and waits for an administrator.",
-    "SystemFailure": "Slurm, a file system or the network failed, and it waits for another try.",
-    "BlockMaxError": "The block of nodes that it asked for had too many errors.",
-    "BlockFreeAction": "The block of nodes that it asked for is being freed.",
-    "InvalidReason": "Slurm gives no valid reason.",
-    "InvaildReason": "Slurm gives no valid reason.",
+    "BeginTime": "The begin time of the job is in the future.",
+    "JobHeldUser": "The job's owner holds it. Release it with 'scontrol release'.",
+    "JobHeldAdmin": "An administrator holds the job. Ask for the reason.",
+    "JobHoldMaxRequeue": (
+        "Slurm holds the job after too many requeues. Release it with 'scontrol release'."
+    ),
+    "JobArrayTaskLimit": "The array runs the maximum number of tasks that its '%' allows.",
+    "Licenses": "A requested license is in use.",
+    "Reservation": "The requested reservation has not begun or is full.",
+    "ReservationDeleted": "The requested reservation was deleted: the job will not start.",
+    "ReservationInvalid": "The requested reservation does not admit the job.",
+    "ReqNodeNotAvail": "A required node is down, drained, reserved or in use.",
+    "NodeDown": "A required node is down.",
+    "FrontEndDown": "No front-end node is up.",
+    "BadConstraints": "No node satisfies the request: the job will not start unchanged.",
+    "PartitionDown": "The partition is down and starts no jobs.",
+    "PartitionInactive": "The partition is inactive and starts no jobs.",
+    "PartitionConfig": (
+        "The request exceeds a limit of the partition, or the partition does not admit the job."
+    ),
+    "PartitionNodeLimit": "The job requests more nodes than the partition allows, or than are up.",
+    "PartitionTimeLimit": "The time limit of the job exceeds that of the partition.",
+    "AccountNotAllowed": "The partition does not allow the job's account.",
+    "QOSNotAllowed": "The partition or the association does not allow the job's QOS.",
+    "InvalidAccount": "The account is unknown, or the job's owner may no longer use it.",
+    "InvalidQOS": "The QOS is unknown, or the job's owner may no longer use it.",
+    "AccountingPolicy": "A limit of the association or QOS prevents the start.",
+    "QOSUsageThreshold": "The fair share of the association is below the threshold of the QOS.",
+    "AssociationJobLimit": "The association runs its maximum number of jobs.",
+    "AssociationResourceLimit": "The association uses its maximum of a resource.",
+    "AssociationTimeLimit": "The association has used its time.",
+    "QOSJobLimit": "The QOS runs its maximum number of jobs.",
+    "QOSResourceLimit": "The QOS uses its maximum of a resource.",
+    "QOSTimeLimit": "The QOS has used its time.",
+    "MaxMemPerLimit": "The job requests more memory per node or CPU than allowed.",
+    "MaxPoweredUpNodes": "The maximum number of nodes is powered up.",
+    "MpiPortsBusy": "The required MPI ports are in use.",
+    "NvidiaImexChannels": "The required IMEX channels are in use.",
+    "PowerNotAvail": "Not enough electric power is available.",
+    "PowerReserved": "A reservation holds the required electric power.",
+    "BurstBufferResources": "The burst buffer has not enough space.",
+    "BurstBufferStageIn": "Slurm is staging the job's data into the burst buffer.",
+    "BurstBufferOperation": "A burst buffer operation failed. Ask an administrator.",
+    "Cleaning": "Slurm is cleaning up the previous run of the job.",
+    "Prolog": "PrologSlurmctld is running.",
+    "DeadLine": "The job cannot end before its deadline.",
+    "FedJobLock": "Another cluster of the federation decides about the start.",
+    "OutOfMemory": "The job ran out of memory.",
+    "InactiveLimit": "The srun or salloc of the job stopped answering.",
+    "TimeLimit": "The job reached its time limit.",
+    "NonZeroExitCode": "The job failed with a non-zero exit code.",
+    "RaisedSignal": "A signal ended the job.",
+    "JobLaunchFailure": "The job could not be launched on its nodes. Ask an administrator.",
+    "SystemFailure": "Slurm, a file system or the network failed; the job waits for a retry.",
+    "BlockMaxError": "The requested block of nodes had too many errors.",
+    "BlockFreeAction": "Slurm is freeing the requested block of nodes.",
+    "InvalidReason": "Slurm reports no valid reason.",
+    "InvaildReason": "Slurm reports no valid reason.",
 }
 
 _THINGS: Final = {
@@ -97,14 +100,14 @@ _THINGS: Final = {
     "memory": ("memory", "mem"),
     "node": ("nodes", "node"),
     "energy": ("energy", "energy"),
-    "gres": ("GRES (GPUs and the like)", "gres"),
-    "license": ("licences", "license"),
+    "gres": ("GRES, such as GPUs", "gres"),
+    "license": ("licenses", "license"),
     "bb": ("burst buffer", "bb"),
     "billing": ("billing", "billing"),
     "jobs": ("running jobs", ""),
     "submitjobs": ("jobs queued and running", ""),
     "submitjob": ("jobs queued and running", ""),
-    "wall": ("time of jobs, added up", ""),
+    "wall": ("total time of jobs", ""),
     "wallduration": ("time limit", ""),
     "unknown": ("a resource", ""),
 }
@@ -115,7 +118,7 @@ _LIMIT: Final = re.compile(
     r"(?P<minutes>RunMinutes|Minutes|RunMins)?"
     r"(?P<per>PerJob|PerNode|PerUser|PerAccount)?(?:NotSatisfied)?(?:Limit)?"
 )
-_OWNERS: Final = {"Assoc": "its association", "QOS": "its QOS", "": "its QOS"}
+_OWNERS: Final = {"Assoc": "the association", "QOS": "the QOS", "": "the QOS"}
 _PER: Final = {
     "PerJob": "of one job",
     "PerNode": "on one node",
@@ -184,16 +187,16 @@ def _build_sentence(match: re.Match[str]) -> str:
         )
         thing = prefix + thing
     if match["kind"] == "Min":
-        return f"It asks for less than the least that {owner} wants: {thing}."
+        return f"The request is below the minimum of {owner}: {thing}."
     if match["kind"] == "Grp":
-        return f"All jobs of {owner} together use what they may: {thing}."
+        return f"The jobs of {owner} together use their maximum: {thing}."
     if per in ("PerJob", "PerNode") or match["thing"] == "WallDuration":
         suffix = " on a node" if per == "PerNode" else ""
-        return f"It asks for more than {owner} lets one job have{suffix}: {thing}."
-    subject = {"PerUser": "Its owner uses", "PerAccount": "Its account uses"}.get(per)
+        return f"The request exceeds the maximum of {owner} for one job{suffix}: {thing}."
+    subject = {"PerUser": "The job's owner uses", "PerAccount": "The account uses"}.get(per)
     if subject is None:
-        return f"Its owner has as much as {owner} lets one have: {thing}."
-    return f"{subject} as much as {owner} lets one have: {thing}."
+        return f"The job's owner uses the maximum that {owner} allows: {thing}."
+    return f"{subject} the maximum that {owner} allows: {thing}."
 
 
 def _build_limit(match: re.Match[str]) -> ReasonLimit:
@@ -219,9 +222,9 @@ _DEPENDENCY: Final = re.compile(r"(\w+):([0-9]+)(?:_(?:\*|[0-9]+))?(?:\+[0-9]+)?
 _AFTER: Final = {
     "after": "has started",
     "afterany": "has ended",
-    "afterok": "has ended well",
+    "afterok": "has completed",
     "afternotok": "has failed",
-    "aftercorr": "has ended well, task by task",
+    "aftercorr": "has completed, task by task",
     "afterburstbuffer": "has staged out its data",
 }
 _SETTINGS: Final = {
