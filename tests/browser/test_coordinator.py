@@ -139,7 +139,7 @@ def test_a_members_limit_is_set_and_its_member_is_told(ground: Ground) -> None:
     assert limits["physics"] == 321 * 10**6
     member = ground.person(MEMBER)
     member.open("/accounts/physics")
-    expect(member.page.get_by_text("321.00 remaining")).to_be_visible()
+    expect(member.page.get_by_text("321.00 SU, 321.00 SU remaining")).to_be_visible()
     # Who is in the account without coordinating it is not offered that.
     assert member.page.get_by_role("button", name="Set limit").count() == 0
     member.close()
