@@ -13,7 +13,7 @@ import msgspec
 import typer
 
 from steward import __version__
-from steward.admin.doctor.checks import CHECKS
+from steward.admin.doctor.checks import CHECKS, HealthCheck
 from steward.admin.doctor.findings import (
     CheckFinding,
     DoctorAnswer,
@@ -28,7 +28,6 @@ from steward.cli.options import CommandCall, reject_empty, with_call
 from steward.cli.output import format_count, print_json, print_table
 from steward.core.config.reader import DEFAULT_PATH, ConfigError
 from steward.core.events import utc_now
-from steward.core.layouts import Column
 from steward.core.printable import escape_line
 
 
@@ -137,8 +136,4 @@ def _print_checks(call: CommandCall) -> None:
         checks = [{"name": check.name, "help": check.help} for check in CHECKS]
         print_json({"version": 1, "checks": checks})
         return
-    columns = (
-        Column("Check", "name"),
-        Column("SeesTo", "help"),
-    )
-    print_table(columns, CHECKS, call.style)
+    print_table(HealthCheck.layout, CHECKS, call.style)

@@ -7,7 +7,6 @@ prints them in Prometheus format, or replaces a file atomically for node_exporte
 from collections.abc import Iterator
 from typing import Annotated
 
-import msgspec
 import typer
 
 from steward.accounting.job_page.notes import format_duration
@@ -15,6 +14,7 @@ from steward.admin.status.requests import (
     ConsumerLine,
     MetricsAnswer,
     MetricsRequest,
+    StatusRow,
     StatusShowAnswer,
     StatusShowRequest,
 )
@@ -31,20 +31,11 @@ from steward.cli.output import (
 from steward.client.places import ClientPlace
 from steward.core.errors import Unavailable
 from steward.core.files import describe_os_error, replace_file
-from steward.core.layouts import Column
 from steward.core.poll_status import LONG_INTERVAL_S
 
 
 class StatusUnavailable(Unavailable):
     """Error: the output file cannot be written."""
-
-
-class _StatusRow(msgspec.Struct, frozen=True):
-    """A row of the status table: component, state, details."""
-
-    what: str
-    state: str
-    detail: str = ""
 
 
 @with_call
@@ -59,7 +50,7 @@ def status(
     if call.style.json:
         print_json(reply)
     else:
-        print_table(_STATUS_COLUMNS, list(_make_status_rows(reply)), call.style)
+        print_table(StatusRow.layout, list(_make_status_rows(reply)), call.style)
 
 
 def metrics(
@@ -86,23 +77,16 @@ def metrics(
         raise StatusUnavailable(f"cannot write {to}: {describe_os_error(error, to)}", to) from error
 
 
-_STATUS_COLUMNS = [
-    Column("What", "what"),
-    Column("State", "state"),
-    Column("Detail", "detail"),
-]
-
-
-def _make_status_rows(reply: StatusShowAnswer) -> Iterator[_StatusRow]:
+def _make_status_rows(reply: StatusShowAnswer) -> Iterator[StatusRow]:
     """Yield the rows of the status table."""
     since = f" since {format_time(reply.since)}" if reply.since else ""
-    yield _StatusRow(
+    yield StatusRow(
         "daemon", "running" if reply.running else "down", f"Steward {reply.steward}{since}"
     )
     for worker in reply.parts:
         restarts = format_count(worker.restarts, "restart") if worker.restarts else ""
         reason = f"{restarts}, the last since it {worker.error}" if worker.restarts else ""
-        yield _StatusRow(f"part {worker.name}", worker.state, reason)
+        yield StatusRow(f"part {worker.name}", worker.state, reason)
     yield from _make_journal_rows(reply)
     for cluster in reply.clusters:
         cost_text = (
@@ -113,37 +97,37 @@ def _make_status_rows(reply: StatusShowAnswer) -> Iterator[_StatusRow]:
         if cluster.up and (cluster.interval_s or 0) > LONG_INTERVAL_S:
             cost_text += f", and again only after {cluster.interval_s:.0f} s since that takes long"
         version = f"Slurm {cluster.slurm}" if cluster.slurm else ""
-        yield _StatusRow(
+        yield StatusRow(
             f"cluster {cluster.cluster}", cluster.state, cluster.message or f"{version}{cost_text}"
         )
     for disk in reply.disks:
         free_text = f"{format_size(disk.free)} of {format_size(disk.total)} are free"
-        yield _StatusRow(f"disk {disk.what}", "mounted", free_text)
+        yield StatusRow(f"disk {disk.what}", "mounted", free_text)
     yield from _make_bank_rows(reply)
     for key, reason in reply.unavailable.items():
-        yield _StatusRow(key, "unavailable", reason)
+        yield StatusRow(key, "unavailable", reason)
     for address, reason in reply.refused.items():
-        yield _StatusRow(f"agent {address}", "refused", reason)
+        yield StatusRow(f"agent {address}", "refused", reason)
     for component, reason in reply.unknown.items():
-        yield _StatusRow(component, "unknown", reason)
+        yield StatusRow(component, "unknown", reason)
 
 
-def _make_journal_rows(reply: StatusShowAnswer) -> Iterator[_StatusRow]:
+def _make_journal_rows(reply: StatusShowAnswer) -> Iterator[StatusRow]:
     """Yield the rows of journal, consumers and sinks."""
     if reply.journal is not None:
         kept_text = (
             f"{reply.journal.events} of {format_count(reply.journal.head, 'event')} are kept"
         )
-        yield _StatusRow("journal", "there", f"{kept_text}, {format_size(reply.journal.bytes)}")
+        yield StatusRow("journal", "there", f"{kept_text}, {format_size(reply.journal.bytes)}")
     sinks = {f"archive.{line.name}" for line in reply.sinks}
     for line in reply.consumers:
         if line.name not in sinks:
-            yield _StatusRow(f"consumer {line.name}", line.state, _describe_backlog(line))
+            yield StatusRow(f"consumer {line.name}", line.state, _describe_backlog(line))
     for sink in reply.sinks:
         backlog = f"{format_count(sink.backlog, 'script')} to archive" if sink.backlog else ""
         dead_text = f"{format_count(sink.set_aside, 'event')} set aside" if sink.set_aside else ""
         details = (backlog, dead_text, sink.refill, sink.detail)
-        yield _StatusRow(f"sink {sink.name}", sink.state, "; ".join(filter(None, details)))
+        yield StatusRow(f"sink {sink.name}", sink.state, "; ".join(filter(None, details)))
 
 
 def _describe_backlog(consumer: ConsumerLine) -> str:
@@ -157,21 +141,21 @@ def _describe_backlog(consumer: ConsumerLine) -> str:
     return "; ".join(filter(None, (*parts, consumer.refill, consumer.detail)))
 
 
-def _make_bank_rows(reply: StatusShowAnswer) -> Iterator[_StatusRow]:
+def _make_bank_rows(reply: StatusShowAnswer) -> Iterator[StatusRow]:
     """Yield the rows of gate, reconciliation and gaps."""
     bank = reply.bank
     if bank is not None:
         holds = "" if bank.holds is None else format_count(bank.holds, "open hold")
-        yield _StatusRow("gate", bank.gate, bank.gate_why or holds)
+        yield StatusRow("gate", bank.gate, bank.gate_why or holds)
         for comparison in bank.reconciled:
             if comparison.compared_at is not None:
                 result = format_count(comparison.differences, "difference")
                 compared_at = format_time(comparison.compared_at)
-                yield _StatusRow(
+                yield StatusRow(
                     f"comparison {comparison.cluster}", "made", f"at {compared_at}: {result}"
                 )
     if reply.gaps is not None:
         result = (
             format_count(reply.gaps.total, "finding") if reply.gaps.total else "nothing is missing"
         )
-        yield _StatusRow("books", "looked through", result)
+        yield StatusRow("books", "looked through", result)

@@ -5,13 +5,14 @@ The functions are in ``host_checks.py``, ``slurm_checks.py`` and ``data_checks.p
 """
 
 from collections.abc import Callable, Iterable
-from typing import Final
+from typing import ClassVar, Final
 
 import msgspec
 
 from steward.admin.doctor import data_checks, host_checks, slurm_checks
 from steward.admin.doctor.context import CheckContext
 from steward.admin.doctor.findings import CheckFinding
+from steward.core.layouts import Column, Layout
 
 
 class HealthCheck(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,6 +29,7 @@ class HealthCheck(msgspec.Struct, frozen=True, kw_only=True):
     help: str
     run: Callable[[CheckContext], Iterable[CheckFinding]]
     asks_slurm: bool = False
+    layout: ClassVar[Layout] = (Column("Check", "name"), Column("SeesTo", "help"))
 
 
 def _make_slurm_check(

@@ -241,6 +241,19 @@ class StatusShowAnswer(Answer, frozen=True, kw_only=True):
     }
 
 
+class StatusRow(msgspec.Struct, frozen=True):
+    """Row of the table of a status: component, state, details."""
+
+    what: str
+    state: str
+    detail: str = ""
+    layout: ClassVar[Layout] = (
+        Column("What", "what"),
+        Column("State", "state"),
+        Column("Detail", "detail"),
+    )
+
+
 class MetricsRequest(Request, frozen=True, kw_only=True):
     """status.metrics: metrics for Prometheus."""
 
