@@ -176,16 +176,7 @@ class EventItem(msgspec.Struct, frozen=True, kw_only=True):
 
 def make_event_item(event: Event) -> EventItem:
     """Convert a journal event to its form in a reply."""
-    return EventItem(
-        id=event.id,
-        kind=event.kind,
-        cluster=event.cluster,
-        key=event.key,
-        at=event.at,
-        seen_at=event.seen_at,
-        source=event.source,
-        body=event.body,
-    )
+    return msgspec.convert(event, EventItem, from_attributes=True)
 
 
 class EventsReply(Answer, frozen=True, kw_only=True):
