@@ -71,8 +71,13 @@ class Asked:
         """What one of Steward's own processes is answered."""
         site = self.site
         calls = GateOperations(
-            *(site.settings.state_dir, site.keeper, site.upkeep),
-            *(self.answering, self.right, lambda: None, lambda _requests, _now_us: []),
+            site.settings.state_dir,
+            site.keeper,
+            site.upkeep,
+            self.answering,
+            self.right,
+            on_lease=lambda: None,
+            decide=lambda _requests, _now_us: [],
         )
         return calls.run(op, msgspec.Raw(msgspec.json.encode(body)))
 
