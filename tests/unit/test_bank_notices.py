@@ -65,14 +65,14 @@ def hook() -> Iterator[Any]:
 
 def settings_of(site: Site, directory: Path, *, fails: int = 0, **notify: Any) -> Settings:
     """The site's settings, with a mailer that keeps what it is given."""
-    mailer = directory / "mailer"
+    mailer = directory / "sendmail"
     mailer.write_text(f"#!/bin/sh\ncat >> {directory}/mails\nexit {int(fails)}\n")
     mailer.chmod(0o755)
     rules = NotifySettings(**{"domain": "example.org", **notify})
     return msgspec.structs.replace(
         site.settings,
         bank=BankSettings(enabled=True, notify=rules),
-        mail=MailSettings(sendmail=str(mailer), sender="bank@example.org"),
+        mail=MailSettings(program=str(mailer), sender="bank@example.org"),
     )
 
 

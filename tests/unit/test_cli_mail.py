@@ -27,15 +27,15 @@ from steward.core.notifications import MailNotSent, OutgoingMail, build_mail_mes
 from steward.core.printable import escape_line
 
 HOSTILE = "Slurm Job_id=7 Name=x\nBcc: all@example.org\n\nfree money"
-Mailer = Callable[[str], str]
+Mailer = Callable[..., str]
 
 
 @pytest.fixture
 def mailer(tmp_path: Path) -> Mailer:
     """Makes a program that stands where a mailer does, from the body of a shell script."""
 
-    def make(body: str) -> str:
-        path = tmp_path / "mailer"
+    def make(body: str, name: str = "mailer") -> str:
+        path = tmp_path / name
         path.write_text(f"#!/bin/sh\n{body}\n")
         path.chmod(0o755)
         return str(path)
@@ -51,15 +51,12 @@ def keeps(directory: Path) -> str:
     )
 
 
-def letter(
-    program: str = "", sendmail: str = "/bin/false", timeout_s: float = 30.0
-) -> OutgoingMail:
+def letter(program: str = "/bin/false", timeout_s: float = 30.0) -> OutgoingMail:
     return OutgoingMail(
         to=("ada@example.org",),
         subject="done",
         body=b"said",
         program=program,
-        sendmail=sendmail,
         sender="",
         timeout_s=timeout_s,
     )
@@ -147,11 +144,10 @@ def test_a_subject_is_shown_as_it_was_written() -> None:
 
 
 def test_a_subject_with_newlines_becomes_one_line(tmp_path: Path, mailer: Mailer) -> None:
-    sendmail = mailer(keeps(tmp_path))
+    sendmail = mailer(keeps(tmp_path), "sendmail")
     config = tmp_path / "steward.toml"
     config.write_text(
-        f'[cluster.c1]\nslurm = false\nspool = "{tmp_path}/spool"\n'
-        f'[mail]\nsendmail = "{sendmail}"\n'
+        f'[cluster.c1]\nslurm = false\nspool = "{tmp_path}/spool"\n[mail]\nprogram = "{sendmail}"\n'
     )
     done = run("--stay", "--config", str(config), "-s", HOSTILE, "ada", body=b"hello\n")
     assert done.returncode == 0, done.stderr

@@ -27,12 +27,11 @@ class MailSettings(Section, frozen=True, kw_only=True):
 
     Attributes:
         program: The previous MailProg (``/usr/bin/mail``), called as Slurm would, with the longer
-            text. If empty, ``sendmail`` is called.
-        sendmail: Program that takes a whole message and sends it to the recipients in its header.
-        sender: From address, passed to ``sendmail`` only; the user that slurmctld runs as if
+            text. A program called ``sendmail`` gets a whole message, with its recipients in the
+            header.
+        sender: From address, passed to a ``sendmail`` only; the user that slurmctld runs as if
             empty.
     """
 
-    program: str = ""
-    sendmail: str = "/usr/sbin/sendmail"
+    program: str = "/usr/sbin/sendmail"
     sender: str = ""

@@ -185,7 +185,6 @@ def _send_mail(settings: Settings, notice: Notice) -> None:
         subject=notice.subject,
         body=notice.text.encode(),
         program=mail_settings.program,
-        sendmail=mail_settings.sendmail,
         sender=mail_settings.sender,
     )
     send_mail(message, "")

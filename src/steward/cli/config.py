@@ -87,7 +87,7 @@ def _list_sources(settings: Settings) -> Iterator[str]:
     if not settings.forward.to:
         yield f"plugins   {settings.accounting.type}"
     if settings.mail != MailSettings():
-        yield f"mail      by {settings.mail.program or settings.mail.sendmail}"
+        yield f"mail      by {settings.mail.program}"
 
 
 def _describe_security(tls: TlsReference, *, is_server: bool = True) -> str:

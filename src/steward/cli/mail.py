@@ -75,7 +75,6 @@ def mail(
         subject=escape_line(subject),
         body=read_mail_body(),
         program=program or settings.program,
-        sendmail=settings.sendmail,
         sender=settings.sender,
     )
     if stay:

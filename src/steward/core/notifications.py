@@ -53,8 +53,7 @@ class OutgoingMail(msgspec.Struct, frozen=True, kw_only=True):
         to: Validated addresses.
         subject: One line.
         body: Original text of the mail.
-        program: Program to call as MailProg; "" for sendmail.
-        sendmail: Program that takes a whole message.
+        program: Program to call as MailProg, or a ``sendmail``, which takes a whole message.
         sender: Sender address; "" for the user of the process.
         timeout_s: Longest run time of the program, in seconds.
     """
@@ -63,7 +62,6 @@ class OutgoingMail(msgspec.Struct, frozen=True, kw_only=True):
     subject: str
     body: bytes
     program: str
-    sendmail: str
     sender: str
     timeout_s: float = MAIL_TIMEOUT_S
 
@@ -93,13 +91,11 @@ def send_mail(mail: OutgoingMail, page: str) -> None:
     """
     body = mail.body.decode("utf-8", "replace")
     text = "\n".join(part for part in (body.rstrip("\n"), page) if part)
-    if mail.program:
-        command = [mail.program, "-s", mail.subject, ",".join(mail.to)]
-        _run_mail_program(command, text.encode(), mail.timeout_s)
+    if os.path.basename(mail.program) == "sendmail":
+        command, data = [mail.program, "-i", "-t"], build_mail_message(mail, text)
     else:
-        _run_mail_program(
-            [mail.sendmail, "-i", "-t"], build_mail_message(mail, text), mail.timeout_s
-        )
+        command, data = [mail.program, "-s", mail.subject, ",".join(mail.to)], text.encode()
+    _run_mail_program(command, data, mail.timeout_s)
 
 
 def build_mail_message(mail: OutgoingMail, text: str) -> bytes:

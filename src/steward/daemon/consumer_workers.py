@@ -352,7 +352,7 @@ def run_mybrc(
         timeouts=timeouts or Timeouts(),
     )
     listener = wait_for_resource(lambda: open_http_listener(config), stop, send_heartbeat)
-    cluster = settings.mybrc.cluster or next(iter(settings.cluster), "")
+    cluster = next(iter(settings.cluster), "")
     gate = GateClient(settings.state_dir, timeout_s=_GATE_TIMEOUT_S)
     resolver = NameResolver()
     services = ApiServices(

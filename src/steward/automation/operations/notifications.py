@@ -66,7 +66,6 @@ def send_email(context: OperationContext, parameters: EmailParameters) -> dict[s
         subject=" ".join(parameters.subject.split()),
         body=parameters.body.encode("utf-8", "replace"),
         program=mail_settings.program,
-        sendmail=mail_settings.sendmail,
         sender=mail_settings.sender,
         timeout_s=min(MAIL_TIMEOUT_S, context.remaining_s),
     )
