@@ -12,15 +12,18 @@ from collections.abc import Callable
 
 import expected_costs
 import job_mix
+import msgspec
 import pytest
 from bank_cluster import ACCOUNTS, BankSite, bank_site
 from job_mix import Mix
 from job_submission import wait_until
-from spool_daemon import chance_of
+from spool_daemon import ask, chance_of
 
 from servers.postgresql import PostgreSQL
 from steward.bank.money import MICRO
 from steward.bank.records import Charge
+from steward.capture.observations import SNAPSHOT_SOURCE
+from steward.core.records import JobRecord
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="the gate is asked by SlurmUser"),
@@ -43,15 +46,39 @@ def opened(site: BankSite) -> None:
     site.start()
 
 
-def is_forgotten(charge: Charge, known: set[tuple[int, int]]) -> bool:
+Run = tuple[int, int, str]
+"""Job id, start (seconds since the epoch) and state of a run that has ended."""
+
+
+def is_forgotten(charge: Charge, known: set[tuple[int, int]], shown: set[Run]) -> bool:
     """Whether a charge is of a run that a killed slurmctld forgot, so that none of its records
-    has an end: that is charged until it was found to be gone, no longer.
+    has an end: that is charged until it was found to be gone, no longer; or until slurmctld
+    preempted it, where the queue showed that before the kill.
     """
     use = charge.use
-    if use is None or use.start is None or use.state != "UNKNOWN":
+    if use is None or use.start is None:
         return False
     start = int(use.start.timestamp())
-    return (charge.job_id, start) not in known and use.seconds <= FORGOTTEN_S
+    if (charge.job_id, start) in known or use.seconds > FORGOTTEN_S:
+        return False
+    is_preempted = use.state == "PREEMPTED" and (charge.job_id, start, use.state) in shown
+    return use.state == "UNKNOWN" or is_preempted
+
+
+def shown_ends(site: BankSite) -> set[Run]:
+    """The ends that the queue showed to Steward."""
+    rows = ask(site.settings, "journal.db", "SELECT data FROM event WHERE kind = 'job.end'")
+    ends = [msgspec.json.decode(data) for (data,) in rows]
+    records = [
+        msgspec.convert(end["body"]["record"], JobRecord)
+        for end in ends
+        if end["source"] == SNAPSHOT_SOURCE
+    ]
+    return {
+        (record.job_id, int(record.start.timestamp()), record.state)
+        for record in records
+        if record.start is not None
+    }
 
 
 def see_that_all_is_charged(
@@ -63,9 +90,10 @@ def see_that_all_is_charged(
         ran = expected()
         due = {job: amount for job, amount in expected_costs.costs(ran).items() if amount}
         known = {(one.job, int(one.start)) for one in ran}
+        shown = shown_ends(site)
         paid: dict[int, int] = {}
         for charge in site.charges():
-            if charge.amount and not is_forgotten(charge, known):
+            if charge.amount and not is_forgotten(charge, known, shown):
                 paid[charge.job_id] = paid.get(charge.job_id, 0) + charge.amount
         jobs = sorted({*due, *paid})
         return {
