@@ -163,6 +163,18 @@ def test_what_ran_on_a_node_and_what_happened_to_it(capsys: pytest.CaptureFixtur
     assert json.loads(said(capsys, "node", "n1", "--jobs", "--json")[0])["jobs"] == []
 
 
+def test_runs_of_a_node_past_the_limit_are_told_of(
+    site: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for job in range(1000):
+        history.add_run(site, 10 + job, THEN, THEN + 2 * HOUR, nodelist="n1")
+    words = ["node", "n1", "--jobs", "--at", "2024-01-08T13:00", "-n", "-o", "jobid"]
+    assert app.run(words) == 0
+    shown = capsys.readouterr()
+    assert len(shown.out.splitlines()) == 1000
+    assert "only the 1000 runs that started last are shown, of 1001" in shown.err
+
+
 def test_nodes_and_events_for_spreadsheets(capsys: pytest.CaptureFixture[str]) -> None:
     nodes = list(csv.DictReader(said(capsys, "node", "n2", "--csv")))
     assert [(row["Cluster"], row["Node"], row["CPUs"]) for row in nodes] == [("c1", "n2", "16")]
