@@ -67,7 +67,7 @@ def show_metrics(context: StatusContext, caller: Caller, request: MetricsRequest
         _add_bank(families, status.bank)
     families.add_gauge(
         "steward_unknown",
-        "Whether these figures could not be told now.",
+        "1 if these metrics are not available now.",
         ("figures",),
         [((part,), 1) for part in sorted(status.unknown)],
     )
@@ -132,34 +132,32 @@ def _add_daemon(families: MetricFamilies, context: StatusContext, status: Status
     """Add metrics of the daemon, its workers, the web process and disks."""
     families.add_gauge(
         "steward_info",
-        "Steward's version and Python's.",
+        "Version of Steward and of Python.",
         ("version", "python"),
         [((status.steward, status.python), 1)],
     )
-    families.add_value("steward_up", "Whether the daemon runs.", status.running)
-    families.add_time("steward_start_time_seconds", "When the daemon was started.", status.since)
+    families.add_value("steward_up", "1 if the daemon runs.", status.running)
+    families.add_time("steward_start_time_seconds", "Start time of the daemon.", status.since)
     workers = status.parts
     families.add_gauge(
         "steward_part_up",
-        "Whether a process of the daemon runs.",
+        "1 if the process of a worker runs.",
         ("part",),
         [((item.name,), bool(item.pid)) for item in workers],
     )
     families.add_counter(
         "steward_part_restarts",
-        "How often a process was started again because it failed.",
+        "Number of restarts of a worker after a failure.",
         ("part",),
         [((item.name,), item.restarts) for item in workers],
     )
     if context.settings.web.listen:
         is_up = _is_listening(context.settings.web.listen)
-        families.add_value(
-            "steward_web_up", "Whether something listens where the pages are.", is_up
-        )
+        families.add_value("steward_web_up", "1 if the web pages have a listener.", is_up)
     disks = [((item.what,), item) for item in status.disks]
     families.add_gauge(
         "steward_disk_free_bytes",
-        "What Steward may still write to a file system.",
+        "Free space of a file system that Steward writes to.",
         ("what",),
         [(labels, item.free) for labels, item in disks],
     )
@@ -177,21 +175,23 @@ def _add_journal(families: MetricFamilies, status: StatusShowAnswer) -> None:
     if journal is not None:
         families.add_counter(
             "steward_journal_appended_events",
-            "How many events were ever recorded.",
+            "Number of events ever recorded.",
             (),
             [((), journal.head)],
         )
-        families.add_value("steward_journal_events", "How many events are kept.", journal.events)
         families.add_value(
-            "steward_journal_bytes", "What the journal takes on disk.", journal.bytes
+            "steward_journal_events", ("Number of events in the journal."), journal.events
         )
-        families.add_value("steward_journal_max_bytes", "What it may take.", journal.max_bytes)
+        families.add_value("steward_journal_bytes", "Size of the journal on disk.", journal.bytes)
+        families.add_value(
+            "steward_journal_max_bytes", ("Maximum size of the journal."), journal.max_bytes
+        )
     consumers = status.consumers
     for name, help_text, attribute in (
-        ("behind_events", "How many events a consumer has still to see.", "behind"),
-        ("behind_seconds", "Age of the oldest of these events.", "behind_s"),
-        ("set_aside_events", "How many events were set aside for it.", "set_aside"),
-        ("missed_events", "How many it missed while it was detached.", "missed"),
+        ("behind_events", "Lag of a consumer, in events.", "behind"),
+        ("behind_seconds", "Age of the oldest event that a consumer has not applied.", "behind_s"),
+        ("set_aside_events", "Number of dead letters of a consumer.", "set_aside"),
+        ("missed_events", "Number of events that a consumer missed while detached.", "missed"),
     ):
         samples: MetricSamples = [
             ((consumer.name,), getattr(consumer, attribute) or 0) for consumer in consumers
@@ -199,7 +199,7 @@ def _add_journal(families: MetricFamilies, status: StatusShowAnswer) -> None:
         families.add_gauge(f"steward_consumer_{name}", help_text, ("consumer",), samples)
     families.add_gauge(
         "steward_consumer_state",
-        "1 for the state that a consumer is in.",
+        "1 for the present state of a consumer.",
         ("consumer", "state"),
         [
             ((consumer.name, state), consumer.state == state)
@@ -214,19 +214,19 @@ def _add_sinks(families: MetricFamilies, status: StatusShowAnswer) -> None:
     labels = ("sink", "kind")
     families.add_gauge(
         "steward_sink_up",
-        "Whether a sink takes what it is given.",
+        "1 if a sink is available.",
         labels,
         [(values, sink.state == "running") for values, sink in sinks],
     )
     families.add_gauge(
         "steward_sink_backlog_scripts",
-        "How many scripts it has still to archive.",
+        "Number of scripts that a sink has not archived yet.",
         labels,
         [(values, sink.backlog) for values, sink in sinks],
     )
     families.add_gauge(
         "steward_sink_backlog_seconds",
-        "Age of the oldest event that it has still to put to use.",
+        "Age of the oldest event that a sink has not applied.",
         labels,
         [(values, sink.oldest_s or 0) for values, sink in sinks],
     )
@@ -236,7 +236,7 @@ def _add_clusters(families: MetricFamilies, status: StatusShowAnswer) -> None:
     """Add metrics of clusters: missed scripts, Slurm, polls."""
     families.add_counter(
         "steward_missed_scripts",
-        "Jobs whose scripts left the spool before they were read.",
+        "Number of jobs whose script left the spool before capture read it.",
         ("cluster",),
         [
             ((cluster.cluster,), cluster.missed_scripts)
@@ -247,31 +247,31 @@ def _add_clusters(families: MetricFamilies, status: StatusShowAnswer) -> None:
     polled = [cluster for cluster in status.clusters if cluster.looked_at is not None]
     families.add_gauge(
         "steward_slurm_info",
-        "Slurm's version on a cluster.",
+        "Version of Slurm on a cluster.",
         ("cluster", "version"),
         [((cluster.cluster, cluster.slurm), 1) for cluster in polled],
     )
     families.add_gauge(
         "steward_slurm_up",
-        "Whether a cluster's slurmctld answered Steward's last look.",
+        "1 if slurmctld answered the last poll.",
         ("cluster",),
         [((cluster.cluster,), bool(cluster.up)) for cluster in polled],
     )
     families.add_gauge(
         "steward_snapshot_seconds",
-        "How long the last look at a cluster's queue took.",
+        "Duration of the last poll of a cluster's queue.",
         ("cluster",),
         [((cluster.cluster,), cluster.cost_s or 0) for cluster in polled],
     )
     families.add_gauge(
         "steward_snapshot_interval_seconds",
-        "How long it is from that look to the next.",
+        "Interval between polls of a cluster's queue.",
         ("cluster",),
         [((cluster.cluster,), cluster.interval_s or 0) for cluster in polled],
     )
     families.add_gauge(
         "steward_snapshot_time_seconds",
-        "When that look was.",
+        "Time of the last poll of a cluster's queue.",
         ("cluster",),
         [
             ((cluster.cluster,), cluster.looked_at.timestamp())
@@ -283,41 +283,45 @@ def _add_clusters(families: MetricFamilies, status: StatusShowAnswer) -> None:
 
 def _add_bank(families: MetricFamilies, bank: BankStatusReply) -> None:
     """Add metrics of the gate, SU holds and bank accounts."""
-    families.add_value(
-        "steward_gate_deciding", "Whether the gate decides.", bank.gate == "deciding"
+    families.add_value("steward_gate_deciding", "1 if the gate decides.", bank.gate == "deciding")
+    families.add_time(
+        "steward_gate_asked_time_seconds",
+        ("Time of the last request of a submit plugin."),
+        bank.asked_at,
     )
-    families.add_time("steward_gate_asked_time_seconds", "When a plugin asked last.", bank.asked_at)
     if bank.tally is not None:
         tally = bank.tally
         families.add_counter(
             "steward_gate_requests",
-            "What submit plugins were answered since the gate began.",
+            "Number of requests of submit plugins, by answer.",
             ("answer",),
             [(("allowed",), tally.allowed), (("refused",), tally.refused)],
         )
         families.add_counter(
             "steward_gate_by_policy",
-            "Those of these requests that the policy answered.",
+            "Number of these requests that the outage policy answered.",
             (),
             [((), tally.by_policy)],
         )
         families.add_summary(
             "steward_gate_answer_seconds",
-            "How long answers took.",
+            "Response times of the gate.",
             tally.allowed + tally.refused,
             tally.spent_us / _MICRO,
         )
         families.add_value(
-            "steward_gate_slowest_seconds", "The slowest answer.", tally.slowest_us / _MICRO
+            "steward_gate_slowest_seconds", "Longest response time.", tally.slowest_us / _MICRO
         )
     if bank.holds is not None:
-        families.add_value("steward_gate_holds", "How many holds are open.", bank.holds)
+        families.add_value("steward_gate_holds", "Number of open SU holds.", bank.holds)
     families.add_time(
         "steward_remote_balance_time_seconds",
-        "When a myBRC server elsewhere said the oldest of the balances.",
+        "Query time of the oldest balance of the remote myBRC server.",
         bank.remote_at,
     )
-    families.add_value("steward_bank_notices_set_aside", "Notices that nobody took.", bank.notices)
+    families.add_value(
+        "steward_bank_notices_set_aside", ("Number of undelivered notices."), bank.notices
+    )
     _add_reconciliation(families, bank)
     _add_accounts(families, bank)
 
@@ -331,13 +335,13 @@ def _add_reconciliation(families: MetricFamilies, bank: BankStatusReply) -> None
                 samples.append(((progress.cluster, source), at.timestamp()))
     families.add_gauge(
         "steward_reconciled_time_seconds",
-        "Up to which end of a run charges were compared with Slurm's records.",
+        "End time up to which runs were reconciled with Slurm's records.",
         ("cluster", "source"),
         samples,
     )
     families.add_gauge(
         "steward_reconcile_differences",
-        "How many runs the last comparison found that were charged something else.",
+        "Number of runs that the last reconciliation found charged differently.",
         ("cluster",),
         [((progress.cluster,), progress.differences) for progress in bank.reconciled],
     )
@@ -348,19 +352,19 @@ def _add_accounts(families: MetricFamilies, bank: BankStatusReply) -> None:
     label = ("account",)
     families.add_gauge(
         "steward_account_balance_su",
-        "What an account has that can be drawn on now, in units.",
+        "Available SU of an account.",
         label,
         [((account.account,), account.balance / _MICRO) for account in money],
     )
     families.add_gauge(
         "steward_account_credit_su",
-        "What it may owe.",
+        "Credit limit of an account.",
         label,
         [((account.account,), account.credit / _MICRO) for account in money],
     )
     families.add_gauge(
         "steward_account_held_su",
-        "What is held of it for jobs that have not ended.",
+        "SU held for jobs of an account.",
         label,
         [
             ((account.account,), account.held / _MICRO)
@@ -370,7 +374,7 @@ def _add_accounts(families: MetricFamilies, bank: BankStatusReply) -> None:
     )
     families.add_gauge(
         "steward_account_holds",
-        "How many holds these are.",
+        "Number of open SU holds of an account.",
         label,
         [((account.account,), account.holds) for account in money if account.holds is not None],
     )
