@@ -361,72 +361,72 @@ HELP: Final = (
     + """
 List jobs and steps with their resource use, as Slurm's sacct does.
 
-Which jobs:
-  -a, --allusers            Of all users, as far as you may see them.
-  -A, --accounts=NAME,…     Charged to these accounts.
-      --array               Taken and without effect.
-  -C, --constraints=NAME,…  That asked for all of these features.
-  -D, --duplicates          Former runs of requeued jobs, too.
-  -E, --endtime=TIME        Until then; now if left out.
-  -F, --flags=NAME,…        Started so: SchedSubmit, SchedMain, SchedBackfill.
-  -g, --gid, --group=NAME,… Of these groups, names or gids.
-  -i, --nnodes=N[-N]        On so many nodes.
-  -I, --ncpus=N[-N]         On so many CPUs.
-  -j, --jobs=JOB,…          These: 123, 123_4, 123_[1-3], 123+1, 123.batch.
-  -k, --timelimit-min=TIME  With this time limit; with -K at least this.
-  -K, --timelimit-max=TIME  With -k, at most this.
-  -L, --allclusters         Of every cluster; --federation means the same.
-  -M, --clusters=NAME,…     Of these clusters.
-  -N, --nodelist=NODES      That ran on one of these nodes.
-      --name=NAME,…         That are called so.
-  -q, --qos=NAME,…          Of these QOSes.
-  -r, --partition=NAME,…    In these partitions.
-  -R, --reason=NAME,…       That waited last for one of these reasons.
-  -s, --state=STATE,…       In one of these states then: CD, F, TO, RUNNING …
-  -S, --starttime=TIME      Since then; midnight if left out, with -j always, with -s now.
-  -u, --uid, --user=NAME,…  Of these users, names or uids.
-  -W, --wckeys=NAME,…       Of these wckeys.
-      --whole-hetjob=yes|no All components of a heterogeneous job, or just what was named.
-  -X, --allocations         Without steps.
+Selection:
+  -a, --allusers            Jobs of all users that you may see.
+  -A, --accounts=NAME,…     Jobs of these accounts.
+      --array               Accepted for compatibility with sacct; no effect.
+  -C, --constraints=NAME,…  Jobs that requested all of these features.
+  -D, --duplicates          Also list former runs of requeued jobs.
+  -E, --endtime=TIME        End of the window. Default: now.
+  -F, --flags=NAME,…        Jobs with a flag: SchedSubmit, SchedMain, SchedBackfill.
+  -g, --gid, --group=NAME,… Jobs of these groups, names or gids.
+  -i, --nnodes=N[-N]        Jobs with this number of nodes.
+  -I, --ncpus=N[-N]         Jobs with this number of CPUs.
+  -j, --jobs=JOB,…          Jobs or steps: 123, 123_4, 123_[1-3], 123+1, 123.batch.
+  -k, --timelimit-min=TIME  Exact time limit; with -K, the minimum.
+  -K, --timelimit-max=TIME  With -k, the maximum time limit.
+  -L, --allclusters         Jobs of all clusters; --federation means the same.
+  -M, --clusters=NAME,…     Jobs of these clusters.
+  -N, --nodelist=NODES      Jobs that ran on one of these nodes.
+      --name=NAME,…         Jobs with these names.
+  -q, --qos=NAME,…          Jobs of these QOSes.
+  -r, --partition=NAME,…    Jobs in these partitions.
+  -R, --reason=NAME,…       Jobs whose last pending reason is one of these.
+  -s, --state=STATE,…       Jobs in one of these states in the window: CD, F, RUNNING …
+  -S, --starttime=TIME      Start of the window. Default: midnight; all with -j; now with -s.
+  -u, --uid, --user=NAME,…  Jobs of these users, names or uids.
+  -W, --wckeys=NAME,…       Jobs of these wckeys.
+      --whole-hetjob=yes|no All components of a heterogeneous job, or the named ones.
+  -X, --allocations         Omit steps.
 
 Times: 08:00, 11/20, 2026-11-20, 2026-11-20T10:00, today, midnight, noon, now-1day.
 
-What is printed:
+Format:
   -b, --brief               JobID, State and ExitCode.
-  -c, --completion          What a job completion record has, one line a job.
-      --delimiter=TEXT      Stands between fields with -p and -P; '|' if left out.
-  -e, --helpformat          The fields that there are.
-      --expand-patterns     Patterns in StdIn, StdOut and StdErr, such as %j, as values.
-  -l, --long                Many fields.
-  -n, --noheader            No heading.
-      --noconvert           Sizes in the unit that they came in.
-  -o, --format=FIELD,…      These fields; %20 behind one is its width, %-20 from the left.
-  -p, --parsable            Fields with '|' behind each.
-  -P, --parsable2           Fields with '|' between them.
-  -T, --truncate            Times cut to the window of time.
+  -c, --completion          Fields of a job completion record, one line per job.
+      --delimiter=TEXT      Separator of fields with -p and -P. Default: '|'.
+  -e, --helpformat          List all fields.
+      --expand-patterns     Replace patterns such as %j in StdIn, StdOut and StdErr.
+  -l, --long                A long list of fields.
+  -n, --noheader            Omit the heading.
+      --noconvert           Sizes in their original unit.
+  -o, --format=FIELD,…      Fields; %20 sets a width, %-20 aligns to the left.
+  -p, --parsable            Print '|' after each field.
+  -P, --parsable2           Print '|' between fields.
+  -T, --truncate            Cut times to the window.
       --units=K|M|G|T|P     Sizes in this unit.
-      --use-local-uid       UID is what the user's name resolves to on this host.
+      --use-local-uid       Show the uid that this host has for the user name.
 
-What else comes out:
+Other output:
   -B, --batch-script        The scripts of the jobs named with -j.
-      --env-vars            The environments that they were submitted with.
-      --json, --yaml        Everything that is known, for programs.
+      --env-vars            The environments of the jobs named with -j.
+      --json, --yaml        All fields, for programs.
       --parquet=FILE        All columns of the lines, as a Parquet file.
 
-Where from:
-      --config=FILE         The configuration file.
-  -f, --file=FILE           A job log, a directory of it, or Parquet.
-      --socket=PATH         The socket of a daemon to ask.
+Source:
+      --config=FILE         Path of the configuration file.
+  -f, --file=FILE           Read a job log, its directory, or Parquet.
+      --socket=PATH         Path of the daemon's socket.
 
-      --autocomplete=TEXT   The long options that begin with this.
-  -h, --help                This page.
-      --helpreason          The reasons that -R knows; others are taken.
-      --helpstate           The states that -s knows.
-  -U, --usage               One line of it.
-  -v, --verbose             Say which window of time is looked at.
-  -V, --version             The version.
+      --autocomplete=TEXT   List long options with this prefix.
+  -h, --help                Show this page.
+      --helpreason          List the reasons that -R recognizes; others are accepted.
+      --helpstate           List the states that -s accepts.
+  -U, --usage               Show a one-line usage.
+  -v, --verbose             Show the window on stderr.
+  -V, --version             Show the version.
 
-SACCT_FORMAT, SACCT_FEDERATION, SACCT_LOCAL, SLURM_TIME_FORMAT and TZ are heeded.
+SACCT_FORMAT, SACCT_FEDERATION, SACCT_LOCAL, SLURM_TIME_FORMAT and TZ have an effect.
 """
 )
 
