@@ -31,17 +31,17 @@ from steward.web.api.responses import KEY, LINES, MEDIA, STREAM, Problem, find_p
 
 _REFERENCE: Final = "#/components/schemas/{name}"
 _PROBLEMS: Final = {
-    400: "The request is not of its shape.",
-    401: "There is no token or session, or it is not good any more.",
-    403: "Whoever asks may not, or their token was not made for this.",
-    404: "It is not there, or not for whoever asks.",
-    409: "It cannot be done as things stand; or is being done, or was done, under this key.",
+    400: "Malformed request.",
+    401: "Missing, unknown or expired token or session.",
+    403: "Permission denied, or a scope of the token is missing.",
+    404: "Not found, or permission denied.",
+    409: "Conflict with the present state, or with another request with this idempotency key.",
     413: "The body is too large.",
     415: "The body is not JSON.",
-    422: "The request is of its shape, but cannot be met: it says what is wrong.",
-    429: "Too much was asked in a short time.",
-    500: "Steward has failed; its log says why.",
-    503: "Something that is needed is away: try again.",
+    422: "Invalid request: the message gives the reason.",
+    429: "Too many requests in a short time.",
+    500: "Internal failure: Steward's log has the reason.",
+    503: "A dependency is unavailable: try again.",
 }
 """Descriptions of the error responses, by HTTP status."""
 _ONLY_CHANGES: Final = frozenset({413, 415})
@@ -49,10 +49,11 @@ _ONLY_CHANGES: Final = frozenset({413, 415})
 _ATTRIBUTES = re.compile(r"^Attributes:\n(?P<list>(?:(?: .*)?\n?)*)", re.MULTILINE)
 _ATTRIBUTE = re.compile(r"^ {4}(\w+): +((?:.*\n?)(?:^ {6,}.*\n?)*)", re.MULTILINE)
 
-API_DESCRIPTION: Final = """\
-All that Steward can be asked. Times are ISO 8601, in UTC; durations seconds, sizes bytes,
-amounts micro-units (a millionth of the bank's unit). Times in requests are what Slurm's
-commands take: `2026-11-21T08:00`, `now-1day`."""
+API_DESCRIPTION: Final = (
+    "All actions of Steward. Times are ISO 8601, in UTC; durations are seconds, sizes "
+    "bytes,\namounts micro-SU. Times in requests are written as in Slurm's commands:\n"
+    "`2026-11-21T08:00`, `now-1day`."
+)
 """Introduction of the OpenAPI document."""
 
 
@@ -87,7 +88,7 @@ def build_openapi_json(root: str) -> bytes:
                 "token": {
                     "type": "http",
                     "scheme": "bearer",
-                    "description": "A token of `steward token create`.",
+                    "description": "Token created by `steward token create`.",
                 }
             },
         },
@@ -157,7 +158,7 @@ def _describe_operation(endpoint: Endpoint, schema_of: dict[Any, Any]) -> dict[s
     }
     responses[str(endpoint.status)] = _describe_success(endpoint, schema_of)
     if is_read:
-        responses["304"] = {"description": "It is as it was: the ETag is that of If-None-Match."}
+        responses["304"] = {"description": "Not modified: the ETag equals If-None-Match."}
     operation = {
         "operationId": endpoint.id,
         "summary": endpoint.help or action.help,
@@ -181,12 +182,14 @@ def _describe_success(endpoint: Endpoint, schema_of: dict[Any, Any]) -> dict[str
     action = endpoint.definition
     if endpoint is STREAM:
         return {
-            "description": "Each event as JSON, in the field `data`; `id` is where to go on.",
+            "description": (
+                "One event per message, as JSON in the field `data`; `id` is its position."
+            ),
             "content": {MEDIA: {"schema": {"type": "string"}}},
         }
     if action.stream:
         return {
-            "description": "A line of JSON for each item, and a last one that says how it ended.",
+            "description": "One line of JSON per item; the last line has the result.",
             "content": {LINES: {"schema": {"type": "string"}}},
         }
     headers: dict[str, Any] = {}
@@ -194,7 +197,9 @@ def _describe_success(endpoint: Endpoint, schema_of: dict[Any, Any]) -> dict[str
         headers["ETag"] = {"schema": {"type": "string"}}
     if endpoint.cursor is not None:
         headers["Link"] = {
-            "description": f'The next page, `rel="next"`: `{CURSOR}` is `next` of this one.',
+            "description": (
+                f'URL of the next page, `rel="next"`; its `{CURSOR}` is `next` of this one.'
+            ),
             "schema": {"type": "string"},
         }
     return {
@@ -210,7 +215,9 @@ def _describe_key() -> dict[str, Any]:
         "name": KEY.title(),
         "in": "header",
         "required": False,
-        "description": "A word of yours: asked again under it within a day, it is done once.",
+        "description": (
+            "Idempotency key: Steward makes the change only once under the same key within a day."
+        ),
         "schema": {"type": "string", "maxLength": LONGEST_KEY, "pattern": "^[!-~]+$"},
     }
 
