@@ -19,74 +19,125 @@ def app(
     ctx: typer.Context,
     spool: Annotated[
         str,
-        typer.Option("--spool", metavar="DIR", help="Directory that the SPANK plugin writes to."),
+        typer.Option(
+            "--spool",
+            metavar="DIR",
+            help="Spool of the SPANK plugin: the directory that it writes to.",
+        ),
     ] = "",
     to: Annotated[
-        str, typer.Option("--to", metavar="HOST:PORT", help="Where Steward listens for nodes.")
+        str,
+        typer.Option(
+            "--to",
+            metavar="HOST:PORT",
+            help="Address where Steward receives node reports: 'listen' of [nodes].",
+        ),
     ] = "",
     node: Annotated[
         list[str] | None,
         typer.Option(
-            "--node", metavar="NAME", help="NodeName; each that has a file there if none."
+            "--node",
+            metavar="NAME",
+            help="NodeName in Slurm. Default: every node with a file in the spool.",
         ),
     ] = None,
     cluster: Annotated[
-        str, typer.Option("--cluster", metavar="NAME", help="The cluster, as Steward calls it.")
+        str,
+        typer.Option(
+            "--cluster", metavar="NAME", help="Name of the cluster in Steward's configuration."
+        ),
     ] = "",
     tls: Annotated[bool, typer.Option("--tls", help="Encrypt.")] = False,
     ca: Annotated[
-        str, typer.Option("--ca", metavar="FILE", help="What Steward's certificate is signed with.")
+        str,
+        typer.Option(
+            "--ca", metavar="FILE", help="CA certificates that verify Steward's certificate."
+        ),
     ] = "",
     certificate: Annotated[
         str,
-        typer.Option("--certificate", metavar="FILE", help="The node's own, in place of MUNGE."),
+        typer.Option(
+            "--certificate", metavar="FILE", help="Certificate of the node; replaces MUNGE."
+        ),
     ] = "",
     key: Annotated[
-        str, typer.Option("--key", metavar="FILE", help="The key of that certificate.")
+        str, typer.Option("--key", metavar="FILE", help="Private key of the node's certificate.")
     ] = "",
     user: Annotated[
         list[str] | None,
-        typer.Option("--user", metavar="NAME", help="User that Steward runs as, beside root."),
+        typer.Option(
+            "--user", metavar="NAME", help="User that Steward runs as, in addition to root."
+        ),
     ] = None,
     munge_socket: Annotated[
-        str, typer.Option("--munge-socket", metavar="FILE", help="munged's socket.")
+        str, typer.Option("--munge-socket", metavar="FILE", help="Socket of munged.")
     ] = "",
     once: Annotated[
-        bool, typer.Option("--once", help="Send what there is, and end: the default.")
+        bool,
+        typer.Option("--once", help="Send all waiting reports, then exit. This is the default."),
     ] = False,
     resident: Annotated[
-        bool, typer.Option("--resident", help="Stay, and look once a minute.")
+        bool,
+        typer.Option("--resident", help="Keep running, and send reports every --every seconds."),
     ] = False,
     every: Annotated[
-        float, typer.Option("--every", metavar="S", help="Seconds between two looks.")
+        float,
+        typer.Option(
+            "--every", metavar="S", help="Interval between two runs of --resident, in seconds."
+        ),
     ] = 60.0,
     jitter: Annotated[
-        float, typer.Option("--jitter", metavar="S", help="Begin within so many seconds.")
+        float,
+        typer.Option(
+            "--jitter",
+            metavar="S",
+            help="Maximum random delay before the first request, in seconds.",
+        ),
     ] = 0.0,
     limit: Annotated[
-        float, typer.Option("--limit", metavar="S", help="Try again for so many seconds.")
+        float,
+        typer.Option(
+            "--limit", metavar="S", help="Time after which the agent stops retrying, in seconds."
+        ),
     ] = 45.0,
     timeout: Annotated[
-        float, typer.Option("--timeout", metavar="S", help="How long Steward may take to answer.")
+        float,
+        typer.Option("--timeout", metavar="S", help="Timeout of a reply from Steward, in seconds."),
     ] = 30.0,
     heartbeat: Annotated[
         float,
-        typer.Option("--heartbeat", metavar="S", help="Say so where there is nothing to say."),
+        typer.Option(
+            "--heartbeat",
+            metavar="S",
+            help="Interval of heartbeats from a node without reports, in seconds.",
+        ),
     ] = 900.0,
     rotate_bytes: Annotated[
-        int, typer.Option("--rotate-bytes", metavar="N", help="Begin a new file at this size.")
+        int,
+        typer.Option(
+            "--rotate-bytes",
+            metavar="N",
+            help="Size at which the agent starts a new file, in bytes.",
+        ),
     ] = 1 << 20,
     most_bytes: Annotated[
-        int, typer.Option("--most-bytes", metavar="N", help="Give up the oldest lines beyond this.")
+        int,
+        typer.Option(
+            "--most-bytes",
+            metavar="N",
+            help="Maximum size of waiting reports, in bytes; the agent drops the oldest.",
+        ),
     ] = 64 << 20,
     write: Annotated[
         str,
         typer.Option(
-            "--write", metavar="FILE", help="Only write the program, to be copied to nodes."
+            "--write",
+            metavar="FILE",
+            help="Write the agent program to this file, to copy it to nodes, then exit.",
         ),
     ] = "",
 ) -> None:
-    """Send what happened on a compute node to Steward.
+    """Send the reports of a compute node to Steward.
 
     Nodes need no Steward for this: --write makes one file, which runs with their own
     Python (3.9 or later) and takes the same options. It runs once a minute by a timer.
@@ -95,7 +146,9 @@ def app(
         _write_agent(Path(write))
         return
     if not spool or not to:
-        raise UsageError("say where the lines are, --spool, and where Steward listens, --to")
+        raise UsageError(
+            "options missing: give --spool (directory with the lines) and --to (address of Steward)"
+        )
     arguments: list[str] = []
     for name, value in ctx.params.items():
         option = f"--{name.replace('_', '-')}"
@@ -117,4 +170,4 @@ def _write_agent(target: Path) -> None:
         with replace_file(str(target), 0o755) as file:
             file.write(Path(agent.__file__).read_bytes())
     except OSError as error:
-        raise StewardError(f"{target} cannot be written: {error.strerror}", target) from error
+        raise StewardError(f"cannot write {target}: {error.strerror}", target) from error

@@ -56,7 +56,7 @@ class Root(LazyGroup):
         Entry(
             "bank",
             EVERYONE,
-            "What jobs cost, and what is left to spend.",
+            "Manage accounts, allocations, rates and charges of the bank.",
             "steward.cli.app",
             "bank_app",
         ),
@@ -70,21 +70,21 @@ class Root(LazyGroup):
         Entry(
             "node",
             EVERYONE,
-            "How nodes are, or were at a time, and what ran there.",
+            "Show node states, now or at a past time, with the jobs they ran.",
             "steward.cli.node",
             "node",
         ),
         Entry(
             "events",
             EVERYONE,
-            "Show what happens: nodes that go down, daemons, rules.",
+            "List or follow events: node failures, daemon restarts, rule executions.",
             "steward.cli.events",
         ),
         Entry("token", EVERYONE, "Create and revoke API tokens.", _APP, "token_app"),
         Entry(
             "action",
             OPERATORS,
-            "Run actions on a cluster: drain nodes, hold jobs, reserve.",
+            "Run actions on a cluster: drain nodes, hold jobs, create reservations.",
             _APP,
             "action_app",
         ),
@@ -99,7 +99,7 @@ class Root(LazyGroup):
         Entry(
             "metrics",
             OPERATORS,
-            "Print figures for Prometheus, as for node_exporter's textfile collector.",
+            "Print Prometheus metrics, or write them for node_exporter's textfile collector.",
             "steward.cli.status",
             "metrics",
         ),
@@ -113,28 +113,28 @@ class Root(LazyGroup):
         Entry(
             "accounting",
             OPERATORS,
-            "Look after the books: the job log, imports, what is missing.",
+            "Manage accounting data: job log, imports, gaps and plugins.",
             "steward.cli.app",
             "accounting_app",
         ),
         Entry(
             "init",
             ADMINISTRATORS,
-            "Write a first configuration, from what Slurm says, and tell what is left to do.",
+            "Write a first configuration from Slurm's settings, and list the next steps.",
             "steward.cli.init",
             "init",
         ),
         Entry(
             "backup",
             ADMINISTRATORS,
-            "Write all that Steward knows into one file, while it runs.",
+            "Back up databases, settings and secrets into one file, while Steward runs.",
             "steward.cli.backup",
             "backup",
         ),
         Entry(
             "restore",
             ADMINISTRATORS,
-            "Put a backup back: into the place that the configuration names.",
+            "Restore a backup into the directories that the configuration names.",
             "steward.cli.backup",
             "restore",
         ),
@@ -142,41 +142,47 @@ class Root(LazyGroup):
         Entry(
             "reload",
             ADMINISTRATORS,
-            "Have the daemon read its configuration again.",
+            "Reload the daemon's configuration.",
             "steward.cli.services",
             "reload",
         ),
-        Entry("web", ADMINISTRATORS, "Serve the pages and the API.", "steward.cli.services", "web"),
+        Entry(
+            "web",
+            ADMINISTRATORS,
+            ("Serve the web pages and the API."),
+            "steward.cli.services",
+            "web",
+        ),
         Entry(
             "listen",
             ADMINISTRATORS,
-            "Listen for compute nodes under a user of its own.",
+            "Receive reports of compute nodes, as an unprivileged user.",
             "steward.cli.services",
             "listen",
         ),
         Entry(
             "controller",
             ADMINISTRATORS,
-            "Capture on a slurmctld host, and forward to a Steward elsewhere.",
+            "Capture scripts on a slurmctld host and forward them to another Steward.",
             "steward.cli.services",
             "controller",
         ),
         Entry(
             "agent",
             ADMINISTRATORS,
-            "Send what happened on a compute node to Steward.",
+            "Send the reports of a compute node to Steward.",
             "steward.cli.agent",
         ),
         Entry(
             "doctor",
             ADMINISTRATORS,
-            "Say whether all is as it must be, and what mends what is not.",
+            "Check the installation and suggest fixes.",
             "steward.cli.doctor",
         ),
         Entry(
             "plugins",
             ADMINISTRATORS,
-            "What Slurm itself loads: build, install and check it.",
+            "Build, install and check the plugins that Slurm loads.",
             "steward.cli.plugins",
         ),
         Entry(
@@ -188,20 +194,20 @@ class Root(LazyGroup):
         Entry(
             "sandbox",
             ADMINISTRATORS,
-            "Run a throwaway Slurm cluster to try things on.",
+            "Run a temporary Slurm cluster for tests.",
             "steward.cli.sandbox",
         ),
         Entry(
             "mail",
             ADMINISTRATORS,
-            "Send a mail of Slurm's, with the job's page at its end.",
+            "Send one of Slurm's job mails, with the job page appended.",
             "steward.cli.mail",
             "mail",
         ),
         Entry(
             "demo",
             ADMINISTRATORS,
-            "See it all on a throwaway cluster.",
+            "Demonstrate Steward on a temporary cluster.",
             "steward.cli.sandbox",
             "demo",
         ),
@@ -225,7 +231,7 @@ def _print_version(value: bool) -> None:
 @app.callback()
 def root(
     debug: Annotated[
-        bool, typer.Option("--debug", help="Show where in the program an error came from.")
+        bool, typer.Option("--debug", help="Print the traceback of an error.")
     ] = False,
     version: Annotated[
         bool,
@@ -297,7 +303,7 @@ class AccountingGroup(LazyGroup):
         Entry(
             "import",
             ADMINISTRATORS,
-            "Take over slurmdbd's history, or a file of sacct's.",
+            "Import jobs from slurmdbd or from a file written by sacct.",
             _ACCOUNTING,
             "import_",
         ),
@@ -323,19 +329,23 @@ class ArchiveGroup(LazyGroup):
     words = "archive"
     entries = (
         Entry(
-            "watch", ADMINISTRATORS, "Keep one cluster's scripts, alone.", _ARCHIVE_SOURCES, "watch"
+            "watch",
+            ADMINISTRATORS,
+            ("Archive the scripts of one cluster, without the daemon."),
+            _ARCHIVE_SOURCES,
+            "watch",
         ),
         Entry(
             "consume",
             ADMINISTRATORS,
-            "Keep what others send to Kafka.",
+            "Archive the scripts that another Steward sends to Kafka.",
             _ARCHIVE_SOURCES,
             "consume",
         ),
         Entry(
             "import",
             ADMINISTRATORS,
-            "Take over another tool's archive.",
+            "Import the archive of another tool.",
             _ARCHIVE_SOURCES,
             "import_",
         ),

@@ -239,7 +239,7 @@ def watch(
         ),
     ] = None,
 ) -> None:
-    """Keep one cluster's scripts, alone.
+    """Archive the scripts of one cluster, without the daemon.
 
     Needs no configuration file, and changes nothing but DIR. Run it as root or
     as the user that slurmctld runs as. Ctrl-C ends it; started again it takes
@@ -351,7 +351,7 @@ def import_(
     config: Config = "",
     archive: Archive = "",
 ) -> None:
-    """Take over another tool's archive.
+    """Import the archive of another tool.
 
     Reads the tree that job_archive or SArchive wrote, or the scripts that
     slurmdbd stored (-S and -E say of when). Nothing is changed there, secrets
@@ -487,7 +487,7 @@ def consume(
         str, typer.Option("--password-file", metavar="FILE", help="Holds the password for SASL.")
     ] = "",
 ) -> None:
-    """Keep what others send to Kafka.
+    """Archive the scripts that another Steward sends to Kafka.
 
     Needs no configuration file, and changes nothing but DIR. Offsets are
     committed for the group when what they stand for is on disk. Ctrl-C ends it;

@@ -46,7 +46,7 @@ def backup(
     as_json: Json = False,
     config: Config = "",
 ) -> None:
-    """Write all that Steward knows into one file, while it runs.
+    """Back up databases, settings and secrets into one file, while Steward runs.
 
     Databases, scripts that wait, secrets and the configuration are in it, so that it is as
     private as they are. A ledger in PostgreSQL and the archive's own files are not.
@@ -81,7 +81,7 @@ def restore(
     as_json: Json = False,
     config: Config = "",
 ) -> None:
-    """Put a backup back: into the place that the configuration names.
+    """Restore a backup into the directories that the configuration names.
 
     Without a configuration on this host that of the backup is taken, and written to its place.
     The daemon must not run. Files of the configuration that are there stay as they are.

@@ -45,7 +45,7 @@ def app(
     ] = None,
     list_: Annotated[bool, typer.Option("--list", help="List the checks.")] = False,
 ) -> None:
-    """Say whether all is as it must be, and what mends what is not.
+    """Check the installation and suggest fixes.
 
     The exit code is 1 where something is wrong; a warning is not. As root, or as Steward's
     user, it needs neither Steward's daemon nor slurmctld to run.

@@ -30,7 +30,7 @@ app = typer.Typer(context_settings=CONTEXT, add_completion=False)
 @app.callback(invoke_without_command=True)
 @with_json_call
 def events(call: CommandCall, context: typer.Context) -> None:
-    """Show what happens: nodes that go down, daemons, rules.
+    """List or follow events: node failures, daemon restarts, rule executions.
 
     Without a command the newest are listed.
     """

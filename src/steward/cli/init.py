@@ -88,7 +88,7 @@ def init(
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing.")] = False,
 ) -> None:
-    """Write a first configuration, from what Slurm says, and tell what is left to do.
+    """Write a first configuration from Slurm's settings, and list the next steps.
 
     To be run as root on slurmctld's host. What is not said is asked on a terminal; with --yes,
     or without a terminal, it is what is said in brackets. No file of Slurm's is changed.

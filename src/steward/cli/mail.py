@@ -58,7 +58,7 @@ def mail(
     socket: Socket = "",
     archive: Archive = "",
 ) -> None:
-    """Send a mail of Slurm's, with the job's page at its end.
+    """Send one of Slurm's job mails, with the job page appended.
 
     For slurm.conf's MailProg, see docs/job.md; the job is taken from the environment
     that Slurm gives it.

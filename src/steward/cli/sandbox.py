@@ -209,7 +209,7 @@ def demo(
         typer.Option("--slurm", metavar="VERSION", help="24.11 or 26.05; else the installed one."),
     ] = "",
 ) -> None:
-    """See it all on a throwaway cluster.
+    """Demonstrate Steward on a temporary cluster.
 
     Brings up a real Slurm, has jobs submitted, shows what is kept of them, and
     checks that all of it is right: the exit code is 1 if anything is not.

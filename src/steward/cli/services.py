@@ -43,7 +43,7 @@ def controller(
         ),
     ] = DEFAULT_PATH,
 ) -> None:
-    """Capture on a slurmctld host, and forward to a Steward elsewhere.
+    """Capture scripts on a slurmctld host and forward them to another Steward.
 
     It stays in the foreground, for systemd or a terminal. SIGHUP reads the
     configuration again, SIGTERM and Ctrl-C end it within five seconds.
@@ -59,7 +59,7 @@ def listen(
     ] = os.path.join(os.path.dirname(Settings().socket), LISTENER_SOCKET),
     log_level: LogLevelOption = "info",
 ) -> None:
-    """Listen for compute nodes under a user of its own.
+    """Receive reports of compute nodes, as an unprivileged user.
 
     It reads no configuration and none of Steward's files: the daemon tells it what stands in
     [nodes]. Run it as the user that 'listener' names there. SIGTERM and Ctrl-C end it.
@@ -75,7 +75,7 @@ def web(
     socket: DaemonSocket = DAEMON_SOCKET,
     log_level: LogLevelOption = "info",
 ) -> None:
-    """Serve the pages and the API.
+    """Serve the web pages and the API.
 
     It reads no configuration and none of Steward's files: the daemon tells it what stands in
     [web]. Run it as the user that is named there. SIGTERM and Ctrl-C end it.
@@ -94,7 +94,7 @@ _TIMEOUT_S = 80.0
 def reload(
     socket: DaemonSocket = DAEMON_SOCKET,
 ) -> None:
-    """Have the daemon read its configuration again.
+    """Reload the daemon's configuration.
 
     The daemon reads the file itself. If anything is wrong, this prints file, line and
     reason and exits with 1, and the daemon keeps its present configuration.

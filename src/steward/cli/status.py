@@ -63,7 +63,7 @@ def metrics(
     config: Config = "",
     socket: Socket = "",
 ) -> None:
-    """Print figures for Prometheus, as for node_exporter's textfile collector."""
+    """Print Prometheus metrics, or write them for node_exporter's textfile collector."""
     call = CommandCall(Style(), ClientPlace(config=config, socket=socket))
     reply: MetricsAnswer = call.send("status.metrics", MetricsRequest())
     data = reply.text.encode()
