@@ -3,9 +3,9 @@
 :class:`RemoteSink` serves every destination (Elasticsearch, OpenSearch, Kafka). ``apply`` stores
 events in a small database (:mod:`.records`, which lists the states of a script); ``tick`` sends
 documents in the order of their events and reports refused ones to the journal as dead letters. A
-script waits until its job's identity is known, or for ``identity_wait_s`` seconds. Its bytes stay where
-they are: until a document is delivered, ``get_oldest_needed`` makes the journal keep the event and
-the bytes.
+script waits until its job's identity is known, or for ``identity_wait_s`` seconds. Its bytes stay
+where they are: until a document is delivered, ``get_oldest_needed`` makes the journal keep the
+event and the bytes.
 """
 
 import logging
