@@ -18,6 +18,8 @@ from browser_user import chromium
 from playwright.sync_api import Page, expect
 from site_questions import QUESTIONS
 
+from packages.wheels import SITE, locked, locked_set
+
 ROOT: Final = Path(__file__).parents[2]
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
 FEWEST: Final = 54
@@ -127,3 +129,8 @@ def test_search_finds_the_pages_that_answer_questions(page: Page, address: str) 
         found = search(page, address, question)
         if not set(found) & set(pages):
             missed[question] = found
+
+
+def test_the_sites_lock_has_its_packages() -> None:
+    # Beside its own packages, those that other systems would need.
+    assert {name for name, _ in locked(SITE)} == locked_set(SITE) | {"colorama", "tzdata"}

@@ -81,7 +81,7 @@ def test_a_request_of_another_version_is_rejected(echo: Echo) -> None:
 
 
 def test_a_silent_peer_is_dropped_in_time(echo: Echo, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rpc_server, "_REQUEST_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(rpc_server, "REQUEST_TIMEOUT_S", 0.1)
     with echo.connect() as peer:
         peer.sendall(b"{")
         assert peer.recv(1) == b""

@@ -76,7 +76,7 @@ def test_a_long_reply_comes_whole(path: str) -> None:
 def test_a_peer_that_does_not_read_keeps_nobody_waiting(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("steward.core.rpc_server._REPLY_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("steward.core.rpc_server.REPLY_TIMEOUT_S", 0.5)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as idle:
         idle.settimeout(PATIENCE_S)
         connect_socket(idle, path)

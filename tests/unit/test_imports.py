@@ -36,7 +36,7 @@ HEAVY = {
 LATE = {
     *(f"steward.extensions.mybrc.{name}" for name in ("application", "described")),
     "steward.bank.gate.server",
-    "steward.bank.gate.tls",
+    *(f"steward.bank.gate.http_{side}" for side in ("client", "server")),
     "steward.core.http_server",
     "steward.core.sqlalchemy_tables",
     "steward.extensions.controllers.receiver",

@@ -12,8 +12,7 @@ def test_a_lock_file_holds_what_its_purpose_takes(lock: str) -> None:
 
 
 def test_tests_are_locked_beside_the_others() -> None:
-    # Beside their own packages, those that other systems would need.
-    assert {name for name, _ in locked(TESTS)} == locked_set(TESTS) | {"colorama", "tzdata"}
+    assert {name for name, _ in locked(TESTS)} == locked_set(TESTS)
 
 
 def test_nothing_but_what_runs_is_installed_for_a_look() -> None:

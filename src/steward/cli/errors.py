@@ -81,7 +81,9 @@ def describe_wrong_value(error: Exception) -> str:
     value = str(details[0]["input"])
     shortened = value if len(value) <= _LONGEST_QUOTED else f"{value[:_LONGEST_QUOTED]}…"
     bounds = details[0].get("ctx", {}).items()
-    limits = {name: f"{bound:g}" if isinstance(bound, float) else bound for name, bound in bounds}
+    limits = {
+        name: f"{bound:.15g}" if isinstance(bound, float) else bound for name, bound in bounds
+    }
     return template.format(value=repr(shortened), **limits)
 
 

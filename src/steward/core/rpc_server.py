@@ -35,9 +35,9 @@ _PEERCRED: Final = struct.Struct("3i")
 _BACKLOG: Final = 1024
 _MAX_INCOMPLETE: Final = 32
 """Maximum number of connections without a complete request; beyond it the oldest is closed."""
-_REQUEST_TIMEOUT_S: Final = 5.0
+REQUEST_TIMEOUT_S: Final = 5.0
 """Time limit for a complete request, in seconds."""
-_REPLY_TIMEOUT_S: Final = 5.0
+REPLY_TIMEOUT_S: Final = 5.0
 """Time limit for a peer to read its reply, in seconds."""
 _READ_BYTES: Final = 1 << 18
 _LOG_INTERVAL_S: Final = 60.0
@@ -204,10 +204,10 @@ class RpcListener:
                 self._remove(request)
                 self.log_rejection(f"uid {request.uid}: {error}")
                 send_error(request.connection, error)
-        oldest_start = time.monotonic() - _REQUEST_TIMEOUT_S
+        oldest_start = time.monotonic() - REQUEST_TIMEOUT_S
         for request in [item for item in self._incomplete.values() if item.since < oldest_start]:
             self._drop(request)
-        oldest_start = time.monotonic() - _REPLY_TIMEOUT_S
+        oldest_start = time.monotonic() - REPLY_TIMEOUT_S
         for reply in [item for item in self._unsent.values() if item.since < oldest_start]:
             self._end_reply(reply)
         return calls

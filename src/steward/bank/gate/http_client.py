@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
-from http import HTTPStatus
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Final
 
@@ -49,6 +48,8 @@ _CONNECT_S: Final = 5.0
 _PING_S: Final = 2.0
 """Interval of empty lists, in seconds: shorter than the server's time-out of idle connections."""
 _CHUNK: Final = 1 << 16
+_OK: Final = 200
+"""Status of success."""
 _WAIT_S: Final = 1.0
 """Longest wait of the gate without pending requests, in seconds."""
 
@@ -202,7 +203,7 @@ class RemoteGate:
                 body = _read_body(response, deadline, to)
         except (OSError, HTTPException) as error:
             raise GateUnavailable(f"the gate at {to} cannot be asked: {error!r}", to) from error
-        if response.status != HTTPStatus.OK:
+        if response.status != _OK:
             text = body[:500].decode(errors="replace").strip()
             raise GateUnavailable(
                 f"the gate at {to} answers with status {response.status}: {text}", to
