@@ -231,7 +231,7 @@ BURST_JOB: Final = Submission(
     script=_BURST_SCRIPT.encode(),
     # Slurm's default interval. The sandbox samples every second, and would see more short jobs than
     # a usual cluster.
-    command=("sbatch", "--acctg-freq=task=30", "burst.sh"),
+    command=("sbatch", "--acctg-freq=task=30", "--time=60", "burst.sh"),
 )
 
 
