@@ -166,7 +166,7 @@ def shape(text: str) -> list[str]:
     """
     text = re.sub(r"(?m)^Requested  .*\n", "", text)
     text = re.sub(r"(?m)^( *From) .*$", r"\1 HOST", text)
-    text = re.sub(r"(?m)^  \|.*\|\n  .* ran .*\n", "", text)
+    text = re.sub(r"(?m)^  \|.*\|\n  [-=] .*\n", "", text)
     text = re.sub(r"\[[#-]+\]", "BAR", text)
     text = re.sub(r"\b(?=[a-f]*[0-9])[0-9a-f]{11,64}\b|[0-9]+(\.[0-9]+)?", "#", text)
     text = re.sub(r"# (ms|us)\b", "# s", text)

@@ -129,7 +129,7 @@ def run_through(
         submit(fast, AFTER)
         daemon.wait(lambda: daemon.is_quiet(len(ALL)), 60.0)
         daemon.wait(lambda: daemon.status("archive.files")[0] == "running")
-        daemon.wait(lambda: "archive.files goes on" in daemon.log())
+        daemon.wait(lambda: "archive.files continues" in daemon.log())
         assert daemon.pid == supervisor
         assert "restarting it" not in daemon.log()
         assert daemon.stop() == 0

@@ -189,7 +189,7 @@ def waiting(site: BookedSite, job: int, reason: str) -> Any:
 def test_a_waiting_job_says_why(site: BookedSite) -> None:
     first = site.submit("#!/bin/sh\n#SBATCH --hold\nsleep 60\n")
     held = waiting(site, first, "JobHeldUser")
-    assert held["words"].startswith("Its owner holds it")
+    assert held["words"].startswith("The job's owner holds it")
     assert held["asked"]
     second = site.submit("#!/bin/sh\ntrue\n", dependency=f"afterok:{first}")
     depends = waiting(site, second, "Dependency")
@@ -203,7 +203,7 @@ def test_a_waiting_job_says_why(site: BookedSite) -> None:
     limited = waiting(site, fourth, "PartitionTimeLimit")
     assert limited["behind"] == ["partition main: MaxTime=00:30:00"]
     text = site.daemon.ask("job", str(fourth), user=site.user).stdout
-    assert "Its time limit is longer than its partition's. (PartitionTimeLimit)" in text
+    assert "The time limit of the job exceeds that of the partition. (PartitionTimeLimit)" in text
     site.cluster.run(["scancel", *(str(job) for job in (first, second, third, fourth))])
 
 
@@ -246,7 +246,7 @@ def test_a_job_that_slurm_refused_was_not_ended_by_a_signal(site: BookedSite) ->
     record = page(site, job)["record"]
     assert (record["exit_code"], record["exit_signal"]) == (1, 0)
     text = site.daemon.ask("job", str(job), user=site.user).stdout
-    assert "FAILED before it started. No node has what it asked for" in text
+    assert "FAILED before it started. No node satisfies the request" in text
 
 
 def test_a_job_is_nobody_elses_where_jobs_are_private(site: BookedSite) -> None:

@@ -150,7 +150,7 @@ def test_what_a_kill_left_open_is_looked_up_once(cluster: Sandbox, home: Path) -
     daemon = Ruling(cluster, home / "home", drain, mail, again, sensor=False, timeout_s=60.0)
     try:
         daemon.start()
-        wait_until(lambda: "rules, 3 on" in daemon.log(), 60)
+        wait_until(lambda: "rules loaded, 3 enabled" in daemon.log(), 60)
         daemon.hang.touch()
         cluster.stop_service("slurmctld", signal.SIGSTOP)
         storm = Storm(daemon, store, ["made1"])
@@ -205,7 +205,7 @@ def test_a_cap_holds_however_nodes_are_taken(cluster: Sandbox, home: Path, how: 
     nodes = ["made1", "made2", "made3", "made4", "made5"]
     try:
         daemon.start()
-        wait_until(lambda: "rules, 1 on" in daemon.log(), 60)
+        wait_until(lambda: "rules loaded, 1 enabled" in daemon.log(), 60)
         for _ in Storm(daemon, store, nodes).rage(3):
             time.sleep(1)
         wait_until(lambda: len(daemon.history("--status", "ended")) == 10, 90)
@@ -248,7 +248,7 @@ def test_a_storm_of_node_events(cluster: Sandbox, home: Path, kills: int) -> Non
     began = time.monotonic()
     try:
         daemon.start()
-        wait_until(lambda: "rules, 2 on" in daemon.log(), 60)
+        wait_until(lambda: "rules loaded, 2 enabled" in daemon.log(), 60)
         storm = Storm(daemon, store, nodes)
         for look, _ in enumerate(storm.rage(looks)):
             if look in dying:
