@@ -193,7 +193,7 @@ def test_a_waiting_job_says_why(site: BookedSite) -> None:
     assert held["asked"]
     second = site.submit("#!/bin/sh\ntrue\n", dependency=f"afterok:{first}")
     depends = waiting(site, second, "Dependency")
-    assert depends["behind"] == [f"until job {first} has ended well (it is PENDING)"]
+    assert depends["behind"] == [f"until job {first} has completed (it is PENDING)"]
     third = site.submit("#!/bin/sh\ntrue\n", begin="now+1hour")
     begins = waiting(site, third, "BeginTime")
     assert begins["expected_start"] is not None

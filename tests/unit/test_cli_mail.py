@@ -143,8 +143,11 @@ def test_a_subject_is_shown_as_it_was_written() -> None:
         assert str(make_header(decode_header(shown))) == subject
 
 
-def test_a_subject_with_newlines_becomes_one_line(tmp_path: Path, mailer: Mailer) -> None:
-    sendmail = mailer(keeps(tmp_path), "sendmail")
+@pytest.mark.parametrize("name", ["sendmail", "sendmail.postfix", "msmtp"])
+def test_a_subject_with_newlines_becomes_one_line(
+    tmp_path: Path, mailer: Mailer, name: str
+) -> None:
+    sendmail = mailer(keeps(tmp_path), name)
     config = tmp_path / "steward.toml"
     config.write_text(
         f'[cluster.c1]\nslurm = false\nspool = "{tmp_path}/spool"\n[mail]\nprogram = "{sendmail}"\n'

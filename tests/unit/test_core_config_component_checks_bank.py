@@ -53,6 +53,7 @@ def test_a_bank_needs_only_to_be_enabled(tmp_path: Path) -> None:
         ('[gate]\nlisten = "0.0.0.0:6826"', "encrypted"),
         ('[gate]\nask = "nowhere"', "gate.ask"),
         ('[mybrc]\nlisten = "8000"', "mybrc.listen"),
+        ('[mybrc]\ncluster = "other"', "no cluster 'other'"),
     ],
 )
 def test_what_is_wrong_names_its_key(tmp_path: Path, more: str, said: str) -> None:

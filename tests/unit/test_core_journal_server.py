@@ -35,6 +35,7 @@ from steward.core.journal.client import (
 from steward.core.journal.control import (
     CONTROL_ACTION,
     CONTROL_SOCKET,
+    ClearMissed,
     ForgetConsumer,
     HoldTrimming,
     ReplayDeadLetters,
@@ -263,6 +264,9 @@ def test_standings_and_dead_letters_travel(running: Running, make_link: MakeLink
         send_command(running.state_dir, ForgetConsumer("a"))
     with pytest.raises(StewardError, match="no consumer"):
         send_command(running.state_dir, ReplayDeadLetters("a"))
+    for wrong in (ReplayDeadLetters("a", 2**63), ClearMissed("a", 2**63), ClearMissed("a", -1)):
+        with pytest.raises(UsageError, match="cannot read the command"):
+            send_command(running.state_dir, wrong)
     with pytest.raises(UsageError, match="cannot read the command"):
         send_request(
             os.path.join(running.state_dir, CONTROL_SOCKET),

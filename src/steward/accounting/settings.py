@@ -27,8 +27,8 @@ class MailSettings(Section, frozen=True, kw_only=True):
 
     Attributes:
         program: The previous MailProg (``/usr/bin/mail``), called as Slurm would, with the longer
-            text. A program called ``sendmail`` gets a whole message, with its recipients in the
-            header.
+            text. A program called ``sendmail``, ``msmtp`` or ``ssmtp`` gets a whole message, with
+            its recipients in the header.
         sender: From address, passed to a ``sendmail`` only; the user that slurmctld runs as if
             empty.
     """

@@ -25,6 +25,8 @@ from steward.core.processes import kill_group
 
 MAIL_TIMEOUT_S: Final = 60.0
 """Longest run time of the program that sends a mail, in seconds."""
+_WHOLE_MESSAGE_PROGRAMS: Final = frozenset({"sendmail", "msmtp", "ssmtp"})
+"""Names, without ending, of programs that take a whole message with recipients in its header."""
 _MOST_BODY: Final = 1024 * 1024
 """Largest mail text, in bytes."""
 _BODY_S: Final = 10.0
@@ -91,7 +93,7 @@ def send_mail(mail: OutgoingMail, page: str) -> None:
     """
     body = mail.body.decode("utf-8", "replace")
     text = "\n".join(part for part in (body.rstrip("\n"), page) if part)
-    if os.path.basename(mail.program) == "sendmail":
+    if os.path.basename(mail.program).partition(".")[0] in _WHOLE_MESSAGE_PROGRAMS:
         command, data = [mail.program, "-i", "-t"], build_mail_message(mail, text)
     else:
         command, data = [mail.program, "-s", mail.subject, ",".join(mail.to)], text.encode()

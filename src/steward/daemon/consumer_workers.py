@@ -261,7 +261,7 @@ def run_gate_server(settings: Settings, stop: Stop, send_heartbeat: SendHeartbea
     from steward.bank.gate.http_server import GateApplication, make_server_config
     from steward.core.http_server import open_http_listener, serve_http
 
-    send_heartbeat = _run_before_others(send_heartbeat)
+    # At the usual priority: hosts without a certificate can start handshakes.
     config = make_server_config(settings.gate)
     listener = wait_for_resource(lambda: open_http_listener(config), stop, send_heartbeat)
     gate = GateClient(settings.state_dir, timeout_s=settings.gate.timeout_ms / 1000)
@@ -352,7 +352,7 @@ def run_mybrc(
         timeouts=timeouts or Timeouts(),
     )
     listener = wait_for_resource(lambda: open_http_listener(config), stop, send_heartbeat)
-    cluster = next(iter(settings.cluster), "")
+    cluster = settings.mybrc.cluster or next(iter(settings.cluster), "")
     gate = GateClient(settings.state_dir, timeout_s=_GATE_TIMEOUT_S)
     resolver = NameResolver()
     services = ApiServices(
@@ -407,7 +407,9 @@ def make_bank_workers(settings: Settings) -> list[WorkerSpec]:
         ),
     ]
     if settings.gate.listen:
-        workers.append(WorkerSpec(name="gate.server", run=partial(run_gate_server, settings)))
+        workers.append(
+            WorkerSpec(name="gate.server", run=partial(run_gate_server, settings), last=True)
+        )
     if settings.mybrc.listen:
         workers.append(make_mybrc_worker(settings))
     if settings.bank.remote.url:

@@ -392,6 +392,9 @@ class GateOperations:
         why = self._right.explain_refusal()
         if why:
             raise GateUnavailable(f"the gate does not decide: {why}")
+        if lines:
+            # As for requests of this host's plugin: the store then writes nothing beside them.
+            self._keeper.store.last_request_at = time.monotonic()
         requests = []
         for line in lines:
             began_ns = time.thread_time_ns()

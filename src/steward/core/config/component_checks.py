@@ -398,6 +398,8 @@ def _check_mybrc(settings: Settings) -> Iterator[ConfigProblem]:
         yield ConfigProblem(
             ("mybrc", "listen"), "[mybrc] is part of the bank: set [bank] enabled = true"
         )
+    if mybrc.cluster and mybrc.cluster not in settings.cluster:
+        yield ConfigProblem(("mybrc", "cluster"), f"there is no cluster {mybrc.cluster!r}")
 
 
 def _check_urls(settings: Settings) -> Iterator[ConfigProblem]:

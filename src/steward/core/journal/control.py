@@ -18,6 +18,8 @@ CONTROL_ACTION = "journal.control"
 """Name of every request on it."""
 LONGEST_HOLD_S = 3600.0
 """Longest time that a backup may stop trimming, in seconds."""
+LARGEST_INTEGER = 2**63 - 1
+"""Largest integer that SQLite stores."""
 _ANSWER_TIMEOUT_S = 30.0
 """Longest wait for an answer of the writer, in seconds."""
 
@@ -26,7 +28,7 @@ class ReplayDeadLetters(msgspec.Struct, frozen=True, tag="replay"):
     """Retry a consumer's dead letters, or one of them; the answer is their number."""
 
     consumer: str
-    event_id: int | None = None
+    event_id: Annotated[int, msgspec.Meta(ge=1, le=LARGEST_INTEGER)] | None = None
 
 
 class ForgetConsumer(msgspec.Struct, frozen=True, tag="forget"):
@@ -39,7 +41,7 @@ class ClearMissed(msgspec.Struct, frozen=True, tag="clear_missed"):
     """Clear a consumer's missed count: it receives the jobs submitted since ``since_s`` again."""
 
     consumer: str
-    since_s: int
+    since_s: Annotated[int, msgspec.Meta(ge=0, le=LARGEST_INTEGER)]
 
 
 class HoldTrimming(msgspec.Struct, frozen=True, tag="hold"):
