@@ -267,6 +267,9 @@ def test_standings_and_dead_letters_travel(running: Running, make_link: MakeLink
     for wrong in (ReplayDeadLetters("a", 2**63), ClearMissed("a", 2**63), ClearMissed("a", -1)):
         with pytest.raises(UsageError, match="cannot read the command"):
             send_command(running.state_dir, wrong)
+    control = os.path.join(running.state_dir, CONTROL_SOCKET)
+    with pytest.raises(UsageError, match="the journal has no action"):
+        send_request(control, "archive.list", WritePositions(), int, timeout_s=5)
     with pytest.raises(UsageError, match="cannot read the command"):
         send_request(
             os.path.join(running.state_dir, CONTROL_SOCKET),

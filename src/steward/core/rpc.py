@@ -1,6 +1,6 @@
 """Local RPC on Unix sockets: one line of JSON as request, lines of JSON as reply.
 
-Commands, the journal's control, reloads and slurmctld's triggers use it. A request
+Commands, calls of the gate and of the journal, reloads and slurmctld's triggers use it. A request
 (`ActionRequest`) is ``{"v":1,"action":"archive.list","args":{…}}``, one per connection. ``"auth"``
 adds the secret of a session, token or trigger; ``"key"`` is an idempotency key; ``"keep":true``
 lets the web server's process send more requests on the same connection.
@@ -130,17 +130,15 @@ class RpcUnavailable(Unavailable):
 
 
 ErrorTypes = Sequence[type[StewardError]]
-_FAMILIES: tuple[type[StewardError], ...] = (
-    *(
-        DaemonBusy,
-        UnknownCredential,
-        NotFound,
-        Conflict,
-        PermissionRefused,
-        Unavailable,
-        UsageError,
-        InternalFailure,
-    ),
+_FAMILIES: ErrorTypes = (
+    DaemonBusy,
+    UnknownCredential,
+    NotFound,
+    Conflict,
+    PermissionRefused,
+    Unavailable,
+    UsageError,
+    InternalFailure,
 )
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(ReplyLine)

@@ -211,7 +211,9 @@ class RemoteGate:
         try:
             replies = _decode(body)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            raise GateUnavailable(f"the gate at {to} answers rubbish: {error}", to) from error
+            raise GateUnavailable(
+                f"the gate at {to} sent a reply that cannot be read: {error}", to
+            ) from error
         if len(replies) != len(requests) or any(reply.v != VERSION for reply in replies):
             raise GateUnavailable(
                 f"the gate at {to} answers in another version: install the same Steward there", to

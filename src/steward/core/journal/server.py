@@ -29,6 +29,7 @@ from steward.core.files import describe_os_error, resolve_path
 from steward.core.incoming import IncomingStores, StoreError
 from steward.core.journal.client import JOURNAL_SOCKET, FrameDecoder, encode_frame
 from steward.core.journal.control import (
+    CONTROL_ACTION,
     CONTROL_SOCKET,
     ClearMissed,
     ForgetConsumer,
@@ -403,6 +404,8 @@ class JournalServer:
     def _answer(self, call: RpcCall) -> None:
         """Run a command and answer it."""
         try:
+            if call.message.action != CONTROL_ACTION:
+                raise UsageError(f"the journal has no action {call.message.action!r}")
             answer = self._run_command(msgspec.convert(call.message.args, JournalCommand))
         except msgspec.ValidationError as error:
             call.reject(UsageError(f"the journal cannot read the command: {error}"))
