@@ -58,11 +58,16 @@ def costs(runs: Iterable[Ran], cpu: int = CPU) -> dict[int, int]:
     return found
 
 
-def by_sacct(site: BankSite) -> list[Ran]:
-    """All runs and pieces that slurmdbd knows the end of, or jobcomp where slurmctld was killed."""
+def by_sacct(site: BankSite, suspensions: Mapping[int, tuple[int, int]] | None = None) -> list[Ran]:
+    """All runs and pieces that slurmdbd knows the end of, or jobcomp where slurmctld was killed.
+
+    Args:
+        site: Where they ran.
+        suspensions: When jobs were suspended and resumed; jobcomp does not report it.
+    """
     words = ["sacct", "-a", "-D", "-X", "-n", "-P", "--noconvert", "-S", "now-1day", "-o", _COLUMNS]
     rows = site.cluster.run(words, env=_TIMES, timeout_s=120).stdout.splitlines()
-    lines = _lines(site)
+    lines = [_without_suspension(ran, suspensions or {}) for ran in _lines(site)]
     first = _first(lines)
     told: set[tuple[int, str]] = set()
     found: dict[tuple[int, str, str], Ran] = {}
@@ -108,6 +113,13 @@ def by_sacct(site: BankSite) -> list[Ran]:
     ]
     sizes = [size for sizes in of_jobcomp.values() for size in sizes]
     return [*_without([*found.values(), *untold, *again], sizes)]
+
+
+def _without_suspension(ran: Ran, suspensions: Mapping[int, tuple[int, int]]) -> Ran:
+    """The run without the time for which it was suspended."""
+    suspended_at, resumed_at = suspensions.get(ran.job, (0, 0))
+    halted_s = max(0, min(resumed_at, ran.end) - max(suspended_at, int(ran.start)))
+    return ran._replace(seconds=ran.seconds - halted_s)
 
 
 def _by_run(pieces: Iterable[Ran]) -> dict[tuple[int, str], list[Ran]]:

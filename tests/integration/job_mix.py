@@ -1,6 +1,7 @@
 """Jobs of all sorts, each with what befalls it: many live at once, and the cluster may die."""
 
 import random
+import re
 import time
 from collections.abc import Callable, Generator
 from typing import Any, Final
@@ -31,6 +32,7 @@ ROOM: Final[dict[str, Any]] = {"nodes": 6, "cpus": 16}
 """What else the cluster is to have: jobs wait for each other as little as they may, and those
 that are preempted have nodes that others hardly come to."""
 
+_EPOCH: Final = {"TZ": "UTC", "SLURM_TIME_FORMAT": "%s"}
 _WAITS_S: Final = 60.0
 _LOST_S: Final = 25.0
 _LASTING_TIMES: Final = 2
@@ -45,6 +47,9 @@ class Mix:
     Args:
         site: Where they run.
         chance: What decides which and how.
+
+    Attributes:
+        suspensions: When jobs were suspended and resumed, in seconds since the epoch.
     """
 
     def __init__(self, site: BankSite, chance: random.Random) -> None:
@@ -52,6 +57,7 @@ class Mix:
         self.chance = chance
         self.submitted: list[int] = []
         self.lives: list[Life] = []
+        self.suspensions: dict[int, tuple[int, int]] = {}
         self._hurried: set[str] = set()
         self._helped = time.monotonic()
         self._lasting: dict[str, int] = {}
@@ -163,6 +169,13 @@ class Mix:
             self.submitted.append(job)
             return job
 
+    def read_suspend_time(self, job: int) -> int:
+        """When a job was last suspended or resumed, by Slurm; 0 if slurmctld does not say."""
+        words = ["scontrol", "-o", "show", "job", str(job)]
+        text = self.site.cluster.run(words, check=False, env=_EPOCH).stdout
+        found = re.search(r" SuspendTime=(\d+)", text)
+        return int(found[1]) if found else 0
+
     def nap(self) -> str:
         """A script that takes a moment."""
         return f"sleep 0.{self.chance.randrange(10)}\n"
@@ -248,8 +261,12 @@ def suspended(mix: Mix) -> Life:
     if (yield from _until(str(job), "RUNNING")):
         yield from _pause(1)
         mix.site.as_root("scontrol", "suspend", str(job))
+        suspended_at = mix.read_suspend_time(job)
         yield from _pause(2.5)
         yield from _insist(lambda: mix.site.as_root("scontrol", "resume", str(job)))
+        resumed_at = mix.read_suspend_time(job)
+        if suspended_at and resumed_at > suspended_at:
+            mix.suspensions[job] = suspended_at, resumed_at
 
 
 def cancelled(mix: Mix) -> Life:

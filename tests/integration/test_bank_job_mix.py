@@ -164,7 +164,9 @@ def test_a_thousand_jobs_with_kills(slurm_version: str, postgresql: PostgreSQL) 
         print(f"{time.strftime('%H:%M:%S')} {len(mix.submitted)} submitted")
         mix.finish()
         print(f"{time.strftime('%H:%M:%S')} all are over")
-        see_that_all_is_charged(site, lambda: expected_costs.by_sacct(site), COMPARED_S)
+        see_that_all_is_charged(
+            site, lambda: expected_costs.by_sacct(site, mix.suspensions), COMPARED_S
+        )
 
 
 def _kinds(chance: random.Random) -> list[Callable[[Mix], job_mix.Life]]:

@@ -447,6 +447,15 @@ def test_a_suspension_that_nobody_saw_is_taken_off_by_slurmdbds_word(
     assert bank.balance(site) == 1000 * HOUR - round(2 * HOUR * minutes / 60)
 
 
+def test_a_suspension_of_a_run_that_slurmdbd_ends_later_is_not_subtracted(site: Site) -> None:
+    """A killed slurmctld forgot the end, and counted the time until a requeue as suspended."""
+    bank.feed(site, bank.life(1))
+    reconcile_cluster(site.settings, site.ledger, None, "c1", NOON, is_dry=False, now=site.now)
+    row = _Row(state="REQUEUED", end="2026-03-01T15:00:01", suspended="02:30:00")
+    assert compare_both(site, row) == []
+    assert bank.balance(site) == 998 * HOUR
+
+
 @pytest.mark.parametrize("start", ["12:00:01", "13:00:01"])
 def test_what_ran_though_a_killed_slurmctld_forgot_that_it_began(site: Site, start: str) -> None:
     """It took the job for one that waited, and then the job was cancelled."""

@@ -258,13 +258,15 @@ def _add_suspension(
 ) -> RunEvent | None:
     """Add suspended time from slurmdbd to a run of jobs.db.
 
-    None if slurmdbd has no more. Only jobs.db tells the sizes of a resized run apart.
+    None if slurmdbd has no more. Only jobs.db tells the sizes of a resized run apart. If slurmdbd
+    ends the run later, because a killed slurmctld forgot its end, the suspension may be later too.
     """
     fact = same[0]
+    late_us = to_micros_or_zero(record.end) - to_micros_or_zero(fact.record.end)
     is_resized = any(one.piece_end and one.record.submit == fact.record.submit for one in ours)
     suspended_s = record.suspended_s or 0
     missing_us = (suspended_s - (fact.record.suspended_s or 0)) * 1_000_000
-    if is_resized or len(same) > 1 or missing_us <= _SLACK_US:
+    if is_resized or len(same) > 1 or missing_us <= _SLACK_US or late_us > _SLACK_US:
         return None
     whole = msgspec.structs.replace(fact.record, suspended_s=suspended_s)
     return msgspec.structs.replace(fact, record=whole)
