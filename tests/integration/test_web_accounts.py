@@ -156,7 +156,7 @@ def test_a_statement_is_paged_and_downloaded(site: WebSite) -> None:
     assert [line["Number"] for line in lines] == numbers[::-1]
     assert lines[-1]["Balance"] == "940.000000"
     # What somebody wrote is no formula of a spreadsheet.
-    assert {line["Why"][:2] for line in lines} == {"'="}
+    assert {line["Reason"][:2] for line in lines} == {"'="}
     answer: httpx.Response = owner.get(f"/accounts/physics/statement?form=json&{query}")
     assert len(answer.json()["statement"]["lines"]) == 61
 

@@ -185,7 +185,7 @@ def test_people_are_told_what_mends_it(watched: Path) -> None:
     done = steward("doctor", "--config", config, "--only", "daemon,library")
     lines = done.stdout.decode().splitlines()
     assert done.returncode == 1
-    assert lines[0].split() == ["Check", "Of", "Status", "What"]
+    assert lines[0].split() == ["Check", "Object", "Status", "Finding"]
     assert any(line.startswith("library") and " ok " in line for line in lines)
     assert "    systemctl start steward" in lines
     assert lines[-1] == "1 wrong, 0 warnings, 1 as they should be."

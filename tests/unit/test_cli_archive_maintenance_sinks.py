@@ -40,7 +40,7 @@ def test_sinks_are_a_table_for_people(look: Any, archive: str) -> None:
     heading, line = out.splitlines()
     assert heading.split() == [
         *("Sink", "Kind", "State", "Backlog", "Oldest", "Rate"),
-        *("SetAside", "ErrorAt", "LastError"),
+        *("DeadLetters", "ErrorAt", "LastError"),
     ]
     assert line.split()[:4] == ["files", "files", "running", "0"]
     assert "running" in on_terminal("archive", "sinks", "--archive", archive)

@@ -114,7 +114,7 @@ def test_json_is_the_answer(name: str, capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_waits_and_waste(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = said(capsys, "report", "waits", *TIME, "-n", "-o", "partition,started,longest")
+    lines = said(capsys, "report", "waits", *TIME, "-n", "-o", "partition,started,longestwait")
     assert [line.split() for line in lines] == [["main", "2", "00:01:30"]]
     waste = said(capsys, "report", "waste", *TIME, "-n", "-L", "1", "-o", "user,used%,memory%")
     assert [line.split() for line in waste] == [["=cmd|x", "12.5"]]
@@ -157,7 +157,7 @@ def test_what_ran_on_a_node_and_what_happened_to_it(capsys: pytest.CaptureFixtur
     words = ("node", "n1", "--jobs", "--at", "2024-01-08T13:00", "-n", "-o", "jobid,name")
     jobs = said(capsys, *words)
     assert [line.split() for line in jobs] == [["1", "fit"]]
-    events = said(capsys, "node", "n1", "--events", "-n", "-P", "-o", "node,what,why")
+    events = said(capsys, "node", "n1", "--events", "-n", "-P", "-o", "node,event,reason")
     assert events[-1].startswith("n1|IDLE -> DOWN|a fan")
     assert len(events) == 2
     assert json.loads(said(capsys, "node", "n1", "--jobs", "--json")[0])["jobs"] == []
@@ -180,12 +180,12 @@ def test_nodes_and_events_for_spreadsheets(capsys: pytest.CaptureFixture[str]) -
     assert [(row["Cluster"], row["Node"], row["CPUs"]) for row in nodes] == [("c1", "n2", "16")]
     words = ("events", "list", "--history", "-w", "n1", "--csv")
     events = list(csv.DictReader(said(capsys, *words)))
-    assert [(row["Kind"], row["Subject"], row["What"]) for row in events] == [
+    assert [(row["Kind"], row["Subject"], row["Event"]) for row in events] == [
         ("node.state", "n1", "IDLE"),
         ("node.state", "n1", "IDLE -> DOWN"),
     ]
     happened = list(csv.DictReader(said(capsys, "node", "n1", "--events", "--csv")))
-    assert [(row["Node"], row["What"]) for row in happened] == [
+    assert [(row["Node"], row["Event"]) for row in happened] == [
         ("n1", "IDLE"),
         ("n1", "IDLE -> DOWN"),
     ]
@@ -204,6 +204,6 @@ def test_a_list_has_a_number_of_events_that_one_answer_holds(
 
 def test_events_that_the_journal_has_forgotten(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("events", "list", "--history", "-w", "n1", "--since", "2024-01-08T11:30", "-n", "-P")
-    assert said(capsys, *words, "-o", "subject,what") == ["n1|IDLE -> DOWN"]
+    assert said(capsys, *words, "-o", "subject,event") == ["n1|IDLE -> DOWN"]
     document = json.loads(said(capsys, *words[:3], "--json", "-L", "1")[0])
     assert (len(document["events"]), bool(document["older"])) == (1, True)

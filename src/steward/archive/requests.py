@@ -743,7 +743,7 @@ class SinksReply(Answer, frozen=True, kw_only=True):
             exact=lambda line, _: None if line.oldest_s is None else f"{line.oldest_s:.0f}",
         ),
         Column("Rate", "rate", "decimal", title="Events per second"),
-        Column("SetAside", "set_aside", "count", title="Dead letters"),
+        Column("DeadLetters", "set_aside", "count", title="Dead letters"),
         Column("Missed", "missed", "count", show="requested"),
         Column("ErrorAt", "error_at", "time", title="Time of the last error"),
         Column("LastError", "error", "prose", title="Last error"),

@@ -169,7 +169,7 @@ class ListOperationsReply(Answer, frozen=True, kw_only=True):
         Column("For", "right"),
         Column("Changes", "changes"),
         Column("Parameters", lambda row, _: [item.name for item in row.parameters]),
-        Column("What", "help"),
+        Column("Description", "help"),
     )
 
 
@@ -212,7 +212,7 @@ class AuditReply(Answer, frozen=True, kw_only=True):
         Column("ID", "id", link="action", right=True),
         Column("Began", "at", "time", title="Started"),
         Column("Ended", "ended", "time", show="requested"),
-        Column("By", _format_requester, title="User"),
+        Column("User", _format_requester),
         Column("How", "how", show="requested"),
         Column("Cluster", "cluster"),
         Column("Action", "ref"),

@@ -120,8 +120,8 @@ def _read_text(name: str) -> Callable[[Any, Any], Any]:
 
 
 _TIME: Final = Column("Time", "at", "time")
-_WHAT: Final = Column("What", _read_text("what"), "prose", title="Event")
-_WHY: Final = Column("Why", _read_text("why"), title="Reason", max_width=60)
+_WHAT: Final = Column("Event", _read_text("what"), "prose")
+_WHY: Final = Column("Reason", _read_text("why"), max_width=60)
 _FAILED: Final = Column(
     "Failed",
     lambda event, _: "failed" if describe_event(event).failed else None,

@@ -364,7 +364,7 @@ _WAIT_COLUMNS: Final = (
     Column("Started", "started", "count"),
     Column("Median", "median_s", "duration", title="Median wait"),
     Column("P90", "p90_s", "duration", title="90th percentile of waits"),
-    Column("Longest", "longest_s", "duration", title="Longest wait"),
+    Column("LongestWait", "longest_s", "duration", title="Longest wait"),
 )
 
 

@@ -29,7 +29,7 @@ class HealthCheck(msgspec.Struct, frozen=True, kw_only=True):
     help: str
     run: Callable[[CheckContext], Iterable[CheckFinding]]
     asks_slurm: bool = False
-    layout: ClassVar[Layout] = (Column("Check", "name"), Column("SeesTo", "help"))
+    layout: ClassVar[Layout] = (Column("Check", "name"), Column("Description", "help"))
 
 
 def _make_slurm_check(

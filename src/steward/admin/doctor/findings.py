@@ -100,10 +100,10 @@ class DoctorAnswer(Answer, frozen=True, kw_only=True):
     took_s: float
     layout: ClassVar[Layout] = (
         Column("Check", "check"),
-        Column("Of", "of", title="Object"),
+        Column("Object", "of"),
         Column("Status", "status", "state"),
-        Column("What", "what", "prose", title="Finding"),
-        Column("LookedAt", "looked_at", "prose", title="Checked", show="pages"),
+        Column("Finding", "what", "prose"),
+        Column("Checked", "looked_at", "prose", show="pages"),
         Column(
             "Mend",
             "mend",

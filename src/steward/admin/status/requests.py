@@ -205,7 +205,7 @@ class StatusShowAnswer(Answer, frozen=True, kw_only=True):
             Column("Behind", "behind", "count", title="Events behind"),
             Column("Oldest", "behind_s", "duration", title="Age of the oldest"),
             Column("Rate", "rate", "decimal", title="Events per second"),
-            Column("SetAside", "set_aside", "count", title="Dead letters"),
+            Column("DeadLetters", "set_aside", "count", title="Dead letters"),
             Column("ErrorAt", "error_at", "time", title="Time of the last error"),
             Column("LastError", "error", "prose", title="Last error"),
             _DETAIL,

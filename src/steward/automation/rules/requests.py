@@ -109,11 +109,11 @@ class ListRulesReply(Answer, frozen=True, kw_only=True):
     troubles: tuple[RuleProblem, ...] = ()
     layout: ClassVar[Layout] = (
         Column("Rule", "rule", link="rule"),
-        Column("Is", _describe_switch, "state", title="Enabled"),
+        Column("Enabled", _describe_switch, "state"),
         Column("Trigger", "trigger"),
         Column("Action", "action"),
         Column("Acted", "acted", "count", title="Executions"),
-        Column("Last", "last", "time", title="Last execution"),
+        Column("LastExecution", "last", "time", title="Last execution"),
         Column("SwitchedBy", "switched_by", title="Switched by"),
         Column("Description", "description", "prose", show="pages"),
         Column("File", lambda row, _: "shipped" if row.shipped else row.path, exact="path"),
@@ -256,7 +256,7 @@ class RulesHistoryReply(Answer, frozen=True, kw_only=True):
         Column("Action", "action"),
         Column("Status", lambda row, _: row.status or row.phase, "state"),
         Column("Seconds", _read_run_time_s, title="Duration, s", right=True),
-        Column("Tries", "tries", "count", show="requested"),
+        Column("Attempts", "tries", "count", show="requested"),
         Column("Audit", lambda row, _: row.audit or None, "count", show="requested"),
         Column(
             "Parameters",

@@ -105,7 +105,7 @@ class ExplainReply(BankReply, frozen=True, kw_only=True):
         Column("Refunded", "refunded", "money"),
         Column("Overdraw", "overdraw", "money"),
         Column("Rate", lambda line, _: line.charge.rate),
-        Column("Why", lambda line, _: line.charge.why),
+        Column("Reason", lambda line, _: line.charge.why),
         Column("Source", lambda line, _: line.charge.source),
         Column("Key", lambda line, _: line.charge.key),
     )

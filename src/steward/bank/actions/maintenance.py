@@ -115,9 +115,9 @@ _DIFFERENCE_LAYOUT: Final = (
     Column("User", "user"),
     Column("Charged", "charged", "money"),
     Column("Due", "due", "money"),
-    Column("By", "source"),
+    Column("Source", "source"),
     Column("Done", "done"),
-    Column("Why", "why", max_width=60),
+    Column("Reason", "why", max_width=60),
 )
 
 
@@ -167,7 +167,7 @@ class BackfillReply(BankReply, frozen=True, kw_only=True):
     layout: ClassVar[Layout] = (
         Column("Charges", "charges"),
         Column("Amount", "amount", "money"),
-        Column("PassedOver", "passed_over"),
+        Column("Skipped", "passed_over"),
         Column("Unpriced", lambda reply, _: len(reply.unpriced)),
     )
     layouts: ClassVar[Mapping[str, Layout]] = {"unpriced": _DIFFERENCE_LAYOUT}
@@ -218,8 +218,8 @@ class CheckReply(BankReply, frozen=True, kw_only=True):
     holds: int | None = None
     layout: ClassVar[Layout] = (
         Column("Kind", "kind"),
-        Column("Where", "where"),
-        Column("What", "what"),
+        Column("Object", "where"),
+        Column("Finding", "what"),
     )
 
     @property
@@ -271,8 +271,8 @@ class ImportReply(BankReply, frozen=True, kw_only=True):
     dry_run: bool = False
     gate_knows: bool = False
     layout: ClassVar[Layout] = (
-        Column("How", "how"),
-        Column("What", "what"),
+        Column("Change", "how"),
+        Column("Object", "what"),
         Column("Name", "name"),
         Column(
             "Amount",
@@ -641,11 +641,13 @@ class NoticesReply(BankReply, frozen=True, kw_only=True):
     more: bool = False
     layout: ClassVar[Layout] = (
         Column("Number", "number", "count"),
-        Column("By", lambda notice, _: notice.way or "-"),
+        Column("Channel", lambda notice, _: notice.way or "-"),
         Column("What", "what", max_width=50),
-        Column("To", lambda notice, _: ", ".join(notice.to), show="requested"),
-        Column("Tries", "tries", "count"),
-        Column("Next", lambda notice, _: "set aside" if notice.aside else notice.next_at, "time"),
+        Column("Recipients", lambda notice, _: ", ".join(notice.to), show="requested"),
+        Column("Attempts", "tries", "count"),
+        Column(
+            "NextAttempt", lambda notice, _: "set aside" if notice.aside else notice.next_at, "time"
+        ),
         Column("Error", "error", max_width=60),
     )
 

@@ -268,7 +268,7 @@ class WouldRefuseReply(BankReply, frozen=True, kw_only=True):
         Column("Partition", "partition"),
         Column("Amount", "amount", "money"),
         Column("Mode", "mode"),
-        Column("Why", lambda row, _: row.why.split("\n", 1)[0], exact="why"),
+        Column("Reason", lambda row, _: row.why.split("\n", 1)[0], exact="why"),
     )
 
     def list_lines(self) -> Iterable[str]:

@@ -130,9 +130,9 @@ class BalanceReply(BankReply, frozen=True, kw_only=True):
         Column("Account", "account", link="account"),
         Column("Payer", "payer", show=_has_other_payers, title="Paid by", link="account"),
         Column("Balance", "balance", "money"),
-        Column("Held", "held", "money", title="Holds"),
+        Column("Holds", "held", "money"),
         Column("Credit", "credit", "money", title="Credit limit", show="filled"),
-        Column("Free", "free", "money", title="Available"),
+        Column("Available", "free", "money"),
         Column(
             "Yours",
             _read_spendable,
@@ -217,8 +217,8 @@ class StatementReply(BankReply, frozen=True, kw_only=True):
         Column("Amount", "amount", "money"),
         Column("Balance", "balance", "money"),
         Column("Charge", "charge", show="requested"),
-        Column("By", "who", title="Posted by", show="pages"),
-        Column("Why", "why", show="requested"),
+        Column("PostedBy", "who", title="Posted by", show="pages"),
+        Column("Reason", "why", show="requested"),
     )
 
     @property
@@ -354,7 +354,7 @@ class HoldsReply(BankReply, frozen=True, kw_only=True):
         ),
         Column("User", read_user),
         Column("Account", "account"),
-        Column("Held", "remaining", "money", title="Amount"),
+        Column("Amount", "remaining", "money"),
         Column("AtFirst", "amount", "money", title="Amount placed", show="pages"),
         Column("State", _read_hold_state),
         Column("Origin", "origin", show="requested"),

@@ -135,7 +135,7 @@ class NodesReply(Answer, frozen=True, kw_only=True):
         Column("State", "state", "node_state"),
         Column("Since", _read_since, "time", exact="since"),
         Column("Reason", "reason", max_width=40),
-        Column("By", _read_reason_user, title="Set by"),
+        Column("SetBy", _read_reason_user, title="Set by"),
         Column("ReasonTime", "reason_at", "time", title="Reason set", show="pages"),
         Column("Partitions", "partitions", max_width=30),
         Column("CPUs", lambda row, _: row.cpus or None, "count"),
@@ -448,8 +448,8 @@ class NodeReply(Answer, frozen=True, kw_only=True):
     layout: ClassVar[Layout] = (
         Column("Start", "since", "time", title="From", link="past"),
         Column("End", "until", "time", title="Until", absent="goes on"),
-        Column("Lasted", _read_span_s, "duration", title="Duration"),
+        Column("Duration", _read_span_s, "duration"),
         Column("State", "state", "node_state"),
         Column("Reason", "reason", "prose"),
-        Column("By", "reason_user", title="Set by"),
+        Column("SetBy", "reason_user", title="Set by"),
     )
