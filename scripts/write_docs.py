@@ -32,7 +32,7 @@ from steward.web.api.endpoints import ENDPOINTS
 from steward.web.api.responses import STREAM
 
 ROOT = Path(__file__).parent.parent
-DIRECTORY = "/tmp/steward-demo"  # noqa: S108 - a sandbox is made there with its own checks
+DIRECTORY = "/tmp/steward-sandbox-0"  # noqa: S108 - a sandbox is made there with its own checks
 """Where the demo is in the text."""
 
 SUBMITS = "get-started"
