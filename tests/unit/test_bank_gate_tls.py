@@ -1,13 +1,19 @@
 """A gate on another host: it asks the one that decides, encrypted, and goes by the policy alone."""
 
+import json
 import os
 import signal
 import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cache
+from http.client import HTTPSConnection
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from typing import ClassVar, Final
 
 import httpx
 import msgspec
@@ -24,11 +30,15 @@ from harness.gate import (
     start_worker,
 )
 from servers.authority import Authority
-from steward.bank.gate.requests import LONGEST_BATCH, PluginRequest
+from servers.http_server import Quiet, answering
+from steward.bank.gate.requests import LONGEST_BATCH, TIMEOUT_HEADER, PluginRequest
 from steward.bank.money import MICRO
 from steward.core.config import Settings
 from steward.core.section import TlsSettings
-from steward.core.tls import make_client_context
+from steward.core.tls import make_client_context, make_server_context
+
+CALLS: Final = 4
+"""Calls to the gate that its server makes at once."""
 
 
 @pytest.fixture(scope="module")
@@ -168,26 +178,165 @@ def test_a_late_reply_leaves_the_job_to_the_policy(
 def test_hostile_requests_of_other_hosts_are_rejected(
     authority: Authority, address: str, deciding: RunningGate
 ) -> None:
-    certificate, key = authority.certificate("DNS:elsewhere")
-    own = TlsSettings(certificate_file=certificate, key_file=key, ca_file=authority.file)
-    sent = msgspec.json.encode(PluginRequest(v=1, op="submit", cluster=CLUSTER, job=job(9)))
-
-    def post(body: bytes, path: str = "/decide", tls: TlsSettings = own) -> httpx.Response:
-        with httpx.Client(verify=make_client_context(tls), timeout=PATIENCE_S) as client:
-            return client.post(f"https://{address}{path}", content=body)
-
+    sent = encode_request(9)
     held = deciding.link.get_means("chem").held
-    assert post(b"[]", "/other").status_code == 404
+    asker = Asker(authority, address)
+    assert asker.post(b"[]", "/other").status_code == 404
     bodies = (b"", b"{}", b"[1]", b"[" * 100_000, b"[" + sent + b"],1", b"[" + sent * 2 + b"]")
     for body in (*bodies, b"[" + b",".join([sent] * 51) + b"]", b'[{"v":1,"op":"steal"}]'):
-        assert post(body).status_code == 400, body[:80]
-    assert post(b" " * (LONGEST_BATCH + 1)).status_code == 413
+        assert asker.post(body).status_code == 400, body[:80]
+    for timeout in ("", "-1", "1e3", "99999", "1.5"):
+        assert asker.post(b"[]", timeout_ms=timeout).status_code == 400, timeout
+    assert asker.post(b" " * (LONGEST_BATCH + 1)).status_code == 413
     with pytest.raises(httpx.TransportError):
-        post(b"[]", tls=TlsSettings(ca_file=authority.file))
+        Asker(authority, address, TlsSettings(ca_file=authority.file)).post(b"[]")
     assert deciding.link.get_means("chem").held == held
-    assert len(post(b"[" + sent + b"]").json()) == 1
+    assert len(asker.post(b"[" + sent + b"]").json()) == 1
     assert deciding.link.get_means("chem").held == held + 10 * MICRO
     newer = sent.replace(b'"v":1', b'"v":2')
-    assert post(b"[" + newer + b"]").status_code == 503
+    assert asker.post(b"[" + newer + b"]").status_code == 503
     deciding.kill()
-    assert post(b"[]").status_code == 503
+    assert asker.post(b"[]").status_code == 503
+
+
+def encode_request(minutes: int) -> bytes:
+    return msgspec.json.encode(PluginRequest(v=1, op="submit", cluster=CLUSTER, job=job(minutes)))
+
+
+class Asker:
+    """Posts what a gate of another host posts, and what it never would."""
+
+    def __init__(self, authority: Authority, address: str, tls: TlsSettings | None = None) -> None:
+        certificate, key = issue_certificate(authority)
+        own = TlsSettings(certificate_file=certificate, key_file=key, ca_file=authority.file)
+        self._context = make_client_context(tls or own)
+        self._address = address
+
+    def post(self, body: bytes, path: str = "/decide", timeout_ms: str = "5000") -> httpx.Response:
+        with httpx.Client(verify=self._context, timeout=PATIENCE_S) as client:
+            headers = {TIMEOUT_HEADER: timeout_ms}
+            return client.post(f"https://{self._address}{path}", content=body, headers=headers)
+
+    def post_and_leave(self, body: bytes) -> None:
+        """Post a body, and close the connection without waiting for the answer."""
+        connection = HTTPSConnection(self._address, context=self._context, timeout=PATIENCE_S)
+        connection.request("POST", "/decide", body, {TIMEOUT_HEADER: "5000"})
+        connection.close()
+
+
+@contextmanager
+def stopped(gate: RunningGate) -> Iterator[None]:
+    """Stop the gate's process within the block."""
+    assert gate.process
+    gate.process.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        gate.process.send_signal(signal.SIGCONT)
+
+
+def test_a_request_is_not_decided_when_its_asker_waits_no_longer(
+    tmp_path: Path, authority: Authority, address: str, deciding: RunningGate
+) -> None:
+    settings = gate_settings(tmp_path / "second", authority, ask=address)
+    with running(settings) as asking:
+        asking.wait(lambda: is_open(asking) and is_passed_on(asking))
+        held = deciding.link.get_means("chem").held
+        with stopped(deciding):
+            assert asking.ask(job(49)) == {"v": 1, "ok": True}
+            time.sleep(0.1)  # its time is over there a moment later
+        asking.wait(lambda: is_passed_on(asking))
+        assert deciding.link.get_means("chem").held == held + 2 * MICRO
+
+
+def test_a_gate_that_hangs_does_not_stop_the_server(
+    authority: Authority, address: str, deciding: RunningGate
+) -> None:
+    asker = Asker(authority, address)
+    with stopped(deciding), ThreadPoolExecutor(1) as threads:
+        answer = threads.submit(asker.post, b"[]", timeout_ms="1500")
+        time.sleep(0.3)
+        assert asker.post(b"[]", "/other").status_code == 404
+        assert not answer.done()
+        assert answer.result(PATIENCE_S).status_code == 503
+
+
+def test_a_request_whose_connection_is_closed_is_not_decided(
+    authority: Authority, address: str, deciding: RunningGate
+) -> None:
+    asker = Asker(authority, address)
+    list_of_one = b"[" + encode_request(9) + b"]"
+    with ThreadPoolExecutor(CALLS) as threads:
+        with stopped(deciding):
+            answers = [threads.submit(asker.post, list_of_one) for _ in range(CALLS)]
+            time.sleep(0.5)  # all of the server's calls to the gate wait
+            asker.post_and_leave(list_of_one)
+            time.sleep(0.5)
+        assert [answer.result(PATIENCE_S).status_code for answer in answers] == [200] * CALLS
+    assert asker.post(b"[]").status_code == 200
+    assert deciding.link.get_means("chem").held == CALLS * 10 * MICRO
+
+
+class _Answers(Quiet, BaseHTTPRequestHandler):
+    """Answers lists of requests, the next ones late or with an error, as a test says."""
+
+    protocol_version = "HTTP/1.1"
+    connections = 0
+    delays_s: ClassVar[list[float]] = []
+    statuses: ClassVar[list[int]] = []
+
+    def setup(self) -> None:
+        super().setup()
+        type(self).connections += 1
+
+    def do_POST(self) -> None:
+        requests = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        delay_s, status = 0.0, 200
+        if requests:
+            delay_s = self.delays_s.pop(0) if self.delays_s else 0.0
+            status = self.statuses.pop(0) if self.statuses else 200
+        time.sleep(delay_s)
+        body = json.dumps([{"v": 1, "ok": True, "admin_comment": "decided"} for _ in requests])
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body.encode())
+
+
+@pytest.fixture
+def answers(tmp_path: Path, authority: Authority) -> Iterator[tuple[type[_Answers], RunningGate]]:
+    """An HTTPS server in the other gate's place, and the gate that asks it."""
+    handler = type("Answers", (_Answers,), {"delays_s": [], "statuses": []})
+    with answering(handler) as server:
+        certificate, key = issue_certificate(authority)
+        tls = TlsSettings(certificate_file=certificate, key_file=key)
+        server.socket = make_server_context(tls).wrap_socket(server.socket, server_side=True)
+        address = f"127.0.0.1:{server.server_address[1]}"
+        with running(gate_settings(tmp_path / "second", authority, ask=address)) as asking:
+            asking.wait(lambda: is_open(asking) and is_passed_on(asking))
+            yield handler, asking
+
+
+def test_an_error_of_the_other_gate_fails_its_own_requests_only(
+    answers: tuple[type[_Answers], RunningGate],
+) -> None:
+    handler, asking = answers
+    for status in (503, 400):
+        handler.statuses.append(status)
+        assert asking.ask(job(1)) == {"v": 1, "ok": True}, "the policy lets it in"
+        assert is_passed_on(asking)
+    assert handler.connections == 1
+
+
+def test_a_late_answer_fails_its_own_requests_only(
+    answers: tuple[type[_Answers], RunningGate],
+) -> None:
+    handler, asking = answers
+    handler.delays_s.append(1.6)  # of 1.4 s
+    with ThreadPoolExecutor(2) as threads:
+        late = threads.submit(is_passed_on, asking)
+        time.sleep(1.0)
+        assert is_passed_on(asking), "it waited behind the late one"
+        assert not late.result(PATIENCE_S)
+    assert is_passed_on(asking)
+    assert handler.connections == 1

@@ -35,6 +35,7 @@ from steward.core.errors import (
 VERSION: Final = 1
 LONGEST_REQUEST: Final = 1 << 20
 """Maximum length of a request line, in bytes."""
+_READ_BYTES: Final = 1 << 18
 _LONGEST_REPLY: Final = 1 << 20
 """Default of the maximum length of a reply that `send_request` reads, in bytes."""
 
@@ -245,15 +246,60 @@ def send_request(
         RpcUnavailable: No process answers.
         StewardError: The error that it answers.
     """
+    with (
+        _explain_failures(path, timeout_s),
+        socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection,
+    ):
+        connection.settimeout(timeout_s)
+        connect_socket(connection, path)
+        # The server rejects a user without reading the request; its reply says why.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            connection.sendall(encode_request_line(action, args))
+        with connection.makefile("rb") as lines:
+            line = lines.readline(max_bytes)
+    return _read_answer(line, path, answer, own)
+
+
+async def send_request_async(
+    path: str,
+    action: str,
+    args: Any,
+    answer: type[_Answer],
+    *,
+    timeout_s: float,
+    own: ErrorTypes = (),
+    max_bytes: int = _LONGEST_REPLY,
+) -> _Answer:
+    """Send a request as `send_request` does, from an event loop.
+
+    Raises:
+        RpcUnavailable: No process answers.
+        StewardError: The error that it answers.
+    """
+    import asyncio
+
+    loop = asyncio.get_running_loop()
+    line = bytearray()
+    with _explain_failures(path, timeout_s):
+        async with asyncio.timeout(timeout_s):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+                connection.setblocking(False)
+                connect_socket(connection, path)
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                    await loop.sock_sendall(connection, encode_request_line(action, args))
+                while not line.endswith(b"\n") and len(line) < max_bytes:
+                    piece = await loop.sock_recv(connection, _READ_BYTES)
+                    if not piece:
+                        break
+                    line += piece
+    return _read_answer(bytes(line), path, answer, own)
+
+
+@contextlib.contextmanager
+def _explain_failures(path: str, timeout_s: float) -> Iterator[None]:
+    """Raise RpcUnavailable, with the reason, if a socket fails or is silent."""
     try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            connection.settimeout(timeout_s)
-            connect_socket(connection, path)
-            # The server rejects a user without reading the request; its reply says why.
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                connection.sendall(encode_request_line(action, args))
-            with connection.makefile("rb") as lines:
-                line = lines.readline(max_bytes)
+        yield
     except TimeoutError as error:
         raise RpcUnavailable(
             f"the daemon at {path} did not answer in {timeout_s:g} s: see its log", path
@@ -264,6 +310,10 @@ def send_request(
             "running, and are you root or its user?",
             path,
         ) from error
+
+
+def _read_answer(line: bytes, path: str, answer: type[_Answer], own: ErrorTypes) -> _Answer:
+    """Return the answer in the last line of a reply, or raise the error in it."""
     if not line.endswith(b"\n"):
         raise RpcUnavailable(f"the daemon at {path} ended without an answer: see its log", path)
     try:

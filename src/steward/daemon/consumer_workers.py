@@ -264,7 +264,7 @@ def run_gate_server(settings: Settings, stop: Stop, send_heartbeat: SendHeartbea
     # At the usual priority: hosts without a certificate can start handshakes.
     config = make_server_config(settings.gate)
     listener = wait_for_resource(lambda: open_http_listener(config), stop, send_heartbeat)
-    gate = GateClient(settings.state_dir, timeout_s=settings.gate.timeout_ms / 1000)
+    gate = GateClient(settings.state_dir)
     serve_http(config, GateApplication(gate), listener, stop, send_heartbeat)
 
 

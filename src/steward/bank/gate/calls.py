@@ -39,6 +39,7 @@ from steward.bank.gate.requests import (
     Allowance,
     CompletedPoll,
     CoverRequest,
+    DecideRequest,
     GateStatus,
     GrantRequest,
     HeldTotal,
@@ -259,7 +260,7 @@ class GateOperations:
             ),
             "facts": (tuple[int, int], lambda of, _now_us: keeper.store.fetch_facts(*of)),
             "lease": (LeaseRequest, self._lease),
-            "decide": (list[msgspec.Raw], self._decide),
+            "decide": (DecideRequest, self._decide),
             "grant": (GrantRequest, self._grant),
             "allow": (Allowance, lambda allowance, _now_us: keeper.allow(allowance)),
         }
@@ -382,26 +383,29 @@ class GateOperations:
     def _grant(self, request: GrantRequest, now_us: int) -> Any:
         return self._keeper.grant(request.ask, request.user, request.restarts, now_us)
 
-    def _decide(self, lines: list[msgspec.Raw], now_us: int) -> list[PluginReply]:
+    def _decide(self, request: DecideRequest, now_us: int) -> list[PluginReply]:
         """Decide on requests of submit plugins that ask on other hosts.
 
         Raises:
-            GateUnavailable: This gate may not decide; the asking gate then applies its policy.
+            GateUnavailable: This gate may not decide, or the asking gate waits no longer; that one
+                applies its policy.
             BankUsage: A request cannot be read.
         """
+        if time.monotonic() > request.deadline:
+            raise GateUnavailable("the gate that asks waits no longer")
         why = self._right.explain_refusal()
         if why:
             raise GateUnavailable(f"the gate does not decide: {why}")
-        if lines:
+        if request.requests:
             # As for requests of this host's plugin: the store then writes nothing beside them.
             self._keeper.store.last_request_at = time.monotonic()
         requests = []
-        for line in lines:
+        for line in request.requests:
             began_ns = time.thread_time_ns()
-            request = decode_plugin_request(line)
-            if request is None:
+            plugin_request = decode_plugin_request(line)
+            if plugin_request is None:
                 raise BankUsage("the gate cannot read a request of a submit plugin")
-            requests.append((request, time.thread_time_ns() - began_ns))
+            requests.append((plugin_request, time.thread_time_ns() - began_ns))
         return self._decide_requests(requests, now_us)
 
     def _lease(self, request: LeaseRequest, _now_us: int) -> str:

@@ -5,9 +5,12 @@ have been carried out; every call that changes something may be repeated safely.
 """
 
 import os
+import time
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Final, cast
+
+import msgspec
 
 from steward.bank.errors import GateUnavailable
 from steward.bank.gate.requests import (
@@ -20,6 +23,7 @@ from steward.bank.gate.requests import (
     CompletedPoll,
     CoverReply,
     CoverRequest,
+    DecideRequest,
     GateFact,
     GateStatus,
     GrantRequest,
@@ -37,7 +41,7 @@ from steward.bank.gate.requests import (
     ShownJob,
 )
 from steward.bank.records import BankRules, GateBooks, Hold, JobRequest, Quote, Settlement
-from steward.core.rpc import RpcUnavailable, send_request
+from steward.core.rpc import RpcUnavailable, send_request, send_request_async
 from steward.slurm.cluster_model import ClusterModel
 
 _MOST_JOBS_IN_CALL: Final = 50
@@ -232,10 +236,27 @@ class GateClient:
         request = LeaseRequest(fence=fence, valid_s=valid_s, secret=secret)
         return str(self._call("lease", request, str))
 
-    def decide(self, requests: Sequence[PluginRequest]) -> list[PluginReply]:
-        """Decide on at most ``MAX_REQUESTS`` requests of submit plugins that ask on other hosts."""
-        replies: list[PluginReply] = self._call("decide", requests, list[PluginReply])
-        return replies
+    async def decide(self, requests: Sequence[PluginRequest], deadline: float) -> list[PluginReply]:
+        """Decide on at most ``MAX_REQUESTS`` requests of submit plugins that ask on other hosts.
+
+        Args:
+            requests: The requests.
+            deadline: Monotonic time after which the gate decides on none, in seconds.
+        """
+        lines = tuple(msgspec.Raw(msgspec.json.encode(request)) for request in requests)
+        body = DecideRequest(requests=lines, deadline=deadline)
+        try:
+            return await send_request_async(
+                self._socket_path,
+                "decide",
+                body,
+                list[PluginReply],
+                timeout_s=max(0.0, deadline - time.monotonic()),
+                own=GATE_ERRORS,
+                max_bytes=LONGEST_CALL,
+            )
+        except RpcUnavailable as error:
+            raise GateUnavailable(str(error), self._socket_path) from error
 
     def grant(self, change: PluginRequest, user: str, restarts: int) -> PluginReply:
         """Decide on a change that Steward is about to send for a user, and place its hold.

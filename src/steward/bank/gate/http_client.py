@@ -1,19 +1,24 @@
 """HTTP client of the gate on another host that decides: forwards requests of submit plugins.
 
-With [gate] ``ask``, a gate forwards what its submit plugin asks: a thread of `RemoteGate` posts the
-requests that wait together, over one TLS connection; `http_server.py` answers there. An empty list
-every 2 s keeps the connection open and shows that the other gate decides.
+With [gate] ``ask``, a gate forwards requests of its submit plugin: `RemoteGate` posts the requests
+that wait together, over one TLS connection; `http_server.py` answers there. A thread opens the
+connection; the gate's own loop sends and receives, so that no request waits for another thread. An
+empty list every 2 s keeps the connection open and shows that the other gate decides.
 """
 
 import logging
 import os
+import select
+import socket
+import ssl
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Final
 
+import h11
 import msgspec
 
 from steward.bank.errors import GateUnavailable
@@ -22,50 +27,153 @@ from steward.bank.gate.requests import (
     LONGEST_BATCH,
     LONGEST_REQUEST,
     MAX_REQUESTS,
+    TIMEOUT_HEADER,
+    TIMEOUT_SHARE,
     VERSION,
     PluginReply,
     PluginRequest,
 )
-from steward.bank.gate.server import set_real_time_priority
 from steward.bank.settings import GateSettings
 from steward.core.errors import StewardError
+from steward.core.listeners import split_host_port
 from steward.core.section import TlsSettings
 from steward.core.tls import make_client_context
 from steward.core.waits import Backoff
 
 if TYPE_CHECKING:
-    from http.client import HTTPResponse, HTTPSConnection
-
     from steward.bank.gate.connections import GatePeer
 
 log = logging.getLogger(__name__)
 
-_TIMEOUT_SHARE: Final = 0.7
-"""Part of the plugin's time-out granted to the other gate; the rest covers the way there and
-back."""
 _CONNECT_S: Final = 5.0
-"""Time-out of connection, handshake and first answer, in seconds."""
+"""Time-out of connection and handshake, in seconds each."""
+_TIMEOUTS_TO_BROKEN: Final = 10
+"""Number of time-outs without an answer after which the connection counts as broken: a late answer
+fails its own requests only."""
 _PING_S: Final = 2.0
 """Interval of empty lists, in seconds: shorter than the server's time-out of idle connections."""
 _CHUNK: Final = 1 << 16
+_MAX_HEAD_BYTES: Final = 16 << 10
+"""Largest head of an answer, in bytes."""
 _OK: Final = 200
 """Status of success."""
-_WAIT_S: Final = 1.0
-"""Longest wait of the gate without pending requests, in seconds."""
 
 ReplyCallback = Callable[["GatePeer", PluginRequest, PluginReply | None], None]
 """Callback for a reply: the plugin's connection, its request, and the reply or None."""
-_Batch = Sequence[tuple[int, PluginRequest]]
 
 _encode: Final = msgspec.json.Encoder().encode
 _decode: Final = msgspec.json.Decoder(list[PluginReply]).decode
 
 
+class _Waiting:
+    """A request without a reply.
+
+    Args:
+        peer: The plugin's connection.
+        request: The request.
+        deadline: Monotonic time at which the outage policy answers, in seconds.
+    """
+
+    def __init__(self, peer: "GatePeer", request: PluginRequest, deadline: float) -> None:
+        self.peer = peer
+        self.request = request
+        self.deadline = deadline
+        self.is_answered = False
+
+
+class _Connection:
+    """One TLS connection: a request, then its answer, in turn.
+
+    Args:
+        connection: The socket, after the handshake, non-blocking.
+        host: Value of the header Host.
+    """
+
+    def __init__(self, connection: ssl.SSLSocket, host: str) -> None:
+        self.socket = connection
+        self.out = bytearray()
+        self.is_asking = False
+        self._host = host
+        self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=_MAX_HEAD_BYTES)
+        self._status = 0
+        self._body = bytearray()
+
+    def post(self, body: bytes, timeout_s: float) -> None:
+        """Post a body; the former request has its answer.
+
+        Raises:
+            OSError: The connection is broken.
+        """
+        headers = [
+            ("Host", self._host),
+            ("Content-Length", str(len(body))),
+            (TIMEOUT_HEADER, str(int(timeout_s * 1000))),
+        ]
+        events = (
+            h11.Request(method="POST", target=DECIDE_PATH, headers=headers),
+            h11.Data(data=body),
+            h11.EndOfMessage(),
+        )
+        self._body, self.is_asking = bytearray(), True
+        for event in events:
+            self.out += self._http.send(event) or b""
+        self.send()
+
+    def send(self) -> None:
+        """Send as much as the other side accepts now; the rest stays in ``out``.
+
+        Raises:
+            OSError: The connection is broken.
+        """
+        with suppress(ssl.SSLWantWriteError, ssl.SSLWantReadError):
+            while self.out:
+                del self.out[: self.socket.send(self.out)]
+
+    def receive(self) -> tuple[int, bytes] | None:
+        """Read; return status and body of the answer when it is complete.
+
+        Raises:
+            OSError: The connection is broken, or out of step.
+            h11.RemoteProtocolError: The other side does not speak HTTP.
+        """
+        with suppress(ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            while True:
+                self._http.receive_data(self.socket.recv(_CHUNK))
+                if self._read_events():
+                    return self._status, bytes(self._body)
+        return None
+
+    def _read_events(self) -> bool:
+        """Read the events that have come; return True at the end of an answer."""
+        while (event := self._http.next_event()) is not h11.NEED_DATA:
+            if not self.is_asking or isinstance(event, h11.ConnectionClosed):
+                raise ConnectionResetError("the connection was closed, or is out of step")
+            if isinstance(event, h11.Response):
+                self._status = event.status_code
+            elif isinstance(event, h11.Data):
+                self._body += event.data
+                if len(self._body) > LONGEST_BATCH:
+                    raise ConnectionAbortedError(f"an answer of more than {LONGEST_BATCH} bytes")
+            elif isinstance(event, h11.EndOfMessage):
+                self.is_asking = False
+                return True
+        return False
+
+    def start_next(self) -> bool:
+        """Prepare for the next request; return False if the connection cannot take one."""
+        is_done = self._http.our_state is h11.DONE and self._http.their_state is h11.DONE
+        if is_done and not self.out and not self._http.trailing_data[0]:
+            self._http.start_next_cycle()
+            return True
+        return False
+
+
 class RemoteGate:
     """Client of the gate on another host that decides: forwards plugin requests.
 
-    If a reply is late, the outage policy answers: slurmctld waits no longer. The gate's loop waits
-    for ``fd`` and calls the methods; a thread sends and receives.
+    If a reply is late, the outage policy answers: slurmctld waits no longer. The late reply is read
+    and dropped when it comes, so other requests keep the connection. The gate's loop waits for
+    ``fd`` and calls the methods.
 
     Args:
         settings: The section [gate].
@@ -75,183 +183,218 @@ class RemoteGate:
     def __init__(self, settings: GateSettings, on_reply: ReplyCallback) -> None:
         self._settings = settings
         self._on_reply = on_reply
-        self._timeout_s = settings.timeout_ms / 1000 * _TIMEOUT_SHARE
-        self._pending: dict[int, tuple[GatePeer, PluginRequest, float]] = {}
-        self._last_number = 0
-        self._requests: SimpleQueue[tuple[int, PluginRequest, float]] = SimpleQueue()
-        self._replies: SimpleQueue[tuple[_Batch, list[PluginReply] | None]] = SimpleQueue()
-        self._connection: HTTPSConnection | None = None
-        self._is_connected = False
+        self._timeout_s = settings.timeout_ms / 1000 * TIMEOUT_SHARE
+        self._broken_s = self._timeout_s * _TIMEOUTS_TO_BROKEN
+        self._waiting: list[_Waiting] = []
+        """Requests that are not sent yet, in the order in which they came."""
+        self._sent: list[_Waiting] = []
+        """Requests that are sent; a late reply's are answered by the policy."""
+        self._asked_at = 0.0
+        self._connection: _Connection | None = None
+        self._opened: SimpleQueue[_Connection | Exception] = SimpleQueue()
+        self._is_reachable = self._has_answered = False
+        self._backoff = Backoff(0.2, 5.0)
+        self._logged = ""
         self._stopping = threading.Event()
-        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        """Descriptor that is readable when replies have come."""
-        threading.Thread(target=self._run, name="remote gate", daemon=True).start()
+        self._epoll = select.epoll()
+        self._opened_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._epoll.register(self._opened_fd, select.EPOLLIN)
+        self.fd = self._epoll.fileno()
+        """Descriptor that is readable when `receive` has work."""
+        self._open_in_thread(0.0)
 
     def forward(self, peer: "GatePeer", request: PluginRequest) -> None:
-        """Forward a plugin's request to the other gate."""
-        if not self._is_connected:
+        """Accept a plugin's request, which the next `send` sends."""
+        if not self._is_reachable:
             self._on_reply(peer, request, None)
             return
-        self._last_number += 1
-        deadline = time.monotonic() + self._timeout_s
-        self._pending[self._last_number] = (peer, request, deadline)
-        self._requests.put((self._last_number, request, deadline))
+        self._waiting.append(_Waiting(peer, request, time.monotonic() + self._timeout_s))
 
     def get_wait_s(self) -> float:
-        """Return the seconds until the next time-out."""
-        if not self._pending:
-            return _WAIT_S
+        """Return the seconds until `send` has work."""
         # Requests are in order and share one time-out, so the first expires first.
-        oldest = next(iter(self._pending.values()))
-        return max(0.0, oldest[2] - time.monotonic())
-
-    def deliver_replies(self) -> None:
-        """Pass on the replies that have come."""
-        with suppress(BlockingIOError):
-            os.eventfd_read(self.fd)
-        with suppress(Empty):
-            while True:
-                batch, replies = self._replies.get_nowait()
-                for index, (number, _) in enumerate(batch):
-                    pending = self._pending.pop(number, None)
-                    if pending is not None:
-                        reply = replies[index] if replies is not None else None
-                        self._on_reply(pending[0], pending[1], reply)
-
-    def answer_overdue(self) -> None:
-        """Answer the requests with None whose time is over."""
+        first = next((one for one in (*self._sent, *self._waiting) if not one.is_answered), None)
         now = time.monotonic()
-        for number, (peer, request, deadline) in list(self._pending.items()):
-            if deadline > now:
-                break
-            del self._pending[number]
-            self._on_reply(peer, request, None)
+        end = now + _PING_S if first is None else first.deadline
+        if self._connection is not None:
+            is_asking = self._connection.is_asking
+            end = min(end, self._asked_at + (self._broken_s if is_asking else _PING_S))
+        return max(0.0, end - now)
+
+    def receive(self) -> None:
+        """Adopt a connection that was opened, and pass on the replies that have come."""
+        with suppress(BlockingIOError):
+            os.eventfd_read(self._opened_fd)
+        with suppress(Empty):
+            self._adopt(self._opened.get_nowait())
+        connection = self._connection
+        if connection is None:
+            return
+        try:
+            connection.send()
+            self._watch(connection)
+            answer = connection.receive()
+            if answer is None:
+                return
+            self._take_answer(*answer)
+            if not connection.start_next():
+                raise ConnectionResetError("the connection was closed")
+        except (OSError, h11.RemoteProtocolError) as error:
+            self._disconnect(self._describe(error), is_reachable=self._has_answered)
+        except GateUnavailable as error:
+            self._disconnect(error, is_reachable=False)
+
+    def send(self) -> None:
+        """Answer the requests whose time is over, and send the others, or an empty list."""
+        now = time.monotonic()
+        for one in (*self._sent, *self._waiting):
+            if one.deadline <= now:
+                self._answer(one, None)
+        if self._connection is None and any(one.is_answered for one in self._waiting):
+            self._is_reachable = False  # a new connection takes too long
+        self._waiting = [one for one in self._waiting if not one.is_answered]
+        if self._connection is None:
+            return
+        if self._connection.is_asking:
+            if now - self._asked_at > self._broken_s:
+                to = self._settings.ask
+                late = f"the gate at {to} does not answer within {self._broken_s:g} s"
+                self._disconnect(GateUnavailable(late, to), is_reachable=False)
+        elif self._waiting or now - self._asked_at >= _PING_S:
+            self._post(self._connection, now)
 
     def close(self) -> None:
-        """Let the thread end, which closes connection and descriptor."""
+        """Close the connection, and let a thread that opens one end."""
         self._stopping.set()
+        if self._connection is not None:
+            self._connection.socket.close()
+        self._epoll.close()
 
-    # The thread
+    def __del__(self) -> None:
+        os.close(self._opened_fd)  # not before the thread has ended
 
-    def _run(self) -> None:
-        """Send what waits, and connect again after a failure, until the gate ends."""
-        set_real_time_priority()  # slurmctld waits for this thread, too
-        backoff = Backoff(0.2, 5.0)
-        logged = ""
-        while not self._stopping.is_set():
-            batch = self._take_batch() if self._is_connected else []
-            try:
-                replies = self._ask([request for _, request in batch])
-            except Exception as error:
-                if str(error) != logged:
-                    logged = str(error)
-                    is_foreseen = isinstance(error, StewardError)
-                    log.warning("%s", error, exc_info=None if is_foreseen else error)
-                self._disconnect()
-                self._put_replies([*batch, *self._take_waiting()], None)
-                self._stopping.wait(backoff.next_s())
-            else:
-                if not self._is_connected:
-                    log.info("asking the gate at %s", self._settings.ask)
-                self._is_connected = True
-                logged = ""
-                backoff.reset()
-                self._put_replies(batch, replies)
-        self._disconnect()
-        os.close(self.fd)
-
-    def _take_batch(self) -> _Batch:
-        """Wait for requests, and take those that wait; take none if none comes for a while."""
+    def _post(self, connection: _Connection, now: float) -> None:
+        """Post the requests that wait."""
+        size = count = 0
+        while count < min(len(self._waiting), MAX_REQUESTS) and size < LONGEST_REQUEST:
+            size += len(_encode(self._waiting[count].request))
+            count += 1
+        self._sent, self._waiting = self._waiting[:count], self._waiting[count:]
+        self._asked_at = now
+        timeout_s = self._sent[0].deadline - now if self._sent else self._timeout_s
         try:
-            first = self._requests.get(timeout=_PING_S)
-        except Empty:
-            return []
-        return self._take_waiting(first)
+            connection.post(_encode([one.request for one in self._sent]), timeout_s)
+            self._watch(connection)
+        except OSError as error:
+            self._disconnect(self._describe(error), is_reachable=self._has_answered)
 
-    def _take_waiting(self, *taken: tuple[int, PluginRequest, float]) -> _Batch:
-        """Take the requests that wait, without those whose time is over."""
-        items = list(taken)
-        size = sum(len(_encode(request)) for _, request, _ in items)
-        with suppress(Empty):
-            while len(items) < MAX_REQUESTS and size < LONGEST_REQUEST:
-                items.append(self._requests.get_nowait())
-                size += len(_encode(items[-1][1]))
-        now = time.monotonic()
-        return [(number, request) for number, request, deadline in items if deadline > now]
+    def _watch(self, connection: _Connection) -> None:
+        """Wait for the socket, to be writable as well if something is unsent."""
+        self._epoll.modify(
+            connection.socket, select.EPOLLIN | (select.EPOLLOUT if connection.out else 0)
+        )
 
-    def _put_replies(self, batch: _Batch, replies: list[PluginReply] | None) -> None:
-        if batch:
-            self._replies.put((batch, replies))
-            os.eventfd_write(self.fd, 1)
-
-    def _ask(self, requests: list[PluginRequest]) -> list[PluginReply]:
-        """Post a list of requests; return the replies.
+    def _take_answer(self, status: int, body: bytes) -> None:
+        """Pass on the replies in an answer.
 
         Raises:
-            GateUnavailable: The gate does not decide, or cannot be reached.
-            TlsUnavailable: A certificate cannot be used.
+            GateUnavailable: They are not the replies to the requests.
         """
-        from http.client import HTTPException
-
+        sent, self._sent = self._sent, []
         to = self._settings.ask
-        timeout_s = self._timeout_s if requests else _CONNECT_S
-        deadline = time.monotonic() + timeout_s
         try:
-            connection = self._connect(timeout_s)
-            connection.request("POST", DECIDE_PATH, _encode(requests))
-            with closing(connection.getresponse()) as response:
-                body = _read_body(response, deadline, to)
-        except (OSError, HTTPException) as error:
-            raise GateUnavailable(f"the gate at {to} cannot be asked: {error!r}", to) from error
-        if response.status != _OK:
-            text = body[:500].decode(errors="replace").strip()
-            raise GateUnavailable(
-                f"the gate at {to} answers with status {response.status}: {text}", to
-            )
-        try:
-            replies = _decode(body)
-        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            raise GateUnavailable(
-                f"the gate at {to} sent a reply that cannot be read: {error}", to
-            ) from error
-        if len(replies) != len(requests) or any(reply.v != VERSION for reply in replies):
-            raise GateUnavailable(
-                f"the gate at {to} answers in another version: install the same Steward there", to
-            )
-        return replies
+            if status != _OK:
+                text = body[:500].decode(errors="replace").strip()
+                self._log(GateUnavailable(f"the gate at {to} answers with status {status}: {text}"))
+                return
+            try:
+                replies = _decode(body)
+            except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+                raise GateUnavailable(
+                    f"the gate at {to} sent a reply that cannot be read: {error}", to
+                ) from error
+            if len(replies) != len(sent) or any(reply.v != VERSION for reply in replies):
+                raise GateUnavailable(
+                    f"the gate at {to} answers in another version: install the same Steward there",
+                    to,
+                )
+            if self._logged or not self._has_answered:
+                log.info("asking the gate at %s", to)
+            self._is_reachable = self._has_answered = True
+            self._logged = ""
+            self._backoff.reset()
+            for one, reply in zip(sent, replies, strict=True):
+                self._answer(one, reply)
+        finally:
+            for one in sent:
+                self._answer(one, None)
 
-    def _connect(self, timeout_s: float) -> "HTTPSConnection":
-        """Return the connection with this time-out for each wait; open one where there is none."""
-        if self._connection is None:
-            from http.client import HTTPSConnection
+    def _answer(self, one: _Waiting, reply: PluginReply | None) -> None:
+        if not one.is_answered:
+            one.is_answered = True
+            self._on_reply(one.peer, one.request, reply)
 
-            self._connection = HTTPSConnection(
-                self._settings.ask,
-                context=make_client_context(self._settings.tls or TlsSettings()),
-                timeout=timeout_s,
-            )
-            self._connection.connect()
-        self._connection.sock.settimeout(timeout_s)
-        return self._connection
+    def _disconnect(self, error: StewardError, *, is_reachable: bool) -> None:
+        """Close a connection that is broken or out of step, and open another.
 
-    def _disconnect(self) -> None:
-        """Close the connection; the next request opens one, with the certificates of then."""
-        self._is_connected = False
+        Args:
+            error: The reason.
+            is_reachable: Whether requests that are not sent yet wait for the new connection.
+        """
+        self._log(error)
         if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+            self._epoll.unregister(self._connection.socket)
+            self._connection.socket.close()
+        self._connection = None
+        self._is_reachable, self._has_answered = is_reachable, False
+        failed, self._sent = self._sent, []
+        if not is_reachable:
+            failed, self._waiting = [*failed, *self._waiting], []
+        for one in failed:
+            self._answer(one, None)
+        self._open_in_thread(0.0 if is_reachable else self._backoff.next_s())
 
+    def _describe(self, error: Exception) -> GateUnavailable:
+        to = self._settings.ask
+        return GateUnavailable(f"the gate at {to} cannot be asked: {error!r}", to)
 
-def _read_body(response: "HTTPResponse", deadline: float, to: str) -> bytes:
-    """Read the body of an answer.
+    def _log(self, error: Exception) -> None:
+        """Log a failure unless it was the last one, too."""
+        if str(error) != self._logged:
+            self._logged = str(error)
+            is_foreseen = isinstance(error, StewardError)
+            log.warning("%s", error, exc_info=None if is_foreseen else error)
 
-    Raises:
-        GateUnavailable: It is too large, or does not end in time.
-        OSError: It did not come.
-    """
-    body = bytearray()
-    while chunk := response.read1(_CHUNK):
-        body += chunk
-        if len(body) > LONGEST_BATCH or time.monotonic() > deadline:
-            raise GateUnavailable(f"the gate at {to} answers too slowly, or too much", to)
-    return bytes(body)
+    # Connections
+
+    def _adopt(self, opened: _Connection | Exception) -> None:
+        """Use a connection that was opened; try again if that failed."""
+        if isinstance(opened, Exception):
+            error = opened if isinstance(opened, StewardError) else self._describe(opened)
+            self._disconnect(error, is_reachable=False)
+            return
+        self._connection = opened
+        self._epoll.register(opened.socket, select.EPOLLIN)
+        self._asked_at = 0.0
+
+    def _open_in_thread(self, delay_s: float) -> None:
+        """Open a connection in a thread, with the certificates of then, after a delay."""
+        threading.Thread(
+            target=self._open, args=(delay_s,), name="remote gate", daemon=True
+        ).start()
+
+    def _open(self, delay_s: float) -> None:
+        if self._stopping.wait(delay_s):
+            return
+        to = self._settings.ask
+        try:
+            host, port = split_host_port(to) or ("", 0)
+            context = make_client_context(self._settings.tls or TlsSettings())
+            with socket.create_connection((host, port), _CONNECT_S) as plain:
+                plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                connection = context.wrap_socket(plain, server_hostname=host)
+            connection.setblocking(False)
+            self._opened.put(_Connection(connection, to))
+        except Exception as error:  # the gate's loop logs it
+            self._opened.put(error)
+        os.eventfd_write(self._opened_fd, 1)

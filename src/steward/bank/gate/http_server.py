@@ -2,20 +2,34 @@
 
 `GateApplication` runs in a process of its own, so that TLS and HTTP take no time of the gate: it
 calls the gate's ``decide`` for each list of requests that `http_client.py` posts on another host.
+A list is not decided if the gate that asks waits no longer: nobody would
+use its holds.
 """
 
+import asyncio
+import time
 from typing import Annotated, Any, Final
 
 import msgspec
 
 from steward.bank.errors import GateUnavailable
 from steward.bank.gate.client import GateClient
-from steward.bank.gate.requests import DECIDE_PATH, LONGEST_BATCH, MAX_REQUESTS, PluginRequest
+from steward.bank.gate.requests import (
+    DECIDE_PATH,
+    LONGEST_BATCH,
+    MAX_REQUESTS,
+    TIMEOUT_HEADER,
+    PluginRequest,
+)
 from steward.bank.settings import GateSettings
 from steward.core.errors import StewardError
-from steward.core.http_server import ServerConfig, send_text
+from steward.core.http_server import ClientConnection, ServerConfig, send_text
 
 _CLOSE: Final = {"Connection": "close"}
+_MAX_CALLS: Final = 4
+"""Maximum number of concurrent calls to the gate, which answers one after the other."""
+_TIMEOUT_NAME: Final = TIMEOUT_HEADER.lower().encode()
+_MAX_TIMEOUT_DIGITS: Final = 4
 _encode: Final = msgspec.json.Encoder().encode
 _decode: Final = msgspec.json.Decoder(
     Annotated[list[PluginRequest], msgspec.Meta(max_length=MAX_REQUESTS)]
@@ -45,12 +59,19 @@ class GateApplication:
 
     def __init__(self, gate: GateClient) -> None:
         self._gate = gate
+        self._calls = asyncio.Semaphore(_MAX_CALLS)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer one request."""
         if (scope["method"], scope["path"]) != ("POST", DECIDE_PATH):
             await send_text(send, 404, b"this server answers POST /decide only\n")
             return
+        timeout_ms = dict(scope["headers"]).get(_TIMEOUT_NAME, b"")
+        if not timeout_ms.isdigit() or len(timeout_ms) > _MAX_TIMEOUT_DIGITS:
+            text = f"the header {TIMEOUT_HEADER} must be 0 to 9999, in milliseconds\n"
+            await send_text(send, 400, text.encode(), _CLOSE)
+            return
+        deadline = time.monotonic() + int(timeout_ms) / 1000
         body = bytearray()
         has_more = True
         while has_more:
@@ -66,16 +87,18 @@ class GateApplication:
             if len(body) > LONGEST_BATCH:
                 await send_text(send, 413, b"the body is too large\n", _CLOSE)
                 return
-        status, reply = self._decide(bytes(body))
+        async with self._calls:
+            status, reply = await self._decide(bytes(body), deadline, scope["state"]["connection"])
         await send_text(send, status, reply)
 
-    def _decide(self, body: bytes) -> tuple[int, bytes]:
-        """Return status and body of the answer to a list of requests.
-
-        The call blocks: the gate answers one after the other anyway, within the time-out.
-        """
+    async def _decide(
+        self, body: bytes, deadline: float, connection: ClientConnection
+    ) -> tuple[int, bytes]:
+        """Return status and body of the answer to a list of requests."""
+        if not connection.is_open:
+            return 503, b"the connection was closed\n"
         try:
-            return 200, _encode(self._gate.decide(_decode(body)))
+            return 200, _encode(await self._gate.decide(_decode(body), deadline))
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             return 400, f"the requests cannot be read: {error}\n".encode()
         except StewardError as error:

@@ -39,6 +39,11 @@ LONGEST_BATCH: Final = 4 * LONGEST_REQUEST
 """Maximum length of these requests, and of the replies, in bytes."""
 DECIDE_PATH: Final = "/decide"
 """Path to which they are posted."""
+TIMEOUT_HEADER: Final = "Steward-Timeout-Ms"
+"""Header with the time that the asking gate waits for the replies, in milliseconds."""
+TIMEOUT_SHARE: Final = 0.7
+"""Part of the plugin's time-out granted to the gate that decides; the rest covers the way there and
+back."""
 GATE_ERRORS: Final = (*(BankRefused, BankUsage, NoEstimate, NoRate, BankError, GateUnavailable),)
 """Errors of the gate's operations."""
 LONGEST_CALL: Final = 64 << 20
@@ -123,6 +128,18 @@ class GrantRequest(BankRecord, frozen=True):
     ask: PluginRequest
     user: str
     restarts: int = 0
+
+
+class DecideRequest(BankRecord, frozen=True):
+    """Body of ``decide``: requests of submit plugins that ask on other hosts.
+
+    Attributes:
+        requests: Each a `PluginRequest` in JSON: the gate measures the CPU time of decoding it.
+        deadline: Monotonic time of this host after which nobody waits for the replies, in seconds.
+    """
+
+    requests: tuple[msgspec.Raw, ...]
+    deadline: float
 
 
 class ShownJob(BankRecord, frozen=True):

@@ -422,11 +422,11 @@ class GateServer:
             elif fd in self._listeners:
                 self._accept(*self._listeners[fd])
             elif self._remote_gate is not None and fd != stop.fd:
-                self._remote_gate.deliver_replies()
+                self._remote_gate.receive()
         if self._pending:
             self._decide()
         if self._remote_gate is not None:
-            self._remote_gate.answer_overdue()
+            self._remote_gate.send()
         if self._recovery is not None and not self._recovery.is_tried:
             self._recover_holds()
         if time.monotonic() >= self._tick_at:
