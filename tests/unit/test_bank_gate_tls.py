@@ -37,6 +37,7 @@ from steward.core.config import Settings
 from steward.core.section import TlsSettings
 from steward.core.tls import make_client_context, make_server_context
 
+OTHER_CLUSTER: Final = "d"
 CALLS: Final = 4
 """Calls to the gate that its server makes at once."""
 
@@ -74,7 +75,12 @@ def gate_settings(where: Path, authority: Authority, **more: str) -> Settings:
         timeout_ms=2000,
         **more,
     )
-    return msgspec.structs.replace(settings, gate=gate)
+    cluster = settings.cluster[CLUSTER]
+    clusters = {
+        CLUSTER: msgspec.structs.replace(cluster, controllers=("localhost",)),
+        OTHER_CLUSTER: msgspec.structs.replace(cluster, controllers=("CTL2.example.org.",)),
+    }
+    return msgspec.structs.replace(settings, gate=gate, cluster=clusters)
 
 
 @pytest.fixture
@@ -199,8 +205,37 @@ def test_hostile_requests_of_other_hosts_are_rejected(
     assert asker.post(b"[]").status_code == 503
 
 
-def encode_request(minutes: int) -> bytes:
-    return msgspec.json.encode(PluginRequest(v=1, op="submit", cluster=CLUSTER, job=job(minutes)))
+def test_a_certificate_decides_for_the_clusters_of_its_host_only(
+    tmp_path: Path, authority: Authority, address: str, deciding: RunningGate
+) -> None:
+    other, stranger = (
+        TlsSettings(certificate_file=certificate, key_file=key, ca_file=authority.file)
+        for certificate, key in map(
+            authority.certificate, ("DNS:ctl2.example.org", "DNS:elsewhere")
+        )
+    )
+    own_list, other_list = (
+        b"[" + encode_request(9, cluster) + b"]" for cluster in (CLUSTER, OTHER_CLUSTER)
+    )
+    held = deciding.link.get_means("chem").held
+    asker = Asker(authority, address)
+    answer = asker.post(other_list)
+    assert answer.status_code == 403
+    assert "the certificate is for 127.0.0.1, localhost" in answer.text
+    assert f"'controllers' of cluster {OTHER_CLUSTER!r}" in answer.text
+    assert asker.post(other_list[:-1] + b"," + own_list[1:]).status_code == 403
+    assert asker.post(b"[" + encode_request(9, "") + b"]").status_code == 403
+    assert Asker(authority, address, other).post(own_list).status_code == 403
+    for body in (own_list, other_list, b"[]"):
+        assert Asker(authority, address, stranger).post(body).status_code == 403
+    assert deciding.link.get_means("chem").held == held
+    assert Asker(authority, address, other).post(other_list).status_code == 200
+    assert asker.post(own_list).status_code == 200
+    assert deciding.link.get_means("chem").held == held + 10 * MICRO
+
+
+def encode_request(minutes: int, cluster: str = CLUSTER) -> bytes:
+    return msgspec.json.encode(PluginRequest(v=1, op="submit", cluster=cluster, job=job(minutes)))
 
 
 class Asker:

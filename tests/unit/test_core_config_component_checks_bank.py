@@ -13,6 +13,16 @@ path = "/archive"
 enabled = true
 """
 
+LISTENING_GATE = """
+[gate]
+listen = "0.0.0.0:6826"
+tls = "gate"
+[tls.gate]
+certificate_file = "/c"
+key_file = "/k"
+client_ca_file = "/a"
+"""
+
 
 def read(tmp_path: Path, more: str) -> str:
     """What is said of a configuration; "" if nothing is wrong with it."""
@@ -51,6 +61,10 @@ def test_a_bank_needs_only_to_be_enabled(tmp_path: Path) -> None:
         ('[bank.remote]\nurl = "https://host/"', "the API is at '/mybrc-rest' or '/api'"),
         ("[gate]\ntimeout_ms = 2000", "gate.timeout_ms"),
         ('[gate]\nlisten = "0.0.0.0:6826"', "encrypted"),
+        (
+            LISTENING_GATE,
+            "'controllers' of [cluster.NAME]",
+        ),
         ('[gate]\nask = "nowhere"', "gate.ask"),
         ('[mybrc]\nlisten = "8000"', "mybrc.listen"),
         ('[mybrc]\ncluster = "other"', "no cluster 'other'"),

@@ -1,7 +1,8 @@
 """Listening sockets: parse addresses, limit and identify peers, open TCP and Unix listeners.
 
-``split_host_port``, ``is_within``, ``is_ipv6``, ``get_limit_key`` and ``normalize_host`` handle
-addresses. :class:`ConnectionLimit` limits the connections of each peer that wait for their client:
+``split_host_port``, ``is_within``, ``is_ipv6``, ``get_limit_key``, ``normalize_host`` and
+``is_any_host`` handle addresses.
+:class:`ConnectionLimit` limits the connections of each peer that wait for their client:
 the server calls ``find_wait`` before it accepts a connection, ``add`` after that, and ``remove`` at
 its end; its protocol counts the :class:`CountedConnection` while it waits. ``find_peer_uid`` asks
 the kernel who a local TCP client is. ``open_tcp_listener`` and ``open_unix_listener`` open sockets;
@@ -350,3 +351,8 @@ def normalize_host(host: str) -> str:
         return str(ipaddress.ip_address(host))
     except ValueError:
         return host.lower().rstrip(".")
+
+
+def is_any_host(names: Iterable[str], hosts: Iterable[str]) -> bool:
+    """Return whether one of the names in a certificate is one of these hosts."""
+    return not frozenset(map(normalize_host, names)).isdisjoint(map(normalize_host, hosts))

@@ -265,7 +265,7 @@ def run_gate_server(settings: Settings, stop: Stop, send_heartbeat: SendHeartbea
     config = make_server_config(settings.gate)
     listener = wait_for_resource(lambda: open_http_listener(config), stop, send_heartbeat)
     gate = GateClient(settings.state_dir)
-    serve_http(config, GateApplication(gate), listener, stop, send_heartbeat)
+    serve_http(config, GateApplication(gate, settings.cluster), listener, stop, send_heartbeat)
 
 
 _GATE_TIMEOUT_S = 1.0

@@ -23,7 +23,8 @@ class ClusterSettings(Section, frozen=True, kw_only=True):
         snapshot_interval_s: Minimum seconds between two queue snapshots.
         remote: Whether a ``steward controller`` elsewhere reports for this cluster, see
             docs/controllers.md. If so, this host reads neither its spool nor its Slurm.
-        controllers: Hosts that may report for it, names or addresses.
+        controllers: Hosts of its slurmctld, names or addresses: they may report for it, and their
+            gates may ask the gate of this host, see docs/gate.md.
         munge_socket: Socket of this cluster's munged; MUNGE's default if empty.
         jobcomp_lines: File that native/jobcomp.lua appends to on this host, see
             docs/accounting.md; "" if JobCompType is not Steward's.

@@ -3,11 +3,13 @@
 `GateApplication` runs in a process of its own, so that TLS and HTTP take no time of the gate: it
 calls the gate's ``decide`` for each list of requests that `http_client.py` posts on another host.
 A list is not decided if the gate that asks waits no longer: nobody would
-use its holds.
+use its holds. The certificate of the gate that asks must name one of the ``controllers`` of each
+cluster that it asks for.
 """
 
 import asyncio
 import time
+from collections.abc import Mapping
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -22,8 +24,10 @@ from steward.bank.gate.requests import (
     PluginRequest,
 )
 from steward.bank.settings import GateSettings
-from steward.core.errors import StewardError
+from steward.core.errors import PermissionRefused, StewardError
 from steward.core.http_server import ClientConnection, ServerConfig, send_text
+from steward.core.listeners import is_any_host
+from steward.slurm.settings import ClusterSettings
 
 _CLOSE: Final = {"Connection": "close"}
 _MAX_CALLS: Final = 4
@@ -55,10 +59,12 @@ class GateApplication:
 
     Args:
         gate: Client of the gate.
+        clusters: The clusters, by name.
     """
 
-    def __init__(self, gate: GateClient) -> None:
+    def __init__(self, gate: GateClient, clusters: Mapping[str, ClusterSettings]) -> None:
         self._gate = gate
+        self._clusters = clusters
         self._calls = asyncio.Semaphore(_MAX_CALLS)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -98,8 +104,31 @@ class GateApplication:
         if not connection.is_open:
             return 503, b"the connection was closed\n"
         try:
-            return 200, _encode(await self._gate.decide(_decode(body), deadline))
+            requests = _decode(body)
+            self._check_certificate(connection.certificate_names, requests)
+            return 200, _encode(await self._gate.decide(requests, deadline))
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             return 400, f"the requests cannot be read: {error}\n".encode()
         except StewardError as error:
-            return 503, f"{error}\n".encode()
+            status = 403 if isinstance(error, PermissionRefused) else 503
+            return status, f"{error}\n".encode()
+
+    def _check_certificate(self, names: frozenset[str], requests: list[PluginRequest]) -> None:
+        """Check that a certificate's host may ask for the clusters of requests.
+
+        Raises:
+            PermissionRefused: It may not, or, without requests, it may for no cluster.
+        """
+        only = next(iter(self._clusters)) if len(self._clusters) == 1 else ""
+        permitted = {
+            name
+            for name, cluster in self._clusters.items()
+            if is_any_host(names, cluster.controllers)
+        }
+        denied = {request.cluster or only for request in requests} - permitted
+        if denied or not permitted:
+            clusters = ", ".join(map(repr, sorted(denied or self._clusters)))
+            raise PermissionRefused(
+                f"the certificate is for {', '.join(sorted(names)) or 'no host'}, which is none of "
+                f"the 'controllers' of cluster {clusters}"
+            )

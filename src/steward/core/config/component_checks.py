@@ -380,6 +380,12 @@ def _check_gate(settings: Settings) -> Iterator[ConfigProblem]:
                 f"'gate.{name}' is encrypted: set 'tls' to a table [tls.NAME] with "
                 f"'certificate_file', 'key_file' and '{ca}'",
             )
+    if gate.listen and not any(cluster.controllers for cluster in settings.cluster.values()):
+        yield ConfigProblem(
+            ("gate", "listen"),
+            "'gate.listen' admits no gate: name the hosts of slurmctld that ask, 'controllers' of "
+            "[cluster.NAME]",
+        )
     if gate.listen and gate.ask:
         yield ConfigProblem(
             ("gate", "ask"), "'gate.ask' is for a gate that does not decide: take 'listen' out"

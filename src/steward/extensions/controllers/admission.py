@@ -58,7 +58,7 @@ from steward.core.events import (
 from steward.core.incoming import IncomingStore, make_incoming_filename
 from steward.core.journal.store import EncodedEvent as JournalRow
 from steward.core.journal.store import encode_rows
-from steward.core.listeners import is_ipv6, normalize_host
+from steward.core.listeners import is_any_host, is_ipv6, normalize_host
 from steward.core.munge import SCHEME, Munge, is_credential
 from steward.extensions.controllers.wire import ForwardedEvent
 from steward.jobs.job_ids import MAX_JOB_ID, MAX_RAW_ID
@@ -161,9 +161,7 @@ class ControllerPeers:
         """
         cluster_settings = self._clusters[cluster]
         if self._by_certificate:
-            if frozenset(map(normalize_host, certificate_names)).isdisjoint(
-                map(normalize_host, cluster_settings.controllers)
-            ):
+            if not is_any_host(certificate_names, cluster_settings.controllers):
                 raise PermissionRefused(
                     f"the certificate is for {', '.join(sorted(certificate_names)) or 'no host'}, "
                     f"which is none of the 'controllers' of cluster {cluster!r}"
