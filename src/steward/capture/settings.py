@@ -26,9 +26,11 @@ class NodesSettings(Section, frozen=True, kw_only=True):
         listen: Address and port (``0.0.0.0:6826``); empty disables the receiver.
         tls: Name of a table ``[tls.NAME]``; if empty, no encryption. If it has a
             ``client_ca_file``, certificates identify nodes, otherwise MUNGE does.
-        behind_nat: Networks from which nodes connect with addresses other than those that Slurm
-            knows (``10.1.2.0/24``), such as a gateway's. There MUNGE alone identifies a node, root
-            on any node can report for any other, and limits on connections are wider.
+        behind_nat: Networks in which nodes share addresses (``10.1.2.0/24``), such as a gateway's,
+            or one /64 of IPv6. Each may have half of all connections without a whole request,
+            instead of 32 for each address. Without a ``client_ca_file``, connections from there
+            may also come from any address, not only the node's: root on any node can then report
+            for any other.
         listener: User of ``steward listen``, which then listens instead of the daemon and forwards
             requests it cannot open; if empty, the daemon listens itself.
     """
