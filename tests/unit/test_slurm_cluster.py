@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.slurm import LINE, Stage
+from harness.slurm import LINE, Scripted, Stage, record
 from steward.slurm import NodeListError, SlurmError, UnknownJob, UnknownNode
 from steward.slurm.cluster import parse_config
 
@@ -21,6 +21,23 @@ StateSaveLocation       = /var/spool/slurmctld
 @pytest.fixture
 def stage(tmp_path: Path) -> Stage:
     return Stage(tmp_path)
+
+
+def test_names_of_one_job_are_one_query(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    slurm = Scripted()
+    slurm.jobs[5] = record(5, array_job_id=5, array_task="2")
+    monkeypatch.setattr(stage.machine, "_slurm", slurm)
+    stage.answer("scontrol -a -o show job 5", "JobId=5 Requeue=1\n")
+    found = stage.machine.job_details(["5_1", "5_2", "5", "6_1", "6"])
+    assert {name: len(details) for name, details in found.items()} == {
+        "5_1": 0,
+        "5_2": 1,
+        "5": 1,
+        "6_1": 0,
+        "6": 0,
+    }
+    assert slurm.asked == [5, 6]
+    assert stage.asked().count("scontrol -a -o show job 5") == 1
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -398,7 +398,9 @@ class ClusterQueries:
         ]
 
     def job_details(self, jobs: Iterable[str]) -> dict[str, list[dict[str, Any]]]:
-        """Return every field of some jobs, see :mod:`steward.slurm.job_details`; jobs one by one.
+        """Return every field of some jobs, see :mod:`steward.slurm.job_details`.
+
+        Each raw job id is queried once, for all its tasks and components.
 
         Args:
             jobs: Job names: ``12``, ``12_3``, ``12+1``. An array's id gives all its tasks.
@@ -409,21 +411,23 @@ class ClusterQueries:
         Raises:
             SlurmError: slurmctld does not answer, or a job name is malformed.
         """
-        details: dict[str, list[dict[str, Any]]] = {}
-        for job in jobs:
-            job_id, task, het_offset = _parse_job_target(job)
-            records = [
-                record
-                for record in self._slurm.job(job_id)
+        targets = {job: _parse_job_target(job) for job in jobs}
+        job_ids = dict.fromkeys(job_id for job_id, _, _ in targets.values())
+        records = {job_id: self._slurm.job(job_id) for job_id in job_ids}
+        texts = {
+            job_id: self._read_job_texts(str(job_id)) for job_id, found in records.items() if found
+        }
+        return {
+            job: [
+                job_details.build_job_details(
+                    record, job_details.read_extras(record, texts[job_id])
+                )
+                for record in records[job_id]
                 if (task is None or record.array_task == str(task))
                 and (het_offset is None or record.het_offset == het_offset)
             ]
-            texts = self._read_job_texts(str(job_id)) if records else {}
-            details[job] = [
-                job_details.build_job_details(record, job_details.read_extras(record, texts))
-                for record in records
-            ]
-        return details
+            for job, (job_id, task, het_offset) in targets.items()
+        }
 
     def all_job_details(
         self, *, uid: int | None = None, full: bool = False, dependency_bytes: int = 512
