@@ -6,13 +6,16 @@ import socket
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from harness.commands import steward
-from steward.core.rpc import RpcUnavailable
+from steward.core.errors import UsageError
+from steward.core.rpc import RpcUnavailable, send_request
 from steward.core.waits import Stop
 from steward.daemon.reload import ReloadListener, ReloadReply, request_reload
 
@@ -124,6 +127,26 @@ def test_a_daemon_that_hangs_is_waited_for_no_longer(tmp_path: Path) -> None:
         assert Stop().wait(30, *listener.fds)
         assert listener.accept()
         listener.answer(ReloadReply())  # nobody is there any more
+    finally:
+        listener.close()
+
+
+def test_another_action_reloads_nothing(tmp_path: Path) -> None:
+    listener = ReloadListener()
+    path = str(tmp_path / "steward.sock")
+    listener.open(path)
+    try:
+        with ThreadPoolExecutor(1) as threads:
+            answer = threads.submit(
+                send_request, f"{path}.reload", "daemon.stop", {}, ReloadReply, timeout_s=30
+            )
+            until = time.monotonic() + 30
+            while not answer.done() and time.monotonic() < until:
+                Stop().wait(0.1, *listener.fds)
+                assert not listener.accept()
+                listener.answer(ReloadReply())
+            with pytest.raises(UsageError, match=r"has no action 'daemon\.stop'"):
+                answer.result(30)
     finally:
         listener.close()
 

@@ -6,14 +6,17 @@ workers of the new configuration run, or when it is rejected.
 """
 
 import logging
+from typing import Final
 
 import msgspec
 
-from steward.core.errors import StewardError
+from steward.core.errors import StewardError, UsageError
 from steward.core.rpc import send_request
 from steward.core.rpc_server import RpcCall, RpcListener
 
 log = logging.getLogger(__name__)
+
+_ACTION: Final = "daemon.reload"
 
 
 class ReloadReply(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,10 +64,14 @@ class ReloadListener:
         self._path = path
 
     def accept(self) -> bool:
-        """Accept requests; return True if there were any."""
+        """Accept requests; return True if a reload was requested."""
         calls = [] if self._listener is None else self._listener.receive()
-        self._calls += calls
-        return bool(calls)
+        for call in calls:
+            if call.message.action == _ACTION:
+                self._calls.append(call)
+            else:
+                call.reject(UsageError(f"the supervisor has no action {call.message.action!r}"))
+        return bool(self._calls)
 
     def answer(self, reply: ReloadReply) -> None:
         """Answer all accepted requests."""
@@ -109,4 +116,4 @@ def request_reload(path: str, timeout_s: float) -> ReloadReply:
         RpcUnavailable: No daemon answers.
         StewardError: The daemon rejected the configuration and keeps the present one.
     """
-    return send_request(f"{path}.reload", "daemon.reload", {}, ReloadReply, timeout_s=timeout_s)
+    return send_request(f"{path}.reload", _ACTION, {}, ReloadReply, timeout_s=timeout_s)
