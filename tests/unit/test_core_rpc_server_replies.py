@@ -1,5 +1,6 @@
 """Replies of a process's own socket: long ones, peers that do not read, errors of the service."""
 
+import asyncio
 import select
 import socket
 import threading
@@ -11,7 +12,14 @@ import msgspec
 import pytest
 
 from steward.core.errors import Conflict, NotFound, StewardError
-from steward.core.rpc import RawRequest, connect_socket, encode_request_line, send_request
+from steward.core.rpc import (
+    RawRequest,
+    RpcUnavailable,
+    connect_socket,
+    encode_request_line,
+    send_request,
+    send_request_async,
+)
 from steward.core.rpc_server import RpcListener
 
 PATIENCE_S = 30.0
@@ -92,3 +100,16 @@ def test_errors_of_the_service_arrive_as_such(path: str) -> None:
         ask(path, "own")
     with pytest.raises(NotFound, match="not there"):
         ask(path, "other")
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_reply_that_is_too_large_is_named_with_its_bound(path: str, is_async: bool) -> None:
+    def send(length: int) -> str:
+        if is_async:
+            sent = send_request_async(path, "x", length, str, timeout_s=30, max_bytes=1000)
+            return asyncio.run(sent)
+        return send_request(path, "x", length, str, timeout_s=30, max_bytes=1000)
+
+    assert send(900) == "x" * 900
+    with pytest.raises(RpcUnavailable, match=r"too large: \d+ bytes or more, of 1000 at most"):
+        send(1000)

@@ -256,8 +256,8 @@ def send_request(
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             connection.sendall(encode_request_line(action, args))
         with connection.makefile("rb") as lines:
-            line = lines.readline(max_bytes)
-    return _read_answer(line, path, answer, own)
+            line = lines.readline(max_bytes + 1)
+    return _read_answer(line, path, answer, own, max_bytes)
 
 
 async def send_request_async(
@@ -287,12 +287,12 @@ async def send_request_async(
                 connect_socket(connection, path)
                 with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                     await loop.sock_sendall(connection, encode_request_line(action, args))
-                while not line.endswith(b"\n") and len(line) < max_bytes:
+                while not line.endswith(b"\n") and len(line) <= max_bytes:
                     piece = await loop.sock_recv(connection, _READ_BYTES)
                     if not piece:
                         break
                     line += piece
-    return _read_answer(bytes(line), path, answer, own)
+    return _read_answer(bytes(line), path, answer, own, max_bytes)
 
 
 @contextlib.contextmanager
@@ -312,8 +312,16 @@ def _explain_failures(path: str, timeout_s: float) -> Iterator[None]:
         ) from error
 
 
-def _read_answer(line: bytes, path: str, answer: type[_Answer], own: ErrorTypes) -> _Answer:
+def _read_answer(
+    line: bytes, path: str, answer: type[_Answer], own: ErrorTypes, max_bytes: int
+) -> _Answer:
     """Return the answer in the last line of a reply, or raise the error in it."""
+    if len(line) > max_bytes:
+        raise RpcUnavailable(
+            f"the reply of the daemon at {path} is too large: {len(line)} bytes or more, of "
+            f"{max_bytes} at most: ask for less",
+            path,
+        )
     if not line.endswith(b"\n"):
         raise RpcUnavailable(f"the daemon at {path} ended without an answer: see its log", path)
     try:
