@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -231,6 +232,25 @@ def test_somebody_listens_and_never_answers(place: Place) -> None:
         began = time.monotonic()
         assert "nobody listens" in call(place)
         assert time.monotonic() - began < 60
+
+
+@pytest.mark.parametrize("answer", [b"[]\n", b"null\n", b"[" * 4000 + b"\n", b'"ok"\n'])
+def test_an_answer_that_is_no_object_is_none(place: Place, answer: bytes) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(place.socket)
+        listener.listen(1)
+
+        def reply() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(answer)
+
+        thread = threading.Thread(target=reply)
+        thread.start()
+        with pytest.raises(OSError, match="no answer"):
+            trigger_helper.send_message(place.socket, b"{}\n")
+        thread.join(30)
 
 
 def test_a_socket_of_a_process_that_was_killed_is_taken_over(place: Place) -> None:

@@ -65,10 +65,10 @@ def send_message(path: str, message: bytes) -> None:
             reply = replies.readline(MAX_REPLY_BYTES)
     try:
         error = json.loads(reply).get("error", "")
-    except ValueError as malformed:
+    except (ValueError, AttributeError, RecursionError) as malformed:
         raise OSError("no answer") from malformed
     if error:
-        raise HelperRefused("Steward rejects the report: " + error)
+        raise HelperRefused(f"Steward rejects the report: {error}")
 
 
 def send_wakeup(socket_path: str, secret_path: str, cluster: str, event: str, nodes: str) -> None:
