@@ -188,6 +188,8 @@ def test_hostile_requests_of_other_hosts_are_rejected(
     held = deciding.link.get_means("chem").held
     asker = Asker(authority, address)
     assert asker.post(b"[]", "/other").status_code == 404
+    assert asker.post(b"[]").json() == []
+    assert deciding.link.get_status().tally.slowest_us == 0, "nothing was answered"
     bodies = (b"", b"{}", b"[1]", b"[" * 100_000, b"[" + sent + b"],1", b"[" + sent * 2 + b"]")
     for body in (*bodies, b"[" + b",".join([sent] * 51) + b"]", b'[{"v":1,"op":"steal"}]'):
         assert asker.post(body).status_code == 400, body[:80]

@@ -290,7 +290,7 @@ class GateOperations:
             # The error concerns one job or account; the gate goes on deciding for all others.
             is_clean = store.write_count == writes_before
             raise self._handle_failure(op, body, error, is_clean=is_clean) from error
-        if op == "decide":
+        if op == "decide" and result:
             self._answerer.counters.add(result, int((time.monotonic() - began_at) * 1e6))
         return result
 
