@@ -12,7 +12,9 @@ import pytest
 
 from harness.forks import fork_child
 from harness.gate import PATIENCE_S, running_here, settings_of
+from steward.bank.errors import GateUnavailable
 from steward.bank.gate.connections import unix_listener
+from steward.core.listeners import open_unix_listener
 from steward.core.rpc import connect_socket
 from steward.core.rpc_server import get_peer_uid
 
@@ -73,6 +75,17 @@ def test_where_it_can_be_nobodys_anybody_may_connect(
         assert stat.S_IMODE(os.stat(path).st_mode) == 0o666
         assert can_connect(path, STRANGER)
     assert "open to all users" in caplog.text
+
+
+def test_a_file_that_is_no_socket_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "plugin.sock"
+    path.write_text("kept")
+    with pytest.raises(OSError, match="is no socket"):
+        open_unix_listener(str(path), 1)
+    with pytest.raises(GateUnavailable, match="is no socket"), unix_listener(str(path)):
+        pass
+    assert [file.name for file in tmp_path.iterdir()] == ["plugin.sock"]
+    assert path.read_text() == "kept"
 
 
 def test_who_is_turned_away_is_told_of_once_a_minute(

@@ -10,11 +10,13 @@ the kernel who a local TCP client is. ``open_tcp_listener`` and ``open_unix_list
 """
 
 import contextlib
+import errno
 import ipaddress
 import logging
 import os
 import re
 import socket
+import stat
 import struct
 import time
 from collections import Counter
@@ -267,8 +269,10 @@ def open_tcp_listener(address: str, backlog: int) -> socket.socket:
 def open_unix_listener(path: str, backlog: int, uids: Iterable[int] = ()) -> socket.socket:
     """Open a non-blocking listening Unix socket; create its directory.
 
+    The socket is bound under another name and renamed, so its path never exists without a listener.
+
     Args:
-        path: Path of the socket; the remains of a killed process are removed.
+        path: Path of the socket; a former process's is replaced.
         backlog: Most connections that the kernel queues.
         uids: Users who may connect besides us and root: others could fill the backlog.
 
@@ -276,18 +280,23 @@ def open_unix_listener(path: str, backlog: int, uids: Iterable[int] = ()) -> soc
         OSError: The socket cannot be made.
     """
     make_socket_directory(os.path.dirname(path))
-    with contextlib.suppress(FileNotFoundError):
-        # A client that connects just now has to try again.
-        os.unlink(path)
+    temporary_path = f"{path}.{os.getpid()}"
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        with shorten_socket_path(path) as name:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary_path)
+        with shorten_socket_path(temporary_path) as name:
             listener.bind(name)
-        restrict_socket(path, uids)
+        restrict_socket(temporary_path, uids)
         listener.listen(backlog)
         listener.setblocking(False)
+        if os.path.lexists(path) and not stat.S_ISSOCK(os.lstat(path).st_mode):
+            raise FileExistsError(errno.EEXIST, "it exists and is no socket: remove it", path)
+        os.replace(temporary_path, path)
     except OSError:
         listener.close()
+        with contextlib.suppress(OSError):
+            os.unlink(temporary_path)
         raise
     return listener
 

@@ -12,16 +12,16 @@ import contextlib
 import logging
 import os
 import socket
-import stat
 import time
 from collections.abc import Iterable, Iterator
 from typing import Final
 
 from steward.bank.errors import GateUnavailable
-from steward.core.listeners import restrict_socket
+from steward.core.listeners import open_unix_listener
 
 log = logging.getLogger(__name__)
 
+_BACKLOG: Final = 1024
 _CHUNK: Final = 1 << 18
 """Maximum number of bytes per read."""
 _MOST_WAITING: Final = 32 << 20
@@ -94,7 +94,7 @@ class GatePeer:
 
 @contextlib.contextmanager
 def unix_listener(path: str, uids: Iterable[int] = ()) -> Iterator[socket.socket]:
-    """Listen on a Unix socket path, replacing the socket of a former process.
+    """Listen on a Unix socket path, and remove the socket at the end unless another replaced it.
 
     Args:
         path: Path of the socket file.
@@ -103,30 +103,10 @@ def unix_listener(path: str, uids: Iterable[int] = ()) -> Iterator[socket.socket
     Raises:
         GateUnavailable: The socket cannot be made.
     """
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        directory = os.path.dirname(path)
-        os.makedirs(directory, mode=0o755, exist_ok=True)
-        fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            # Long paths exceed sun_path; the link in /proc does not. The socket is bound under
-            # another name and renamed, so its path never exists without a listener.
-            temporary_name = f"{os.path.basename(path)}.{os.getpid()}"
-            temporary_path = os.path.join(directory, temporary_name)
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(temporary_path)
-            listener.bind(f"/proc/self/fd/{fd}/{temporary_name}")
-            restrict_socket(temporary_path, uids)
-            listener.listen(1024)
-            if os.path.lexists(path) and not stat.S_ISSOCK(os.lstat(path).st_mode):
-                raise GateUnavailable(f"{path} is there and is no socket: remove it", path)
-            os.replace(temporary_path, path)
-        finally:
-            os.close(fd)
+        listener = open_unix_listener(path, _BACKLOG, uids)
     except OSError as error:
-        listener.close()
         raise GateUnavailable(f"cannot listen on {path}: {error.strerror}", path) from error
-    listener.setblocking(False)
     inode = os.lstat(path).st_ino
     try:
         yield listener
