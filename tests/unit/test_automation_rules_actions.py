@@ -14,10 +14,12 @@ from steward.automation.rules.actions import RulesContext
 from steward.automation.rules.requests import (
     CheckRulesRequest,
     ListRulesRequest,
+    RuleProblem,
     RulesHistoryRequest,
     RuleTrialRequest,
     SwitchRuleRequest,
 )
+from steward.automation.settings import SHIPPED
 from steward.cli.app import run
 from steward.core.access import Access, Caller
 from steward.core.actions import Registry
@@ -69,6 +71,28 @@ def test_rules_are_switched_by_administrators(site: RulesSite) -> None:
     assert (lines["drain"].enabled, lines["drain"].switched_by) == (True, "")
     with pytest.raises(UsageError, match="there are drain, mail"):
         actions.enable_rule(room, CARL, SwitchRuleRequest(rule="none"))
+
+
+def test_enabled_shipped_rules_that_directories_excludes_are_one_finding(site: RulesSite) -> None:
+    own = site.settings.rules
+
+    def find_troubles(*directories: str) -> tuple[RuleProblem, ...]:
+        rules = msgspec.structs.replace(own, directories=directories)
+        room = room_of(msgspec.structs.replace(site.settings, rules=rules))
+        for name in ("node_down_notify", "bank_threshold_notify") if SHIPPED in directories else ():
+            actions.enable_rule(room, CARL, SwitchRuleRequest(rule=name))
+        return actions.validate_rule_files(room, OLGA, CheckRulesRequest()).troubles
+
+    directory = next(name for name in own.directories if name != SHIPPED)
+    assert not find_troubles(directory)
+    assert not find_troubles(directory, SHIPPED)
+    (trouble,) = find_troubles(directory)
+    assert trouble.path == "[rules] directories"
+    assert "do not run: bank_threshold_notify, node_down_notify. Add 'shipped'" in trouble.what
+    replaced = MAIL.replace("name: mail", "name: node_down_notify")
+    (Path(directory) / "mail.yaml").write_text(replaced)
+    (trouble,) = find_troubles(directory)
+    assert "do not run: bank_threshold_notify. " in trouble.what
 
 
 def test_history_is_told_newest_first_and_narrowed(site: RulesSite) -> None:

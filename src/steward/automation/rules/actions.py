@@ -6,7 +6,7 @@ event against rules for ``rules.test`` and for ``steward rules test``, which cal
 daemon.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -37,6 +37,7 @@ from steward.automation.rules.triggers import (
     Trigger,
     make_trigger,
 )
+from steward.automation.settings import SHIPPED, RulesSettings
 from steward.core.access import Access, Caller
 from steward.core.actions import action, route
 from steward.core.config import Settings
@@ -128,7 +129,30 @@ def validate_rule_files(
     """
     context.require_operator(asker)
     rulebook = context.load_rules()
-    return report_check(list(rulebook.rules.values()), rulebook.troubles)
+    errors = [*rulebook.troubles, *_find_excluded_rules(context, rulebook)]
+    return report_check(list(rulebook.rules.values()), errors)
+
+
+def _find_excluded_rules(context: RulesContext, rulebook: "Rulebook") -> Iterator["FileError"]:
+    """Yield an error if administrators enabled shipped rules that ``directories`` excludes."""
+    from steward.automation.rules.rulebook import FileError, load_rulebook
+
+    if SHIPPED in context.settings.rules.directories:
+        return
+    switches, _ = _read_switches_and_counts(context)
+    shipped = load_rulebook(RulesSettings(directories=(SHIPPED,))).rules.keys()
+    names = sorted(
+        name
+        for name in shipped - rulebook.rules.keys()
+        if name in switches and switches[name].enabled
+    )
+    if names:
+        subject = "[rules] directories"
+        message = (
+            f"{subject}: enabled shipped rules do not run: {', '.join(names)}. Add {SHIPPED!r}; "
+            "'steward rules disable RULE' then disables one"
+        )
+        yield FileError(path=subject, what=message)
 
 
 def report_check(rules: "Sequence[Rule]", errors: "Iterable[FileError]") -> CheckRulesReply:

@@ -45,7 +45,7 @@ class CheckRulesReply(Answer, frozen=True, kw_only=True):
 
     Attributes:
         rules: Number of valid rules.
-        troubles: Errors in invalid files.
+        troubles: Errors in invalid files, and enabled shipped rules that ``directories`` excludes.
         differences: For valid rules: what StackStorm lacks or does differently.
     """
 
