@@ -16,6 +16,7 @@ import logging
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from functools import cached_property
 from typing import Any, Final
 
 import h11
@@ -89,9 +90,9 @@ class ClientConnection(H11Protocol):
         self._head_timer: asyncio.TimerHandle | None = None
         self._read_timer: asyncio.TimerHandle | None = None
 
-    @property
+    @cached_property
     def certificate_names(self) -> frozenset[str]:
-        """Host names and addresses in the client's certificate."""
+        """Host names and addresses in the client's certificate, read once for each connection."""
         return read_peer_names(self.transport.get_extra_info("ssl_object"))
 
     @property
