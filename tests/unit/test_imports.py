@@ -91,7 +91,7 @@ def at_load(path: Path) -> Iterator[tuple[str, tuple[str, ...], int]]:
 
     def outside(node: ast.AST) -> Iterator[ast.AST]:
         for child in ast.iter_child_nodes(node):
-            if not isinstance(child, ast.FunctionDef):
+            if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
                 yield child
                 yield from outside(child)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from harness.slurm import LINE, Scripted, Stage, record
-from steward.slurm import NodeListError, SlurmError, UnknownJob, UnknownNode
+from steward.slurm import NodeListError, Slurm, SlurmError, UnknownJob, UnknownNode
 from steward.slurm.cluster import parse_config
 
 FIXTURES = Path(__file__).parent / "fixtures" / "slurm"
@@ -26,7 +26,7 @@ def stage(tmp_path: Path) -> Stage:
 def test_names_of_one_job_are_one_query(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     slurm = Scripted()
     slurm.jobs[5] = record(5, array_job_id=5, array_task="2")
-    monkeypatch.setattr(stage.machine, "_slurm", slurm)
+    monkeypatch.setattr(Slurm, "job", lambda _, job_id: slurm.job(job_id))
     stage.answer("scontrol -a -o show job 5", "JobId=5 Requeue=1\n")
     found = stage.machine.job_details(["5_1", "5_2", "5", "6_1", "6"])
     assert {name: len(details) for name, details in found.items()} == {
