@@ -164,7 +164,7 @@ def test_nothing_redacted_and_nothing_transient_is_in_it(tmp_path: Path) -> None
             words = ("restore", str(saved), *config, *more)
             refused = steward(*words, check=False)
             assert refused.returncode == 1
-            assert "another steward is running" in refused.stderr
+            assert "another Steward uses" in refused.stderr
         assert [path.name for path in tmp_path.glob(".steward-backup-*")] == []
     refused = steward("restore", str(saved), *config, check=False)
     assert "is not empty" in refused.stderr

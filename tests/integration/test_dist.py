@@ -265,14 +265,14 @@ def test_an_upgrade_tells_which_parts_to_install(
     assert "is not installed" not in bare.sh("steward config check")
 
     printed = bare.sh("dpkg -i /packages/steward_*+py3.11_amd64.deb")
-    lines = [line for line in printed.splitlines() if "is not installed: " in line]
+    lines = [line for line in printed.splitlines() if "is not installed: run " in line]
     assert [line.partition(" is not")[0] for line in lines] == [
         "steward: the Python package confluent-kafka",
         "steward: the Python package duckdb",
     ]
     assert "is right, with 2 warnings" in bare.sh("steward config check")
     for line in lines:
-        command = line.partition("installed: ")[2]
+        command = line.partition("installed: run ")[2]
         bare.sh(f"cd /packages && {command.replace('install', 'install -y')}")
     assert "is not installed" not in bare.sh("steward config check")
     modules = bare.path("/opt/steward/python3.11/lib/python3.11/site-packages/confluent_kafka")

@@ -237,4 +237,4 @@ def test_the_command_needs_no_daemon_to_say_that_there_is_none(patient: Patient)
     assert done.returncode == 1
     (finding,) = json.loads(done.stdout)["findings"]
     assert (finding["check"], finding["status"]) == ("file", "wrong")
-    assert "there is no such file" in finding["what"]
+    assert "no such file: name the configuration" in finding["what"]

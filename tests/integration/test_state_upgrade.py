@@ -170,7 +170,7 @@ def test_a_journal_of_a_later_release_ends_the_daemon_with_one_line(tmp_path: Pa
     assert done.stderr.count("\n") == 1
     assert re.search(
         r"journal\.db was written by a newer Steward \(schema 999, this one knows \d+\): "
-        r"install that version again, or 'steward restore' a backup from before it",
+        r"install that version again, or restore an older backup with 'steward restore'",
         done.stderr,
     )
     assert Path(settings.state_dir, "journal.db").read_bytes() == before

@@ -96,7 +96,7 @@ def test_who_breaks_into_the_pages_is_whom_no_credential_for_them_names(site: We
     said = vouched(
         site, credential=credential(site, "ada", elsewhere), **asked | {"target": target}
     )
-    assert "no request of HTTP" in said["error"], said
+    assert "not an HTTP request" in said["error"], said
 
 
 def test_what_was_had_by_munge_is_found_after_a_break_in(site: WebSite) -> None:

@@ -256,11 +256,11 @@ def test_a_database_without_sums_gets_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("limit", "said"),
     [
-        (LimitSettings(), "limits nothing"),
+        (LimitSettings(), "sets no limit"),
         (LimitSettings(days=-1), "must be 0 or more"),
         (LimitSettings(max_bytes=-1), "must be 0 or more"),
-        (LimitSettings(days=1, users=("",)), "holds an empty name"),
-        (LimitSettings(max_bytes=1, accounts=("",)), "holds an empty name"),
+        (LimitSettings(days=1, users=("",)), "contains an empty name"),
+        (LimitSettings(max_bytes=1, accounts=("",)), "contains an empty name"),
         (LimitSettings(max_bytes=1), ""),
     ],
 )

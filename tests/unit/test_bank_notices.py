@@ -217,7 +217,7 @@ def test_a_refused_mail_is_set_aside_after_some_tries_until_somebody_asks(
     assert listed(site) == [("mail", True)]
     (line,) = site.ask("bank.notices").notices
     assert (line.what, line.tries, line.next_at) == ("[bank] x", 5, None)
-    assert "ended with 1" in line.error
+    assert "exited with code 1" in line.error
     settings = settings_of(site, tmp_path)
     turns(site, settings, 3, seconds=3600)
     assert listed(site) == [("mail", True)]

@@ -122,7 +122,7 @@ def test_groups_period_mover_and_log_level_are_options(spool: Path, tmp_path: Pa
         (["--log-level", "loud"], "--log-level"),
         (["--layout", "{nonsense}"], "unknown field {nonsense}"),
         (["--timezone", "Mars/Olympus"], "Mars/Olympus"),
-        (["--cluster", "a/b"], "cannot be a cluster's name"),
+        (["--cluster", "a/b"], "invalid cluster name 'a/b'"),
     ],
 )
 def test_a_mistake_is_one_line_and_makes_nothing(
@@ -200,7 +200,7 @@ def test_import_takes_over_a_tree_of_job_archive(spool: Path, tmp_path: Path) ->
         (["slurmdbd", "/tree", "-S", "now-1day"], "leave it out"),
         (["slurmdbd"], "say since when"),
         (["job_archive", "/nonexistent/tree"], "/nonexistent/tree"),
-        (["job_archive", "/tmp", "--cluster", "other"], "the clusters are c"),
+        (["job_archive", "/tmp", "--cluster", "other"], "use one of c"),
     ],
 )
 def test_import_says_what_is_wrong(

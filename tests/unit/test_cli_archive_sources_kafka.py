@@ -10,12 +10,12 @@ from harness.commands import steward
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--server", "k1"], "'k1' is no broker: write host:port"),
+        (["--server", "k1"], "invalid broker 'k1': write host:port"),
         (["--server", ""], "--server is empty"),
-        (["--server", "k1:9092", "--topic", "a b"], "'a b' is no topic"),
+        (["--server", "k1:9092", "--topic", "a b"], "invalid topic 'a b'"),
         (
             ["--server", "k1:9092", "--sasl", "PLAIN"],
-            "'--sasl' is used with a '--sasl-user' and a '--password-file' only",
+            "'--sasl' has no effect without '--sasl-user' and '--password-file': set them",
         ),
         (
             ["--server", "k1:9092", "--sasl-user", "u"],

@@ -252,9 +252,9 @@ def test_a_mailer_that_hangs_is_ended(tmp_path: Path, mailer: Mailer) -> None:
 def test_a_mailer_that_fails_is_told_of(mailer: Mailer) -> None:
     done = run("--stay", "--program", mailer("exit 75"), "-s", "x", "ada")
     assert done.returncode == 1
-    assert b"ended with 75" in done.stderr
+    assert b"exited with code 75" in done.stderr
     done = run("--stay", "--program", "/no/such/mailer", "-s", "x", "ada")
-    assert b"cannot be started" in done.stderr
+    assert b"cannot start /no/such/mailer" in done.stderr
 
 
 def test_a_longer_text_that_is_refused_goes_as_the_short_one(

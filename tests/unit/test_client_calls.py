@@ -130,7 +130,7 @@ def test_a_controller_says_that_it_keeps_no_archive(tmp_path: Path) -> None:
     )
     for name in ("archive.list", "archive.sinks"):
         asked = calls.get_action(name)
-        with pytest.raises(UsageError, match="a controller keeps no archive"):
+        with pytest.raises(UsageError, match="a controller has no archive"):
             calls.call_action(ClientPlace(config=str(path)), asked, asked.request())
 
 

@@ -156,7 +156,7 @@ def test_who_asks_the_daemon_is_told_what_was_wrong(
 
 
 def test_whoever_asks_in_a_program_of_theirs_is_told_before_it_is_asked() -> None:
-    with pytest.raises(ActionError, match=r"bank\.holds: 'job_id' holds a number"):
+    with pytest.raises(ActionError, match=r"bank\.holds: the number in 'job_id' is too large"):
         Client(socket="/nowhere").ask("bank.holds", job_id=10**20)
 
 

@@ -49,7 +49,7 @@ def test_a_file_that_cannot_be_read_is_told(tmp_path: Path, text: str, key: str)
     for path, why in ((tmp_path / "none", "No such file"), (tmp_path, "Is a directory")):
         [what] = doubted(tmp_path, text.format(path))
         assert key in what
-        assert f"{path} cannot be read: {why}" in what
+        assert f"cannot read {path}: {why}" in what
 
 
 def test_nobody_waits_for_the_writer_of_a_pipe(tmp_path: Path) -> None:
@@ -59,9 +59,11 @@ def test_nobody_waits_for_the_writer_of_a_pipe(tmp_path: Path) -> None:
 
 def test_a_user_who_is_not_there_is_told(tmp_path: Path) -> None:
     text = '[archive.sink.files.limit.l]\ndays = 1\nusers = ["root", "nobody-here"]\n'
-    assert doubted(tmp_path, text) == [
-        "'archive.sink.files.limit.l.users': there is no user 'nobody-here' here"
-    ]
+    [told] = doubted(tmp_path, text)
+    assert told == (
+        "'archive.sink.files.limit.l.users': user 'nobody-here' does not exist on this host: "
+        "create the user, or name another"
+    )
 
 
 @pytest.mark.parametrize(
@@ -118,7 +120,7 @@ def test_check_warns_of_what_is_missing_and_refuses_what_is_wrong(
     assert "from files: what is older than 365 days\n" in told.out
     assert "from files: what is over 19.5K bytes of each user (users nobody-here)\n" in told.out
     assert "from files: what is older than 1 day (accounts physics)\n" in told.out
-    assert f"{path}:8: 'archive.sink.files.limit.a.users': there is no user" in told.err
+    assert f"{path}:8: 'archive.sink.files.limit.a.users': user 'nobody-here' does not" in told.err
     loaded(tmp_path, KAFKA + '[archive.sink.k.broker.options]\n"linger.mz" = "1"\n')
     assert run(["config", "check", "--config", path]) == 2
     assert f"{path}:10: librdkafka refuses 'linger.mz'" in capfd.readouterr().err
@@ -137,7 +139,7 @@ def test_a_key_that_stewards_user_cannot_read_is_told(tmp_path: Path) -> None:
         os.chown(tmp_path, 65534, 65534)
         os.chown(here / "crt", 65534, 65534)
         [told] = doubted(tmp_path, text)
-    assert f"'tls.t.key_file': {here}/key cannot be read by nobody" in told
+    assert f"'tls.t.key_file': Steward's user nobody cannot read {here}/key" in told
 
 
 def test_check_tells_where_facts_on_jobs_come_from(
@@ -152,7 +154,7 @@ def test_check_tells_where_facts_on_jobs_come_from(
     assert "  nodes     at 0.0.0.0:6826, authenticated by MUNGE\n" in told.out
     assert "  plugins   jobacct/log\n" in told.out
     assert "  mail      by /usr/bin/mail\n" in told.out
-    assert f"{tmp_path}/none is not there" in told.err
+    assert f"{tmp_path}/none does not exist" in told.err
 
 
 def test_check_tells_whether_munge_or_a_certificate_authenticates(

@@ -31,7 +31,7 @@ def told(root: Path, text: str) -> str:
 )
 def test_two_listeners_at_one_port(tmp_path: Path, nodes: str, web: str) -> None:
     said = told(tmp_path, f'[nodes]\nlisten = "{nodes}"\n[web]\nlisten = "{web}"\n')
-    assert "steward.toml:9: 'web.listen' and 'nodes.listen' are both at port 6826" in said
+    assert "steward.toml:9: 'web.listen' and 'nodes.listen' both use port 6826" in said
 
 
 @pytest.mark.parametrize(
@@ -49,6 +49,6 @@ def test_listeners_that_are_apart(tmp_path: Path, nodes: str, web: str) -> None:
 def test_every_listener_is_looked_at(tmp_path: Path) -> None:
     gate = '[bank]\nenabled = true\n[gate]\nlisten = "0.0.0.0:6827"\n'
     text = f'{gate}[mybrc]\nlisten = "127.0.0.1:6827"\nusers_file = "/u"\n'
-    assert "'mybrc.listen' and 'gate.listen' are both at port 6827" in told(tmp_path, text)
+    assert "'mybrc.listen' and 'gate.listen' both use port 6827" in told(tmp_path, text)
     text = '[receive]\nlisten = "0.0.0.0:6825"\n[web]\nlisten = "0.0.0.0:6825"\n'
-    assert "'web.listen' and 'receive.listen' are both at port 6825" in told(tmp_path, text)
+    assert "'web.listen' and 'receive.listen' both use port 6825" in told(tmp_path, text)

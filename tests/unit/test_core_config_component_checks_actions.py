@@ -43,7 +43,7 @@ def test_what_is_right(tmp_path: Path, more: str) -> None:
         ("[actions]\ntimeout_s = 0", "actions.timeout_s"),
         ("[actions]\ntimeout_s = 600", "actions.timeout_s"),
         ('[actions.webhooks]\nchat = "chat.example.org"', "actions.webhooks.chat"),
-        ('[actions.webhooks]\n"a b" = "https://chat.example.org"', "'a b' cannot be"),
+        ('[actions.webhooks]\n"a b" = "https://chat.example.org"', "invalid webhook name 'a b'"),
         ('[actions.webhooks]\nchat = "https://[nowhere"', "must be a URL"),
         ('[access]\nadministrators = [""]', "access.administrators"),
     ],

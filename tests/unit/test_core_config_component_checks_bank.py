@@ -53,21 +53,21 @@ def test_a_bank_needs_only_to_be_enabled(tmp_path: Path) -> None:
         ("[bank.refusal.physics]", "[bank.refusal.physics]"),
         ('[bank.notify]\nwebhook = "chat.example.org"', "bank.notify.webhook"),
         ('[bank.remote]\nurl = "ftp://host/"', "bank.remote.url"),
-        ("[bank.remote]\nbalance_age_s = 90.0", "set 'url'"),
+        ("[bank.remote]\nbalance_age_s = 90.0", "set 'bank.remote.url'"),
         (
             '[bank.remote]\nurl = "https://host/api"\nbalance_age_s = 30.0',
             "must be 0, or 60 or more",
         ),
-        ('[bank.remote]\nurl = "https://host/"', "the API is at '/mybrc-rest' or '/api'"),
+        ('[bank.remote]\nurl = "https://host/"', "add the API's, '/mybrc-rest' or '/api'"),
         ("[gate]\ntimeout_ms = 2000", "gate.timeout_ms"),
-        ('[gate]\nlisten = "0.0.0.0:6826"', "encrypted"),
+        ('[gate]\nlisten = "0.0.0.0:6826"', "requires TLS"),
         (
             LISTENING_GATE,
             "'controllers' of [cluster.NAME]",
         ),
         ('[gate]\nask = "nowhere"', "gate.ask"),
         ('[mybrc]\nlisten = "8000"', "mybrc.listen"),
-        ('[mybrc]\ncluster = "other"', "no cluster 'other'"),
+        ('[mybrc]\ncluster = "other"', "unknown cluster 'other'"),
     ],
 )
 def test_what_is_wrong_names_its_key(tmp_path: Path, more: str, said: str) -> None:

@@ -25,10 +25,10 @@ def loaded(tmp_path: Path, text: str) -> Settings:
 
 
 MISTAKES = [
-    (REMOTE, "nothing listens"),
-    ("[cluster.c1]\nremote = true\n" + LISTEN, "name the hosts that may report"),
-    (REMOTE.replace("ctl1", "ctl1 ctl2") + LISTEN, "neither a host's name nor an address"),
-    (REMOTE.replace("ctl1", "") + LISTEN, "neither a host's name nor an address"),
+    (REMOTE, "receives no events"),
+    ("[cluster.c1]\nremote = true\n" + LISTEN, "the hosts that may forward events"),
+    (REMOTE.replace("ctl1", "ctl1 ctl2") + LISTEN, "give a host name or an address"),
+    (REMOTE.replace("ctl1", "") + LISTEN, "give a host name or an address"),
     (REMOTE + '[receive]\nlisten = "6825"\n', "an address and a port"),
     (REMOTE + LISTEN + TLS + 'certificate_file = "/c"\n', "needs both"),
     (REMOTE + LISTEN + TLS + 'key_file = "/c"\n', "needs both"),
@@ -36,13 +36,19 @@ MISTAKES = [
         REMOTE + LISTEN + TLS + 'certificate_file = "c"\nkey_file = "/k"\n',
         "must be an absolute path",
     ),
-    (REMOTE + LISTEN + TLS + 'client_ca_file = "/ca"\n', "is for a server: set 'certificate_file'"),
-    (REMOTE + LISTEN + TLS + 'ca_file = "/ca"\n', "[receive] listens, and its [tls] table has no"),
+    (
+        REMOTE + LISTEN + TLS + 'client_ca_file = "/ca"\n',
+        "is for a server, which needs a certificate: set 'certificate_file'",
+    ),
+    (
+        REMOTE + LISTEN + TLS + 'ca_file = "/ca"\n',
+        "[receive] listens with TLS but without a certificate",
+    ),
     (REMOTE + 'munge_socket = "s"\n' + LISTEN, "must be an absolute path"),
     (LOCAL + '[forward]\nto = "steward"\n', "a host and a port"),
-    (LOCAL + TO + 'tls = "t"\n', "there is no table [tls.t]: add it"),
+    (LOCAL + TO + 'tls = "t"\n', "unknown table [tls.t]: add it"),
     (LOCAL + TO + TLS.replace('"t"', "true"), "'forward.tls' must be text in quotes"),
-    (LOCAL + TO + LISTEN, "[receive] for 'steward serve'"),
+    (LOCAL + TO + LISTEN, "[forward] and [receive] exclude each other"),
     (REMOTE + TO, "cannot be remote"),
 ]
 
@@ -84,5 +90,5 @@ def test_a_controller_runs_sources_and_nothing_else(tmp_path: Path) -> None:
 def test_each_daemon_wants_its_own_configuration(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="set 'to' in"):
         make_controller_workers(loaded(tmp_path, LOCAL))
-    with pytest.raises(UsageError, match="start 'steward controller'"):
+    with pytest.raises(UsageError, match="run 'steward controller'"):
         make_workers(loaded(tmp_path, LOCAL + TO))

@@ -28,21 +28,24 @@ def loaded(tmp_path: Path, text: str) -> Settings:
 
 MISTAKES = [
     (LOCAL + '[nodes]\nlisten = "6826"\n', "an address and a port"),
-    (LOCAL + NODES + '[receive]\nlisten = "0.0.0.0:6826"\n', "a port of its own"),
+    (LOCAL + NODES + '[receive]\nlisten = "0.0.0.0:6826"\n', "give [nodes] another port"),
     (LOCAL + NODES + TLS + 'certificate_file = "/c"\n', "needs both"),
     (LOCAL + NODES + TLS + 'certificate_file = "c"\nkey_file = "/k"\n', "must be an absolute path"),
-    (LOCAL + NODES + TLS + 'client_ca_file = "/ca"\n', "is for a server: set 'certificate_file'"),
+    (
+        LOCAL + NODES + TLS + 'client_ca_file = "/ca"\n',
+        "is for a server, which needs a certificate: set 'certificate_file'",
+    ),
     (
         LOCAL
         + NODES
         + 'listener = "x"\n'
         + TLS
         + 'certificate_file = "/c"\nkey_file = "/k"\nclient_ca_file = "/ca"\n',
-        "cannot be set with 'client_ca_file'",
+        "'nodes.listener' and 'client_ca_file' exclude each other",
     ),
-    (LOCAL + '[nodes]\nlistener = "x"\n', "has no address"),
-    (LOCAL + NODES + 'behind_nat = ["gateway"]\n', "'gateway', which is no network"),
-    ('[cluster.c1]\nscheduler = "torque"\nspool = "/t"\n' + NODES, "is for clusters of Slurm"),
+    (LOCAL + '[nodes]\nlistener = "x"\n', "needs an address"),
+    (LOCAL + NODES + 'behind_nat = ["gateway"]\n', "'gateway', which is not a network"),
+    ('[cluster.c1]\nscheduler = "torque"\nspool = "/t"\n' + NODES, "needs a Slurm cluster"),
 ]
 
 

@@ -26,9 +26,9 @@ def loaded(tmp_path: Path, text: str) -> Settings:
     ("line", "said"),
     [
         ('helper = "libexec/steward-trigger"', "must be an absolute path"),
-        ('helper = "/usr/lib exec/steward-trigger"', "holds a blank"),
-        ('helper = "/usr/libexec/wake"', "must be called steward-trigger"),
-        ('secret_file = "/etc/my secret"', "holds a blank"),
+        ('helper = "/usr/lib exec/steward-trigger"', "contains a blank"),
+        ('helper = "/usr/libexec/wake"', "must have the file name steward-trigger"),
+        ('secret_file = "/etc/my secret"', "contains a blank"),
         ("interval_s = 0.01", "must be 0.1 or more"),
     ],
 )
@@ -40,14 +40,14 @@ def test_mistakes_are_named_with_their_line(tmp_path: Path, line: str, said: str
 def test_a_socket_that_would_be_too_long_is_named(tmp_path: Path) -> None:
     path = tmp_path / "steward.toml"
     path.write_text(f'run_dir = "/{"x" * 120}"\n{CLUSTER}{SINK}[sensor]\nenabled = true\n')
-    with pytest.raises(ConfigError, match="longer than the 107 bytes"):
+    with pytest.raises(ConfigError, match="longer than 107 bytes"):
         load_settings(str(path))
 
 
 def test_a_sensor_needs_a_slurm_to_ask(tmp_path: Path) -> None:
     path = tmp_path / "steward.toml"
     path.write_text(f'{CLUSTER}slurm = false\nspool = "/spool"\n{SINK}[sensor]\nenabled = true\n')
-    with pytest.raises(ConfigError, match="no cluster here is asked"):
+    with pytest.raises(ConfigError, match="no cluster to query"):
         load_settings(str(path))
 
 

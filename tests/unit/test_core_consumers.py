@@ -179,7 +179,7 @@ def test_an_unreadable_event_is_set_aside(scene: Scene) -> None:
     scene.submit(5)
     scene.turn()
     assert scene.tally.jobs == [5]
-    assert "cannot be read" in scene.reader.list_dead_letters()[0].error
+    assert "cannot decode event" in scene.reader.list_dead_letters()[0].error
 
 
 def test_a_dead_letter_that_makes_a_consumer_fail_is_set_aside_again(scene: Scene) -> None:

@@ -153,7 +153,7 @@ def test_the_daemon_runs_without_any_driver_and_tells_how_to_install_each(site: 
     told = [one["what"] for one in found]
     log = site.log()
     for key, package in PACKAGES.items():
-        line = f"the Python package {package} is not installed: {sys.executable} -m pip install"
+        line = f"the Python package {package} is not installed: run {sys.executable} -m pip install"
         assert unavailable[key].startswith(line)
         assert f"{line} '{package}" in checked.stderr.replace("[binary]", "")
         assert f"{key} is unavailable: {line}" in log.replace("[binary]", "")

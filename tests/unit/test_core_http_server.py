@@ -425,6 +425,6 @@ def test_a_certificate_that_cannot_be_used_is_named_with_its_table(tmp_path: Pat
     config = ServerConfig(name="it", section="[it]", listen="127.0.0.1:0", tls=tls)
     with (
         open_http_listener(config) as listener,
-        pytest.raises(ServingError, match=rf"^\[it\] tls: {path} cannot be used"),
+        pytest.raises(ServingError, match=rf"^\[it\] tls: cannot load the certificate {path} "),
     ):
         serve_http(config, lambda *_: None, listener, Stop(), lambda: None)

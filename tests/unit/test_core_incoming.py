@@ -117,7 +117,7 @@ def test_the_archive_comes_before_the_state_directory() -> None:
         state_dir="/s", archive=ArchiveSettings(sink={"files": FilesSinkSettings(path="/a")})
     )
     assert [store.directory for store in make_stores(settings)] == ["/a/.incoming", "/s/incoming"]
-    with pytest.raises(StoreError, match="was its sink taken out"):
+    with pytest.raises(StoreError, match="was its sink removed"):
         make_stores(settings).get("archive.gone")
 
 

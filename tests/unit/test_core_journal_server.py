@@ -231,7 +231,7 @@ def test_appending_outlives_a_restart_of_the_writer(running: Running, make_link:
 def test_stop_ends_the_wait_for_a_writer(make_link: MakeLink) -> None:
     stop = Stop()
     stop.set()
-    with pytest.raises(JournalUnavailable, match="is 'steward serve' running"):
+    with pytest.raises(JournalUnavailable, match="Is 'steward serve' running"):
         make_link(stop).append([script_event(1)])
 
 
@@ -260,17 +260,17 @@ def test_standings_and_dead_letters_travel(running: Running, make_link: MakeLink
     link.close()
     assert forgotten_when_gone(running.state_dir)
     assert reader.list_consumers() == []
-    with pytest.raises(StewardError, match="no consumer"):
+    with pytest.raises(StewardError, match="unknown consumer"):
         send_command(running.state_dir, ForgetConsumer("a"))
-    with pytest.raises(StewardError, match="no consumer"):
+    with pytest.raises(StewardError, match="unknown consumer"):
         send_command(running.state_dir, ReplayDeadLetters("a"))
     for wrong in (ReplayDeadLetters("a", 2**63), ClearMissed("a", 2**63), ClearMissed("a", -1)):
-        with pytest.raises(UsageError, match="cannot read the command"):
+        with pytest.raises(UsageError, match="cannot decode the command"):
             send_command(running.state_dir, wrong)
     control = os.path.join(running.state_dir, CONTROL_SOCKET)
     with pytest.raises(UsageError, match="the journal has no action"):
         send_request(control, "archive.list", WritePositions(), int, timeout_s=5)
-    with pytest.raises(UsageError, match="cannot read the command"):
+    with pytest.raises(UsageError, match="cannot decode the command"):
         send_request(
             os.path.join(running.state_dir, CONTROL_SOCKET),
             CONTROL_ACTION,
@@ -343,7 +343,7 @@ def test_garbage_ends_only_the_connection_it_came_by(
 
 
 def test_two_writers_are_one_too_many(running: Running) -> None:
-    with pytest.raises(JournalUnavailable, match="another steward is running"):
+    with pytest.raises(JournalUnavailable, match="another Steward uses"):
         lock_state_dir(running.state_dir, wait_s=0.05)
 
 

@@ -181,7 +181,7 @@ def test_a_backlog_is_counted_in_scripts(journal: Journal, reader: JournalReader
 
 
 def test_a_reader_needs_a_journal(tmp_path: Path) -> None:
-    with pytest.raises(SqliteUnavailable, match="has the daemon run"):
+    with pytest.raises(SqliteUnavailable, match="start the daemon once"):
         JournalReader(str(tmp_path))
 
 

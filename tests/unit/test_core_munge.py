@@ -77,5 +77,5 @@ def test_by_its_digest_it_is_the_same() -> None:
     ],
 )
 def test_what_is_no_request_has_no_statement(method: str, target: str, shown: str) -> None:
-    with pytest.raises(UsageError, match="no request of HTTP"):
+    with pytest.raises(UsageError, match="not an HTTP request"):
         build_statement_from_digest(method, target, shown, "steward.example.org")

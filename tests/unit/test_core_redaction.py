@@ -259,7 +259,7 @@ def test_no_patterns_redact_nothing() -> None:
 
 
 def test_a_bad_pattern_names_itself() -> None:
-    with pytest.raises(UsageError, match=r"\[redact\] names: '\(' is no regular expression"):
+    with pytest.raises(UsageError, match=r"\[redact\] names: invalid regular expression '\('"):
         Redactor(RedactSettings(names=("(",)))
 
 

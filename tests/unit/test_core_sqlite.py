@@ -119,7 +119,7 @@ def test_one_that_is_only_begun_is_none_yet(tmp_path: Path) -> None:
     path = str(tmp_path / "a.db")
     (tmp_path / "a.db").touch()
     open_reader(path).close()
-    with pytest.raises(SqliteUnavailable, match="is being made"):
+    with pytest.raises(SqliteUnavailable, match="is being created"):
         open_reader(path, migrated=True)
     open_database(path, ("CREATE TABLE t (n INTEGER);",)).close()
     open_reader(path, migrated=True).close()
@@ -165,7 +165,9 @@ def test_root_writes_nothing_if_a_link_replaces_a_database_meanwhile(
     victim, path = tmp_path / "victim", tmp_path / "copy.db"
     path.symlink_to(victim)
     monkeypatch.setattr(sqlite, "resolve_path", lambda text: text)
-    with pytest.raises(SqliteUnavailable, match=r"copy\.db: it was replaced meanwhile: try again"):
+    with pytest.raises(
+        SqliteUnavailable, match=r"copy\.db: another process replaced it: try again"
+    ):
         open_database(str(path), ("CREATE TABLE t (a)",))
     assert victim.read_bytes() == b""
 

@@ -217,7 +217,7 @@ def test_a_row_that_exists_is_settled(site: Database) -> None:
 def test_a_row_that_cannot_be_decoded_is_named_with_its_file(site: Database) -> None:
     with site.transaction() as connection:
         connection.execute("INSERT INTO visit (host, tags) VALUES ('a', 'no JSON')")
-    with pytest.raises(SqliteError, match=r"a\.db: a row is no Visit: JSON is malformed"):
+    with pytest.raises(SqliteError, match=r"a\.db: a row is not a Visit: JSON is malformed"):
         VISITS.select(site)
 
 

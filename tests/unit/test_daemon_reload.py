@@ -122,7 +122,7 @@ def test_a_daemon_that_hangs_is_waited_for_no_longer(tmp_path: Path) -> None:
     path = str(tmp_path / "steward.sock")
     listener.open(path)
     try:
-        with pytest.raises(RpcUnavailable, match="did not answer in"):
+        with pytest.raises(RpcUnavailable, match="did not answer within"):
             request_reload(path, 0.2)
         assert Stop().wait(30, *listener.fds)
         assert listener.accept()

@@ -189,7 +189,7 @@ def test_a_fork_that_fails_is_tried_again_and_ends_nobody_else(
     until(lambda: bool(lines(one)) and bool(lines(two)))
     full.touch()
     os.kill(int(lines(one)[0]), signal.SIGKILL)
-    until(lambda: daemon.log.read_text().count(f"worker one cannot be started: {why}") >= 2)
+    until(lambda: daemon.log.read_text().count(f"worker one could not be started: {why}") >= 2)
     assert alive(int(lines(two)[0]))
     blocked = Path(f"/proc/{daemon.pid}/status").read_text().split("SigBlk:")[1].split()[0]
     assert int(blocked, 16) == 0, "signals reach the supervisor"
@@ -338,7 +338,7 @@ def test_a_reload_to_more_workers_than_can_be_started_leaves_the_supervisor_aliv
     until(lambda: bool(lines(old)))
     full.touch()
     os.kill(daemon.pid, signal.SIGHUP)
-    until(lambda: "worker new599 cannot be started: Resource temp" in daemon.log.read_text())
+    until(lambda: "worker new599 could not be started: Resource temp" in daemon.log.read_text())
     full.unlink()
     os.kill(daemon.pid, signal.SIGHUP)
     until(lambda: bool(lines(new)))

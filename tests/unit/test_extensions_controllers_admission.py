@@ -116,7 +116,7 @@ REFUSED = [
     (ForwardedEvent("job.script", "c1", "a b", GOOD.data), "its key"),
     (ForwardedEvent("job.script", "c1", "k" * 301, GOOD.data), "its key"),
     (ForwardedEvent("job.script", "c1", GOOD.key, b" " * (1 << 20) + b"{}"), "more than 1048576"),
-    (ForwardedEvent("job.script", "c1", GOOD.key, b"{"), "cannot be read"),
+    (ForwardedEvent("job.script", "c1", GOOD.key, b"{"), "cannot decode event"),
     (
         ForwardedEvent("job.script", "c1", GOOD.key, b'{"at": "\xff"}'),
         "older than the controller's",

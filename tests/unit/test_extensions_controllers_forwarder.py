@@ -191,7 +191,7 @@ def test_a_certificate_that_cannot_be_read_is_waited_for(
     settings = receiver.forward_settings("DNS:ctl1")
     assert settings.tls
     Path(settings.tls.key_file).write_text("being written")
-    with pytest.raises(Unavailable, match="cannot be used"):
+    with pytest.raises(Unavailable, match="cannot load the certificate"):
         make(settings).apply([captured(tmp_path, 1)], 1, nothing)
     fresh = receiver.forward_settings("DNS:ctl1")
     make(fresh).apply([captured(tmp_path, 1)], 1, nothing)

@@ -459,7 +459,7 @@ def test_certificates_are_read_again_and_names_are_compared(
     put(authority, ours)
     assert client.request("GET", "/").status == 200
     put(authority, (ours[0], theirs[1]))
-    with pytest.raises(ArchiveUnavailable, match="cannot be used as a certificate"):
+    with pytest.raises(ArchiveUnavailable, match="cannot load the certificate"):
         client.request("GET", "/")
     put(authority, ours)
     elsewhere = connect(node.url.replace("127.0.0.1", "localhost"), tls=tls)

@@ -238,7 +238,7 @@ def test_a_snapshot_sees_one_moment(books: Books, jobs: Jobs) -> None:
 def test_a_reader_cannot_write_and_an_absent_database_is_said_to_be_so(
     books: Books, jobs: Jobs, tmp_path: Path
 ) -> None:
-    with pytest.raises(SqliteUnavailable, match="does not exist yet"):
+    with pytest.raises(SqliteUnavailable, match="does not exist: start the daemon"):
         Jobs(f"{tmp_path}/none/jobs.db")
     assert jobs.cursor() == books.consumer.cursor() == 9
 

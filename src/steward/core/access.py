@@ -280,9 +280,9 @@ Scope = Literal["read", "scripts", "bank", "actions", "admin", "any"]
 SCOPES: Final[dict[TokenScope, str]] = {
     "read": "see jobs, usage, balances, nodes, events and reports",
     "scripts": "read scripts and environments, and search in them",
-    "bank": "move money, and change accounts, limits and rates",
-    "actions": "have something done to a cluster, or to jobs",
-    "admin": "look after Steward itself",
+    "bank": "deposit and transfer service units, and change accounts, limits and rates",
+    "actions": "run actions that change a cluster or jobs",
+    "admin": "administer Steward",
 }
 """Token scopes, and what each permits."""
 
@@ -313,8 +313,8 @@ def check_scope(asker: Caller, action: str, scope: Scope) -> None:
     if asker.scopes is None or scope == "any" or scope in asker.scopes:
         return
     raise ScopeRefused(
-        f"permission denied: {action} requires the scope '{scope}', "
-        f"and this token has {' and '.join(sorted(asker.scopes)) or 'none'}",
+        f"permission denied: {action} requires the scope '{scope}', but this token has "
+        f"{' and '.join(sorted(asker.scopes)) or 'none'}: create a token with that scope",
         action,
     )
 
@@ -373,7 +373,10 @@ class ClusterRolesFiles:
 
     def _path(self, cluster: str) -> str:
         if _SAFE_NAME.fullmatch(cluster) is None:
-            raise StewardError(f"{cluster!r} is not a cluster's name", cluster)
+            raise StewardError(
+                f"invalid cluster name {cluster!r}: use up to 64 letters, digits, '_' and '-'",
+                cluster,
+            )
         return os.path.join(self._state_dir, f"standing-{cluster}.json")
 
 

@@ -427,7 +427,7 @@ def action(
         types = get_args(get_args(result)[0]) or get_args(result)[:1] if is_stream else (result,)
         taken = DECLARED.get(name)
         if taken is not None and taken.run.__qualname__ != function.__qualname__:
-            raise ActionError(f"two actions are named {name}", name)
+            raise ActionError(f"duplicate action name {name}", name)
         DECLARED[name] = kind(
             name=name,
             help=help or (inspect.getdoc(function) or "").partition("\n")[0],
@@ -465,8 +465,8 @@ def decode_request(action: Action, args: Any) -> Any:
     for field, value in args.items():
         if not has_valid_integers(value):
             raise ActionError(
-                f"{name}: {field!r} holds a number that is too large "
-                f"(whole numbers go from {MIN_INTEGER} to {MAX_INTEGER})",
+                f"{name}: the number in {field!r} is too large: give a whole number from "
+                f"{MIN_INTEGER} to {MAX_INTEGER}",
                 name,
             )
     return request
@@ -503,7 +503,7 @@ class Registry:
             ActionError: The name is taken.
         """
         if action.name in self._actions:
-            raise ActionError(f"two actions are named {action.name}", action.name)
+            raise ActionError(f"duplicate action name {action.name}", action.name)
         self._actions[action.name] = action
 
     def __iter__(self) -> Iterator[Action]:
@@ -517,7 +517,7 @@ class Registry:
         """
         action = self._actions.get(name)
         if action is None:
-            raise ActionError(f"there is no action {name!r}", name)
+            raise ActionError(f"unknown action {name!r}", name)
         return action
 
     def decode(self, name: str, args: Any) -> Any:
@@ -556,6 +556,10 @@ class Registry:
         if package not in self._contexts:
             maker = self._context_makers.get(package)
             if maker is None:
-                raise ActionError(f"nothing here can run the actions of {package}", package)
+                raise ActionError(
+                    f"cannot run the actions of {package} here: this process has no context "
+                    "for them",
+                    package,
+                )
             self._contexts[package] = maker()
         return self._contexts[package]

@@ -422,7 +422,7 @@ class Feed:
                 if len(applicable) <= 1:
                     if not applicable:
                         raise
-                    if self._count_failure(applicable[0], "an internal error, see the log"):
+                    if self._count_failure(applicable[0], "internal error: see the log"):
                         applicable = []
                     continue
                 self._apply_one_by_one(applicable)
@@ -478,7 +478,7 @@ class Feed:
             except Exception:
                 # A bug in Steward: if marked for a retry, it would break every start.
                 log.exception("%s failed on event %d", self.consumer.name, event.id)
-                self._add_dead_letter(event, "an internal error, see the log")
+                self._add_dead_letter(event, "internal error: see the log")
             else:
                 self._rate.add([event])
                 self._applied_letters.add(event.id)

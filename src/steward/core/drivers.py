@@ -53,7 +53,7 @@ class OptionalDriver(msgspec.Struct, frozen=True):
     @property
     def missing_error(self) -> str:
         """Error text for a driver that is not installed."""
-        return f"the Python package {self.package} is not installed: {self.install_line}"
+        return f"the Python package {self.package} is not installed: run {self.install_line}"
 
     def _get_requirement(self) -> str:
         """Return the driver's requirement with the supported versions."""

@@ -559,12 +559,15 @@ def decode_event(id_: int, kind: str, cluster: str, key: str, data: bytes) -> Ev
     """
     decoder = _body_decoders.get(kind)
     if decoder is None:
-        raise EventError(f"event {id_} is of kind {kind!r}, which this version does not know", key)
+        raise EventError(
+            f"event {id_} has the kind {kind!r}, which this version does not know: upgrade Steward",
+            key,
+        )
     try:
         envelope = _envelope_decoder.decode(data)
         body = decoder.decode(envelope.body)
     except msgspec.MsgspecError as error:
-        raise EventError(f"event {id_} ({kind}) cannot be read: {error}", key) from error
+        raise EventError(f"cannot decode event {id_} ({kind}): {error}", key) from error
     return Event(
         kind=kind,
         cluster=cluster,

@@ -34,8 +34,8 @@ def list_offers(group: str) -> dict[str, "EntryPoint"]:
     for entry in sorted(entry_points(group=group)):
         earlier = offers.setdefault(entry.name, entry)
         if earlier.value != entry.value:
-            sources = f"both {earlier.value} and {entry.value}: uninstall the package of one"
-            raise StewardError(f"{group}: {entry.name!r} is offered as {sources}", entry.name)
+            sources = f"{earlier.value} and {entry.value} both provide {entry.name!r}"
+            raise StewardError(f"{group}: {sources}: uninstall the package of one", entry.name)
     return offers
 
 
@@ -52,12 +52,14 @@ def load_offer(group: str, name: str) -> Any:
     offers = list_offers(group)
     if name not in offers:
         names = ", ".join(offers) or "none"
-        raise StewardError(f"{group}: no installed package offers {name!r}; known: {names}", name)
+        raise StewardError(
+            f"{group}: no installed package provides {name!r}; installed: {names}", name
+        )
     try:
         return offers[name].load()
     except Exception as error:
         # An installed package may raise anything; the error names the package.
-        raise StewardError(f"{group}: {offers[name].value} cannot be imported: {error}") from error
+        raise StewardError(f"{group}: cannot import {offers[name].value}: {error}") from error
 
 
 def make_lazy_getattr(package: str, **names: tuple[str, ...]) -> Callable[[str], Any]:

@@ -348,7 +348,7 @@ def _enter_directory(
     except NotADirectoryError:
         if stat.S_ISLNK(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
             raise UnsafePath(
-                "is a symbolic link, which root does not follow: name the directory it leads to",
+                "is a symbolic link, which root does not follow: name its target directory",
                 path,
             ) from None
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path) from None
@@ -362,16 +362,16 @@ def _require_safe_owner(info: os.stat_result, path: str, trusted: Collection[int
     """
     if info.st_uid not in {0, *trusted}:
         raise UnsafePath(
-            f"belongs to uid {info.st_uid}, who could plant files in it: as root, write to a "
-            "directory of root's",
+            f"belongs to uid {info.st_uid}, who could replace files in it: as root, write to "
+            "a directory that root owns",
             path,
         )
     # With an access control list the group bits are its mask.
     others = info.st_mode & (stat.S_IWOTH | (stat.S_IWGRP if info.st_gid else 0))
     if others and not info.st_mode & stat.S_ISVTX:
         raise UnsafePath(
-            "can be written to by others, who could plant files in it: run 'chmod go-w' on it, "
-            "or write elsewhere",
+            "is writable by others, who could replace files in it: run 'chmod go-w' on it, "
+            "or write to another directory",
             path,
         )
 

@@ -263,7 +263,7 @@ class _Server(uvicorn.Server):
             try:
                 connection, peer = await loop.sock_accept(self._listener)
             except OSError as error:
-                log.debug("%s: cannot accept: %s", self.server_config.name, error)
+                log.debug("%s: cannot accept a connection: %s", self.server_config.name, error)
                 await asyncio.sleep(_ROOM_CHECK_S)  # perhaps no descriptor is free
                 continue
             try:
@@ -518,7 +518,7 @@ def serve_http(
         "listening for %s %s, %s",
         server_config.name,
         address if isinstance(address, str) else "at {} port {}".format(*address[:2]),
-        "with TLS" if tls else "without TLS: what clients send can be read on its way",
+        "with TLS" if tls else "without TLS: others on the network can read the traffic",
     )
     # The line above replaces uvicorn's own messages at start and end; anybody on the network can
     # cause its warnings.

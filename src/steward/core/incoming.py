@@ -153,7 +153,7 @@ class IncomingStore:
             return bool(self._marker and find_network_type(self.directory))
         except OSError as error:
             raise StoreUnavailable(
-                f"it is not known what {self.directory} is on: {error}", self.directory
+                f"cannot determine the file system of {self.directory}: {error}", self.directory
             ) from error
 
     def _refuse_network(self) -> None:
@@ -161,7 +161,8 @@ class IncomingStore:
             # Closing does not contact the server: this descriptor was opened on a local disk.
             self.close()
             raise StoreError(
-                f"{self.directory} is on a network file system, where capture never writes",
+                f"{self.directory} is on a network file system, where capture does not write: "
+                "choose a local directory",
                 self.directory,
             )
 
@@ -242,7 +243,7 @@ class IncomingStore:
             StoreError: The name is not that of an incoming file.
         """
         if parse_incoming_filename(file.path) is None:
-            raise StoreError(f"{file.path!r} is not the name of a kept file", file)
+            raise StoreError(f"{file.path!r} is not the name of a captured file", file)
         return os.path.join(self.directory, file.path)
 
     def open(self, file: IncomingFile) -> int:
@@ -396,7 +397,7 @@ class IncomingStores:
             return self._by_name[name]
         except KeyError:
             raise StoreError(
-                f"no store is called {name!r}: was its sink taken out of the configuration?", name
+                f"no store named {name!r}: was its sink removed from the configuration?", name
             ) from None
 
     def find_usable(self) -> IncomingStore:
@@ -413,7 +414,7 @@ class IncomingStores:
                 reasons.append(str(error))
             else:
                 return store
-        raise StoreUnavailable("; ".join(reasons) or "no store is there")
+        raise StoreUnavailable("; ".join(reasons) or "no archive is configured")
 
     def open(self, body: JobScript, file: IncomingFile) -> int:
         """Open a file of this event for reading; raises as :meth:`IncomingStore.open`."""

@@ -146,17 +146,17 @@ _METADATA = re.compile(rb"UID: +(\d+)")
 _HOST = re.compile(rb"ENCODE_HOST: +(?:(\S+) \((\S+)\)|(\S+))")
 # munge_err_t of munge.h: faults of the credential itself, not of munged.
 _INVALID_CREDENTIAL: Final = {
-    8: "is none",
+    8: "is missing",
     9: "is of another version",
-    10: "has a cipher that is not known here",
-    11: "has a MAC that is not known here",
-    12: "is compressed in a way that is not known here",
+    10: "has an unknown cipher",
+    11: "has an unknown MAC",
+    12: "has an unknown compression type",
     13: "is of another realm",
-    14: "was made with another key (the cluster's munge.key?)",
-    15: "has expired: do the clocks agree?",
-    16: "is from the future: do the clocks agree?",
+    14: "was made with another key: compare munge.key on both hosts",
+    15: "has expired: synchronize the clocks of both hosts",
+    16: "is from the future: synchronize the clocks of both hosts",
     17: "was used before",
-    18: "is for somebody else",
+    18: "is restricted to another user",
 }
 
 
@@ -200,7 +200,9 @@ class Munge:
         else:
             code, out, message = _run_munge(["munge", *self._socket_option], payload)
         if code != 0:
-            raise MungeUnavailable(f"munge makes no credential: {message or f'exit code {code}'}")
+            raise MungeUnavailable(
+                f"cannot create a MUNGE credential: {message or f'exit code {code}'}"
+            )
         return out.strip()
 
     def decode(self, credential: bytes) -> MungeClaim:
@@ -212,7 +214,7 @@ class Munge:
             MungeUnavailable: munged does not answer.
         """
         if not 0 < len(credential) <= _MOST_CREDENTIAL:
-            raise PermissionRefused("there is no MUNGE credential")
+            raise PermissionRefused("the MUNGE credential is missing or too large")
         if load_libmunge() is not None:
             return _make_claim(decode_credential(self._socket, credential))
         command = ["unmunge", *self._socket_option, "--numeric", "--keys=UID,ENCODE_HOST"]
@@ -223,7 +225,7 @@ class Munge:
         uid, host = _METADATA.search(head), _HOST.search(head)
         if code != 0 or uid is None or host is None:
             raise MungeUnavailable(
-                f"unmunge opens no credential: {message or f'exit code {code}'}", code
+                f"cannot decode the MUNGE credential: {message or f'exit code {code}'}", code
             )
         address = (host[2] or host[3]).decode("ascii", "replace")
         return MungeClaim(int(uid[1]), address, payload)
@@ -233,7 +235,9 @@ def _make_claim(decoded: DecodedCredential) -> MungeClaim:
     if decoded.code in _INVALID_CREDENTIAL:
         raise PermissionRefused(f"the MUNGE credential {_INVALID_CREDENTIAL[decoded.code]}")
     if decoded.code:
-        raise MungeUnavailable(f"munged opens no credential: {decoded.message}", decoded.code)
+        raise MungeUnavailable(
+            f"cannot decode the MUNGE credential: {decoded.message}", decoded.code
+        )
     return MungeClaim(decoded.uid, decoded.address, decoded.payload)
 
 
@@ -252,13 +256,13 @@ def _run_munge(command: list[str], data: bytes) -> tuple[int, bytes, str]:
         )
     except OSError as error:
         raise MungeUnavailable(
-            f"{command[0]} cannot be started: {error.strerror}: install MUNGE", command
+            f"cannot start {command[0]}: {error.strerror}: install MUNGE", command
         ) from error
     try:
         out, err = process.communicate(data, timeout=_TIMEOUT_S)
     except subprocess.TimeoutExpired as error:
         raise MungeUnavailable(
-            f"{command[0]} took longer than {_TIMEOUT_S:.0f} s: is munged well?", command
+            f"{command[0]} took longer than {_TIMEOUT_S:.0f} s: check munged", command
         ) from error
     finally:
         if process.returncode is None:
@@ -311,7 +315,7 @@ def build_statement_from_digest(method: str, target: str, digest: str, origin: s
         UsageError: The values do not describe an HTTP request.
     """
     if not _LINE.fullmatch(f"{method} {target}") or not _DIGEST.fullmatch(digest):
-        raise UsageError("that is no request of HTTP, whose maker MUNGE could name")
+        raise UsageError("not an HTTP request, so MUNGE cannot authenticate its sender")
     return _format_statement(method, target, digest, origin)
 
 
@@ -321,11 +325,11 @@ def describe_difference(covered: bytes, expected: bytes) -> str:
         return ""
     covered_lines, expected_lines = covered.split(b"\n"), expected.split(b"\n")
     if len(covered_lines) != len(expected_lines) or covered_lines[:3] != expected_lines[:3]:
-        return "was made over another request"
+        return "belongs to another request"
     theirs, ours = (
         lines[3].decode("utf-8", "backslashreplace") for lines in (covered_lines, expected_lines)
     )
-    return f"was made for {theirs!r}, and these pages are {ours!r} ('url' of [web])"
+    return f"was made for {theirs!r}, but these pages are {ours!r}: correct 'url' in [web]"
 
 
 def _format_statement(method: str, target: str, digest: str, origin: str) -> bytes:

@@ -149,7 +149,7 @@ def _run_mail_program(command: list[str], data: bytes, timeout_s: float) -> None
             start_new_session=True,
         )
     except OSError as error:
-        raise MailNotSent(f"{command[0]} cannot be started: {error.strerror}", command) from error
+        raise MailNotSent(f"cannot start {command[0]}: {error.strerror}", command) from error
     try:
         process.communicate(data, timeout=timeout_s)
     except subprocess.TimeoutExpired:
@@ -159,10 +159,11 @@ def _run_mail_program(command: list[str], data: bytes, timeout_s: float) -> None
             kill_group(process)
     if process.returncode == os.EX_TEMPFAIL:
         raise MailNotSent(
-            f"{command[0]} ended with {os.EX_TEMPFAIL}: it cannot be sent now", command
+            f"{command[0]} exited with code {os.EX_TEMPFAIL}: temporary failure",
+            command,
         )
     if process.returncode:
-        raise MailRejected(f"{command[0]} ended with {process.returncode}", command)
+        raise MailRejected(f"{command[0]} exited with code {process.returncode}", command)
 
 
 TIMEOUT_S: Final = 10.0
@@ -207,12 +208,12 @@ def post_webhook(url: str, payload: Mapping[str, Any], *, timeout_s: float = TIM
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         # The error's text may hold the URL, and its cause would be shown with it.
         kind = type(error).__name__
-        raise WebhookUnavailable(f"{target} cannot be told: {kind}", target) from None
+        raise WebhookUnavailable(f"cannot notify {target}: {kind}", target) from None
     code = reply.status_code
     if code in _REFUSED and code not in _TRY_AGAIN:
-        raise WebhookRejected(f"{target} does not take it: it answers {code}", target)
+        raise WebhookRejected(f"{target} rejects the notification with status {code}", target)
     if not reply.is_success:
-        raise WebhookUnavailable(f"{target} answers {code}", target)
+        raise WebhookUnavailable(f"cannot notify {target}: it answers with status {code}", target)
     return code
 
 

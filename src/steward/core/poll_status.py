@@ -68,5 +68,8 @@ class PollStatusFiles:
 
     def _path(self, cluster: str) -> str:
         if _SAFE_NAME.fullmatch(cluster) is None:
-            raise StewardError(f"{cluster!r} is not a cluster's name", cluster)
+            raise StewardError(
+                f"invalid cluster name {cluster!r}: use up to 64 letters, digits, '_' and '-'",
+                cluster,
+            )
         return os.path.join(self._state_dir, f"look-{cluster}.json")

@@ -452,7 +452,7 @@ def _join_patterns(field: str, patterns: Sequence[str], flags: int) -> "re.Patte
             re.compile(pattern.encode(), flags)
         except re.error as error:
             raise UsageError(
-                f"[redact] {field}: {pattern!r} is no regular expression: {error}", pattern
+                f"[redact] {field}: invalid regular expression {pattern!r}: {error}", pattern
             ) from error
     if not patterns:
         return None

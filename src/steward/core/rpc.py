@@ -179,7 +179,7 @@ def decode_request(line: bytes, request_type: type[ActionRequest] = ActionReques
     try:
         message = msgspec.json.decode(line, type=request_type)
     except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
-        raise ActionError(f"the request cannot be read: {error}") from error
+        raise ActionError(f"cannot decode the request: {error}") from error
     if message.v != VERSION:
         raise ActionError(
             f"this daemon speaks version {VERSION} of the protocol, not {message.v}: "
@@ -302,7 +302,7 @@ def _explain_failures(path: str, timeout_s: float) -> Iterator[None]:
         yield
     except TimeoutError as error:
         raise RpcUnavailable(
-            f"the daemon at {path} did not answer in {timeout_s:g} s: see its log", path
+            f"the daemon at {path} did not answer within {timeout_s:g} s: see its log", path
         ) from error
     except OSError as error:
         raise RpcUnavailable(
@@ -323,11 +323,15 @@ def _read_answer(
             path,
         )
     if not line.endswith(b"\n"):
-        raise RpcUnavailable(f"the daemon at {path} ended without an answer: see its log", path)
+        raise RpcUnavailable(
+            f"the daemon at {path} closed the connection without an answer: see its log", path
+        )
     try:
         reply = decode_reply_line(line)
         if not reply.error:
             return msgspec.json.decode(reply.answer, type=answer)
     except msgspec.MsgspecError as error:
-        raise RpcUnavailable(f"the answer of {path} cannot be read: {error}", path) from error
+        raise RpcUnavailable(
+            f"cannot decode the answer of the daemon at {path}: {error}", path
+        ) from error
     raise make_error(reply, own)

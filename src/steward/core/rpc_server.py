@@ -94,7 +94,9 @@ class IncompleteRequest:
             head, newline, _ = piece.partition(b"\n")
             self.line += head + newline
             if len(self.line) > self._max_bytes:
-                raise ActionError(f"the request is longer than {self._max_bytes} bytes")
+                raise ActionError(
+                    f"the request is longer than {self._max_bytes} bytes, the maximum"
+                )
             if newline:
                 return True
 
@@ -260,7 +262,8 @@ class RpcListener:
         if uid not in {0, os.geteuid(), *self._list_uids()}:
             self.log_rejection(f"permission denied to uid {uid}")
             send_error(
-                connection, PermissionRefused(f"permission denied: uid {uid} may not ask here")
+                connection,
+                PermissionRefused(f"permission denied: uid {uid} may not use this socket"),
             )
             return None
         if len(self._incomplete) >= _MAX_INCOMPLETE:

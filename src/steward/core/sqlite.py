@@ -202,7 +202,7 @@ def open_reader(path: str, *, timeout_s: float = 10.0, migrated: bool = False) -
     try:
         os.stat(path)
     except FileNotFoundError as error:
-        raise SqliteMissing(f"{path} does not exist yet: has the daemon run?", path) from error
+        raise SqliteMissing(f"{path} does not exist: start the daemon once", path) from error
     except OSError as error:
         raise SqliteUnavailable(f"cannot open {path}: {error.strerror}", path) from error
     with translate_errors(path):
@@ -211,7 +211,7 @@ def open_reader(path: str, *, timeout_s: float = 10.0, migrated: bool = False) -
         is_incomplete = migrated and not _read_schema_version(connection)
     if is_incomplete:
         connection.close()
-        raise SqliteMissing(f"{path} is being made: try again in a moment", path)
+        raise SqliteMissing(f"{path} is being created: try again in a moment", path)
     return connection
 
 
@@ -277,7 +277,7 @@ def _connect(path: str, timeout_s: float, factory: Any = dbapi2.Connection) -> C
     connection.text_factory = str
     if os.geteuid() == 0 and opened_path != os.fsencode(resolved_path):
         connection.close()
-        raise SqliteUnavailable(f"cannot open {path}: it was replaced meanwhile: try again", path)
+        raise SqliteUnavailable(f"cannot open {path}: another process replaced it: try again", path)
     connection.execute("PRAGMA temp_store=MEMORY")
     return connection
 
@@ -351,7 +351,7 @@ def _check_version(path: str, version: int, latest: int) -> None:
     if version > latest:
         raise SqliteError(
             f"{path} was written by a newer Steward (schema {version}, this one knows {latest}): "
-            "install that version again, or 'steward restore' a backup from before it",
+            "install that version again, or restore an older backup with 'steward restore'",
             path,
         )
 

@@ -108,7 +108,7 @@ class Rows(Generic[Record]):
             return self.decode_all(rows)
         except (msgspec.MsgspecError, ValueError) as error:
             raise SqliteError(
-                f"{database.path}: a row is no {self.record.__name__}: {error}", database.path
+                f"{database.path}: a row is not a {self.record.__name__}: {error}", database.path
             ) from error
 
 

@@ -66,8 +66,8 @@ def _load_certificates(context: Context, tls: TlsSettings, ca_file: str) -> None
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
         raise TlsUnavailable(
-            f"{name} cannot be used as a certificate, or not with its key ({reason}): give PEM "
-            "files that Steward's user may read, the key without a password",
+            f"cannot load the certificate {name} with its key ({reason}): give PEM files that "
+            "Steward's user may read, the key without a password",
             name,
         ) from error
 

@@ -51,8 +51,8 @@ def make_registry(settings: Settings) -> Registry:
     def archive() -> ArchiveContext:
         if settings.forward.to:
             raise UsageError(
-                "a controller keeps no archive and has no sinks: ask the Steward that it forwards "
-                f"to, {settings.forward.to}",
+                "a controller has no archive and no sinks: run the command against the "
+                f"Steward at {settings.forward.to}",
                 settings.forward.to,
             )
         return ArchiveContext(settings, access=access, append=order, mark_refilled=record_refill)
@@ -60,7 +60,7 @@ def make_registry(settings: Settings) -> Registry:
     def accounting() -> AccountingContext:
         if settings.forward.to:
             raise UsageError(
-                "a controller keeps no books: ask the Steward that it forwards to, "
+                "a controller has no job records: run the command against the Steward at "
                 f"{settings.forward.to}",
                 settings.forward.to,
             )
@@ -99,8 +99,8 @@ def append_once(settings: Settings, events: Sequence[Event]) -> None:
         link.append_once(encode_rows(events))
     except JournalUnavailable as error:
         raise JournalUnavailable(
-            f"that is recorded in the journal, which needs the daemon: start 'steward serve' "
-            f"({error})",
+            "cannot record the change in the journal without the daemon: start 'steward "
+            f"serve' ({error})",
             settings.state_dir,
         ) from error
     finally:

@@ -35,7 +35,7 @@ def make_controller_workers(settings: Settings) -> list[WorkerSpec]:
         UsageError: The configuration does not set where to forward to.
     """
     if not settings.forward.to:
-        raise UsageError("the configuration is no controller's: set 'to' in [forward]")
+        raise UsageError("this configuration is not a controller's: set 'to' in [forward]")
     # A controller has no sinks, so the state directory's store is the only one.
     archive = ArchiveSettings(environments=settings.archive.environments, sink={})
     settings = msgspec.structs.replace(settings, archive=archive)

@@ -86,9 +86,14 @@ class IdempotencyStore:
             StewardError: The action failed.
         """
         if len(key) > LONGEST_KEY or not key.isprintable():
-            raise UsageError(f"a key has up to {LONGEST_KEY} plain characters", key)
+            raise UsageError(
+                f"invalid idempotency key: use up to {LONGEST_KEY} printable characters", key
+            )
         if action.stream:
-            raise UsageError(f"{action.name} has no single answer: ask for it without a key", key)
+            raise UsageError(
+                f"{action.name} streams its reply: repeat the request without an idempotency key",
+                key,
+            )
         digest = _hash_request(action, request, asker.scopes)
         stored_line = self._reserve_key(asker.uid, key, digest)
         if stored_line is not None:
@@ -127,7 +132,7 @@ class IdempotencyStore:
                 return None
         (request,) = requests
         if request.digest != digest:
-            raise UsageError("this key was given with another request: take a new key", key)
+            raise UsageError("the idempotency key was used for another request: use a new key", key)
         if request.line is not None:
             return request.line
         raise Conflict(_explain_conflict(request), key)
@@ -158,10 +163,16 @@ def _explain_conflict(request: _Request) -> str:
     """Explain why a request has no stored reply: done, running, or aborted."""
     begun_at = request.begun.strftime("%Y-%m-%dT%H:%M:%SZ")
     if request.has_ended:
-        return f"this was done at {begun_at} under this key; its answer is not kept"
+        return (
+            f"a request with this key was completed at {begun_at}, but its reply is no longer "
+            "stored"
+        )
     if _is_running(request.process):
-        return f"this is being done since {begun_at}: ask again in a moment"
-    return f"this was begun at {begun_at}, and broke off: look at what was done, and take a new key"
+        return f"a request with this key is in progress since {begun_at}: try again in a moment"
+    return (
+        f"a request with this key began at {begun_at} and was interrupted: check its result, "
+        "then use a new key"
+    )
 
 
 def _is_running(process: int) -> bool:

@@ -107,7 +107,7 @@ def import_stored_scripts(
     slurm = Slurm(cluster, settings.cluster[cluster])
     history = slurm.history()
     if history is None:
-        raise UsageError(f"cluster {cluster!r} has no slurmdbd: there is nothing to import from")
+        raise UsageError(f"cluster {cluster!r} has no slurmdbd to import from")
     with (
         _open_journal(settings) as append,
         closing(CapturedScripts(settings.state_dir, JournalReader(settings.state_dir))) as captured,
@@ -148,7 +148,7 @@ def import_history(
     slurm = Slurm(cluster, settings.cluster[cluster])
     history = slurm.history()
     if history is None:
-        raise UsageError(f"cluster {cluster!r} has no slurmdbd: there is nothing to import from")
+        raise UsageError(f"cluster {cluster!r} has no slurmdbd to import from")
     maker = ImportEventMaker(cluster, make_redactor(settings).redact_record)
     positions_path = get_positions_path(settings.state_dir)
     with _open_journal(settings) as append:
@@ -270,7 +270,7 @@ def _make_submission(
 def _check_cluster(settings: Settings, cluster: str) -> None:
     if cluster not in settings.cluster:
         clusters = ", ".join(settings.cluster)
-        raise UsageError(f"there is no cluster {cluster!r}: the clusters are {clusters}", cluster)
+        raise UsageError(f"unknown cluster {cluster!r}: use one of {clusters}", cluster)
 
 
 def _make_redactor(settings: Settings) -> Callable[[bytes], Environment]:

@@ -164,12 +164,15 @@ class RequestService:
         except MemoryError:
             log.warning("a request of uid %d exceeded the memory limit", uid)
             yield encode_error_line(
-                PermissionRefused("the answer takes more memory than one may: ask for less")
+                PermissionRefused(
+                    "the reply needs too much memory: request less, with a limit or a "
+                    "shorter period"
+                )
             )
         except Exception:
             log.exception("a request of uid %d failed", uid)
             yield encode_error_line(
-                InternalFailure("the daemon failed on this request: its log says why")
+                InternalFailure("the daemon failed on this request: see its log")
             )
 
     def _identify_caller(self, action: Action, secret: str, uid: int) -> Caller:
@@ -177,7 +180,7 @@ class RequestService:
         if not secret:
             return Caller(uid=uid, user=_get_user_name(uid), how="socket")
         if self._identify is None:
-            raise UnknownCredential("nobody is known here by a token")
+            raise UnknownCredential("this socket accepts no tokens")
         asker = self._identify(secret)
         # Check before decoding the request: an insufficient token learns nothing about its format.
         check_scope(asker, action.name, action.scope)
@@ -186,7 +189,7 @@ class RequestService:
     def _run_once(self, key: str, action: Action, asker: Caller, request: object) -> bytes:
         """Run the action once for an idempotency key; return its reply line."""
         if self._open_store is None:
-            raise UsageError("nothing is done here under a key", key)
+            raise UsageError("this socket accepts no idempotency keys", key)
         return self._open_store().run_once(
             key,
             asker,
@@ -267,7 +270,7 @@ def _read_line(connection: socket.socket, timeout_s: float) -> bytes:
     while not line.endswith(b"\n"):
         remaining_s = deadline - time.monotonic()
         if remaining_s <= 0:
-            raise ActionError(f"no whole request came within {timeout_s:.0f} s")
+            raise ActionError(f"the request was not complete within {timeout_s:.0f} s")
         connection.settimeout(remaining_s)
         try:
             piece = connection.recv(65536)
@@ -278,7 +281,7 @@ def _read_line(connection: socket.socket, timeout_s: float) -> bytes:
         head, newline, _ = piece.partition(b"\n")
         line += head + newline
         if len(line) > LONGEST_REQUEST:
-            raise ActionError(f"the request is longer than {LONGEST_REQUEST} bytes")
+            raise ActionError(f"the request is longer than {LONGEST_REQUEST} bytes, the maximum")
     return bytes(line)
 
 

@@ -49,10 +49,10 @@ def run_daemon(
 
     def parts_again() -> list[WorkerSpec]:
         if reload is None:
-            raise UsageError("there is no configuration file to read again")
+            raise UsageError("no configuration file to reload: the daemon was started without one")
         fresh = reload()
         if fresh.state_dir != settings.state_dir:
-            raise UsageError("state_dir has changed: that takes a restart", fresh.state_dir)
+            raise UsageError("state_dir has changed: restart the daemon", fresh.state_dir)
         _prepare_state_dir(fresh)
         made = make_workers(fresh)
         _set_up_logs(fresh)
@@ -73,15 +73,15 @@ def _set_up_logs(settings: Settings) -> None:
 def _prepare_state_dir(settings: Settings) -> None:
     """Create the state directory and check it before the first worker starts."""
     if not settings.cluster and not settings.consume:
-        raise UsageError("the configuration has no cluster: add a [cluster.NAME] section")
+        raise UsageError("no cluster is configured: add a table [cluster.NAME]")
     try:
         os.makedirs(settings.state_dir, mode=0o700, exist_ok=True)
         if not os.access(settings.state_dir, os.W_OK | os.X_OK):
             raise PermissionError(13, "Permission denied")
     except OSError as error:
         raise ServeError(
-            f"cannot use state_dir {settings.state_dir}: {error.strerror}; give 'state_dir' a "
-            "place that may be written, or run this as the user whose it is",
+            f"cannot use state_dir {settings.state_dir}: {error.strerror}; set 'state_dir' to "
+            "a writable directory, or run this as its owner",
             settings.state_dir,
         ) from error
     # Each worker checks its own database; without the journal nothing can run.

@@ -166,7 +166,7 @@ class SocketServer:
             return
         self._remove_incomplete(request)
         if not self._is_unlimited(request.uid) and not self._rate_limits.take(request.uid):
-            reason = "too many requests of yours in a short time: try again in a moment"
+            reason = "too many requests of this user in a short time: try again in a moment"
             self._reject(request.connection, request.uid, reason)
             return
         with request.connection as connection:
@@ -183,7 +183,7 @@ class SocketServer:
             entry for entry in self._incomplete.values() if entry.since <= oldest_start
         ]:
             self._remove_incomplete(request)
-            message = f"no whole request came within {self._limits.request_s:.0f} s"
+            message = f"the request was not complete within {self._limits.request_s:.0f} s"
             send_error(request.connection, ActionError(message))
 
     def _fork_server(
@@ -219,15 +219,11 @@ class SocketServer:
         count = sum(1 for served_uid in self._uids_by_pid.values() if served_uid == uid)
         count += sum(1 for request in self._incomplete.values() if request.uid == uid)
         if self._is_web_server(uid):
-            return (
-                ""
-                if count < self._limits.web_connections
-                else "too many pages are asked for at once"
-            )
+            return "" if count < self._limits.web_connections else "too many page requests at once"
         if len(self._uids_by_pid) >= self._limits.connections:
             return "the daemon is busy: try again in a moment"
         if count >= self._limits.per_user:
-            return "too many requests of yours are running: try again when one has ended"
+            return "too many requests of this user are running: try again when one has ended"
         return ""
 
     def _log_rejection(self, uid: int, reason: str) -> None:
@@ -351,7 +347,7 @@ def _remove_stale_socket(path: str) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(info.st_mode):
-        raise SocketError(f"{path} is there and is no socket: remove it, or set 'socket'", path)
+        raise SocketError(f"{path} exists and is not a socket: remove it, or set 'socket'", path)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(2.0)
         try:

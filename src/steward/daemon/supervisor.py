@@ -300,7 +300,7 @@ class Supervisor:
         except Exception as error:
             # A process limit, no memory, a failing hook: the other workers go on.
             cause = error.strerror if isinstance(error, OSError) else repr(error)
-            self._schedule_restart(child, f"cannot be started: {cause}")
+            self._schedule_restart(child, f"could not be started: {cause}")
             return
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
@@ -388,7 +388,7 @@ class Supervisor:
         code = os.waitstatus_to_exitcode(status)
         cause = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
         length, text = _LAST_ERROR.unpack_from(self._last_errors, child.slot * _LAST_ERROR.size)
-        hang_message = "it did not move any more, and was ended" if child.is_killed else ""
+        hang_message = "it hung and was ended" if child.is_killed else ""
         self._schedule_restart(
             child, cause, text[:length].decode("utf-8", "replace") or hang_message
         )

@@ -67,7 +67,7 @@ def make_workers(settings: Settings) -> list[WorkerSpec]:
         UsageError: The configuration is a controller's.
     """
     if settings.forward.to:
-        raise UsageError("the configuration has [forward]: start 'steward controller' with it")
+        raise UsageError("the configuration has [forward]: run 'steward controller' with it")
     workers = [
         WorkerSpec(
             name=JOURNAL,

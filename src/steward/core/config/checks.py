@@ -95,7 +95,7 @@ def find_problems(settings: Settings) -> Iterator[ConfigProblem]:
     yield from _check_patterns(settings.redact)
     if "" in settings.access.operators:
         yield ConfigProblem(
-            ("access", "operators"), "'access.operators' holds an empty name: take it out"
+            ("access", "operators"), "'access.operators' contains an empty name: remove it"
         )
 
 
@@ -112,8 +112,8 @@ def _check_listeners(settings: Settings) -> Iterator[ConfigProblem]:
             if port == other_port and _is_port_conflict(host, other_host):
                 yield ConfigProblem(
                     (section, "listen"),
-                    f"'{section}.listen' and '{other}.listen' are both at port {port}: "
-                    f"give [{section}] a port of its own",
+                    f"'{section}.listen' and '{other}.listen' both use port {port}: "
+                    f"give [{section}] another port",
                 )
         seen.append((section, host, port))
 
@@ -127,10 +127,10 @@ def _is_port_conflict(host: str, other: str) -> bool:
 def _check_names(settings: Settings) -> Iterator[ConfigProblem]:
     """Check that clusters and sinks exist and that their names are safe in file names."""
     if not settings.cluster and not settings.consume:
-        yield ConfigProblem((), "no cluster is named: add a table [cluster.NAME]")
+        yield ConfigProblem((), "no cluster is configured: add a table [cluster.NAME]")
     if not settings.archive.sink:
         yield ConfigProblem(
-            ("archive", "sink"), "no sink is named: add a table [archive.sink.NAME]"
+            ("archive", "sink"), "no sink is configured: add a table [archive.sink.NAME]"
         )
     for key, names in (
         (("cluster",), settings.cluster),
@@ -141,8 +141,7 @@ def _check_names(settings: Settings) -> Iterator[ConfigProblem]:
             if _SAFE_NAME.fullmatch(name) is None:
                 yield ConfigProblem(
                     (*key, name),
-                    f"{name!r} cannot be a {key[-1]}'s name: "
-                    "use up to 64 letters, digits, '_' and '-'",
+                    f"invalid {key[-1]} name {name!r}: use up to 64 letters, digits, '_' and '-'",
                 )
 
 
@@ -158,7 +157,7 @@ def _check_values(settings: Settings) -> Iterator[ConfigProblem]:
 
 def _check_text(text: object, key: KeyPath) -> Iterator[ConfigProblem]:
     if isinstance(text, str) and not all(map(str.isprintable, text)):
-        yield ConfigProblem(key, f"{'.'.join(key)!r} holds a control character: {text!r}")
+        yield ConfigProblem(key, f"{'.'.join(key)!r} contains a control character: {text!r}")
 
 
 def _check_number(value: float, key: KeyPath) -> Iterator[ConfigProblem]:
@@ -197,7 +196,7 @@ def _check_paths(settings: Settings) -> Iterator[ConfigProblem]:
         map(str.isspace, settings.run_dir)
     ):
         # The submit plugin and slurmctld split lines with these paths at blanks.
-        yield ConfigProblem(("run_dir",), "'run_dir' holds a blank: choose another path")
+        yield ConfigProblem(("run_dir",), "'run_dir' contains a blank: choose another path")
 
 
 def _check_schedulers(settings: Settings) -> Iterator[ConfigProblem]:
@@ -209,7 +208,7 @@ def _check_schedulers(settings: Settings) -> Iterator[ConfigProblem]:
         if cluster.scheduler not in schedulers:
             yield ConfigProblem(
                 ("cluster", name, "scheduler"),
-                f"there is no scheduler {cluster.scheduler!r}: known are {', '.join(schedulers)}",
+                f"unknown scheduler {cluster.scheduler!r}: use one of {', '.join(schedulers)}",
             )
 
 
@@ -221,7 +220,9 @@ def _check_spools(settings: Settings) -> Iterator[ConfigProblem]:
         has_scheduler = cluster.slurm or cluster.scheduler != "slurm"
         if not has_scheduler and not cluster.spool and not cluster.remote:
             yield ConfigProblem(
-                ("cluster", name), f"cluster {name!r} has slurm = false: give its 'spool', too"
+                ("cluster", name),
+                f"cluster {name!r} has slurm = false, so Steward cannot ask Slurm for the "
+                "spool: set its 'spool'",
             )
         if not cluster.spool:
             continue
@@ -229,7 +230,9 @@ def _check_spools(settings: Settings) -> Iterator[ConfigProblem]:
         spool = os.path.realpath(configured)
         if spool in seen:
             yield ConfigProblem(
-                key, f"clusters {seen[spool]!r} and {name!r} have the same spool {cluster.spool}"
+                key,
+                f"clusters {seen[spool]!r} and {name!r} have the same spool {cluster.spool}: "
+                "correct the 'spool' of one of them",
             )
         seen.setdefault(spool, name)
         for root_key, root in _list_written_directories(settings):
@@ -238,7 +241,8 @@ def _check_spools(settings: Settings) -> Iterator[ConfigProblem]:
                 for directory in (spool, configured)
             ):
                 yield ConfigProblem(
-                    root_key, f"{root} lies in the spool of cluster {name!r}: choose another place"
+                    root_key,
+                    f"{root} lies in the spool of cluster {name!r}: choose another directory",
                 )
 
 
@@ -263,14 +267,14 @@ def _check_sinks(settings: Settings) -> Iterator[ConfigProblem]:
     for index, (key, root) in enumerate(roots[1:], start=1):
         if _is_within_directory(state, root) and not _is_hidden(state, root):
             yield ConfigProblem(
-                key, f"archive {root} holds {state_key[0]} {state}: choose another directory"
+                key, f"archive {root} contains {state_key[0]} {state}: choose another directory"
             )
         for other_key, other in roots[1:index]:
             if _is_within_directory(root, other) or _is_within_directory(other, root):
                 yield ConfigProblem(
                     key,
-                    f"{_describe_owner(key)} writes to {root}, which collides with {other} of "
-                    f"{_describe_owner(other_key)}: give it a 'path' of its own",
+                    f"{_describe_owner(key)} writes to {root}, which overlaps with {other} of "
+                    f"{_describe_owner(other_key)}: set another 'path' for one of them",
                 )
     default = FilesSinkSettings().layout
     if any(sink.layout != default for sink in settings.files_sinks().values()):
@@ -296,7 +300,7 @@ def _check_zones(settings: Settings) -> Iterator[ConfigProblem]:
         except (ZoneInfoNotFoundError, ValueError, OSError):
             yield ConfigProblem(
                 ("cluster", name, "timezone"),
-                f"timezone {cluster.timezone!r} is unknown: use an IANA name such as Europe/Paris",
+                f"unknown timezone {cluster.timezone!r}: use an IANA name such as Europe/Paris",
             )
 
 
@@ -311,14 +315,15 @@ def _check_patterns(redact: RedactSettings) -> Iterator[ConfigProblem]:
         if "" in patterns:
             yield ConfigProblem(
                 ("redact", field),
-                f"'redact.{field}' holds an empty pattern, which everything matches: take it out",
+                f"'redact.{field}' contains an empty pattern, which matches everything: remove it",
             )
         try:
             Redactor(RedactSettings(**{field: patterns}))
         except StewardError as error:
             yield ConfigProblem(
                 ("redact", field),
-                f"'redact.{field}': {error.offender!r} is no regular expression: {error.__cause__}",
+                f"'redact.{field}': invalid regular expression {error.offender!r}: "
+                f"{error.__cause__}",
             )
 
 
@@ -368,7 +373,10 @@ def _check_jobcomp_directory(key: KeyPath, path: str) -> Iterator[ConfigProblem]
     # The first job that ends creates the file; its directory must exist before.
     directory = os.path.dirname(path)
     if path and not os.path.isdir(directory):
-        message = f"{'.'.join(key)!r}: {directory} is not there, so slurmctld cannot write to it"
+        message = (
+            f"{'.'.join(key)!r}: directory {directory} does not exist, so slurmctld cannot "
+            "write to it: create it, writable by SlurmUser"
+        )
         yield ConfigProblem(key, message)
 
 
@@ -379,12 +387,12 @@ def _check_readable(key: KeyPath, path: str, user: int | None) -> Iterator[Confi
             file.read(1)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        yield ConfigProblem(key, f"{'.'.join(key)!r}: {path} cannot be read: {reason}")
+        yield ConfigProblem(key, f"{'.'.join(key)!r}: cannot read {path}: {reason}")
         return
     if user is not None and can_access(user, "r", path) is False:
         message = (
-            f"{'.'.join(key)!r}: {path} cannot be read by {_get_user_name(user)}, as whom "
-            "Steward runs"
+            f"{'.'.join(key)!r}: Steward's user {_get_user_name(user)} cannot read {path}: "
+            "let that user read it"
         )
         yield ConfigProblem(key, message)
 
@@ -410,4 +418,8 @@ def _find_missing_users(key: KeyPath, limit: LimitSettings) -> Iterator[ConfigPr
             # A uid without a name counts as a user of that number.
             if not user.isdecimal():
                 field = ".".join((*key, "users"))
-                yield ConfigProblem((*key, "users"), f"'{field}': there is no user {user!r} here")
+                yield ConfigProblem(
+                    (*key, "users"),
+                    f"'{field}': user {user!r} does not exist on this host: create the user, "
+                    "or name another",
+                )

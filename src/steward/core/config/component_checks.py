@@ -36,16 +36,20 @@ def check_forwarding(settings: Settings) -> Iterator[ConfigProblem]:
         key = ("cluster", name)
         if cluster.remote and not settings.receive.listen:
             yield ConfigProblem(
-                key, f"cluster {name!r} is remote, and nothing listens: set [receive] listen"
+                key,
+                f"cluster {name!r} is remote, but Steward receives no events: set "
+                "'listen' in [receive]",
             )
         if cluster.remote and not cluster.controllers:
             yield ConfigProblem(
-                key, f"cluster {name!r} is remote: name the hosts that may report, 'controllers'"
+                key,
+                f"cluster {name!r} is remote: set its 'controllers' to the hosts that may "
+                "forward events",
             )
         for host in cluster.controllers:
             if _HOST.fullmatch(host) is None:
                 yield ConfigProblem(
-                    (*key, "controllers"), f"{host!r} is neither a host's name nor an address"
+                    (*key, "controllers"), f"invalid host {host!r}: give a host name or an address"
                 )
 
 
@@ -56,7 +60,7 @@ def _check_receive(settings: Settings) -> Iterator[ConfigProblem]:
     if receive.listen and split_host_port(receive.listen) is None:
         yield ConfigProblem(
             (*key, "listen"),
-            f"'receive.listen' must be an address and a port, '0.0.0.0:6825', "
+            f"'receive.listen' must be an address and a port such as '0.0.0.0:6825', "
             f"not {receive.listen!r}",
         )
 
@@ -68,18 +72,21 @@ def _check_forward(settings: Settings) -> Iterator[ConfigProblem]:
     if forward.to and split_host_port(forward.to) is None:
         yield ConfigProblem(
             (*key, "to"),
-            f"'forward.to' must be a host and a port, 'steward.example.org:6825', "
+            f"'forward.to' must be a host and a port such as 'steward.example.org:6825', "
             f"not {forward.to!r}",
         )
     for name, cluster in settings.cluster.items():
         if forward.to and cluster.remote:
             yield ConfigProblem(
                 ("cluster", name, "remote"),
-                f"cluster {name!r} cannot be remote where [forward] sends away what is captured",
+                f"cluster {name!r} cannot be remote here: [forward] sends this host's events "
+                "to another Steward",
             )
     if forward.to and settings.receive.listen:
         yield ConfigProblem(
-            (*key, "to"), "[forward] is for 'steward controller', [receive] for 'steward serve'"
+            (*key, "to"),
+            "[forward] and [receive] exclude each other: 'steward controller' uses the first, "
+            "'steward serve' the second. Remove one",
         )
 
 
@@ -100,8 +107,8 @@ def check_tls(settings: Settings) -> Iterator[ConfigProblem]:
         if tls.client_ca_file and not tls.certificate_file:
             yield ConfigProblem(
                 (*key, "client_ca_file"),
-                f"'tls.{name}.client_ca_file' is for a server: set 'certificate_file' and "
-                "'key_file', too",
+                f"'tls.{name}.client_ca_file' is for a server, which needs a certificate: set "
+                "'certificate_file' and 'key_file'",
             )
     for section in _SERVERS:
         tls_reference: TlsReference = getattr(settings, section).tls
@@ -109,8 +116,8 @@ def check_tls(settings: Settings) -> Iterator[ConfigProblem]:
         if tls_reference and not tls_reference.certificate_file and not is_client:
             yield ConfigProblem(
                 (section, "tls"),
-                f"[{section}] listens, and its [tls] table has no certificate: set "
-                "'certificate_file' and 'key_file' there",
+                f"[{section}] listens with TLS but without a certificate: set "
+                "'certificate_file' and 'key_file' in its [tls] table",
             )
 
 
@@ -121,31 +128,40 @@ def check_nodes(settings: Settings) -> Iterator[ConfigProblem]:
     if nodes.listen and split_host_port(nodes.listen) is None:
         yield ConfigProblem(
             (*key, "listen"),
-            f"'nodes.listen' must be an address and a port, '0.0.0.0:6826', not {nodes.listen!r}",
+            f"'nodes.listen' must be an address and a port such as '0.0.0.0:6826', "
+            f"not {nodes.listen!r}",
         )
     if nodes.listen and nodes.listen == settings.forward.to:
         yield ConfigProblem(
             (*key, "listen"),
-            "[nodes] needs a port of its own: agents speak HTTP, controllers do not",
+            "'nodes.listen' and 'forward.to' are the same address: give [nodes] another port, "
+            "since agents speak HTTP and controllers do not",
         )
     if nodes.listener and nodes.tls and nodes.tls.client_ca_file:
         yield ConfigProblem(
             (*key, "listener"),
-            "'nodes.listener' cannot be set with 'client_ca_file': the daemon itself checks the "
-            "certificates of nodes, so take one of both out",
+            "'nodes.listener' and 'client_ca_file' exclude each other, since the daemon "
+            "itself checks certificates of nodes: remove one of them",
         )
     if nodes.listener and not nodes.listen:
-        yield ConfigProblem((*key, "listener"), "'nodes.listener' has no address: set 'listen'")
+        yield ConfigProblem(
+            (*key, "listener"), "'nodes.listener' needs an address: set 'nodes.listen'"
+        )
     for network in nodes.behind_nat:
         try:
             ipaddress.ip_network(network, strict=False)
         except ValueError:
-            message = f"'nodes.behind_nat' holds {network!r}, which is no network: '10.1.2.0/24'"
+            message = (
+                f"'nodes.behind_nat' contains {network!r}, which is not a network: write it "
+                "as '10.1.2.0/24'"
+            )
             yield ConfigProblem((*key, "behind_nat"), message)
     if nodes.listen and not any(
         cluster_settings.scheduler == "slurm" for cluster_settings in settings.cluster.values()
     ):
-        yield ConfigProblem((*key, "listen"), "[nodes] is for clusters of Slurm, and none is named")
+        yield ConfigProblem(
+            (*key, "listen"), "[nodes] needs a Slurm cluster: add a table [cluster.NAME]"
+        )
 
 
 _HEADER: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,63}")
@@ -162,7 +178,7 @@ def check_web(settings: Settings) -> Iterator[ConfigProblem]:
     web = settings.web
     if web.listen and split_host_port(web.listen) is None:
         yield _make_web_problem(
-            "listen", f"must be an address and a port, '127.0.0.1:8290': {web.listen!r}"
+            "listen", f"must be an address and a port such as '127.0.0.1:8290', not {web.listen!r}"
         )
     yield from _check_web_user(settings)
     yield from _check_url(web)
@@ -180,7 +196,7 @@ def _check_web_user(settings: Settings) -> Iterator[ConfigProblem]:
     """Check that the web process has a user of its own, without rights."""
     user = settings.web.user
     if not user:
-        yield _make_web_problem("user", "is empty: name the user that 'steward web' runs as")
+        yield _make_web_problem("user", "is empty: name the user that runs 'steward web'")
         return
     try:
         uid = pwd.getpwnam(user).pw_uid
@@ -193,7 +209,7 @@ def _check_web_user(settings: Settings) -> Iterator[ConfigProblem]:
     if uid in (0, daemon_uid):
         owner = "root" if uid == 0 else "the daemon's own user"
         yield _make_web_problem(
-            "user", f"is {owner}: pages are served by a user of their own, who has no rights"
+            "user", f"is {owner}: name a user without other rights, since pages face the network"
         )
 
 
@@ -210,10 +226,13 @@ def _check_url(web: WebSettings) -> Iterator[ConfigProblem]:
         is_valid = False
     if not is_valid:
         yield _make_web_problem(
-            "url", f"must be what browsers type, 'https://HOST/steward', not {web.url!r}"
+            "url",
+            f"must be the URL that browsers use, such as 'https://HOST/steward', not {web.url!r}",
         )
     elif not _PREFIX.fullmatch(url.path):
-        yield _make_web_problem("url", f"has a path of other than plain letters: {url.path!r}")
+        yield _make_web_problem(
+            "url", f"has the path {url.path!r}: use letters, digits and '/._~-' only"
+        )
 
 
 def _check_proxy(web: WebSettings) -> Iterator[ConfigProblem]:
@@ -222,12 +241,15 @@ def _check_proxy(web: WebSettings) -> Iterator[ConfigProblem]:
     if not header:
         return
     if not _HEADER.fullmatch(header):
-        yield _make_web_problem("proxy_header", f"is no header's name: {header!r}")
+        yield _make_web_problem("proxy_header", f"is not a header name: {header!r}")
     elif header.lower() in _OUR_HEADERS:
-        yield _make_web_problem("proxy_header", f"cannot be {header!r}, which any client sends")
+        yield _make_web_problem(
+            "proxy_header", f"cannot be {header!r}, because any client can send this header"
+        )
     if not web.trusted_proxies:
         yield _make_web_problem(
-            "proxy_header", "is believed from no address: set 'trusted_proxies', too"
+            "proxy_header",
+            "needs 'trusted_proxies': the addresses of the proxies that set the header",
         )
 
 
@@ -240,7 +262,7 @@ def _check_addresses(web: WebSettings) -> Iterator[ConfigProblem]:
             try:
                 ipaddress.ip_address(address)
             except ValueError:
-                yield _make_web_problem(field, f"holds {address!r}, which is no address")
+                yield _make_web_problem(field, f"contains {address!r}, which is not an IP address")
 
 
 def _check_networks(web: WebSettings) -> Iterator[ConfigProblem]:
@@ -250,18 +272,22 @@ def _check_networks(web: WebSettings) -> Iterator[ConfigProblem]:
             ipaddress.ip_network(network, strict=False)
         except ValueError:
             yield _make_web_problem(
-                "shared_from", f"holds {network!r}, which is no network: '10.1.2.0/24'"
+                "shared_from",
+                f"contains {network!r}, which is not a network: write it as '10.1.2.0/24'",
             )
     for network in web.munge_from:
         try:
             parsed = ipaddress.ip_network(network, strict=False)
         except ValueError:
             yield _make_web_problem(
-                "munge_from", f"holds {network!r}, which is no network: '10.1.2.0/24'"
+                "munge_from",
+                f"contains {network!r}, which is not a network: write it as '10.1.2.0/24'",
             )
             continue
         if parsed.version != 4:
-            message = f"holds {network!r}: MUNGE names the IPv4 address of a host, and no other"
+            message = (
+                f"contains {network!r}: use an IPv4 network, since MUNGE names IPv4 addresses only"
+            )
             yield _make_web_problem("munge_from", message)
 
 
@@ -273,7 +299,9 @@ def _check_durations(web: WebSettings) -> Iterator[ConfigProblem]:
             f"must be above 0 and at most {_LONGEST_TOKEN_DAYS}, not {web.token_days}",
         )
     if web.requests_per_minute < 1:
-        yield _make_web_problem("requests_per_minute", "must be 1 or more: nobody could ask")
+        yield _make_web_problem(
+            "requests_per_minute", "must be 1 or more: 0 would reject every request"
+        )
 
 
 _MOST_DECIMALS: Final = 6
@@ -298,28 +326,33 @@ def _check_bank_section(settings: Settings) -> Iterator[ConfigProblem]:
     """Check [bank]: shares, periods, unit, and actions for rejected jobs."""
     bank = settings.bank
     if bank.decimals > _MOST_DECIMALS:
-        yield ConfigProblem(("bank", "decimals"), f"'bank.decimals' is above {_MOST_DECIMALS}")
+        yield ConfigProblem(
+            ("bank", "decimals"), f"'bank.decimals' must be at most {_MOST_DECIMALS}"
+        )
     if not 0 < bank.hold_share <= 1:
         yield ConfigProblem(
-            ("bank", "hold_share"), "'bank.hold_share' must be above 0, and 1 at the most"
+            ("bank", "hold_share"), "'bank.hold_share' must be above 0 and at most 1"
         )
     for percent in bank.warn_percent:
         if percent < 1:
             yield ConfigProblem(
-                ("bank", "warn_percent"), f"'bank.warn_percent': {percent} is no share in percent"
+                ("bank", "warn_percent"),
+                f"'bank.warn_percent' contains {percent}: use percentages of 1 or more",
             )
     for name in ("reconcile_s", "without_ledger_s", "default_time_s"):
         if not getattr(bank, name):
             yield ConfigProblem(("bank", name), f"'bank.{name}' must be above 0")
     if not bank.unit.strip():
-        yield ConfigProblem(("bank", "unit"), "'bank.unit' is empty: say what one unit is called")
+        yield ConfigProblem(("bank", "unit"), "'bank.unit' is empty: name the unit, such as 'SU'")
     if bank.enabled and not settings.cluster:
-        yield ConfigProblem(("bank", "enabled"), "a bank needs jobs: add a table [cluster.NAME]")
+        yield ConfigProblem(
+            ("bank", "enabled"), "the bank needs a cluster: add a table [cluster.NAME]"
+        )
     for name, refusal in bank.refusal.items():
         if not refusal.qos and not refusal.partition:
             yield ConfigProblem(
                 ("bank", "refusal", name),
-                f"[bank.refusal.{name}] says nothing: set 'qos' or 'partition', or take it out",
+                f"[bank.refusal.{name}] has no effect: set 'qos' or 'partition', or remove it",
             )
 
 
@@ -337,16 +370,19 @@ def _check_database(settings: Settings) -> Iterator[ConfigProblem]:
             )
         elif url.password:
             yield ConfigProblem(
-                key, "'bank.database' holds a password: put it into a file, 'password_file'"
+                key,
+                "'bank.database' contains a password: move it to a file and set 'password_file'",
             )
     elif bank.password_file:
         yield ConfigProblem(
-            ("bank", "password_file"), "'bank.password_file' is for a database: set 'database'"
+            ("bank", "password_file"),
+            "'bank.password_file' has no effect without 'database': set 'database' to a "
+            "PostgreSQL URL",
         )
     if bank.remote.balances and not bank.remote.url:
         yield ConfigProblem(
             ("bank", "remote", "balance_age_s"),
-            "'bank.remote.balance_age_s' is for a myBRC server's balances: set 'url'",
+            "'bank.remote.balance_age_s' needs a myBRC server: set 'bank.remote.url'",
         )
     if bank.remote.balances and bank.remote.balance_age_s < _LEAST_BALANCE_AGE_S:
         yield ConfigProblem(
@@ -371,13 +407,13 @@ def _check_gate(settings: Settings) -> Iterator[ConfigProblem]:
         if address and split_host_port(address) is None:
             yield ConfigProblem(
                 ("gate", name),
-                f"'gate.{name}' must be a host and a port, 'bank.example.org:6826', "
+                f"'gate.{name}' must be a host and a port such as 'bank.example.org:6826', "
                 f"not {address!r}",
             )
         if address and not (tls.certificate_file and getattr(tls, ca)):
             yield ConfigProblem(
                 ("gate", name),
-                f"'gate.{name}' is encrypted: set 'tls' to a table [tls.NAME] with "
+                f"'gate.{name}' requires TLS: set 'tls' to a table [tls.NAME] with "
                 f"'certificate_file', 'key_file' and '{ca}'",
             )
     if gate.listen and not any(cluster.controllers for cluster in settings.cluster.values()):
@@ -388,7 +424,9 @@ def _check_gate(settings: Settings) -> Iterator[ConfigProblem]:
         )
     if gate.listen and gate.ask:
         yield ConfigProblem(
-            ("gate", "ask"), "'gate.ask' is for a gate that does not decide: take 'listen' out"
+            ("gate", "ask"),
+            "'gate.ask' and 'gate.listen' exclude each other: a gate that asks another "
+            "does not decide. Remove one",
         )
 
 
@@ -398,14 +436,18 @@ def _check_mybrc(settings: Settings) -> Iterator[ConfigProblem]:
     if mybrc.listen and split_host_port(mybrc.listen) is None:
         yield ConfigProblem(
             ("mybrc", "listen"),
-            f"'mybrc.listen' must be an address and a port, '127.0.0.1:8000', not {mybrc.listen!r}",
+            "'mybrc.listen' must be an address and a port such as '127.0.0.1:8000', not "
+            f"{mybrc.listen!r}",
         )
     if mybrc.listen and not settings.bank.enabled:
         yield ConfigProblem(
-            ("mybrc", "listen"), "[mybrc] is part of the bank: set [bank] enabled = true"
+            ("mybrc", "listen"), "[mybrc] needs the bank: set 'enabled = true' in [bank]"
         )
     if mybrc.cluster and mybrc.cluster not in settings.cluster:
-        yield ConfigProblem(("mybrc", "cluster"), f"there is no cluster {mybrc.cluster!r}")
+        yield ConfigProblem(
+            ("mybrc", "cluster"),
+            f"unknown cluster {mybrc.cluster!r}: name one of the tables [cluster.NAME]",
+        )
 
 
 def _check_urls(settings: Settings) -> Iterator[ConfigProblem]:
@@ -418,10 +460,10 @@ def _check_urls(settings: Settings) -> Iterator[ConfigProblem]:
             continue
         url = urlsplit(address)
         if url.scheme not in ("http", "https") or not url.hostname:
-            yield ConfigProblem(key, f"{'.'.join(key)!r} must be a URL: 'https://host/path'")
+            yield ConfigProblem(key, f"{'.'.join(key)!r} must be a URL such as 'https://host/path'")
         elif key == ("bank", "remote", "url") and not url.path.strip("/"):
             yield ConfigProblem(
-                key, f"{'.'.join(key)!r} has no path: the API is at '/mybrc-rest' or '/api'"
+                key, f"{'.'.join(key)!r} has no path: add the API's, '/mybrc-rest' or '/api'"
             )
 
 
@@ -441,14 +483,15 @@ def check_actions(settings: Settings) -> Iterator[ConfigProblem]:
     if actions.timeout_s > _LONGEST_S:
         yield ConfigProblem(
             ("actions", "timeout_s"),
-            f"'actions.timeout_s' is above {_LONGEST_S:g}: the daemon waits no longer",
+            f"'actions.timeout_s' must be at most {_LONGEST_S:g}, the longest that the daemon "
+            "waits",
         )
     for name, address in actions.webhooks.items():
         key = ("actions", "webhooks", name)
         if _NAME.fullmatch(name) is None:
             yield ConfigProblem(
                 key,
-                f"{name!r} cannot be a webhook's name: use up to 64 letters, digits, '_' and '-'",
+                f"invalid webhook name {name!r}: use up to 64 letters, digits, '_' and '-'",
             )
         try:
             url = urlsplit(address)
@@ -457,11 +500,11 @@ def check_actions(settings: Settings) -> Iterator[ConfigProblem]:
             is_url = False
         if not is_url:
             # The address is not shown: it may contain a secret.
-            yield ConfigProblem(key, f"'{'.'.join(key)}' must be a URL: 'https://host/path'")
+            yield ConfigProblem(key, f"'{'.'.join(key)}' must be a URL such as 'https://host/path'")
     if "" in settings.access.administrators:
         yield ConfigProblem(
             ("access", "administrators"),
-            "'access.administrators' holds an empty name: take it out",
+            "'access.administrators' contains an empty name: remove it",
         )
 
 
@@ -472,22 +515,24 @@ def check_rules(settings: Settings) -> Iterator[ConfigProblem]:
         if directory != SHIPPED and not os.path.isabs(directory):
             yield ConfigProblem(
                 ("rules", "directories"),
-                f"'rules.directories' must hold absolute paths or '{SHIPPED}', not {directory!r}",
+                f"'rules.directories' must list absolute paths or '{SHIPPED}', not {directory!r}",
             )
     if rules.most_nodes_percent > 100:
         yield ConfigProblem(
-            ("rules", "most_nodes_percent"), "'rules.most_nodes_percent' is above 100 percent"
+            ("rules", "most_nodes_percent"), "'rules.most_nodes_percent' must be at most 100"
         )
     if rules.is_enabled and not settings.cluster:
-        yield ConfigProblem(("rules", "mode"), "rules need events: add a table [cluster.NAME]")
+        yield ConfigProblem(("rules", "mode"), "rules need a cluster: add a table [cluster.NAME]")
     if rules.is_enabled and settings.forward.to:
         yield ConfigProblem(
             ("rules", "mode"),
-            f"a controller runs no rules: set it in the Steward at {settings.forward.to}",
+            "a controller runs no rules: set 'rules.mode' in the configuration of the Steward "
+            f"at {settings.forward.to}",
         )
     if rules.is_enabled and not rules.directories:
         yield ConfigProblem(
-            ("rules", "directories"), f"there is no rule: name a directory, or '{SHIPPED}'"
+            ("rules", "directories"),
+            f"'rules.directories' is empty: name a directory, or '{SHIPPED}'",
         )
 
 
@@ -515,20 +560,21 @@ def check_sensor(settings: Settings) -> Iterator[ConfigProblem]:
         elif any(character.isspace() for character in path):
             # slurmctld splits a trigger's program at blanks and knows no quotes.
             yield ConfigProblem(
-                ("sensor", name), f"'sensor.{name}' holds a blank: choose another path"
+                ("sensor", name), f"'sensor.{name}' contains a blank: choose another path"
             )
     if sensor.helper and os.path.basename(sensor.helper) != HELPER_NAME:
         yield ConfigProblem(
             ("sensor", "helper"),
-            f"'sensor.helper' must be called {HELPER_NAME}: so Steward knows its triggers again",
+            f"'sensor.helper' must have the file name {HELPER_NAME}, by which Steward "
+            "recognizes its own triggers",
         )
     for cluster in settings.cluster:
         path = settings.wake_socket(cluster)
         if len(os.fsencode(path)) > _LONGEST_ADDRESS:
             yield ConfigProblem(
                 ("run_dir",),
-                f"'run_dir': {path} is longer than the {_LONGEST_ADDRESS} bytes that a "
-                "socket's path may have",
+                f"'run_dir': the socket path {path} is longer than {_LONGEST_ADDRESS} bytes, "
+                "the maximum: choose a shorter directory",
             )
             return
     if sensor.enabled and not any(
@@ -537,8 +583,8 @@ def check_sensor(settings: Settings) -> Iterator[ConfigProblem]:
     ):
         yield ConfigProblem(
             ("sensor", "enabled"),
-            "[sensor] asks Slurm, and no cluster here is asked: of one with remote = true "
-            "the controller's own configuration has it",
+            "[sensor] has no cluster to query: every cluster is remote. Set [sensor] in the "
+            "controllers' configurations",
         )
 
 
@@ -578,7 +624,7 @@ def check_sink(key: KeyPath, sink: SinkSettings) -> Iterator[ConfigProblem]:
     elif isinstance(sink, KafkaSinkSettings):
         yield from check_broker((*key, "broker"), sink.broker)
     else:
-        assert isinstance(sink, FilesSinkSettings), "there are three sorts of sinks"
+        assert isinstance(sink, FilesSinkSettings), "unknown kind of sink"
         for name, limit in sink.limit.items():
             yield from _check_limit((*key, "limit", name), limit)
 
@@ -586,24 +632,26 @@ def check_sink(key: KeyPath, sink: SinkSettings) -> Iterator[ConfigProblem]:
 def _check_limit(key: KeyPath, limit: LimitSettings) -> Iterator[ConfigProblem]:
     name = ".".join(key)
     if not limit.days and not limit.max_bytes:
-        yield ConfigProblem(key, f"'{name}' limits nothing: give 'days' or 'max_bytes'")
+        yield ConfigProblem(key, f"'{name}' sets no limit: give 'days' or 'max_bytes'")
     for field, names in (("users", limit.users), ("accounts", limit.accounts)):
         if "" in names:
-            yield ConfigProblem((*key, field), f"'{name}.{field}' holds an empty name: take it out")
+            yield ConfigProblem(
+                (*key, field), f"'{name}.{field}' contains an empty name: remove it"
+            )
 
 
 def check_broker(key: KeyPath, broker: KafkaSettings) -> Iterator[ConfigProblem]:
     """Yield errors in the connection settings of a Kafka cluster."""
     name = ".".join(key)
     if not broker.servers:
-        yield ConfigProblem(key, f"'{name}' names no broker: add servers = [\"kafka1:9092\"]")
+        yield ConfigProblem(key, f"'{name}' has no brokers: set servers = [\"kafka1:9092\"]")
     for server in broker.servers:
         if _SERVER.fullmatch(server) is None:
-            yield ConfigProblem((*key, "servers"), f"{server!r} is no broker: write host:port")
+            yield ConfigProblem((*key, "servers"), f"invalid broker {server!r}: write host:port")
     if _TOPIC.fullmatch(broker.topic) is None or broker.topic in {".", ".."}:
         yield ConfigProblem(
             (*key, "topic"),
-            f"{broker.topic!r} is no topic: use up to 249 letters, digits, '.', '_' and '-'",
+            f"invalid topic {broker.topic!r}: use up to 249 letters, digits, '.', '_' and '-'",
         )
     if bool(broker.user) != bool(broker.password_file):
         yield ConfigProblem(
@@ -613,24 +661,26 @@ def check_broker(key: KeyPath, broker: KafkaSettings) -> Iterator[ConfigProblem]
     if "sasl.mechanism" in broker.options and not broker.user:
         yield ConfigProblem(
             (*key, "options", "sasl.mechanism"),
-            f"'{name}.options.sasl.mechanism' is used with a 'user' and a 'password_file' only",
+            f"'{name}.options.sasl.mechanism' has no effect without 'user' and 'password_file': "
+            "set them",
         )
     yield from _check_absolute(key, broker, ("password_file",))
     for option in broker.options:
         option_key = (*key, "options", option)
         if option in _OUR_OPTIONS:
             yield ConfigProblem(
-                option_key, f"{option!r} has a key of its own: {_OUR_OPTIONS[option]!r}"
+                option_key,
+                f"{option!r} cannot be set in 'options': use the key {_OUR_OPTIONS[option]!r}",
             )
         elif option in _RESERVED_OPTIONS:
             yield ConfigProblem(
-                option_key, f"{option!r} cannot be set: without it messages would be lost"
+                option_key, f"{option!r} cannot be set in 'options': messages could be lost"
             )
         elif _SECRET.search(option) is not None:
             yield ConfigProblem(
                 option_key,
-                f"{option!r} would be a secret in this file, which is shown: keep secrets in files "
-                "of their own, such as 'password_file' and the 'key_file' of [tls.NAME]",
+                f"{option!r} would put a secret into the configuration, which 'steward config' "
+                "prints: use 'password_file' or the 'key_file' of [tls.NAME]",
             )
 
 
@@ -638,20 +688,22 @@ def _check_search_sink(key: KeyPath, sink: SearchSinkSettings) -> Iterator[Confi
     """Check a sink of a search server."""
     name = ".".join(key)
     if not sink.urls:
-        yield ConfigProblem(key, f"'{name}' names no server: add urls = [\"https://search1:9200\"]")
+        yield ConfigProblem(key, f"'{name}' has no servers: set urls = [\"https://search1:9200\"]")
     for url in sink.urls:
         yield from _check_address((*key, "urls"), url)
     if sink.tls and sink.urls and not any(url.startswith("https:") for url in sink.urls):
         yield ConfigProblem(
-            (*key, "tls"), f"'{name}' has 'tls' and no server at https://: it would not encrypt"
+            (*key, "tls"),
+            f"'{name}' has 'tls', but no URL begins with https://, so nothing is "
+            "encrypted: write https://, or remove 'tls'",
         )
     if _INDEX.fullmatch(sink.index) is None:
         yield ConfigProblem(
             (*key, "index"),
-            f"{sink.index!r} cannot begin an index's name: use small letters, digits, '_' and '-'",
+            f"invalid index name {sink.index!r}: use lower-case letters, digits, '_' and '-'",
         )
     if sink.user and not sink.password_file:
-        yield ConfigProblem(key, f"'{name}' has a 'user': give its 'password_file', too")
+        yield ConfigProblem(key, f"'{name}' has a 'user' without a password: set 'password_file'")
     yield from _check_absolute(key, sink, ("password_file",))
 
 
@@ -663,15 +715,15 @@ def _check_address(key: KeyPath, url: str) -> Iterator[ConfigProblem]:
     except ValueError:
         parts, is_port_valid = urlsplit(""), False
     if not is_port_valid or parts.scheme not in {"http", "https"} or not parts.hostname:
-        yield ConfigProblem(key, f"{url!r} is no address of a server: write https://host:9200")
+        yield ConfigProblem(key, f"invalid server URL {url!r}: write https://host:9200")
     elif parts.username is not None or parts.password is not None:
         # Not repeated in the message, which may be logged.
         yield ConfigProblem(
-            key, "an address in 'urls' holds a password: give user and password_file"
+            key, "a URL in 'urls' contains a password: set 'user' and 'password_file' instead"
         )
     elif parts.query or parts.fragment:
         yield ConfigProblem(
-            key, f"{url!r} holds more than an address: leave out what follows '?' or '#'"
+            key, f"invalid server URL {url!r}: remove everything from '?' or '#' on"
         )
 
 

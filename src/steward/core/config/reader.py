@@ -124,12 +124,14 @@ def _read_file(path: str) -> str:
         with open(path, "rb") as file:
             data = file.read(_LARGEST + 1)
     except FileNotFoundError:
-        raise ConfigError("there is no such file: name one with --config", path) from None
+        raise ConfigError("no such file: name the configuration with --config", path) from None
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise ConfigError(f"cannot be read: {reason}", path) from error
     if len(data) > _LARGEST:
-        raise ConfigError(f"is larger than {_LARGEST} bytes: is it the right file?", path)
+        raise ConfigError(
+            f"is larger than {_LARGEST} bytes, the maximum: is it the right file?", path
+        )
     try:
         return data.decode().replace("\r\n", "\n")
     except UnicodeDecodeError as error:
@@ -145,9 +147,11 @@ def _parse_toml(text: str, path: str) -> dict[str, Any]:
         match = _SYNTAX_LINE.fullmatch(str(error))
         message = match[1] if match else str(error)
         line = int(match[2]) if match and match[2] else text.count("\n") + 1
-        raise ConfigError(f"is not TOML: {message}", path, line) from error
+        raise ConfigError(f"is not valid TOML: {message}", path, line) from error
     except RecursionError as error:
-        raise ConfigError("is nested too deeply to be a configuration", path) from error
+        raise ConfigError(
+            "is not a configuration: its tables are nested too deeply", path
+        ) from error
 
 
 def _find_line(lines: dict[KeyPath, int], key: KeyPath) -> int:
@@ -199,13 +203,13 @@ def _find_tls(name: Any, key: KeyPath, tls_tables: dict[str, Any]) -> Any:
     if name not in tls_tables:
         nearest = _find_nearest(name, tls_tables)
         remedy = f"did you mean {nearest!r}?" if nearest else "add it, or correct the name"
-        raise _InvalidKey(f"{_format_key(key)!r}: there is no table [tls.{name}]: {remedy}", key)
+        raise _InvalidKey(f"{_format_key(key)!r}: unknown table [tls.{name}]: {remedy}", key)
     return tls_tables[name]
 
 
 def _describe_unknown(key: KeyPath, fields: dict[str, Any]) -> str:
     nearest = _find_nearest(key[-1], fields)
-    hint = f"did you mean {nearest!r}?" if nearest else f"there are: {', '.join(fields)}"
+    hint = f"did you mean {nearest!r}?" if nearest else f"the keys are: {', '.join(fields)}"
     return f"unknown key {_format_key(key)!r}: {hint}"
 
 
@@ -228,7 +232,7 @@ def _check_value(value: Any, kind: Any, key: KeyPath, tls_tables: dict[str, Any]
     elif get_origin(kind) is dict:
         if not isinstance(value, dict):
             raise _InvalidKey(
-                f"{_format_key(key)!r} must hold tables: [{_format_key(key)}.NAME]", key
+                f"{_format_key(key)!r} must contain tables: [{_format_key(key)}.NAME]", key
             )
         for name, item in value.items():
             item_key = (*key, name)

@@ -61,7 +61,7 @@ def split_into_frames(rows: Sequence[EncodedEvent]) -> Iterator[Sequence[Encoded
         )
         if row_bytes + _ROW_BYTES > MAX_FRAME_BYTES:
             raise JournalError(
-                f"event {key[:100]!r} of {row_bytes} bytes is larger than the journal takes", key
+                f"event {key[:100]!r} has {row_bytes} bytes, more than the journal accepts", key
             )
         if size and size + row_bytes > FRAME_BYTES:
             yield rows[start:number]
@@ -96,9 +96,7 @@ class FrameDecoder:
             try:
                 messages.append(_unpack.decode(memoryview(buffer)[_HEADER.size : end]))
             except msgspec.MsgspecError as error:
-                raise JournalError(
-                    f"a frame on {JOURNAL_SOCKET} cannot be read: {error}"
-                ) from error
+                raise JournalError(f"cannot decode a frame on {JOURNAL_SOCKET}: {error}") from error
             del buffer[:end]
         return messages
 
@@ -235,7 +233,8 @@ class JournalLink:
             except OSError as error:
                 connection.close()
                 raise JournalUnavailable(
-                    f"no answer at {self._path}: is 'steward serve' running? ({error.strerror})",
+                    f"cannot reach the journal at {self._path}: {error.strerror}. Is 'steward "
+                    "serve' running?",
                     self._path,
                 ) from error
             self._socket = connection
@@ -253,13 +252,13 @@ class JournalLink:
             while True:
                 reply = self._receive(_ANSWER_TIMEOUT_S, number=number)
                 if reply is None:
-                    raise TimeoutError(f"no answer in {_ANSWER_TIMEOUT_S:.0f} s")
+                    raise TimeoutError(f"no answer within {_ANSWER_TIMEOUT_S:.0f} s")
                 if reply:
                     break
         except OSError as error:
             self.close()
             raise JournalUnavailable(
-                f"the journal's writer at {self._path} went away: {error}", self._path
+                f"lost the connection to the journal at {self._path}: {error}", self._path
             ) from error
         if reply[0] == "refused":
             raise JournalError(str(reply[2]), verb)

@@ -148,7 +148,7 @@ def limit_size(journal: Journal, stores: IncomingStores, *, max_bytes: int) -> b
     for name, position in behind:
         if _is_refillable(name, position, journal.list_attached(), files_sinks):
             log.error(
-                "the journal holds %d bytes, more than max_bytes: detached consumer %s; fix it "
+                "the journal has %d bytes, more than max_bytes: detached consumer %s; fix it "
                 "(see 'steward journal status'), then run '%s' to catch up",
                 size,
                 name,
@@ -158,7 +158,7 @@ def limit_size(journal: Journal, stores: IncomingStores, *, max_bytes: int) -> b
             return True
     if behind:
         log.error(
-            "the journal holds %d bytes, more than max_bytes, and consumer %s needs them: "
+            "the journal has %d bytes, more than max_bytes, and consumer %s needs them: "
             "fix the consumer (steward journal status) or provide more disk space",
             size,
             behind[0][0],
@@ -216,7 +216,7 @@ def lock_state_dir(state_dir: str, wait_s: float = _WAIT_S) -> StateLock:
             if time.monotonic() > deadline:
                 os.close(fd)
                 raise JournalUnavailable(
-                    f"another steward is running on {state_dir}: stop it, or use another state_dir",
+                    f"another Steward uses {state_dir}: stop it, or set another state_dir",
                     path,
                 ) from error
             time.sleep(0.02)
@@ -408,7 +408,7 @@ class JournalServer:
                 raise UsageError(f"the journal has no action {call.message.action!r}")
             answer = self._run_command(msgspec.convert(call.message.args, JournalCommand))
         except msgspec.ValidationError as error:
-            call.reject(UsageError(f"the journal cannot read the command: {error}"))
+            call.reject(UsageError(f"cannot decode the command to the journal: {error}"))
         except StewardError as error:
             call.reject(error)
         else:
@@ -421,7 +421,7 @@ class JournalServer:
                 runner = self._consumer_clients.get(consumer)
                 if runner is not None and runner.socket.fileno() >= 0:
                     raise Conflict(
-                        f"consumer {consumer} is running: take it out of the configuration first",
+                        f"consumer {consumer} is running: remove it from the configuration first",
                         consumer,
                     )
                 self._positions.pop(consumer, None)

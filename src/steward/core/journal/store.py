@@ -364,7 +364,8 @@ class Journal:
         self._db.executemany(
             "INSERT OR IGNORE INTO dead "
             "(consumer, id, kind, cluster, key, data, error, since, replay) "
-            "SELECT ?1, id, kind, cluster, key, data, 'came while it was detached', ?3, 1 "
+            "SELECT ?1, id, kind, cluster, key, data, 'arrived while the consumer was detached', "
+            "?3, 1 "
             "FROM event WHERE id = ?2",
             [(name, event.id, _get_now_s()) for event in missed if event.kind == ARCHIVE_PURGE],
         )
@@ -463,6 +464,4 @@ def _find_submit_time(event: Event) -> int | None:
 
 
 def _make_unknown_consumer(name: str) -> JournalError:
-    return JournalError(
-        f"no consumer is called {name!r}: 'steward journal status' lists them", name
-    )
+    return JournalError(f"unknown consumer {name!r}: 'steward journal status' lists them", name)
