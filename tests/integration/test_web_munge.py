@@ -92,7 +92,7 @@ def test_it_is_good_for_its_own_request_alone(site: WebSite) -> None:
     ):
         answer = post(site, path, body, credential(site, "ada", made))
         assert answer.status_code == 401, answer.text
-        assert "belongs to another request" in answer.json()["detail"]
+        assert "made for another request" in answer.json()["detail"]
     elsewhere = build_statement("POST", ME, b"{}", "elsewhere.example.org")
     answer = post(site, ME, b"{}", credential(site, "ada", elsewhere))
     assert (answer.status_code, "elsewhere" in answer.json()["detail"]) == (401, True)

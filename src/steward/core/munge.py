@@ -325,7 +325,7 @@ def describe_difference(covered: bytes, expected: bytes) -> str:
         return ""
     covered_lines, expected_lines = covered.split(b"\n"), expected.split(b"\n")
     if len(covered_lines) != len(expected_lines) or covered_lines[:3] != expected_lines[:3]:
-        return "belongs to another request"
+        return "was made for another request"
     theirs, ours = (
         lines[3].decode("utf-8", "backslashreplace") for lines in (covered_lines, expected_lines)
     )
