@@ -195,7 +195,7 @@ def test_a_second_daemon_does_not_speak_for_the_first(tmp_path: Path) -> None:
         first.wait(lambda: first.is_quiet(0) and bool(pids()) and 0 not in pids())
         assert pids() == set(first.parts())
         with Daemon(settings, tmp_path / "second") as second:
-            second.wait(lambda: "another steward" in second.log())
+            second.wait(lambda: "another Steward uses" in second.log())
             assert pids() == set(first.parts())
             first.kill()
             second.wait(lambda: bool(pids()) and pids() <= set(second.parts()))
