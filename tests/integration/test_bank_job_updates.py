@@ -236,7 +236,7 @@ def test_root_passes_is_charged_and_marked(site: BankSite) -> None:
     time.sleep(2)  # some polls
     assert state(site, dear) == "RUNNING"
     assert site.tries(f"{SHELL}true\n", "--time=1", user=OWNER).returncode != 0, "overdrawn"
-    wait_until(lambda: "passed for root" in site.bank("would-refuse", "--all", "--json"), 30)
+    wait_until(lambda: "admitted for root" in site.bank("would-refuse", "--all", "--json"), 30)
 
 
 def test_an_operator_allows_one_job(site: BankSite) -> None:

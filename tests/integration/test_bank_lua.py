@@ -39,7 +39,7 @@ def test_the_only_cluster_needs_no_name(slurm_version: str, directory: Path) -> 
         site.start()
         wait_until(lambda: site.tries(f"{SHELL}true\n", "--time=9-0").returncode != 0, 60)
         refused = site.tries(f"{SHELL}true\n", "--time=9-0")
-        assert "account physics has 40.00 SU free" in refused.stderr
+        assert "account physics has 40.00 SU available" in refused.stderr
         held = site.submit(f"{SHELL}sleep 100\n", time="40:00:00", hold=True)
         wait_until(lambda: held in {hold.job_id for hold in site.holds()}, 60)
         assert not site.as_user("scontrol", "release", str(held))

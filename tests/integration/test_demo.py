@@ -137,7 +137,7 @@ def follow_get_started(directory: Path) -> None:
     text = page.read_text(encoding="utf-8")
     written = write_docs.refreshed(text, type_command)
     assert "Job 13 of ada was charged" in written
-    assert "sbatch: error: Steward: this job may cost" in written
+    assert "sbatch: error: Steward: insufficient funds: this job may cost up to" in written
 
 
 def test_ctrl_c_ends_all_of_it(directory: Path, slurm_version: str) -> None:

@@ -106,7 +106,10 @@ def test_slurm_that_does_not_answer_is_no_error(tmp_path: Path) -> None:
     assert (told.reason, told.priority) == ("Priority", 4)
 
 
-BROKE = "this job may cost 24.00 SU, but account physics has 3.00 SU free"
+BROKE = (
+    "insufficient funds: this job may cost up to 24.00 SU, "
+    "but account physics has 3.00 SU available"
+)
 
 
 def test_a_job_that_the_bank_holds_says_so(tmp_path: Path) -> None:

@@ -26,19 +26,19 @@ def test_where_nothing_fits_it_is_said_whom_to_ask_and_what_else_can_pay(tmp_pat
     )
     said = site.submit(job(9)).say.splitlines()
     assert said[2:] == [
-        "  Account math of yours can pay it (--account=math).",
-        "  For more of account chem ask olga or carl, who look after it.",
+        "  Your account math can pay it (--account=math).",
+        "  To get more for account chem, ask its owners: olga or carl.",
     ]
-    assert "account lab ask olga or carl" in site.submit(job(9, account="lab")).say
+    assert "account lab, ask its owners: olga or carl" in site.submit(job(9, account="lab")).say
     site.tell(account("chem", 0))
-    assert site.submit(job(9)).say.endswith("account chem ask those who run the cluster.")
-    assert "of yours" not in site.submit(job(9)).say
+    assert site.submit(job(9)).say.endswith("account chem, ask an operator of the cluster.")
+    assert "Your account" not in site.submit(job(9)).say
 
 
 def test_without_a_time_limit_it_is_said_what_is_reckoned_with(tmp_path: Path) -> None:
     site = GateCore(tmp_path, account("chem", 10))
     said = site.submit(job(9, time_limit_min=None)).say
-    assert "It gives no time limit, so 01:00:00 are reckoned with: a shorter --time" in said
+    assert "The job has no time limit, so the price is for 01:00:00: a shorter --time" in said
     assert "--time=9)" in said
     assert "no time limit" not in site.submit(job(60)).say
 
@@ -93,7 +93,7 @@ def test_accounts_that_may_not_pay(tmp_path: Path) -> None:
     listed = account("math", 9, number=2, only_listed=True, users=(UserBooks(name="bob"),))
     closed = account("old", 9, number=3, closed=True)
     site = GateCore(tmp_path, account("chem", 9), listed, closed)
-    assert "no account phys" in site.submit(job(1, account="phys")).say
+    assert "unknown account phys" in site.submit(job(1, account="phys")).say
     assert "closed" in site.submit(job(1, account="old")).say
     assert "alice may not charge" in site.submit(job(1, account="math")).say
     assert site.submit(job(1, account="math", uid=1001)).ok
@@ -110,11 +110,11 @@ def test_limits_of_users_and_shares_of_accounts(tmp_path: Path) -> None:
     site = GateCore(tmp_path, account("chem", 100, users=users), hold_share=0.3)
     assert site.submit(job(9)).ok
     said = site.submit(job(9))
-    assert "user alice has 5.00 SU left" in said.say
+    assert "limit of user alice in account chem leaves 5.00 SU" in said.say
     assert "limit of 20.00 SU, 5.00 SU are spent and 10.00 SU held" in said.say
     assert "--time=4)" in said.say
     assert site.submit(job(24, uid=1001)).ok
-    assert "only 5.00 SU more" in site.submit(job(9, uid=1001)).say
+    assert "grow by only 5.00 SU" in site.submit(job(9, uid=1001)).say
 
 
 def test_a_parent_pays_and_exempt_users_are_never_refused(tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_a_refusal_may_send_the_job_elsewhere(tmp_path: Path) -> None:
     site = GateCore(tmp_path, account("chem", 5), refusal=instead)
     said = site.submit(job(99))
     assert (said.ok, said.partition) == (True, "cheap")
-    assert said.say.endswith("it goes to partition cheap instead.")
+    assert said.say.endswith("the job was moved to partition cheap.")
     assert [fact.kind for fact in site.store.fetch_facts(0, 9)] == ["hold.placed", "refusal"]
     dear = {"chem": RejectionSettings(qos="low")}
     site.ground.bank = msgspec.structs.replace(site.ground.bank, refusal=dear)
@@ -226,7 +226,7 @@ def test_a_stranger_changes_no_hold(tmp_path: Path) -> None:
             before = site.store.write_count
             said = site.keeper.modify(ask, "nobody", now_us(), is_lenient=False)
             assert not said.ok
-            assert said.say == "Steward: permission denied: this job is not yours to change"
+            assert said.say == "Steward: permission denied: the job belongs to another user"
             assert site.store.write_count == before, "a stranger writes nothing"
     assert (site.free(), site.free("phys")) == (20, 30)
 

@@ -108,4 +108,4 @@ def test_who_is_turned_away_is_told_of_once_a_minute(
                     connect_socket(theirs, settings.gate_socket)
                     assert theirs.recv(1) == b""
     (record,) = caplog.records
-    assert f"uid {STRANGER} may not ask" in record.getMessage()
+    assert f"uid {STRANGER} may not use the gate" in record.getMessage()

@@ -220,7 +220,7 @@ def test_an_array_is_read_once_for_a_refusal(
     monkeypatch.setattr("steward.bank.estimate.estimator.count_array_tasks", counted_tasks_of)
     site = AskedGate(tmp_path, 100)
     said = site.ask(usual_job(10_000, array="0-9"))
-    assert "What would fit: a time limit of at most 00:09:00 (--time=9)" in said.say
+    assert "What would be admitted: a time limit of at most 00:09:00 (--time=9)" in said.say
     assert read == ["0-9"]
 
 
@@ -229,9 +229,9 @@ def test_a_refusal_goes_out_without_advice_when_the_budget_is_spent(tmp_path: Pa
     with site.ground.limit_cpu(Budget(0)):
         said = site.submit(usual_job(10_000, array="0-9"))
     assert not said.ok
-    assert "has 100.00 SU free" in said.say
-    assert "What would fit" not in said.say
-    assert "What would fit" in site.submit(usual_job(10_000, array="0-9")).say
+    assert "has 100.00 SU available" in said.say
+    assert "What would be admitted" not in said.say
+    assert "What would be admitted" in site.submit(usual_job(10_000, array="0-9")).say
 
 
 def test_a_user_who_takes_too_much_of_the_gate_is_refused_without_a_price(tmp_path: Path) -> None:
@@ -240,7 +240,7 @@ def test_a_user_who_takes_too_much_of_the_gate_is_refused_without_a_price(tmp_pa
     holds = len(site.keeper.balances.holds)
     said = site.ask(usual_job())
     assert not said.ok
-    assert "take too much of the bank's time" in said.say
+    assert "take too much of the gate's time" in said.say
     assert len(site.keeper.balances.holds) == holds
     assert site.ask(usual_job(), by=0).ok, "root submits for its users"
     assert site.ask(usual_job(uid=1001), by=1001).ok
@@ -280,8 +280,8 @@ def test_a_text_that_was_cut_is_refused_whatever_the_policy(
     cut = usual_job(req_nodes="n1,n2", job_id=7 if op == "modify" else 0)
     said = site.ask(cut, op=op, oversize="req_nodes")
     assert not said.ok
-    assert "--nodelist is longer than any that Slurm takes" in said.say
-    assert f"refused a {op} by uid 1000" in caplog.text
+    assert "--nodelist is longer than Slurm accepts" in said.say
+    assert f"rejected a {op} by uid 1000" in caplog.text
     assert "--nodelist is too long" in caplog.text
     assert site.ask(cut, op=op, by=0, oversize="req_nodes").ok
     site.right.is_ready = False  # the policy holds, which is to allow

@@ -130,7 +130,7 @@ def test_a_job_not_seen_yet_is_not_changed_by_its_user(tmp_path: Path) -> None:
             assert site.keeper.modify(asked, "", now_us(), is_lenient=False).ok
         assert site.keeper.modify(ask, "", now_us(), is_lenient=True).ok
     assert not refused.ok
-    assert "job 77 has just been submitted" in refused.say
+    assert "the bank has not seen the new job 77 yet" in refused.say
     with site.store.transaction():
         seen = ShownJob(cluster=CLUSTER, job_id=6, uid=1000, admin_comment=said.admin_comment)
         site.upkeep.confirm([seen], now_us())

@@ -14,7 +14,7 @@ NAMES = {OWNER: "alice", COORDINATOR: "bob", OPERATOR: "op", STRANGER: "mallory"
 RUN = 2
 """How often the job was requeued before the run that changes are granted for."""
 RELEASE = JobRequest(uid=-1, job_id=5, released=True)
-DENIED = "Steward: permission denied: this job is not yours to change"
+DENIED = "Steward: permission denied: the job belongs to another user"
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def test_root_passes_and_is_held_for_and_marked(site: GateCore) -> None:
     site.tell(account("chem", 9))
     assert changed(site, RELEASE, 0).ok
     assert site.free() == -1, "further jobs are refused"
-    assert "passed for root" in site.store.fetch_facts(0, 100)[-1].refusal.why  # type: ignore[union-attr]
+    assert "admitted for root" in site.store.fetch_facts(0, 100)[-1].refusal.why  # type: ignore[union-attr]
     claim = CoverRequest(cluster=CLUSTER, job_id=5, description=job(9))
     with site.store.transaction():
         assert site.upkeep.cover_job(claim, "alice", now_us()).is_paid, "the poll lets it be, too"
@@ -179,7 +179,7 @@ def test_a_job_that_was_just_submitted_is_not_changed_unseen(site: GateCore, by:
     site.tell(account("chem", 100))
     assert site.submit(job(20)).ok
     said = changed(site, JobRequest(uid=-1, job_id=6, time_limit_min=3000), by)
-    assert "is not seen yet by the bank" in said.say
+    assert "the bank has not seen the new job 6 yet" in said.say
     assert changed(site, JobRequest(uid=-1, job_id=6, time_limit_min=3000), STRANGER).ok
 
 

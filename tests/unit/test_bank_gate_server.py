@@ -41,7 +41,7 @@ def test_a_job_from_its_submit_to_its_settlement(tmp_path: Path) -> None:
         assert said["admin_comment"].startswith("site words steward=1.")
         refused = gate.ask(job(99))
         assert not refused["ok"]
-        assert "100.00 SU, but account chem has 50.00 SU free" in refused["say"]
+        assert "100.00 SU, but account chem has 50.00 SU available" in refused["say"]
         assert "--time=49" in refused["say"]
         shown = ShownJob(
             cluster=CLUSTER, job_id=7, uid=1000, admin_comment=said["admin_comment"], started=True
@@ -94,7 +94,7 @@ def test_what_the_link_asks_and_is_refused(tmp_path: Path) -> None:
         assert link.get_quote(CLUSTER, job(9)).amount == 10 * MICRO
         assert not link.get_verdict(CLUSTER, job(300)).ok
         held = link.reserve("chem", 60 * MICRO, "a transfer")
-        with pytest.raises(BankRefused, match=r"40\.00 SU free"):
+        with pytest.raises(BankRefused, match=r"40\.00 SU available"):
             link.reserve("chem", 60 * MICRO, "another")
         with pytest.raises(BankUsage):
             link.get_means("phys")
@@ -157,7 +157,7 @@ def test_without_books_the_policy_decides(tmp_path: Path) -> None:
         gate.wait(lambda: os.path.exists(settings.gate_socket))
         denied = gate.ask(job(1))
         assert not denied["ok"]
-        assert "cannot be asked now" in denied["say"]
+        assert "the bank does not answer" in denied["say"]
         assert gate.ask(job(1, partition="cheap"))["ok"]
         assert gate.ask(job(1, partition="cheap,main"))["ok"] is False
         gate.link.send_rules(rules())
@@ -181,7 +181,7 @@ def test_with_postgresql_only_a_lease_gives_the_right(tmp_path: Path) -> None:
         assert gate.ask(job(1))["ok"]
         gate.link.grant_lease(2, 60.0)
         gate.link.grant_lease(4, 0.0)
-        assert gate.link.get_status().why == "another gate has the right to decide"
+        assert gate.link.get_status().why == "another gate holds the lease to decide"
         assert "admin_comment" not in gate.ask(job(1)), "the policy lets it in"
         assert gate.link.grant_lease(5, 60.0, "ab" * 32) == "ab" * 32
         gate.wait_open()

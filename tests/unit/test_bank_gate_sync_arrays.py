@@ -119,7 +119,7 @@ def test_tasks_that_no_allocation_can_pay_are_not_paid_and_the_others_stay(
     array = Array(tmp_path, later_su=15)
     covered = array.cover("0-3", array.starts)
     assert not covered.is_paid
-    assert "no other of its account can" in covered.why
+    assert "no other allocation of its account can pay" in covered.why
     assert array.shares() == {1: 20}
     assert array.site.free(at_us=array.now) == 15
     array.site.ground.put_rules(rules("observe"))

@@ -82,5 +82,5 @@ def test_the_secret_is_made_once_and_is_ours_alone(tmp_path: Path) -> None:
 
 def test_a_broken_secret_says_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "gate.key").write_text("not a key\n")
-    with pytest.raises(BankError, match="put the right one back"):
+    with pytest.raises(BankError, match="restore the file"):
         token.load_secret(str(tmp_path))

@@ -73,13 +73,13 @@ def test_who_stops_is_trusted_again_and_meanwhile_has_a_part(queue: Queue) -> No
         queue.fill()
         queue.look()
     said = queue.ask(49)
-    assert "Slurm then did not have (sbatch --test-only asks, too)" in said
-    assert "only 10.00 SU more of account chem may be held" in said
+    assert "never became jobs in Slurm (sbatch --test-only counts, too)" in said
+    assert "your holds in account chem may grow by only 10.00 SU" in said
     assert "--time=9)" in said
-    wait_s = int(said.split("try again in ")[1].split(" s")[0])
+    wait_s = int(said.split("Try again in ")[1].split(" s")[0])
     assert 0 < wait_s <= 200
     assert not queue.ask(4), "smaller ones go at once"
-    assert "try again in 10 s" in queue.ask(9), "what is held now is shown, or void, by then"
+    assert "Try again in 10 s" in queue.ask(9), "what is held now is shown, or void, by then"
     queue.now += (wait_s - 1) * 1_000_000
     assert queue.ask(49)
     queue.now += 1_000_000

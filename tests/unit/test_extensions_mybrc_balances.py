@@ -236,8 +236,8 @@ def test_the_gate_decides_by_the_servers_balance_and_says_how_old_it_is(
         dear = job(59, account="physics")
         refused = gate.ask(dear)
         assert not refused["ok"]
-        assert "account physics has 50.00 SU free" in refused["say"]
-        assert "127.0.0.1 said what it has on " in refused["say"]
+        assert "account physics has 50.00 SU available" in refused["say"]
+        assert "The balance is from 127.0.0.1, queried on " in refused["say"]
         assert gate.ask(job(39, account="physics"))["ok"]
         means = gate.link.get_means("physics")
         assert (means.balance, means.held) == (50 * SU, 40 * SU)
@@ -263,7 +263,7 @@ def test_the_policy_decides_where_the_server_has_been_away_for_too_long(
             dear = job(59, account="physics")
             never = gate.ask(dear)
             assert never["ok"] == (policy == "allow")
-            assert policy == "allow" or "was not asked yet" in never["say"]
+            assert policy == "allow" or "was not queried yet" in never["say"]
             server.shutdown()
             server.server_close()
             site.follow(3)
@@ -287,7 +287,7 @@ def test_a_restart_while_the_server_is_away_forgets_no_figure(
             gate.wait_open()
             site.follow()
             site.balances.poll_once(Stop(), lambda: None)
-            assert "has 50.00 SU free" in gate.ask(job(59, account="physics"))["say"]
+            assert "has 50.00 SU available" in gate.ask(job(59, account="physics"))["say"]
             assert gate.ask(job(39, account="physics"))["ok"]
         site.close()
 

@@ -64,7 +64,7 @@ def test_what_is_held_cannot_be_had(gate: RunningGate, site: Settings, ledger: "
     assert can(site, ledger, "600")
     answer = affording(site, ledger).check_job("600.01", "4000001", "PHYSICS")
     assert not answer.success
-    assert "but account physics has 600.00 SU free" in str(answer.message)
+    assert "but account physics has 600.00 SU available" in str(answer.message)
     assert "400.00 SU held for other jobs" in str(answer.message)
 
 

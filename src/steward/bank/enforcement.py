@@ -133,7 +133,7 @@ log = logging.getLogger(__name__)
 MESSAGE_PREFIX: Final = "steward: "
 """Prefix of every message to a job's user, so that Steward is known as the sender."""
 
-_STRANDED: Final = "its account has no allocation that can pay it now"
+_STRANDED: Final = "insufficient funds: no allocation of its account can pay it"
 """Reason shown to users whose job lost its allocation."""
 _WAITING: Final = frozenset({"PENDING", "REQUEUED"})
 """States of pending jobs."""
@@ -207,7 +207,8 @@ class UnpaidJobs:
         record = jobs[0].record
         rule = self.get_rule(record.partition)
         waiting = [job for job in jobs if strip_state_suffix(job.record.state) in _WAITING]
-        reason = next(iter(why.splitlines()), "it cannot be paid").removeprefix("Steward: ")
+        reason = next(iter(why.splitlines()), "insufficient funds")
+        reason = reason.removeprefix("Steward: ").removeprefix("rejected: ")
         self._warn(key, rule, reason)
         if rule in ("warn", "credit"):
             self._link.cover_job(msgspec.structs.replace(claim, mode_credit=True))
@@ -235,8 +236,11 @@ class UnpaidJobs:
         is_off = os.path.lexists(self._settings.gate_off)
         if is_off != self._is_off:
             self._is_off = is_off
-            text = "%s is there: nothing is done to jobs that cannot be paid"
-            log.warning(text if is_off else "%s is gone", self._settings.gate_off)
+            text = "%s exists: Steward neither holds nor cancels jobs with insufficient funds"
+            log.warning(
+                text if is_off else "%s was removed: Steward holds and cancels such jobs again",
+                self._settings.gate_off,
+            )
         return is_off
 
     def release_if_held(self, key: Key) -> None:
@@ -366,7 +370,7 @@ class UnpaidJobs:
     def _warn(self, key: Key, rule: str, why: str) -> None:
         if key not in self._warned:
             self._warned.add(key)
-            log.warning("cluster %s: insufficient funds for job %s (%s): %s", *key, rule, why)
+            log.warning("cluster %s: cannot pay for job %s (unpaid = %s): %s", *key, rule, why)
 
     def _of(self, cluster: str) -> dict[str, HeldJob]:
         """Return the held jobs of a cluster by id, read from the ledger once."""

@@ -316,7 +316,7 @@ class HoldPlacement:
         is_reported = over_us >= hold.created_us - _SLACK_US
         is_old = hold.created_us < to_micros(now - _OVER_GRACE)
         if is_known and (is_reported or is_old):
-            self._link.release(hold.id, "its job is over")
+            self._link.release(hold.id, "its job has ended")
 
     def _list_holds(self, cluster: str) -> dict[int, Hold]:
         """Return a cluster's open holds by job id."""

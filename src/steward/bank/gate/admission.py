@@ -361,7 +361,7 @@ class DecisionMaker:
         try:
             quote = self._quote(case, {} if quotes is None else quotes)
         except (NoRate, NoEstimate) as error:
-            return make_rejection(case, f"Steward: {error}", is_alarming=True)
+            return make_rejection(case, f"Steward: rejected: {error}", is_alarming=True)
         return self._decide_quote(case, quote)
 
     def _decide_quote(self, case: AdmissionCase, quote: Quote) -> Decision:
@@ -403,8 +403,9 @@ class DecisionMaker:
             return objection
         # Slurm rejects it later; a hold until then would block other users' SU.
         return (
-            f"Steward: {case.user or f'user {case.job.uid}'} has no association with account "
-            f"{case.account} in slurmdbd; a new one counts within a minute"
+            f"Steward: rejected: {case.user or f'user {case.job.uid}'} has no association "
+            f"with account {case.account} in slurmdbd. Ask the account's coordinator for one; "
+            "it works within a minute"
         )
 
     def find_account_objection(self, case: AdmissionCase) -> str | None:
@@ -415,21 +416,24 @@ class DecisionMaker:
             if self._rules.bank.unknown_accounts == "allow":
                 return ""
             if not account:
-                return "Steward: this job names no account: give one with --account"
+                return "Steward: rejected: the job names no account. Give one with --account"
             return (
-                f"Steward: the bank knows no account {account}: give another with --account, "
-                "or ask for it to be opened"
+                f"Steward: rejected: unknown account {account}. Give another with --account, "
+                "or ask an operator to create it"
             )
         if books.closed:
-            return f"Steward: account {account} is closed: give another with --account"
+            return f"Steward: rejected: account {account} is closed. Give another with --account"
         if books.only_listed and (not user or self._balances.find_user(account, user) is None):
-            return f"Steward: {user or 'this user'} may not charge account {account}"
+            return (
+                f"Steward: rejected: {user or 'this user'} may not charge account {account}. "
+                "Ask an owner of the account"
+            )
         remote = self._balances.remote_means.get(account)
         has_limits = any(listed.limit is not None for listed in books.users)
         if not user and (has_limits or (remote is not None and remote.limits)):
             return (
-                f"Steward: the name of user {case.job.uid} cannot be looked up now, and account "
-                f"{account} has limits for its users: try again in a few seconds"
+                f"Steward: rejected: cannot look up the name of uid {case.job.uid}, and "
+                f"account {account} has limits for its users. Try again in a few seconds"
             )
         return None
 
@@ -485,7 +489,7 @@ class DecisionMaker:
             for name, value in (("QOS", alternative.qos), ("partition", alternative.partition))
             if value
         ]
-        say = f"{decision.say}\nSteward: it goes to {' and '.join(changes)} instead."
+        say = f"{decision.say}\nSteward: the job was moved to {' and '.join(changes)}."
         return msgspec.structs.replace(
             new_decision,
             say=say,

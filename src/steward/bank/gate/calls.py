@@ -80,7 +80,9 @@ class GateQueries:
             BankUsage: The account does not exist.
         """
         if account not in self._keeper.balances.accounts:
-            raise BankUsage(f"the gate knows no account {account}", account)
+            raise BankUsage(
+                f"the gate has no account {account} yet: try again in a few seconds", account
+            )
         return self._keeper.balances.get_means(account, user, self._find_uid(account, user), now_us)
 
     def _find_uid(self, account: str, user: str) -> int:
@@ -143,7 +145,10 @@ class GateQueries:
         """
         rules = self._keeper.rules
         if rules.get_estimator(cluster) is None:
-            raise NoEstimate(f"the gate has no picture of cluster {cluster} yet", cluster)
+            raise NoEstimate(
+                f"the gate has no state of cluster {cluster} yet: try again after the next poll",
+                cluster,
+            )
         case = self._keeper.decision_maker.build_case(cluster, job, user, now_us)
         return msgspec.structs.replace(rules.quote(cluster, case.job, now_us), account=case.account)
 
@@ -156,7 +161,10 @@ class GateQueries:
             NoEstimate: The gate has no model of the cluster.
         """
         if self._keeper.rules.get_estimator(cluster) is None:
-            raise NoEstimate(f"the gate has no picture of cluster {cluster} yet", cluster)
+            raise NoEstimate(
+                f"the gate has no state of cluster {cluster} yet: try again after the next poll",
+                cluster,
+            )
         decision = self._keeper.decision_maker.decide_submit(cluster, job, user, now_us)
         say = decision.say or decision.short
         return AdmissionVerdict(ok=decision.ok, say=say, quote=decision.quote)
@@ -171,7 +179,10 @@ class GateQueries:
         """
         decision = self._keeper.decision_maker.decide_cost(cluster, job, user, cost, now_us)
         if decision.account not in self._keeper.balances.accounts:
-            raise BankUsage(f"the gate knows no account {decision.account}", decision.account)
+            raise BankUsage(
+                f"the gate has no account {decision.account} yet: try again in a few seconds",
+                decision.account,
+            )
         return AdmissionVerdict(
             ok=decision.ok,
             say=decision.say or decision.short,
@@ -272,12 +283,14 @@ class GateOperations:
             StewardError: The operation is unknown, rejects the call or fails.
         """
         if op not in self._ops:
-            raise BankError(f"the gate does not know {op!r}: is it older?")
+            raise BankError(
+                f"unknown operation {op!r} of the gate: does the gate run an older version?"
+            )
         body_type, function = self._ops[op]
         try:
             body = msgspec.json.decode(args, type=body_type)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            raise BankError(f"the gate cannot read what it was sent: {error}") from error
+            raise BankError(f"the gate cannot decode the arguments of {op!r}: {error}") from error
         now_us, began_at = time.time_ns() // 1000, time.monotonic()
         store = self._keeper.store
         writes_before = store.write_count
@@ -301,19 +314,21 @@ class GateOperations:
         is_of_database = isinstance(error, SqliteError | SqliteUnavailable)
         if op in _JOB_OPERATIONS and is_clean and not is_of_database:
             self._answerer.log_unforeseen(body.cluster, error)
-            return NoEstimate(f"what this job may cost cannot be told: {error!r}")
+            return NoEstimate(
+                f"cannot price the job because of an internal error: {error!r}. See the gate's log"
+            )
         log.error("%s", op, exc_info=error)
         self._keeper.load()
         if isinstance(error, StewardError):
             kind = BankError if isinstance(error, BankError) else GateUnavailable
             return kind(str(error))
-        return BankError(f"the gate cannot do this, see its log: {error!r}")
+        return BankError(f"operation {op!r} of the gate failed: {error!r}. See the gate's log")
 
     def get_status(self) -> GateStatus:
         """Return the gate's status."""
         balances, right = self._keeper.balances, self._right
         why = right.explain_refusal() or (
-            "the ledger has been away for too long" * right.is_ledger_overdue
+            "the ledger has not answered for too long" * right.is_ledger_overdue
         )
         rules = self._keeper.rules
         return GateStatus(
@@ -395,7 +410,7 @@ class GateOperations:
             raise GateUnavailable("the gate that asks waits no longer")
         why = self._right.explain_refusal()
         if why:
-            raise GateUnavailable(f"the gate does not decide: {why}")
+            raise GateUnavailable(f"the gate cannot decide: {why}")
         if request.requests:
             # As for requests of this host's plugin: the store then writes nothing beside them.
             self._keeper.store.last_request_at = time.monotonic()
@@ -404,7 +419,10 @@ class GateOperations:
             began_ns = time.thread_time_ns()
             plugin_request = decode_plugin_request(line)
             if plugin_request is None:
-                raise BankUsage("the gate cannot read a request of a submit plugin")
+                raise BankUsage(
+                    "the gate cannot decode a request of a submit plugin: do gate and plugin "
+                    "have the same version?"
+                )
             requests.append((plugin_request, time.thread_time_ns() - began_ns))
         return self._decide_requests(requests, now_us)
 
@@ -415,7 +433,7 @@ class GateOperations:
             token.store_secret(self._state_dir, secret)
             self._keeper.secret = secret
         if self._right.apply_lease(request.fence, request.valid_s):
-            log.info("this gate decides, by lease %d", request.fence)
+            log.info("this gate holds the lease %d and decides", request.fence)
             self._on_lease()
         return self._keeper.secret.hex()
 

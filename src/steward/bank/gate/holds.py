@@ -74,19 +74,19 @@ POLL_MARGIN_US: Final = 5_000_000
 """Delay after the gate's answer within which slurmctld may still make or change the job, in µs:
 since 23.02 it asks outside its locks."""
 _NOT_SEEN_YET: Final = (
-    "Steward: job {} has just been submitted, and is not seen yet by the bank: "
-    "change it in a few seconds"
+    "Steward: rejected: the bank has not seen the new job {} yet. Change it again in a few seconds"
 )
 _TOO_MANY: Final = (
-    "Steward: job {} was changed several times since the last poll of the queue, or its tasks "
-    "differ too much, so nobody can tell its price now: try again in half a minute"
+    "Steward: rejected: the price of job {} is unknown, because it changed several times "
+    "since the last poll or its tasks differ. Try again in half a minute"
 )
-_NOT_PERMITTED: Final = "Steward: permission denied: this job is not yours to change"
+_NOT_PERMITTED: Final = "Steward: permission denied: the job belongs to another user"
 """All that a sender without rights on a job is told: slurmctld asks before it checks permission."""
 ROOT_CHANGE_US: Final = 15 * 60_000_000
 """Time for which a change by root waits for the poll that shows it, in µs."""
 _SPLIT_ARRAY: Final = (
-    "Steward: an array is paid by one account: {} cannot be moved to another one by itself"
+    "Steward: rejected: all tasks of an array charge one account. {} cannot move to "
+    "another account alone"
 )
 PLACED: Final = "hold.placed"
 CONFIRMED: Final = "hold.confirmed"
@@ -251,7 +251,7 @@ class HoldKeeper:
             self.allow(
                 Allowance(cluster=key[0], job_id=key[1], by="root", until_us=until_us, is_once=True)
             )
-            return "passed for root"
+            return "admitted for root"
         allowance = self.find_allowance(key, now_us)
         if allowance is None or allowance.is_once:
             return ""
@@ -287,13 +287,13 @@ class HoldKeeper:
         """
         grant = self._grants.get(key)
         if grant is not None and restarts > grant.restarts:
-            self._drop_grant(key, now_us, why="its grant was for an earlier run")
+            self._drop_grant(key, now_us, why="its grant is for an earlier run")
 
     def expire_grants(self, now_us: int) -> None:
         """Release the holds of expired grants, and drop expired allowances."""
         for key, grant in list(self._grants.items()):
             if grant.until_us <= now_us:
-                self._drop_grant(key, now_us, why="its grant was not consumed")
+                self._drop_grant(key, now_us, why="its grant was not used")
         for key, allowance in list(self._allowances.items()):
             if allowance.until_us <= now_us:
                 self._forget_allowance(key)
@@ -330,7 +330,7 @@ class HoldKeeper:
         self.store.put_allowance(allowance)
         if not allowance.is_once:
             log.warning(
-                "cluster %s: %s lets job %d pass until %s: %s",
+                "cluster %s: %s allows job %d to overdraw its account until %s: %s",
                 *(allowance.cluster, allowance.by, allowance.job_id),
                 *(to_datetime(allowance.until_us).isoformat(timespec="seconds"), allowance.reason),
             )
@@ -689,9 +689,9 @@ class HoldKeeper:
         available = self.balances.get_available(payer, now_us)
         if available < 0:
             raise OverdrawError(
-                f"a hold would have taken account {payer} to "
-                f"{format_money(available, self.rules.unit)}: "
-                "nothing was held; run 'steward bank check'",
+                f"a hold would overdraw account {payer} to "
+                f"{format_money(available, self.rules.unit)}: no hold placed. Run 'steward "
+                "bank check'",
                 payer,
             )
 
@@ -788,5 +788,5 @@ def _rank_decision(decision: Decision) -> tuple[bool, int]:
 
 def _get_plan(decision: Decision) -> HoldPlan:
     if decision.plan is None:
-        raise AssertionError("nothing was decided to be held")
+        raise AssertionError("no hold requested")
     return decision.plan

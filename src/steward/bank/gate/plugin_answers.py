@@ -34,21 +34,21 @@ from steward.core.sqlite import SqliteError, SqliteUnavailable, translate_errors
 log = logging.getLogger(__name__)
 
 _NO_SUBMITS: Final = (
-    "Steward: the bank cannot be asked now, and jobs are not let in meanwhile: try again later"
+    "Steward: rejected: the bank does not answer, and its outage policy rejects new jobs. Try "
+    "again later"
 )
 _NO_CHANGES: Final = (
-    "Steward: the bank cannot be asked now, and jobs are not changed meanwhile: try again later"
+    "Steward: rejected: the bank does not answer, and its outage policy rejects changes "
+    "of jobs. Try again later"
 )
 _UNDECIDABLE: Final = (
-    "Steward: the bank cannot tell what this job may cost: ask for it in other words, or tell "
-    "those who run the cluster"
+    "Steward: rejected: the bank cannot price this job. Request resources in another form, "
+    "or tell an administrator"
 )
-_TOO_LONG: Final = (
-    "Steward: {} is longer than any that Slurm takes, and cannot be priced: shorten it"
-)
+_TOO_LONG: Final = "Steward: rejected: {} is longer than Slurm accepts. Shorten it"
 _TOO_OFTEN: Final = (
-    "Steward: your jobs take too much of the bank's time: submit fewer at once, or with shorter "
-    "lists, and try again in a second"
+    "Steward: rejected: your requests take too much of the gate's time. Submit fewer jobs at "
+    "once, or shorter lists, and try again in a second"
 )
 _LOG_AGAIN_S: Final = 60.0
 """Time between two log messages about the same condition, in seconds."""
@@ -106,9 +106,9 @@ class DecisionRight:
     def explain_refusal(self) -> str:
         """Return why the gate may not decide, apart from the ledger's absence; "" if it may."""
         if not self.has_lease:
-            return "another gate has the right to decide"
+            return "another gate holds the lease to decide"
         if not self.is_ready:
-            return "the holds are not all known yet"
+            return "not all holds are restored yet"
         return ""
 
     @property
@@ -208,8 +208,8 @@ class PluginAnswerer:
         """Log that a user exceeds the CPU limit, at most once a minute."""
         if self._is_log_due(f"cpu {uid}"):
             log.warning(
-                "cluster %s: uid %d takes more than a tenth of the gate, and is refused until "
-                "the next second",
+                "cluster %s: uid %d takes more than a tenth of the gate's CPU time: the "
+                "gate rejects its requests until the next second",
                 *(cluster, uid),
             )
 
@@ -221,7 +221,7 @@ class PluginAnswerer:
         reply = self._reject(request, _TOO_LONG.format(option))
         if not reply.ok:
             log.warning(
-                "cluster %s: refused a %s by uid %d (job %d): %s is too long",
+                "cluster %s: rejected a %s by uid %d (job %d): %s is too long",
                 *(request.cluster, request.op, request.by, request.job.job_id, option),
             )
         return reply
@@ -243,7 +243,7 @@ class PluginAnswerer:
             return self.answer_by_policy(request)
         is_lenient = False
         if self._right.is_ledger_overdue:
-            self._log_policy("the ledger is away for too long", request.cluster)
+            self._log_policy("the ledger has not answered for too long", request.cluster)
             if self._keeper.rules.get_policy(request.cluster, request.job.partition) == "deny":
                 return self.answer_by_policy(request)
             is_lenient = True
@@ -261,7 +261,7 @@ class PluginAnswerer:
             self.log_unforeseen(request.cluster, error)
             failed = error
         if store.write_count != before:
-            raise SqliteError(f"a request failed half way: {failed!r}", store.path) from failed
+            raise SqliteError(f"a request failed: {failed!r}", store.path) from failed
         return self._reject(request, _UNDECIDABLE)
 
     def _decide(self, request: PluginRequest, now_us: int, *, is_lenient: bool) -> PluginReply:
@@ -290,7 +290,7 @@ class PluginAnswerer:
     def log_unforeseen(self, cluster: str, error: BaseException) -> None:
         """Log, once in a while, an unforeseen error in a request."""
         if self._is_log_due(type(error).__name__):
-            log.error("cluster %s: a request cannot be decided on", cluster, exc_info=error)
+            log.error("cluster %s: cannot decide on a request", cluster, exc_info=error)
 
     def _get_subject(self, request: PluginRequest) -> tuple[str, str, str]:
         """Return partition, account and user of a request, as far as they are known."""
@@ -326,12 +326,12 @@ class PluginAnswerer:
 
     def _explain_refusal(self, cluster: str) -> str:
         if self._keeper.rules.get_estimator(cluster) is None:
-            return "it has not been told what the cluster looks like, or what jobs cost"
+            return "the gate has no state or no rates of the cluster yet"
         return ""
 
     def _log_policy(self, why: str, cluster: str) -> None:
         if self._is_log_due(why):
-            log.warning("jobs of cluster %s are answered by the policy: %s", cluster, why)
+            log.warning("the outage policy decides on jobs of cluster %s: %s", cluster, why)
 
     def _is_log_due(self, condition: str) -> bool:
         """Return True if a condition was not logged within the last minute: jobs are many."""
@@ -352,10 +352,14 @@ def decode_plugin_request(line: bytes | msgspec.Raw) -> PluginRequest | None:
         request = _decode_submit(line)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         # The plugin then applies its policy: it knows more about the job than this line says.
-        log.warning("a request of the submit plugin cannot be read: %s", error)
+        log.warning("cannot decode a request of the submit plugin: %s", error)
         return None
     if request.v != VERSION:
-        log.warning("the submit plugin speaks version %d, the gate %d", request.v, VERSION)
+        log.warning(
+            "the submit plugin uses protocol version %d, the gate %d: update the plugin",
+            request.v,
+            VERSION,
+        )
         return None
     return request
 

@@ -75,7 +75,7 @@ def write_plugin_conf(settings: Settings, *, is_enforced: bool) -> bool:
                 if file.read() == text:
                     return True
         except FileNotFoundError:
-            log.info("%s is made", path)
+            log.info("creating %s", path)
         make_shared_directory(os.path.dirname(path) or ".")
         with replace_file(path, 0o644) as file:
             file.write(text.encode())
@@ -99,7 +99,7 @@ def make_shared_directory(directory: str) -> None:
         os.chmod(directory, 0o755)  # noqa: S103 - slurmctld is another user
     elif not os.stat(directory).st_mode & stat.S_IXOTH:
         log.warning(
-            "%s is closed to others: if slurmctld is another user it cannot ask the gate; "
-            "'chmod o+x %s' opens it",
+            "other users cannot enter %s: unless slurmctld runs as root or as Steward's user, it "
+            "cannot reach the gate. Run 'chmod o+x %s'",
             *(directory, directory),
         )

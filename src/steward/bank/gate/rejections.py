@@ -36,7 +36,7 @@ def format_rejection(
         return "\n".join(lines)  # slurmctld waits: skip the search
     suggestion = _format_smaller_requests(rules, case, quote, shortfall)
     if suggestion:
-        lines.append(f"  What would fit: {suggestion}.")
+        lines.append(f"  What would be admitted: {suggestion}.")
     elif shortfall.what not in ("share", "unseen"):
         lines += _format_alternatives(balances, rules, case, quote)
     return "\n".join(lines)
@@ -48,35 +48,34 @@ def _format_headline(
     """Write the message's first line: the cost and the limit that it exceeds."""
     account = case.account
     cost = format_money(quote.amount, rules.unit)
-    what = f"this job may cost {cost}"
+    what = f"this job may cost up to {cost}"
     if shortfall.needed != quote.amount:
         what = (
-            f"this change may cost {format_money(shortfall.needed, rules.unit)} more "
+            f"this change may cost up to {format_money(shortfall.needed, rules.unit)} more "
             f"({cost} in all)"
         )
     available = format_money(max(0, shortfall.free), rules.unit)
     if shortfall.what == "user":
         return (
-            f"Steward: {what}, but user {case.user} has {available} left to spend "
-            f"in account {account}"
+            f"Steward: insufficient funds: {what}, but the spending limit of user {case.user} "
+            f"in account {account} leaves {available}"
         )
     if shortfall.what == "unknown":
-        return f"Steward: {what}, but what account {account} has is not known just now"
+        return f"Steward: rejected: {what}, but the balance of account {account} is unknown now"
     if shortfall.what == "share":
         return (
-            f"Steward: {what}, but only {available} more of account {account} may be held for one "
-            "user's jobs"
+            f"Steward: rejected: {what}, but the holds of one user in account {account} may "
+            f"grow by only {available}"
         )
     if shortfall.what == "unseen":
         return (
-            f"Steward: {what}, but jobs of yours were asked for again and again that Slurm then "
-            f"did not have (sbatch --test-only asks, too), so that only {available} more of "
-            "account "
-            f"{account} may be held until Slurm shows their jobs: try again in {shortfall.wait_s} s"
+            f"Steward: rejected: {what}, but many of your submissions never became jobs in "
+            f"Slurm (sbatch --test-only counts, too), so your holds in account {account} may "
+            f"grow by only {available}. Try again in {shortfall.wait_s} s"
         )
     if shortfall.free < 0:
-        return f"Steward: {what}, but account {account} is overdrawn"
-    return f"Steward: {what}, but account {account} has {available} free"
+        return f"Steward: insufficient funds: {what}, but account {account} is overdrawn"
+    return f"Steward: insufficient funds: {what}, but account {account} has {available} available"
 
 
 def _format_balance(
@@ -118,11 +117,11 @@ def _format_remote_age(balances: AccountBalances, rules: GateRules, case: "Admis
     host = urlsplit(rules.bank.remote.url).hostname
     at_us = balances.get_remote_at_us(case.account)
     if not at_us:
-        return f"  {host} was not asked yet: try again in a minute."
+        return f"  {host} was not queried yet: try again in a minute."
     at = to_datetime(at_us).astimezone(rules.get_time_zone(case.cluster))
     age_s = max(0, case.now_us - at_us) // 1_000_000
     age = f"{age_s // 60} min" if age_s >= _SHOWN_IN_MINUTES_S else f"{age_s} s"
-    return f"  {host} said what it has on {at:%Y-%m-%d at %H:%M:%S}, {age} ago."
+    return f"  The balance is from {host}, queried on {at:%Y-%m-%d at %H:%M:%S}, {age} ago."
 
 
 def _format_assumed_limit(rules: GateRules, case: "AdmissionCase", quote: Quote) -> list[str]:
@@ -139,7 +138,9 @@ def _format_assumed_limit(rules: GateRules, case: "AdmissionCase", quote: Quote)
         )
     minutes = (rules.bank.default_time_s if seconds is None else seconds) // 60
     clock = _format_minutes(minutes)
-    return [f"  It gives no time limit, so {clock} are reckoned with: a shorter --time costs less."]
+    return [
+        f"  The job has no time limit, so the price is for {clock}: a shorter --time costs less."
+    ]
 
 
 def _format_alternatives(
@@ -158,18 +159,17 @@ def _format_alternatives(
         if means.user_limit is not None:
             available = min(available, means.user_limit - means.user_spent - means.user_held)
         if available >= quote.amount:
-            lines.append(f"  Account {name} of yours can pay it (--account={name}).")
+            lines.append(f"  Your account {name} can pay it (--account={name}).")
         if len(lines) == _MOST_NAMES:
             break
     account = balances.accounts.get(case.account)
     payer = balances.accounts.get(balances.get_payer(case.account))
     owners = (account.owners if account else ()) or (payer.owners if payer else ())
     owner_names = " or ".join(owners[:_MOST_NAMES])
-    verb = "looks" if len(owners) == 1 else "look"
     lines.append(
-        f"  For more of account {case.account} ask {owner_names}, who {verb} after it."
+        f"  To get more for account {case.account}, ask its owners: {owner_names}."
         if owner_names
-        else f"  For more of account {case.account} ask those who run the cluster."
+        else f"  To get more for account {case.account}, ask an operator of the cluster."
     )
     return lines
 

@@ -92,10 +92,10 @@ class ClusterNames:
         if now - self._logged_at >= _LOG_AGAIN_S:
             self._logged_at = now
             log.error(
-                "slurmctld's job_submit.lua does not say of which cluster it asks, and there are "
-                '%s: put steward_gate_cluster = "NAME" before its dofile, or run '
+                "slurmctld's job_submit.lua names no cluster, and the configuration has %s: put "
+                'steward_gate_cluster = "NAME" before its dofile, or run '
                 "'steward plugins install --job-submit-lua' with --cluster NAME; "
-                "until then the policy holds there",
+                "until then the outage policy decides there",
                 ", ".join(self._names),
             )
         return request
@@ -152,8 +152,8 @@ class RealTimePriority:
         self._is_active = self._is_permitted = set_real_time_priority()
         if not self._is_permitted:
             log.info(
-                "the gate may not be scheduled before others (LimitRTPRIO=): on a busy host "
-                "slurmctld may wait for it"
+                "cannot set real-time priority for the gate: on a busy host slurmctld may wait for "
+                "it. Set LimitRTPRIO= in the service"
             )
 
     def _step_back(self, *_: object) -> None:
@@ -226,7 +226,10 @@ class WalCheckpointer(threading.Thread):
         try:
             db = self._store.connect()
         except (SqliteUnavailable, SqliteError) as error:
-            log.error("the log of gate.db grows until the gate is started again: %s", error)
+            log.error(
+                "cannot checkpoint gate.db: its write-ahead log grows until the gate restarts: %s",
+                error,
+            )
             return
         while not self._stopping.wait(_CHECK_EVERY_S):
             try:
@@ -386,7 +389,7 @@ class GateServer:
                     plugin = sockets.enter_context(unix_listener(path, self._plugin_uids))
                     self._listen(plugin, self._accept_plugin)
                     is_open = True
-                    log.info("the gate is open at %s", path)
+                    log.info("the gate listens at %s", path)
         self.close()
 
     def _make_socket_directory(self, path: str) -> None:
@@ -498,7 +501,9 @@ class GateServer:
             now = time.monotonic()
             if now - self._logged_at >= _LOG_AGAIN_S:
                 log.warning(
-                    "uid %d may not ask the gate; %d were turned away", uid, self._rejected_count
+                    "uid %d may not use the gate; rejected %d connections",
+                    uid,
+                    self._rejected_count,
                 )
                 self._logged_at, self._rejected_count = now, 0
             return
@@ -567,7 +572,7 @@ class GateServer:
                 )
         except (SqliteUnavailable, SqliteError) as error:
             # slurmctld waits, and the state in memory must match the database.
-            log.error("the gate cannot decide, the policy does: %s", error)
+            log.error("the gate cannot decide, so the outage policy does: %s", error)
             self._keeper.load()
             replies = [self._answerer.answer_by_policy(request) for _, request, _ in requests]
         for (peer, _, _), reply in zip(requests, replies, strict=True):
@@ -622,7 +627,8 @@ class GateServer:
                 return
             if waiting:
                 log.error(
-                    "holds of %s may be missing until its queue is seen", ", ".join(sorted(waiting))
+                    "holds of cluster %s may be missing until a poll of its queue",
+                    ", ".join(sorted(waiting)),
                 )
         self._recovery = None
         self._right.is_ready = True
@@ -651,5 +657,5 @@ def _get_plugin_uids(settings: Settings) -> frozenset[int]:
         try:
             uids.add(pwd.getpwnam(user).pw_uid)
         except KeyError:
-            log.debug("there is no user %s on this host that a plugin might run as", user)
+            log.debug("plugin_users: unknown user %s on this host", user)
     return frozenset(uids)

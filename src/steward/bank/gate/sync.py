@@ -185,7 +185,8 @@ def _get_end_us(allocation: AllocationBooks | None) -> int:
 log = logging.getLogger(__name__)
 
 _ALLOCATION_ENDED: Final = (
-    "Steward: the allocation that was to pay for it has ended, and no other of its account can"
+    "Steward: insufficient funds: the allocation of its SU hold has ended, and no other "
+    "allocation of its account can pay"
 )
 RESERVATION_US: Final = 120_000_000
 """Lifetime of a reservation of SU that are to leave an account, in µs."""
@@ -242,7 +243,7 @@ class HoldSync:
             if hold.expires_us and hold.expires_us <= now_us
         ]
         for hold in expired:
-            self._keeper.release(hold, now_us, why="it was never confirmed")
+            self._keeper.release(hold, now_us, why="expired without confirmation")
         self._keeper.expire_grants(now_us)
 
     # Jobs in the queue
@@ -262,7 +263,7 @@ class HoldSync:
         is_changed = not hold.confirmed or (job.started and not hold.started)
         if not hold.confirmed:
             keeper.balances.confirm(hold, job.job_id)
-            keeper.write_fact(CONFIRMED, hold, hold.remaining, now_us, why="Slurm shows its job")
+            keeper.write_fact(CONFIRMED, hold, hold.remaining, now_us, why="Slurm has its job")
         if job.started and not hold.started:
             self._start(hold, now_us)
         if is_changed:
@@ -341,7 +342,8 @@ class HoldSync:
         keeper = self._keeper
         if keeper.rules.get_estimator(claim.cluster) is None:
             raise NoEstimate(
-                f"the gate has no picture of cluster {claim.cluster} yet: try again",
+                f"the gate has no state of cluster {claim.cluster} yet: try again after the "
+                "next poll",
                 claim.cluster,
             )
         hold = keeper.balances.hold_by_job.get((claim.cluster, claim.job_id))
@@ -488,7 +490,7 @@ class HoldSync:
             if remaining:
                 keeper.shrink(hold, remaining)
                 keeper.write_fact(SETTLED, hold, settlement.amount, now_us, why=why)
-                keeper.release(hold, now_us, why="its job is over")
+                keeper.release(hold, now_us, why="its job has ended")
             else:
                 keeper.release(hold, now_us, why=why, kind=SETTLED, amount=settlement.amount)
             return
@@ -513,9 +515,11 @@ class HoldSync:
         keeper = self._keeper
         balances = keeper.balances
         if account not in balances.accounts:
-            raise BankUsage(f"the gate knows no account {account} yet", account)
+            raise BankUsage(
+                f"the gate has no account {account} yet: try again in a few seconds", account
+            )
         if amount <= 0:
-            raise BankUsage("the amount must be more than nothing", account)
+            raise BankUsage(f"invalid amount for account {account}: give more than 0", account)
         of = {one.number: one for one in balances.list_allocations(account)}
         if allocation and allocation not in of:
             raise BankUsage(f"account {account} has no allocation {allocation}", account)
@@ -530,8 +534,9 @@ class HoldSync:
             shares = ((allocation, amount),)
         if free < amount:
             raise BankRefused(
-                f"account {account} has {format_money(max(0, free), keeper.rules.unit)} free: "
-                "the rest is held for jobs, or spent",
+                f"insufficient funds: account {account} has "
+                f"{format_money(max(0, free), keeper.rules.unit)} available, the rest is held "
+                "for jobs or spent",
                 account,
             )
         hold = OpenHold(
@@ -622,7 +627,7 @@ def _rebuild_hold(
     )
     description = describe_record(msgspec.structs.replace(record, admin_comment=""))
     keeper.balances.add(hold)
-    keeper.insert_hold(hold, None, description, now_us, why="made anew from its token")
+    keeper.insert_hold(hold, None, description, now_us, why="restored from its token")
 
 
 class HoldRecovery:
@@ -657,12 +662,10 @@ class HoldRecovery:
             records = list_jobs_with_tokens(self._settings, cluster)
         except StewardError as error:
             # Asked again later; a slurmctld that is down sends no requests either.
-            log.debug("the holds of cluster %s cannot be made anew yet: %s", cluster, error)
+            log.debug("cannot restore the holds of cluster %s yet: %s", cluster, error)
             self.waiting.append(cluster)
             return
         with keeper.store.transaction():
             rebuilt = rebuild_holds(keeper, cluster, records, now_us)
         if rebuilt:
-            log.warning(
-                "cluster %s: %d holds were made anew from their jobs' tokens", cluster, rebuilt
-            )
+            log.warning("cluster %s: restored %d holds from their jobs' tokens", cluster, rebuilt)

@@ -178,8 +178,8 @@ def parse_secret(text: str, path: str = "") -> bytes:
         secret = b""
     if len(secret) != SECRET_BYTES:
         raise BankError(
-            f"{path or 'the text'} holds no secret of the gate: put the right one back, or "
-            "remove it, and jobs in the queue get new holds",
+            f"{path or 'the text'} does not contain the gate's secret: restore the file, or "
+            "remove it to give jobs in the queue new holds",
             path,
         )
     return secret
