@@ -54,7 +54,8 @@ class Accounts:
         existing = self.get(new.name)
         if existing is not None and existing.known:
             raise BankUsage(
-                f"there is an account {new.name} already: change it by 'account change'", new.name
+                f"account {new.name} exists already: 'steward bank account change' changes it",
+                new.name,
             )
         self._check_parent(new.name, new.parent, new.draws_on_parent)
         created = session.now(author) if existing is None else existing.created
@@ -146,7 +147,7 @@ class Accounts:
         account = self.get(name)
         if account is None or not account.known:
             raise NotInBank(
-                f"there is no account {name!r}: create it with steward bank account create", name
+                f"unknown account {name!r}: create it with 'steward bank account create'", name
             )
         return account
 
@@ -198,7 +199,7 @@ class Accounts:
             if parent is None:
                 return account.name
             account = parent
-        raise BankUsage(f"the parents of {name} go round in a circle", name)
+        raise BankUsage(f"account {name} is its own ancestor: change its parent", name)
 
     def set_user(
         self, name: str, user: str, author: Authorship, *, limit: int | None, listed: bool = True
@@ -212,9 +213,14 @@ class Accounts:
         account = self.require(name)
         user = sanitize_text(user)
         if not _NAME.fullmatch(user):
-            raise BankUsage(f"{user!r} is no user's name", user)
+            raise BankUsage(
+                f"invalid user name {user!r}: give up to 100 characters without spaces and commas",
+                user,
+            )
         if limit is not None and not 0 <= limit <= MAX_AMOUNT:
-            raise BankUsage("a limit is not below zero, and not beyond all measure", limit)
+            raise BankUsage(
+                f"invalid spending limit of user {user}: give 0 to {MAX_AMOUNT} micro-SU", limit
+            )
         request = encode_ledger_request("user.set", account.name, user, limit, listed)
         if session.find_repeat(author, request) is None:
             session.add_transaction(
@@ -235,7 +241,7 @@ class Accounts:
         if session.find_repeat(author, request) is not None:
             return
         if user not in {member.user for member in self.list_users(account.name) if member.listed}:
-            raise BankUsage(f"{user} is not in the account {account.name}", user)
+            raise BankUsage(f"user {user} is not in account {account.name}", user)
         session.add_transaction(
             "user.drop", author, request=request, account=account.name, user=user
         )
@@ -279,7 +285,7 @@ class Accounts:
         """Reject a parent that does not exist or would form a cycle."""
         if not parent:
             if draws_on_parent:
-                raise BankUsage(f"{name} has no parent to draw on: name one", name)
+                raise BankUsage(f"account {name} has no parent that can pay for it: give one", name)
             return
         ancestor: Account | None = self.require(parent)
         for _ in range(_MAX_DEPTH):
@@ -288,7 +294,9 @@ class Accounts:
             if ancestor.name == name:
                 break
             ancestor = self.get(ancestor.parent) if ancestor.parent else None
-        raise BankUsage(f"{parent} cannot be above {name}, since it is below it", parent)
+        raise BankUsage(
+            f"account {parent} cannot be the parent of {name}: it is a descendant of {name}", parent
+        )
 
     def _require_no_money(self, name: str) -> None:
         """Reject drawing on the parent while the account has balances of its own."""
@@ -297,7 +305,8 @@ class Accounts:
         )
         if count:
             raise BankUsage(
-                f"{name} has money or debts of its own: move them before it draws on its parent",
+                f"account {name} has a balance of its own: transfer it before its "
+                "parent can pay for it",
                 name,
             )
 
@@ -306,9 +315,16 @@ def _validate_account(account: Account) -> Account:
     """Check the fields of an account and return it normalized."""
     name = sanitize_text(account.name.lower())
     if not _NAME.fullmatch(name):
-        raise BankUsage(f"{account.name!r} cannot be an account's name", account.name)
+        raise BankUsage(
+            f"invalid account name {account.name!r}: give up to 100 characters without spaces and "
+            "commas",
+            account.name,
+        )
     if not 0 <= account.credit <= MAX_AMOUNT:
-        raise BankUsage("a credit is not below zero, and not beyond all measure", account.credit)
+        raise BankUsage(
+            f"invalid credit limit of account {name}: give 0 to {MAX_AMOUNT} micro-SU",
+            account.credit,
+        )
     return msgspec.structs.replace(
         account,
         name=name,

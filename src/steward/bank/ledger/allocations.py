@@ -157,7 +157,7 @@ class Allocations:
             return self._find_by_transaction(earlier)
         begin = begin or session.now(author)
         if begin >= end:
-            raise BankUsage("an allocation ends after it begins", account)
+            raise BankUsage("invalid period: the allocation must end after it begins", account)
         number = session.fetch_value(select(func.max(pot.c.number))) + 1
         transaction = session.add_transaction(
             "deposit" if amount else "allocation.create",
@@ -201,7 +201,11 @@ class Allocations:
         session = self._session
         before = self._require(number)
         if before.end is None:
-            raise BankUsage(f"allocation {number} is {before.account}'s open-ended one", number)
+            raise BankUsage(
+                f"allocation {number} of account {before.account} has no end, so it cannot be "
+                "changed",
+                number,
+            )
         properties = {"begin": begin, "end": end, "rollover": rollover, "note": note}
         changes = {key: value for key, value in properties.items() if value is not None}
         request = encode_ledger_request("allocation.change", number, changes)
@@ -209,7 +213,7 @@ class Allocations:
             return before
         after = msgspec.structs.replace(before, **changes)
         if after.end is None or after.begin >= after.end:
-            raise BankUsage("an allocation ends after it begins", number)
+            raise BankUsage("invalid period: the allocation must end after it begins", number)
         if after != before:
             session.add_transaction(
                 "allocation.change", author, request=request, account=before.account
@@ -243,7 +247,7 @@ class Allocations:
         query = select(pot).where(pot.c.account == account.lower(), pot.c.end.is_(None))
         allocations = self.fetch(query)
         if not allocations:
-            raise NotInBank(f"there is no account {account!r}", account)
+            raise NotInBank(f"unknown account {account!r}", account)
         return allocations[0]
 
     def fetch(self, statement: Any) -> list[Allocation]:
@@ -262,7 +266,8 @@ class Allocations:
         allocation = self._require(number)
         if allocation.account != account.lower():
             raise BankUsage(
-                f"allocation {number} is {allocation.account}'s, not {account}'s", number
+                f"allocation {number} belongs to account {allocation.account}, not {account}",
+                number,
             )
         return allocation
 
@@ -274,7 +279,9 @@ class Allocations:
         """Return an allocation by number, or raise NotInBank."""
         allocation = self.get(number)
         if allocation is None:
-            raise NotInBank(f"there is no allocation {number}", number)
+            raise NotInBank(
+                f"unknown allocation {number}: 'steward bank allocation show' lists them", number
+            )
         return allocation
 
     def _find_by_transaction(self, transaction: int) -> Allocation:
@@ -290,10 +297,15 @@ def require_payable(account: Account) -> Account:
         BankUsage: The account is closed, or draws on its parent.
     """
     if account.closed:
-        raise BankUsage(f"the account {account.name} is closed", account.name)
+        raise BankUsage(
+            f"account {account.name} is closed: reopen it with 'steward bank account change'",
+            account.name,
+        )
     if account.draws_on_parent:
         raise BankUsage(
-            f"{account.name} draws on {account.parent}: give the money to that one", account.name
+            f"account {account.parent} pays for account {account.name}: grant the service "
+            f"units to {account.parent}",
+            account.name,
         )
     return account
 
@@ -345,7 +357,7 @@ def _empty_allocation(
     """Move the balance of an ended allocation to its rollover target, or let it expire."""
     why, pot_number = f"allocation {ended.number} has ended", EXPIRED
     if target is not None:
-        why, pot_number = f"{why}: on to {target.number}", target.number
+        why, pot_number = f"{why}: moved to {target.number}", target.number
     return writer.write_transfer(
         "expire" if target is None else "rollover",
         Authorship(who=author.who, at=author.at),

@@ -187,7 +187,9 @@ class ChargePayments:
         *dated, open_ended = self._list_active(payer, run_start(new) or self._session.now())
         available = open_ended.balance + sum(max(allocation.balance, 0) for allocation in dated)
         if amount > available + self._find_credit(payer):
-            raise BankRefused(f"{payer} cannot pay {amount} micro-SU", payer)
+            raise BankRefused(
+                f"insufficient funds: account {payer} cannot pay {amount} micro-SU", payer
+            )
 
     def sum_payments(self, number: int) -> dict[int, int]:
         """Return the net amount that each allocation has paid of a charge."""
@@ -312,7 +314,7 @@ class Charges:
         state = self._load_state(row)
         refunded = validate_amount(state.due if amount is None else amount)
         if refunded > state.due:
-            raise BankRefused(f"the charge {key} comes to {state.due} micro-SU: that is more", key)
+            raise BankRefused(f"refund exceeds the charge {key} of {state.due} micro-SU", key)
         transfer = self._payments.give_back(
             state, refunded, author, author.why, refund_request=request
         )
@@ -380,7 +382,7 @@ class Charges:
 
     def _ensure_account(self, name: str, author: Authorship) -> None:
         if self._accounts.get(name) is None:
-            note = "entered since something was charged to it"
+            note = "created by a charge to an unknown account"
             self._accounts.insert_account(Account(name=name, known=False, note=note), author)
 
     def _load_state(self, row: StoredCharge) -> ChargeState:
@@ -450,14 +452,16 @@ class Charges:
     def _require_row(self, key: str) -> StoredCharge:
         row = self._find_row(key)
         if row is None:
-            raise NotInBank(f"there is no charge {key!r}", key)
+            raise NotInBank(f"unknown charge {key!r}", key)
         return row
 
 
 def _validate_charge(charge: Charge) -> Charge:
     """Check the amount of a charge and return it normalized."""
     if not 0 <= charge.amount <= MAX_AMOUNT:
-        raise BankUsage("a charge is not below zero, and not beyond all measure", charge.key)
+        raise BankUsage(
+            f"invalid amount of charge {charge.key}: give 0 to {MAX_AMOUNT} micro-SU", charge.key
+        )
     return msgspec.structs.replace(
         charge,
         account=sanitize_text(charge.account.lower()) or NO_ACCOUNT,

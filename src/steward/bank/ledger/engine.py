@@ -81,14 +81,16 @@ def ledger_url(settings: Settings) -> URL:
     try:
         url = sqlalchemy.make_url(text)
     except ArgumentError as error:
-        raise BankError("[bank].database is no URL: write postgresql+psycopg://user@host/db") from (
-            error
-        )
+        raise BankError(
+            "[bank].database is not a URL: write postgresql+psycopg://user@host/db"
+        ) from error
     kind = url.get_backend_name()
     if kind == "sqlite" and url.database:
         return URL.create("sqlite", database=os.path.abspath(url.database))
     if kind != "postgresql":
-        raise BankError(f"[bank].database is of {kind}: PostgreSQL and SQLite are supported")
+        raise BankError(
+            f"[bank].database has the unsupported kind {kind}: use PostgreSQL or SQLite"
+        )
     url = url.set(drivername="postgresql+psycopg")
     if settings.bank.password_file:
         url = url.set(password=_read_password(settings.bank.password_file))
@@ -101,7 +103,7 @@ def _read_password(path: str) -> str:
         with open(path, encoding="utf-8") as file:
             return file.readline().rstrip("\r\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise LedgerUnavailable(f"[bank].password_file {path} cannot be read: {error}") from error
+        raise LedgerUnavailable(f"cannot read [bank].password_file {path}: {error}") from error
 
 
 class LedgerDatabase:
@@ -168,13 +170,13 @@ class LedgerDatabase:
             ) from error
         except PoolTimeoutError as error:
             raise LedgerUnavailable(
-                f"the ledger {self.display_url}: no connection is free"
+                f"the ledger {self.display_url}: all connections are in use"
             ) from error
         except NoSuchModuleError as error:
             raise BankError(f"the ledger {self.display_url}: {error}") from error
         except IntegrityError as error:
             raise BankError(
-                f"the ledger {self.display_url} forbids it: {_error_line(error)}"
+                f"the ledger {self.display_url} rejects the change: {_error_line(error)}"
             ) from error
         except DBAPIError as error:
             if error.connection_invalidated or _is_standby(error):

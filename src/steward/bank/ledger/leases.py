@@ -124,9 +124,7 @@ def check_lease(connection: Connection, held_lease: Lease) -> None:
     stored = _find_lease(connection, held_lease.name)
     if stored is None or (stored.fence, stored.holder) != (held_lease.fence, held_lease.holder):
         holder = stored.holder if stored is not None else "nobody"
-        raise LeaseLost(
-            f"the lease {held_lease.name} is not ours any more: {holder} has it", held_lease.name
-        )
+        raise LeaseLost(f"lost the lease {held_lease.name}: {holder} holds it now", held_lease.name)
 
 
 def _wait_for_writers(connection: Connection) -> None:

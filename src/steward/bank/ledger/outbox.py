@@ -219,7 +219,9 @@ class Outbox:
             .values(tries=outbox.c.tries + 1, next_at=next_at, error=error)
         )
         if not changed:
-            raise BankUsage(f"there is no undelivered notice {number}", number)
+            raise BankUsage(
+                f"unknown notice {number}: 'steward bank notices' lists undelivered ones", number
+            )
 
     def make_dead_letter(self, number: int, error: str) -> None:
         """Make a message a dead letter: the receiver rejects it, so it is not retried.

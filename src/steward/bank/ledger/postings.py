@@ -58,7 +58,7 @@ class LedgerSession:
         query = select(state.c.seq, state.c.rules_seq, state.c.settlement)
         row = self.fetch_row(query.with_for_update() if writing else query)
         if row is None:
-            raise BankError("the ledger has no row in its table state: restore a backup")
+            raise BankError("the ledger's table 'state' has no row: restore a backup")
         self._touched: set[str] = set()
         self._stored_numbers = self.seq, self.rules_seq, self.settlement = tuple(map(int, row))
 
@@ -103,7 +103,7 @@ class LedgerSession:
             BankError: The transaction is read-only.
         """
         if not self._may_write:
-            raise BankError("nothing is changed in a look at the ledger: open a transaction")
+            raise BankError("read-only transaction: open a transaction to change the ledger")
         return int(self.connection.execute(statement, values).rowcount)
 
     def now(self, author: Authorship | None = None) -> datetime:
@@ -124,7 +124,7 @@ class LedgerSession:
             return None
         if row.asked != request:
             raise BankUsage(
-                f"the key {author.key!r} was used for another request: take another key",
+                f"the idempotency key {author.key!r} was used for another request: use another key",
                 author.key,
             )
         return int(row.number)
@@ -185,7 +185,7 @@ class LedgerSession:
             BankError: The entries do not sum to zero, or a balance changed unexpectedly.
         """
         if sum(amounts.values()):
-            raise BankError(f"a {kind} of {dict(amounts)} does not sum to zero")
+            raise BankError(f"the postings of a {kind} do not sum to zero: {dict(amounts)}")
         columns = (pot.c.number, pot.c.account, pot.c.balance, pot.c.given)
         pots = {
             row.number: row
@@ -198,7 +198,11 @@ class LedgerSession:
             before = pots[pot_number]
             after = before.balance + amount
             if abs(after) > MAX_AMOUNT:
-                raise BankUsage("that is larger than any balance can be", amount)
+                raise BankUsage(
+                    f"{amount} micro-SU would take a balance beyond the limit of {MAX_AMOUNT}: "
+                    "give less",
+                    amount,
+                )
             given = before.given + (_get_granted_amount(kind, amount) if pot_number > 0 else 0)
             changed = self.execute(
                 update(pot)
@@ -206,7 +210,10 @@ class LedgerSession:
                 .values(balance=after, given=given)
             )
             if changed != 1:
-                raise BankError(f"the balance of {pot_number} has changed: run steward bank check")
+                raise BankError(
+                    f"the balance of allocation {pot_number} changed unexpectedly: run "
+                    "'steward bank check'"
+                )
             entries.append(build_entry(pot_number, amount, after, before.account))
             self.insert(entry, Posting(act=number, pot=pot_number, amount=amount, balance=after))
         self.touch(*{item.account for item in entries if item.account})
@@ -258,7 +265,7 @@ def validate_amount(amount: int) -> int:
         BankUsage: The amount is not above zero, or too large.
     """
     if not 0 < amount <= MAX_AMOUNT:
-        raise BankUsage("the amount must be above zero, and not beyond all measure", amount)
+        raise BankUsage(f"invalid amount: give 1 to {MAX_AMOUNT} micro-SU", amount)
     return amount
 
 
@@ -332,7 +339,9 @@ class TransferWriter:
         """
         amount = sum(value for value in amounts.values() if value > 0)
         if amount > MAX_AMOUNT:
-            raise BankUsage("that is larger than any amount can be", amount)
+            raise BankUsage(
+                f"the amount of {amount} micro-SU is too large: the limit is {MAX_AMOUNT}", amount
+            )
         transaction = self._session.add_transaction(
             kind,
             author,

@@ -65,7 +65,7 @@ def _check_schema(session: LedgerSession) -> Iterator[LedgerFinding]:
     for table in APPEND_ONLY:
         # Settlements may be deleted once the gate has applied them.
         if triggers.count(table) < (1 if table == settlement.name else expected):
-            yield LedgerFinding(kind="schema", what=f"nothing keeps {table} from being changed")
+            yield LedgerFinding(kind="schema", what=f"no trigger protects {table} from changes")
 
 
 def _check_zero_sums(session: LedgerSession) -> Iterator[LedgerFinding]:
@@ -77,7 +77,7 @@ def _check_zero_sums(session: LedgerSession) -> Iterator[LedgerFinding]:
     )
     for row in _fetch_findings(session, sums):
         yield _make_finding(
-            "unbalanced", f"its entries sum to {int(row.amount)}", "transfer", row.act
+            "unbalanced", f"its postings sum to {int(row.amount)}", "transfer", row.act
         )
     moved = ("deposit", "withdraw", "transfer", "expire", "rollover", "adjust", *USAGE_KINDS)
     without_entries = (
@@ -86,12 +86,10 @@ def _check_zero_sums(session: LedgerSession) -> Iterator[LedgerFinding]:
         .where(act.c.kind.in_(moved), entry.c.act.is_(None))
     )
     for row in _fetch_findings(session, without_entries):
-        yield _make_finding("unbalanced", "it has no entries", "transfer", row.number)
+        yield _make_finding("unbalanced", "it has no postings", "transfer", row.number)
     total = session.fetch_value(select(func.sum(pot.c.balance)))
     if total:
-        yield LedgerFinding(
-            kind="unbalanced", what=f"all balances together are {int(total)}, not 0"
-        )
+        yield LedgerFinding(kind="unbalanced", what=f"all balances sum to {int(total)}, not 0")
 
 
 def _check_balances(session: LedgerSession) -> Iterator[LedgerFinding]:
@@ -121,13 +119,13 @@ def _check_balances(session: LedgerSession) -> Iterator[LedgerFinding]:
         stored, (amount, given, last_balance) = decode_row(Pot, row), row[-3:]
         number, balance = stored.number, stored.balance
         if balance != int(amount or 0):
-            problem = f"its balance is {balance}, its entries sum to {int(amount or 0)}"
+            problem = f"its balance is {balance}, its postings sum to {int(amount or 0)}"
             yield _make_finding("balance", problem, "pot", number)
         if last_balance is not None and last_balance != balance:
-            problem = f"its balance is {balance}, its last entry says {last_balance}"
+            problem = f"its balance is {balance}, its last posting shows {last_balance}"
             yield _make_finding("balance", problem, "pot", number)
         if number > 0 and stored.given != int(given or 0):
-            problem = f"it was given {stored.given}, its entries say {int(given or 0)}"
+            problem = f"its granted amount is {stored.given}, its postings show {int(given or 0)}"
             yield _make_finding("balance", problem, "pot", number)
         if stored.end is not None and balance < 0:
             yield _make_finding("below zero", f"its balance is {balance}", "pot", number)
@@ -165,7 +163,7 @@ def _check_charges(session: LedgerSession) -> Iterator[LedgerFinding]:
         )
     )
     for row in _fetch_findings(session, wrong):
-        problem = f"it comes to {row.due}, {int(row.paid or 0)} was paid"
+        problem = f"its amount is {row.due}, its postings sum to {int(row.paid or 0)}"
         yield _make_finding("charge", problem, "charge", row.key)
     orphans = (
         select(act.c.number)
@@ -173,7 +171,7 @@ def _check_charges(session: LedgerSession) -> Iterator[LedgerFinding]:
         .where(act.c.charge.is_not(None), charge.c.number.is_(None))
     )
     for row in _fetch_findings(session, orphans):
-        yield _make_finding("charge", "its charge is not there", "transfer", row.number)
+        yield _make_finding("charge", "its charge is missing", "transfer", row.number)
 
 
 def _check_spent(session: LedgerSession) -> Iterator[LedgerFinding]:
@@ -189,7 +187,7 @@ def _check_spent(session: LedgerSession) -> Iterator[LedgerFinding]:
     stored = {(member.account, member.user): member.spent for member in members}
     for key in sorted(summed.keys() | stored.keys()):
         if summed.get(key, 0) != stored.get(key, 0):
-            problem = f"spent {stored.get(key, 0)}, the entries say {summed.get(key, 0)}"
+            problem = f"spent {stored.get(key, 0)}, the postings show {summed.get(key, 0)}"
             yield _make_finding("spent", problem, "user", f"{key[1]} of {key[0]}")
 
 
@@ -208,15 +206,15 @@ def _check_accounts(session: LedgerSession) -> Iterator[LedgerFinding]:
             problem = f"it has {pots.get(name, 0)} open-ended allocations"
             yield _make_finding("account", problem, "account", name)
         if parent and parent not in parents:
-            yield _make_finding("account", f"its parent {parent} is not there", "account", name)
+            yield _make_finding("account", f"its parent {parent} is missing", "account", name)
         visited, ancestor = {name}, parent
         while ancestor and ancestor not in visited:
             visited.add(ancestor)
             ancestor = parents.get(ancestor, "")
         if ancestor:
-            yield _make_finding("account", "its parents go round in a circle", "account", name)
+            yield _make_finding("account", "its parents form a cycle", "account", name)
     for name in sorted(pots.keys() - parents.keys()):
-        yield _make_finding("account", "it has an allocation, but is not there", "account", name)
+        yield _make_finding("account", "it is missing, but has an allocation", "account", name)
 
 
 def _check_numbers(session: LedgerSession) -> Iterator[LedgerFinding]:
@@ -236,7 +234,7 @@ def _check_numbers(session: LedgerSession) -> Iterator[LedgerFinding]:
             )
             yield _make_finding("numbers", problem, "table", table.name)
     if session.fetch_value(select(func.count()).select_from(state)) != 1:
-        yield _make_finding("numbers", "it has not just one row", "table", state.name)
+        yield _make_finding("numbers", "it does not have exactly one row", "table", state.name)
 
 
 _CHECKS: Final[tuple[Callable[[LedgerSession], Iterator[LedgerFinding]], ...]] = (

@@ -135,7 +135,7 @@ class LedgerQueries:
             BankUsage: Neither account nor user is given, or the account does not exist.
         """
         if not account and not user:
-            raise BankUsage("a statement is of an account or of a user: name one of them")
+            raise BankUsage("a statement needs an account or a user: name one of them")
         name = self._accounts.find_payer(account) and account.lower() if account else ""
         query = self._select_lines(name, user)
         if end is not None:
@@ -190,7 +190,7 @@ class LedgerQueries:
         """
         unknown = set(by) - {*_GROUPS, "month", "day"}
         if unknown:
-            raise BankUsage(f"usage cannot be grouped by {min(unknown)}", min(unknown))
+            raise BankUsage(f"cannot group usage by {min(unknown)}", min(unknown))
         conditions: list[Any] = []
         if accounts is not None:
             conditions.append(charge.c.account.in_([value.lower() for value in accounts]))

@@ -37,7 +37,7 @@ class LedgerRates:
                 different request.
         """
         if not new.cluster or not new.partition:
-            raise BankUsage("a rate names a cluster and a partition", new)
+            raise BankUsage("a rate needs a cluster and a partition: name both", new)
         session = self._session
         request = encode_ledger_request(
             "rate.add", msgspec.structs.replace(new, number=0, created_us=0)
@@ -106,7 +106,7 @@ class LedgerModes:
             BankUsage: The mode does not exist.
         """
         if rule.mode not in get_args(Mode):
-            raise BankUsage(f"{rule.mode!r} is no mode: off, observe or gate", rule.mode)
+            raise BankUsage(f"invalid mode {rule.mode!r}: use off, observe or gate", rule.mode)
         rule = msgspec.structs.replace(rule, account=rule.account.lower())
         request = encode_ledger_request("mode.set", rule)
         if self._session.find_repeat(author, request) is not None or rule in self.list_all():
@@ -129,7 +129,10 @@ class LedgerModes:
         if self._session.find_repeat(author, request) is not None:
             return
         if not self._delete(rule):
-            raise BankUsage("there is no mode of just that", rule)
+            raise BankUsage(
+                "no mode is set for exactly this scope: 'steward bank enforce' lists the modes",
+                rule,
+            )
         self._session.add_transaction(
             "mode.drop", author, request=request, why=_mode_reason(author, "none", rule)
         )

@@ -177,7 +177,10 @@ class Transfers(TransferWriter):
             return earlier
         target = self._allocations.require_own(bank_account.name, allocation)
         if target.end is not None and target.balance + amount < 0:
-            raise BankRefused(f"there is less than that in allocation {target.number}", allocation)
+            raise BankRefused(
+                f"insufficient funds in allocation {target.number} of account {bank_account.name}",
+                allocation,
+            )
         return self.write_transfer(
             "adjust",
             author,
@@ -229,6 +232,6 @@ class Transfers(TransferWriter):
                 missing -= share
         if missing:
             raise BankRefused(
-                f"{account} has not so much to give: {missing} micro-SU are missing", account
+                f"insufficient funds: account {account} lacks {missing} micro-SU", account
             )
         return amounts

@@ -356,4 +356,4 @@ def downgrade() -> None:
     Raises:
         NotImplementedError: Always.
     """
-    raise NotImplementedError("a ledger is never taken down: restore a backup instead")
+    raise NotImplementedError("a ledger cannot be downgraded: restore a backup instead")
