@@ -61,7 +61,7 @@ def test_a_running_job_is_explained_without_a_model_that_can_be_decoded(site: Si
     bank.feed(site, bank.life(5, user="ada")[:2])
     with site.ledger.transaction() as t:
         t.set_mark("picture:c1", '{"cluster": 5}')
-    with pytest.raises(BankUsage, match=r"nothing was charged for job 5 on c1 yet: it runs"):
+    with pytest.raises(BankUsage, match=r"job 5 on c1 has no charges yet: it is running"):
         site.ask("bank.explain", job="5")
 
 

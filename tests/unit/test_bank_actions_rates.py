@@ -49,17 +49,17 @@ def test_rates_say_what_they_cost_or_that_it_is_nothing(site: Site) -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("foo", "weigh one of cpu, mem"),
-        ("gpu", "gres/gpu is"),
-        ("cpus", "cpu is"),
-        ("CPU", "cpu is"),
-        ("memory", "mem is"),
-        ("gres/gpus", "gres/gpu is"),
-        ("gre/gpu", "gres/gpu is"),
-        ("licenses/matlab", "license/matlab is"),
-        ("gres/", "weigh one of"),
-        ("energy", "measured"),
-        ("fs/disk", "measured"),
+        ("foo", "use one of cpu, mem"),
+        ("gpu", "use gres/gpu$"),
+        ("cpus", "use cpu$"),
+        ("CPU", "use cpu$"),
+        ("memory", "use mem$"),
+        ("gres/gpus", "use gres/gpu$"),
+        ("gre/gpu", "use gres/gpu$"),
+        ("licenses/matlab", "use license/matlab$"),
+        ("gres/", "use one of"),
+        ("energy", "a measurement"),
+        ("fs/disk", "a measurement"),
     ],
 )
 def test_what_no_job_is_handed_is_not_weighed(site: Site, name: str, said: str) -> None:
@@ -76,7 +76,7 @@ def test_a_gres_that_no_node_has_is_warned_of(site: Site) -> None:
     assert site.ask("bank.rate_create", partition="*", weights=sound).warnings == ()
     told = site.ask("bank.rate_create", partition="*", weights={"gres/gpu:h100": 1}).warnings
     assert told == (
-        "no node of cluster c1 has gres/gpu:h100 now; there are gres/gpu, gres/gpu:a100",
+        "no node of cluster c1 has gres/gpu:h100 now; the cluster has gres/gpu, gres/gpu:a100",
     )
 
 
@@ -136,7 +136,7 @@ def test_modes_are_set_and_taken_back(site: Site) -> None:
     assert [one.mode for one in left] == ["gate"]
     with pytest.raises(ActionError, match="'strict'"):
         site.ask("bank.enforce", mode="strict")
-    with pytest.raises(BankUsage, match="no cluster"):
+    with pytest.raises(BankUsage, match="unknown cluster"):
         site.ask("bank.enforce", mode="gate", cluster="c2")
 
 
@@ -185,7 +185,7 @@ def test_it_is_said_that_no_plugin_asks(site: Site, tmp_path: Path) -> None:
         listed = site.ask("bank.would_refuse")
         warned = listed.warning
         assert [*listed.list_lines()] == [], "the list says nothing"
-        assert "has not asked the gate yet, though slurm.conf names job_submit/lua" in warned
+        assert "has not asked the gate yet, although slurm.conf lists job_submit/lua" in warned
         assert "steward plugins install" not in warned
         assert site.ask("bank.enforce", mode="observe").warning == ""
         gate.tell(account("physics", 100))

@@ -109,9 +109,9 @@ def test_heterogeneous_jobs_are_a_description_for_each_part() -> None:
     ("line", "said"),
     [
         *(("--nonsense=3", "--nonsense"), ("-Z", "-Z"), ("-HZ", "-Z"), ("--n=3", "--n ")),
-        *(("-n", "takes a value"), ("-n x", "no count"), ("-n ٣", "no count")),
-        *(("-n 9999999999", "no count"), ("-N x", "no count of nodes"), ("--mem=x", "memory")),
-        *(("-t soon", "no time"), ("-t 1:2:3:4", "no time"), ("-M a,b", "one cluster")),
+        *(("-n", "requires a value"), ("-n x", "whole number"), ("-n ٣", "whole number")),
+        *(("-n 9999999999", "whole number"), ("-N x", "a number of nodes"), ("--mem=x", "memory")),
+        *(("-t soon", "give minutes"), ("-t 1:2:3:4", "give minutes"), ("-M a,b", "one cluster")),
     ],
 )
 def test_what_is_not_understood_is_refused_by_its_name(line: str, said: str) -> None:
@@ -120,7 +120,7 @@ def test_what_is_not_understood_is_refused_by_its_name(line: str, said: str) -> 
 
 
 def test_a_directive_that_cannot_be_read() -> None:
-    with pytest.raises(UsageError, match="not understood"):
+    with pytest.raises(UsageError, match="cannot parse"):
         parsed("", "#SBATCH -J 'open\n")
 
 

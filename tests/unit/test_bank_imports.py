@@ -107,25 +107,28 @@ def test_what_was_set_here_stays(site: Site) -> None:
     ("text", "says"),
     [
         ("", "the table is empty"),
-        ("name\nx\n", "no column 'name'"),
-        ("parent\nx\n", "no column 'account'"),
-        ("account,account\nx,y\n", "twice"),
-        ("account,amount\nx,1\ny,many\n", "line 3: 'many' is no amount"),
-        ("account,amount\nx,-1\n", "above zero"),
-        ("account,amount\nx," + "9" * 5000 + "\n", "larger than any amount"),
-        ("account,credit\nx," + "9" * 5000 + "\n", "larger than any amount"),
+        ("name\nx\n", "unknown column 'name'"),
+        ("parent\nx\n", "missing column 'account'"),
+        ("account,account\nx,y\n", "duplicate column"),
+        ("account,amount\nx,1\ny,many\n", "line 3: invalid amount 'many'"),
+        ("account,amount\nx,-1\n", "more than 0"),
+        ("account,amount\nx," + "9" * 5000 + "\n", "is too large"),
+        ("account,credit\nx," + "9" * 5000 + "\n", "is too large"),
         ("account,amount,end\nx,1,now+" + "9" * 5000 + "days\n", "line 2"),
         ("account,amount,end\nx,1," + "9" * 5000 + "\n", "line 2"),
         ("account,amount,end\nx,1,someday\n", "line 2: 'someday' is no time"),
-        ("account,end\nx,2027-01-01\n", "has an amount"),
-        ("account,amount,begin\nx,1,2027-01-01\n", "has an end"),
-        ("account,amount,end,rollover\nx,1,2027-01-01,maybe\n", "rollover is none or next"),
+        ("account,end\nx,2027-01-01\n", "has no amount"),
+        ("account,amount,begin\nx,1,2027-01-01\n", "has no end"),
+        (
+            "account,amount,end,rollover\nx,1,2027-01-01,maybe\n",
+            "invalid rollover 'maybe': give none or next",
+        ),
         ("account,limit\nx,1\n", "name the user"),
         ("account,only_listed\nx,perhaps\n", "yes or no"),
-        ("account,user\nx,a b\n", "no name of a user"),
+        ("account,user\nx,a b\n", "invalid name of a user"),
         ("account\n\n,x\n", "line 3"),
-        ("account,parent\nx,nowhere\n", "no parent 'nowhere'"),
-        ("account,parent\nx,y\ny,x\n", "each other's parents"),
+        ("account,parent\nx,nowhere\n", "unknown parent 'nowhere'"),
+        ("account,parent\nx,y\ny,x\n", "cycle of parents"),
         ('account\n"x\n', "line"),
     ],
 )
@@ -178,7 +181,10 @@ def test_prices_of_the_old_plugins(site: Site) -> None:
     answer = site.ask(
         "bank.import", kind="bank-config", file={"name": "bank-config.toml", "text": OLD}
     )
-    assert "(enable_job_submit_plugin = True): 'steward bank enforce'" in answer.remarks[0]
+    assert (
+        "(enable_job_submit_plugin = True): set the mode with 'steward bank enforce'"
+        in answer.remarks[0]
+    )
     assert "[bank.remote]" in answer.remarks[1]
     details = {one.name.partition(" ")[2]: one.detail for one in answer.changes}
     assert details["normal"] == "cpu=1; lowprio: x0; high: x2.5"
@@ -202,7 +208,7 @@ def test_prices_of_partitions_that_are_not_there_are_told_of(site: Site) -> None
     answer = site.ask(
         "bank.import", kind="bank-config", file={"name": "bank-config.toml", "text": OLD}
     )
-    said = "cluster c1 has no partition Savio_BigMem now; there are normal, savio_bigmem"
+    said = "cluster c1 has no partition Savio_BigMem now; it has normal, savio_bigmem"
     assert said in answer.remarks
     created = site.ask("bank.rate_create", partition="Savio_BigMem", weights={"cpu": 1})
     assert created.warnings == (said,)
@@ -211,7 +217,7 @@ def test_prices_of_partitions_that_are_not_there_are_told_of(site: Site) -> None
 
 def test_rates_are_imported_as_they_are_created(site: Site) -> None:
     plan = ImportPlan(rates=[Rate(cluster="c1", partition="normal", weights={"gpus": 1})])
-    with pytest.raises(BankUsage, match="gres/gpu is"), site.ledger.transaction() as t:
+    with pytest.raises(BankUsage, match=r"use gres/gpu$"), site.ledger.transaction() as t:
         apply_plan(t, plan, BY)
     picture = ClusterModel(cluster="c1", partitions={"normal": PartitionModel(name="normal")})
     plan = ImportPlan(rates=[Rate(cluster="c1", partition="normal", weights={"gres/gpu": 1})])
@@ -313,7 +319,7 @@ def test_money_of_a_file_that_was_changed_is_not_given_twice(site: Site) -> None
     ):
         with site.ledger.reading() as t:
             before = t.seq
-        with pytest.raises(BankUsage, match=r"line 2: physics gets .*100\.00 that this file gave"):
+        with pytest.raises(BankUsage, match=r"line 2: physics has .*100\.00 that it granted"):
             given(site, HEAD + changed + "".join(ROWS[1:]))
         with site.ledger.reading() as t:
             assert t.seq == before
@@ -321,7 +327,7 @@ def test_money_of_a_file_that_was_changed_is_not_given_twice(site: Site) -> None
     answer = site.ask(
         "bank.import", kind="csv", file={"name": "m.csv", "text": HEAD + ROWS[1] + ROWS[2]}
     )
-    assert answer.remarks[0].endswith("which stay: 1")
+    assert answer.remarks[0].endswith("kept unchanged: 1")
     assert given(site, HEAD + ROWS[1] + ROWS[2] + "chemistry,1,,\n") == [("chemistry", 1)]
 
 

@@ -602,14 +602,14 @@ def find_fixable_tres(pricings: Iterable[Pricing]) -> list[LedgerFinding]:
 def _describe_uncounted(name: str, model: ClusterModel) -> UncountedTres:
     """Describe a TRES that Slurm does not count, with the remedy."""
     is_gres = name.startswith("gres/")
-    consequence = (
-        "are charged what they asked for of it" if is_gres else "are charged nothing for it"
-    )
+    consequence = "are charged the requested amount" if is_gres else "are not charged for it"
     is_fixable = model.accounting or not is_gres
     remedy = (
-        "name it in AccountingStorageTRES" if is_fixable else "it counts GRES only with a slurmdbd"
+        "add it to AccountingStorageTRES"
+        if is_fixable
+        else "configure a slurmdbd, without which Slurm counts no GRES"
     )
     message = (
-        f"Slurm of cluster {model.cluster} does not count {name}: jobs {consequence}; {remedy}"
+        f"Slurm of cluster {model.cluster} does not count {name}, so jobs {consequence}: {remedy}"
     )
     return UncountedTres(model.cluster, name, message, is_fixable)

@@ -55,7 +55,7 @@ def find_job_charges(
         newest = max((row.charge.first_submit for row in rows), default=None)
         charge_rows += [row for row in rows if row.charge.first_submit == newest]
     if not charge_rows:
-        raise NotCharged(f"nothing was charged for job {job_name} on {cluster_name}", job_name)
+        raise NotCharged(f"job {job_name} on {cluster_name} has no charges", job_name)
     return sorted(charge_rows, key=lambda row: (row.first_at, row.charge.key))
 
 
@@ -105,7 +105,7 @@ def explain_uncharged(
         job_name: The job id.
         cluster: Its cluster.
     """
-    uncharged_text = f"nothing was charged for job {job_name} on {cluster}"
+    uncharged_text = f"job {job_name} on {cluster} has no charges"
     try:
         with context.jobs.snapshot():
             matches = context.jobs.find(job_name, cluster)[:1]
@@ -129,20 +129,20 @@ def explain_uncharged(
     try:
         accrued = sum(_compute_accrued(context, t, job, cluster) for job in running or ended)
     except NoRate as error:
-        return f"{uncharged_text} yet: {error}; Steward then charges it"
+        return f"{uncharged_text} yet: {error}; Steward charges it afterwards"
     if running:
         hold_text = _describe_hold(context, get_hold_job_id(running[0].record), cluster)
         return (
-            f"{uncharged_text} yet: it runs, and is charged when it ends; "
+            f"{uncharged_text} yet: it is running, and Steward charges it when it ends; "
             f"{hold_text}accrued so far: {format_money(accrued, context.unit)}"
         )
     if ended:
-        return f"{uncharged_text} yet: it ended, and Steward charges it within the hour"
+        return f"{uncharged_text} yet: it ended, and Steward charges it within an hour"
     if any(strip_state_suffix(job.record.state) not in FINISHED for job in unique_jobs):
         hold_text = _describe_hold(
             context, get_hold_job_id(next(iter(unique_jobs)).record), cluster
         )
-        return f"{uncharged_text} yet: it waits; {hold_text}it is charged when it ends"
+        return f"{uncharged_text} yet: it is pending; {hold_text}Steward charges it when it ends"
     return f"{uncharged_text}: it never ran"
 
 
@@ -173,7 +173,7 @@ def _describe_hold(context: "BankContext", job_id: int, cluster: str) -> str:
     try:
         holds = context.gate.list_holds(cluster=cluster, job_id=job_id)
     except GateUnavailable:
-        return "held: not known while the gate does not answer; "
+        return "SU hold unknown while the gate does not answer; "
     return f"held: {format_money(sum(hold.remaining for hold in holds), context.unit)}; "
 
 
@@ -199,5 +199,5 @@ def resolve_raw_ids(context: "BankContext", job_name: str, cluster: str) -> list
     if not ids and job_name.isascii() and job_name.isdecimal():
         ids = [int(job_name)]
     if not ids:
-        raise NotInBank(f"no job {job_name} is known on {cluster}", job_name)
+        raise NotInBank(f"unknown job {job_name} on {cluster}", job_name)
     return list(dict.fromkeys(ids))

@@ -242,7 +242,9 @@ class BankConsumer:
                 cancel_reported_charges(
                     t,
                     charge,
-                    Authorship(who=BANK_AUTHOR, why="told by a client, and charged by the bank"),
+                    Authorship(
+                        who=BANK_AUTHOR, why="reported by a client, and charged by the bank"
+                    ),
                 )
                 key, amount = charge.key, posted.added
                 is_first = posted.first or is_requeue_lost(fact, before)

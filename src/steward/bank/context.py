@@ -44,7 +44,9 @@ _GATE_TIMEOUT_S: Final = 5.0
 """Time-out of requests to the gate, in seconds."""
 
 
-GATE_UNAWARE: Final = "The gate does not apply the change yet: the daemon sends it when both run."
+GATE_UNAWARE: Final = (
+    "The gate has not applied the change yet. The daemon sends it as soon as both run."
+)
 """Note of a reply whose change the gate does not apply yet."""
 
 
@@ -151,7 +153,7 @@ class Rights(msgspec.Struct, frozen=True, kw_only=True):
             BankRefused: The caller is no operator.
         """
         if not self.is_operator:
-            raise BankRefused(f"only operators may {action}", self.user)
+            raise BankRefused(f"permission denied: only operators may {action}", self.user)
 
     def require_balance_access(self, account: str) -> None:
         """Reject callers who may not see the account's balance, as if it did not exist.
@@ -162,9 +164,9 @@ class Rights(msgspec.Struct, frozen=True, kw_only=True):
         if not self.can_see_balance(account):
             # A user with only an association in Slurm may charge it, but not see its balance.
             raise BankRefused(
-                f"you are in no account {account!r} as far as the bank knows, which takes users "
-                "in when they are first charged: until then ask its owner, who can name you by "
-                f"'steward bank user create {account} {self.user or 'NAME'}'",
+                f"permission denied: the bank does not list you in account {account!r}. It "
+                "adds users at their first charge; before that, ask an owner to run 'steward "
+                f"bank user create {account} {self.user or 'NAME'}'",
                 account,
             )
 
@@ -181,9 +183,14 @@ class Rights(msgspec.Struct, frozen=True, kw_only=True):
         if self.is_led(account) or (user and user == self.user):
             return user
         if user:
-            raise BankRefused(f"what {user} used is for owners of the account to see", user)
+            raise BankRefused(
+                f"permission denied: only owners of the account may see the charges of {user}",
+                user,
+            )
         if not self.user:
-            raise BankRefused("your uid has no name: nothing here can be known to be yours")
+            raise BankRefused(
+                "permission denied: your uid has no user name, so no account is yours"
+            )
         return self.user
 
 
@@ -247,7 +254,7 @@ class BankContext:
         """
         if self._ledger is None:
             if not self.settings.bank.enabled:
-                raise BankUsage("there is no bank here: set 'enabled = true' in [bank]")
+                raise BankUsage("the bank is disabled: set 'enabled = true' in [bank]")
             if not self.settings.bank.database:
                 create_for_owner(LEDGER.locate(self.settings.state_dir))
             self._ledger = open_ledger(self.settings, self.now)
@@ -286,7 +293,7 @@ class BankContext:
         """
         if name and name not in self.settings.cluster:
             names = ", ".join(self.clusters)
-            raise BankUsage(f"there is no cluster {name!r}: the configuration has {names}", name)
+            raise BankUsage(f"unknown cluster {name!r}: the configuration has {names}", name)
         return name or next(iter(self.clusters), "")
 
     def get_time_zone(self, cluster: str = "") -> str:
@@ -384,15 +391,13 @@ class BankContext:
         plugins = self._submit_plugins()
         if plugins:
             return (
-                f"slurmctld has not asked the gate {when}, though slurm.conf names {plugins}: "
-                "no job "
-                "was submitted, or slurmctld was not restarted. 'steward plugins check "
-                "--job-submit-lua DIR' tells which"
+                f"slurmctld has not asked the gate {when}, although slurm.conf lists "
+                f"{plugins}: nobody submitted a job, or slurmctld was not restarted. 'steward "
+                "plugins check --job-submit-lua DIR' shows which"
             )
         return (
-            f"slurmctld has not asked the gate {when}, so no submission can be refused: "
-            "'steward plugins install --job-submit-lua DIR' installs the submit plugin, which "
-            "slurm.conf has to name"
+            f"slurmctld has not asked the gate {when}, so the gate rejects no submission: run "
+            "'steward plugins install --job-submit-lua DIR', and add the plugin to slurm.conf"
         )
 
     def _submit_plugins(self) -> str:

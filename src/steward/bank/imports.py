@@ -110,7 +110,11 @@ def validate_name(name: str, what: str) -> str:
         BankUsage: The name is invalid.
     """
     if not _NAME.fullmatch(name):
-        raise BankUsage(f"{name!r} is no name of {what}", name)
+        raise BankUsage(
+            f"invalid name of {what}: {name!r}. Names have 1 to 128 characters, and no spaces, "
+            "quotes, commas, colons, semicolons or |",
+            name,
+        )
     return name
 
 
@@ -152,12 +156,16 @@ def _sort_parents_first(t: "Transaction", plan: ImportPlan) -> list[Account]:
             if not account.parent or account.parent in ordered or account.parent not in remaining
         ]
         if not ready:
-            raise BankUsage(f"accounts are each other's parents: {', '.join(sorted(remaining))}")
+            raise BankUsage(f"accounts form a cycle of parents: {', '.join(sorted(remaining))}")
         for name in ready:
             account = remaining.pop(name)
             unknown = account.parent and account.parent not in plan.accounts
             if unknown and t.accounts.get(account.parent) is None:
-                raise BankUsage(f"{name}: there is no parent {account.parent!r}", name)
+                raise BankUsage(
+                    f"unknown parent {account.parent!r} of account {name}: list it in the "
+                    "file, or create it",
+                    name,
+                )
             ordered[name] = account
     return list(ordered.values())
 
@@ -272,17 +280,17 @@ def _reject_changed_lines(
         earlier = missing.get(planned.account)
         if earlier is not None and key not in known_keys:
             raise BankUsage(
-                f"line {planned.line}: {planned.account} gets {format_money(planned.amount)} "
-                "that is new, and "
-                f"{format_money(earlier.amount)} that this file gave it on {earlier.at:%Y-%m-%d} "
-                "is not in "
-                "it any more: change what was given by 'steward bank', and bring in what is new "
-                "by a file of another name",
+                f"line {planned.line}: {planned.account} has a new amount "
+                f"{format_money(planned.amount)}, but the file lacks the "
+                f"{format_money(earlier.amount)} that it granted on {earlier.at:%Y-%m-%d}. "
+                "Change granted amounts with 'steward bank', and import new amounts from a "
+                "file of another name",
                 planned.account,
             )
     if missing_count:
         plan.remarks.append(
-            f"amounts that this file gave before and has no more, which stay: {missing_count}"
+            "amounts granted by an earlier version of this file and missing now, kept "
+            f"unchanged: {missing_count}"
         )
 
 
@@ -310,7 +318,10 @@ def _apply_money(
     else:
         begin = planned.begin or author.at
         if begin is None:
-            raise BankUsage(f"{planned.account}: say when the allocation begins", planned.account)
+            raise BankUsage(
+                f"the allocation of account {planned.account} has no begin: give one",
+                planned.account,
+            )
         t.allocations.create(
             planned.account,
             planned.amount,
@@ -369,10 +380,10 @@ def read_bank_config(text: str, cluster: str) -> ImportPlan:
     try:
         config = tomllib.loads(text, parse_float=Decimal)
     except RecursionError as error:
-        raise BankUsage("that is no TOML: it is nested too deeply", text[:_MAX_QUOTED]) from error
+        raise BankUsage("not valid TOML: nested too deeply", text[:_MAX_QUOTED]) from error
     except ValueError as error:
         # From tomllib, or from Python's int() for numbers with thousands of digits.
-        raise BankUsage(f"that is no TOML: {error}", text[:_MAX_QUOTED]) from error
+        raise BankUsage(f"not valid TOML: {error}", text[:_MAX_QUOTED]) from error
     prices = _get_table(config, "PartitionPrice")
     if not prices:
         raise BankUsage("the file has no [PartitionPrice]: is it a bank-config.toml?")
@@ -390,15 +401,13 @@ def read_bank_config(text: str, cluster: str) -> ImportPlan:
             f"{name} = {value}" for name, value in _get_table(config, "Enable").items()
         )
         plan.remarks.append(
-            f"[Enable] is not taken over ({switches[:_MAX_QUOTED]}): 'steward bank enforce' says "
-            "whether jobs are refused, and charges are on where [bank] enabled is"
+            f"[Enable] is not imported ({switches[:_MAX_QUOTED]}): set the mode with 'steward "
+            "bank enforce', and [bank] enabled for charges"
         )
     if "API" in config:
-        plan.remarks.append(
-            "[API] is not taken over: [bank.remote] passes charges on to a myBRC server"
-        )
+        plan.remarks.append("[API] is not imported: [bank.remote] sends charges to a myBRC server")
     plan.remarks += [
-        f"[{name}] is not known, and left out" for name in config if name not in _KNOWN_TABLES
+        f"[{name}] is unknown and not imported" for name in config if name not in _KNOWN_TABLES
     ]
     return plan
 
@@ -423,7 +432,7 @@ def _get_table(config: dict[str, Any], name: str) -> dict[str, Any]:
     """Return a table of the TOML file; empty if absent."""
     table = config.get(name, {})
     if not isinstance(table, dict):
-        raise BankUsage(f"{name} is no table", name)
+        raise BankUsage(f"{name} is not a table: write it as [{name}]", name)
     return table
 
 
@@ -431,7 +440,7 @@ def _parse_price(partition: str, value: Any) -> int:
     """Parse a price into micro-SU."""
     amount = money.parse_money(_number_text(partition, value))
     if amount < 0:
-        raise BankUsage(f"{partition} costs less than nothing", value)
+        raise BankUsage(f"partition {partition} has a negative price: give 0 or more", value)
     return amount
 
 
@@ -440,20 +449,22 @@ def _parse_multiplier(qos: str, value: Any) -> int:
     amount = money.parse_money(_number_text(qos, value))
     factor, remainder = divmod(amount * _PERMILLE, money.MICRO)
     if amount < 0 or remainder:
-        raise BankUsage(f"the multiplier of {qos} has more than three decimals", value)
+        raise BankUsage(
+            f"invalid multiplier of QOS {qos}: give 0 or more, with up to three decimals", value
+        )
     return factor
 
 
 def _number_text(name: str, value: Any) -> str:
     """Return a TOML number as text, exactly."""
     if isinstance(value, bool) or not isinstance(value, int | Decimal | str):
-        raise BankUsage(f"{name} is no number: {value!r}", value)
+        raise BankUsage(f"{name} is not a number: {value!r}", value)
     if isinstance(value, Decimal):
         if not value.is_finite():
-            raise BankUsage(f"{name} is no number: {value}", value)
+            raise BankUsage(f"{name} is not a number: {value}", value)
         if max(abs(value.adjusted()), len(value.as_tuple().digits)) > _MAX_DIGITS:
             # Written out, the number would be as long as its exponent is large.
-            raise BankUsage(f"{name} is beyond any amount: {value:.3e}", str(value)[:_MAX_QUOTED])
+            raise BankUsage(f"{name} is too large: {value:.3e}", str(value)[:_MAX_QUOTED])
         return f"{value:f}"
     return str(value)
 
@@ -501,7 +512,7 @@ def read_csv(text: str, parse_time: TimeParser) -> ImportPlan:
     except BankUsage as error:
         raise BankUsage(f"line {reader.line_num}: {error}", error.offender) from error
     if not columns:
-        raise BankUsage("the table is empty: its first line names the columns")
+        raise BankUsage("the table is empty: name the columns in its first line")
     return plan
 
 
@@ -510,17 +521,19 @@ def _parse_header(cells: list[str]) -> list[str]:
     columns = [cell.lower().replace(" ", "_") for cell in cells]
     unknown = [name for name in columns if name not in COLUMNS]
     if unknown:
-        raise BankUsage(f"there is no column {unknown[0]!r}: the columns are {', '.join(COLUMNS)}")
+        raise BankUsage(f"unknown column {unknown[0]!r}: the columns are {', '.join(COLUMNS)}")
     if "account" not in columns:
-        raise BankUsage("there is no column 'account'")
+        raise BankUsage("missing column 'account': add it to the first line")
     if len(set(columns)) < len(columns):
-        raise BankUsage("a column is there twice")
+        raise BankUsage("duplicate column: name each column once")
     return columns
 
 
 def _parse_fields(columns: list[str], cells: list[str]) -> dict[str, str]:
     if any(cells[len(columns) :]):
-        raise BankUsage(f"there are {len(cells)} fields, but {len(columns)} columns")
+        raise BankUsage(
+            f"{len(cells)} fields, but {len(columns)} columns: quote fields that contain commas"
+        )
     return dict(zip(columns, cells, strict=False))
 
 
@@ -540,7 +553,7 @@ def _read_line(
         )
         plan.members[account, user] = member
     elif limit:
-        raise BankUsage("a limit is a user's: name the user")
+        raise BankUsage("a limit needs a user: name the user")
     _read_money(plan, account, fields, parse_time, line_number)
 
 
@@ -571,13 +584,13 @@ def _read_money(
     amount = fields.get("amount", "")
     if not amount:
         if any(fields.get(name) for name in ("begin", "end", "rollover")):
-            raise BankUsage("an allocation has an amount")
+            raise BankUsage(f"the allocation of account {account} has no amount: give one")
         return
     if not fields.get("end") and (fields.get("begin") or fields.get("rollover")):
-        raise BankUsage("an allocation has an end")
+        raise BankUsage(f"the allocation of account {account} has no end: give one")
     rollover = fields.get("rollover", "").lower() or "none"
     if rollover not in ("none", "next"):
-        raise BankUsage(f"rollover is none or next, not {rollover!r}")
+        raise BankUsage(f"invalid rollover {rollover!r}: give none or next")
     note = fields.get("note", "")
     plan.money.append(
         PlannedMoney(
@@ -596,7 +609,7 @@ def _read_money(
 
 def _require_above_zero(amount: int) -> int:
     if amount <= 0:
-        raise BankUsage("an amount is above zero", amount)
+        raise BankUsage("invalid amount: give more than 0", amount)
     return amount
 
 
@@ -604,7 +617,7 @@ def _parse_bool(fields: dict[str, str], name: str) -> bool:
     """Parse a yes or no cell."""
     text = fields.get(name, "").lower()
     if text not in _YES | _NO:
-        raise BankUsage(f"{name} is yes or no, not {text!r}")
+        raise BankUsage(f"invalid {name} {text!r}: give yes or no")
     return text in _YES
 
 
@@ -630,7 +643,7 @@ def read_dump(text: str) -> ImportPlan:
             continue
         match = _LINE.fullmatch(line)
         if not match:
-            raise BankUsage(f"line {number}: {line[:60]!r} is no line of sacctmgr's dump", line)
+            raise BankUsage(f"line {number}: {line[:60]!r} is not a line of 'sacctmgr dump'", line)
         line_count += 1
         kind, name, rest = match.groups()
         fields = {key: quoted or plain for key, quoted, plain in _FIELD.findall(rest)}
@@ -638,16 +651,16 @@ def read_dump(text: str) -> ImportPlan:
             parent = name.lower()
         elif kind == "Account":
             if parent is None:
-                raise BankUsage(f"line {number}: an account comes behind its Parent line", line)
+                raise BankUsage(f"line {number}: account {name} comes before its Parent line", line)
             add_account(plan, name, parent, fields.get("Description", ""))
         elif kind == "User":
             if parent is None:
-                raise BankUsage(f"line {number}: a user comes behind a Parent line", line)
+                raise BankUsage(f"line {number}: user {name} comes before a Parent line", line)
             add_user(plan, name, parent)
             for account in fields.get("Coordinator", "").split(","):
                 owners.setdefault(account.strip().lower(), []).append(name)
     if not line_count:
-        raise BankUsage("the file is empty: 'sacctmgr dump CLUSTER file=FILE' writes one")
+        raise BankUsage("the file is empty: write one with 'sacctmgr dump CLUSTER file=FILE'")
     add_owners(plan, owners)
     return plan
 

@@ -47,15 +47,13 @@ def parse_money(text: str) -> int:
     match = _AMOUNT.fullmatch(text.strip())
     if not match:
         excerpt = text[:_MAX_DIGITS]
-        raise BankUsage(f"{excerpt!r} is no amount: write 1250 or 1250.5", excerpt)
+        raise BankUsage(f"invalid amount {excerpt!r}: write 1250 or 1250.5", excerpt)
     sign, whole, fraction = match.groups()
     if len(whole) > _MAX_DIGITS:
-        raise BankUsage(
-            f"{whole[:_MAX_DIGITS]}... is larger than any amount can be", text[:_MAX_DIGITS]
-        )
+        raise BankUsage(f"amount {whole[:_MAX_DIGITS]}... is too large", text[:_MAX_DIGITS])
     amount = int(re.sub("[_, ]", "", whole)) * MICRO + int((fraction or "").ljust(6, "0"))
     if amount > MAX_AMOUNT:
-        raise BankUsage(f"{text!r} is larger than any amount can be", text)
+        raise BankUsage(f"amount {text!r} is too large", text)
     return -amount if sign == "-" else amount
 
 

@@ -145,8 +145,8 @@ def write_threshold_notice(
     if threshold.kind == "used":
         subject = f"{account}: {threshold.value} % of allocation {threshold.allocation} is used"
         sentence = (
-            f"{threshold.value} % of what allocation {threshold.allocation} of account {account} "
-            f"was given is used."
+            f"{threshold.value} % of allocation {threshold.allocation} of account {account} "
+            "is used."
         )
     else:
         subject = (
@@ -158,7 +158,7 @@ def write_threshold_notice(
         )
     details = [("Left", balance), ("Given", format_money(threshold.total, unit)), ("Ends", end)]
     lines = [sentence, "", *(f"  {name:<6} {value}" for name, value in details if value)]
-    lines += ["", "What was used by whom:", "", f"  steward bank statement {account}", ""]
+    lines += ["", "Charges by user:", "", f"  steward bank statement {account}", ""]
     return Notice(
         kind="bank.threshold",
         subject=f"[bank] {subject}",
@@ -393,22 +393,22 @@ def format_statement(statement: Statement, unit: Unit, zone: tzinfo | None = Non
         zone: Time zone that times are shown in; None to keep theirs.
     """
     text_lines = [f"Account {statement.account}", ""]
-    rows = [("At the beginning", statement.opening)]
+    rows = [("Opening balance", statement.opening)]
     rows += [(f"Charges of {user}", amount) for user, amount in _sum_by_user(statement.lines)]
     other_sums: dict[str, int] = {}
     for line in statement.lines:
         if line.kind not in _CHARGE_KINDS:
             other_sums[line.kind] = other_sums.get(line.kind, 0) + line.amount
     rows += [(kind.capitalize(), amount) for kind, amount in other_sums.items()]
-    rows.append(("At the end", statement.closing))
+    rows.append(("Closing balance", statement.closing))
     text_lines += _align_columns((name, format_money(amount, unit)) for name, amount in rows)
     transfers = [line for line in statement.lines if line.kind not in _CHARGE_KINDS][
         :_MAX_STATEMENT_TRANSFERS
     ]
     if transfers:
-        text_lines += ["", "Moved by hand, or by the clock:", ""]
+        text_lines += ["", "Deposits, withdrawals and other transactions:", ""]
         text_lines += [_format_transfer(line, unit, zone) for line in transfers]
-    text_lines += ["", "Every line of it:", "", f"  steward bank statement {statement.account}", ""]
+    text_lines += ["", "All transactions:", "", f"  steward bank statement {statement.account}", ""]
     return "\n".join(text_lines)
 
 

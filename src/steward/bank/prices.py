@@ -185,8 +185,8 @@ def find_rate(
             best, best_rank = rate, rank
     if best is None or not (best.free or best.weights):
         raise NoRate(
-            f"partition {partition} of cluster {cluster} has no rate, and is not said to be "
-            f"free: 'steward bank rate create {partition}' gives it one",
+            f"partition {partition} of cluster {cluster} has no rate: create one with "
+            f"'steward bank rate create {partition}'",
             partition,
         )
     return best
@@ -328,7 +328,7 @@ def _make_price(
         lines.append(PriceLine(what=f"QOS {use.qos}: x {_format_factor(qos_permille)}"))
     lines.append(PriceLine(what="for that time", amount=round_half_up(exact)))
     if exact < minimum:
-        lines.append(PriceLine(what="at the least", amount=minimum))
+        lines.append(PriceLine(what="minimum", amount=minimum))
     if end_permille != UNCHANGED_PERMILLE:
         lines.append(
             PriceLine(
@@ -350,7 +350,7 @@ def _list_tres_lines(use: ResourceUse, rate: Rate, hourly: Fraction) -> list[Pri
         )
         for name, amount, cost in list_weighted_tres(use.tres, rate)
     ]
-    combination = "the dearest of these" if rate.combine == "max" else "together"
+    combination = "the most expensive of these" if rate.combine == "max" else "together"
     lines.append(PriceLine(what=f"{combination}, an hour", amount=round_half_up(hourly)))
     return lines
 

@@ -66,11 +66,11 @@ def check_rate(rate: "Rate") -> None:
             negative; it weighs an unknown TRES; a factor covers no time.
     """
     if not rate.free and not rate.weights:
-        raise BankUsage("say what it costs by `weights`, or that it is `free`")
+        raise BankUsage("the rate has no price: give `weights`, or `free`")
     if rate.free and (rate.weights or rate.minimum):
-        raise BankUsage("what is `free` has neither weights nor a minimum")
+        raise BankUsage("a free rate cannot have weights or a minimum: remove them, or `free`")
     if rate.minimum < 0 or any(amount < 0 for amount in rate.weights.values()):
-        raise BankUsage("nothing costs less than nothing")
+        raise BankUsage("invalid rate: a weight or the minimum is negative. Give 0 or more")
     for name, permille in (*rate.qos_permille.items(), *rate.ends_permille.items()):
         if permille < 0:
             raise BankUsage(f"the factor of {name} is negative: give 0 or more", permille)
@@ -103,13 +103,12 @@ def check_tres_names(names: Iterable[str]) -> None:
     for name in names:
         if _MEASURED_TRES.fullmatch(name):
             raise BankUsage(
-                f"{name} is measured, and not handed out to jobs: weigh one of {_VALID_NAMES}", name
+                f"{name} is a measurement, not an allocated TRES: use one of {_VALID_NAMES}", name
             )
         if name not in _PLAIN_TRES and (name in _SUGGESTIONS or not _NAMED_TRES.fullmatch(name)):
             suggestion = _suggest_tres_name(name)
             raise BankUsage(
-                f"{name!r} is no TRES that jobs are handed"
-                + (f", {suggestion} is" if suggestion else f": weigh one of {_VALID_NAMES}"),
+                f"unknown TRES {name!r}: use {suggestion or f'one of {_VALID_NAMES}'}",
                 name,
             )
 
@@ -121,12 +120,10 @@ def list_weight_warnings(names: Iterable[str], model: "ClusterModel") -> tuple[s
     warnings = []
     for name in names:
         if name.startswith("gres/") and name not in available:
-            hint = f"; there are {', '.join(sorted(available))}" if available else ""
+            hint = f"; the cluster has {', '.join(sorted(available))}" if available else ""
             warnings.append(f"no node of cluster {model.cluster} has {name} now{hint}")
         if name.startswith("bb/"):
-            warnings.append(
-                f"what a job asks for of {name} is held once the queue shows it, not at submit"
-            )
+            warnings.append(f"a hold covers {name} of a job after the next poll, not at submit")
     return tuple(warnings)
 
 
@@ -135,7 +132,7 @@ def _list_partition_warnings(rate: "Rate", model: "ClusterModel") -> tuple[str, 
     if rate.partition == _ANY_PARTITION or rate.partition in model.partitions:
         return ()
     partitions = ", ".join(sorted(model.partitions))
-    hint = f"there are {partitions}" if partitions else "there is none"
+    hint = f"it has {partitions}" if partitions else "it has none"
     return (f"cluster {model.cluster} has no partition {rate.partition} now; {hint}",)
 
 
@@ -147,7 +144,9 @@ def _check_factor(factor: TimeFactor) -> None:
         or not 0 <= factor.begin_min < factor.end_min <= 1440
         or factor.permille < 0
     ):
-        raise BankUsage("a factor is days, a time within a day, and a number: sat-sun/0-24/0.5")
+        raise BankUsage(
+            "invalid factor by time: give days, a period of the day and a number of 0 or more"
+        )
 
 
 def _suggest_tres_name(name: str) -> str:
@@ -169,7 +168,7 @@ def format_rate(rate: "Rate") -> str:
         return "free"
     weights = [f"{name}={_format_number(amount)}" for name, amount in rate.weights.items()]
     parts = [", ".join(weights)]
-    parts += ["the dearest counts"] if rate.combine == "max" and len(rate.weights) > 1 else []
+    parts += ["most expensive TRES"] if rate.combine == "max" and len(rate.weights) > 1 else []
     parts += [f"at least {_format_number(rate.minimum)}"] if rate.minimum else []
     parts += ["whole nodes"] if rate.whole_nodes else []
     parts += [f"{name}: x{_format_permille(value)}" for name, value in rate.qos_permille.items()]
@@ -223,7 +222,7 @@ def parse_permille(text: str) -> int:
     """
     permille, remainder = divmod(parse_money(text) * _PERMILLE, MICRO)
     if permille < 0 or remainder:
-        raise BankUsage(f"{text} is not a factor: give 0 or more, with up to three decimals", text)
+        raise BankUsage(f"invalid factor {text}: give 0 or more, with up to three decimals", text)
     return permille
 
 
@@ -237,7 +236,7 @@ def parse_time_factors(values: Iterable[str]) -> tuple[TimeFactor, ...]:
     for value in values:
         match = _TIME_FACTOR.fullmatch(value.lower())
         if not match:
-            raise BankUsage(f"{value!r} is not a factor by time: write sat-sun/0-24=0.5", value)
+            raise BankUsage(f"invalid factor by time {value!r}: write sat-sun/0-24=0.5", value)
         days, begin, end, factor = match.groups()
         factors.append(
             TimeFactor(
@@ -254,7 +253,7 @@ def _parse_days(text: str) -> tuple[int, ...]:
     for day_range in text.split(","):
         first, dash, last = day_range.partition("-")
         if first not in DAYS or (dash and last not in DAYS):
-            raise BankUsage(f"{day_range!r} is not a day: write {', '.join(DAYS)}", day_range)
+            raise BankUsage(f"invalid day {day_range!r}: write {', '.join(DAYS)}", day_range)
         begin = DAYS.index(first)
         count = (DAYS.index(last) - begin) % len(DAYS) if dash else 0
         days |= {(begin + step) % len(DAYS) for step in range(count + 1)}
@@ -268,7 +267,7 @@ def _parse_minute(text: str) -> int:
         minutes = int(hour) * 60 + int(minute or 0)
         if minutes <= 24 * 60 and int(minute or 0) < 60:
             return minutes
-    raise BankUsage(f"{text!r} is not a time of day: write 8, 08:00 or 24", text)
+    raise BankUsage(f"invalid time of day {text!r}: write 8, 08:00 or 24", text)
 
 
 def _split_pairs(values: Iterable[str], example: str) -> Iterable[tuple[str, str]]:

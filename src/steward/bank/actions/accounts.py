@@ -97,7 +97,7 @@ class AccountShowRequest(Request, frozen=True, kw_only=True):
     """Request of bank.account_show: accounts with their users and allocations."""
 
     names: AccountNames = ()
-    ended: Annotated[bool, described("Whether to include allocations that have ended.")] = False
+    ended: Annotated[bool, described("Also include allocations that have ended.")] = False
 
 
 class AllocationShowRequest(AccountShowRequest, frozen=True, kw_only=True):
@@ -418,12 +418,15 @@ def change_account_user(
     """
     account = request.account.lower()
     if not request.user:
-        raise BankUsage("name the user")
+        raise BankUsage("no user given: name the user whose limit changes")
     if request.limit is None and request.listed is None:
         raise BankUsage("nothing to change: give `limit` or `listed`")
     with context.ledger.transaction() as t:
         if not context.get_rights(caller, t).is_led(account):
-            raise BankRefused(f"only owners of {account} and operators may set limits", account)
+            raise BankRefused(
+                f"permission denied: only owners of account {account} and operators may set limits",
+                account,
+            )
         seq_before = t.seq
         bank_account = t.accounts.require(account)
         member = {candidate.user: candidate for candidate in t.accounts.list_users(account)}.get(
@@ -438,7 +441,7 @@ def change_account_user(
         if listed is None:
             listed = member.listed if member is not None else True
         if limit is not None and limit < 0:
-            raise BankUsage("a limit is not below zero", limit)
+            raise BankUsage(f"invalid spending limit of user {request.user}: give 0 or more", limit)
         t.accounts.set_user(
             account,
             request.user,
@@ -473,8 +476,8 @@ def create_account_user(
             for member in t.accounts.list_users(request.account.lower()):
                 if member.user == request.user and member.listed:
                     raise BankUsage(
-                        f"{member.user} is in {member.account} already: 'bank user change' "
-                        "changes that",
+                        f"user {member.user} is already in account {member.account}: "
+                        "'steward bank user change' changes their limit",
                         member.user,
                     )
     listed = True if request.listed is None else request.listed
@@ -547,11 +550,17 @@ def create_allocation(
         BankUsage: The account does not exist, or the amount or a time is invalid.
     """
     if request.amount < 0:
-        raise BankUsage("an allocation is not below zero", request.amount)
+        raise BankUsage(
+            f"invalid amount of an allocation of account {request.account}: give 0 or more",
+            request.amount,
+        )
     begin = context.parse_moment(request.begin, request.zone)
     end = context.parse_moment(request.end, request.zone)
     if end is None:
-        raise BankUsage("an allocation has an `end`; 'bank deposit' gives money that has none")
+        raise BankUsage(
+            "no end of the allocation given: set `end`. 'steward bank deposit' grants service "
+            "units without an end"
+        )
     _require_order(begin or context.now(), end)
     with context.ledger.transaction() as t:
         context.get_rights(caller, t).require_operator(_OPERATOR_TASK)
@@ -626,7 +635,9 @@ def _collect_changes(**properties: Any) -> dict[str, Any]:
 def _require_order(begin: datetime, end: datetime | None) -> None:
     """Reject an allocation that ends before it begins."""
     if end is not None and end <= begin:
-        raise BankUsage("an allocation ends after it begins: give a later `end`", end)
+        raise BankUsage(
+            "invalid period of an allocation: `end` is not after its begin. Give a later `end`", end
+        )
 
 
 def _collect_reply_fields(

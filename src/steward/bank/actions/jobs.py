@@ -191,12 +191,15 @@ def allow_job(context: BankContext, caller: Caller, request: AllowRequest) -> Al
     until = context.parse_moment(request.until, request.zone)
     if until is None or not context.now() < until <= context.now() + _LONGEST_ALLOWANCE:
         raise BankUsage(
-            f"an allowance ends within {_LONGEST_ALLOWANCE.days} days from now: "
-            "give `until`, such as now+1day",
+            f"invalid end of the allowance for job {request.job}: give `until` "
+            f"within {_LONGEST_ALLOWANCE.days} days from now, such as now+1day",
             request.until,
         )
     if not request.reason.strip():
-        raise BankUsage("say why the job may pass: give `reason`", request.job)
+        raise BankUsage(
+            f"no reason given: say in `reason` why job {request.job} may overdraw its account",
+            request.job,
+        )
     try:
         job_name = parse_job_name(request.job)
     except JobNameError as error:
@@ -204,7 +207,7 @@ def allow_job(context: BankContext, caller: Caller, request: AllowRequest) -> Al
     job_id = job_name.job_id + (job_name.offset or 0)
     if not context.jobs.find(request.job, cluster) and not _is_in_queue(context, cluster, job_id):
         raise NotInBank(
-            f"there is no job {request.job} on cluster {cluster}: 'squeue' lists pending and "
+            f"unknown job {request.job} on cluster {cluster}: 'squeue' lists pending and "
             "running jobs",
             request.job,
         )
@@ -269,7 +272,9 @@ def explain_job(context: BankContext, caller: Caller, request: ExplainRequest) -
             if rights.is_led(row.charge.account) or row.charge.user == rights.user:
                 continue
             if context.access.get_job_scope(caller, cluster).everything:
-                raise BankRefused(f"job {request.job} is somebody else's", request.job)
+                raise BankRefused(
+                    f"permission denied: job {request.job} belongs to another user", request.job
+                )
             reason = explain_uncharged(context, t, rights, request.job, cluster)
             raise NotCharged(reason, request.job)
         lines = []

@@ -192,7 +192,7 @@ class BackfillReply(BankReply, frozen=True, kw_only=True):
         """Return the numbers of rows that were not parsed, and of runs without a rate."""
         if self.passed_over:
             rows = format_count(self.passed_over, "row")
-            yield f"cannot parse {rows} of slurmdbd: nothing is charged for them"
+            yield f"cannot parse {rows} of slurmdbd: those runs are not charged"
         if self.unpriced:
             runs = format_count(len(self.unpriced), "run")
             yield f"no rate applies to {runs}: create one with 'steward bank rate create'"
@@ -378,7 +378,7 @@ def backfill_charges(
     zone = request.zone or context.get_time_zone(cluster)
     since = context.parse_moment(request.since, zone)
     if since is None:
-        raise BankUsage("give `since`, such as 2026-01-01")
+        raise BankUsage("no start given: set `since`, such as 2026-01-01")
     until = context.parse_moment(request.until, zone) or context.now()
     with context.ledger.reading() as t:
         seq_before = t.seq
@@ -423,7 +423,7 @@ def run_bank_check(context: BankContext, caller: Caller, request: CheckRequest) 
     """
     del request
     with context.ledger.reading() as t:
-        context.get_rights(caller, t).require_operator("prove the ledger")
+        context.get_rights(caller, t).require_operator("check the ledger")
         findings = list(t.check())
         accounts = len(t.accounts.list_all(unknown=True))
         position = t.seq
@@ -506,13 +506,17 @@ def _read_plan(context: BankContext, request: ImportRequest) -> ImportPlan:
             return read_csv(text, lambda moment: context.parse_moment(moment, request.zone))
         return read_dump(text) if request.kind == "sacctmgr" else read_bank_config(text, cluster)
     if request.kind != "sacctmgr":
-        raise BankUsage("name a file, or - for standard input")
+        raise BankUsage("no file given: name a file, or - for standard input")
     from steward.slurm import Slurm
 
     slurm = Slurm(cluster, context.settings.cluster[cluster])
     associations = slurm.associations()
     if associations is None:
-        raise BankUsage(f"{cluster} has no slurmdbd to ask: name a file, or import a CSV", cluster)
+        raise BankUsage(
+            f"cluster {cluster} has no slurmdbd to import from: name a file that 'sacctmgr dump' "
+            "wrote, or a CSV file",
+            cluster,
+        )
     return read_associations(associations.rows, associations.coordinators)
 
 
@@ -528,7 +532,7 @@ def compare_holds_with_jobs(context: BankContext, holds: list[Hold]) -> list[Led
             records = context.jobs.list_unfinished_records(cluster)
         except Unavailable as error:
             findings.append(
-                LedgerFinding(kind="unproved", what=f"holds could not be compared: {error}")
+                LedgerFinding(kind="unproved", what=f"cannot compare holds with jobs: {error}")
             )
             continue
         job_ids = {get_hold_job_id(record) for record in records}
@@ -538,7 +542,7 @@ def compare_holds_with_jobs(context: BankContext, holds: list[Hold]) -> list[Led
         findings += [
             LedgerFinding(
                 kind="hold-without-job",
-                what=f"hold {hold.id} of {hold.account} is for a job that is over",
+                what=f"hold {hold.id} of account {hold.account} belongs to an ended job",
                 where=f"{cluster}/{job_id}",
             )
             for job_id, hold in hold_by_job.items()
@@ -547,7 +551,7 @@ def compare_holds_with_jobs(context: BankContext, holds: list[Hold]) -> list[Led
         findings += [
             LedgerFinding(
                 kind="job-without-hold",
-                what=f"job {record.job_id} runs, and nothing is held for it",
+                what=f"running job {record.job_id} has no hold",
                 where=f"{cluster}/{record.job_id}",
             )
             for record in records
@@ -646,7 +650,9 @@ class NoticesReply(BankReply, frozen=True, kw_only=True):
         Column("Recipients", lambda notice, _: ", ".join(notice.to), show="requested"),
         Column("Attempts", "tries", "count"),
         Column(
-            "NextAttempt", lambda notice, _: "set aside" if notice.aside else notice.next_at, "time"
+            "NextAttempt",
+            lambda notice, _: "dead letter" if notice.aside else notice.next_at,
+            "time",
         ),
         Column("Error", "error", max_width=60),
     )
@@ -712,7 +718,9 @@ def retry_notices(
         count = t.outbox.retry(list_outbox_kinds(), request.numbers)
     if request.numbers and not count:
         numbers = ", ".join(map(str, request.numbers))
-        raise BankUsage(f"there is no undelivered notice {numbers}", request.numbers)
+        raise BankUsage(
+            f"no undelivered notice {numbers}: 'steward bank notices' lists them", request.numbers
+        )
     return NoticesRetryReply(retried=count, **context.make_heading())
 
 

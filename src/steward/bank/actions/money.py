@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from steward.bank.ledger.ledger import Transaction
 
 
-_OPERATOR_TASK: Final = "move money"
+_OPERATOR_TASK: Final = "change balances"
 
 
 _ALLOCATION = option(
@@ -168,7 +168,7 @@ class MoneyMoveReply(ChangeReply, frozen=True, kw_only=True):
             amount = self.format_with_unit(_read_amount(transfer))
             yield f"{status}: {transfer.kind} of {amount}, number {transfer.number}."
         for account, balance in self.balances.items():
-            yield f"{account} has {self.format_with_unit(balance)} now."
+            yield f"{account} has a balance of {self.format_with_unit(balance)} now."
         yield f"Key: {self.key}"
 
 
@@ -296,7 +296,7 @@ def refund_money(context: BankContext, caller: Caller, request: RefundRequest) -
         BankUsage: Neither account nor job is named, or there is no such charge.
     """
     if bool(request.account) == bool(request.job):
-        raise BankUsage("name either an account and `amount`, or `job`")
+        raise BankUsage("invalid refund: give either `account` and `amount`, or `job`")
     if request.amount is not None:
         _require_positive(request.amount)
     if request.job:
@@ -304,7 +304,7 @@ def refund_money(context: BankContext, caller: Caller, request: RefundRequest) -
             context, caller, request, (), lambda t, author: _refund_job(context, t, author, request)
         )
     if request.amount is None:
-        raise BankUsage("say how much: give `amount`, such as 12.5")
+        raise BankUsage("no amount given: set `amount`, such as 12.5")
     amount = request.amount
 
     def move(t: "Transaction", author: Authorship) -> tuple[Transfer, ...]:
@@ -331,7 +331,7 @@ def adjust_balance(context: BankContext, caller: Caller, request: AdjustRequest)
         BankUsage: The account does not exist, the reason is missing, or the amount is zero.
     """
     if not request.amount:
-        raise BankUsage("an adjustment of nothing changes nothing")
+        raise BankUsage("invalid adjustment of 0: give a positive or negative amount")
 
     def move(t: "Transaction", author: Authorship) -> tuple[Transfer, ...]:
         return (
@@ -407,8 +407,8 @@ def _reserve_at_gate(
         hold = gate.reserve(account.lower(), amount, request.reason, allocation)
     except GateUnavailable as error:
         raise GateUnavailable(
-            f"the gate is away, which knows what of {account} is free: start 'steward serve' "
-            f"({error})",
+            f"cannot determine the available SU of account {account}: the gate does not "
+            f"answer. Start 'steward serve' ({error})",
             account,
         ) from error
     try:
@@ -420,7 +420,7 @@ def _reserve_at_gate(
             # money as available again.
             with context.ledger.reading() as t:
                 books = t.export_books(position)
-                gate.release(hold.id, "the money has left, or was not let go", books=books)
+                gate.release(hold.id, "the transfer ended", books=books)
         except GateUnavailable:
             # The reservation expires. Until then the gate sees too little available, never too
             # much.
@@ -451,19 +451,25 @@ def _refund_job(
             refunds.append(t.transfers.refund_charge(charge.key, refund_author, amount=amount))
             remaining = None if remaining is None else remaining - amount
     if not refunds:
-        raise BankUsage(f"nothing that job {request.job} was charged is left to give back")
+        raise BankUsage(f"job {request.job} has no charge left to refund")
     if remaining:
-        raise BankUsage(f"job {request.job} was not charged so much: nothing was given back")
+        raise BankUsage(
+            f"refund exceeds the charge of job {request.job}: nothing refunded. 'steward bank "
+            "explain' shows the charge"
+        )
     return tuple(refunds)
 
 
 def _require_positive(amount: int) -> None:
     """Reject an amount that is not above zero."""
     if amount <= 0:
-        raise BankUsage("an amount that moves is above zero: 'adjust' takes others", amount)
+        raise BankUsage(
+            "invalid amount: give more than 0. 'steward bank adjust' accepts negative amounts",
+            amount,
+        )
 
 
 def _require_reason(reason: str) -> None:
     """Reject a missing reason."""
     if not reason.strip():
-        raise BankUsage("say why with `reason`: it stands in the books for good")
+        raise BankUsage("no reason given: set `reason`, which the ledger records permanently")

@@ -77,12 +77,12 @@ def quote_job(context: BankContext, caller: Caller, request: QuoteRequest) -> Qu
     from steward.bank.estimate import estimate, parse_jobs
 
     if len(request.script) > _MAX_SCRIPT_CHARS:
-        raise BankUsage("that is no script that sbatch would take: it is too long")
+        raise BankUsage(f"script too long to quote: the limit is {_MAX_SCRIPT_CHARS:,} characters")
     cluster = context.resolve_cluster(request.cluster)
     with context.ledger.reading() as t:
         rights = context.get_rights(caller, t)
         if request.user and request.user != rights.user:
-            rights.require_operator("ask for others")
+            rights.require_operator("quote jobs of other users")
         rates = t.rates.list_all(cluster)
         model = t.read_model(cluster)
     if model is None:
@@ -135,4 +135,4 @@ def _resolve_uid(caller: Caller, user: str) -> int:
     try:
         return pwd.getpwnam(user).pw_uid
     except (KeyError, ValueError) as error:  # ValueError: the name contains a NUL
-        raise BankUsage(f"there is no user {user!r}", user) from error
+        raise BankUsage(f"unknown user {user!r}: give a user of this host", user) from error

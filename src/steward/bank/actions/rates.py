@@ -280,7 +280,7 @@ class WouldRefuseReply(BankReply, frozen=True, kw_only=True):
         if self.warning:
             yield self.warning
         if self.more:
-            yield "the list is incomplete: narrow it with -S and -E"
+            yield "the list is incomplete: narrow the period with -S and -E"
 
 
 @action(
@@ -337,10 +337,11 @@ def change_rate(context: BankContext, caller: Caller, request: RateChangeRequest
     clusters = {rate.cluster for rate in current_rates}
     if not current_rates or len(clusters) > 1:
         raise BankUsage(
-            f"{partition} has no rate to change: create one with 'steward bank rate create'"
+            f"partition {partition} has no rate to change: create one with 'steward bank rate "
+            "create'"
             if not current_rates
-            else f"{partition} is a partition of {' and '.join(sorted(clusters))}: name one with "
-            "`cluster`"
+            else f"partition {partition} exists on the clusters "
+            f"{' and '.join(sorted(clusters))}: name one with `cluster`"
         )
     changes = _collect_prices(request)
     if not changes:

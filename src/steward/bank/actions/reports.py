@@ -442,8 +442,8 @@ def show_statement(
             _require_account(t, account)
         elif not rights.is_operator and request.user != rights.user:
             raise BankRefused(
-                "name the account; of all of them you may see your own use: give `user` "
-                f"{rights.user or 'NAME'}"
+                f"no account given: name it, or give `user` {rights.user or 'NAME'} to see "
+                "your own use in all accounts"
             )
         user = rights.limit_to_user(account, request.user)
         statement = t.queries.get_statement(
@@ -480,7 +480,7 @@ def show_usage(context: BankContext, caller: Caller, request: UsageRequest) -> U
     until = context.parse_moment(request.until, zone) or now
     since = context.parse_moment(request.since, zone) or _get_year_start(context, zone)
     if not request.by:
-        raise BankUsage("give `by`: user, partition, month, account or cluster")
+        raise BankUsage("no grouping given: set `by` to user, partition, month, account or cluster")
     accounts = [name.lower() for name in request.accounts]
     with context.ledger.reading() as t:
         rights = context.get_rights(caller, t)
@@ -717,7 +717,7 @@ def show_balance_history(
     until = min(now, context.parse_moment(request.until, zone) or now)
     since = context.parse_moment(request.since, zone) or until - _DEFAULT_PERIOD
     if not timedelta() < until - since <= timedelta(days=_MAX_DAYS):
-        raise BankUsage(f"a course has from one to {_MAX_DAYS} days", request.since)
+        raise BankUsage(f"invalid period: give 1 to {_MAX_DAYS} days", request.since)
     account = request.account.lower()
     with context.ledger.reading() as t:
         context.get_rights(caller, t).require_balance_access(account)

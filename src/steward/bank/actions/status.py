@@ -25,7 +25,7 @@ GateAvailability = Literal["deciding", "not deciding", "away"]
 class BankStatusRequest(Request, frozen=True, kw_only=True):
     """Request of bank.standing: the state of ledger, gate and reconciliation."""
 
-    accounts: Annotated[bool, described("Whether to include the balance of each account.")] = False
+    accounts: Annotated[bool, described("Also include the balance of each account.")] = False
 
 
 class ReconciliationProgress(ActionMessage, frozen=True, kw_only=True):
@@ -130,7 +130,7 @@ def show_bank_status(
 
     progress_lines: list[ReconciliationProgress] = []
     with context.ledger.reading() as t:
-        context.get_rights(caller, t).require_operator("see how the bank stands")
+        context.get_rights(caller, t).require_operator("see the state of the bank")
         position, notices = t.seq, t.outbox.count_dead_letters(list_outbox_kinds())
         accounts = len(t.accounts.list_all(unknown=True))
         books = t.export_books().accounts if request.accounts else ()

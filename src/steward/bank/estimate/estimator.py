@@ -95,11 +95,17 @@ class Estimator:
             if best is None or amount > best[0]:
                 best = amount, choice
         if best is None:
-            raise NoEstimate("the job names no partition, and the cluster has no default one", job)
+            raise NoEstimate(
+                f"no partition given, and cluster {self.model.cluster} has no default partition: "
+                "give --partition",
+                job,
+            )
         amount, (site, priced, qos, size) = best
         seconds = self.time_s(job.time_limit_min, site)
         if tasks * amount > MAX_AMOUNT:
-            raise NoEstimate("the job would cost more than any account can hold", job)
+            raise NoEstimate(
+                "the price exceeds the largest possible balance: request fewer resources", job
+            )
         quote = Quote(
             amount=tasks * amount,
             account=account,
@@ -168,7 +174,9 @@ class Estimator:
             for qos in self._qos(job, account):
                 if found and budget.is_spent():
                     raise NoEstimate(
-                        "--partition and --qos name too many to price in time: name fewer", name
+                        "too many combinations of --partition and --qos to price in time: "
+                        "name fewer",
+                        name,
                     )
                 priced = self._price(site, qos, now)
                 found.append((site, priced, qos, compute_size(job, site, priced)))
@@ -224,8 +232,8 @@ class Estimator:
             part = self.model.partitions.get(name)
             if part is None:
                 raise NoEstimate(
-                    f"cluster {self.model.cluster} has no partition {name}, as far as is known: "
-                    "a new one can be used within a minute",
+                    f"unknown partition {name} on cluster {self.model.cluster}: Steward sees "
+                    "a new partition within a minute",
                     name,
                 )
             site = self._sites[name] = PartitionLimits(part, self.model)

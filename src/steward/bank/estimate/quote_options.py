@@ -42,7 +42,9 @@ def parse_options(argv: Sequence[str], script: str = "", *, uid: int = -1) -> Jo
     """
     jobs = parse_jobs(argv, script, uid=uid)
     if len(jobs) > 1:
-        raise BankUsage("these ask for a heterogeneous job: quote each component", list(argv))
+        raise BankUsage(
+            "heterogeneous jobs cannot be quoted as one: quote each component", list(argv)
+        )
     return jobs[0]
 
 
@@ -107,7 +109,7 @@ def _iterate_directives(script: str) -> Iterator[list[str]]:
             try:
                 yield shlex.split(line[len("#SBATCH") :], comments=True)
             except ValueError as error:
-                raise BankUsage(f"{line[:80]!r} is not understood: {error}", line) from error
+                raise BankUsage(f"cannot parse {line[:80]!r}: {error}", line) from error
         elif line.strip() and not line.startswith("#"):
             return
 
@@ -154,14 +156,17 @@ def _iterate_options(words: Sequence[str]) -> Iterator[tuple[str, str, int]]:
 
 def _get_value(words: Sequence[str], position: int, word: str) -> str:
     if position >= len(words):
-        raise BankUsage(f"{word} takes a value", word)
+        raise BankUsage(f"{word} requires a value", word)
     return words[position]
 
 
 def _make_description(options: Options, uid: int, *, is_het: bool) -> JobRequest:
     """Convert the options of one job to a description, with the values that sbatch derives."""
     if "," in options.get("clusters", ""):
-        raise BankUsage("--clusters: quote for one cluster at a time", options["clusters"])
+        raise BankUsage(
+            "--clusters names several clusters: quote for one cluster at a time",
+            options["clusters"],
+        )
     get = options.get
     min_nodes, max_nodes = _parse_nodes(get("nodes", ""))
     tasks = _parse_count(options, "ntasks")
@@ -246,7 +251,7 @@ def _parse_count(options: Options, name: str) -> int | None:
     if value is None:
         return None
     if not (value.isascii() and value.isdigit()) or len(value) > 9:
-        raise BankUsage(f"--{name}={value} is no count", value)
+        raise BankUsage(f"invalid --{name}={value}: give a whole number", value)
     return int(value)
 
 
@@ -263,7 +268,7 @@ def _parse_nodes(value: str) -> tuple[int | None, int | None]:
     for size in value.split(","):  # later versions take a list of sizes
         match = _NODES_PATTERN.fullmatch(size)
         if match is None:
-            raise BankUsage(f"--nodes={value} is no count of nodes", value)
+            raise BankUsage(f"invalid --nodes={value}: give a number of nodes", value)
         minimum = int(match[1]) * _NODE_MULTIPLIERS[match[2].lower()]
         maximum = (
             int(match[3]) * _NODE_MULTIPLIERS[(match[4] or "").lower()] if match[3] else minimum
@@ -296,7 +301,9 @@ def _parse_memory(name: str, value: str) -> int:
     """Parse memory as MiB, rounded up; without a suffix it is MiB."""
     match = _MEMORY_PATTERN.fullmatch(value)
     if match is None:
-        raise BankUsage(f"--{name}={value} is no amount of memory: write 4G or 500M", value)
+        raise BankUsage(
+            f"invalid --{name}={value}: give an amount of memory such as 4G or 500M", value
+        )
     multiplier, divisor = _PER_MIB[match[2].upper()]
     return -(-int(match[1]) * multiplier // divisor)
 
@@ -316,7 +323,7 @@ def _parse_minutes(options: Options, name: str) -> int | None:
     numbers = [*([days] if dash else []), *parts]
     are_numbers = all(part.isascii() and part.isdigit() for part in numbers)
     if len(parts) > 3 or not are_numbers or max(map(len, numbers)) > _MAX_DIGITS:
-        raise BankUsage(f"--{name}={value} is no time: write minutes, or days-hours:minutes", value)
+        raise BankUsage(f"invalid --{name}={value}: give minutes, or days-hours:minutes", value)
     counts = [int(part) for part in parts]
     if dash:
         hours, minutes, seconds = ([*counts, 0, 0])[:3]

@@ -99,7 +99,7 @@ def check_text_lengths(request: JobRequest, budget: Budget = UNLIMITED) -> None:
         if len(text) > LONGEST_TEXTS[name] or (
             name in _LIST_FIELDS and text.count(",") >= _LONGEST_LIST
         ):
-            raise NoEstimate(f"{option} is longer than any that Slurm takes", text[:80])
+            raise NoEstimate(f"{option} is longer than Slurm accepts: shorten it", text[:80])
 
 
 def split_choices(names: str, option: str) -> Sequence[str]:
@@ -110,7 +110,7 @@ def split_choices(names: str, option: str) -> Sequence[str]:
     """
     choices = tuple(dict.fromkeys(filter(None, (name.strip() for name in names.split(",")))))
     if len(choices) > _MOST_CHOICES:
-        raise NoEstimate(f"{option} names more than {_MOST_CHOICES}", names[:80])
+        raise NoEstimate(f"{option} has more than {_MOST_CHOICES} names: give fewer", names[:80])
     return choices
 
 
@@ -228,15 +228,23 @@ def count_array_tasks(expression: str) -> tuple[int, int]:
     for part in tasks.split(","):
         match = _TASK_PART.fullmatch(part.strip())
         if match is None:
-            raise NoEstimate(f"--array={expression[:80]} is no list of array tasks", expression)
+            raise NoEstimate(
+                f"invalid --array={expression[:80]}: write array tasks as 0-99:2 or 1,3,5",
+                expression,
+            )
         first, last, step = int(match[1]), int(match[2] or match[1]), int(match[3] or 1)
         if last < first or step < 1:
-            raise NoEstimate(f"--array={expression[:80]} has a range without tasks", expression)
+            raise NoEstimate(
+                f"invalid --array={expression[:80]}: a range has no tasks. Write it as FIRST-LAST",
+                expression,
+            )
         count += (last - first) // step + 1
         if count > _MOST_TASKS:
-            raise NoEstimate(f"--array={expression[:80]} has more tasks than can be", expression)
+            raise NoEstimate(
+                f"invalid --array={expression[:80]}: more than {_MOST_TASKS:,} tasks", expression
+            )
     if not percent:
         return count, count
     if not (limit.isascii() and limit.isdigit()) or len(limit) > 10:
-        raise NoEstimate(f"--array={expression[:80]}: behind % stands a count", expression)
+        raise NoEstimate(f"invalid --array={expression[:80]}: write a number after %", expression)
     return count, min(count, int(limit) or count)
