@@ -128,7 +128,7 @@ def test_a_statement_for_people_spreadsheets_and_programs(rich: Any) -> None:
     assert "exclude" in rich("statement", "physics", "--csv", "--json", code=2)
     assert "nowhere" in rich("statement", "nowhere", code=2)
     empty = rich("statement", "physics", "-S", "2020-01-01", "-E", "2020-01-02").splitlines()
-    assert empty[1:] == ["No transactions.", "0.00 SU at the end."]
+    assert empty[1:] == ["No transactions in this period.", "0.00 SU at the end."]
     chosen = rich("statement", "physics", "-S", "2020-01-01", "-o", "balance")
     assert chosen.splitlines()[0].strip() == "Balance"
     nothing = ("-S", "2020-01-01", "-E", "2020-01-02", "-o", "user", "-n")
@@ -209,6 +209,14 @@ def test_modes_and_what_they_would_do(bank: Any) -> None:
     assert bank("enforce", "-P", "-n").splitlines()[0] == "all|all|all|gate"
     assert "'strict' is not one of" in bank("enforce", "strict", code=2)
     assert "The gate would have rejected no jobs." in bank("would-refuse", "--since", "now-1hour")
+
+
+@pytest.mark.usefixtures("bank")
+def test_a_terminal_shows_the_period_of_rejections(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ("bank", "would-refuse", "-S", "2026-01-01", "-E", "2026-01-08")
+    assert run(*words)[2] == ""
+    monkeypatch.setattr("steward.cli.output.is_terminal", lambda: True)
+    assert run(*words)[2] == "From 2026-01-01T00:00:00 to 2026-01-08T00:00:00.\n"
 
 
 def test_a_pipe_gets_all_of_why(bank: Any, tmp_path: Path) -> None:

@@ -663,7 +663,7 @@ class NoticesReply(BankReply, frozen=True, kw_only=True):
 
     def list_notes(self) -> Iterable[str]:
         """Return that there are more."""
-        return ("There are more.",) if self.more else ()
+        return (f"Only the {_MAX_NOTICES:,} oldest notices are shown.",) if self.more else ()
 
 
 class NoticesRetryReply(BankReply, frozen=True, kw_only=True):

@@ -271,6 +271,11 @@ class WouldRefuseReply(BankReply, frozen=True, kw_only=True):
         Column("Reason", lambda row, _: row.why.split("\n", 1)[0], exact="why"),
     )
 
+    @property
+    def period(self) -> tuple[datetime, datetime]:
+        """Period of the rejections."""
+        return self.since, self.until
+
     def list_lines(self) -> Iterable[str]:
         """Return that there are no such jobs, unless no plugin asks the gate."""
         return () if self.refusals or self.warning else ("The gate would have rejected no jobs.",)

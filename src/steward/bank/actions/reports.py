@@ -229,7 +229,7 @@ class StatementReply(BankReply, frozen=True, kw_only=True):
     def list_lines(self) -> Iterable[str]:
         """Yield that there are no transactions, and the balance of the account at the end."""
         if not self.lines:
-            yield "No transactions."
+            yield "No transactions in this period."
         if self.statement.account and not self.statement.user:
             yield f"{self.format_with_unit(self.statement.closing)} at the end."
 
@@ -364,7 +364,7 @@ class HoldsReply(BankReply, frozen=True, kw_only=True):
     def list_notes(self) -> Iterable[str]:
         """Return the total, or that there are no holds."""
         if not self.holds:
-            return ("No SU holds.",)
+            return ("No SU holds: no queued or running job that you may see has one.",)
         return (f"{self.format_with_unit(self.total)} in all.",)
 
 
