@@ -84,7 +84,7 @@ def test_a_reason_that_somebody_else_gave_stays(healthy: ActingSite) -> None:
             infos = {name: "RESUME"}
             assert "I look" in site.refused("slurm.node.update", by=by, nodes=one, infos=infos)
         infos = {"state_up": "RESUME", "state": "DRAIN", "reason": "x"}
-        assert "two ways" in site.refused("slurm.node.update", by=by, nodes=one, infos=infos)
+        assert "given twice" in site.refused("slurm.node.update", by=by, nodes=one, infos=infos)
         infos = {"reason": "mine"}
         assert "I look" in site.refused("slurm.node.update", by=by, nodes=one, infos=infos)
     assert site.node(two)["state"] == "IDLE"

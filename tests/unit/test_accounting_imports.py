@@ -173,9 +173,9 @@ def test_a_file_is_read_with_what_is_no_row_in_it(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_none_of_sacct_is_refused() -> None:
-    with pytest.raises(SlurmError, match="no output of sacct"):
+    with pytest.raises(SlurmError, match="not the output of sacct"):
         list(read_sacct_file(io.BytesIO(b"JobID|State\n1|COMPLETED\n")))
-    with pytest.raises(SlurmError, match="no output of sacct"):
+    with pytest.raises(SlurmError, match="not the output of sacct"):
         list(read_sacct_file(io.BytesIO(b"\xff\x00" * 100)))
 
 

@@ -108,7 +108,7 @@ def test_heterogeneous_jobs_are_a_description_for_each_part() -> None:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        *(("--nonsense=3", "--nonsense"), ("-Z", "-Z"), ("-HZ", "-Z"), ("--n=3", "--n ")),
+        *(("--nonsense=3", "--nonsense"), ("-Z", "-Z"), ("-HZ", "-Z"), ("--n=3", "--n:")),
         *(("-n", "requires a value"), ("-n x", "whole number"), ("-n ٣", "whole number")),
         *(("-n 9999999999", "whole number"), ("-N x", "a number of nodes"), ("--mem=x", "memory")),
         *(("-t soon", "give minutes"), ("-t 1:2:3:4", "give minutes"), ("-M a,b", "one cluster")),
@@ -173,7 +173,9 @@ def test_other_names_of_options() -> None:
 
 
 def test_an_option_that_sbatch_does_not_have_is_named() -> None:
-    with pytest.raises(UsageError, match="sbatch has no option --no-such-thing"):
+    with pytest.raises(UsageError, match="unknown sbatch option --no-such-thing"):
         parsed("--no-such-thing")
-    with pytest.raises(UsageError, match=r"--ntasks-per is ambiguous: .*--ntasks-per-core"):
+    with pytest.raises(
+        UsageError, match=r"ambiguous sbatch option --ntasks-per: .*--ntasks-per-core"
+    ):
         parsed("--ntasks-per=2")

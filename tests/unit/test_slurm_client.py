@@ -206,7 +206,7 @@ def test_an_unknown_job_is_no_error(site: Standins) -> None:
 def test_a_job_that_squeue_shows_in_another_format_is_an_error(site: Standins) -> None:
     site.answer("squeue", "--version", "slurm-wlm 22.05.8\n")
     site.answer("squeue", "-j 1", "1 main ok ada\n")
-    with pytest.raises(SlurmError, match="not understood"):
+    with pytest.raises(SlurmError, match="cannot parse a row of squeue"):
         site.slurm.job(1)
 
 
@@ -339,7 +339,7 @@ def test_runs_of_one_id_come_without_text(site_with_slurmdbd: Standins) -> None:
 
 def test_a_row_of_sacct_that_is_none(site_with_slurmdbd: Standins) -> None:
     site_with_slurmdbd.answer("sacct", "-o JobIDRaw,JobID", "12|10_2|oops\n")
-    with pytest.raises(SlurmError, match="not understood"):
+    with pytest.raises(SlurmError, match="cannot parse a row of sacct"):
         site_with_slurmdbd.slurm.query_accounting(12)
 
 

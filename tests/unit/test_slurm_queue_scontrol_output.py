@@ -125,7 +125,7 @@ def test_the_suspension_in_json() -> None:
 
 
 def test_json_that_is_none() -> None:
-    with pytest.raises(SlurmError, match="not understood"):
+    with pytest.raises(SlurmError, match="cannot parse the JSON"):
         complete_from_json([], b"error: no serializer")
 
 

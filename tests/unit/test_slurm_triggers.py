@@ -144,14 +144,14 @@ def test_one_that_slurmctld_does_not_forget_in_time(place: Place) -> None:
         "strigger --set --down --program=/usr/bin/x --node",
         "slurm_set_trigger: Duplicate event trigger",
     )
-    with pytest.raises(SlurmError, match="has fired, and slurmctld still remembers it"):
+    with pytest.raises(SlurmError, match="has just fired, and slurmctld still keeps it"):
         place.triggers.set("/usr/bin/x", "down", patience_s=0.6)
     assert len([line for line in place.asked() if "--set" in line]) > 1
 
 
 def test_one_that_was_set_and_is_not_there(place: Place) -> None:
     place.take("strigger --set --reconfig --program=/usr/bin/x")
-    with pytest.raises(SlurmError, match="is not there"):
+    with pytest.raises(SlurmError, match="disappeared after it was set"):
         place.triggers.set("/usr/bin/x", "reconfig")
 
 

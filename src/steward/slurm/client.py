@@ -90,7 +90,9 @@ class Slurm:
             reply = self._commands.run("squeue", "--version").decode("utf-8", "replace")
             match = _VERSION.search(reply)
             if match is None:
-                raise SlurmError(f"no version in {reply!r}", ("squeue", "--version"), reply)
+                raise SlurmError(
+                    f"no version number in the output {reply!r}", ("squeue", "--version"), reply
+                )
             self._version = (int(match[1]), int(match[2]), int(match[3] or 0))
         return self._version
 
@@ -164,7 +166,7 @@ class Slurm:
         at = parse_moment(match[1]) if match else None
         if at is None:
             raise SlurmError(
-                f"cluster {self.cluster}: scontrol show config is not dated",
+                f"cluster {self.cluster}: scontrol show config shows no date",
                 ("scontrol", *arguments),
                 out[:200],
             )
@@ -223,7 +225,7 @@ class Slurm:
             queue_format, self._squeue(queue_format, *arguments), self.resolver, {}
         )
         if malformed_count:
-            raise SlurmError(f"{malformed_count} rows of squeue are not understood", ("squeue",))
+            raise SlurmError(f"cannot parse {malformed_count} rows of squeue", ("squeue",))
         return self._complete_records("", list(records)) if is_whole and records else list(records)
 
     def job(self, job_id: int, *, apart: bool = False) -> list[JobRecord]:
@@ -250,7 +252,7 @@ class Slurm:
         parsed, _, malformed_count = parse_queue(queue_format, out, self.resolver, {})
         records = list(parsed)
         if malformed_count:
-            raise SlurmError(f"a row of squeue -j {job_id} is not understood", ("squeue",))
+            raise SlurmError(f"cannot parse a row of squeue -j {job_id}", ("squeue",))
         return (
             self._complete_records(str(job_id), records)
             if len(records) <= MAX_COMPLETED

@@ -310,7 +310,7 @@ class ClusterQueries:
             SlurmError: slurmctld does not answer.
         """
         if not nodelist.strip():
-            raise NodeListError("no node is named", (), nodelist)
+            raise NodeListError("the node list is empty: name a node", (), nodelist)
         return list(self.nodes(nodelist))
 
     def partitions(self) -> dict[str, PartitionRecord]:
@@ -615,7 +615,7 @@ def _parse_job_target(job: str) -> tuple[int, int | None, int | None]:
     """Parse a job name into raw id, array task and het component, or raise UnknownJob."""
     target = job_details.parse_job_target(job)
     if target is None:
-        raise UnknownJob(f"{job!r} is no job's name: use 12, 12_3 or 12+1", (), job)
+        raise UnknownJob(f"invalid job id {job!r}: use 12, 12_3 or 12+1", (), job)
     return target
 
 
@@ -623,7 +623,7 @@ def _expand_names(nodelist: str) -> list[str]:
     """Return the distinct names of a node list that uses commas or blanks."""
     names = nodelists.expand_nodelist(",".join(nodelist.replace(",", " ").split()))
     if not names:
-        raise NodeListError(f"{nodelist!r} names no node", (), nodelist)
+        raise NodeListError(f"empty node list {nodelist!r}", (), nodelist)
     return list(dict.fromkeys(names))
 
 

@@ -135,10 +135,10 @@ class ClusterChanges:
             SlurmUnavailable: slurmctld does not answer; some nodes may be changed.
         """
         if state not in CHANGES:
-            raise WrongUpdate(f"{state!r} is no state to set: use one of {', '.join(CHANGES)}")
+            raise WrongUpdate(f"cannot set the state {state!r}: use one of {', '.join(CHANGES)}")
         cleaned_reason = clean_reason(reason)
         if state in _WITH_REASON and not cleaned_reason:
-            raise WrongUpdate(f"a node is set {state} for a reason only: say one")
+            raise WrongUpdate(f"state {state} requires a reason: give one")
         arguments = [f"State={state}", *([f"Reason={cleaned_reason}"] if cleaned_reason else [])]
         return self._update(nodes, arguments, lambda node: _has_state(node, state, cleaned_reason))
 
@@ -283,7 +283,7 @@ class ClusterChanges:
         """Return the users if all exist; Slurm's own error would only say that an id is invalid."""
         unknown = [user for user in users if self._resolver.uid(user.lstrip("+-")) is None]
         if unknown:
-            raise WrongUpdate(f"there is no user {', '.join(map(repr, unknown))}")
+            raise WrongUpdate(f"unknown user {', '.join(map(repr, unknown))} on this host")
         return list(users)
 
     def _run(self, *arguments: str) -> None:
@@ -366,12 +366,12 @@ def _normalize_keys(changes: Mapping[str, Any], keys: Sequence[str], target: str
     for name, value in changes.items():
         key = keys_by_name.get(name.replace("_", "").lower())
         if key is None:
-            raise WrongUpdate(f"{name!r} of {target} cannot be changed: use {', '.join(keys)}")
+            raise WrongUpdate(f"cannot change {name!r} of {target}: use one of {', '.join(keys)}")
         if key in normalized:
-            raise WrongUpdate(f"{key} of {target} is to be changed in two ways")
+            raise WrongUpdate(f"{key} of {target} is given twice: give it once")
         normalized[key] = value
     if not normalized:
-        raise WrongUpdate(f"nothing of {target} is to be changed")
+        raise WrongUpdate(f"no field of {target} given: give at least one")
     return normalized
 
 
@@ -394,7 +394,7 @@ def _format_value(key: str, value: Any) -> str:
     else:
         text = "" if value is None else str(value)
     if len(text) > _MAX_VALUE_CHARS or not all(c.isprintable() for c in text) or '"' in text:
-        raise WrongUpdate(f"{key} cannot be {text[:60]!r}: it is to be one line without quotes")
+        raise WrongUpdate(f"invalid {key} {text[:60]!r}: give one line without quotes")
     return text
 
 
@@ -408,7 +408,7 @@ def _validate_name(name: str, *, strict: bool = True) -> str:
     """Return a name if Slurm accepts it; names of existing objects are checked less strictly."""
     is_valid = _NAME.fullmatch(name) if strict else name and name.isprintable() and "," not in name
     if not is_valid or name.startswith("-"):
-        raise WrongUpdate(f"{name!r} cannot be a name")
+        raise WrongUpdate(f"invalid name {name!r}")
     return name
 
 

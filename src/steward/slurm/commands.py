@@ -196,7 +196,7 @@ class CommandRunner:
         except FileNotFoundError as error:
             raise self._make_missing_error(command, str(error)) from error
         except OSError as error:
-            message = f"cluster {self._cluster}: {command[0]} cannot be started: {error.strerror}"
+            message = f"cluster {self._cluster}: cannot start {command[0]}: {error.strerror}"
             raise SlurmUnavailable(message, command, str(error)) from error
         try:
             out, err = process.communicate(timeout=timeout_s)
@@ -226,8 +226,8 @@ class CommandRunner:
     def _make_missing_error(self, command: Sequence[str], output: str) -> SlurmMissing:
         """Return the error for a program that does not exist."""
         return SlurmMissing(
-            f"cluster {self._cluster}: there is no command {command[0]}: "
-            "set slurm_bin to the directory of Slurm's commands, or install them",
+            f"cluster {self._cluster}: command {command[0]} not found: set slurm_bin to the "
+            "directory of Slurm's commands, or install them",
             command,
             output,
         )

@@ -59,9 +59,9 @@ class UnknownNode(SlurmError, NotFound):
     def __init__(self, nodes: Sequence[str]) -> None:
         names = ", ".join(nodes)
         super().__init__(
-            f"Slurm knows no node {names}"
+            f"Slurm has no node {names}"
             if len(nodes) == 1
-            else f"Slurm knows none of the nodes {names}",
+            else f"Slurm has none of the nodes {names}",
             (),
             names,
         )

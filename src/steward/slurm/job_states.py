@@ -91,7 +91,7 @@ def expand_state(text: str) -> str:
     state = SHORT_STATES.get(text.upper(), text.upper())
     if state not in STATE_NAMES:
         known = "PENDING, RUNNING, COMPLETED, FAILED, CANCELLED, TIMEOUT"
-        raise StateError(f"{text!r} is no state of a job; states are {known} …", text)
+        raise StateError(f"unknown job state {text!r}: use {known} …", text)
     return state
 
 

@@ -26,16 +26,16 @@ def expand_nodelist(nodelist: str) -> list[str]:
 
     # A leading @ would name a group of ClusterShell's.
     if "@" in nodelist:
-        raise NodeListError(f"{nodelist!r} is no node list", (), nodelist)
+        raise NodeListError(f"invalid node list {nodelist!r}", (), nodelist)
     # A short text may stand for billions of nodes.
     if sum(map(_count_nodes, _BETWEEN.split(nodelist))) > _MAX_NODES:
         raise NodeListError(
-            f"{nodelist[:100]!r} is no node list, or of more than {_MAX_NODES} nodes", (), nodelist
+            f"invalid node list {nodelist[:100]!r}, or more than {_MAX_NODES} nodes", (), nodelist
         )
     try:
         return [str(node) for node in NodeSet(nodelist)]
     except NodeSetException as error:
-        raise NodeListError(f"{nodelist!r} is no node list: {error}", (), nodelist) from error
+        raise NodeListError(f"invalid node list {nodelist!r}: {error}", (), nodelist) from error
 
 
 def _count_nodes(nodes: str) -> int:
@@ -64,4 +64,4 @@ def fold_nodelist(nodes: Iterable[str]) -> str:
     try:
         return str(NodeSet.fromlist(names))
     except NodeSetException as error:
-        raise NodeListError(f"{names!r} are no node names: {error}", (), str(names)) from error
+        raise NodeListError(f"invalid node names {names!r}: {error}", (), str(names)) from error

@@ -101,7 +101,7 @@ def complete_from_json(records: Sequence[JobRecord], out: bytes) -> list[JobReco
         reply = _decoder.decode(out.decode("utf-8", "replace"))
     except msgspec.MsgspecError as error:
         raise SlurmError(
-            f"the JSON of scontrol show job is not understood: {error}",
+            f"cannot parse the JSON of scontrol show job: {error}",
             ("scontrol", "show", "job", "--json"),
             out[:200].decode("utf-8", "replace"),
         ) from error

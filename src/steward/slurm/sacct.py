@@ -384,8 +384,8 @@ def read_sacct_file(file: BinaryIO, delimiter: str = "|") -> Iterator[tuple[Sacc
     missing = [name for name in REQUIRED_COLUMNS if name not in names and f"{name}raw" not in names]
     if missing or not all(_WORD.fullmatch(name) for name in names):
         raise SlurmError(
-            "this is no output of sacct -P with a heading and the columns JobID, JobIDRaw, Submit, "
-            "Start, End, State: write it with sacct -P -a -D -o ALL",
+            "not the output of sacct -P with the columns JobID, JobIDRaw, Submit, Start, End "
+            "and State: write it with sacct -P -a -D -o ALL",
             ("sacct",),
             heading[:200].decode("utf-8", "backslashreplace"),
         )

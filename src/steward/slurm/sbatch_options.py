@@ -150,7 +150,7 @@ def split_letters(word: str) -> Iterator[tuple[str, str | None]]:
     while rest:
         name, rest = SHORT_OPTIONS.get(rest[0], ""), rest[1:]
         if not name:
-            raise UsageError(f"-{word[len(word) - len(rest) - 1]} is no option of sbatch", word)
+            raise UsageError(f"unknown sbatch option -{word[len(word) - len(rest) - 1]}", word)
         if name in VALUE_OPTIONS:
             yield name, rest or None
             return
@@ -170,9 +170,9 @@ def expand_option(name: str) -> str:
     )
     names = {ALIASES.get(option, option) for option in names}
     if not names:
-        raise UsageError(f"sbatch has no option --{name}", name)
+        raise UsageError(f"unknown sbatch option --{name}", name)
     if len(names) > 1:
         raise UsageError(
-            f"--{name} is ambiguous: write one of --{', --'.join(sorted(names))}", name
+            f"ambiguous sbatch option --{name}: write one of --{', --'.join(sorted(names))}", name
         )
     return names.pop()

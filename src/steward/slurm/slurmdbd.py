@@ -278,7 +278,7 @@ class SlurmdbdClient:
         values = dict(zip(fields, parts, strict=False))
         name_match = _JOB_ID.fullmatch(values.get("JobID", ""))
         if len(parts) != len(fields) or name_match is None or not values["JobIDRaw"].isdigit():
-            raise SlurmError("a row of sacct is not understood", ("sacct",), row)
+            raise SlurmError("cannot parse a row of sacct", ("sacct",), row)
         uid, gid = parse_number(values["UID"]), parse_number(values["GID"])
         state, _, canceller = values["State"].partition(" ")
         derived_status = parse_exit_status(values["DerivedExitCode"])

@@ -96,9 +96,9 @@ def parse_time(text: str, now: datetime, zone: tzinfo) -> datetime:
         if moment is not None:
             return max(moment.astimezone(UTC), _EARLIEST)
     except (ValueError, OverflowError) as error:
-        raise TimeError(f"{text!r} is no time: {error}", text) from error
+        raise TimeError(f"invalid time {text!r}: {error}", text) from error
     raise TimeError(
-        f"{text!r} is no time; try 2026-11-21, 2026-11-21T08:00, 08:00, today or now-1day", text
+        f"invalid time {text!r}: write 2026-11-21, 2026-11-21T08:00, 08:00, today or now-1day", text
     )
 
 
@@ -154,7 +154,7 @@ def _parse_clock(fields: dict[str, str | None]) -> time:
     hour = int(fields["hour"] or 0)
     if fields["half"]:
         if not 1 <= hour <= 12:
-            raise ValueError(f"{hour} o'clock is neither AM nor PM")
+            raise ValueError(f"{hour} is not an hour of AM or PM: use 1 to 12")
         hour = hour % 12 + (12 if fields["half"] in "Pp" else 0)
     return time(hour, int(fields["minute"] or 0), int(fields["second"] or 0))
 

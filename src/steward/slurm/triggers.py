@@ -155,9 +155,7 @@ class Triggers:
         name = _EVENT_ALIASES.get(event, event)
         events = self.list_events()
         if name not in events:
-            raise UnknownEvent(
-                f"there is no event {event!r} in this Slurm: use one of {', '.join(events)}"
-            )
+            raise UnknownEvent(f"this Slurm has no event {event!r}: use one of {', '.join(events)}")
         if events[name]:
             raise EventNeverFires(f"a trigger for {event} never fires: {events[name]}")
         requested = _build_trigger(program, name, nodes, job, offset_s, permanent)
@@ -169,15 +167,15 @@ class Triggers:
                 return trigger_id
             if is_new:
                 raise SlurmError(
-                    f"the trigger for {event} was set, and is not there any more: "
-                    "it has fired, or somebody has cleared it"
+                    f"the trigger for {event} disappeared after it was set: it fired, or "
+                    "somebody cleared it"
                 )
             # After a restart, slurmctld reports a fired trigger as a duplicate until it forgets
             # it. It never lists a fired trigger, so a listed one is still waiting.
             if time.monotonic() >= until:
                 raise SlurmError(
-                    f"the same trigger for {event} has fired, and slurmctld still remembers it: "
-                    "set it again in half a minute"
+                    f"the same trigger for {event} has just fired, and slurmctld still keeps "
+                    "it: try again in half a minute"
                 )
             time.sleep(_RETRY_S)
 
@@ -199,7 +197,7 @@ class Triggers:
             if _GONE.search(error.output):
                 owner_text = f" of user {user}" if user else ""
                 raise UnknownTrigger(
-                    f"there is no trigger {trigger_id}{owner_text}", error.command, error.output
+                    f"unknown trigger {trigger_id}{owner_text}", error.command, error.output
                 ) from error
             raise
 
@@ -293,19 +291,19 @@ def _build_trigger(
         program.isprintable() and len(program) <= _MAX_PROGRAM_CHARS and program == program.strip()
     )
     if not is_text or not program.startswith("/"):
-        raise WrongUpdate(f"{program[:60]!r} cannot be started: a program's path begins with /")
+        raise WrongUpdate(f"invalid program {program[:60]!r}: give an absolute path")
     if not -_OFFSET_S < offset_s < _OFFSET_S:
-        raise WrongUpdate(f"an offset of {offset_s} s is too far: Slurm takes up to 32767 s")
+        raise WrongUpdate(f"offset {offset_s} s is too large: Slurm accepts up to 32767 s")
     if nodes and job:
-        raise WrongUpdate("a trigger is of nodes or of a job, not of both")
+        raise WrongUpdate("a trigger is for nodes or for a job: give one of them")
     if event in _JOB_EVENTS and not job:
-        raise WrongUpdate(f"a trigger for {event} is of a job: name it")
+        raise WrongUpdate(f"a trigger for {event} needs a job: give its id")
     if job and re.fullmatch(r"\d{1,10}", job) is None:
-        raise WrongUpdate(f"{job!r} is no job's id: strigger takes a number")
+        raise WrongUpdate(f"invalid job id {job!r}: strigger accepts a number")
     if job and event not in (*_JOB_EVENTS, *_JOB_NODE_EVENTS):
-        raise WrongUpdate(f"{event} happens to no job")
+        raise WrongUpdate(f"{event} is not an event of jobs")
     if nodes and event not in _NODE_EVENTS:
-        raise WrongUpdate(f"{event} happens to no node")
+        raise WrongUpdate(f"{event} is not an event of nodes")
     return TriggerRecord(
         id=0,
         resource="job" if job else "node",
@@ -363,9 +361,9 @@ def _explain_never_fires(
     if event == "fail" and version < _FAIL_FIRES:
         return "up to 24.11 slurmctld fires drained when a node is set FAIL"
     if event.startswith("backup_slurmctld") and not has_backup:
-        return "there is no backup slurmctld"
+        return "no backup slurmctld is configured"
     if event == "burst_buffer" and not burst_buffer_type:
-        return "there is no burst buffer (BurstBufferType)"
+        return "no burst buffer is configured (BurstBufferType)"
     if event in _SLURMDBD_EVENTS and not has_slurmdbd:
-        return "there is no slurmdbd"
+        return "no slurmdbd is configured"
     return ""
