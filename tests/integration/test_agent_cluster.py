@@ -76,7 +76,7 @@ def test_on_a_real_cluster(sandbox: Sandbox, tmp_path: Path) -> None:
         wait_until(lambda: "listening for nodes" in daemon.log())
         theirs = sandbox.run([*AGENT, "--spool", str(own), *rest], user=user, check=False)
         assert theirs.returncode == 1
-        assert f"uid {sandbox.users[user].uid}'s, not root's" in theirs.stderr
+        assert f"of uid {sandbox.users[user].uid}, not of root or SlurmdUser" in theirs.stderr
         ours = sandbox.run([*AGENT, "--spool", str(spool), "--node", node, *rest], check=False)
         assert (ours.returncode, ours.stderr) == (0, "")
         none = sandbox.run([*AGENT, "--spool", str(spool), "--node", "n999", *rest], check=False)

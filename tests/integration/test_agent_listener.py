@@ -225,9 +225,9 @@ def test_a_listener_that_was_taken_over_speaks_for_no_node(
         user = subprocess.run(encode, capture_output=True, check=True, timeout=60)
         uid = pwd.getpwnam(USER).pw_uid
         for credential, why in (
-            (user.stdout.strip(), f"uid {uid}'s, not root's"),
+            (user.stdout.strip(), f"of uid {uid}, not of root or SlurmdUser"),
             (Munge(elsewhere.socket).encode(claim), "was made on 127.0.0.9"),
-            (b"", "there is no MUNGE credential"),
+            (b"", "missing MUNGE credential"),
             (Munge(site.munged.socket).encode(other), "is for another batch"),
         ):
             status, said_of_it = told(credential)

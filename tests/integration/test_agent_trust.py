@@ -42,7 +42,7 @@ def test_who_may_not_report(tmp_path: Path, make_munged: MakeMunged) -> None:
         # With the cluster's key munged says whatever address it is told to.
         done = run_agent(tmp_path / "others", port, elsewhere.socket)
         assert done.returncode == 1
-        assert "the connection comes from 127.0.0.1 (see [nodes] behind_nat), and node " in (
+        assert "the connection comes from 127.0.0.1 (see [nodes] behind_nat), but node " in (
             done.stderr
         )
         assert events_of(settings) == []

@@ -166,14 +166,14 @@ def forged(event: Event, **changes: object) -> str:
 
 def test_a_controllers_receiver_is_not_believed_blindly() -> None:
     start, exits, end = folded(START + task(0) + END)
-    assert "none" in forged(start, job_id=0)
-    assert "none" in forged(exits, step="x")
-    assert "its launch" in forged(end, node="n2")
-    assert "its launch" in forged(exits, tasks=())
-    assert "no node can tell" in forged(start, name="x" * 300)
-    assert "no node can tell" in forged(end, peak_bytes=-1)
+    assert "invalid job id" in forged(start, job_id=0)
+    assert "invalid step" in forged(exits, step="x")
+    assert "does not match the launch" in forged(end, node="n2")
+    assert "does not match the launch" in forged(exits, tasks=())
+    assert "out of bounds" in forged(start, name="x" * 300)
+    assert "out of bounds" in forged(end, peak_bytes=-1)
     (gap,) = folded(b"?\n")
-    assert "its gap" in forged(gap, why="strike")
+    assert "does not match the gap" in forged(gap, why="strike")
 
 
 values = st.one_of(st.none(), st.integers(), st.text(), st.booleans(), st.floats())

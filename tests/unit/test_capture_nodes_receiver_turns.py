@@ -22,7 +22,7 @@ def test_a_node_is_heard_on_one_connection() -> None:
     these.begin(("c1", "n1"), first)
     these.begin(("c1", "n2"), Connection())
     these.begin(("c2", "n1"), Connection())
-    with pytest.raises(TurnUnavailable, match="of node n1 is under way"):
+    with pytest.raises(TurnUnavailable, match="of node n1 is in progress"):
         these.begin(("c1", "n1"), second)
     these.finish_batch(first)
     these.begin(("c1", "n1"), second)

@@ -239,7 +239,7 @@ def test_scanning_ends_when_watches_are_to_be_had_again(
     for _ in range(3):
         spool.process_events()
     assert spool.due_s() == 0.0, "only scanning finds what is new"
-    assert caplog.text.count("no inotify watch is left") == 1
+    assert caplog.text.count("no inotify watches left") == 1
     has_watches = True
     spool.process_events()
     assert spool.due_s() == 60.0

@@ -162,7 +162,7 @@ def test_on_a_network_file_system_what_another_host_writes_is_found_by_scanning(
     monkeypatch.setattr(INotify, "read", lambda inotify, timeout: [])
     with caplog.at_level("INFO"):
         spool.process_events()
-    told = f"{tmp_path} is on NFS, where only this host's writes are told of"
+    told = f"{tmp_path} is on NFS, where inotify misses writes of other hosts"
     assert [told in record.getMessage() for record in caplog.records] == [True]
     submit(tmp_path, 1, b"#!/bin/sh\nhere\n")
     writing = submit(tmp_path, 2, b"#!/bin/sh\n") / "script"

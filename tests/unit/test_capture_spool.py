@@ -80,7 +80,7 @@ def open_files() -> list[str]:
 
 def unread(caplog: pytest.LogCaptureFixture) -> int:
     """How many scripts were said to be unreadable."""
-    return caplog.text.count("cannot be read from the spool yet")
+    return caplog.text.count("from the spool yet")
 
 
 def until(is_so: Callable[[], bool], turn: Callable[[], None]) -> None:
@@ -414,7 +414,7 @@ def test_a_script_that_could_not_be_synced_is_not_taken_for_durable(
 
     monkeypatch.setattr(os, "fsync", fsync)
     submit(bench.spool, 1)
-    with pytest.raises(StoreUnavailable, match="not all scripts could be made durable"):
+    with pytest.raises(StoreUnavailable, match="cannot make all scripts durable"):
         bench.capture().run_once()
     assert bench.events == []
 

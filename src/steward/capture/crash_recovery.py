@@ -122,6 +122,6 @@ def _drop_stale(store: IncomingStore, names: dict[str, IncomingName]) -> None:
         except FileNotFoundError:
             continue
         except OSError as error:
-            raise StoreUnavailable(f"cannot look at {path}: {error.strerror}", path) from error
+            raise StoreUnavailable(f"cannot read {path}: {error.strerror}", path) from error
         if age_s > _STALE_S:
             store.unlink([name.filename])

@@ -136,13 +136,16 @@ def parse_line(line: bytes, resolver: NameResolver) -> JobcompRecord:
     try:
         raw = _decoder.decode(line)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise LineError(f"a line that is none of jobcomp.lua's: {error}", line[:200]) from error
+        raise LineError(f"not a line of jobcomp.lua: {error}", line[:200]) from error
     state = decode_ended_state(raw.job_state)
     at, submit = _parse_epoch(raw.t), _parse_epoch(raw.submit_time)
     if raw.v != 1 or raw.k != "job" or not state or at is None:
-        raise LineError("a line of another version of jobcomp.lua", line[:200])
+        raise LineError(
+            "line of another version of jobcomp.lua: run 'steward plugins install --jobcomp'",
+            line[:200],
+        )
     if not 0 < raw.job_id < _NO_VALUE or submit is None or raw.restart_cnt < 0:
-        raise LineError("a line of a job that there cannot be", line[:200])
+        raise LineError("line with an invalid job id, submit time or restart count", line[:200])
     return JobcompRecord(_build_job_record(raw, state, submit, resolver), at, max(0, raw.lost))
 
 

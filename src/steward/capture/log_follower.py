@@ -377,7 +377,7 @@ class LogFollower:
         try:
             file = _File(_open_regular(os.path.join(self._directory, name)), offset)
         except OSError as error:
-            log.warning("%s cannot be read: %s", name, error.strerror)
+            log.warning("cannot open %s: %s", name, error.strerror)
             return
         if offset:
             file.head = os.pread(file.fd, _HEAD_BYTES, 0)
@@ -396,7 +396,7 @@ def _open_regular(path: str) -> int:
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
-        raise OSError(errno.EINVAL, "no regular file", path)
+        raise OSError(errno.EINVAL, "not a regular file", path)
     return fd
 
 

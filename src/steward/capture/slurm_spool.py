@@ -332,9 +332,7 @@ class SlurmSpool:
             return
         self._needs_scans = self._is_remote = bool(network_type)
         if network_type:
-            message = (
-                "%s is on %s, where only this host's writes are told of: scanning it every %g s"
-            )
+            message = "%s is on %s, where inotify misses writes of other hosts: scanning every %g s"
             log.info(message, self.root, network_type, self._rescan_s)
         elif self._problem:
             log.info("watching %s", self.root)
@@ -424,7 +422,7 @@ class SlurmSpool:
         """Log that a path cannot be watched, and switch to scanning."""
         # One reason may apply to thousands of paths at every scan.
         if error.errno == errno.ENOSPC:
-            message = f"no inotify watch is left for {path}: raise fs.inotify.max_user_watches"
+            message = f"no inotify watches left for {path}: raise fs.inotify.max_user_watches"
             self._log_problem(f"{message} (sysctl)", "no watch")
         else:
             self._log_problem(f"cannot watch {path}: {error.strerror}", str(error.strerror))

@@ -314,9 +314,7 @@ class SpoolCapture:
                 self.finish()
                 raise StoreUnavailable(self._summarize_problems())
         if not self.finish():
-            raise StoreUnavailable(
-                f"not all scripts could be made durable: {self._summarize_problems()}"
-            )
+            raise StoreUnavailable(f"cannot make all scripts durable: {self._summarize_problems()}")
 
     def _has_recent_unreadable(self) -> bool:
         """Return whether any unreadable script is still within its holding time."""
@@ -402,7 +400,7 @@ class SpoolCapture:
     def _summarize_problems(self) -> str:
         """Summarize the present problems."""
         messages = [*self._problems.values(), self._committer.last_error]
-        return "; ".join(filter(None, messages)) or "it took too long"
+        return "; ".join(filter(None, messages)) or "it timed out"
 
     def _next_wait_s(self) -> float:
         """Return how long to wait until the next turn, in seconds."""
@@ -443,7 +441,7 @@ class SpoolCapture:
         now, key = time.monotonic(), (entry.job_id, entry.mtime_ns)
         unreadable = self._unreadable.get(key)
         if unreadable is None:
-            log.error("job %d cannot be read from the spool yet: %s", entry.job_id, error)
+            log.error("cannot read job %d from the spool yet: %s", entry.job_id, error)
             unreadable = self._unreadable[key] = _UnreadableScript(entry, now, Backoff(0.1, 10.0))
             self._released.discard(key)
         unreadable.is_removed = entry.is_removed
@@ -608,7 +606,7 @@ class SpoolCapture:
             if self._problems.pop(store.name, ""):
                 log.info("writing captured scripts to %s again", store.directory)
             return store
-        raise StoreUnavailable("; ".join(self._problems.values()) or "no store is there")
+        raise StoreUnavailable("; ".join(self._problems.values()) or "no archive is available")
 
     def _exclude_store(self, store: IncomingStore, error: StewardError) -> None:
         """Exclude a store for some seconds, and log why."""

@@ -267,9 +267,9 @@ def load_scheduler(name: str) -> Scheduler:
     """
     offers = list_offers(SCHEDULERS)
     if name not in offers:
-        raise SchedulerError(f"there is no scheduler {name!r}: known are {', '.join(offers)}", name)
+        raise SchedulerError(f"unknown scheduler {name!r}: use one of {', '.join(offers)}", name)
     try:
         scheduler: Scheduler = offers[name].load()
     except (ImportError, AttributeError) as error:
-        raise SchedulerError(f"scheduler {name!r} cannot be loaded: {error}", name) from error
+        raise SchedulerError(f"cannot load scheduler {name!r}: {error}", name) from error
     return scheduler

@@ -317,20 +317,20 @@ def find_flaw(event: Event) -> str:
     body = event.body
     is_launch = isinstance(body, Launch)
     if isinstance(body, Launch | NodeJob) and not 0 < body.job_id <= MAX_JOB_ID:
-        return "its job id is none"
+        return "invalid job id"
     if is_launch and (
         STEP_ID_PATTERN.fullmatch(body.step) is None or body.launched_us < EARLIEST_VALID_US
     ):
-        return "its step is none"
+        return "invalid step"
     if isinstance(body, NodeGap) and (
         body.why not in _GAP_REASONS or not event.key.startswith(_gap_key_prefix(body))
     ):
-        return "its key is not that of its gap"
+        return "the key does not match the gap"
     if not isinstance(body, NodeGap) and event.key != _make_key(event.kind, body, event.at):
-        return "its key is not that of its launch"
+        return "the key does not match the launch"
     tasks = body.tasks if isinstance(body, ExitedTasks) else ()
     if len(tasks) > MAX_TASKS_PER_EVENT or not all(map(_is_bounded, (body, *tasks))):
-        return "it holds what no node can tell"
+        return "too many tasks, or a value out of bounds"
     return ""
 
 

@@ -86,13 +86,13 @@ def parse_length(scope: Any) -> int:
         RequestError: It is no request of an agent.
     """
     if scope["method"] != "POST" or scope["http_version"] != "1.1":
-        raise RequestError(400, "only POST of HTTP/1.1 is answered here")
+        raise RequestError(400, "only HTTP/1.1 POST is accepted")
     headers = dict(scope["headers"])
     length = headers.get(b"content-length", b"")
     if b"transfer-encoding" in headers or not _LENGTH.fullmatch(length):
-        raise RequestError(411, "a batch comes with its length")
+        raise RequestError(411, "the batch lacks a valid Content-Length")
     if int(length) > MAX_BATCH_BYTES:
-        raise RequestError(413, f"a batch has {MAX_BATCH_BYTES} bytes at the most")
+        raise RequestError(413, f"the batch is larger than {MAX_BATCH_BYTES} bytes, the maximum")
     return int(length)
 
 
@@ -107,9 +107,9 @@ async def read_chunks(receive: Receive) -> AsyncIterator[bytes]:
         try:
             message = await receive()
         except TimeoutError:
-            raise RequestError(408, "it sends its batch too slowly") from None
+            raise RequestError(408, "the node sends its batch too slowly") from None
         if message["type"] == "http.disconnect":
-            raise RequestError(400, "it went away in the middle of a batch")
+            raise RequestError(400, "the node disconnected in the middle of a batch")
         yield message["body"]
         more_body = message["more_body"]
 
@@ -152,7 +152,7 @@ class ListenerEndpoint:
             self.listener = open_unix_listener(path, _BACKLOG, self._uids)
         except KeyError:
             raise ListenUnavailable(
-                f"there is no user {self._settings.listener!r}: see [nodes] listener", path
+                f"unknown user {self._settings.listener!r}: correct 'listener' in [nodes]", path
             ) from None
         except OSError as error:
             raise ListenUnavailable(f"cannot listen at {path}: {error.strerror}", path) from error
@@ -167,7 +167,9 @@ class ListenerEndpoint:
         """
         uid = get_peer_uid(connection)
         if uid not in self._uids:
-            raise PermissionRefused(f"uid {uid} is not the listener: see [nodes] listener")
+            raise PermissionRefused(
+                f"uid {uid} is not the listener's user: correct 'listener' in [nodes]"
+            )
         is_readable = asyncio.Event()
         loop = asyncio.get_running_loop()
         loop.add_reader(connection, is_readable.set)
@@ -176,15 +178,15 @@ class ListenerEndpoint:
                 await is_readable.wait()
             first_byte, fds, _, _ = socket.recv_fds(connection, 1, 1)
         except OSError as error:
-            raise Unavailable(f"the listener passes nothing: {error}") from error
+            raise Unavailable(f"no data from the listener: {error}") from error
         finally:
             loop.remove_reader(connection)
         try:
             if first_byte == _SETTINGS:
                 connection.send(msgspec.msgpack.encode(self._settings))
-                raise PermissionRefused("the listener has the settings")
+                raise PermissionRefused("the listener requested its settings")
             if first_byte != _CONNECTION or len(fds) != 1:
-                raise PermissionRefused("the listener passes no connection")
+                raise PermissionRefused("the listener sent no connection")
             return _read_peer_address(fds[0])
         finally:
             for fd in fds:
@@ -203,9 +205,9 @@ def _read_peer_address(fd: int) -> str:
                 return str(passed.getpeername()[0])
     except OSError as error:
         raise PermissionRefused(
-            f"what the listener passes is no connection: {error.strerror}"
+            f"the socket from the listener is not connected: {error.strerror}"
         ) from error
-    raise PermissionRefused("what the listener passes is no connection of IP")
+    raise PermissionRefused("the socket from the listener is not an IP connection")
 
 
 # The listener's side
@@ -392,5 +394,9 @@ def _request_settings(path: str) -> NodesSettings:
         except OSError as error:
             raise Unavailable(f"{path}: {error.strerror or error}", path) from error
     if not data:
-        raise Unavailable(f"{path}: the daemon does not let uid {os.geteuid()} listen", path)
+        raise Unavailable(
+            f"{path}: the daemon does not accept uid {os.geteuid()} as listener: correct "
+            "'listener' in [nodes]",
+            path,
+        )
     return msgspec.msgpack.decode(data, type=NodesSettings)

@@ -113,9 +113,9 @@ class GroupAppender:
         try:
             self._queue.put_nowait(batch)
         except queue.Full:
-            raise AppendUnavailable("too many batches wait for the journal") from None
+            raise AppendUnavailable("too many batches wait for the journal: retry later") from None
         if not batch.finished.wait(_APPEND_TIMEOUT_S):
-            raise AppendUnavailable("the journal takes too long")
+            raise AppendUnavailable("the journal did not store the batch in time: retry later")
         if batch.error is not None:
             raise AppendUnavailable(str(batch.error)) from batch.error
 
@@ -204,7 +204,7 @@ class NodeTurns:
             previous = self._holders.get(node)
             if previous is not None and previous is not connection:
                 if previous in self._busy:
-                    raise TurnUnavailable(f"a batch of node {node[1]} is under way already")
+                    raise TurnUnavailable(f"another batch of node {node[1]} is in progress")
                 previous.shut_down()
             self._remove(connection)
             self._holders[node] = connection
@@ -240,7 +240,7 @@ class NodeTurns:
         has_turn = turn.wait(self._patience_s)
         try:
             if not has_turn:
-                raise TurnUnavailable("too many nodes report just now")
+                raise TurnUnavailable("too many nodes report at the moment: retry later")
             yield
         finally:
             with self._lock:
@@ -387,7 +387,10 @@ class NodeReceiver:
         loop = asyncio.get_running_loop()
         parse_length(scope)
         if scope["path"] != PATH:
-            raise RequestError(404, f"nodes report to {PATH}: is the agent of Steward's version?")
+            raise RequestError(
+                404,
+                f"unknown path; nodes report to {PATH}: install the agent of Steward's version",
+            )
         headers = dict(scope["headers"])
         header = headers.get(b"steward-batch", b"")
         head = parse_batch_header(header)
@@ -404,7 +407,7 @@ class NodeReceiver:
                 async with asyncio.timeout(_PLACE_PATIENCE_S):
                     await self._places.acquire()
             except TimeoutError:
-                raise TurnUnavailable("too many nodes report just now") from None
+                raise TurnUnavailable("too many nodes report at the moment: retry later") from None
             try:
                 body = b"".join([chunk async for chunk in read_chunks(receive)])
                 return await loop.run_in_executor(
@@ -426,7 +429,7 @@ class NodeReceiver:
         """Identify the sender of a request."""
         if not connection.is_open:
             # Clients that come and go must not keep threads busy.
-            raise RequestError(400, "it went away")
+            raise RequestError(400, "the client disconnected")
         return self._senders.authenticate(head, credential, certificate_names, connection.address)
 
     def _store_batch(

@@ -87,13 +87,15 @@ def parse_batch_header(text: bytes) -> BatchHeader:
     try:
         head = _head_decoder.decode(text)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise RequestError(400, f"Steward-Batch cannot be read: {error}") from error
+        raise RequestError(400, f"cannot decode the header Steward-Batch: {error}") from error
     if head.v != 1:
-        raise RequestError(400, f"the agent speaks version {head.v}: install the one of Steward's")
+        raise RequestError(
+            400, f"the agent speaks version {head.v}: install the agent of Steward's version"
+        )
     if NODE_NAME.fullmatch(head.node) is None:
-        raise RequestError(400, "the batch is of no node")
+        raise RequestError(400, "the batch names no node")
     if not all(map(_ID.fullmatch, (head.boot, head.place))) or len(head.nonce) > 64:
-        raise RequestError(400, "the batch has an id that is none")
+        raise RequestError(400, "the batch has an invalid boot id, place id or nonce")
     return head
 
 
@@ -184,12 +186,11 @@ class SenderAuthenticator:
             return AuthenticatedSender(cluster.name, head, None, None)
         if is_ipv6(address):
             raise PermissionRefused(
-                f"the connection comes from {address}, and a MUNGE credential names addresses of "
-                "IPv4 alone: over IPv6 nodes show a certificate ([nodes] tls with a "
-                "'client_ca_file')"
+                f"the connection comes from {address}, but MUNGE credentials name IPv4 addresses "
+                "only: over IPv6, nodes need a certificate ([nodes] tls with 'client_ca_file')"
             )
         if _CREDENTIAL.fullmatch(credential) is None:
-            raise PermissionRefused("there is no MUNGE credential")
+            raise PermissionRefused("missing MUNGE credential")
         claim = cluster.munge.decode(credential)
         cluster.check_credential(head.node, claim.uid, claim.address)
         if not is_within(address, self._behind_nat):
@@ -202,7 +203,7 @@ class SenderAuthenticator:
             return next(iter(self._clusters.values()))
         cluster = self._clusters.get(name)
         if cluster is None:
-            raise PermissionRefused(f"{name!r} is no cluster of Steward's: set --cluster")
+            raise PermissionRefused(f"unknown cluster {name!r}: correct the agent's --cluster")
         return cluster
 
 
@@ -231,7 +232,9 @@ class _ClusterNodes:
         """
         place = self._get_place(node)
         if uid not in self._uids:
-            raise PermissionRefused(f"the MUNGE credential is uid {uid}'s, not root's")
+            raise PermissionRefused(
+                f"the MUNGE credential is of uid {uid}, not of root or SlurmdUser"
+            )
         self._check_address(node, place, address, f"the MUNGE credential was made on {address}")
 
     def check_peer(self, node: str, address: str) -> None:
@@ -252,7 +255,7 @@ class _ClusterNodes:
             addresses |= self._resolve(place.hostname)
         if address not in addresses:
             raise PermissionRefused(
-                f"{description}, and node {node} is at "
+                f"{description}, but node {node} is at "
                 f"{', '.join(sorted(addresses)) or f'{place.address}, which does not resolve'}"
             )
 
@@ -266,7 +269,9 @@ class _ClusterNodes:
             if now >= self._refresh_at or (node not in self._places and now >= self._retry_at):
                 self._query_slurm(now)
             if not self._has_places:
-                raise SlurmUnavailable(f"cluster {self.name}: where its nodes are is not known yet")
+                raise SlurmUnavailable(
+                    f"the node addresses of cluster {self.name} are not known yet: retry later"
+                )
         if node not in self._places:
             raise PermissionRefused(f"cluster {self.name} has no node {node!r}")
         return self._places[node]

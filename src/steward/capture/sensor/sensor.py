@@ -111,7 +111,7 @@ class DaemonMonitor:
         """
         state = self._store.daemons.get(SLURMCTLD)
         if state is not None:
-            message = "slurmctld has read its configuration again"
+            message = "slurmctld reloaded its configuration"
             body = ControllerState(up=True, message=message, reconfigured=True)
             self._store.store_daemon(SLURMCTLD, state, body)
 
@@ -128,7 +128,7 @@ class DaemonMonitor:
         previous = self._store.daemons.get(SLURMDBD)
         # At the first poll only its absence is reported, not its presence.
         has_changed = previous.up != up if previous is not None else not up
-        message = "" if up else "slurmdbd does not answer: slurmctld keeps what it is to be told"
+        message = "" if up else "slurmdbd does not answer: slurmctld keeps the records for it"
         body = ControllerState(up=up, message=message, daemon=SLURMDBD)
         self._store.store_daemon(
             SLURMDBD, DaemonState(up=up), body if has_changed and not silent else None
@@ -398,8 +398,8 @@ class ClusterSensor:
         pings = self._queries.pings()
         is_standing_by = self._check_standby(pings)
         if is_standing_by != self._is_standing_by:
-            verb = "stands by" if is_standing_by else "tells"
-            log.info("cluster %s: the sensor %s: slurmctld's place", self._cluster, verb)
+            state = "on standby" if is_standing_by else "active"
+            log.info("cluster %s: the sensor is %s, as slurmctld here is", self._cluster, state)
             self._is_standing_by = is_standing_by
         has_restarted = self._daemons.record_slurmctld(started_at, silent=is_standing_by)
         self._daemons.record_slurmdbd(pings, silent=is_standing_by)

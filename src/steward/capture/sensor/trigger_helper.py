@@ -44,7 +44,7 @@ def read_secret(path: str) -> str:
     try:
         mode = os.fstat(fd).st_mode
         if not stat.S_ISREG(mode) or stat.S_IMODE(mode) & 0o077:
-            raise HelperRefused(f"{path} is open to others: give it the mode 0600")
+            raise HelperRefused(f"{path} must be a file of mode 0600: run 'chmod 0600 {path}'")
         return os.read(fd, MAX_SECRET_BYTES).decode("ascii", "replace").strip()
     finally:
         os.close(fd)
@@ -59,16 +59,16 @@ def send_message(path: str, message: bytes) -> None:
         connection.connect(path)
         peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size)
         if _PEERCRED.unpack(peer)[1] not in (0, os.geteuid()):
-            raise HelperRefused(f"{path} is somebody else's: the secret is not told there")
+            raise HelperRefused(f"{path} belongs to another user, so the secret is not sent there")
         connection.sendall(message)
         with connection.makefile("rb") as replies:
             reply = replies.readline(MAX_REPLY_BYTES)
     try:
         error = json.loads(reply).get("error", "")
     except (ValueError, AttributeError, RecursionError) as malformed:
-        raise OSError("no answer") from malformed
+        raise OSError("no reply") from malformed
     if error:
-        raise HelperRefused(f"Steward rejects the report: {error}")
+        raise HelperRefused(f"Steward rejected the report: {error}")
 
 
 def send_wakeup(socket_path: str, secret_path: str, cluster: str, event: str, nodes: str) -> None:
@@ -87,7 +87,7 @@ def send_wakeup(socket_path: str, secret_path: str, cluster: str, event: str, no
             send_message(socket_path, line)
         except OSError as error:
             if pause_s is None:
-                raise HelperRefused(f"nobody listens at {socket_path}: {error}") from error
+                raise HelperRefused(f"cannot reach the sensor at {socket_path}: {error}") from error
             time.sleep(pause_s)
         else:
             return
@@ -103,7 +103,7 @@ def main(arguments: list[str]) -> str:
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     signal.alarm(RUN_LIMIT_S)
     if len(arguments) < 6 or arguments[0] != "--socket" or arguments[2] != "--secret":
-        return "it is started by slurmctld, with words that Steward sets"
+        return "invalid arguments: slurmctld starts this program, with arguments that Steward sets"
     try:
         send_wakeup(arguments[1], arguments[3], arguments[4], arguments[5], " ".join(arguments[6:]))
     except (OSError, HelperRefused) as error:

@@ -80,7 +80,7 @@ class StewardTriggers:
             self._is_cleared = not self._program
         except SlurmError as error:
             self._log_problem(
-                f"cannot keep the triggers set, nodes are looked at by the clock alone: {error}"
+                f"cannot set striggers, so only periodic polls find node changes: {error}"
             )
         else:
             self._last_message = ""
@@ -266,13 +266,13 @@ class WakeupListener:
         """
         if not hmac.compare_digest(message.auth.encode(), self._read_secret()):
             raise UnknownCredential(
-                "the report came without the secret: install the helper again with "
+                "the report lacks the secret: install the helper again with "
                 "'steward plugins install --trigger'"
             )
         try:
             report = msgspec.convert(message.args, _WakeRequest)
         except msgspec.ValidationError as error:
-            raise UsageError(f"the report cannot be read: {error}") from error
+            raise UsageError(f"cannot decode the report: {error}") from error
         if message.action != WAKE_ACTION or report.cluster != self._cluster:
             raise UsageError(
                 f"{message.action[:64]!r} of cluster {report.cluster[:64]!r} is not for the "
@@ -308,10 +308,12 @@ class WakeupListener:
         with os.fdopen(fd, "rb") as file:
             status = os.fstat(fd)
             if not stat.S_ISREG(status.st_mode) or stat.S_IMODE(status.st_mode) & 0o077:
-                raise Unavailable(f"{path} is open to others: give it the mode 0600", path)
+                raise Unavailable(
+                    f"{path} must be a file of mode 0600: run 'chmod 0600 {path}'", path
+                )
             secret = file.read(_MAX_SECRET_BYTES).strip()
         if len(secret) < _MIN_SECRET_LENGTH:
             raise Unavailable(
-                f"{path} holds no secret of {_MIN_SECRET_LENGTH} characters or more", path
+                f"the secret in {path} is shorter than {_MIN_SECRET_LENGTH} characters", path
             )
         return secret
