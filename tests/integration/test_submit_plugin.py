@@ -193,7 +193,7 @@ def test_without_an_answer_the_policy_holds(site: AskingSite, name: str, policy:
     if name == "hung":
         # Once, and then not for a while.
         assert 1 <= len(gate.asked) <= 1 + (time.monotonic() - begun) // QUIET_S
-    assert any("the policy holds" in line for line in site.log())
+    assert any("the outage policy applies" in line for line in site.log())
 
 
 def test_the_file_that_switches_it_off(site: AskingSite) -> None:

@@ -346,8 +346,8 @@ def test_without_a_socket_nothing_is_waited_for(checked: Path, tmp_path: Path) -
     *lines, log = run_gate(checked, orders)
     assert codes(lines) == [REFUSED, REFUSED]
     assert log == (
-        f"1 job_submit/steward: the gate at {tmp_path}/gate.sock cannot be reached: "
-        "No such file or directory: until it answers, the policy holds"
+        f"1 job_submit/steward: the gate at {tmp_path}/gate.sock is unreachable: "
+        "No such file or directory; the outage policy applies until it answers"
     )
     gone = AskedGate(tmp_path / "gate.sock", says(say="here"))
     with gone:
@@ -436,7 +436,7 @@ def test_a_text_that_was_cut_is_refused_where_nobody_answers(
     first, second, root = run_gate(checked, [*begun(tmp_path, f"policy {policy}"), *orders])
     assert codes([first, second]) == [REFUSED, REFUSED]
     if op == "submit":
-        assert b"longer than any that Slurm takes" in bytes.fromhex(first.split()[2])
+        assert b"longer than Slurm accepts" in bytes.fromhex(first.split()[2])
     (question,) = gate.asked
     assert question["oversize"] == "req_nodes"
     if policy == "allow":

@@ -177,7 +177,9 @@ def test_a_text_that_was_cut_is_refused_where_nobody_answers(
     assert lines[1:] == ["2050", "0"]
     assert [question["oversize"] for question in gate.asked] == ["req_nodes"]
     lines = run(SOCKETS[0], site(tmp_path, f"policy {policy}", "enforced no") + program)
-    assert lines[0].startswith("0\tnil" if policy == "allow" else "2050\tThe bank")
+    assert lines[0].startswith(
+        "0\tnil" if policy == "allow" else "2050\tRejected, because the bank"
+    )
     (tmp_path / "off").touch()
     lines = run(SOCKETS[0], site(tmp_path, f"policy {policy}") + program)
     assert lines == ["0\tnil", "0", "0"]
@@ -309,7 +311,7 @@ def test_what_is_no_answer_leaves_it_to_the_policy(
 @needs_socket
 def test_of_one_that_cannot_be_reached_path_and_reason_are_said(tmp_path: Path) -> None:
     (line,) = run(SOCKETS[0], site(tmp_path) + "submit() print(logged[1])")
-    assert f"the gate at {tmp_path}/gate.sock cannot be reached: " in line
+    assert f"the gate at {tmp_path}/gate.sock is unreachable: " in line
     assert "no such file" in line.lower()
 
 
@@ -344,7 +346,9 @@ def test_without_luasocket_the_policy_holds_and_it_is_said_once(lua: str, tmp_pa
     head = site(tmp_path, "policy deny").replace('require("socket.core").gettime', "os.clock")
     program = head + "submit(5) print((submit()), #logged, logged[1])"
     (line,) = run(lua, program, {"LUA_PATH": "/nowhere/?", "LUA_CPATH": "/nowhere/?"})
-    assert line.startswith("2050\t1\tsteward_gate: the gate cannot be asked without LuaSocket")
+    assert line.startswith(
+        "2050\t1\tsteward_gate: the gate cannot be queried: LuaSocket is missing"
+    )
 
 
 def test_nothing_that_a_job_is_raises_anything(lua: str, tmp_path: Path) -> None:

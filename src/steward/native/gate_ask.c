@@ -166,18 +166,18 @@ static int ask_once(const char *path, const struct line *request, int64_t deadli
 	int fd = -1;
 
 	if (!text) {
-		what = "has no memory";
+		what = "cannot be queried: out of memory";
 	} else if ((fd = connect_to(path, deadline)) < 0) {
 		/* Without the path and the reason nobody finds a directory that is closed. */
-		snprintf(why, WHY_BYTES, "at %s cannot be reached: %s", path,
+		snprintf(why, WHY_BYTES, "at %s is unreachable: %s", path,
 			 strerror_r(errno, reason, sizeof(reason)));
 	} else if (!send_all(fd, request->text, request->used, deadline)) {
-		what = "does not listen";
+		what = "does not accept the request";
 	} else if (!(length = receive_line(fd, text, ANSWER_BYTES, deadline))) {
 		what = "does not answer";
 		*asked_fd = fd;
 	} else if (!read_answer(text, length, answer)) {
-		what = "answers what cannot be understood";
+		what = "sent an invalid reply";
 	}
 	if (what)
 		snprintf(why, WHY_BYTES, "at %s %s", path, what);
@@ -249,7 +249,7 @@ enum asked ask_gate(const struct line *request, struct answer *answer, char *why
 	if (!access(how.off_file, F_OK))
 		return SWITCHED_OFF;
 	if (request->failed) {
-		snprintf(why, WHY_BYTES, "cannot be asked without memory");
+		snprintf(why, WHY_BYTES, "cannot be queried: out of memory");
 		return FAILED;
 	}
 	begun = now_ns();

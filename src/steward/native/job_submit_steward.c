@@ -31,7 +31,7 @@
 #include <slurm/slurm_errno.h>
 #include <slurm/spank.h>
 
-const char plugin_name[] = "Steward: asks whether a job can be paid";
+const char plugin_name[] = "Steward: checks whether an account can pay for a job";
 const char plugin_type[] = "job_submit/steward";
 const uint32_t plugin_version = SLURM_VERSION_NUMBER;
 
@@ -57,9 +57,9 @@ void slurm_xfree(void **text);
 
 static const char default_conf[] = "/run/steward/gate.conf";
 static const char denied_message[] =
-	"The bank does not answer, and no job is taken without it: try again in a minute.";
+	"Rejected, because the bank does not answer: try again in a minute.";
 static const char oversize_message[] =
-	"This job cannot be priced: one of its lists is longer than any that Slurm takes. Shorten it.";
+	"This job cannot be priced: one of its lists is longer than Slurm accepts. Shorten it.";
 
 static const slurm_conf_t *slurms_conf;
 static atomic_int is_said; /* that the gate fails */
@@ -304,7 +304,7 @@ static void tell(char **message, const char *text)
 static void log_change(enum asked asked, const char *why)
 {
 	if (asked == FAILED && !atomic_exchange(&is_said, 1))
-		slurm_error("job_submit/steward: the gate %s: until it answers, the policy holds",
+		slurm_error("job_submit/steward: the gate %s; the outage policy applies until it answers",
 			    why);
 	else if (asked == ANSWERED && atomic_exchange(&is_said, 0))
 		slurm_info("job_submit/steward: the gate answers again");
@@ -408,7 +408,7 @@ int init(void)
 	begin_asking(path && *path ? path : default_conf);
 	atomic_store(&is_said, 0);
 	if (!slurm_xstrdup || !slurm_xfree)
-		slurm_error("job_submit/steward: this Slurm was built another way: all is let in");
+		slurm_error("job_submit/steward: this slurmctld lacks xstrdup: every job is admitted");
 	return SLURM_SUCCESS;
 }
 

@@ -33,9 +33,9 @@ local given = wire.given
 
 local SUCCESS, REFUSED = 0, 2050 -- slurm.SUCCESS, ESLURM_ACCOUNTING_POLICY
 local NO_VAL, ANSWER_BYTES = 4294967294, 65536
-local OVERSIZE = "This job cannot be priced: one of its lists is longer than any that Slurm "
-	.. "takes. Shorten it."
-local DENIED = "The bank does not answer, and no job is taken without it: try again in a minute."
+local OVERSIZE = "This job cannot be priced: one of its lists is longer than Slurm accepts. "
+	.. "Shorten it."
+local DENIED = "Rejected, because the bank does not answer: try again in a minute."
 
 -- Raw, for a site's script may have globals that nobody may read before they are set.
 steward.cluster = rawget(_G, "steward_gate_cluster") or ""
@@ -126,7 +126,7 @@ local is_said = false -- that the gate fails
 -- LuaSocket's stream and its clock; nil and why not.
 local function sockets()
 	local is_fine, unix = pcall(require, "socket.unix")
-	if not is_fine then return nil, "cannot be asked without LuaSocket" end
+	if not is_fine then return nil, "cannot be queried: LuaSocket is missing" end
 	local _, core = pcall(require, "socket.core")
 	local make = type(unix) == "table" and unix.stream or unix
 	return make, type(core) == "table" and core.gettime or time
@@ -154,13 +154,13 @@ local function ask_once(client, line, left)
 	local is_there, reason = client:connect(conf.socket)
 	local at = "at " .. conf.socket .. " "
 	-- Without the path and the reason nobody finds a directory that is closed.
-	if not is_there then return nil, at .. "cannot be reached: " .. tostring(reason) end
+	if not is_there then return nil, at .. "is unreachable: " .. tostring(reason) end
 	client:settimeout(left(), "t")
-	if not client:send(line) then return nil, at .. "does not listen" end
+	if not client:send(line) then return nil, at .. "does not accept the request" end
 	local text = receive_line(client, left)
 	if not text then return nil, at .. "does not answer", true end
 	local answer = wire.answer(text)
-	if not answer then return nil, at .. "answers what cannot be understood" end
+	if not answer then return nil, at .. "sent an invalid reply" end
 	return answer
 end
 
@@ -218,7 +218,7 @@ local function ask(line)
 		return rest > 0.0001 and rest <= conf.timeout_s and rest or 0.0001
 	end
 	local is_made, client = pcall(make)
-	if not is_made or not client then return nil, "cannot be reached" end
+	if not is_made or not client then return nil, "is unreachable" end
 	local is_fine, answer, why, is_asked = pcall(ask_once, client, line, left)
 	if is_fine and answer then
 		close(client)
@@ -235,7 +235,7 @@ local function ask(line)
 		close(client)
 		be_quiet(now, nil)
 	end
-	return nil, is_fine and why or "cannot be asked"
+	return nil, is_fine and why or "cannot be queried"
 end
 
 local function apply(answer, job)
@@ -264,7 +264,7 @@ local function decide(op, job, part_list, by, job_id, jobs)
 	end
 	if why and not is_said then
 		is_said = true
-		log(true, "steward_gate: the gate " .. why .. ": until it answers, the policy holds")
+		log(true, "steward_gate: the gate " .. why .. "; the outage policy applies until it answers")
 	end
 	-- Whatever the policy: nobody could make it shorter later.
 	if oversize and by ~= 0 and conf.is_enforced then
