@@ -212,7 +212,7 @@ def test_a_cap_holds_however_nodes_are_taken(cluster: Sandbox, home: Path, how: 
         done = [one for one in daemon.history() if one["status"] == "succeeded"]
         assert len({one["parameters"]["nodes"] for one in done}) == 2, daemon.history()
         held = [one["message"] for one in daemon.history() if one["status"] == "held-back"]
-        assert all("2 % are 2" in message for message in held)
+        assert all("the limit of 2 % allows 2" in message for message in held)
         assert len(held) == 10 - len(done)
     finally:
         daemon.close()

@@ -383,7 +383,7 @@ def test_owners_hold_release_and_cancel_and_nobody_else(
     site.until(job, "CANCELLED")
     again = ada.submit(f"{path}/cancel")
     assert again.status_code == 409
-    assert "there is nothing to be changed" in again.text
+    assert "nothing to change" in again.text
     assert verbs(ada.page(path)) == []
     assert ada.submit(f"{path}/suspend").status_code == 404
 

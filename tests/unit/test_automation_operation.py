@@ -114,17 +114,17 @@ def test_texts_are_read_as_what_they_should_be(name: str, text: Any, value: Any)
 @pytest.mark.parametrize(
     ("given_", "said"),
     [
-        ({}, "test.every needs text=…"),
-        ({"text": ""}, "needs text"),
-        ({"text": " \t"}, "needs text"),
-        ({"text": None}, "needs text"),
-        ({"text": "t", "txt": "u"}, "is it text?"),
-        ({"text": "t", "qqq": "u"}, "it takes text, number"),
+        ({}, "test.every: missing text=…"),
+        ({"text": ""}, "missing text"),
+        ({"text": " \t"}, "missing text"),
+        ({"text": None}, "missing text"),
+        ({"text": "t", "txt": "u"}, "did you mean text?"),
+        ({"text": "t", "qqq": "u"}, "the parameters are text, number"),
         ({"text": "t", "number": "many"}, "number"),
         ({"text": "t", "is_so": "perhaps"}, "true or false"),
-        ({"text": "t", "infos": "{"}, "infos is no JSON"),
-        ({"text": "t", "infos": "[1]"}, "infos is no object"),
-        ({"text": "t", "words": '["a"'}, "words is no JSON"),
+        ({"text": "t", "infos": "{"}, "infos is not valid JSON"),
+        ({"text": "t", "infos": "[1]"}, "infos is not of type object"),
+        ({"text": "t", "words": '["a"'}, "words is not valid JSON"),
         ({"text": "t", "props": '{"who": 1}'}, "who"),
         ({"text": 5.5}, "text"),
         ({"text": True}, "text"),
@@ -197,7 +197,7 @@ def test_only_automation_run_reaches_them() -> None:
 
 
 def test_a_name_that_is_none_is_told_a_near_one() -> None:
-    with pytest.raises(UnknownOperation, match=r"is it slurm\.node\.drain\?"):
+    with pytest.raises(UnknownOperation, match=r"did you mean slurm\.node\.drain\?"):
         find_operation("slurm.node.drian")
     with pytest.raises(UnknownOperation, match="action list"):
         find_operation("x")

@@ -42,7 +42,5 @@ def test_an_event_is_named(fields: dict[str, str | bool], event: str) -> None:
 
 
 def test_a_job_alone_is_refused_and_not_taken_for_its_time_limit() -> None:
-    with pytest.raises(
-        InvalidParameters, match=r"fini=true.*event=time.*no trigger for a job's start"
-    ):
+    with pytest.raises(InvalidParameters, match=r"fini=true.*event=time.*no event for a start"):
         set_dry()

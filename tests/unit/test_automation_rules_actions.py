@@ -69,7 +69,7 @@ def test_rules_are_switched_by_administrators(site: RulesSite) -> None:
     lines = {one.rule: one for one in actions.list_rules(room, OLGA, ListRulesRequest()).rules}
     assert (lines["mail"].enabled, lines["mail"].switched_by) == (False, "carl")
     assert (lines["drain"].enabled, lines["drain"].switched_by) == (True, "")
-    with pytest.raises(UsageError, match="there are drain, mail"):
+    with pytest.raises(UsageError, match="the rules are drain, mail"):
         actions.enable_rule(room, CARL, SwitchRuleRequest(rule="none"))
 
 
@@ -161,7 +161,9 @@ def test_why_a_rule_is_not_about_an_event(site: RulesSite) -> None:
     answer = actions.try_event(
         room_of(site.settings), OLGA, RuleTrialRequest(event=event, rule="mail")
     )
-    assert [one.why_not for one in answer.rules] == ["trigger.failed is False, not equals True"]
+    assert [one.why_not for one in answer.rules] == [
+        "trigger.failed is False, but the criterion is equals True"
+    ]
 
 
 @pytest.mark.parametrize(

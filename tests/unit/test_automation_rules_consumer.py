@@ -58,7 +58,7 @@ def test_old_events_are_held_back(tmp_path: Path) -> None:
     site.give(failure(1), failure(2, at=site.now))
     site.settle()
     assert site.statuses() == ["held-back", "succeeded"]
-    assert site.history()[0].message == "it is 3599s old: over 10m"
+    assert site.history()[0].message == "the event is 3599s old, more than 10m"
 
 
 def test_the_same_subject_is_acted_on_once_in_a_window(tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_the_same_subject_is_acted_on_once_in_a_window(tmp_path: Path) -> None:
     site.give(failure(1), failure(2), failure(3, "n2"))
     site.settle()
     assert site.statuses() == ["succeeded", "held-back", "succeeded"]
-    assert site.history()[1].message == "the same was acted on within 10m, by execution 1"
+    assert site.history()[1].message == "duplicate within 10m of execution 1"
     site.now += timedelta(minutes=11)
     site.give(failure(4, at=site.now))
     site.settle()

@@ -68,13 +68,13 @@ def test_what_is_refused_is_not_tried_again(tmp_path: Path) -> None:
     site = RulesSite(tmp_path, with_care(DRAIN, retries=5))
 
     def refuse(one: Execution) -> None:
-        raise OperationForbidden("n1 shows the reason 'mine' by ada")
+        raise OperationForbidden("node n1 has the reason 'mine' by ada")
 
     site.world.ran = refuse
     site.give(failure(1))
     site.settle()
     (one,) = site.history()
-    assert (one.status, one.message) == ("failed", "n1 shows the reason 'mine' by ada")
+    assert (one.status, one.message) == ("failed", "node n1 has the reason 'mine' by ada")
 
 
 def test_a_fault_of_ours_ends_its_execution_alone(tmp_path: Path) -> None:

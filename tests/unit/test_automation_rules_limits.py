@@ -44,7 +44,7 @@ def test_only_so_many_nodes_are_taken_away(
     assert len(site.world.drained) == allowed
     assert Counter(site.statuses())["held-back"] == 30 - allowed
     refused = [one.message for one in site.history() if one.status == "held-back"]
-    assert f"% are {allowed}" in refused[0]
+    assert f"% allows {allowed}" in refused[0]
 
 
 def test_nodes_that_come_back_make_room(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_what_a_cap_holds_back_counts_for_the_rate(tmp_path: Path) -> None:
         site.give(failure(number, f"n{number}"))
         site.settle()
     held = [one.message for one in site.history() if one.status == "held-back"]
-    assert sum("taken away" in message for message in held) == 3
+    assert sum("take away" in message for message in held) == 3
     assert sum("rate limit" in message for message in held) == 14
 
 
@@ -154,7 +154,7 @@ def test_what_is_refused_takes_no_room(tmp_path: Path) -> None:
 
     def refuse(one: Execution) -> None:
         if one.parameters["nodes"] == "n1":
-            raise OperationForbidden("n1 shows the reason 'mine' by ada")
+            raise OperationForbidden("node n1 has the reason 'mine' by ada")
 
     site.world.ran = refuse
     # Not available, before and afterwards: it is never seen to be given back.

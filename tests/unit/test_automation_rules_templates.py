@@ -112,10 +112,10 @@ def test_what_cannot_or_must_not_be_rendered(template: str) -> None:
 @pytest.mark.parametrize(
     ("template", "message"),
     [
-        ("{{ st2kv.system.x }}", "the template names 'st2kv'"),
-        ("{{ trigger.node", "cannot be read"),
-        ("{% include '/etc/passwd' %}", "cannot take in others"),
-        ("{{ trigger.node | no_such_filter }}", "cannot be read"),
+        ("{{ st2kv.system.x }}", "unknown name 'st2kv'"),
+        ("{{ trigger.node", "cannot parse the template"),
+        ("{% include '/etc/passwd' %}", "cannot include others"),
+        ("{{ trigger.node | no_such_filter }}", "cannot parse the template"),
     ],
 )
 def test_what_is_wrong_is_told_before_anything_happens(template: str, message: str) -> None:

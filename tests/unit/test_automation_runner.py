@@ -91,12 +91,12 @@ def test_a_dry_run_writes_nothing_down(site: RunningSite) -> None:
 @pytest.mark.parametrize("how", ["munge", "token"])
 def test_programs_are_not_to_be_had_from_other_hosts(site: RunningSite, how: str) -> None:
     asker = Caller(uid=0, user="root", how=how)
-    with pytest.raises(OperationForbidden, match="other hosts"):
+    with pytest.raises(OperationForbidden, match="only for callers on this host"):
         site.run(asker)
     given = {"program": "/bin/echo", "event": "down"}
-    with pytest.raises(OperationForbidden, match="other hosts"):
+    with pytest.raises(OperationForbidden, match="only for callers on this host"):
         site.runner.run("slurm.trigger.set", given, asker)
-    with pytest.raises(OperationForbidden, match="other hosts"):
+    with pytest.raises(OperationForbidden, match="only for callers on this host"):
         site.ask(
             "automation.run", asker, action="local.command", parameters={"program": "/bin/echo"}
         )
@@ -111,7 +111,7 @@ def test_it_is_refused_before_anything_is_written(site: RunningSite) -> None:
         site.runner.run("local.comand", {}, ROOT)
     with pytest.raises(InvalidParameters, match="program"):
         site.runner.run("local.command", {}, ROOT)
-    with pytest.raises(OperationForbidden, match="where root lists"):
+    with pytest.raises(OperationForbidden, match="root must add it to"):
         site.runner.run("local.command", {"program": "/bin/true"}, ROOT)
     assert not (site.state / "audit.db").exists()
 
@@ -131,11 +131,11 @@ def test_what_is_done_on_no_cluster_is_for_operators_of_each(site: RunningSite) 
 
 def test_a_cluster_is_named_where_there_are_several(site: RunningSite) -> None:
     given = {"nodes": "n1"}
-    with pytest.raises(InvalidParameters, match=r"say on which cluster.*one, two"):
+    with pytest.raises(InvalidParameters, match=r"add --cluster.*one, two"):
         site.runner.run("slurm.node.resume", given, ROOT)
-    with pytest.raises(InvalidParameters, match="no cluster 'three'"):
+    with pytest.raises(InvalidParameters, match="unknown cluster 'three'"):
         site.runner.run("slurm.node.resume", given, ROOT, cluster="three")
-    with pytest.raises(InvalidParameters, match="not asked from here"):
+    with pytest.raises(InvalidParameters, match="cannot be queried from this host"):
         site.runner.run("slurm.node.resume", given, ROOT, cluster="one")
 
 
@@ -269,7 +269,7 @@ def test_only_operators_fill_the_audit_log(
     with pytest.raises(InvalidParameters, match="more than 16384 bytes"):
         site.runner.run("test.hold", large, ADA)
     assert [site.runner.run("test.hold", {}, ADA).id for _ in range(2)] == [1, 2]
-    with pytest.raises(OperationForbidden, match="you have run 2 actions within an hour"):
+    with pytest.raises(OperationForbidden, match="you ran 2 actions within an hour"):
         site.runner.run("test.hold", {}, ADA)
     assert [site.runner.run("test.hold", large, by).id for by in (CARL, ROOT, CARL)] == [3, 4, 5]
     later = utc_now() + timedelta(minutes=61)

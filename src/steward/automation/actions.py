@@ -83,15 +83,17 @@ class RunOperationRequest(Request, frozen=True, kw_only=True):
         ),
     ] = ""
     dry_run: Annotated[bool, option("Report the changes without making them.", "--dry-run")] = False
-    force: Annotated[bool, option("Override reasons and drains of other people.", "--force")] = (
-        False
-    )
+    force: Annotated[
+        bool, option("Override reasons and drains that other people set.", "--force")
+    ] = False
     for_user: Annotated[
         str,
         msgspec.Meta(
             max_length=64,
-            description="User on whose behalf the caller acts, as the caller states it; it grants "
-            "no rights. The audit log and node reasons name both.",
+            description=(
+                "User on whose behalf the caller acts. It grants no rights; the audit log "
+                "and node reasons name both."
+            ),
         ),
     ] = ""
 
@@ -324,7 +326,9 @@ def list_audit(context: AutomationContext, caller: Caller, request: AuditRequest
     names = [request.cluster] if request.cluster else (list(context.settings.cluster) or [""])
     is_operator = all(context.access.is_operator(caller, name) for name in names)
     if not caller.user and not is_operator:
-        raise OperationForbidden("your uid has no name: nothing here can be known to be yours")
+        raise OperationForbidden(
+            "permission denied: your uid has no user name, so no entry is yours"
+        )
     try:
         log = AuditLog(context.settings.state_dir, read_only=True)
     except AuditUnavailable as error:

@@ -251,5 +251,5 @@ def _translate_errors() -> Iterator[None]:
         yield
     except SqliteUnavailable as error:
         raise AuditUnavailable(
-            f"the audit log is away, and nothing is done without it: {error}", error.offender
+            f"audit log unavailable, so no action runs: {error}", error.offender
         ) from error

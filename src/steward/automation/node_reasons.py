@@ -63,7 +63,7 @@ def sign_reason(reason: str, speaker: str, previous: str = "") -> str:
     """
     text = clean_reason(_SIGNATURE_PATTERN.sub("", reason))
     if not text:
-        raise UsageError("say why: reason=…")
+        raise UsageError("no reason given: add reason=…")
     signer = clean_reason("".join(c for c in speaker if c not in "()"))[:64].strip() or "nobody"
     signature = f" (steward: {signer})"
     suffix = (
@@ -199,10 +199,10 @@ def require_own_reasons(
         return
     first = foreign[0]
     author = f" by {first.reason_user}" if first.reason_user else ""
-    others = f", and {len(foreign) - 1} more are others'" if len(foreign) > 1 else ""
+    others = f"; {len(foreign) - 1} more have reasons of others" if len(foreign) > 1 else ""
     raise OperationForbidden(
-        f"{first.name} shows the reason {escape_line(first.reason)!r}{author}{others}: "
-        f"--force does {purpose} all the same; nothing was changed",
+        f"node {first.name} has the reason {escape_line(first.reason)!r}{author}{others}: "
+        f"nothing changed. Add --force to {purpose} anyway",
         tuple(node.name for node in foreign),
     )
 

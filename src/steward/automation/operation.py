@@ -245,7 +245,7 @@ def parse_operation_parameters(operation: Operation, arguments: Mapping[str, Any
     ]
     if missing:
         placeholders = " and ".join(f"{name}=…" for name in missing)
-        raise InvalidParameters(f"{operation.ref} needs {placeholders}", tuple(missing))
+        raise InvalidParameters(f"{operation.ref}: missing {placeholders}", tuple(missing))
     values = {
         name: _parse_value(operation.ref, descriptions[name], value)
         for name, value in arguments.items()
@@ -340,7 +340,7 @@ def _parse_boolean(ref: str, name: str, text: str) -> bool:
         return True
     if text.lower() in ("false", "no", "off", "0"):
         return False
-    raise InvalidParameters(f"{ref}: {name} is true or false, not {_shorten(text)}", text)
+    raise InvalidParameters(f"{ref}: invalid {name} {_shorten(text)}: give true or false", text)
 
 
 def _parse_json(ref: str, parameter: ParameterDescription, text: str) -> Any:
@@ -350,14 +350,14 @@ def _parse_json(ref: str, parameter: ParameterDescription, text: str) -> Any:
     except (msgspec.DecodeError, RecursionError) as error:
         example = '{"name": "value"}' if parameter.type == "object" else '["one", "two"]'
         raise InvalidParameters(
-            f"{ref}: {parameter.name} is no JSON ({error}): write it as "
+            f"{ref}: {parameter.name} is not valid JSON ({error}): write it as "
             f"'{parameter.name}={example}'",
             text,
         ) from error
     expected_type = dict if parameter.type == "object" else list
     if not isinstance(value, expected_type):
         raise InvalidParameters(
-            f"{ref}: {parameter.name} is no {parameter.type}: {_shorten(text)}", text
+            f"{ref}: {parameter.name} is not of type {parameter.type}: {_shorten(text)}", text
         )
     return value
 
@@ -366,8 +366,12 @@ def _explain_unknown(ref: str, name: str, known_names: Iterable[str]) -> str:
     """Explain an unknown parameter and suggest the nearest name."""
     names = list(known_names)
     suggestions = difflib.get_close_matches(name, names, 1)
-    hint = f"is it {suggestions[0]}?" if suggestions else f"it takes {', '.join(names) or 'none'}"
-    return f"{ref} has no parameter {_shorten(name)}: {hint}"
+    hint = (
+        f"did you mean {suggestions[0]}?"
+        if suggestions
+        else f"the parameters are {', '.join(names) or 'none'}"
+    )
+    return f"{ref}: unknown parameter {_shorten(name)}: {hint}"
 
 
 def _shorten(text: str) -> str:
@@ -400,5 +404,5 @@ def find_operation(ref: str) -> Operation:
     if ref in operations:
         return operations[ref]
     suggestions = difflib.get_close_matches(ref, operations, 1)
-    hint = f"is it {suggestions[0]}?" if suggestions else "'steward action list' shows all"
-    raise UnknownOperation(f"there is no action {ref!r}: {hint}", ref)
+    hint = f"did you mean {suggestions[0]}?" if suggestions else "'steward action list' lists all"
+    raise UnknownOperation(f"unknown action {ref!r}: {hint}", ref)

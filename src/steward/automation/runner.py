@@ -161,7 +161,7 @@ class OperationRun:
             AuditUnavailable: The audit log cannot be written first.
             InvalidParameters, OperationForbidden: It would fill the audit log.
         """
-        assert not self.dry_run, f"{self.ref} changes something in a dry run"
+        assert not self.dry_run, f"{self.ref} tried a change in a dry run"
         if self.remaining_s <= 0:
             raise OperationTimeout(f"{self.ref} took longer than {self.timeout_s:g} s", self.ref)
         if not self._has_begun:
@@ -177,7 +177,7 @@ class OperationRun:
         if not self._has_role(role, owner_uid):
             scope = f" of {self.cluster}" if self.cluster else ""
             raise OperationForbidden(
-                f"{self.ref} is for {_ROLE_NAMES[role]}{scope}", self.caller.user
+                f"permission denied: {self.ref} is for {_ROLE_NAMES[role]}{scope}", self.caller.user
             )
 
     def is_operator(self) -> bool:
@@ -210,7 +210,7 @@ class OperationRun:
             reply = GateClient(self.settings.state_dir).grant(request, user, restarts)
         except GateUnavailable as error:
             if self.settings.gate.policy == "deny":
-                raise BankRefused(f"job {jobs} is not changed: {error}", jobs) from error
+                raise BankRefused(f"job {jobs} is unchanged: {error}", jobs) from error
             return
         if not reply.ok:
             raise BankRefused(reply.say, jobs)
@@ -397,7 +397,9 @@ class OperationRunner:
         if caller.service is not None:
             caller.service.require(ref)
         if not operation.remote and caller.how in _REMOTE_METHODS:
-            raise OperationForbidden(f"{ref} cannot be run from other hosts", caller.user)
+            raise OperationForbidden(
+                f"permission denied: {ref} runs only for callers on this host", caller.user
+            )
         return operation, parse_operation_parameters(operation, parameters)
 
     def _create_context(
@@ -435,14 +437,20 @@ class OperationRunner:
         if requested and requested not in clusters:
             names = ", ".join(clusters) or "none"
             raise InvalidParameters(
-                f"there is no cluster {requested!r}: there are {names}", requested
+                f"unknown cluster {requested!r}: the clusters are {names}", requested
             )
         cluster = requested or (next(iter(clusters)) if len(clusters) == 1 else "")
         if not cluster:
             names = ", ".join(clusters) or "none"
-            raise InvalidParameters(f"say on which cluster with --cluster: there are {names}", "")
+            raise InvalidParameters(
+                f"no cluster given: add --cluster; the clusters are {names}", ""
+            )
         if not clusters[cluster].asks_slurm or clusters[cluster].remote:
-            raise InvalidParameters(f"Slurm of cluster {cluster} is not asked from here", cluster)
+            raise InvalidParameters(
+                f"Slurm of cluster {cluster} cannot be queried from this host: run the action "
+                "on its controller",
+                cluster,
+            )
         return cluster
 
 
@@ -505,7 +513,7 @@ class _AuditedRun:
         since = self._started - timedelta(hours=1)
         if self._runner.audit.count_of_user(self._caller.uid, since) >= MAX_OWN_PER_HOUR:
             raise OperationForbidden(
-                f"{ref} is not run: you have run {MAX_OWN_PER_HOUR} actions within an hour: name "
+                f"{ref} rejected: you ran {MAX_OWN_PER_HOUR} actions within an hour. Name "
                 "several jobs in one action, or try again later",
                 self._caller.user,
             )

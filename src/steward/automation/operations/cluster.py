@@ -37,8 +37,8 @@ def get_config(context: OperationContext, parameters: ConfigGetParameters) -> di
         return items
     if parameters.item not in items:
         raise InvalidParameters(
-            f"Slurm's configuration has no {parameters.item!r}: slurm.config.get without item "
-            "shows all",
+            f"Slurm's configuration has no setting {parameters.item!r}: slurm.config.get "
+            "without item lists all",
             parameters.item,
         )
     return {parameters.item: items[parameters.item]}
@@ -79,7 +79,7 @@ def update_partition(
     if parameters.partition not in partitions:
         names = ", ".join(partitions)
         raise UnknownPartition(
-            f"there is no partition {parameters.partition!r}: there are {names}",
+            f"unknown partition {parameters.partition!r}: use one of {names}",
             (),
             parameters.partition,
         )
@@ -113,7 +113,7 @@ class ReservationProps(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         "infinite"
     )
     users: Annotated[
-        tuple[str, ...] | str, described("Users who may use it.")
+        tuple[str, ...] | str, described("Users who may use the reservation.")
     ] = ("root",)  # fmt: skip
     flags: Annotated[tuple[str, ...] | str, described("Flags, as scontrol accepts them.")] = (
         _DEFAULT_FLAGS
@@ -127,7 +127,7 @@ class ReserveParameters(Parameters, frozen=True, kw_only=True):
     reservation_name: ReservationNameParameter = _DEFAULT_RESERVATION
     props: Annotated[
         ReservationProps,
-        described("Properties of a new reservation; one that exists keeps its own."),
+        described("Properties of a new reservation; an existing one keeps its own."),
     ] = ReservationProps()
 
 
@@ -195,7 +195,7 @@ def unreserve_nodes(context: OperationContext, parameters: UnreserveParameters) 
     name = parameters.reservation_name
     reserved = _find_reserved_nodes(context, name)
     if reserved is None:
-        raise UnknownReservation(f"there is no reservation {name!r}", (), name)
+        raise UnknownReservation(f"unknown reservation {name!r}", (), name)
     remaining = [node for node in reserved if node not in nodes]
     outcome = _describe_reservation_change(
         name, remaining, deleted=not remaining, changed=remaining != reserved, context=context
@@ -248,7 +248,9 @@ def _parse_start(context: OperationContext, value: int | str | None) -> datetime
         if isinstance(value, int) or value.isdigit():
             return datetime.fromtimestamp(int(value), UTC)
     except (ValueError, OverflowError, OSError) as error:
-        raise InvalidParameters(f"start_time {value!r} is no time", value) from error
+        raise InvalidParameters(
+            f"invalid start_time {value!r}: give a time as Slurm accepts it", value
+        ) from error
     from steward.core.events import utc_now
     from steward.slurm.times import load_zone, parse_time
 

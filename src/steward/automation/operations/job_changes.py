@@ -328,7 +328,8 @@ def _require_no_admin_hold(target: JobTarget) -> None:
     for record in target.records:
         if has_admin_hold(record):
             raise OperationForbidden(
-                f"of job {target.name} something is held by an administrator: name the rest singly",
+                f"an administrator holds part of job {target.name}: name the other tasks "
+                "individually",
                 target.name,
             )
 
@@ -338,18 +339,19 @@ def _require_releasable(context: OperationContext, name: str, records: list[JobR
     for record in filter(has_slurm_hold, records):
         if has_admin_hold(record) and not context.is_operator():
             raise OperationForbidden(
-                f"job {name} is held by an administrator, who alone releases it", name
+                f"job {name} is held by an administrator: only an operator can release it",
+                name,
             )
         comment = read_steward_comment(record)
         if not comment or is_replaceable_by(comment, context.speaker):
             continue
         if not context.is_operator():
             raise OperationForbidden(
-                f"job {name} is held because {comment!r}: an operator releases it", name
+                f"job {name} is held because {comment!r}: only an operator can release it", name
             )
         if not context.force:
             raise OperationForbidden(
-                f"job {name} is held because {comment!r}: --force releases it all the same", name
+                f"job {name} is held because {comment!r}: --force releases it anyway", name
             )
 
 

@@ -78,19 +78,19 @@ def find_jobs(context: OperationContext, parameters: JobFindParameters) -> list[
     from steward.slurm.job_details import SCONTROL_FIELDS, list_job_fields
 
     if not parameters.criterias:
-        raise InvalidParameters("slurm.job.find: criterias is empty: say what to look for")
+        raise InvalidParameters("slurm.job.find: criterias is empty: give at least one field")
     field_names = list_job_fields()
     for name in parameters.criterias:
         if name not in field_names:
-            raise InvalidParameters(f"slurm.job.find: no job has a field {name!r}", name)
+            raise InvalidParameters(f"slurm.job.find: job records have no field {name!r}", name)
     is_full = not SCONTROL_FIELDS.isdisjoint(parameters.criterias)
     # One byte more than the text sought distinguishes a longer dependency from it.
     dependency = str(parameters.criterias.get("dependency", ""))
     dependency_bytes = max(512, len(dependency.encode()) + 1)
     if dependency_bytes > _DEPENDENCY_BYTES:
         raise InvalidParameters(
-            f"slurm.job.find: the dependency has more than {_DEPENDENCY_BYTES - 1} letters: "
-            "look for another field",
+            f"slurm.job.find: the dependency is longer than {_DEPENDENCY_BYTES - 1} "
+            "characters: search another field",
             "dependency",
         )
     scope = context.access.get_job_scope(context.caller, context.cluster)
@@ -137,8 +137,8 @@ def _drop_hidden_jobs(context: OperationContext, names: list[str]) -> list[str]:
         return names
     if len(names) > _MAX_OWN_JOBS:
         raise InvalidParameters(
-            f"jobids has {len(names)} jobs, more than the {_MAX_OWN_JOBS} that callers who are no "
-            "operators may query at once: query them in parts",
+            f"jobids has {len(names)} jobs, but only operators may query more than "
+            f"{_MAX_OWN_JOBS} at once: query them in parts",
             "jobids",
         )
     if context.access.get_job_scope(context.caller, context.cluster).everything:
@@ -170,14 +170,14 @@ def validate_job_ids(jobids: Iterable[int | str]) -> list[str]:
 
     names = list(dict.fromkeys(str(job_id).strip() for job_id in jobids))
     if not names:
-        raise InvalidParameters("jobids is empty: name a job")
+        raise InvalidParameters("jobids is empty: give at least one job id")
     for name in names:
         try:
             is_id = parse_job_name(name).job_id > 0 and name.isascii() and name[0].isdigit()
         except JobNameError:
             is_id = False
         if not is_id or "[" in name or "." in name:
-            raise InvalidParameters(f"{name!r} is no job's id", name)
+            raise InvalidParameters(f"invalid job id {name!r}: write 123, 123_7 or 123+1", name)
     return names
 
 
@@ -271,7 +271,7 @@ def _is_equal_field(value: Any, criterion: Any) -> bool:
 
 # Select and change jobs (for steward.automation.operations.job_changes)
 
-_NOT_CHANGEABLE: Final = "it has ended, or is not in a state in which that can be done"
+_NOT_CHANGEABLE: Final = "it has ended, or its state does not allow the change"
 """Message for a job that a change no longer found."""
 
 
@@ -315,7 +315,9 @@ def look_up_jobs(
         ):
             records = []
         if not records:
-            raise UnknownJob(f"Slurm of {context.cluster} knows no job {name} (any more)", (), name)
+            raise UnknownJob(
+                f"Slurm of {context.cluster} has no job {name}, or no longer", (), name
+            )
         for record in records:
             context.require_role("owner", record.uid)
         records_by_name[name] = records
@@ -413,7 +415,7 @@ def change_jobs(
         outcome: dict[str, Any] = {"state": _join_states(records), "changed": False}
         result[name] = outcome
         if not targets_by_job[name]:
-            outcome["message"] = "there is nothing to be changed"
+            outcome["message"] = "nothing to change"
         elif context.dry_run:
             outcome["would_change"] = True
         else:

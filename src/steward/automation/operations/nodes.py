@@ -90,7 +90,8 @@ def get_nodes(context: OperationContext, parameters: NodesGetParameters) -> dict
     """
     if not context.access.can_see_nodes(context.caller, context.cluster):
         raise OperationForbidden(
-            f"nodes of {context.cluster} are for operators to see (PrivateData)"
+            f"permission denied: only operators may see the nodes of {context.cluster} "
+            "(PrivateData)"
         )
     return {name: node.details for name, node in context.machine.nodes(parameters.nodes).items()}
 
@@ -146,7 +147,7 @@ def update_node_fields(
     reason = str(infos.pop("Reason", ""))
     state = str(infos.get("State", "")).strip().upper()
     if state in _STATES_WITH_REASON and not reason.strip():
-        raise InvalidParameters(f"a node is set {state} for a reason only: add one to infos")
+        raise InvalidParameters(f"state {state} requires a reason: add one to infos")
     if "State" in infos and state not in _STATES_WITH_REASON:
         require_own_reasons(
             context,

@@ -56,10 +56,10 @@ def send_email(context: OperationContext, parameters: EmailParameters) -> dict[s
     """
     invalid = [address for address in parameters.to if _ADDRESS.fullmatch(address) is None]
     if invalid or not parameters.to:
-        problem = f"{invalid[0]!r} is no address" if invalid else "nobody is named"
+        problem = f"invalid address {invalid[0]!r}" if invalid else "no recipient given"
         raise InvalidParameters(f"notify.email: {problem}", invalid)
     if len(parameters.subject) > _MAX_SUBJECT or len(parameters.body) > _MAX_BODY:
-        raise InvalidParameters("notify.email: that is longer than a mail should be")
+        raise InvalidParameters("notify.email: the mail is too long: shorten subject or text")
     mail_settings = context.settings.mail
     message = OutgoingMail(
         to=parameters.to,
@@ -87,7 +87,7 @@ def notify_webhook(context: OperationContext, parameters: WebhookParameters) -> 
     if url is None:
         names = ", ".join(webhooks) or "none"
         raise InvalidParameters(
-            f"[actions.webhooks] names no {parameters.name!r}: there are {names}", parameters.name
+            f"unknown webhook {parameters.name!r}: [actions.webhooks] has {names}", parameters.name
         )
     payload = {
         "version": 1,

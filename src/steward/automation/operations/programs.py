@@ -31,9 +31,9 @@ _MAX_LIST_BYTES: Final = 1024 * 1024
 """Bytes read of the list."""
 _OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 """Permission bits that let others write."""
-_LIST_CONSEQUENCE: Final = "nothing listed there is started"
+_LIST_CONSEQUENCE: Final = "no program in it may run"
 """End of an error message about the list."""
-_PROGRAM_CONSEQUENCE: Final = "what others could exchange is not started"
+_PROGRAM_CONSEQUENCE: Final = "a program that others can change does not run"
 """End of an error message about a program."""
 
 
@@ -54,12 +54,12 @@ def require_listed_program(path: str, programs_file: str) -> None:
     """
     if path not in read_listed_programs(programs_file):
         raise OperationForbidden(
-            f"{path} is not in {programs_file}, where root lists what may be started"
+            f"program {path} is not allowed: root must add it to {programs_file}"
         )
     try:
         status = os.stat(path)
         if not stat.S_ISREG(status.st_mode) or not os.access(path, os.X_OK):
-            raise OperationForbidden(f"{path} is no program that can be started", path)
+            raise OperationForbidden(f"{path} is not an executable file", path)
         _require_root_only_writable(status, path, _PROGRAM_CONSEQUENCE)
         _require_root_owner(path, _PROGRAM_CONSEQUENCE)
         # Check the parents of both the link and its target: whoever can replace a link chooses the
@@ -67,7 +67,7 @@ def require_listed_program(path: str, programs_file: str) -> None:
         for directory in {os.path.dirname(path), os.path.dirname(os.path.realpath(path))}:
             _require_root_directories(directory, _PROGRAM_CONSEQUENCE)
     except OSError as error:
-        raise OperationForbidden(f"{path} cannot be started: {error.strerror}", path) from error
+        raise OperationForbidden(f"cannot start {path}: {error.strerror}", path) from error
 
 
 def read_listed_programs(programs_file: str) -> frozenset[str]:
@@ -88,7 +88,7 @@ def read_listed_programs(programs_file: str) -> frozenset[str]:
         return frozenset()
     except OSError as error:
         raise ProgramsFileError(
-            f"{programs_file} cannot be read: {error.strerror}", programs_file
+            f"cannot read {programs_file}: {error.strerror}", programs_file
         ) from error
     lines = (line.partition("#")[0].strip() for line in data.decode("utf-8", "replace").split("\n"))
     return frozenset(line for line in lines if line.startswith("/"))
@@ -107,7 +107,7 @@ def _require_root_directories(directory: str, consequence: str) -> None:
 def _require_root_owner(path: str, consequence: str) -> None:
     """Check that root owns a path itself, which may be a link."""
     if os.lstat(path).st_uid != 0:
-        raise ProgramsFileError(f"{path} must be root's: {consequence}", path)
+        raise ProgramsFileError(f"{path} must belong to root: {consequence}", path)
 
 
 def _require_root_only_writable(
@@ -118,10 +118,10 @@ def _require_root_only_writable(
     is_shared = not is_file and bool(status.st_mode & stat.S_ISVTX)
     if status.st_uid != 0 or (status.st_mode & _OTHERS_WRITE and not is_shared):
         raise ProgramsFileError(
-            f"{path} must be root's, and writable by nobody else: {consequence}", path
+            f"{path} must belong to root and be writable by root only: {consequence}", path
         )
     if is_file and not stat.S_ISREG(status.st_mode):
-        raise ProgramsFileError(f"{path} is no file", path)
+        raise ProgramsFileError(f"{path} is not a regular file", path)
 
 
 # Execution
@@ -153,7 +153,7 @@ def run_program(context: OperationContext, parameters: CommandParameters) -> dic
     """
     argv = [parameters.program, *parameters.arguments]
     if any("\0" in word for word in argv):
-        raise InvalidParameters("local.command: no argument of a program can hold a NUL")
+        raise InvalidParameters("local.command: an argument contains a NUL character: remove it")
     require_listed_program(parameters.program, context.settings.actions.programs_file)
     if context.dry_run:
         return {"command": argv, "would_run": True}
@@ -180,7 +180,7 @@ def _execute_program(argv: list[str], context: OperationContext) -> tuple[int, s
             start_new_session=True,
         )
     except (OSError, ValueError) as error:
-        raise AutomationError(f"{argv[0]} cannot be started: {error}", argv[0]) from error
+        raise AutomationError(f"cannot start {argv[0]}: {error}", argv[0]) from error
     try:
         assert process.stdout is not None
         assert process.stderr is not None

@@ -65,7 +65,7 @@ def set_trigger(context: OperationContext, parameters: TriggerSetParameters) -> 
     if nodes:
         context.machine.node_names(nodes)
     if job and (not job.isdigit() or not context.slurm.job(int(job))):
-        raise UnknownJob(f"Slurm of {context.cluster} knows no job {job} (any more)", (), job)
+        raise UnknownJob(f"Slurm of {context.cluster} has no job {job}, or no longer", (), job)
     if context.dry_run:
         return {"event": event, "nodes": nodes, "jobid": job, "program": program}
     context.begin()
@@ -89,16 +89,16 @@ def clear_triggers(context: OperationContext, parameters: TriggerUnsetParameters
     triggers_by_id = {trigger.id: trigger for trigger in context.triggers.list_all()}
     for number in parameters.trigger_ids:
         if number not in triggers_by_id:
-            raise UnknownTrigger(f"there is no trigger {number}", (), str(number))
+            raise UnknownTrigger(f"unknown trigger {number}", (), str(number))
         if triggers_by_id[number].user != parameters.user:
             raise UnknownTrigger(
-                f"trigger {number} is not {parameters.user}'s but {triggers_by_id[number].user}'s: "
-                f"user={triggers_by_id[number].user}",
+                f"trigger {number} belongs to {triggers_by_id[number].user}, not to "
+                f"{parameters.user}: give user={triggers_by_id[number].user}",
                 (),
                 str(number),
             )
     if not parameters.trigger_ids:
-        raise InvalidParameters("trigger_ids is empty: name a trigger")
+        raise InvalidParameters("trigger_ids is empty: give at least one id")
     if context.dry_run:
         return {str(number): {"would_change": True} for number in parameters.trigger_ids}
     result: dict[str, Any] = {}
@@ -125,17 +125,17 @@ def _resolve_event(parameters: TriggerSetParameters, job: str) -> str:
     if parameters.fini:
         if parameters.event not in ("", "fini"):
             raise InvalidParameters(
-                f"fini and event={parameters.event} are two events: name one of them"
+                f"fini and event={parameters.event} exclude each other: give one of them"
             )
         return "fini"
     if parameters.event:
         return parameters.event
     if job:
         raise InvalidParameters(
-            f"slurm.trigger.set jobid={job} names no event: add fini=true for the job's end, or "
-            "event=time for its time limit. slurmctld has no trigger for a job's start"
+            f"slurm.trigger.set jobid={job}: no event given. Add fini=true for the job's end, "
+            "or event=time for its time limit; slurmctld has no event for a start"
         )
-    raise InvalidParameters("slurm.trigger.set needs event=…, or a job: jobid=… fini=true")
+    raise InvalidParameters("slurm.trigger.set: no event given. Add event=…, or jobid=… fini=true")
 
 
 def _require_event(context: OperationContext, event: str) -> None:
@@ -144,6 +144,6 @@ def _require_event(context: OperationContext, event: str) -> None:
     name = {"drain": "drained"}.get(event, event)
     if name not in events:
         names = ", ".join(events)
-        raise UnknownEvent(f"Slurm of {context.cluster} has no event {event!r}: it has {names}")
+        raise UnknownEvent(f"Slurm of {context.cluster} has no event {event!r}: use one of {names}")
     if events[name]:
         raise EventNeverFires(f"a trigger for {event} never fires: {events[name]}")

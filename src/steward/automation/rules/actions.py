@@ -75,7 +75,9 @@ class RulesContext:
         """
         if not all(self._access.is_operator(asker, name) for name in self._list_clusters()):
             raise OperationForbidden(
-                "rules see everybody's jobs: they are for operators", asker.user
+                "permission denied: rules concern jobs of all users, so only operators may "
+                "see them",
+                asker.user,
             )
 
     def require_administrator(self, asker: Caller) -> None:
@@ -85,7 +87,9 @@ class RulesContext:
             OperationForbidden: The caller is not.
         """
         if not all(self._access.is_administrator(asker, name) for name in self._list_clusters()):
-            raise OperationForbidden("rules are switched by administrators", asker.user)
+            raise OperationForbidden(
+                "permission denied: only administrators may enable or disable rules", asker.user
+            )
 
     def load_rules(self) -> "Rulebook":
         """Return the rules, reloaded if their files have changed."""
@@ -347,7 +351,7 @@ def _find_rule(rulebook: "Rulebook", name: str) -> "Rule":
     """Return the rule with this name, or raise UsageError."""
     if name not in rulebook.rules:
         names = ", ".join(rulebook.rules) or "none"
-        raise UsageError(f"there is no rule {name!r}: there are {names}", name)
+        raise UsageError(f"unknown rule {name!r}: the rules are {names}", name)
     return rulebook.rules[name]
 
 
@@ -392,12 +396,15 @@ def _test_rule(rule: Rule, trigger: Trigger, enabled: bool) -> RuleTrialResult:
     """Test one rule against a trigger."""
     result = RuleTrialResult(rule=rule.name, enabled=enabled, matches=False)
     if rule.trigger != trigger.type:
-        reason = f"it is about {rule.trigger}"
+        reason = f"the rule's trigger is {rule.trigger}"
         return msgspec.structs.replace(result, why_not=reason)
     try:
         failed = find_mismatch(rule, trigger, utc_now())
         if failed is not None:
-            reason = f"{failed.key} is {failed.value!r}, not {failed.type} {failed.pattern!r}"
+            reason = (
+                f"{failed.key} is {failed.value!r}, but the criterion is {failed.type} "
+                f"{failed.pattern!r}"
+            )
             return msgspec.structs.replace(result, why_not=reason)
         result = msgspec.structs.replace(result, matches=True, action=rule.action)
         return msgspec.structs.replace(result, parameters=render_parameters(rule, trigger))
@@ -415,25 +422,26 @@ def _parse_trigger(event_data: dict[str, Any]) -> Trigger:
         name, payload = str(event_data["trigger"]), event_data.get("payload")
         if name not in TRIGGER_TYPES or not isinstance(payload, dict):
             raise UsageError(
-                f'an event is {{"trigger": …, "payload": {{…}}}} with one of '
+                'invalid event: write {"trigger": …, "payload": {…}} with one of '
                 f"{', '.join(TRIGGER_TYPES)}"
             )
         return Trigger(type=name, payload=payload)
     kind = str(event_data.get("kind"))
     if kind not in TRIGGER_KINDS:
         raise UsageError(
-            f"rules are told of these kinds of events: {', '.join(sorted(TRIGGER_KINDS))}"
+            "no rule can have this kind of event as trigger: use one of "
+            f"{', '.join(sorted(TRIGGER_KINDS))}"
         )
     try:
         fields = {"key": "", "source": "", "seen_at": event_data.get("at"), **event_data}
         event = msgspec.convert({**fields, "body": None}, Event, strict=False)
         body = msgspec.convert(event_data.get("body"), BODIES[kind], strict=False)
     except msgspec.ValidationError as error:
-        raise UsageError(f"this is no event of kind {kind}: {error}") from error
+        raise UsageError(f"not an event of kind {kind}: {error}") from error
     event = msgspec.structs.replace(event, body=body)
     # The event does not include earlier failures: if it is a failure, count it as the first.
     count = int(bool(getattr(body, "failed", False)))
     trigger = make_trigger(event, lambda _event: {name: count for name, _ in FAILURE_WINDOWS})
     if trigger is None:
-        raise UsageError("rules are not told of this event: another tells of the same")
+        raise UsageError("no trigger for this event: another event reports the same change")
     return trigger

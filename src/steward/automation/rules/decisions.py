@@ -114,7 +114,7 @@ class RuleDecider:
         age_s = (now - execution.at).total_seconds()
         if age_s > limits.max_age_s:
             return (
-                f"it is {format_rule_duration(round(age_s))} old: over "
+                f"the event is {format_rule_duration(round(age_s))} old, more than "
                 f"{format_rule_duration(limits.max_age_s)}"
             )
         if limits.dedup_window_s:
@@ -122,7 +122,7 @@ class RuleDecider:
             previous = self._store.find_recent_execution(rule.name, execution.subject, since)
             if previous is not None:
                 window = format_rule_duration(limits.dedup_window_s)
-                return f"the same was acted on within {window}, by execution {previous.id}"
+                return f"duplicate within {window} of execution {previous.id}"
         since = now - timedelta(seconds=limits.rate_limit.seconds)
         if self._store.count_executions_since(rule.name, since) >= limits.rate_limit.max_count:
             return f"the rate limit {limits.rate_limit} is reached"

@@ -158,7 +158,8 @@ class RunnerPerformer:
 
         if execution.cluster not in self._settings.cluster:
             raise RuleError(
-                f"there is no cluster {execution.cluster!r} in the configuration", execution.cluster
+                f"cluster {execution.cluster!r} is not in the configuration",
+                execution.cluster,
             )
         queried_at = utc_now()
         queries = ClusterQueries(execution.cluster, self._settings.cluster[execution.cluster])
@@ -457,7 +458,7 @@ class ExecutionScheduler:
                 "execution %d of rule %s does not end", task.execution.id, task.execution.rule
             )
             self._unrecovered.pop(task.execution.id, None)
-            self._end_execution(task.execution, "timeout", "it did not come back at all")
+            self._end_execution(task.execution, "timeout", "it did not finish")
 
     def _retry_unavailable(self, task: _Task, error: Unavailable) -> None:
         """Schedule a retry of a task that failed because Slurm or a database is unavailable."""
@@ -513,9 +514,7 @@ class ExecutionScheduler:
         """Start one execution, or end it if its rule is disabled or it waited too long."""
         rule = self._rules.get(execution.rule)
         if rule is None:
-            self._end_execution(
-                execution, STATUS_HELD_BACK, "the rule is not there any more, or was switched off"
-            )
+            self._end_execution(execution, STATUS_HELD_BACK, "the rule was removed or disabled")
         elif self._is_stale(execution):
             reason = f"it waited too long; {execution.message}".rstrip("; ")
             self._end_execution(
@@ -592,14 +591,12 @@ class ExecutionScheduler:
     def _process_check(self, execution: Execution, is_done: bool | None) -> None:
         """End or retry a run that timed out, by whether Slurm shows that its change took effect."""
         if is_done:
-            self._end_execution(
-                execution, "succeeded", "it timed out, and Slurm shows that it was done"
-            )
+            self._end_execution(execution, "succeeded", "it timed out, but Slurm shows the change")
         elif is_done is None and self._get_limits(execution).on_unknown == "end":
-            self._end_execution(execution, "timeout", "whether it was done is not known")
+            self._end_execution(execution, "timeout", "the result is unknown")
         elif not self._schedule_retry(execution, "it timed out"):
             self._end_execution(
-                execution, "timeout", "" if is_done is None else "Slurm shows that it was not done"
+                execution, "timeout", "" if is_done is None else "Slurm does not show the change"
             )
 
     def _schedule_retry(self, execution: Execution, reason: str) -> bool:
@@ -647,23 +644,23 @@ class ExecutionScheduler:
             self._process_audit_row(execution, recovered)
         elif recovered.state == "not-begun":
             self._store.schedule_retry(
-                execution, self._clock(), "a restart came before it began", counts=False
+                execution, self._clock(), "Steward restarted before it began", counts=False
             )
         elif recovered.state == "done":
             self._end_execution(
-                execution, "succeeded", "a restart came between; Slurm shows that it was done"
+                execution, "succeeded", "Steward restarted during it; Slurm shows the change"
             )
         elif recovered.state == "not-done":
             self._store.schedule_retry(
-                execution, self._clock(), "a restart came between, before it was done"
+                execution, self._clock(), "Steward restarted before the change"
             )
         elif self._get_limits(execution).on_unknown == "repeat":
             self._store.schedule_retry(
-                execution, self._clock(), "a restart came between; it is repeated"
+                execution, self._clock(), "Steward restarted during it; it is repeated"
             )
         else:
             self._end_execution(
-                execution, "unknown", "a restart came between: whether it was done is not known"
+                execution, "unknown", "Steward restarted during it: the result is unknown"
             )
 
     def _process_audit_row(self, execution: Execution, recovered: RecoveredOutcome) -> None:

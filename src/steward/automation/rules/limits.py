@@ -172,6 +172,6 @@ def _explain_limit(
 ) -> str:
     """Explain that a limit would be exceeded."""
     return (
-        f"with {len(to_take)} more {subject} would have {len(nodes)} of {total} nodes taken away; "
-        f"{percent:g} % are {count_allowed_nodes(percent, total)}"
+        f"with {len(to_take)} more, {subject} would take away {len(nodes)} of {total} nodes; "
+        f"the limit of {percent:g} % allows {count_allowed_nodes(percent, total)}"
     )

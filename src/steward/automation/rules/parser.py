@@ -69,7 +69,7 @@ class YamlDocument:
             self._loader = yaml.SafeLoader(text)
         except yaml.reader.ReaderError as error:
             line = text.count("\n", 0, error.position) + 1
-            raise RuleError(f"{path}:{line}: a letter that YAML does not allow", path) from error
+            raise RuleError(f"{path}:{line}: invalid YAML character", path) from error
         try:
             node = self._loader.get_single_node()
             self.value = None if node is None else self._convert_node(node, ())
@@ -79,7 +79,7 @@ class YamlDocument:
             raise RuleError(f"{path}:{line}: {error.problem or error.context}", path) from error
         except (yaml.YAMLError, ValueError, RecursionError) as error:
             # An invalid number, or far too deep nesting.
-            message = str(error).splitlines()[0] if str(error) else "it is nested too deeply"
+            message = str(error).splitlines()[0] if str(error) else "nested too deeply"
             raise RuleError(f"{path}:1: {message}", path) from error
         finally:
             self._loader.dispose()
@@ -88,7 +88,7 @@ class YamlDocument:
         """Convert a YAML node to a plain value and record its line."""
         self._value_count += 1
         if self._value_count > _MAX_YAML_VALUES or len(key) > _MAX_YAML_DEPTH:
-            raise self._make_error(node, "the file holds more than any rule needs")
+            raise self._make_error(node, "the file is too large for a rule")
         self.lines.setdefault(key, node.start_mark.line + 1)
         if isinstance(node, yaml.MappingNode):
             return self._convert_mapping(node, key)
@@ -106,7 +106,7 @@ class YamlDocument:
                 raise self._make_error(name_node, "a key must be plain text")
             name = name_node.value
             if name in mapping:
-                raise self._make_error(name_node, f"the key {name!r} is there twice")
+                raise self._make_error(name_node, f"duplicate key {name!r}")
             self.lines[(*key, name)] = name_node.start_mark.line + 1
             mapping[name] = self._convert_node(value_node, (*key, name))
         return mapping
@@ -118,7 +118,7 @@ class YamlDocument:
         value = self._loader.construct_object(node)
         if value is None or isinstance(value, str | bool | int | float):
             return value
-        raise self._make_error(node, f"the tag {node.tag!r} is none that a rule may hold")
+        raise self._make_error(node, f"the tag {node.tag!r} is not allowed in a rule")
 
     def _make_error(self, node: yaml.Node, message: str) -> RuleError:
         """Make the error for a problem at a YAML node."""
@@ -155,7 +155,7 @@ def parse_rule_limits(
     for name in values:
         if name not in LIMIT_PARSERS:
             raise make_error(
-                f"there is no key {name!r} here: {', '.join(LIMIT_PARSERS)}", *_LIMITS_KEY, name
+                f"unknown key {name!r}: use one of {', '.join(LIMIT_PARSERS)}", *_LIMITS_KEY, name
             )
     fields = {name: LIMIT_PARSERS[name](reader, name) for name in values}
     return RuleLimits(**{_FIELDS.get(name, name): value for name, value in fields.items()})
@@ -175,14 +175,14 @@ class _LimitsReader:
         """Read a duration, in seconds."""
         seconds = _parse_duration(self._values[name])
         if seconds is None:
-            raise self._make_error("a duration is wanted: 90s, 10m, 1h, 1d", *_LIMITS_KEY, name)
+            raise self._make_error("not a duration: write 90s, 10m, 1h or 1d", *_LIMITS_KEY, name)
         return seconds
 
     def read_positive_duration(self, name: str) -> float:
         """Read a duration above 0, in seconds."""
         seconds = self.read_duration(name)
         if not seconds:
-            raise self._make_error("it must be above 0", *_LIMITS_KEY, name)
+            raise self._make_error("must be above 0", *_LIMITS_KEY, name)
         return seconds
 
     def read_rate(self, name: str) -> RateLimit:
@@ -192,9 +192,11 @@ class _LimitsReader:
         # "30/h" means thirty per hour.
         seconds = _parse_duration(f"1{length}" if length in _SECONDS and length else length)
         if not slash or not count.isdecimal() or len(count) > 6 or not seconds:
-            raise self._make_error("a rate is wanted: 10/1h, 100/d", *_LIMITS_KEY, name)
+            raise self._make_error("not a rate: write 10/1h or 100/d", *_LIMITS_KEY, name)
         if int(count) > _MAX_RATE_COUNT:
-            raise self._make_error(f"a rate is {_MAX_RATE_COUNT} at the most", *_LIMITS_KEY, name)
+            raise self._make_error(
+                f"rate too high: give at most {_MAX_RATE_COUNT}", *_LIMITS_KEY, name
+            )
         return RateLimit(int(count), seconds)
 
     def read_percent(self, name: str) -> float:
@@ -203,21 +205,21 @@ class _LimitsReader:
         if isinstance(value, str) and re.fullmatch(r"\d{1,3}(\.\d+)?%", value):
             value = float(value[:-1])
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 100:
-            raise self._make_error("a share in percent is wanted, 0 to 100", *_LIMITS_KEY, name)
+            raise self._make_error("not a percentage: give 0 to 100", *_LIMITS_KEY, name)
         return float(value)
 
     def read_flag(self, name: str) -> bool:
         """Read true or false."""
         value = self._values[name]
         if not isinstance(value, bool):
-            raise self._make_error("true or false is wanted", *_LIMITS_KEY, name)
+            raise self._make_error("must be true or false", *_LIMITS_KEY, name)
         return value
 
     def read_on_unknown(self, name: str) -> OnUnknown:
         """Read ``end`` or ``repeat``."""
         value = self._values[name]
         if value not in ("end", "repeat"):
-            raise self._make_error("'end' or 'repeat' is wanted", *_LIMITS_KEY, name)
+            raise self._make_error("must be 'end' or 'repeat'", *_LIMITS_KEY, name)
         choice: OnUnknown = value
         return choice
 
@@ -225,7 +227,7 @@ class _LimitsReader:
         """Read a number of retries."""
         value = self._values[name]
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MAX_RETRIES:
-            raise self._make_error(f"a number is wanted, 0 to {_MAX_RETRIES}", *_LIMITS_KEY, name)
+            raise self._make_error(f"must be a number from 0 to {_MAX_RETRIES}", *_LIMITS_KEY, name)
         return value
 
     def read_paths(self, name: str) -> tuple[tuple[str | int, ...], ...]:
@@ -233,7 +235,9 @@ class _LimitsReader:
         value = self._values[name]
         texts = [value] if isinstance(value, str) else value
         if not isinstance(texts, list) or not texts:
-            raise self._make_error("fields are wanted: trigger.node", *_LIMITS_KEY, name)
+            raise self._make_error(
+                "no fields given: write them as trigger.node", *_LIMITS_KEY, name
+            )
         return tuple(self._read_path(text, name) for text in texts)
 
     def _read_path(self, text: Any, name: str) -> tuple[str | int, ...]:
@@ -241,7 +245,9 @@ class _LimitsReader:
         prefix, _, field = text.partition(".") if isinstance(text, str) else ("", "", "")
         if prefix != "trigger" or field not in TRIGGER_TYPES[self._trigger_type].fields:
             choices = ", ".join(sorted(TRIGGER_TYPES[self._trigger_type].fields))
-            message = f"{text!r} is no field of {self._trigger_type}: trigger.…, with {choices}"
+            message = (
+                f"{text!r} is not a field of {self._trigger_type}: write trigger.…, with {choices}"
+            )
             raise self._make_error(message, *_LIMITS_KEY, name)
         return (field,)
 
@@ -335,10 +341,10 @@ class _RuleReader:
     def parse(self, document: Any, *, shipped: bool) -> Rule:
         """Parse the whole rule."""
         if not isinstance(document, dict):
-            raise self.make_error("a rule is a mapping: 'name: …', 'trigger: …', 'action: …'")
+            raise self.make_error("a rule must be a mapping: 'name: …', 'trigger: …', 'action: …'")
         self.reject_unknown_keys(document, _KEYS)
         if self.get_mapping(document, "type").get("ref", "standard") != "standard":
-            raise self.make_error("only the type 'standard' is known", "type", "ref")
+            raise self.make_error("unknown type: use 'standard'", "type", "ref")
         trigger = self.get_mapping(document, "trigger")
         action = self.get_mapping(document, "action")
         self.reject_unknown_keys(action, {"ref", "description", "parameters"}, "action")
@@ -346,7 +352,7 @@ class _RuleReader:
         if trigger_type not in TRIGGER_TYPES:
             choices = ", ".join(TRIGGER_TYPES)
             raise self.make_error(
-                f"{trigger_type!r} is no trigger of Steward's: {choices}", "trigger", "type"
+                f"unknown trigger {trigger_type!r}: use one of {choices}", "trigger", "type"
             )
         parameters = self.get_mapping(action, "parameters", "action")
         self.check_templates(parameters, "action", "parameters")
@@ -376,11 +382,11 @@ class _RuleReader:
         pack = self.get_text(document, "pack", default="")
         for key, value in (("name", name), ("pack", pack)):
             if value and _NAME.fullmatch(value) is None:
-                raise self.make_error("use letters, digits, '_', '.' and '-'", key)
+                raise self.make_error("invalid name: use letters, digits, '_', '.' and '-'", key)
         full_name = f"{pack}.{name}" if pack and pack != "default" else name
         if len(full_name) > _LONGEST_NAME:
             raise self.make_error(
-                f"with its pack it is longer than {_LONGEST_NAME} letters", "name"
+                f"name and pack together are longer than {_LONGEST_NAME} characters", "name"
             )
         return full_name
 
@@ -407,19 +413,19 @@ class _RuleReader:
     ) -> Criterion:
         """Parse one criterion."""
         if not isinstance(definition, dict):
-            raise self.make_error("a criterion is a mapping: 'type: …', 'pattern: …'", *at)
+            raise self.make_error("a criterion must be a mapping: 'type: …', 'pattern: …'", *at)
         self.reject_unknown_keys(definition, {"type", "pattern", "condition"}, *at)
         name = self.get_text(definition, "type", *at)
         operator = normalize_operator(name)
         if operator is None:
             choices = ", ".join(criteria.list_operators())
-            raise self.make_error(f"{name!r} is no operator: {choices}", *at, "type")
+            raise self.make_error(f"unknown operator {name!r}: use one of {choices}", *at, "type")
         path = self.parse_path(key, prefix, at)
         pattern = definition.get("pattern")
         if operator == "search":
             return self.parse_search(key, path, definition, at)
         if "condition" in definition:
-            raise self.make_error("only 'search' has a condition", *at, "condition")
+            raise self.make_error("only 'search' accepts a condition: remove it", *at, "condition")
         self.check_pattern(operator, pattern, at)
         return Criterion(
             key=key,
@@ -436,18 +442,18 @@ class _RuleReader:
         condition = self.get_text(definition, "condition", *at)
         if condition not in SEARCH_CONDITIONS:
             choices = ", ".join(sorted(SEARCH_CONDITIONS))
-            raise self.make_error(f"the condition is one of: {choices}", *at, "condition")
+            raise self.make_error(f"unknown condition: use one of {choices}", *at, "condition")
         inner = []
         for name, item in self.get_mapping(definition, "pattern", *at).items():
             criterion = self.parse_criterion(name, item, "item", (*at, "pattern", name))
             if criterion.is_template or criterion.type == "search":
                 raise self.make_error(
-                    "within 'search' there are neither templates nor searches",
+                    "'search' cannot contain templates or another 'search'",
                     *(*at, "pattern", name),
                 )
             inner.append(criterion)
         if not inner:
-            raise self.make_error("'search' needs criteria for its items", *at, "pattern")
+            raise self.make_error("'search' requires criteria for its items", *at, "pattern")
         return Criterion(key=key, path=path, type="search", condition=condition, inner=tuple(inner))
 
     def check_pattern(self, operator: str, pattern: Any, at: tuple[str, ...]) -> None:
@@ -456,37 +462,37 @@ class _RuleReader:
         if operator in ("exists", "nexists"):
             return
         if pattern is None and operator != "nequals":
-            raise self.make_error("a pattern is wanted", *position)
+            raise self.make_error("missing pattern", *position)
         if is_template(pattern):
             if operator in REGEX_OPERATORS | TIME_OPERATORS:
                 # A rendered value of the payload would be used as a regular expression.
-                raise self.make_error(f"{operator!r} takes no template as its pattern", *position)
+                raise self.make_error(
+                    f"the pattern of {operator!r} cannot be a template", *position
+                )
             self.check_template(pattern, *position)
         elif operator in TIME_OPERATORS:
             if isinstance(pattern, bool) or not isinstance(pattern, int | float):
-                raise self.make_error(f"{operator!r} takes a number of seconds", *position)
+                raise self.make_error(f"{operator!r} requires a number of seconds", *position)
         elif operator in REGEX_OPERATORS:
             if not isinstance(pattern, str):
-                raise self.make_error(f"{operator!r} takes text", *position)
+                raise self.make_error(f"{operator!r} requires text", *position)
             try:
                 re.compile(pattern)
             except (re.error, OverflowError, RecursionError) as error:
                 raise self.make_error(
-                    f"{pattern!r} is no regular expression: {error}", *position
+                    f"invalid regular expression {pattern!r}: {error}", *position
                 ) from error
 
     def parse_path(self, key: str, prefix: str, at: tuple[str, ...]) -> tuple[str | int, ...]:
         """Parse ``trigger.a['b-c'][0]#label`` to keys and indices."""
         text = key.partition("#")[0].strip()
         if not text.startswith(prefix) or text[len(prefix) : len(prefix) + 1] not in ("", ".", "["):
-            raise self.make_error(f"a key here begins with '{prefix}.'", *at)
+            raise self.make_error(f"a key must begin with '{prefix}.'", *at)
         rest, steps = text[len(prefix) :], []
         while rest:
             match = _STEP.match(rest)
             if match is None or (match[1] is not None and not rest.startswith(".")):
-                raise self.make_error(
-                    f"{rest!r} is not understood: use .name, ['name'] and [0]", *at
-                )
+                raise self.make_error(f"cannot parse {rest!r}: use .name, ['name'] and [0]", *at)
             step = next(part for part in match.groups() if part is not None)
             steps.append(int(step) if match[2] is not None else step)
             rest = rest[match.end() :]
@@ -497,7 +503,9 @@ class _RuleReader:
         fields = TRIGGER_TYPES[trigger_type].fields
         if name not in fields:
             choices = ", ".join(sorted(fields))
-            raise self.make_error(f"{trigger_type} has no field {name!r}: {choices}", *key)
+            raise self.make_error(
+                f"{trigger_type} has no field {name!r}: use one of {choices}", *key
+            )
 
     def check_templates(self, value: Any, *key: str | int) -> None:
         """Validate all templates inside a value."""
@@ -523,17 +531,17 @@ class _RuleReader:
         for name in mapping:
             if name not in names:
                 choices = ", ".join(sorted(names))
-                raise self.make_error(f"there is no key {name!r} here: {choices}", *at, name)
+                raise self.make_error(f"unknown key {name!r}: use one of {choices}", *at, name)
 
     def get_mapping(self, section: Mapping[str, Any], name: str, *at: str) -> dict[str, Any]:
         """Return a key's mapping; {} if absent, unless the key is required."""
         value = section.get(name)
         if value is None:
             if name in ("trigger", "action"):
-                raise self.make_error("it is missing", *at, name)
+                raise self.make_error("missing", *at, name)
             return {}
         if not isinstance(value, dict):
-            raise self.make_error("a mapping is wanted", *at, name)
+            raise self.make_error("must be a mapping", *at, name)
         return value
 
     def get_text(
@@ -544,14 +552,14 @@ class _RuleReader:
         if value is None and default is not None:
             return default
         if value is None:
-            raise self.make_error("it is missing", *at, name)
+            raise self.make_error("missing", *at, name)
         if not isinstance(value, str) or (default is None and not value):
-            raise self.make_error("text is wanted", *at, name)
+            raise self.make_error("must be text", *at, name)
         return value
 
     def get_flag(self, section: Mapping[str, Any], name: str) -> bool:
         """Return a key's truth value; False if absent."""
         value = section.get(name, False)
         if not isinstance(value, bool):
-            raise self.make_error("true or false is wanted", name)
+            raise self.make_error("must be true or false", name)
         return value

@@ -74,8 +74,8 @@ def load_rulebook(settings: RulesSettings) -> Rulebook:
         previous = rules.get(rule.name)
         if previous is not None and previous.shipped == is_shipped:
             message = (
-                f"{rule.format_position('name')}: {previous.path} has a rule of the same "
-                f"name {rule.name!r}"
+                f"{rule.format_position('name')}: duplicate rule name {rule.name!r}, also in "
+                f"{previous.path}"
             )
             errors.append(FileError(path=path, what=message))
             continue
@@ -89,7 +89,9 @@ def load_rulebook(settings: RulesSettings) -> Rulebook:
         if rules[name].shipped:
             # The site's file may have been meant to disable the shipped rule, so that one is left
             # out too.
-            message = f"{rules[name].path}:1: left out: the site's own rule {name!r} is wrong"
+            message = (
+                f"{rules[name].path}:1: ignored, because the site's own rule {name!r} is invalid"
+            )
             errors.append(FileError(path=rules[name].path, what=message))
             del rules[name]
     return Rulebook(rules=dict(sorted(rules.items())), troubles=tuple(errors))
@@ -143,10 +145,10 @@ def _list_rule_files(
         except FileNotFoundError:
             # The default directory need not exist.
             if directory not in RulesSettings().directories:
-                message = f"{directory}:1: there is no such directory"
+                message = f"{directory}:1: no such directory"
                 errors.append(FileError(path=directory, what=message))
         except OSError as error:
-            message = f"{directory}:1: it cannot be read: {error.strerror}"
+            message = f"{directory}:1: cannot read the directory: {error.strerror}"
             errors.append(FileError(path=directory, what=message))
         except RuleError as error:
             errors.append(FileError(path=directory, what=str(error)))
@@ -178,21 +180,21 @@ def _read_rule_text(path: str, *, trusted: bool) -> str:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
-        raise RuleError(f"{path}:1: it cannot be read: {error.strerror}", path) from error
+        raise RuleError(f"{path}:1: cannot read the file: {error.strerror}", path) from error
     with open(descriptor, "rb") as file:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            raise RuleError(f"{path}:1: it is no file", path)
+            raise RuleError(f"{path}:1: not a regular file", path)
         if not trusted:
             _require_trusted_owner(path, status)
         data = file.read(MAX_RULE_BYTES + 1)
     if len(data) > MAX_RULE_BYTES:
-        raise RuleError(f"{path}:1: it is larger than any rule needs", path)
+        raise RuleError(f"{path}:1: larger than {MAX_RULE_BYTES} bytes, the maximum", path)
     try:
         return data.decode()
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise RuleError(f"{path}:{line}: it is not UTF-8: {error.reason}", path) from error
+        raise RuleError(f"{path}:{line}: not UTF-8: {error.reason}", path) from error
 
 
 def _require_trusted_directory(directory: str) -> None:
@@ -204,13 +206,13 @@ def _require_trusted_owner(path: str, status: os.stat_result) -> None:
     """Reject a file that others can write: a rule acts with Steward's rights."""
     if status.st_uid not in (0, os.geteuid()):
         raise RuleError(
-            f"{path}:1: it is neither root's nor Steward's own: a rule acts with Steward's "
-            "rights, so 'chown root' it",
+            f"{path}:1: must belong to root or Steward's user, because rules act with "
+            f"Steward's rights: run 'chown root {path}'",
             path,
         )
     if status.st_mode & _WRITABLE_BY_OTHERS:
         raise RuleError(
-            f"{path}:1: others may write it, and a rule acts with Steward's rights: "
-            f"'chmod go-w {path}'",
+            f"{path}:1: writable by others, but rules act with Steward's rights: "
+            f"run 'chmod go-w {path}'",
             path,
         )

@@ -56,14 +56,17 @@ def find_template_error(text: str) -> str | None:
         unknown = meta.find_undeclared_variables(tree) - _NAMES
         if unknown:
             name = min(unknown)
-            known = "only 'trigger' is known; Steward has no datastore and no pack's configuration"
-            return f"the template names {name!r}, but {known}"
+            known = (
+                "templates can use 'trigger' only; Steward has no datastore and no pack "
+                "configuration"
+            )
+            return f"unknown name {name!r}: {known}"
         for node_type in (nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends):
             if tree.find(node_type) is not None:
-                return "a template cannot take in others"
+                return "templates cannot include others"
         _compile_template(text)
     except TemplateSyntaxError as error:
-        return f"the template cannot be read: {error.message}"
+        return f"cannot parse the template: {error.message}"
     return None
 
 
@@ -92,7 +95,7 @@ def render_value(value: Any, payload: Mapping[str, Any]) -> Any:
     """
     rendered = _render_nested(value, payload, 0)
     if len(msgspec.json.encode(rendered)) > _MAX_RENDERED:
-        raise RenderError(f"what is rendered is larger than {_MAX_RENDERED} bytes")
+        raise RenderError(f"the rendered text is larger than {_MAX_RENDERED} bytes")
     return rendered
 
 
@@ -133,10 +136,10 @@ def _render_template(text: str, payload: Mapping[str, Any]) -> Any:
         raise
     except (TemplateError, ArithmeticError, LookupError, TypeError, ValueError) as error:
         reason = str(error).replace("'dict object' has no attribute", "the trigger has no field")
-        raise RenderError(f"{_shorten_text(text)} cannot be rendered: {reason}", text) from error
+        raise RenderError(f"cannot render {_shorten_text(text)}: {reason}", text) from error
     except (MemoryError, RecursionError) as error:
         raise RenderError(
-            f"{_shorten_text(text)} cannot be rendered: it is too large", text
+            f"cannot render {_shorten_text(text)}: the result is too large", text
         ) from error
 
 
@@ -146,19 +149,19 @@ def _to_plain_value(value: Any, depth: int) -> Any:
         return value
     if isinstance(value, str):
         if len(value) > _MAX_RENDERED:
-            raise RenderError(f"what is rendered is longer than {_MAX_RENDERED} letters")
+            raise RenderError(f"the rendered text is longer than {_MAX_RENDERED} characters")
         return str(value)
     if depth > _MAX_RENDER_DEPTH:
-        raise RenderError("what is rendered is nested too deeply")
+        raise RenderError("the rendered value is nested too deeply")
     if isinstance(value, Mapping):
         return {str(name): _to_plain_value(item, depth + 1) for name, item in value.items()}
     if callable(value) or not hasattr(value, "__iter__"):
-        raise RenderError(f"a template gives {type(value).__name__}, which is no value")
+        raise RenderError(f"the template gives a {type(value).__name__}, which is not a value")
     items = []
     for item in value:
         items.append(_to_plain_value(item, depth + 1))
         if len(items) > _MAX_RENDERED:
-            raise RenderError(f"a template gives more than {_MAX_RENDERED} values")
+            raise RenderError(f"the template gives more than {_MAX_RENDERED} values")
     return items
 
 
@@ -186,7 +189,7 @@ def _compile_template(text: str) -> TemplateFunction:
         for part in template.generate(trigger=payload):
             length += len(part)
             if length > _MAX_RENDERED:
-                raise RenderError(f"what is rendered is longer than {_MAX_RENDERED} letters")
+                raise RenderError(f"the rendered text is longer than {_MAX_RENDERED} characters")
             parts.append(part)
         return "".join(parts)
 
@@ -218,7 +221,7 @@ def _make_environment() -> "SandboxedEnvironment":
         def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
             numbers = isinstance(left, int | float) and isinstance(right, int | float)
             if not numbers:
-                raise SecurityError(f"'{operator}' is for numbers")
+                raise SecurityError(f"'{operator}' requires numbers")
             if operator == "**" and (abs(left) > _MAX_POWER_BASE or abs(right) > 100):
                 raise SecurityError("the numbers are too large")
             return super().call_binop(context, operator, left, right)
@@ -232,7 +235,7 @@ def _make_environment() -> "SandboxedEnvironment":
         def wrap_str_format(self, value: Any) -> Any:
             if super().wrap_str_format(value) is not None:
                 # A width in a format string makes text of any length.
-                raise SecurityError("a text's format is not to be had")
+                raise SecurityError("the method 'format' is not available")
             return None
 
         def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:

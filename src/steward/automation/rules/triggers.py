@@ -94,7 +94,7 @@ TRIGGER_TYPES: Final[dict[str, TriggerType]] = {
     for one in (
         _make_type(
             "slurm.node.state",
-            "A node's state, flags or reason changed, or the node came or went.",
+            "A node's state, flags or reason changed, or the node was added or removed.",
             NodeState,
             ("node",),
             *("base", "flags", "drained", *(name for name, _ in FAILURE_WINDOWS)),
@@ -117,20 +117,20 @@ TRIGGER_TYPES: Final[dict[str, TriggerType]] = {
         ),
         _make_type(
             "slurm.reservation.state",
-            "A reservation was made, began, ended or was taken away.",
+            "A reservation was created, began, ended or was deleted.",
             ReservationState,
             ("reservation",),
         ),
         _make_type(
             "slurm.controller.state",
-            "slurmctld or slurmdbd ceased to answer, answers again, was started anew, or "
-            "slurmctld read its configuration again.",
+            "slurmctld or slurmdbd stopped answering, answers again or restarted, or "
+            "slurmctld reloaded its configuration.",
             ControllerState,
             ("daemon",),
         ),
         _make_type(
             "bank.threshold",
-            "An allocation is used so far, or ends so soon.",
+            "An allocation reached a share of use, or a number of days before its end.",
             BankThreshold,
             ("account", "allocation", "kind"),
         ),

@@ -36,7 +36,7 @@ def find_rule_errors(rule: Rule) -> Iterator[str]:
     yield from _check_template_fields(rule)
     if rule.limits.most_nodes_percent is not None and not can_take_nodes(operation.ref):
         position = rule.format_position("context", "steward", "most_nodes_percent")
-        yield f"{position}: {rule.action} takes no nodes away"
+        yield f"{position}: {rule.action} takes no nodes away: remove the limit"
 
 
 def compare_with_stackstorm(rule: Rule) -> Iterator[str]:
@@ -50,7 +50,7 @@ def compare_with_stackstorm(rule: Rule) -> Iterator[str]:
         yield f"{position}: the slurm pack has no trigger {rule.trigger}"
     if rule.trigger_parameters:
         position = rule.format_position("trigger", "parameters")
-        yield f"{position}: StackStorm never fires such a rule: compare the fields in criteria"
+        yield f"{position}: StackStorm never fires such a rule: compare the fields in 'criteria'"
     for criterion in rule.criteria:
         for field in criterion.path[:1] if dispatched else ():
             if field not in dispatched:
@@ -62,7 +62,7 @@ def compare_with_stackstorm(rule: Rule) -> Iterator[str]:
         yield f"{rule.format_position('action', 'ref')}: StackStorm calls it slurm.{rule.action}"
     for key in rule.lines:
         if key[:2] == ("context", "steward") and len(key) == 3:
-            yield f"{rule.format_position(*key)}: StackStorm passes over it"
+            yield f"{rule.format_position(*key)}: StackStorm ignores it"
 
 
 def _explain_undispatched(rule: Rule, field: str, key: RuleKey) -> str:
@@ -78,7 +78,7 @@ def _check_parameters(rule: Rule) -> Iterator[str]:
         if name not in parameters:
             names = ", ".join(parameters) or "none"
             position = rule.format_position("action", "parameters", name)
-            yield f"{position}: {rule.action} has no such parameter: {names}"
+            yield f"{position}: {rule.action} has no such parameter: the parameters are {names}"
     for parameter in parameters.values():
         if parameter.required and rule.parameters.get(parameter.name) in (None, ""):
             position = rule.format_position("action", "parameters")
@@ -97,7 +97,10 @@ def _check_template_fields(rule: Rule) -> Iterator[str]:
     for key, text in _walk_templates(rule.parameters, ("action", "parameters")):
         for field in sorted(find_trigger_fields(text) - fields):
             choices = ", ".join(sorted(fields))
-            yield f"{rule.format_position(*key)}: {rule.trigger} has no field {field!r}: {choices}"
+            yield (
+                f"{rule.format_position(*key)}: {rule.trigger} has no field {field!r}: use "
+                f"one of {choices}"
+            )
 
 
 def _walk_templates(value: Any, key: RuleKey) -> Iterator[tuple[RuleKey, str]]:
