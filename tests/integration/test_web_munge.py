@@ -180,7 +180,7 @@ def test_while_munged_hangs_others_work(site: WebSite) -> None:
     opened = opened_at_once(site.daemon.log()[logged:])
     assert (max(opened), opened[-1]) == (PLACES, 0)
     said = Counter(answer.json()["detail"] for answer in answers)
-    turned_away = said.pop("too much is asked at once: try again in a moment")
+    turned_away = said.pop("too many requests at once: try again in a moment")
     assert all(text.startswith("cannot decode the MUNGE credential") for text in said), said
     # Every one that had a place was told by munged's silence, every other that there is none.
     assert said.total() == len(opened) // 2

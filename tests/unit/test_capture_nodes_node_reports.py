@@ -55,7 +55,7 @@ def test_doctor_and_status_tell_refusals(site: DoctorSite) -> None:
     site.reopen(nodes=NodesSettings(listen="127.0.0.1:6826"))
     refusals = AgentRefusals(str(state))
     refusals.add(
-        "10.0.0.7", "the MUNGE credential was made on 127.0.1.1, and node n7 is at 10.0.0.7"
+        "10.0.0.7", "the MUNGE credential was made on 127.0.1.1, but node n7 is at 10.0.0.7"
     )
     refusals.add("10.0.0.8", "cluster c1 has no node 'n8'")
     refusals.write()
@@ -69,7 +69,7 @@ def test_doctor_and_status_tell_refusals(site: DoctorSite) -> None:
     shown = room.call("status.show", ROOT, StatusShowRequest())
     assert shown.refused.keys() == {"10.0.0.7", "10.0.0.8"}
     assert StatusProblem(
-        "warning", "agent 10.0.0.8", "refused: cluster c1 has no node 'n8'"
+        "warning", "agent 10.0.0.8", "rejected: cluster c1 has no node 'n8'"
     ) in list_problems(shown)
     # Another daemon goes on with what the one before knew.
     again = AgentRefusals(str(state))

@@ -88,7 +88,7 @@ def test_errors_are_of_their_families_and_keep_nothing_back(path: str) -> None:
     async def work(desk: DaemonClient) -> None:
         with pytest.raises(PermissionRefused, match="not yours"):
             await desk.call_action("test.refuse", Question(text="x"))
-        with pytest.raises(DaemonUnavailable, match="ended the connection"):
+        with pytest.raises(DaemonUnavailable, match="closed the connection"):
             await desk.call_action("test.crash", Question())
         assert await pid(desk, "test.look")
 

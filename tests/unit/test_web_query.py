@@ -30,7 +30,7 @@ def test_words_have_commas_between() -> None:
 
 @pytest.mark.parametrize("text", ["-1", "1.5", "x", "1e3", "\N{SUPERSCRIPT TWO}", "9" * 400])
 def test_what_is_no_number_is_said(text: str) -> None:
-    with pytest.raises(UsageError, match="is a number"):
+    with pytest.raises(UsageError, match="must be a number"):
         query.read_number(asked(f"n={text}"), "n")
 
 

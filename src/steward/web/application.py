@@ -148,7 +148,7 @@ def _check_path(path: str) -> None:
     """
     decoded = unquote_to_bytes(path)
     if b"\0" in decoded or any(len(part) > _LONGEST_PATH_PART for part in decoded.split(b"/")):
-        raise PageNotFound("there is no such page")
+        raise PageNotFound("page not found")
 
 
 def _strip_prefix(prefix: str, app: ASGIApp) -> ASGIApp:
@@ -217,14 +217,14 @@ def _make_steward_error_response(request: HttpRequest, error: StewardError) -> R
 
 def _make_http_error_response(request: HttpRequest, error: HTTPException) -> Response[Any]:
     """Return the response for an HTTP error raised by Litestar."""
-    text = "there is no such page" if error.status_code == 404 else str(error.detail)
+    text = "page not found" if error.status_code == 404 else str(error.detail)
     return _make_error_response(request, error.status_code, text, headers=error.headers)
 
 
 def _make_internal_error_response(request: HttpRequest, error: Exception) -> Response[Any]:
     """Log an unexpected error and return status 500."""
     log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    return _make_error_response(request, 500, "the page failed: the log of 'steward web' says why")
+    return _make_error_response(request, 500, "internal error: see the log of 'steward web'")
 
 
 def _make_error_response(
@@ -271,7 +271,7 @@ def run_web(
         return
     settings = override(settings)
     if not settings.listen:
-        raise WebError("there are no pages: set 'listen' in [web], and reload the daemon")
+        raise WebError("web pages are disabled: set 'listen' in [web], and reload the daemon")
     if os.geteuid() == 0:
         log.warning("the web pages run as root: run them as %s, see user in [web]", settings.user)
     config = ServerConfig(

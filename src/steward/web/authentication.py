@@ -77,7 +77,7 @@ class RateLimiter:
             raise self._make_error(sender)
 
     def _make_error(self, sender: str) -> RateLimitExceeded:
-        message = "that was too much in a short time: wait a few seconds"
+        message = "too many requests in a short time: try again in a few seconds"
         return RateLimitExceeded(message, self._buckets.get_wait_s(sender))
 
 
@@ -128,7 +128,7 @@ class MungeVerifier:
         """
         # A malformed credential costs nothing: reject it uncounted and read no further.
         if not is_credential(credential):
-            raise UnknownCredential("that is no MUNGE credential")
+            raise UnknownCredential("malformed MUNGE credential")
         reply = await self._verify_credential(request, credential)
         self._limiter.count_request(f"uid:{reply.uid}")
         if reply.refused:
@@ -332,7 +332,7 @@ class Authenticator:
         if secret:
             return "cookie", secret
         raise LoginRequired(
-            "log in first: run 'steward login' on a login node (programs bring a token of "
+            "not logged in: run 'steward login' on a login node (programs use a token of "
             "'steward token create')"
         )
 
@@ -442,7 +442,8 @@ class Authenticator:
         if len(users) > 1:
             # The proxy appends its header to the client's instead of replacing it.
             raise CsrfError(
-                "the proxy names two users: have it remove the header that clients send"
+                f"the proxy sent several users in {self._settings.proxy_header}: configure it to "
+                "remove this header from clients' requests"
             )
         return "".join(users).strip()
 
@@ -472,9 +473,9 @@ class Authenticator:
 
     async def _check_csrf(self, request: HttpRequest, secret: str) -> None:
         if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
-            raise CsrfError("this request comes from a page of another site")
+            raise CsrfError("rejected: the request comes from a page of another site")
         csrf = request.headers.get(CSRF_HEADER, "")
         if not csrf and "form" in request.headers.get("content-type", ""):
             csrf = str((await request.form()).get(CSRF_FIELD, ""))
         if not is_csrf_valid(secret, csrf):
-            raise CsrfError("this form is too old, or not from here: load its page again")
+            raise CsrfError("this form has expired: reload its page")

@@ -32,7 +32,7 @@ from steward.web.errors import RequestTooLarge, WebError
 
 _SLOT_WAIT_S: Final = 15.0
 """Longest wait for a slot, in seconds."""
-_BUSY_MESSAGE: Final = "too much is asked at once: try again in a moment"
+_BUSY_MESSAGE: Final = "too many requests at once: try again in a moment"
 """Message of :class:`ServerBusy`."""
 
 
@@ -247,7 +247,7 @@ class DaemonClient:
         )
         if len(request_line) > LONGEST_REQUEST:
             raise RequestTooLarge(
-                f"a request has at most {LONGEST_REQUEST} bytes as the daemon reads it"
+                f"the request is larger than {LONGEST_REQUEST} bytes, the maximum of the daemon"
             )
         while can_reuse and self._idle_connections:
             connection = self._idle_connections.pop()
@@ -298,11 +298,13 @@ class DaemonClient:
             async with asyncio.timeout(connection.timeout_s):
                 data = await connection.reader.readuntil(b"\n")
         except TimeoutError as error:
-            raise DaemonTimeout("Steward's daemon takes too long to answer", self._path) from error
+            raise DaemonTimeout("Steward's daemon did not answer in time", self._path) from error
         except (asyncio.IncompleteReadError, ConnectionError) as error:
-            raise DaemonUnavailable("Steward's daemon ended the connection", self._path) from error
+            raise DaemonUnavailable("Steward's daemon closed the connection", self._path) from error
         except asyncio.LimitOverrunError as error:
-            raise WebError("the answer is longer than a page may be: ask for less") from error
+            raise WebError(
+                "the reply is too large for a page: request less, with a filter or a shorter period"
+            ) from error
         return _decode_reply(decode_reply_line, data)
 
 
@@ -332,7 +334,7 @@ def _decode_reply(decode: Callable[[Any], Decoded], data: Any) -> Decoded:
         return decode(data)
     except msgspec.MsgspecError as error:
         raise WebError(
-            f"the daemon's answer cannot be understood: is it of another release? ({error})"
+            f"cannot decode the daemon's reply: {error}. Does the daemon run another release?"
         ) from error
 
 

@@ -50,12 +50,10 @@ class StreamLimiter:
         """
         if self._open_streams[uid] >= self._per_user:
             raise RateLimitExceeded(
-                "you watch events too often at once: close one of them", _RETRY_AFTER_S
+                "too many event streams of this user: close one of them", _RETRY_AFTER_S
             )
         if self._open_streams.total() >= self._total:
-            raise RateLimitExceeded(
-                "too many watch events at once: come again in a moment", _RETRY_AFTER_S
-            )
+            raise RateLimitExceeded("too many event streams: try again in a moment", _RETRY_AFTER_S)
         self._open_streams[uid] += 1
         scope.setdefault("state", {})[_STREAM_KEY] = functools.partial(self._release, uid)
 

@@ -96,7 +96,9 @@ class JobListView(msgspec.Struct, frozen=True, kw_only=True):
         """
         order = query.read_text(request, "order", "-submit")
         if order not in _ORDERS:
-            raise UsageError(f"jobs are ordered by {', '.join(_ORDERS)}, not {order[:60]!r}", order)
+            raise UsageError(
+                f"unknown order {order[:60]!r}: use one of {', '.join(_ORDERS)}", order
+            )
         # Job names may contain commas.
         names = tuple(
             str(name).strip() for name in request.query_params.getall("names", []) if name

@@ -52,7 +52,7 @@ def read_number(request: HttpRequest, name: str, default: int = 0) -> int:
     if not text:
         return default
     if not (text.isascii() and text.isdigit() and int(text[:20]) < _LARGEST):
-        raise UsageError(f"{name} is a number, not {text[:60]!r}", name)
+        raise UsageError(f"{name} must be a number, not {text[:60]!r}", name)
     return int(text)
 
 

@@ -203,10 +203,10 @@ def read_query(endpoint: Endpoint, request: HttpRequest) -> dict[str, Any]:
     unknown = sorted(set(texts_by_name) - set(parameters))
     if unknown:
         names = ", ".join(parameters) or "none"
-        raise MalformedRequest(f"there is no parameter {unknown[0]!r}: there are {names}")
+        raise MalformedRequest(f"unknown parameter {unknown[0]!r}: the parameters are {names}")
     for parameter in parameters.values():
         if parameter.required and parameter.name not in texts_by_name:
-            raise MalformedRequest(f"the parameter {parameter.name!r} is missing")
+            raise MalformedRequest(f"missing parameter {parameter.name!r}")
     return {
         parameters[name].field: _read_values(parameters[name], values)
         for name, values in texts_by_name.items()
@@ -216,7 +216,7 @@ def read_query(endpoint: Endpoint, request: HttpRequest) -> dict[str, Any]:
 def _read_values(parameter: Parameter, values: list[str]) -> Any:
     """Convert the values of a query parameter; reject repetitions of a single one."""
     if not parameter.is_list and len(values) > 1:
-        raise MalformedRequest(f"{parameter.name!r} is given more than once")
+        raise MalformedRequest(f"duplicate parameter {parameter.name!r}")
     parsed = tuple(_read_value(parameter, text) for text in values)
     return parsed if parameter.is_list else parsed[0]
 
@@ -234,7 +234,7 @@ def _read_value(parameter: Parameter, text: str) -> Any:
             reason = f"{parameter.name!r} is out of range: {error}"
         raise MalformedRequest(reason) from None
     if not has_valid_integers(value):
-        raise MalformedRequest(f"{parameter.name!r} is too large a number")
+        raise MalformedRequest(f"{parameter.name!r} is too large")
     return value
 
 
@@ -244,7 +244,7 @@ def _describe_mismatch(parameter: Parameter, text: str) -> str:
     expected = {int: "a whole number", float: "a number", bool: "true or false"}.get(kind, "")
     if get_origin(kind) is Literal:
         expected = "one of " + ", ".join(repr(choice) for choice in get_args(kind))
-    return f"{parameter.name!r} is not {expected or 'as it must be'}: {text[:80]!r}"
+    return f"{parameter.name!r} is not {expected or 'valid'}: {text[:80]!r}"
 
 
 @functools.cache
@@ -282,7 +282,9 @@ async def read_json_body(endpoint: Endpoint, request: HttpRequest) -> dict[str, 
         UnsupportedMediaType: The body is not JSON.
     """
     if request.query_params:
-        raise MalformedRequest("what is to be done is said in the body: the query must be empty")
+        raise MalformedRequest(
+            "this request takes its parameters in the body: the query must be empty"
+        )
     data = await request.body()
     if data and request.headers.get("content-type", "").partition(";")[0].strip().lower() != _JSON:
         raise UnsupportedMediaType(f"the body must be {_JSON}")
@@ -290,10 +292,10 @@ async def read_json_body(endpoint: Endpoint, request: HttpRequest) -> dict[str, 
         decoded = _normalize_numbers(msgspec.json.decode(data or b"{}"))
         body = msgspec.convert(decoded, find_body_type(endpoint))
     except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
-        raise MalformedRequest(f"the body cannot be read: {error}") from None
+        raise MalformedRequest(f"cannot decode the body: {error}") from None
     if not has_valid_integers(decoded):
         # Free-form fields have no bounds in their type, so check their numbers here.
-        raise UsageError("the body holds too large a number")
+        raise UsageError("a number in the body is too large")
     return {name: getattr(body, name) for name in body.__struct_fields__}
 
 

@@ -86,7 +86,7 @@ async def answer_endpoint(
     try:
         action_request = endpoint.build_request(path_texts, fields)
     except msgspec.ValidationError as error:
-        raise MalformedRequest(f"the path cannot be understood: {error}") from None
+        raise MalformedRequest(f"cannot decode the path: {error}") from None
     key = "" if is_read else _read_key(request)
     if endpoint.definition.stream:
         return await _make_stream_response(endpoint, action_request, auth)
@@ -102,7 +102,9 @@ def _read_key(request: HttpRequest) -> str:
     """Return the request's idempotency key, or ""."""
     key = request.headers.get(KEY)
     if key is not None and not _KEY.fullmatch(key):
-        raise MalformedRequest(f"{KEY.title()} has 1 to {LONGEST_KEY} letters, without blanks")
+        raise MalformedRequest(
+            f"invalid {KEY.title()}: use 1 to {LONGEST_KEY} characters without blanks"
+        )
     return key or ""
 
 
@@ -181,7 +183,7 @@ async def _make_stream_response(
     try:
         first_item = await anext(stream)
     except StopAsyncIteration:
-        raise InternalFailure("the daemon answered nothing", endpoint.action) from None
+        raise InternalFailure("the daemon sent no reply", endpoint.action) from None
 
     async def lines() -> AsyncIterator[bytes]:
         item = first_item
@@ -226,7 +228,7 @@ async def events_stream(request: HttpRequest, auth: AuthenticatedRequest) -> Str
     last_id = request.headers.get("last-event-id", "")
     if last_id:
         if not (last_id.isascii() and last_id.isdecimal() and len(last_id) < 19):
-            raise MalformedRequest("Last-Event-ID is none of ours")
+            raise MalformedRequest("invalid Last-Event-ID: omit it to start with new events")
         events_request = msgspec.structs.replace(events_request, after=int(last_id))
     STREAM_LIMITER.reserve(request.scope, auth.me.uid)
     # Fetch the first reply here, so that a rejection is sent with an HTTP status.

@@ -234,12 +234,12 @@ async def move_money(
     form = await request.form()
     kind = str(form.get("kind", ""))
     if kind not in _MOVES:
-        raise PageNotFound(f"unknown form {kind[:60]!r}: the forms are {' and '.join(_MOVES)}")
+        raise PageNotFound(f"unknown form {kind[:60]!r}: use one of {', '.join(_MOVES)}")
 
     async def do() -> None:
         allocation_number = str(form.get("allocation", "")).strip()
         if allocation_number and not (allocation_number.isascii() and allocation_number.isdigit()):
-            raise UsageError(f"an allocation has a number, not {allocation_number[:60]!r}")
+            raise UsageError(f"invalid allocation {allocation_number[:60]!r}: give its number")
         move_request = MoveRequest(
             account=name,
             amount=money.parse_money(str(form.get("amount", ""))),
@@ -275,7 +275,7 @@ async def _make_account_page(
         "bank.balance", BalanceRequest(accounts=(name,))
     )
     if not balance_reply.accounts:
-        raise NotFound(f"there is no account {name!r}", name)
+        raise NotFound(f"unknown account {name!r}", name)
     account_balance = balance_reply.accounts[0]
     since = _forecast_start(account_balance.allocations, balance_reply.at)
     account_reply: AccountReply
@@ -376,7 +376,7 @@ def _forecast_start(allocations: Any, now: datetime) -> str:
 def _require_bank(auth: AuthenticatedRequest) -> None:
     """Fail if there is no bank."""
     if not auth.me.bank:
-        raise PageNotFound("there is no bank here")
+        raise PageNotFound("the bank is disabled: set 'enabled = true' in [bank]")
 
 
 ACCOUNT_ROUTES: Final = (account, statement, limit, move_money)

@@ -382,7 +382,7 @@ async def script_file(
     check_job_id(job)
     reply: ShowReply = await auth.call_action("archive.show", ShowRequest(job=job, cluster=cluster))
     if reply.content is None:
-        raise PageNotFound(f"no script of job {job} is kept", job)
+        raise PageNotFound(f"the archive has no script of job {job}", job)
     return Response(
         reply.content.data,
         media_type="text/plain; charset=utf-8",
@@ -481,11 +481,13 @@ async def act(
     """Cancel, hold, release or requeue the job; the daemon checks permission."""
     check_job_id(job)
     if verb not in _DONE_MESSAGES:
-        raise PageNotFound("there is no such page", verb)
+        raise PageNotFound("page not found", verb)
     form = await request.form()
     reason = str(form.get("reason", "")).strip()
     if len(reason) > _LONGEST_REASON:
-        raise UsageError(f"a reason has at most {_LONGEST_REASON} letters", "reason")
+        raise UsageError(
+            f"the reason is longer than {_LONGEST_REASON} characters: shorten it", "reason"
+        )
     parameters: dict[str, Any] = {"jobids": [job]}
     if reason and verb in ("cancel", "hold"):
         parameters["reason"] = reason
@@ -504,7 +506,7 @@ async def act(
         base=make_job_address(cluster, job),
         job=job,
         verb=verb,
-        message=reply.message or outcome.get("message", "") or "there was nothing to be changed",
+        message=reply.message or outcome.get("message", "") or "nothing to change",
     )
 
 

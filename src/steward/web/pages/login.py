@@ -27,7 +27,7 @@ _LARGEST_FORM_BYTES: Final = 4 << 10
 @get("/login", include_in_schema=False, sync_to_thread=False)
 def how_to(pages: Renderer) -> Response[Any]:
     """Explain how to log in."""
-    return pages.render_page("login_needed.html", text="You log in by a link.")
+    return pages.render_page("login_needed.html", text="A login link is required.")
 
 
 @get("/login/{secret:str}", include_in_schema=False)
@@ -43,7 +43,7 @@ async def log_in(request: HttpRequest, pages: Renderer) -> Response[Any]:
     """Exchange a login link, once, for a session."""
     # No session exists yet to check a CSRF token against; reject other sites by the header.
     if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
-        raise CsrfError("this request comes from a page of another site")
+        raise CsrfError("rejected: the request comes from a page of another site")
     client: DaemonClient = request.app.state.client
     secret = str((await request.form()).get("secret", ""))
     reply: OpenAnswer = await client.call_action("credentials.open", OpenRequest(secret=secret))

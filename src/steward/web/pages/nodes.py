@@ -141,7 +141,10 @@ def build_run_request(
     values = {name: form_fields.get(name, "").strip() for name in ("nodes", *verb.fields)}
     for name, value in values.items():
         if len(value) > _LONGEST_FIELD:
-            raise UsageError(f"{_describe_field(name)} is too long", name)
+            raise UsageError(
+                f"{_describe_field(name)} is longer than {_LONGEST_FIELD} characters: shorten it",
+                name,
+            )
         if not value and name not in _RESERVATION_FIELDS:
             raise UsageError(f"{_describe_field(name)} is missing", name)
     props = {name: values.pop(name) for name in _RESERVATION_FIELDS if name in values}
@@ -241,7 +244,7 @@ async def first(
 ) -> Response[Any]:
     """Show the cluster, or the first of several."""
     if not auth.me.clusters:
-        raise PageNotFound("there is no cluster here")
+        raise PageNotFound("no cluster is configured")
     return await _make_cluster_page(request, auth, pages, known_nodes, auth.me.clusters[0])
 
 
@@ -265,7 +268,7 @@ def require_role(auth: AuthenticatedRequest, cluster: str) -> ClusterRole:
     """
     role = auth.find_role(cluster)
     if role is None:
-        raise PageNotFound(f"there is no cluster {cluster!r}")
+        raise PageNotFound(f"unknown cluster {cluster!r}")
     return role
 
 
@@ -440,7 +443,7 @@ async def node_page(
         ),
     )
     if not nodes_reply.nodes and not node_reply.spans and not jobs_reply.jobs:
-        raise PageNotFound(f"nothing is known of a node {node!r} of {cluster}")
+        raise PageNotFound(f"unknown node {node!r}: cluster {cluster} has no record of it")
     return pages.render_page(
         "node.html",
         auth,
@@ -540,7 +543,7 @@ def _select_confirmed(verb: NodeVerb, form_fields: Mapping[str, str]) -> dict[st
 def _find_verb(name: str) -> NodeVerb:
     """Return an operation by name, or fail."""
     if name not in NODE_VERBS:
-        raise PageNotFound(f"nodes can be had {', '.join(NODE_VERBS)}, not {name[:60]!r}")
+        raise PageNotFound(f"unknown operation {name[:60]!r}: use one of {', '.join(NODE_VERBS)}")
     return NODE_VERBS[name]
 
 

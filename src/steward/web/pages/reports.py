@@ -112,7 +112,7 @@ async def table(
 def _find_report(name: str) -> ReportKind:
     """Return a report by name, or fail."""
     if name not in REPORT_KINDS:
-        raise PageNotFound(f"there is no report {name[:60]!r}, but {', '.join(REPORT_KINDS)}")
+        raise PageNotFound(f"unknown report {name[:60]!r}: use one of {', '.join(REPORT_KINDS)}")
     return REPORT_KINDS[name]
 
 

@@ -85,7 +85,7 @@ async def execution(
     if number > 0:
         reply = await auth.call_action("rules.history", history_request)
     if reply is None or not reply.executions:
-        raise PageNotFound(f"there is no execution {number}, or it was long ago")
+        raise PageNotFound(f"execution {number} not found: it may be purged")
     return _make_details_page(auth, pages, "execution.html", reply.executions[0])
 
 
@@ -97,7 +97,7 @@ async def switch(
     form = await request.form()
     rule, state = str(form.get("rule", "")), str(form.get("to", ""))
     if state not in ("on", "off"):
-        raise UsageError("a rule is switched on or off")
+        raise UsageError("invalid state of a rule: use 'on' or 'off'")
     action_name = "rules.enable" if state == "on" else "rules.disable"
     await auth.call_action(action_name, SwitchRuleRequest(rule=rule))
     return pages.make_redirect("/rules", auth)
@@ -141,7 +141,7 @@ async def action(
     if number > 0:
         reply = await auth.call_action("automation.audit", AuditRequest(id=number))
     if reply is None or not reply.actions:
-        raise PageNotFound(f"there is no action {number}, or it is not yours")
+        raise PageNotFound(f"action {number} not found, or it belongs to another user")
     return _make_details_page(auth, pages, "action.html", reply.actions[0])
 
 

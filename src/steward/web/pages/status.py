@@ -76,7 +76,7 @@ def _iterate_problems(reply: StatusShowAnswer) -> Iterator[StatusProblem]:
     if bank is not None and bank.notices:
         yield StatusProblem("warning", "notices", f"{bank.notices} undelivered")
     refused_agents = {
-        f"agent {address}": f"refused: {reason}" for address, reason in reply.refused.items()
+        f"agent {address}": f"rejected: {reason}" for address, reason in reply.refused.items()
     }
     for component, reason in (refused_agents | reply.unknown).items():
         yield StatusProblem("warning", component, reason)
@@ -165,7 +165,7 @@ async def replay(
     form = await request.form()
     consumer, number = str(form.get("consumer", "")), str(form.get("id", ""))
     if not consumer or (number and not (number.isascii() and number.isdigit())):
-        raise UsageError("say of which consumer, and which event or all")
+        raise UsageError("missing consumer or invalid event number: choose a dead letter")
     await auth.call_action(
         "journal.replay", ReplayRequest(consumer=consumer, id=int(number) if number else None)
     )
@@ -189,7 +189,8 @@ async def metrics(request: HttpRequest) -> Response[str]:
     )
     if not token and (peer not in settings.metrics_from or is_forwarded):
         raise PermissionRefused(
-            "figures are for the addresses in [web] metrics_from, and for an operator's token"
+            "permission denied: metrics require an operator's token, or an address in "
+            "'metrics_from' of [web]"
         )
     reply: MetricsAnswer = await client.call_action("status.metrics", MetricsRequest(), token)
     return Response(

@@ -67,7 +67,7 @@ async def create(
     scopes: Any = tuple(scope for scope in SCOPES if scope in form.getall("scopes", []))
     try:
         if not days.isascii() or not days.isdigit() or len(days) > 4:
-            raise UsageError(f"a token is good for some days, not {days[:20]!r}")
+            raise UsageError(f"invalid validity {days[:20]!r}: give a number of days")
         reply: TokenAnswer = await auth.call_action(
             "credentials.token_create",
             TokenCreateRequest(
@@ -89,7 +89,7 @@ async def revoke(
     _require_self(auth, name)
     number = str((await request.form()).get("number", ""))
     if not number.isascii() or not number.isdigit():
-        raise UsageError(f"a token has a number, not {number[:20]!r}")
+        raise UsageError(f"invalid token number {number[:20]!r}")
     await auth.call_action("credentials.token_revoke", TokenRevokeRequest(numbers=(int(number),)))
     return pages.make_redirect(f"/users/{quote_path_part(name)}", auth)
 
@@ -97,7 +97,7 @@ async def revoke(
 def _require_self(auth: AuthenticatedRequest, name: str) -> None:
     """Fail unless the user is the reader."""
     if name != auth.user:
-        raise PermissionRefused("tokens are made and taken back by whose they are", name)
+        raise PermissionRefused("permission denied: users manage only their own tokens", name)
 
 
 async def _make_user_page(
@@ -110,7 +110,7 @@ async def _make_user_page(
 ) -> Response[Any]:
     """Return the page of a user, with a new token or an error message if given."""
     if not name or len(name) > _LONGEST_NAME:
-        raise PageNotFound("there is no such user")
+        raise PageNotFound("unknown user")
     jobs: JobsAnswer
     members: AccountReply | None
     usage: UsageReply | None
