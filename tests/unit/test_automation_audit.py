@@ -122,7 +122,9 @@ def test_a_log_that_cannot_be_read_is_an_error_and_one_that_is_missing_is_empty(
         access=Access(AccessSettings(), 0, lambda _cluster: None),
         registry=Registry(),
     )
-    assert list_audit(context, Caller(uid=0), AuditRequest()).actions == ()
+    reply = list_audit(context, Caller(uid=0), AuditRequest())
+    assert reply.actions == ()
+    assert ["No entries" in note for note in reply.list_notes()] == [True]
     (tmp_path / "audit.db").mkdir()
     with pytest.raises(AuditUnavailable, match=r"audit\.db"):
         list_audit(context, Caller(uid=0), AuditRequest())

@@ -19,7 +19,7 @@ from steward.automation.rules.requests import (
     RuleTrialRequest,
     SwitchRuleRequest,
 )
-from steward.automation.settings import SHIPPED
+from steward.automation.settings import SHIPPED, RulesSettings
 from steward.cli.app import run
 from steward.core.access import Access, Caller
 from steward.core.actions import Registry
@@ -115,6 +115,20 @@ def test_history_is_told_newest_first_and_narrowed(site: RulesSite) -> None:
     assert len(ids(since="2026-03-01T11:00", zone="UTC")) == 4
     with pytest.raises(UsageError, match="cluster 'c2' is unknown"):
         ids(cluster="c2")
+
+
+def test_a_list_without_rows_says_why(site: RulesSite) -> None:
+    context = room_of(site.settings)
+    for request, reason in (
+        (RulesHistoryRequest(), "no enabled rule matched an event"),
+        (RulesHistoryRequest(status="failed"), "none matches the options"),
+    ):
+        reply = actions.list_executions(context, OLGA, request)
+        assert [reason in note for note in reply.list_notes()] == [True]
+    without = msgspec.structs.replace(site.settings, rules=RulesSettings(directories=()))
+    rules = actions.list_rules(room_of(without), OLGA, ListRulesRequest())
+    assert list(rules.list_notes()) == ["No rules: 'directories' in [rules] hold no valid rule."]
+    assert list(actions.list_rules(context, OLGA, ListRulesRequest()).list_notes()) == []
 
 
 def test_where_nothing_ever_ran_there_is_nothing(tmp_path: Path) -> None:

@@ -119,6 +119,11 @@ class ListRulesReply(Answer, frozen=True, kw_only=True):
         Column("File", lambda row, _: "shipped" if row.shipped else row.path, exact="path"),
     )
 
+    def list_notes(self) -> Iterable[str]:
+        """Return the reason why there are no rows."""
+        if not self.rules:
+            yield "No rules: 'directories' in [rules] hold no valid rule."
+
     def list_warnings(self) -> Iterable[str]:
         """Return errors in rule files, and that rules are disabled."""
         yield from (problem.what for problem in self.troubles)
@@ -267,5 +272,6 @@ class RulesHistoryReply(Answer, frozen=True, kw_only=True):
     )
 
     def list_notes(self) -> Iterable[str]:
-        """Return that there are no executions."""
-        return () if self.executions else ("No executions.",)
+        """Return the reason why there are no rows."""
+        if not self.executions:
+            yield "No executions: no enabled rule matched an event, or none matches the options."
