@@ -138,7 +138,7 @@ def test_who_may_not_report(site: ListenerSite, tmp_path: Path, make_munged: Mak
     with site.daemon, site.listener():
         site.wait_for("listening for nodes")
         for munged, what in (
-            (elsewhere, "was made on 127.0.0.9, and node localhost is at 127.0.0.1"),
+            (elsewhere, "was made on 127.0.0.9, but node localhost is at 127.0.0.1"),
             (strange, "was made with another key"),
         ):
             done = run_agent(tmp_path / "lines", site.port, munged.socket)

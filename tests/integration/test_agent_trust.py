@@ -31,7 +31,7 @@ def test_who_may_not_report(tmp_path: Path, make_munged: MakeMunged) -> None:
     with Daemon(settings, tmp_path) as daemon:
         said(daemon, "listening for nodes")
         for socket, what in (
-            (elsewhere.socket, "was made on 127.0.0.9, and node localhost is at 127.0.0.1"),
+            (elsewhere.socket, "was made on 127.0.0.9, but node localhost is at 127.0.0.1"),
             (strange.socket, "was made with another key"),
         ):
             done = run_agent(tmp_path / "lines", port, socket)

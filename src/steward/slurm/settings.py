@@ -15,7 +15,7 @@ class ClusterSettings(Section, frozen=True, kw_only=True):
         scheduler: ``slurm``, ``torque``, or a scheduler that another package provides, see
             docs/torque.md.
         slurm: Whether to query Slurm. If false, jobs stay unverified.
-        spool: slurmctld's StateSaveLocation; asked from Slurm if empty. For Torque: server_priv.
+        spool: slurmctld's StateSaveLocation; queried from Slurm if empty. For Torque: server_priv.
         slurm_conf: Path passed to Slurm's commands as SLURM_CONF; their default if empty.
         slurm_bin: Directory of Slurm's commands; found in PATH if empty.
         slurm_prefix: Words placed before each of Slurm's commands (``chroot /srv/slurm-26.05``).
