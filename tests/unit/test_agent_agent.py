@@ -109,7 +109,7 @@ def test_it_can_be_written_out(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert run(["agent", "--write", str(tmp_path / "none" / "x")]) == 1
     assert run(["agent", "--spool", str(tmp_path)]) == 2
     assert run(["agent", "--spool", str(tmp_path), "--to", "x", "--node=a", "--node=b"]) == 2
-    assert "a host and a port" in capsys.readouterr().err
+    assert "give host and port" in capsys.readouterr().err
 
 
 def test_what_was_sent_is_not_sent_again(tmp_path: Path) -> None:
@@ -368,11 +368,11 @@ def test_two_runs_never_work_at_the_same_lines(
 @pytest.mark.parametrize(
     ("words", "what"),
     [
-        (["--to", "steward"], "a host and a port"),
-        (["--to", "steward:99999"], "a host and a port"),
-        (["--to", "a:1", "--node", "../n1"], "no node's name"),
-        (["--to", "a:1", "--user", "nobody-of-that-name"], "no user"),
-        (["--to", "a:1", "--certificate", "/c"], "for --tls"),
+        (["--to", "steward"], "give host and port"),
+        (["--to", "steward:99999"], "give host and port"),
+        (["--to", "a:1", "--node", "../n1"], "invalid node name"),
+        (["--to", "a:1", "--user", "nobody-of-that-name"], "unknown user"),
+        (["--to", "a:1", "--certificate", "/c"], "need --tls"),
     ],
 )
 def test_wrong_use_is_two(

@@ -351,7 +351,7 @@ def test_an_agent_says_where_only_one_side_has_tls(
     authority = Authority(tmp_path)
     hearing = HearingSite(tmp_path, authority)
     try:
-        assert "if Steward listens with TLS there, give --tls" in said(hearing.port)
+        assert "if Steward listens with TLS, give --tls" in said(hearing.port)
     finally:
         hearing.close()
 
@@ -367,5 +367,5 @@ def test_an_agent_says_where_only_one_side_has_tls(
         answering = threading.Thread(target=answer)
         answering.start()
         port = plain.getsockname()[1]
-        assert "leave out --tls" in said(port, "--tls", "--ca", authority.file)
+        assert "listens without TLS, remove --tls" in said(port, "--tls", "--ca", authority.file)
         answering.join(20)

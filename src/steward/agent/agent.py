@@ -148,7 +148,9 @@ class Place:
         text = json.dumps(state).encode()
         half = b"%d %s\n" % (zlib.crc32(text), text)
         if len(half) > _HALF:
-            raise AgentError(f"{self._path}: there are too many files")
+            raise AgentError(
+                f"cannot record the sent offsets in {self._path}: too many files; remove old ones"
+            )
         try:
             self._write(half, self.written % 2 * _HALF)
             self._flaw = None
@@ -172,7 +174,7 @@ class Place:
         if self._flaw is not None:
             self.save()
         if self._flaw is not None:
-            raise Later(f"what was sent cannot be written down: {self._flaw}")
+            raise Later(f"cannot record the sent offsets: {self._flaw}")
 
 
 def _private(path: str, flags: int) -> int:
@@ -364,7 +366,7 @@ class Munge:
             try:
                 self._uids.add(int(user) if user.isdecimal() else pwd.getpwnam(user).pw_uid)
             except KeyError:
-                raise WrongUse(f"--user: there is no user {user!r} here") from None
+                raise WrongUse(f"invalid --user: unknown user {user!r} on this node") from None
 
     def sign(self, claim: bytes) -> str:
         """Return a credential that signs these bytes."""
@@ -378,11 +380,9 @@ class Munge:
         )
         uid = re.search(rb"UID: +(\d+)", head)
         if signed != claim or uid is None:
-            raise Later("the answer's MUNGE credential is for another batch")
+            raise Later("the MUNGE credential of the answer is for another batch")
         if int(uid[1]) not in self._uids:
-            raise Later(
-                f"the answer is uid {int(uid[1])}'s: name the user that Steward runs as, --user"
-            )
+            raise Later(f"the answer is from uid {int(uid[1])}: name Steward's user with --user")
 
     def _run(self, command: Sequence[str], data: bytes) -> bytes:
         import subprocess
@@ -398,7 +398,7 @@ class Munge:
                 check=False,
             )
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise Later(f"{command[0]} cannot be run: {error}") from error
+            raise Later(f"cannot run {command[0]}: {error}") from error
         if result.returncode != 0:
             message = result.stderr.decode("utf-8", "backslashreplace")[:300]
             raise Later(f"{command[0]} failed: {' '.join(message.split())}")
@@ -416,10 +416,12 @@ class Sender:
         self._arguments = arguments
         host, _, port = arguments.to.rpartition(":")
         if not host or not port.isdecimal() or int(port) > 65535:
-            raise WrongUse(f"--to is a host and a port, steward:6826, not {arguments.to!r}")
+            raise WrongUse(
+                f"invalid --to {arguments.to!r}: give host and port, such as steward:6826"
+            )
         self._host, self._port = host.strip("[]"), int(port)
         if not arguments.tls and (arguments.ca or arguments.certificate):
-            raise WrongUse("--ca and --certificate are for --tls: give it, too")
+            raise WrongUse("--ca and --certificate need --tls: give it, too")
         self._munge = None
         if not arguments.certificate:
             self._munge = Munge(arguments.munge_socket, arguments.user)
@@ -478,7 +480,7 @@ class Sender:
             credential = response.getheader("Steward-Credential") or ""
             self._munge.check(credential, answer_claim_of(digest, text_received))
         if text_received.split() != [b"durable", digest.encode()]:
-            raise Later(f"{self._arguments.to} answers for another batch")
+            raise Later(f"{self._arguments.to} answered for another batch")
 
     def _explain_error(self, error: Exception) -> str:
         """Describe an error; add a hint if probably only one side uses TLS."""
@@ -486,10 +488,10 @@ class Sender:
 
         message = str(error) or type(error).__name__
         if getattr(error, "reason", "") in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST"):
-            return f"{message}: Steward listens without TLS there, leave out --tls"
+            return f"{message}: Steward listens without TLS, remove --tls"
         lost_errors = (ConnectionResetError, BrokenPipeError, http.client.BadStatusLine)
         if isinstance(error, lost_errors) and not self._arguments.tls:
-            return f"{message}: if Steward listens with TLS there, give --tls"
+            return f"{message}: if Steward listens with TLS, give --tls"
         return message
 
     def close(self) -> None:
@@ -604,7 +606,7 @@ def run_once(arguments: Any) -> None:
     errors: list[str] = []
     for node in _list_nodes(arguments):
         if not NODE_NAME.fullmatch(node):
-            raise WrongUse(f"{node!r} is no node's name")
+            raise WrongUse(f"invalid node name {node!r}")
         try:
             with _lock(os.path.join(arguments.spool, f"{node}.lock")) as is_locked:
                 # If another run holds the lock, it sends the lines.
@@ -623,27 +625,37 @@ def _build_parser(program: str) -> Any:
 
     parser = argparse.ArgumentParser(prog=program, description=(__doc__ or "").partition("\n")[0])
     add = parser.add_argument
-    add("--spool", required=True, help="directory that the SPANK plugin writes to")
-    add("--to", required=True, metavar="HOST:PORT", help="where Steward listens, [nodes] listen")
-    add("--node", action="append", help="NodeName; each that has a file there if not given")
-    add("--cluster", default="", help="the cluster's name in Steward's configuration")
-    add("--tls", action="store_true", help="encrypt")
-    add("--ca", default="", help="certificates that Steward's is checked against")
-    add("--certificate", default="", help="the node's certificate, in place of MUNGE")
-    add("--key", default="", help="the key of that certificate")
-    add("--munge-socket", default="", help="munged's socket")
-    add("--user", action="append", default=[], help="user that Steward runs as, beside root")
+    add("--spool", required=True, help="spool of the SPANK plugin")
+    add("--to", required=True, metavar="HOST:PORT", help="'listen' of [nodes]")
+    add("--node", action="append", help="NodeName (default: all in the spool)")
+    add("--cluster", default="", help="name of the cluster in Steward's configuration")
+    add("--tls", action="store_true", help="encrypt connections")
+    add("--ca", default="", help="CA certificates that verify Steward's certificate")
+    add("--certificate", default="", help="certificate of the node; replaces MUNGE")
+    add("--key", default="", help="private key of the node's certificate")
+    add("--munge-socket", default="", help="socket of munged")
+    add(
+        "--user", action="append", default=[], help="user that Steward runs as, in addition to root"
+    )
     how = parser.add_mutually_exclusive_group()
-    how.add_argument("--once", action="store_true", help="send what there is, and end (default)")
-    how.add_argument("--resident", action="store_true", help="stay, and look every --every seconds")
+    how.add_argument(
+        "--once", action="store_true", help="send all waiting reports, then exit (default)"
+    )
+    how.add_argument(
+        "--resident", action="store_true", help="keep running, send every --every seconds"
+    )
     for name, default, what in (
-        ("every", 60.0, "seconds between two looks of --resident"),
-        ("jitter", 0.0, "wait up to so many seconds before beginning"),
-        ("limit", 45.0, "seconds after which nothing is tried again"),
-        ("timeout", 30.0, "seconds that Steward may take to answer"),
-        ("heartbeat", 900.0, "seconds after which a node that has nothing to say says so"),
-        ("rotate-bytes", 1 << 20, "begin a new file at this size"),
-        ("most-bytes", 64 << 20, "give up the oldest beyond this, or half of the file system"),
+        ("every", 60.0, "interval between two runs of --resident, in seconds"),
+        ("jitter", 0.0, "maximum random delay before the first request, in seconds"),
+        ("limit", 45.0, "time after which the agent stops retrying, in seconds"),
+        ("timeout", 30.0, "timeout of a reply from Steward, in seconds"),
+        ("heartbeat", 900.0, "interval of heartbeats from a node without reports, in seconds"),
+        ("rotate-bytes", 1 << 20, "size at which the agent starts a new file, in bytes"),
+        (
+            "most-bytes",
+            64 << 20,
+            "maximum size of waiting reports, in bytes; the agent drops the oldest",
+        ),
     ):
         add(f"--{name}", type=type(default), default=default, metavar="N", help=what)
     return parser
