@@ -119,7 +119,7 @@ def test_a_daemon_may_be_named_twice(tmp_path: Path) -> None:
     path = tmp_path / "c.toml"
     path.write_text(f'run_dir = "/s"\nstate_dir = "{tmp_path}"\n[cluster.c]\nspool = "/spool"\n')
     choose_transport(ClientPlace(config=str(path), socket="/s/steward.sock"))
-    with pytest.raises(UsageError, match="--config and --socket name different places"):
+    with pytest.raises(UsageError, match="--config and --socket exclude each other"):
         choose_transport(ClientPlace(config=str(path), socket="/t"))
 
 

@@ -91,9 +91,9 @@ def ask_daemon(
     size = len(encode_request_line(action.name, request, key=key))
     if size > LONGEST_REQUEST:
         raise UsageError(
-            f"cannot send a request of {action.name}: it has {size} bytes, and the daemon accepts "
-            f"at most {LONGEST_REQUEST}: run the command on the daemon's host as root or as "
-            "Steward's user, who need not send it"
+            f"request of {action.name} is too large: {size} bytes, and the daemon accepts at most "
+            f"{LONGEST_REQUEST}: run the command on the daemon's host as root or as Steward's "
+            "user, who send no request"
         )
     if isinstance(place, str):
         return ask_socket(place, action, request, key)
@@ -113,7 +113,7 @@ def find_place(place: ClientPlace) -> Settings | str | RemoteApi:
     given = [option for option in msgspec.structs.asdict(place).items() if option[1]]
     if len(given) > 1:
         names = " and ".join(f"--{name}" for name, _ in given)
-        raise UsageError(f"{names} name different places to ask: give one of them")
+        raise UsageError(f"{names} exclude each other: give one of them")
     if place.socket:
         return place.socket
     path = find_archive_socket(place)

@@ -49,11 +49,11 @@ class Client:
         config: str = "",
     ) -> None:
         if url and (socket or config):
-            raise UsageError("a url and a socket or file name different places: give one of them")
+            raise UsageError("url excludes socket and config: give one of them")
         if (token or ca_file) and not url:
             api = read_user_api()
             if api is None:
-                raise UsageError("a token and ca_file are for a url: give it, too")
+                raise UsageError("token and ca_file need a url: give it, too")
             url, ca_file = api.url, ca_file or api.ca_file
         self._place: Settings | str | RemoteApi = (
             RemoteApi(url=url, token=token, ca_file=ca_file)
@@ -98,7 +98,7 @@ def _find_action(name: str) -> Action:
     try:
         return get_action(name)
     except KeyError:
-        raise ActionError(f"there is no action {name!r}", name) from None
+        raise ActionError(f"unknown action {name!r}", name) from None
 
 
 def _run_here(settings: Settings, action: Action, request: Any, once: str) -> Iterator[Any]:

@@ -113,9 +113,11 @@ def require_settings(place: ClientPlace) -> Settings:
     """
     settings = find_readable_settings(place)
     if settings is None:
-        raise UsageError(f"there is no {DEFAULT_PATH}: say which with --config or --archive")
+        raise UsageError(
+            f"no configuration {DEFAULT_PATH}: name one with --config, or an archive with --archive"
+        )
     if not is_owner(settings):
-        raise UsageError("only root and Steward's own user can do that")
+        raise UsageError("permission denied: only root and Steward's user may do this")
     return settings
 
 
@@ -132,8 +134,8 @@ def find_readable_settings(place: ClientPlace) -> Settings | None:
             os.stat(path)
         except FileNotFoundError:
             raise UsageError(
-                f"{place.archive} holds no {ARCHIVE_STATE}/{ARCHIVE_SETTINGS}: "
-                "is it an archive that 'steward archive watch' keeps?",
+                f"cannot find {place.archive}/{ARCHIVE_STATE}/{ARCHIVE_SETTINGS}: is it an archive "
+                "of 'steward archive watch'?",
                 place.archive,
             ) from None
         except OSError:
@@ -188,7 +190,7 @@ def read_host_place() -> str | RemoteApi:
     """
     client_file = read_client_file()
     if client_file.url and client_file.socket:
-        raise UsageError(f"{CLIENT_PATH} names a socket and a url: keep one of them", CLIENT_PATH)
+        raise UsageError(f"{CLIENT_PATH} sets both socket and url: remove one of them", CLIENT_PATH)
     if client_file.url:
         return _make_api(client_file, client_file.url)
     return client_file.socket or Settings().socket
@@ -226,4 +228,4 @@ def read_client_file() -> ClientFile:
     except msgspec.ValidationError as error:
         raise UsageError(f"{CLIENT_PATH}: {error}", CLIENT_PATH) from error
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{CLIENT_PATH} cannot be read: {error}", CLIENT_PATH) from error
+        raise UsageError(f"cannot read {CLIENT_PATH}: {error}", CLIENT_PATH) from error

@@ -103,11 +103,13 @@ def read_replies(lines: BinaryIO, sender: str) -> Iterator[ReplyLine]:
         try:
             line = lines.readline()
         except TimeoutError as error:
-            raise DaemonAway(f"{sender} does not answer any more", sender) from error
+            raise DaemonAway(f"{sender} no longer answers", sender) from error
         except ConnectionResetError:
             line = b""
         if not line:
-            raise DaemonAway(f"{sender} ended the connection: its log says why", sender)
+            raise DaemonAway(
+                f"{sender} closed the connection without an answer: its log says why", sender
+            )
         try:
             yield decode_reply_line(line)
         except msgspec.MsgspecError as error:
@@ -117,7 +119,7 @@ def read_replies(lines: BinaryIO, sender: str) -> Iterator[ReplyLine]:
 def make_decode_error(sender: str, error: Exception) -> ClientError:
     """Make the error for an answer that cannot be decoded."""
     return ClientError(
-        f"the answer of {sender} cannot be understood: is it of another release? ({error})", sender
+        f"cannot decode the answer of {sender}: is it of another release? ({error})", sender
     )
 
 
@@ -134,8 +136,8 @@ def _connect_socket(path: str) -> socket.socket:
         connection.close()
         reason = error.strerror or str(error)
         raise DaemonAway(
-            f"no daemon answers on {path} ({reason}): start 'steward serve', "
-            "or say with --config or --socket where to ask",
+            f"no daemon answers at {path} ({reason}): start 'steward serve', or name its "
+            "configuration or socket with --config or --socket",
             path,
         ) from error
     connection.settimeout(SILENCE_S)

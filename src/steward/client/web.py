@@ -123,9 +123,11 @@ def find_token(api: RemoteApi) -> str:
     with os.fdopen(descriptor, "rb") as file:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            raise UsageError(f"{path} is no file", path)
+            raise UsageError(f"{path} is not a regular file", path)
         if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
-            raise UsageError(f"{path} must be yours alone: chmod 600 {path}", path)
+            raise UsageError(
+                f"{path} must be yours and private: own it and run 'chmod 600 {path}'", path
+            )
         text = file.read(_LONGEST_TOKEN + 1)
     return _check_token(text.decode("ascii", "replace").strip(), path)
 
@@ -140,8 +142,8 @@ def _make_munge_header(api: RemoteApi, address: SplitResult, path: str, body: by
         )
     except MungeUnavailable as error:
         raise UsageError(
-            f"{api.url} wants to know who you are, and MUNGE does not say it here ({error}): "
-            "make a token with 'steward token create' on a login node, and put it into "
+            f"{api.url} requires authentication, and MUNGE failed here ({error}): run "
+            "'steward token create' on a login node, and put the token into "
             f"{os.path.expanduser(api.token_file or TOKEN_FILE)} or {TOKEN}",
             api.url,
         ) from error
@@ -151,7 +153,9 @@ def _make_munge_header(api: RemoteApi, address: SplitResult, path: str, body: by
 def _check_token(token: str, origin: str) -> str:
     is_plain = token.isascii() and token.isprintable() and " " not in token
     if not token or not is_plain or len(token) > _LONGEST_TOKEN:
-        raise UsageError(f"what stands in {origin} is no token", origin)
+        raise UsageError(
+            f"{origin} contains no valid token: create one with 'steward token create'", origin
+        )
     return token
 
 
@@ -161,11 +165,11 @@ def _parse_url(url: str) -> SplitResult:
         parts = urlsplit(url)
         parts.port  # noqa: B018 - raises where it is none
     except ValueError as error:
-        raise UsageError(f"{url!r} is no address of Steward's pages: {error}", url) from error
+        raise UsageError(f"invalid URL {url!r} of Steward's web pages: {error}", url) from error
     if parts.scheme not in ("https", "http") or not parts.hostname or parts.query:
-        raise UsageError(f"{url!r} is no address of Steward's pages: https://HOST", url)
+        raise UsageError(f"invalid URL {url!r} of Steward's web pages: write https://HOST", url)
     if parts.scheme == "http" and parts.hostname not in _HERE:
-        raise UsageError(f"{url!r}: a token goes over https alone", url)
+        raise UsageError(f"cannot send a token to {url!r} without encryption: use https", url)
     return parts
 
 
@@ -220,7 +224,9 @@ def _read_body(response: "HTTPResponse", url: str) -> bytes:
     try:
         return response.read()
     except (OSError, HTTPException) as error:
-        raise DaemonAway(f"{url} ended the connection", url) from error
+        raise DaemonAway(
+            f"{url} closed the connection before the end of its answer", url
+        ) from error
 
 
 def _make_error(status: int, content_type: str, text: bytes, url: str) -> StewardError:
@@ -228,7 +234,9 @@ def _make_error(status: int, content_type: str, text: bytes, url: str) -> Stewar
     error_type = _ERROR_BY_STATUS.get(status, ClientError)
     if content_type != "application/problem+json":
         fallback = error_type if issubclass(error_type, Unavailable) else ClientError
-        return fallback(f"{url} answers {status} {content_type}: are Steward's pages there?", url)
+        return fallback(
+            f"{url} answers {status} {content_type}: is this the URL of Steward's web pages?", url
+        )
     try:
         problem = msgspec.json.decode(text[:_LONGEST_PROBLEM], type=_ProblemReply)
     except msgspec.MsgspecError as error:
