@@ -22,7 +22,7 @@ def test_a_directory_in_use_or_of_others_is_refused(own: Sandbox, tmp_path: Path
     with pytest.raises(SandboxError, match=r"up in .* already"):
         Sandbox.up(own.plan.spec)
     (tmp_path / "thesis.tex").touch()
-    with pytest.raises(SandboxError, match="other things"):
+    with pytest.raises(SandboxError, match="contains other files"):
         Sandbox.up(SandboxSpec(directory=str(tmp_path)))
     assert (tmp_path / "thesis.tex").exists()
     assert own.is_up()

@@ -130,7 +130,7 @@ def test_configuration_can_be_changed_under_way(own: Sandbox) -> None:
     shown = own.run(["scontrol", "show", "config"]).stdout
     assert {line.split()[-2] for line in shown.splitlines() if "MinJobAge" in line} == {"17"}
     assert Path(own.slurm_conf).read_text().count("DebugFlags") == 1
-    with pytest.raises(SandboxError, match="cannot be one line"):
+    with pytest.raises(SandboxError, match="use one line"):
         own.configure("A=1\nB=2")
 
 

@@ -61,7 +61,7 @@ def test_what_was_not_asked_for_is_left_to_slurm() -> None:
 
 @pytest.mark.parametrize("nodes", [0, -1, 257])
 def test_a_number_of_nodes_that_cannot_be_had(nodes: int) -> None:
-    with pytest.raises(SandboxError, match="nodes cannot be had"):
+    with pytest.raises(SandboxError, match="invalid number of nodes"):
         check_slurm_conf(SandboxSpec(nodes=nodes))
 
 
@@ -78,12 +78,12 @@ def test_a_cluster_name_is_one_word_or_refused(name: str) -> None:
 
 @pytest.mark.parametrize("line", ["A=1\nB=2", "A=1\rB=2", "A=1\\", "A=\0"])
 def test_a_line_that_is_more_than_one_is_refused(line: str) -> None:
-    with pytest.raises(SandboxError, match="cannot be one line"):
+    with pytest.raises(SandboxError, match="use one line"):
         check_slurm_conf(SandboxSpec(extra=(line,)))
 
 
 def test_a_line_of_plugins_that_is_more_than_one_is_refused() -> None:
-    with pytest.raises(SandboxError, match="one line of plugstack"):
+    with pytest.raises(SandboxError, match=r"of plugstack\.conf: use one line"):
         check_slurm_conf(SandboxSpec(plugstack=("optional a.so\nrequired b.so",)))
 
 
@@ -108,5 +108,5 @@ def test_submit_plugins_and_a_second_controller_are_written() -> None:
 
 @pytest.mark.parametrize("name", ["lua\nSlurmUser=root", "steward\\"])
 def test_a_submit_plugin_is_one_word_or_refused(name: str) -> None:
-    with pytest.raises(SandboxError, match=r"cannot be one line of slurm\.conf"):
+    with pytest.raises(SandboxError, match=r"of slurm\.conf: use one line"):
         check_slurm_conf(SandboxSpec(job_submit=(name,)))

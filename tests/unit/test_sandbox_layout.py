@@ -23,7 +23,7 @@ def test_no_slurm_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_unknown_version_names_those_that_are_known() -> None:
-    with pytest.raises(SlurmMissing, match=r"only 24\.11 and 26\.05"):
+    with pytest.raises(SlurmMissing, match=r"the versions are 24\.11 and 26\.05"):
         slurm_install.find_slurm("19.05", refuse)
 
 
@@ -69,7 +69,7 @@ def test_what_is_no_sandbox_is_not_loaded_and_not_removed(tmp_path: Path) -> Non
     layout.remove_directory(str(tmp_path))
     assert tmp_path.exists()
     (tmp_path / MARKER).write_text("{")
-    with pytest.raises(SandboxError, match="cannot be read"):
+    with pytest.raises(SandboxError, match="cannot read"):
         Sandbox.load(str(tmp_path))
     layout.remove_directory(str(tmp_path))
     assert tmp_path.exists()
@@ -89,24 +89,24 @@ def test_what_is_locked_is_not_removed(tmp_path: Path) -> None:
     held = layout.lock_directory(str(tmp_path))
     assert held is not None
     assert layout.lock_directory(str(tmp_path)) is None
-    with pytest.raises(SandboxError, match="is up still"):
+    with pytest.raises(SandboxError, match="is still up"):
         layout.remove_directory(str(tmp_path))
     os.close(held)
 
 
 @pytest.mark.parametrize("name", ["a b", "x" * 100])
 def test_a_path_that_sockets_cannot_have_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(SandboxError, match="cannot hold a sandbox"):
+    with pytest.raises(SandboxError, match="invalid directory"):
         layout.claim_directory(f"{tmp_path}/{name}")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_is_not_taken_for_a_directory(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(SandboxError, match="not a directory of yours"):
+    with pytest.raises(SandboxError, match="not a directory, or belongs to another user"):
         layout.claim_directory(f"{tmp_path}/file")
     (tmp_path / "link").symlink_to(tmp_path)
-    with pytest.raises(SandboxError, match="not a directory of yours"):
+    with pytest.raises(SandboxError, match="not a directory, or belongs to another user"):
         layout.claim_directory(f"{tmp_path}/link")
 
 
@@ -127,7 +127,7 @@ def test_reserved_ports_are_ours_alone_but_daemons_can_listen() -> None:
 
 def test_a_spec_is_checked_before_anything_is_made(tmp_path: Path) -> None:
     spec = SandboxSpec(directory=f"{tmp_path}/box", extra=("A=1\nB=2",))
-    with pytest.raises(SandboxError, match="cannot be one line"):
+    with pytest.raises(SandboxError, match="use one line"):
         Sandbox.up(spec)
     assert list(tmp_path.iterdir()) == []
 

@@ -57,7 +57,7 @@ def test_a_user_of_the_machine_is_replaced_not_doubled() -> None:
 
 
 def test_a_group_that_is_no_name_is_refused() -> None:
-    with pytest.raises(SandboxError, match="group's name"):
+    with pytest.raises(SandboxError, match="invalid group name"):
         format_group((), {"a:b": ()})
 
 

@@ -154,7 +154,7 @@ class Sandbox:
         if failure:
             sandbox.down(keep=True)
             raise SandboxError(
-                f"the sandbox did not come up: {failure} (logs are in {plan.directory}/log)", plan
+                f"cannot start the sandbox: {failure} (logs: {plan.directory}/log)", plan
             )
         return sandbox
 
@@ -245,10 +245,13 @@ class Sandbox:
         """
         if user and user not in self.users and user not in ("root", self.plan.spec.slurm_user):
             names = ", ".join(self.users)
-            raise SandboxError(f"the sandbox has no user {user!r}, only {names}", user)
+            raise SandboxError(f"unknown user {user!r}: the users of the sandbox are {names}", user)
         processes = keeper_client.read_keepers(self.directory)
         if processes is None or not is_alive(processes.init):
-            raise SandboxError(f"no sandbox is up in {self.directory}", self.directory)
+            raise SandboxError(
+                f"no sandbox is up in {self.directory}: start it with `steward sandbox up`",
+                self.directory,
+            )
         init_pid = processes.init.pid if self.plan.contained else 0
         directory = cwd or (self.users[user].home if user in self.users else os.getcwd())
         python_command = [sys.executable, "-I", "-S", namespaces.__file__]
@@ -437,7 +440,7 @@ class Sandbox:
         deadline = time.monotonic() + timeout_s
         while self.run(["scontrol", "ping"], check=False).returncode:
             if time.monotonic() > deadline:
-                raise SandboxError("slurmctld does not answer again", self.directory)
+                raise SandboxError("slurmctld does not answer after its restart", self.directory)
             time.sleep(0.05)
 
     def down(self, *, keep: bool = False) -> None:

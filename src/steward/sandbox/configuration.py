@@ -171,7 +171,7 @@ def check_accounts(spec: SandboxSpec) -> None:
     """
     for name in spec.accounts:
         if not name.isidentifier() or not name.isascii() or not name.islower():
-            raise SandboxError(f"{name!r} cannot be an account's name: use small letters", name)
+            raise SandboxError(f"invalid account name {name!r}: use lower-case letters", name)
 
 
 def list_sacctmgr_commands(plan: SandboxPlan) -> Iterator[tuple[str, ...]]:
@@ -204,16 +204,18 @@ def check_slurm_conf(spec: SandboxSpec) -> None:
         SandboxError: A value is invalid.
     """
     if not 1 <= spec.nodes <= 256:
-        raise SandboxError(f"{spec.nodes} nodes cannot be had: ask for 1 to 256", spec.nodes)
+        raise SandboxError(f"invalid number of nodes {spec.nodes}: give 1 to 256", spec.nodes)
     if not spec.cluster.isidentifier() or not spec.cluster.isascii() or len(spec.cluster) > 40:
-        raise SandboxError(f"{spec.cluster!r} cannot be a cluster's name: use letters", spec)
+        raise SandboxError(f"invalid cluster name {spec.cluster!r}: use letters", spec)
     check_accounts(spec)
     values = (spec.private_data, spec.slurm_user, *spec.job_submit, *spec.plugin_dirs)
     lines = [(line, "slurm.conf") for line in (*values, *spec.extra)]
     lines += [(line, "plugstack.conf") for line in spec.plugstack]
     for line, file in lines:
         if (line and not line.isprintable()) or line.endswith("\\"):  # which would join lines
-            raise SandboxError(f"{line!r} cannot be one line of {file}", line)
+            raise SandboxError(
+                f"invalid line {line!r} of {file}: use one line of printable characters", line
+            )
 
 
 def format_slurm_conf(

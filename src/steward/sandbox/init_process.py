@@ -140,8 +140,8 @@ class InitProcess:
                 check=True,
             )
         except subprocess.CalledProcessError as error:
-            output = (error.stdout + error.stderr).strip().splitlines() or ["nothing"]
-            raise SandboxError(f"{' '.join(argv)} failed and said: {output[-1]}", argv) from None
+            output = (error.stdout + error.stderr).strip().splitlines() or ["no output"]
+            raise SandboxError(f"{' '.join(argv)} failed: {output[-1]}", argv) from None
         except subprocess.TimeoutExpired:
             raise SandboxError(
                 f"{' '.join(argv)} did not end within {START_TIMEOUT_S:.0f} s", argv
@@ -213,7 +213,7 @@ class InitProcess:
         while not is_ready():
             self._reap()
             if self.is_end_requested:
-                raise SandboxError("the sandbox was asked to end before it was up", self.plan)
+                raise SandboxError("the sandbox was stopped before it was up", self.plan)
             ended_services = [
                 service_name for service_name, pid in self.running.items() if pid == 0
             ]
@@ -242,7 +242,7 @@ class InitProcess:
             if lines:
                 errors = [line for line in lines if "error" in line or "fatal" in line]
                 return f"{(errors or lines)[-1]} (see {path})"
-        return "it said nothing"
+        return "no output"
 
     def _are_nodes_idle(self) -> bool:
         # Only nodes with a slurmd: a spec may add others without one.
@@ -284,7 +284,7 @@ class InitProcess:
             (candidate for candidate in self.plan.services if candidate.name == order.service), None
         )
         if service is None:
-            return f"there is no service {order.service!r}"
+            return f"unknown service {order.service!r}"
         if order.do == "start":
             if self.running.get(service.name):
                 return f"{service.name} is running"
@@ -292,7 +292,7 @@ class InitProcess:
             return ""
         if order.do == "signal":
             return self._signal_service(service.name, order.number)
-        return f"there is no order {order.do!r}"
+        return f"unknown order {order.do!r}"
 
     def _reload_plan(self) -> str:
         """Read the plan again; running daemons stay as they are."""

@@ -203,7 +203,7 @@ def kill_strays(plan: SandboxPlan, spared_pid: int = 0) -> None:
             except ProcessLookupError:
                 continue  # it has ended
         time.sleep(0.02)
-    raise SandboxError(f"{plan.directory}: some processes cannot be ended", plan)
+    raise SandboxError(f"cannot end all processes of the sandbox in {plan.directory}", plan)
 
 
 def _list_pids() -> list[int]:

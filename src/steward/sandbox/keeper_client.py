@@ -102,11 +102,11 @@ def read_report(keeper: subprocess.Popen[bytes]) -> str:
     poller = select.poll()  # select(2) cannot watch the descriptors of a process with many files
     poller.register(stream, select.POLLIN)
     if not poller.poll(UP_TIMEOUT_S * 1000):
-        return f"nothing was heard of it for {UP_TIMEOUT_S:.0f} s"
+        return f"no report of the keeper within {UP_TIMEOUT_S:.0f} s"
     status, _, failure = stream.readline().decode(errors="replace").strip().partition(" ")
     if status == "up":
         return ""
-    return failure or "its keeper ended without a word"
+    return failure or "the keeper ended without a report"
 
 
 def detach_keeper(keeper: subprocess.Popen[bytes]) -> None:

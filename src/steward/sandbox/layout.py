@@ -113,10 +113,10 @@ def read_plan(directory: str) -> SandboxPlan:
             return msgspec.json.decode(file.read(), type=SandboxPlan)
     except FileNotFoundError:
         raise SandboxError(
-            f"there is no sandbox in {directory}: begin with `steward sandbox up`", directory
+            f"no sandbox in {directory}: start one with `steward sandbox up`", directory
         ) from None
     except (OSError, msgspec.MsgspecError) as error:
-        raise SandboxError(f"{directory}/{MARKER} cannot be read: {error}", directory) from error
+        raise SandboxError(f"cannot read {directory}/{MARKER}: {error}", directory) from error
 
 
 def upgrade_slurm(plan: SandboxPlan, version: str, report: Callable[[str], None]) -> SandboxPlan:
@@ -160,8 +160,8 @@ def _check_root_needed(slurm: SlurmInstallation, *, contained: bool) -> None:
     """Check that a Slurm in its own root can be started: it needs root and namespaces."""
     if slurm.root and not (contained and os.geteuid() == 0):
         raise SandboxError(
-            f"Slurm {slurm.version} is started in a root directory of its own, which takes root "
-            "and namespaces: leave --slurm out to use the Slurm that is installed",
+            f"Slurm {slurm.version} runs in a separate root directory, which requires root and "
+            "namespaces: run this as root, or omit --slurm to use the installed Slurm",
             slurm.version,
         )
 
@@ -239,7 +239,7 @@ def remove_directory(directory: str) -> None:
     lock_fd = lock_directory(directory)
     if lock_fd is None:
         raise SandboxError(
-            f"the sandbox in {directory} is up still: end it from outside of it", directory
+            f"the sandbox in {directory} is still up: end it from outside the sandbox", directory
         )
     try:
         shutil.rmtree(directory)
@@ -278,7 +278,7 @@ def claim_directory(path: str) -> str:
     directory = os.path.join(os.path.realpath(parent), name)
     if len(os.fsencode(directory)) > _MAX_DIRECTORY_BYTES or any(c.isspace() for c in directory):
         raise SandboxError(
-            f"{directory} cannot hold a sandbox: give a path without blanks of at most "
+            f"invalid directory {directory}: give a path without blanks of at most "
             f"{_MAX_DIRECTORY_BYTES} bytes",
             directory,
         )
@@ -297,13 +297,15 @@ def _take_directory(directory: str) -> None:
     except FileExistsError:
         dir_stat = os.lstat(directory)
         if not stat.S_ISDIR(dir_stat.st_mode) or dir_stat.st_uid != os.geteuid():
-            raise SandboxError(f"{directory} is not a directory of yours", directory) from None
+            raise SandboxError(
+                f"{directory} is not a directory, or belongs to another user", directory
+            ) from None
         entries = os.listdir(directory)
         if MARKER in entries:
             _reset_directory(directory)
         elif entries:
             raise SandboxError(
-                f"{directory} holds other things: give an empty directory", directory
+                f"{directory} contains other files: give an empty directory", directory
             ) from None
     os.chmod(directory, 0o755)  # noqa: S103 - the sandbox's users pass through it
 

@@ -183,7 +183,7 @@ def _exec_program(user: str, directory: str, argv: Sequence[str], alive_fd: int)
             signal.signal(signal_number, signal.SIG_DFL)
         os.execvpe(argv[0], list(argv), env)  # noqa: S606 - that is the point
     except KeyError:
-        print(f"{user}: the sandbox has no such user", file=sys.stderr)
+        print(f"unknown user {user} in the sandbox", file=sys.stderr)
     except OSError as error:
         print(f"{argv[0]}: {error.strerror}", file=sys.stderr)
     os._exit(CANNOT_START)
@@ -205,7 +205,7 @@ def run_inside(init_pid: int, user: str, directory: str, argv: Sequence[str]) ->
         try:
             enter_namespaces(init_pid)
         except OSError as error:
-            print(f"the sandbox cannot be entered: {error.strerror}", file=sys.stderr)
+            print(f"cannot enter the sandbox: {error.strerror}", file=sys.stderr)
             os._exit(CANNOT_START)
     # Its other end closes with this process; getppid() does not work across PID namespaces.
     alive_read, alive_write = os.pipe2(os.O_CLOEXEC)

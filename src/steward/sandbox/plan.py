@@ -49,7 +49,7 @@ def make_users(names: Sequence[str], homes_dir: str) -> tuple[SandboxUser, ...]:
     uid = FIRST_UID
     for name in names:
         if not _VALID_NAME.fullmatch(name):
-            raise SandboxError(f"{name!r} cannot be a user's name: use letters and digits", name)
+            raise SandboxError(f"invalid user name {name!r}: use letters and digits", name)
         while _is_id_taken(uid):
             uid += 1
         users.append(SandboxUser(name=name, uid=uid, gid=uid, home=f"{homes_dir}/{name}"))
@@ -63,7 +63,9 @@ def get_calling_user() -> SandboxUser:
     try:
         entry = pwd.getpwuid(uid)
     except KeyError:
-        raise SandboxError(f"uid {uid} has no name: Slurm cannot run as it", uid) from None
+        raise SandboxError(
+            f"cannot run Slurm as uid {uid}: the uid has no user name", uid
+        ) from None
     return SandboxUser(name=entry.pw_name, uid=uid, gid=os.getegid(), home=entry.pw_dir)
 
 
@@ -100,7 +102,7 @@ def format_group(users: Iterable[SandboxUser], groups: Mapping[str, Iterable[str
     gid = max((user.gid for user in user_list), default=FIRST_UID) + 100
     for name, members in groups.items():
         if not _VALID_NAME.fullmatch(name):
-            raise SandboxError(f"{name!r} cannot be a group's name: use letters and digits", name)
+            raise SandboxError(f"invalid group name {name!r}: use letters and digits", name)
         while _is_id_taken(gid):
             gid += 1
         lines[name] = f"{name}:x:{gid}:{','.join(members)}"
@@ -163,7 +165,9 @@ def make_plan(
     is_root = os.geteuid() == 0
     is_isolated = is_root and contained
     if spec.backup and not is_isolated:
-        raise SandboxError("a second slurmctld takes root and namespaces: run this as root", spec)
+        raise SandboxError(
+            "a second slurmctld requires root and namespaces: run this as root", spec
+        )
     caller = get_calling_user()
     slurm_user = get_slurm_user(spec.slurm_user).name if is_isolated else caller.name
     host = spec.cluster if contained else os.uname().nodename.partition(".")[0] or "localhost"

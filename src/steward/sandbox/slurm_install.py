@@ -69,9 +69,13 @@ def ensure_root(version: str, report: Callable[[str], None]) -> str:
     suite = DEBIAN_SUITES.get(series)
     if suite is None:
         versions = " and ".join(DEBIAN_SUITES)
-        raise SlurmMissing(f"Slurm {version} cannot be had here, only {versions}", version)
+        raise SlurmMissing(
+            f"Slurm {version} is not available: the versions are {versions}", version
+        )
     if os.geteuid() != 0:
-        raise SlurmMissing(f"Slurm {version} takes root: run this as root", version)
+        raise SlurmMissing(
+            f"cannot install Slurm {version} without root: run this as root", version
+        )
     root = f"{get_cache_directory()}/{series}"
     try:
         os.makedirs(get_cache_directory(), mode=0o755, exist_ok=True)
@@ -92,7 +96,7 @@ def get_loader_paths(root: str) -> LoaderPaths:
     loaders = sorted(glob(f"{root}/usr/lib*/ld-linux*.so.*"))
     plugin_dirs = sorted(glob(f"{root}/usr/lib/*/slurm-wlm"))
     if not loaders or not plugin_dirs:
-        raise SandboxError(f"{root} is damaged: remove it, it will be made again", root)
+        raise SandboxError(f"{root} is damaged: remove it, and start again", root)
     library_dirs = (os.path.dirname(plugin_dirs[0]), plugin_dirs[0], f"{root}/usr/lib")
     return LoaderPaths(loader=loaders[0], library_dirs=library_dirs, plugins=plugin_dirs[0])
 
@@ -105,7 +109,7 @@ def _lock_file(path: str, report: Callable[[str], None]) -> Iterator[None]:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            report("waiting for another process that is making the same root directory")
+            report("waiting for another process that creates the same root directory")
             fcntl.flock(fd, fcntl.LOCK_EX)
         yield
     finally:
@@ -116,10 +120,10 @@ def _make_root(root: str, series: str, suite: str, report: Callable[[str], None]
     """Make a root directory in a temporary place, then rename it."""
     if shutil.which("debootstrap", path="/usr/sbin:/usr/bin:/sbin") is None:
         raise SlurmMissing(
-            f"Slurm {series} is taken from Debian by debootstrap: apt-get install debootstrap",
+            f"cannot install Slurm {series} without debootstrap: apt-get install debootstrap",
             series,
         )
-    report(f"making a root directory with Slurm {series} from Debian {suite}, once")
+    report(f"creating a root directory with Slurm {series} from Debian {suite}, once")
     for leftover in glob(f"{root}.new-*"):
         shutil.rmtree(leftover)  # left by a killed run; this process holds the lock
     staging = tempfile.mkdtemp(prefix=f"{series}.new-", dir=os.path.dirname(root))
@@ -193,7 +197,7 @@ def _report_progress(process: "subprocess.Popen[str]", report: Callable[[str], N
         now = time.monotonic()
         if now - started_s > _DEBOOTSTRAP_TIMEOUT_S:
             raise SandboxError(
-                f"debootstrap took longer than {_DEBOOTSTRAP_TIMEOUT_S:.0f} s", process
+                f"debootstrap did not end within {_DEBOOTSTRAP_TIMEOUT_S:.0f} s", process
             )
         last_line = line.strip() or last_line
         if now - reported_s >= _REPORT_INTERVAL_S:
@@ -213,9 +217,7 @@ def _finish_root(staging: str, root: str, series: str) -> None:
     )
     if f" {series}." not in result.stdout:
         output = (result.stdout + result.stderr).strip()
-        raise SlurmMissing(
-            f"Debian does not have Slurm {series} there any more but {output}", series
-        )
+        raise SlurmMissing(f"Debian no longer has Slurm {series}, but {output}", series)
     for leftover in glob(f"{staging}/var/cache/apt/archives/*.deb") + glob(
         f"{staging}/var/lib/apt/lists/*_*"
     ):
@@ -343,7 +345,7 @@ def find_plugin_directory() -> str:
         for path in sorted(glob(f"{pattern}/select_cons_tres.so")):
             return os.path.dirname(path)
     raise SlurmMissing(
-        f"Slurm's plugins are in none of {', '.join(_PLUGIN_DIRECTORIES)}", _PLUGIN_DIRECTORIES
+        f"no plugins of Slurm in {', '.join(_PLUGIN_DIRECTORIES)}", _PLUGIN_DIRECTORIES
     )
 
 
@@ -354,9 +356,9 @@ def _get_version(argv: tuple[str, ...]) -> str:
             [*argv, "-V"], capture_output=True, text=True, timeout=20, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise SandboxError(f"{argv[-1]} does not run: {error}", argv) from error
+        raise SandboxError(f"cannot run {argv[-1]}: {error}", argv) from error
     match = re.search(r"\d+\.\d+\.\d+", result.stdout)
     if match is None:
         output = (result.stdout + result.stderr).strip()
-        raise SandboxError(f"{argv[-1]} -V did not name its version but said: {output!r}", argv)
+        raise SandboxError(f"{argv[-1]} -V printed no version: {output!r}", argv)
     return match.group()
