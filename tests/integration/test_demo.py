@@ -94,7 +94,7 @@ def test_a_kept_demo_goes_on_and_ends_when_told(directory: Path, slurm_version: 
         )
         assert "|relax|" in asked.stdout
         # Every command that it ends with is one that can be typed as it stands.
-        _, _, typed = output.partition("== What to open and type next")
+        _, _, typed = output.partition("== Next steps")
         commands = re.findall(r"(?m)^  (\S*steward .* --config .*)$", typed)
         assert len(commands) >= 3
         for command in commands:
@@ -200,12 +200,12 @@ def test_each_spoilt_thing_is_found(site: DemoSite) -> None:
     path = Path(checks.get_script_path(site, site.get_job("relax")))
     good = path.read_bytes()
     path.write_bytes(good.replace(b"step", b"stop"))
-    assert failing(site) == {"every script", "every file"}
+    assert failing(site) == {"every archived", "every checksum"}
     path.write_bytes(good)
 
     leak = Path(site.state_dir) / "leak"
     leak.write_bytes(b"x" * 100_000 + PASSWORD.encode())
-    assert failing(site) == {"the password"}
+    assert failing(site) == {"no file"}
     leak.unlink()
 
     with open(site.log_path, "a", encoding="utf-8") as log:

@@ -66,32 +66,29 @@ def list_checks(site: DemoSite, lines: Sequence[JobLine]) -> Iterator[ClaimCheck
         lines: The jobs as ``archive list`` shows them.
     """
     yield (
-        f"{len(lines)} jobs are listed, with the owner and the state that Slurm gave them",
+        f"{len(lines)} jobs are listed, with owner and state as in Slurm",
         lambda: _check_list(site, lines),
     )
     yield (
-        (
-            f"every script is byte for byte what was submitted, the one of {LARGE_SCRIPT_BYTES} "
-            "bytes, too"
-        ),
+        f"every archived script equals the submitted one, also that of {LARGE_SCRIPT_BYTES} bytes",
         lambda: _check_scripts(site),
     )
     yield (
-        "newlines, '=' and bytes that are not UTF-8 came through in the environment",
+        "the environment is unchanged: newlines, '=' and bytes that are not UTF-8",
         lambda: _check_environment(site),
     )
     yield (
-        "the password is in none of Steward's files: archive, journal, databases, log",
+        "no file of Steward contains the password: archive, journal, databases, log",
         lambda: _check_no_secret(site),
     )
-    yield "the search finds each script by a text in it, and no other", lambda: _check_search(site)
+    yield "a search for text of one script finds that script alone", lambda: _check_search(site)
     if len(site.users) > 1:
         yield (
             f"{site.users[1]} cannot read {site.users[0]}'s script by any command, nor its file",
             lambda: _check_permissions(site),
         )
     yield (
-        "every file has its checksum, and nothing was set aside",
+        "every checksum matches, and there are no dead letters",
         lambda: _check_integrity(site),
     )
     yield "the daemon reported no error", lambda: _check_log(site)
@@ -127,9 +124,9 @@ def _check_scripts(site: DemoSite) -> None:
     def look(job: SubmittedJob) -> None:
         result = site.run_steward(["archive", "show", str(job.job), "--script"], job.user)
         require_that(result.returncode == 0, f"job {job.job}: {result.stderr.decode()}")
-        require_that(result.stdout == job.what.script, f"the script of {job.job} is another one")
+        require_that(result.stdout == job.what.script, f"the script of job {job.job} differs")
         with open(get_script_path(site, job), "rb") as file:
-            require_that(file.read() == job.what.script, f"the file of {job.job} is another one")
+            require_that(file.read() == job.what.script, f"the file of job {job.job} differs")
 
     run_on_each(look, _list_with_script(site))
 
@@ -143,7 +140,7 @@ def get_script_path(site: DemoSite, job: SubmittedJob) -> str:
     try:
         reply: ShowReply = site.call_action("archive.show", job=str(job.job))
     except NotFound as error:
-        raise CheckFailed(f"job {job.job} is not there: {error}") from error
+        raise CheckFailed(f"job {job.job} is not archived: {error}") from error
     if reply.script is None or not reply.script.path:
         raise CheckFailed(f"job {job.job} has no script")
     return reply.script.path
@@ -159,12 +156,12 @@ def _check_environment(site: DemoSite) -> None:
         if PASSWORD in value:
             require_that(
                 stored_value is not None and b"redacted" in stored_value,
-                f"{name} is kept as {stored_value!r}",
+                f"{name} is stored as {stored_value!r}",
             )
         else:
             require_that(
                 stored_value == value.encode("utf-8", "surrogateescape"),
-                f"{name} is kept as {stored_value!r}",
+                f"{name} is stored as {stored_value!r}",
             )
 
 
@@ -180,7 +177,7 @@ def _check_no_secret(site: DemoSite) -> None:
                     file_count += 1
                     with open(path, "rb") as file:
                         require_that(secret not in file.read(), f"the password is in {path}")
-    require_that(file_count > len(site.jobs), f"only {file_count} files were there to look at")
+    require_that(file_count > len(site.jobs), f"found only {file_count} files to check")
 
 
 def _check_search(site: DemoSite) -> None:
@@ -242,7 +239,7 @@ def _check_integrity(site: DemoSite) -> None:
     require_that(verification.returncode == 0, (verification.stdout + verification.stderr).decode())
     result = site.run_steward(["journal", "dead", "--json"])
     dead_letters = msgspec.json.decode(result.stdout, type=DeadAnswer).letters
-    require_that(not dead_letters, f"{len(dead_letters)} events were set aside")
+    require_that(not dead_letters, f"{len(dead_letters)} events are in the dead letters")
 
 
 def _check_log(site: DemoSite) -> None:

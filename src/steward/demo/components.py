@@ -88,7 +88,7 @@ RULE_NAME: Final = "drain_what_fails"
 _RULE_TEXT: Final = f"""\
 ---
 name: {RULE_NAME}
-description: What fails runs no jobs until somebody has looked at it.
+description: Drain nodes that fail.
 enabled: true
 trigger:
   type: slurm.node.state
@@ -266,7 +266,7 @@ class DemoAgents:
         """Build and install the SPANK plugin; return why that failed, or ""."""
         plan = self._sandbox.plan
         if os.geteuid() != 0 or not plan.contained:
-            return "nodes' agents run as root, and this demo does not"
+            return "node agents need root, and this demo runs without root"
         libdir = f"{self._sandbox.directory}/lib"
         headers = f"{plan.root}/usr/include" if plan.root else find_headers()
         try:
@@ -351,7 +351,7 @@ class DemoWebServer:
         self.skip_reason = (
             ""
             if WEB_USER in sandbox.users
-            else "only root can have users of its own, and the pages run as one"
+            else "the web pages need a user of their own, and this demo runs without root"
         )
         """Why there are no pages; "" if there are."""
         self._port = 0 if self.skip_reason else _find_free_port()

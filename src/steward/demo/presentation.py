@@ -127,16 +127,16 @@ def print_next_steps(printer: DemoPrinter, site: DemoSite, failures: int) -> Non
         failures: Number of failed checks; if not 0, only that is printed.
     """
     if failures:
-        printer.print_heading("Not everything was as it should be")
+        printer.print_heading("Some checks failed")
         printer.print_line(
             f"{failures} {'check' if failures == 1 else 'checks'} failed, see above."
         )
         return
     if site.keep:
-        printer.print_heading("What to open and type next", "All of it stays up.")
+        printer.print_heading("Next steps", "The cluster and Steward stay up.")
         steps = _list_steps_while_up(site)
     else:
-        printer.print_heading("What to type next")
+        printer.print_heading("Next steps")
         steps = _list_steps_after_end()
     for text, command in steps:
         if text:
@@ -148,14 +148,14 @@ def _list_steps_after_end() -> Iterator[NextStep]:
     """Yield next steps after the demo was removed."""
     program = _get_command_name()
     yield (
-        "The same, left up: to be clicked through in a browser, and to be gone on with:",
-        ("make demo KEEP=1"),
+        "Run the demo again and keep it up, with web pages to click through:",
+        "make demo KEEP=1",
     )
     yield (
-        "Your own cluster, where nothing is changed (as root or SlurmUser, on its host):",
-        (f"{program} archive watch --once --cluster NAME --archive DIR"),
+        "Archive scripts of your own cluster, without changes to it (as root or SlurmUser):",
+        f"{program} archive watch --once --cluster NAME --archive DIR",
     )
-    yield "What else there is:", f"{program} --help"
+    yield "List all commands:", f"{program} --help"
 
 
 def _list_steps_while_up(site: DemoSite) -> Iterator[NextStep]:
@@ -168,22 +168,22 @@ def _list_steps_while_up(site: DemoSite) -> Iterator[NextStep]:
         site, f"{program} sandbox run{dir_option} --user {site.users[0]} {env_command} steward"
     )
     yield (
-        "A shell as one of its users, to submit and look:",
-        (f"{program} sandbox run{dir_option} --user {site.users[-1]} {env_command} bash"),
+        "Open a shell as one of its users, to submit jobs:",
+        f"{program} sandbox run{dir_option} --user {site.users[-1]} {env_command} bash",
     )
     yield (
-        "The operators' view, how Steward itself stands, and its log:",
-        (f"{program} archive list --config {site.config}"),
+        "See all jobs as an operator, the status of Steward, and its log:",
+        f"{program} archive list --config {site.config}",
     )
     yield "", f"{program} status --config {site.config}"
     yield "", f"less {site.log_path}"
     if not site.bank.skip_reason:
         yield (
-            "What accounts have, and where it went:",
-            (f"{program} bank balance --config {site.config}"),
+            "See balances and charges of accounts:",
+            f"{program} bank balance --config {site.config}",
         )
         yield "", f"{program} bank statement {ACCOUNT} --config {site.config}"
-    yield "The end of it, with all that is in it:", f"{program} sandbox down{dir_option}"
+    yield "Stop the demo, and remove its directory:", f"{program} sandbox down{dir_option}"
 
 
 def _list_links(site: DemoSite, command_prefix: str) -> Iterator[NextStep]:
@@ -192,18 +192,21 @@ def _list_links(site: DemoSite, command_prefix: str) -> Iterator[NextStep]:
         return
     user = site.users[0]
     minutes = round(LOGIN_S / 60)
-    validity = f"each link opens them once, within {minutes} minutes"
+    validity = f"each link can be used once, within {minutes} minutes"
     yield (
-        f"The pages, in a browser on this host; {validity}. As {user}:",
+        f"Open the web pages as {user}, in a browser on this host; {validity}:",
         site.make_login_link(user),
     )
-    yield "As an operator, to see the cluster and Steward itself as well:", site.make_login_link()
+    yield (
+        "Open them as an operator, to see the cluster and Steward's status, too:",
+        site.make_login_link(),
+    )
     port = site.pages.url.rpartition(":")[2]
     yield (
-        "From a browser elsewhere, run this there first, and open the links then:",
+        "For a browser on another host, run this there first, then open the links:",
         f"ssh -N -L {port}:127.0.0.1:{port} {socket.gethostname()}",
     )
-    yield f"More such links, as {user} and as an operator:", f"{command_prefix} login"
+    yield f"Create more links, as {user} and as an operator:", f"{command_prefix} login"
     yield "", f"{_get_command_name()} login --config {site.config}"
 
 
@@ -236,9 +239,9 @@ def run_demo(*, keep: bool = False, directory: str = "", slurm_version: str = ""
     """
     printer = DemoPrinter()
     printer.print_paragraph(
-        "Steward keeps the script and the environment of every job that Slurm runs. This demo "
-        "brings up a real Slurm cluster of its own, has jobs submitted to it, and shows what is "
-        "kept of them. It touches nothing outside of its own directory."
+        "Steward archives the script and the environment of every job that Slurm runs. This demo "
+        "starts a temporary Slurm cluster, submits jobs to it, and shows their records. It changes "
+        "nothing outside its own directory."
     )
     if keep and not directory:
         directory = find_free_directory()
@@ -246,7 +249,7 @@ def run_demo(*, keep: bool = False, directory: str = "", slurm_version: str = ""
         _open_bank(printer, site)
         _submit_jobs(printer, site)
         with printer.show_progress(
-            "Waiting for the jobs to end …", "All jobs have ended and are kept"
+            "Waiting for the jobs to end …", "All jobs have ended and are archived"
         ):
             lines = site.wait_for_jobs()
         _show_archive(printer, site)
@@ -268,10 +271,10 @@ def _open_site(
     printer: DemoPrinter, directory: str, keep: bool, slurm_version: str
 ) -> Iterator[DemoSite]:
     """Bring up a site with a running daemon; end it after the block, unless it is kept."""
-    printer.print_heading("A Slurm cluster, and Steward in it")
+    printer.print_heading("A Slurm cluster with Steward")
     site: DemoSite | None = None
     try:
-        with printer.show_progress("Bringing up Slurm …", "slurmctld, slurmd and munge are up"):
+        with printer.show_progress("Starting Slurm …", "slurmctld, slurmd and munge are up"):
             site = DemoSite.up(
                 directory,
                 keep=keep,
@@ -304,9 +307,9 @@ def _open_bank(printer: DemoPrinter, site: DemoSite) -> None:
     if site.bank.skip_reason:
         return
     printer.print_heading(
-        "A bank",
-        "What a CPU costs for an hour, and an account with 500 units. Nothing is refused yet: a "
-        "new bank only observes.",
+        "The bank",
+        "Set the rate of a CPU hour, and create an account with 500 SU. A new bank observes: it "
+        "rejects nothing yet.",
     )
     for command in OPENING_COMMANDS:
         _run_command(printer, site, "", command.format(owner=site.users[0]))
@@ -316,7 +319,7 @@ def _open_bank(printer: DemoPrinter, site: DemoSite) -> None:
 
 def _submit_jobs(printer: DemoPrinter, site: DemoSite) -> None:
     """Submit all jobs, showing each command."""
-    title = "Two ordinary users submit jobs" if len(site.users) > 1 else "Jobs are submitted"
+    title = "Two ordinary users submit jobs" if len(site.users) > 1 else "A user submits jobs"
     printer.print_heading(
         title, "Slurm writes each script to its spool, and removes it when the job is over."
     )
@@ -333,29 +336,28 @@ def _show_archive(printer: DemoPrinter, site: DemoSite) -> None:
         site.get_job(name).job for name in ("relax", "relax-finer", "train")
     )
     printer.print_heading(
-        "What is kept", "The jobs as operators see them; the interactive one has no script."
+        "The archive", "All jobs, as operators see them. The interactive one has no script."
     )
     _run_command(printer, site, "", "steward archive list")
-    printer.print_heading("One job, and the script it ran")
+    printer.print_heading("One job with its script")
     _run_command(printer, site, first_user, f"steward archive show {relax_id}")
     printer.print_heading(
-        "The environment it was submitted with",
-        "Just these variables. One secret is known by its variable's name, the other by its "
-        "look; neither was ever written to a file of Steward's.",
+        "The environment of a job",
+        "These variables only. Steward recognizes one secret by the name of its variable, the "
+        "other by its form. It never wrote either to a file.",
     )
     variables = " ".join(site.get_job("train").what.env)
     _run_command(printer, site, first_user, f"steward archive env {train_id} {variables}")
-    printer.print_heading(
-        "Search in what was run", "Any text, as it is written: a path, a module, an option."
-    )
+    printer.print_heading("Search in scripts", "Search for any text: a path, a module, an option.")
     _run_command(printer, site, first_user, "steward archive search gromacs/2024.2")
-    printer.print_heading("What changed from one job to the next?")
+    printer.print_heading("Compare two jobs")
     _run_command(
         printer, site, first_user, f"steward archive diff {relax_id} {finer_id}", _DIFF_CODE
     )
     if len(site.users) > 1:
         printer.print_heading(
-            "Everybody's own", f"Job {relax_id} is {first_user}'s, so {site.users[1]} is refused."
+            "Permissions",
+            f"Job {relax_id} belongs to {first_user}, so {site.users[1]} cannot read it.",
         )
         _run_command(
             printer, site, site.users[1], f"steward archive show {relax_id}", checks.DENIED_CODE
@@ -366,9 +368,9 @@ def _show_archive(printer: DemoPrinter, site: DemoSite) -> None:
 def _show_files(printer: DemoPrinter, site: DemoSite) -> None:
     """Show the archived files and their permissions."""
     printer.print_heading(
-        "Where it is",
-        "Plain files, which outlive Steward: the script, the environment in slurmctld's own "
-        "format, and a line of JSON for each fact. An owner may read them, nobody else.",
+        "Archived files",
+        "Plain files, which outlive Steward: the script, the environment in slurmctld's "
+        "format, and JSON with the details of the job. Only the owner may read them.",
     )
     job = site.get_job("relax")
     path = checks.get_script_path(site, job)
@@ -381,28 +383,28 @@ def _show_files(printer: DemoPrinter, site: DemoSite) -> None:
 def _show_accounting(printer: DemoPrinter, site: DemoSite) -> int:
     """Show the accounting record of a short job; return the number of failures."""
     printer.print_heading(
-        "What a job used",
-        "A short job that holds 300 MB for a moment. Nodes report on each task when it is reaped, "
-        "with what the kernel counted, so nothing is too short to be seen.",
+        "Resource use of a job",
+        "A short job that uses 300 MB for a moment. Nodes report each task when it ends, with "
+        "the counters of the kernel, so Steward measures even the shortest task.",
     )
     if site.books.skip_reason:
-        printer.print_line(f"Left out here: {site.books.skip_reason}.")
+        printer.print_line(f"Skipped: {site.books.skip_reason}.")
         return 0
     job = site.submit_unrecorded(BURST_JOB)
     printer.print_prompt(job.user, BURST_JOB.shell_command)
     printer.print_line(f"{f'job {job.job}':<8} {BURST_JOB.description}", style="dim")
-    with printer.show_progress("Waiting for the node's report ...", "The node has told of it"):
+    with printer.show_progress("Waiting for the node's report ...", "The node has reported"):
         page = site.wait_for_reports(job)
     if site.sandbox.plan.spec.accounting:
         printer.print_paragraph(
-            "Slurm's own books, from samples of /proc every 30 seconds, which is its default:"
+            "Slurm's records, from samples of /proc every 30 seconds (Slurm's default):"
         )
         _run_command(
             printer, site, job.user, f"sacct -j {job.job} -o jobid,elapsed,maxrss,totalcpu,state"
         )
     else:
         printer.print_paragraph(
-            "(slurmdbd is not installed, so Slurm's own books cannot be shown beside it.)"
+            "(slurmdbd is not installed, so there are no records of Slurm to compare.)"
         )
     _run_command(printer, site, job.user, f"steward job {job.job}")
     _run_command(
@@ -412,19 +414,20 @@ def _show_accounting(printer: DemoPrinter, site: DemoSite) -> int:
         f"steward sacct -j {job.job} -o jobid,elapsed,maxrss,totalcpu,state",
     )
     passed = get_page_peak(page) >= BURST_BYTES
-    printer.result(passed, "the 300 MB that a job held for a moment are in its books")
+    printer.result(passed, "the job record shows the 300 MB that the job used for a moment")
     return int(not passed)
 
 
 def _show_billing(printer: DemoPrinter, site: DemoSite) -> int:
     """Show a quote, a rejected job, a charged job and the ledger; return the number of failures."""
     printer.print_heading(
-        "What a job may cost",
-        "slurmctld asks before it takes a job, and a job that its account cannot pay is refused "
-        "with the reason. What a job may cost at the most is held, what it used is charged.",
+        "Charges",
+        "slurmctld asks the gate before it accepts a job. The gate rejects a job that its account "
+        "cannot pay, and says why. It holds the highest price of a job; the bank charges the real "
+        "use.",
     )
     if site.bank.skip_reason:
-        printer.print_line(f"Left out here: {site.bank.skip_reason}.")
+        printer.print_line(f"Skipped: {site.bank.skip_reason}.")
         return 0
     _run_command(printer, site, "", "steward bank enforce gate --reason demo")
     first_user = site.users[0]
@@ -433,14 +436,18 @@ def _show_billing(printer: DemoPrinter, site: DemoSite) -> int:
     printer.print_line(f"{f'job {job.job}':<8} {PAID_JOB.description}", style="dim")
     _run_command(printer, site, first_user, f"steward bank quote --account={ACCOUNT} paid.sh")
     _run_command(printer, site, first_user, shlex.join(UNAFFORDABLE_COMMAND), SBATCH_REJECTED)
-    with printer.show_progress("Waiting for the job to end ...", "It has ended and is charged"):
+    with printer.show_progress(
+        "Waiting for the job to end ...", "The job has ended and is charged"
+    ):
         amount = site.wait_for_charge(job)
     _run_command(printer, site, first_user, f"steward bank explain {job.job}")
     _run_command(printer, site, first_user, f"steward bank statement {ACCOUNT}")
     _run_command(printer, site, "", "steward bank usage")
     _run_command(printer, site, "", "steward bank check")
     passed = amount > 0 and is_ledger_sound(site.call_action("bank.check"))
-    printer.result(passed, "what was refused was not run, what ran was charged, the books agree")
+    printer.result(
+        passed, "the rejected job did not run, the other was charged, the ledger is consistent"
+    )
     return int(not passed)
 
 
@@ -448,8 +455,8 @@ def _kill_node(printer: DemoPrinter, site: DemoSite) -> str:
     """Install a rule for failing nodes, and kill a slurmd; return the node's name."""
     printer.print_heading(
         "A node fails",
-        "The sensor compares what Slurm shows with what it showed before, so that nothing is "
-        "missed. A rule says what is done about it, and cannot take away more nodes than its cap.",
+        "The sensor compares node states with those of the last poll, so it misses no change. A "
+        "rule reacts to the change, and cannot drain more nodes than its cap allows.",
     )
     cluster = site.sandbox
     node = f"node{cluster.plan.spec.nodes}"
@@ -459,8 +466,8 @@ def _kill_node(printer: DemoPrinter, site: DemoSite) -> str:
     cluster.stop_service(f"slurmd.{node}", signal.SIGKILL)
     printer.print_line("")
     printer.print_paragraph(
-        f"slurmd of {node} is killed. Slurm notices when it has not answered for "
-        f"{SLURMD_TIMEOUT_S} seconds; until then there is more to see."
+        f"The demo killed slurmd of {node}. Slurm notices after {SLURMD_TIMEOUT_S} seconds "
+        "without an answer. The demo continues meanwhile."
     )
     return node
 
@@ -468,17 +475,17 @@ def _kill_node(printer: DemoPrinter, site: DemoSite) -> str:
 def _show_rule(printer: DemoPrinter, site: DemoSite, node: str) -> int:
     """Show what the rule did about the failed node; return the number of failures."""
     printer.print_heading(
-        "What the rule did", f"{node} runs no more jobs until somebody has looked at it: now."
+        "The rule", f"The rule drained {node}. An operator checks the node, and resumes it."
     )
     with printer.show_progress(
-        "Waiting for Slurm to notice ...", "Slurm has noticed, and the rule acted"
+        "Waiting for Slurm to notice ...", "Slurm has noticed, and the rule was executed"
     ):
         passed = site.wait_for_rule(node)
     _run_command(printer, site, "", f"steward events list --nodelist {node} --failed")
     _run_command(printer, site, "", "steward rules history")
     site.sandbox.start_service(f"slurmd.{node}")
     _run_command(printer, site, "", f"steward action run slurm.node.resume nodes={node}")
-    claim = "the failure was told, the rule acted once, and the node is drained"
+    claim = "the failure was recorded, the rule was executed once, and the node was drained"
     printer.result(passed, claim)
     return int(not passed)
 
@@ -486,23 +493,23 @@ def _show_rule(printer: DemoPrinter, site: DemoSite, node: str) -> int:
 def _show_pages(printer: DemoPrinter, site: DemoSite) -> int:
     """Start the web server and check that a login link works; return the number of failures."""
     printer.print_heading(
-        "The pages",
-        "A process of its own, without any rights, serves them: it asks the daemon for whoever "
-        "has logged in, by a link that 'steward login' prints on a login node. The demo uses up "
-        "this one itself.",
+        "The web pages",
+        "A separate process without rights serves the web pages, and asks the daemon on behalf "
+        "of the user who is logged in. 'steward login' prints the link on a login node. The demo "
+        "itself uses this link.",
     )
     if site.pages.skip_reason:
-        printer.print_line(f"Left out here: {site.pages.skip_reason}.")
+        printer.print_line(f"Skipped: {site.pages.skip_reason}.")
         return 0
     first_user = site.users[0]
     printer.print_prompt(WEB_USER, f"steward web --socket {site.socket_path}")
-    with printer.show_progress("Starting the pages ...", "The pages answer"):
+    with printer.show_progress("Starting the web pages ...", "The web pages answer"):
         site.start_web_server()
     printer.print_prompt(first_user, "steward login")
     link = site.make_login_link(first_user)
     printer.print_line(link)
     passed = bool(link) and site.pages.can_open(link, first_user)
-    printer.result(passed, f"the link opens the pages once, and {first_user} finds her jobs there")
+    printer.result(passed, f"the link opens the web pages once, with the jobs of {first_user}")
     return int(not passed)
 
 
@@ -533,9 +540,7 @@ def _get_operator(site: DemoSite) -> str:
 
 def _run_checks(printer: DemoPrinter, site: DemoSite, lines: Sequence[JobLine]) -> int:
     """Run all checks; return the number of failures."""
-    printer.print_heading(
-        "Is it so?", "Each of these is looked up now, in the files and by the commands."
-    )
+    printer.print_heading("Checks", "The demo checks its results now, in files and by commands.")
     failures = 0
     for claim, check in checks.list_checks(site, lines):
         try:
@@ -552,6 +557,6 @@ def _stop_daemon(printer: DemoPrinter, site: DemoSite) -> int:
     """Stop the daemon; return 1 if it did not end properly."""
     exit_code = site.stop_daemon()
     outcome = "did not end" if exit_code is None else f"ended with {exit_code}"
-    claim = "the daemon ends at SIGTERM with everything finished"
-    printer.result(exit_code == 0, claim if exit_code == 0 else f"{claim}: it {outcome}")
+    claim = "the daemon ends at SIGTERM without an error"
+    printer.result(exit_code == 0, claim if exit_code == 0 else f"{claim}: {outcome}")
     return int(exit_code != 0)

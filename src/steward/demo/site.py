@@ -219,7 +219,7 @@ class DemoSite(SandboxPaths):
         self.jobs: list[SubmittedJob] = []
         self.books = DemoAgents(sandbox, keep=keep)
         no_bank_reason = (
-            "" if sandbox.plan.spec.plugin_dirs else "this cluster is not to have a bank"
+            "" if sandbox.plan.spec.plugin_dirs else "the bank is disabled in this demo"
         )
         self.bank = DemoBank(sandbox, self.books.skip_reason or no_bank_reason)
         self.pages = DemoWebServer(sandbox, keep=keep)
@@ -397,7 +397,7 @@ class DemoSite(SandboxPaths):
             return page
 
         return self._wait_until(
-            ask, has_all_reports, f"nothing is told of the steps of job {job.job}"
+            ask, has_all_reports, f"no node reported on the steps of job {job.job}"
         )
 
     def wait_for_charge(self, job: SubmittedJob) -> int:
@@ -418,7 +418,7 @@ class DemoSite(SandboxPaths):
         Raises:
             DemoError: No rule acted before the time-out.
         """
-        executions = self._wait_until(self._list_executions, bool, "no rule has acted")
+        executions = self._wait_until(self._list_executions, bool, "no rule was executed")
         result = self.run_steward(["action", "run", "slurm.node.get", f"nodes={node}", "--json"])
         is_drained = "DRAIN" in msgspec.json.decode(result.stdout)["result"][node]["state"]
         return is_drained and [execution.status for execution in executions] == ["succeeded"]
