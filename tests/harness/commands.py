@@ -122,7 +122,7 @@ def keep(home: Path) -> str:
     words = ["--cluster", "c", "--spool", str(home / "spool"), "--archive", root, "--no-slurm"]
     done = steward("archive", "watch", *words, "--once")
     assert done.returncode == 0, done.stderr
-    assert b"Kept 4 new scripts of c" in done.stdout
+    assert b"Archived 4 new scripts of c" in done.stdout
     return root
 
 

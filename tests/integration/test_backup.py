@@ -158,7 +158,7 @@ def test_nothing_redacted_and_nothing_transient_is_in_it(tmp_path: Path) -> None
         assert not [name for name in names if name.startswith("archive/")]
         again = steward("backup", str(saved), *config, check=False)
         assert again.returncode == 1
-        assert "is there already" in again.stderr
+        assert "exists already" in again.stderr
         # Into a state that is in use nothing is put back, whatever else is said.
         for more in ((), ("--force",)):
             words = ("restore", str(saved), *config, *more)
@@ -223,7 +223,7 @@ def test_a_damaged_backup_is_put_back_nowhere(tmp_path: Path) -> None:
         submit(tmp_path, range(1, 4))
         daemon.wait(lambda: daemon.is_quiet(3))
         steward("backup", str(saved), "--config", str(tmp_path / "steward.toml"))
-    assert "is whole" in steward("restore", str(saved), "--check").stdout
+    assert "is complete" in steward("restore", str(saved), "--check").stdout
     there = elsewhere(settings, tmp_path / "there")
     Daemon(there, tmp_path / "there")
     data = saved.read_bytes()
@@ -234,9 +234,12 @@ def test_a_damaged_backup_is_put_back_nowhere(tmp_path: Path) -> None:
         (data[: len(data) // 2], "damaged"),
         (data[:100], "damaged"),
         (data[:-60] + b"\0" * 60, "damaged"),
-        (zstandard.compress(changed), "is not what it was"),
-        (zstandard.compress(plain[: plain.index(b"steward-backup.json")] + bytes(10240)), "no end"),
-        (b"not a backup", "no backup"),
+        (zstandard.compress(changed), "is damaged: the checksum of"),
+        (
+            zstandard.compress(plain[: plain.index(b"steward-backup.json")] + bytes(10240)),
+            "is incomplete",
+        ),
+        (b"not a backup", "not a backup"),
     ):
         bad = tmp_path / "bad.tar.zst"
         bad.write_bytes(wrong)
@@ -261,7 +264,7 @@ def test_waiting_scripts_need_their_archive(tmp_path: Path) -> None:
     Daemon(there, tmp_path / "there")
     words = ("restore", str(saved), "--config", str(tmp_path / "there" / "steward.toml"))
     refused = steward(*words, check=False)
-    assert "which is not there: mount it or restore it first" in refused.stderr
+    assert "is missing: mount it or restore it first" in refused.stderr
     shutil.copytree(tmp_path / "archive", tmp_path / "there" / "archive")
     steward(*words)
     assert journalled(there) == {1, 2, 3}
@@ -300,5 +303,5 @@ def test_a_backup_that_is_killed_leaves_nothing_that_looks_like_one(tmp_path: Pa
         assert not saved.exists()
         assert daemon.is_quiet(199)
         steward("backup", str(saved), "--config", str(tmp_path / "steward.toml"))
-        assert "is whole" in steward("restore", str(saved), "--check").stdout
+        assert "is complete" in steward("restore", str(saved), "--check").stdout
         assert not unfinished(saved)

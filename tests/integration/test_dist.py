@@ -200,7 +200,7 @@ def looked_at(bare: Bare, version: str) -> None:
     assert compiled(bare).exists()
     assert bare.sh("/opt/steward/libexec/steward/bin/sacct --usage").startswith("Usage: ")
     printed = bare.sh(SERVE)
-    assert "/etc/steward/steward.toml is right" in printed
+    assert "/etc/steward/steward.toml is valid" in printed
     assert "/healthz 200\n" in printed
     assert "/htmx.min.js 200\n" in printed
     assert printed.splitlines()[-1].startswith("1|")
@@ -270,7 +270,7 @@ def test_an_upgrade_tells_which_parts_to_install(
         "steward: the Python package confluent-kafka",
         "steward: the Python package duckdb",
     ]
-    assert "is right, with 2 warnings" in bare.sh("steward config check")
+    assert "is valid, with 2 warnings" in bare.sh("steward config check")
     for line in lines:
         command = line.partition("installed: run ")[2]
         bare.sh(f"cd /packages && {command.replace('install', 'install -y')}")
@@ -359,7 +359,7 @@ def test_what_slurm_loads(bare: Bare) -> None:
     bare.sh(f"echo optional {LIBDIR}/21.08.8/spank_steward.so spool=/var/spool/x >{PLUGSTACK}")
     printed = bare.sh(upgrade)
     assert "does not fit what it loads of Steward any more" in printed
-    assert "21.08.8/spank_steward.so, which is not there" in printed
+    assert "21.08.8/spank_steward.so, which does not exist" in printed
     libraries = sorted(bare.path(LIBDIR).rglob("*.so"))
     assert len(libraries) == 3
     for library in libraries:
@@ -405,7 +405,7 @@ def test_the_wheel(dist: Path, wheels: Path, version: str, tmp_path: Path) -> No
     assert done.stdout == f"steward {version}\n"
     (tmp_path / "steward.toml").write_text(CONFIG)
     check: list[str | Path] = [steward, "config", "check", "--config", tmp_path / "steward.toml"]
-    assert b"is right" in subprocess.run(check, capture_output=True, timeout=60, check=False).stdout
+    assert b"is valid" in subprocess.run(check, capture_output=True, timeout=60, check=False).stdout
 
 
 def test_the_same_sources_give_the_same_bytes(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def test_two_clusters_feed_one_archive(topic: Topic, consumer: Consumer) -> None
         document(7, b"#!/bin/sh\nother\n", cluster="hpc2", identity=identity(7, uid=UID + 1)),
         document(8, b"#!/bin/sh\nnobody's\n", cluster="hpc2"),
     )
-    assert "Took 3 messages" in consumer.once()
+    assert "Archived 3 messages" in consumer.once()
     jobs = consumer.jobs()
     assert set(jobs) == {("hpc1", 7), ("hpc2", 7), ("hpc2", 8)}
     first = jobs["hpc1", 7]
@@ -209,7 +209,7 @@ def test_a_daemon_follows_the_topic_through_the_brokers_restart(tmp_path: Path) 
 
 
 def test_an_empty_topic_is_soon_done_with(topic: Topic, consumer: Consumer) -> None:
-    assert "Took 0 messages" in consumer.once()
+    assert "Archived 0 messages" in consumer.once()
 
 
 def test_what_a_daemon_sends_another_archive_has(

@@ -224,7 +224,7 @@ def test_a_job_that_has_just_started_is_not_told_to_wait(site: BookedSite) -> No
     assert now.expected_start is not None
     assert now.expected_nodes.startswith("node")
     assert (found["record"]["state"], found["waiting"]) == ("RUNNING", None)
-    assert "Why it waits" not in text
+    assert "Pending reason" not in text
     assert found["runs"][-1]["line"]["start_us"]
     assert found["record"]["nodelist"].startswith("node")
 
@@ -299,7 +299,7 @@ def test_gaps_are_told_and_nothing_else(site: BookedSite) -> None:
 
     assert kinds() == set()
     none = site.daemon.ask("accounting", "gaps", "--fail")
-    assert (none.returncode, none.stdout) == (0, "Nothing is missing.\n")
+    assert (none.returncode, none.stdout) == (0, "No gaps in this period.\n")
     # A node that lost lines says so with the next that it writes.
     with (site.lines / "node1.log").open("ab") as log:
         log.write(

@@ -168,7 +168,7 @@ class Week:
         path = f"{self.site.cluster.directory}/saved-{self.saved}.tar.zst"
         config = ("--config", str(self.site.daemon.config))
         self.site.daemon.ask("backup", path, *config)
-        assert "is whole" in self.site.daemon.ask("restore", path, "--check").stdout
+        assert "is complete" in self.site.daemon.ask("restore", path, "--check").stdout
         os.unlink(path)
 
     def left(self) -> int:

@@ -82,7 +82,7 @@ def test_watched_as_it_was_written_and_scanned_at_once(tmp_path: Path, kind: str
             check=False,
         )
         assert once.returncode == 0, once.stderr
-        assert b"Kept 8 new scripts" in once.stdout
+        assert b"Archived 8 new scripts" in once.stdout
         states = states_of(scanned)
         big = "2038" if kind == "subdirs" else "1028"
         assert states[big] == ("COMPLETED" if kind == "subdirs" else "CANCELLED")

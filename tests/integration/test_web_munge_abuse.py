@@ -108,7 +108,7 @@ def test_what_was_had_by_munge_is_found_after_a_break_in(site: WebSite) -> None:
     lasts = datetime.fromisoformat(made["expires"]) - datetime.fromisoformat(made["created"])
     assert lasts == timedelta(days=30)
     longer = site.cluster.run([*create, "--expires", "31d"], user="grace", env=env, check=False)
-    assert "30 days at most where MUNGE says" in longer.stderr
+    assert "at most 30 days for a caller that MUNGE authenticates" in longer.stderr
     site.daemon.ask("token", "create", user="ada")
     (command,) = (block for block in code("safety.md", "sh") if "token list" in block)
     said = site.daemon.ask(*command.split()[1:], "--parsable2").stdout

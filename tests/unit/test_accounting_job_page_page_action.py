@@ -172,4 +172,4 @@ def test_no_job(site: Site) -> None:
 def test_a_run_of_which_no_node_has_told(site: Site) -> None:
     accounting.add_run(site)
     text = render_plain(layout_reply(site.ask("accounting.job", job="7"), ASCII))
-    assert "No node has reported on its steps" in text
+    assert "No node reported on the steps of this job" in text

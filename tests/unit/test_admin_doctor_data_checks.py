@@ -38,7 +38,7 @@ def test_consumers_that_keep_up_are_one_finding(site: DoctorSite, journal: Journ
     for name in ("jobs", "archive.a"):
         journal.record_position(name, 3, "running", "")
     found = only(data_checks.check_journal(checked(site)))
-    assert (found.status, found.what) == ("ok", "2 consumers to read it, and nothing set aside")
+    assert (found.status, found.what) == ("ok", "2 consumers, no dead letters")
 
 
 def test_each_consumer_with_a_problem_is_a_finding(site: DoctorSite, journal: Journal) -> None:
@@ -46,12 +46,12 @@ def test_each_consumer_with_a_problem_is_a_finding(site: DoctorSite, journal: Jo
     journal.record_position("bank", 1, "waiting", "the ledger is away")
     found = only(data_checks.check_journal(checked(site)))
     assert (found.status, found.of) == ("wrong", "bank")
-    assert found.what == "it waits: the ledger is away"
+    assert found.what == "unavailable, retrying: the ledger is away"
 
     journal.add_dead_letter("jobs", 2, "no such job")
     findings = {finding.of: finding for finding in data_checks.check_journal(checked(site))}
     assert set(findings) == {"bank", "jobs"}
-    assert findings["jobs"].what == "1 event set aside, which it could not put to use"
+    assert findings["jobs"].what == "1 event in its dead letters"
     assert findings["jobs"].mend == ("steward journal dead jobs", "steward journal replay jobs")
 
 
@@ -62,7 +62,7 @@ def test_a_detached_consumer_is_told_with_what_it_missed(
     journal.detach("archive.a")
     found = only(data_checks.check_journal(checked(site)))
     assert (found.status, found.of, found.mend) == ("wrong", "archive.a", ())
-    assert found.what == "it was detached, and has missed 0 events"
+    assert found.what == "detached: it has missed 0 events"
     journal.record_position("jobs", 3, "running", "")
     journal.trim(journal.list_trimmable(10))
     found = only(data_checks.check_journal(checked(site)))
@@ -78,17 +78,17 @@ def test_a_sink_is_late_forgotten_or_out_of_reach(site: DoctorSite, journal: Jou
     journal.record_position(consumer, 1, "waiting", "the quota is used up")
     found = only(data_checks.check_sinks(checked(site)))
     assert (found.status, found.of, found.looked_at) == ("wrong", name, str(path))
-    assert found.what.startswith("2 scripts to go there, the oldest for ")
+    assert found.what.startswith("lag of 2 scripts, the oldest ")
     assert found.what.endswith("the quota is used up")
 
     journal.record_position(consumer, 3, "running", "")
     found = only(data_checks.check_sinks(checked(site)))
-    assert (found.status, found.what) == ("ok", "it can be reached, with 0 scripts to go there")
+    assert (found.status, found.what) == ("ok", "available, lag of 0 scripts")
 
     path.rmdir()
     found = only(data_checks.check_sinks(checked(site)))
     assert found.status == "wrong"
-    assert found.what == "it cannot be reached: No such file or directory"
+    assert found.what == "unavailable: No such file or directory"
 
     path.mkdir()
     journal.record_position("archive.old", 1, "running", "")
@@ -103,14 +103,14 @@ def test_a_controller_that_forwards_has_neither_sinks_nor_gaps(site: DoctorSite)
     for check in (data_checks.check_sinks, data_checks.check_gaps):
         found = only(check(checked(site)))
         assert found.status == "skipped"
-        assert "https://books.example.org:6830 keeps the" in found.what
+        assert "https://books.example.org:6830 has the " in found.what
 
 
 def test_a_day_without_gaps_is_ok(site: DoctorSite, journal: Journal) -> None:
     journal.close()
     site.add(open_jobs(site))
     found = only(data_checks.check_gaps(checked(site)))
-    assert (found.status, found.what) == ("ok", "nothing is missing of the last day")
+    assert (found.status, found.what) == ("ok", "no gaps in the last day")
 
 
 def test_rules_that_cannot_be_read_are_findings(site: DoctorSite) -> None:

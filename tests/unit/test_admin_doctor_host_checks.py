@@ -132,7 +132,7 @@ def test_munge_is_looked_at_where_pages_use_it(site: DoctorSite) -> None:
     site.reopen(web=web)
     found = only(host_checks.check_munge(site.ground()))
     assert (found.status, found.looked_at) == ("warning", socket)
-    assert "commands on other hosts are known by tokens alone" in found.what
+    assert "MUNGE fails, so commands on other hosts need tokens" in found.what
     site.reopen(web=msgspec.structs.replace(web, munge_from=()))
     assert only(host_checks.check_munge(site.ground())).status == "skipped"
 
@@ -143,7 +143,7 @@ def test_a_password_that_everybody_may_read(site: DoctorSite, tmp_path: Path) ->
     tls = TlsSettings(certificate_file=str(key), key_file=str(key))
     nodes = NodesSettings(listen="127.0.0.1:1", tls=tls)
     site.reopen(nodes=nodes, web=WebSettings(tls=tls), tls={"t": tls})
-    assert only(host_checks.check_secret_files(site.ground())).what == "1 file, closed to others"
+    assert only(host_checks.check_secret_files(site.ground())).what == "1 file, private"
     key.chmod(0o644)
     found = only(host_checks.check_secret_files(site.ground()))
     assert (found.status, found.mend) == ("wrong", (f"chmod o= {key}",))

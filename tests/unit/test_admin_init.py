@@ -140,7 +140,7 @@ def test_nothing_that_is_there_is_lost(tmp_path: Path) -> None:
     write_configuration(wishes, SlurmSite(config=SHOWN))
     Path(wishes.path).write_text("[cluster.mine]\n")
     Path(wishes.out, "programs").write_text("/usr/local/bin/mine\n")
-    with pytest.raises(SetupError, match="is there: edit it, or write it anew with --force"):
+    with pytest.raises(SetupError, match="exists already: edit it, or replace it with --force"):
         write_configuration(wishes, SlurmSite(config=SHOWN))
     assert Path(wishes.path).read_text() == "[cluster.mine]\n"
     written = write_configuration(wishes, SlurmSite(config=SHOWN), force=True)
@@ -162,7 +162,7 @@ def test_what_makes_no_configuration_leaves_the_old_one(tmp_path: Path) -> None:
 
 
 def test_a_user_that_there_is_not(tmp_path: Path) -> None:
-    with pytest.raises(SetupError, match="there is no user 'nobody-here'"):
+    with pytest.raises(SetupError, match="unknown user 'nobody-here'"):
         write_configuration(wishes_in(tmp_path, user="nobody-here"), SlurmSite(config=SHOWN))
     assert not os.path.exists(tmp_path / "etc")
 
@@ -172,14 +172,14 @@ def test_a_state_directory_on_a_network_file_system(
 ) -> None:
     assert find_network_type(str(tmp_path)) == ""
     monkeypatch.setattr(init, "find_network_type", lambda _: "NFS")
-    with pytest.raises(SetupError, match="is on NFS: name a local disk by --state-dir"):
+    with pytest.raises(SetupError, match="is on NFS: choose a local disk with --state-dir"):
         write_configuration(wishes_in(tmp_path), SlurmSite(config=SHOWN))
 
 
 def test_a_file_where_a_directory_is_to_be(tmp_path: Path) -> None:
     (tmp_path / "srv").mkdir()
     (tmp_path / "srv/archive").touch()
-    with pytest.raises(SetupError, match="is no directory"):
+    with pytest.raises(SetupError, match="is not a directory"):
         write_configuration(wishes_in(tmp_path), SlurmSite(config=SHOWN))
 
 
@@ -191,9 +191,9 @@ def test_the_steps_come_in_the_order_of_adoption(tmp_path: Path) -> None:
     first = [step.title.split(",")[0].split(":")[0] for step in found]
     assert first == [
         "The archive",
-        "Every job's end",
-        "What steps and tasks used",
-        "The bank",
+        "Job ends",
+        "Resource use of steps and tasks",
+        "The bank in mode observe",
         "The gate",
         "The web pages and the API",
     ]
@@ -252,7 +252,7 @@ def test_the_command_asks_nothing_where_nobody_can_answer(tmp_path: Path) -> Non
     done = steward(*words(tmp_path))
     assert done.returncode == 0, done.stderr
     out = done.stdout.decode()
-    assert f"{tmp_path}/etc/steward.toml is written." in out
+    assert f"Wrote {tmp_path}/etc/steward.toml." in out
     assert "steward plugins install --jobcomp /etc/slurm" in out
     assert list(load_settings(f"{tmp_path}/etc/steward.toml").cluster) == ["hpc1"]
     again = steward(*words(tmp_path))
@@ -297,15 +297,15 @@ def test_a_person_is_asked(tmp_path: Path) -> None:
         os.write(main, f"{text}\n".encode())
 
     try:
-        answer("Have slurmctld tell of each job that ends [Y/n]", "")
-        answer("The cluster's name [hpc1]", "tower")
-        answer(f"Who Steward runs as [{ME}]", "")
-        answer("Are nodes to report what jobs use [y/N]", "y")
-        answer("At which address [0.0.0.0:6826]", "")
-        answer("Have a bank, which observes and refuses nothing [y/N]", "y")
-        answer("Tell when nodes change their state [y/N]", "n")
+        answer("Record job ends that slurmctld reports [Y/n]", "")
+        answer("Name of the cluster [hpc1]", "tower")
+        answer(f"User that Steward runs as [{ME}]", "")
+        answer("Receive usage reports of nodes [y/N]", "y")
+        answer("Address [0.0.0.0:6826]", "")
+        answer("Enable the bank, in mode observe (rejects no jobs) [y/N]", "y")
+        answer("Record state changes of nodes [y/N]", "n")
         answer("Serve web pages [y/N]", "y")
-        answer("At which address [127.0.0.1:8290]", "")
+        answer("Address [127.0.0.1:8290]", "")
         answer("URL of the pages in users' browsers", "https://steward.example.org")
         out, _ = process.communicate(timeout=60)
     finally:

@@ -67,7 +67,7 @@ def test_a_list_that_would_be_cut_is_refused(site: JournaledSite) -> None:
         ("job", "did you mean 'jobs'?"),
         ("archive.filed", "did you mean 'archive.files'?"),
         ("filse", "did you mean 'archive.files'?"),
-        ("x", "there are: archive.files, jobs"),
+        ("x", "the consumers are archive.files, jobs"),
     ],
 )
 def test_a_misspelled_consumer_is_told_the_nearest(tmp_path: Path, name: str, hint: str) -> None:
@@ -76,5 +76,5 @@ def test_a_misspelled_consumer_is_told_the_nearest(tmp_path: Path, name: str, hi
         site.writer.record_position(consumer, 0, "running", "")
     registry = make_registry(site.settings)
     assert registry.call("journal.dead", ROOT, DeadRequest(consumer="files")).letters == ()
-    with pytest.raises(UsageError, match=re.escape(f"there is no consumer {name!r}: {hint}")):
+    with pytest.raises(UsageError, match=re.escape(f"unknown consumer {name!r}: {hint}")):
         registry.call("journal.dead", ROOT, DeadRequest(consumer=name))

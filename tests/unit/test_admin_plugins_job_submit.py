@@ -81,19 +81,19 @@ def test_slurmctld_starts_with_a_build_for_it_in_any_directory(
     coming = SlurmVersion(built.version.major + 1, 5, 1)
     (stop,) = check(shown("steward", ours), coming)
     assert f"slurmctld {coming} would not start: " in stop
-    assert "build it anew" in stop
+    assert "build it again" in stop
     (vague,) = check(shown("steward", ours), SlurmVersion(24, 11))
-    assert vague.endswith("write --slurm 24.11.N")
+    assert vague.endswith("give --slurm 24.11.N")
 
 
 @needs_compiler
 def test_what_stands_behind_it_is_named(built: PluginBuild) -> None:
     ours = directory_of(built)
     (order,) = check_submit(shown("steward,lua,defaults", ours), built.version)
-    assert order.startswith("JobSubmitPlugins has lua, defaults behind steward")
+    assert order.startswith("JobSubmitPlugins has lua, defaults after steward")
     for plugins in ("(null)", "", "defaults"):
         (none,) = check_submit(shown(plugins, ours), built.version)
-        assert "nothing is asked" in none
+        assert "slurmctld does not ask the gate" in none
 
 
 @needs_compiler
@@ -120,7 +120,7 @@ def test_a_site_without_a_script_gets_one_of_five_lines(tmp_path: Path) -> None:
     assert 'steward_gate_cluster = "c1"' in script
     assert {path.name for path in libdir.iterdir()} == set(LUA_FILES)
     assert done == install_submit_lua(str(etc), libdir=str(libdir), cluster="c1")
-    with pytest.raises(PluginInstallError, match="no cluster's name"):
+    with pytest.raises(PluginInstallError, match="invalid cluster name"):
         install_submit_lua(str(etc), libdir=str(libdir), cluster='"..os.exit()..')
 
 
@@ -151,7 +151,7 @@ def test_a_script_that_does_not_call_it_is_told_of(
     install_submit_lua(str(tmp_path), libdir=str(tmp_path / "lib"))
     assert check() == []
     shutil.rmtree(tmp_path / "lib")
-    assert check() == [f"{script} calls {tmp_path}/lib/steward_gate.lua, which is not there"]
+    assert check() == [f"{script} calls {tmp_path}/lib/steward_gate.lua, which does not exist"]
     monkeypatch.setattr(job_submit, "find_lua_sockets", list)
     assert "install lua-socket" in check()[1]
 
@@ -170,4 +170,4 @@ def test_the_command_line(
     assert run(["plugins", "install", "--job-submit-lua", str(tmp_path), *more[4:]]) == 0
     assert "Now set in slurm.conf: JobSubmitPlugins=lua" in capsys.readouterr().out
     assert run([*words[:3], "--slurm", "19.05.1", *more]) != 0
-    assert "run steward plugins build" in capsys.readouterr().err
+    assert "run 'steward plugins build'" in capsys.readouterr().err

@@ -55,7 +55,7 @@ def test_an_open_way_is_none_to_tell_of(run: Path) -> None:
 def test_a_closed_directory_is_told_once_with_what_opens_it(run: Path) -> None:
     run.chmod(0o700)
     (wrong,) = check(run)
-    assert "is closed to SlurmUser nobody" in wrong
+    assert "SlurmUser nobody cannot enter" in wrong
     mend = wrong.rpartition(": ")[2]
     assert mend == f"chmod o+x {run}"
     subprocess.run(mend.split(), check=True)

@@ -223,7 +223,7 @@ def test_a_line_that_names_jobcomps_directory_is_to_be_changed(node: Node) -> No
     """Root's, the directory would take no line of slurmctld's."""
     node.install(node.lines.parent)
     found = node.faults()[0]
-    told = "jobcomp, which is the directory of [cluster.c1] jobcomp_lines: change the path in"
+    told = "jobcomp, which is the directory of [cluster.c1] jobcomp_lines: in "
     assert told in found.what
     assert not any("chown" in line for line in found.mend)
     node.mend()
@@ -302,9 +302,9 @@ def test_a_directory_with_files_of_others_is_no_spool(
     capsys.readouterr()
     for spool in ("/etc", other, home):
         assert refused(node, spool)
-        assert "which is no file of the plugin's" in capsys.readouterr().err
+        assert "which the plugin did not write" in capsys.readouterr().err
     node.conf.write_text(node.conf.read_text().replace(f"{node.spool}", f"{other}"))
-    assert "job_state, which is no file of the plugin's" in node.faults()[0].what
+    assert "job_state, which the plugin did not write" in node.faults()[0].what
     node.mend()
     assert node.faults() == []
     assert other.stat().st_uid == NOBODY
@@ -335,7 +335,7 @@ def test_the_log_of_another_program_is_no_line_of_the_plugin(node: Node) -> None
     (other / "munged.log").touch()
     os.chown(other, NOBODY, NOBODY)
     node.conf.write_text(node.conf.read_text().replace(f"{node.spool}", f"{other}"))
-    assert "munged.log, which is no file of the plugin's" in node.faults()[0].what
+    assert "munged.log, which the plugin did not write" in node.faults()[0].what
     node.mend()
     assert node.faults() == []
     assert other.stat().st_uid == NOBODY
@@ -442,7 +442,7 @@ def test_an_old_line_beside_ours_is_to_be_removed(node: Node) -> None:
     text = node.plugstack.read_text()
     node.plugstack.write_text(f"{text}optional {node.built.path} spool={node.lines.parent}\n")
     (found,) = node.faults()
-    assert "change the path in" in found.what
+    assert "name the SPANK plugin's own spool" in found.what
     node.mend()
     assert node.faults() == []
     assert node.plugstack.read_text() == text

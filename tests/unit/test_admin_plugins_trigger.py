@@ -64,7 +64,7 @@ def test_a_socket_that_slurm_user_cannot_reach_is_a_fault(open_directory: Path) 
         listener.bind(str(path))
         path.chmod(0o600)
         assert check_trigger(CONFIG, helper, secret, str(path)) == [
-            f"{path} cannot be reached by SlurmUser nobody: open its directories to him"
+            f"SlurmUser nobody cannot reach {path}: give the user access to its directories"
         ]
         path.chmod(0o666)
         assert check_trigger(CONFIG, helper, secret, str(path)) == []

@@ -100,8 +100,12 @@ def test_metrics_are_for_operators_and_the_web_process(tmp_path: Path) -> None:
     registry = make_registry(settings_in(tmp_path, web_user="nobody"))
     text = registry.call("status.metrics", web_process, MetricsRequest()).text
     assert "steward_up 0.0" in text
-    with pytest.raises(PermissionRefused, match="figures are for operators"):
+    with pytest.raises(
+        PermissionRefused, match="only operators and the user of 'steward web' may read metrics"
+    ):
         registry.call("status.metrics", NOBODY, MetricsRequest())
     registry = make_registry(settings_in(tmp_path, web_user="nobody-here"))
-    with pytest.raises(PermissionRefused, match="figures are for operators"):
+    with pytest.raises(
+        PermissionRefused, match="only operators and the user of 'steward web' may read metrics"
+    ):
         registry.call("status.metrics", web_process, MetricsRequest())

@@ -107,7 +107,7 @@ def test_a_daemon_that_can_write_nothing_runs_nonetheless(tmp_path: Path, held: 
     shown = rooms.call("status.show", ROOT, StatusShowRequest())
     assert shown.running
     assert shown.parts == ()
-    assert "not written down" in shown.unknown["parts"]
+    assert "no status file" in shown.unknown["parts"]
 
     (finding,) = check_workers(make_check_context(settings, lambda: rooms, ROOT, asks_slurm=False))
     assert finding.status == "warning"
@@ -127,7 +127,7 @@ def test_a_look_from_within_lets_go_of_nothing(tmp_path: Path, held: Held) -> No
     assert held.do("look") == "journal"
     assert read_daemon_status(str(tmp_path)) is not None
     with supervisor(tmp_path) as other:
-        assert "another steward holds" in other.do("put")
+        assert "another process of Steward has locked" in other.do("put")
     assert read_daemon_status(str(tmp_path)) is not None
 
 

@@ -223,7 +223,7 @@ def test_the_command_line(
         assert run(["rules", *words, "--config", config]) == code, capsys.readouterr()
         return capsys.readouterr().out
 
-    assert said("check") == "2 rules right, 0 files wrong.\n"
+    assert said("check") == "2 rules valid, 0 files invalid.\n"
     assert said("list").splitlines()[1].split()[:4] == [
         *("drain", "on", "slurm.node.state", "slurm.node.drain")
     ]
@@ -244,7 +244,7 @@ def test_the_command_line(
     wrong.write_text(DRAIN.replace("nodes:", "nodez:"))
     assert run(["rules", "check", str(wrong)]) == 1
     captured = capsys.readouterr()
-    assert captured.out == "0 rules right, 1 file wrong.\n"
+    assert captured.out == "0 rules valid, 1 file invalid.\n"
     assert "wrong.yaml:13: action.parameters.nodez: slurm.node.drain has no such" in captured.err
     assert run(["rules", "test", str(event), "--file", str(wrong)]) == 2
     capsys.readouterr()

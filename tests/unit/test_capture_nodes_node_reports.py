@@ -93,7 +93,7 @@ def test_a_listener_that_is_away_is_a_finding(site: DoctorSite) -> None:
         listen = f"127.0.0.1:{server.getsockname()[1]}"
         nodes = NodesSettings(listen=listen, listener="steward-listen")
         site.reopen(nodes=nodes)
-        assert "ever heard" in only(data_checks.check_agents(site.ground())).what
+        assert "no node has ever reported" in only(data_checks.check_agents(site.ground())).what
     found = only(data_checks.check_agents(site.ground()))
     assert (found.status, found.of) == ("wrong", "listener")
     assert "systemctl enable --now steward-listen" in found.mend

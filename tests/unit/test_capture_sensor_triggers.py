@@ -286,9 +286,9 @@ def test_a_secret_is_made_once_and_for_one_user(place: Place) -> None:
     assert stat.S_IMODE(place.secret.stat().st_mode) == 0o600
     install_trigger(str(place.helper), str(place.secret))
     assert place.secret.read_bytes() == first
-    with pytest.raises(PluginInstallError, match="there is no user"):
+    with pytest.raises(PluginInstallError, match="unknown user"):
         install_trigger(str(place.helper), str(place.secret), user="no such user")
-    with pytest.raises(PluginInstallError, match="plain, whole path"):
+    with pytest.raises(PluginInstallError, match="absolute path of plain characters"):
         install_trigger("/usr/lib exec/x", str(place.secret))
 
 
@@ -301,15 +301,15 @@ def test_what_keeps_slurmctld_from_waking_is_said(place: Place) -> None:
         )
         return "; ".join(found)
 
-    assert "is not there: run steward plugins install --trigger" in wrong()
+    assert "does not exist: run steward plugins install --trigger" in wrong()
     install_trigger(str(place.helper), str(place.secret))
     assert wrong() == ""
     place.helper.write_text(place.helper.read_text() + "\n# changed\n")
-    assert "is of another Steward" in wrong()
+    assert "is of another version of Steward" in wrong()
     place.helper.chmod(0o600)
-    assert "cannot be run" in wrong()
+    assert f"cannot run {place.helper}" in wrong()
     place.secret.chmod(0o644)
-    assert "is open to others" in wrong()
+    assert "is accessible to other users" in wrong()
     user = "other(4000000)"
     place.secret.chmod(0o600)
-    assert "is not SlurmUser's" in wrong()
+    assert "does not belong to SlurmUser" in wrong()

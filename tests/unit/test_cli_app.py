@@ -104,9 +104,9 @@ def numbers_asked() -> Iterator[tuple[tuple[str, ...], Any]]:
 def test_a_number_that_is_none_is_wrong_use_in_our_words(
     words: tuple[str, ...], asked: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tried = {"zzz": "is no ", "9" * 5000: "number"}
+    tried = {"zzz": "is not a whole number", "9" * 5000: "number"}
     if float in (asked.type_descriptor.annotation, type(asked.default)):
-        tried = {"zzz": "is no number"}
+        tried = {"zzz": "is not a number"}
     if asked.min is not None:
         tried[str(asked.min - 1)] = f"is too small: give {asked.min} or more"
     if asked.max is not None:

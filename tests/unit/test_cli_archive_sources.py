@@ -48,7 +48,7 @@ def test_once_keeps_everything_and_nothing_twice(spool: Path, tmp_path: Path) ->
     assert watch(spool, archive).returncode == 0
     assert kept(archive) == set(SCRIPTS.values())
     again = watch(spool, archive)
-    assert b"Kept 0 new scripts" in again.stdout
+    assert b"Archived 0 new scripts" in again.stdout
     assert len(list(archive.rglob("*.sh"))) == len(SCRIPTS)
 
 
@@ -87,7 +87,7 @@ def test_groups_period_mover_and_log_level_are_options(spool: Path, tmp_path: Pa
     assert len([line for line in lines if ": filed in " in line]) == len(SCRIPTS)
     refused = watch(spool, archive, "--move-to", str(there))
     assert refused.returncode == 2
-    assert b"leave --move-to out" in refused.stderr
+    assert b"remove --move-to" in refused.stderr
     words = ["--cluster", "c", "--spool", str(spool), "--archive", str(tmp_path / "a")]
     words += [
         "--layout",
@@ -187,7 +187,7 @@ def test_import_takes_over_a_tree_of_job_archive(spool: Path, tmp_path: Path) ->
     where = ["--archive", str(archive)]
     done = steward("archive", "import", "job_archive", str(tmp_path / "tree"), *where)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(b"Took over 1 script,")
+    assert done.stdout.startswith(b"Imported 1 script,")
     watch(spool, archive)
     listed = steward("archive", "list", "-P", "-n", "-j", "77", *where).stdout
     assert b"|77|old|root|" in listed
@@ -196,9 +196,9 @@ def test_import_takes_over_a_tree_of_job_archive(spool: Path, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        (["sarchive"], "say where the tree is"),
-        (["slurmdbd", "/tree", "-S", "now-1day"], "leave it out"),
-        (["slurmdbd"], "say since when"),
+        (["sarchive"], "the directory is missing"),
+        (["slurmdbd", "/tree", "-S", "now-1day"], "remove the argument"),
+        (["slurmdbd"], "needs a start time"),
         (["job_archive", "/nonexistent/tree"], "/nonexistent/tree"),
         (["job_archive", "/tmp", "--cluster", "other"], "use one of c"),
     ],
@@ -216,7 +216,7 @@ def test_config_check_and_show(tmp_path: Path, capfd: pytest.CaptureFixture[str]
     path = tmp_path / "steward.toml"
     path.write_text('state_dir = "/srv/s"\n[cluster.main]\nspool = "/s"\n')
     assert run(["config", "check", "--config", str(path)]) == 0
-    assert "is right" in capfd.readouterr().out
+    assert "is valid" in capfd.readouterr().out
     assert run(["config", "show", "--config", str(path)]) == 0
     shown = capfd.readouterr().out
     assert 'state_dir = "/srv/s"  # steward.toml:1' in shown

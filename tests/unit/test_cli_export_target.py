@@ -124,7 +124,7 @@ def test_a_directory_says_what_is_whole_and_is_completed(
     out = tmp_path / "out"
     with pytest.raises(KeyboardInterrupt):
         export(out, file(1), file(2), ending=KeyboardInterrupt())
-    assert "is not complete: MANIFEST.jsonl.part lists what is" in capsys.readouterr().err
+    assert "is incomplete: MANIFEST.jsonl.part lists its files" in capsys.readouterr().err
     assert not (out / "MANIFEST.jsonl").exists()
     lines = (out / "MANIFEST.jsonl.part").read_bytes().splitlines()
     assert [msgspec.json.decode(line)["path"] for line in lines] == [file(1).path, file(2).path]

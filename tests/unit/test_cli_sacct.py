@@ -108,7 +108,7 @@ def test_parquet_is_written_whole_or_not_at_all(
     assert execute_sacct(["-f", str(path), "-j", "7", "-n", "-P", "-o", "jobid"]) == 0
     assert capsys.readouterr().out.split() == ["7", "7.batch"]
     assert execute_sacct(["-j", "7", "--parquet", str(path)]) == 1
-    assert "is there already" in capsys.readouterr().err
+    assert "exists already" in capsys.readouterr().err
     assert execute_sacct(["-j", "7", "--parquet", str(books / "no" / "x.parquet")]) == 1
     assert sorted(one.name for one in books.iterdir() if "parquet" in one.name) == [path.name]
 
@@ -118,7 +118,7 @@ def test_what_it_tells_of_itself(capsys: pytest.CaptureFixture[str]) -> None:
         assert execute_sacct([word]) == 0
         assert capsys.readouterr().out.startswith(begun)
     assert execute_sacct(["-j", "7", "-v", "-n"]) == 0
-    assert "sacct: looked at 1970-01-01T00:00:00 to " in capsys.readouterr().err
+    assert "sacct: jobs from 1970-01-01T00:00:00 to " in capsys.readouterr().err
 
 
 def test_it_stands_among_the_other_commands(capsys: pytest.CaptureFixture[str]) -> None:

@@ -116,10 +116,10 @@ def test_check_warns_of_what_is_missing_and_refuses_what_is_wrong(
     loaded(tmp_path, limits)
     assert run(["config", "check", "--config", path]) == 0
     told = capfd.readouterr()
-    assert "is right, with 1 warning." in told.out
-    assert "from files: what is older than 365 days\n" in told.out
-    assert "from files: what is over 19.5K bytes of each user (users nobody-here)\n" in told.out
-    assert "from files: what is older than 1 day (accounts physics)\n" in told.out
+    assert "is valid, with 1 warning." in told.out
+    assert "from files: scripts older than 365 days\n" in told.out
+    assert "from files: scripts beyond 19.5K bytes of each user (users nobody-here)\n" in told.out
+    assert "from files: scripts older than 1 day (accounts physics)\n" in told.out
     assert f"{path}:8: 'archive.sink.files.limit.a.users': user 'nobody-here' does not" in told.err
     loaded(tmp_path, KAFKA + '[archive.sink.k.broker.options]\n"linger.mz" = "1"\n')
     assert run(["config", "check", "--config", path]) == 2

@@ -95,7 +95,7 @@ def test_a_configuration_is_applied_or_the_present_one_kept(site: Daemon) -> Non
     assert (code, "state_dir has changed" in said) == (1, True), said
     assert (site.root / "state/daemon.json").read_bytes() == parts, "no part was restarted"
     site.write(CONFIG.format(root=site.root, level="debug"))
-    assert site.reload() == (0, "The new configuration is in force.\n")
+    assert site.reload() == (0, "The daemon reloaded its configuration.\n")
     assert (site.root / "state/daemon.json").read_bytes() != parts
     assert steward("archive", "list", "--socket", site.socket).returncode == 0
 

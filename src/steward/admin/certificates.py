@@ -48,7 +48,7 @@ class CertificateAuthority:
             self._directory.mkdir(mode=0o711, exist_ok=True)
             (self._directory / "nodes").mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
-            raise CertificateError(f"{directory} cannot be made: {error.strerror}") from error
+            raise CertificateError(f"cannot create {directory}: {error.strerror}") from error
         self.ca_file = str(self._directory / "ca.crt")
         extensions = ("basicConstraints=critical,CA:TRUE", "keyUsage=critical,keyCertSign")
         self._make(self._directory / "ca", "Steward's nodes", extensions, signed=False)
@@ -62,7 +62,7 @@ class CertificateAuthority:
         """
         for name in names:
             if _NAME.fullmatch(name) is None:
-                raise UsageError(f"{name!r} is neither a host's name nor an address")
+                raise UsageError(f"invalid host {name!r}: give a host name or an address")
         alt_names = [f"{'IP' if _ADDRESS.fullmatch(name) else 'DNS'}:{name}" for name in names]
         return self._make_leaf(self._directory / "server", names[0], alt_names, "serverAuth")
 
@@ -83,7 +83,9 @@ class CertificateAuthority:
             raise UsageError(str(error)) from error
         for name in names:
             if _NAME.fullmatch(name) is None:
-                raise UsageError(f"{name!r} is no node's name")
+                raise UsageError(
+                    f"invalid node name {name!r}: use letters, digits, '.', '_' and '-'"
+                )
             # Within a cluster the node name is unique; among several only both names together are.
             alt_names = [f"DNS:{name}.{cluster}"] if cluster else [f"DNS:{name}"]
             yield (
@@ -138,7 +140,9 @@ def _run_openssl(command: Sequence[str], text: str) -> None:
             env={"PATH": os.environ.get("PATH", "/usr/local/bin:/usr/bin:/bin"), "LC_ALL": "C"},
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise CertificateError(f"openssl cannot be run: {error}") from error
+        raise CertificateError(f"cannot run openssl: {error}") from error
     if result.returncode:
         message = " ".join(result.stderr.decode("utf-8", "backslashreplace").split())[-300:]
-        raise CertificateError(f"openssl makes no certificate (3.0 or later is needed): {message}")
+        raise CertificateError(
+            f"openssl failed to create a certificate (3.0 or later is required): {message}"
+        )

@@ -137,7 +137,7 @@ class InitOptions(msgspec.Struct, frozen=True, kw_only=True):
             return pwd.getpwnam(self.user)
         except KeyError as error:
             raise SetupError(
-                f"there is no user {self.user!r}: name SlurmUser by --user", self.user
+                f"unknown user {self.user!r}: give SlurmUser with --user", self.user
             ) from error
 
 
@@ -165,14 +165,15 @@ def query_site(slurm_conf: str = "", slurm_bin: str = "") -> SlurmSite:
         config = Slurm("here", settings, _PATIENCE_S).config()
     except SlurmError as error:
         raise SetupError(
-            f"slurmctld does not answer: run this on its host while it runs ({error})", error
+            f"slurmctld does not answer: run this on its host while slurmctld is running ({error})",
+            error,
         ) from error
     return SlurmSite(config=config, slurm_conf=slurm_conf, slurm_bin=slurm_bin)
 
 
 _HEAD: Final = """\
-# Made by 'steward init'. What else can be set: docs/configuration.md, steward.toml(5).
-# 'steward config check' says whether it is right; 'systemctl reload steward' has it read again.
+# Written by 'steward init'. All settings: docs/configuration.md, steward.toml(5).
+# 'steward config check' checks this file; 'systemctl reload steward' applies it.
 """
 
 
@@ -187,18 +188,20 @@ def render_config_text(options: InitOptions, site: SlurmSite) -> str:
     sections.append(_render_cluster(options, site))
     sections.append("[archive.sink.files]\n" + _render_line("path", options.archive_dir))
     if options.nodes:
-        sections.append("# What 'steward agent' on compute nodes sends.\n[nodes]\n")
+        sections.append("# Reports of 'steward agent' on compute nodes.\n[nodes]\n")
         sections[-1] += _render_line("listen", options.nodes)
         if options.listener:
             sections[-1] += _render_line("listener", options.listener)
     if options.bank:
-        sections.append("# It observes, and refuses nothing, until 'steward bank enforce gate'.\n")
+        sections.append(
+            "# The bank observes and rejects nothing until 'steward bank enforce gate'.\n"
+        )
         sections[-1] += "[bank]\nenabled = true\n"
     if options.sensor:
         sections.append(_render_sensor(options))
     sections.append("[actions]\n" + _render_line("programs_file", f"{options.out}/programs"))
     sections.append(
-        "# Rules act on events; 'steward rules enable NAME' turns on one that comes with Steward.\n"
+        "# Rules react to events; 'steward rules enable NAME' enables one of those of Steward.\n"
         f'[rules]\nmode = "off"\ndirectories = ["{options.out}/rules.d", "{SHIPPED}"]\n'
     )
     if options.web:
@@ -237,7 +240,7 @@ def _render_line(name: str, value: str) -> str:
 
 _PROGRAMS: Final = """\
 # Absolute paths of the programs that the actions local.command and slurm.trigger.set may
-# start, one a line. See docs/actions.md.
+# start, one per line. See docs/actions.md.
 """
 
 
@@ -255,15 +258,16 @@ def write_configuration(options: InitOptions, site: SlurmSite, *, force: bool = 
     """
     account = options.account
     if os.geteuid() not in (0, account.pw_uid):
-        raise SetupError(f"files are to be {options.user}'s: run this as root", options.user)
+        raise SetupError(f"the files must belong to {options.user}: run this as root", options.user)
     if os.path.lexists(options.path) and not force:
         raise SetupError(
-            f"{options.path} is there: edit it, or write it anew with --force", options.path
+            f"{options.path} exists already: edit it, or replace it with --force", options.path
         )
     kind = find_network_type(options.state_dir)
     if kind:
         raise SetupError(
-            f"{options.state_dir} is on {kind}: name a local disk by --state-dir", options.state_dir
+            f"{options.state_dir} is on {kind}: choose a local disk with --state-dir",
+            options.state_dir,
         )
     try:
         return list(_write_files(options, site, account.pw_uid, account.pw_gid))
@@ -336,7 +340,7 @@ def _make_directory(path: str, mode: int, owner: tuple[int, int] | None) -> bool
     """
     if os.path.lexists(path):
         if not stat.S_ISDIR(os.stat(path).st_mode):
-            raise SetupError(f"{path} is there, and is no directory", path)
+            raise SetupError(f"{path} exists and is not a directory", path)
         return False
     os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
     os.mkdir(path, mode)
@@ -372,7 +376,7 @@ def list_steps(options: InitOptions, site: SlurmSite) -> Iterator[SetupStep]:
     """Yield the remaining steps in order."""
     config_option = "" if options.out == DEFAULT_OUT else f" --config {options.path}"
     yield SetupStep(
-        title="The archive, from snapshots and the spool alone: nothing of Slurm is changed",
+        title="The archive, from queue polls and the spool; Slurm is unchanged",
         commands=(
             f"steward config check{config_option}",
             *_list_unit_commands(options),
@@ -401,7 +405,7 @@ def _list_unit_commands(options: InitOptions) -> Iterator[str]:
 
 def _make_jobcomp_step(site: SlurmSite) -> SetupStep:
     return SetupStep(
-        title="Every job's end, told by slurmctld as it happens",
+        title="Job ends, reported by slurmctld",
         commands=(
             f"steward plugins install --jobcomp {site.conf_dir}",
             f"{site.conf_dir}/slurm.conf: JobCompType=jobcomp/lua",
@@ -422,7 +426,7 @@ def _make_nodes_step(options: InitOptions, site: SlurmSite) -> SetupStep:
     port = options.nodes.rpartition(":")[2]
     agent_line = f'STEWARD_AGENT="--to {os.uname().nodename}:{port} --user {options.user}"'
     return SetupStep(
-        title="What steps and tasks used, told by the nodes",
+        title="Resource use of steps and tasks, reported by nodes",
         commands=(
             *(("systemctl enable --now steward-listen",) if options.listener else ()),
             "steward plugins build",
@@ -432,19 +436,19 @@ def _make_nodes_step(options: InitOptions, site: SlurmSite) -> SetupStep:
             f"echo '{agent_line}' > /etc/steward/agent.conf        # on each node",
             "systemctl enable --now steward-agent.timer        # on each node",
         ),
-        note=f"Without a slurm.conf of their own nodes include it by {FETCHED_PLUGSTACK}.",
+        note=f"Nodes without their own slurm.conf include it through {FETCHED_PLUGSTACK}.",
     )
 
 
 def _make_bank_step(config_option: str) -> SetupStep:
     return SetupStep(
-        title="The bank, which observes: jobs are priced and charged, none is refused",
+        title="The bank in mode observe: it prices and charges jobs, and rejects none",
         commands=(
             f"steward bank rate create '*' --weight cpu=1{config_option}",
             f"steward bank import sacctmgr --dry-run{config_option}",
             f"steward bank import sacctmgr{config_option}",
         ),
-        note="Without a slurmdbd accounts come by 'steward bank account create'.",
+        note="Without a slurmdbd, create accounts with 'steward bank account create'.",
     )
 
 
@@ -452,12 +456,14 @@ def _make_gate_step(site: SlurmSite, config_option: str) -> SetupStep:
     """Make the step that installs the submit plugin."""
     plugins = parse_submit_plugins(site.config)
     site_script = f"{site.conf_dir}/{LUA_SCRIPT}"
-    note = "gate.off takes it out again at once: docs/gate.md."
+    note = "The file gate.off disables it at once: docs/gate.md."
     if os.path.exists(site_script) and not is_own_file(site_script):
-        note = f"{site_script} is the site's own: the first command says what it is to call. {note}"
+        note = (
+            f"{site_script} is the site's own: the first command prints what it must call. {note}"
+        )
     plugin_names = [*(plugin for plugin in plugins if plugin != "lua"), "lua"]
     return SetupStep(
-        title="The gate: slurmctld asks the bank before it takes a job",
+        title="The gate: slurmctld asks the bank before it accepts a job",
         commands=(
             *(() if find_lua_sockets() else (_LUA_SOCKET,)),
             f"steward plugins install --job-submit-lua {site.conf_dir}",

@@ -53,7 +53,8 @@ class JournalContext:
         """
         if not all(self._access.is_operator(caller, cluster) for cluster in self._clusters):
             raise PermissionRefused(
-                "the journal holds everybody's jobs: only operators may ask for it"
+                "permission denied: the journal concerns jobs of all users, so only "
+                "operators may read it"
             )
 
     def open_reader(self) -> JournalReader:
@@ -294,7 +295,7 @@ def _list_events(context: JournalContext, caller: Caller, request: ListRequest) 
     unknown = set(request.kinds) - set(BODIES)
     if unknown:
         kinds = ", ".join(BODIES)
-        raise UsageError(f"there is no kind {min(unknown)!r}: the kinds are {kinds}")
+        raise UsageError(f"unknown kind {min(unknown)!r}: the kinds are {kinds}")
     reader = context.open_reader()
     try:
         events = _read_events(reader, request)
@@ -357,8 +358,8 @@ def _find_consumer(reader: JournalReader, name: str) -> str:
     sinks = {consumer.removeprefix("archive."): consumer for consumer in sorted(names)}
     matches = difflib.get_close_matches(name, [*names, *sinks], n=1)
     hint = f"did you mean {sinks.get(matches[0], matches[0])!r}?" if matches else ""
-    hint = hint or f"there are: {', '.join(sorted(names)) or 'none'}"
-    raise UsageError(f"there is no consumer {name!r}: {hint}", name)
+    hint = hint or f"the consumers are {', '.join(sorted(names)) or 'none'}"
+    raise UsageError(f"unknown consumer {name!r}: {hint}", name)
 
 
 def _make_dead_line(letter: DeadLetter) -> DeadLine:

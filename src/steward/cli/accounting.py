@@ -49,10 +49,11 @@ def gaps(
     elif reply.findings or style.is_for_programs or not style.has_header:
         print_table(reply.layout, reply.findings, style, reply)
     else:
-        print("Nothing is missing.")
+        print("No gaps in this period.")
     if reply.more:
         output.print_warning(
-            f"there is more than {format_count(request.limit, 'finding')}: see --limit, -S and -E"
+            f"there are more than {format_count(request.limit, 'finding')}: raise --limit, or "
+            "narrow the period with -S and -E"
         )
     if fail and reply.findings:
         raise typer.Exit(1)
@@ -64,7 +65,7 @@ def import_(
         typer.Option(
             "--from",
             metavar="sacct|FILE",
-            help="sacct asks slurmdbd; a FILE is what `sacct -P` wrote, or a job log.",
+            help="'sacct' queries slurmdbd. FILE is the output of `sacct -P`, or a job log.",
         ),
     ],
     since: Annotated[
@@ -79,16 +80,16 @@ def import_(
     ] = "",
     cluster: Annotated[
         str,
-        typer.Option("--cluster", "-M", metavar="NAME", help="The cluster whose jobs they were."),
+        typer.Option("--cluster", "-M", metavar="NAME", help="Cluster of the jobs."),
     ] = "",
     as_json: Json = False,
     config: Config = "",
 ) -> None:
-    """Take over another's books: slurmdbd's, a file of sacct's, a job log.
+    """Import jobs from slurmdbd, a file written by sacct, or a job log.
 
-    slurmdbd is asked for a day at a time. What is cut short goes on where it
-    was, and doing it twice does no harm: a job that Steward saw itself is that
-    job, and Steward's own figures go before.
+    Steward queries slurmdbd one day at a time. An interrupted import resumes
+    where it stopped, and a repeated one changes nothing. If Steward observed a
+    job itself, its own figures take precedence.
     """
     settings = require_settings(ClientPlace(config=config))
     cluster = cluster or _require_one_cluster(tuple(settings.cluster))
@@ -98,7 +99,10 @@ def import_(
     with ProgressLine() as progress:
         if source == "sacct":
             if begin is None:
-                raise UsageError("say since when: steward accounting import --from sacct -S TIME")
+                raise UsageError(
+                    "slurmdbd import needs a start time: run steward accounting import "
+                    "--from sacct -S TIME"
+                )
             now = datetime.now(UTC)
             result = import_history(settings, cluster, begin, end or now, progress.show)
         else:
@@ -108,16 +112,17 @@ def import_(
         print_json(result)
         return
     if result.went_on:
-        output.print_note(f"went on where it was cut short: {result.went_on}")
+        output.print_note(f"resumed {result.went_on} interrupted before")
     summary = f"{format_count(result.jobs, 'run')} of jobs and {format_count(result.steps, 'step')}"
-    print(f"Took over {summary}; those that were known are in the books once.")
+    print(f"Imported {summary}. Runs that Steward knew already are counted once.")
     if result.unfinished:
         output.print_note(
-            f"{format_count(result.unfinished, 'job')} not over yet: left to the snapshots"
+            f"{format_count(result.unfinished, 'job')} not ended yet: queue polls will record "
+            "their end"
         )
     if result.passed_over:
         output.print_warning(
-            f"{format_count(result.passed_over, 'row')} passed over: no rows of jobs or steps"
+            f"{format_count(result.passed_over, 'row')} skipped: not records of jobs or steps"
         )
 
 
@@ -125,7 +130,9 @@ def _require_one_cluster(clusters: tuple[str, ...]) -> str:
     """Return the only configured cluster, or fail if there are several."""
     if len(clusters) == 1:
         return clusters[0]
-    raise UsageError(f"say which with --cluster: {', '.join(clusters)}")
+    raise UsageError(
+        f"several clusters are configured: choose one with --cluster: {', '.join(clusters)}"
+    )
 
 
 def _parse_local_time(text: str) -> datetime | None:
@@ -146,7 +153,7 @@ def print_dump(items: Iterator[DumpChunk | DumpAnswer]) -> DumpAnswer:
             print(escape_lines(item.text), end="")
         else:
             output.write_bytes(item.text.encode())
-    raise AssertionError("a stream ends with its answer")
+    raise AssertionError("a stream ends with its reply")
 
 
 @prints("accounting.expire")

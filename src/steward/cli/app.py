@@ -240,7 +240,7 @@ def root(
         ),
     ] = False,
 ) -> None:
-    """Keep the books of a Slurm cluster: what every job ran, kept, found and shown."""
+    """Keep the books of a Slurm cluster: archive jobs, record and charge them, react to nodes."""
     del version  # its callback has printed the version
     if debug:
         os.environ["STEWARD_DEBUG"] = "1"
@@ -317,7 +317,7 @@ accounting_app = typer.Typer(
 
 @accounting_app.callback()
 def accounting() -> None:
-    """Look after the books: the job log, plugins, what is missing."""
+    """Manage accounting data: job log, imports, gaps and plugins."""
 
 
 _ARCHIVE_SOURCES = "steward.cli.archive_sources"
@@ -485,7 +485,7 @@ def report() -> None:
 
 @bank_app.callback()
 def bank() -> None:
-    """What jobs cost, and what is left to spend."""
+    """Manage accounts, allocations, rates and charges of the bank."""
 
 
 @accounts.callback()

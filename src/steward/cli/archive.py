@@ -102,7 +102,7 @@ def print_job(
     reply: ShowReply,
     *,
     script: Annotated[
-        bool, typer.Option("--script", help="Print the script alone, byte for byte in a pipe.")
+        bool, typer.Option("--script", help="Print only the script; in a pipe byte for byte.")
     ] = False,
 ) -> None:
     """Print the facts of a job and its script, or a script alone.
@@ -115,7 +115,11 @@ def print_job(
     elif not script:
         _print_facts_and_script(reply)
     elif reply.content is None:
-        raise NotArchived(f"no script of job {reply.job.job} is kept", reply.job)
+        raise NotArchived(
+            f"job {reply.job.job} has no archived script: 'steward archive show "
+            f"{reply.job.job}' shows what is known of the job",
+            reply.job,
+        )
     else:
         _print_script(reply.content.data)
 
@@ -133,7 +137,7 @@ def _print_facts_and_script(reply: ShowReply) -> None:
     facts = _list_show_facts(reply)
     if reply.content is None:
         script_note = (
-            "an interactive job has none" if reply.job.kind == "interactive" else "none is kept"
+            "none: interactive job" if reply.job.kind == "interactive" else "none archived"
         )
         print_facts([*facts, ("Script", script_note)])
     elif is_terminal():
@@ -146,7 +150,8 @@ def _print_facts_and_script(reply: ShowReply) -> None:
     if reply.others:
         times = [format_time(earlier_job.submit, reply.zone) for earlier_job in reply.others]
         output.print_note(
-            f"Slurm has used the id {escape_line(reply.job.job)} before: {', '.join(times)}."
+            f"Slurm used the id {escape_line(reply.job.job)} for earlier jobs, submitted at "
+            f"{', '.join(times)}."
         )
 
 
@@ -168,7 +173,7 @@ def _list_show_facts(reply: ShowReply) -> list[tuple[str, str]]:
     if script is not None:
         facts += [
             ("Script of", reply.script_of),
-            ("Kept in", script.path),
+            ("Archived in", script.path),
             ("Script", f"{format_size(script.length)} bytes" if script.length is not None else ""),
             ("SHA-256", script.sha256),
             ("Redacted", ", ".join(script.redacted)),
@@ -206,7 +211,7 @@ def print_environment(
     reply: EnvironmentReply,
     *,
     null: Annotated[
-        bool, typer.Option("--null", "-0", help="End each variable with NUL, as env -0.")
+        bool, typer.Option("--null", "-0", help="End each variable with NUL, as env -0 does.")
     ] = False,
 ) -> None:
     """Print an environment, one variable a line."""
@@ -265,7 +270,8 @@ def write_export(
     target: Annotated[
         str,
         typer.Argument(
-            metavar="DIR|FILE.tar|-", help="Directory or tar to write; '-' is a tar on stdout."
+            metavar="DIR|FILE.tar|-",
+            help="Target: a directory, a tar file, or '-' for a tar on stdout.",
         ),
     ],
     target_format: Annotated[
@@ -273,7 +279,7 @@ def write_export(
         typer.Option(
             "--format",
             metavar="FORMAT",
-            help="dir, tar, tar.gz, tar.xz or tar.zst. Default: by the target's name.",
+            help="Format: dir, tar, tar.gz, tar.xz or tar.zst. Default: from the target's name.",
         ),
     ] = "",
 ) -> ExportReply:
@@ -285,9 +291,11 @@ def write_export(
     """
     destination = open_target(target, target_format)
     if target == "-" and is_terminal():
-        raise UsageError("cannot write a tar to a terminal: send it to a file or a pipe")
+        raise UsageError("cannot write a tar to a terminal: redirect stdout to a file or a pipe")
     if target == "-" and style.json:
-        raise UsageError("--json and a tar on stdout exclude each other: name a directory or file")
+        raise UsageError(
+            "--json and a tar on stdout exclude each other: give a directory or a file as target"
+        )
     # Nothing is written if the action fails.
     first_item = next(items)
     reply: ExportReply | None = None
@@ -298,7 +306,7 @@ def write_export(
             else:
                 destination.add(item)
                 progress.step("files")
-    assert reply is not None, "a stream ends with its answer"
+    assert reply is not None, "a stream ends with its reply"
     if style.json:
         print_json(reply)
     else:
@@ -319,7 +327,7 @@ def print_stream(items: Iterator[Any], style: Style) -> Answer:
                 reply = item
             else:
                 rows.append(item)
-    assert reply is not None, "a stream ends with its answer"
+    assert reply is not None, "a stream ends with its reply"
     name = next(iter(reply.layouts), "")
     if style.json:
         summary = {"version": reply.version, name: rows, "summary": reply}

@@ -154,25 +154,28 @@ def _reject_foreign_settings(path: str, root: str, command: str) -> None:
         raise SetUpError(f"cannot set up the archive: {path}: {error.strerror}", root) from error
     if heading != _HEADING.format(command):
         raise SetUpError(
-            f"{root} is kept by another command, see {path}: give another directory, or have "
-            "'steward serve' do both by a configuration file",
+            f"archive {root} is in use by another command, see {path}: choose another "
+            "directory, or let 'steward serve' run both from one configuration",
             root,
         )
 
 
 def watch(
-    cluster: Annotated[str, typer.Option("--cluster", metavar="NAME", help="The cluster's name.")],
+    cluster: Annotated[str, typer.Option("--cluster", metavar="NAME", help="Name of the cluster.")],
     archive: Annotated[
         str,
-        typer.Option("--archive", metavar="DIR", help="Where scripts are kept; made if need be."),
+        typer.Option(
+            "--archive", metavar="DIR", help="Root directory of the archive; created if missing."
+        ),
     ],
     spool: Annotated[
         str,
         typer.Option(
             "--spool",
             metavar="DIR",
-            help="slurmctld's StateSaveLocation (Slurm is asked if not given), or Torque's "
-            "server_priv.",
+            help=(
+                "Spool: slurmctld's StateSaveLocation (default: ask Slurm) or Torque's server_priv."
+            ),
         ),
     ] = "",
     layout: Annotated[
@@ -185,40 +188,50 @@ def watch(
         ),
     ] = "default",
     scheduler: Annotated[
-        str, typer.Option("--scheduler", metavar="NAME", help="Whose spool it is: slurm or torque.")
+        str,
+        typer.Option(
+            "--scheduler",
+            metavar="NAME",
+            help="Scheduler that writes the spool: slurm or torque.",
+        ),
     ] = "slurm",
     no_slurm: Annotated[
-        bool, typer.Option("--no-slurm", help="Never ask Slurm: owners stay unverified.")
+        bool, typer.Option("--no-slurm", help="Never query Slurm; job owners stay unverified.")
     ] = False,
     once: Annotated[
-        bool, typer.Option("--once", help="Keep what is in the spool now, and end.")
+        bool, typer.Option("--once", help="Archive the scripts in the spool now, then exit.")
     ] = False,
     state: Annotated[
         str,
         typer.Option(
             "--state",
             metavar="DIR",
-            help="Where databases are, on a local disk; in the archive if not given.",
+            help="Directory of the databases, on a local disk. Default: inside the archive.",
         ),
     ] = "",
     timezone: Annotated[
-        str, typer.Option("--timezone", metavar="ZONE", help="The zone of dates in paths.")
+        str, typer.Option("--timezone", metavar="ZONE", help="IANA time zone of dates in paths.")
     ] = "",
     slurm_conf: Annotated[
-        str, typer.Option("--slurm-conf", metavar="FILE", help="slurm.conf, if not the usual one.")
+        str,
+        typer.Option(
+            "--slurm-conf", metavar="FILE", help="Path of slurm.conf. Default: Slurm's own."
+        ),
     ] = "",
     groups: Annotated[
         str,
         typer.Option(
             "--groups",
             metavar="NAME,…",
-            help="Unix groups that may read every file. Default: none.",
+            help="Unix groups that may read every archived file. Default: none.",
         ),
     ] = "",
     move_to: Annotated[
         str,
         typer.Option(
-            "--move-to", metavar="DIR", help="A second tree that files are moved on to; not --once."
+            "--move-to",
+            metavar="DIR",
+            help="Second tree that older files move to; not with --once.",
         ),
     ] = "",
     move_after: Annotated[
@@ -226,7 +239,7 @@ def watch(
         typer.Option(
             "--move-after",
             metavar="S",
-            help="Age of a file when it is moved on, in seconds.",
+            help="Age at which files move to the second tree, in seconds.",
         ),
     ] = 300.0,
     log_level: Annotated[
@@ -234,21 +247,26 @@ def watch(
         typer.Option(
             "--log-level",
             metavar="L",
-            help="debug (a line for each script kept, read again, filed or moved), info, warning "
-            "or error. Default: info, with --once warning.",
+            help=(
+                "Log level: debug (one line per script), info, warning or error. Default: "
+                "info; warning with --once."
+            ),
         ),
     ] = None,
 ) -> None:
     """Archive the scripts of one cluster, without the daemon.
 
-    Needs no configuration file, and changes nothing but DIR. Run it as root or
-    as the user that slurmctld runs as. Ctrl-C ends it; started again it takes
-    up what it missed.
+    The command needs no configuration file and changes only DIR. Run it as root
+    or as the user that slurmctld runs as. Ctrl-C ends it. At the next start it
+    captures the scripts that it missed.
     """
     if no_slurm and not spool and scheduler == "slurm":
-        raise UsageError("--no-slurm leaves nobody to ask where the spool is: give --spool DIR")
+        raise UsageError("the spool is unknown: with --no-slurm, give --spool DIR")
     if once and move_to:
-        raise UsageError("--once ends before files are old enough to be moved: leave --move-to out")
+        raise UsageError(
+            "--move-to has no effect with --once, which exits before files are old enough: "
+            "remove --move-to"
+        )
     if once and spool:
         _check_spool_readable(spool, scheduler)
     root = os.path.abspath(archive)
@@ -303,9 +321,11 @@ def _check_spool_readable(spool: str, scheduler: str) -> None:
     try:
         os.scandir(spool).close()
     except OSError as error:
-        advice = "slurmctld's StateSaveLocation, and run this as root or as slurmctld's user"
+        advice = (
+            "slurmctld's StateSaveLocation as --spool, and run the command as root or SlurmUser"
+        )
         if scheduler == "torque":
-            advice = "Torque's server_priv, and run this as root"
+            advice = "Torque's server_priv as --spool, and run the command as root"
         raise SetUpError(
             f"cannot read the spool {spool}: {error.strerror}; give {advice}",
             spool,
@@ -323,12 +343,11 @@ def _watch_once(settings: Settings, root: str, cluster: str) -> int:
     result = run_once(settings)
     elapsed_s = time.monotonic() - started_s
     print(
-        f"Kept {format_count(result.captured, 'new script')} of {escape_line(cluster)} in "
-        f"{escape_line(root)}; "
-        f"it took {elapsed_s:.1f} s."
+        f"Archived {format_count(result.captured, 'new script')} of {escape_line(cluster)} in "
+        f"{escape_line(root)}; it took {elapsed_s:.1f} s."
     )
     for consumer, reason in result.waiting.items():
-        output.print_warning(f"{consumer} could not go on: {reason}")
+        output.print_warning(f"{consumer} stopped: {reason}")
     output.print_note(f"  steward archive list --archive {escape_line(root)}")
     return 1 if result.waiting else 0
 
@@ -336,14 +355,19 @@ def _watch_once(settings: Settings, root: str, cluster: str) -> int:
 def import_(
     kind: Annotated[
         Literal["job_archive", "sarchive", "slurmdbd"],
-        typer.Argument(metavar="KIND", help="job_archive, sarchive or slurmdbd."),
+        typer.Argument(
+            metavar="KIND", help="Tool that wrote the archive: job_archive, sarchive or slurmdbd."
+        ),
     ],
     root: Annotated[
-        str, typer.Argument(metavar="[DIR]", help="The root of job_archive's or SArchive's tree.")
+        str,
+        typer.Argument(
+            metavar="[DIR]", help="Root directory of the tree of job_archive or SArchive."
+        ),
     ] = "",
     cluster: Annotated[
         str,
-        typer.Option("--cluster", "-M", metavar="NAME", help="The cluster whose jobs they were."),
+        typer.Option("--cluster", "-M", metavar="NAME", help="Cluster of the jobs."),
     ] = "",
     since: Since = "",
     until: Until = "",
@@ -353,9 +377,9 @@ def import_(
 ) -> None:
     """Import the archive of another tool.
 
-    Reads the tree that job_archive or SArchive wrote, or the scripts that
-    slurmdbd stored (-S and -E say of when). Nothing is changed there, secrets
-    are taken out of environments, and doing it twice does no harm.
+    Steward reads the tree of job_archive or SArchive, or the scripts in slurmdbd
+    (period: -S and -E), without changing them. It redacts secrets in
+    environments. A repeated import adds nothing.
     """
     settings = require_settings(ClientPlace(config=config, archive=archive))
     cluster = cluster or _require_single_cluster(settings)
@@ -368,37 +392,41 @@ def import_(
 
         if kind == "slurmdbd":
             if root:
-                raise UsageError("slurmdbd has no directory to import from: leave it out", root)
+                raise UsageError("slurmdbd import takes no directory: remove the argument", root)
             begin, end = _parse_period(since, until)
             result = import_stored_scripts(settings, cluster, begin, end, report)
         else:
             if not root:
-                raise UsageError(f"say where the tree is: steward archive import {kind} DIR")
+                raise UsageError(f"the directory is missing: run steward archive import {kind} DIR")
             result = import_archive_tree(settings, cluster, kind, os.path.abspath(root), report)
     if as_json:
         print_json(result)
         return
     print(
-        f"Took over {format_count(result.scripts, 'script')}, {result.owned} of them with an owner."
+        f"Imported {format_count(result.scripts, 'script')}, {result.owned} of them with an owner."
     )
     if result.known:
-        print(f"The archive had {format_count(result.known, 'script')} already.")
+        print(f"The archive already had {format_count(result.known, 'script')}.")
     if result.scriptless:
-        print(f"slurmdbd stored no script of {format_count(result.scriptless, 'submission')}.")
+        print(f"slurmdbd has no script of {format_count(result.scriptless, 'submission')}.")
     if result.skipped:
         output.print_warning(
-            f"passed over {format_count(result.skipped, 'file')}: the log says which and why"
+            f"skipped {format_count(result.skipped, 'file')}: the log has each name and reason"
         )
     if result.unknown_users:
         names = ", ".join(escape_line(name) for name in result.unknown_users)
-        output.print_warning(f"no such users here, their scripts stay unverified: {names}")
+        output.print_warning(
+            f"users unknown on this host, so their scripts stay unverified: {names}"
+        )
 
 
 def _require_single_cluster(settings: Settings) -> str:
     """Return the only configured cluster, or fail if there are several."""
     if len(settings.cluster) == 1:
         return next(iter(settings.cluster))
-    raise UsageError(f"say which with --cluster: {', '.join(settings.cluster)}")
+    raise UsageError(
+        f"several clusters are configured: choose one with --cluster: {', '.join(settings.cluster)}"
+    )
 
 
 def _parse_period(since: str, until: str) -> tuple[datetime, datetime]:
@@ -408,7 +436,9 @@ def _parse_period(since: str, until: str) -> tuple[datetime, datetime]:
     now = datetime.now(UTC)
     zone = to_local_time(now).tzinfo or UTC
     if not since:
-        raise UsageError("say since when: steward archive import slurmdbd -S 2026-01-01")
+        raise UsageError(
+            "slurmdbd import needs a start time: run steward archive import slurmdbd -S 2026-01-01"
+        )
     return parse_time(since, now, zone), parse_time(until, now, zone) if until else now
 
 
@@ -433,44 +463,50 @@ def consume(
         typer.Option(
             "--server",
             metavar="HOST:PORT,…",
-            help="Some of the Kafka brokers.",
+            help="Kafka brokers to connect to first.",
             callback=reject_empty,
         ),
     ],
     archive: Annotated[
         str,
-        typer.Option("--archive", metavar="DIR", help="Where scripts are kept; made if need be."),
+        typer.Option(
+            "--archive", metavar="DIR", help="Root directory of the archive; created if missing."
+        ),
     ],
-    topic: Annotated[str, typer.Option("--topic", metavar="T", help="The topic.")] = "steward-jobs",
+    topic: Annotated[
+        str, typer.Option("--topic", metavar="T", help="Kafka topic.")
+    ] = "steward-jobs",
     group: Annotated[
-        str, typer.Option("--group", metavar="G", help="The consumer group.")
+        str, typer.Option("--group", metavar="G", help="Kafka consumer group.")
     ] = "steward",
     clusters: Clusters = None,
     layout: Annotated[
         str,
-        typer.Option("--layout", metavar="L", help="As for 'steward archive watch'."),
+        typer.Option(
+            "--layout", metavar="L", help="Layout of file names, as in 'steward archive watch'."
+        ),
     ] = "default",
     once: Annotated[
-        bool, typer.Option("--once", help="Take what is in the topic now, and end.")
+        bool, typer.Option("--once", help="Archive the messages in the topic now, then exit.")
     ] = False,
     state: Annotated[
         str,
         typer.Option(
             "--state",
             metavar="DIR",
-            help="Where databases are, on a local disk; in the archive if not given.",
+            help="Directory of the databases, on a local disk. Default: inside the archive.",
         ),
     ] = "",
-    tls: Annotated[bool, typer.Option("--tls", help="Encrypt connections.")] = False,
+    tls: Annotated[bool, typer.Option("--tls", help="Encrypt connections with TLS.")] = False,
     ca_file: Annotated[
         str,
-        typer.Option("--ca-file", metavar="FILE", help="What brokers' certificates are of."),
+        typer.Option("--ca-file", metavar="FILE", help="CA certificates that verify the brokers."),
     ] = "",
     certificate_file: Annotated[
-        str, typer.Option("--certificate-file", metavar="FILE", help="Our own certificate.")
+        str, typer.Option("--certificate-file", metavar="FILE", help="Certificate of this client.")
     ] = "",
     key_file: Annotated[
-        str, typer.Option("--key-file", metavar="FILE", help="The key of that certificate.")
+        str, typer.Option("--key-file", metavar="FILE", help="Private key of that certificate.")
     ] = "",
     sasl: Annotated[
         Literal["", "PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"],
@@ -481,17 +517,17 @@ def consume(
         ),
     ] = "",
     sasl_user: Annotated[
-        str, typer.Option("--sasl-user", metavar="NAME", help="Who we are, for SASL.")
+        str, typer.Option("--sasl-user", metavar="NAME", help="SASL user name.")
     ] = "",
     password_file: Annotated[
-        str, typer.Option("--password-file", metavar="FILE", help="Holds the password for SASL.")
+        str, typer.Option("--password-file", metavar="FILE", help="File with the SASL password.")
     ] = "",
 ) -> None:
     """Archive the scripts that another Steward sends to Kafka.
 
-    Needs no configuration file, and changes nothing but DIR. Offsets are
-    committed for the group when what they stand for is on disk. Ctrl-C ends it;
-    started again it goes on where it was.
+    The command needs no configuration file and changes only DIR. It commits an
+    offset of the group when the message is on disk. Ctrl-C ends it. At the next
+    start it continues where it stopped.
     """
     del source
     root = os.path.abspath(archive)
@@ -548,11 +584,10 @@ def _consume_once(settings: Settings, root: str) -> int:
     elapsed_s = time.monotonic() - started_s
     topic = settings.consume[_KAFKA_SOURCE].broker.topic
     print(
-        f"Took {format_count(result.captured, 'message')} of topic {escape_line(topic)} into "
-        f"{escape_line(root)}; "
-        f"it took {elapsed_s:.1f} s."
+        f"Archived {format_count(result.captured, 'message')} of topic {escape_line(topic)} "
+        f"in {escape_line(root)}; it took {elapsed_s:.1f} s."
     )
     for consumer, reason in result.waiting.items():
-        output.print_warning(f"{consumer} could not go on: {reason}")
+        output.print_warning(f"{consumer} stopped: {reason}")
     output.print_note(f"  steward archive list --archive {escape_line(root)}")
     return 1 if result.waiting else 0

@@ -30,17 +30,17 @@ from steward.core.events import utc_now
 def backup(
     to: Annotated[
         str,
-        typer.Argument(metavar="DIR|FILE", help="Where to: a directory, or FILE.tar.zst."),
+        typer.Argument(metavar="DIR|FILE", help="Target: a directory, or a file FILE.tar.zst."),
     ],
     archive: Annotated[
         bool,
-        typer.Option("--with-archive", help="With the files of the archive, too."),
+        typer.Option("--with-archive", help="Include the archived files."),
     ] = False,
     catalogue: Annotated[
         bool,
         typer.Option(
             "--catalogue/--no-catalogue",
-            help="With the index for content search, which 'archive reindex' makes anew.",
+            help="Include the catalog. If it is missing, 'archive reindex' rebuilds it.",
         ),
     ] = True,
     as_json: Json = False,
@@ -48,8 +48,8 @@ def backup(
 ) -> None:
     """Back up databases, settings and secrets into one file, while Steward runs.
 
-    Databases, scripts that wait, secrets and the configuration are in it, so that it is as
-    private as they are. A ledger in PostgreSQL and the archive's own files are not.
+    A backup contains databases, waiting scripts, secrets and the configuration, so keep it
+    private. It does not contain a ledger in PostgreSQL, nor the archived files.
     """
     settings = require_settings(ClientPlace(config=config))
     path = choose_backup_path(to, utc_now())
@@ -71,27 +71,36 @@ def backup(
 
 
 def restore(
-    path: Annotated[str, typer.Argument(metavar="FILE", help="What 'steward backup' made.")],
+    path: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE",
+            help="Backup to restore: a directory or file written by 'steward backup'.",
+        ),
+    ],
     only_check: Annotated[
-        bool, typer.Option("--check", help="Only read it through and say whether it is whole.")
+        bool, typer.Option("--check", help="Verify the backup without restoring it.")
     ] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Move aside what is in the state directory.")
+        bool,
+        typer.Option(
+            "--force", help="Move the present content of the state directory aside, then restore."
+        ),
     ] = False,
     as_json: Json = False,
     config: Config = "",
 ) -> None:
     """Restore a backup into the directories that the configuration names.
 
-    Without a configuration on this host that of the backup is taken, and written to its place.
-    The daemon must not run. Files of the configuration that are there stay as they are.
+    Stop the daemon first. If this host has no configuration, Steward uses and installs that of
+    the backup. Existing configuration files stay unchanged.
     """
     manifest = verify_backup(path)
     if only_check:
         if as_json:
             print_json(manifest)
         else:
-            print(f"{path} is whole: {_describe_backup(manifest)}")
+            print(f"{path} is complete: {_describe_backup(manifest)}")
         return
     settings = _choose_settings(path, manifest, config)
     with ProgressLine() as progress:
@@ -101,9 +110,12 @@ def restore(
     if as_json:
         print_json(result)
         return
-    print(f"{format_count(result.files, 'file')} are back in {result.state_dir}.")
+    print(f"Restored {format_count(result.files, 'file')} in {result.state_dir}.")
     if result.aside:
-        print(f"What was there is in {result.aside} now: remove it when all is well.")
+        print(
+            f"The former content is in {result.aside}: remove it after you have "
+            "checked the restored state."
+        )
     for file in result.written:
         print(f"  wrote  {file}")
     for file in result.unchanged:
@@ -117,7 +129,7 @@ def _choose_settings(path: str, manifest: BackupManifest, config: str) -> Settin
     if config or os.path.exists(DEFAULT_PATH):
         return load_settings(config or DEFAULT_PATH)
     if not manifest.config:
-        raise BackupError("there is no configuration in this backup: name one with --config", path)
+        raise BackupError("the backup contains no configuration: name one with --config", path)
     with tempfile.TemporaryDirectory() as directory:
         config_path = os.path.join(directory, "steward.toml")
         with open(config_path, "wb") as file:
@@ -140,10 +152,12 @@ def _list_omitted(manifest: BackupManifest, settings: Settings) -> list[str]:
     warnings = []
     if manifest.ledger:
         warnings.append(
-            f"the ledger is not in it: back {manifest.ledger} up with pg_dump, after each "
-            "'steward backup'"
+            f"the backup does not contain the ledger: run pg_dump on {manifest.ledger} after "
+            "each 'steward backup'"
         )
     if not manifest.trees and settings.files_sinks():
         roots = ", ".join(settings.sink_path(name) for name in settings.files_sinks())
-        warnings.append(f"the archive's own files are not in it: {roots} (see --with-archive)")
+        warnings.append(
+            f"the backup does not contain the archived files in {roots}: give --with-archive"
+        )
     return warnings

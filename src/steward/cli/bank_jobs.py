@@ -87,7 +87,9 @@ def quote(
     if len(reply.quotes) > 1:
         print_line(f"Total: at most {reply.format_with_unit(reply.amount)}.")
     if reply.free is not None:
-        print_line(f"{reply.quotes[0].account} has {reply.format_with_unit(reply.free)} free now.")
+        print_line(
+            f"{reply.quotes[0].account} has {reply.format_with_unit(reply.free)} available now."
+        )
     if reply.is_let_in is False:
         print_line(
             "The gate would reject it now." if not reply.say else reply.say.split("\n", 1)[0]
@@ -124,10 +126,10 @@ def _read_script(arguments: tuple[str, ...]) -> str:
     try:
         with open(path, "rb") as file:
             if os.fstat(file.fileno()).st_size > _MAX_SCRIPT_BYTES:
-                raise UsageError(f"{path} is too large for a script", path)
+                raise UsageError(f"{path} is too large for a script: sbatch rejects it, too", path)
             return file.read(_MAX_SCRIPT_BYTES).decode("utf-8", "replace")
     except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}", path) from error
+        raise UsageError(f"cannot read {path}: {error.strerror}", path) from error
 
 
 @prints("bank.allow")

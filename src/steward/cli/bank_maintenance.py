@@ -56,7 +56,7 @@ def notices(
         typer.Option(
             "--retry",
             metavar="NUMBER,…|all",
-            help="Retry these notices at once; 'all' for all dead letters.",
+            help="Numbers of the notices to retry; 'all' for all dead letters.",
             callback=reject_empty,
         ),
     ] = "",
@@ -89,18 +89,28 @@ def _parse_numbers(text: str) -> tuple[int, ...]:
         return ()
     parts = options.split_lists([text])
     if not all(part.isascii() and part.isdecimal() and len(part) < 19 for part in parts):
-        raise UsageError(f"{text!r} is no list of numbers: --retry 12,13, or --retry all", text)
+        raise UsageError(
+            f"{text!r} is not a list of numbers: give --retry 12,13 or --retry all", text
+        )
     return tuple(int(part) for part in parts)
 
 
 def mybrc_user(
-    user: Annotated[str, typer.Argument(metavar="USER", help="A name, of the API alone.")],
+    user: Annotated[
+        str,
+        typer.Argument(
+            metavar="USER", help="Name of the user in the myBRC API; independent of Linux users."
+        ),
+    ],
     file: Annotated[
-        str, typer.Argument(metavar="FILE", help="The users_file of [mybrc]; made if need be.")
+        str,
+        typer.Argument(
+            metavar="FILE", help="File of the users: 'users_file' of [mybrc]. Created if missing."
+        ),
     ],
     *,
     remove: Annotated[
-        bool, typer.Option("--remove", help="Remove the user with all tokens.")
+        bool, typer.Option("--remove", help="Remove the user and all tokens of the user.")
     ] = False,
 ) -> None:
     """Manage users of the myBRC API.
@@ -111,11 +121,11 @@ def mybrc_user(
     if remove:
         if not remove_user(file, user):
             raise UsageError(f"{file} has no user {user}", user)
-        typer.echo(f"{user} is out of {file}")
+        typer.echo(f"Removed {user} from {file}.")
         return
     if sys.stdin.isatty():
         password = typer.prompt("Password", hide_input=True, confirmation_prompt=True)
     else:
         password = sys.stdin.readline().rstrip("\n")
     is_new = set_user(file, user, password)
-    typer.echo(f"{user} {'is new in' if is_new else 'has another password in'} {file}")
+    typer.echo(f"{user} {'was added to' if is_new else 'has a new password in'} {file}")

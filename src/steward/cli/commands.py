@@ -481,7 +481,7 @@ def _print(
     """Print the reply of an action, or the items of its stream."""
     if action.stream:
         if printer is None:
-            raise StewardError(f"there is no printer for the stream of {action.name}", action.name)
+            raise StewardError(f"{action.name} has no printer for its stream", action.name)
         reply = printer(items)
     else:
         (reply,) = items

@@ -31,7 +31,7 @@ app = typer.Typer(context_settings=CONTEXT, no_args_is_help=True, add_completion
 ConfigFile = Annotated[
     str,
     typer.Option(
-        "--config", envvar="STEWARD_CONFIG", metavar="FILE", help="The configuration file."
+        "--config", envvar="STEWARD_CONFIG", metavar="FILE", help="Configuration file to check."
     ),
 ]
 
@@ -43,15 +43,15 @@ def config() -> None:
 
 @app.command()
 def check(config: ConfigFile = DEFAULT_PATH) -> None:
-    """Say whether the configuration is right; the exit code is 2 if it is not.
+    """Check the configuration; the exit code is 2 if it is invalid.
 
-    What is missing on this host, a file, a user or a Python package, is a warning.
+    A file, user or Python package that is missing on this host is a warning.
     """
     settings, warnings = _load_checked(config)
     clusters = ", ".join(settings.cluster)
     sinks = ", ".join(_describe_sink(settings, name) for name in settings.archive.sink)
     print(
-        f"{config} is right"
+        f"{config} is valid"
         + (f", with {format_count(len(warnings), 'warning')}." if warnings else ".")
     )
     if clusters:
@@ -113,11 +113,11 @@ def _list_retention(settings: Settings) -> Iterator[str]:
     """Yield a line for each retention rule and quota of a sink."""
     for name, sink in settings.archive.sink.items():
         if sink.retention_days:
-            yield f"from {name}: what is older than {format_count(sink.retention_days, 'day')}"
+            yield f"from {name}: scripts older than {format_count(sink.retention_days, 'day')}"
         for limit in sink.limit.values() if isinstance(sink, FilesSinkSettings) else ():
             owner_kind = "account" if limit.accounts else "user"
-            days = f"what is older than {format_count(limit.days, 'day')}" if limit.days else ""
-            size_rule = f"what is over {format_size(limit.max_bytes)} bytes of each {owner_kind}"
+            days = f"scripts older than {format_count(limit.days, 'day')}" if limit.days else ""
+            size_rule = f"scripts beyond {format_size(limit.max_bytes)} bytes of each {owner_kind}"
             rules = ", ".join(part for part in (days, size_rule if limit.max_bytes else "") if part)
             scope = [f"users {', '.join(limit.users)}"] if limit.users else []
             scope += [f"accounts {', '.join(limit.accounts)}"] if limit.accounts else []
@@ -135,7 +135,7 @@ def _describe_sink(settings: Settings, name: str) -> str:
 
 @app.command()
 def show(config: ConfigFile = DEFAULT_PATH, as_json: Json = False) -> None:
-    """Print every setting and where it comes from, in the form of the file."""
+    """Print every setting with its origin, in the format of the file."""
     loaded_config = load_with_lines(config)
     if as_json:
         print_json(convert_to_builtins(loaded_config.settings))

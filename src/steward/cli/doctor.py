@@ -39,7 +39,7 @@ def app(
         typer.Option(
             "--only",
             metavar="CHECK,…",
-            help="Only these checks; see --list.",
+            help="Names of the checks to run; see --list. Default: all.",
             callback=reject_empty,
         ),
     ] = None,
@@ -47,8 +47,8 @@ def app(
 ) -> None:
     """Check the installation and suggest fixes.
 
-    The exit code is 1 where something is wrong; a warning is not. As root, or as Steward's
-    user, it needs neither Steward's daemon nor slurmctld to run.
+    The exit code is 1 if a check finds an error; warnings do not count. Run it as root or as
+    Steward's user: then neither the daemon nor slurmctld needs to run.
     """
     if list_:
         _print_checks(call)
@@ -123,10 +123,10 @@ def _summarize_findings(reply: DoctorAnswer) -> str:
     parts = [
         f"{counts['wrong']} wrong",
         format_count(counts["warning"], "warning"),
-        f"{counts['ok']} as they should be",
+        f"{counts['ok']} ok",
     ]
     if counts["skipped"]:
-        parts.append(f"{counts['skipped']} not looked at")
+        parts.append(f"{counts['skipped']} skipped")
     return ", ".join(parts) + "."
 
 

@@ -20,10 +20,10 @@ WRONG_USE = 2
 """Exit code of usage errors."""
 
 _WRONG_VALUES: Final = {
-    "int_parsing": "{value} is no whole number",
-    "int_parsing_size": "{value} is too large a number",
-    "float_parsing": "{value} is no number",
-    "finite_number": "{value} is no number",
+    "int_parsing": "{value} is not a whole number",
+    "int_parsing_size": "{value} is too large: give a smaller number",
+    "float_parsing": "{value} is not a number",
+    "finite_number": "{value} is not a number",
     "greater_than_equal": "{value} is too small: give {ge} or more",
     "less_than_equal": "{value} is too large: give {le} or less",
 }
@@ -54,7 +54,7 @@ def run_command(command: Callable[[], int], *, debug: bool) -> int:
             return _print_unexpected(error, debug)
         # Discard unwritten output; else Python would write it again at exit, and complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return print_error(f"cannot write the output: {error.strerror}", FAILED, debug=debug)
+        return print_error(f"cannot write to stdout: {error.strerror}", FAILED, debug=debug)
     except Exception as error:
         return _print_unexpected(error, debug)
 
@@ -90,8 +90,8 @@ def describe_wrong_value(error: Exception) -> str:
 def _print_unexpected(error: Exception, debug: bool) -> int:
     """Print an error that no command expects, with a request to report it."""
     return print_error(
-        f"unexpected error, please report it: {type(error).__name__}: {error} "
-        "(steward --debug … tells more)",
+        f"unexpected error, please report it: {type(error).__name__}: {error} (run 'steward "
+        "--debug …' for the traceback)",
         FAILED,
         debug=debug,
     )

@@ -32,7 +32,7 @@ app = typer.Typer(context_settings=CONTEXT, add_completion=False)
 def events(call: CommandCall, context: typer.Context) -> None:
     """List or follow events: node failures, daemon restarts, rule executions.
 
-    Without a command the newest are listed.
+    Without a command, it lists the newest events.
     """
     if context.invoked_subcommand is None:
         reply: EventsReply = call.send("events.list", EventsRequest())
@@ -47,12 +47,17 @@ def list_events(
     call: CommandCall,
     history: Annotated[
         bool,
-        typer.Option("--history", help="Read the history of years, not the journal of hours."),
+        typer.Option(
+            "--history",
+            help=(
+                "Read the state history, which covers years. The journal keeps only recent events."
+            ),
+        ),
     ] = False,
 ) -> None:
-    """List what happened, the newest last.
+    """List past events, newest last.
 
-    The history has states, thresholds and rules, and none of jobs.
+    The history contains events of states, thresholds and rules, but not of jobs.
     """
     if history:
         fields = msgspec.structs.asdict(request)
@@ -87,12 +92,12 @@ def tail(
         ),
     ] = 10,
     follow: Annotated[
-        bool, typer.Option("--follow/--no-follow", "-f", help="Continue with new events.")
+        bool, typer.Option("--follow/--no-follow", "-f", help="Follow: keep printing new events.")
     ] = True,
 ) -> None:
-    """Show what happens as it happens, until Ctrl-C.
+    """Follow events until Ctrl-C.
 
-    With --json an event is a line.
+    With --json, it prints one event per line.
     """
     first_request = msgspec.structs.replace(request, limit=max(1, lines))
     reply: EventsReply = call.send("events.list", first_request)

@@ -68,7 +68,7 @@ class PartialFile:
             or status.st_nlink != 1
         ):
             # In a directory that others can write, somebody may have planted the file.
-            message = "somebody else's file is in the way"
+            message = "a file that this export did not create has this name"
             raise FileExistsError(errno.EEXIST, message, self._path + PARTIAL_SUFFIX)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -76,7 +76,7 @@ class PartialFile:
         except (BlockingIOError, FileNotFoundError):
             is_same = False
         if not is_same:
-            message = "another export writes to it"
+            message = "another export is writing to it"
             raise BlockingIOError(errno.EAGAIN, message, self._path + PARTIAL_SUFFIX)
         os.fchmod(fd, 0o600)
         os.ftruncate(fd, 0)
@@ -172,20 +172,23 @@ def open_target(name: str, requested_format: str = "") -> ExportTarget:
     chosen_format = requested_format or implied_format
     if name == "-":
         if chosen_format == "dir":
-            raise UsageError("a directory cannot be written to stdout: name one, or use a tar")
+            raise UsageError(
+                "cannot write a directory to stdout: give a directory as target, or use "
+                "--format tar"
+            )
         return TarTarget(name, chosen_format or "tar")
     if requested_format and requested_format != (
         implied_format or _find_tar_format(name, requested_format) or requested_format
     ):
         raise UsageError(
-            f"--format says {requested_format}, and {name} ends as another format does: change "
-            "one of them",
+            f"--format is {requested_format}, but {name} has the suffix of another format: "
+            "change one of them",
             name,
         )
     if not chosen_format and name.lower().endswith(_FOREIGN_SUFFIXES):
         raise UsageError(
-            f"{name} ends as no file does that is written here: use "
-            f"{', '.join(_FORMAT_OF_SUFFIX)}, or say with --format what it is to be",
+            f"cannot derive a format from the name {name}: use the suffix "
+            f"{', '.join(_FORMAT_OF_SUFFIX)}, or give --format",
             name,
         )
     return DirectoryTarget(name) if chosen_format in {"", "dir"} else TarTarget(name, chosen_format)
@@ -213,7 +216,7 @@ def check_path(path: str) -> str:
     """
     parts = path.split("/")
     if not path or "\0" in path or any(part in ("", ".", "..") for part in parts):
-        raise ExportError(f"{path!r} is no safe path: is the daemon of another release?", path)
+        raise ExportError(f"unsafe path {path!r} from the daemon: is it of another release?", path)
     return path
 
 
@@ -273,7 +276,7 @@ class DirectoryTarget:
         finally:
             if os.path.exists(os.path.join(self._root, MANIFEST_NAME + PARTIAL_SUFFIX)):
                 print_warning(
-                    f"{self._root} is not complete: {MANIFEST_NAME}{PARTIAL_SUFFIX} lists what is"
+                    f"{self._root} is incomplete: {MANIFEST_NAME}{PARTIAL_SUFFIX} lists its files"
                 )
 
     def add(self, file: ExportFile) -> None:

@@ -34,40 +34,65 @@ _URL_QUESTION = "URL of the pages in users' browsers, such as https://steward.ex
 
 def init(
     cluster: Annotated[
-        str, typer.Option("--cluster", metavar="NAME", help="The cluster's name; ClusterName.")
+        str,
+        typer.Option(
+            "--cluster",
+            metavar="NAME",
+            help="Name of the cluster. Default: ClusterName of slurm.conf.",
+        ),
     ] = "",
     user: Annotated[
-        str, typer.Option("--user", metavar="NAME", help="Who Steward runs as; SlurmUser.")
+        str,
+        typer.Option(
+            "--user",
+            metavar="NAME",
+            help="User that Steward runs as. Default: SlurmUser of slurm.conf.",
+        ),
     ] = "",
     archive_dir: Annotated[
-        str, typer.Option("--archive-dir", metavar="DIR", help="Where scripts are archived.")
+        str, typer.Option("--archive-dir", metavar="DIR", help="Root directory of the archive.")
     ] = "",
     state_dir: Annotated[
-        str, typer.Option("--state-dir", metavar="DIR", help="Where databases live: a local disk.")
+        str,
+        typer.Option(
+            "--state-dir", metavar="DIR", help="Directory of the databases, on a local disk."
+        ),
     ] = DEFAULT_STATE,
     jobcomp: Annotated[
         bool | None,
-        typer.Option("--jobcomp/--no-jobcomp", help="Have slurmctld tell of jobs that end."),
+        typer.Option(
+            "--jobcomp/--no-jobcomp",
+            help="Record job ends that slurmctld reports through jobcomp/lua.",
+        ),
     ] = None,
     lines: Annotated[
-        str, typer.Option("--lines", metavar="FILE", help="Where slurmctld writes that.")
+        str,
+        typer.Option(
+            "--lines", metavar="FILE", help="File that slurmctld writes these records to."
+        ),
     ] = DEFAULT_LINES_PATH,
     nodes: Annotated[
         str | None,
         typer.Option(
-            "--nodes", metavar="ADDRESS", help=f"Where nodes report, e.g. {_NODES_EXAMPLE}."
+            "--nodes",
+            metavar="ADDRESS",
+            help=f"Address where Steward receives node reports, such as {_NODES_EXAMPLE}.",
         ),
     ] = None,
     bank: Annotated[
-        bool | None, typer.Option("--bank/--no-bank", help="Have a bank, which observes.")
+        bool | None, typer.Option("--bank/--no-bank", help="Enable the bank, in mode observe.")
     ] = None,
     sensor: Annotated[
-        bool | None, typer.Option("--sensor/--no-sensor", help="Tell when nodes change.")
+        bool | None,
+        typer.Option(
+            "--sensor/--no-sensor",
+            help="Enable the sensor, which records state changes of nodes.",
+        ),
     ] = None,
     web: Annotated[
         str | None,
         typer.Option(
-            "--web", metavar="ADDRESS", help=f"Where pages are served, e.g. {_WEB_EXAMPLE}."
+            "--web", metavar="ADDRESS", help=f"Address of the web pages, such as {_WEB_EXAMPLE}."
         ),
     ] = None,
     web_url: Annotated[
@@ -75,46 +100,60 @@ def init(
         typer.Option("--web-url", metavar="URL", help="URL of the pages in users' browsers."),
     ] = None,
     slurm_conf: Annotated[
-        str, typer.Option("--slurm-conf", metavar="FILE", help="slurm.conf, if it is not found.")
+        str,
+        typer.Option(
+            "--slurm-conf", metavar="FILE", help="Path of slurm.conf. Default: Slurm's own."
+        ),
     ] = "",
     slurm_bin: Annotated[
-        str, typer.Option("--slurm-bin", metavar="DIR", help="Slurm's commands, likewise.")
+        str,
+        typer.Option(
+            "--slurm-bin",
+            metavar="DIR",
+            help="Directory of Slurm's commands. Default: from PATH.",
+        ),
     ] = "",
     out: Annotated[
-        str, typer.Option("--out", metavar="DIR", help="Where the configuration goes.")
+        str, typer.Option("--out", metavar="DIR", help="Directory of the new configuration.")
     ] = DEFAULT_OUT,
     force: Annotated[
-        bool, typer.Option("--force", help="Write over a configuration; it is kept beside.")
+        bool,
+        typer.Option(
+            "--force",
+            help="Replace an existing configuration, and keep a copy of it in the same directory.",
+        ),
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Use the defaults without asking.")
+    ] = False,
 ) -> None:
     """Write a first configuration from Slurm's settings, and list the next steps.
 
-    To be run as root on slurmctld's host. What is not said is asked on a terminal; with --yes,
-    or without a terminal, it is what is said in brackets. No file of Slurm's is changed.
+    Run it as root on slurmctld's host. On a terminal it asks for options that are not given;
+    with --yes, or without a terminal, it uses the defaults. It changes no file of Slurm.
     """
     is_interactive = not yes and sys.stdin.isatty()
     site = query_site(slurm_conf, slurm_bin)
     is_jobcomp_free = not site.jobcomp or site.jobcomp == "jobcomp/lua"
     has_jobcomp = _ask_yes_no(
-        is_interactive, jobcomp, "Have slurmctld tell of each job that ends", is_jobcomp_free
+        is_interactive, jobcomp, "Record job ends that slurmctld reports", is_jobcomp_free
     )
     init_options = InitOptions(
-        cluster=_ask_text(is_interactive, cluster, "The cluster's name", site.cluster or "cluster"),
-        user=_ask_text(is_interactive, user, "Who Steward runs as", site.slurm_user),
+        cluster=_ask_text(
+            is_interactive, cluster, "Name of the cluster", site.cluster or "cluster"
+        ),
+        user=_ask_text(is_interactive, user, "User that Steward runs as", site.slurm_user),
         archive_dir=_ask_text(
-            is_interactive, archive_dir, "Where scripts are archived", DEFAULT_ARCHIVE
+            is_interactive, archive_dir, "Root directory of the archive", DEFAULT_ARCHIVE
         ),
         state_dir=state_dir,
         out=out,
         jobcomp_lines=lines if has_jobcomp else "",
-        nodes=_ask_address(
-            is_interactive, nodes, "Are nodes to report what jobs use", _NODES_EXAMPLE
-        ),
+        nodes=_ask_address(is_interactive, nodes, "Receive usage reports of nodes", _NODES_EXAMPLE),
         bank=_ask_yes_no(
-            is_interactive, bank, "Have a bank, which observes and refuses nothing", False
+            is_interactive, bank, "Enable the bank, in mode observe (rejects no jobs)", False
         ),
-        sensor=_ask_yes_no(is_interactive, sensor, "Tell when nodes change their state", False),
+        sensor=_ask_yes_no(is_interactive, sensor, "Record state changes of nodes", False),
         web=_ask_address(is_interactive, web, "Serve web pages", _WEB_EXAMPLE),
     )
     if init_options.nodes and has_user(LISTENER_USER):
@@ -124,7 +163,7 @@ def init(
         init_options = msgspec.structs.replace(init_options, web_url=url)
     _check_paths(init_options)
     for path in write_configuration(init_options, site, force=force):
-        typer.echo(f"{escape_line(path)} is written.")
+        typer.echo(f"Wrote {escape_line(path)}.")
     _print_steps(init_options, site)
 
 
@@ -141,11 +180,10 @@ def _print_steps(init_options: InitOptions, site: SlurmSite) -> None:
     """Print the remaining steps."""
     if site.jobcomp and site.jobcomp != "jobcomp/lua":
         typer.echo(
-            f"JobCompType is {escape_line(site.jobcomp)}: what slurmctld would tell of jobs "
-            "that end "
-            "comes from snapshots and sacct (docs/accounting.md says what is lost)."
+            f"JobCompType is {escape_line(site.jobcomp)}: Steward takes job ends from queue "
+            "polls and sacct instead (docs/accounting.md lists what they lack)."
         )
-    typer.echo("\nWhat is left, in this order; each step is of use without the next ones:")
+    typer.echo("\nNext steps, in this order; each is useful without the later ones:")
     for number, step in enumerate(list_steps(init_options, site), start=1):
         _print_step(number, step)
 
@@ -179,7 +217,7 @@ def _ask_address(is_interactive: bool, value: str | None, question: str, default
     if value is not None or not is_interactive:
         return value or ""
     return (
-        _ask_text(is_interactive, "", "At which address", default)
+        _ask_text(is_interactive, "", "Address", default)
         if _ask_yes_no(is_interactive, None, question, False)
         else ""
     )

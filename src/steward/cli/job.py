@@ -160,10 +160,10 @@ def layout_array(reply: PageAnswer, array: ArrayPart, signs: ChartSigns) -> list
                 ]
             )
     if array.worst:
-        rows += make_heading("Look at these first")
+        rows += make_heading("Most notable jobs")
         rows += make_layout_table(MEMBER_LAYOUT, array.worst, reply, signs.width, _MEMBER_STYLES)
         first_job = array.worst[0].job
-        rows += [[], [(f"  'steward job {first_job}' shows one of them.", "dim")]]
+        rows += [[], [(f"  Show one: 'steward job {first_job}'.", "dim")]]
     return rows
 
 
@@ -199,7 +199,7 @@ def _make_spread_table(array: ArrayPart, signs: ChartSigns) -> list[StyledRow]:
     if not spreads:
         return []
     rows = [
-        *make_heading("Spread over tasks that have ended"),
+        *make_heading("Distribution over ended tasks"),
         *make_layout_table(SPREAD_LAYOUT, spreads, None, signs.width, {"Tasks": lambda _: "dim"}),
     ]
     if array.cpu_used_s:
@@ -224,16 +224,19 @@ def layout_job_page(reply: PageAnswer, signs: ChartSigns) -> list[StyledRow]:
             rows += _make_fact_rows(_list_run_facts(run.line, reply.zone))
         rows += _layout_run(run, reply, signs)
     if not reply.runs and reply.waiting is None:
-        rows += [[], [("Nothing is known of its runs.", "")]]
+        rows += [[], [("No run of this job is known.", "")]]
     if reply.parts:
         part_ids = " ".join(reply.parts)
-        rows += [[], [("Its parts: ", "dim"), *make_text_row(part_ids)]]
+        rows += [[], [("Components: ", "dim"), *make_text_row(part_ids)]]
     if reply.others:
         times = ", ".join(
             format_time(submitted_at, reply.zone)
             for submitted_at in reply.others[:_MAX_EARLIER_JOBS]
         )
-        rows += [[], [(f"Slurm has used the id {reply.job} before: {times}.", "dim")]]
+        rows += [
+            [],
+            [(f"Slurm used the id {reply.job} for earlier jobs, submitted at {times}.", "dim")],
+        ]
     return rows
 
 
@@ -257,13 +260,13 @@ def _layout_head(reply: PageAnswer) -> list[StyledRow]:
         [("  ", ""), *state_text, *make_text_row(describe_end(reply))],
     ]
     if reply.ahead:
-        notice = "  Slurm says so just now; what it has done since follows in some seconds."
+        notice = "  This is Slurm's present state; newer changes follow within seconds."
         rows.append([(notice, "dim")])
     owner = record.user or ("" if record.uid is None else str(record.uid))
     facts = [
         ("Owner", owner + (f", account {record.account}" if record.account else "")),
         ("Partition", record.partition + (f", QOS {record.qos}" if record.qos else "")),
-        ("Asked for", record.tres_requested),
+        ("Requested", record.tres_requested),
     ]
     if len(reply.runs) == 1:
         facts += _list_run_facts(reply.runs[0].line, reply.zone)
@@ -319,7 +322,7 @@ def _make_fact_rows(facts: list[tuple[str, str]]) -> list[StyledRow]:
 
 def _make_waiting_rows(reply: PageAnswer, waiting: Waiting, signs: ChartSigns) -> list[StyledRow]:
     """Return why a pending job waits, and its expected start."""
-    rows = make_heading("Why it waits")
+    rows = make_heading("Pending reason")
     explanation = waiting.words or waiting.reason or "Slurm gives no reason."
     code = f" ({waiting.reason})" if waiting.words and waiting.reason else ""
     rows += wrap_text(explanation + code, signs.width)
@@ -332,9 +335,9 @@ def _make_waiting_rows(reply: PageAnswer, waiting: Waiting, signs: ChartSigns) -
         ("Priority", "" if waiting.priority is None else str(waiting.priority)),
     ]
     if waiting.asked and not expected_text:
-        facts.insert(0, ("Expected start", "Slurm has made no plan for it yet"))
+        facts.insert(0, ("Expected start", "none planned by Slurm yet"))
     if waiting.trouble:
-        facts.append(("As seen last", waiting.trouble))
+        facts.append(("Last observed", waiting.trouble))
     return [*rows, *_make_fact_rows(facts)]
 
 
@@ -352,7 +355,7 @@ def _layout_run(run: RunPart, reply: PageAnswer, signs: ChartSigns) -> list[Styl
     if run.steps:
         rows += make_step_table(run, reply, signs.width)
     elif run.line.end_us and run.line.start_us:
-        rows += [[], [("  No node has reported on its steps.", "yellow")]]
+        rows += [[], [("  No node reported on the steps of this job.", "yellow")]]
     if run.notes:
         rows += make_heading("Notes")
         for note in run.notes:
@@ -395,7 +398,9 @@ def _make_efficiency_rows(run: RunPart, reply: PageAnswer, signs: ChartSigns) ->
         )
     )
     if efficiency.at_least and run.line.end_us:
-        warning = "Facts are missing, so more may have been used: 'steward accounting gaps'."
+        warning = (
+            "Records are missing, so the real use may be higher: run 'steward accounting gaps'."
+        )
         rows += wrap_text(warning, signs.width)
     return rows
 
@@ -442,7 +447,7 @@ def job(
 ) -> None:
     """Run the action ``accounting.job`` and print its reply.
 
-    Of a job that waits it says why, and when Slurm expects to start it.
+    For a pending job, the page shows the reason and the expected start.
     """
     place = ClientPlace(config=config, socket=socket, archive=archive)
     task_limit = MAX_TASKS_SHOWN if every else DEFAULT_SHOWN

@@ -44,15 +44,22 @@ _MAX_ADDRESSES: Final = 10
 
 
 def mail(
-    address: Annotated[str, typer.Argument(metavar="ADDRESS", help="Who gets it.")],
+    address: Annotated[
+        str, typer.Argument(metavar="ADDRESS", help="Recipients: addresses or users.")
+    ],
     subject: Annotated[
-        str, typer.Option("--subject", "-s", metavar="TEXT", help="The mail's subject.")
+        str, typer.Option("--subject", "-s", metavar="TEXT", help="Subject of the mail.")
     ] = "",
     program: Annotated[
-        str, typer.Option("--program", metavar="PATH", help="What sends it, as MailProg did.")
+        str,
+        typer.Option(
+            "--program",
+            metavar="PATH",
+            help="Program that sends the mail, called as Slurm calls MailProg.",
+        ),
     ] = "",
     stay: Annotated[
-        bool, typer.Option("--stay", help="Return when it is sent, not before.")
+        bool, typer.Option("--stay", help="Wait until the mail is sent. Default: return at once.")
     ] = False,
     config: Config = "",
     socket: Socket = "",
@@ -60,8 +67,8 @@ def mail(
 ) -> None:
     """Send one of Slurm's job mails, with the job page appended.
 
-    For slurm.conf's MailProg, see docs/job.md; the job is taken from the environment
-    that Slurm gives it.
+    Set it as MailProg in slurm.conf, see docs/job.md. It takes the job from the environment
+    that Slurm sets.
     """
     place = ClientPlace(config=config, socket=socket, archive=archive)
     site_settings = _read_mail_settings(place)
@@ -83,7 +90,7 @@ def mail(
         try:
             _send_with_page(message, place, is_expected)
         except Exception as error:
-            _warn_syslog(f"a mail to {address!r} could not be sent: {error}")
+            _warn_syslog(f"cannot send a mail to {address!r}: {error}")
         finally:
             os._exit(0)
 
@@ -97,11 +104,11 @@ def parse_addresses(text: str) -> tuple[str, ...]:
     addresses = tuple(part.strip() for part in text.split(",") if part.strip())
     for address in addresses:
         if not _ADDRESS.fullmatch(address):
-            raise UsageError(f"{address!r} is no address that a mail can be sent to", address)
+            raise UsageError(
+                f"invalid mail address {address!r}: give user@host or the name of a user", address
+            )
     if not addresses or len(addresses) > _MAX_ADDRESSES:
-        raise UsageError(
-            f"a mail goes to 1 to {_MAX_ADDRESSES} addresses, not {len(addresses)}", text
-        )
+        raise UsageError(f"{len(addresses)} recipients given: give 1 to {_MAX_ADDRESSES}", text)
     return addresses
 
 
@@ -110,7 +117,7 @@ def _read_mail_settings(place: ClientPlace) -> MailSettings | None:
     try:
         settings = find_readable_settings(place)
     except StewardError as error:
-        _warn_syslog(f"the configuration is passed over: {error}")
+        _warn_syslog(f"configuration ignored: {error}")
         settings = None
     return None if settings is None else settings.mail
 
@@ -139,7 +146,7 @@ def _fetch_page_text(subject: str, place: ClientPlace, is_expected: bool) -> str
         return render_plain(layout_reply(reply, ASCII))
     except Exception as error:
         # Send the mail without the page, whatever the error.
-        _warn_syslog(f"no page of job {request.job}: {error}")
+        _warn_syslog(f"mail sent without the page of job {request.job}: {error}")
         return ""
 
 

@@ -38,9 +38,9 @@ def node(
         bool, typer.Option("--events", "-e", help="List the last events of the nodes.")
     ] = False,
 ) -> None:
-    """Show how nodes are, or were at a time, and what ran there.
+    """Show node states, now or at a past time, with the jobs they ran.
 
-    What is told of nodes is what the sensor has seen of them.
+    States are those that the sensor observed.
     """
     nodelist, cluster, zone = ",".join(names or ()), request.cluster, request.zone
     if jobs:
@@ -67,12 +67,12 @@ def _print_nodes(call: CommandCall, request: NodesRequest) -> None:
     print_table(reply.layout, reply.nodes, call.style, reply)
     for name, since in sorted(reply.silent_since.items()):
         output.print_warning(
-            f"slurmctld of cluster {name} does not answer: its nodes are shown as they were at "
+            f"slurmctld of cluster {name} does not answer: node states are those of "
             f"{format_time(since)}; see 'steward status'"
         )
     if not reply.sensor:
         output.print_warning(
-            "there is no sensor, which alone tells of nodes: set enabled = true in [sensor]"
+            "node states are unknown without a sensor: set 'enabled = true' in [sensor]"
         )
 
 
@@ -82,7 +82,13 @@ def _require_seen(nodelist: str, reply: NodesReply) -> None:
     names = expand_nodelist(nodelist) if nodelist else ()
     missing_names = [name for name in names if name not in seen_names]
     if missing_names:
-        raise NotFound(f"the sensor has seen no node {', '.join(missing_names[:5])}", missing_names)
+        raise NotFound(
+            (
+                f"unknown node {', '.join(missing_names[:5])}: the sensor has not seen it; "
+                "'steward node' lists the known ones"
+            ),
+            missing_names,
+        )
 
 
 def _print_jobs(call: CommandCall, request: NodeJobsRequest) -> None:

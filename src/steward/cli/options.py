@@ -80,7 +80,7 @@ Config = Annotated[
         "--config",
         envvar="STEWARD_CONFIG",
         metavar="FILE",
-        help="The configuration file.",
+        help="Path of the configuration file.",
         callback=prefer_named_place,
     ),
 ]
@@ -90,13 +90,15 @@ Socket = Annotated[
         "--socket",
         envvar="STEWARD_SOCKET",
         metavar="PATH",
-        help="The socket of a daemon to ask.",
+        help="Path of the daemon's socket.",
         callback=prefer_named_place,
     ),
 ]
 DaemonSocket = Annotated[
     str,
-    typer.Option("--socket", envvar="STEWARD_SOCKET", metavar="FILE", help="The daemon's socket."),
+    typer.Option(
+        "--socket", envvar="STEWARD_SOCKET", metavar="FILE", help="Path of the daemon's socket."
+    ),
 ]
 """For commands that only a daemon can answer; :data:`Socket` is one of several places."""
 LogLevelOption = Annotated[
@@ -114,7 +116,7 @@ Archive = Annotated[
         "--archive",
         envvar="STEWARD_ARCHIVE",
         metavar="DIR",
-        help="An archive that 'steward archive watch' keeps.",
+        help="Archive kept by 'steward archive watch'.",
         callback=prefer_named_place,
     ),
 ]
@@ -123,7 +125,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 Parsable = Annotated[
     bool, typer.Option("--parsable2", "-P", help="Print fields separated by '|', for programs.")
 ]
-NoHeader = Annotated[bool, typer.Option("--noheader", "-n", help="Print no heading.")]
+NoHeader = Annotated[bool, typer.Option("--noheader", "-n", help="Omit the heading.")]
 Csv = Annotated[bool, typer.Option("--csv", help="Print a table as CSV, for spreadsheets.")]
 ResourceTimeUnit = Annotated[
     str,
@@ -134,7 +136,9 @@ ResourceTimeUnit = Annotated[
         callback=reject_empty,
     ),
 ]
-Format = Annotated[str, typer.Option("--format", "-o", metavar="NAME,…", help="Columns to print.")]
+Format = Annotated[
+    str, typer.Option("--format", "-o", metavar="NAME,…", help="Names of the columns to print.")
+]
 
 
 def make_option(field_type: Any, description: str = "") -> Any:
@@ -204,7 +208,7 @@ def parse_pairs(words: Iterable[str]) -> dict[str, str]:
     for word in words:
         name, separator, value = word.partition("=")
         if not separator or _NAME.fullmatch(name) is None:
-            raise UsageError(f"{word!r} is not a parameter: write NAME=VALUE", word)
+            raise UsageError(f"invalid parameter {word!r}: write NAME=VALUE", word)
         if name in values:
             raise UsageError(f"parameter {name} is given twice", name)
         values[name] = value
@@ -228,9 +232,9 @@ def read_input_file(path: str, max_bytes: int = _MAX_FILE_BYTES) -> InputFile:
             with open(path, "rb") as file:
                 data = file.read(max_bytes + 1)
     except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}", path) from error
+        raise UsageError(f"cannot read {path}: {error.strerror}", path) from error
     if len(data) > max_bytes:
-        raise UsageError(f"{path} is larger than {max_bytes >> 20} MiB", path)
+        raise UsageError(f"{path} is larger than {max_bytes >> 20} MiB, the maximum", path)
     try:
         return InputFile(name=os.path.basename(path), text=data.decode())
     except UnicodeDecodeError as error:

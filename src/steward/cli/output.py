@@ -478,7 +478,7 @@ def _find_columns(columns: Sequence[Column], names: Sequence[str]) -> list[Colum
     if unknown_names:
         known_names = ", ".join(column.name for column in columns)
         raise UsageError(
-            f"there is no column {unknown_names[0]!r}: the columns are {known_names}", unknown_names
+            f"unknown column {unknown_names[0]!r}: the columns are {known_names}", unknown_names
         )
     return [columns_by_name[name.lower()] for name in names]
 

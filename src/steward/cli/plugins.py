@@ -40,21 +40,21 @@ class PluginsGroup(LazyGroup):
         Entry(
             "install",
             ADMINISTRATORS,
-            "Have Slurm load the SPANK plugin on this node, or slurmctld what is its own.",
+            "Install the SPANK plugin on this node, or the plugins of slurmctld.",
             "steward.cli.plugins",
             "install",
         ),
         Entry(
             "check",
             ADMINISTRATORS,
-            "Say what would go wrong when Slurm loads them.",
+            "Check installed plugins, and suggest fixes.",
             "steward.cli.plugins",
             "check",
         ),
         Entry(
             "certificates",
             ADMINISTRATORS,
-            "Make certificates for nodes, and for Steward.",
+            "Create certificates for nodes and for Steward.",
             "steward.cli.plugins",
             "certificates",
         ),
@@ -65,7 +65,7 @@ _SENSOR = SensorSettings()
 
 app = typer.Typer(
     cls=PluginsGroup,
-    help="What Slurm itself loads: on compute nodes, and in slurmctld.",
+    help="Manage the plugins that Slurm loads on compute nodes and in slurmctld.",
     no_args_is_help=True,
     context_settings=CONTEXT,
     add_completion=False,
@@ -74,66 +74,100 @@ app = typer.Typer(
 
 @app.callback()
 def plugins() -> None:
-    """What Slurm itself loads: on compute nodes, and in slurmctld."""
+    """Manage the plugins that Slurm loads on compute nodes and in slurmctld."""
 
 
 Libdir = Annotated[
-    str, typer.Option("--libdir", metavar="DIR", help="Where builds lie, one directory a version.")
+    str,
+    typer.Option(
+        "--libdir",
+        metavar="DIR",
+        help="Directory of the builds, with one subdirectory per version.",
+    ),
 ]
 SlurmPrefix = Annotated[
     str,
-    typer.Option("--slurm-prefix", metavar="DIR", help="Where Slurm is, if it is not found."),
+    typer.Option(
+        "--slurm-prefix",
+        metavar="DIR",
+        help="Installation prefix of Slurm. Default: the usual places.",
+    ),
 ]
 SlurmVersionOption = Annotated[
     str,
-    typer.Option("--slurm", metavar="VERSION", help="24.11 or 24.11.5; else that of this host."),
+    typer.Option(
+        "--slurm",
+        metavar="VERSION",
+        help="Version of Slurm: 24.11 or 24.11.5. Default: that of this host.",
+    ),
 ]
 Plugstack = Annotated[
-    str, typer.Option("--plugstack", metavar="FILE", help="Slurm's PlugStackConfig.")
+    str,
+    typer.Option(
+        "--plugstack",
+        metavar="FILE",
+        help="Path of plugstack.conf. Default: Slurm's PlugStackConfig.",
+    ),
 ]
 JobComp = Annotated[
     str,
-    typer.Option("--jobcomp", metavar="DIR", help="Instead: jobcomp.lua, where slurm.conf is."),
+    typer.Option(
+        "--jobcomp",
+        metavar="DIR",
+        help=(
+            "Work on jobcomp.lua in this directory, that of slurm.conf, in place of the SPANK "
+            "plugin."
+        ),
+    ),
 ]
 JobSubmitLua = Annotated[
     str,
     typer.Option(
-        "--job-submit-lua", metavar="DIR", help="Instead: job_submit.lua, where slurm.conf is."
+        "--job-submit-lua",
+        metavar="DIR",
+        help=(
+            "Work on job_submit.lua in this directory, that of slurm.conf, in place of the "
+            "SPANK plugin."
+        ),
     ),
 ]
 Trigger = Annotated[
-    bool, typer.Option("--trigger", help="Instead: what slurmctld wakes the sensor by.")
+    bool,
+    typer.Option(
+        "--trigger",
+        help="Work on the strigger program that wakes the sensor, in place of the SPANK plugin.",
+    ),
 ]
 Helper = Annotated[
-    str, typer.Option("--helper", metavar="FILE", help="With --trigger: where the helper lies.")
+    str, typer.Option("--helper", metavar="FILE", help="With --trigger: path of the program.")
 ]
 Secret = Annotated[
-    str, typer.Option("--secret", metavar="FILE", help="With --trigger: its secret.")
+    str, typer.Option("--secret", metavar="FILE", help="With --trigger: path of its secret.")
 ]
 
 
 def build(
     headers: Annotated[
-        str, typer.Option("--headers", metavar="DIR", help="Directory that holds slurm/spank.h.")
+        str, typer.Option("--headers", metavar="DIR", help="Directory of slurm/spank.h.")
     ] = "",
     slurm_prefix: SlurmPrefix = "",
     libdir: Libdir = DEFAULT_LIBDIR,
     compiler: Annotated[
-        str, typer.Option("--cc", metavar="PROGRAM", help="The C compiler; else CC, or cc.")
+        str, typer.Option("--cc", metavar="PROGRAM", help="C compiler. Default: CC, or cc.")
     ] = "",
 ) -> None:
-    """Compile the plugins for one version of Slurm: SPANK's, and slurmctld's submit plugin.
+    """Compile the SPANK plugin and the submit plugin for one version of Slurm.
 
-    Builds for several versions lie side by side.
+    Builds for several versions can exist side by side.
     """
     from steward.admin.plugins.build import build_plugins, find_headers
 
     if headers and slurm_prefix:
-        raise UsageError("--headers and --slurm-prefix say the same: give one of them")
+        raise UsageError("--headers and --slurm-prefix exclude each other: give one of them")
     if slurm_prefix:
         headers = os.path.join(slurm_prefix, "include")
     plugin_build = build_plugins(headers or find_headers(), libdir, compiler=compiler)
-    typer.echo(f"{plugin_build.path} is for Slurm {plugin_build.version}.")
+    typer.echo(f"Built {plugin_build.path} for Slurm {plugin_build.version}.")
     libdir_option = "" if libdir == DEFAULT_LIBDIR else f" --libdir {libdir}"
     typer.echo(
         "On each compute node: steward plugins install --slurm "
@@ -141,7 +175,7 @@ def build(
     )
     typer.echo(f"or in plugstack.conf: optional {plugin_build.path} spool={DEFAULT_SPOOL}")
     typer.echo(
-        "Where slurmctld is to ask the bank: steward plugins install --job-submit "
+        "On the host of slurmctld, for the gate: steward plugins install --job-submit "
         f"--slurm {plugin_build.version}{libdir_option}"
     )
 
@@ -151,43 +185,74 @@ def install(
     slurm_prefix: SlurmPrefix = "",
     libdir: Libdir = DEFAULT_LIBDIR,
     built_in: Annotated[
-        str, typer.Option("--from", metavar="DIR", help="Copy the build from there to --libdir.")
+        str,
+        typer.Option(
+            "--from", metavar="DIR", help="Copy the build from this directory to --libdir."
+        ),
     ] = "",
     plugstack: Plugstack = DEFAULT_PLUGSTACK,
     spool: Annotated[
-        str, typer.Option("--spool", metavar="DIR", help="Where lines are written; a local disk.")
+        str,
+        typer.Option(
+            "--spool",
+            metavar="DIR",
+            help="Spool of the SPANK plugin: the directory that it writes to, on a local disk.",
+        ),
     ] = DEFAULT_SPOOL,
     prolog: Annotated[
         bool,
-        typer.Option("--prolog", help="Tell of Prolog and Epilog, too: two processes more a job."),
+        typer.Option(
+            "--prolog",
+            help="Also report Prolog and Epilog. This starts two more processes per job.",
+        ),
     ] = False,
     jobcomp: JobComp = "",
     lines: Annotated[
         str,
-        typer.Option("--lines", metavar="FILE", help="With --jobcomp: where lines go."),
+        typer.Option(
+            "--lines",
+            metavar="FILE",
+            help="With --jobcomp: file that slurmctld writes job ends to.",
+        ),
     ] = DEFAULT_LINES_PATH,
     job_submit: Annotated[
-        bool, typer.Option("--job-submit", help="Instead: slurmctld's plugin that asks the bank.")
+        bool,
+        typer.Option(
+            "--job-submit",
+            help="Install the job submit plugin, written in C, in place of the SPANK plugin.",
+        ),
     ] = False,
     job_submit_lua: JobSubmitLua = "",
     cluster: Annotated[
         str,
-        typer.Option("--cluster", metavar="NAME", help="With --job-submit-lua, if there are more."),
+        typer.Option(
+            "--cluster",
+            metavar="NAME",
+            help="With --job-submit-lua: cluster of the job, if several clusters share the gate.",
+        ),
     ] = "",
     trigger: Trigger = False,
     helper: Helper = _SENSOR.helper,
     secret: Secret = _SENSOR.secret_file,
     python: Annotated[
-        str, typer.Option("--python", metavar="FILE", help="With --trigger: what runs the helper.")
+        str,
+        typer.Option(
+            "--python",
+            metavar="FILE",
+            help="With --trigger: Python interpreter that runs the program.",
+        ),
     ] = "",
     user: Annotated[
-        str, typer.Option("--user", metavar="NAME", help="With --trigger: SlurmUser.")
+        str,
+        typer.Option(
+            "--user", metavar="NAME", help="With --trigger: SlurmUser, who runs the program."
+        ),
     ] = "",
     config: Config = DEFAULT_PATH,
 ) -> None:
-    """Have Slurm load the SPANK plugin on this node, or slurmctld what is its own.
+    """Install the SPANK plugin on this node, or the plugins of slurmctld.
 
-    No file of the site's is changed; what is left to add to them is said.
+    It changes no file of the site, and prints the lines to add to them.
     """
     from steward.admin.plugins.build import LIBRARY, SUBMIT_LIBRARY, find_build
     from steward.admin.plugins.errors import PluginInstallError
@@ -219,8 +284,8 @@ def install(
     plugin_build = find_build(built_in or libdir, version, library)
     if plugin_build is None:
         raise PluginInstallError(
-            f"there is no build for Slurm {version} in {built_in or libdir}: "
-            "run steward plugins build where Slurm's headers are",
+            f"no build for Slurm {version} in {built_in or libdir}: run 'steward plugins "
+            "build' on a host with Slurm's headers",
             version,
         )
     if job_submit:
@@ -240,8 +305,8 @@ def install(
             typer.echo(f"Now run: {command}")
     if spool != DEFAULT_SPOOL or current_spool not in ("", spool):
         typer.echo(
-            f"Now let the agent read {spool}: systemctl edit steward-agent.service sets "
-            "ConditionPathIsDirectory, ExecStart and ReadWritePaths"
+            f"Allow the agent to read {spool}: run 'systemctl edit steward-agent.service' and "
+            "set ConditionPathIsDirectory, ExecStart and ReadWritePaths"
         )
 
 
@@ -252,7 +317,10 @@ def check(
     plugstack: Plugstack = DEFAULT_PLUGSTACK,
     jobcomp: JobComp = "",
     job_submit: Annotated[
-        bool, typer.Option("--job-submit", help="Instead: what slurmctld asks the bank by.")
+        bool,
+        typer.Option(
+            "--job-submit", help="Check the job submit plugin, in place of the SPANK plugin."
+        ),
     ] = False,
     job_submit_lua: JobSubmitLua = "",
     trigger: Trigger = False,
@@ -260,10 +328,10 @@ def check(
     secret: Secret = _SENSOR.secret_file,
     config: Config = DEFAULT_PATH,
 ) -> None:
-    """Say what would go wrong when Slurm loads them; the exit code is 1 if anything would.
+    """Check installed plugins, and suggest fixes; the exit code is 1 if there is a problem.
 
-    With --slurm, before an upgrade: whether the version that is to come would load the plugin,
-    and, with --job-submit, whether its slurmctld would start.
+    With --slurm, check before an upgrade whether the new version will load the plugin and,
+    with --job-submit, whether its slurmctld will start.
     """
     from steward.admin.plugins.build import SlurmVersion
     from steward.admin.plugins.job_submit import check_reach, check_submit, find_gate_conf
@@ -273,34 +341,37 @@ def check(
 
     if jobcomp:
         problems = check_jobcomp(_read_slurm_config(slurm_prefix), jobcomp)
-        success_text = f"JobCompType is jobcomp/lua, and {jobcomp}/jobcomp.lua is Steward's."
+        success_text = (
+            f"JobCompType is jobcomp/lua, and {jobcomp}/jobcomp.lua calls Steward's script."
+        )
     elif trigger:
         from steward.admin.plugins.trigger import check_trigger
         from steward.core.config import Settings
 
         socket = Settings().wake_socket("")
         problems = check_trigger(_read_slurm_config(slurm_prefix), helper, secret, socket)
-        success_text = f"slurmctld can start {helper}, which wakes Steward's sensor."
+        success_text = f"slurmctld can run {helper}, which wakes Steward's sensor."
     elif job_submit or job_submit_lua:
         slurm_config, version = _read_slurm_config(slurm_prefix), _find_version(slurm, slurm_prefix)
         problems = check_submit(slurm_config, version, directory=job_submit_lua)
         if not slurm:
             problems += check_reach(slurm_config, find_gate_conf(slurm_config, job_submit_lua))
         success_text = (
-            f"slurmctld {version} asks the bank, by {slurm_config.get('JobSubmitPlugins', '')}."
+            f"slurmctld {version} asks the gate through "
+            f"JobSubmitPlugins={slurm_config.get('JobSubmitPlugins', '')}."
         )
     elif slurm:
         version = SlurmVersion.parse(slurm)
         problems = check_upgrade(version, libdir=libdir)
         success_text = (
-            f"Slurm {version} will load it after steward plugins install --slurm {version}."
+            f"Slurm {version} loads the plugin after 'steward plugins install --slurm {version}'."
         )
     else:
         version = _find_version("", slurm_prefix)
         problems = check_shim(
             version, libdir=libdir, plugstack=plugstack, settings=_load_or_default(config)
         )
-        success_text = f"Slurm {version} loads the plugin; lines go to {find_spool(plugstack)}."
+        success_text = f"Slurm {version} loads the plugin, which writes to {find_spool(plugstack)}."
     for problem in problems:
         typer.echo(escape_line(problem))
     if problems:
@@ -341,7 +412,7 @@ def _find_version(version: str, prefix: str) -> "SlurmVersion":
         return SlurmVersion(*_make_slurm_client(prefix).version())
     except SlurmError as error:
         raise PluginInstallError(
-            f"which Slurm is here? Say --slurm VERSION ({error})", error
+            f"cannot determine the version of Slurm: give --slurm VERSION ({error})", error
         ) from error
 
 
@@ -353,7 +424,7 @@ def _read_slurm_config(prefix: str) -> dict[str, str]:
     try:
         return _make_slurm_client(prefix).config()
     except SlurmError as error:
-        remedy = "run this where slurmctld runs; SLURM_CONF names another slurm.conf"
+        remedy = "run this on the host of slurmctld, or set SLURM_CONF"
         raise PluginInstallError(f"slurmctld does not answer: {remedy} ({error})", error) from error
 
 
@@ -385,38 +456,47 @@ def _make_slurm_client(prefix: str) -> "Slurm":
 
 def certificates(
     directory: Annotated[
-        str, typer.Argument(metavar="DIR", help="Where they are kept, keys included.")
+        str, typer.Argument(metavar="DIR", help="Directory of the certificates and private keys.")
     ],
     server: Annotated[
         list[str] | None,
-        typer.Option("--server", metavar="HOST", help="A name or address that agents are given."),
+        typer.Option(
+            "--server",
+            metavar="HOST",
+            help="Name or address of Steward's host that agents connect to.",
+        ),
     ] = None,
     nodes: Annotated[
-        str, typer.Option("--nodes", metavar="NODELIST", help="Nodes, as Slurm writes them.")
+        str, typer.Option("--nodes", metavar="NODELIST", help="Node list, as Slurm writes it.")
     ] = "",
     cluster: Annotated[
         str,
-        typer.Option("--cluster", metavar="NAME", help="Their cluster, where Steward has several."),
+        typer.Option(
+            "--cluster", metavar="NAME", help="Cluster of the nodes, if Steward has several."
+        ),
     ] = "",
     days: Annotated[
-        int, typer.Option("--days", min=1, max=36500, help="How long they are valid.")
+        int, typer.Option("--days", min=1, max=36500, help="Validity of the certificates, in days.")
     ] = 1825,
 ) -> None:
-    """Make certificates for nodes, and for Steward.
+    """Create certificates for nodes and for Steward.
 
-    An authority is made with the first of them. What is there is left as it is: remove a
-    file and its key to have it made anew. Each node needs ca.crt and its own two files.
+    The first call also creates a certificate authority. Existing files stay unchanged: to renew
+    a certificate, remove it with its key. Each node needs ca.crt and its own two files.
     """
     if not server and not nodes:
-        raise UsageError("say for whom: --server for Steward's host, --nodes for nodes")
+        raise UsageError(
+            "no certificate requested: give --server for Steward's host, or --nodes for nodes"
+        )
     authority = CertificateAuthority(directory, days)
     if server:
         is_new = authority.make_server(server)
-        typer.echo(f"{directory}/server.crt {'is new' if is_new else 'was there'}")
+        typer.echo(f"{directory}/server.crt {'created' if is_new else 'exists already'}")
         if is_new:
-            typer.echo(f"Now give {directory}/server.key to Steward's user, by chown")
+            typer.echo(f"Next: chown {directory}/server.key to Steward's user")
     are_new = [is_new for _, is_new in authority.make_nodes(nodes, cluster)] if nodes else []
     if are_new:
         typer.echo(
-            f"{directory}/nodes: {sum(are_new)} new, {len(are_new) - sum(are_new)} were there"
+            f"{directory}/nodes: {sum(are_new)} created, {len(are_new) - sum(are_new)} exist "
+            "already"
         )

@@ -31,13 +31,16 @@ def check(
         list[str] | None,
         typer.Argument(
             metavar="FILE",
-            help="Rule files. Default: those of the configuration.",
+            help="Rule files. Default: all files of the configured directories.",
             show_default=False,
         ),
     ] = None,
     stackstorm: Annotated[
         bool,
-        typer.Option("--stackstorm", help="Also list differences from StackStorm."),
+        typer.Option(
+            "--stackstorm",
+            help="Also list fields and operators that StackStorm would treat differently.",
+        ),
     ] = False,
 ) -> None:
     """Run the action ``rules.check`` and print its reply.
@@ -56,7 +59,7 @@ def check(
             for problem in reply.differences:
                 print(problem.what)
         wrong_files = format_count(len({problem.path for problem in reply.troubles}), "file")
-        print(f"{format_count(reply.rules, 'rule')} right, {wrong_files} wrong.")
+        print(f"{format_count(reply.rules, 'rule')} valid, {wrong_files} invalid.")
     if reply.troubles:
         raise typer.Exit(1)
 
@@ -78,15 +81,22 @@ def try_(
         str,
         typer.Argument(
             metavar="EVENT.json|-",
-            help="Event as 'steward events --json' prints it, or a trigger and its payload.",
+            help=(
+                "Event as 'steward events --json' prints it, or {\"trigger\": TYPE, "
+                '"payload": {…}}.'
+            ),
         ),
     ],
     rule: Annotated[
         str,
-        typer.Option("--rule", metavar="NAME", help="Only this rule, even if its trigger differs."),
+        typer.Option(
+            "--rule",
+            metavar="NAME",
+            help="Name of the only rule to test, even if its trigger differs.",
+        ),
     ] = "",
     file: Annotated[
-        str, typer.Option("--file", metavar="FILE", help="Only the rule in this file.")
+        str, typer.Option("--file", metavar="FILE", help="File of the only rule to test.")
     ] = "",
 ) -> None:
     """Run the action ``rules.test`` and print its reply.
@@ -94,7 +104,7 @@ def try_(
     The exit code is 1 if no rule matches.
     """
     if rule and file:
-        raise UsageError("give either --rule or --file")
+        raise UsageError("--rule and --file exclude each other: give one of them")
     event_data = _read_event(event)
     reply: RuleTrialReply = (
         _test_file(event_data, file)
@@ -104,7 +114,7 @@ def try_(
     if call.style.json:
         print_json(reply)
     else:
-        print(f"It is a {reply.trigger}.")
+        print(f"Trigger: {reply.trigger}.")
         for line in reply.rules:
             _print_trial(line)
     if not any(line.matches for line in reply.rules):
@@ -143,7 +153,7 @@ def _read_event(path: str) -> dict[str, Any]:
     try:
         decoded = json.loads(read_input_file(path, _MAX_EVENT_BYTES).text)
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path} is no JSON: {error}", path) from error
+        raise UsageError(f"{path} is not valid JSON: {error}", path) from error
     if not isinstance(decoded, dict):
-        raise UsageError(f"{path} holds no event: it is no object", path)
+        raise UsageError(f"{path} contains no event: write one JSON object", path)
     return decoded

@@ -87,7 +87,7 @@ def _print_lines(options: SacctOptions) -> None:
 
     if options.request.flags:
         print(
-            "steward sacct: --flags finds imported jobs alone: squeue shows no flags",
+            "steward sacct: --flags matches imported jobs only, since squeue does not show flags",
             file=sys.stderr,
         )
     heading = format_header(parse_format(options.request.format), options.request)
@@ -118,7 +118,7 @@ def _print_window(reply: SacctAnswer) -> None:
     since, until = (format_time(from_micros(us)) for us in (reply.since, reply.until))
     sys.stdout.flush()
     print(
-        f"sacct: looked at {since} to {until}, {format_count(reply.lines, 'line')}",
+        f"sacct: jobs from {since} to {until}, {format_count(reply.lines, 'line')}",
         file=sys.stderr,
     )
 
@@ -143,7 +143,7 @@ def _query_records(options: SacctOptions, settings: Settings) -> Iterator[SacctT
 
     if settings.forward.to:
         raise UsageError(
-            f"a controller keeps no books: ask the Steward that it forwards to, "
+            "a controller has no job records: run the command against the Steward at "
             f"{settings.forward.to}"
         )
     return stream_lines(
@@ -227,7 +227,7 @@ def _write_parquet(options: SacctOptions) -> None:
 
     path = os.path.abspath(options.parquet)
     if os.path.lexists(path):
-        raise SacctOutputError(f"{options.parquet} is there already: give another name", path)
+        raise SacctOutputError(f"{options.parquet} exists already: choose another name", path)
     decode = msgspec.json.Decoder(UsageLine).decode
     try:
         with (

@@ -14,48 +14,61 @@ if TYPE_CHECKING:
 
 
 app = typer.Typer(
-    help="A throwaway real Slurm cluster, under one directory.",
+    help="Run a temporary Slurm cluster in one directory.",
     no_args_is_help=True,
     add_completion=False,
 )
 
 Directory = Annotated[
-    str, typer.Option("--dir", metavar="D", help="Where it is; one of yours in /tmp if not given.")
+    str,
+    typer.Option(
+        "--dir", metavar="D", help="Directory of the sandbox. Default: one in /tmp for each user."
+    ),
 ]
 
 
 @app.command()
 def up(
     directory: Directory = "",
-    nodes: Annotated[int, typer.Option("--nodes", min=1, max=256, help="Virtual nodes.")] = 4,
+    nodes: Annotated[
+        int, typer.Option("--nodes", min=1, max=256, help="Number of virtual nodes.")
+    ] = 4,
     slurm: Annotated[
         str,
-        typer.Option("--slurm", metavar="VERSION", help="24.11 or 26.05; else the installed one."),
+        typer.Option(
+            "--slurm",
+            metavar="VERSION",
+            help="Version of Slurm: 24.11 or 26.05. Default: the installed one.",
+        ),
     ] = "",
     cluster: Annotated[str, typer.Option("--cluster", help="ClusterName.")] = "sandbox",
     conf: Annotated[
-        list[str] | None, typer.Option("--conf", metavar="LINE", help="A line of slurm.conf.")
+        list[str] | None,
+        typer.Option("--conf", metavar="LINE", help="Line to append to slurm.conf."),
     ] = None,
     database: Annotated[
-        bool, typer.Option("--db", help="Keep jobs in Slurm's own books too: slurmdbd, MariaDB.")
+        bool, typer.Option("--db", help="Also start slurmdbd and MariaDB.")
     ] = False,
     plugstack: Annotated[
         list[str] | None,
         typer.Option(
             "--plugstack",
             metavar="LINE",
-            help="A line of plugstack.conf; {directory} is the sandbox's.",
+            help="Line to append to plugstack.conf; {directory} is the sandbox's directory.",
         ),
     ] = None,
     jobcomp: Annotated[
         str,
-        typer.Option("--jobcomp", metavar="FILE", help="A jobcomp.lua, for JobCompType."),
+        typer.Option(
+            "--jobcomp", metavar="FILE", help="File of jobcomp.lua, for JobCompType=jobcomp/lua."
+        ),
     ] = "",
     foreground: Annotated[
-        bool, typer.Option("--foreground", help="Stay, and end the cluster at Ctrl-C.")
+        bool,
+        typer.Option("--foreground", help="Stay in the foreground, and end the cluster at Ctrl-C."),
     ] = False,
 ) -> None:
-    """Bring a cluster up; it is ready for jobs when this returns."""
+    """Start a cluster, and return when it is ready for jobs."""
     from steward.sandbox import Sandbox, SandboxSpec
 
     spec = SandboxSpec(
@@ -81,13 +94,14 @@ def up(
 
 @app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 def run(
-    command: Annotated[list[str], typer.Argument(help="What to run, after --.")],
+    command: Annotated[list[str], typer.Argument(help="Command to run, after --.")],
     directory: Directory = "",
     user: Annotated[
-        str, typer.Option("--user", metavar="NAME", help="One of the sandbox's users.")
+        str,
+        typer.Option("--user", metavar="NAME", help="User of the sandbox who runs the command."),
     ] = "",
 ) -> None:
-    """Run a command in the cluster, with its SLURM_CONF; ends as the command ends."""
+    """Run a command in the cluster, with its SLURM_CONF, and exit with its exit code."""
     sandbox = _load_sandbox(directory)
     argv = sandbox.make_command(command, user=user)
     sys.stdout.flush()
@@ -97,9 +111,9 @@ def run(
 @app.command()
 def status(
     directory: Directory = "",
-    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:
-    """Say whether a cluster is up, and where; the exit code is 1 if it is not."""
+    """Show whether a cluster is up, and its directory; the exit code is 1 if it is down."""
     import msgspec
 
     sandbox = _load_sandbox(directory)
@@ -122,9 +136,9 @@ def status(
         typer.echo(f"  slurm.conf  {sandbox.slurm_conf}")
         typer.echo(f"  logs        {sandbox.directory}/log")
         if stopped:
-            typer.echo(f"  has ended   {', '.join(stopped)}")
+            typer.echo(f"  ended       {', '.join(stopped)}")
     else:
-        typer.echo(f"The sandbox in {sandbox.directory} is down; what it left is still there.")
+        typer.echo(f"The sandbox in {sandbox.directory} is down; its directory remains.")
     if not is_up:
         raise typer.Exit(1)
 
@@ -132,14 +146,16 @@ def status(
 @app.command()
 def down(
     directory: Directory = "",
-    keep: Annotated[bool, typer.Option("--keep", help="Leave the directory, with logs.")] = False,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Keep the directory, with its logs.")
+    ] = False,
 ) -> None:
-    """End a cluster, and everything that runs in it, and remove its directory."""
+    """End a cluster with all its processes, and remove its directory."""
     from steward.sandbox import Sandbox
 
     path = _choose_directory(directory)
     if not os.path.exists(path):
-        typer.echo(f"No sandbox is in {path}.")
+        typer.echo(f"No sandbox in {path}. Start one with 'steward sandbox up'.")
         return
     sandbox = Sandbox.load(path)
     sandbox.down(keep=keep)
@@ -198,21 +214,25 @@ def _print_greeting(sandbox: "Sandbox", elapsed_s: float) -> None:
 
 def demo(
     keep: Annotated[
-        bool, typer.Option("--keep", help="Leave it up, and say how to go on and how to end it.")
+        bool, typer.Option("--keep", help="Keep the cluster running, and print the next commands.")
     ] = False,
     directory: Annotated[
         str,
-        typer.Option("--dir", metavar="D", help="Where everything goes; removed at the end."),
+        typer.Option("--dir", metavar="D", help="Directory of the demo; removed at the end."),
     ] = "",
     slurm: Annotated[
         str,
-        typer.Option("--slurm", metavar="VERSION", help="24.11 or 26.05; else the installed one."),
+        typer.Option(
+            "--slurm",
+            metavar="VERSION",
+            help="Version of Slurm: 24.11 or 26.05. Default: the installed one.",
+        ),
     ] = "",
 ) -> None:
     """Demonstrate Steward on a temporary cluster.
 
-    Brings up a real Slurm, has jobs submitted, shows what is kept of them, and
-    checks that all of it is right: the exit code is 1 if anything is not.
+    The demo starts a real Slurm, submits jobs, shows their records, and checks
+    them. The exit code is 1 if a check fails.
     """
     from steward.demo.presentation import run_demo
 

@@ -22,14 +22,17 @@ def serve(
     config: Annotated[
         str,
         typer.Option(
-            "--config", envvar="STEWARD_CONFIG", metavar="FILE", help="The configuration file."
+            "--config",
+            envvar="STEWARD_CONFIG",
+            metavar="FILE",
+            help="Path of the configuration file.",
         ),
     ] = DEFAULT_PATH,
 ) -> None:
     """Run the daemon.
 
-    It stays in the foreground, for systemd or a terminal. SIGHUP reads the
-    configuration again, SIGTERM and Ctrl-C end it within five seconds.
+    It stays in the foreground, for systemd or a terminal. SIGHUP reloads the
+    configuration. SIGTERM and Ctrl-C end it within five seconds.
     """
     load_settings(config)  # reports errors before anything starts
     exec_daemon(os.path.abspath(config))
@@ -39,14 +42,17 @@ def controller(
     config: Annotated[
         str,
         typer.Option(
-            "--config", envvar="STEWARD_CONFIG", metavar="FILE", help="The configuration file."
+            "--config",
+            envvar="STEWARD_CONFIG",
+            metavar="FILE",
+            help="Path of the configuration file.",
         ),
     ] = DEFAULT_PATH,
 ) -> None:
     """Capture scripts on a slurmctld host and forward them to another Steward.
 
-    It stays in the foreground, for systemd or a terminal. SIGHUP reads the
-    configuration again, SIGTERM and Ctrl-C end it within five seconds.
+    It stays in the foreground, for systemd or a terminal. SIGHUP reloads the
+    configuration. SIGTERM and Ctrl-C end it within five seconds.
     """
     make_controller_workers(load_settings(config))  # reports errors before anything starts
     exec_daemon(os.path.abspath(config), controller=True)
@@ -55,14 +61,16 @@ def controller(
 def listen(
     socket: Annotated[
         str,
-        typer.Option("--socket", metavar="FILE", help="The daemon's socket for the listener."),
+        typer.Option(
+            "--socket", metavar="FILE", help="Path of the socket between daemon and listener."
+        ),
     ] = os.path.join(os.path.dirname(Settings().socket), LISTENER_SOCKET),
     log_level: LogLevelOption = "info",
 ) -> None:
     """Receive reports of compute nodes, as an unprivileged user.
 
-    It reads no configuration and none of Steward's files: the daemon tells it what stands in
-    [nodes]. Run it as the user that 'listener' names there. SIGTERM and Ctrl-C end it.
+    It reads neither the configuration nor Steward's files: the daemon sends it the settings of
+    [nodes]. Run it as the user in 'listener' of [nodes]. SIGTERM and Ctrl-C end it.
     """
     from steward.capture.nodes.listener import run_listener
     from steward.core.logs import configure_logging
@@ -100,6 +108,8 @@ def reload(
     reason and exits with 1, and the daemon keeps its present configuration.
     """
     reply = request_reload(socket, _TIMEOUT_S)
-    typer.echo("The new configuration is in force.")
+    typer.echo("The daemon reloaded its configuration.")
     if reply.waiting:
-        typer.echo(f"These parts do not work yet: {', '.join(reply.waiting)}. 'steward doctor'")
+        typer.echo(
+            f"These workers are not ready yet: {', '.join(reply.waiting)}. Run 'steward doctor'."
+        )

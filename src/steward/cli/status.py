@@ -57,7 +57,10 @@ def metrics(
     to: Annotated[
         str,
         typer.Option(
-            "--output", "-o", metavar="FILE", help="Replace this file with them, as a whole."
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Write the metrics to this file, replacing it atomically.",
         ),
     ] = "",
     config: Config = "",
@@ -95,7 +98,7 @@ def _make_status_rows(reply: StatusShowAnswer) -> Iterator[StatusRow]:
             else ""
         )
         if cluster.up and (cluster.interval_s or 0) > LONG_INTERVAL_S:
-            cost_text += f", and again only after {cluster.interval_s:.0f} s since that takes long"
+            cost_text += f", polled only every {cluster.interval_s:.0f} s because a poll takes long"
         version = f"Slurm {cluster.slurm}" if cluster.slurm else ""
         yield StatusRow(
             f"cluster {cluster.cluster}", cluster.state, cluster.message or f"{version}{cost_text}"
@@ -125,7 +128,9 @@ def _make_journal_rows(reply: StatusShowAnswer) -> Iterator[StatusRow]:
             yield StatusRow(f"consumer {line.name}", line.state, _describe_backlog(line))
     for sink in reply.sinks:
         backlog = f"{format_count(sink.backlog, 'script')} to archive" if sink.backlog else ""
-        dead_text = f"{format_count(sink.set_aside, 'event')} set aside" if sink.set_aside else ""
+        dead_text = (
+            f"{format_count(sink.set_aside, 'event')} in the dead letters" if sink.set_aside else ""
+        )
         details = (backlog, dead_text, sink.refill, sink.detail)
         yield StatusRow(f"sink {sink.name}", sink.state, "; ".join(filter(None, details)))
 
@@ -137,7 +142,7 @@ def _describe_backlog(consumer: ConsumerLine) -> str:
         age = f", the oldest {format_duration(consumer.behind_s)} old" if consumer.behind_s else ""
         parts.append(f"{format_count(consumer.behind, 'event')} behind{age}")
     if consumer.set_aside:
-        parts.append(f"{format_count(consumer.set_aside, 'event')} set aside")
+        parts.append(f"{format_count(consumer.set_aside, 'event')} in the dead letters")
     return "; ".join(filter(None, (*parts, consumer.refill, consumer.detail)))
 
 

@@ -581,7 +581,7 @@ ACTION_INDEX: Final[dict[str, IndexEntry]] = {
         "Test an event against rules without running actions.",
     ),
     "status.metrics": IndexEntry(
-        "steward.admin.status.metrics", "", "operator", "Show metrics for Prometheus."
+        "steward.admin.status.metrics", "", "operator", "Show metrics in the format of Prometheus."
     ),
     "status.show": IndexEntry(
         "steward.admin.status.summary",

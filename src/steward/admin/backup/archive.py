@@ -189,7 +189,7 @@ def create_backup_file(path: str, trusted_uids: "Collection[int]" = ()) -> "Iter
     import zstandard
 
     if os.path.lexists(path):
-        raise BackupError(f"{path} is there already", path)
+        raise BackupError(f"{path} exists already: choose another name", path)
     try:
         remove_unfinished(path, trusted=trusted_uids)
         with replace_file(path, 0o600, is_new=True, trusted=trusted_uids) as file:
@@ -200,10 +200,10 @@ def create_backup_file(path: str, trusted_uids: "Collection[int]" = ()) -> "Iter
             ):
                 yield BackupWriter(tar)
     except FileExistsError:
-        raise BackupError(f"{path} is there already", path) from None
+        raise BackupError(f"{path} exists already: choose another name", path) from None
     except OSError as error:
         raise BackupUnavailable(
-            f"{path} cannot be written: {describe_os_error(error, path)}", path
+            f"cannot write {path}: {describe_os_error(error, path)}", path
         ) from error
 
 
@@ -276,21 +276,21 @@ def verify_backup(path: str) -> BackupManifest:
     def take(info: tarfile.TarInfo, file: IO[bytes] | None) -> None:
         nonlocal manifest
         if manifest is not None:
-            raise BackupError(f"{path} goes on behind its manifest: it is damaged", path)
+            raise BackupError(f"{path} is damaged: data after the manifest", path)
         if info.name == MANIFEST_NAME:
             manifest = _decode_manifest(path, info, file)
         elif file is not None:
             if info.name in members:
-                raise BackupError(f"{path} holds {info.name} twice: it is damaged", path)
+                raise BackupError(f"{path} is damaged: it contains {info.name} twice", path)
             members[info.name] = copy_member(info, file, lambda _: None)
 
     read_members(path, take)
     if manifest is None:
-        raise BackupError(f"{path} has no end: it was cut off, or is no backup of Steward's", path)
+        raise BackupError(f"{path} is incomplete, or not a backup of Steward", path)
     expected_members = {member.name: member for member in manifest.members}
     for name in sorted(expected_members.keys() | members.keys()):
         if expected_members.get(name) != members.get(name):
-            raise BackupError(f"{path} is damaged: {name} is not what it was", path)
+            raise BackupError(f"{path} is damaged: the checksum of {name} differs", path)
     return manifest
 
 
@@ -304,7 +304,9 @@ def read_members(path: str, callback: MemberCallback) -> None:
     with _open_tar(path) as tar:
         for info in tar:
             if info.name != MANIFEST_NAME and not is_safe_member(info):
-                raise BackupError(f"{path} holds {info.name!r}: no backup of ours does", path)
+                raise BackupError(
+                    f"{path} is not a backup of Steward: it contains {info.name!r}", path
+                )
             callback(info, tar.extractfile(info) if info.isreg() else None)
 
 
@@ -322,7 +324,7 @@ def read_member(path: str, name: str) -> bytes:
 
     read_members(path, take)
     if not contents:
-        raise BackupError(f"{path} holds no {name}", name)
+        raise BackupError(f"{path} lacks {name}", name)
     return contents[0]
 
 
@@ -369,12 +371,10 @@ def _open_tar(path: str) -> Iterator[tarfile.TarFile]:
             yield tar
     except (zstandard.ZstdError, tarfile.TarError, EOFError) as error:
         # The libraries' messages name byte offsets, which help nobody.
-        raise BackupError(
-            f"{path} is damaged, or no backup: it cannot be unpacked", path
-        ) from error
+        raise BackupError(f"cannot unpack {path}: damaged, or not a backup", path) from error
     except OSError as error:
         reason = error.strerror or error
-        raise BackupUnavailable(f"{path} cannot be read: {reason}", path) from error
+        raise BackupUnavailable(f"cannot read {path}: {reason}", path) from error
 
 
 def _decode_manifest(path: str, info: tarfile.TarInfo, file: IO[bytes] | None) -> BackupManifest:
@@ -384,14 +384,13 @@ def _decode_manifest(path: str, info: tarfile.TarInfo, file: IO[bytes] | None) -
         version = msgspec.json.decode(data, type=_Format).format
         if version > FORMAT_VERSION:
             raise BackupError(
-                f"{path} was made by a later Steward (format {version}, this one knows "
-                f"{FORMAT_VERSION}): "
-                "install that version",
+                f"{path} was written by a newer Steward (format {version}, this one supports "
+                f"{FORMAT_VERSION}): install that version",
                 path,
             )
         return msgspec.json.decode(data, type=BackupManifest)
     except msgspec.MsgspecError as error:
-        raise BackupError(f"{path} is damaged: its manifest cannot be read: {error}") from error
+        raise BackupError(f"{path} is damaged: cannot read its manifest: {error}") from error
 
 
 class _Format(msgspec.Struct, frozen=True):

@@ -107,7 +107,7 @@ class DatabaseSnapshots:
             connection.close()
         if check_result != "ok":
             raise BackupError(
-                f"{path} is damaged, and a copy of it would be of no use: {check_result}", path
+                f"cannot back up {path}: the database is damaged: {check_result}", path
             )
 
     def close(self) -> None:
@@ -139,9 +139,7 @@ def choose_backup_path(destination: str, now: datetime) -> str:
         return os.path.join(destination, f"steward-{host}-{now:%Y%m%dT%H%M%SZ}{SUFFIX}")
     if not destination.endswith(SUFFIX):
         raise BackupUsage(
-            f"{destination} is no directory, and no name for a backup: name a directory that "
-            "is there, or "
-            f"a file NAME{SUFFIX}",
+            f"invalid target {destination}: name an existing directory, or a file NAME{SUFFIX}",
             destination,
         )
     return destination
@@ -175,7 +173,7 @@ def make_backup(
     """
     state_dir = os.path.abspath(settings.state_dir)
     if not os.path.exists(JOURNAL.locate(state_dir)):
-        raise BackupError(f"{state_dir} holds no journal: nothing has run there yet", state_dir)
+        raise BackupError(f"{state_dir} contains no journal: has the daemon ever run?", state_dir)
     trusted_uids = {os.stat(state_dir).st_uid}
     with (
         create_backup_file(path, trusted_uids) as writer,
@@ -248,7 +246,7 @@ def _make_staging(path: str, trusted_uids: Collection[int]) -> Iterator[str]:
                 tempfile.mkdtemp(prefix=".steward-backup-", dir=f"/proc/self/fd/{parent_fd}")
             )
     except OSError as error:
-        raise BackupUnavailable(f"{path} cannot be written: {error.strerror}", path) from error
+        raise BackupUnavailable(f"cannot write {path}: {error.strerror}", path) from error
     try:
         yield staging
     finally:

@@ -136,9 +136,9 @@ def _walk_files(
                     yield path, entry
     except FileNotFoundError:
         if not subdirectory:
-            raise BackupUnavailable(f"there is no state directory {state_dir}", state_dir) from None
+            raise BackupUnavailable(
+                f"state directory {state_dir} does not exist: check state_dir", state_dir
+            ) from None
         return  # removed since its parent was listed
     except OSError as error:
-        raise BackupUnavailable(
-            f"{state_dir} cannot be read: {error.strerror}", state_dir
-        ) from error
+        raise BackupUnavailable(f"cannot read {state_dir}: {error.strerror}", state_dir) from error

@@ -105,7 +105,7 @@ def restore_backup(
             lock.close()
     except OSError as error:
         failed_path, reason = error.filename or state_dir, error.strerror or error
-        raise BackupUnavailable(f"{failed_path} cannot be written: {reason}", state_dir) from error
+        raise BackupUnavailable(f"cannot write {failed_path}: {reason}", state_dir) from error
 
 
 def _make_state_dir(state_dir: str, manifest: BackupManifest) -> os.stat_result:
@@ -115,8 +115,8 @@ def _make_state_dir(state_dir: str, manifest: BackupManifest) -> os.stat_result:
             uid = pwd.getpwnam(manifest.owner).pw_uid
         except KeyError:
             raise BackupError(
-                f"there is no user {manifest.owner} here, whose the state was: make the user, or "
-                f"make {state_dir} for another one, and try again",
+                f"unknown user {manifest.owner}, who owned the state: create the user, or "
+                f"create {state_dir} for another user, and try again",
                 manifest.owner,
             ) from None
         os.makedirs(state_dir, mode=0o700)
@@ -168,7 +168,7 @@ class _RestoreSteps:
         """
         if self._list_existing() and not force:
             raise BackupError(
-                f"{self._state_dir} is not empty: give --force to have what is there moved aside",
+                f"{self._state_dir} is not empty: give --force to move its content aside",
                 self._state_dir,
             )
         for store in sorted({name.split("/")[1] for name in self._list_names(INCOMING_PREFIX)}):
@@ -176,13 +176,13 @@ class _RestoreSteps:
             is_in_backup = f"archive/{store.partition('.')[2]}" in self._manifest.trees
             if root and not is_in_backup and not os.path.exists(os.path.join(root, MARKER)):
                 raise BackupError(
-                    f"scripts wait in this backup for the archive {root}, which is not there: "
-                    f"mount it or restore it first (an archive has a file {MARKER} in it)",
+                    f"the archive {root}, for which the backup contains waiting scripts, is "
+                    f"missing: mount it or restore it first (an archive has a file {MARKER})",
                     root,
                 )
         for tree in self._manifest.trees:
             if tree not in self._tree_roots:
-                raise BackupError(f"the configuration has no place for {tree}", tree)
+                raise BackupError(f"the configuration names no directory for {tree}", tree)
 
     def run(self, now: datetime) -> RestoreResult:
         """Unpack the backup and move it into place."""
@@ -219,8 +219,8 @@ class _RestoreSteps:
         name = store.partition(".")[2]
         if f"archive/{name}" not in self._tree_roots:
             raise BackupError(
-                f"scripts wait in this backup for the sink {name}, which the configuration does "
-                "not have: name it there, with the place that its files are to be at",
+                f"the configuration lacks the sink {name}, for which the backup contains "
+                "waiting scripts: add it, with its path",
                 name,
             )
         return self._tree_roots[f"archive/{name}"]

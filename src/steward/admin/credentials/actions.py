@@ -79,13 +79,15 @@ def _create_login_link(
     """
     web_settings = context.settings.web
     if not web_settings.listen:
-        raise UsageError("there are no pages: set 'listen' in [web], and start 'steward web'")
+        raise UsageError("web pages are disabled: set 'listen' in [web], and start 'steward web'")
     if caller.how not in ("socket", "local", "munge"):
         raise PermissionRefused(
-            "a session or a token makes no link: run 'steward login' on a login node"
+            "sessions and tokens cannot create login links: run 'steward login' on a login node"
         )
     if not caller.user:
-        raise PermissionRefused(f"your uid, {caller.uid}, has no name on the daemon's host", caller)
+        raise PermissionRefused(
+            f"your uid {caller.uid} has no user name on the daemon's host", caller
+        )
     now = context.now()
     secret, credential = context.store.create(
         "login",
@@ -118,7 +120,7 @@ def _open_session(context: CredentialsContext, caller: Caller, request: OpenRequ
     if request.user:
         if not context.settings.web.proxy_header:
             raise PermissionRefused(
-                "no proxy is trusted: set 'proxy_header' in [web]", request.user
+                "no trusted proxy is configured: set 'proxy_header' in [web]", request.user
             )
         uid, user, how = find_proxy_uid(request.user), request.user, BY_PROXY
     else:
@@ -187,8 +189,8 @@ def _close_session(context: CredentialsContext, caller: Caller, request: CloseRe
 def _require_web(context: CredentialsContext, caller: Caller) -> None:
     if not context.is_web(caller):
         raise PermissionRefused(
-            f"only {context.settings.web.user!r}, whom 'steward web' runs as ([web] user), may "
-            "do that"
+            f"permission denied: only {context.settings.web.user!r}, the user of 'steward "
+            "web' ([web] user), may do this"
         )
 
 
@@ -261,22 +263,23 @@ def _create_token(
     read it. Root and Steward's own user create tokens for other users, too.
     """
     if caller.how == "token":
-        raise PermissionRefused("a token makes no tokens")
+        raise PermissionRefused("permission denied: a token cannot create tokens")
     uid, user = caller.uid, caller.user
     if request.user and request.user != user:
         if not context.access.is_local_owner(caller):
             raise PermissionRefused(
-                "only root and Steward's own user make tokens for others", request.user
+                "permission denied: only root and Steward's user create tokens for others",
+                request.user,
             )
         uid, user = find_proxy_uid(request.user), request.user
     if not user:
-        raise PermissionRefused(f"your uid, {uid}, has no name on the daemon's host", caller)
+        raise PermissionRefused(f"your uid {uid} has no user name on the daemon's host", caller)
     validity_s = _get_validity_s(context.settings.web, caller, request.expires_s)
     if not request.scopes:
-        raise UsageError(f"say what the token may do: {', '.join(SCOPES)}")
+        raise UsageError(f"no scope given: use one or more of {', '.join(SCOPES)}")
     if len(request.name) > _MAX_NAME_CHARS or not request.name.isprintable():
         raise UsageError(
-            f"a token's name has up to {_MAX_NAME_CHARS} plain characters", request.name
+            f"invalid token name: use up to {_MAX_NAME_CHARS} printable characters", request.name
         )
     now = context.now()
     valid_tokens = [
@@ -286,7 +289,8 @@ def _create_token(
     ]
     if len(valid_tokens) >= _MAX_TOKENS:
         raise UsageError(
-            f"{user} has {len(valid_tokens)} tokens: revoke some with 'steward token revoke'",
+            f"user {user} has {len(valid_tokens)} tokens, the maximum: revoke some with "
+            "'steward token revoke'",
             user,
         )
     secret, credential = context.store.create(
@@ -323,9 +327,11 @@ def _get_validity_s(web_settings: WebSettings, caller: Caller, requested_s: floa
         return min(_USUAL_TOKEN_S, longest_s)
     if 0 < requested_s <= longest_s:
         return requested_s
-    message = f"a token is good for {days} days at most"
+    message = f"invalid validity of the token: give at most {days} days"
     if caller.by_munge:
-        message += " where MUNGE says whose it is: make one for longer on the daemon's host"
+        message += (
+            " for a caller that MUNGE authenticates: create a longer one on the daemon's host"
+        )
     raise UsageError(message, requested_s)
 
 
@@ -342,7 +348,9 @@ def _list_tokens(
 ) -> TokenListAnswer:
     """List your API tokens."""
     if request.everybodys and not context.access.is_local_owner(caller):
-        raise PermissionRefused("only root and Steward's own user see everybody's tokens")
+        raise PermissionRefused(
+            "permission denied: only root and Steward's user list the tokens of all users"
+        )
     uid = None if request.everybodys else caller.uid
     credentials = context.store.list_all("token", uid)
     if request.sessions:
@@ -378,7 +386,8 @@ def _revoke_tokens(
     for credential in credentials:
         if not (_is_own(credential, caller) or context.access.is_local_owner(caller)):
             raise CredentialMissing(
-                f"there is no credential with the number {credential.id}", credential.id
+                f"unknown credential {credential.id}: 'steward token list' lists them",
+                credential.id,
             )
     for credential in credentials:
         context.store.end(credential.id, context.now())

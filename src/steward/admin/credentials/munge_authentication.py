@@ -52,12 +52,12 @@ def verify_ticket(ticket: str, now: datetime) -> tuple[int, str]:
     """
     signature, _, payload = ticket.removeprefix(TICKET_PREFIX).partition(":")
     if not hmac.compare_digest(signature.encode(), _sign(payload).encode()):
-        raise UnknownCredential("this is no ticket of the daemon that runs now: ask again")
+        raise UnknownCredential(
+            "this ticket was not made by the running daemon: authenticate again"
+        )
     uid, expires_us, user = payload.split(":", 2)
     if to_micros(now) >= int(expires_us):
-        raise UnknownCredential(
-            "what MUNGE vouches for is one request, and its minute is over: ask again"
-        )
+        raise UnknownCredential("this ticket has expired after a minute: authenticate again")
     return int(uid), user
 
 
@@ -80,7 +80,9 @@ def verify_munge_request(web_settings: WebSettings, request: VouchRequest) -> tu
         MungeUnavailable: munged does not answer.
     """
     if not web_settings.munge_from:
-        raise UnknownCredential("MUNGE is not asked here ('munge_from' of [web]): bring a token")
+        raise UnknownCredential(
+            "MUNGE authentication is disabled ('munge_from' of [web]): use a token"
+        )
     # Not the host name that the client used: a server that relays the request may have named it.
     server_address = urlsplit(web_settings.url).netloc or web_settings.listen
     statement = build_statement_from_digest(
@@ -90,8 +92,8 @@ def verify_munge_request(web_settings: WebSettings, request: VouchRequest) -> tu
     if request.peer not in web_settings.trusted_proxies:
         if is_ipv6(request.peer):
             raise UnknownCredential(
-                f"MUNGE is not believed from {request.peer}, over IPv6: it names addresses of IPv4 "
-                "alone: bring a token",
+                f"MUNGE authentication over IPv6 from {request.peer} is not possible: "
+                "credentials name IPv4 addresses only. Use a token",
                 request.peer,
             )
         _require_network(web_settings, request.peer)
@@ -118,18 +120,21 @@ def _admit_claim(web_settings: WebSettings, claim: MungeClaim, statement: bytes)
     _require_network(web_settings, claim.address)
     if claim.uid in (0, os.geteuid()):
         raise UnknownCredential(
-            "root and Steward's own user are not let in from other hosts", claim.uid
+            "permission denied: root and Steward's user cannot authenticate from other hosts",
+            claim.uid,
         )
     try:
         return pwd.getpwuid(claim.uid).pw_name
     except KeyError:
         raise UnknownCredential(
-            f"your uid, {claim.uid}, has no name on the daemon's host"
+            f"your uid {claim.uid} has no user name on the daemon's host"
         ) from None
 
 
 def _require_network(web_settings: WebSettings, address: str) -> None:
     if not is_within(address, web_settings.munge_from):
         raise UnknownCredential(
-            f"MUNGE is not believed from {address} ('munge_from' of [web]): bring a token", address
+            f"MUNGE authentication from {address} is not allowed ('munge_from' of [web]): use "
+            "a token",
+            address,
         )

@@ -118,7 +118,7 @@ def find_proxy_uid(user: str) -> int:
     try:
         entry = pwd.getpwnam(user)
     except (KeyError, ValueError):
-        raise UnknownCredential(f"there is no user {user!r} on this host", user) from None
+        raise UnknownCredential(f"unknown user {user!r} on this host", user) from None
     if entry.pw_uid in (0, os.geteuid()):
-        raise UnknownCredential(f"a proxy cannot log in {user}", user)
+        raise UnknownCredential(f"permission denied: {user} cannot log in through a proxy", user)
     return entry.pw_uid

@@ -153,7 +153,7 @@ class CredentialStore:
         """
         credentials = self._select("WHERE id = ?", number)
         if not credentials:
-            raise CredentialMissing(f"there is no credential with the number {number}", number)
+            raise CredentialMissing(f"unknown credential {number}", number)
         return credentials[0]
 
     def find_valid(self, kind: CredentialKind, secret: str, now: datetime) -> Credential:
@@ -169,11 +169,9 @@ class CredentialStore:
             or credential.ended
             or credential.expires <= now
         ):
-            raise UnknownCredential(
-                f"this {kind} is not known, or not good any more: {_RENEWAL_HINTS[kind]}"
-            )
+            raise UnknownCredential(f"this {kind} is unknown or expired: {_RENEWAL_HINTS[kind]}")
         if not has_user_name(credential.uid, credential.user):
-            raise UnknownCredential(f"this {kind} was made for a user who is another one by now")
+            raise UnknownCredential(f"this {kind} was created for another user of the same uid")
         if credential.used is None or now - credential.used >= _USED_EVERY:
             self._set_time("used", credential.id, now)
         return credential
@@ -191,9 +189,7 @@ class CredentialStore:
                 (now, credential.id),
             ).rowcount
         if updated_rows != 1:
-            raise UnknownCredential(
-                f"this login is not known, or not good any more: {_RENEWAL_HINTS['login']}"
-            )
+            raise UnknownCredential(f"this login is unknown or expired: {_RENEWAL_HINTS['login']}")
         return credential
 
     def renew(self, number: int, expires: datetime) -> None:
@@ -284,7 +280,7 @@ def _list_valid_digests(state_dir: str) -> Container[bytes]:
 _RENEWAL_HINTS: Final[dict[CredentialKind, str]] = {
     "login": "run 'steward login' again",
     "session": "log in again",
-    "token": "make one with 'steward token create'",
+    "token": "create one with 'steward token create'",
 }
 
 

@@ -41,7 +41,9 @@ def run_checks(context: DoctorContext, caller: Caller, request: DoctorRequest) -
     if not all(
         context.access.is_operator(caller, name) for name in list_clusters(context.settings)
     ):
-        raise PermissionRefused("only operators may have Steward looked over", caller.user)
+        raise PermissionRefused(
+            "permission denied: only operators may run the health checks", caller.user
+        )
     checks = _select_checks(request.only)
     taken_at, began = utc_now(), time.monotonic()
     asks_slurm = any(check.asks_slurm for check in checks)
@@ -73,7 +75,7 @@ def _select_checks(names: Sequence[str]) -> tuple[HealthCheck, ...]:
     unknown = [name for name in names if name not in by_name]
     if unknown:
         raise UsageError(
-            f"there is no check {unknown[0]!r}: there are {', '.join(by_name)}", unknown
+            f"unknown check {unknown[0]!r}: the checks are {', '.join(by_name)}", unknown
         )
     return tuple(check for check in CHECKS if not names or check.name in names)
 

@@ -60,7 +60,7 @@ def run_in_processes(
                 try:
                     process = _start_check(number, check, timeout_s)
                 except OSError as error:
-                    problem = f"the check cannot be started: {error.strerror}"
+                    problem = f"cannot start the check: {error.strerror}"
                     findings[number] = (make_wrong("", problem),)
                     continue
                 running[process.fd] = process
@@ -141,9 +141,9 @@ def _end_check(process: _RunningCheck, timeout_s: float) -> tuple[CheckFinding, 
         return _decode(bytes(process.output))
     except msgspec.MsgspecError:
         if is_late:
-            problem = f"it took longer than {timeout_s:g} s: something that it looks at hangs"
+            problem = f"the check did not end within {timeout_s:g} s: something that it reads hangs"
         else:
-            problem = "the check ended without a word"
+            problem = "the check ended without a result"
         return (make_wrong("", problem),)
 
 

@@ -41,78 +41,74 @@ def _make_slurm_check(
 CHECKS: Final = (
     HealthCheck(
         name="settings",
-        help="what the settings name is there",
+        help="files and users named in the configuration exist",
         run=host_checks.check_settings_resources,
     ),
     HealthCheck(
         name="secrets",
-        help="keys and passwords are nobody else's",
+        help="only Steward's user can read keys and passwords",
         run=host_checks.check_secret_files,
     ),
     HealthCheck(
         name="library",
-        help="SQLite is one that loses nothing",
+        help="the SQLite library has no bug that corrupts databases",
         run=host_checks.check_sqlite_library,
     ),
     HealthCheck(
         name="state",
-        help="the state directory is local, and Steward's alone",
+        help="the state directory is on a local disk and private",
         run=host_checks.check_state_directory,
     ),
+    HealthCheck(name="disks", help="disks have free space", run=host_checks.check_disks),
+    HealthCheck(name="daemon", help="the daemon answers", run=host_checks.check_daemon),
     HealthCheck(
-        name="disks", help="there is room for what is to be kept", run=host_checks.check_disks
+        name="parts", help="every worker of the daemon runs", run=host_checks.check_workers
     ),
-    HealthCheck(name="daemon", help="the daemon runs, and answers", run=host_checks.check_daemon),
+    HealthCheck(name="web", help="the web pages answer", run=host_checks.check_web_server),
     HealthCheck(
-        name="parts", help="each of its parts runs, and stays up", run=host_checks.check_workers
-    ),
-    HealthCheck(name="web", help="the pages can be reached", run=host_checks.check_web_server),
-    HealthCheck(
-        name="munge", help="MUNGE says who asks from other hosts", run=host_checks.check_munge
+        name="munge",
+        help="MUNGE authenticates requests of other hosts",
+        run=host_checks.check_munge,
     ),
     _make_slurm_check(
-        "slurm", "Slurm's commands are there, and slurmctld answers", slurm_checks.check_slurmctld
+        "slurm", "Slurm's commands work and slurmctld answers", slurm_checks.check_slurmctld
     ),
     _make_slurm_check(
-        "controllers", "every slurmctld's jobs are seen", slurm_checks.check_controllers
+        "controllers", "Steward captures from every slurmctld", slurm_checks.check_controllers
     ),
     _make_slurm_check("clocks", "clocks agree", slurm_checks.check_clocks),
+    _make_slurm_check("spool", "the spool is readable and captured", slurm_checks.check_spools),
+    _make_slurm_check("snapshots", "a poll of the queue is cheap", slurm_checks.check_poll_cost),
     _make_slurm_check(
-        "spool", "the spool is readable, and all in it was taken", slurm_checks.check_spools
+        "memory", "slurmctld keeps ended jobs long enough", slurm_checks.check_job_memory
     ),
-    _make_slurm_check(
-        "snapshots", "a look at the queue costs little", slurm_checks.check_poll_cost
-    ),
-    _make_slurm_check(
-        "memory", "slurmctld remembers jobs for long enough", slurm_checks.check_job_memory
-    ),
-    _make_slurm_check("usage", "what jobs use can be known", slurm_checks.check_usage_sources),
-    _make_slurm_check(
-        "jobcomp", "slurmctld tells of jobs that end", slurm_checks.check_jobcomp_plugin
-    ),
+    _make_slurm_check("usage", "Slurm measures what jobs use", slurm_checks.check_usage_sources),
+    _make_slurm_check("jobcomp", "slurmctld reports job ends", slurm_checks.check_jobcomp_plugin),
     _make_slurm_check(
         "spank",
-        "the SPANK plugin is built for this Slurm, and loaded",
+        "the SPANK plugin is installed for this Slurm",
         slurm_checks.check_spank_plugin,
     ),
-    HealthCheck(name="nodes", help="the agents of nodes are heard", run=data_checks.check_agents),
+    HealthCheck(name="nodes", help="node agents report", run=data_checks.check_agents),
     _make_slurm_check(
-        "submit", "slurmctld asks the bank, behind other plugins", slurm_checks.check_submit_plugin
+        "submit", "slurmctld asks the gate, after other plugins", slurm_checks.check_submit_plugin
     ),
     _make_slurm_check("triggers", "slurmctld wakes the sensor", slurm_checks.check_sensor_triggers),
     HealthCheck(name="journal", help="every consumer keeps up", run=data_checks.check_journal),
     HealthCheck(
-        name="sinks", help="each sink is reached, and keeps up", run=data_checks.check_sinks
+        name="sinks", help="every sink is available and keeps up", run=data_checks.check_sinks
     ),
-    HealthCheck(name="owners", help="owners are let in to their files", run=data_checks.check_acls),
-    HealthCheck(name="gaps", help="nothing is missing in the books", run=data_checks.check_gaps),
-    HealthCheck(name="rules", help="every rule can be read", run=data_checks.check_rule_files),
+    HealthCheck(
+        name="owners", help="owners can read their archived files", run=data_checks.check_acls
+    ),
+    HealthCheck(name="gaps", help="job records have no gaps", run=data_checks.check_gaps),
+    HealthCheck(name="rules", help="every rule file is valid", run=data_checks.check_rule_files),
     _make_slurm_check("prices", "every partition has a rate", data_checks.check_prices),
-    HealthCheck(name="ledger", help="the ledger's proof holds", run=data_checks.check_ledger),
+    HealthCheck(name="ledger", help="the ledger is consistent", run=data_checks.check_ledger),
     HealthCheck(name="gate", help="the gate decides", run=data_checks.check_gate),
     HealthCheck(
         name="remote",
-        help="a myBRC server elsewhere can be told",
+        help="the remote myBRC server answers",
         run=data_checks.check_remote_bank,
     ),
 )

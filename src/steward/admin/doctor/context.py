@@ -125,7 +125,7 @@ def make_cluster_check(
 
     def run(context: CheckContext) -> Iterator[CheckFinding]:
         if not context.clusters:
-            yield make_skipped(subject, "no cluster's Slurm is asked from here")
+            yield make_skipped(subject, "no cluster is queried from this host")
         for report in context.clusters:
             if report.config_error:
                 yield make_skipped(subject, "slurmctld does not answer", of=report.name)

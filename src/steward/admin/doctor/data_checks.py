@@ -65,7 +65,7 @@ def check_journal(context: CheckContext) -> Iterator[CheckFinding]:
             has_problem = True
             yield make_wrong(
                 path,
-                f"it was detached, and has missed {format_count(consumer.missed, 'event')}",
+                f"detached: it has missed {format_count(consumer.missed, 'event')}",
                 *(
                     (refill_command(consumer.name, consumer.missed_from),)
                     if consumer.missed
@@ -76,34 +76,35 @@ def check_journal(context: CheckContext) -> Iterator[CheckFinding]:
         elif consumer.state != "running":
             has_problem = True
             yield make_wrong(
-                path, f"it waits: {consumer.detail}", "steward journal status", of=consumer.name
+                path,
+                f"unavailable, retrying: {consumer.detail}",
+                "steward journal status",
+                of=consumer.name,
             )
         if consumer.dead:
             has_problem = True
             yield make_wrong(
                 path,
-                f"{format_count(consumer.dead, 'event')} set aside, which it could not put to use",
+                f"{format_count(consumer.dead, 'event')} in its dead letters",
                 f"steward journal dead {consumer.name}",
                 f"steward journal replay {consumer.name}",
                 of=consumer.name,
             )
     if not has_problem:
-        yield make_ok(
-            path, f"{format_count(len(consumers), 'consumer')} to read it, and nothing set aside"
-        )
+        yield make_ok(path, f"{format_count(len(consumers), 'consumer')}, no dead letters")
 
 
 def check_sinks(context: CheckContext) -> Iterator[CheckFinding]:
     """Check that each sink is reachable and keeps up."""
     if context.settings.forward.to:
-        yield make_skipped("archive.sinks", f"{context.settings.forward.to} keeps the archive")
+        yield make_skipped("archive.sinks", f"{context.settings.forward.to} has the archive")
         return
     for line in context.call_action("archive.sinks").sinks:
         sink = context.settings.archive.sink.get(line.name)
         if sink is None:
             yield make_warning(
                 line.name,
-                "it is configured no more, and the journal waits for it",
+                "the sink was removed from the configuration, but the journal keeps events for it",
                 f"steward journal forget archive.{line.name}",
                 of=line.name,
             )
@@ -111,12 +112,12 @@ def check_sinks(context: CheckContext) -> Iterator[CheckFinding]:
         address, error = _try_sink(context, line.name, sink)
         mend = ("steward archive sinks", "journalctl -u steward -p warning")
         if error:
-            yield make_wrong(address, f"it cannot be reached: {error}", *mend, of=line.name)
+            yield make_wrong(address, f"unavailable: {error}", *mend, of=line.name)
         elif line.oldest_s is not None and line.oldest_s > _BACKLOG_S:
             yield make_wrong(
                 address,
-                f"{format_count(line.backlog, 'script')} to go there, the oldest for "
-                f"{line.oldest_s:.0f} s: "
+                f"lag of {format_count(line.backlog, 'script')}, the oldest "
+                f"{line.oldest_s:.0f} s old: "
                 f"{line.detail or line.error or 'the daemon does not run, or it is slow'}",
                 *mend,
                 of=line.name,
@@ -124,7 +125,7 @@ def check_sinks(context: CheckContext) -> Iterator[CheckFinding]:
         else:
             yield make_ok(
                 address,
-                f"it can be reached, with {format_count(line.backlog, 'script')} to go there",
+                f"available, lag of {format_count(line.backlog, 'script')}",
                 of=line.name,
             )
 
@@ -193,28 +194,28 @@ def check_acls(context: CheckContext) -> Iterator[CheckFinding]:
             finally:
                 os.close(fd)
             if has_acls:
-                yield make_ok(f"{subject} on {path}", "owners are let in to their files", of=name)
+                yield make_ok(f"{subject} on {path}", "owners can read their files", of=name)
             else:
                 yield make_warning(
                     f"{subject} on {path}",
-                    "there are none: files are Steward's alone, owners see them by commands only",
-                    "mount it with the option acl, or take another file system",
+                    "not supported: only Steward can read the files; owners use commands",
+                    "mount the file system with the option acl, or use another one",
                     of=name,
                 )
     if not trees:
-        yield make_skipped(subject, "there is no sink of files")
+        yield make_skipped(subject, "no sink of kind 'files' is configured")
 
 
 def check_gaps(context: CheckContext) -> Iterator[CheckFinding]:
     """Check for gaps in accounting within the last day."""
     subject = "steward accounting gaps -S now-1day"
     if context.settings.forward.to:
-        yield make_skipped(subject, f"{context.settings.forward.to} keeps the books")
+        yield make_skipped(subject, f"{context.settings.forward.to} has the job records")
         return
     answer = context.call_action("accounting.gaps", since="now-1day")
     counts = Counter(finding.kind for finding in answer.findings)
     if not counts:
-        yield make_ok(subject, "nothing is missing of the last day")
+        yield make_ok(subject, "no gaps in the last day")
     for kind, count in sorted(counts.items()):
         first = next(finding for finding in answer.findings if finding.kind == kind)
         yield make_warning(
@@ -240,7 +241,7 @@ def check_agents(context: CheckContext) -> Iterator[CheckFinding]:
     if listener_error:
         yield make_wrong(
             subject,
-            f"nothing listens at {context.settings.nodes.listen}: {listener_error}",
+            f"no listener at {context.settings.nodes.listen}: {listener_error}",
             "systemctl enable --now steward-listen",
             "journalctl -u steward-listen -p warning",
             of="listener",
@@ -250,7 +251,7 @@ def check_agents(context: CheckContext) -> Iterator[CheckFinding]:
     for refusal in refusals:
         yield make_warning(
             subject,
-            f"its batch was refused: {refusal.why}",
+            f"its batch was rejected: {refusal.why}",
             _suggest_remedy(refusal.why),
             of=refusal.address,
         )
@@ -259,7 +260,7 @@ def check_agents(context: CheckContext) -> Iterator[CheckFinding]:
     if not count:
         yield make_warning(
             subject,
-            f"no node was ever heard at {context.settings.nodes.listen}",
+            f"no node has ever reported to {context.settings.nodes.listen}",
             "on each node: systemctl enable --now steward-agent.timer",
             "if that is done, on the node: journalctl -u steward-agent",
         )
@@ -272,7 +273,7 @@ def check_agents(context: CheckContext) -> Iterator[CheckFinding]:
             f"ssh {silent_nodes[0].node} systemctl status steward-agent",
         )
     else:
-        yield make_ok(subject, f"{format_count(count, 'node')} heard, none of them silent")
+        yield make_ok(subject, f"{format_count(count, 'node')} reported, none silent")
 
 
 def _find_listener_error(nodes: NodesSettings) -> str:
@@ -306,7 +307,7 @@ def check_rule_files(context: CheckContext) -> Iterator[CheckFinding]:
             problem.path, problem.what, "steward rules check", of=os.path.basename(problem.path)
         )
     if not answer.troubles:
-        yield make_ok(subject, f"{format_count(answer.rules, 'rule')} to be read, and no other")
+        yield make_ok(subject, f"{format_count(answer.rules, 'rule')}, all valid")
 
 
 _GATE_S: Final = 5.0
@@ -317,7 +318,7 @@ _PRICES: Final = "steward bank rate show, and the cluster's partitions"
 def _check_prices(context: CheckContext, report: ClusterReport) -> Iterator[CheckFinding]:
     """Check that every partition of a cluster has a rate."""
     if not context.settings.bank.enabled:
-        yield make_skipped(_PRICES, "there is no bank here")
+        yield make_skipped(_PRICES, "the bank is disabled")
         return
     rates = list(context.call_action("bank.rate_show", cluster=report.name).rates)
     partitions = sorted(report.queries.partitions())
@@ -330,7 +331,7 @@ def _check_prices(context: CheckContext, report: ClusterReport) -> Iterator[Chec
     if unpriced:
         yield make_wrong(
             _PRICES,
-            f"{', '.join(unpriced)}: nobody says what jobs cost there, so they are not charged yet",
+            f"partitions without a rate, whose jobs are not charged yet: {', '.join(unpriced)}",
             f"steward bank rate create {unpriced[0]} --weight cpu=1",
             "steward bank rate create '*' --weight cpu=1",
         )
@@ -342,7 +343,7 @@ def check_ledger(context: CheckContext) -> Iterator[CheckFinding]:
     """Check that the ledger adds up and SU holds match jobs."""
     subject = "steward bank check"
     if not context.settings.bank.enabled:
-        yield make_skipped(subject, "there is no bank here")
+        yield make_skipped(subject, "the bank is disabled")
         return
     answer = context.call_action("bank.check")
     for finding in answer.findings:
@@ -355,7 +356,7 @@ def check_ledger(context: CheckContext) -> Iterator[CheckFinding]:
             "" if answer.holds is None else f", {format_count(answer.holds, 'hold')} match the jobs"
         )
         yield make_ok(
-            subject, f"the books of {format_count(answer.accounts, 'account')} add up{holds}"
+            subject, f"the ledger is consistent: {format_count(answer.accounts, 'account')}{holds}"
         )
 
 
@@ -364,12 +365,12 @@ def check_gate(context: CheckContext) -> Iterator[CheckFinding]:
     settings = context.settings
     subject = f"{settings.gate_socket}, {settings.gate_off}"
     if not settings.bank.enabled and not settings.gate.ask:
-        yield make_skipped(subject, "there is no bank here")
+        yield make_skipped(subject, "the bank is disabled")
         return
     if os.path.exists(settings.gate_off):
         yield make_wrong(
             subject,
-            f"{settings.gate_off} is there: every job is admitted unasked",
+            f"{settings.gate_off} exists, so the plugin admits every job without asking",
             f"rm {settings.gate_off}",
             of=os.path.basename(settings.gate_off),
         )
@@ -377,13 +378,13 @@ def check_gate(context: CheckContext) -> Iterator[CheckFinding]:
     if not state.deciding and not settings.gate.ask:
         yield make_wrong(
             subject,
-            f"it does not decide: {state.why}; the policy {settings.gate.policy} holds",
+            f"not deciding: {state.why}; the outage policy {settings.gate.policy} applies",
             "journalctl -u steward -p warning",
         )
     elif settings.gate.ask:
-        yield make_ok(subject, f"it asks the gate at {settings.gate.ask}")
+        yield make_ok(subject, f"asks the gate at {settings.gate.ask}")
     else:
-        yield make_ok(subject, f"it decides, and has {format_count(state.holds, 'open hold')}")
+        yield make_ok(subject, f"deciding, with {format_count(state.holds, 'open hold')}")
 
 
 def check_remote_bank(context: CheckContext) -> Iterator[CheckFinding]:
@@ -397,10 +398,10 @@ def check_remote_bank(context: CheckContext) -> Iterator[CheckFinding]:
 
     url = context.settings.bank.remote.url
     if not context.settings.bank.enabled or not url:
-        yield make_skipped("[bank.remote] url", "no myBRC server elsewhere is told")
+        yield make_skipped("[bank.remote] url", "no remote myBRC server is configured")
         return
     if not context.is_root and context.uid != context.steward_uid:
-        yield make_skipped(url, "its token is for Steward's user alone: run this as root")
+        yield make_skipped(url, "only Steward's user can read its token: run the check as root")
         return
     client = MybrcClient(context.settings)
     try:
@@ -408,8 +409,8 @@ def check_remote_bank(context: CheckContext) -> Iterator[CheckFinding]:
     except (RemoteUnavailable, RemoteFailed, RemoteRejected) as error:
         yield make_wrong(
             url,
-            f"{error}; charges and holds wait until it takes them",
-            "steward config show, and [bank.remote] in it",
+            f"{error}; charges and holds wait in the outbox",
+            "check [bank.remote] in the output of: steward config show",
         )
     else:
         yield make_ok(url, "it answers")
@@ -424,11 +425,11 @@ def _check_remote_balances(settings: Settings, url: str) -> CheckFinding:
     at_us = GateClient(settings.state_dir, _GATE_S).get_status().remote_at_us
     age_s = time.time() - at_us / 1e6
     if at_us and age_s <= settings.bank.remote.balance_age_s:
-        return make_ok(url, f"the oldest balance was asked for {age_s:.0f} s ago")
-    problem = f"a balance was last asked for {age_s:.0f} s ago" if at_us else "no balance is known"
+        return make_ok(url, f"the oldest balance is {age_s:.0f} s old")
+    problem = f"the last balance is {age_s:.0f} s old" if at_us else "no balance is known"
     return make_wrong(
         url,
-        f"{problem}: for such accounts the policy {settings.gate.policy} holds",
+        f"{problem}: the outage policy {settings.gate.policy} applies to such accounts",
         "journalctl -u steward -p warning",
     )
 

@@ -58,19 +58,19 @@ _GIB: Final = 1 << 30
 
 def check_settings_resources(context: CheckContext) -> Iterator[CheckFinding]:
     """Check the files, users and Python packages that the settings name."""
-    subject = "the settings, and what they name on this host"
+    subject = "settings and what they name on this host"
     has_problem = False
     for problem in find_extension_problems(context.settings):
         has_problem = True
         yield make_wrong(subject, problem.what, "steward config check")
     if not context.is_root and context.uid != context.steward_uid:
-        yield make_skipped(subject, "that is for root, or Steward's user, to look at")
+        yield make_skipped(subject, "not readable: run as root or Steward's user")
         return
     for problem in find_missing_resources(context.settings):
         has_problem = True
         yield make_warning(subject, problem.what, "steward config check")
     if not has_problem:
-        yield make_ok(subject, "all that they name is there")
+        yield make_ok(subject, "everything they name exists")
 
 
 def check_config_file(path: str) -> CheckFinding:
@@ -82,11 +82,11 @@ def check_config_file(path: str) -> CheckFinding:
     mode = stat.S_IMODE(status.st_mode)
     if mode & 0o002 or (mode & 0o020 and status.st_uid != 0):
         return make_wrong(
-            path, "others may change it, and so what runs as Steward", f"chmod 0640 {path}"
+            path, "other users can change it, and so decide what Steward runs", f"chmod 0640 {path}"
         )
     if mode & 0o004:
-        return make_warning(path, "everybody may read it", f"chmod o-r {path}")
-    return make_ok(path, f"it is {get_user_name(status.st_uid)}'s, mode {mode:04o}")
+        return make_warning(path, "every user can read it", f"chmod o-r {path}")
+    return make_ok(path, f"owner {get_user_name(status.st_uid)}, mode {mode:04o}")
 
 
 def check_secret_files(context: CheckContext) -> Iterator[CheckFinding]:
@@ -105,10 +105,10 @@ def check_secret_files(context: CheckContext) -> Iterator[CheckFinding]:
         if mode & 0o007:
             has_problem = True
             yield make_wrong(
-                path, f"everybody may use it: mode {mode:04o}", f"chmod o= {path}", of=path
+                path, f"every user can access it: mode {mode:04o}", f"chmod o= {path}", of=path
             )
     if not has_problem:
-        yield make_ok(subject, f"{format_count(count, 'file')}, closed to others")
+        yield make_ok(subject, f"{format_count(count, 'file')}, private")
 
 
 def check_sqlite_library(_context: CheckContext) -> Iterator[CheckFinding]:
@@ -119,8 +119,8 @@ def check_sqlite_library(_context: CheckContext) -> Iterator[CheckFinding]:
         oldest = ".".join(map(str, OLDEST_SAFE_VERSION))
         yield make_wrong(
             subject,
-            f"SQLite {version} can corrupt a database that two processes use: {oldest} is needed",
-            "install Steward's package again: it brings its own",
+            f"SQLite {version} can corrupt a database that two processes use: {oldest} is required",
+            "reinstall Steward's package, which contains SQLite",
         )
     else:
         yield make_ok(subject, f"SQLite {version}")
@@ -134,19 +134,19 @@ def check_state_directory(context: CheckContext) -> Iterator[CheckFinding]:
         network_type = find_network_type(path)
     except OSError as error:
         yield make_wrong(
-            path, f"{error.strerror}: the daemon makes it when it starts", _get_start_command()
+            path, f"{error.strerror}: the daemon creates it when it starts", _get_start_command()
         )
         return
     if network_type:
         yield make_wrong(
             path,
-            f"it is on {network_type}, where SQLite's locks are not safe",
+            f"on {network_type}, where SQLite's locks are unsafe",
             "set state_dir to a directory on a local disk",
         )
     elif stat.S_IMODE(status.st_mode) & 0o077:
-        yield make_wrong(path, "others than Steward may look into it", f"chmod 0700 {path}")
+        yield make_wrong(path, "other users can read it", f"chmod 0700 {path}")
     elif not context.is_root and context.uid != context.steward_uid:
-        yield make_skipped(path, "only root and Steward's user can look into it")
+        yield make_skipped(path, "not readable: run as root or Steward's user")
     else:
         yield from _check_owners(context, path)
         yield from _check_databases(path)
@@ -177,11 +177,11 @@ def _check_owners(context: CheckContext, path: str) -> Iterator[CheckFinding]:
     if foreign and context.steward_uid != 0:
         yield make_wrong(
             path,
-            f"{min(foreign)} is not {context.steward_user}'s: the daemon cannot use it",
+            f"{min(foreign)} does not belong to {context.steward_user}: the daemon cannot use it",
             f"chown -R {context.steward_user}: {path}",
         )
     else:
-        yield make_ok(path, f"it is on a local disk, and {context.steward_user}'s alone")
+        yield make_ok(path, f"on a local disk, private to {context.steward_user}")
 
 
 def _list_file_owners(path: str) -> Iterator[tuple[str, int]]:
@@ -229,16 +229,16 @@ def check_free_space(purpose: str, path: str, status: os.statvfs_result) -> Chec
     share = status.f_bavail / status.f_blocks if status.f_blocks else 1.0
     # Some file systems (btrfs, many network file systems) have no inode count.
     inodes = status.f_favail / status.f_files if status.f_files else 1.0
-    text = f"{free / _GIB:.1f} GiB are free ({share:.0%}), and {inodes:.0%} of its files"
+    text = f"{free / _GIB:.1f} GiB ({share:.0%}) free, {inodes:.0%} of its inodes free"
     subject = f"the file system of {path}"
     mend = (
         f"df -h {path}; df -i {path}",
-        "make room, or remove what is old by retention_days in [archive.sink.NAME]",
+        "free space, or lower retention_days in [archive.sink.NAME]",
     )
     if (share < _TOO_LITTLE and free < _ENOUGH_BYTES) or inodes < _TOO_LITTLE:
-        return make_wrong(subject, f"it is nearly full: {text}", *mend, of=purpose)
+        return make_wrong(subject, f"nearly full: {text}", *mend, of=purpose)
     if (share < _LITTLE and free < _ENOUGH_BYTES) or inodes < _LITTLE:
-        return make_warning(subject, f"it fills up: {text}", *mend, of=purpose)
+        return make_warning(subject, f"filling up: {text}", *mend, of=purpose)
     return make_ok(subject, text, of=purpose)
 
 
@@ -264,7 +264,7 @@ def check_daemon(context: CheckContext) -> Iterator[CheckFinding]:
     mend = ("systemctl start steward", "journalctl -u steward -p warning")
     if context.settings.forward.to or not path:
         yield make_skipped(
-            path or "socket", "a controller answers no commands: see the check parts"
+            path or "socket", "a controller has no socket for commands: see the check parts"
         )
         return
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
@@ -277,9 +277,9 @@ def check_daemon(context: CheckContext) -> Iterator[CheckFinding]:
     mode = os.stat(os.path.dirname(path)).st_mode
     if not mode & 0o001:
         directory = os.path.dirname(path)
-        yield make_wrong(path, "users cannot reach it to ask the daemon", f"chmod o+x {directory}")
+        yield make_wrong(path, "users cannot reach the daemon's socket", f"chmod o+x {directory}")
     else:
-        yield make_ok(path, "the daemon listens there")
+        yield make_ok(path, "the daemon listens")
 
 
 def check_workers(context: CheckContext) -> Iterator[CheckFinding]:
@@ -288,24 +288,24 @@ def check_workers(context: CheckContext) -> Iterator[CheckFinding]:
     mend = ("journalctl -u steward -p warning", "systemctl restart steward")
     daemon_status = workers.read_daemon_status(context.settings.state_dir)
     if daemon_status is None:
-        yield make_wrong(subject, "no daemon runs", "systemctl start steward")
+        yield make_wrong(subject, "the daemon is not running", "systemctl start steward")
         return
     if not daemon_status.is_known:
-        problem = "a daemon runs, and has not written down how its parts stand"
+        problem = "the daemon runs, but wrote no status of its workers"
         yield make_warning(subject, problem, f"df {context.settings.state_dir}")
         return
     has_problem = False
     for worker in daemon_status.parts:
         if not worker.pid:
             has_problem = True
-            yield make_wrong(subject, f"it does not run: {worker.error}", *mend, of=worker.name)
+            yield make_wrong(subject, f"not running: {worker.error}", *mend, of=worker.name)
         elif worker.error_at is not None and worker.error_at > utc_now() - _LATELY:
             has_problem = True
             is_frequent = worker.restarts >= _OFTEN
             make_finding = make_wrong if is_frequent else make_warning
             yield make_finding(
                 subject,
-                f"it was restarted, {format_count(worker.restarts, 'time')} in all: {worker.error}",
+                f"restarted {format_count(worker.restarts, 'time')}: {worker.error}",
                 *mend,
                 of=worker.name,
             )
@@ -317,7 +317,7 @@ def check_web_server(check_context: CheckContext) -> Iterator[CheckFinding]:
     """Check that the web pages answer and their static files are installed."""
     web = check_context.settings.web
     if not web.listen:
-        yield make_skipped("[web] listen", "there are no pages here")
+        yield make_skipped("[web] listen", "web pages are disabled")
         return
     import http.client
     import ssl
@@ -326,13 +326,14 @@ def check_web_server(check_context: CheckContext) -> Iterator[CheckFinding]:
     if not os.path.isdir(vendor):
         yield make_wrong(
             vendor,
-            "styles and plots are missing, which packages bring",
+            "stylesheets and scripts are missing; packages contain them",
             "in a clone: make setup-web",
             of="static",
         )
     if not web.url:
         problem = (
-            f"'steward login' prints links to {web.listen}, which browsers elsewhere cannot open"
+            f"'steward login' prints links to {web.listen}, which browsers on other hosts "
+            "cannot open"
         )
         yield make_warning("[web] url", problem, 'url = "https://steward.example.org"', of="url")
     host, _, port = web.listen.rpartition(":")
@@ -351,12 +352,12 @@ def check_web_server(check_context: CheckContext) -> Iterator[CheckFinding]:
         reply = connection.getresponse()
         status, body = reply.status, reply.read(len(HEALTHY_BODY) + 1)
     except (OSError, http.client.HTTPException) as error:
-        yield make_wrong(web.listen, f"the pages do not answer: {error}", *mend)
+        yield make_wrong(web.listen, f"the web pages do not answer: {error}", *mend)
         return
     finally:
         connection.close()
     if status >= 500:
-        yield make_wrong(web.listen, f"the pages answer with {status}", *mend)
+        yield make_wrong(web.listen, f"the web pages answer with status {status}", *mend)
     elif (status, body) != (200, HEALTHY_BODY):
         problem = (
             f"another program answers there, not 'steward web' (status {status} at {HEALTH_PATH})"
@@ -365,7 +366,7 @@ def check_web_server(check_context: CheckContext) -> Iterator[CheckFinding]:
             web.listen, problem, "journalctl -u steward-web -p warning", "[web] listen: a free port"
         )
     else:
-        yield make_ok(web.listen, "the pages answer")
+        yield make_ok(web.listen, "the web pages answer")
 
 
 def check_munge(context: CheckContext) -> Iterator[CheckFinding]:
@@ -373,10 +374,10 @@ def check_munge(context: CheckContext) -> Iterator[CheckFinding]:
     web = context.settings.web
     subject = web.munge_socket or _MUNGE
     if not web.listen or not web.munge_from:
-        yield make_skipped("[web] munge_from", "nobody is known by it here")
+        yield make_skipped("[web] munge_from", "MUNGE authentication is disabled")
         return
     if not web.munge_socket and not os.path.exists(_MUNGE):
-        yield make_skipped(_MUNGE, "there is no MUNGE: commands on other hosts bring tokens")
+        yield make_skipped(_MUNGE, "MUNGE is not installed: commands on other hosts need tokens")
         return
     munged = Munge(web.munge_socket)
     try:
@@ -384,9 +385,9 @@ def check_munge(context: CheckContext) -> Iterator[CheckFinding]:
     except (MungeUnavailable, PermissionRefused) as error:
         yield make_warning(
             subject,
-            f"commands on other hosts are known by tokens alone: {error}",
+            f"MUNGE fails, so commands on other hosts need tokens: {error}",
             "systemctl restart munge",
             "or set munge_socket in [web], or munge_from = []",
         )
         return
-    yield make_ok(subject, "munged makes credentials, and opens them")
+    yield make_ok(subject, "munged creates and decodes credentials")

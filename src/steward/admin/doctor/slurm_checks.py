@@ -72,7 +72,7 @@ def check_slurmctld(
             usual MessageTimeout of 10 s, after which Slurm reports a hanging daemon as DOWN.
     """
     if not context.clusters:
-        yield make_skipped("scontrol show config", "no cluster's Slurm is asked from here")
+        yield make_skipped("scontrol show config", "no cluster is queried from this host")
     for report in context.clusters:
         yield _check_answer(report, ping_timeout_s)
 
@@ -94,13 +94,13 @@ def _check_answer(report: ClusterReport, ping_timeout_s: float) -> CheckFinding:
     if not _OLDEST <= report.version[:2] <= _NEWEST:
         return make_warning(
             subject,
-            f"Slurm {version} is none that Steward is tested with (22.05 to 26.05)",
+            f"Steward is not tested with Slurm {version}, only with 22.05 to 26.05",
             of=report.name,
         )
     if running.split("-")[0] != version:
         return make_warning(
             subject,
-            f"slurmctld is {running}, the commands here are {version}",
+            f"slurmctld has version {running}, but the commands here have {version}",
             "install the same Slurm on both",
             of=report.name,
         )
@@ -116,9 +116,8 @@ def _check_silent_slurmctld(
     except SlurmUnavailable:
         return make_wrong(
             subject,
-            f"slurmctld answers no ping within {ping_timeout_s:g} s: it hangs, or its host is "
-            "away: "
-            f"{report.config_error}",
+            f"slurmctld does not answer a ping within {ping_timeout_s:g} s: it hangs, or its host "
+            f"is down: {report.config_error}",
             "systemctl status slurmctld",
             of=report.name,
         )
@@ -127,14 +126,14 @@ def _check_silent_slurmctld(
     if any(ping.up for ping in pings if ping.daemon == "slurmctld"):
         return make_wrong(
             subject,
-            f"slurmctld is busy: it answers a ping, and nothing else: {report.config_error}",
-            "look at what slurmctld is busy with: sdiag",
+            f"slurmctld is busy: it answers a ping, but no other request: {report.config_error}",
+            "find out with sdiag why slurmctld is busy",
             of=report.name,
         )
     is_down = any(ping.daemon == "slurmctld" for ping in pings)
     return make_wrong(
         subject,
-        "slurmctld does not run: scontrol ping says DOWN"
+        "slurmctld is not running: scontrol ping reports DOWN"
         if is_down
         else f"slurmctld does not answer: {report.config_error}",
         "systemctl start slurmctld" if is_down else "systemctl status slurmctld",
@@ -158,11 +157,11 @@ def _check_hosts(context: CheckContext, report: ClusterReport) -> Iterator[Check
         if ping.daemon == "slurmctld" and not ping.up
     ]
     if len(hosts) < 2:
-        yield make_ok(subject, f"there is one controller, {', '.join(hosts) or 'here'}")
+        yield make_ok(subject, f"one controller: {', '.join(hosts) or 'this host'}")
         return
     if down:
         yield make_warning(
-            subject, f"slurmctld on {', '.join(down)} is away", "systemctl status slurmctld"
+            subject, f"slurmctld on {', '.join(down)} is down", "systemctl status slurmctld"
         )
     this_host = socket.gethostname().partition(".")[0]
     others = [host for host in hosts if host.partition(".")[0] != this_host]
@@ -172,24 +171,26 @@ def _check_hosts(context: CheckContext, report: ClusterReport) -> Iterator[Check
     unreported = [host for host in others if host not in reported]
     if network_type:
         yield make_ok(
-            subject, f"{len(hosts)} controllers share {spool} on {network_type}, which is scanned"
+            subject,
+            f"{len(hosts)} controllers share {spool} on {network_type}, which Steward scans",
         )
     elif unreported:
         yield make_wrong(
             subject,
-            f"{spool} is a local disk as seen from here: what slurmctld on "
-            f"{', '.join(unreported)} takes while it is in charge is not archived",
-            f"run 'steward controller' on {', '.join(unreported)}, and set here "
+            f"{spool} is a local disk on this host: jobs that slurmctld on "
+            f"{', '.join(unreported)} accepts after a failover are not archived",
+            f"run 'steward controller' on {', '.join(unreported)}, and set "
             f"[cluster.{report.name}] controllers = {unreported}",
         )
     else:
-        yield make_ok(subject, f"{', '.join(others)} may report for {report.name}")
+        yield make_ok(subject, f"{', '.join(others)} may forward events of {report.name}")
     gate = context.settings.gate
     if context.settings.bank.enabled and not gate.listen:
         yield make_warning(
             "[gate] listen",
-            "a slurmctld on another host cannot ask this gate: its policy holds for every job",
-            "see docs/bank-operate.md: [gate] listen here, and ask on the other host",
+            "a slurmctld on another host cannot ask this gate: the outage policy applies to "
+            "every job",
+            "see docs/bank-operate.md: set [gate] 'listen' here and 'ask' on the other host",
         )
 
 
@@ -202,7 +203,7 @@ def _check_memory(_context: CheckContext, report: ClusterReport) -> Iterator[Che
     max_jobs = int(report.config.get("MaxJobCount", "0") or 0)
     required_s = max(_SHORT_MEMORY_S, int(4 * report.settings.snapshot_interval_s))
     if min_age_s and min_age_s < required_s:
-        remark = "" if report.settings.jobcomp_lines else ", and nothing else tells of their ends"
+        remark = "" if report.settings.jobcomp_lines else ", and no other source reports job ends"
         make_finding = (
             make_wrong
             if min_age_s < 2 * report.settings.snapshot_interval_s and remark
@@ -210,9 +211,8 @@ def _check_memory(_context: CheckContext, report: ClusterReport) -> Iterator[Che
         )
         yield make_finding(
             subject,
-            f"slurmctld forgets jobs {min_age_s} s after their end{remark}: records of jobs "
-            "that end "
-            "while Steward is down are lost",
+            f"slurmctld keeps ended jobs only for {min_age_s} s{remark}: records of jobs that "
+            "end while Steward is down are lost",
             "slurm.conf: MinJobAge=300",
         )
         return
@@ -220,40 +220,38 @@ def _check_memory(_context: CheckContext, report: ClusterReport) -> Iterator[Che
     if max_jobs and jobs > _NEARLY_ALL * max_jobs:
         yield make_warning(
             subject,
-            f"slurmctld holds {jobs} of at most {max_jobs} jobs: soon it takes no more",
+            f"slurmctld has {jobs} of at most {max_jobs} jobs: it will reject submits soon",
             f"slurm.conf: MaxJobCount={2 * max_jobs}",
         )
     else:
-        duration = f"for {min_age_s} s" if min_age_s else "for good"
+        duration = f"for {min_age_s} s" if min_age_s else "forever"
         yield make_ok(
             subject,
-            f"jobs stay {duration} after their end; it holds {format_count(jobs, 'job')} of "
+            f"slurmctld keeps ended jobs {duration}; it has {format_count(jobs, 'job')} of "
             f"{max_jobs}",
         )
 
 
 def _check_poll_cost(_context: CheckContext, report: ClusterReport) -> Iterator[CheckFinding]:
     """Check how long one poll of the queue takes."""
-    subject = "one squeue, as a look at the queue takes it"
+    subject = "one squeue, as in a poll"
     queue = report.slurm.queue()
     interval_s = report.settings.snapshot_interval_s
     poll_interval_s = COST_FACTOR * queue.cost_s
-    text = f"a look at {format_count(len(queue.rows), 'job')} takes {queue.cost_s:.2f} s"
+    text = f"a poll of {format_count(len(queue.rows), 'job')} takes {queue.cost_s:.2f} s"
     if poll_interval_s > max(interval_s, _SHORT_MEMORY_S):
         yield make_warning(
             subject,
-            f"{text}: looks are {poll_interval_s:.0f} s apart, so as not to burden slurmctld",
-            "look at what slurmctld is busy with: sdiag",
+            f"{text}: polls are {poll_interval_s:.0f} s apart to spare slurmctld",
+            "find out with sdiag why slurmctld is busy",
         )
     else:
-        yield make_ok(
-            subject, f"{text}, one is taken every {max(poll_interval_s, interval_s):.1f} s"
-        )
+        yield make_ok(subject, f"{text}, one poll every {max(poll_interval_s, interval_s):.1f} s")
 
 
 def _check_clocks(_context: CheckContext, report: ClusterReport) -> Iterator[CheckFinding]:
     """Check the clocks of slurmctld and nodes against this host's."""
-    subject = "slurmctld's clock, and when nodes say that their slurmd started"
+    subject = "clocks of slurmctld and of nodes, from their slurmd start times"
     began = time.time()
     slurmctld_time = report.slurm.read_clock().timestamp()
     ended = time.time()
@@ -263,7 +261,7 @@ def _check_clocks(_context: CheckContext, report: ClusterReport) -> Iterator[Che
         make_finding = make_wrong if skew_s > _MUNGE_S else make_warning
         yield make_finding(
             subject,
-            f"slurmctld's clock and this host's are {skew_s:.0f} s apart",
+            f"the clocks of slurmctld and this host differ by {skew_s:.0f} s",
             "chronyc tracking",
             "systemctl restart chronyd",
         )
@@ -278,12 +276,12 @@ def _check_clocks(_context: CheckContext, report: ClusterReport) -> Iterator[Che
         names = sorted(set(ahead))
         yield make_warning(
             subject,
-            f"the clock of {names[0]} is ahead: its slurmd started in the future"
+            f"the clock of node {names[0]} is ahead: its slurmd started in the future"
             + (f" (and {len(names) - 1} more)" if len(names) > 1 else ""),
             f"ssh {names[0]} chronyc tracking",
         )
     else:
-        yield make_ok(subject, "slurmctld's clock is this host's, and no node's is ahead")
+        yield make_ok(subject, "the clocks of slurmctld and this host agree, and no node is ahead")
 
 
 check_controllers = make_cluster_check(
@@ -307,7 +305,7 @@ def _check_usage(context: CheckContext, report: ClusterReport) -> Iterator[Check
         has_problem = True
         yield make_warning(
             _USAGE_SETTINGS,
-            f"{proctrack} has no control groups: processes that leave their task are nobody's",
+            f"{proctrack} uses no control groups: processes that leave their task are not measured",
             "slurm.conf: ProctrackType=proctrack/cgroup",
         )
     jobacct_gather = config.get("JobAcctGatherType", "")
@@ -315,17 +313,17 @@ def _check_usage(context: CheckContext, report: ClusterReport) -> Iterator[Check
         has_problem = True
         yield make_warning(
             _USAGE_SETTINGS,
-            "neither Slurm nor Steward's agents tell what jobs use",
+            "neither Slurm nor Steward's agents measure jobs",
             "slurm.conf: JobAcctGatherType=jobacct_gather/cgroup",
-            "or docs/accounting.md: the SPANK plugin, and the agent",
+            "or install the SPANK plugin and the agent: docs/accounting.md",
         )
     epilog = config.get("TaskEpilog", "")
     if has_agents and epilog:
         has_problem = True
         yield make_warning(
             _USAGE_SETTINGS,
-            f"TaskEpilog is {epilog}: its CPU time counts to the task, and is marked so",
-            "use Epilog, where it need not run within the task",
+            f"TaskEpilog is {epilog}: Steward counts its CPU time for the task, and marks it",
+            "use Epilog, unless it must run within the task",
         )
     if not has_problem:
         yield make_ok(_USAGE_SETTINGS, f"{proctrack}, {jobacct_gather or 'jobacct_gather/none'}")
@@ -345,20 +343,22 @@ def _check_spank(context: CheckContext, report: ClusterReport) -> Iterator[Check
     own_conf = get_own_conf(plugstack)
     lines = read_shim_lines(plugstack)
     if not lines and not context.settings.nodes.listen:
-        yield make_skipped(_SPANK, "[nodes] listen is not set: no node is to tell of its steps")
+        yield make_skipped(_SPANK, "[nodes] listen is not set: nodes report no steps")
         return
     if not lines:
         names = _list_local_nodes(report)
         if names:
             yield make_warning(
                 _SPANK,
-                f"this host is node {names[0]}, and its steps are not told of: {own_conf} is "
+                f"this host is node {names[0]}, but its steps are not reported: {own_conf} is "
                 "missing",
                 "steward plugins build",
                 install_command(plugstack=plugstack),
             )
         else:
-            yield make_skipped(_SPANK, "this host is no node: run 'steward plugins check' on one")
+            yield make_skipped(
+                _SPANK, "this host is not a compute node: run 'steward plugins check' on one"
+            )
         return
     faults = find_shim_faults(
         _get_version(report),
@@ -371,7 +371,7 @@ def _check_spank(context: CheckContext, report: ClusterReport) -> Iterator[Check
     if not faults:
         yield make_ok(
             lines[0].file,
-            f"it is built for Slurm {_get_version(report)}, and its lines are written",
+            f"built for Slurm {_get_version(report)}, and its lines are written",
         )
 
 
@@ -403,17 +403,17 @@ def _check_jobcomp(context: CheckContext, report: ClusterReport) -> Iterator[Che
     )
     if not report.settings.jobcomp_lines:
         if context.settings.accounting.type in ("jobacct/none", ""):
-            yield make_skipped(subject, "no accounts are kept")
+            yield make_skipped(subject, "accounting is disabled")
         elif kind in ("jobcomp/none", "jobcomp/lua"):
             yield make_warning(
                 subject,
-                f"jobcomp_lines is not set: lost are {_NO_JOBCOMP}",
+                f"jobcomp_lines is not set, so Steward misses {_NO_JOBCOMP}",
                 *mend,
                 f'[cluster.{report.name}] jobcomp_lines = "{DEFAULT_LINES_PATH}"',
             )
         else:
             yield make_warning(
-                subject, f"the place is taken by {kind}: lost are {_NO_JOBCOMP}", *mend
+                subject, f"JobCompType is {kind}, so Steward misses {_NO_JOBCOMP}", *mend
             )
         return
     faults = find_jobcomp_faults(report.config, report.conf_dir)
@@ -426,11 +426,11 @@ def _check_jobcomp(context: CheckContext, report: ClusterReport) -> Iterator[Che
     if os.path.realpath(written) != os.path.realpath(report.settings.jobcomp_lines):
         yield make_wrong(
             subject,
-            f"slurmctld writes to {written}, Steward reads {report.settings.jobcomp_lines}",
+            f"slurmctld writes to {written}, but Steward reads {report.settings.jobcomp_lines}",
             f'[cluster.{report.name}] jobcomp_lines = "{written}"',
         )
     else:
-        yield make_ok(subject, f"slurmctld tells of jobs that end in {written}")
+        yield make_ok(subject, f"slurmctld reports job ends in {written}")
 
 
 def _check_submit(context: CheckContext, report: ClusterReport) -> Iterator[CheckFinding]:
@@ -439,13 +439,13 @@ def _check_submit(context: CheckContext, report: ClusterReport) -> Iterator[Chec
     subject = f"JobSubmitPlugins={plugins}"
     asks_gate = bool(GATE_PLUGINS & set(parse_submit_plugins(report.config)))
     if not context.settings.bank.enabled and not context.settings.gate.ask:
-        yield make_skipped(subject, "there is no bank here to ask")
+        yield make_skipped(subject, "the bank is disabled")
         return
     if not asks_gate:
         yield make_warning(
             subject,
-            "slurmctld does not ask the bank: jobs are held for and charged from the queue, "
-            "and no submission is refused",
+            "slurmctld does not ask the gate: jobs get holds and charges from queue polls, "
+            "and no submission is rejected",
             f"steward plugins install --job-submit-lua {report.conf_dir}",
             "slurm.conf: "
             f"JobSubmitPlugins={','.join([*parse_submit_plugins(report.config), 'lua'])}",
@@ -457,15 +457,15 @@ def _check_submit(context: CheckContext, report: ClusterReport) -> Iterator[Chec
         # The plugin in C sends ClusterName; Lua does not know it and sends the configured name.
         yield make_wrong(
             f"ClusterName={cluster}",
-            f"the gate knows the cluster as {report.name}: of {cluster} it knows nothing",
-            f"[cluster.{cluster}] in Steward's configuration, in place of [cluster.{report.name}]",
+            f"the gate knows the cluster as {report.name}, but slurmctld asks as {cluster}",
+            f"rename [cluster.{report.name}] to [cluster.{cluster}] in Steward's configuration",
         )
     lines = check_submit(report.config, _get_version(report), directory=report.conf_dir)
     lines += check_reach(report.config, find_gate_conf(report.config, report.conf_dir))
     for line in lines:
         yield make_wrong(subject, line, f"steward plugins check --job-submit-lua {report.conf_dir}")
     if not lines:
-        yield make_ok(subject, "slurmctld asks the bank, behind all other plugins")
+        yield make_ok(subject, "slurmctld asks the gate, after all other plugins")
 
 
 def _check_triggers(context: CheckContext, report: ClusterReport) -> Iterator[CheckFinding]:
@@ -473,16 +473,15 @@ def _check_triggers(context: CheckContext, report: ClusterReport) -> Iterator[Ch
     sensor = context.settings.sensor
     subject = f"strigger --get, {sensor.helper}"
     if not sensor.enabled or not sensor.helper:
-        yield make_skipped(subject, "the sensor is to set none")
+        yield make_skipped(subject, "triggers are disabled: [sensor] helper is empty")
         return
     user, uid = report.slurm_user
     steward_uid = context.uid if context.steward_uid is None else context.steward_uid
     if steward_uid not in (0, uid):
         yield make_wrong(
             subject,
-            f"only SlurmUser {user} may set triggers, Steward runs as {context.steward_user}: "
-            "nodes "
-            "are looked at by the clock alone",
+            f"only SlurmUser {user} may set triggers, but Steward runs as "
+            f"{context.steward_user}: the sensor polls nodes instead",
             f"systemctl edit steward, [Service] User={user}",
             'or [sensor] helper = ""',
         )
@@ -502,12 +501,12 @@ def _check_triggers(context: CheckContext, report: ClusterReport) -> Iterator[Ch
     if not triggers:
         yield make_wrong(
             subject,
-            "none of Steward's triggers is set: the sensor sets them when it starts",
+            "no trigger of Steward is set: the sensor sets them when it starts",
             "journalctl -u steward | grep triggers",
             "systemctl restart steward",
         )
     else:
-        yield make_ok(subject, f"{len(triggers)} of at most {len(TRIGGER_EVENTS)} triggers are set")
+        yield make_ok(subject, f"{len(triggers)} of at most {len(TRIGGER_EVENTS)} triggers set")
 
 
 check_spank_plugin = make_cluster_check(_SPANK, _check_spank)
@@ -521,7 +520,7 @@ _PATIENCE_S: Final = 120.0
 _MOST: Final = 2000
 """Most scripts of a spool to look up, the newest ones."""
 _JOB: Final = re.compile(r"job\.(\d+)")
-_SPOOL_CHECK: Final = "the spool, and whether what lies in it was taken"
+_SPOOL_CHECK: Final = "the spool, and whether its scripts were captured"
 
 
 def check_spools(context: CheckContext) -> Iterator[CheckFinding]:
@@ -536,13 +535,11 @@ def check_spools(context: CheckContext) -> Iterator[CheckFinding]:
         slurm_path = reports[name].config.get("StateSaveLocation", "") if name in reports else ""
         path = settings.spool or default_path or slurm_path
         if not path:
-            yield make_skipped(
-                _SPOOL_CHECK, "slurmctld does not answer, so nobody says where", of=name
-            )
+            yield make_skipped(_SPOOL_CHECK, "unknown path: slurmctld does not answer", of=name)
         else:
             yield _check_spool(context, name, path, is_slurms=settings.scheduler == "slurm")
     if not has_spool:
-        yield make_skipped(_SPOOL_CHECK, "every cluster is captured elsewhere (remote = true)")
+        yield make_skipped(_SPOOL_CHECK, "controllers capture every cluster (remote = true)")
 
 
 def _check_spool(context: CheckContext, name: str, path: str, *, is_slurms: bool) -> CheckFinding:
@@ -554,21 +551,21 @@ def _check_spool(context: CheckContext, name: str, path: str, *, is_slurms: bool
     except OSError as error:
         return make_wrong(
             path,
-            f"{error.strerror}: run Steward on slurmctld's host, or set where it is",
+            f"{error.strerror}: run Steward on slurmctld's host, or set the path",
             f'[cluster.{name}] spool = "the StateSaveLocation of slurm.conf"',
             of=name,
         )
     if can_access(steward_uid, "r", path) is False:
         return make_wrong(
             path,
-            f"{context.steward_user}, as whom Steward runs, cannot read it",
+            f"Steward's user {context.steward_user} cannot read it",
             "run Steward as SlurmUser: systemctl edit steward, [Service] User=…",
             of=name,
         )
     if not is_slurms:
-        return make_ok(path, "it can be read", of=name)
+        return make_ok(path, "readable", of=name)
     if not context.is_root and context.uid != steward_uid:
-        return make_skipped(path, "only root and Steward's user can look into it", of=name)
+        return make_skipped(path, "not readable: run as root or Steward's user", of=name)
     return _check_captured(context, name, path, network_type)
 
 
@@ -578,22 +575,22 @@ def _check_captured(context: CheckContext, name: str, path: str, network_type: s
     try:
         missing = _find_uncaptured(context.settings.state_dir, name, scripts)
     except Unavailable as error:
-        why = f"nothing of it was ever taken: {error}"
+        why = f"none of its scripts was ever captured: {error}"
         return make_wrong(path, why, "systemctl start steward", of=name)
     if missing:
         return make_wrong(
             path,
-            f"{format_count(len(missing), 'script')} of {len(scripts)} not taken, job {missing[0]} "
-            "first",
+            f"{format_count(len(missing), 'script')} of {len(scripts)} not captured, job "
+            f"{missing[0]} first",
             "journalctl -u steward -p warning",
             "systemctl restart steward",
             of=name,
         )
-    text = f"{format_count(len(scripts), 'script')} there for a while, all of them taken"
+    text = f"{format_count(len(scripts), 'script')}, all captured"
     if network_type:
         return make_warning(
             path,
-            f"it is on {network_type}, where nobody is told of new files: it is scanned. {text}",
+            f"on {network_type}, without change notifications: Steward scans it. {text}",
             "run Steward, or steward controller, on slurmctld's host with the spool on its disk",
             of=name,
         )

@@ -105,7 +105,7 @@ class SlurmVersion(msgspec.Struct, frozen=True, order=True):
         """
         match = _VERSION_PATTERN.fullmatch(text)
         if not match:
-            raise InvalidVersion(f"{text!r} is no version of Slurm: write 24.11 or 24.11.5", text)
+            raise InvalidVersion(f"invalid Slurm version {text!r}: write 24.11 or 24.11.5", text)
         return cls(int(match[1]), int(match[2]), int(match[3] or -1))
 
     @classmethod
@@ -142,12 +142,12 @@ def read_header_version(directory: str) -> SlurmVersion:
             match = _VERSION_NUMBER_PATTERN.search(file.read())
     except OSError as error:
         raise HeadersMissing(
-            f"Slurm's headers are not in {directory} ({path}: {error.strerror}): install Slurm's "
-            "development package (libslurm-dev, slurm-devel), or say --headers DIR",
+            f"no Slurm headers in {directory} ({path}: {error.strerror}): install Slurm's "
+            "development package (libslurm-dev, slurm-devel), or give --headers DIR",
             directory,
         ) from error
     if not match:
-        raise HeadersMissing(f"{path} names no SLURM_VERSION_NUMBER", directory)
+        raise HeadersMissing(f"{path} does not define SLURM_VERSION_NUMBER", directory)
     return SlurmVersion.from_number(int(match[1], 16))
 
 
@@ -177,8 +177,8 @@ def find_headers() -> str:
         if os.path.exists(os.path.join(directory, "slurm", "spank.h")):
             return directory
     raise HeadersMissing(
-        f"Slurm's headers are in none of {', '.join(HEADER_DIRECTORIES)}: install Slurm's "
-        "development package (libslurm-dev, slurm-devel), or say --headers DIR",
+        f"no Slurm headers in {', '.join(HEADER_DIRECTORIES)}: install Slurm's development "
+        "package (libslurm-dev, slurm-devel), or give --headers DIR",
         HEADER_DIRECTORIES,
     )
 
@@ -301,13 +301,13 @@ def _run_compiler(command: Sequence[str]) -> None:
         )
     except FileNotFoundError as error:
         raise BuildFailed(
-            f"there is no C compiler {command[0]}: install gcc, or set CC", command
+            f"C compiler {command[0]} not found: install gcc, or set CC", command
         ) from error
     except subprocess.TimeoutExpired as error:
-        raise BuildFailed(f"{command[0]} took longer than {_TIMEOUT_S:g} s", command) from error
+        raise BuildFailed(f"{command[0]} did not end within {_TIMEOUT_S:g} s", command) from error
     if result.returncode:
         lines = [line for line in result.stderr.splitlines() if "error" in line]
         message = (
             "; ".join(lines[:3]) or result.stderr.strip()[-300:] or f"exit {result.returncode}"
         )
-        raise BuildFailed(f"{command[0]} did not compile the plugin: {message}", command)
+        raise BuildFailed(f"{command[0]} failed to compile the plugin: {message}", command)

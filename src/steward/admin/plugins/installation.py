@@ -93,7 +93,7 @@ def install_shim(
     conf_lines = "".join(f"optional {directory}/{library} spool={spool}\n" for library in libraries)
     header = (
         f"# {OWN_FILE_MARK}, for Slurm {build.version}.\n"
-        "# On compute nodes only: sbatch, srun and salloc load what is here, too.\n"
+        "# On compute nodes only: sbatch, srun and salloc also load the plugins of this file.\n"
     )
     try:
         make_directory(spool, 0o700)
@@ -109,7 +109,7 @@ def install_shim(
     if with_prolog:
         remaining = (
             *remaining,
-            "restart slurmd: it loads what tells of Prolog and Epilog at its start",
+            "restart slurmd, which loads the Prolog and Epilog hooks at its start",
         )
     written = tuple(f"{directory}/{library}" for library in libraries)
     return InstallResult(written_paths=(*written, own_conf, spool), remaining=remaining)
@@ -218,10 +218,9 @@ def install_jobcomp(directory: str, *, libdir: str, lines_path: str) -> InstallR
         replace_if_changed(own_script, read_source(JOBCOMP_SCRIPT).encode(), 0o644)
         if os.path.exists(site_script) and not is_own_file(site_script):
             raise PluginInstallError(
-                f"{site_script} is the site's own: put there steward_jobcomp_file = "
-                f'"{lines_path}" and '
-                f'local steward = dofile("{own_script}"), and call steward.log_record(job) in '
-                "slurm_jobcomp_log_record(job)",
+                f"{site_script} is the site's own: add steward_jobcomp_file = "
+                f'"{lines_path}" and local steward = dofile("{own_script}"), and call '
+                "steward.log_record(job) in slurm_jobcomp_log_record(job)",
                 site_script,
             )
         replace_if_changed(
@@ -231,7 +230,7 @@ def install_jobcomp(directory: str, *, libdir: str, lines_path: str) -> InstallR
         raise PluginInstallError(describe_error(error, site_script), site_script) from error
     steps = [f'set in [cluster.NAME] of Steward\'s configuration: jobcomp_lines = "{lines_path}"']
     if not os.path.isdir(os.path.dirname(lines_path)):
-        steps.insert(0, f"make {os.path.dirname(lines_path)}, mode 0750, writable by SlurmUser")
+        steps.insert(0, f"create {os.path.dirname(lines_path)}, mode 0750, writable by SlurmUser")
     steps.append("set in slurm.conf: JobCompType=jobcomp/lua, and restart slurmctld")
     return InstallResult(written_paths=(own_script, site_script), remaining=tuple(steps))
 
@@ -244,8 +243,8 @@ def is_world_accessible(directory: str) -> bool:
 def describe_open_directory(directory: str) -> str:
     """Return the error text for a directory of job lines that is open to everybody."""
     return (
-        f"{directory} is open to everybody, and job names and paths are in its files as users "
-        "wrote them"
+        f"{directory} is readable by everybody, but its files contain job names and paths of "
+        "all users"
     )
 
 
@@ -266,7 +265,9 @@ def require_plain_path(path: str) -> None:
     """
     if not _PLAIN_PATH.fullmatch(path):
         raise PluginInstallError(
-            f"{path!r} cannot be written down for Slurm: use a plain, whole path", path
+            f"Slurm's configuration cannot contain the path {path!r}: use an absolute path of "
+            "plain characters",
+            path,
         )
 
 
@@ -274,8 +275,8 @@ def _require_local(directory: str) -> None:
     network_type = find_network_type(directory)
     if network_type:
         raise PluginInstallError(
-            f"{directory} is on {network_type}, which could stall Slurm: take a local disk or "
-            "a tmpfs",
+            f"{directory} is on {network_type}, which could block Slurm: choose a local disk "
+            "or a tmpfs",
             directory,
         )
 

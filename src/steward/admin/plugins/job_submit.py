@@ -74,7 +74,7 @@ def install_submit(build: PluginBuild, *, libdir: str, config: Mapping[str, str]
     ]
     steps = [f"set in slurm.conf: {line}" for line in conf_lines if line]
     if steps:
-        steps.append("look it over with steward plugins check --job-submit")
+        steps.append("check it with steward plugins check --job-submit")
         steps.append("restart slurmctld on every host that runs one: each needs this library")
     return InstallResult(written_paths=(library_path,), remaining=tuple(steps))
 
@@ -96,7 +96,9 @@ def install_submit_lua(directory: str, *, libdir: str, cluster: str = "") -> Ins
     for path in (module_path, site_script):
         require_plain_path(path)
     if cluster and not re.fullmatch(r"[A-Za-z0-9_.-]+", cluster):
-        raise PluginInstallError(f"{cluster!r} is no cluster's name", cluster)
+        raise PluginInstallError(
+            f"invalid cluster name {cluster!r}: use letters, digits, '.', '_' and '-'", cluster
+        )
     cluster_line = f'steward_gate_cluster = "{cluster}"\n' if cluster else ""
     script_text = read_source(LUA_SCRIPT).replace("MODULE", module_path)
     try:
@@ -107,7 +109,7 @@ def install_submit_lua(directory: str, *, libdir: str, cluster: str = "") -> Ins
             )
         if os.path.exists(site_script) and not is_own_file(site_script):
             raise PluginInstallError(
-                f"{site_script} is the site's own: put there "
+                f"{site_script} is the site's own: add "
                 f"{cluster_line.strip() + '; ' if cluster_line else ''}"
                 f'local steward = dofile("{module_path}"), and end slurm_job_submit with return '
                 "steward.submit(job_desc, part_list, submit_uid) and slurm_job_modify with return "
@@ -146,7 +148,9 @@ def check_submit(
         path = os.path.join(directory or os.path.dirname(config.get("SLURM_CONF", "")), LUA_SCRIPT)
         return [*_check_order(plugins), *_check_lua(path)]
     names = ",".join(plugins) or "(null)"
-    return [f"JobSubmitPlugins is {names}: with neither steward nor lua in it nothing is asked"]
+    return [
+        f"JobSubmitPlugins is {names}: slurmctld does not ask the gate without steward or lua in it"
+    ]
 
 
 def _check_order(plugins: Sequence[str]) -> list[str]:
@@ -155,9 +159,7 @@ def _check_order(plugins: Sequence[str]) -> list[str]:
     if plugins[-1] == own_plugin:
         return []
     later_plugins = ", ".join(plugins[plugins.index(own_plugin) + 1 :])
-    return [
-        f"JobSubmitPlugins has {later_plugins} behind {own_plugin}: what they change is not priced"
-    ]
+    return [f"JobSubmitPlugins has {later_plugins} after {own_plugin}: their changes have no price"]
 
 
 def _check_c_plugin(config: Mapping[str, str], version: SlurmVersion) -> list[str]:
@@ -167,7 +169,7 @@ def _check_c_plugin(config: Mapping[str, str], version: SlurmVersion) -> list[st
         The faults, a line each.
     """
     if version.micro < 0:
-        return [f"slurmctld takes no plugin of another patch level: write --slurm {version}.N"]
+        return [f"slurmctld loads plugins of its own patch level only: give --slurm {version}.N"]
     libraries = [
         os.path.join(directory, SUBMIT_LIBRARY)
         for directory in _split_plugin_dir(config)
@@ -199,9 +201,11 @@ def _check_lua(path: str) -> list[str]:
     missing_scripts = [
         script for script in _DOFILE_PATTERN.findall(script_text) if not os.path.exists(script)
     ]
-    faults = [f"{path} calls {script}, which is not there" for script in missing_scripts]
+    faults = [f"{path} calls {script}, which does not exist" for script in missing_scripts]
     if not find_lua_sockets():
-        faults.append("LuaSocket is missing, so the policy holds for every job: install lua-socket")
+        faults.append(
+            "LuaSocket is missing, so the outage policy applies to every job: install lua-socket"
+        )
     return faults
 
 
@@ -230,7 +234,7 @@ _GATE_CONF_PATTERN: Final = re.compile(
 )
 _DEFAULT_SOCKET: Final = "/run/steward/gate.sock"
 """Default socket of the gate."""
-_CONSEQUENCE: Final = "so the policy holds for every job"
+_CONSEQUENCE: Final = "so the outage policy applies to every job"
 
 
 def find_gate_conf(config: Mapping[str, str], directory: str = "") -> str:
@@ -270,14 +274,14 @@ def check_reach(config: Mapping[str, str], gate_conf: str = DEFAULT_GATE_CONF) -
         _find_closed_directory(uid, gate_conf, "r"),
     } - {""}
     faults = [
-        f"{directory} is closed to SlurmUser {name}, who cannot reach the gate, "
-        f"{_CONSEQUENCE}: chmod o+x {directory}"
+        f"SlurmUser {name} cannot enter {directory} to reach the gate, {_CONSEQUENCE}: chmod "
+        f"o+x {directory}"
         for directory in sorted(closed_directories)
     ]
     if not faults and os.path.exists(socket_path) and can_access(uid, "w", socket_path) is False:
         faults.append(
-            f"{socket_path} does not let SlurmUser {name} in, {_CONSEQUENCE}: "
-            f'set plugin_users = ["{name}"] in [gate], and restart steward serve'
+            f"SlurmUser {name} has no access to {socket_path}, {_CONSEQUENCE}: set "
+            f'plugin_users = ["{name}"] in [gate], and restart steward serve'
         )
     return faults
 

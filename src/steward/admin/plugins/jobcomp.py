@@ -45,7 +45,7 @@ def find_jobcomp_faults(config: Mapping[str, str], directory: str) -> list[Plugi
     install_command = f"steward plugins install --jobcomp {directory}"
     restart_command = "systemctl restart slurmctld"
     if jobcomp_type != "jobcomp/lua":
-        consequence = "what it would tell comes from snapshots and sacct"
+        consequence = "Steward takes job ends from queue polls and sacct instead"
         problem = f"JobCompType is {jobcomp_type or 'jobcomp/none'}, not jobcomp/lua: {consequence}"
         return [
             PluginFault(
@@ -61,7 +61,11 @@ def find_jobcomp_faults(config: Mapping[str, str], directory: str) -> list[Plugi
         return [PluginFault(problem, (install_command, restart_command))]
     if "steward" not in script_text:
         # For a site's own script the install command says what to add to it.
-        return [PluginFault(f"{path} does not call Steward's", (install_command, restart_command))]
+        return [
+            PluginFault(
+                f"{path} does not call Steward's script", (install_command, restart_command)
+            )
+        ]
     lines_path = parse_lines_path(script_text)
     reinstall_command = (
         install_command
@@ -73,7 +77,7 @@ def find_jobcomp_faults(config: Mapping[str, str], directory: str) -> list[Plugi
     ]
     faults = [
         PluginFault(
-            f"{path} calls {script}, which is not there", (reinstall_command, restart_command)
+            f"{path} calls {script}, which does not exist", (reinstall_command, restart_command)
         )
         for script in missing_scripts
     ]
@@ -107,13 +111,13 @@ def _check_lines_file(
     if network_type:
         install_local = f"{install_command} --lines DIR/jobcomp.jsonl"
         problem = (
-            f"{directory} is on {network_type}, which could stall slurmctld: take a "
-            "local disk as DIR"
+            f"{directory} is on {network_type}, which could block slurmctld: choose a local "
+            "disk as DIR"
         )
         yield PluginFault(problem, (install_local,))
     elif not os.path.isdir(directory):
         make_command = f"install -d -o {name} -m 0750 {directory}"
-        yield PluginFault(f"{directory} is not there, so every line is lost", (make_command,))
+        yield PluginFault(f"{directory} does not exist, so every line is lost", (make_command,))
     elif is_world_accessible(directory):
         yield PluginFault(describe_open_directory(directory), (f"chmod o= {directory}",))
     elif slurm_user is not None:
@@ -122,7 +126,7 @@ def _check_lines_file(
         if os.path.islink(lines_path) or os.path.isdir(lines_path):
             # SlurmUser can make a link to any file, and chown and chmod follow links.
             move_command = f"mv -T --backup=numbered {lines_path} {lines_path}.old"
-            yield PluginFault(f"{lines_path} is no regular file: move it away", (move_command,))
+            yield PluginFault(f"{lines_path} is not a regular file: move it away", (move_command,))
         elif can_access(uid, "w", path) is False:
             repairs = [f"chown {name} {directory}", f"chmod u=rwx {directory}"]
             repairs += (
@@ -130,7 +134,7 @@ def _check_lines_file(
                 if path == lines_path
                 else []
             )
-            problem = f"{path} cannot be written by SlurmUser {name}, so every line is lost"
+            problem = f"SlurmUser {name} cannot write {path}, so every line is lost"
             yield PluginFault(problem, tuple(repairs))
 
 
@@ -148,8 +152,10 @@ def _check_start_time(path: str, lines_path: str, config: Mapping[str, str]) -> 
     # BOOT_TIME is truncated to whole seconds.
     if placed_at < started_at + 1 or written_at >= started_at:
         return []
-    reason = f"slurmctld runs since {config['BOOT_TIME']}, {path} is newer"
+    reason = f"slurmctld runs since {config['BOOT_TIME']}, but {path} is newer"
     restart_commands = ("systemctl restart slurmctld",)
     return [
-        PluginFault(f"{reason}, and nothing was written since: restart slurmctld", restart_commands)
+        PluginFault(
+            f"{reason}, and slurmctld has written no line since: restart it", restart_commands
+        )
     ]

@@ -129,9 +129,7 @@ def _find_foreign_file(spool: str) -> str:
     pattern = _SPOOL_FILE if has_agent_files or status.st_uid == 0 else _AGENT_FILE
     foreign_file = next((name for name in names if pattern.fullmatch(name) is None), "")
     return (
-        f"a directory that holds {foreign_file}, which is no file of the plugin's"
-        if foreign_file
-        else ""
+        f"a directory with {foreign_file}, which the plugin did not write" if foreign_file else ""
     )
 
 
@@ -168,8 +166,8 @@ def require_usable_spool(spool: str, directories: Mapping[str, str], current_spo
         conflict = _describe_open_spool(spool)
     if conflict:
         raise UsageError(
-            f"cannot use {spool} as the SPANK plugin's spool: it is {conflict}, and the spool must "
-            f"be root's alone: give --spool {suggest_spool(directories) or 'DIR'}",
+            f"cannot use {spool} as the SPANK plugin's spool: it is {conflict}, and the spool "
+            f"must belong to root alone: give --spool {suggest_spool(directories) or 'DIR'}",
             spool,
         )
 
@@ -202,8 +200,8 @@ def require_outside_spool(lines_path: str, spool: str) -> None:
         if _describe_overlap(path, {os.path.dirname(lines_path): "jobcomp's lines"}):
             raise UsageError(
                 f"cannot write job lines to {lines_path}: {path} is the SPANK plugin's spool, "
-                "root's "
-                f"alone, and SlurmUser writes job lines: give --lines {DEFAULT_LINES_PATH}",
+                "for root only, and SlurmUser writes job lines: give --lines "
+                f"{DEFAULT_LINES_PATH}",
                 lines_path,
             )
 
@@ -213,7 +211,7 @@ def find_spool_faults(spool: str) -> Iterator[PluginFault]:
     network_type = find_network_type(spool)
     if network_type:
         yield PluginFault(
-            f"{spool} is on {network_type}: nothing is written there, take a local disk"
+            f"{spool} is on {network_type}, so the plugin writes nothing: choose a local disk"
         )
         return
     make_command = f"install -d -o root -g root -m 0700 {spool}"
@@ -225,7 +223,7 @@ def find_spool_faults(spool: str) -> Iterator[PluginFault]:
     if not stat.S_ISDIR(status.st_mode):
         move_command = f"mv -T --backup=numbered {spool} {spool}.old"
         yield PluginFault(
-            f"{spool} is no directory: every line is lost", (move_command, make_command)
+            f"{spool} is not a directory: every line is lost", (move_command, make_command)
         )
     elif os.path.realpath(spool) == os.path.abspath(spool):
         yield from _find_access_faults(spool, status)
@@ -246,11 +244,11 @@ def _find_access_faults(spool: str, status: os.stat_result) -> Iterator[PluginFa
             move_command = f"mv -T --backup=numbered {spool} {spool}.old"
             repairs = (move_command, f"install -d -o root -g root -m {SPOOL_MODE:04o} {spool}")
         yield PluginFault(
-            f"{foreign_path} belongs to uid {uid}: the agent does not take lines from it", repairs
+            f"{foreign_path} belongs to uid {uid}: the agent ignores its lines", repairs
         )
         return
     if status.st_uid != 0:
-        problem = f"{spool} belongs to uid {status.st_uid}, who could change what is told"
+        problem = f"{spool} belongs to uid {status.st_uid}, who could change the lines"
         yield PluginFault(problem, (chown_command, close_command))
     if status.st_mode & stat.S_IRWXU != stat.S_IRWXU:
         yield PluginFault(
@@ -258,14 +256,14 @@ def _find_access_faults(spool: str, status: os.stat_result) -> Iterator[PluginFa
         )
     if status.st_mode & stat.S_IWOTH:
         yield PluginFault(
-            f"{spool} may be written by anybody: nothing is written there", (close_command,)
+            f"{spool} is writable by everybody, so the plugin writes nothing", (close_command,)
         )
     elif status.st_mode & stat.S_IWGRP:
         yield PluginFault(
-            f"{spool} may be written by its group, who could change what is told", (close_command,)
+            f"{spool} is writable by its group, which could change the lines", (close_command,)
         )
     elif status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-        yield PluginFault(f"{spool} is open to others than root", (close_command,))
+        yield PluginFault(f"{spool} is accessible to users other than root", (close_command,))
 
 
 def _list_owners(spool: str) -> dict[str, int]:
@@ -338,12 +336,12 @@ def inspect_library(path: str) -> LibraryInfo:
         )
     except subprocess.TimeoutExpired as error:
         raise PluginInstallError(
-            f"{path} took longer than {_LOAD_TIMEOUT_S:g} s to load", path
+            f"cannot load {path} within {_LOAD_TIMEOUT_S:g} s", path
         ) from error
     if result.returncode:
         message = result.stderr.strip().rpartition("\n")[2]
         reason = message.partition(": ")[2] or message or f"signal {-result.returncode}"
-        raise PluginInstallError(f"{path} cannot be loaded: {reason}", path)
+        raise PluginInstallError(f"cannot load {path}: {reason}", path)
     return msgspec.json.decode(result.stdout, type=LibraryInfo)
 
 
@@ -362,14 +360,16 @@ def check_library(path: str, version: SlurmVersion, *, is_exact: bool = False) -
     faults = []
     expected_type = "job_submit/steward" if os.path.basename(path) == SUBMIT_LIBRARY else "spank"
     if library_info.type != expected_type:
-        faults.append(f"{path} is no plugin of the type {expected_type} but {library_info.type!r}")
+        faults.append(
+            f"{path} is not a plugin of type {expected_type} but of {library_info.type!r}"
+        )
     build_version = SlurmVersion.from_number(library_info.version)
     if not (build_version == version if is_exact else build_version.is_loadable_by(version)):
         faults.append(
-            f"{path} was built for Slurm {build_version}, not for {version}: build it anew"
+            f"{path} was built for Slurm {build_version}, not for {version}: build it again"
         )
     if library_info.missing:
-        faults.append(f"{path} lacks {', '.join(library_info.missing)}: build it anew")
+        faults.append(f"{path} lacks {', '.join(library_info.missing)}: build it again")
     return faults
 
 
@@ -377,7 +377,7 @@ def check_upgrade(version: SlurmVersion, *, libdir: str) -> list[str]:
     """Return the faults of the installed builds for another Slurm version, a line each."""
     build = find_build(libdir, version)
     if build is None:
-        return [f"there is no build for Slurm {version} in {libdir}: run steward plugins build"]
+        return [f"no build for Slurm {version} in {libdir}: run steward plugins build"]
     directory = os.path.dirname(build.path)
     return [
         fault
@@ -483,9 +483,7 @@ class _ShimChecks:
         libdir = "" if self._libdir == DEFAULT_LIBDIR else f" --libdir {self._libdir}"
         repairs = (f"steward plugins build{libdir}", self._install_command())
         if find_build(self._libdir, self._version) is None:
-            yield PluginFault(
-                f"there is no build for Slurm {self._version} in {self._libdir}", repairs
-            )
+            yield PluginFault(f"no build for Slurm {self._version} in {self._libdir}", repairs)
             return
         for fault in check_upgrade(self._version, libdir=self._libdir):
             yield PluginFault(fault, repairs)
@@ -502,12 +500,13 @@ class _ShimChecks:
             repairs = self._suggest_repair(line)
             if line.keyword != "optional":
                 problem = (
-                    f"{line.file} says {line.keyword!r}: only optional keeps a job from failing"
+                    f"{line.file} has {line.keyword!r}: use 'optional', which keeps jobs from "
+                    "failing"
                 )
                 yield PluginFault(problem, repairs)
             if not os.path.exists(line.library):
                 library = line.library or "no file"
-                yield PluginFault(f"{line.file} names {library}, which is not there", repairs)
+                yield PluginFault(f"{line.file} names {library}, which does not exist", repairs)
             elif not os.path.samefile(os.path.dirname(line.library), os.path.dirname(build.path)):
                 yield PluginFault(f"{line.file} names {line.library}, not {build.path}", repairs)
         if any(line.file == self._own_conf for line in self._shim_lines):
@@ -525,14 +524,16 @@ class _ShimChecks:
         for line in self._shim_lines:
             if not line.spool:
                 yield PluginFault(
-                    f"{line.file} names no spool: nothing is written", self._suggest_repair(line)
+                    f"{line.file} names no spool, so the plugin writes nothing",
+                    self._suggest_repair(line),
                 )
                 continue
             if not os.path.isabs(line.spool):
-                problem = (
-                    f"{line.file} names spool={line.spool}, which is no absolute path: nothing "
+                yield PluginFault(
+                    f"{line.file} names spool={line.spool}, which is not an absolute path, so the "
+                    "plugin writes nothing",
+                    self._suggest_repair(line),
                 )
-                yield PluginFault(f"{problem}is written", self._suggest_repair(line))
                 continue
             if line.spool in checked_spools and line.file == self._own_conf:
                 continue
@@ -540,14 +541,14 @@ class _ShimChecks:
             real_path = os.path.realpath(line.spool)
             if conflict:
                 yield PluginFault(
-                    f"{line.file} names spool={line.spool}, which is {conflict}: change the "
-                    "path in "
-                    f"{line.file} to the SPANK plugin's own spool, which is root's alone",
+                    f"{line.file} names spool={line.spool}, which is {conflict}: in "
+                    f"{line.file}, name the SPANK plugin's own spool, which belongs to root "
+                    "alone",
                     self._suggest_repair(line),
                 )
             elif real_path != os.path.abspath(line.spool) or os.path.islink(real_path):
                 problem = (
-                    f"{line.spool} is reached by a symbolic link: name "
+                    f"{line.spool} is a symbolic link or below one: name "
                     f"{self._suggest_spool(line)} itself"
                 )
                 yield PluginFault(problem, self._suggest_repair(line))

@@ -78,16 +78,18 @@ def check_trigger(config: Mapping[str, str], path: str, secret_file: str, socket
     """
     user_name, uid = parse_slurm_user(config) or ("root", 0)
     if not os.path.isfile(path):
-        return [f"{path} is not there: run steward plugins install --trigger"]
+        return [f"{path} does not exist: run steward plugins install --trigger"]
     faults = []
     if can_access(uid, "r", path) is False or not os.stat(path).st_mode & stat.S_IXOTH:
-        faults.append(f"{path} cannot be run by SlurmUser {user_name}: chmod 0755 {path}")
+        faults.append(f"SlurmUser {user_name} cannot run {path}: chmod 0755 {path}")
     elif _is_outdated(path):
-        faults.append(f"{path} is of another Steward: run steward plugins install --trigger")
+        faults.append(
+            f"{path} is of another version of Steward: run steward plugins install --trigger"
+        )
     faults += _check_secret(secret_file, user_name, uid)
     if os.path.exists(socket) and can_access(uid, "w", socket) is False:
         faults.append(
-            f"{socket} cannot be reached by SlurmUser {user_name}: open its directories to him"
+            f"SlurmUser {user_name} cannot reach {socket}: give the user access to its directories"
         )
     return faults
 
@@ -99,9 +101,9 @@ def _check_secret(path: str, user_name: str, uid: int) -> list[str]:
     except OSError as error:
         return [f"{path}: {error.strerror}: run steward plugins install --trigger"]
     if stat.S_IMODE(status.st_mode) & 0o077:
-        return [f"{path} is open to others: chmod 0600 {path}"]
+        return [f"{path} is accessible to other users: chmod 0600 {path}"]
     if status.st_uid != uid:
-        return [f"{path} is not SlurmUser's: chown {user_name} {path}"]
+        return [f"{path} does not belong to SlurmUser: chown {user_name} {path}"]
     return []
 
 
@@ -134,11 +136,11 @@ def _find_owner(user: str) -> tuple[int, int] | None:
         entry = pwd.getpwnam(user)
     except KeyError as error:
         raise PluginInstallError(
-            f"there is no user {user!r}: name SlurmUser by --user", user
+            f"unknown user {user!r}: give SlurmUser with --user", user
         ) from error
     if os.geteuid() not in (0, entry.pw_uid):
         raise PluginInstallError(
-            f"the secret is to be {user}'s: run this as root, or as {user}", user
+            f"the secret must belong to {user}: run this as root, or as {user}", user
         )
     return entry.pw_uid, entry.pw_gid
 

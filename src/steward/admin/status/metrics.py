@@ -42,7 +42,7 @@ MetricSamples = list[tuple[tuple[str, ...], float]]
     scope="read",
     role="operator",
     only_reads=True,
-    help="Show metrics for Prometheus.",
+    help="Show metrics in the format of Prometheus.",
 )
 def show_metrics(context: StatusContext, caller: Caller, request: MetricsRequest) -> MetricsAnswer:
     """Return Steward's metrics; those of accounts only for operators.
@@ -180,11 +180,11 @@ def _add_journal(families: MetricFamilies, status: StatusShowAnswer) -> None:
             [((), journal.head)],
         )
         families.add_value(
-            "steward_journal_events", ("Number of events in the journal."), journal.events
+            "steward_journal_events", "Number of events in the journal.", journal.events
         )
         families.add_value("steward_journal_bytes", "Size of the journal on disk.", journal.bytes)
         families.add_value(
-            "steward_journal_max_bytes", ("Maximum size of the journal."), journal.max_bytes
+            "steward_journal_max_bytes", "Maximum size of the journal.", journal.max_bytes
         )
     consumers = status.consumers
     for name, help_text, attribute in (
@@ -286,7 +286,7 @@ def _add_bank(families: MetricFamilies, bank: BankStatusReply) -> None:
     families.add_value("steward_gate_deciding", "1 if the gate decides.", bank.gate == "deciding")
     families.add_time(
         "steward_gate_asked_time_seconds",
-        ("Time of the last request of a submit plugin."),
+        "Time of the last request of a submit plugin.",
         bank.asked_at,
     )
     if bank.tally is not None:
@@ -320,7 +320,7 @@ def _add_bank(families: MetricFamilies, bank: BankStatusReply) -> None:
         bank.remote_at,
     )
     families.add_value(
-        "steward_bank_notices_set_aside", ("Number of undelivered notices."), bank.notices
+        "steward_bank_notices_set_aside", "Number of undelivered notices.", bank.notices
     )
     _add_reconciliation(families, bank)
     _add_accounts(families, bank)

@@ -22,9 +22,7 @@ ConsumerState = Literal["running", "waiting", "detached"]
 class StatusShowRequest(Request, frozen=True, kw_only=True):
     """status.show: the status of Steward itself."""
 
-    gaps: Annotated[
-        bool, described("Whether to search for gaps in accounting, the slowest part.")
-    ] = True
+    gaps: Annotated[bool, described("Also search for gaps in accounting, the slowest part.")] = True
 
 
 class JournalLine(ActionMessage, frozen=True, kw_only=True):

@@ -75,7 +75,9 @@ class StatusContext:
             PermissionRefused: The asker is not an operator on every cluster.
         """
         if not self.is_operator(caller):
-            raise PermissionRefused("how Steward itself stands is for operators to see")
+            raise PermissionRefused(
+                "permission denied: only operators may see the status of Steward"
+            )
 
     def require_scraper(self, caller: Caller) -> None:
         """Require an operator or the user of the web process, which serves metrics.
@@ -85,7 +87,7 @@ class StatusContext:
         """
         if caller.uid != _find_uid(self.settings.web.user) and not self.is_operator(caller):
             raise PermissionRefused(
-                "figures are for operators and for the user of Steward's web process"
+                "permission denied: only operators and the user of 'steward web' may read metrics"
             )
 
     def is_operator(self, caller: Caller) -> bool:
@@ -156,7 +158,7 @@ def collect_status(
 
     daemon = read_daemon_status(settings.state_dir)
     if daemon is not None and not daemon.is_known:
-        unknown["parts"] = f"not written down in {settings.state_dir}: is its disk full?"
+        unknown["parts"] = f"no status file in {settings.state_dir}: is its disk full?"
     has_books = not settings.forward.to
     no_journal: JournalStatus = (None, ())
     journal, consumers = read_or_report(

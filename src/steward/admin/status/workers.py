@@ -127,7 +127,7 @@ def _take_lock(path: str, status_path: str) -> int:
             os.unlink(status_path)
     except BlockingIOError as error:
         os.close(fd)
-        raise StatusWriteError(f"another steward holds {path}", path) from error
+        raise StatusWriteError(f"another process of Steward has locked {path}", path) from error
     except OSError as error:
         os.close(fd)
         raise StatusWriteError(f"cannot lock {path}: {error.strerror}", path) from error
