@@ -54,6 +54,18 @@ def test_a_list_of_one_cluster_is_filled_past_the_others_events(
     assert [event.key for event in answer.events] == keys
 
 
+def test_an_empty_list_says_why(site: JournaledSite) -> None:
+    registry = make_registry(site.settings)
+    full, empty = (
+        registry.call("journal.list", ROOT, ListRequest(kinds=kinds))
+        for kinds in ((), ("archive.purge",))
+    )
+    assert list(full.list_lines()) == []
+    assert list(empty.list_lines()) == [
+        "No event in the journal matches. The journal keeps only recent events."
+    ]
+
+
 def test_a_list_that_would_be_cut_is_refused(site: JournaledSite) -> None:
     registry = make_registry(site.settings)
     assert registry.decode("journal.list", {"limit": MAX_EVENTS}).limit == MAX_EVENTS

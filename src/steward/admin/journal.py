@@ -173,6 +173,11 @@ class ListAnswer(Answer, frozen=True, kw_only=True):
         Column("Key", "key"),
     )
 
+    def list_lines(self) -> Iterable[str]:
+        """Return why the list is empty."""
+        if not self.events:
+            yield "No event in the journal matches. The journal keeps only recent events."
+
 
 class DeadRequest(Request, frozen=True, kw_only=True):
     """journal.dead: dead letters of one consumer, or of all."""

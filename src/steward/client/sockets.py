@@ -108,7 +108,8 @@ def read_replies(lines: BinaryIO, sender: str) -> Iterator[ReplyLine]:
             line = b""
         if not line:
             raise DaemonAway(
-                f"{sender} closed the connection without an answer: its log says why", sender
+                f"{sender} closed the connection before the end of its answer: its log says why",
+                sender,
             )
         try:
             yield decode_reply_line(line)

@@ -1,5 +1,6 @@
 """Requests and answers of the credentials actions: login, sessions, MUNGE tickets, tokens."""
 
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Annotated, ClassVar
 
@@ -238,6 +239,11 @@ class TokenListAnswer(Answer, frozen=True, kw_only=True):
         Column("Used", "used", "time", title="Last used"),
         Column("Name", "name"),
     )
+
+    def list_lines(self) -> Iterable[str]:
+        """Return why the list is empty."""
+        if not self.tokens:
+            yield "No tokens. 'steward token create' creates one."
 
 
 class TokenRevokeRequest(Request, frozen=True, kw_only=True):
