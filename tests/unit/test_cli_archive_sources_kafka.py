@@ -45,7 +45,7 @@ def test_an_archive_that_watch_keeps_is_left_alone(tmp_path: Path) -> None:
     words = ["--from", "kafka", "--server", "k1:9092", "--archive", str(archive)]
     done = steward("archive", "consume", *words)
     assert done.returncode == 1
-    assert b"is kept by another command" in done.stderr
+    assert b"is in use by another command" in done.stderr
     assert settings.read_bytes() == before
     assert steward("archive", "watch", *watched, "--archive", str(archive)).returncode == 0
 
