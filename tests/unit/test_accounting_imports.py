@@ -286,7 +286,7 @@ def test_root_saves_a_place_for_stewards_user_and_follows_no_link_of_theirs(tmp_
         (state / name).symlink_to(victim)
         os.chown(state / name, 4001, 4002, follow_symlinks=False)
     path = str(state / "imports.json")
-    with pytest.raises(AccountingError, match=r"imports\.json cannot be (read|written)"):
+    with pytest.raises(AccountingError, match=r"cannot (read|write) \S*imports\.json"):
         save_position(path, ImportPosition(name="a", done="1"))
     (state / "imports.json").unlink()
     save_position(path, ImportPosition(name="a", done="1"))

@@ -95,5 +95,5 @@ def test_only_a_time_of_it(former: str, tmp_path: Path) -> None:
 
 
 def test_what_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(AccountingError, match="cannot be read"):
+    with pytest.raises(AccountingError, match="cannot read"):
         is_sacct_file(str(tmp_path / "nothing"))

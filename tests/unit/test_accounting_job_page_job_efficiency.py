@@ -56,7 +56,7 @@ def test_memory_of_several_tasks_without_a_cgroup_is_the_least_that_it_can_have_
     used = run.efficiency
     assert (used.memory_used_bytes, used.memory_node) == (43 * 2**20, "n1")
     assert used.memory_at_least
-    assert "at least 43.0 MiB on n1, none was allocated" in drawn(answer_of(run))
+    assert "at least 43.0 MiB on n1, none allocated" in drawn(answer_of(run))
     # With a cgroup, and of one task, it is known.
     assert not run_of(run_line(), launch(*first, peak_bytes=GIB)).efficiency.memory_at_least
     assert not run_of(run_line(), small).efficiency.memory_at_least

@@ -88,7 +88,7 @@ def test_an_array(site: Site) -> None:
     assert set(site.ask("accounting.job", job="20").parts) == {"20_1", "20_2", "20_3"}
     assert site.ask("accounting.job", job="20_3").parts == ()
     accounting.add_run(site, 7)
-    with pytest.raises(UsageError, match="is no array"):
+    with pytest.raises(UsageError, match="is not an array"):
         site.ask("accounting.job", job="7", array=True)
 
 
@@ -163,7 +163,7 @@ def test_a_job_that_slurm_has_started_meanwhile_is_running(site: Site) -> None:
 
 def test_no_job(site: Site) -> None:
     accounting.add_run(site)
-    with pytest.raises(NoSuchJob, match="no job 8 is known"):
+    with pytest.raises(NoSuchJob, match="unknown job 8"):
         site.ask("accounting.job", job="8")
     with pytest.raises(UsageError):
         site.ask("accounting.job", job="7; rm")

@@ -90,7 +90,7 @@ def test_dependencies_are_told_with_what_became_of_them() -> None:
     told = explain_waiting(record, None, lambda job: "RUNNING" if job == 5 else "")
     assert isinstance(told, Waiting)
     assert told.behind == (
-        "no other job of its owner with the same name may run beside it",
+        "--dependency=singleton: one job of this name and owner at a time",
         "until job 5 has completed (it is RUNNING)",
         "until job 6 has ended",
     )
@@ -120,7 +120,7 @@ def test_a_job_that_the_bank_holds_says_so(tmp_path: Path) -> None:
         held = explain_waiting(record, pending, lambda _: "")
         assert isinstance(held, Waiting)
         assert held.words == f"The bank holds it: {BROKE}."
-        assert held.behind == ("it is let go by itself when its account can pay for it",)
+        assert held.behind == ("the bank releases it when its account can pay",)
         others = explain_waiting(record, pending, lambda _: "", may_read=False)
         assert isinstance(others, Waiting)
         assert others.words == "An administrator holds the job. Ask for the reason."

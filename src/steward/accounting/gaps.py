@@ -185,7 +185,7 @@ def list_accounting_gaps(
     """
     if not context.is_operator(asker):
         raise PermissionRefused(
-            "what is missing is about everybody's jobs: only operators may ask for it"
+            "permission denied: gaps concern jobs of all users, so only operators may list them"
         )
     context.check_clusters(request.clusters)
     span = _parse_span(context, request)
@@ -229,7 +229,7 @@ def _find_unended(context: AccountingContext, cluster: str, span: _Span) -> Iter
         if ended_at is not None and ended_at > span.settled:
             continue
         yield _make_launch_finding(
-            launch, "step-no-end", "the node never told that this step is over"
+            launch, "step-no-end", "the node did not report the end of this step"
         )
 
 
@@ -237,7 +237,7 @@ def _find_unattributed(context: AccountingContext, cluster: str, span: _Span) ->
     """Find launches that fit no run."""
     for launch in context.jobs.list_unattributed(span.since, span.settled, cluster, span.limit + 1):
         used_s = sum(task.user_us + task.system_us for task in launch.usage.tasks) / _US
-        words = "no run is known that this step was of: its CPU time is nobody's"
+        words = "no run of this step is known, so its CPU time belongs to no job"
         yield _make_launch_finding(launch, "step-unattributed", words, cpu_s=used_s)
 
 
@@ -268,14 +268,14 @@ def _find_doubtful(context: AccountingContext, cluster: str, span: _Span) -> Ite
             yield _make_line_finding(line, "step-doubtful", words)
         excess_s = _get_cgroup_excess_s(line)
         if excess_s > _TOLERATED_CPU_S:
-            words = "processes that were no task's used this CPU time, or outlived theirs"
+            words = "processes outside of tasks, or that outlived their task, used this CPU time"
             yield _make_line_finding(line, "orphan-cpu", words, cpu_s=excess_s)
 
 
 _DOUBTS: Final = {
-    "no-start": "its start was not told, so what it was given is not known",
-    "tasks-missing": "fewer tasks are known than there were",
-    "lost-lines": "its node could not write down all of it",
+    "no-start": "its start was not reported, so its allocated resources are unknown",
+    "tasks-missing": "fewer tasks reported than started",
+    "lost-lines": "its node could not record all of it",
 }
 """Description of each doubt about a step, except a missing end, which is reported per node."""
 
@@ -293,7 +293,7 @@ def _find_stepless(context: AccountingContext, cluster: str, span: _Span) -> Ite
     if not _hears_nodes(context, cluster):
         return
     for line in context.jobs.list_stepless_runs(span.since, span.settled, cluster, span.limit + 1):
-        yield _make_line_finding(line, "run-no-steps", "no node has told of any step of this run")
+        yield _make_line_finding(line, "run-no-steps", "no node reported a step of this run")
 
 
 def _find_lost_runs(context: AccountingContext, cluster: str, span: _Span) -> Iterator[Finding]:
@@ -302,7 +302,7 @@ def _find_lost_runs(context: AccountingContext, cluster: str, span: _Span) -> It
         span.since, span.settled, cluster, span.limit + 1
     ):
         yield _make_line_finding(
-            line, "run-lost", "Slurm shows it no more, and nobody told how it ended"
+            line, "run-lost", "Slurm no longer shows it, and no source reported its end"
         )
 
 
@@ -331,7 +331,7 @@ def _find_unconfirmed(context: AccountingContext, cluster: str, span: _Span) -> 
             cluster=cluster,
             at=job.first_submit,
             job=job.label,
-            words="its script was seen, but Slurm never showed the job",
+            words="its script was captured, but Slurm never showed the job",
         )
 
 
@@ -361,9 +361,9 @@ def _find_node_losses(context: AccountingContext, cluster: str, span: _Span) -> 
 
 
 _GAPS: Final = {
-    "reboot": "it was rebooted, and what it had not sent yet is gone",
-    "lost": "it could not write facts down, or had no room for them",
-    "garbled": "it sent lines that cannot be read",
+    "reboot": "it rebooted before it sent all its records",
+    "lost": "it could not write records, or had no space for them",
+    "garbled": "it sent malformed lines",
 }
 """Description of each loss that a node reports (node.gap)."""
 
@@ -384,7 +384,7 @@ def _find_silent_nodes(context: AccountingContext, request: GapsRequest) -> Iter
                     cluster=report.cluster,
                     at=report.heard_at,
                     node=report.node,
-                    words="it has not reported since",
+                    words="no report since then",
                 )
     finally:
         reader.close()

@@ -77,7 +77,7 @@ def save_position(path: str, position: ImportPosition) -> None:
             file.write(data)
     except OSError as error:
         reason = describe_os_error(error, path)
-        raise AccountingError(f"{path} cannot be written: {reason}", path) from error
+        raise AccountingError(f"cannot write {path}: {reason}", path) from error
 
 
 def _load_positions(path: str) -> list[ImportPosition]:
@@ -89,7 +89,8 @@ def _load_positions(path: str) -> list[ImportPosition]:
         return []
     except (OSError, msgspec.MsgspecError) as error:
         raise AccountingError(
-            f"{path} cannot be read: {error}; without it imports begin anew, which does no harm",
+            f"cannot read {path}: {error}. Remove it: imports then start from the beginning, "
+            "which does no harm",
             path,
         ) from error
 
@@ -423,7 +424,7 @@ def import_sacct_file(
             state.flush()
             save_position(positions_path, ImportPosition(name=name, done=""))
     except OSError as error:
-        raise AccountingError(f"{path} cannot be read: {error.strerror}", path) from error
+        raise AccountingError(f"cannot read {path}: {error.strerror}", path) from error
     return state.make_result(saved)
 
 
@@ -487,7 +488,7 @@ def is_sacct_file(path: str) -> bool:
         with open(path, "rb") as file:
             return not file.read(64).lstrip().startswith(b"{")
     except OSError as error:
-        raise AccountingError(f"{path} cannot be read: {error.strerror}", path) from error
+        raise AccountingError(f"cannot read {path}: {error.strerror}", path) from error
 
 
 def _read_lines(path: str, passed_over: SkippedLine) -> Iterator[UsageLine]:

@@ -214,7 +214,7 @@ def _decode_page(page: str) -> PageStart | None:
     """Decode a page token; None for the first page."""
     if not page:
         return None
-    usage_error = AccountingUsage("no answer gave such a page: begin with the first", page[:100])
+    usage_error = AccountingUsage("invalid page token: begin with the first page", page[:100])
     if len(page) > _LONGEST_PAGE:
         raise usage_error
     padded = page.encode("ascii", "replace") + b"=" * (-len(page) % 4)

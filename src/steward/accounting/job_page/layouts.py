@@ -174,7 +174,7 @@ def list_spreads(array: ArrayPart) -> list[SpreadRow]:
     spreads = (
         ("CPU efficiency", array.cpu, True),
         ("Memory efficiency", array.memory, True),
-        ("Time of its limit", array.time, True),
+        ("Time limit used", array.time, True),
         ("Elapsed", array.elapsed_s, False),
     )
     return [SpreadRow(name, spread, is_share) for name, spread, is_share in spreads if spread]

@@ -430,11 +430,11 @@ class PageBuilder:
         ]
         if not visible:
             where = f" on cluster {cluster}" if cluster else ""
-            raise NoSuchJob(f"no job {text} is known{where}, or none that you may see", text)
+            raise NoSuchJob(f"unknown job {text}{where}, or permission denied", text)
         clusters = sorted({job.cluster for job in visible})
         if len(clusters) > 1:
             raise UsageError(
-                f"clusters {', '.join(clusters)} each have a job {text}: name one with --cluster",
+                f"job {text} exists on the clusters {', '.join(clusters)}: name one with --cluster",
                 text,
             )
         return visible[0], [job for job in visible[1:] if job.job_id == visible[0].job_id]
@@ -502,9 +502,7 @@ class PageBuilder:
         """Build the summary of the job's array."""
         record = job.record
         if not record.array_job_id:
-            raise UsageError(
-                f"job {job.label} is no array: 'steward job {job.label}' shows it", job
-            )
+            raise UsageError(f"job {job.label} is not an array: run 'steward job {job.label}'", job)
         leader = self._jobs.find(str(record.array_job_id), job.cluster)
         # With a reused id, only this array's tasks.
         members = [

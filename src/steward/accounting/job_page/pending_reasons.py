@@ -265,7 +265,7 @@ def explain_waiting(
             problem = "Slurm does not answer"
             log.info("job %d: %s", record.job_id, error)
         else:
-            problem = "" if status is not None else "Slurm does not know it any more"
+            problem = "" if status is not None else "Slurm no longer knows the job"
     if status is not None and status.state not in WAITING:
         return status
     reason = explain_reason(status.reason if status is not None else record.reason)
@@ -274,7 +274,7 @@ def explain_waiting(
     if reason.code == "JobHeldAdmin" and may_read:
         hold_reason = _get_hold_reason(record, None if problem else pending)
         if hold_reason:
-            details.append("it is let go by itself when its account can pay for it")
+            details.append("the bank releases it when its account can pay")
     if pending is not None and not problem:
         try:
             details += _list_limits(record, reason, pending)
@@ -337,10 +337,10 @@ def _list_job_details(
     if reason.code == "JobArrayTaskLimit" and "%" in record.array_task:
         yield f"{record.array_task.rpartition('%')[2]} tasks at a time"
     if reason.code == "Licenses" and record.licenses:
-        yield f"asked for {record.licenses}"
+        yield f"requested {record.licenses}"
     if reason.code in ("Resources", "BadConstraints"):
         if record.tres_requested:
-            yield f"asked for {record.tres_requested}"
+            yield f"requested {record.tres_requested}"
         if record.constraints:
             yield f"on nodes with {record.constraints}"
 
@@ -348,12 +348,12 @@ def _list_job_details(
 def _explain_dependencies(text: str, state_of: GetState) -> Iterator[str]:
     """Yield one phrase for each job that a dependency names."""
     if "singleton" in text:
-        yield "no other job of its owner with the same name may run beside it"
+        yield "--dependency=singleton: one job of this name and owner at a time"
     for kind, job, outcome in _DEPENDENCY.findall(text):
-        condition = _AFTER.get(kind, f"is done as {kind!r} asks")
+        condition = _AFTER.get(kind, f"satisfies {kind!r}")
         state = state_of(int(job))
         state_text = f" (it is {state})" if state else ""
-        failure_text = "; that will never be" if outcome == "failed" else ""
+        failure_text = "; this will never happen" if outcome == "failed" else ""
         yield f"until job {job} {condition}{state_text}{failure_text}"
 
 

@@ -126,14 +126,12 @@ def describe_memory(efficiency: Efficiency) -> str:
     where = f" on {efficiency.memory_node}" if efficiency.memory_node else ""
     least = "at least " if efficiency.memory_at_least else ""
     words = f"{least}{format_size(efficiency.memory_used_bytes)}{allocated}{where}"
-    return words if allocated else f"{words}, none was allocated"
+    return words if allocated else f"{words}, none allocated"
 
 
 def describe_time(efficiency: Efficiency) -> str:
     """Format the elapsed time of a run and its limit."""
-    limit = (
-        f" of {format_duration(efficiency.limit_s)}" if efficiency.limit_s else ", no limit was set"
-    )
+    limit = f" of {format_duration(efficiency.limit_s)}" if efficiency.limit_s else ", no limit"
     return f"{format_run_time(efficiency.elapsed_s)}{limit}"
 
 
@@ -159,10 +157,9 @@ def describe_task_ends(step: StepPart) -> Iterator[str]:
     balance = step.balance
     if balance is not None:
         yield (
-            f"CPU time a task: mean {format_duration(balance.mean_s)}, most "
-            f"{format_duration(balance.busiest_s)} "
-            f"(task {balance.busiest}), least {format_duration(balance.idlest_s)} (task "
-            f"{balance.idlest})."
+            f"CPU time per task: mean {format_duration(balance.mean_s)}, most "
+            f"{format_duration(balance.busiest_s)} (task {balance.busiest}), least "
+            f"{format_duration(balance.idlest_s)} (task {balance.idlest})."
         )
 
 

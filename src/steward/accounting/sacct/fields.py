@@ -333,15 +333,15 @@ def parse_format(text: str) -> tuple[SacctField, ...]:
             widths |= dict.fromkeys((field.name for field in matching), _parse_width(width, item))
         fields += matching
         if len(fields) > _MOST_FIELDS:
-            raise AccountingUsage(f"give at most {_MOST_FIELDS} fields to print")
+            raise AccountingUsage(f"too many fields: give at most {_MOST_FIELDS}")
     if not fields:
-        raise AccountingUsage("the format names no field: see 'steward sacct --helpformat'")
+        raise AccountingUsage("no field in the format: see 'steward sacct --helpformat'")
     sized = [
         msgspec.structs.replace(field, width=widths.get(field.name, field.width))
         for field in fields
     ]
     if sum(abs(field.width) for field in sized) > _WIDEST_LINE:
-        raise AccountingUsage(f"the fields are wider than {_WIDEST_LINE} letters together")
+        raise AccountingUsage(f"the fields are wider than {_WIDEST_LINE} characters together")
     return tuple(sized)
 
 
@@ -354,7 +354,7 @@ def _find_fields(name: str) -> tuple[SacctField, ...]:
         if field.name.lower().startswith(prefix):
             return (field,)
     raise AccountingUsage(
-        f"field {name!r} is unknown: 'steward sacct --helpformat' lists what there is", name
+        f"unknown field {name!r}: 'steward sacct --helpformat' lists all fields", name
     )
 
 
@@ -362,7 +362,10 @@ def _parse_width(text: str, item: str) -> int:
     """Parse the width of a field."""
     digits = text.removeprefix("-")
     if not digits.isdecimal() or len(digits) > 5 or int(digits) > WIDEST:
-        raise AccountingUsage(f"{item!r}: a width is a number up to {WIDEST}, as in jobid%20", item)
+        raise AccountingUsage(
+            f"invalid field {item!r}: give the width as a number up to {WIDEST}, as in jobid%20",
+            item,
+        )
     return int(text)
 
 

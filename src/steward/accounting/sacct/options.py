@@ -213,7 +213,9 @@ def parse_sacct_options(
     if collector.plain.get("output", "text") in ("script", "environment") and not request.get(
         "jobs"
     ):
-        raise AccountingUsage("say with --jobs whose script or environment is wanted")
+        raise AccountingUsage(
+            "no job given: name the jobs with --jobs to print a script or environment"
+        )
     format_by_output = {"json": "json", "yaml": "json", "parquet": "lines"}
     request["form"] = format_by_output.get(collector.plain.get("output", ""), "text")
     try:
@@ -242,7 +244,7 @@ def _parse_words(arguments: Sequence[str]) -> list[tuple[str, str]]:
         options.append((short or long, value))
     if extra:
         raise AccountingUsage(
-            f"{extra[0]!r} is no option: jobs are named with --jobs (see 'steward sacct --help')",
+            f"unexpected argument {extra[0]!r}: name jobs with --jobs (see 'steward sacct --help')",
             extra,
         )
     return options
@@ -271,8 +273,8 @@ class _OptionCollector:
             self.plain |= {"tell": _INFORMATION[name], "prefix": value}
         elif name == "x":
             raise AccountingUsage(
-                "--associations takes numbers of slurmdbd's own, which Steward does not know: "
-                "choose by --accounts and --user",
+                "--associations needs ids of slurmdbd, which Steward does not have: use "
+                "--accounts and --user",
                 value,
             )
         else:
@@ -329,11 +331,11 @@ def _check_word(name: str, value: str) -> str:
     if name == "whole-hetjob":
         answer = {"": "yes", "y": "yes", "yes": "yes", "n": "no", "no": "no"}.get(value.lower())
         if answer is None:
-            raise AccountingUsage(f"--whole-hetjob is yes or no, not {value!r}", value)
+            raise AccountingUsage(f"invalid --whole-hetjob {value!r}: give yes or no", value)
         return answer
     if name == "units":
         if value.upper() not in tuple("KMGTP"):
-            raise AccountingUsage(f"--units is one of K, M, G, T and P, not {value!r}", value)
+            raise AccountingUsage(f"invalid --units {value!r}: give K, M, G, T or P", value)
         return value.upper()
     if not value:
         raise AccountingUsage(

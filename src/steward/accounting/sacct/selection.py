@@ -91,7 +91,7 @@ def parse_window(request: SacctRequest, now: datetime, zone: tzinfo) -> TimeWind
         until_us = to_micros(now)
     if until_us < since_us:
         raise AccountingUsage(
-            "the time that is asked for ends before it begins: see --starttime and --endtime"
+            "invalid window: the end is before the start. Correct --starttime or --endtime"
         )
     return TimeWindow(since_us, until_us)
 
@@ -167,8 +167,8 @@ def parse_named_jobs(texts: Iterable[str]) -> tuple[NamedJob, ...]:
         tasks += len(named_job.tasks)
         if max(tasks, len(named_jobs)) > MAX_NAMED_JOBS:
             raise AccountingUsage(
-                f"more than {MAX_NAMED_JOBS} jobs or array tasks are named: name whole arrays, "
-                "or ask by time"
+                f"more than {MAX_NAMED_JOBS} jobs or array tasks: name whole arrays, or "
+                "select by time"
             )
     return tuple(named_jobs)
 
@@ -180,7 +180,7 @@ def _parse_named_job(text: str) -> NamedJob:
     if not step_match and _WORD.fullmatch(job):
         # This may be a Torque server's name, but a mistyped step must not show the whole job.
         raise JobNameError(
-            f"{text!r} names no step: give 1.0, 1.batch, 1.extern or 1.interactive", text
+            f"invalid step {text!r}: give 1.0, 1.batch, 1.extern or 1.interactive", text
         )
     tasks_match = _TASKS.fullmatch(job)
     if tasks_match:
@@ -200,11 +200,11 @@ def _parse_tasks(expression: str, text: str) -> tuple[int, ...]:
     for part in expression.split(","):
         match = _TASK_RANGE.fullmatch(part)
         if match is None:
-            raise JobNameError(f"{text!r} names no array tasks: give 123_[1-3,7]", text)
+            raise JobNameError(f"invalid array tasks {text!r}: give 123_[1-3,7]", text)
         first, last, step = int(match[1]), int(match[2] or match[1]), int(match[3] or 1)
         if last < first or step < 1 or len(tasks) + (last - first) // step >= _MOST_TASKS:
             raise JobNameError(
-                f"{text!r} names no array tasks, or more than {_MOST_TASKS}: give 123_[1-3,7]", text
+                f"invalid array tasks {text!r}, or more than {_MOST_TASKS}: give 123_[1-3,7]", text
             )
         tasks |= dict.fromkeys(range(first, last + 1, step))
     return tuple(tasks)
@@ -236,7 +236,9 @@ def _parse_range(text: str, option: str) -> NumberRange | None:
         return None
     match = _RANGE.fullmatch(text)
     if match is None:
-        raise AccountingUsage(f"{option} takes a number or two, as in 4-16, not {text!r}", text)
+        raise AccountingUsage(
+            f"invalid {option} {text!r}: give one or two numbers, such as 4-16", text
+        )
     least = _parse_number(match[1])
     most = _parse_number(match[2]) if match[2] else least
     return NumberRange(least, most)
@@ -266,7 +268,7 @@ def parse_limit_s(text: str) -> int:
     """
     match = _LIMIT.fullmatch(text)
     if match is None:
-        raise AccountingUsage(f"{text!r} is no time limit: give minutes, 1:30:00 or 1-12", text)
+        raise AccountingUsage(f"invalid time limit {text!r}: give minutes, 1:30:00 or 1-12", text)
     parts = {name: int(value or 0) for name, value in match.groupdict().items()}
     if match["days"]:
         return parts["days"] * 86_400 + parts["dh"] * 3600 + parts["dm"] * 60 + parts["ds"]

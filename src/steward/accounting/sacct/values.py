@@ -222,7 +222,9 @@ class DateFormatter:
         elif "".join(_DIRECTIVE.findall(form)) == form:
             self._write = lambda seconds: self._moment(seconds).strftime(form)
         else:
-            raise AccountingUsage(f"SLURM_TIME_FORMAT {form!r} is no form that strftime(3) has")
+            raise AccountingUsage(
+                f"invalid SLURM_TIME_FORMAT {form!r}: see strftime(3) for its formats"
+            )
 
     def __call__(self, microseconds: int | None) -> str:
         """Format a time in µs since the epoch; ``Unknown`` for 0 and times out of range."""
