@@ -85,7 +85,7 @@ def test_where_the_present_month_is_shut_everything_waits(
     (name,) = search_server.request("GET", f"/{sink.index}-*")[1]
     block(search_server, name, how)
     for one in (document(2, at=now_ns), correction(document(1, at=now_ns), 9)):
-        with pytest.raises(ArchiveUnavailable, match="until it is opened"):
+        with pytest.raises(ArchiveUnavailable, match=r"closed .*: open it"):
             destination.send([one])
     block(search_server, name, how, on=False)
 
@@ -135,7 +135,7 @@ def test_a_template_of_the_sites_that_refuses_everything_is_told_of_once(
         for first in range(0, 9, 3):
             some = [document(number) for number in range(first, first + 3)]
             assert len(destination.send(some)) == 3
-    told = [line for line in caplog.messages if "none of 3 documents was taken" in line]
+    told = [line for line in caplog.messages if "none of 3 documents was accepted" in line]
     assert len(told) == 1
     assert f"/_index_template/{sink.index}" in told[0]
 

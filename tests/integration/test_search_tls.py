@@ -59,7 +59,7 @@ def test_a_password_is_read_again_when_it_was_changed(
         sink = sink_on(search_server, urls=(proxy.url,), tls=TlsSettings(ca_file=authority.file))
         sink = msgspec.structs.replace(sink, user="steward", password_file=path)
         destination = SearchDestination(sink)
-        with pytest.raises(ArchiveUnavailable, match=rf"401.*check {path}"):
+        with pytest.raises(ArchiveUnavailable, match=rf"401.*check the credentials in {path}"):
             destination.send([document(1)])
         secret(tmp_path, "new\n")
         assert destination.send([document(1)]) == []
@@ -72,7 +72,7 @@ def test_an_api_key_is_taken_in_both_forms(
 ) -> None:
     with TlsProxy(search_server, authority, api_key=KEY) as proxy:
         send(proxy, password_file=secret(tmp_path, text))
-        with pytest.raises(ArchiveUnavailable, match=r"401.*set password_file"):
+        with pytest.raises(ArchiveUnavailable, match=r"401.*set 'password_file' and 'user'"):
             send(proxy)
 
 
@@ -83,9 +83,9 @@ def test_a_certificate_of_ours_lets_us_in(
     stranger, its_key = Authority(tmp_path / "other").certificate("DNS:client")
     with TlsProxy(search_server, authority, client_certificate=True) as proxy:
         send(proxy, certificate=(certificate, key))
-        with pytest.raises(ArchiveUnavailable, match="cannot be asked"):
+        with pytest.raises(ArchiveUnavailable, match="cannot reach"):
             send(proxy, certificate=(stranger, its_key))
-        with pytest.raises(ArchiveUnavailable, match="cannot be asked"):
+        with pytest.raises(ArchiveUnavailable, match="cannot reach"):
             send(proxy)
         with pytest.raises(ArchiveUnavailable, match="cannot load the certificate"):
             send(proxy, certificate=(certificate, its_key))
@@ -101,7 +101,7 @@ def test_a_server_that_nobody_vouches_for_is_told_nothing(
                 send(proxy, ca_file=ca_file)
         elsewhere = proxy.url.replace("127.0.0.1", "127.0.0.2")
         assert proxy.answered == []
-        with pytest.raises(ArchiveUnavailable, match="cannot be asked"):
+        with pytest.raises(ArchiveUnavailable, match="cannot reach"):
             send(proxy, urls=(elsewhere,))
         with pytest.raises(ArchiveUnavailable, match="does not speak TLS"):
             send(proxy, urls=(search_server.url.replace("http:", "https:"),))
@@ -122,5 +122,5 @@ def test_a_secret_that_all_may_read_is_warned_about(
             warned = [of.getMessage() for of in caplog.records if of.levelno == logging.WARNING]
             assert any(path in text for text in warned) == is_told
         os.unlink(path)
-        with pytest.raises(ArchiveUnavailable, match="cannot be read: No such file"):
+        with pytest.raises(ArchiveUnavailable, match=r"cannot read .*: No such file"):
             send(proxy, user="steward", password_file=path)

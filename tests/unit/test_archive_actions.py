@@ -131,8 +131,8 @@ def test_a_selection_of_nothing_is_an_error_also_to_programs(
     for yes in (False, True):
         reply = site.ask("archive.purge", ROOT, **selection, yes=yes)
         assert (reply.exit_code, reply.scripts, [*reply.list_lines()]) == (1, (), [])
-        assert "nothing was removed" in next(iter(reply.list_warnings()))
-    with pytest.raises(NoMatch, match="nothing was written"):
+        assert "nothing purged" in next(iter(reply.list_warnings()))
+    with pytest.raises(NoMatch, match="nothing exported"):
         site.stream("archive.export", ROOT, **selection)
     items, answer = site.stream("archive.export", ROOT, until="2020-01-01")
     assert (list(items), answer.jobs) == ([], 0)

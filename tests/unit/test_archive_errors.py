@@ -12,10 +12,10 @@ from steward.archive.errors import make_archive_unavailable
 @pytest.mark.parametrize(
     ("filename", "location"),
     [
-        (None, "archive /srv/archive cannot"),
-        ("", "archive /srv/archive cannot"),
-        ("7-run.sh", "archive /srv/archive ('7-run.sh') cannot"),
-        ("/srv/archive/alpha", "archive /srv/archive/alpha cannot"),
+        (None, "cannot use archive /srv/archive: "),
+        ("", "cannot use archive /srv/archive: "),
+        ("7-run.sh", "cannot use archive /srv/archive ('7-run.sh'): "),
+        ("/srv/archive/alpha", "cannot use archive /srv/archive/alpha: "),
     ],
 )
 def test_an_error_names_the_file_or_the_root(filename: str | None, location: str) -> None:
@@ -33,4 +33,4 @@ def test_an_error_of_an_open_directory_names_the_root(tmp_path: Path) -> None:
     finally:
         os.close(fd)
     found = make_archive_unavailable(str(tmp_path), caught.value)
-    assert str(found).startswith(f"archive {tmp_path} cannot be used: ")
+    assert str(found).startswith(f"cannot use archive {tmp_path}: ")

@@ -24,7 +24,7 @@ def test_a_tree_that_is_kept_is_not_kept_by_another(tmp_path: Path) -> None:
     site = archive.make_site(tmp_path)
     archive.sink_of(site).prepare()
     other = other_site(tmp_path, archive.root_of(site))
-    with pytest.raises(ArchiveUnavailable, match=f"state in {site.state}: give another"):
+    with pytest.raises(ArchiveUnavailable, match=f"state in {site.state}: choose another"):
         archive.sink_of(other).prepare()
     archive.sink_of(site).close()
     archive.sink_of(other).prepare()
@@ -42,7 +42,7 @@ def test_processes_of_one_state_directory_keep_it_together(tmp_path: Path) -> No
     again.prepare()
     archive.sink_of(site).close()
     other = other_site(tmp_path, archive.root_of(site))
-    with pytest.raises(ArchiveUnavailable, match="is kept by another Steward"):
+    with pytest.raises(ArchiveUnavailable, match="is in use by another Steward"):
         archive.sink_of(other).prepare()
     again.close()
     archive.sink_of(other).prepare()
@@ -97,7 +97,7 @@ def test_a_command_does_not_start_in_a_tree_that_is_kept(tmp_path: Path, command
         words = ["--from", "kafka", "--server", "localhost:1"]
     done = steward("archive", command, *words, "--archive", str(archive.root_of(site)))
     assert done.returncode == 1
-    assert b"is kept by another Steward that runs" in done.stderr
+    assert b"is in use by another Steward" in done.stderr
     assert done.stderr.count(b"\n") == 1
     assert not (archive.root_of(site) / ".steward").exists()
     archive.sink_of(site).close()

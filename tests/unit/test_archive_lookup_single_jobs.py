@@ -70,7 +70,7 @@ def test_nobody_is_shown_anothers_job(site: Site, action: str) -> None:
 def test_a_script_whose_owner_is_unknown_is_the_operators(site: Site) -> None:
     site.append([archive.script_at(site, 1, b"early", NOVEMBER - timedelta(hours=1))])
     site.feed()
-    with pytest.raises(JobNotReadable, match="Slurm has not said"):
+    with pytest.raises(JobNotReadable, match="owner of job 1 is not known yet"):
         site.ask("archive.show", ADA, job="1")
     assert site.ask("archive.show", ROOT, job="1").content.data == b"early"
 
@@ -104,7 +104,7 @@ def test_no_sbatch_submits_a_job_that_is_not_slurms(site: Site) -> None:
     site.room("archive").settings = msgspec.structs.replace(
         site.settings, cluster={"alpha": torque}
     )
-    with pytest.raises(UsageError, match="is not Slurm's"):
+    with pytest.raises(UsageError, match="is not a Slurm job"):
         site.ask("archive.show", ADA, job="10", sbatch=True)
     assert site.ask("archive.show", ADA, job="10").content.data == b"plan"
 
@@ -245,7 +245,7 @@ def test_a_secret_that_was_taken_out_is_pointed_at_where_a_job_is_submitted_agai
     command = f"/home/ada/job.sh --password {hole} --key={hole} in.txt"
     archive.add_job(site, 1, command=command, submit_line=f"sbatch {command}")
     lines = site.ask("archive.show", ADA, job="1", sbatch=True).sbatch.splitlines()
-    assert any("put yours where it says" in line for line in lines if line.startswith("#"))
+    assert any("put yours in place of" in line for line in lines if line.startswith("#"))
     words = shlex.split(lines[-1])
     assert words[-4:] == ["--password", hole, f"--key={hole}", "in.txt"]
 

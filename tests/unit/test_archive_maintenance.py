@@ -217,7 +217,7 @@ def test_what_a_sink_has_can_be_left_out(site: RemoteSite) -> None:
 
 @pytest.mark.parametrize(
     ("sink", "said"),
-    [("tape", "there is files, there"), ("catalogue", "steward archive reindex"), ("", "`sink`")],
+    [("tape", "use one of files, there"), ("catalogue", "steward archive reindex"), ("", "`sink`")],
 )
 def test_only_a_sink_that_there_is_can_be_filled(site: RemoteSite, sink: str, said: str) -> None:
     site.job(1)

@@ -131,7 +131,7 @@ def test_variables_of_sbatch_are_those_of_the_submission() -> None:
         ["export", "SBATCH_TIMELIMIT=5"],
         ["export", "SBATCH_COMMENT=a'b; touch owned"],
     ]
-    assert "set SBATCH_WCKEY as it was" in text
+    assert "set SBATCH_WCKEY to its former value" in text
     assert "SBATCH_EXTRA is not UTF-8" in text
 
 

@@ -132,7 +132,7 @@ def test_show_sbatch_is_a_script_that_submits(look: Any) -> None:
 
 
 def test_show_of_an_unknown_job(look: Any) -> None:
-    assert look("show", "999", code=1) == "steward: no job 999 is known\n"
+    assert look("show", "999", code=1) == "steward: unknown job 999\n"
     assert "steward: " in look("show", "../etc/passwd", code=2)
 
 
@@ -157,7 +157,7 @@ def test_diff_ends_as_diff_does(look: Any) -> None:
     assert "+module load GROMACS/2024" in out
     assert look("diff", "101", "101") == ""
     # Where it cannot be told, a program must not take it for a difference.
-    assert "no job 999" in look("diff", "101", "999", code=2)
+    assert "unknown job 999" in look("diff", "101", "999", code=2)
 
 
 def test_search_finds_exact_text_newest_first(look: Any) -> None:
@@ -283,7 +283,7 @@ def test_what_is_not_there_is_neither_exported_nor_purged(
     named: tuple[str, ...],
 ) -> None:
     for target in (str(tmp_path / "out"), str(tmp_path / "out.tar"), "-"):
-        assert "nothing was written" in look("export", target, *named, code=1)
+        assert "nothing exported" in look("export", target, *named, code=1)
     assert not list(tmp_path.iterdir())
     for words in ((), ("--yes",), ("-P", "-n"), ("--json",)):
         assert run(["archive", "purge", *named, *words, "--archive", archive]) == 1

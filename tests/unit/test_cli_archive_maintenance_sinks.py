@@ -71,7 +71,7 @@ def test_resend_needs_the_daemon_and_a_sink_that_there_is(look: Any) -> None:
     _, err = look("resend", "--sink", "files", "--since", "now-1day", code=1)
     assert "start 'steward serve'" in err
     _, err = look("resend", "--sink", "tape", code=2)
-    assert "no sink is called 'tape'; there is files" in err
+    assert "unknown sink 'tape': use one of files" in err
     _, err = look("resend", "--sink", "", code=2)
     assert "--sink is empty" in err
 

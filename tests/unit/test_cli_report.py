@@ -66,9 +66,12 @@ def test_why_a_report_has_no_rows_is_said_to_people(
 ) -> None:
     monkeypatch.setattr("steward.cli.output.is_terminal", lambda: terminal)
     assert app.run(["report", "users", *TIME, "-A", "nobody"]) == 0
-    assert "No rows: no job was counted in this period." in capsys.readouterr().err
+    assert "No jobs in this period." in capsys.readouterr().err
     assert app.run(["report", "users", "-A", "nobody"]) == 0
-    assert "Yesterday is reported unless --starttime is given." in capsys.readouterr().err
+    assert (
+        "The default period is yesterday; choose another with --starttime."
+        in capsys.readouterr().err
+    )
 
 
 def said(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:

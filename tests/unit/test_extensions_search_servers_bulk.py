@@ -133,23 +133,25 @@ def test_the_bad_one_of_a_request_is_told_and_the_others_are_not() -> None:
     client = Canned(bulk_of(b'{"status":201}', TOO_LONG, CONFLICT))
     refused = list(BulkSender(client, RequestPacer(10**6)).send(operations(3)))
     assert [of.document.job_id for of in refused] == [1]
-    assert refused[0].why.startswith("Elasticsearch refuses it: document_parsing_exception")
+    assert refused[0].why.startswith(
+        "Elasticsearch rejects the document: document_parsing_exception"
+    )
 
 
 @pytest.mark.parametrize(
     ("reply", "what"),
     [
-        (bulk_of(b'{"status":201}', PRESSURE, TOO_LONG), "asks for patience"),
+        (bulk_of(b'{"status":201}', PRESSURE, TOO_LONG), "is overloaded"),
         (bulk_of(b'{"status":201}', SHARDS, TOO_LONG), "cluster.max_shards_per_node"),
         (bulk_of(FLOODED, FLOODED, FLOODED), "disks are full"),
         (bulk_of(CLUSTER, BLOCKED, TOO_LONG), "disks are full"),
         (bulk_of(NO_INDEX, NO_INDEX, NO_INDEX), "action.auto_create_index"),
-        (bulk_of(b'{"status":201}'), "answered for 1 of 3 documents"),
-        (ServerReply(429, PRESSURE), "asks for patience"),
+        (bulk_of(b'{"status":201}'), "replied for 1 of 3 documents"),
+        (ServerReply(429, PRESSURE), "is overloaded"),
         (ServerReply(200, b"<html>"), "does not answer as Elasticsearch does"),
         (ServerReply(502, b"<html>Bad\x1b[31m Gateway</html>"), "502, <html>Bad"),
-        (ServerReply(401, b""), "it wants to know who we are"),
-        (ServerReply(403, b'{"error":"no"}'), "grant 'manage' on steward-jobs-*"),
+        (ServerReply(401, b""), "set 'password_file' and 'user'"),
+        (ServerReply(403, b'{"error":"no"}'), "grant the user 'manage' on steward-jobs-*"),
     ],
 )
 def test_what_has_to_be_sent_again_says_why(reply: ServerReply, what: str) -> None:
@@ -181,7 +183,7 @@ def test_a_past_month_that_is_shut_is_set_aside_and_the_present_one_is_waited_fo
     assert [of.document.job_id for of in refused] == [1]
     assert "open it, then run 'steward journal replay archive.NAME'" in refused[0].why
     present = BulkSender(Canned(bulk_of(done, answer, done)), RequestPacer(10**6))
-    with pytest.raises(ArchiveUnavailable, match="nothing new can be archived there"):
+    with pytest.raises(ArchiveUnavailable, match="open it, then archiving goes on"):
         list(present.send(operations(3, time.time_ns())))
 
 
@@ -214,7 +216,7 @@ def test_a_document_for_which_there_is_never_room_is_set_aside_in_the_end() -> N
     for reply in (ServerReply(429, PRESSURE), bulk_of(PRESSURE)):
         bulk = BulkSender(Canned(*[reply] * 12), RequestPacer(10**6))
         for _ in range(5):
-            with pytest.raises(ArchiveUnavailable, match="patience"):
+            with pytest.raises(ArchiveUnavailable, match="is overloaded"):
                 list(bulk.send(operations(1)))
         (refused,) = bulk.send(operations(1))
         assert "indexing_pressure.memory.limit" in refused.why

@@ -202,7 +202,7 @@ def test_a_reply_is_bounded_as_it_is_and_as_it_becomes(
         if is_taken:
             assert len(client.request("GET", "/").body) == size
             continue
-        with pytest.raises(ArchiveUnavailable, match="its reply has more than 1 MiB"):
+        with pytest.raises(ArchiveUnavailable, match="the reply has more than 1 MiB"):
             client.request("GET", "/")
 
 
@@ -213,13 +213,13 @@ GZIP_HEAD = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\
     ("raw", "why"),
     [
         (b"", "disconnected without sending a response"),
-        (b"SSH-2.0-x\r\n\r\n", "cannot be asked: "),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{}", "cannot be asked: "),
+        (b"SSH-2.0-x\r\n\r\n", r"cannot reach http\S+: "),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{}", r"cannot reach http\S+: "),
         (
             b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Encoding: gzip\r\n\r\n{}",
             "incorrect header check",
         ),
-        (b"HTTP/1.1 200 OK\r\nX: " + b"x" * 300_000, "cannot be asked: "),
+        (b"HTTP/1.1 200 OK\r\nX: " + b"x" * 300_000, r"cannot reach http\S+: "),
         (
             GZIP_HEAD % 400_022 + gzip.compress(b"{}", mtime=0) + bytes(400_000),
             "after the end of its gzip",
@@ -274,7 +274,7 @@ def test_a_server_that_is_silent_or_slow_has_as_long_as_a_request_may_take(
         for answer in (silent, slow_body, slow_headers, interim_replies):
             client = connect(serve(answer), timeout_s=0.4)
             began = time.monotonic()
-            with pytest.raises(ArchiveUnavailable, match=r"within 0\.4 s: see whether"):
+            with pytest.raises(ArchiveUnavailable, match=r"within 0\.4 s: check whether"):
                 client.request("GET", "/")
             assert time.monotonic() - began < 10
     finally:
@@ -284,9 +284,9 @@ def test_a_server_that_is_silent_or_slow_has_as_long_as_a_request_may_take(
 @pytest.mark.parametrize(
     ("url", "why"),
     [
-        ("http://127.0.0.1:{port}", "cannot be asked: Connection refused"),
-        (f"http://{'x' * 64}.example:9200", "cannot be asked: "),
-        ("http://.example:9200", "cannot be asked: "),
+        ("http://127.0.0.1:{port}", r"cannot reach http://127\.0\.0\.1:\d+: Connection refused"),
+        (f"http://{'x' * 64}.example:9200", r"cannot reach http\S+: "),
+        ("http://.example:9200", r"cannot reach http\S+: "),
     ],
 )
 def test_nobody_at_an_address_says_why(connect: Any, url: str, why: str) -> None:
@@ -426,7 +426,7 @@ def test_a_new_secret_applies_to_the_next_request_and_breaks_off_none(
         going_on.set()
         assert under_way.result(30).body == b"ApiKey b2xk"
     path.unlink()
-    with pytest.raises(ArchiveUnavailable, match="cannot be read: No such file"):
+    with pytest.raises(ArchiveUnavailable, match=r"cannot read .*: No such file"):
         client.request("GET", "/")
 
 
@@ -453,7 +453,7 @@ def test_certificates_are_read_again_and_names_are_compared(
     with pytest.raises(ArchiveUnavailable, match=r"CERTIFICATE_VERIFY_FAILED.*set ca_file"):
         client.request("GET", "/")
     put(authority, theirs)
-    with pytest.raises(ArchiveUnavailable, match="cannot be asked"):
+    with pytest.raises(ArchiveUnavailable, match="cannot reach"):
         client.request("GET", "/")
     assert node.requests == []
     put(authority, ours)

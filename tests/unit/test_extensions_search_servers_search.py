@@ -130,7 +130,7 @@ def test_a_sink_is_called_by_its_name_or_by_its_kind() -> None:
     for name, what in (
         ("files", "of kind 'files'"),
         ("k", "of kind 'kafka'"),
-        ("opensearch", "no sink 'opensearch'.*: es1"),
+        ("opensearch", "no searchable sink 'opensearch': use one of es1"),
     ):
         with pytest.raises(UsageError, match=what):
             resolve_searchable_sink(settings, name)

@@ -130,10 +130,10 @@ def test_more_patterns_than_can_be_tried_are_refused(jobs: Jobs, wanted: JobFilt
 @pytest.mark.parametrize(
     ("names", "what"),
     [
-        (("x" * 1025,), "1025 letters: give at most 1024"),
+        (("x" * 1025,), "1025 characters is too long: give at most 1024"),
         (("*a" * 33,), "33 wildcards: give at most 32"),
         (("[a]" * 33,), "33 wildcards"),
-        (tuple(f"{number:0500}" for number in range(41)), "20500 letters together"),
+        (tuple(f"{number:0500}" for number in range(41)), "20500 characters together"),
     ],
 )
 def test_patterns_that_would_cost_too_much_are_refused(

@@ -173,5 +173,5 @@ def test_lists_of_a_cluster_that_is_unknown_name_the_known_ones(
     site: Site, action: str, fields: dict[str, Any]
 ) -> None:
     registry = make_registry(site.settings)
-    with pytest.raises(UsageError, match=r"cluster 'nowhere' is unknown: there are alpha, beta$"):
+    with pytest.raises(UsageError, match=r"unknown cluster 'nowhere': use one of alpha, beta$"):
         registry.call(action, ROOT, registry.decode(action, fields))

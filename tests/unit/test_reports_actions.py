@@ -342,7 +342,7 @@ def test_anybody_may_where_it_is_not_private(site: Site) -> None:
     assert len(ask(site, "cluster", ADA, clusters=[]).rows) == 2
     with pytest.raises(UsageError):
         ask(site, "cluster", users=["ada"])
-    with pytest.raises(UsageError, match="there are c1, c2"):
+    with pytest.raises(UsageError, match="use one of c1, c2"):
         ask(site, "cluster", clusters=["c3"])
 
 

@@ -162,7 +162,7 @@ def test_what_became_of_a_node(site: Site) -> None:
     for wrong in ("n[1-2]", "", "@all"):
         with pytest.raises(UsageError):
             site.ask("history.node", ADA, node=wrong)
-    with pytest.raises(UsageError, match="before it begins"):
+    with pytest.raises(UsageError, match="the end is before the start"):
         site.ask("history.node", ADA, node="n1", since=at(9).isoformat(), until=NOON.isoformat())
 
 

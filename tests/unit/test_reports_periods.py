@@ -79,7 +79,7 @@ def test_less_than_a_second_is_refused() -> None:
 
 
 def test_there_may_be_only_so_many_periods() -> None:
-    with pytest.raises(UsageError, match="ask for weeks or months"):
+    with pytest.raises(UsageError, match="choose weeks or months"):
         divide_interval(NOON - timedelta(days=5000), NOON, "day", UTC)
 
 

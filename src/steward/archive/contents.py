@@ -79,7 +79,9 @@ class ScriptContents:
                 return reader.read(key, kind, cluster)
             except NotArchived:
                 continue
-        raise NotArchived(f"the {kind} of {key} has left its store, and no archive has it", key)
+        raise NotArchived(
+            f"the {kind} of {key} is neither in the incoming directory nor in an archive", key
+        )
 
     def close(self) -> None:
         """Close the archives' databases."""

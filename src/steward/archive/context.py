@@ -193,23 +193,22 @@ class ArchiveContext:
         readable = [job for job in visible if self.can_read(caller, job)]
         if not visible:
             on_cluster = f" on cluster {cluster}" if cluster else ""
-            raise JobNotFound(f"no job {name} is known{on_cluster}", name)
+            raise JobNotFound(f"unknown job {name}{on_cluster}", name)
         if not readable and not any(job.verified for job in visible):
             raise JobNotReadable(
-                f"Slurm has not said yet whose job {name} is: until then only operators "
-                "may read its script",
+                f"permission denied: the owner of job {name} is not known yet, so only "
+                "operators may read its script",
                 name,
             )
         if not readable:
             raise JobNotReadable(
-                f"job {name} is not yours: its script and environment are its owner's "
-                "and the operators'",
+                f"permission denied: job {name} belongs to another user",
                 name,
             )
         clusters = sorted({job.cluster for job in readable})
         if len(clusters) > 1:
             raise UsageError(
-                f"clusters {', '.join(clusters)} each have a job {name}: name one with `cluster`",
+                f"job {name} exists on the clusters {', '.join(clusters)}: name one with `cluster`",
                 name,
             )
         job = readable[0]
@@ -282,12 +281,12 @@ class ArchiveContext:
         """
         stored_file = script.body.script if kind == "script" else script.body.environment
         if stored_file is None:
-            raise NotArchived(f"no {kind} of job {script.body.job_id} is kept", script.key)
+            raise NotArchived(f"job {script.body.job_id} has no archived {kind}", script.key)
         data = self._read(script, kind)
         if hashlib.sha256(data).hexdigest() != stored_file.sha256:
             raise ArchiveError(
-                f"the {kind} of job {script.body.job_id} was changed after it was kept: "
-                "'steward archive verify' says which files are",
+                f"the {kind} of job {script.body.job_id} was changed after it was archived: "
+                "'steward archive verify' lists changed files",
                 script.key,
             )
         return data
@@ -312,7 +311,7 @@ class ArchiveContext:
             if failure is not None:
                 raise ArchiveUnavailable(str(failure), script.key) from failure
             raise NotArchived(
-                f"the {kind} of job {body.job_id} is in no archive any more", script.key
+                f"the {kind} of job {body.job_id} is no longer in any archive", script.key
             ) from error
 
     def _find_placed(self, script: Script, sink: str) -> PlacedScript | None:

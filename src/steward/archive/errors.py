@@ -31,8 +31,8 @@ class NoMatch(ArchiveError, NotFound):
 
 
 _ADVICE = {
-    errno.ENOSPC: "the disk is full: free some space",
-    errno.EDQUOT: "the quota is used up: raise it or free some space",
+    errno.ENOSPC: "the disk is full: free space",
+    errno.EDQUOT: "the quota is used up: raise it, or free space",
     errno.EROFS: "the file system is mounted read-only: remount it read-write",
     errno.EACCES: "permission denied: let Steward's user write there",
     errno.EPERM: "not permitted: let Steward's user write there",
@@ -44,8 +44,8 @@ _ADVICE = {
     errno.EMFILE: "too many open files: raise the limit (LimitNOFILE)",
     errno.ENFILE: "the system has too many open files: raise fs.file-max",
     errno.ENOENT: "a directory vanished: check that the file system is mounted",
-    errno.ENOTDIR: "something that is no directory, or a symbolic link, is in the way: remove it",
-    errno.ELOOP: "a symbolic link is in the way, which is never followed: remove it",
+    errno.ENOTDIR: "a symbolic link or a file has the name of a directory: remove it",
+    errno.ELOOP: "a symbolic link is in the path, and Steward follows none: remove it",
 }
 
 
@@ -64,4 +64,4 @@ def make_archive_unavailable(root: str, error: OSError) -> ArchiveUnavailable:
     if isinstance(error.filename, str) and error.filename:
         name = error.filename
         location = name if name.startswith("/") else f"{root} ({name!r})"
-    return ArchiveUnavailable(f"archive {location} cannot be used: {reason}", root)
+    return ArchiveUnavailable(f"cannot use archive {location}: {reason}", root)

@@ -95,9 +95,7 @@ class NameSet:
 class ExportRequest(JobSelection, frozen=True, kw_only=True):
     """Request of ``archive.export``: the files of the selected jobs, as a stream."""
 
-    environments: Annotated[
-        bool, option("Whether to also write environments.", "--env/--no-env")
-    ] = True
+    environments: Annotated[bool, option("Also export environments.", "--env/--no-env")] = True
     limit: Annotated[
         int, option("Maximum number of scripts; 0 means all.", "--limit", "-L", ge=0, default="all")
     ] = 0
@@ -206,12 +204,12 @@ class SecretsReply(Answer, frozen=True, kw_only=True, tag="answer", tag_field="i
         if self.default_days:
             yield DEFAULT_DAYS_NOTE
         scripts = format_count(self.scripts, "script")
-        yield f"{self.suspicious} of {scripts} may hold a secret."
+        yield f"{self.suspicious} of {scripts} may contain a secret."
 
     def list_warnings(self) -> Iterable[str]:
         """Return the number of scripts that were not scanned."""
         if self.unreadable:
-            yield f"{format_count(self.unreadable, 'script')} could not be read"
+            yield f"cannot read {format_count(self.unreadable, 'script')}"
 
 
 @action(
@@ -323,7 +321,7 @@ def _stream_files(
                 )
     if not jobs and (request.jobs or request.users):
         # An empty export might go unnoticed.
-        raise NoMatch("no archived script matches: nothing was written")
+        raise NoMatch("no archived script matches: nothing exported")
     yield ExportReply(jobs=jobs, files=files, total_bytes=total_bytes, unreadable=tuple(unreadable))
 
 

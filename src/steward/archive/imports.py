@@ -480,7 +480,7 @@ def _read_owned_file(
                 except DamagedFile as error:
                     reason = str(error)
             else:
-                reason = "it is no regular file, or too large"
+                reason = "not a regular file, or too large"
     import_run.skipped += 1
     log.warning("import skips %r: %s", file.path, reason)
     return None

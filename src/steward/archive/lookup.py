@@ -142,8 +142,8 @@ def search_scripts(context: ArchiveContext, caller: Caller, request: SearchReque
             raise
         log.warning("a search in sink %s by uid %s failed: %s", sink, caller.uid, error)
         raise ArchiveUnavailable(
-            f"the server of sink {sink!r} could not answer this search: an operator finds the "
-            "reason in Steward's log",
+            f"the server of sink {sink!r} failed on this search: ask an operator to look in "
+            "Steward's log for the reason",
             sink,
         ) from None
     return SearchReply(
@@ -293,8 +293,8 @@ def show_job(context: ArchiveContext, caller: Caller, request: ShowRequest) -> S
         raise _make_not_archived_error(job)
     if request.sbatch and context.get_scheduler(job.cluster) != "slurm":
         raise UsageError(
-            f"job {job.label} of cluster {job.cluster} is not Slurm's, so no sbatch submits it "
-            f"again: 'steward archive show {job.label} --script' prints its script",
+            f"job {job.label} of cluster {job.cluster} is not a Slurm job, so sbatch cannot "
+            f"submit it: 'steward archive show {job.label} --script' prints its script",
             job,
         )
     sbatch = ""
@@ -414,7 +414,7 @@ def _make_not_archived_error(job: Job) -> NotArchived:
         return NotArchived(f"the script of job {job.label} was purged", job)
     if job.record.batch is False:
         return NotArchived(f"job {job.label} is interactive and has no script", job)
-    return NotArchived(f"no script of job {job.label} is kept", job)
+    return NotArchived(f"job {job.label} has no archived script", job)
 
 
 def _get_script_owner_id(job: Job, script: Script | None) -> str:

@@ -115,10 +115,12 @@ def rebuild_catalog(
         NotAnOperator: The caller is no operator.
         UsageError: There is no such sink of files.
     """
-    require_operator(context, caller, "make the catalogue again")
+    require_operator(context, caller, "rebuild the catalog")
     sinks = _select_files_sinks(context, request.sink)
     if not sinks:
-        raise UsageError("there is no sink of files, from which a catalogue could be made")
+        raise UsageError(
+            "cannot rebuild the catalog: it needs a sink of kind 'files', and none is configured"
+        )
     return _stream_rebuild(context, CatalogRebuild(context.settings, sinks[0]).run())
 
 
@@ -177,7 +179,7 @@ def purge_scripts(context: ArchiveContext, caller: Caller, request: PurgeRequest
     """
     require_operator(context, caller, "purge scripts", request.clusters)
     if not request.jobs and not request.users:
-        raise UsageError("say which scripts to purge: give `jobs` or `users`")
+        raise UsageError("no scripts selected: give `jobs` or `users`")
     if request.sink:
         select_sinks(context, request.sink)
     span = resolve_selection_span(context, request, default=False)
@@ -192,7 +194,9 @@ def purge_scripts(context: ArchiveContext, caller: Caller, request: PurgeRequest
     )
     if request.yes and scripts:
         if context.order is None:
-            raise OrderError("nothing can be purged from here: ask the daemon")
+            raise OrderError(
+                "cannot purge without the daemon: start 'steward serve', and run the command there"
+            )
         context.order(_make_purge_events(context, caller, request, scripts))
     sizes = ((line.script.length or 0) + (line.script.environment_length or 0) for line in lines)
     return PurgeReply(
@@ -289,7 +293,7 @@ def select_sinks(context: ArchiveContext, name: str) -> list[str]:
     """
     names = list(context.settings.archive.sink)
     if name and name not in names:
-        raise UsageError(f"no sink is called {name!r}; there is {', '.join(names)}", name)
+        raise UsageError(f"unknown sink {name!r}: use one of {', '.join(names)}", name)
     return [name] if name else names
 
 
@@ -298,7 +302,9 @@ def _select_files_sinks(context: ArchiveContext, name: str) -> list[str]:
     trees = context.settings.files_sinks()
     sinks = [sink for sink in select_sinks(context, name) if sink in trees]
     if name and not sinks:
-        raise UsageError(f"sink {name!r} is none of files, so nothing can be read there", name)
+        raise UsageError(
+            f"sink {name!r} is not of kind 'files', so Steward cannot read its content", name
+        )
     return sinks
 
 
@@ -316,7 +322,7 @@ def require_operator(
         else context.is_operator(caller)
     )
     if not is_operator:
-        raise NotAnOperator(f"only operators may {task}", caller)
+        raise NotAnOperator(f"permission denied: only operators may {task}", caller)
 
 
 _PREFIX = "archive."
@@ -352,7 +358,7 @@ def show_sinks(context: ArchiveContext, caller: Caller, _request: SinksRequest) 
     Raises:
         NotAnOperator: The caller is no operator.
     """
-    require_operator(context, caller, "look at the sinks")
+    require_operator(context, caller, "see the sinks")
     configured = context.settings.archive.sink
     reader = JournalReader(context.settings.state_dir)
     try:
@@ -470,15 +476,18 @@ def resend_scripts(
         UsageError: There is no such sink.
         OrderError: This process cannot append to the journal.
     """
-    require_operator(context, caller, "have scripts archived again", request.clusters)
+    require_operator(context, caller, "archive scripts again", request.clusters)
     sinks = context.settings.archive.sink
     if not request.sink:
-        raise UsageError(f"say which sink with `sink`: {', '.join(sinks)}")
+        raise UsageError(f"no sink selected: give `sink`, one of {', '.join(sinks)}")
     if request.sink == "catalogue" and request.sink not in sinks:
-        raise UsageError("the catalogue is no sink: 'steward archive reindex' makes it again")
+        raise UsageError("the catalog is not a sink: 'steward archive reindex' rebuilds it")
     select_sinks(context, request.sink)
     if context.order is None:
-        raise OrderError("nothing can be sent from here: ask the daemon")
+        raise OrderError(
+            "cannot archive scripts again without the daemon: start 'steward serve', and run "
+            "the command there"
+        )
     span = resolve_selection_span(context, request, default=False)
     job_filter = make_job_filter(request, span, context.get_visible_jobs(caller, scripts=True))
     reader = JournalReader(context.settings.state_dir)
@@ -577,7 +586,7 @@ class _ResendOrders:
                 script_keys=keys,
                 sink=self._sink,
                 asked_by=self._asked_by,
-                reason="purged while it was being sent again",
+                reason="purged while it was sent again",
             )
             self._library.order(
                 [make_order_event(self._library, cluster, ARCHIVE_PURGE, body, keys)]

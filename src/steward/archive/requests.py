@@ -40,7 +40,7 @@ DEFAULT_DAYS_NOTE: Final = "Jobs of the last seven days; use -S for more."
 
 
 def _describe_more(count: int) -> str:
-    return f"There are more than these {count}; use --limit 0 for all."
+    return f"More than {count} match; use --limit 0 for all."
 
 
 class JobSelection(Request, frozen=True, kw_only=True):
@@ -608,7 +608,9 @@ class PurgeRequest(JobSelection, frozen=True, kw_only=True):
     reason: Annotated[
         str, option("Reason, recorded in the journal with the purge.", "--reason", metavar="TEXT")
     ] = ""
-    yes: Annotated[bool, option("Purge; without it, only list the scripts.", "--yes")] = False
+    yes: Annotated[
+        bool, option("Purge the scripts. Without it, the command only lists them.", "--yes")
+    ] = False
 
 
 class PurgeLine(ActionMessage, frozen=True, kw_only=True):
@@ -666,9 +668,9 @@ class PurgeReply(Answer, frozen=True, kw_only=True):
     def list_warnings(self) -> Iterable[str]:
         """Return that nothing was removed, also in a pipe, so that a dry run is recognized."""
         if not self.scripts:
-            yield "no archived script matches: nothing was removed"
+            yield "no archived script matches: nothing purged"
         elif not self.done:
-            yield f"nothing was removed: --yes removes {self.summary}"
+            yield f"nothing purged yet: --yes purges {self.summary}"
 
 
 SinkState = Literal["running", "waiting", "detached", "new", "removed"]
@@ -766,8 +768,8 @@ class ResendRequest(JobSelection, frozen=True, kw_only=True):
     missing: Annotated[
         bool,
         option(
-            "Only scripts that the sink lacks. Of a remote sink, Steward knows this for the last "
-            "days only.",
+            "Only scripts that the sink lacks. For remote sinks, Steward knows this only for "
+            "the last days.",
             "--missing",
         ),
     ] = False

@@ -124,7 +124,7 @@ class _SubmitLineParser:
                 end = self._script_index = index
                 self._doubtful.append("script")
             else:
-                raise UsageError(f"{word!r} is no option of sbatch", word)
+                raise UsageError(f"unknown sbatch option {word!r}", word)
         arguments = self._words[end + 1 :] if self._script_index is not None else []
         return SubmitLine(
             components=tuple(map(tuple, self._components)),
@@ -160,7 +160,7 @@ class _SubmitLineParser:
 
     def _get_word_start(self, index: int) -> int:
         if index >= len(self._words):
-            raise UsageError("the last option takes a value")
+            raise UsageError("the last option lacks its value")
         return self._words[index].start()
 
     def _parse_value(self, name: str, start: int, next_index: int, end: int) -> int:
@@ -343,14 +343,14 @@ def _write_remarks(record: JobRecord, line: SubmitLine | None) -> list[str]:
         )
         lines.append("# others that are not in the script were lost.")
         if " " in record.command:
-            lines.append("# Slurm shows arguments without quotes: look at those behind the script.")
+            lines.append("# Slurm shows arguments without quotes: check those after the script.")
     elif line.doubtful_options or line.arguments:
         doubtful = [*line.doubtful_options, *(["the script's arguments"] if line.arguments else [])]
         lines.append(f"# Slurm shows words without quotes: check {', '.join(doubtful)}.")
     if record.dependency:
         lines.append(f"# It depended on: {_escape_comment(record.dependency)}")
     if any(_REDACTED in text for text in (record.command, record.comment, record.submit_line)):
-        lines.append(f"# Steward kept no secrets: put yours where it says {_REDACTED}.")
+        lines.append(f"# Steward stores no secrets: put yours in place of {_REDACTED}.")
     return lines
 
 
@@ -364,10 +364,10 @@ def _write_variables(environment: bytes) -> list[str]:
         try:
             text = value.decode()
         except UnicodeDecodeError:
-            lines.append(f"# {key} is not UTF-8: set it as it was.")
+            lines.append(f"# {key} is not UTF-8: set it to its former value.")
             continue
         if value == REDACTED:
-            lines.append(f"# Steward kept no secrets: set {key} as it was.")
+            lines.append(f"# Steward stores no secrets: set {key} to its former value.")
         else:
             lines.append(f"export {key}={shlex.quote(text)}")
     return lines

@@ -148,7 +148,7 @@ def _check_uids(users: Iterable[str]) -> None:
     """Raise UsageError for a uid that is too large."""
     for user in users:
         if user.isdecimal() and (len(user) > 10 or int(user) >= 2**32):
-            raise UsageError(f"{user[:20]} is no uid: it is too large", user)
+            raise UsageError(f"invalid uid {user[:20]}: too large", user)
 
 
 def _escape_texts(texts: Iterable[str]) -> tuple[str, ...]:
@@ -214,4 +214,4 @@ def _decode_page_token(page: str, shape: Any) -> Any:
 
 
 def _make_page_error() -> PageError:
-    return PageError("no answer gave such a page: begin with the first")
+    return PageError("invalid page token: begin with the first page")

@@ -373,8 +373,7 @@ def check_patterns(patterns: Sequence[object], plural: str) -> None:
     """
     if len(patterns) > MAX_PATTERNS:
         raise UsageError(
-            f"{len(patterns)} {plural} are too many to look for at once: "
-            f"give at most {MAX_PATTERNS}",
+            f"{len(patterns)} {plural} are too many for one request: give at most {MAX_PATTERNS}",
             plural,
         )
 
@@ -394,21 +393,21 @@ def normalize_patterns(patterns: Iterable[str]) -> tuple[str, ...]:
     for pattern in shortened:
         if len(pattern) > MAX_PATTERN_CHARS:
             raise UsageError(
-                f"a job name to look for has {len(pattern)} letters: "
-                f"give at most {MAX_PATTERN_CHARS}",
+                f"job name pattern of {len(pattern)} characters is too long: give at most "
+                f"{MAX_PATTERN_CHARS}",
                 pattern,
             )
         wildcards = sum(map(pattern.count, "*?["))
         if wildcards > MAX_WILDCARDS:
             raise UsageError(
-                f"a job name to look for has {wildcards} wildcards: give at most {MAX_WILDCARDS}",
+                f"job name pattern with {wildcards} wildcards: give at most {MAX_WILDCARDS}",
                 pattern,
             )
     letters = sum(map(len, shortened))
     if letters > MAX_PATTERN_TOTAL_CHARS:
         raise UsageError(
-            f"job names to look for have {letters} letters together: "
-            f"give at most {MAX_PATTERN_TOTAL_CHARS}",
+            f"job name patterns have {letters} characters together: give at most "
+            f"{MAX_PATTERN_TOTAL_CHARS}",
             shortened,
         )
     return shortened

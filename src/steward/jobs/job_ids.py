@@ -68,8 +68,8 @@ def parse_job_name(text: str) -> JobName:
         if job_id and all(number is None or number <= MAX_JOB_ID for number in numbers):
             return JobName(job_id=job_id, task=task, offset=offset)
     raise JobNameError(
-        f"{text!r} names no job: give 123, 123_7 (an array task), 123+1 (a het component), "
-        "a SLUID, or as Torque does 123[7] or 123.server",
+        f"invalid job id {text!r}: give 123, 123_7 (an array task), 123+1 (a het component), "
+        "a SLUID, or for Torque 123[7] or 123.server",
         text,
     )
 

@@ -202,7 +202,7 @@ def build_statement(
         f"WHERE {_join_and(conditions)} ORDER BY {order}"
     )
     if len(sql) > _MAX_STATEMENT_CHARS:
-        raise UsageError("more jobs and steps are named than can be looked for at once")
+        raise UsageError("too many jobs and steps for one request: name fewer")
     return LineQuery(sql=sql, values=binder.bound)
 
 
@@ -308,7 +308,7 @@ def _build_run_condition(
                 jobs_by_step.setdefault(named.step, []).append(named)
         if len(line_filter.jobs) > MAX_NAMED_JOBS:
             raise UsageError(
-                f"{len(line_filter.jobs)} jobs are too many to name at once: give at most "
+                f"{len(line_filter.jobs)} jobs are too many for one request: give at most "
                 f"{MAX_NAMED_JOBS}"
             )
         conditions = _NameConditions(line_filter, binder, table, match_tasks)

@@ -188,7 +188,7 @@ class ParquetSource:
             import duckdb
         except ImportError as error:
             raise Unavailable(
-                f"{self._paths[0]} cannot be read: {PARQUET.missing_error}", self._paths[0]
+                f"cannot read {self._paths[0]}: {PARQUET.missing_error}", self._paths[0]
             ) from error
 
         try:
@@ -211,7 +211,8 @@ class ParquetSource:
             raise Unavailable(f"{self._paths[0]} …: {_get_first_line(error)}") from error
         except duckdb.Error as error:
             raise LineSourceError(
-                f"{', '.join(self._paths[:3])}: no Parquet of lines: {_get_first_line(error)}",
+                f"{', '.join(self._paths[:3])}: not a Parquet file of job lines: "
+                f"{_get_first_line(error)}",
                 self._paths,
             ) from error
 
@@ -277,8 +278,8 @@ class ParquetSource:
         present = {row[0] for row in schema}
         if not present >= _KEYED:
             raise LineSourceError(
-                f"{', '.join(self._paths[:3])}: no Parquet of lines: "
-                "each has a cluster and a job_id",
+                f"{', '.join(self._paths[:3])}: not a Parquet file of job lines: the columns "
+                "cluster and job_id are missing",
                 self._paths,
             )
         columns = ", ".join(_build_column(field, present) for field in USAGE_LINE_FIELDS)
@@ -432,7 +433,7 @@ def list_closed_days(directory: str, since_us: int, before_us: int) -> list[str]
     days = [day for day in load_job_log().days_in(directory) if first <= day.day <= last]
     if days and not PARQUET.is_installed:
         raise Unavailable(
-            f"{directory}: the closed days {days[0].day} to {days[-1].day} cannot be read: "
+            f"{directory}: cannot read the closed days {days[0].day} to {days[-1].day}: "
             f"{PARQUET.missing_error}",
             directory,
         )
@@ -447,7 +448,7 @@ def open_file_source(path: str) -> LineSource:
         LineSourceError: The file is not a job log.
     """
     if not os.path.exists(path):
-        raise Unavailable(f"{path}: there is no such file", path)
+        raise Unavailable(f"{path}: no such file", path)
     if path.endswith(".parquet"):
         return ParquetSource([path])
     return sort_into_scratch(load_job_log().read_lines(path, None), path)

@@ -286,7 +286,7 @@ def check_clusters(names: Iterable[str], clusters: Sequence[str]) -> None:
     """
     for name in names:
         if name not in clusters:
-            raise UsageError(f"cluster {name!r} is unknown: there are {', '.join(clusters)}", name)
+            raise UsageError(f"unknown cluster {name!r}: use one of {', '.join(clusters)}", name)
 
 
 class Jobs(ListQueries):

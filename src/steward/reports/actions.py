@@ -248,7 +248,9 @@ def report_cluster(context: ReportsContext, asker: Caller, request: ClusterReque
         name for name in report_scope.clusters if context.access.can_see_all(asker, name, "usage")
     ]
     if len(clusters) < len(request.clusters) or not clusters:
-        raise PermissionRefused("usage of this cluster is shown to operators alone (PrivateData)")
+        raise PermissionRefused(
+            "permission denied: only operators may see the usage of this cluster (PrivateData)"
+        )
     rows: list[ClusterRow] = []
     with context.open_reader() as history:
         for name in clusters:

@@ -204,7 +204,7 @@ def _list_journal_events(
     unknown = set(request.kinds) - set(BODIES)
     if unknown:
         kinds = ", ".join((*DEFAULT_KINDS, JOB_STATE, JOB_END))
-        raise UsageError(f"there is no kind {min(unknown)!r}: among the kinds are {kinds}")
+        raise UsageError(f"unknown kind {min(unknown)!r}: use for example {kinds}")
     matches = _make_event_filter(context, asker, request)
     reader = context.open_reader()
     try:

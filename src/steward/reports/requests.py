@@ -403,8 +403,12 @@ class ReportReply(Answer, frozen=True, kw_only=True):
         """Return the reason why there are no rows."""
         if not self.rows:
             visibility = "" if self.is_all else " that you may see"
-            hint = " Yesterday is reported unless --starttime is given." if self.is_default else ""
-            yield f"No rows: no job{visibility} was counted in this period.{hint}"
+            hint = (
+                " The default period is yesterday; choose another with --starttime."
+                if self.is_default
+                else ""
+            )
+            yield f"No jobs{visibility} in this period.{hint}"
 
 
 def _has_gpus(reply: "ClusterReply") -> bool:
@@ -584,8 +588,8 @@ def resolve_interval(
     begin, end = (at.astimezone(UTC).replace(microsecond=0) for at in (begin, min(end, now)))
     if end <= begin:
         raise UsageError(
-            "the requested time is shorter than a second, ends before it begins, or is in the "
-            "future: change `since` or `until`"
+            "invalid period: it is empty, shorter than a second, or in the future. Change "
+            "`since` or `until`"
         )
     return begin, end
 
@@ -620,7 +624,7 @@ def divide_interval(
         if len(periods) > _MAX_PERIODS:
             break
         day = next_day
-    raise UsageError(f"that would be more than {_MAX_PERIODS} periods: ask for weeks or months", by)
+    raise UsageError(f"more than {_MAX_PERIODS} periods: choose weeks or months", by)
 
 
 def _find_midnight(day: date, zone: tzinfo) -> datetime:

@@ -152,7 +152,7 @@ class CatalogConsumer:
         try:
             script = self._contents.read(event.cluster, event.key, body, "script")
         except NotArchived as error:
-            raise Rejected(f"the script of {event.key} is gone: {error}", event) from error
+            raise Rejected(f"the script of {event.key} is missing: {error}", event) from error
         assert script is not None, "it was looked at"
         return script
 
@@ -196,7 +196,7 @@ def parse_spool_time(key: str) -> int:
     kind, _, rest = key.partition(":")
     nanoseconds = int(rest.rpartition(":")[2])
     if kind != "script" or not 0 <= nanoseconds < _LONGEST_KEY_NS:
-        raise ValueError(f"{key!r} is not the key of a script")
+        raise ValueError(f"invalid script key {key!r}")
     return nanoseconds // 1000
 
 

@@ -171,7 +171,7 @@ class CatalogGenerations:
                 fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             except BlockingIOError as error:
                 raise CatalogUnavailable(
-                    f"another process holds {path}: wait until it has ended", path
+                    f"another process has locked {path}: wait until it ends", path
                 ) from error
             yield
         finally:
@@ -195,5 +195,5 @@ def _sync_directory(directory: str) -> None:
 
 def _make_catalog_unavailable(error: OSError, path: str) -> CatalogUnavailable:
     return CatalogUnavailable(
-        f"the catalogue in {path} cannot be used: {error.strerror}", error.filename or path
+        f"cannot use the catalog in {path}: {error.strerror}", error.filename or path
     )

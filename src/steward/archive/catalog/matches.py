@@ -53,11 +53,12 @@ class TermMatcher:
 
     def __init__(self, terms: Sequence[str], *, case: bool = False, words: bool = False) -> None:
         if not terms or len(terms) > MAX_TERMS:
-            raise SearchError(f"give a text to search for, and {MAX_TERMS} at the most", terms)
+            raise SearchError(f"cannot search for {len(terms)} texts: give 1 to {MAX_TERMS}", terms)
         for term in terms:
             if not term or len(term) > MAX_TERM_LENGTH:
                 raise SearchError(
-                    f"a text to search for has 1 to {MAX_TERM_LENGTH} letters: {term[:40]!r}", term
+                    f"invalid search text {term[:40]!r}: give 1 to {MAX_TERM_LENGTH} characters",
+                    term,
                 )
         self._case = case
         self.words = words

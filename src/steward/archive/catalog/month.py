@@ -162,7 +162,7 @@ def translate_damage(path: str) -> Iterator[None]:
             yield
     except SqliteError as error:
         raise CatalogUnavailable(
-            f"the catalogue is damaged ({error}): run 'steward archive reindex'", path
+            f"the catalog is damaged ({error}): run 'steward archive reindex'", path
         ) from error
 
 
@@ -198,8 +198,8 @@ class MonthReader:
         rows = list(self.query("SELECT packed FROM script WHERE number = ?", (script,)))
         if not rows:
             raise CatalogUnavailable(
-                f"the catalogue is damaged ({self.path} lacks script {script}): "
-                "run 'steward archive reindex'",
+                f"the catalog is damaged ({self.path} lacks script {script}): run 'steward "
+                "archive reindex'",
                 self.path,
             )
         return _decompress_script(rows[0][0])
@@ -330,5 +330,6 @@ def _decompress_script(packed: bytes) -> bytes:
         return zlib.decompress(packed)
     except zlib.error as error:
         raise CatalogUnavailable(
-            f"the catalogue is damaged (a script in it: {error}): run 'steward archive reindex'"
+            f"the catalog is damaged (cannot decode a script: {error}): run 'steward archive "
+            "reindex'"
         ) from error

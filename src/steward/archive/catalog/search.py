@@ -428,7 +428,9 @@ class CatalogSearcher:
             except SqliteUnavailable as error:
                 if self._generations.get_current() == self._directory:
                     raise
-                raise SearchError("the catalogue was made anew just now: search again") from error
+                raise SearchError(
+                    "the catalog was rebuilt during the search: search again"
+                ) from error
         self._readers[path] = reader
         while len(self._readers) > _MAX_OPEN_MONTHS:
             self._readers.pop(next(iter(self._readers))).close()

@@ -318,7 +318,9 @@ class SourceFinder:
             fd, can_link = self._tree.get_directory_fd(directory), not row.shared
             script, environment = row.script_name, row.env_name
         elif body is None:
-            raise BytesGone(f"nothing tells where the bytes of {row.key} are", row)
+            raise BytesGone(
+                f"the content of {row.key} is in no directory that the index names", row
+            )
         else:
             script = body.script.path if body.script else ""
             environment = body.environment.path if body.environment else ""
@@ -395,7 +397,7 @@ def check_stored_name(name: str) -> str:
         ArchiveError: It is not.
     """
     if "/" in name or name.startswith("."):
-        raise ArchiveError(f"{name!r} is not the name of kept bytes", name)
+        raise ArchiveError(f"{name!r} is not the name of a captured file", name)
     return name
 
 

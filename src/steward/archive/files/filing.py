@@ -484,8 +484,8 @@ def purge_files(
         if error.errno not in {errno.EISDIR, errno.ELOOP}:
             raise
         raise PathBlocked(
-            f"a manifest below {tree.root} that names what is to be purged is no file "
-            f"({error.strerror}): move away what is there",
+            f"cannot purge: a manifest below {tree.root} is not a regular file "
+            f"({error.strerror}): move it away",
             tree.root,
         ) from error
     # Last: a purge that fails half way is repeated, and must find its rows.
@@ -531,8 +531,7 @@ def _remove_file(tree: ArchiveTree, path: str, name: str) -> None:
         tree.unlink(path, name)
     except IsADirectoryError as error:
         raise PathBlocked(
-            f"{tree.root}/{path}/{name} is a directory, not the file that is to be purged: "
-            "move it away",
+            f"cannot purge: {tree.root}/{path}/{name} is a directory, not a file: move it away",
             path,
         ) from error
 

@@ -377,7 +377,9 @@ class FilesRecords:
         if path is None:
             rows = self.query("SELECT path FROM directory WHERE number = ?", number)
             if not rows:
-                raise ArchiveError(f"{self.path} names directory {number}, which it does not have")
+                raise ArchiveError(
+                    f"{self.path} refers to directory {number}, which it does not list"
+                )
             path = self._directory_paths[number] = str(rows[0][0])
             if len(self._directory_paths) > 4096:
                 self._directory_paths = {number: path}
@@ -463,7 +465,7 @@ def insert_unique(connection: Connection, sql: str, rows: Sequence[Sequence[obje
     """
     if rows and connection.executemany(sql, rows).rowcount != len(rows):
         raise ArchiveUnavailable(
-            "the sink and its mover named a directory at the same moment: trying again"
+            "sink and mover created a directory at the same time: trying again"
         )
 
 

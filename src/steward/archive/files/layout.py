@@ -204,7 +204,7 @@ def load_time_zone(name: str) -> tzinfo | None:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError) as error:
         raise LayoutError(
-            f"timezone {name!r} is unknown: use an IANA name such as Europe/Paris", name
+            f"unknown timezone {name!r}: use an IANA name such as Europe/Paris", name
         ) from error
 
 
@@ -389,7 +389,7 @@ def _check_template(text: str) -> None:
     if "{" not in text:
         presets = ", ".join((*PRESETS, *_SARCHIVE))
         raise LayoutError(
-            f"layout {text!r} is unknown: use {presets} or a template with {{job_id}}", text
+            f"unknown layout {text!r}: use {presets}, or a template with {{job_id}}", text
         )
     unknown = [field for field in _FIELD.findall(text) if field not in FIELDS]
     if unknown:
@@ -398,21 +398,28 @@ def _check_template(text: str) -> None:
             text,
         )
     if "{" in _FIELD.sub("", text) or "}" in _FIELD.sub("", text):
-        raise LayoutError(f"layout {text!r}: a brace is not closed", text)
+        raise LayoutError(f"layout {text!r}: unmatched brace", text)
     components = text.split("/")
     if "{job_id}" not in components[-1]:
         raise LayoutError(
-            f"layout {text!r}: the file name must hold {{job_id}}, else two jobs share a file", text
+            f"layout {text!r}: the file name must contain {{job_id}}, or two jobs would share a "
+            "file",
+            text,
         )
     for component in components:
         if component in {"", ".", "..", "MANIFEST.jsonl"} or component.startswith((".", "-")):
             raise LayoutError(
-                f"layout {text!r}: the part {component!r} may not stand in a path", text
+                f"layout {text!r}: the component {component!r} is not allowed in a path", text
             )
         if not component.isprintable() or "~" in component or "\\" in component:
-            raise LayoutError(f"layout {text!r}: the part {component!r} has unsafe letters", text)
+            raise LayoutError(
+                f"layout {text!r}: the component {component!r} has unsafe characters", text
+            )
     if components[0] == UNVERIFIED:
-        raise LayoutError(f"layout {text!r}: {UNVERIFIED}/ is where unknown jobs go", text)
+        raise LayoutError(
+            f"layout {text!r}: {UNVERIFIED}/ is reserved for unverified jobs: choose another name",
+            text,
+        )
 
 
 def check_layouts(settings: Settings) -> Iterator[ConfigProblem]:

@@ -169,7 +169,7 @@ class ArchiveMover:
         self.name = f"archive.{name}.mover"
         self._sink_settings = settings.files_sink(name)
         if not self._sink_settings.move_to:
-            raise ArchiveError(f"sink {name} has no move_to: there is nothing to move", name)
+            raise ArchiveError(f"sink {name} cannot be moved: set its move_to", name)
         self._layout = compile_layout(self._sink_settings.layout)
         self._first_tree = ArchiveTree(settings.sink_path(name))
         self._second_tree = ArchiveTree(self._sink_settings.move_to)
@@ -295,7 +295,7 @@ class ArchiveMover:
             except FileNotFoundError:
                 # It was purged or moved within the tree since the query; otherwise verify reports
                 # it.
-                self._skip(row, "its files are not where they were")
+                self._skip(row, "its files are missing from their directory")
             except BytesGone as error:
                 self._skip(row, str(error))
         self._manifests.flush()

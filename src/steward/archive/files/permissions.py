@@ -76,7 +76,7 @@ def decode_acl(value: bytes) -> FileReaders:
         ArchiveError: The format of the value is unknown.
     """
     if len(value) < 4 or _HEADER.unpack_from(value)[0] != 2 or (len(value) - 4) % 8:
-        raise ArchiveError("an ACL is not of version 2: the kernel is newer than this Steward")
+        raise ArchiveError("unknown ACL version: this Steward supports version 2 only")
     uid = None
     gids = []
     for tag, permissions, identifier in _ENTRY.iter_unpack(value[4:]):
@@ -196,5 +196,5 @@ def resolve_group_ids(names: tuple[str, ...]) -> tuple[int, ...]:
         try:
             gids.add(grp.getgrnam(name).gr_gid)
         except (KeyError, ValueError):
-            log.warning("group %r does not exist: no access to the archive is granted to it", name)
+            log.warning("unknown group %r: it gets no access to the archive", name)
     return tuple(sorted(gids))

@@ -301,7 +301,7 @@ class FilePlacer:
                     # It was removed after it had been placed.
                     if compute_file_digest(fd, name) == source.sha:
                         return False
-                raise BytesGone(f"the bytes of {source.name} are gone", source) from error
+                raise BytesGone(f"the content of {source.name} is missing", source) from error
             raise
         except OSError as error:
             if not source.link or error.errno not in LINK_ERRORS:

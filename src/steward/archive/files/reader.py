@@ -119,14 +119,16 @@ class FilesReader:
             file = getattr(placed, kind) if placed else None
             if file is None:
                 raise NotArchived(
-                    f"{kind} of {script_key} is not in the archive {self._root}", script_key
+                    f"archive {self._root} has no {kind} of {script_key}: run 'steward archive "
+                    "verify'",
+                    script_key,
                 )
             try:
                 return self._read(file.path, file.length)
             except FileNotFoundError as error:
                 if is_last_try:
                     raise NotArchived(
-                        f"{file.path} is missing: 'steward archive verify' says what else is",
+                        f"{file.path} is missing: 'steward archive verify' lists all missing files",
                         script_key,
                     ) from error
             except OSError as error:

@@ -114,7 +114,7 @@ class ResendHandler:
             except Unavailable:
                 raise
             except StewardError as error:
-                losses.append(f"{resent.script_key} is not archived again: {error}")
+                losses.append(f"cannot archive {resent.script_key} again: {error}")
         return losses
 
     def _resend_script(self, cluster: str, resent: ResentScript) -> None:
@@ -137,7 +137,7 @@ class ResendHandler:
             data = self._contents.read(cluster, key, body, kind)
             if data is None or hashlib.sha256(data).hexdigest() != stored.sha256:
                 raise ArchiveError(
-                    f"its {kind} was changed where it is kept: see 'steward archive verify'", key
+                    f"its {kind} was changed in its directory: run 'steward archive verify'", key
                 )
             files.append((check_stored_name(stored.path), data))
         # Write after both were read: half a script is never left behind.

@@ -132,7 +132,9 @@ def copy_bytes(source: ByteSource, fd: int, name: str, *, durable: bool = True) 
             os.close(outgoing)
     if digest != source.sha:
         os.unlink(temporary, dir_fd=fd)
-        raise BytesGone(f"the bytes of {source.name} are not what they were: see verify", source)
+        raise BytesGone(
+            f"the content of {source.name} has changed: run 'steward archive verify'", source
+        )
     try:
         has_both_names = publish_file(fd, temporary, name, durable=durable)
     except BaseException:
@@ -193,7 +195,7 @@ def _transfer_bytes(incoming: "BufferedReader", outgoing: int, source: ByteSourc
                 sha.update(block)
                 _write_all_bytes(outgoing, block)
     except DamagedFile as error:
-        raise BytesGone(f"{error}: see verify", source) from error
+        raise BytesGone(f"{error}: run 'steward archive verify'", source) from error
     return sha.digest()
 
 
@@ -293,8 +295,8 @@ class ArchiveTree:
         if marker and marker_id != marker:
             self.close()
             raise ArchiveUnavailable(
-                f"archive {self.root} is another one (marker {marker_id}, not {marker}): mount the "
-                "right file system there, or give this sink another name",
+                f"archive {self.root} is another archive (marker {marker_id}, not {marker}): "
+                "mount the right file system, or give this sink another name",
                 self.root,
             )
         return marker_id
@@ -318,7 +320,7 @@ class ArchiveTree:
         mode = os.fstat(fd).st_mode
         if os.geteuid() == 0 and mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
             os.close(fd)
-            raise UnsafePath("can be written to by everybody: run 'chmod o-w' on it", self.root)
+            raise UnsafePath("it is writable by everybody: run 'chmod o-w' on it", self.root)
         return fd
 
     def _make_marker_error(self) -> ArchiveUnavailable:
@@ -407,8 +409,7 @@ class ArchiveTree:
         except OSError as error:
             if error.errno in _PATH_ERRORS:
                 raise PathBlocked(
-                    f"{self.root}/{path} is no directory of the archive ({error.strerror}): "
-                    "move away what is there",
+                    f"{self.root}/{path} is not a directory ({error.strerror}): move it away",
                     path,
                 ) from error
             raise
@@ -722,8 +723,8 @@ class TreeClaim:
         host, _, state_dir = claimant.partition(" ")
         details = f", on host {host} with its state in {state_dir}" if claimant else ""
         return ArchiveUnavailable(
-            f"archive {self._root} is kept by another Steward that runs{details}: "
-            "give another directory, or stop that one",
+            f"archive {self._root} is in use by another Steward{details}: choose another "
+            "directory, or stop the other Steward",
             self._root,
         )
 

@@ -236,7 +236,9 @@ class _TreeVerification:
         self._checked_files += 1
         self._checked_bytes += size
         if digest != sha:
-            detail = f"{size} bytes, was {length}" if size != length else "same size, other bytes"
+            detail = (
+                f"{size} bytes, was {length}" if size != length else "same size, different content"
+            )
             yield self._make_problem("changed", row, path, detail)
 
     def _report_missing(

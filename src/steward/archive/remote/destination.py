@@ -198,8 +198,8 @@ def resolve_searchable_sink(settings: Settings, name: str) -> str:
         return name
     if name in sinks:
         raise UsageError(
-            f"sink {name!r} is of kind {sinks[name].kind!r}, which cannot be searched: "
-            "without --in the catalogue is",
+            f"sink {name!r} of kind {sinks[name].kind!r} cannot be searched: omit --in to search "
+            "the catalog",
             name,
         )
     of_kind = [sink_name for sink_name in searchable if sinks[sink_name].kind == name]
@@ -207,10 +207,14 @@ def resolve_searchable_sink(settings: Settings, name: str) -> str:
         return of_kind[0]
     if of_kind:
         raise UsageError(
-            f"several sinks are of kind {name!r}: name one of {_join_names(of_kind)}", name
+            f"several sinks are of kind {name!r}: use one of {_join_names(of_kind)}", name
         )
-    hint = f"sinks that can be searched: {_join_names(searchable)}" if searchable else "none can be"
-    raise UsageError(f"there is no sink {name!r} that could be searched ({hint})", name)
+    hint = (
+        f"use one of {_join_names(searchable)}"
+        if searchable
+        else "no sink can be searched: omit --in to search the catalog"
+    )
+    raise UsageError(f"no searchable sink {name!r}: {hint}", name)
 
 
 def _is_searchable(kind: str) -> bool:

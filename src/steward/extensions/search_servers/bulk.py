@@ -219,7 +219,7 @@ class BulkSender:
         outcomes = decode_reply(self._client, reply, BulkReply).outcomes()
         if len(outcomes) != len(operations):
             raise ArchiveUnavailable(
-                f"{self._client.where} answered for {len(outcomes)} of {len(operations)} documents",
+                f"{self._client.where} replied for {len(outcomes)} of {len(operations)} documents",
                 self._client.where,
             )
         yield from self._judge_outcomes(operations, outcomes, is_alone=is_alone)
@@ -243,7 +243,7 @@ class BulkSender:
             if outcome.is_shut:
                 yield index_closed_refusal(self._client, operation.document, outcome.why)
             elif outcome.is_refused and not outcome.is_done:
-                why = f"{self._client.product} refuses it: {outcome.why}"
+                why = f"{self._client.product} rejects the document: {outcome.why}"
                 yield RefusedDocument(document=operation.document, why=why)
         for operation in operations:
             self._overload_counts.pop(operation.document.id, None)
@@ -277,7 +277,7 @@ class BulkSender:
         yield RefusedDocument(
             document=operation.document,
             why=(
-                f"the server has no room for its {operation.size} bytes, also where it comes "
+                f"the server has no memory for a document of {operation.size} bytes, even sent "
                 "alone: raise its indexing_pressure.memory.limit, or its heap"
             ),
         )
@@ -298,7 +298,8 @@ class BulkSender:
             for deletion in deletions
         ):
             raise ArchiveUnavailable(
-                f"{self._client.where} does not delete what it has: somebody else writes there",
+                f"{self._client.where} does not delete documents: another program changes them "
+                "at the same time",
                 self._client.where,
             )
         if deletions:
@@ -319,8 +320,8 @@ def index_closed_refusal(
     return RefusedDocument(
         document=document,
         why=(
-            f"its month's index on {client.where} is closed or may not be written ({why}): open "
-            "it, then run 'steward journal replay archive.NAME' with this sink's name"
+            f"the index of its month on {client.where} is closed or write-protected ({why}): "
+            "open it, then run 'steward journal replay archive.NAME' with this sink's name"
         ),
     )
 
@@ -330,8 +331,8 @@ def too_large_refusal(operation: BulkOperation) -> RefusedDocument:
     return RefusedDocument(
         document=operation.document,
         why=(
-            f"with {operation.size} bytes it is larger than the server takes: "
-            "raise its http.max_content_length"
+            f"document of {operation.size} bytes is larger than the server accepts: raise its "
+            "http.max_content_length"
         ),
     )
 
@@ -349,29 +350,29 @@ def _resend_error(client: SearchClient, outcomes: list[BulkOutcome]) -> ArchiveU
     """Build the error for documents that must be sent again, with a remedy."""
     first = outcomes[0]
     if first.status == HTTP_TOO_MANY:
-        text = f"{client.where} asks for patience ({first.why})"
+        text = f"{client.where} is overloaded ({first.why})"
     elif first.type == "validation_exception":
         text = (
-            f"{client.where} makes no more indices ({first.why}): drop old ones with "
+            f"{client.where} creates no more indices ({first.why}): delete old ones with "
             "retention_days, or raise its cluster.max_shards_per_node"
         )
     elif first.is_shut:
         text = (
-            f"{client.where} has the present month's index closed, or lets nobody write it "
-            f"({first.why}): nothing new can be archived there until it is opened"
+            f"the index of the present month on {client.where} is closed or write-protected "
+            f"({first.why}): open it, then archiving goes on"
         )
     elif first.status == 403:
         text = (
-            f"{client.where} lets nothing be written ({first.why}): check the user's rights, and "
+            f"{client.where} rejects all writes ({first.why}): check the user's rights, and "
             "whether its disks are full"
         )
     elif first.type == "index_not_found_exception":
         text = (
-            f"{client.where} makes no index by itself: have its action.auto_create_index "
-            f"allow {client.settings.index}-*"
+            f"{client.where} does not create indices automatically: have its "
+            f"action.auto_create_index allow {client.settings.index}-*"
         )
     else:
-        text = f"{client.where} cannot take all documents now ({first.why})"
+        text = f"{client.where} does not accept all documents now ({first.why})"
     return ArchiveUnavailable(text, client.where)
 
 
@@ -454,8 +455,8 @@ def _unread_refusal(
     if is_past_month(document):
         return index_closed_refusal(client, document, str(stored.error))
     raise ArchiveUnavailable(
-        f"{client.where} has the present month's index closed ({stored.error}): nothing can be "
-        "corrected there until it is opened",
+        f"the index of the present month on {client.where} is closed ({stored.error}): open it, "
+        "then corrections go on",
         client.where,
     )
 
@@ -464,8 +465,5 @@ def _missing_refusal(document: ArchivedDocument) -> RefusedDocument:
     """Build the refusal of a correction whose document the server does not have."""
     return RefusedDocument(
         document=document,
-        why=(
-            "the server does not have what is to be corrected: "
-            "'steward archive resend' sends it whole"
-        ),
+        why="the server lacks the document to correct: 'steward archive resend' sends it whole",
     )

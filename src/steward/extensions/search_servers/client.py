@@ -64,7 +64,7 @@ def no_answer_error(urls: str, problem: str, remedy: str = "") -> ArchiveUnavail
         problem: What happened.
         remedy: Remedy, if known.
     """
-    text = clean_text(f"{urls} cannot be asked: {problem}")
+    text = clean_text(f"cannot reach {urls}: {problem}")
     return ArchiveUnavailable(f"{text}: {remedy}" if remedy else text, urls)
 
 
@@ -75,7 +75,10 @@ def tls_error(urls: str, problem: str) -> ArchiveUnavailable:
     elif "WRONG_VERSION_NUMBER" in problem or "RECORD_LAYER" in problem:
         remedy = "the server does not speak TLS on that port: write http:// or another port"
     elif "REQUIRED" in problem or "ALERT" in problem.upper():
-        remedy = "the server refused our side: check certificate_file and key_file"
+        remedy = (
+            "the server rejected the client certificate or requires one: check certificate_file "
+            "and key_file"
+        )
     else:
         remedy = "check ca_file, certificate_file and key_file"
     return no_answer_error(urls, f"TLS failed ({problem})", remedy)
@@ -120,8 +123,8 @@ def build_authorization(settings: SearchSinkSettings) -> str:
         text = encoded.decode("ascii", "replace")
         if _API_KEY_PATTERN.fullmatch(text) is None:
             raise ArchiveUnavailable(
-                f"{settings.password_file} holds no API key: write id:key, or its base64 "
-                "(a password needs 'user', too)",
+                f"{settings.password_file} contains no API key: write id:key, or its base64 (a "
+                "password needs 'user', too)",
                 settings.password_file,
             )
         return f"ApiKey {text}"
@@ -176,7 +179,9 @@ def _read_secret(path: str) -> bytes:
     except OSError as error:
         raise _unreadable_error(path, error) from error
     if not secret:
-        raise ArchiveUnavailable(f"{path} is empty: write the password or the key into it", path)
+        raise ArchiveUnavailable(
+            f"{path} is empty: write the password or the API key into it", path
+        )
     _warn_if_readable(path)
     return secret
 
@@ -188,12 +193,12 @@ def _warn_if_readable(path: str) -> None:
     except OSError:
         return  # reading the file reports the error
     if is_open:
-        log.warning("%s holds a secret and all users can read it: run 'chmod 600' on it", path)
+        log.warning("%s contains a secret, but all users can read it: run 'chmod 600' on it", path)
 
 
 def _unreadable_error(path: str, error: OSError) -> ArchiveUnavailable:
     return ArchiveUnavailable(
-        f"{path} cannot be read: {error.strerror or error}: Steward's user has to be able to", path
+        f"cannot read {path}: {error.strerror or error}. Let Steward's user read it", path
     )
 
 
@@ -427,7 +432,7 @@ class SearchClient:
 
         if isinstance(error, httpx.TimeoutException):
             problem = f"no answer within {self._timeout_s:g} s"
-            return no_answer_error(self.where, problem, "see whether it is overloaded")
+            return no_answer_error(self.where, problem, "check whether it is overloaded")
         cause: BaseException | None = error
         while cause is not None and not isinstance(cause, OSError):
             cause = cause.__cause__ or cause.__context__
@@ -467,11 +472,11 @@ def _read_body(response: "httpx.Response") -> bytes:
         parts.append(decompressor.decompress(chunk, limit) if decompressor else chunk)
         size += len(parts[-1])
         if size > MAX_REPLY_BYTES:
-            raise ValueError(f"its reply has more than {MAX_REPLY_BYTES >> 20} MiB")
+            raise ValueError(f"the reply has more than {MAX_REPLY_BYTES >> 20} MiB")
         if decompressor and decompressor.unused_data:
-            raise ValueError("its reply goes on after the end of its gzip stream")
+            raise ValueError("the reply goes on after the end of its gzip stream")
     if decompressor and not decompressor.eof:
-        raise ValueError("its reply ends within its gzip stream")
+        raise ValueError("the reply ends within its gzip stream")
     return b"".join(parts)
 
 
@@ -593,8 +598,8 @@ def decode_reply(client: SearchClient, reply: ServerReply, reply_type: Any) -> A
         return msgspec.json.decode(reply.body, type=reply_type)
     except (msgspec.MsgspecError, UnicodeError) as error:
         raise ArchiveUnavailable(
-            f"{client.where} does not answer as {client.product} does ({clean_text(str(error))}): "
-            "check 'urls' and what stands in between",
+            f"{client.where} does not answer as {client.product} does "
+            f"({clean_text(str(error))}): check 'urls' and any proxy",
             client.where,
         ) from error
 
@@ -624,16 +629,16 @@ def unavailable_error(client: SearchClient, reply: ServerReply) -> ArchiveUnavai
     settings = client.settings
     remedy = {
         401: (
-            f"it does not know us: check {settings.password_file}"
+            f"check the credentials in {settings.password_file}"
             if settings.password_file
-            else "it wants to know who we are: set password_file, and user"
+            else "set 'password_file' and 'user', or 'password_file' with an API key"
         ),
         403: (
-            f"it does not let us: grant 'manage' on {settings.index}-*, and 'monitor' and "
+            f"grant the user 'manage' on {settings.index}-*, and 'monitor' and "
             "'manage_index_templates' on the cluster"
         ),
-        HTTP_TOO_MANY: "it asks for patience, and gets smaller requests",
+        HTTP_TOO_MANY: "the server is overloaded, Steward retries with smaller requests",
         HTTP_TOO_LARGE: "raise its http.max_content_length",
     }.get(reply.status, "")
-    text = f"{client.where} cannot be used ({describe_failure(reply)})"
+    text = f"cannot use {client.where} ({describe_failure(reply)})"
     return ArchiveUnavailable(f"{text}: {remedy}" if remedy else text, client.where)

@@ -121,8 +121,8 @@ class SearchDestination:
             # Somebody protects this index; the other months must go on.
             self._warn_once(
                 index,
-                f"index {index} is older than retention_days and cannot be dropped "
-                f"({parse_cause(reply)}): take its block away, or drop it",
+                f"cannot delete index {index}, which is older than retention_days "
+                f"({parse_cause(reply)}): remove its block, or delete it",
             )
             return
         decode_reply(self._client, reply, dict[str, Any])
@@ -169,9 +169,9 @@ class SearchDestination:
         first = refusals[0]
         self._warn_once(
             first.why,
-            f"none of {len(refusals)} documents was taken ({first.why}): where the index "
-            f"template or the mapping is the site's own, it has to take what Steward sends; "
-            f"GET /_index_template/{self._settings.index} shows Steward's",
+            f"none of {len(refusals)} documents was accepted ({first.why}): a template or "
+            "mapping of the site must accept Steward's documents; GET "
+            f"/_index_template/{self._settings.index} shows Steward's",
         )
 
     def _build_operations(
@@ -185,7 +185,7 @@ class SearchDestination:
             try:
                 index = f"{self._settings.index}-{document_month(document)}"
             except OverflowError:
-                reason = "its time in the spool is in no calendar: nothing can be done"
+                reason = "its spool time is out of range: no index can take the document"
                 refusals.append(RefusedDocument(document=document, why=reason))
                 continue
             self._ensure_template(index)

@@ -119,7 +119,7 @@ def _limit_values(values: Sequence[Any], plural_name: str) -> list[Any]:
     """Return values for a condition; raise UsageError for too many."""
     if len(values) > _MAX_VALUES:
         raise UsageError(
-            f"{len(values)} {plural_name} are too many to ask a sink for: give at most "
+            f"{len(values)} {plural_name} are too many for one search of a sink: give at most "
             f"{_MAX_VALUES}",
             plural_name,
         )
@@ -343,7 +343,10 @@ class SearchServerSearcher:
     ) -> Iterator[Sequence[_Hit]]:
         """Yield pages of hits that the server finds."""
         if use_filter.keys is not None and len(use_filter.keys) > _MAX_KEYS:
-            raise UsageError(f"a sink is asked about {_MAX_KEYS} jobs at the most: name fewer")
+            raise UsageError(
+                f"{len(use_filter.keys)} jobs are too many for one search of a sink: give at "
+                f"most {_MAX_KEYS}"
+            )
         if not self._is_checked:
             check_product(self._client)
             self._is_checked = True
@@ -373,8 +376,8 @@ class SearchServerSearcher:
                 return
             if not _has_advanced(hits[-1].sort, query.get("search_after")):
                 raise ArchiveUnavailable(
-                    f"{self._client.where} gives the same page of a search again and again: "
-                    "check what stands in between",
+                    f"{self._client.where} repeats the same page of a search: check 'urls' and "
+                    "any proxy",
                     self._client.where,
                 )
             query["search_after"] = hits[-1].sort

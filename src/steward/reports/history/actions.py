@@ -181,12 +181,12 @@ def show_node(context: HistoryContext, asker: Caller, request: NodeRequest) -> N
     context.list_node_clusters(asker, cluster)
     names = expand_nodelist(request.node)
     if len(names) != 1:
-        raise UsageError("give one node", request.node)
+        raise UsageError(f"invalid node {request.node!r}: give one node", request.node)
     zone = context.get_zone(request.zone, cluster)
     until = context.parse(request.until, zone) or context.now()
     since = context.parse(request.since, zone) or until - _DEFAULT_INTERVAL
     if until < since:
-        raise UsageError("the time that is asked for ends before it begins")
+        raise UsageError("invalid period: the end is before the start. Correct `since` or `until`")
     with context.open_reader() as reader:
         spans = (
             reader.list_node_spans(cluster, names[0], to_micros(since), to_micros(until))
@@ -329,7 +329,7 @@ def list_history_events(
     """
     unknown = set(request.kinds) - set(HISTORY_KINDS)
     if unknown:
-        raise UsageError(f"{min(unknown)!r} is not kept: the kinds are {', '.join(HISTORY_KINDS)}")
+        raise UsageError(f"unknown kind {min(unknown)!r}: use one of {', '.join(HISTORY_KINDS)}")
     zone = context.get_zone(request.zone)
     since, until = context.parse(request.since, zone), context.parse(request.until, zone)
     clusters = [context.resolve_cluster(name) for name in request.clusters] or context.clusters
@@ -371,7 +371,7 @@ def _parse_event_position(text: str) -> Position | None:
         return None
     match = _POSITION_PATTERN.fullmatch(text)
     if match is None:
-        raise UsageError(f"{text!r} is no position: give what an answer had as older or newer")
+        raise UsageError(f"invalid position {text!r}: give older or newer of a previous reply")
     return int(match[1]), int(match[2])
 
 
@@ -396,7 +396,7 @@ def list_node_jobs(
     cluster = context.resolve_cluster(request.cluster)
     names = expand_nodelist(request.node)
     if len(names) != 1:
-        raise UsageError("give one node", request.node)
+        raise UsageError(f"invalid node {request.node!r}: give one node", request.node)
     name = names[0]
     since, until = _resolve_window(context, request, cluster)
     scope = context.access.get_job_scope(asker, cluster)
@@ -438,14 +438,14 @@ def _resolve_window(
     since, until = context.parse(request.since, zone), context.parse(request.until, zone)
     if since is None:
         if until is not None:
-            raise UsageError("give the time's beginning, too")
+            raise UsageError("the start is missing: give `since`, too")
         at = context.parse(request.at, zone) or context.now()
         return at, at
     if request.at:
-        raise UsageError("give either a time, or where it begins and ends")
+        raise UsageError("`at` excludes `since` and `until`: give either")
     until = until or context.now()
     if until < since:
-        raise UsageError("the time that is asked for ends before it begins")
+        raise UsageError("invalid period: the end is before the start. Correct `since` or `until`")
     return since, until
 
 
@@ -516,4 +516,4 @@ def _find_run_lines(
         record = job.record
         if context.access.can_see_job(asker, job.cluster, record.uid, record.account):
             return [line for line in jobs.list_lines(job) if not line.step and line.start_us]
-    raise NotFound(f"there is no job {request.job}, or none that you may see", request.job)
+    raise NotFound(f"unknown job {request.job}, or permission denied", request.job)

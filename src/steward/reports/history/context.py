@@ -67,7 +67,7 @@ class HistoryContext:
             return [name for name in self.clusters if self.access.can_see_nodes(asker, name)]
         if not self.access.can_see_nodes(asker, self.resolve_cluster(cluster)):
             raise PermissionRefused(
-                "nodes of this cluster are shown to operators alone (PrivateData)"
+                "permission denied: only operators may see the nodes of this cluster (PrivateData)"
             )
         return [cluster]
 
