@@ -110,12 +110,15 @@ def replaced(row: ForwardedEvent, **changes: Any) -> ForwardedEvent:
 
 GOOD = script_row(1)
 REFUSED = [
-    (script_row(1, cluster="c2"), "of cluster 'c2'"),
-    (ForwardedEvent("job.identity", "c1", "k", b"{}"), "'job.identity' are not taken"),
-    (ForwardedEvent("archive.purge", "c1", "k", b"{}"), "'archive.purge' are not taken"),
-    (ForwardedEvent("job.script", "c1", "a b", GOOD.data), "its key"),
-    (ForwardedEvent("job.script", "c1", "k" * 301, GOOD.data), "its key"),
-    (ForwardedEvent("job.script", "c1", GOOD.key, b" " * (1 << 20) + b"{}"), "more than 1048576"),
+    (script_row(1, cluster="c2"), "wrong cluster 'c2'"),
+    (ForwardedEvent("job.identity", "c1", "k", b"{}"), "'job.identity' is not accepted"),
+    (ForwardedEvent("archive.purge", "c1", "k", b"{}"), "'archive.purge' is not accepted"),
+    (ForwardedEvent("job.script", "c1", "a b", GOOD.data), "malformed event key"),
+    (ForwardedEvent("job.script", "c1", "k" * 301, GOOD.data), "malformed event key"),
+    (
+        ForwardedEvent("job.script", "c1", GOOD.key, b" " * (1 << 20) + b"{}"),
+        "the maximum is 1048576",
+    ),
     (ForwardedEvent("job.script", "c1", GOOD.key, b"{"), "cannot decode event"),
     (
         ForwardedEvent("job.script", "c1", GOOD.key, b'{"at": "\xff"}'),
@@ -123,38 +126,41 @@ REFUSED = [
     ),
     (
         ForwardedEvent("job.script", "c1", GOOD.key, GOOD.data, None, GOOD.environment),
-        "without its bytes",
+        "environment is missing",
     ),
     (
         ForwardedEvent("job.script", "c1", GOOD.key, GOOD.data, GOOD.script, None),
-        "without its bytes",
+        "environment is missing",
     ),
     (
         ForwardedEvent("job.script", "c1", GOOD.key, GOOD.data, b"#!/bin/rc\n", GOOD.environment),
         "SHA-256",
     ),
     (ForwardedEvent("job.script", "c1", GOOD.key, GOOD.data, GOOD.script, b""), "SHA-256"),
-    (ForwardedEvent("job.script", "c1", "script:2:3", GOOD.data, b"", b""), "not that of its job"),
+    (
+        ForwardedEvent("job.script", "c1", "script:2:3", GOOD.data, b"", b""),
+        "does not match the job",
+    ),
     (replaced(GOOD, script=None), "no script"),
-    (replaced(GOOD, job_id=-1), "its job id"),
-    (replaced(GOOD, spool_mtime_ns=-1), "its job id"),
-    (row_of(missed()), "names 0 jobs"),
-    (row_of(missed(*range(1, 1002))), "names 1001 jobs"),
-    (row_of(missed(1, -1)), "its job id"),
-    (row_of(seen(key="script:1:2")), "not that of a job.seen"),
+    (replaced(GOOD, job_id=-1), "invalid job id"),
+    (replaced(GOOD, spool_mtime_ns=-1), "invalid job id"),
+    (row_of(missed()), "invalid number of job ids, 0"),
+    (row_of(missed(*range(1, 1002))), "invalid number of job ids, 1001"),
+    (row_of(missed(1, -1)), "invalid job id"),
+    (row_of(seen(key="script:1:2")), "does not match an event of kind job.seen"),
     (row_of(seen(source="import")), "'import'"),
-    (row_of(seen(at=NOON.replace(tzinfo=None))), "without a zone"),
+    (row_of(seen(at=NOON.replace(tzinfo=None))), "lacks its time zone"),
     (
         row_of(seen(body=JobFacts(record=JobRecord(job_id=1, end=NOON.replace(tzinfo=None))))),
-        "without a zone",
+        "lacks its time zone",
     ),
     (row_of(seen(body=JobFacts(record=JobRecord(job_id=0)))), "job id"),
     (row_of(seen(body=JobFacts(record=JobRecord(job_id=2**53)))), "job id"),
-    (row_of(seen(body=JobFacts(record=JobRecord(job_id=2)))), "not that of its job"),
-    (row_of(seen(at=NOON.replace(year=9999))), "no job can have"),
+    (row_of(seen(body=JobFacts(record=JobRecord(job_id=2)))), "does not match the job"),
+    (row_of(seen(at=NOON.replace(year=9999))), "implausible time"),
     (
         row_of(seen(body=JobFacts(record=JobRecord(job_id=1, submit=NOON.replace(year=9999))))),
-        "no job can have",
+        "implausible time",
     ),
 ]
 

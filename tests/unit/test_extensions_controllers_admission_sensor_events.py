@@ -48,6 +48,6 @@ def test_a_time_without_a_zone_is_refused(told: list[Event]) -> None:
     event = next(event for event in told if event.kind == NODE_STATE)
     body = NodeState(node="n1", state="DOWN", reason_at=datetime(2026, 3, 1))  # noqa: DTZ001 -- the point
     strange = msgspec.structs.replace(event, body=body)
-    assert admitted(strange) == (0, ["it has a time without a zone"])
+    assert admitted(strange) == (0, ["a time lacks its time zone"])
     key = msgspec.structs.replace(event, key="job.seen:1:2")
-    assert admitted(key) == (0, ["its key is not that of a node.state"])
+    assert admitted(key) == (0, ["the key does not match an event of kind node.state"])

@@ -130,7 +130,7 @@ def test_what_is_refused_is_named_and_the_others_are_there(
     good, bad = captured(tmp_path, 1), captured(tmp_path, 2)
     bad = msgspec.structs.replace(bad, source="nobody")
     for _ in range(3):
-        with pytest.raises(Rejected, match="its source 'nobody'") as caught:
+        with pytest.raises(Rejected, match="source 'nobody' is not accepted") as caught:
             forward.apply([bad, good], 2, nothing)
         assert caught.value.event.id == 2
     assert forward.cursor() == 0
@@ -144,13 +144,13 @@ def test_bytes_that_are_gone_set_one_event_aside(
 ) -> None:
     event = captured(tmp_path, 1)
     (tmp_path / "incoming" / event.body.script.path).unlink()
-    with pytest.raises(Rejected, match="the bytes of job 1 are gone"):
+    with pytest.raises(Rejected, match="the script of job 1 is missing"):
         make().apply([event], 1, nothing)
     assert receiver.keys() == []
 
 
 def test_more_than_a_body_holds_sets_one_event_aside(tmp_path: Path, make: MakeForward) -> None:
-    with pytest.raises(Rejected, match="more than can be forwarded"):
+    with pytest.raises(Rejected, match="can be forwarded"):
         make().apply(
             [captured(tmp_path, 1, bytes(wire.MAX_BODY_BYTES - (1 << 20) + 1))], 1, nothing
         )
@@ -160,7 +160,7 @@ def test_a_host_that_may_not_report_waits_and_says_why(
     tmp_path: Path, receiver: ForwardedSite, make: MakeForward, authority: Authority
 ) -> None:
     forward = make(receiver.forward_settings("DNS:ctl9"))
-    with pytest.raises(Unavailable, match=r"may not report for cluster c1: .*ctl9"):
+    with pytest.raises(Unavailable, match=r"does not accept this host for cluster c1: .*ctl9"):
         forward.apply([captured(tmp_path, 1)], 1, nothing)
     assert forward.cursor() == 0
 
@@ -175,12 +175,12 @@ def test_who_is_not_certified_is_sent_nothing(
     tls = msgspec.structs.replace(settings.tls, ca_file=other.file)
     settings = msgspec.structs.replace(settings, tls=tls)
     forward = make(settings)
-    with pytest.raises(Unavailable, match=r"cannot be reached: .*certificate"):
+    with pytest.raises(Unavailable, match=r"cannot reach .*: .*certificate"):
         forward.apply([captured(tmp_path, 1)], 1, nothing)
     named = msgspec.structs.replace(
         receiver.forward_settings("DNS:ctl1"), to=f"127.0.0.2:{receiver.port}"
     )
-    with pytest.raises(Unavailable, match="cannot be reached"):
+    with pytest.raises(Unavailable, match="cannot reach"):
         make(named).apply([captured(tmp_path, 1)], 1, nothing)
     assert receiver.keys() == []
 
@@ -319,7 +319,7 @@ def test_a_batch_that_comes_later_keeps_its_number(
     events = [captured(tmp_path, number) for number in (1, 2, 3)]
     forward.apply(events[:1], 1, nothing)
     receiver.end_journal()
-    with pytest.raises(Unavailable, match="cannot take anything now"):
+    with pytest.raises(Unavailable, match="is not ready"):
         forward.apply(events[1:2], 2, nothing)
     receiver.begin_journal()
     # Meanwhile there is more to send.

@@ -102,17 +102,17 @@ class MungeAuthenticator:
         """
         scheme, _, text = credential.partition(" ")
         if scheme != SCHEME or not is_credential(text):
-            raise PermissionRefused("there is no MUNGE credential")
+            raise PermissionRefused("no MUNGE credential")
         claim = self._munge.decode(text.encode("ascii"))
         if claim.payload != statement:
-            raise PermissionRefused("the MUNGE credential is for other bytes, or for another place")
+            raise PermissionRefused("the MUNGE credential belongs to another body or receiver")
         if claim.uid not in self._uids:
             raise PermissionRefused(
-                f"the MUNGE credential is uid {claim.uid}'s, who is not in munge_users"
+                f"the MUNGE credential is of uid {claim.uid}, who is not in munge_users"
             )
         if self._addresses is not None and claim.address not in self._addresses:
             raise PermissionRefused(
-                f"the MUNGE credential was made on {claim.address}, which is none of 'controllers'"
+                f"the MUNGE credential was made on {claim.address}, which is not in 'controllers'"
             )
 
 
@@ -163,15 +163,14 @@ class ControllerPeers:
         if self._by_certificate:
             if not is_any_host(certificate_names, cluster_settings.controllers):
                 raise PermissionRefused(
-                    f"the certificate is for {', '.join(sorted(certificate_names)) or 'no host'}, "
-                    f"which is none of the 'controllers' of cluster {cluster!r}"
+                    f"the certificate names {', '.join(sorted(certificate_names)) or 'no host'}, "
+                    f"not one of the 'controllers' of cluster {cluster!r}"
                 )
             return TlsAuthenticator()
         if is_ipv6(address):
             raise PermissionRefused(
-                f"the connection comes from {address}, and a MUNGE credential names addresses of "
-                "IPv4 alone: over IPv6 controllers show a certificate ([receive] tls with a "
-                "'client_ca_file')"
+                f"cannot authenticate {address} with MUNGE, which supports IPv4 only: let the "
+                "controller show a certificate ([receive] tls with a 'client_ca_file')"
             )
         addresses = _resolve_controllers(cluster_settings)
         return MungeAuthenticator(Munge(cluster_settings.munge_socket), self._uids, addresses)
@@ -204,7 +203,7 @@ def peer_uids(users: Iterable[str]) -> frozenset[int]:
         try:
             uids.add(int(user) if user.isdecimal() else pwd.getpwnam(user).pw_uid)
         except KeyError:
-            raise PermissionRefused(f"munge_users: there is no user {user!r}", user) from None
+            raise PermissionRefused(f"unknown user {user!r} in munge_users", user) from None
     return frozenset(uids)
 
 
@@ -282,30 +281,32 @@ class EventAdmission:
         """Decode and check one received event; raise EventNotAdmitted if invalid."""
         if row.cluster != self._cluster:
             raise EventNotAdmitted(
-                f"it is of cluster {row.cluster!r}, this host reports for another"
+                f"wrong cluster {row.cluster!r}: this host reports for {self._cluster!r}"
             )
         if row.kind not in FORWARDED_KINDS:
-            raise EventNotAdmitted(f"events of kind {row.kind!r} are not taken from a controller")
+            raise EventNotAdmitted(f"kind {row.kind!r} is not accepted from controllers")
         if _KEY_PATTERN.fullmatch(row.key) is None:
-            raise EventNotAdmitted("its key is not one that a source makes")
+            raise EventNotAdmitted("malformed event key")
         if len(row.data) > _MAX_DATA_BYTES:
-            raise EventNotAdmitted(f"it has {len(row.data)} bytes, more than {_MAX_DATA_BYTES}")
+            raise EventNotAdmitted(
+                f"too large: {len(row.data)} bytes, the maximum is {_MAX_DATA_BYTES}"
+            )
         try:
             event = decode_event(0, row.kind, row.cluster, row.key, row.data)
             encode_rows([event])  # text with lone surrogates decodes but cannot be encoded
         except (EventError, ValueError, RecursionError) as error:
             raise EventNotAdmitted(
-                f"{error}: is this Steward older than the controller's?"
+                f"{error}. Is this Steward older than the controller's?"
             ) from error
         if event.source not in CONTROLLER_SOURCES:
-            raise EventNotAdmitted(f"its source {event.source!r} is none of a controller's")
+            raise EventNotAdmitted(f"source {event.source!r} is not accepted from controllers")
         _check_times(event)
         if isinstance(event.body, JobScript):
             _check_script(event.key, event.body, row)
         elif row.kind in aggregation.NODE_KINDS:
             _check_node(event)
         elif not row.key.startswith(f"{row.kind}:"):
-            raise EventNotAdmitted(f"its key is not that of a {row.kind}")
+            raise EventNotAdmitted(f"the key does not match an event of kind {row.kind}")
         elif isinstance(event.body, JobFacts):
             _check_facts(event.key, row.kind, event.body)
         elif isinstance(event.body, MissedJobs):
@@ -325,9 +326,11 @@ def _check_times(event: Event) -> None:
     elif isinstance(event.body, ReservationState):
         times += [event.body.start, event.body.end]
     if any(isinstance(time, datetime) and time.tzinfo is None for time in times):
-        raise EventNotAdmitted("it has a time without a zone")
+        raise EventNotAdmitted("a time lacks its time zone")
     if any(isinstance(time, datetime) and time.year not in _YEARS for time in times):
-        raise EventNotAdmitted("it has a time that no job can have")
+        raise EventNotAdmitted(
+            f"implausible time: its year is not between {_YEARS.start} and {_YEARS.stop - 1}"
+        )
 
 
 def _check_node(event: Event) -> None:
@@ -340,36 +343,38 @@ def _check_node(event: Event) -> None:
 def _check_facts(key: str, kind: str, body: JobFacts) -> None:
     """Check that the key belongs to the job; another job's key would suppress that job's facts."""
     if not 0 < body.record.job_id <= MAX_RAW_ID:
-        raise EventNotAdmitted("its job id is none")
+        raise EventNotAdmitted("invalid job id")
     if not key.startswith(f"{kind}:{body.record.job_id}:"):
-        raise EventNotAdmitted("its key is not that of its job")
+        raise EventNotAdmitted("the key does not match the job")
 
 
 def _check_missed(body: MissedJobs) -> None:
     """Check the number and the ids of the jobs in a job.missed event."""
     if not 0 < len(body.job_ids) <= MAX_MISSED_JOB_IDS:
         raise EventNotAdmitted(
-            f"it names {len(body.job_ids)} jobs: 1 to {MAX_MISSED_JOB_IDS} are taken"
+            f"invalid number of job ids, {len(body.job_ids)}: send 1 to {MAX_MISSED_JOB_IDS}"
         )
     if not all(0 < job_id <= MAX_JOB_ID for job_id in body.job_ids):
-        raise EventNotAdmitted("its job id is none")
+        raise EventNotAdmitted("invalid job id")
 
 
 def _check_script(key: str, body: JobScript, row: ForwardedEvent) -> None:
     """Check that the received bytes match the event's lengths and SHA-256 sums."""
     if not (0 < body.job_id <= MAX_JOB_ID and 0 <= body.spool_mtime_ns <= _MAX_MTIME_NS):
-        raise EventNotAdmitted("its job id or its time is none")
+        raise EventNotAdmitted("invalid job id or time")
     if key != make_script_key(body.job_id, body.spool_mtime_ns):
-        raise EventNotAdmitted("its key is not that of its job and time")
+        raise EventNotAdmitted("the key does not match the job and time")
     if body.script is None and SCRIPT_TOO_LARGE not in body.flags:
-        raise EventNotAdmitted("it has no script")
+        raise EventNotAdmitted("no script")
     for file, data in ((body.script, row.script), (body.environment, row.environment)):
         if (file is None) != (data is None):
-            raise EventNotAdmitted("it came without its bytes")
+            raise EventNotAdmitted("the content of its script or environment is missing")
         if file is None or data is None:
             continue
         if file.length != len(data) or file.sha256 != hashlib.sha256(data).hexdigest():
-            raise EventNotAdmitted("its bytes are not those that were captured (SHA-256)")
+            raise EventNotAdmitted(
+                "the content of its script or environment differs from its length and SHA-256"
+            )
 
 
 def _store_script(event: Event, row: ForwardedEvent, store: IncomingStore) -> Event:

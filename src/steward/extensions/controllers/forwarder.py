@@ -158,7 +158,7 @@ class ReceiverLink:
                 content = _read_body(response)
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             self._close_connection()
-            raise ReceiverUnavailable(f"{to} cannot be reached: {error}", to) from error
+            raise ReceiverUnavailable(f"cannot reach {to}: {error}", to) from error
         except httpx.TimeoutException as error:
             self._close_connection()
             raise ReceiverUnavailable(
@@ -171,16 +171,17 @@ class ReceiverLink:
             reply = wire.decode_reply(content)
         except wire.WireError as error:
             raise wire.WireError(
-                f"it answers with status {response.status_code}: {error}"
+                f"{to} replied with status {response.status_code}: {error}"
             ) from error
         if reply.verdict == wire.RESTART:
             raise StreamEnded(f"{to}: {reply.detail}", to)
         if reply.verdict == wire.REFUSED:
             raise PermissionRefused(
-                f"this host may not report for cluster {self._cluster}: {reply.detail}"
+                f"the receiver does not accept this host for cluster {self._cluster}: "
+                f"{reply.detail}"
             )
         if reply.verdict != wire.DURABLE:
-            raise ReceiverUnavailable(f"{to} cannot take anything now: {reply.detail}", to)
+            raise ReceiverUnavailable(f"{to} is not ready: {reply.detail}", to)
         self._authenticator.check(
             head.build_reply_statement(reply.verdict, content),
             response.headers.get(wire.REPLY_CREDENTIAL, ""),
@@ -193,7 +194,9 @@ class ReceiverLink:
             import httpx
 
             if split_host_port(self._settings.to) is None:
-                raise ReceiverUnavailable(f"{self._settings.to!r} is no address: set [forward] to")
+                raise ReceiverUnavailable(
+                    f"invalid address {self._settings.to!r}: correct 'to' in [forward]"
+                )
             tls = self._settings.tls
             # Without the environment: a proxy of somebody's shell is not the site's.
             self._transport = httpx.HTTPTransport(
@@ -227,7 +230,8 @@ def _read_body(response: "httpx.Response") -> bytes:
         body += chunk
         if len(body) > _MAX_REPLY_BYTES or time.monotonic() > deadline:
             raise wire.WireError(
-                f"an answer of more than {_MAX_REPLY_BYTES} bytes, or {_ANSWER_S:.0f} s"
+                f"the answer is larger than {_MAX_REPLY_BYTES} bytes, or took longer than "
+                f"{_ANSWER_S:.0f} s"
             )
     return bytes(body)
 
@@ -312,7 +316,10 @@ class EventForwarder(DatabaseConsumer):
             row = self._build_row(event)
             row_bytes = len(row.data) + len(row.script or b"") + len(row.environment or b"")
             if row_bytes > _MAX_EVENT_BYTES:
-                raise Rejected(f"{row_bytes} bytes are more than can be forwarded", event)
+                raise Rejected(
+                    f"the event has {row_bytes} bytes: at most {_MAX_EVENT_BYTES} can be forwarded",
+                    event,
+                )
             if batch and size + row_bytes > _BATCH_BYTES:
                 yield batch, rows
                 batch, rows, size = [], [], 0
@@ -340,7 +347,7 @@ class EventForwarder(DatabaseConsumer):
         try:
             return self._stores.read(body, file)
         except (FileNotFoundError, StoreError) as error:
-            raise Rejected(f"the bytes of job {body.job_id} are gone: {error}", event) from error
+            raise Rejected(f"the script of job {body.job_id} is missing: {error}", event) from error
 
     def _send_batch(self, rows: list[wire.ForwardedEvent]) -> wire.ReceiverReply:
         """Send a batch and return the answer; close the stream if one side is not accepted.

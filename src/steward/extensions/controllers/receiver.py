@@ -109,9 +109,7 @@ class _ClusterStreams:
         """
         stream = self.streams.pop(stream_id, None)
         if stream is None:
-            raise OutOfStep(
-                "the stream is unknown: the receiver restarted, or others took its place"
-            )
+            raise OutOfStep("unknown stream: the receiver restarted, or other streams replaced it")
         self.streams[stream_id] = stream
         return stream
 
@@ -196,7 +194,7 @@ class ControllerReceiver:
         except (StewardError, TimeoutError) as error:
             # Unsigned: it makes the controller delete nothing, so a forged one only costs time.
             status, verdict = _map_error(error)
-            detail = str(error) or "the body did not come in time"
+            detail = str(error) or "the body was not complete in time"
             name = dict(scope["headers"]).get(b"steward-cluster", b"").decode("latin-1")
             if verdict != wire.RESTART:
                 self._log_problem(peer, f"cannot report for cluster {name!r}: {detail}")
@@ -214,11 +212,11 @@ class ControllerReceiver:
         """Handle a request; return body and credential of the answer."""
         method, path = scope["method"], scope["path"]
         if method != "POST" or path not in (wire.HELLO, wire.EVENTS):
-            raise wire.WireError(f"{method} {path!r} is no request of a controller")
+            raise wire.WireError(f"unknown request {method} {path!r}")
         head, credential = wire.parse_head(path, scope["headers"])
         cluster = self._clusters.get(head.cluster)
         if cluster is None:
-            raise PermissionRefused("nobody may report for such a cluster: set its 'controllers'")
+            raise PermissionRefused("no host may report for this cluster: set its 'controllers'")
         names: frozenset[str] = scope["state"]["connection"].certificate_names
         if path == wire.HELLO:
             stream = await self._authenticate(cluster, head, credential, names, peer)
@@ -232,7 +230,7 @@ class ControllerReceiver:
         else:
             stream = cluster.find_stream(head.stream)
             if stream.names != names:
-                raise PermissionRefused("the certificate is not that of the stream's hello")
+                raise PermissionRefused("the certificate differs from that of the stream's hello")
             await cluster.run(stream.authenticator.check, head.build_statement(), credential)
             reply = await self._receive_batch(cluster, stream, head, receive)
             for index, reason in reply.refused:
@@ -258,7 +256,9 @@ class ControllerReceiver:
             return authenticator
 
         if cluster.hellos[peer] >= _MAX_HELLOS:
-            raise TooManyHellos(f"{_MAX_HELLOS} hellos of {peer} wait for munged already")
+            raise TooManyHellos(
+                f"{_MAX_HELLOS} hellos of {peer} already wait for munged: try again later"
+            )
         cluster.hellos[peer] += 1
         try:
             loop = asyncio.get_running_loop()
@@ -279,7 +279,7 @@ class ControllerReceiver:
         async with stream.lock, cluster.bodies:
             is_repeated = (head.number, head.digest) == (stream.number, stream.digest)
             if head.number != stream.number + 1 and not is_repeated:
-                raise OutOfStep(f"batch {head.number} comes where {stream.number + 1} is due")
+                raise OutOfStep(f"batch {head.number} received, but {stream.number + 1} is next")
             body = await _read_body(receive)
             reply = await asyncio.get_running_loop().run_in_executor(
                 self._batch_thread, self._persist_batch, stream.admission, head, body
@@ -317,7 +317,7 @@ class ControllerReceiver:
         now = time.monotonic()
         for store in self._stores:
             if self._failed_until.get(store.name, 0.0) > now:
-                reasons.append(f"{store.directory} could not be used")
+                reasons.append(f"cannot use {store.directory}")
                 continue
             try:
                 store.check()

@@ -79,7 +79,7 @@ class RequestHead(msgspec.Struct, frozen=True, kw_only=True):
             WireError: It is another.
         """
         if hash_body(body) != self.digest:
-            raise WireError("the body is not the one that the headers describe (SHA-256)")
+            raise WireError("the body does not match its headers (SHA-256)")
 
     def build_headers(self) -> dict[str, str]:
         """Return the headers that carry this head."""
@@ -164,7 +164,7 @@ def parse_head(path: str, headers: Iterable[tuple[bytes, bytes]]) -> tuple[Reque
     values = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}
     version = values.get("steward-version", "none")
     if version != str(VERSION):
-        raise PermissionRefused(f"it speaks version {version}, we speak {VERSION}")
+        raise PermissionRefused(f"protocol version {version} is not supported: use {VERSION}")
     stream, number = values.get("steward-stream", ""), values.get("steward-number", "")
     digest, length = values.get("steward-digest", ""), values.get("content-length", "")
     is_hello = path == HELLO
@@ -174,9 +174,9 @@ def parse_head(path: str, headers: Iterable[tuple[bytes, bytes]]) -> tuple[Reque
         and _NUMBER.fullmatch(length)
         and ((stream, number) == ("", "0") if is_hello else _HEX_32.fullmatch(stream))
     ):
-        raise WireError("its headers are not those of a controller")
+        raise WireError("malformed headers")
     if int(length) > (NONCE_BYTES if is_hello else MAX_BODY_BYTES):
-        raise WireError(f"it announces a body of {length} bytes")
+        raise WireError(f"invalid body length of {length} bytes")
     head = RequestHead(
         path=path,
         origin=values.get("host", ""),
@@ -196,7 +196,9 @@ def decode_rows(body: bytes | bytearray) -> list[ForwardedEvent]:
     """
     rows: list[ForwardedEvent] = _decode(_rows_decoder, body)
     if len(rows) > MAX_BATCH_ROWS:
-        raise WireError(f"a batch of {len(rows)} events, more than {MAX_BATCH_ROWS}")
+        raise WireError(
+            f"a batch of {len(rows)} events is too large: the maximum is {MAX_BATCH_ROWS}"
+        )
     return rows
 
 
@@ -214,4 +216,4 @@ def _decode(decoder: "msgspec.msgpack.Decoder[Any]", body: bytes | bytearray) ->
     try:
         return decoder.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise WireError(f"a message cannot be read: {error}") from error
+        raise WireError(f"cannot decode a message: {error}") from error
