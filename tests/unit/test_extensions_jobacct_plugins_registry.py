@@ -59,8 +59,8 @@ def test_what_is_no_plugin_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> N
         api_version = 9
 
     for found, why in [
-        (SystemExit(1), "cannot be imported"),
-        (int, "no class"),
+        (SystemExit(1), "cannot import"),
+        (int, "not a subclass"),
         (Wrong, "registered as"),
         (Later, "version 9"),
     ]:

@@ -20,10 +20,10 @@ def loaded(tmp_path: Path, text: str) -> Settings:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ('type = ""', "names no plugin"),
-        ('type = "log"', "'log' is no plugin"),
-        ('type = "jobacct/../x"', "is no plugin"),
-        ('type = "jobacct/log,jobacct/nowhere"', "no installed package offers 'jobacct/nowhere'"),
+        ('type = ""', "'accounting.type' is empty"),
+        ('type = "log"', "invalid plugin 'log'"),
+        ('type = "jobacct/../x"', "invalid plugin"),
+        ('type = "jobacct/log,jobacct/nowhere"', "no installed package provides 'jobacct/nowhere'"),
         ('parameters = "Frequency"', "write name=value"),
         ('parameters = "MaxSendRetries=often"', "whole number"),
         ('parameters = "maxsendretrydelay=-1"', "whole number"),

@@ -98,7 +98,9 @@ def list_plugins(context: AccountingContext, asker: Caller, _: PluginsRequest) -
         PluginOperatorsOnly: The caller is no operator.
     """
     if not context.is_operator(asker):
-        raise PluginOperatorsOnly("only operators may see the accounting plugins", asker)
+        raise PluginOperatorsOnly(
+            "permission denied: only operators may see the accounting plugins", asker
+        )
     configured = context.settings.accounting.type
     used = parse_plugin_types(configured)
     third_party = third_party_types(configured)

@@ -274,7 +274,9 @@ class JobAcctPlugin:
             SendFailed: It could not be recorded now.
         """
         if self.channel is None:
-            raise PluginError("send() works in hooks that are called for a job, step or message")
+            raise PluginError(
+                "send() is not available in this hook: call it in hooks for a job, step or message"
+            )
         self.channel(to, data)
 
 
@@ -293,9 +295,9 @@ def parse_parameters(text: str) -> dict[str, str]:
         name, equals, value = part.partition("=")
         name = name.strip()
         if not equals or not name:
-            raise ParameterError(f"{part!r} is no parameter: write name=value", part)
+            raise ParameterError(f"invalid parameter {part!r}: write name=value", part)
         if name.lower() in {existing.lower() for existing in values}:
-            raise ParameterError(f"parameter {name!r} is there twice", part)
+            raise ParameterError(f"duplicate parameter {name!r}", part)
         values[name] = value.strip()
     return values
 
@@ -314,7 +316,9 @@ def parse_number_parameter(text: str, name: str, default: int) -> int:
     for parameter, value in parse_parameters(text).items():
         if parameter.lower() == name.lower():
             if not (value.isascii() and value.isdigit()) or len(value) > 9:
-                raise ParameterError(f"{name}={value} must be a whole number of 0 or more", value)
+                raise ParameterError(
+                    f"invalid {name}={value}: give a whole number of 0 or more", value
+                )
             return int(value)
     return default
 

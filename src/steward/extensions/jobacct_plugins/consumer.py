@@ -117,7 +117,7 @@ class PluginConsumer(DatabaseConsumer):
                 raise self._record_refusal(str(error)) from error
             except BaseException as error:
                 # A constructor may raise anything; the error must affect this plugin alone.
-                message = f"{self._type} cannot be started: {type(error).__name__}: {error}"
+                message = f"cannot start {self._type}: {type(error).__name__}: {error}"
                 raise self._record_refusal(message) from error
             self._state.record_refusal("")
         return 3600.0
@@ -135,7 +135,7 @@ class PluginConsumer(DatabaseConsumer):
             if not guard.call_hook(hook, *args):
                 (failure, *_) = guard.take_failures()
                 raise PluginError(
-                    f"{self._type} cannot be started: {hook}: {failure.kind}: {failure.text}"
+                    f"cannot start {self._type}: {hook}: {failure.kind}: {failure.text}"
                 )
         overridden = {hook for hook in _HOOK_KINDS if _has_override(plugin, hook)}
         self.kinds = frozenset().union(*(_HOOK_KINDS[hook] for hook in overridden))
@@ -159,7 +159,7 @@ class PluginConsumer(DatabaseConsumer):
         assert guard is not None, "both were made together"
         tries = self._state.begin_batch()
         if tries > _MAX_TRIES and len(events) == 1:
-            message = f"ended its process {_MAX_TRIES} times on {events[0].kind} {events[0].key}"
+            message = f"crashed {_MAX_TRIES} times on {events[0].kind} {events[0].key}"
             guard.record_failure("*", "crash", message)
             events = ()
         try:

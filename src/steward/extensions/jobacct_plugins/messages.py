@@ -86,10 +86,10 @@ class MessageSender:
         """
         if recipient not in (CONTROLLER, "mynode"):
             raise PluginError(
-                f"a message goes to 'controller' or 'mynode', not to {recipient!r}", recipient
+                f"invalid recipient {recipient!r}: use 'controller' or 'mynode'", recipient
             )
         if type(data) is not bytes or len(data) > MAX_MESSAGE_BYTES:
-            raise PluginError(f"a message is bytes, {MAX_MESSAGE_BYTES} of them at the most", data)
+            raise PluginError(f"invalid message: give bytes, at most {MAX_MESSAGE_BYTES}", data)
         sender = node or CONTROLLER
         digest = hashlib.blake2b(
             f"{self._type}\n{cause.key}\n{call_id}".encode(), digest_size=16
@@ -126,6 +126,4 @@ class MessageSender:
                 self._stop.wait(self._delay_s)
             if self._stop.is_set():
                 break
-        raise SendFailed(
-            f"{self._type}: a message could not be recorded: {last_error}"
-        ) from last_error
+        raise SendFailed(f"{self._type}: cannot record a message: {last_error}") from last_error

@@ -50,7 +50,7 @@ def find_entry_point(plugin_type: str) -> "EntryPoint":
     installed = find_installed_plugins()
     if plugin_type not in installed:
         raise PluginError(
-            f"no installed package offers {plugin_type!r}; known are {', '.join(installed)}",
+            f"no installed package provides {plugin_type!r}: use one of {', '.join(installed)}",
             plugin_type,
         )
     return installed[plugin_type]
@@ -68,21 +68,21 @@ def load_plugin_class(plugin_type: str) -> type[JobAcctPlugin]:
     except BaseException as error:
         # An import may raise anything; the error must affect this plugin alone.
         raise PluginError(
-            f"{plugin_type} ({entry.value}) cannot be imported: {type(error).__name__}: {error}",
+            f"cannot import {plugin_type} ({entry.value}): {type(error).__name__}: {error}",
             plugin_type,
         ) from error
     if not (isinstance(plugin_class, type) and issubclass(plugin_class, JobAcctPlugin)):
-        raise PluginError(f"{entry.value} is no class of JobAcctPlugin", plugin_type)
+        raise PluginError(f"{entry.value} is not a subclass of JobAcctPlugin", plugin_type)
     if plugin_class.plugin_type != plugin_type:
         raise PluginError(
-            f"{entry.value} says plugin_type {plugin_class.plugin_type!r}, and is registered as "
-            f"{plugin_type!r}: one of both is wrong",
+            f"{entry.value} declares plugin_type {plugin_class.plugin_type!r}, but is "
+            f"registered as {plugin_type!r}: make both equal",
             plugin_type,
         )
     if plugin_class.api_version != API_VERSION:
         raise PluginError(
-            f"{plugin_type} is written for version {plugin_class.api_version} of the plugin API, "
-            f"this is version {API_VERSION}",
+            f"{plugin_type} requires version {plugin_class.api_version} of the plugin API, but "
+            f"Steward has version {API_VERSION}: install a matching version of the plugin",
             plugin_type,
         )
     return plugin_class

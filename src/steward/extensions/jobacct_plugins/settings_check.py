@@ -31,12 +31,12 @@ def check_settings(settings: Settings) -> Iterator[ConfigProblem]:
     key = ("accounting", "type")
     if not types:
         yield ConfigProblem(
-            key, f"'accounting.type' names no plugin: for none of them write {NONE_TYPE!r}"
+            key, f"'accounting.type' is empty: to disable plugins, write {NONE_TYPE!r}"
         )
     for plugin_type in types:
         if _TYPE_PATTERN.fullmatch(plugin_type) is None:
             yield ConfigProblem(
-                key, f"'accounting.type': {plugin_type!r} is no plugin: write 'jobacct/NAME'"
+                key, f"'accounting.type': invalid plugin {plugin_type!r}: write 'jobacct/NAME'"
             )
             return
     for plugin_type in third_party_types(accounting.type):
@@ -59,9 +59,7 @@ def _check_location(settings: Settings) -> Iterator[ConfigProblem]:
     if not location:
         return
     if not os.path.isabs(location):
-        yield ConfigProblem(
-            key, f"'accounting.location' must be an absolute path, not {location!r}"
-        )
+        yield ConfigProblem(key, f"'accounting.location': {location!r} is not an absolute path")
         return
     reserved = [
         (cluster.spool, f"the spool of cluster {name!r}")
@@ -71,4 +69,6 @@ def _check_location(settings: Settings) -> Iterator[ConfigProblem]:
         reserved += [(settings.sink_path(name), f"sink {name!r}"), (sink.move_to, f"sink {name!r}")]
     for path, owner in reserved:
         if path and f"{os.path.normpath(location)}/".startswith(f"{os.path.normpath(path)}/"):
-            yield ConfigProblem(key, f"{location} lies in {path} of {owner}: choose another place")
+            yield ConfigProblem(
+                key, f"{location} lies in {path} of {owner}: choose another directory"
+            )

@@ -80,9 +80,9 @@ class DumpAnswer(Answer, frozen=True, kw_only=True, tag="dumped"):
 
     def list_warnings(self) -> Iterable[str]:
         """Return the lines that are no records."""
-        yield from (f"no record: {example}" for example in self.examples)
+        yield from (f"not a record: {example}" for example in self.examples)
         if self.passed_over:
-            yield f"{format_count(self.passed_over, 'line')} of the log are no records"
+            yield f"{format_count(self.passed_over, 'line')} of the log are not records"
 
 
 class ExpireRequest(Request, frozen=True, kw_only=True):
@@ -144,7 +144,7 @@ class ExpireAnswer(Answer, frozen=True, kw_only=True):
     def list_warnings(self) -> Iterable[str]:
         """Return that nothing was removed."""
         if not self.done:
-            yield f"nothing was removed: --yes removes {self.summarize()}"
+            yield f"nothing removed yet: --yes removes {self.summarize()}"
 
 
 @action(
@@ -238,7 +238,10 @@ def expire_books(context: AccountingContext, asker: Caller, request: ExpireReque
         jobs = 0  # before the first start there are none
     if request.yes:
         if context.order is None:
-            raise ExpireError("only the daemon can remove accounting data")
+            raise ExpireError(
+                "cannot remove accounting data without the daemon: start 'steward serve', "
+                "and run the command there"
+            )
         context.order(
             [
                 _expire_event(context, asker, request, cluster, before)
@@ -257,12 +260,11 @@ def _parse_before(context: AccountingContext, request: ExpireRequest, zone: tzin
     if not request.keep_log:
         return before
     if LOG_TYPE not in parse_plugin_types(settings.type):
-        raise AccountingUsage("there is no job log that could keep them: leave out `keep_log`")
+        raise AccountingUsage("no job log is configured: leave out `keep_log`")
     if (context.now() - before).days <= settings.close_after_days:
         raise AccountingUsage(
-            f"the job log's days are closed after {settings.close_after_days} days, and sacct "
-            "reads "
-            "none that are open: give an earlier time",
+            "sacct reads closed days of the job log only, and days are closed after "
+            f"{settings.close_after_days} days: give an earlier time",
             request.before,
         )
     return before
@@ -295,4 +297,4 @@ def _expire_event(
 def _require_operator(context: AccountingContext, asker: Caller, task: str) -> None:
     """Raise LogOperatorsOnly unless the caller is an operator."""
     if not context.is_operator(asker):
-        raise LogOperatorsOnly(f"only operators may {task}", asker)
+        raise LogOperatorsOnly(f"permission denied: only operators may {task}", asker)

@@ -182,7 +182,7 @@ def _rewrite(file: BinaryIO, length: int, new_file: BinaryIO, blanker: PurgeBlan
         length -= len(line)
         blanked = blanker.blank_line(line)
         if len(blanked) != len(line):
-            raise ValueError("a record cannot be written again in the place that it has")
+            raise ValueError("the redacted record does not fit in the place of the original")
         new_file.write(blanked)
 
 

@@ -89,7 +89,7 @@ def list_log_days(location: str) -> list[JobLogDay]:
         return []
     except OSError as error:
         raise JobLogUnavailable(
-            f"the job log in {location} cannot be read: {error.strerror}", location
+            f"cannot read the job log in {location}: {error.strerror}", location
         ) from error
 
 
@@ -127,10 +127,10 @@ def file_units(path: str) -> Iterable[tuple[str, ...]]:
     if os.path.isdir(path):
         units = [day.records for day in list_log_days(path) if day.records]
         if not units:
-            raise JobLogError(f"{path} holds no job log", path)
+            raise JobLogError(f"{path} contains no job log", path)
         return units
     if not os.path.exists(path):
-        raise JobLogError(f"there is no job log {path}", path)
+        raise JobLogError(f"{path}: no such job log", path)
     return [(path,)]
 
 
@@ -291,7 +291,9 @@ class LogFiles:
             yield
         except OSError as error:
             path = self.file_path(name)
-            raise JobLogUnavailable(f"the job log: {path}: {error.strerror}", path) from error
+            raise JobLogUnavailable(
+                f"cannot use the job log {path}: {error.strerror}", path
+            ) from error
 
 
 def _truncate_to(fd: int, length: int, path: str) -> int:

@@ -193,11 +193,11 @@ def _read_bounded_lines(file: BinaryIO, path: str) -> Iterator[bytes]:
             while not rest.endswith(b"\n") and len(rest) == _MAX_LINE_BYTES:
                 rest = file.readline(_MAX_LINE_BYTES)
         except OSError as error:
-            raise JobLogUnavailable(f"{path} cannot be read: {error.strerror}", path) from error
+            raise JobLogUnavailable(f"cannot read {path}: {error.strerror}", path) from error
         except Exception as error:
             if type(error).__name__ != "ZstdError":
                 raise
-            raise JobLogError(f"{path} cannot be unpacked: {error}", path) from error
+            raise JobLogError(f"cannot decompress {path}: {error}", path) from error
         yield line
 
 
@@ -207,7 +207,7 @@ def _open_source(path: str, length: int | None) -> Iterator[BinaryIO]:
     try:
         file = open(path, "rb")  # noqa: SIM115 - it is closed below
     except OSError as error:
-        raise JobLogUnavailable(f"{path} cannot be read: {error.strerror}", path) from error
+        raise JobLogUnavailable(f"cannot read {path}: {error.strerror}", path) from error
     with file:
         if path.endswith((PACKED_SUFFIX, f"{PACKED_SUFFIX}.new")):
             with _decompress(file) as stream:
