@@ -123,7 +123,7 @@ def test_check_warns_of_what_is_missing_and_refuses_what_is_wrong(
     assert f"{path}:8: 'archive.sink.files.limit.a.users': user 'nobody-here' does not" in told.err
     loaded(tmp_path, KAFKA + '[archive.sink.k.broker.options]\n"linger.mz" = "1"\n')
     assert run(["config", "check", "--config", path]) == 2
-    assert f"{path}:10: librdkafka refuses 'linger.mz'" in capfd.readouterr().err
+    assert f"{path}:10: librdkafka rejects 'linger.mz'" in capfd.readouterr().err
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can ask for others")

@@ -42,7 +42,7 @@ _REMEDIES: Final = {
     "SASL_AUTHENTICATION_FAILED": "check 'user' and 'password_file'",
     "_SSL": "check 'tls', 'ca_file' and the name in the broker's certificate",
     "_RESOLVE": "check 'servers'",
-    "_MSG_TIMED_OUT": "the brokers are away, too slow, or too few of them are in step",
+    "_MSG_TIMED_OUT": "check that enough brokers are up and in sync",
     "TOPIC_AUTHORIZATION_FAILED": "have its administrator allow {user} to use topic {topic}",
     "GROUP_AUTHORIZATION_FAILED": "have its administrator allow {user} to use the group",
     "CLUSTER_AUTHORIZATION_FAILED": "have its administrator allow {user} IdempotentWrite",
@@ -129,7 +129,7 @@ class KafkaConnection:
             return getattr(self.lib, client_type)(self.build_client_config(client_options))
         except self.lib.KafkaException as error:
             raise KafkaUnavailable(
-                f"no Kafka client can be made: {self.mask_secrets(error.args[0].str())}"
+                f"cannot create a Kafka client: {self.mask_secrets(error.args[0].str())}"
             ) from error
 
     def _read_secret(self, path: str) -> str:
@@ -237,7 +237,7 @@ def explain_invalid_option(client_type: str, option: str, value: str) -> str:
 def create_topic_hint(settings: KafkaSettings) -> str:
     """Return the command that creates the topic, with a size limit that fits every script."""
     return (
-        f"make it: kafka-topics.sh --bootstrap-server {settings.servers[0]} --create "
+        f"create it: kafka-topics.sh --bootstrap-server {settings.servers[0]} --create "
         f"--topic {settings.topic} --config max.message.bytes=16777216"
     )
 
@@ -261,5 +261,5 @@ def _check_broker_options(
         reason = explain_invalid_option(client_type, option, value)
         if reason:
             yield ConfigProblem(
-                (*key, "options", option), f"librdkafka refuses {option!r}: {reason}"
+                (*key, "options", option), f"librdkafka rejects {option!r}: {reason}"
             )

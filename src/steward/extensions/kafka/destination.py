@@ -143,7 +143,7 @@ class KafkaDestination:
         while pending_count > 0 and time.monotonic() < deadline:
             producer.flush(_POLL_S)
         if pending_count > 0:
-            self._give_up("no answer came in time")
+            self._give_up("the brokers did not answer in time")
         return failed
 
     def _produce(
@@ -169,7 +169,7 @@ class KafkaDestination:
                 )
             except BufferError:
                 if time.monotonic() > deadline:
-                    self._give_up("its queue stays full")
+                    self._give_up("its send queue stays full")
                 producer.poll(_POLL_S)
             except self._connection.lib.KafkaException as error:
                 return error.args[0]
@@ -191,9 +191,7 @@ class KafkaDestination:
         self.close()
         if last_error and last_error not in reason:
             reason = f"{reason} ({last_error})"
-        raise KafkaUnavailable(
-            f"nothing can be sent to {self._connection.describe_topic()}: {reason}"
-        )
+        raise KafkaUnavailable(f"cannot send to {self._connection.describe_topic()}: {reason}")
 
     def _is_too_large(self, error: Any) -> bool:
         codes = self._connection.lib.KafkaError
@@ -205,13 +203,13 @@ class KafkaDestination:
         max_bytes = int(broker.options.get("message.max.bytes", _MAX_MESSAGE_BYTES))
         if size >= max_bytes:
             return (
-                f"a message of {size} bytes is larger than the sink's message.max.bytes = "
-                f"{max_bytes}: raise it in [archive.sink.{self._name}.broker.options], and the "
-                "topic's max.message.bytes"
+                f"message of {size} bytes is larger than the sink's message.max.bytes = "
+                f"{max_bytes}: raise it in [archive.sink.{self._name}.broker.options], and "
+                "the topic's max.message.bytes"
             )
         return (
-            f"a message of {size} bytes, less by compression, is larger than topic "
-            f"{broker.topic} takes: raise its max.message.bytes (kafka-configs.sh --alter "
+            f"message of {size} bytes (before compression) is larger than topic "
+            f"{broker.topic} accepts: raise its max.message.bytes (kafka-configs.sh --alter "
             f"--entity-type topics --entity-name {broker.topic} --add-config "
             f"max.message.bytes={max_bytes}), or the brokers' message.max.bytes "
             f"({self._connection.mask_secrets(error.str())})"

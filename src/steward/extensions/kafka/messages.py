@@ -273,7 +273,9 @@ def decode_script_message(data: bytes) -> ScriptMessage:
         MessageError: The bytes are invalid or contradictory; the error names the field.
     """
     if len(data) > MAX_SCRIPT_MESSAGE_BYTES:
-        raise MessageError(f"it has {len(data)} bytes, more than {MAX_SCRIPT_MESSAGE_BYTES}")
+        raise MessageError(
+            f"message of {len(data)} bytes is too large: the maximum is {MAX_SCRIPT_MESSAGE_BYTES}"
+        )
     try:
         message = _decoder.decode(data)
         _check_message(message)
@@ -281,10 +283,10 @@ def decode_script_message(data: bytes) -> ScriptMessage:
         raise
     except msgspec.ValidationError as error:
         # The error names the field and may repeat untrusted text: limit its length.
-        raise MessageError(f"it is no {SCHEMA}: {str(error)[:200]}") from error
+        raise MessageError(f"not a valid {SCHEMA}: {str(error)[:200]}") from error
     except (ValueError, RecursionError) as error:
         # Not JSON, not UTF-8, not base64, or nested too deeply.
-        raise MessageError(f"it is no {SCHEMA}: {type(error).__name__}") from error
+        raise MessageError(f"not a valid {SCHEMA}: {type(error).__name__}") from error
     return message
 
 
@@ -344,7 +346,7 @@ def _check_time(moment: datetime, field: str) -> None:
 def _require(condition: bool, field: str) -> None:
     """Raise MessageError for a field unless the condition holds."""
     if not condition:
-        raise MessageError(f"it is no {SCHEMA}: '{field}' does not hold", field)
+        raise MessageError(f"not a valid {SCHEMA}: invalid field '{field}'", field)
 
 
 def make_json_schema() -> dict[str, Any]:

@@ -121,7 +121,7 @@ class TopicRecreationGuard:
             committed = consumer.committed(assigned_partitions, timeout=_REQUEST_TIMEOUT_S)
         except lib.KafkaException as error:
             raise KafkaUnavailable(
-                f"cannot look up how far {self._connection.describe_topic()} was taken in: "
+                f"cannot read the position in {self._connection.describe_topic()}: "
                 f"{self._connection.describe_error(error.args[0])}"
             ) from error
         # Offsets committed by other programs carry no topic id and are trusted.
@@ -266,9 +266,9 @@ class KafkaSource:
                 if self._is_done(self._connection):
                     return
                 if time.monotonic() > deadline:
-                    reason = self._last_problem or "another member of the group may have it"
+                    reason = self._last_problem or "another member of the group may consume it"
                     raise KafkaUnavailable(
-                        f"nothing comes from {self._connection.describe_topic()}: {reason}"
+                        f"cannot receive from {self._connection.describe_topic()}: {reason}"
                     )
         finally:
             self.close()
@@ -370,7 +370,7 @@ class KafkaSource:
             position.partition,
             self._settings.broker.topic,
             error,
-            "; more like it are not told of"
+            "; further bad messages are not logged"
             if self._consecutive_bad == _MAX_LOGGED_IN_A_ROW
             else "",
         )
@@ -458,7 +458,7 @@ class KafkaSource:
             codes._MAX_POLL_EXCEEDED,
         }
         problem = (
-            f"nothing comes from {self._connection.describe_topic()}: "
+            f"cannot receive from {self._connection.describe_topic()}: "
             f"{self._connection.describe_error(error)}"
         )
         if error.fatal() or error.code() in fatal_codes:
@@ -476,7 +476,7 @@ class KafkaSource:
             self._last_problem = ""
         elif last_error:
             self._log_problem(
-                f"nothing comes from {self._connection.describe_topic()}: {last_error}"
+                f"cannot receive from {self._connection.describe_topic()}: {last_error}"
             )
 
     def _log_problem(self, problem: str) -> None:
