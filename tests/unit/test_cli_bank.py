@@ -388,7 +388,7 @@ def test_what_was_not_told_is_listed_and_told_again(bank: Any, tmp_path: Path) -
     rows = [row.split("|") for row in bank("notices", "-P", "-n").splitlines()]
     assert [(row[1], row[2], "dead letter" in row) for row in rows] == [
         ("mail", "90 % is used", True),
-        ("mybrc", "what it costs: job 7 of cluster c1, account physics", False),
+        ("mybrc", "the charge of job 7 of cluster c1, account physics", False),
     ]
     assert "Steward retries 1 notice" in bank("notices", "--retry", "all")
     assert "dead letter" not in bank("notices")

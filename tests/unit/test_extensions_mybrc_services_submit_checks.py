@@ -133,7 +133,7 @@ def test_what_the_gate_refuses_by_any_rule_cannot_be_submitted(
         gate.link.send_rules(rules("observe", seq=2))
         watched = asking.check_job("31", "1001", "physics")
         assert watched.success
-        assert str(watched.message).startswith("The bank only watches here (observe): Steward: ")
+        assert str(watched.message).startswith("The bank rejects no job in mode observe: Steward: ")
         gate.link.send_rules(msgspec.structs.replace(rules("observe", seq=3), modes=()))
         assert not success("31", "physics", 1001), "nobody has chosen to watch"
 

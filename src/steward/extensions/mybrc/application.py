@@ -82,25 +82,25 @@ def _error_responses(**by_status: str) -> dict[int, ResponseSpec]:
 
 
 USUAL_RESPONSES: Final = _error_responses(
-    s400="Something about the request is wrong.",
-    s401="There is no token, or it is nobody's.",
+    s400="Invalid request.",
+    s401="Missing or unknown token.",
     s413="The body is too large.",
-    s429="Too much has failed from this address: wait.",
-    s503="The ledger's database is away: try again.",
+    s429="Too many failures from this address: try again later.",
+    s503="The ledger's database is unavailable: try again.",
 )
 """Replies that every path may give beside its own."""
 
 QUESTION_RESPONSES: Final = {
     400: ResponseSpec(
         data_container=CanSubmitReply,
-        description="Something about the question is wrong.",
+        description="Invalid query.",
         generate_examples=False,
     )
 }
 """Reply to an invalid ``can_submit_job`` question."""
 
-NOT_FOUND_RESPONSES: Final = _error_responses(s404="There is no such page, or no such job.")
-REFUSED_RESPONSES: Final = _error_responses(s403="This is not taken here.")
+NOT_FOUND_RESPONSES: Final = _error_responses(s404="Page or job not found.")
+REFUSED_RESPONSES: Final = _error_responses(s403="CPU data is not accepted.")
 
 
 def usual_responses(*statuses: int) -> dict[int, ResponseSpec]:
@@ -131,7 +131,7 @@ def _moment_schema() -> Schema:
     return Schema(
         type=[OpenAPIType.STRING, OpenAPIType.NULL],
         format=OpenAPIFormat.DATE_TIME,
-        description="Times before 1970 are refused, and those of a job go on in their order.",
+        description="Times before 1970 are rejected, and the times of a job must be in order.",
     )
 
 
@@ -290,7 +290,7 @@ def make_application(services: ApiServices) -> Litestar:
         openapi_config=OpenAPIConfig(
             title="myBRC REST API",
             version="v1",
-            description="The myBRC REST API, as Steward's bank speaks it.",
+            description="The myBRC REST API, served by Steward's bank.",
             components=Components(security_schemes={AUTH_SCHEME: security_scheme}),
             security=[{AUTH_SCHEME: []}],
             path="/schema",
@@ -460,7 +460,7 @@ def partitions_list(request: ApiRequest, state: State, page: Page = 1) -> Partit
 )
 def upload_cpu_data(filename: FromPath[str]) -> ErrorDetail:
     """Reject a file of CPU data: Steward measures usage itself and keeps no such files."""
-    what = "CPU data is not taken: use is measured by Steward itself, see 'steward sacct'"
+    what = "CPU data is not accepted: Steward measures usage itself, see 'steward sacct'"
     log.info("ignoring CPU data in a file of %d characters", len(filename))
     raise ApiError(403, what)
 
@@ -502,9 +502,7 @@ def _handle_steward_error(_: ApiRequest, error: StewardError) -> Response[ErrorD
         log.warning(
             "cannot serve a request of the myBRC API, asking the client to retry: %s", error
         )
-        return _error_reply(
-            503, "the ledger cannot be used just now, try again", {"Retry-After": "2"}
-        )
+        return _error_reply(503, "the ledger is unavailable: try again", {"Retry-After": "2"})
     return _error_reply(400, str(error))
 
 
@@ -521,7 +519,7 @@ def _handle_http_error(_: ApiRequest, error: HTTPException) -> Response[ErrorDet
 
 def _handle_timeout(_: ApiRequest, __: TimeoutError) -> Response[ErrorDetail]:
     """Reply to a body that arrives too slowly."""
-    return _error_reply(408, "the body took too long", {"Connection": "close"})
+    return _error_reply(408, "the body was not complete in time", {"Connection": "close"})
 
 
 def _handle_bug(_: ApiRequest, error: Exception) -> Response[ErrorDetail]:

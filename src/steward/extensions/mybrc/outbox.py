@@ -91,7 +91,7 @@ def describe(payload: bytes) -> str:
     """Describe an outbox message in a few words."""
     message = msgspec.json.decode(payload, type=RemoteMessage)
     job = message.told
-    subject = "the hold of" if message.op == "hold" else "what it costs:"
+    subject = "the hold of" if message.op == "hold" else "the charge of"
     return f"{subject} job {job.job_id} of cluster {job.cluster}, account {job.account}"
 
 

@@ -178,7 +178,7 @@ class MybrcClient:
             reply = self._get_client().request(method, url, content=content, headers=headers)
         except httpx.ReadTimeout as error:
             self.close()
-            raise RemoteFailed(f"{method} {url}: no answer in time", path) from error
+            raise RemoteFailed(f"{method} {url}: no reply in time", path) from error
         except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError, TlsUnavailable) as error:
             # ValueError: an invalid token.
             self.close()
@@ -186,7 +186,7 @@ class MybrcClient:
         if reply.status_code in _ACCEPTED_STATUSES:
             if body is not None and not _confirms_job(reply.content, body["jobslurmid"]):
                 raise RemoteUnavailable(
-                    f"{method} {url}: {reply.status_code}, but the answer is not that job. "
+                    f"{method} {url}: {reply.status_code}, but the reply is about another job. "
                     "Is the path in [bank.remote] url right?",
                     path,
                 )
@@ -364,7 +364,9 @@ class OutboxSender:
         charge = rows[-1].charge
         uid = self._owners.find_uid(charge)
         if uid is None:
-            raise RemoteRejected(f"the uid of {charge.user!r} is not known", job.job_id)
+            raise RemoteRejected(
+                f"user {charge.user!r} has no uid now: check 'getent passwd'", job.job_id
+            )
         return msgspec.structs.replace(job, uid=uid)
 
     def _postpone(self, item: OutboxItem, reason: str, first_s: float) -> None:

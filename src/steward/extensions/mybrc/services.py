@@ -108,7 +108,7 @@ class SubmitChecks:
             not (user_id.isascii() and user_id.isdecimal() and len(user_id) <= _MOST_DIGITS)
             or int(user_id) >= 2**32
         ):
-            raise ApiError(400, f"user_id {user_id[:60]!r} is no number")
+            raise ApiError(400, f"invalid user_id {user_id[:60]!r}: give a uid")
         account = account_id.strip().lower()
         if not account or not re.fullmatch(TEXT_PATTERN, account):
             raise ApiError(400, "No account exists with such an account_id.")
@@ -147,21 +147,19 @@ class SubmitChecks:
             if not is_strict:
                 raise
             return CanSubmitReply(
-                success=False, message=f"What is left is not known just now: {gate_error}"
+                success=False, message=f"The available SU are unknown: {gate_error}"
             )
         if request.account not in self._balances.accounts:
             return self._answer_unknown_account(request.account)
         reason = "" if decision.ok else decision.say
         if not reason and is_strict:
-            reason = f"What is held is not known just now: {gate_error}"
+            reason = f"The SU holds are unknown: {gate_error}"
         return _build_reply(reason, self._rules.find_chosen_mode(self._cluster, request.account))
 
     def _answer_unknown_account(self, account: str) -> CanSubmitReply:
         """Answer for an unknown account, as ``unknown_accounts`` says."""
         if self._settings.bank.unknown_accounts == "allow":
-            return CanSubmitReply(
-                success=True, message=f"The bank does not know account {account}."
-            )
+            return CanSubmitReply(success=True, message=f"The bank has no account {account}.")
         raise ApiError(400, f"No account exists with account_id {account}.")
 
 
@@ -173,7 +171,7 @@ def _build_reply(reason: str, mode: Mode | None) -> CanSubmitReply:
     """
     if reason and mode in ("off", "observe"):
         return CanSubmitReply(
-            success=True, message=f"The bank only watches here ({mode}): {reason}"
+            success=True, message=f"The bank rejects no job in mode {mode}: {reason}"
         )
     return CanSubmitReply(success=not reason, message=reason or "The job can be submitted.")
 
@@ -250,7 +248,9 @@ class JobRegistry:
             ApiError: The job has another user or account, or a field is invalid.
         """
         if sent.jobslurmid != jobslurmid:
-            raise ApiError(400, f"jobslurmid {sent.jobslurmid} is not the job {jobslurmid}")
+            raise ApiError(
+                400, f"jobslurmid {sent.jobslurmid} differs from {jobslurmid} in the URL"
+            )
         with self._ledger.transaction() as t:
             return self._store_job(t, sent, t.told.get(jobslurmid), caller)
 
@@ -291,12 +291,12 @@ class JobRegistry:
         account = _find_account(t, sent.accountid)
         uid = int(sent.userid)
         if uid >= 2**32:
-            raise ApiError(400, f"No user can have the userid {uid}.")
+            raise ApiError(400, f"Invalid userid {uid}: too large.")
         previous = None if stored is None else decode_job(stored)
         if stored is not None and stored.uid != uid:
-            raise ApiError(400, f"userid {uid} is not the job's, which is {stored.uid}")
+            raise ApiError(400, f"userid {uid} differs from {stored.uid}, the job's")
         if stored is not None and stored.account != account:
-            raise ApiError(400, f"account {account} is not the job's, which is {stored.account}")
+            raise ApiError(400, f"account {account} differs from {stored.account}, the job's")
         job, amount_micros = merge_job(msgspec.structs.replace(sent, accountid=account), previous)
         user = stored.user if stored is not None else self._name_resolver.user(uid) or str(uid)
         t.told.put(
@@ -323,7 +323,7 @@ class JobRegistry:
         self, t: "Transaction", charge: Charge, previous: ApiJob | None, user: str, caller: str
     ) -> None:
         """Charge a job, unless Steward has charged it; refund a charge under a former key."""
-        author = Authorship(who=f"mybrc:{caller}", why="told by a client of the myBRC API")
+        author = Authorship(who=f"mybrc:{caller}", why="reported by a client of the myBRC API")
         former_charge = None if previous is None else self._build_charge(previous, user, 0)
         if former_charge is not None and former_charge.key != charge.key:
             # The submit time is known only now, or has changed: refund the old charge, pay once.

@@ -60,7 +60,7 @@ def verify_password(password: str, stored_hash: str) -> bool:
         derived_key = _derive_key(password, bytes.fromhex(salt), *numbers)
         is_scrypt = scheme == _HASH_SCHEME
     except ValueError as error:
-        raise BankUsage(f"{stored_hash[:12]!r} is no hash of a password", stored_hash) from error
+        raise BankUsage(f"{stored_hash[:12]!r} is not a password hash", stored_hash) from error
     return is_scrypt and hmac.compare_digest(derived_key.hex(), key)
 
 
@@ -105,7 +105,9 @@ def set_user(path: str, user: str, password: str) -> bool:
         BankError: The file cannot be read or written.
     """
     if not _USER_PATTERN.fullmatch(user):
-        raise BankUsage(f"{user!r} can be no name here: leave out blanks and colons", user)
+        raise BankUsage(
+            f"invalid user name {user!r}: leave out spaces, colons and a leading '#'", user
+        )
     if len(password) < _MIN_PASSWORD_LENGTH:
         raise BankUsage(
             f"the password is too short: give {_MIN_PASSWORD_LENGTH} characters or more", user
@@ -141,7 +143,7 @@ def _read_lines(path: str) -> list[str]:
     except FileNotFoundError:
         return []
     except (OSError, UnicodeError) as error:
-        raise BankError(f"{path} cannot be read: {error}", path) from error
+        raise BankError(f"cannot read {path}: {error}", path) from error
 
 
 def _replace_users_file(path: str, lines: list[str]) -> None:
@@ -155,7 +157,7 @@ def _replace_users_file(path: str, lines: list[str]) -> None:
         with replace_file(path, mode, owner=owner, trusted=trusted) as file:
             file.writelines(f"{line}\n".encode() for line in lines)
     except OSError as error:
-        raise BankError(f"{path} cannot be written: {error.strerror}", path) from error
+        raise BankError(f"cannot write {path}: {error.strerror}", path) from error
 
 
 log = logging.getLogger(__name__)
@@ -259,7 +261,7 @@ class FailedLogins:
             ]
             if len(recent) >= _MAX_FAILURES:
                 wait_s = max(1, int(recent[-_MAX_FAILURES] + _FAILURE_WINDOW_S - now) + 1)
-                raise ApiError(429, f"too many failed tries, wait {wait_s} s", wait_s)
+                raise ApiError(429, f"too many failed attempts: wait {wait_s} s", wait_s)
 
     def add(self, address: str) -> None:
         """Record a failed attempt."""
@@ -303,7 +305,9 @@ class TokenAuthority:
         self._failures.check(address)
         # Nobody waits for a free slot: a waiting login would take a thread from users with tokens.
         if not self._hash_slots.acquire(blocking=False):
-            raise ApiError(429, "too many ask for a token just now", _LOGIN_RETRY_S)
+            raise ApiError(
+                429, f"too many token requests: try again in {_LOGIN_RETRY_S} s", _LOGIN_RETRY_S
+            )
         try:
             is_valid = self._users.check_password(user, password)
         finally:
@@ -332,7 +336,9 @@ class TokenAuthority:
         scheme, _, token = authorization.strip().partition(" ")
         token = token.strip()
         if scheme.lower() != "token" or not token:
-            raise ApiError(401, "give a token: 'Authorization: Token …', from api_token_auth")
+            raise ApiError(
+                401, "no token: send 'Authorization: Token …' with a token of api_token_auth"
+            )
         user = self._find_user(hash_token(token))
         if not user:
             # Check failures only here: a guesser and slurmctld may share one address.

@@ -79,7 +79,7 @@ def parse_cost(text: str) -> int:
     """
     text = text.strip()
     if not _COST_PATTERN.fullmatch(text) or not any("0" <= sign <= "9" for sign in text):
-        raise BankUsage(f"job_cost {text[:60]!r} is no decimal number that is not negative", text)
+        raise BankUsage(f"invalid job_cost {text[:60]!r}: give a decimal number of 0 or more", text)
     number = Decimal(text)
     _check_digits(number, "job_cost", most_whole=AMOUNT_DIGITS)
     return _decimal_to_micro_su(number)
@@ -92,7 +92,7 @@ def parse_amount(number: Decimal) -> int:
         BankUsage: It is negative or no number, or has too many digits or places.
     """
     if not number.is_finite() or number.is_signed():
-        raise BankUsage(f"amount {str(number)[:60]} is no number that is not negative", number)
+        raise BankUsage(f"invalid amount {str(number)[:60]}: give a number of 0 or more", number)
     _check_digits(number, "amount", most_whole=AMOUNT_DIGITS - AMOUNT_PLACES)
     return _decimal_to_micro_su(number)
 
@@ -320,7 +320,7 @@ def merge_job(sent: JobSent, previous: ApiJob | None) -> tuple[ApiJob, int]:
     for name in _HOUR_FIELDS:
         # A form can contain "nan" and "inf"; JSON has neither, so no reply could return them.
         if isinstance(sent_fields[name], float) and not math.isfinite(sent_fields[name]):
-            raise ApiError(400, f"{name} is {sent_fields[name]}, which is no number of hours")
+            raise ApiError(400, f"invalid {name} {sent_fields[name]}: give a number of hours")
     fields.update({name: value for name, value in sent_fields.items() if value is not UNSET})
     try:
         amount = Decimal(fields.get("amount", "0")) if sent_amount is UNSET else sent_amount
@@ -356,7 +356,7 @@ def _decode_body(body: bytes, content_type: str, struct_type: type[S]) -> S:
     except (
         *(msgspec.DecodeError, UnicodeError, ValueError, RecursionError, MultipartError),
     ) as error:
-        raise ApiError(400, f"the body cannot be read: {error}") from error
+        raise ApiError(400, f"cannot decode the body: {error}") from error
 
 
 def _parse_multipart(body: bytes, boundary: str) -> list[tuple[str, str]]:
@@ -395,7 +395,9 @@ def _is_text(field_type: Any) -> bool:
 
 def _parse_time(name: str, text: str) -> datetime:
     """Parse a time; without a zone it is UTC."""
-    message = f"{name} {text[:60]!r} is no time since 1970: write 2026-01-31T12:00:00+00:00"
+    message = (
+        f"invalid {name} {text[:60]!r}: give a time since 1970, such as 2026-01-31T12:00:00+00:00"
+    )
     if not _TIME_PATTERN.fullmatch(text):
         raise ApiError(400, message)
     try:
