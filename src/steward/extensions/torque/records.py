@@ -57,7 +57,7 @@ class _JobFileReader:
         self._path.append(name)
         self._texts.append([])
         if self._count > _MAX_ELEMENTS or len(self._path) > _MAX_DEPTH:
-            raise ValueError("it has too many elements, or they are nested too deep")
+            raise ValueError("too many elements, or too deeply nested ones")
 
     def add_text(self, data: str) -> None:
         self._texts[-1].append(data)
@@ -69,7 +69,7 @@ class _JobFileReader:
 
 def _reject_declaration(*_: object) -> int:
     """Reject document types and entities, which could expand without limit."""
-    raise ValueError("it declares a document type or an entity")
+    raise ValueError("a document type or an entity is declared")
 
 
 def parse_job_file(data: bytes, name: str) -> JobFileFields:
@@ -85,7 +85,7 @@ def parse_job_file(data: bytes, name: str) -> JobFileFields:
     if len(data) > MAX_JOB_FILE_BYTES:
         raise TorqueRecordError(f"{name} is larger than {MAX_JOB_FILE_BYTES} bytes", name)
     if not data.lstrip().startswith(b"<"):
-        raise TorqueRecordError(f"{name} is no XML: was it written by Torque before 4.5?", name)
+        raise TorqueRecordError(f"{name} is not XML. Did a Torque before 4.5 write it?", name)
     reader = _JobFileReader()
     parser = expat.ParserCreate("utf-8")
     parser.buffer_text = True
@@ -100,9 +100,9 @@ def parse_job_file(data: bytes, name: str) -> JobFileFields:
             parser.Parse(data[offset : offset + _PIECE], False)
         parser.Parse(b"", True)
     except (expat.ExpatError, ValueError) as error:
-        raise TorqueRecordError(f"{name} cannot be read: {error}", name) from error
+        raise TorqueRecordError(f"cannot read {name}: {error}", name) from error
     if reader.root_name != "job":
-        raise TorqueRecordError(f"{name} holds a {reader.root_name!r}, not a job", name)
+        raise TorqueRecordError(f"{name} contains a {reader.root_name!r}, not a job", name)
     return reader.fields
 
 
@@ -173,7 +173,7 @@ def element_id(array_job_id: int, index: int) -> int:
         TorqueRecordError: Torque has no such ids.
     """
     if not (0 < array_job_id <= MAX_TORQUE_ID and 0 <= index < _ELEMENTS):
-        raise TorqueRecordError(f"there can be no {array_job_id}[{index}]", index)
+        raise TorqueRecordError(f"impossible array element {array_job_id}[{index}]", index)
     return _ELEMENT_BASE + array_job_id * _ELEMENTS + index
 
 
@@ -191,12 +191,12 @@ def parse_torque_job(data: bytes, name: str, names: NameResolver | None = None) 
     fields = parse_job_file(data, name)
     id_match = _JOB_ID.fullmatch(fields.get("jobid", ""))
     if id_match is None:
-        raise TorqueRecordError(f"{name} names no job of Torque's", name)
+        raise TorqueRecordError(f"{name} has no valid Torque job id", name)
     torque_id, is_array, index = int(id_match[1]), id_match[2] is not None, id_match[3]
     attributes = _JobAttributes(fields)
     submit = _parse_time(attributes["ctime"])
     if submit is None:
-        raise TorqueRecordError(f"{name} does not say when the job was submitted", name)
+        raise TorqueRecordError(f"{name} has no submit time (ctime)", name)
     has_script = bool(_parse_whole(fields.get("server_flags", "")) & _HAS_SCRIPT)
     array_task = index or (attributes["job_array_request"] if is_array else "")
     record = JobRecord(

@@ -328,11 +328,11 @@ class TorqueJobs:
             TorqueRecordError: It is too large, cannot be read, or is another job's.
         """
         if data is None:
-            raise TorqueRecordError(f"it is larger than {MAX_JOB_FILE_BYTES} bytes", job.name)
+            raise TorqueRecordError(f"larger than {MAX_JOB_FILE_BYTES} bytes", job.name)
         torque_job = parse_torque_job(data, job.name, self._names)
         record = torque_job.record
         if record.job_id != job.job_id:
-            raise TorqueRecordError(f"it is of job {record.job_id}", job.name)
+            raise TorqueRecordError(f"it belongs to job {record.job_id}", job.name)
         torque_job = msgspec.structs.replace(torque_job, variables=None)
         record_bytes = msgspec.msgpack.encode(record)
         if record_bytes == job.record_bytes:
@@ -600,14 +600,15 @@ class TorqueSpool:
             self._attach_at = time.monotonic() + self._timing.reattach_s
             self._end_lost_at = self._attach_at + self._timing.fill_s
             self._log_problem(
-                f"cannot watch {self._root}: {error.strerror}; is it pbs_server's server_priv?"
+                f"cannot watch {self._root}: {error.strerror}. Is it pbs_server's server_priv?"
             )
             return
         self._check_at = time.monotonic() + self._timing.check_s
         self._needs_polling = self._jobs.is_remote = bool(network_type)
         if network_type:
             message = (
-                "%s is on %s, where only this host's writes are told of: scanning it every %g s"
+                "%s is on %s, where inotify reports only writes of this host: scanning it every "
+                "%g s"
             )
             log.info(message, self._root, network_type, self._timing.rescan_s)
         elif self._last_problem:
@@ -634,7 +635,7 @@ class TorqueSpool:
         """Stop watching a directory of jobs that has disappeared; log it."""
         self._detach()
         self._attach_at = time.monotonic() + self._timing.reattach_s
-        self._log_problem(f"{self._root} is gone; waiting for it")
+        self._log_problem(f"{self._root} is missing; waiting for it")
 
     def _detach(self) -> None:
         """Close all watches and forget all jobs."""
@@ -722,10 +723,10 @@ class TorqueSpool:
         """Log a failed watch, and rely on scans meanwhile."""
         if error.errno == errno.ENOSPC:
             self._log_problem(
-                "no inotify watch is left: raise fs.inotify.max_user_watches (sysctl)"
+                "all inotify watches are in use: raise fs.inotify.max_user_watches (sysctl)"
             )
         else:
-            self._log_problem(f"cannot look at {path}: {error.strerror}", str(error.strerror))
+            self._log_problem(f"cannot watch {path}: {error.strerror}", str(error.strerror))
         self._needs_polling = True  # until a scan can watch everything, only scans find new files
 
     def _parse_key(self, directory: str, name: str) -> SpoolKey | None:
