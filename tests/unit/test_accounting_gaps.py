@@ -14,6 +14,8 @@ from harness.site import ADA, Site
 from steward.accounting.errors import AccountingUsage
 from steward.accounting.gaps import GapsAnswer
 from steward.capture.nodes.node_reports import NodeReport, NodeReportsWriter
+from steward.cli.commands import print_reply
+from steward.cli.output import Style
 from steward.core.actions import ActionError, decode_request
 from steward.core.errors import PermissionRefused
 from steward.core.events import JOB_MISSED, MissedJobs
@@ -39,6 +41,19 @@ def test_whole_books_have_no_gaps(site: Site) -> None:
     assert answer.findings == ()
     assert answer.until == NOVEMBER
     assert answer.since == NOVEMBER - timedelta(days=7)
+
+
+def test_a_person_is_told_the_period_and_that_there_is_nothing(
+    site: Site, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TZ", "UTC")
+    monkeypatch.setattr("steward.cli.output.is_terminal", lambda: True)
+    request = {"since": "2026-02-01T00:00", "until": "2026-02-02T00:00", "zone": "UTC"}
+    print_reply(site.ask("accounting.gaps", **request), Style(), "findings")
+    assert capsys.readouterr().err.splitlines() == [
+        "From 2026-02-01T00:00:00 to 2026-02-02T00:00:00.",
+        "No gaps in this period.",
+    ]
 
 
 def test_a_step_without_an_end_is_missing_it(site: Site) -> None:

@@ -155,6 +155,23 @@ class GapsAnswer(Answer, frozen=True, kw_only=True):
         Column("Missing", "words"),
     )
 
+    @property
+    def period(self) -> tuple[datetime, datetime]:
+        """Period of the findings."""
+        return self.since, self.until
+
+    @property
+    def zone(self) -> str:
+        """IANA time zone of the period: that of the first cluster."""
+        return next(iter(self.zones.values()), "")
+
+    def list_notes(self) -> Iterable[str]:
+        """Return that there are no findings, or more than these."""
+        if not self.findings:
+            yield "No gaps in this period."
+        if self.more:
+            yield f"More than {len(self.findings)} gaps; use --limit for more."
+
 
 class _Span(msgspec.Struct, frozen=True):
     """Period to check, and the maximum number of findings."""
