@@ -74,6 +74,8 @@ def test_a_person_is_told_of_the_seven_days(archive: str) -> None:
 def test_a_person_is_told_that_there_is_nothing(archive: str) -> None:
     seen = on_terminal("archive", "list", "-u", "nobody-at-all", "--archive", archive)
     assert seen.strip() == "No jobs in the last seven days; use -S for more."
+    words = ("archive", "list", "-S", "2000-01-01", "-u", "nobody-at-all", "--archive", archive)
+    assert on_terminal(*words).strip() == "No job matches."
 
 
 def test_show_has_the_facts_and_the_script_as_it_is(look: Any) -> None:

@@ -238,6 +238,8 @@ class JobListReply(Answer, frozen=True, kw_only=True):
                 if self.jobs
                 else "No jobs in the last seven days; use -S for more."
             )
+        elif not self.jobs:
+            yield "No job matches."
         if self.next:
             yield _describe_more(len(self.jobs))
 
