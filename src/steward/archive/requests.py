@@ -232,12 +232,10 @@ class JobListReply(Answer, frozen=True, kw_only=True):
 
     def list_notes(self) -> Iterable[str]:
         """Return the default time span if it applies, and that there are more jobs."""
-        if self.default_days:
-            yield (
-                DEFAULT_DAYS_NOTE
-                if self.jobs
-                else "No jobs in the last seven days; use -S for more."
-            )
+        if self.jobs and self.default_days:
+            yield DEFAULT_DAYS_NOTE
+        elif self.default_days:
+            yield "No jobs in the last seven days; use -S for more."
         elif not self.jobs:
             yield "No job matches."
         if self.next:
@@ -610,9 +608,7 @@ class PurgeRequest(JobSelection, frozen=True, kw_only=True):
     reason: Annotated[
         str, option("Reason, recorded in the journal with the purge.", "--reason", metavar="TEXT")
     ] = ""
-    yes: Annotated[
-        bool, option("Purge the scripts. Without it, the command only lists them.", "--yes")
-    ] = False
+    yes: Annotated[bool, option("Purge the scripts. Otherwise only list them.", "--yes")] = False
 
 
 class PurgeLine(ActionMessage, frozen=True, kw_only=True):
