@@ -236,7 +236,7 @@ def size_of(directory: str) -> int:
 def index(directory: str, jobs: int) -> None:
     """Index all scripts, and print what it took."""
     store = Bytes()
-    catalogue = CatalogConsumer(directory, ScriptContents(store))
+    catalog = CatalogConsumer(directory, ScriptContents(store))
     spent_s = 0.0
     position = 0
     for made, events in batches(jobs):
@@ -244,13 +244,13 @@ def index(directory: str, jobs: int) -> None:
             store.held[event.body.script.sha256] = one.script
         position += len(events)
         began_s = time.process_time()
-        catalogue.apply(events, position, lambda _: None)
+        catalog.apply(events, position, lambda _: None)
         spent_s += time.process_time() - began_s
         store.held.clear()
-    catalogue.close()
+    catalog.close()
     size = size_of(CatalogGenerations(directory).get_current())
     print(
-        f"catalogue: {size / jobs * A_YEAR / 1e9:.2f} GB per million jobs, "
+        f"catalog: {size / jobs * A_YEAR / 1e9:.2f} GB per million jobs, "
         f"{spent_s / jobs * 1e6:.0f} us of CPU a job"
     )
 

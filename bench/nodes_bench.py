@@ -106,7 +106,7 @@ def settings_of(where: Path, munged: Munged, port: int) -> Settings:
     return settings_in(
         where,
         cluster={"c1": of},
-        archive=ArchiveSettings(catalogue=False),
+        archive=ArchiveSettings(catalog=False),
         nodes=NodesSettings(listen=f"127.0.0.1:{port}"),
     )
 

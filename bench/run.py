@@ -111,7 +111,7 @@ def burst(table: Table) -> None:
             took_s = ended - told.began_ns / 1e9
             storm_s = (told.ended_ns - told.began_ns) / 1e9
             watch.wait_idle()
-            catalogue_s = time.monotonic() - told.began_ns / 1e9 - 1.0
+            catalog_s = time.monotonic() - told.began_ns / 1e9 - 1.0
         if not complete or len(watch.archived()) != BURST_JOBS:
             print(f"the burst was not complete after {_PATIENCE_S:.0f} s")
         copy_s = copied(watch.spool, where / "copy")
@@ -133,7 +133,7 @@ def burst(table: Table) -> None:
         cost = spent[name][0] / BURST_JOBS * 1e6
         if cost >= 1.0:
             table.add(f"    user CPU a job: {name}", cost, "us")
-    table.add("  searchable after (at most)", catalogue_s, "s")
+    table.add("  searchable after (at most)", catalog_s, "s")
 
 
 def _copied_beside(where: Path, spool: Path) -> float:

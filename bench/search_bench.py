@@ -92,7 +92,7 @@ def fill(directory: str, scripts: int) -> None:
     letters = "abcdefghijklmnopqrstuvwxyz"
     words = ["".join(random_.choices(letters, k=random_.randint(3, 10))) for _ in range(20_000)]
     store = Bytes()
-    catalogue = CatalogConsumer(directory, ScriptContents(store))
+    catalog = CatalogConsumer(directory, ScriptContents(store))
     total = position = 0
     spent_s = 0.0
     began = time.perf_counter()
@@ -105,10 +105,10 @@ def fill(directory: str, scripts: int) -> None:
             position += 2
             events += make_events(store, data, number, user, position)
         cpu_s = time.process_time()
-        catalogue.apply(events, position, lambda _: None)
+        catalog.apply(events, position, lambda _: None)
         spent_s += time.process_time() - cpu_s
         store.held.clear()
-    catalogue.close()
+    catalog.close()
     current = CatalogGenerations(directory).get_current()
     size = sum(entry.stat().st_size for entry in Path(current).iterdir())
     print(
@@ -218,12 +218,12 @@ def anybody(use: ScriptUse) -> bool:  # noqa: ARG001 - an access decision's shap
 
 
 def main() -> None:
-    """Fill a catalogue and ask it."""
+    """Fill a catalog and ask it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--scripts", type=int, default=scaled(100_000, 100))
     parser.add_argument("--repeats", type=int, default=scaled(100, 2))
     parser.add_argument("--dir", default=os.environ.get("BENCH_DIR") or "/dev/shm")
-    parser.add_argument("--keep", action="store_true", help="leave the catalogue where it is")
+    parser.add_argument("--keep", action="store_true", help="leave the catalog where it is")
     options = parser.parse_args()
     directory = tempfile.mkdtemp(prefix="steward-search-", dir=options.dir)
     try:

@@ -69,7 +69,7 @@ def measure(kind: str, where: Path, jobs: int) -> None:
             NAME: make_sink(server),
         }
         settings = spool_daemon.settings_in(
-            where, archive=ArchiveSettings(catalogue=False, sink=sinks)
+            where, archive=ArchiveSettings(catalog=False, sink=sinks)
         )
         with spool_daemon.Daemon(settings, where) as daemon:
             _storm(daemon, settings, where, jobs)

@@ -45,7 +45,7 @@ def settings_in(home: Path) -> Settings:
         run_dir=str(home),
         cluster={"c1": ClusterSettings(slurm=False, spool=str(home / "spool"), timezone="UTC")},
         archive=ArchiveSettings(
-            catalogue=False, sink={"files": FilesSinkSettings(path=str(home / "archive"))}
+            catalog=False, sink={"files": FilesSinkSettings(path=str(home / "archive"))}
         ),
         journal=JournalSettings(keep_s=365 * 86400.0),
         accounting=AccountingSettings(type="jobacct/log"),

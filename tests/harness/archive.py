@@ -66,9 +66,9 @@ def open_sink(
     )
 
 
-def open_catalogue(site: Site) -> CatalogConsumer:
+def open_catalog(site: Site) -> CatalogConsumer:
     return CatalogConsumer(
-        str(site.state / "catalogue"), make_script_contents(site.settings, site.stores)
+        str(site.state / "catalog"), make_script_contents(site.settings, site.stores)
     )
 
 
@@ -94,11 +94,11 @@ def make_site(
 
 
 def make_library(directory: Path, **sink: Any) -> Site:
-    """Make the same Site with jobs.db and a catalogue, which the archive's actions need."""
+    """Make the same Site with jobs.db and a catalog, which the archive's actions need."""
     site = make_site(directory, **sink)
     site.now = NOVEMBER
     sink_of(site).prepare()
-    site.open(open_jobs, open_catalogue)
+    site.open(open_jobs, open_catalog)
     return site
 
 

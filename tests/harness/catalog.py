@@ -19,17 +19,17 @@ from steward.core.timestamps import to_micros
 
 
 def make_site(directory: Path) -> Site:
-    """Make a Site of a cluster ``one`` with a catalogue and no sinks."""
+    """Make a Site of a cluster ``one`` with a catalog and no sinks."""
     site = Site(directory, clusters=("one",), archive=ArchiveSettings(sink={}))
-    site.open(archive.open_catalogue)
+    site.open(archive.open_catalog)
     return site
 
 
 def directory_of(site: Site) -> Path:
-    return site.state / "catalogue"
+    return site.state / "catalog"
 
 
-def catalogue_of(site: Site) -> CatalogConsumer:
+def catalog_of(site: Site) -> CatalogConsumer:
     return site.consumer(CatalogConsumer)
 
 

@@ -197,7 +197,7 @@ def test_bytes_in_a_store_whose_mount_vanishes(
         for pid in consumers:
             os.kill(pid, signal.SIGCONT)
         daemon.wait(lambda: daemon.status("archive.files")[0] == "waiting")
-        daemon.wait(lambda: daemon.status("catalogue")[0] == "waiting")
+        daemon.wait(lambda: daemon.status("catalog")[0] == "waiting")
         disk.attach()
         submit(fast, AFTER)
         daemon.wait(lambda: daemon.is_quiet(len(ALL)), 60.0)

@@ -120,9 +120,9 @@ def test_a_part_that_was_killed_is_told(patient: Patient) -> None:
         for pid in children.read_text().split()
     }
     os.kill(named["steward catalog"], signal.SIGKILL)
-    wait_until(lambda: "parts catalogue" in patient.says("--only", "parts"), 30)
+    wait_until(lambda: "parts catalog" in patient.says("--only", "parts"), 30)
     wait_until(lambda: patient.wrong("--only", "parts") == set(), 30)
-    told = patient.says("--only", "parts")["parts catalogue"]
+    told = patient.says("--only", "parts")["parts catalog"]
     assert told["status"] == "warning"
     assert "restarted, 1 time in all" in told["what"]
 

@@ -1,4 +1,4 @@
-"""Search in Elasticsearch and OpenSearch: what the catalogue would find, and nobody else's."""
+"""Search in Elasticsearch and OpenSearch: what the catalog would find, and nobody else's."""
 
 import os
 import random
@@ -158,7 +158,7 @@ def test_what_may_not_be_read_is_not_even_fetched(
     assert len(fetched) == 1
 
 
-def test_hits_are_told_as_the_catalogue_tells_them(site: SearchSite) -> None:
+def test_hits_are_told_as_the_catalog_tells_them(site: SearchSite) -> None:
     script = b"#!/bin/bash\nmodule load GROMACS/2023\ngmx mdrun\ngmx again\n"
     site.send(document(1, script, name="md", account="chem", partition="gpu"))
     (hit,) = site.ask(ADA, "gmx").hits
@@ -305,7 +305,7 @@ def test_the_command_line_searches_in_a_sink_of_a_running_daemon(
     search_server: SearchServer, tmp_path: Path
 ) -> None:
     sink = sink_on(search_server)
-    settings = settings_in(tmp_path, archive=ArchiveSettings(catalogue=False, sink={"far": sink}))
+    settings = settings_in(tmp_path, archive=ArchiveSettings(catalog=False, sink={"far": sink}))
 
     def steward(*words: str) -> "subprocess.CompletedProcess[str]":
         words = ("archive", "search", *words, "--socket", settings.socket)

@@ -44,7 +44,7 @@ def sinks_at(
 ) -> ArchiveSettings:
     """Files, and each of the servers."""
     return ArchiveSettings(
-        catalogue=False,
+        catalog=False,
         sink={
             "files": FilesSinkSettings(path=str(directory / "archive")),
             "kafka": KafkaSinkSettings(

@@ -113,7 +113,7 @@ class Week:
 
     def kill_a_part(self) -> None:
         part = self.chance.choice(
-            ("journal", "jobs", "bank", "gate", "archive.files", "history", "socket", "catalogue")
+            ("journal", "jobs", "bank", "gate", "archive.files", "history", "socket", "catalog")
         )
         self.site.signal_part(part, signal.SIGKILL)
 
@@ -219,7 +219,7 @@ def test_a_week(site: BankSite) -> None:
     assert min(len(samples) for samples in lasting.values()) >= LOOKS
     grown = [said for name, samples in lasting.items() if (said := grows(name, samples))]
     names = {name.rpartition(" (")[0] for name in lasting}
-    wanted = ("journal", "jobs", "bank", "gate", "socket", "archive.files", "history", "catalogue")
+    wanted = ("journal", "jobs", "bank", "gate", "socket", "archive.files", "history", "catalog")
     missing = {f"steward {part}"[:15] for part in wanted} - names
     assert not missing, f"these did not live through it: {missing}"
     assert not grown, "\n".join(grown)

@@ -38,7 +38,7 @@ def settings_of(home: Path) -> Settings:
     return msgspec.structs.replace(
         settings,
         # It is made again from the archive, and so is not recorded.
-        archive=msgspec.structs.replace(settings.archive, catalogue=False),
+        archive=msgspec.structs.replace(settings.archive, catalog=False),
         cluster={"c1": ClusterSettings(slurm=False, spool=str(home / "spool"), timezone="UTC")},
         accounting=AccountingSettings(type="jobacct/log"),
         bank=BankSettings(enabled=True),

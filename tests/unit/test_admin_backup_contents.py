@@ -25,12 +25,12 @@ from steward.slurm.settings import ClusterSettings
 
 
 def test_each_stands_before_what_it_has_its_numbers_from() -> None:
-    given = ["journal.db", "rules.db", "jobs.db", "catalogue/g2/2026-01.db", "ledger.db"]
-    given += ["catalogue/g2/cursor.db", "catalogue/g1/cursor.db", "history.db"]
+    given = ["journal.db", "rules.db", "jobs.db", "catalog/g2/2026-01.db", "ledger.db"]
+    given += ["catalog/g2/cursor.db", "catalog/g1/cursor.db", "history.db"]
     found = sort_databases(given)
     assert sorted(found) == sorted(given)
     at = {name: number for number, name in enumerate(found)}
-    assert at["catalogue/g2/cursor.db"] < at["catalogue/g2/2026-01.db"]
+    assert at["catalog/g2/cursor.db"] < at["catalog/g2/2026-01.db"]
     assert at["rules.db"] == len(found) - 2, "what it does outside is not to be done twice"
     assert found[-1] == "journal.db"
 
@@ -91,14 +91,14 @@ def test_what_is_made_again_by_itself_is_left_out(tmp_path: Path) -> None:
     for name in ("incoming/x", "archive/a", "joblog/2026-01-01.jsonl", "before-restore-1/jobs.db"):
         (tmp_path / name).parent.mkdir()
         (tmp_path / name).touch()
-    (tmp_path / "catalogue" / "g1").mkdir(parents=True)
-    (tmp_path / "catalogue" / "g1" / "cursor.db").touch()
-    (tmp_path / "catalogue" / "current").symlink_to("g1")
+    (tmp_path / "catalog" / "g1").mkdir(parents=True)
+    (tmp_path / "catalog" / "g1" / "cursor.db").touch()
+    (tmp_path / "catalog" / "current").symlink_to("g1")
     (tmp_path / "away").symlink_to("/etc/passwd")
     what = select_files(settings, with_catalog=True)
-    assert set(what.databases) == {"journal.db", "catalogue/g1/cursor.db"}
+    assert set(what.databases) == {"journal.db", "catalog/g1/cursor.db"}
     assert set(what.files) == {"gate.key", "imports.json", "joblog/2026-01-01.jsonl"}
-    assert what.links == {"catalogue/current": "g1"}
+    assert what.links == {"catalog/current": "g1"}
     assert select_files(settings, with_catalog=False).databases == ("journal.db",)
 
 
@@ -153,8 +153,8 @@ def test_what_leads_out_of_its_place_is_refused(info: tarfile.TarInfo) -> None:
 
 def test_what_a_backup_holds_is_let_in() -> None:
     for info in (
-        member("state/catalogue/g1/2026-01.db"),
-        member("state/catalogue/current", tarfile.SYMTYPE, "g1"),
+        member("state/catalog/g1/2026-01.db"),
+        member("state/catalog/current", tarfile.SYMTYPE, "g1"),
         member("incoming/archive.files/c1.1.2.3.script"),
         member("config/etc/steward/steward.toml"),
         member("archive/files", tarfile.DIRTYPE),
@@ -201,14 +201,14 @@ def test_the_journal_removes_nothing_while_it_is_held(writer: str) -> None:
 def test_a_journal_that_is_put_back_waits_for_everyone(tmp_path: Path) -> None:
     journal = Journal(str(tmp_path))
     journal.append(encode_rows([script_event(n) for n in range(5)]))
-    for name, position in (("jobs", 5), ("catalogue", 3)):
+    for name, position in (("jobs", 5), ("catalog", 3)):
         journal.record_position(name, position, "running", "")
     journal.record_position("archive.old", 0, "waiting", "away")
     journal.detach("archive.old")
     journal.close()
     prepare_restored(str(tmp_path / "journal.db"), leap=1000)
     journal = Journal(str(tmp_path))
-    assert journal.list_attached() == {"jobs": 0, "catalogue": 0}
+    assert journal.list_attached() == {"jobs": 0, "catalog": 0}
     assert journal.list_trimmable(10) == []
     # A ledger that was not in the backup may have seen 6 to 1004: none of them comes again.
     journal.append(encode_rows([script_event(7)]))

@@ -63,8 +63,8 @@ def settings(tmp_path: Path) -> Settings:
     append_script(settings, 1, store="state")
     append_script(settings, 2, store="archive.files")
     CredentialStore(settings.state_dir).close()
-    (home / "state" / "catalogue" / "g1").mkdir(parents=True)
-    (home / "state" / "catalogue" / "current").symlink_to("g1")
+    (home / "state" / "catalog" / "g1").mkdir(parents=True)
+    (home / "state" / "catalog" / "current").symlink_to("g1")
     (home / "state" / "gate.key").write_text("key")
     (home / "archive" / "2026" / "7.sh").write_text("seven")
     (home / "archive" / "2026" / "7.sh").chmod(0o640)
@@ -109,7 +109,7 @@ def test_a_restore_with_the_archive_gives_back_every_file(
     reader.close()
     assert incoming_in(home / "state" / "incoming") == {"1": SCRIPTS[1]}
     assert incoming_in(home / "archive" / ".incoming") == {"2": SCRIPTS[2]}
-    assert os.readlink(home / "state" / "catalogue" / "current") == "g1"
+    assert os.readlink(home / "state" / "catalog" / "current") == "g1"
     assert (home / "state" / "gate.key").read_text() == "key"
     assert (home / "archive" / "2026" / "7.sh").read_text() == "seven"
     assert (home / "archive" / "2026" / "7.sh").stat().st_mode & 0o777 == 0o640

@@ -70,9 +70,9 @@ def test_a_damaged_database_is_named(site: DoctorSite) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root follows no links of others")
-def test_the_catalogues_link_to_its_generation_is_no_database(site: DoctorSite) -> None:
+def test_the_catalogs_link_to_its_generation_is_no_database(site: DoctorSite) -> None:
     state = site.directory / "state"
-    generation = state / "catalogue" / "g1"
+    generation = state / "catalog" / "g1"
     generation.mkdir(mode=0o700, parents=True)
     state.chmod(0o700)
     (generation / "cursor.db").touch()

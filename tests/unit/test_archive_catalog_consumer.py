@@ -1,4 +1,4 @@
-"""The catalogue as a consumer: repeats are harmless, what is purged is gone, damage is named."""
+"""The catalog as a consumer: repeats are harmless, what is purged is gone, damage is named."""
 
 import os
 from datetime import timedelta
@@ -51,7 +51,7 @@ def test_the_cursor_survives_and_a_repeat_changes_nothing(site: Site) -> None:
     script = catalog.script(site, 1, b"alpha")
     identity = catalog.identity(script, 1001, "ada")
     site.feed(script, identity)
-    assert catalog.catalogue_of(site).cursor() == 2
+    assert catalog.catalog_of(site).cursor() == 2
     again = CatalogConsumer(
         str(catalog.directory_of(site)), ScriptContents(IncomingStores([catalog.store_of(site)]))
     )
@@ -90,10 +90,10 @@ def test_gone_bytes_come_from_the_archive_or_are_rejected(site: Site) -> None:
             pass
 
     contents = ScriptContents(IncomingStores([]), lambda: [Filed()])
-    catalogue = CatalogConsumer(str(catalog.directory_of(site)), contents)
-    catalogue.apply([kept], 2, lambda _: None)
+    consumer = CatalogConsumer(str(catalog.directory_of(site)), contents)
+    consumer.apply([kept], 2, lambda _: None)
     with pytest.raises(Rejected):
-        catalogue.apply([lost], 3, lambda _: None)
+        consumer.apply([lost], 3, lambda _: None)
     assert catalog.found(site, "filed") == [2]
 
 
@@ -108,7 +108,7 @@ def test_a_purged_script_leaves_no_trace_and_does_not_come_back(site: Site) -> N
     assert catalog.found(site, "xylophone") == []
     assert catalog.found(site, "shared") == [3]
     # Nor is there a word of it in the index itself, which holds groups of three letters.
-    catalog.catalogue_of(site).close()
+    catalog.catalog_of(site).close()
     catalog.searcher_of(site).close()
     assert b"yloph" not in catalog.everything_below(catalog.directory_of(site))
     assert b"ylo" not in catalog.everything_below(catalog.directory_of(site))
@@ -161,7 +161,7 @@ def test_a_big_script_is_found_to_its_end(site: Site) -> None:
 
 def test_damage_is_named_with_what_helps_and_stops_the_cursor(site: Site) -> None:
     catalog.keep(site, 1, "alpha")
-    catalog.catalogue_of(site).close()
+    catalog.catalog_of(site).close()
     catalog.searcher_of(site).close()
     current = Path(CatalogGenerations(str(catalog.directory_of(site))).get_current())
     (current / "2026-11.db").write_bytes(b"this is no database, " * 1000)
@@ -194,7 +194,7 @@ def test_files_are_nobody_elses(site: Site) -> None:
                 assert os.stat(path).st_mode & 0o077 == 0
 
 
-def test_an_empty_catalogue_has_no_hits(site: Site) -> None:
+def test_an_empty_catalog_has_no_hits(site: Site) -> None:
     assert catalog.found(site, "alpha") == []
     page = catalog.searcher_of(site).find_page(
         TermMatcher(["a"]), UseFilter(), catalog.anybody, limit=1
@@ -220,7 +220,7 @@ def test_killed_between_batches_or_not_the_result_is_the_same(
     while start < len(events):
         size = data.draw(st.integers(1, 4))
         batch = events[start : start + size]
-        catalog.catalogue_of(site).apply(batch, batch[-1].id, lambda _: None)
+        catalog.catalog_of(site).apply(batch, batch[-1].id, lambda _: None)
         # A crash may lose the cursor's move, and then a batch comes again.
         start += data.draw(st.integers(0 if size > 1 else 1, size))
     expected = [
@@ -230,7 +230,7 @@ def test_killed_between_batches_or_not_the_result_is_the_same(
     ]
     assert catalog.found(site, "text") == expected[::-1]
     assert all(hit.use.uid == 1000 + hit.use.job_id for hit in catalog.hits(site, "text"))
-    catalog.catalogue_of(site).close()
+    catalog.catalog_of(site).close()
     catalog.searcher_of(site).close()
 
 
@@ -248,10 +248,10 @@ def test_a_purge_with_a_strange_key_is_rejected(site: Site) -> None:
     assert catalog.found(site, "alpha") == [1]
 
 
-def test_a_closed_catalogue_has_no_file_open(site: Site) -> None:
+def test_a_closed_catalog_has_no_file_open(site: Site) -> None:
     directory = catalog.directory_of(site)
     site.feed(catalog.script(site, 1, b"alpha"))
-    catalog.catalogue_of(site).close()
+    catalog.catalog_of(site).close()
     assert archive.list_open_files(directory) == []
     cursor = CatalogCursor(CatalogGenerations(str(directory)).get_current())
     assert cursor.load_position() == 1

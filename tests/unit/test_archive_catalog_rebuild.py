@@ -1,4 +1,4 @@
-"""The catalogue made again from the files: nothing missed, nothing purged brought back."""
+"""The catalog made again from the files: nothing missed, nothing purged brought back."""
 
 import os
 import pwd
@@ -50,7 +50,7 @@ def test_with_manifests_all_is_as_before(site: Site) -> None:
     three_jobs(site)
     before = site.ask("archive.search", ADA, terms=["text"])
     site.room("archive").searcher.close()
-    shutil.rmtree(site.state / "catalogue")
+    shutil.rmtree(site.state / "catalog")
     os.unlink(site.state / "jobs.db")
     site.room("archive").close()
     items, answer = site.stream("archive.reindex", ROOT)
@@ -93,7 +93,7 @@ def test_the_daemon_goes_on_meanwhile_and_nothing_is_missed(site: Site) -> None:
     site.consumer(CatalogConsumer).apply(news, len(site.journal), site.append)
     assert isinstance(list(run)[-1], ReindexReply)
     assert sorted(found(site)) == [1, 2, 4, 5]
-    # The writer follows into the new catalogue, with its cursor.
+    # The writer follows into the new catalog, with its cursor.
     assert site.consumer(CatalogConsumer).cursor() == len(site.journal)
     archive.add_job(site, 6, b"text six")
     assert sorted(found(site)) == [1, 2, 4, 5, 6]
@@ -118,7 +118,7 @@ def test_damage_is_healed(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     three_jobs(site)
     site.room("archive").searcher.close()
     site.consumer(CatalogConsumer).close()
-    current = Path(CatalogGenerations(str(site.state / "catalogue")).get_current())
+    current = Path(CatalogGenerations(str(site.state / "catalog")).get_current())
     for name in ("2026-11.db", "cursor.db"):
         (current / name).write_bytes(b"no database at all " * 500)
     with pytest.raises(CatalogUnavailable, match="reindex"):
@@ -135,7 +135,7 @@ def test_files_that_are_gone_or_changed_are_indexed_as_they_are(site: Site) -> N
     paths = {job: Path(site.ask("archive.show", ROOT, job=str(job)).script.path) for job in (1, 2)}
     paths[1].unlink()
     paths[2].write_bytes(b"text that was changed")
-    shutil.rmtree(site.state / "catalogue")
+    shutil.rmtree(site.state / "catalog")
     list(CatalogRebuild(site.settings, "files").run())
     assert sorted(found(site)) == [2, 3]
     assert found(site, ROOT, "was changed") == [2]
@@ -145,7 +145,7 @@ def test_files_that_are_gone_or_changed_are_indexed_as_they_are(site: Site) -> N
 def test_without_manifests_the_sinks_database_says_the_rest(tmp_path: Path, layout: str) -> None:
     site = archive.make_library(tmp_path, layout=layout)
     three_jobs(site)
-    shutil.rmtree(site.state / "catalogue")
+    shutil.rmtree(site.state / "catalog")
     list(CatalogRebuild(site.settings, "files").run())
     assert sorted(found(site)) == [1, 2, 3]
     assert found(site, BELA) == [2]
@@ -156,7 +156,7 @@ def test_without_manifests_the_sinks_database_says_the_rest(tmp_path: Path, layo
 def test_without_anything_else_the_files_say_what_they_can(tmp_path: Path, layout: str) -> None:
     site = archive.make_library(tmp_path, layout=layout)
     three_jobs(site)
-    shutil.rmtree(site.state / "catalogue")
+    shutil.rmtree(site.state / "catalog")
     for path in site.state.glob("archive-files.db*"):
         path.unlink()
     list(CatalogRebuild(site.settings, "files").run())
@@ -172,7 +172,7 @@ def test_a_reindexing_that_is_left_off_leaves_the_old_one(site: Site) -> None:
     next(run)
     run.close()
     assert sorted(found(site)) == [1, 2, 3]
-    assert len(list((site.state / "catalogue").glob("g*"))) == 1
+    assert len(list((site.state / "catalog").glob("g*"))) == 1
 
 
 def test_an_acl_says_whose_a_file_is_if_the_name_still_fits(tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_an_acl_says_whose_a_file_is_if_the_name_still_fits(tmp_path: Path) -> N
         os.close(fd)
     if not has_acl:
         pytest.skip("the file system has no POSIX ACLs")
-    shutil.rmtree(site.state / "catalogue")
+    shutil.rmtree(site.state / "catalog")
     for database in site.state.glob("archive-files.db*"):
         database.unlink()
     list(CatalogRebuild(site.settings, "files").run())
@@ -206,17 +206,17 @@ def test_an_acl_says_whose_a_file_is_if_the_name_still_fits(tmp_path: Path) -> N
 def test_what_was_filed_long_ago_is_read_from_there(site: Site) -> None:
     three_jobs(site)
     site.consumer(CatalogConsumer).close()
-    shutil.rmtree(site.state / "catalogue")
-    catalogue = CatalogConsumer(
-        str(site.state / "catalogue"), make_script_contents(site.settings, IncomingStores([]))
+    shutil.rmtree(site.state / "catalog")
+    catalog = CatalogConsumer(
+        str(site.state / "catalog"), make_script_contents(site.settings, IncomingStores([]))
     )
-    events = [event for event in site.journal if event.kind in catalogue.kinds]
-    catalogue.apply(events, len(site.journal), site.append)
-    catalogue.close()
+    events = [event for event in site.journal if event.kind in catalog.kinds]
+    catalog.apply(events, len(site.journal), site.append)
+    catalog.close()
     assert sorted(found(site)) == [1, 2, 3]
 
 
-def test_the_files_count_for_more_than_the_old_catalogue(site: Site) -> None:
+def test_the_files_count_for_more_than_the_old_catalog(site: Site) -> None:
     three_jobs(site)
     Path(site.ask("archive.show", ROOT, job="3").script.path).write_bytes(b"text that was changed")
     *_, reply = CatalogRebuild(site.settings, "files").run()
@@ -233,7 +233,7 @@ def test_names_of_jobs_are_those_of_their_files(tmp_path: Path, layout: str) -> 
     archive.add_job(site, 1, b"text one", name="md")
     archive.add_job(site, 2, b"text two", name="post")
     archive.trim(site)
-    shutil.rmtree(site.state / "catalogue")
+    shutil.rmtree(site.state / "catalog")
     list(CatalogRebuild(site.settings, "files").run())
     os.unlink(site.state / "jobs.db")
     site.consumer(JobsConsumer).close()
@@ -246,7 +246,7 @@ def test_names_of_jobs_are_those_of_their_files(tmp_path: Path, layout: str) -> 
 def test_a_path_without_a_cluster_belongs_to_the_only_one(tmp_path: Path) -> None:
     site = archive.make_library(tmp_path, layout="job_archive")
     three_jobs(site)
-    shutil.rmtree(site.state / "catalogue")
+    shutil.rmtree(site.state / "catalog")
     for path in site.state.glob("archive-files.db*"):
         path.unlink()
     list(CatalogRebuild(site.settings, "files").run())
@@ -268,7 +268,7 @@ def test_a_rebuild_leaves_no_file_open(tmp_path: Path) -> None:
 
 
 def test_a_rebuild_of_many_scripts_and_months_stores_all(tmp_path: Path) -> None:
-    generations = CatalogGenerations(str(tmp_path / "catalogue"))
+    generations = CatalogGenerations(str(tmp_path / "catalog"))
     builder = CatalogBuilder(generations.create())
     for number in range(1100):
         at = NOVEMBER + timedelta(days=31 * (number % 14))

@@ -264,7 +264,7 @@ def test_the_index_misses_nothing(
     searching(site, look_first=look_first)
     assert catalog.found(site, *terms, case=case) == expected[::-1]
     catalog.searcher_of(site).close()
-    catalog.catalogue_of(site).close()
+    catalog.catalog_of(site).close()
 
 
 @given(text=st.text(max_size=300), term=st.text(min_size=1, max_size=3), limit=st.integers(0, 5))

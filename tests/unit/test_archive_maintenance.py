@@ -217,7 +217,7 @@ def test_what_a_sink_has_can_be_left_out(site: RemoteSite) -> None:
 
 @pytest.mark.parametrize(
     ("sink", "said"),
-    [("tape", "use one of files, there"), ("catalogue", "steward archive reindex"), ("", "`sink`")],
+    [("tape", "use one of files, there"), ("catalog", "steward archive reindex"), ("", "`sink`")],
 )
 def test_only_a_sink_that_there_is_can_be_filled(site: RemoteSite, sink: str, said: str) -> None:
     site.job(1)
@@ -250,15 +250,15 @@ def test_a_detached_sink_says_what_fills_it_and_is_filled_by_that(site: RemoteSi
     assert set(site.sent_ids()) == {1, 2, 3}
 
 
-def test_a_catalogue_that_was_made_again_has_missed_nothing(site: RemoteSite) -> None:
+def test_a_catalog_that_was_made_again_has_missed_nothing(site: RemoteSite) -> None:
     site.job(1)
-    site.writer.record_position("catalogue", 0, "waiting", "")
+    site.writer.record_position("catalog", 0, "waiting", "")
     site.run()
     while limit_size(site.writer, site.stores, max_bytes=1):
         pass
 
     def missed() -> int:
-        return sum(one.missed for one in site.reader.list_consumers() if one.name == "catalogue")
+        return sum(one.missed for one in site.reader.list_consumers() if one.name == "catalog")
 
     assert missed() > 0
     *_, answer = site.ask("archive.reindex")

@@ -310,7 +310,7 @@ def test_reindex_finds_the_same_again(look: Any) -> None:
 def test_journal_status_and_list(archive: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert run(["journal", "status", "-P", "-n", "--archive", archive]) == 0
     rows = [line.split("|") for line in capfd.readouterr().out.splitlines()]
-    assert {row[0] for row in rows} == {"archive.files", "catalogue", "history", "jobs"}
+    assert {row[0] for row in rows} == {"archive.files", "catalog", "history", "jobs"}
     assert all(row[2] == "0" and row[3] == "0" for row in rows)
     assert run(["journal", "status", "-o", "consumer", "-n", "--archive", archive]) == 0
     assert {*capfd.readouterr().out.split()} == {row[0] for row in rows}

@@ -258,8 +258,8 @@ def test_the_file_of_each_name_is_the_one_declared_for_it() -> None:
     for file in DATABASES:
         assert find_database(file.name.replace("*", "x")) is file
     assert find_database("accounting-log.db") is databases.JOB_LOG
-    assert find_database("catalogue/g2/cursor.db") is databases.CATALOG_CURSOR
-    assert find_database("catalogue/g2/2026-01.db") is databases.CATALOG_MONTH
+    assert find_database("catalog/g2/cursor.db") is databases.CATALOG_CURSOR
+    assert find_database("catalog/g2/2026-01.db") is databases.CATALOG_MONTH
     assert find_database("copy.db") is None
     assert not databases.AUDIT.has_one_writer
     assert databases.SENSOR_STATES.locate("/s", "c1") == "/s/states-c1.db"
@@ -295,10 +295,9 @@ def test_workers_of_the_daemon_and_of_a_controller_write_them() -> None:
 
 def test_the_formats_of_all_databases_are_documented() -> None:
     page = (ROOT.parent.parent / "docs" / "formats.md").read_text()
-    documented = set(re.findall(r"`(?:catalogue/|[a-z*-]+\.db)`", page))
+    documented = set(re.findall(r"`(?:catalog/|[a-z*-]+\.db)`", page))
     declared = {
-        "`catalogue/`" if file.name.startswith("catalogue/") else f"`{file.name}`"
-        for file in DATABASES
+        "`catalog/`" if file.name.startswith("catalog/") else f"`{file.name}`" for file in DATABASES
     }
     assert declared - {"`accounting-log.db`"} == documented
 

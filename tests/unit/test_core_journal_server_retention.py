@@ -63,19 +63,19 @@ def test_what_can_be_made_anew_is_detached_when_room_runs_out(
     stores = two_sinks(tmp_path)
     kept = stores.get("state").write(make_incoming_filename("c1", 1, 5, 3, "script"), b"abc")
     append(journal, script_event(1, mtime_ns=5, script=kept), script_event(2, script=None))
-    for name, position in (("archive.a", 2), ("archive.b", 1), ("catalogue", 0), ("jobs", 2)):
+    for name, position in (("archive.a", 2), ("archive.b", 1), ("catalog", 0), ("jobs", 2)):
         journal.record_position(name, position, "running", "")
     assert not limit_size(journal, stores, max_bytes=10**9)
     assert not any(consumer.detached for consumer in reader.list_consumers())
     while limit_size(journal, stores, max_bytes=1):
         pass
     found = {consumer.name: consumer for consumer in reader.list_consumers()}
-    assert {name for name, one in found.items() if one.detached} == {"archive.b", "catalogue"}
-    assert (found["catalogue"].missed, found["archive.b"].missed) == (2, 1)
+    assert {name for name, one in found.items() if one.detached} == {"archive.b", "catalog"}
+    assert (found["catalog"].missed, found["archive.b"].missed) == (2, 1)
     assert reader.count() == 0
     assert list(stores.get("state").iterate_names()) == []
-    journal.record_position("catalogue", 2, "running", "")
-    caught_up = {consumer.name: consumer for consumer in reader.list_consumers()}["catalogue"]
+    journal.record_position("catalog", 2, "running", "")
+    caught_up = {consumer.name: consumer for consumer in reader.list_consumers()}["catalog"]
     assert (caught_up.detached, caught_up.missed) == (False, 2), "the gap stays in sight"
 
 

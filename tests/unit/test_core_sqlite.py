@@ -135,7 +135,7 @@ def test_a_newer_one_is_refused_before_it_is_opened(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be led by others' links")
-@pytest.mark.parametrize("place", ["jobs.db", "catalogue"])
+@pytest.mark.parametrize("place", ["jobs.db", "catalog"])
 def test_root_makes_no_database_where_a_link_of_another_user_leads(
     tmp_path: Path, place: str
 ) -> None:
@@ -144,7 +144,7 @@ def test_root_makes_no_database_where_a_link_of_another_user_leads(
     (state / place).symlink_to(target)
     os.chown(state / place, 4001, 4002, follow_symlinks=False)
     path = state / place if place == "jobs.db" else state / place / "cursor.db"
-    target.mkdir() if place == "catalogue" else None
+    target.mkdir() if place == "catalog" else None
     message = f"{state / place} is a symbolic link of uid 4001, which root does not follow: remove"
     for use in (
         lambda: open_database(str(path), ()),

@@ -70,7 +70,7 @@ class ArchiveContext:
         self.order = append
         self.mark_refilled = mark_refilled
         self.now = now
-        self.searcher = CatalogSearcher(os.path.join(settings.state_dir, "catalogue"))
+        self.searcher = CatalogSearcher(os.path.join(settings.state_dir, "catalog"))
         self._sink_searchers: dict[str, SinkSearcher] = {}
         self._jobs: Jobs | None = None
         self._cluster_names: Sequence[str] | None = None

@@ -151,7 +151,7 @@ def search_scripts(context: ArchiveContext, caller: Caller, request: SearchReque
         count=count,
         next=make_hits_page_token(page.after) if page.after else "",
         complete=page.complete,
-        behind=_count_events_behind(context, f"archive.{sink}" if sink else "catalogue"),
+        behind=_count_events_behind(context, f"archive.{sink}" if sink else "catalog"),
         zones=context.get_time_zones([hit.use.cluster for hit in page.hits]),
     )
 

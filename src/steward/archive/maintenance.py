@@ -4,7 +4,7 @@
 :func:`purge_scripts` orders a purge, :func:`show_sinks` reports lag and errors of each sink, and
 :func:`resend_scripts` orders a sink to archive scripts again. An order is an archive.purge or
 archive.resend event in the journal, which the sinks apply later. Context of all:
-:class:`ArchiveContext`. The catalog is the consumer ``catalogue``; sinks are the consumers
+:class:`ArchiveContext`. The catalog is the consumer ``catalog``; sinks are the consumers
 ``archive.NAME``.
 """
 
@@ -130,7 +130,7 @@ def _stream_rebuild(
     for item in items:
         if isinstance(item, ReindexReply):
             try:
-                report_refill(context, "catalogue", None)
+                report_refill(context, "catalog", None)
             except Unavailable as error:
                 # The catalog is complete; it does no harm if the journal still suggests a rebuild.
                 log.debug("cannot report the new catalog to the journal: %s", error)
@@ -480,7 +480,7 @@ def resend_scripts(
     sinks = context.settings.archive.sink
     if not request.sink:
         raise UsageError(f"no sink selected: give `sink`, one of {', '.join(sinks)}")
-    if request.sink == "catalogue" and request.sink not in sinks:
+    if request.sink == "catalog" and request.sink not in sinks:
         raise UsageError("the catalog is not a sink: 'steward archive reindex' rebuilds it")
     select_sinks(context, request.sink)
     if context.order is None:

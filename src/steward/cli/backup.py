@@ -36,10 +36,10 @@ def backup(
         bool,
         typer.Option("--with-archive", help="Include the archived files."),
     ] = False,
-    catalogue: Annotated[
+    catalog: Annotated[
         bool,
         typer.Option(
-            "--catalogue/--no-catalogue",
+            "--catalog/--no-catalog",
             help="Include the catalog. If it is missing, 'archive reindex' rebuilds it.",
         ),
     ] = True,
@@ -59,7 +59,7 @@ def backup(
             config or DEFAULT_PATH,
             path,
             with_archive=archive,
-            with_catalog=catalogue,
+            with_catalog=catalog,
             show_progress=progress.show,
         )
     if as_json:

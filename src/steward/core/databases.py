@@ -89,10 +89,10 @@ SINK: Final = DatabaseFile("archive-*.db", ("archive.*", "mover.*"))
 JOB_LOG: Final = DatabaseFile("accounting-log.db", ("accounting.log",))
 PLUGIN: Final = DatabaseFile("accounting-*.db", ("accounting.plugins.*",))
 CATALOG_CURSOR: Final = DatabaseFile(
-    "catalogue/*/cursor.db", ("catalogue", ACTIONS), "rebuildable", copy_order=-2
+    "catalog/*/cursor.db", ("catalog", ACTIONS), "rebuildable", copy_order=-2
 )
 CATALOG_MONTH: Final = DatabaseFile(
-    "catalogue/*.db", ("catalogue", ACTIONS), "rebuildable", copy_order=-1
+    "catalog/*.db", ("catalog", ACTIONS), "rebuildable", copy_order=-1
 )
 DATABASES: Final = (
     *(JOURNAL, JOBS, HISTORY, RULES, AUDIT, CREDENTIALS, REQUEST_KEYS, LEDGER, GATE, NODES),

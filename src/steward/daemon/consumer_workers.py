@@ -458,8 +458,8 @@ def get_consumer_factories(settings: Settings) -> dict[str, ConsumerFactory]:
         JobsConsumer.name: lambda: JobsConsumer(settings),
         HistoryConsumer.name: lambda: HistoryConsumer(settings),
     }
-    if settings.archive.catalogue:
-        directory = f"{settings.state_dir}/catalogue"
+    if settings.archive.catalog:
+        directory = f"{settings.state_dir}/catalog"
         factories[CatalogConsumer.name] = lambda: CatalogConsumer(
             directory, make_script_contents(settings, make_stores(settings))
         )

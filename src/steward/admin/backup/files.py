@@ -26,7 +26,7 @@ _TRANSIENT: Final = re.compile(
     rf"|{PREVIOUS_STATE_PREFIX}.*|\.restoring.*"
 )
 _INCOMING: Final = "incoming"
-_CATALOG: Final = "catalogue"
+_CATALOG: Final = "catalog"
 _REBUILT: Final = {file.name.split("/")[0] for file in DATABASES if file.backup == "rebuildable"}
 """Databases and directories of databases that Steward rebuilds."""
 _FILE_KEYS: Final = re.compile(r"(?!log_)(.*_)?file|directories")

@@ -156,7 +156,7 @@ def _check_databases(state_dir: str) -> Iterator[CheckFinding]:
     """Check the databases for damage; yield nothing for those without."""
     for path in sorted({path for file in DATABASES for path in Path(state_dir).glob(file.name)}):
         if path.parent.is_symlink():
-            continue  # the catalogue's current generation, which has a name of its own
+            continue  # the catalog's current generation, which has a name of its own
         try:
             with closing(open_reader(str(path))) as connection, translate_errors(str(path)):
                 (result,) = connection.execute("PRAGMA quick_check(1)").fetchone()
@@ -186,7 +186,7 @@ def _check_owners(context: CheckContext, path: str) -> Iterator[CheckFinding]:
 
 def _list_file_owners(path: str) -> Iterator[tuple[str, int]]:
     """Yield name and owner's uid of each file in the state directory and in the catalog's."""
-    for directory in (path, f"{path}/catalogue"):
+    for directory in (path, f"{path}/catalog"):
         try:
             entries = list(os.scandir(directory))
         except FileNotFoundError:

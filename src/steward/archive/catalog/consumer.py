@@ -38,17 +38,17 @@ _LONGEST_KEY_NS = 2**63
 
 
 class CatalogConsumer:
-    """Consumer ``catalogue``: writes the search index.
+    """Consumer ``catalog``: writes the search index.
 
     Args:
-        directory: ``state_dir/catalogue``; created if needed.
+        directory: ``state_dir/catalog``; created if needed.
         contents: Reads scripts, including those of resent events.
 
     Raises:
         CatalogUnavailable: The catalog is damaged, or cannot be opened now.
     """
 
-    name = "catalogue"
+    name = "catalog"
     kinds = frozenset({JOB_SCRIPT, JOB_IDENTITY, ARCHIVE_PURGE})
     batch_events = 200
 

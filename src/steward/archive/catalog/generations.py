@@ -1,6 +1,6 @@
 """Catalog generations: directories of the search index; a rebuild leaves the current one alone.
 
-``state_dir/catalogue/current`` is a symbolic link to a directory ``g1``, ``g2`` and so on, which
+``state_dir/catalog/current`` is a symbolic link to a directory ``g1``, ``g2`` and so on, which
 holds one file per month and ``cursor.db``. A rebuild fills the next directory and moves the link. A
 path never names two databases in turn: SQLite would read a new one with the write-ahead log left by
 the old.
@@ -85,7 +85,7 @@ class CatalogGenerations:
     """Directory of the catalog's generations.
 
     Args:
-        directory: ``state_dir/catalogue``.
+        directory: ``state_dir/catalog``.
     """
 
     def __init__(self, directory: str) -> None:

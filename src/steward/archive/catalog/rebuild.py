@@ -159,7 +159,7 @@ class CatalogRebuild:
     """
 
     def __init__(self, settings: Settings, sink: str) -> None:
-        self._generations = CatalogGenerations(os.path.join(settings.state_dir, "catalogue"))
+        self._generations = CatalogGenerations(os.path.join(settings.state_dir, "catalog"))
         sink_settings = settings.files_sink(sink)
         self._roots = [
             settings.sink_path(sink),

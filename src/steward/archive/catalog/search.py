@@ -326,7 +326,7 @@ class CatalogSearcher:
     """Search access to the catalog. Not thread-safe.
 
     Args:
-        directory: ``state_dir/catalogue``.
+        directory: ``state_dir/catalog``.
         thresholds: Sizes that decide how a search reads a month. Defaults if None.
     """
 

@@ -51,12 +51,12 @@ class ArchiveSettings(Section, frozen=True, kw_only=True):
 
     Attributes:
         environments: Whether to archive environments beside scripts.
-        catalogue: Whether to index scripts for search.
+        catalog: Whether to index scripts for search.
         sink: Sinks by name; if none is configured, one of kind ``files``.
     """
 
     environments: bool = True
-    catalogue: bool = True
+    catalog: bool = True
     sink: dict[str, AnySinkSettings] = msgspec.field(
         default_factory=lambda: {"files": FilesSinkSettings()}
     )

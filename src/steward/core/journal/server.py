@@ -50,7 +50,7 @@ _REMEMBER_S = 90 * 86400
 """How long the journal remembers the key of a trimmed event, in seconds."""
 SINK_PREFIX = "archive."
 """Prefix of the consumer names of sinks."""
-CATALOG_CONSUMER = "catalogue"
+CATALOG_CONSUMER = "catalog"
 """Name of the consumer that feeds the catalog."""
 
 
