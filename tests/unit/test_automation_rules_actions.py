@@ -113,7 +113,7 @@ def test_history_is_told_newest_first_and_narrowed(site: RulesSite) -> None:
     assert ids(status="succeeded") == [4, 3, 2, 1]
     assert ids(status="failed") == ids(since="2026-03-02") == []
     assert len(ids(since="2026-03-01T11:00", zone="UTC")) == 4
-    with pytest.raises(UsageError, match="cluster 'c2' is unknown"):
+    with pytest.raises(UsageError, match="unknown cluster 'c2'"):
         ids(cluster="c2")
 
 

@@ -116,7 +116,7 @@ def test_what_was_set_here_stays(site: Site) -> None:
         ("account,credit\nx," + "9" * 5000 + "\n", "is too large"),
         ("account,amount,end\nx,1,now+" + "9" * 5000 + "days\n", "line 2"),
         ("account,amount,end\nx,1," + "9" * 5000 + "\n", "line 2"),
-        ("account,amount,end\nx,1,someday\n", "line 2: 'someday' is no time"),
+        ("account,amount,end\nx,1,someday\n", "line 2: invalid time 'someday'"),
         ("account,end\nx,2027-01-01\n", "has no amount"),
         ("account,amount,begin\nx,1,2027-01-01\n", "has no end"),
         (

@@ -248,7 +248,7 @@ def test_an_answer_that_is_no_object_is_none(place: Place, answer: bytes) -> Non
 
         thread = threading.Thread(target=reply)
         thread.start()
-        with pytest.raises(OSError, match="no answer"):
+        with pytest.raises(OSError, match="no reply"):
             trigger_helper.send_message(place.socket, b"{}\n")
         thread.join(30)
 

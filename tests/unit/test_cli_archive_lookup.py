@@ -60,7 +60,7 @@ def test_a_limit_of_none_lists_all_on_a_terminal_too(
 
 
 def test_a_wrong_time_is_one_line(look: Any) -> None:
-    assert "'sometime' is no time" in look("list", "-S", "sometime", code=2)
+    assert "invalid time 'sometime'" in look("list", "-S", "sometime", code=2)
 
 
 def test_a_person_is_told_of_the_seven_days(archive: str) -> None:

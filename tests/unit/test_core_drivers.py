@@ -216,7 +216,9 @@ def test_parquet_without_its_driver_is_unavailable(
         list(ParquetSource([str(tmp_path / "lines")]).rows(LineFilter(), ["job_id"], steps=True))
     assert list_closed_days(str(tmp_path), 0, 2_000_000_000_000_000) == []
     (tmp_path / "2026-03-01.jsonl").touch()
-    with pytest.raises(Unavailable, match=r"2026-03-01 to 2026-03-01 cannot .* not installed"):
+    with pytest.raises(
+        Unavailable, match=r"cannot read the closed days 2026-03-01 to 2026-03-01: .* not installed"
+    ):
         list_closed_days(str(tmp_path), 0, 2_000_000_000_000_000)
 
 

@@ -414,7 +414,7 @@ def test_a_user_with_the_name_of_a_principal_stays_a_user(
     ["service: bank", "principal: bank", "run_as: bank", "context: {steward: {service: x}}"],
 )
 def test_a_rule_file_cannot_name_a_principal(extra: str) -> None:
-    with pytest.raises(RuleError, match="no key"):
+    with pytest.raises(RuleError, match="unknown key"):
         parse_rule(f"{RULE}{extra}\n", "/etc/a.yaml")
 
 

@@ -169,8 +169,8 @@ class ControllerPeers:
             return TlsAuthenticator()
         if is_ipv6(address):
             raise PermissionRefused(
-                f"cannot authenticate {address} with MUNGE, which supports IPv4 only: let the "
-                "controller show a certificate ([receive] tls with a 'client_ca_file')"
+                f"cannot authenticate {address} with MUNGE, which supports IPv4 addresses only: "
+                "let the controller show a certificate ([receive] tls with a 'client_ca_file')"
             )
         addresses = _resolve_controllers(cluster_settings)
         return MungeAuthenticator(Munge(cluster_settings.munge_socket), self._uids, addresses)
