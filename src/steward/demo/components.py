@@ -215,17 +215,17 @@ def is_ledger_sound(reply: CheckReply) -> bool:
 
 PLUGSTACK: Final = ("include {directory}/etc/plugstack.conf.d/*.conf",)
 BURST_BYTES: Final = 300 * 1024**2
-"""Memory that the job allocates for a moment, in bytes."""
+"""Memory that the job allocates for two seconds, in bytes."""
 
 _BURST_SCRIPT: Final = """\
 #!/bin/bash
 #SBATCH --job-name=burst
-# Hold 300 MB for a moment: tail keeps what it may have to print.
-head -c 300M /dev/zero | tail -c 300M | wc -c
+# Hold 300 MB for two seconds: tail keeps what it may have to print.
+head -c 300M /dev/zero | tail -c 300M | { sleep 2; wc -c; }
 """
 
 BURST_JOB: Final = Submission(
-    description="300 MB for a moment",
+    description="300 MB for two seconds",
     name="burst",
     user_index=0,
     script=_BURST_SCRIPT.encode(),
