@@ -76,7 +76,7 @@ def test_run_ends_what_takes_too_long(sandbox: Sandbox) -> None:
 
 
 def test_an_unknown_user_is_refused(sandbox: Sandbox) -> None:
-    with pytest.raises(SandboxError, match="no user 'eve'"):
+    with pytest.raises(SandboxError, match="unknown user 'eve'"):
         sandbox.run(["true"], user="eve")
 
 

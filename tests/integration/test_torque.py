@@ -122,4 +122,4 @@ def test_a_scheduler_that_is_unknown_is_named(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 2
-    assert b"no scheduler 'pbspro': known are slurm, torque" in done.stderr
+    assert b"unknown scheduler 'pbspro': use one of slurm, torque" in done.stderr
