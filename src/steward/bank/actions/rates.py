@@ -240,7 +240,9 @@ class WouldRefuseRequest(Request, frozen=True, kw_only=True):
     zone: Zone = ""
     account: AccountFilter = ""
     user: UserFilter = ""
-    all: Annotated[bool, option("Also list jobs that the gate rejected.", "--all", "-a")] = False
+    all: Annotated[
+        bool, option("Also list rejected jobs, and jobs admitted by 'bank allow'.", "--all", "-a")
+    ] = False
 
 
 class WouldRefuseReply(BankReply, frozen=True, kw_only=True):
@@ -426,9 +428,10 @@ def set_mode(context: BankContext, caller: Caller, request: EnforceRequest) -> E
     """Show or set the mode of the bank: off, observe or gate.
 
     A new mode applies at once. With observe, the bank places SU holds and charges jobs, but
-    rejects none; with gate, it also rejects jobs; with off, it does neither. The mode of an
-    account takes precedence over that of a partition, and that over the cluster's. Without a new
-    mode, the command shows the modes; those of accounts to operators and to whom they belong.
+    rejects none; with gate, it also rejects jobs; with off, it only charges jobs at their end. The
+    mode of an account takes precedence over that of a partition, and that over the cluster's.
+    Without a new mode, the command shows the modes; those of accounts to operators and to whom
+    they belong.
 
     Raises:
         BankRefused: The caller is no operator.
