@@ -2,7 +2,9 @@
 
 import os
 import pwd
+import resource
 import shutil
+import signal
 from pathlib import Path
 
 import msgspec
@@ -13,6 +15,7 @@ from steward.accounting.settings import AccountingSettings
 from steward.admin.backup.archive import (
     BackupError,
     BackupManifest,
+    BackupUnavailable,
     create_backup_file,
     read_member,
     verify_backup,
@@ -215,6 +218,46 @@ def test_a_restore_gives_the_state_to_its_user_and_archived_files_to_theirs(
         assert (path.lstat().st_uid, path.lstat().st_gid) == (NOBODY.pw_uid, NOBODY.pw_gid), path
     status = (home / "archive" / "2026" / "7.sh").stat()
     assert (status.st_uid, status.st_gid) == (4000, 4001)
+
+
+@pytest.mark.parametrize("member", ["state/large", "archive/2026/large"])
+def test_a_restore_names_the_file_that_a_full_disk_has_no_space_for(
+    tmp_path: Path, settings: Settings, member: str
+) -> None:
+    (tmp_path / "first" / member).write_bytes(os.urandom(2_000_000))
+    backup = back_up(settings, tmp_path, with_archive=True)
+    home = tmp_path / "second"
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, limits[1]))
+    try:
+        with pytest.raises(BackupUnavailable) as error:
+            restore(backup, settings_in(home))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    path = home / member.replace("state/", "state/.restoring/")
+    assert str(error.value) == f"cannot write {path}: File too large"
+
+
+def test_a_backup_that_is_a_directory_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(BackupUnavailable, match=f"cannot read {tmp_path}: Is a directory"):
+        verify_backup(str(tmp_path))
+
+
+def test_a_backup_names_the_directory_that_cannot_be_read(
+    tmp_path: Path, settings: Settings
+) -> None:
+    fd = os.open(tmp_path / "first" / "state", os.O_RDONLY)
+    # Deeper than the longest path of the kernel.
+    for _ in range(20):
+        os.mkdir("d" * 250, dir_fd=fd)
+        child = os.open("d" * 250, os.O_RDONLY, dir_fd=fd)
+        os.close(fd)
+        fd = child
+    os.close(fd)
+    with pytest.raises(BackupUnavailable, match=r"cannot read \S*/dd+: File name too long"):
+        back_up(settings, tmp_path)
 
 
 def test_a_state_of_a_user_who_is_not_here_is_refused(tmp_path: Path, settings: Settings) -> None:

@@ -300,6 +300,7 @@ def read_members(path: str, callback: MemberCallback) -> None:
     Raises:
         BackupError: It is damaged, or a name leads out of it.
         BackupUnavailable: It cannot be read.
+        OSError: The function failed.
     """
     with _open_tar(path) as tar:
         for info in tar:
@@ -362,9 +363,8 @@ def _open_tar(path: str) -> Iterator[tarfile.TarFile]:
     import zstandard
 
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         with (
-            os.fdopen(fd, "rb") as file,
+            _BackupFile(path) as file,
             zstandard.ZstdDecompressor().stream_reader(file) as stream,
             tarfile.open(fileobj=stream, mode="r|") as tar,
         ):
@@ -372,9 +372,27 @@ def _open_tar(path: str) -> Iterator[tarfile.TarFile]:
     except (zstandard.ZstdError, tarfile.TarError, EOFError) as error:
         # The libraries' messages name byte offsets, which help nobody.
         raise BackupError(f"cannot unpack {path}: damaged, or not a backup", path) from error
+
+
+class _BackupFile(io.FileIO):
+    """File of a backup. Its errors are BackupUnavailable; an OSError comes from another file."""
+
+    def __init__(self, path: str) -> None:
+        with _translate_read_errors(path):
+            super().__init__(path)
+        self._path = path
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        with _translate_read_errors(self._path):
+            return super().read(size)
+
+
+@contextmanager
+def _translate_read_errors(path: str) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
-        reason = error.strerror or error
-        raise BackupUnavailable(f"cannot read {path}: {reason}", path) from error
+        raise BackupUnavailable(f"cannot read {path}: {error.strerror or error}", path) from error
 
 
 def _decode_manifest(path: str, info: tarfile.TarInfo, file: IO[bytes] | None) -> BackupManifest:

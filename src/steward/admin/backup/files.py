@@ -141,4 +141,6 @@ def _walk_files(
             ) from None
         return  # removed since its parent was listed
     except OSError as error:
-        raise BackupUnavailable(f"cannot read {state_dir}: {error.strerror}", state_dir) from error
+        raise BackupUnavailable(
+            f"cannot read {error.filename or state_dir}: {error.strerror}", state_dir
+        ) from error

@@ -347,7 +347,10 @@ class _RestoreSteps:
 
     def _write_file(self, info: tarfile.TarInfo, file: IO[bytes], path: str, *, mode: int) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        with os.fdopen(os.open(path, flags, 0o600), "wb") as target:
-            copy_member(info, file, target.write)
-            os.fchmod(target.fileno(), mode)
+        try:
+            with os.fdopen(os.open(path, flags, 0o600), "wb") as target:
+                copy_member(info, file, target.write)
+                os.fchmod(target.fileno(), mode)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, path) from error
         os.utime(path, (info.mtime, info.mtime))
