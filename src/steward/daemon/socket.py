@@ -347,7 +347,11 @@ def _remove_stale_socket(path: str) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(info.st_mode):
-        raise SocketError(f"{path} exists and is not a socket: remove it, or set 'socket'", path)
+        raise SocketError(
+            f"cannot listen on {path}: it exists and is not a socket. Remove it, or set 'run_dir' "
+            "to another directory",
+            path,
+        )
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(2.0)
         try:
