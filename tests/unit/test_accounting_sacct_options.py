@@ -143,6 +143,21 @@ def test_a_width_counts_wherever_its_field_stands() -> None:
     assert [field.width for field in parse_format("jobid,jobid%-30,state%5")] == [-30, -30, 5]
 
 
+@pytest.mark.parametrize(
+    ("argument", "options"),
+    [
+        ("--user=", "-u/--uid/--user"),
+        ("--state=", "-s/--state"),
+        ("--name=", "--name"),
+        ("--starttime=", "-S/--starttime"),
+        ("--delimiter=", "--delimiter"),
+    ],
+)
+def test_an_option_without_its_value_is_named_in_each_form(argument: str, options: str) -> None:
+    with pytest.raises(AccountingUsage, match=f"^{options} has no value: give one"):
+        parse_sacct_options([argument], {})
+
+
 @pytest.mark.parametrize("text", ["nope", "jobid%x", "jobid%99999999", "", ",", "jobid%--3"])
 def test_a_format_that_is_none(text: str) -> None:
     with pytest.raises(AccountingUsage):

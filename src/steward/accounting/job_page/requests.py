@@ -32,13 +32,13 @@ MEMORY_HIGH: Final = 0.95
 class PageRequest(Request, frozen=True, kw_only=True):
     """Request of accounting.job: the page of one job."""
 
-    job: Annotated[str, described("Job name as Slurm writes it.")]
+    job: Annotated[str, described("Id of the job: 123, 123_7, 123+1.")]
     cluster: Annotated[
         str, described("Cluster; may be empty if only one cluster has a job with this id.")
     ] = ""
-    array: Annotated[bool, described("Summarize the whole array, also for the id of a task.")] = (
-        False
-    )
+    array: Annotated[
+        bool, described("Summarize the whole array, even if ``job`` is one of its tasks.")
+    ] = False
     tasks: Annotated[
         int, described("Maximum number of tasks per step, most notable first.", ge=0)
     ] = DEFAULT_SHOWN

@@ -304,9 +304,7 @@ class _OptionCollector:
         """Add the words of a list option."""
         words = tuple(word.strip() for word in _COMMAS.split(value) if word.strip())
         if not words:
-            raise AccountingUsage(
-                f"{'--' if len(name) > 1 else '-'}{name} is empty: give it a value, or leave it out"
-            )
+            raise _make_missing_value(name)
         key = _LISTS[name]
         if key == "users" and words == ("-1",):
             self.request["all_users"] = True
@@ -326,6 +324,13 @@ class _OptionCollector:
         return COMPLETION if completion else exported or DEFAULT
 
 
+def _make_missing_value(name: str) -> AccountingUsage:
+    """Make the error about an option without a value; it names each way to write the option."""
+    long = (f"--{key.removesuffix('=')}" for key, option in _LONG.items() if option == name)
+    options = "/".join([*([f"-{name}"] if len(name) == 1 else []), *long])
+    return AccountingUsage(f"{options} has no value: give one, or leave the option out")
+
+
 def _check_word(name: str, value: str) -> str:
     """Check and normalize the value of an option."""
     if name == "whole-hetjob":
@@ -338,9 +343,7 @@ def _check_word(name: str, value: str) -> str:
             raise AccountingUsage(f"invalid --units {value!r}: give K, M, G, T or P", value)
         return value.upper()
     if not value:
-        raise AccountingUsage(
-            f"{'--' if len(name) > 1 else '-'}{name} is empty: give it a value, or leave it out"
-        )
+        raise _make_missing_value(name)
     return value
 
 

@@ -167,8 +167,8 @@ def parse_named_jobs(texts: Iterable[str]) -> tuple[NamedJob, ...]:
         tasks += len(named_job.tasks)
         if max(tasks, len(named_jobs)) > MAX_NAMED_JOBS:
             raise AccountingUsage(
-                f"more than {MAX_NAMED_JOBS} jobs or array tasks: name whole arrays, or "
-                "select by time"
+                f"--jobs names more than {MAX_NAMED_JOBS} jobs or array tasks: name whole arrays, "
+                "or select by time"
             )
     return tuple(named_jobs)
 
