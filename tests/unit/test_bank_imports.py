@@ -1,5 +1,6 @@
 """Imports of accounts and prices from other programs: complete, once, or an error."""
 
+import re
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -252,6 +253,23 @@ def test_rates_are_imported_as_they_are_created(site: Site) -> None:
 def test_what_is_no_bank_config(text: str) -> None:
     with pytest.raises(BankUsage):
         read_bank_config(text, "c1")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a = 1e-40", "invalid price of partition a: 1.000e-40 has more than 30 digits"),
+        (f"a = 0.{'1' * 31}", "invalid price of partition a: 1.111e-1 has more than 30 digits"),
+        ("a = true", "the price of partition a is not a number: True"),
+        (
+            "a = 1\n[QosMultiplier]\nb = 1e31",
+            "invalid multiplier of QOS b: 1.000e+31 has more than",
+        ),
+    ],
+)
+def test_an_invalid_number_of_a_bank_config_is_named(text: str, message: str) -> None:
+    with pytest.raises(BankUsage, match=re.escape(message)):
+        read_bank_config(f"[PartitionPrice]\n{text}", "c1")
 
 
 def test_only_operators_import(site: Site) -> None:

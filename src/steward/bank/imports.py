@@ -438,7 +438,7 @@ def _get_table(config: dict[str, Any], name: str) -> dict[str, Any]:
 
 def _parse_price(partition: str, value: Any) -> int:
     """Parse a price into micro-SU."""
-    amount = money.parse_money(_number_text(partition, value))
+    amount = money.parse_money(_number_text(f"price of partition {partition}", value))
     if amount < 0:
         raise BankUsage(f"partition {partition} has a negative price: give 0 or more", value)
     return amount
@@ -446,7 +446,7 @@ def _parse_price(partition: str, value: Any) -> int:
 
 def _parse_multiplier(qos: str, value: Any) -> int:
     """Parse a multiplier into thousandths."""
-    amount = money.parse_money(_number_text(qos, value))
+    amount = money.parse_money(_number_text(f"multiplier of QOS {qos}", value))
     factor, remainder = divmod(amount * _PERMILLE, money.MICRO)
     if amount < 0 or remainder:
         raise BankUsage(
@@ -458,13 +458,16 @@ def _parse_multiplier(qos: str, value: Any) -> int:
 def _number_text(name: str, value: Any) -> str:
     """Return a TOML number as text, exactly."""
     if isinstance(value, bool) or not isinstance(value, int | Decimal | str):
-        raise BankUsage(f"{name} is not a number: {value!r}", value)
+        raise BankUsage(f"the {name} is not a number: {value!r}", value)
     if isinstance(value, Decimal):
         if not value.is_finite():
-            raise BankUsage(f"{name} is not a number: {value}", value)
+            raise BankUsage(f"the {name} is not a number: {value}", value)
         if max(abs(value.adjusted()), len(value.as_tuple().digits)) > _MAX_DIGITS:
             # Written out, the number would be as long as its exponent is large.
-            raise BankUsage(f"{name} is too large: {value:.3e}", str(value)[:_MAX_QUOTED])
+            raise BankUsage(
+                f"invalid {name}: {value:.3e} has more than {_MAX_DIGITS} digits",
+                str(value)[:_MAX_QUOTED],
+            )
         return f"{value:f}"
     return str(value)
 
@@ -609,7 +612,10 @@ def _read_money(
 
 def _require_above_zero(amount: int) -> int:
     if amount <= 0:
-        raise BankUsage("invalid amount: give more than 0", amount)
+        raise BankUsage(
+            f"invalid amount {money.format_money(amount)}: give more than 0, or leave it empty",
+            amount,
+        )
     return amount
 
 

@@ -171,7 +171,7 @@ class StatementRequest(Request, frozen=True, kw_only=True):
     until: Annotated[str, UNTIL] = ""
     zone: Zone = ""
     limit: Annotated[
-        int, described("Maximum number of transactions, the latest; all if 0.", ge=0)
+        int, described("Maximum number of transactions; the newest are kept. 0 means all.", ge=0)
     ] = 0
     before: Annotated[int, described("Only transactions with a lower number; all if 0.", ge=0)] = 0
 

@@ -145,10 +145,7 @@ class GateQueries:
         """
         rules = self._keeper.rules
         if rules.get_estimator(cluster) is None:
-            raise NoEstimate(
-                f"the gate has no state of cluster {cluster} yet: try again after the next poll",
-                cluster,
-            )
+            raise _make_no_estimate(cluster)
         case = self._keeper.decision_maker.build_case(cluster, job, user, now_us)
         return msgspec.structs.replace(rules.quote(cluster, case.job, now_us), account=case.account)
 
@@ -161,10 +158,7 @@ class GateQueries:
             NoEstimate: The gate has no model of the cluster.
         """
         if self._keeper.rules.get_estimator(cluster) is None:
-            raise NoEstimate(
-                f"the gate has no state of cluster {cluster} yet: try again after the next poll",
-                cluster,
-            )
+            raise _make_no_estimate(cluster)
         decision = self._keeper.decision_maker.decide_submit(cluster, job, user, now_us)
         say = decision.say or decision.short
         return AdmissionVerdict(ok=decision.ok, say=say, quote=decision.quote)
@@ -436,6 +430,15 @@ class GateOperations:
             log.info("this gate holds the lease %d and decides", request.fence)
             self._on_lease()
         return self._keeper.secret.hex()
+
+
+def _make_no_estimate(cluster: str) -> NoEstimate:
+    """Make the error about a cluster without a model, or without rates from the ledger."""
+    return NoEstimate(
+        f"the gate cannot price jobs of cluster {cluster}: it has not received the cluster's model "
+        "or the bank's rates yet. Try again in a minute; then see 'steward status'",
+        cluster,
+    )
 
 
 _REJECTIONS: Final = (BankUsage, BankRefused, GateUnavailable, NoRate, NoEstimate)

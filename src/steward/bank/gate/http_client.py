@@ -147,13 +147,15 @@ class _Connection:
         """Read the events that have come; return True at the end of an answer."""
         while (event := self._http.next_event()) is not h11.NEED_DATA:
             if not self.is_asking or isinstance(event, h11.ConnectionClosed):
-                raise ConnectionResetError("the connection was closed, or is out of step")
+                raise ConnectionResetError("the gate closed the connection, or sent data unasked")
             if isinstance(event, h11.Response):
                 self._status = event.status_code
             elif isinstance(event, h11.Data):
                 self._body += event.data
                 if len(self._body) > LONGEST_BATCH:
-                    raise ConnectionAbortedError(f"an answer of more than {LONGEST_BATCH} bytes")
+                    raise ConnectionAbortedError(
+                        f"the reply is larger than {LONGEST_BATCH} bytes, the maximum"
+                    )
             elif isinstance(event, h11.EndOfMessage):
                 self.is_asking = False
                 return True
@@ -238,7 +240,7 @@ class RemoteGate:
                 return
             self._take_answer(*answer)
             if not connection.start_next():
-                raise ConnectionResetError("the connection was closed")
+                raise ConnectionResetError("the gate closed the connection after its reply")
         except (OSError, h11.RemoteProtocolError) as error:
             self._disconnect(self._describe(error), is_reachable=self._has_answered)
         except GateUnavailable as error:
@@ -356,7 +358,8 @@ class RemoteGate:
 
     def _describe(self, error: Exception) -> GateUnavailable:
         to = self._settings.ask
-        return GateUnavailable(f"the gate at {to} cannot be asked: {error!r}", to)
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        return GateUnavailable(f"cannot reach the gate at {to}: {reason}", to)
 
     def _log(self, error: Exception) -> None:
         """Log a failure unless it was the last one, too."""

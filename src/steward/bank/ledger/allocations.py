@@ -298,7 +298,8 @@ def require_payable(account: Account) -> Account:
     """
     if account.closed:
         raise BankUsage(
-            f"account {account.name} is closed: reopen it with 'steward bank account change'",
+            f"account {account.name} is closed: reopen it with 'steward bank account change "
+            f"{account.name} --reopen'",
             account.name,
         )
     if account.draws_on_parent:

@@ -452,7 +452,10 @@ class Charges:
     def _require_row(self, key: str) -> StoredCharge:
         row = self._find_row(key)
         if row is None:
-            raise NotInBank(f"unknown charge {key!r}", key)
+            raise NotInBank(
+                f"unknown charge {key!r}: 'steward bank explain JOB' shows the charges of a job",
+                key,
+            )
         return row
 
 
@@ -460,7 +463,9 @@ def _validate_charge(charge: Charge) -> Charge:
     """Check the amount of a charge and return it normalized."""
     if not 0 <= charge.amount <= MAX_AMOUNT:
         raise BankUsage(
-            f"invalid amount of charge {charge.key}: give 0 to {MAX_AMOUNT} micro-SU", charge.key
+            f"invalid amount {charge.amount} of charge {charge.key}: give 0 to {MAX_AMOUNT} "
+            "millionths of a service unit",
+            charge.key,
         )
     return msgspec.structs.replace(
         charge,

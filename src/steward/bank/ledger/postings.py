@@ -58,7 +58,10 @@ class LedgerSession:
         query = select(state.c.seq, state.c.rules_seq, state.c.settlement)
         row = self.fetch_row(query.with_for_update() if writing else query)
         if row is None:
-            raise BankError("the ledger's table 'state' has no row: restore a backup")
+            raise BankError(
+                "ledger damaged: its table 'state' is empty. Restore the ledger from its last "
+                "backup"
+            )
         self._touched: set[str] = set()
         self._stored_numbers = self.seq, self.rules_seq, self.settlement = tuple(map(int, row))
 
