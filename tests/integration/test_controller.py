@@ -160,9 +160,9 @@ def test_a_credential_counts_once_and_for_its_place_alone(make_munged: MakeMunge
         hears.check(statement, good)
     for name, value in {"number": 2, "stream": "c" * 64, "digest": "d" * 64}.items():
         other = msgspec.structs.replace(head, **{name: value})
-        with pytest.raises(PermissionRefused, match="belongs to another body or receiver"):
+        with pytest.raises(PermissionRefused, match="does not match the message: it signs another"):
             hears.check(other.build_statement(), says.sign(statement))
-    with pytest.raises(PermissionRefused, match="another body or receiver"):
+    with pytest.raises(PermissionRefused, match="does not match the message: it signs another"):
         # What the receiver said itself is nobody else's word.
         hears.check(statement, hears.sign(head.build_reply_statement("durable", b"")))
     for junk in ("", "Munge ", "MUNGE:", "MUNGE:AwQFAAA=:", "-h", "A" * 20_000, "\xff\n"):
@@ -175,7 +175,7 @@ def test_a_credential_of_another_user_or_key_is_refused(make_munged: MakeMunged)
     munged, other = make_munged(), make_munged()
     says, hears = witnesses(munged, munged, uid=4_000_000)
     with pytest.raises(
-        PermissionRefused, match=f"is of uid {os.geteuid()}, who is not in munge_users"
+        PermissionRefused, match=f"is from uid {os.geteuid()}, which is not allowed"
     ):
         hears.check(b"x", says.sign(b"x"))
     says, hears = witnesses(munged, other)
@@ -217,10 +217,10 @@ def test_a_batch_is_no_use_in_another_stream(fast: Path, make_munged: MakeMunged
         moved = {**forged, "steward-stream": second["steward-stream"]}
         status, _headers, content = relay.post(wire.EVENTS, moved, relay.requests[1][2])
         assert (status, wire.decode_reply(content).verdict) == (403, "refused")
-        assert "belongs to another body or receiver" in wire.decode_reply(content).detail
+        assert "does not match the message: it signs another" in wire.decode_reply(content).detail
         # With an address that the controller did not mean, neither.
         relay.host = "steward.example.org:6825"
-        with pytest.raises(PermissionRefused, match="belongs to another body or receiver"):
+        with pytest.raises(PermissionRefused, match="does not match the message: it signs another"):
             link.send_batch([script_row(2)])
     assert journalled(serve) == {1}
 

@@ -119,7 +119,7 @@ REFUSED = [
         ForwardedEvent("job.script", "c1", GOOD.key, b" " * (1 << 20) + b"{}"),
         "the maximum is 1048576",
     ),
-    (ForwardedEvent("job.script", "c1", GOOD.key, b"{"), "cannot decode event"),
+    (ForwardedEvent("job.script", "c1", GOOD.key, b"{"), f"cannot decode job.script {GOOD.key}: "),
     (
         ForwardedEvent("job.script", "c1", GOOD.key, b'{"at": "\xff"}'),
         "older than the controller's",
@@ -146,7 +146,7 @@ REFUSED = [
     (replaced(GOOD, spool_mtime_ns=-1), "invalid job id"),
     (row_of(missed()), "invalid number of job ids, 0"),
     (row_of(missed(*range(1, 1002))), "invalid number of job ids, 1001"),
-    (row_of(missed(1, -1)), "invalid job id"),
+    (row_of(missed(1, -1)), "invalid job id in 'job_ids': each must be 1 to"),
     (row_of(seen(key="script:1:2")), "does not match an event of kind job.seen"),
     (row_of(seen(source="import")), "'import'"),
     (row_of(seen(at=NOON.replace(tzinfo=None))), "lacks its time zone"),

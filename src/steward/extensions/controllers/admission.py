@@ -105,10 +105,14 @@ class MungeAuthenticator:
             raise PermissionRefused("no MUNGE credential")
         claim = self._munge.decode(text.encode("ascii"))
         if claim.payload != statement:
-            raise PermissionRefused("the MUNGE credential belongs to another body or receiver")
+            raise PermissionRefused(
+                "the MUNGE credential does not match the message: it signs another message, "
+                "cluster or receiver address"
+            )
         if claim.uid not in self._uids:
             raise PermissionRefused(
-                f"the MUNGE credential is of uid {claim.uid}, who is not in munge_users"
+                f"the MUNGE credential is from uid {claim.uid}, which is not allowed: add its user "
+                "to 'munge_users' of [access]"
             )
         if self._addresses is not None and claim.address not in self._addresses:
             raise PermissionRefused(
@@ -203,7 +207,11 @@ def peer_uids(users: Iterable[str]) -> frozenset[int]:
         try:
             uids.add(int(user) if user.isdecimal() else pwd.getpwnam(user).pw_uid)
         except KeyError:
-            raise PermissionRefused(f"unknown user {user!r} in munge_users", user) from None
+            raise PermissionRefused(
+                f"unknown user {user!r} in 'munge_users' of [access]: create the user on this "
+                "host, or remove the name",
+                user,
+            ) from None
     return frozenset(uids)
 
 
@@ -296,7 +304,8 @@ class EventAdmission:
             encode_rows([event])  # text with lone surrogates decodes but cannot be encoded
         except (EventError, ValueError, RecursionError) as error:
             raise EventNotAdmitted(
-                f"{error}. Is this Steward older than the controller's?"
+                f"cannot decode {row.kind} {row.key}: {error.__cause__ or error}. If this Steward "
+                "is older than the controller's, upgrade it"
             ) from error
         if event.source not in CONTROLLER_SOURCES:
             raise EventNotAdmitted(f"source {event.source!r} is not accepted from controllers")
@@ -343,7 +352,7 @@ def _check_node(event: Event) -> None:
 def _check_facts(key: str, kind: str, body: JobFacts) -> None:
     """Check that the key belongs to the job; another job's key would suppress that job's facts."""
     if not 0 < body.record.job_id <= MAX_RAW_ID:
-        raise EventNotAdmitted("invalid job id")
+        raise EventNotAdmitted(f"invalid job id {body.record.job_id}: must be 1 to {MAX_RAW_ID}")
     if not key.startswith(f"{kind}:{body.record.job_id}:"):
         raise EventNotAdmitted("the key does not match the job")
 
@@ -355,7 +364,7 @@ def _check_missed(body: MissedJobs) -> None:
             f"invalid number of job ids, {len(body.job_ids)}: send 1 to {MAX_MISSED_JOB_IDS}"
         )
     if not all(0 < job_id <= MAX_JOB_ID for job_id in body.job_ids):
-        raise EventNotAdmitted("invalid job id")
+        raise EventNotAdmitted(f"invalid job id in 'job_ids': each must be 1 to {MAX_JOB_ID}")
 
 
 def _check_script(key: str, body: JobScript, row: ForwardedEvent) -> None:

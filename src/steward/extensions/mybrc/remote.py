@@ -178,7 +178,7 @@ class MybrcClient:
             reply = self._get_client().request(method, url, content=content, headers=headers)
         except httpx.ReadTimeout as error:
             self.close()
-            raise RemoteFailed(f"{method} {url}: no reply in time", path) from error
+            raise RemoteFailed(f"{method} {url}: no reply within {_TIMEOUT_S:g} s", path) from error
         except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError, TlsUnavailable) as error:
             # ValueError: an invalid token.
             self.close()

@@ -143,7 +143,8 @@ def _read_lines(path: str) -> list[str]:
     except FileNotFoundError:
         return []
     except (OSError, UnicodeError) as error:
-        raise BankError(f"cannot read {path}: {error}", path) from error
+        reason = getattr(error, "strerror", None) or error
+        raise BankError(f"cannot read {path}: {reason}", path) from error
 
 
 def _replace_users_file(path: str, lines: list[str]) -> None:

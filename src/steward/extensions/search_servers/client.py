@@ -474,7 +474,7 @@ def _read_body(response: "httpx.Response") -> bytes:
         if size > MAX_REPLY_BYTES:
             raise ValueError(f"the reply has more than {MAX_REPLY_BYTES >> 20} MiB")
         if decompressor and decompressor.unused_data:
-            raise ValueError("the reply goes on after the end of its gzip stream")
+            raise ValueError("the reply has data after the end of its gzip stream")
     if decompressor and not decompressor.eof:
         raise ValueError("the reply ends within its gzip stream")
     return b"".join(parts)
