@@ -115,9 +115,10 @@ class ReservationProps(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     users: Annotated[
         tuple[str, ...] | str, described("Users who may use the reservation.")
     ] = ("root",)  # fmt: skip
-    flags: Annotated[tuple[str, ...] | str, described("Flags, as scontrol accepts them.")] = (
-        _DEFAULT_FLAGS
-    )
+    flags: Annotated[
+        tuple[str, ...] | str,
+        described("Flags, as scontrol accepts them. Default: MAINT, IGNORE_JOBS and OVERLAP."),
+    ] = _DEFAULT_FLAGS
 
 
 class ReserveParameters(Parameters, frozen=True, kw_only=True):

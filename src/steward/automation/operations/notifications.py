@@ -31,7 +31,9 @@ _MAX_BODY: Final = 1024 * 1024
 class EmailParameters(Parameters, frozen=True, kw_only=True):
     """Parameters of notify.email."""
 
-    to: Annotated[tuple[str, ...], described("Recipients: addresses, or users of this host.")]
+    to: Annotated[
+        tuple[str, ...], described("Recipients: mail addresses, or users of the daemon's host.")
+    ]
     subject: Annotated[str, described("Subject, one line.")]
     body: Annotated[str, described("Text of the mail.")] = ""
 

@@ -29,7 +29,10 @@ class TriggerSetParameters(Parameters, frozen=True, kw_only=True):
     ] = None
     offset: Annotated[
         int,
-        described("Seconds from the event to the start of the program; negative for before it."),
+        described(
+            "Delay from the event to the start of the program, in seconds. Default 0. If negative, "
+            "the program starts before the event."
+        ),
     ] = 0
     fini: Annotated[bool, described("Whether the end of the job fires the trigger.")] = False
     nodes: Annotated[str, described("Nodes that fire the trigger; all if empty.")] = ""

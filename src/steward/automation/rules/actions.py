@@ -75,8 +75,8 @@ class RulesContext:
         """
         if not all(self._access.is_operator(asker, name) for name in self._list_clusters()):
             raise OperationForbidden(
-                "permission denied: rules concern jobs of all users, so only operators may "
-                "see them",
+                "permission denied: rules concern jobs of all users, so only operators of every "
+                "cluster may see them",
                 asker.user,
             )
 

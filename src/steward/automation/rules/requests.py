@@ -136,7 +136,10 @@ class RuleTrialRequest(Request, frozen=True, kw_only=True):
 
     event: Annotated[
         dict[str, Any],
-        described('Event of Steward\'s journal, or ``{"trigger": TYPE, "payload": {…}}``.'),
+        described(
+            "Event as 'steward events list --json' prints it, or "
+            '``{"trigger": TYPE, "payload": {…}}``.'
+        ),
     ]
     rule: Annotated[str, described("Only this rule; all if empty.")] = ""
 

@@ -145,10 +145,10 @@ def _list_rule_files(
         except FileNotFoundError:
             # The default directory need not exist.
             if directory not in RulesSettings().directories:
-                message = f"{directory}:1: no such directory"
+                message = f"{directory}: no such directory"
                 errors.append(FileError(path=directory, what=message))
         except OSError as error:
-            message = f"{directory}:1: cannot read the directory: {error.strerror}"
+            message = f"{directory}: cannot read the directory: {error.strerror}"
             errors.append(FileError(path=directory, what=message))
         except RuleError as error:
             errors.append(FileError(path=directory, what=str(error)))
@@ -180,16 +180,18 @@ def _read_rule_text(path: str, *, trusted: bool) -> str:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
-        raise RuleError(f"{path}:1: cannot read the file: {error.strerror}", path) from error
+        raise RuleError(f"{path}: cannot read the file: {error.strerror}", path) from error
     with open(descriptor, "rb") as file:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            raise RuleError(f"{path}:1: not a regular file", path)
+            raise RuleError(f"{path}: not a regular file", path)
         if not trusted:
             _require_trusted_owner(path, status)
         data = file.read(MAX_RULE_BYTES + 1)
     if len(data) > MAX_RULE_BYTES:
-        raise RuleError(f"{path}:1: larger than {MAX_RULE_BYTES} bytes, the maximum", path)
+        raise RuleError(
+            f"{path}: the file is larger than {MAX_RULE_BYTES} bytes, the maximum", path
+        )
     try:
         return data.decode()
     except UnicodeDecodeError as error:
@@ -206,13 +208,13 @@ def _require_trusted_owner(path: str, status: os.stat_result) -> None:
     """Reject a file that others can write: a rule acts with Steward's rights."""
     if status.st_uid not in (0, os.geteuid()):
         raise RuleError(
-            f"{path}:1: must belong to root or Steward's user, because rules act with "
+            f"{path}: the owner must be root or Steward's user, because rules act with "
             f"Steward's rights: run 'chown root {path}'",
             path,
         )
     if status.st_mode & _WRITABLE_BY_OTHERS:
         raise RuleError(
-            f"{path}:1: writable by others, but rules act with Steward's rights: "
+            f"{path}: writable by others, but rules act with Steward's rights: "
             f"run 'chmod go-w {path}'",
             path,
         )
