@@ -180,6 +180,13 @@ def test_what_makes_no_trigger(
     assert not [line for line in place.asked() if "--set" in line]
 
 
+@pytest.mark.parametrize("offset_s", [-40000, 32768])
+def test_an_offset_that_slurm_rejects(place: Place, offset_s: int) -> None:
+    message = f"invalid offset {offset_s} s: give -32767 to 32767"
+    with pytest.raises(WrongUpdate, match=message):
+        place.triggers.set("/x", "down", offset_s=offset_s)
+
+
 def test_refusals(place: Place) -> None:
     place.refuse(
         "strigger --set --fini --program=/x --jobid=9",

@@ -148,7 +148,8 @@ class Slurm:
                 settings[match[1]] = "" if match[2] == "(null)" else match[2].strip()
         if "StateSaveLocation" not in settings:
             raise SlurmError(
-                f"cluster {self.cluster}: scontrol show config shows no StateSaveLocation",
+                f"cluster {self.cluster}: cannot read the settings of slurm.conf: 'scontrol show "
+                "config' prints no StateSaveLocation. Is scontrol Slurm's?",
                 ("scontrol", "show", "config"),
                 out[:200].decode("utf-8", "backslashreplace"),
             )

@@ -623,7 +623,9 @@ def _expand_names(nodelist: str) -> list[str]:
     """Return the distinct names of a node list that uses commas or blanks."""
     names = nodelists.expand_nodelist(",".join(nodelist.replace(",", " ").split()))
     if not names:
-        raise NodeListError(f"empty node list {nodelist!r}", (), nodelist)
+        raise NodeListError(
+            f"empty node list {nodelist!r}: name nodes, such as n1,n[3-5]", (), nodelist
+        )
     return list(dict.fromkeys(names))
 
 

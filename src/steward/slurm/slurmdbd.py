@@ -278,7 +278,11 @@ class SlurmdbdClient:
         values = dict(zip(fields, parts, strict=False))
         name_match = _JOB_ID.fullmatch(values.get("JobID", ""))
         if len(parts) != len(fields) or name_match is None or not values["JobIDRaw"].isdigit():
-            raise SlurmError("cannot parse a row of sacct", ("sacct",), row)
+            raise SlurmError(
+                f"cluster {self._cluster}: cannot parse a row of sacct: {row[:200]!r}",
+                ("sacct",),
+                row,
+            )
         uid, gid = parse_number(values["UID"]), parse_number(values["GID"])
         state, _, canceller = values["State"].partition(" ")
         derived_status = parse_exit_status(values["DerivedExitCode"])

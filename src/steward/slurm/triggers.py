@@ -293,7 +293,7 @@ def _build_trigger(
     if not is_text or not program.startswith("/"):
         raise WrongUpdate(f"invalid program {program[:60]!r}: give an absolute path")
     if not -_OFFSET_S < offset_s < _OFFSET_S:
-        raise WrongUpdate(f"offset {offset_s} s is too large: Slurm accepts up to 32767 s")
+        raise WrongUpdate(f"invalid offset {offset_s} s: give {1 - _OFFSET_S} to {_OFFSET_S - 1}")
     if nodes and job:
         raise WrongUpdate("a trigger is for nodes or for a job: give one of them")
     if event in _JOB_EVENTS and not job:
