@@ -35,7 +35,9 @@ def test_whatever_an_import_does_the_offer_is_named(
     monkeypatch.syspath_prepend(tmp_path)
     for value, why in (("broken_offer:check", "division by zero"), ("no_such:check", "no_such")):
         offer(monkeypatch, value)
-        with pytest.raises(StewardError, match=rf"cannot import {value}: .*{why}"):
+        with pytest.raises(
+            StewardError, match=rf"cannot import layout \({value}\) of {GROUP}: .*{why}"
+        ):
             load_offer(GROUP, "layout")
 
 

@@ -268,7 +268,7 @@ def test_standings_and_dead_letters_travel(running: Running, make_link: MakeLink
         with pytest.raises(UsageError, match="cannot decode the command"):
             send_command(running.state_dir, wrong)
     control = os.path.join(running.state_dir, CONTROL_SOCKET)
-    with pytest.raises(UsageError, match="the journal has no action"):
+    with pytest.raises(UsageError, match=r"unknown action 'archive\.list': the journal"):
         send_request(control, "archive.list", WritePositions(), int, timeout_s=5)
     with pytest.raises(UsageError, match="cannot decode the command"):
         send_request(

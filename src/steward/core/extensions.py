@@ -58,8 +58,12 @@ def load_offer(group: str, name: str) -> Any:
     try:
         return offers[name].load()
     except Exception as error:
-        # An installed package may raise anything; the error names the package.
-        raise StewardError(f"{group}: cannot import {offers[name].value}: {error}") from error
+        # An installed package may raise anything.
+        raise StewardError(
+            f"cannot import {name} ({offers[name].value}) of {group}: {error}. Reinstall the "
+            "package that provides it",
+            name,
+        ) from error
 
 
 def make_lazy_getattr(package: str, **names: tuple[str, ...]) -> Callable[[str], Any]:

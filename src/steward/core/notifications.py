@@ -149,7 +149,11 @@ def _run_mail_program(command: list[str], data: bytes, timeout_s: float) -> None
             start_new_session=True,
         )
     except OSError as error:
-        raise MailNotSent(f"cannot start {command[0]}: {error.strerror}", command) from error
+        raise MailNotSent(
+            f"cannot send mail: cannot start {command[0]}: {error.strerror}. Correct 'program' of "
+            "[mail], or --program",
+            command,
+        ) from error
     try:
         process.communicate(data, timeout=timeout_s)
     except subprocess.TimeoutExpired:

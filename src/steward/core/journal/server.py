@@ -405,7 +405,10 @@ class JournalServer:
         """Run a command and answer it."""
         try:
             if call.message.action != CONTROL_ACTION:
-                raise UsageError(f"the journal has no action {call.message.action!r}")
+                raise UsageError(
+                    f"unknown action {call.message.action!r}: the journal's socket accepts only "
+                    f"{CONTROL_ACTION}"
+                )
             answer = self._run_command(msgspec.convert(call.message.args, JournalCommand))
         except msgspec.ValidationError as error:
             call.reject(UsageError(f"cannot decode the command to the journal: {error}"))
