@@ -480,7 +480,10 @@ class Sender:
             credential = response.getheader("Steward-Credential") or ""
             self._munge.check(credential, answer_claim_of(digest, text_received))
         if text_received.split() != [b"durable", digest.encode()]:
-            raise Later(f"{self._arguments.to} answered for another batch")
+            raise Later(
+                f"{self._arguments.to} did not confirm the batch: unexpected reply. Is --to the "
+                "address of Steward's [nodes] listener?"
+            )
 
     def _explain_error(self, error: Exception) -> str:
         """Describe an error; add a hint if probably only one side uses TLS."""

@@ -285,8 +285,8 @@ class ArchiveContext:
         data = self._read(script, kind)
         if hashlib.sha256(data).hexdigest() != stored_file.sha256:
             raise ArchiveError(
-                f"the {kind} of job {script.body.job_id} was changed after it was archived: "
-                "'steward archive verify' lists changed files",
+                f"the {kind} of job {script.body.job_id} is damaged or was changed: its SHA-256 "
+                "does not match. 'steward archive verify' lists such files",
                 script.key,
             )
         return data

@@ -484,8 +484,8 @@ def purge_files(
         if error.errno not in {errno.EISDIR, errno.ELOOP}:
             raise
         raise PathBlocked(
-            f"cannot purge: a manifest below {tree.root} is not a regular file "
-            f"({error.strerror}): move it away",
+            f"cannot purge: a MANIFEST.jsonl below {tree.root} is a directory or symbolic link: "
+            f"move it away ('find {tree.root} -name MANIFEST.jsonl ! -type f' lists it)",
             tree.root,
         ) from error
     # Last: a purge that fails half way is repeated, and must find its rows.

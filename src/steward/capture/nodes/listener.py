@@ -90,7 +90,10 @@ def parse_length(scope: Any) -> int:
     headers = dict(scope["headers"])
     length = headers.get(b"content-length", b"")
     if b"transfer-encoding" in headers or not _LENGTH.fullmatch(length):
-        raise RequestError(411, "the batch lacks a valid Content-Length")
+        raise RequestError(
+            411,
+            "the batch lacks a valid Content-Length: install the agent of Steward's version",
+        )
     if int(length) > MAX_BATCH_BYTES:
         raise RequestError(413, f"the batch is larger than {MAX_BATCH_BYTES} bytes, the maximum")
     return int(length)
@@ -155,7 +158,7 @@ class ListenerEndpoint:
                 f"unknown user {self._settings.listener!r}: correct 'listener' in [nodes]", path
             ) from None
         except OSError as error:
-            raise ListenUnavailable(f"cannot listen at {path}: {error.strerror}", path) from error
+            raise ListenUnavailable(f"cannot listen on {path}: {error.strerror}", path) from error
 
     async def find_address(self, connection: socket.socket) -> str:
         """Return the address of the node whose socket the listener passes.

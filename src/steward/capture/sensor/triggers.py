@@ -266,13 +266,16 @@ class WakeupListener:
         """
         if not hmac.compare_digest(message.auth.encode(), self._read_secret()):
             raise UnknownCredential(
-                "the report lacks the secret: install the helper again with "
+                "the strigger program's report lacks the secret: install the program again with "
                 "'steward plugins install --trigger'"
             )
         try:
             report = msgspec.convert(message.args, _WakeRequest)
         except msgspec.ValidationError as error:
-            raise UsageError(f"cannot decode the report: {error}") from error
+            raise UsageError(
+                f"cannot decode the strigger program's report: {error}. Is the program of another "
+                "version? Run 'steward plugins install --trigger'"
+            ) from error
         if message.action != WAKE_ACTION or report.cluster != self._cluster:
             raise UsageError(
                 f"{message.action[:64]!r} of cluster {report.cluster[:64]!r} is not for the "
