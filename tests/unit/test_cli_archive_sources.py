@@ -198,7 +198,7 @@ def test_import_takes_over_a_tree_of_job_archive(spool: Path, tmp_path: Path) ->
     [
         (["sarchive"], "the directory is missing"),
         (["slurmdbd", "/tree", "-S", "now-1day"], "remove the argument"),
-        (["slurmdbd"], "needs a start time"),
+        (["slurmdbd"], "no start time given: add -S"),
         (["job_archive", "/nonexistent/tree"], "/nonexistent/tree"),
         (["job_archive", "/tmp", "--cluster", "other"], "use one of c"),
     ],

@@ -163,7 +163,8 @@ class Root(LazyGroup):
         Entry(
             "controller",
             ADMINISTRATORS,
-            "Capture scripts on a slurmctld host and forward them to another Steward.",
+            "Capture scripts and job events of a slurmctld host; forward them to Steward on "
+            "another host.",
             "steward.cli.services",
             "controller",
         ),

@@ -102,7 +102,11 @@ def print_job(
     reply: ShowReply,
     *,
     script: Annotated[
-        bool, typer.Option("--script", help="Print only the script; in a pipe byte for byte.")
+        bool,
+        typer.Option(
+            "--script",
+            help="Print only the script: highlighted on a terminal, unchanged elsewhere.",
+        ),
     ] = False,
 ) -> None:
     """Print the facts of a job and its script, or a script alone.

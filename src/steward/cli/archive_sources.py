@@ -437,7 +437,7 @@ def _parse_period(since: str, until: str) -> tuple[datetime, datetime]:
     zone = to_local_time(now).tzinfo or UTC
     if not since:
         raise UsageError(
-            "slurmdbd import needs a start time: run steward archive import slurmdbd -S 2026-01-01"
+            "no start time given: add -S, such as 'steward archive import slurmdbd -S 2026-01-01'"
         )
     return parse_time(since, now, zone), parse_time(until, now, zone) if until else now
 

@@ -34,7 +34,7 @@ def backup(
     ],
     archive: Annotated[
         bool,
-        typer.Option("--with-archive", help="Include the archived files."),
+        typer.Option("--with-archive", help="Include the archived files and the job log."),
     ] = False,
     catalog: Annotated[
         bool,
@@ -75,7 +75,7 @@ def restore(
         str,
         typer.Argument(
             metavar="FILE",
-            help="Backup to restore: a directory or file written by 'steward backup'.",
+            help="Backup to restore: a file written by 'steward backup'.",
         ),
     ],
     only_check: Annotated[
@@ -84,7 +84,9 @@ def restore(
     force: Annotated[
         bool,
         typer.Option(
-            "--force", help="Move the present content of the state directory aside, then restore."
+            "--force",
+            help="Move the current content of the state directory to its subdirectory "
+            "before-restore-TIME, then restore.",
         ),
     ] = False,
     as_json: Json = False,

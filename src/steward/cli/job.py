@@ -434,7 +434,8 @@ def _choose_time_style(run: RunPart) -> str:
 def job(
     job: JobId,
     array: Annotated[
-        bool, typer.Option("--array", help="Summarize the whole array, also for the id of a task.")
+        bool,
+        typer.Option("--array", help="Summarize the whole array, even if JOB is one of its tasks."),
     ] = False,
     every: Annotated[
         bool, typer.Option("--all", "-a", help="Show every task, not only the most notable.")

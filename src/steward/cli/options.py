@@ -125,7 +125,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 Parsable = Annotated[
     bool, typer.Option("--parsable2", "-P", help="Print fields separated by '|', for programs.")
 ]
-NoHeader = Annotated[bool, typer.Option("--noheader", "-n", help="Omit the heading.")]
+NoHeader = Annotated[bool, typer.Option("--noheader", "-n", help="Omit the header line.")]
 Csv = Annotated[bool, typer.Option("--csv", help="Print a table as CSV, for spreadsheets.")]
 ResourceTimeUnit = Annotated[
     str,

@@ -135,14 +135,18 @@ Trigger = Annotated[
     bool,
     typer.Option(
         "--trigger",
-        help="Work on the strigger program that wakes the sensor, in place of the SPANK plugin.",
+        help="Work on the strigger program that wakes the sensor instead of the SPANK plugin.",
     ),
 ]
 Helper = Annotated[
-    str, typer.Option("--helper", metavar="FILE", help="With --trigger: path of the program.")
+    str,
+    typer.Option("--helper", metavar="FILE", help="With --trigger: path of the strigger program."),
 ]
 Secret = Annotated[
-    str, typer.Option("--secret", metavar="FILE", help="With --trigger: path of its secret.")
+    str,
+    typer.Option(
+        "--secret", metavar="FILE", help="With --trigger: path of the strigger program's secret."
+    ),
 ]
 
 
@@ -319,7 +323,7 @@ def check(
     job_submit: Annotated[
         bool,
         typer.Option(
-            "--job-submit", help="Check the job submit plugin, in place of the SPANK plugin."
+            "--job-submit", help="Check the job submit plugin instead of the SPANK plugin."
         ),
     ] = False,
     job_submit_lua: JobSubmitLua = "",

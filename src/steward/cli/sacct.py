@@ -143,8 +143,8 @@ def _query_records(options: SacctOptions, settings: Settings) -> Iterator[SacctT
 
     if settings.forward.to:
         raise UsageError(
-            "a controller has no job records: run the command against the Steward at "
-            f"{settings.forward.to}"
+            f"this host has no job records, it forwards events to {settings.forward.to}: run the "
+            "command on that host"
         )
     return stream_lines(
         AccountingContext(settings, access=make_access(settings)),

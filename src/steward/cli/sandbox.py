@@ -98,7 +98,11 @@ def run(
     directory: Directory = "",
     user: Annotated[
         str,
-        typer.Option("--user", metavar="NAME", help="User of the sandbox who runs the command."),
+        typer.Option(
+            "--user",
+            metavar="NAME",
+            help="User of the sandbox that runs the command. Default: you.",
+        ),
     ] = "",
 ) -> None:
     """Run a command in the cluster, with its SLURM_CONF, and exit with its exit code."""

@@ -49,7 +49,7 @@ def controller(
         ),
     ] = DEFAULT_PATH,
 ) -> None:
-    """Capture scripts on a slurmctld host and forward them to another Steward.
+    """Capture scripts and job events of a slurmctld host; forward them to Steward on another host.
 
     It stays in the foreground, for systemd or a terminal. SIGHUP reloads the
     configuration. SIGTERM and Ctrl-C end it within five seconds.
