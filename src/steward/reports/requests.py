@@ -25,7 +25,7 @@ PeriodLength = Literal["", "month", "week", "day"]
 
 _Sizes = Annotated[
     tuple[int, ...],
-    described("Boundaries of the size classes, in CPUs: 50 separates 49 from 50."),
+    described("Lower bounds of the size classes, in CPUs: 2,8 makes the classes 1, 2-7 and 8+."),
 ]
 _Top = Annotated[
     int,

@@ -174,8 +174,12 @@ class HistoryEventsRequest(EventFilter, frozen=True, kw_only=True):
     """Request of ``history.events``: state events, newest first."""
 
     zone: Zone = ""
-    before: Annotated[str, described("Only older events: ``older`` of an earlier reply.")] = ""
-    after: Annotated[str, described("Only newer events: ``newer`` of an earlier reply.")] = ""
+    before: Annotated[
+        str, described("Cursor: only events before it. Value of ``older`` in an earlier reply.")
+    ] = ""
+    after: Annotated[
+        str, described("Cursor: only events after it. Value of ``newer`` in an earlier reply.")
+    ] = ""
 
 
 class HistoryEventsReply(Answer, frozen=True, kw_only=True):
@@ -206,7 +210,7 @@ class NodeJobsRequest(Request, frozen=True, kw_only=True):
     node: _Node
     cluster: _NodeCluster = ""
     at: Annotated[str, described("Time; now if empty.")] = ""
-    since: Annotated[str, described("Start of the interval, in place of ``at``.")] = ""
+    since: Annotated[str, described("Start of the interval; use it instead of ``at``.")] = ""
     until: Annotated[str, described("End of the interval; now if empty.")] = ""
     zone: Zone = ""
     limit: Annotated[
