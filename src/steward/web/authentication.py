@@ -478,4 +478,4 @@ class Authenticator:
         if not csrf and "form" in request.headers.get("content-type", ""):
             csrf = str((await request.form()).get(CSRF_FIELD, ""))
         if not is_csrf_valid(secret, csrf):
-            raise CsrfError("this form has expired: reload its page")
+            raise CsrfError("the form has expired: reload the page and submit it again")

@@ -189,8 +189,8 @@ async def metrics(request: HttpRequest) -> Response[str]:
     )
     if not token and (peer not in settings.metrics_from or is_forwarded):
         raise PermissionRefused(
-            "permission denied: metrics require an operator's token, or an address in "
-            "'metrics_from' of [web]"
+            "permission denied: metrics require an operator's token, or a direct request from an "
+            "address in 'metrics_from' of [web]"
         )
     reply: MetricsAnswer = await client.call_action("status.metrics", MetricsRequest(), token)
     return Response(
