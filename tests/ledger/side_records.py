@@ -97,14 +97,15 @@ class ListCases:
         with ledger.transaction() as t:
             t.tokens.add("ann", "d1", NOON, NOON + DAY, "hers")
             t.tokens.add("bob", "d2", NOON)
-            found = t.tokens.find("d1")
+            found = t.tokens.find(["d0", "d1"])
             assert found is not None
             assert (found.user, found.expires, found.note) == ("ann", NOON + DAY, "hers")
             assert [each.digest for each in t.tokens.list_of_user("bob")] == ["d2"]
             assert len(t.tokens.list_all()) == 2
             assert t.tokens.delete("d1")
             assert not t.tokens.delete("d1")
-            assert t.tokens.find("d1") is None
+            assert t.tokens.find(["d1"]) is None
+            assert t.tokens.find([]) is None
 
     def test_settlements_that_were_taken_are_forgotten(self, ledger: Ledger) -> None:
         with ledger.transaction() as t:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from servers.mybrc import PASSWORD, mybrc_settings
-from steward.bank.errors import BankUsage
+from steward.bank.errors import BankError, BankUsage
 from steward.bank.ledger import open_ledger
 from steward.core.events import utc_now
 from steward.extensions.mybrc.users import (
@@ -78,6 +78,23 @@ def test_whoever_leaves_the_file_is_out(keeper: TokenAuthority, tmp_path: Path) 
     assert refused(keeper, f"Token {token}") == 401
 
 
+@pytest.mark.parametrize("is_removed", [True, False])
+def test_tokens_end_with_the_users_entry(
+    keeper: TokenAuthority, tmp_path: Path, *, is_removed: bool
+) -> None:
+    path = str(tmp_path / "users")
+    token = keeper.login("plugin", PASSWORD, HERE)
+    set_user(path, "portal", "long enough")
+    assert keeper.authenticate(f"Token {token}", HERE) == "plugin"
+    if is_removed:
+        assert remove_user(path, "plugin")
+    set_user(path, "plugin", PASSWORD)
+    assert refused(keeper, f"Token {token}") == 401
+    new = keeper.login("plugin", PASSWORD, HERE)
+    assert keeper.authenticate(f"Token {new}", HERE) == "plugin"
+    assert refused(keeper, f"Token {token}") == 401
+
+
 def test_who_guesses_has_to_wait_and_others_do_not(keeper: TokenAuthority) -> None:
     token = keeper.login("plugin", PASSWORD, HERE)
     assert [refused(keeper, f"Token {n}") for n in range(11)] == [401] * 10 + [429]
@@ -113,10 +130,14 @@ def test_failures_are_forgotten_after_a_minute() -> None:
 def test_a_token_that_has_ended_is_none(keeper: TokenAuthority, tmp_path: Path) -> None:
     ledger = open_ledger(mybrc_settings(tmp_path, 1))
     past = datetime(2020, 1, 1, tzinfo=UTC)
+    digest = hash_token("old", UsersFile(str(tmp_path / "users")).load_hashes()["plugin"])
     with ledger.transaction() as t:
-        t.tokens.add("plugin", hash_token("old"), past, expires=past)
-    ledger.close()
+        t.tokens.add("plugin", digest, past, expires=past)
     assert refused(keeper, "Token old") == 401
+    with ledger.transaction() as t:
+        t.tokens.add("plugin", digest, past)
+    ledger.close()
+    assert keeper.authenticate("Token old", HERE) == "plugin"
 
 
 def test_users_are_written_and_taken_away(tmp_path: Path) -> None:
@@ -134,7 +155,7 @@ def test_users_are_written_and_taken_away(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o640
     assert remove_user(str(path), "second")
     assert not remove_user(str(path), "second")
-    assert not users.has_user("second")
+    assert sorted(users.load_hashes()) == ["plugin"]
     assert sorted(file.name for file in tmp_path.iterdir()) == ["users"]
 
 
@@ -147,3 +168,8 @@ def test_what_can_be_no_user(tmp_path: Path, user: str) -> None:
 def test_a_password_that_is_too_short(tmp_path: Path) -> None:
     with pytest.raises(BankUsage):
         set_user(str(tmp_path / "users"), "plugin", "short")
+
+
+def test_a_users_file_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(BankError, match=f"^cannot read {tmp_path}: Is a directory$"):
+        remove_user(str(tmp_path), "plugin")

@@ -110,13 +110,13 @@ def mybrc_user(
     ],
     *,
     remove: Annotated[
-        bool, typer.Option("--remove", help="Remove the user and all tokens of the user.")
+        bool, typer.Option("--remove", help="Remove the user; the user's tokens end at once.")
     ] = False,
 ) -> None:
     """Manage users of the myBRC API.
 
     The command prompts for the password, or reads the first line of standard input. It
-    stores only the hash. A running server reloads the file.
+    stores only the hash. A new password ends the user's tokens. A running server reloads the file.
     """
     if remove:
         if not remove_user(file, user):

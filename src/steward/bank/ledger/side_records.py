@@ -6,6 +6,7 @@
 - :class:`ReportedJobs`: jobs that clients of the myBRC API reported.
 """
 
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -42,9 +43,9 @@ class Tokens:
         new = ApiToken(user=user, digest=digest, created=created, expires=expires, note=note)
         insert_or_replace(self._session, token, new, replace=True)
 
-    def find(self, digest: str) -> ApiToken | None:
-        """Return the token of a digest, expired or not; None if absent."""
-        return self._session.find(ApiToken, select(token).where(token.c.digest == digest))
+    def find(self, digests: Iterable[str]) -> ApiToken | None:
+        """Return the token with one of these digests, expired or not; None if absent."""
+        return self._session.find(ApiToken, select(token).where(token.c.digest.in_(tuple(digests))))
 
     def delete(self, digest: str) -> bool:
         """Delete a token; return False if absent."""

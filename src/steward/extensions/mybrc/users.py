@@ -181,9 +181,12 @@ _LOGIN_RETRY_S: Final = 1
 """Retry-After of a login while other passwords are being hashed, in seconds."""
 
 
-def hash_token(token: str) -> str:
-    """Return the SHA-256 under which the ledger stores a token."""
-    return hashlib.sha256(token.encode()).hexdigest()
+def hash_token(token: str, password_hash: str) -> str:
+    """Return the SHA-256 under which the ledger stores a token.
+
+    It covers the user's password hash, so that a token ends with the user's entry in the file.
+    """
+    return hashlib.sha256(f"{password_hash}:{token}".encode()).hexdigest()
 
 
 class UsersFile:
@@ -202,23 +205,22 @@ class UsersFile:
         # Hash checked for unknown users, new in each process, so that timing does not reveal names.
         self._decoy_hash = hash_password(secrets.token_hex())
 
-    def has_user(self, user: str) -> bool:
-        """Return True if the user exists."""
-        return user in self._load_users()
+    def check_password(self, user: str, password: str) -> str:
+        """Return the user's hash if the password is the user's, else "".
 
-    def check_password(self, user: str, password: str) -> bool:
-        """Return True if the password is the user's; takes as long for an unknown user."""
-        stored_hash = self._load_users().get(user, "")
+        The check takes as long for an unknown user.
+        """
+        stored_hash = self.load_hashes().get(user, "")
         try:
-            return verify_password(password, stored_hash or self._decoy_hash) and bool(stored_hash)
+            return stored_hash if verify_password(password, stored_hash or self._decoy_hash) else ""
         except BankUsage:
             log.error(
                 "%s: the entry of %s is not a password hash; create it again", self._path, user
             )
-            return False
+            return ""
 
-    def _load_users(self) -> dict[str, str]:
-        """Return names and hashes, reread if the file has changed."""
+    def load_hashes(self) -> dict[str, str]:
+        """Return the password hash of each user, reread if the file has changed."""
         with self._lock:
             try:
                 file_status = os.stat(self._path)
@@ -295,7 +297,7 @@ class TokenAuthority:
         self._failures = FailedLogins()
         self._hash_slots = threading.Semaphore(_CONCURRENT_HASHES)
         self._lock = threading.Lock()
-        self._token_cache: dict[str, tuple[str, float]] = {}
+        self._token_cache: dict[str, float] = {}
 
     def login(self, user: str, password: str, address: str) -> str:
         """Issue a new token for a user.
@@ -310,10 +312,10 @@ class TokenAuthority:
                 429, f"too many token requests: try again in {_LOGIN_RETRY_S} s", _LOGIN_RETRY_S
             )
         try:
-            is_valid = self._users.check_password(user, password)
+            password_hash = self._users.check_password(user, password)
         finally:
             self._hash_slots.release()
-        if not is_valid:
+        if not password_hash:
             self._failures.add(address)
             raise ApiError(400, "Unable to log in with provided credentials.")
         token = secrets.token_hex(_TOKEN_BYTES)
@@ -321,7 +323,8 @@ class TokenAuthority:
             tokens = sorted(t.tokens.list_of_user(user), key=lambda row: row.created or self._now())
             for old in tokens[: max(0, len(tokens) - _MAX_TOKENS_PER_USER + 1)]:
                 t.tokens.delete(old.digest)
-            t.tokens.add(user, hash_token(token), self._now(), note=f"from {address}")
+            digest = hash_token(token, password_hash)
+            t.tokens.add(user, digest, self._now(), note=f"from {address}")
         return token
 
     def authenticate(self, authorization: str, address: str) -> str:
@@ -340,7 +343,7 @@ class TokenAuthority:
             raise ApiError(
                 401, "no token: send 'Authorization: Token …' with a token of api_token_auth"
             )
-        user = self._find_user(hash_token(token))
+        user = self._find_user(token)
         if not user:
             # Check failures only here: a guesser and slurmctld may share one address.
             self._failures.check(address)
@@ -348,27 +351,29 @@ class TokenAuthority:
             raise ApiError(401, "Invalid token.")
         return user
 
-    def _find_user(self, digest: str) -> str:
-        """Return the user of a token's digest, from cache or ledger; "" if invalid."""
+    def _find_user(self, token: str) -> str:
+        """Return the user of a token, from cache or ledger; "" if invalid."""
+        users = {
+            hash_token(token, value): user for user, value in self._users.load_hashes().items()
+        }
         now = time.monotonic()
         with self._lock:
-            user, cached_until = self._token_cache.get(digest, ("", 0.0))
-        if now >= cached_until:
-            try:
-                with self._ledger.reading() as t:
-                    row = t.tokens.find(digest)
-            except LedgerUnavailable:
-                if not user:
-                    raise
-                # The token was valid before, and the gate can answer without the ledger: accept it.
-                return user if self._users.has_user(user) else ""
-            if row is None or not hmac.compare_digest(row.digest, digest):
-                return ""
-            if row.expires is not None and row.expires <= self._now():
-                return ""
-            user = row.user
-            with self._lock:
-                if len(self._token_cache) >= _MAX_ADDRESSES:
-                    self._token_cache.clear()
-                self._token_cache[digest] = (user, now + _TOKEN_CACHE_S)
-        return user if self._users.has_user(user) else ""
+            digest = next((digest for digest in users if digest in self._token_cache), "")
+            cached_until = self._token_cache.get(digest, 0.0)
+        if now < cached_until:
+            return users[digest]
+        try:
+            with self._ledger.reading() as t:
+                row = t.tokens.find(users)
+        except LedgerUnavailable:
+            if not digest:
+                raise
+            # The token was valid before, and the gate can answer without the ledger: accept it.
+            return users[digest]
+        if row is None or (row.expires is not None and row.expires <= self._now()):
+            return ""
+        with self._lock:
+            if len(self._token_cache) >= _MAX_ADDRESSES:
+                self._token_cache.clear()
+            self._token_cache[row.digest] = now + _TOKEN_CACHE_S
+        return users[row.digest]
