@@ -244,7 +244,7 @@ def test_a_full_disk_behind_the_output_is_said_as_such(archive: str) -> None:
 def test_a_filter_that_was_given_empty_is_not_taken_for_none(
     look: Any, words: tuple[str, ...]
 ) -> None:
-    assert "is empty" in look(*words, code=2)
+    assert "has no value: give one" in look(*words, code=2)
 
 
 def test_secrets_say_where_but_not_what(look: Any) -> None:

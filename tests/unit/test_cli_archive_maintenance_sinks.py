@@ -73,7 +73,7 @@ def test_resend_needs_the_daemon_and_a_sink_that_there_is(look: Any) -> None:
     _, err = look("resend", "--sink", "tape", code=2)
     assert "unknown sink 'tape': use one of files" in err
     _, err = look("resend", "--sink", "", code=2)
-    assert "--sink is empty" in err
+    assert "--sink has no value: give one" in err
 
 
 def test_resend_of_nothing_needs_nobody(look: Any) -> None:

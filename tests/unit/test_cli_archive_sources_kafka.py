@@ -11,7 +11,7 @@ from harness.commands import steward
     ("words", "said"),
     [
         (["--server", "k1"], "invalid broker 'k1': write host:port"),
-        (["--server", ""], "--server is empty"),
+        (["--server", ""], "--server has no value: give one"),
         (["--server", "k1:9092", "--topic", "a b"], "invalid topic 'a b'"),
         (
             ["--server", "k1:9092", "--sasl", "PLAIN"],
@@ -24,7 +24,7 @@ from harness.commands import steward
         (["--server", "k1:9092", "--key-file", "k"], ": needs both '--certificate-file' and"),
         (["--server", "k1:9092", "--sasl", "GUESS"], "'--sasl': 'GUESS' is not one of 'PLAIN',"),
         (["--server", "k1:9092", "--layout", "{nothing}"], "layout"),
-        (["--server", "k1:9092", "--clusters", ""], "--clusters is empty"),
+        (["--server", "k1:9092", "--clusters", ""], "--clusters has no value: give one"),
     ],
     ids=str,
 )

@@ -259,7 +259,9 @@ def test_a_change_changes_something(bank: Any) -> None:
     bank("allocation", "create", "physics", "5", "--end", "2099-01-01", "--note", "grant")
     assert "nothing to change" in bank("account", "change", "physics", code=2)
     assert "give --begin, --end, --rollover or --note" in bank("allocation", "change", "2", code=2)
-    assert "--note is empty" in bank("allocation", "change", "2", "--note", "", code=2)
+    assert "--note has no value: give one" in bank(
+        "allocation", "change", "2", "--note", "", code=2
+    )
     assert "grant" in bank("allocation", "show", "physics")
 
 

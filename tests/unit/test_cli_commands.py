@@ -108,7 +108,7 @@ def test_wrong_choices_and_amounts_are_wrong_use(
     for words, part in (
         (("token", "create", "--scope", "read,all"), "'--scope': 'all' is not one of"),
         (("token", "create", "--expires", "3 years"), "is not a duration"),
-        (("token", "create", "--scope", ""), "--scope is empty"),
+        (("token", "create", "--scope", ""), "--scope has no value: give one"),
         (("bank", "account", "create", "x", "--credit", "much"), "much"),
         (("bank", "account", "create"), "ACCOUNT"),
         (("bank", "account", "show", "--csv", "--json"), "exclude each other"),

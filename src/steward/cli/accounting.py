@@ -100,8 +100,8 @@ def import_(
         if source == "sacct":
             if begin is None:
                 raise UsageError(
-                    "slurmdbd import needs a start time: run steward accounting import "
-                    "--from sacct -S TIME"
+                    "no start time given: add -S, such as 'steward accounting import --from sacct "
+                    "-S 2026-01-01'"
                 )
             now = datetime.now(UTC)
             result = import_history(settings, cluster, begin, end or now, progress.show)

@@ -52,7 +52,7 @@ def reject_empty(context: typer.Context, param: typer.CallbackParam, value: Any)
     if is_given and not split_lists([value] if isinstance(value, str) else value):
         is_option = param.opts[0].startswith("-")
         name = param.opts[0] if is_option else getattr(param, "metavar", None) or param.name
-        raise UsageError(f"{name} is empty: give it a value, or leave it out")
+        raise UsageError(f"{name} has no value: give one, or leave the option out")
     return value
 
 
