@@ -340,9 +340,11 @@ class _Answers(Quiet, BaseHTTPRequestHandler):
         self.wfile.write(body.encode())
 
 
-@pytest.fixture
-def answers(tmp_path: Path, authority: Authority) -> Iterator[tuple[type[_Answers], RunningGate]]:
-    """An HTTPS server in the other gate's place, and the gate that asks it."""
+@contextmanager
+def run_answers(
+    tmp_path: Path, authority: Authority
+) -> Iterator[tuple[type[_Answers], RunningGate]]:
+    """Run an HTTPS server in the other gate's place, and the gate that asks it."""
     handler = type("Answers", (_Answers,), {"delays_s": [], "statuses": []})
     with answering(handler) as server:
         certificate, key = issue_certificate(authority)
@@ -352,6 +354,12 @@ def answers(tmp_path: Path, authority: Authority) -> Iterator[tuple[type[_Answer
         with running(gate_settings(tmp_path / "second", authority, ask=address)) as asking:
             asking.wait(lambda: is_open(asking) and is_passed_on(asking))
             yield handler, asking
+
+
+@pytest.fixture
+def answers(tmp_path: Path, authority: Authority) -> Iterator[tuple[type[_Answers], RunningGate]]:
+    with run_answers(tmp_path, authority) as both:
+        yield both
 
 
 def test_an_error_of_the_other_gate_fails_its_own_requests_only(
@@ -377,3 +385,43 @@ def test_a_late_answer_fails_its_own_requests_only(
         assert not late.result(PATIENCE_S)
     assert is_passed_on(asking)
     assert handler.connections == 1
+
+
+def measure_asks(gate: RunningGate, count: int) -> list[float]:
+    """Ask the gate about a job one time after the other; return the duration of each, in s."""
+    durations_s = []
+    for _ in range(count):
+        began = time.monotonic()
+        assert gate.ask(job(1)) == {"v": 1, "ok": True}, "the policy lets it in"
+        durations_s.append(time.monotonic() - began)
+    return durations_s
+
+
+def test_the_policy_answers_at_once_while_the_other_gate_hangs(
+    tmp_path: Path,
+    authority: Authority,
+    address: str,
+    deciding: RunningGate,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    settings = gate_settings(tmp_path / "second", authority, ask=address)
+    with running(settings) as asking:
+        asking.wait(lambda: is_open(asking) and is_passed_on(asking))
+        with stopped(deciding):
+            assert max(measure_asks(asking, 30)[4:]) < 0.35, "half the time of a late reply"
+            time.sleep(2.5)
+            assert max(measure_asks(asking, 10)) < 0.35, "an empty list had no answer either"
+        asking.wait(lambda: is_passed_on(asking))
+    assert capfd.readouterr().err.count("lists of requests in a row") == 1
+
+
+def test_the_policy_answers_at_once_while_replies_are_late(
+    tmp_path: Path, authority: Authority, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with run_answers(tmp_path, authority) as (handler, asking):
+        handler.delays_s += [0.8] * 9  # of 0.7 s
+        durations_s = measure_asks(asking, 20)
+        assert sum(duration_s > 0.35 for duration_s in durations_s) in (3, 4)
+        asking.wait(lambda: is_passed_on(asking) and not handler.delays_s)
+        assert handler.connections == 1
+    assert capfd.readouterr().err.count("lists of requests in a row") == 1

@@ -50,6 +50,8 @@ _CONNECT_S: Final = 5.0
 _TIMEOUTS_TO_BROKEN: Final = 10
 """Number of time-outs without an answer after which the connection counts as broken: a late answer
 fails its own requests only."""
+_FAILURES_TO_UNREACHABLE: Final = 3
+"""Number of lists in a row without a reply in time after which requests wait for none."""
 _PING_S: Final = 2.0
 """Interval of empty lists, in seconds: shorter than the server's time-out of idle connections."""
 _CHUNK: Final = 1 << 16
@@ -174,8 +176,9 @@ class RemoteGate:
     """Client of the gate on another host that decides: forwards plugin requests.
 
     If a reply is late, the outage policy answers: slurmctld waits no longer. The late reply is read
-    and dropped when it comes, so other requests keep the connection. The gate's loop waits for
-    ``fd`` and calls the methods.
+    and dropped when it comes, so other requests keep the connection. After three lists in a row
+    without a reply in time, the outage policy answers at once, until one comes in time. The gate's
+    loop waits for ``fd`` and calls the methods.
 
     Args:
         settings: The section [gate].
@@ -191,7 +194,12 @@ class RemoteGate:
         """Requests that are not sent yet, in the order in which they came."""
         self._sent: list[_Waiting] = []
         """Requests that are sent; a late reply's are answered by the policy."""
-        self._asked_at = 0.0
+        self._asked_at = self._due = 0.0
+        """When the last list was posted, and until when a request in it waits."""
+        self._is_failed = False
+        """Whether the last list counts as failed."""
+        self._failures = 0
+        """Number of failed lists since the last one with requests that had its replies in time."""
         self._connection: _Connection | None = None
         self._opened: SimpleQueue[_Connection | Exception] = SimpleQueue()
         self._is_reachable = self._has_answered = False
@@ -221,6 +229,8 @@ class RemoteGate:
         if self._connection is not None:
             is_asking = self._connection.is_asking
             end = min(end, self._asked_at + (self._broken_s if is_asking else _PING_S))
+            if is_asking and not self._is_failed:
+                end = min(end, self._due)
         return max(0.0, end - now)
 
     def receive(self) -> None:
@@ -258,6 +268,8 @@ class RemoteGate:
         if self._connection is None:
             return
         if self._connection.is_asking:
+            if now >= self._due:
+                self._count_failure()
             if now - self._asked_at > self._broken_s:
                 to = self._settings.ask
                 late = f"the gate at {to} does not answer within {self._broken_s:g} s"
@@ -282,7 +294,8 @@ class RemoteGate:
             size += len(_encode(self._waiting[count].request))
             count += 1
         self._sent, self._waiting = self._waiting[:count], self._waiting[count:]
-        self._asked_at = now
+        self._asked_at, self._is_failed = now, False
+        self._due = self._sent[-1].deadline if self._sent else now + self._timeout_s
         timeout_s = self._sent[0].deadline - now if self._sent else self._timeout_s
         try:
             connection.post(_encode([one.request for one in self._sent]), timeout_s)
@@ -305,6 +318,8 @@ class RemoteGate:
         sent, self._sent = self._sent, []
         to = self._settings.ask
         try:
+            if status != _OK or time.monotonic() >= self._due:
+                self._count_failure()
             if status != _OK:
                 text = body[:500].decode(errors="replace").strip()
                 self._log(GateUnavailable(f"the gate at {to} answers with status {status}: {text}"))
@@ -320,16 +335,44 @@ class RemoteGate:
                     f"the gate at {to} answers in another version: install the same Steward there",
                     to,
                 )
-            if self._logged or not self._has_answered:
-                log.info("asking the gate at %s", to)
-            self._is_reachable = self._has_answered = True
-            self._logged = ""
-            self._backoff.reset()
+            if not self._is_failed:
+                self._record_success(has_requests=bool(sent))
             for one, reply in zip(sent, replies, strict=True):
                 self._answer(one, reply)
         finally:
             for one in sent:
                 self._answer(one, None)
+
+    def _record_success(self, *, has_requests: bool) -> None:
+        """Record that a list was answered in time."""
+        is_recovered = has_requests and self._failures >= _FAILURES_TO_UNREACHABLE
+        if self._logged or not self._has_answered or is_recovered:
+            log.info("asking the gate at %s", self._settings.ask)
+        self._is_reachable = self._has_answered = True
+        self._logged = ""
+        self._backoff.reset()
+        if has_requests:
+            self._failures = 0
+
+    def _count_failure(self) -> None:
+        """Count the last list as failed, once; after some in a row let the policy answer."""
+        if self._is_failed:
+            return
+        self._is_failed = True
+        self._failures += 1
+        if self._failures < _FAILURES_TO_UNREACHABLE:
+            return
+        if self._failures == _FAILURES_TO_UNREACHABLE:
+            log.warning(
+                "the gate at %s did not reply in time to %d lists of requests in a row: the outage "
+                "policy answers until it does. Is that gate running, and is its host overloaded?",
+                self._settings.ask,
+                self._failures,
+            )
+        self._is_reachable = False
+        waiting, self._waiting = self._waiting, []
+        for one in waiting:
+            self._answer(one, None)
 
     def _answer(self, one: _Waiting, reply: PluginReply | None) -> None:
         if not one.is_answered:
