@@ -4,11 +4,12 @@ import json
 import os
 import signal
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from http.client import HTTPSConnection
 from http.server import BaseHTTPRequestHandler
@@ -31,7 +32,7 @@ from harness.gate import (
 )
 from servers.authority import Authority
 from servers.http_server import Quiet, answering
-from steward.bank.gate.requests import LONGEST_BATCH, TIMEOUT_HEADER, PluginRequest
+from steward.bank.gate.requests import DECIDE_PATH, LONGEST_BATCH, TIMEOUT_HEADER, PluginRequest
 from steward.bank.money import MICRO
 from steward.core.config import Settings
 from steward.core.section import TlsSettings
@@ -40,6 +41,8 @@ from steward.core.tls import make_client_context, make_server_context
 OTHER_CLUSTER: Final = "d"
 CALLS: Final = 4
 """Calls to the gate that its server makes at once."""
+LISTS_OF_HOST: Final = 8
+"""Lists of one host that the server reads at once."""
 
 
 @pytest.fixture(scope="module")
@@ -234,6 +237,46 @@ def test_a_certificate_decides_for_the_clusters_of_its_host_only(
     assert Asker(authority, address, other).post(other_list).status_code == 200
     assert asker.post(own_list).status_code == 200
     assert deciding.link.get_means("chem").held == held + 10 * MICRO
+
+
+def connect_tls(authority: Authority, address: str, name: str = "") -> ssl.SSLSocket:
+    """Open a connection with the gates' certificate, or with one for another name."""
+    certificate, key = authority.certificate(name) if name else issue_certificate(authority)
+    tls = TlsSettings(certificate_file=certificate, key_file=key, ca_file=authority.file)
+    host, _, port = address.partition(":")
+    plain = socket.create_connection((host, int(port)), PATIENCE_S)
+    return make_client_context(tls).wrap_socket(plain, server_hostname=host)
+
+
+def send_part(connection: ssl.SSLSocket) -> None:
+    """Send the head of a long list and the beginning of the body."""
+    head = f"POST {DECIDE_PATH} HTTP/1.1\r\nHost: x\r\n{TIMEOUT_HEADER}: 70\r\n"
+    connection.sendall(f"{head}Content-Length: {LONGEST_BATCH}\r\n\r\n".encode() + b" " * 1000)
+
+
+def test_a_certificate_of_no_controller_is_rejected_before_its_list_is_read(
+    authority: Authority, address: str, deciding: RunningGate
+) -> None:
+    with connect_tls(authority, address, "DNS:elsewhere") as connection:
+        connection.settimeout(3)
+        send_part(connection)
+        answer = connection.recv(4096)
+        assert answer.startswith(b"HTTP/1.1 403 ")
+        assert b"connection: close" in answer.lower()
+
+
+def test_a_host_sends_a_few_lists_at_once_at_most(
+    authority: Authority, address: str, deciding: RunningGate
+) -> None:
+    with ExitStack() as connections:
+        for _ in range(LISTS_OF_HOST):
+            send_part(connections.enter_context(connect_tls(authority, address)))
+        asker = Asker(authority, address)
+        until = time.monotonic() + PATIENCE_S
+        while asker.post(b"[]").status_code != 503:
+            assert time.monotonic() < until, "the server reads any number of lists"
+    while asker.post(b"[]").status_code != 200:
+        assert time.monotonic() < until, "the server still counts closed connections"
 
 
 def encode_request(minutes: int, cluster: str = CLUSTER) -> bytes:

@@ -4,12 +4,13 @@
 calls the gate's ``decide`` for each list of requests that `http_client.py` posts on another host.
 A list is not decided if the gate that asks waits no longer: nobody would
 use its holds. The certificate of the gate that asks must name one of the ``controllers`` of each
-cluster that it asks for.
+cluster that it asks for; the server reads no body from a host that is in none.
 """
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -32,6 +33,8 @@ from steward.slurm.settings import ClusterSettings
 _CLOSE: Final = {"Connection": "close"}
 _MAX_CALLS: Final = 4
 """Maximum number of concurrent calls to the gate, which answers one after the other."""
+_MAX_LISTS_OF_HOST: Final = 8
+"""Maximum number of concurrent lists from one host, which sends one after the other."""
 _TIMEOUT_NAME: Final = TIMEOUT_HEADER.lower().encode()
 _MAX_TIMEOUT_DIGITS: Final = 4
 _encode: Final = msgspec.json.Encoder().encode
@@ -66,12 +69,41 @@ class GateApplication:
         self._gate = gate
         self._clusters = clusters
         self._calls = asyncio.Semaphore(_MAX_CALLS)
+        self._list_counts: Counter[frozenset[str]] = Counter()
+        """Number of lists that are read or decided, by the names in the certificate."""
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer one request."""
         if (scope["method"], scope["path"]) != ("POST", DECIDE_PATH):
             await send_text(send, 404, b"this server answers POST /decide only\n")
             return
+        connection: ClientConnection = scope["state"]["connection"]
+        names = connection.certificate_names
+        permitted = frozenset(
+            name
+            for name, cluster in self._clusters.items()
+            if is_any_host(names, cluster.controllers)
+        )
+        if not permitted:
+            text = f"{_describe_denial(names, self._clusters)}\n"
+            await send_text(send, 403, text.encode(), _CLOSE)
+            return
+        if self._list_counts[names] >= _MAX_LISTS_OF_HOST:
+            text = f"more than {_MAX_LISTS_OF_HOST} lists of requests of this host at once\n"
+            await send_text(send, 503, text.encode(), _CLOSE)
+            return
+        self._list_counts[names] += 1
+        try:
+            await self._answer_list(scope, receive, send, permitted)
+        finally:
+            self._list_counts[names] -= 1
+            if not self._list_counts[names]:
+                del self._list_counts[names]
+
+    async def _answer_list(
+        self, scope: Any, receive: Any, send: Any, permitted: frozenset[str]
+    ) -> None:
+        """Read a list of requests, and answer it."""
         timeout_ms = dict(scope["headers"]).get(_TIMEOUT_NAME, b"")
         if not timeout_ms.isdigit() or len(timeout_ms) > _MAX_TIMEOUT_DIGITS:
             text = f"the header {TIMEOUT_HEADER} must be 0 to 9999, in milliseconds\n"
@@ -94,18 +126,20 @@ class GateApplication:
                 await send_text(send, 413, b"the body is too large\n", _CLOSE)
                 return
         async with self._calls:
-            status, reply = await self._decide(bytes(body), deadline, scope["state"]["connection"])
+            status, reply = await self._decide(
+                bytes(body), deadline, scope["state"]["connection"], permitted
+            )
         await send_text(send, status, reply)
 
     async def _decide(
-        self, body: bytes, deadline: float, connection: ClientConnection
+        self, body: bytes, deadline: float, connection: ClientConnection, permitted: frozenset[str]
     ) -> tuple[int, bytes]:
         """Return status and body of the answer to a list of requests."""
         if not connection.is_open:
             return 503, b"the connection was closed\n"
         try:
             requests = _decode(body)
-            self._check_certificate(connection.certificate_names, requests)
+            self._check_clusters(connection.certificate_names, permitted, requests)
             return 200, _encode(await self._gate.decide(requests, deadline))
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             return 400, f"the requests cannot be read: {error}\n".encode()
@@ -113,22 +147,23 @@ class GateApplication:
             status = 403 if isinstance(error, PermissionRefused) else 503
             return status, f"{error}\n".encode()
 
-    def _check_certificate(self, names: frozenset[str], requests: list[PluginRequest]) -> None:
+    def _check_clusters(
+        self, names: frozenset[str], permitted: frozenset[str], requests: list[PluginRequest]
+    ) -> None:
         """Check that a certificate's host may ask for the clusters of requests.
 
         Raises:
-            PermissionRefused: It may not, or, without requests, it may for no cluster.
+            PermissionRefused: It may not.
         """
         only = next(iter(self._clusters)) if len(self._clusters) == 1 else ""
-        permitted = {
-            name
-            for name, cluster in self._clusters.items()
-            if is_any_host(names, cluster.controllers)
-        }
         denied = {request.cluster or only for request in requests} - permitted
-        if denied or not permitted:
-            clusters = ", ".join(map(repr, sorted(denied or self._clusters)))
-            raise PermissionRefused(
-                f"the certificate is for {', '.join(sorted(names)) or 'no host'}, which is none of "
-                f"the 'controllers' of cluster {clusters}"
-            )
+        if denied:
+            raise PermissionRefused(_describe_denial(names, denied))
+
+
+def _describe_denial(names: frozenset[str], clusters: Iterable[str]) -> str:
+    """Return why a certificate's host may not ask for clusters."""
+    return (
+        f"the certificate is for {', '.join(sorted(names)) or 'no host'}, which is none of "
+        f"the 'controllers' of cluster {', '.join(map(repr, sorted(clusters)))}"
+    )
