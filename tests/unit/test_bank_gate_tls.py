@@ -7,12 +7,13 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from http.client import HTTPSConnection
 from http.server import BaseHTTPRequestHandler
+from itertools import repeat
 from pathlib import Path
 from typing import ClassVar, Final
 
@@ -32,7 +33,7 @@ from harness.gate import (
 )
 from servers.authority import Authority
 from servers.http_server import Quiet, answering
-from steward.bank.gate.requests import DECIDE_PATH, LONGEST_BATCH, TIMEOUT_HEADER, PluginRequest
+from steward.bank.gate.requests import DECIDE_PATH, LONGEST_BATCH, PluginRequest
 from steward.bank.money import MICRO
 from steward.core.config import Settings
 from steward.core.section import TlsSettings
@@ -41,6 +42,8 @@ from steward.core.tls import make_client_context, make_server_context
 OTHER_CLUSTER: Final = "d"
 CALLS: Final = 4
 """Calls to the gate that its server makes at once."""
+SENT_US: Final = 1_000_000_000
+"""Time at which lists of these tests are sent, by the asking host's clock, in µs."""
 LISTS_OF_HOST: Final = 8
 """Lists of one host that the server reads at once."""
 
@@ -190,24 +193,25 @@ def test_hostile_requests_of_other_hosts_are_rejected(
     sent = encode_request(9)
     held = deciding.link.get_means("chem").held
     asker = Asker(authority, address)
-    assert asker.post(b"[]", "/other").status_code == 404
-    assert asker.post(b"[]").json() == []
+    assert asker.post(encode_list(), "/other").status_code == 404
+    assert asker.post(encode_list()).json() == []
     assert deciding.link.get_status().tally.slowest_us == 0, "nothing was answered"
-    bodies = (b"", b"{}", b"[1]", b"[" * 100_000, b"[" + sent + b"],1", b"[" + sent * 2 + b"]")
-    for body in (*bodies, b"[" + b",".join([sent] * 51) + b"]", b'[{"v":1,"op":"steal"}]'):
+    bodies = (b"", b"{}", b"[1]", b"[" * 100_000, encode_list(sent) + b",1", encode_list()[:-1])
+    for body in (*bodies, encode_list(*[sent] * 51), encode_list(b'{"v":1,"op":"steal"}')):
         assert asker.post(body).status_code == 400, body[:80]
-    for timeout in ("", "-1", "1e3", "99999", "1.5"):
-        assert asker.post(b"[]", timeout_ms=timeout).status_code == 400, timeout
+    for time_us in (b"-1", b'"1"', b"1.5", b"1" * 30):
+        body = b'{"sent_us":0,"due_us":' + time_us + b"}"
+        assert asker.post(body).status_code == 400, time_us
     assert asker.post(b" " * (LONGEST_BATCH + 1)).status_code == 413
     with pytest.raises(httpx.TransportError):
-        Asker(authority, address, TlsSettings(ca_file=authority.file)).post(b"[]")
+        Asker(authority, address, TlsSettings(ca_file=authority.file)).post(encode_list())
     assert deciding.link.get_means("chem").held == held
-    assert len(asker.post(b"[" + sent + b"]").json()) == 1
+    assert len(asker.post(encode_list(sent)).json()) == 1
     assert deciding.link.get_means("chem").held == held + 10 * MICRO
     newer = sent.replace(b'"v":1', b'"v":2')
-    assert asker.post(b"[" + newer + b"]").status_code == 503
+    assert "cannot decode" in asker.post(encode_list(newer)).json()[0]
     deciding.kill()
-    assert asker.post(b"[]").status_code == 503
+    assert asker.post(encode_list()).status_code == 503
 
 
 def test_a_certificate_decides_for_the_clusters_of_its_host_only(
@@ -220,23 +224,35 @@ def test_a_certificate_decides_for_the_clusters_of_its_host_only(
         )
     )
     own_list, other_list = (
-        b"[" + encode_request(9, cluster) + b"]" for cluster in (CLUSTER, OTHER_CLUSTER)
+        encode_list(encode_request(9, cluster)) for cluster in (CLUSTER, OTHER_CLUSTER)
     )
     held = deciding.link.get_means("chem").held
     asker = Asker(authority, address)
-    answer = asker.post(other_list)
-    assert answer.status_code == 403
-    assert "the certificate is for 127.0.0.1, localhost" in answer.text
-    assert f"'controllers' of cluster {OTHER_CLUSTER!r}" in answer.text
-    assert asker.post(other_list[:-1] + b"," + own_list[1:]).status_code == 403
-    assert asker.post(b"[" + encode_request(9, "") + b"]").status_code == 403
-    assert Asker(authority, address, other).post(own_list).status_code == 403
-    for body in (own_list, other_list, b"[]"):
+    [reason] = asker.post(other_list).json()
+    assert "the certificate is for 127.0.0.1, localhost" in reason
+    assert f"'controllers' of cluster {OTHER_CLUSTER!r}" in reason
+    assert "'controllers'" in asker.post(encode_list(encode_request(9, ""))).json()[0]
+    assert "'controllers'" in Asker(authority, address, other).post(own_list).json()[0]
+    for body in (own_list, other_list, encode_list()):
         assert Asker(authority, address, stranger).post(body).status_code == 403
     assert deciding.link.get_means("chem").held == held
-    assert Asker(authority, address, other).post(other_list).status_code == 200
+    [undecided] = Asker(authority, address, other).post(other_list).json()
+    assert undecided == {"v": 1, "ok": True}, "the gate has no state of that cluster"
+    clusters = (OTHER_CLUSTER, CLUSTER, "")
+    mixed = asker.post(encode_list(*(encode_request(9, cluster) for cluster in clusters))).json()
+    assert [isinstance(reply, dict) and reply["ok"] for reply in mixed] == [False, True, False]
     assert asker.post(own_list).status_code == 200
-    assert deciding.link.get_means("chem").held == held + 10 * MICRO
+    assert deciding.link.get_means("chem").held == held + 20 * MICRO
+
+
+def test_a_request_whose_time_is_over_fails_alone(
+    authority: Authority, address: str, deciding: RunningGate
+) -> None:
+    sent = encode_request(9)
+    replies = Asker(authority, address).post(encode_list(sent, sent, waits_s=(5.0, -1.0))).json()
+    assert replies[0]["ok"]
+    assert "nobody waits" in replies[1]
+    assert deciding.link.get_means("chem").held == 10 * MICRO
 
 
 def connect_tls(authority: Authority, address: str, name: str = "") -> ssl.SSLSocket:
@@ -250,7 +266,7 @@ def connect_tls(authority: Authority, address: str, name: str = "") -> ssl.SSLSo
 
 def send_part(connection: ssl.SSLSocket) -> None:
     """Send the head of a long list and the beginning of the body."""
-    head = f"POST {DECIDE_PATH} HTTP/1.1\r\nHost: x\r\n{TIMEOUT_HEADER}: 70\r\n"
+    head = f"POST {DECIDE_PATH} HTTP/1.1\r\nHost: x\r\n"
     connection.sendall(f"{head}Content-Length: {LONGEST_BATCH}\r\n\r\n".encode() + b" " * 1000)
 
 
@@ -273,14 +289,26 @@ def test_a_host_sends_a_few_lists_at_once_at_most(
             send_part(connections.enter_context(connect_tls(authority, address)))
         asker = Asker(authority, address)
         until = time.monotonic() + PATIENCE_S
-        while asker.post(b"[]").status_code != 503:
+        while asker.post(encode_list()).status_code != 503:
             assert time.monotonic() < until, "the server reads any number of lists"
-    while asker.post(b"[]").status_code != 200:
+    while asker.post(encode_list()).status_code != 200:
         assert time.monotonic() < until, "the server still counts closed connections"
 
 
 def encode_request(minutes: int, cluster: str = CLUSTER) -> bytes:
     return msgspec.json.encode(PluginRequest(v=1, op="submit", cluster=cluster, job=job(minutes)))
+
+
+def encode_list(
+    *requests: bytes, waits_s: Iterable[float] = repeat(5.0), due_s: float = 5
+) -> bytes:
+    """Encode a list of requests in JSON, each with the time that its asker waits."""
+    due = [
+        b'{"request":' + request + b',"due_us":%d}' % (SENT_US + wait_s * 1e6)
+        for request, wait_s in zip(requests, waits_s, strict=False)
+    ]
+    times = b'{"sent_us":%d,"due_us":%d' % (SENT_US, SENT_US + due_s * 1e6)
+    return times + b',"requests":[' + b",".join(due) + b"]}"
 
 
 class Asker:
@@ -292,15 +320,14 @@ class Asker:
         self._context = make_client_context(tls or own)
         self._address = address
 
-    def post(self, body: bytes, path: str = "/decide", timeout_ms: str = "5000") -> httpx.Response:
+    def post(self, body: bytes, path: str = "/decide") -> httpx.Response:
         with httpx.Client(verify=self._context, timeout=PATIENCE_S) as client:
-            headers = {TIMEOUT_HEADER: timeout_ms}
-            return client.post(f"https://{self._address}{path}", content=body, headers=headers)
+            return client.post(f"https://{self._address}{path}", content=body)
 
     def post_and_leave(self, body: bytes) -> None:
         """Post a body, and close the connection without waiting for the answer."""
         connection = HTTPSConnection(self._address, context=self._context, timeout=PATIENCE_S)
-        connection.request("POST", "/decide", body, {TIMEOUT_HEADER: "5000"})
+        connection.request("POST", "/decide", body)
         connection.close()
 
 
@@ -334,9 +361,9 @@ def test_a_gate_that_hangs_does_not_stop_the_server(
 ) -> None:
     asker = Asker(authority, address)
     with stopped(deciding), ThreadPoolExecutor(1) as threads:
-        answer = threads.submit(asker.post, b"[]", timeout_ms="1500")
+        answer = threads.submit(asker.post, encode_list(due_s=1.5))
         time.sleep(0.3)
-        assert asker.post(b"[]", "/other").status_code == 404
+        assert asker.post(encode_list(), "/other").status_code == 404
         assert not answer.done()
         assert answer.result(PATIENCE_S).status_code == 503
 
@@ -345,7 +372,7 @@ def test_a_request_whose_connection_is_closed_is_not_decided(
     authority: Authority, address: str, deciding: RunningGate
 ) -> None:
     asker = Asker(authority, address)
-    list_of_one = b"[" + encode_request(9) + b"]"
+    list_of_one = encode_list(encode_request(9))
     with ThreadPoolExecutor(CALLS) as threads:
         with stopped(deciding):
             answers = [threads.submit(asker.post, list_of_one) for _ in range(CALLS)]
@@ -353,7 +380,7 @@ def test_a_request_whose_connection_is_closed_is_not_decided(
             asker.post_and_leave(list_of_one)
             time.sleep(0.5)
         assert [answer.result(PATIENCE_S).status_code for answer in answers] == [200] * CALLS
-    assert asker.post(b"[]").status_code == 200
+    assert asker.post(encode_list()).status_code == 200
     assert deciding.link.get_means("chem").held == CALLS * 10 * MICRO
 
 
@@ -364,13 +391,18 @@ class _Answers(Quiet, BaseHTTPRequestHandler):
     connections = 0
     delays_s: ClassVar[list[float]] = []
     statuses: ClassVar[list[int]] = []
+    waits_us: ClassVar[list[list[int]]] = []
+    """Of each list the time that remained for each request, in µs."""
 
     def setup(self) -> None:
         super().setup()
         type(self).connections += 1
 
     def do_POST(self) -> None:
-        requests = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        forwarded = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        requests = forwarded.get("requests", [])
+        if requests:
+            self.waits_us.append([one["due_us"] - forwarded["sent_us"] for one in requests])
         delay_s, status = 0.0, 200
         if requests:
             delay_s = self.delays_s.pop(0) if self.delays_s else 0.0
@@ -388,7 +420,7 @@ def run_answers(
     tmp_path: Path, authority: Authority
 ) -> Iterator[tuple[type[_Answers], RunningGate]]:
     """Run an HTTPS server in the other gate's place, and the gate that asks it."""
-    handler = type("Answers", (_Answers,), {"delays_s": [], "statuses": []})
+    handler = type("Answers", (_Answers,), {"delays_s": [], "statuses": [], "waits_us": []})
     with answering(handler) as server:
         certificate, key = issue_certificate(authority)
         tls = TlsSettings(certificate_file=certificate, key_file=key)
@@ -428,6 +460,22 @@ def test_a_late_answer_fails_its_own_requests_only(
         assert not late.result(PATIENCE_S)
     assert is_passed_on(asking)
     assert handler.connections == 1
+
+
+def test_each_request_of_a_list_has_its_own_time(
+    answers: tuple[type[_Answers], RunningGate],
+) -> None:
+    handler, asking = answers
+    handler.delays_s.append(0.6)  # of 0.7 s
+    with ThreadPoolExecutor(3) as threads:
+        replies = []
+        for _ in range(3):
+            replies.append(threads.submit(is_passed_on, asking))
+            time.sleep(0.2)
+        assert all(reply.result(PATIENCE_S) for reply in replies)
+    first_us, second_us = handler.waits_us[-1]
+    assert second_us - first_us > 100_000
+    assert 0 < first_us < 600_000
 
 
 def measure_asks(gate: RunningGate, count: int) -> list[float]:

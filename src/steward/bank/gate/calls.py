@@ -297,8 +297,10 @@ class GateOperations:
             # The error concerns one job or account; the gate goes on deciding for all others.
             is_clean = store.write_count == writes_before
             raise self._handle_failure(op, body, error, is_clean=is_clean) from error
-        if op == "decide" and result:
-            self._answerer.counters.add(result, int((time.monotonic() - began_at) * 1e6))
+        if op == "decide":
+            replies = [reply for reply in result if isinstance(reply, PluginReply)]
+            if replies:
+                self._answerer.counters.add(replies, int((time.monotonic() - began_at) * 1e6))
         return result
 
     def _handle_failure(
@@ -392,15 +394,17 @@ class GateOperations:
     def _grant(self, request: GrantRequest, now_us: int) -> Any:
         return self._keeper.grant(request.ask, request.user, request.restarts, now_us)
 
-    def _decide(self, request: DecideRequest, now_us: int) -> list[PluginReply]:
+    def _decide(self, request: DecideRequest, now_us: int) -> list[PluginReply | str]:
         """Decide on requests of submit plugins that ask on other hosts.
+
+        Returns the replies; for a request without one, the reason.
 
         Raises:
             GateUnavailable: This gate may not decide, or the asking gate waits no longer; that one
                 applies its policy.
-            BankUsage: A request cannot be read.
         """
-        if time.monotonic() > request.deadline:
+        now = time.monotonic()
+        if now >= request.deadline:
             raise GateUnavailable("the gate that asks waits no longer")
         why = self._right.explain_refusal()
         if why:
@@ -408,17 +412,20 @@ class GateOperations:
         if request.requests:
             # As for requests of this host's plugin: the store then writes nothing beside them.
             self._keeper.store.last_request_at = time.monotonic()
-        requests = []
-        for line in request.requests:
+        requests: list[tuple[PluginRequest, int]] = []
+        reasons = []
+        for timed in request.requests:
             began_ns = time.thread_time_ns()
-            plugin_request = decode_plugin_request(line)
-            if plugin_request is None:
-                raise BankUsage(
-                    "the gate cannot decode a request of a submit plugin: do gate and plugin "
-                    "have the same version?"
-                )
-            requests.append((plugin_request, time.thread_time_ns() - began_ns))
-        return self._decide_requests(requests, now_us)
+            reason = ""
+            if now >= timed.deadline:
+                reason = "nobody waits for its reply any more"
+            elif (plugin_request := decode_plugin_request(timed.request)) is None:
+                reason = "the gate cannot decode it: do gate and plugin have the same version?"
+            else:
+                requests.append((plugin_request, time.thread_time_ns() - began_ns))
+            reasons.append(reason)
+        replies = iter(self._decide_requests(requests, now_us))
+        return [reason or next(replies) for reason in reasons]
 
     def _lease(self, request: LeaseRequest, _now_us: int) -> str:
         """Adopt the other gates' key, apply the lease, and return this gate's key."""

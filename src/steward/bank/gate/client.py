@@ -39,6 +39,7 @@ from steward.bank.gate.requests import (
     ReserveRequest,
     SettleRequest,
     ShownJob,
+    TimedRequest,
 )
 from steward.bank.records import BankRules, GateBooks, Hold, JobRequest, Quote, Settlement
 from steward.core.rpc import RpcUnavailable, send_request, send_request_async
@@ -236,21 +237,28 @@ class GateClient:
         request = LeaseRequest(fence=fence, valid_s=valid_s, secret=secret)
         return str(self._call("lease", request, str))
 
-    async def decide(self, requests: Sequence[PluginRequest], deadline: float) -> list[PluginReply]:
+    async def decide(
+        self, requests: Sequence[tuple[PluginRequest, float]], deadline: float
+    ) -> list[PluginReply | str]:
         """Decide on at most ``MAX_REQUESTS`` requests of submit plugins that ask on other hosts.
 
+        Returns the replies; for a request without one, the reason.
+
         Args:
-            requests: The requests.
+            requests: The requests, each with its own deadline.
             deadline: Monotonic time after which the gate decides on none, in seconds.
         """
-        lines = tuple(msgspec.Raw(msgspec.json.encode(request)) for request in requests)
-        body = DecideRequest(requests=lines, deadline=deadline)
+        timed = tuple(
+            TimedRequest(request=msgspec.Raw(msgspec.json.encode(request)), deadline=until)
+            for request, until in requests
+        )
+        body = DecideRequest(requests=timed, deadline=deadline)
         try:
             return await send_request_async(
                 self._socket_path,
                 "decide",
                 body,
-                list[PluginReply],
+                list[PluginReply | str],
                 timeout_s=max(0.0, deadline - time.monotonic()),
                 own=GATE_ERRORS,
                 max_bytes=LONGEST_CALL,

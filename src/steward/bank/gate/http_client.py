@@ -27,9 +27,10 @@ from steward.bank.gate.requests import (
     LONGEST_BATCH,
     LONGEST_REQUEST,
     MAX_REQUESTS,
-    TIMEOUT_HEADER,
     TIMEOUT_SHARE,
     VERSION,
+    ForwardedList,
+    ForwardedRequest,
     PluginReply,
     PluginRequest,
 )
@@ -64,7 +65,7 @@ ReplyCallback = Callable[["GatePeer", PluginRequest, PluginReply | None], None]
 """Callback for a reply: the plugin's connection, its request, and the reply or None."""
 
 _encode: Final = msgspec.json.Encoder().encode
-_decode: Final = msgspec.json.Decoder(list[PluginReply]).decode
+_decode: Final = msgspec.json.Decoder(list[PluginReply | str]).decode
 
 
 class _Waiting:
@@ -100,17 +101,13 @@ class _Connection:
         self._status = 0
         self._body = bytearray()
 
-    def post(self, body: bytes, timeout_s: float) -> None:
+    def post(self, body: bytes) -> None:
         """Post a body; the former request has its answer.
 
         Raises:
             OSError: The connection is broken.
         """
-        headers = [
-            ("Host", self._host),
-            ("Content-Length", str(len(body))),
-            (TIMEOUT_HEADER, str(int(timeout_s * 1000))),
-        ]
+        headers = [("Host", self._host), ("Content-Length", str(len(body)))]
         events = (
             h11.Request(method="POST", target=DECIDE_PATH, headers=headers),
             h11.Data(data=body),
@@ -296,9 +293,15 @@ class RemoteGate:
         self._sent, self._waiting = self._waiting[:count], self._waiting[count:]
         self._asked_at, self._is_failed = now, False
         self._due = self._sent[-1].deadline if self._sent else now + self._timeout_s
-        timeout_s = self._sent[0].deadline - now if self._sent else self._timeout_s
+        requests = tuple(
+            ForwardedRequest(request=one.request, due_us=int(one.deadline * 1e6))
+            for one in self._sent
+        )
+        forwarded = ForwardedList(
+            sent_us=int(now * 1e6), due_us=int(self._due * 1e6), requests=requests
+        )
         try:
-            connection.post(_encode([one.request for one in self._sent]), timeout_s)
+            connection.post(_encode(forwarded))
             self._watch(connection)
         except OSError as error:
             self._disconnect(self._describe(error), is_reachable=self._has_answered)
@@ -330,7 +333,9 @@ class RemoteGate:
                 raise GateUnavailable(
                     f"the gate at {to} sent a reply that cannot be read: {error}", to
                 ) from error
-            if len(replies) != len(sent) or any(reply.v != VERSION for reply in replies):
+            if len(replies) != len(sent) or any(
+                isinstance(reply, PluginReply) and reply.v != VERSION for reply in replies
+            ):
                 raise GateUnavailable(
                     f"the gate at {to} answers in another version: install the same Steward there",
                     to,
@@ -338,7 +343,11 @@ class RemoteGate:
             if not self._is_failed:
                 self._record_success(has_requests=bool(sent))
             for one, reply in zip(sent, replies, strict=True):
-                self._answer(one, reply)
+                if isinstance(reply, PluginReply):
+                    self._answer(one, reply)
+                else:
+                    text = f"the gate at {to} does not decide a request: {reply[:500]}"
+                    self._log(GateUnavailable(text))
         finally:
             for one in sent:
                 self._answer(one, None)

@@ -2,16 +2,17 @@
 
 `GateApplication` runs in a process of its own, so that TLS and HTTP take no time of the gate: it
 calls the gate's ``decide`` for each list of requests that `http_client.py` posts on another host.
-A list is not decided if the gate that asks waits no longer: nobody would
-use its holds. The certificate of the gate that asks must name one of the ``controllers`` of each
-cluster that it asks for; the server reads no body from a host that is in none.
+A request is not decided if the gate that asks waits no longer: nobody would
+use its hold. The certificate of the gate that asks must name one of the ``controllers`` of each
+cluster that it asks for: the server answers another cluster's requests with the reason, and reads
+no body from a host that is in none.
 """
 
 import asyncio
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import msgspec
 
@@ -20,12 +21,10 @@ from steward.bank.gate.client import GateClient
 from steward.bank.gate.requests import (
     DECIDE_PATH,
     LONGEST_BATCH,
-    MAX_REQUESTS,
-    TIMEOUT_HEADER,
-    PluginRequest,
+    ForwardedList,
 )
 from steward.bank.settings import GateSettings
-from steward.core.errors import PermissionRefused, StewardError
+from steward.core.errors import StewardError
 from steward.core.http_server import ClientConnection, ServerConfig, send_text
 from steward.core.listeners import is_any_host
 from steward.slurm.settings import ClusterSettings
@@ -35,12 +34,10 @@ _MAX_CALLS: Final = 4
 """Maximum number of concurrent calls to the gate, which answers one after the other."""
 _MAX_LISTS_OF_HOST: Final = 8
 """Maximum number of concurrent lists from one host, which sends one after the other."""
-_TIMEOUT_NAME: Final = TIMEOUT_HEADER.lower().encode()
-_MAX_TIMEOUT_DIGITS: Final = 4
+_MAX_WAIT_S: Final = 10.0
+"""Longest time that a gate waits for replies, in seconds."""
 _encode: Final = msgspec.json.Encoder().encode
-_decode: Final = msgspec.json.Decoder(
-    Annotated[list[PluginRequest], msgspec.Meta(max_length=MAX_REQUESTS)]
-).decode
+_decode: Final = msgspec.json.Decoder(ForwardedList).decode
 
 
 def make_server_config(settings: GateSettings) -> ServerConfig:
@@ -68,6 +65,7 @@ class GateApplication:
     def __init__(self, gate: GateClient, clusters: Mapping[str, ClusterSettings]) -> None:
         self._gate = gate
         self._clusters = clusters
+        self._only_cluster = next(iter(clusters)) if len(clusters) == 1 else ""
         self._calls = asyncio.Semaphore(_MAX_CALLS)
         self._list_counts: Counter[frozenset[str]] = Counter()
         """Number of lists that are read or decided, by the names in the certificate."""
@@ -104,12 +102,7 @@ class GateApplication:
         self, scope: Any, receive: Any, send: Any, permitted: frozenset[str]
     ) -> None:
         """Read a list of requests, and answer it."""
-        timeout_ms = dict(scope["headers"]).get(_TIMEOUT_NAME, b"")
-        if not timeout_ms.isdigit() or len(timeout_ms) > _MAX_TIMEOUT_DIGITS:
-            text = f"the header {TIMEOUT_HEADER} must be 0 to 9999, in milliseconds\n"
-            await send_text(send, 400, text.encode(), _CLOSE)
-            return
-        deadline = time.monotonic() + int(timeout_ms) / 1000
+        received_at = time.monotonic()
         body = bytearray()
         has_more = True
         while has_more:
@@ -127,38 +120,44 @@ class GateApplication:
                 return
         async with self._calls:
             status, reply = await self._decide(
-                bytes(body), deadline, scope["state"]["connection"], permitted
+                bytes(body), received_at, scope["state"]["connection"], permitted
             )
         await send_text(send, status, reply)
 
     async def _decide(
-        self, body: bytes, deadline: float, connection: ClientConnection, permitted: frozenset[str]
+        self,
+        body: bytes,
+        received_at: float,
+        connection: ClientConnection,
+        permitted: frozenset[str],
     ) -> tuple[int, bytes]:
         """Return status and body of the answer to a list of requests."""
         if not connection.is_open:
             return 503, b"the connection was closed\n"
         try:
-            requests = _decode(body)
-            self._check_clusters(connection.certificate_names, permitted, requests)
-            return 200, _encode(await self._gate.decide(requests, deadline))
+            forwarded = _decode(body)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             return 400, f"the requests cannot be read: {error}\n".encode()
+        reasons: list[str] = []
+        timed = []
+        for one in forwarded.requests:
+            cluster = one.request.cluster or self._only_cluster
+            if cluster in permitted:
+                reasons.append("")
+                timed.append((one.request, _get_deadline(one.due_us, forwarded, received_at)))
+            else:
+                reasons.append(_describe_denial(connection.certificate_names, (cluster,)))
+        deadline = _get_deadline(forwarded.due_us, forwarded, received_at)
+        try:
+            replies = iter(await self._gate.decide(timed, deadline))
         except StewardError as error:
-            status = 403 if isinstance(error, PermissionRefused) else 503
-            return status, f"{error}\n".encode()
+            return 503, f"{error}\n".encode()
+        return 200, _encode([reason or next(replies) for reason in reasons])
 
-    def _check_clusters(
-        self, names: frozenset[str], permitted: frozenset[str], requests: list[PluginRequest]
-    ) -> None:
-        """Check that a certificate's host may ask for the clusters of requests.
 
-        Raises:
-            PermissionRefused: It may not.
-        """
-        only = next(iter(self._clusters)) if len(self._clusters) == 1 else ""
-        denied = {request.cluster or only for request in requests} - permitted
-        if denied:
-            raise PermissionRefused(_describe_denial(names, denied))
+def _get_deadline(due_us: int, forwarded: ForwardedList, received_at: float) -> float:
+    """Return a time of the asking host by this host's monotonic clock, in seconds."""
+    return received_at + min((due_us - forwarded.sent_us) / 1e6, _MAX_WAIT_S)
 
 
 def _describe_denial(names: frozenset[str], clusters: Iterable[str]) -> str:

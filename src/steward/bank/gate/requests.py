@@ -10,7 +10,7 @@ them (`PendingChanges`), and the facts that the gate reports to the journal (`Ga
 """
 
 from datetime import datetime
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -39,8 +39,6 @@ LONGEST_BATCH: Final = 4 * LONGEST_REQUEST
 """Maximum length of these requests, and of the replies, in bytes."""
 DECIDE_PATH: Final = "/decide"
 """Path to which they are posted."""
-TIMEOUT_HEADER: Final = "Steward-Timeout-Ms"
-"""Header with the time that the asking gate waits for the replies, in milliseconds."""
 TIMEOUT_SHARE: Final = 0.7
 """Part of the plugin's time-out granted to the gate that decides; the rest covers the way there and
 back."""
@@ -130,15 +128,56 @@ class GrantRequest(BankRecord, frozen=True):
     restarts: int = 0
 
 
+_MonotonicUs = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
+
+
+class ForwardedRequest(BankRecord, frozen=True):
+    """A plugin's request that a gate forwards to another host's.
+
+    Attributes:
+        request: The request.
+        due_us: Monotonic time of the asking host after which nobody waits for the reply, µs.
+    """
+
+    request: PluginRequest
+    due_us: _MonotonicUs
+
+
+class ForwardedList(BankRecord, frozen=True):
+    """Body that a gate posts to another host's. It answers a list: replies, or why there is none.
+
+    Attributes:
+        sent_us: Monotonic time of the asking host at which it sent the list, µs.
+        due_us: The same clock's time after which nobody waits for the answer, µs.
+        requests: The requests; none to ask whether the other gate decides.
+    """
+
+    sent_us: _MonotonicUs
+    due_us: _MonotonicUs
+    requests: Annotated[tuple[ForwardedRequest, ...], msgspec.Meta(max_length=MAX_REQUESTS)] = ()
+
+
+class TimedRequest(BankRecord, frozen=True):
+    """A request of a submit plugin that asks on another host.
+
+    Attributes:
+        request: A `PluginRequest` in JSON: the gate measures the CPU time of decoding it.
+        deadline: Monotonic time of this host after which nobody waits for the reply, in seconds.
+    """
+
+    request: msgspec.Raw
+    deadline: float
+
+
 class DecideRequest(BankRecord, frozen=True):
     """Body of ``decide``: requests of submit plugins that ask on other hosts.
 
     Attributes:
-        requests: Each a `PluginRequest` in JSON: the gate measures the CPU time of decoding it.
-        deadline: Monotonic time of this host after which nobody waits for the replies, in seconds.
+        requests: The requests.
+        deadline: Monotonic time of this host after which nobody waits for any reply, in seconds.
     """
 
-    requests: tuple[msgspec.Raw, ...]
+    requests: tuple[TimedRequest, ...]
     deadline: float
 
 
