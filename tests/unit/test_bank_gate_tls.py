@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import ssl
+import subprocess
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -15,7 +16,7 @@ from http.client import HTTPSConnection
 from http.server import BaseHTTPRequestHandler
 from itertools import repeat
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 import httpx
 import msgspec
@@ -66,7 +67,9 @@ def issue_certificate(authority: Authority) -> tuple[str, str]:
     return authority.certificate("IP:127.0.0.1", "DNS:localhost")
 
 
-def gate_settings(where: Path, authority: Authority, **more: str) -> Settings:
+def gate_settings(
+    where: Path, authority: Authority, *, timeout_ms: int = 1000, **more: str
+) -> Settings:
     where.mkdir()
     certificate, key = issue_certificate(authority)
     settings = settings_of(where)
@@ -78,7 +81,7 @@ def gate_settings(where: Path, authority: Authority, **more: str) -> Settings:
             ca_file=authority.file,
             client_ca_file=authority.file,
         ),
-        timeout_ms=1000,
+        timeout_ms=timeout_ms,
         **more,
     )
     cluster = settings.cluster[CLUSTER]
@@ -90,17 +93,29 @@ def gate_settings(where: Path, authority: Authority, **more: str) -> Settings:
 
 
 @pytest.fixture
-def deciding(tmp_path: Path, authority: Authority, address: str) -> Iterator[RunningGate]:
-    settings = gate_settings(tmp_path / "first", authority, listen=address)
-    server = start_worker(settings, "run_gate_server")
+def deciding_settings(tmp_path: Path, authority: Authority, address: str) -> Settings:
+    return gate_settings(tmp_path / "first", authority, listen=address)
+
+
+@pytest.fixture
+def server(deciding_settings: Settings) -> Iterator[subprocess.Popen[bytes]]:
+    """Run the process that serves gates on other hosts."""
+    process = start_worker(deciding_settings, "run_gate_server")
     try:
-        with running(settings) as gate:
-            gate.tell(account("chem", 100))
-            gate.wait(lambda: can_connect(address))
-            yield gate
+        yield process
     finally:
-        server.terminate()
-        assert server.wait(PATIENCE_S) == 0
+        process.terminate()
+        assert process.wait(PATIENCE_S) == 0
+
+
+@pytest.fixture
+def deciding(
+    deciding_settings: Settings, server: subprocess.Popen[bytes], address: str
+) -> Iterator[RunningGate]:
+    with running(deciding_settings) as gate:
+        gate.tell(account("chem", 100))
+        gate.wait(lambda: can_connect(address))
+        yield gate
 
 
 def can_connect(address: str) -> bool:
@@ -332,14 +347,14 @@ class Asker:
 
 
 @contextmanager
-def stopped(gate: RunningGate) -> Iterator[None]:
-    """Stop the gate's process within the block."""
-    assert gate.process
-    gate.process.send_signal(signal.SIGSTOP)
+def stopped(process: subprocess.Popen[bytes] | None) -> Iterator[None]:
+    """Stop a process within the block."""
+    assert process
+    process.send_signal(signal.SIGSTOP)
     try:
         yield
     finally:
-        gate.process.send_signal(signal.SIGCONT)
+        process.send_signal(signal.SIGCONT)
 
 
 def test_a_request_is_not_decided_when_its_asker_waits_no_longer(
@@ -349,7 +364,7 @@ def test_a_request_is_not_decided_when_its_asker_waits_no_longer(
     with running(settings) as asking:
         asking.wait(lambda: is_open(asking) and is_passed_on(asking))
         held = deciding.link.get_means("chem").held
-        with stopped(deciding):
+        with stopped(deciding.process):
             assert asking.ask(job(49)) == {"v": 1, "ok": True}
             time.sleep(0.1)  # its time is over there a moment later
         asking.wait(lambda: is_passed_on(asking))
@@ -360,7 +375,7 @@ def test_a_gate_that_hangs_does_not_stop_the_server(
     authority: Authority, address: str, deciding: RunningGate
 ) -> None:
     asker = Asker(authority, address)
-    with stopped(deciding), ThreadPoolExecutor(1) as threads:
+    with stopped(deciding.process), ThreadPoolExecutor(1) as threads:
         answer = threads.submit(asker.post, encode_list(due_s=1.5))
         time.sleep(0.3)
         assert asker.post(encode_list(), "/other").status_code == 404
@@ -374,7 +389,7 @@ def test_a_request_whose_connection_is_closed_is_not_decided(
     asker = Asker(authority, address)
     list_of_one = encode_list(encode_request(9))
     with ThreadPoolExecutor(CALLS) as threads:
-        with stopped(deciding):
+        with stopped(deciding.process):
             answers = [threads.submit(asker.post, list_of_one) for _ in range(CALLS)]
             time.sleep(0.5)  # all of the server's calls to the gate wait
             asker.post_and_leave(list_of_one)
@@ -382,6 +397,60 @@ def test_a_request_whose_connection_is_closed_is_not_decided(
         assert [answer.result(PATIENCE_S).status_code for answer in answers] == [200] * CALLS
     assert asker.post(encode_list()).status_code == 200
     assert deciding.link.get_means("chem").held == CALLS * 10 * MICRO
+
+
+@pytest.mark.parametrize("stopped_s", [0.5, 2.5])
+def test_a_list_that_waited_for_the_server_is_not_decided(
+    tmp_path: Path,
+    authority: Authority,
+    address: str,
+    deciding: RunningGate,
+    server: subprocess.Popen[bytes],
+    stopped_s: float,
+) -> None:
+    settings = gate_settings(tmp_path / "second", authority, ask=address, timeout_ms=300)
+    with running(settings) as asking:
+        asking.wait(lambda: is_open(asking) and is_passed_on(asking))
+        held = deciding.link.get_means("chem").held
+        with stopped(server):
+            assert asking.ask(job(49)) == {"v": 1, "ok": True}, "the policy lets it in"
+            time.sleep(stopped_s)  # in the second case the asking gate has left meanwhile
+        asking.wait(lambda: is_passed_on(asking))
+        assert (deciding.link.get_means("chem").held - held) // MICRO < 50
+
+
+def test_a_list_with_the_end_of_its_connection_is_not_decided(
+    authority: Authority, address: str, deciding: RunningGate, server: subprocess.Popen[bytes]
+) -> None:
+    body = encode_list(encode_request(9))
+    head = f"POST {DECIDE_PATH} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    connection = connect_tls(authority, address)
+    time.sleep(0.3)  # the server has finished the handshake
+    with stopped(server):
+        connection.sendall(head.encode() + body)
+        connection.close()
+    assert Asker(authority, address).post(encode_list()).status_code == 200
+    assert deciding.link.get_means("chem").held == 0
+
+
+def test_the_hold_of_an_unused_reply_is_released(
+    authority: Authority, address: str, deciding: RunningGate
+) -> None:
+    asker = Asker(authority, address)
+    [reply] = asker.post(encode_list(encode_request(9))).json()
+    assert deciding.link.get_means("chem").held == 10 * MICRO
+    unused = {"cluster": CLUSTER, "uid": 1000, "admin_comment": reply["admin_comment"]}
+    for wrong in ({"cluster": OTHER_CLUSTER}, {"uid": 1001}, {"admin_comment": "steward=1.a"}):
+        asker.post(add_unused(encode_list(), unused | wrong))
+    assert deciding.link.get_means("chem").held == 10 * MICRO
+    for _ in range(2):
+        assert asker.post(add_unused(encode_list(), unused)).json() == []
+        assert deciding.link.get_means("chem").held == 0
+
+
+def add_unused(forwarded: bytes, unused: dict[str, Any]) -> bytes:
+    """Add a reply that came too late to a list."""
+    return json.dumps(json.loads(forwarded) | {"unused": [unused]}).encode()
 
 
 class _Answers(Quiet, BaseHTTPRequestHandler):
@@ -393,6 +462,7 @@ class _Answers(Quiet, BaseHTTPRequestHandler):
     statuses: ClassVar[list[int]] = []
     waits_us: ClassVar[list[list[int]]] = []
     """Of each list the time that remained for each request, in µs."""
+    unused: ClassVar[list[dict[str, Any]]] = []
 
     def setup(self) -> None:
         super().setup()
@@ -409,6 +479,7 @@ class _Answers(Quiet, BaseHTTPRequestHandler):
             status = self.statuses.pop(0) if self.statuses else 200
         time.sleep(delay_s)
         body = json.dumps([{"v": 1, "ok": True, "admin_comment": "decided"} for _ in requests])
+        self.unused += forwarded.get("unused", [])
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -420,7 +491,9 @@ def run_answers(
     tmp_path: Path, authority: Authority
 ) -> Iterator[tuple[type[_Answers], RunningGate]]:
     """Run an HTTPS server in the other gate's place, and the gate that asks it."""
-    handler = type("Answers", (_Answers,), {"delays_s": [], "statuses": [], "waits_us": []})
+    handler = type(
+        "Answers", (_Answers,), {"delays_s": [], "statuses": [], "waits_us": [], "unused": []}
+    )
     with answering(handler) as server:
         certificate, key = issue_certificate(authority)
         tls = TlsSettings(certificate_file=certificate, key_file=key)
@@ -458,6 +531,8 @@ def test_a_late_answer_fails_its_own_requests_only(
         time.sleep(0.4)
         assert is_passed_on(asking), "it waited behind the late one"
         assert not late.result(PATIENCE_S)
+    unused = {"cluster": CLUSTER, "uid": 1000, "admin_comment": "decided"}
+    asking.wait(lambda: handler.unused == [unused])
     assert is_passed_on(asking)
     assert handler.connections == 1
 
@@ -498,7 +573,7 @@ def test_the_policy_answers_at_once_while_the_other_gate_hangs(
     settings = gate_settings(tmp_path / "second", authority, ask=address)
     with running(settings) as asking:
         asking.wait(lambda: is_open(asking) and is_passed_on(asking))
-        with stopped(deciding):
+        with stopped(deciding.process):
             assert max(measure_asks(asking, 30)[4:]) < 0.35, "half the time of a late reply"
             time.sleep(2.5)
             assert max(measure_asks(asking, 10)) < 0.35, "an empty list had no answer either"

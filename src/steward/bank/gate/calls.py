@@ -412,6 +412,8 @@ class GateOperations:
         if request.requests:
             # As for requests of this host's plugin: the store then writes nothing beside them.
             self._keeper.store.last_request_at = time.monotonic()
+        for reply in request.unused:
+            self._hold_sync.release_unused(reply, now_us)
         requests: list[tuple[PluginRequest, int]] = []
         reasons = []
         for timed in request.requests:

@@ -40,6 +40,7 @@ from steward.bank.gate.requests import (
     SettleRequest,
     ShownJob,
     TimedRequest,
+    UnusedReply,
 )
 from steward.bank.records import BankRules, GateBooks, Hold, JobRequest, Quote, Settlement
 from steward.core.rpc import RpcUnavailable, send_request, send_request_async
@@ -238,7 +239,10 @@ class GateClient:
         return str(self._call("lease", request, str))
 
     async def decide(
-        self, requests: Sequence[tuple[PluginRequest, float]], deadline: float
+        self,
+        requests: Sequence[tuple[PluginRequest, float]],
+        deadline: float,
+        unused: Sequence[UnusedReply] = (),
     ) -> list[PluginReply | str]:
         """Decide on at most ``MAX_REQUESTS`` requests of submit plugins that ask on other hosts.
 
@@ -247,12 +251,13 @@ class GateClient:
         Args:
             requests: The requests, each with its own deadline.
             deadline: Monotonic time after which the gate decides on none, in seconds.
+            unused: Replies to earlier requests whose holds to release.
         """
         timed = tuple(
             TimedRequest(request=msgspec.Raw(msgspec.json.encode(request)), deadline=until)
             for request, until in requests
         )
-        body = DecideRequest(requests=timed, deadline=deadline)
+        body = DecideRequest(requests=timed, deadline=deadline, unused=tuple(unused))
         try:
             return await send_request_async(
                 self._socket_path,

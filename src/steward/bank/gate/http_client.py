@@ -24,6 +24,7 @@ import msgspec
 from steward.bank.errors import GateUnavailable
 from steward.bank.gate.requests import (
     DECIDE_PATH,
+    DECISION_SHARE,
     LONGEST_BATCH,
     LONGEST_REQUEST,
     MAX_REQUESTS,
@@ -33,6 +34,7 @@ from steward.bank.gate.requests import (
     ForwardedRequest,
     PluginReply,
     PluginRequest,
+    UnusedReply,
 )
 from steward.bank.settings import GateSettings
 from steward.core.errors import StewardError
@@ -186,11 +188,14 @@ class RemoteGate:
         self._settings = settings
         self._on_reply = on_reply
         self._timeout_s = settings.timeout_ms / 1000 * TIMEOUT_SHARE
+        self._way_back_us = int(settings.timeout_ms * 1000 * (TIMEOUT_SHARE - DECISION_SHARE))
         self._broken_s = self._timeout_s * _TIMEOUTS_TO_BROKEN
         self._waiting: list[_Waiting] = []
         """Requests that are not sent yet, in the order in which they came."""
         self._sent: list[_Waiting] = []
         """Requests that are sent; a late reply's are answered by the policy."""
+        self._unused: list[UnusedReply] = []
+        """Late replies whose holds the other gate is to release."""
         self._asked_at = self._due = 0.0
         """When the last list was posted, and until when a request in it waits."""
         self._is_failed = False
@@ -271,7 +276,7 @@ class RemoteGate:
                 to = self._settings.ask
                 late = f"the gate at {to} does not answer within {self._broken_s:g} s"
                 self._disconnect(GateUnavailable(late, to), is_reachable=False)
-        elif self._waiting or now - self._asked_at >= _PING_S:
+        elif self._waiting or self._unused or now - self._asked_at >= _PING_S:
             self._post(self._connection, now)
 
     def close(self) -> None:
@@ -285,21 +290,31 @@ class RemoteGate:
         os.close(self._opened_fd)  # not before the thread has ended
 
     def _post(self, connection: _Connection, now: float) -> None:
-        """Post the requests that wait."""
+        """Post the requests that wait; first an empty list, which shows how long the way is."""
         size = count = 0
-        while count < min(len(self._waiting), MAX_REQUESTS) and size < LONGEST_REQUEST:
+        while (
+            self._has_answered
+            and count < min(len(self._waiting), MAX_REQUESTS)
+            and size < LONGEST_REQUEST
+        ):
             size += len(_encode(self._waiting[count].request))
             count += 1
         self._sent, self._waiting = self._waiting[:count], self._waiting[count:]
         self._asked_at, self._is_failed = now, False
         self._due = self._sent[-1].deadline if self._sent else now + self._timeout_s
         requests = tuple(
-            ForwardedRequest(request=one.request, due_us=int(one.deadline * 1e6))
+            ForwardedRequest(
+                request=one.request, due_us=int(one.deadline * 1e6) - self._way_back_us
+            )
             for one in self._sent
         )
         forwarded = ForwardedList(
-            sent_us=int(now * 1e6), due_us=int(self._due * 1e6), requests=requests
+            sent_us=int(now * 1e6),
+            due_us=int(self._due * 1e6) - self._way_back_us,
+            requests=requests,
+            unused=tuple(self._unused),
         )
+        self._unused = []
         try:
             connection.post(_encode(forwarded))
             self._watch(connection)
@@ -344,6 +359,8 @@ class RemoteGate:
                 self._record_success(has_requests=bool(sent))
             for one, reply in zip(sent, replies, strict=True):
                 if isinstance(reply, PluginReply):
+                    if one.is_answered and one.request.op == "submit" and reply.admin_comment:
+                        self._unused.append(_make_unused(one.request, reply))
                     self._answer(one, reply)
                 else:
                     text = f"the gate at {to} does not decide a request: {reply[:500]}"
@@ -453,3 +470,9 @@ class RemoteGate:
         except Exception as error:  # the gate's loop logs it
             self._opened.put(error)
         os.eventfd_write(self._opened_fd, 1)
+
+
+def _make_unused(request: PluginRequest, reply: PluginReply) -> UnusedReply:
+    return UnusedReply(
+        cluster=request.cluster, uid=request.job.uid, admin_comment=reply.admin_comment
+    )

@@ -9,10 +9,12 @@ no body from a host that is in none.
 """
 
 import asyncio
+import math
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 import msgspec
 
@@ -34,6 +36,8 @@ _MAX_CALLS: Final = 4
 """Maximum number of concurrent calls to the gate, which answers one after the other."""
 _MAX_LISTS_OF_HOST: Final = 8
 """Maximum number of concurrent lists from one host, which sends one after the other."""
+_WINDOW_S: Final = 10.0
+"""Time for which a difference of two hosts' clocks counts at least, in seconds: clocks drift."""
 _MAX_WAIT_S: Final = 10.0
 """Longest time that a gate waits for replies, in seconds."""
 _encode: Final = msgspec.json.Encoder().encode
@@ -54,6 +58,26 @@ def make_server_config(settings: GateSettings) -> ServerConfig:
     )
 
 
+class _ClockOffset:
+    """Difference between this host's clock and that of the host that asks over a connection.
+
+    It is the smallest that lists of the last seconds had when they were read, so that the time for
+    which a list waits in buffers counts as waiting. Clocks of two hosts are not compared otherwise.
+    """
+
+    def __init__(self) -> None:
+        self._former_s = self._current_s = math.inf
+        self._since = 0.0
+
+    def add(self, sent_s: float, received_s: float) -> float:
+        """Record when a list was sent and received; return the offset in seconds."""
+        if received_s - self._since > _WINDOW_S:
+            self._former_s, self._current_s = self._current_s, math.inf
+            self._since = received_s
+        self._current_s = min(self._current_s, received_s - sent_s)
+        return min(self._former_s, self._current_s)
+
+
 class GateApplication:
     """ASGI application that passes requests of other hosts' gates to the gate of this host.
 
@@ -69,6 +93,7 @@ class GateApplication:
         self._calls = asyncio.Semaphore(_MAX_CALLS)
         self._list_counts: Counter[frozenset[str]] = Counter()
         """Number of lists that are read or decided, by the names in the certificate."""
+        self._offsets: WeakKeyDictionary[ClientConnection, _ClockOffset] = WeakKeyDictionary()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer one request."""
@@ -132,32 +157,37 @@ class GateApplication:
         permitted: frozenset[str],
     ) -> tuple[int, bytes]:
         """Return status and body of the answer to a list of requests."""
+        for _ in range(2):
+            await asyncio.sleep(0)  # the loop reads the end of the connection behind the body
         if not connection.is_open:
             return 503, b"the connection was closed\n"
         try:
             forwarded = _decode(body)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             return 400, f"the requests cannot be read: {error}\n".encode()
+        offset = self._offsets.setdefault(connection, _ClockOffset())
+        offset_s = offset.add(forwarded.sent_us / 1e6, received_at)
         reasons: list[str] = []
         timed = []
         for one in forwarded.requests:
             cluster = one.request.cluster or self._only_cluster
             if cluster in permitted:
                 reasons.append("")
-                timed.append((one.request, _get_deadline(one.due_us, forwarded, received_at)))
+                timed.append((one.request, _get_deadline(one.due_us, forwarded, offset_s)))
             else:
                 reasons.append(_describe_denial(connection.certificate_names, (cluster,)))
-        deadline = _get_deadline(forwarded.due_us, forwarded, received_at)
+        deadline = _get_deadline(forwarded.due_us, forwarded, offset_s)
+        unused = [reply for reply in forwarded.unused if reply.cluster in permitted]
         try:
-            replies = iter(await self._gate.decide(timed, deadline))
+            replies = iter(await self._gate.decide(timed, deadline, unused))
         except StewardError as error:
             return 503, f"{error}\n".encode()
         return 200, _encode([reason or next(replies) for reason in reasons])
 
 
-def _get_deadline(due_us: int, forwarded: ForwardedList, received_at: float) -> float:
+def _get_deadline(due_us: int, forwarded: ForwardedList, offset_s: float) -> float:
     """Return a time of the asking host by this host's monotonic clock, in seconds."""
-    return received_at + min((due_us - forwarded.sent_us) / 1e6, _MAX_WAIT_S)
+    return offset_s + min(due_us / 1e6, forwarded.sent_us / 1e6 + _MAX_WAIT_S)
 
 
 def _describe_denial(names: frozenset[str], clusters: Iterable[str]) -> str:

@@ -40,8 +40,10 @@ LONGEST_BATCH: Final = 4 * LONGEST_REQUEST
 DECIDE_PATH: Final = "/decide"
 """Path to which they are posted."""
 TIMEOUT_SHARE: Final = 0.7
-"""Part of the plugin's time-out granted to the gate that decides; the rest covers the way there and
-back."""
+"""Part of the plugin's time-out for which the gate that asks waits for the one that decides."""
+DECISION_SHARE: Final = 0.6
+"""Part of the plugin's time-out after which the gate that decides starts no decision: the answer
+must travel back."""
 GATE_ERRORS: Final = (*(BankRefused, BankUsage, NoEstimate, NoRate, BankError, GateUnavailable),)
 """Errors of the gate's operations."""
 LONGEST_CALL: Final = 64 << 20
@@ -143,6 +145,20 @@ class ForwardedRequest(BankRecord, frozen=True):
     due_us: _MonotonicUs
 
 
+class UnusedReply(BankRecord, frozen=True):
+    """A reply to a submit that came too late: the job has no token, or does not exist.
+
+    Attributes:
+        cluster: The job's cluster.
+        uid: The job's user.
+        admin_comment: The comment in the reply, with the token of the hold.
+    """
+
+    cluster: str
+    uid: int
+    admin_comment: str
+
+
 class ForwardedList(BankRecord, frozen=True):
     """Body that a gate posts to another host's. It answers a list: replies, or why there is none.
 
@@ -150,11 +166,13 @@ class ForwardedList(BankRecord, frozen=True):
         sent_us: Monotonic time of the asking host at which it sent the list, µs.
         due_us: The same clock's time after which nobody waits for the answer, µs.
         requests: The requests; none to ask whether the other gate decides.
+        unused: Replies to earlier requests whose holds to release.
     """
 
     sent_us: _MonotonicUs
     due_us: _MonotonicUs
     requests: Annotated[tuple[ForwardedRequest, ...], msgspec.Meta(max_length=MAX_REQUESTS)] = ()
+    unused: Annotated[tuple[UnusedReply, ...], msgspec.Meta(max_length=MAX_REQUESTS)] = ()
 
 
 class TimedRequest(BankRecord, frozen=True):
@@ -175,10 +193,12 @@ class DecideRequest(BankRecord, frozen=True):
     Attributes:
         requests: The requests.
         deadline: Monotonic time of this host after which nobody waits for any reply, in seconds.
+        unused: Replies to earlier requests whose holds to release.
     """
 
     requests: tuple[TimedRequest, ...]
     deadline: float
+    unused: tuple[UnusedReply, ...] = ()
 
 
 class ShownJob(BankRecord, frozen=True):

@@ -23,7 +23,7 @@ from steward.bank.gate import token
 from steward.bank.gate.admission import AdmissionCase, HoldPlan, complete_description
 from steward.bank.gate.balances import OpenHold
 from steward.bank.gate.holds import CONFIRMED, POLL_MARGIN_US, SETTLED, HoldKeeper
-from steward.bank.gate.requests import CoverReply, CoverRequest, ShownJob
+from steward.bank.gate.requests import CoverReply, CoverRequest, ShownJob, UnusedReply
 from steward.bank.gate.vain_holds import MOST_COUNTED_VAIN_S
 from steward.bank.money import format_money
 from steward.bank.records import AllocationBooks, GateBooks, Hold, JobRequest, Quote, Settlement
@@ -256,7 +256,8 @@ class HoldSync:
         """Confirm one job's hold; return it, None if no hold covers the job."""
         keeper = self._keeper
         key = (job.cluster, job.job_id)
-        hold = self._find_by_token(job) or keeper.balances.hold_by_job.get(key)
+        hold = self._find_by_token(job.admin_comment, job.job_id, job.uid)
+        hold = hold or keeper.balances.hold_by_job.get(key)
         if hold is None or hold.uid != job.uid:
             return None
         keeper.expire_grant(key, job.restarts, now_us)
@@ -279,14 +280,22 @@ class HoldSync:
                 hold, hold.remaining, balances.split_amount(hold.payer, hold.remaining, now_us)
             )
 
-    def _find_by_token(self, job: ShownJob) -> OpenHold | None:
-        """Find the hold whose genuine token the job's admin_comment holds."""
-        for hold_token in token.find_tokens(job.admin_comment):
+    def release_unused(self, reply: UnusedReply, now_us: int) -> None:
+        """Release the hold of a submit whose reply came too late, unless a job has its token."""
+        hold = self._find_by_token(reply.admin_comment, 0, reply.uid)
+        if hold is None or hold.cluster != reply.cluster or hold.confirmed or hold.siblings:
+            return
+        # Not in vain: the user is not to blame for a late reply.
+        self._keeper.release(hold, now_us, why="the reply to the submit came too late")
+
+    def _find_by_token(self, admin_comment: str, job_id: int, uid: int) -> OpenHold | None:
+        """Find the hold whose genuine token a job's admin_comment holds."""
+        for hold_token in token.find_tokens(admin_comment):
             hold = self._keeper.balances.holds.get(hold_token.id)
             if (
                 hold is not None
-                and hold.job_id in (0, job.job_id)
-                and token.is_genuine(hold_token, self._keeper.secret, hold.cluster, job.uid)
+                and hold.job_id in (0, job_id)
+                and token.is_genuine(hold_token, self._keeper.secret, hold.cluster, uid)
             ):
                 return hold
         return None
