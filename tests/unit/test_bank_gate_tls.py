@@ -37,6 +37,7 @@ from servers.http_server import Quiet, answering
 from steward.bank.gate.requests import DECIDE_PATH, LONGEST_BATCH, PluginRequest
 from steward.bank.money import MICRO
 from steward.core.config import Settings
+from steward.core.rpc import connect_socket
 from steward.core.section import TlsSettings
 from steward.core.tls import make_client_context, make_server_context
 
@@ -551,6 +552,37 @@ def test_each_request_of_a_list_has_its_own_time(
     first_us, second_us = handler.waits_us[-1]
     assert second_us - first_us > 100_000
     assert 0 < first_us < 600_000
+
+
+def submit_and_leave(gate: RunningGate, minutes: int) -> None:
+    """Send a submit to a gate, and close the connection without waiting for the answer."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connect_socket(connection, gate.settings.gate_socket)
+        connection.sendall(encode_request(minutes) + b"\n")
+        time.sleep(0.1)
+
+
+def test_a_request_of_a_plugin_that_has_left_is_not_forwarded(
+    answers: tuple[type[_Answers], RunningGate],
+) -> None:
+    handler, asking = answers
+    handler.delays_s.append(0.4)  # of 0.7 s
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(is_passed_on, asking)
+        time.sleep(0.1)
+        submit_and_leave(asking, 49)
+        assert is_passed_on(asking)
+        assert first.result(PATIENCE_S)
+    assert len(handler.waits_us[-1]) == 1
+
+
+def test_a_request_of_a_plugin_that_has_left_is_not_decided(tmp_path: Path) -> None:
+    with running(settings_of(tmp_path)) as gate:
+        gate.tell(account("chem", 100))
+        with stopped(gate.process):
+            submit_and_leave(gate, 49)
+        assert gate.ask(job(1))["ok"]
+        assert gate.link.get_means("chem").held == 2 * MICRO
 
 
 def measure_asks(gate: RunningGate, count: int) -> list[float]:

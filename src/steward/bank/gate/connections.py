@@ -71,6 +71,15 @@ class GatePeer:
                 return line
         return None
 
+    def has_left(self) -> bool:
+        """Return True if the peer waits for no answer any more: it closed the connection."""
+        try:
+            return self.is_ended or not self.socket.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
     def send(self, data: bytes) -> None:
         """Send as much as the peer accepts now, and keep the rest in ``out``; end after all."""
         self.out += data

@@ -266,7 +266,7 @@ class RemoteGate:
                 self._answer(one, None)
         if self._connection is None and any(one.is_answered for one in self._waiting):
             self._is_reachable = False  # a new connection takes too long
-        self._waiting = [one for one in self._waiting if not one.is_answered]
+        self._waiting = [one for one in self._waiting if not (one.is_answered or one.peer.is_ended)]
         if self._connection is None:
             return
         if self._connection.is_asking:
@@ -359,7 +359,8 @@ class RemoteGate:
                 self._record_success(has_requests=bool(sent))
             for one, reply in zip(sent, replies, strict=True):
                 if isinstance(reply, PluginReply):
-                    if one.is_answered and one.request.op == "submit" and reply.admin_comment:
+                    is_unused = one.is_answered or one.peer.is_ended
+                    if is_unused and one.request.op == "submit" and reply.admin_comment:
                         self._unused.append(_make_unused(one.request, reply))
                     self._answer(one, reply)
                 else:

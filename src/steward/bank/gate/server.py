@@ -557,7 +557,11 @@ class GateServer:
 
     def _decide(self) -> None:
         """Decide on all pending requests in one transaction, then answer them."""
-        requests, self._pending = self._pending, []
+        # Nobody would use the hold of a plugin that has left.
+        requests = [pending for pending in self._pending if not pending[0].has_left()]
+        self._pending = []
+        if not requests:
+            return
         self._store.last_request_at = time.monotonic()
         if self._remote_gate is not None and not self._right.has_lease:
             self._right.asked_at_us = time.time_ns() // 1000
