@@ -277,7 +277,8 @@ def connect_tls(authority: Authority, address: str, name: str = "") -> ssl.SSLSo
     tls = TlsSettings(certificate_file=certificate, key_file=key, ca_file=authority.file)
     host, _, port = address.partition(":")
     plain = socket.create_connection((host, int(port)), PATIENCE_S)
-    return make_client_context(tls).wrap_socket(plain, server_hostname=host)
+    connection: ssl.SSLSocket = make_client_context(tls).wrap_socket(plain, server_hostname=host)
+    return connection
 
 
 def send_part(connection: ssl.SSLSocket) -> None:
@@ -480,7 +481,7 @@ class _Answers(Quiet, BaseHTTPRequestHandler):
             status = self.statuses.pop(0) if self.statuses else 200
         time.sleep(delay_s)
         body = json.dumps([{"v": 1, "ok": True, "admin_comment": "decided"} for _ in requests])
-        self.unused += forwarded.get("unused", [])
+        self.unused.extend(forwarded.get("unused", []))
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -585,6 +586,19 @@ def test_a_request_of_a_plugin_that_has_left_is_not_decided(tmp_path: Path) -> N
         assert gate.link.get_means("chem").held == 2 * MICRO
 
 
+def test_each_failure_of_the_other_gate_is_logged_once(
+    tmp_path: Path, authority: Authority, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with run_answers(tmp_path, authority) as (handler, asking):
+        for _ in range(5):
+            handler.statuses += [503, 400]
+            measure_asks(asking, 2)
+            assert is_passed_on(asking)
+    logged = capfd.readouterr().err
+    assert logged.count("answers with status 503") == 1
+    assert logged.count("answers with status 400") == 1
+
+
 def measure_asks(gate: RunningGate, count: int) -> list[float]:
     """Ask the gate about a job one time after the other; return the duration of each, in s."""
     durations_s = []
@@ -610,7 +624,9 @@ def test_the_policy_answers_at_once_while_the_other_gate_hangs(
             time.sleep(2.5)
             assert max(measure_asks(asking, 10)) < 0.35, "an empty list had no answer either"
         asking.wait(lambda: is_passed_on(asking))
-    assert capfd.readouterr().err.count("lists of requests in a row") == 1
+    logged = capfd.readouterr().err
+    assert logged.count("lists of requests in a row") == 1
+    assert logged.count("answers with status 503") == 1
 
 
 def test_the_policy_answers_at_once_while_replies_are_late(

@@ -269,7 +269,10 @@ class GateClient:
                 max_bytes=LONGEST_CALL,
             )
         except RpcUnavailable as error:
-            raise GateUnavailable(str(error), self._socket_path) from error
+            # The time that remained differs each time; the gate that asks logs the text once.
+            is_late = isinstance(error.__cause__, TimeoutError)
+            text = "the gate did not answer in time: see its log" if is_late else str(error)
+            raise GateUnavailable(text, self._socket_path) from error
 
     def grant(self, change: PluginRequest, user: str, restarts: int) -> PluginReply:
         """Decide on a change that Steward is about to send for a user, and place its hold.

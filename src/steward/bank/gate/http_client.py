@@ -57,6 +57,10 @@ _FAILURES_TO_UNREACHABLE: Final = 3
 """Number of lists in a row without a reply in time after which requests wait for none."""
 _PING_S: Final = 2.0
 """Interval of empty lists, in seconds: shorter than the server's time-out of idle connections."""
+_LOG_AGAIN_S: Final = 60.0
+"""Time between two log messages about the same failure, in seconds."""
+_MAX_LOGGED: Final = 20
+"""Maximum number of failures that are logged in that time: another host writes their texts."""
 _CHUNK: Final = 1 << 16
 _MAX_HEAD_BYTES: Final = 16 << 10
 """Largest head of an answer, in bytes."""
@@ -206,7 +210,10 @@ class RemoteGate:
         self._opened: SimpleQueue[_Connection | Exception] = SimpleQueue()
         self._is_reachable = self._has_answered = False
         self._backoff = Backoff(0.2, 5.0)
-        self._logged = ""
+        self._logged_at: dict[str, float] = {}
+        """Monotonic time at which each failure was last logged."""
+        self._is_failure_logged = False
+        """Whether a failure was logged since the last success."""
         self._stopping = threading.Event()
         self._epoll = select.epoll()
         self._opened_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -339,7 +346,7 @@ class RemoteGate:
             if status != _OK or time.monotonic() >= self._due:
                 self._count_failure()
             if status != _OK:
-                text = body[:500].decode(errors="replace").strip()
+                text = ascii(body[:500].decode(errors="replace").strip())
                 self._log(GateUnavailable(f"the gate at {to} answers with status {status}: {text}"))
                 return
             try:
@@ -364,7 +371,7 @@ class RemoteGate:
                         self._unused.append(_make_unused(one.request, reply))
                     self._answer(one, reply)
                 else:
-                    text = f"the gate at {to} does not decide a request: {reply[:500]}"
+                    text = f"the gate at {to} does not decide a request: {reply[:500]!a}"
                     self._log(GateUnavailable(text))
         finally:
             for one in sent:
@@ -373,10 +380,10 @@ class RemoteGate:
     def _record_success(self, *, has_requests: bool) -> None:
         """Record that a list was answered in time."""
         is_recovered = has_requests and self._failures >= _FAILURES_TO_UNREACHABLE
-        if self._logged or not self._has_answered or is_recovered:
+        if self._is_failure_logged or not self._has_answered or is_recovered:
             log.info("asking the gate at %s", self._settings.ask)
         self._is_reachable = self._has_answered = True
-        self._logged = ""
+        self._is_failure_logged = False
         self._backoff.reset()
         if has_requests:
             self._failures = 0
@@ -432,9 +439,14 @@ class RemoteGate:
         return GateUnavailable(f"cannot reach the gate at {to}: {reason}", to)
 
     def _log(self, error: Exception) -> None:
-        """Log a failure unless it was the last one, too."""
-        if str(error) != self._logged:
-            self._logged = str(error)
+        """Log a failure, at most once a minute for each text, and only some texts a minute."""
+        now = time.monotonic()
+        self._logged_at = {
+            text: at for text, at in self._logged_at.items() if now - at < _LOG_AGAIN_S
+        }
+        if str(error) not in self._logged_at and len(self._logged_at) < _MAX_LOGGED:
+            self._logged_at[str(error)] = now
+            self._is_failure_logged = True
             is_foreseen = isinstance(error, StewardError)
             log.warning("%s", error, exc_info=None if is_foreseen else error)
 
