@@ -460,6 +460,7 @@ class _Answers(Quiet, BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     connections = 0
+    is_closing = False
     delays_s: ClassVar[list[float]] = []
     statuses: ClassVar[list[int]] = []
     waits_us: ClassVar[list[list[int]]] = []
@@ -484,6 +485,8 @@ class _Answers(Quiet, BaseHTTPRequestHandler):
         self.unused.extend(forwarded.get("unused", []))
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
+        if self.is_closing:
+            self.send_header("Connection", "close")
         self.end_headers()
         self.wfile.write(body.encode())
 
@@ -597,6 +600,18 @@ def test_each_failure_of_the_other_gate_is_logged_once(
     logged = capfd.readouterr().err
     assert logged.count("answers with status 503") == 1
     assert logged.count("answers with status 400") == 1
+
+
+def test_a_server_that_closes_each_connection_is_asked_at_growing_intervals(
+    answers: tuple[type[_Answers], RunningGate],
+) -> None:
+    handler, asking = answers
+    handler.is_closing = True
+    before = handler.connections
+    time.sleep(5)
+    assert handler.connections - before < 10
+    handler.is_closing = False
+    asking.wait(lambda: is_passed_on(asking))
 
 
 def measure_asks(gate: RunningGate, count: int) -> list[float]:

@@ -55,6 +55,8 @@ _TIMEOUTS_TO_BROKEN: Final = 10
 fails its own requests only."""
 _FAILURES_TO_UNREACHABLE: Final = 3
 """Number of lists in a row without a reply in time after which requests wait for none."""
+_STABLE_S: Final = 1.0
+"""Age from which on a connection that is closed is replaced at once, in seconds."""
 _PING_S: Final = 2.0
 """Interval of empty lists, in seconds: shorter than the server's time-out of idle connections."""
 _LOG_AGAIN_S: Final = 60.0
@@ -207,6 +209,8 @@ class RemoteGate:
         self._failures = 0
         """Number of failed lists since the last one with requests that had its replies in time."""
         self._connection: _Connection | None = None
+        self._opened_at = 0.0
+        """Monotonic time at which the connection was opened."""
         self._opened: SimpleQueue[_Connection | Exception] = SimpleQueue()
         self._is_reachable = self._has_answered = False
         self._backoff = Backoff(0.2, 5.0)
@@ -384,7 +388,6 @@ class RemoteGate:
             log.info("asking the gate at %s", self._settings.ask)
         self._is_reachable = self._has_answered = True
         self._is_failure_logged = False
-        self._backoff.reset()
         if has_requests:
             self._failures = 0
 
@@ -421,7 +424,9 @@ class RemoteGate:
             is_reachable: Whether requests that are not sent yet wait for the new connection.
         """
         self._log(error)
+        is_stable = False
         if self._connection is not None:
+            is_stable = time.monotonic() - self._opened_at >= _STABLE_S
             self._epoll.unregister(self._connection.socket)
             self._connection.socket.close()
         self._connection = None
@@ -431,7 +436,9 @@ class RemoteGate:
             failed, self._waiting = [*failed, *self._waiting], []
         for one in failed:
             self._answer(one, None)
-        self._open_in_thread(0.0 if is_reachable else self._backoff.next_s())
+        if is_stable:
+            self._backoff.reset()
+        self._open_in_thread(0.0 if is_stable and is_reachable else self._backoff.next_s())
 
     def _describe(self, error: Exception) -> GateUnavailable:
         to = self._settings.ask
@@ -460,7 +467,7 @@ class RemoteGate:
             return
         self._connection = opened
         self._epoll.register(opened.socket, select.EPOLLIN)
-        self._asked_at = 0.0
+        self._opened_at, self._asked_at = time.monotonic(), 0.0
 
     def _open_in_thread(self, delay_s: float) -> None:
         """Open a connection in a thread, with the certificates of then, after a delay."""
