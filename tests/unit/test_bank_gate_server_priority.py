@@ -3,8 +3,14 @@
 import os
 import subprocess
 import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
 
+import msgspec
 import pytest
+
+from harness.gate import running_here, settings_of
 
 _POLICY = "import os; print(os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK)"
 _STRETCH = f"""
@@ -55,6 +61,24 @@ def test_it_goes_first_but_never_for_long() -> None:
     assert [int(one) for one in policies] == wanted
     assert (int(stretch_us), int(mad_us)) == (200_000, 10_000_000)
     assert leads == "True"
+
+
+@pytest.mark.skipif(not _may_go_first(), reason="needs the right to real-time scheduling")
+def test_the_thread_that_connects_to_another_gate_has_real_time_priority(tmp_path: Path) -> None:
+    settings = settings_of(tmp_path)
+    gate = msgspec.structs.replace(settings.gate, ask="127.0.0.1:1")
+    with running_here(msgspec.structs.replace(settings, gate=gate)) as asking:
+
+        def has_priority() -> bool:
+            """Return True while such a thread waits between two attempts, at that priority."""
+            policies = set()
+            for thread in threading.enumerate():
+                if thread.name == "remote gate" and thread.native_id:
+                    with suppress(ProcessLookupError):
+                        policies.add(os.sched_getscheduler(thread.native_id))
+            return policies == {os.SCHED_RR | os.SCHED_RESET_ON_FORK}
+
+        asking.wait(has_priority)
 
 
 def test_without_the_right_it_goes_on() -> None:

@@ -36,6 +36,7 @@ from steward.bank.gate.requests import (
     PluginRequest,
     UnusedReply,
 )
+from steward.bank.gate.server import set_real_time_priority
 from steward.bank.settings import GateSettings
 from steward.core.errors import StewardError
 from steward.core.listeners import split_host_port
@@ -476,6 +477,8 @@ class RemoteGate:
         ).start()
 
     def _open(self, delay_s: float) -> None:
+        # The deciding thread waits while this one holds the interpreter lock.
+        set_real_time_priority()
         if self._stopping.wait(delay_s):
             return
         to = self._settings.ask
