@@ -26,6 +26,7 @@ from steward.automation.rules.store import Execution
 from steward.client import Client
 from steward.core.errors import NotFound, StewardError, Unavailable
 from steward.demo.components import (
+    ACCOUNT,
     CONTROLLER_ENV,
     PLUGIN_DIRS,
     PLUGSTACK,
@@ -253,6 +254,7 @@ class DemoSite(SandboxPaths):
             extra=SLURM_CONF_LINES,
             plugstack=PLUGSTACK,
             accounting=with_slurmdbd,
+            accounts=("physics", ACCOUNT, "biology"),
             plugin_dirs=PLUGIN_DIRS if with_bank else (),
             user_names=(*USER_NAMES, WEB_USER),
             controller_env=CONTROLLER_ENV if with_bank else {},

@@ -94,7 +94,7 @@ class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True):
     controller_env: dict[str, str] = {}
     backup: bool = False
     accounting: bool = False
-    accounts: tuple[str, ...] = ("physics", "chemistry", "biology")
+    accounts: tuple[str, ...] = ("physics", "chemistry")
 
 
 class SandboxUser(msgspec.Struct, frozen=True, kw_only=True):
