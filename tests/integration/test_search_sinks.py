@@ -309,7 +309,7 @@ def test_a_server_that_has_too_much_asks_for_patience_and_gets_smaller_requests(
     for thread in threads:
         thread.join(60)
     assert patience
-    assert all("patience" in why for why in patience)
+    assert all("overloaded" in why for why in patience)
     assert len(server.documents(sink.index)) == 60
 
 
