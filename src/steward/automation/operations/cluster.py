@@ -117,7 +117,7 @@ class ReservationProps(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     ] = ("root",)  # fmt: skip
     flags: Annotated[
         tuple[str, ...] | str,
-        described("Flags, as scontrol accepts them. Default: MAINT, IGNORE_JOBS and OVERLAP."),
+        described("Flags, as scontrol accepts them."),
     ] = _DEFAULT_FLAGS
 
 
