@@ -19,8 +19,8 @@ from steward.archive.files.sink import FilesSink
 from steward.archive.settings import FilesSinkSettings
 from steward.core.config import ArchiveSettings, Settings
 from steward.core.events import Event, IncomingFile, JobIdentity, JobScript
-from steward.core.incoming import make_incoming_filename, make_stores
 from steward.core.records import JobRecord
+from steward.core.script_stores import make_incoming_filename, make_stores
 from steward.slurm.settings import ClusterSettings
 
 SCRIPT = b"#!/bin/sh\n#SBATCH -n 4\nmodule load gromacs\nsrun gmx mdrun\n" * 10

@@ -35,7 +35,7 @@ from steward.core.waits import Stop
 from steward.daemon.contexts import make_registry
 from steward.daemon.request_service import RequestService
 from steward.daemon.socket import SocketServer
-from steward.extensions.jobacct_plugins.log.packing import write_parquet
+from steward.extensions.jobacct_plugins.log.parquet import write_parquet
 from steward.jobs import database_path
 from steward.jobs.lines import put_lines
 from steward.jobs.tables import MIGRATIONS

@@ -35,8 +35,8 @@ from steward.core.events import (
     JobIdentity,
     JobScript,
 )
-from steward.core.incoming import IncomingStores
 from steward.core.records import JobRecord
+from steward.core.script_stores import IncomingStores
 
 START = datetime(2026, 11, 1, 12, tzinfo=UTC)
 MODULES = (

@@ -31,10 +31,10 @@ from steward.core.events import (
     make_script_key,
     utc_now,
 )
-from steward.core.incoming import IncomingStore, make_incoming_filename, make_stores
 from steward.core.journal.store import Journal, encode_rows
 from steward.core.poll_status import PollStatus, PollStatusFiles
 from steward.core.records import JobRecord
+from steward.core.script_stores import IncomingStore, make_incoming_filename, make_stores
 from steward.slurm.settings import ClusterSettings
 
 CLUSTER = "main"

@@ -31,9 +31,9 @@ from steward.core.events import (
     JobFacts,
     JobIdentity,
 )
-from steward.core.incoming import IncomingStore, make_incoming_filename
 from steward.core.records import JobRecord
 from steward.core.redaction import REDACTED
+from steward.core.script_stores import IncomingStore, make_incoming_filename
 from steward.core.timestamps import to_micros
 from steward.slurm.settings import ClusterSettings
 

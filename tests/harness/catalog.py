@@ -14,7 +14,7 @@ from steward.archive.catalog.month import ScriptUse
 from steward.archive.catalog.search import CatalogSearcher, ScriptHit, UseFilter
 from steward.core.config import ArchiveSettings
 from steward.core.events import Event
-from steward.core.incoming import STATE_STORE, IncomingStore
+from steward.core.script_stores import STATE_STORE, IncomingStore
 from steward.core.timestamps import to_micros
 
 

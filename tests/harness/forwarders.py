@@ -13,7 +13,7 @@ from harness.events import NOON_NS, script_event
 from harness.receivers import ReceivingSite, listener_keys
 from servers.authority import Authority
 from steward.core.events import Event, IncomingFile, encode_event
-from steward.core.incoming import IncomingStore, IncomingStores, make_incoming_filename
+from steward.core.script_stores import IncomingStore, IncomingStores, make_incoming_filename
 from steward.core.section import TlsSettings
 from steward.extensions.controllers import wire
 from steward.extensions.controllers.receiver import ControllerReceiver

@@ -15,10 +15,10 @@ from steward.archive.settings import FilesSinkSettings
 from steward.core.config import ArchiveSettings, Settings
 from steward.core.consumers import Consumer, Feed
 from steward.core.events import JOB_SEEN, Event, JobFacts
-from steward.core.incoming import IncomingStores, make_stores
 from steward.core.journal import Journal, JournalReader
 from steward.core.journal.store import encode_rows
 from steward.core.records import JobRecord
+from steward.core.script_stores import IncomingStores, make_stores
 from steward.daemon.single_pass import DirectLink
 from steward.extensions.kafka.settings import KafkaSinkSettings
 

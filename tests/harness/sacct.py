@@ -15,7 +15,7 @@ from steward.accounting.sacct.requests import SacctText
 from steward.accounting.sacct.selection import build_line_filter, parse_window
 from steward.core.access import Caller
 from steward.core.records import UsageLine
-from steward.extensions.jobacct_plugins.log.packing import write_parquet
+from steward.extensions.jobacct_plugins.log.parquet import write_parquet
 from steward.jobs.line_sources import (
     LineSource,
     MergedSource,

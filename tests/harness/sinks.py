@@ -17,7 +17,7 @@ from steward.core.access import Caller
 from steward.core.config import ArchiveSettings
 from steward.core.errors import Unavailable
 from steward.core.events import ARCHIVE_RESEND, ArchiveResend, Event, ResentScript
-from steward.core.incoming import STATE_STORE
+from steward.core.script_stores import STATE_STORE
 from steward.extensions.kafka.settings import KafkaSettings, KafkaSinkSettings
 from steward.slurm.settings import ClusterSettings
 

@@ -16,7 +16,7 @@ from steward.core.actions import Registry
 from steward.core.config import Settings
 from steward.core.consumers import Consumer
 from steward.core.events import Event
-from steward.core.incoming import make_stores
+from steward.core.script_stores import make_stores
 from steward.slurm.settings import ClusterSettings
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from steward.capture.spool import CaptureLimits, SpoolCapture
 from steward.capture.spool_entries import SpoolPlan
 from steward.core.config import RedactSettings
 from steward.core.events import JOB_SCRIPT, Event, decode_event
-from steward.core.incoming import IncomingStore
 from steward.core.redaction import Redactor
+from steward.core.script_stores import IncomingStore
 from steward.extensions.torque.spool import TorqueSpool, TorqueTiming
 from steward.jobs import Job, JobFilter, Jobs
 

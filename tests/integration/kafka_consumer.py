@@ -17,8 +17,8 @@ from kafka_jobs import Topic
 
 from steward.core.config import RedactSettings
 from steward.core.events import JOB_SCRIPT, Event
-from steward.core.incoming import IncomingStore, IncomingStores
 from steward.core.redaction import Redactor
+from steward.core.script_stores import IncomingStore, IncomingStores
 from steward.core.waits import Stop
 from steward.extensions.kafka.events import MessageConverter
 from steward.extensions.kafka.settings import ConsumeSettings

@@ -15,9 +15,9 @@ from job_submission import PATIENCE, wait_until
 from steward.archive.settings import FilesSinkSettings
 from steward.core.config import ArchiveSettings, JournalSettings, Settings
 from steward.core.config.reader import LoadedConfig, render_config
-from steward.core.incoming import StoreUnavailable, make_stores
 from steward.core.journal import JournalReader
 from steward.core.redaction import REDACTED
+from steward.core.script_stores import StoreUnavailable, make_stores
 from steward.core.sqlite import Connection, open_reader
 from steward.slurm.settings import ClusterSettings
 

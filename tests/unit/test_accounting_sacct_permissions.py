@@ -20,7 +20,7 @@ from steward.core.access import Access, Caller, ClusterRoles
 from steward.core.config import AccessSettings, Settings
 from steward.core.records import UsageLine
 from steward.core.sqlite import open_database, transaction
-from steward.extensions.jobacct_plugins.log.packing import write_parquet
+from steward.extensions.jobacct_plugins.log.parquet import write_parquet
 from steward.jobs import database_path
 from steward.jobs.line_sources import MergedSource, sort_into_scratch
 from steward.jobs.lines import put_lines

@@ -14,7 +14,7 @@ from steward.accounting.sacct.output import stream_file_lines
 from steward.accounting.sacct.requests import SacctAnswer, SacctText
 from steward.accounting.sacct.selection import parse_limit_s, parse_window
 from steward.core.records import UsageLine
-from steward.extensions.jobacct_plugins.log.packing import write_parquet
+from steward.extensions.jobacct_plugins.log.parquet import write_parquet
 from steward.jobs.line_sources import LineSource, sort_into_scratch
 
 __all__ = ["closed", "mixed", "source"]

@@ -14,11 +14,11 @@ from steward.admin.backup.files import list_named_files, select_files, sort_data
 from steward.automation.settings import RulesSettings
 from steward.bank.settings import BankSettings
 from steward.core.config import JournalSettings, Settings
-from steward.core.incoming import make_stores
 from steward.core.journal import Journal, JournalLink, JournalReader
 from steward.core.journal.control import HoldTrimming, WritePositions, send_command
 from steward.core.journal.server import JournalServer
 from steward.core.journal.store import encode_rows, prepare_restored
+from steward.core.script_stores import make_stores
 from steward.core.sqlite import open_database, transaction
 from steward.core.waits import Stop
 from steward.slurm.settings import ClusterSettings

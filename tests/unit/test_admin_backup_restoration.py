@@ -25,9 +25,9 @@ from steward.admin.backup.restoration import RestoreResult, restore_backup
 from steward.admin.credentials.store import CredentialStore
 from steward.archive.settings import FilesSinkSettings
 from steward.core.config import ArchiveSettings, Settings
-from steward.core.incoming import MARKER, make_stores
 from steward.core.journal import Journal, JournalReader
 from steward.core.journal.store import encode_rows
+from steward.core.script_stores import MARKER, make_stores
 from steward.extensions.mybrc.settings import MybrcSettings
 from steward.slurm.settings import ClusterSettings
 

@@ -22,7 +22,7 @@ from steward.archive.errors import NotArchived
 from steward.core.consumers import Rejected
 from steward.core.errors import Unavailable
 from steward.core.events import Event
-from steward.core.incoming import IncomingStores
+from steward.core.script_stores import IncomingStores
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from steward.archive.files.permissions import read_acl_readers
 from steward.archive.requests import Progress, ReindexReply
 from steward.core.access import Caller
 from steward.core.errors import PermissionRefused
-from steward.core.incoming import IncomingStores
+from steward.core.script_stores import IncomingStores
 from steward.core.timestamps import to_micros
 from steward.jobs import JobsConsumer
 

@@ -26,10 +26,10 @@ from steward.archive.settings import FilesSinkSettings
 from steward.core.config import ArchiveSettings, RedactSettings, Settings
 from steward.core.events import Event, decode_event
 from steward.core.files import find_network_type
-from steward.core.incoming import IncomingStore
 from steward.core.journal.store import encode_rows
 from steward.core.records import JobRecord
 from steward.core.redaction import Redactor
+from steward.core.script_stores import IncomingStore
 from steward.daemon.imports import import_archive_tree
 from steward.slurm.environment import read_environment, split_entries
 from steward.slurm.settings import ClusterSettings
@@ -99,7 +99,7 @@ def test_a_tree_is_imported_into_an_archive_on_a_network_file_system(
         f"40 27 0:50 / {root} rw shared:7 - nfs4 server:/x rw,hard\n"
     )
     listed = functools.partial(find_network_type, mounts=str(mounts))
-    monkeypatch.setattr("steward.core.incoming.find_network_type", listed)
+    monkeypatch.setattr("steward.core.script_stores.find_network_type", listed)
     settings = Settings(
         state_dir=str(tmp_path / "state"),
         cluster={"alpha": ClusterSettings(slurm=False)},

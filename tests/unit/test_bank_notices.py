@@ -34,7 +34,7 @@ from steward.bank.notices import (
     send_notice,
     write_threshold_notice,
 )
-from steward.bank.scheduled_work import ScheduledWork
+from steward.bank.schedule import ScheduledWork
 from steward.bank.settings import BankSettings, NotifySettings
 from steward.core.config import Settings
 from steward.core.events import BankThreshold

@@ -3,8 +3,8 @@ from pathlib import Path
 
 from harness.spool import environment_bytes
 from steward.capture.crash_recovery import recover_lost_scripts
-from steward.core.incoming import IncomingStore, make_incoming_filename
 from steward.core.redaction import REDACTED
+from steward.core.script_stores import IncomingStore, make_incoming_filename
 
 
 def never(job_id: int, mtime_ns: int) -> bool:

@@ -14,10 +14,10 @@ from steward.capture.spool import BatchCommitter, CaptureBatch, CaptureLimits, S
 from steward.capture.spool_entries import MOST_SCRIPT_BYTES
 from steward.core.config import RedactSettings
 from steward.core.events import JOB_MISSED, Event, decode_event
-from steward.core.incoming import MARKER, IncomingStore, StoreUnavailable
 from steward.core.journal import JournalUnavailable
 from steward.core.journal.store import EncodedEvent
 from steward.core.redaction import Redactor
+from steward.core.script_stores import MARKER, IncomingStore, StoreUnavailable
 from steward.core.waits import Stop
 
 __all__ = ["faults", "no_lease_signals"]

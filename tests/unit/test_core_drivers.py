@@ -25,7 +25,7 @@ from steward.core.drivers import DRIVERS, OptionalDriver
 from steward.core.errors import Unavailable
 from steward.core.events import Event
 from steward.demo.components import format_configuration
-from steward.extensions.jobacct_plugins.log.packing import write_parquet
+from steward.extensions.jobacct_plugins.log.parquet import write_parquet
 from steward.jobs.line_queries import LineFilter
 from steward.jobs.line_sources import ParquetSource, list_closed_days
 from steward.slurm.settings import ClusterSettings

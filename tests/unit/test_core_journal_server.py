@@ -16,7 +16,6 @@ from steward.core.config import JournalSettings, Settings
 from steward.core.consumers import Append, Feed, Rejected, feed_all
 from steward.core.errors import Conflict, StewardError, UsageError
 from steward.core.events import JOB_SCRIPT, Event
-from steward.core.incoming import make_stores
 from steward.core.journal import (
     Journal,
     JournalError,
@@ -44,6 +43,7 @@ from steward.core.journal.control import (
 )
 from steward.core.journal.server import JournalServer, lock_state_dir
 from steward.core.rpc import send_request
+from steward.core.script_stores import make_stores
 from steward.core.waits import Stop
 
 MakeLink = Callable[..., JournalLink]

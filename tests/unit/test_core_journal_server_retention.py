@@ -11,9 +11,9 @@ from harness.journal import append, journal, reader, seen_event, two_sinks
 from steward.archive.settings import FilesSinkSettings
 from steward.core.config import ArchiveSettings, Settings
 from steward.core.events import ARCHIVE_PURGE, ArchivePurge, IncomingFile, utc_now
-from steward.core.incoming import make_incoming_filename, make_stores
 from steward.core.journal import Journal, JournalReader
 from steward.core.journal.server import limit_size, trim_journal
+from steward.core.script_stores import make_incoming_filename, make_stores
 
 __all__ = ["journal", "reader"]
 

@@ -22,9 +22,9 @@ from steward.core.events import (
     ResentScript,
     UnreadableBody,
 )
-from steward.core.incoming import make_stores
 from steward.core.journal import Backlog, Journal, JournalError, JournalReader
 from steward.core.journal.server import trim_journal
+from steward.core.script_stores import make_stores
 from steward.core.sqlite import SqliteError, SqliteUnavailable
 
 __all__ = ["journal", "reader"]

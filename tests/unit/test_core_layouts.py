@@ -17,7 +17,7 @@ from steward.core.layouts import Column, TimeBound, choose_columns, format_for_p
 from steward.reports.requests import Period, WaitRow, WaitsReply
 from steward.web.formats import format_cell
 from steward.web.pages.reports import REPORT_KINDS
-from steward.web.rendering import Renderer, download_reply
+from steward.web.renderer import Renderer, download_reply
 
 NOON = datetime(2026, 11, 22, 12, tzinfo=UTC)
 STYLE = Style(has_header=False)

@@ -344,7 +344,7 @@ ROOT = Path(steward.__file__).parent
 LIGHT = (
     *("steward.core.storage", "steward.automation.audit", "steward.daemon.idempotency"),
     *("steward.daemon.serve", "steward.daemon.source_workers", "steward.daemon.socket"),
-    *("steward.capture.jobcomp", "steward.capture.sensor.store", "steward.capture.unfinished_runs"),
+    *("steward.capture.jobcomp", "steward.capture.sensor.store", "steward.capture.run_store"),
     *("steward.archive.remote.sink", "steward.archive.files.sink", "steward.core.journal.server"),
     *("steward.extensions.controllers.forwarder", "steward.reports.history.consumer"),
     *("steward.automation.rules.consumer", "steward.extensions.jobacct_plugins.consumer"),

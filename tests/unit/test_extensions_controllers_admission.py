@@ -22,8 +22,8 @@ from steward.core.events import (
     decode_event,
     make_missed_event,
 )
-from steward.core.incoming import parse_incoming_filename
 from steward.core.records import JobRecord
+from steward.core.script_stores import parse_incoming_filename
 from steward.core.waits import Stop
 from steward.extensions.controllers.admission import FORWARDED_KINDS, EventAdmission
 from steward.extensions.controllers.wire import ForwardedEvent

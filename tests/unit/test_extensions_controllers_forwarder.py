@@ -20,7 +20,7 @@ from steward.core.config import Settings
 from steward.core.consumers import Rejected
 from steward.core.errors import Unavailable
 from steward.core.events import Event, decode_event
-from steward.core.incoming import IncomingStores
+from steward.core.script_stores import IncomingStores
 from steward.extensions.controllers import wire
 from steward.extensions.controllers.forwarder import EventForwarder
 from steward.extensions.controllers.settings import ForwardSettings

@@ -12,7 +12,7 @@ import pytest
 from harness.events import NOON
 from harness.spool import environment_bytes
 from steward.archive.remote.destination import ArchivedDocument
-from steward.capture.captured_scripts import CapturedScripts
+from steward.capture.script_lookup import CapturedScripts
 from steward.core.config import RedactSettings, Settings
 from steward.core.events import (
     ARCHIVE_PURGE,
@@ -28,11 +28,11 @@ from steward.core.events import (
     encode_event,
     make_script_key,
 )
-from steward.core.incoming import IncomingStore, IncomingStores, StoreUnavailable
 from steward.core.journal import Journal, JournalReader
 from steward.core.journal.store import encode_rows
 from steward.core.records import JobRecord
 from steward.core.redaction import REDACTED, Redactor
+from steward.core.script_stores import IncomingStore, IncomingStores, StoreUnavailable
 from steward.extensions.kafka.events import MessageConverter, RecentPurges
 from steward.extensions.kafka.messages import ScriptMessage, decode_script_message
 from steward.extensions.kafka.messages import encode_script_message as encode_message

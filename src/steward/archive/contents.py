@@ -16,7 +16,7 @@ from steward.archive.errors import NotArchived
 from steward.archive.files.reader import ContentKind, FilesReader, PlacedScript
 from steward.core.config import Settings
 from steward.core.events import JobScript
-from steward.core.incoming import IncomingStores, StoreError
+from steward.core.script_stores import IncomingStores, StoreError
 
 
 class ArchiveReader(Protocol):

@@ -26,7 +26,7 @@ from steward.core.config import Settings
 from steward.core.databases import JOBS
 from steward.core.errors import NotFound, PermissionRefused, Unavailable, UsageError
 from steward.core.events import Event, utc_now
-from steward.core.incoming import StoreError, make_stores
+from steward.core.script_stores import StoreError, make_stores
 from steward.jobs import Job, Jobs, Run, Script
 from steward.jobs.queries import list_clusters
 

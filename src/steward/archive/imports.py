@@ -41,8 +41,8 @@ from steward.core.events import (
     JobScript,
     make_script_key,
 )
-from steward.core.incoming import IncomingStore, make_incoming_filename
 from steward.core.records import JobRecord
+from steward.core.script_stores import IncomingStore, make_incoming_filename
 from steward.jobs.retention import get_leader_id
 
 _COUNT = struct.Struct("=I")

@@ -11,7 +11,7 @@ from steward.archive.remote.destination import load_sink_kind
 from steward.archive.remote.sink import RemoteSink
 from steward.archive.settings import FilesSinkSettings
 from steward.core.config import Settings
-from steward.core.incoming import make_stores
+from steward.core.script_stores import make_stores
 
 ArchiveSink = FilesSink | RemoteSink
 """Consumer that archives scripts."""

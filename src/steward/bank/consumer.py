@@ -36,7 +36,7 @@ from steward.bank.queue_holds import HoldPlacement, group_by_hold, needs_hold
 from steward.bank.reconciliation import RegularReconciliation, mark_unpriced
 from steward.bank.records import Hold
 from steward.bank.remote import cancel_reported_charges, list_own_charges, load_remote_banks
-from steward.bank.scheduled_work import BANK_AUTHOR, ScheduledWork
+from steward.bank.schedule import BANK_AUTHOR, ScheduledWork
 from steward.core.config import Settings
 from steward.core.consumers import Append
 from steward.core.events import (

@@ -7,7 +7,7 @@
   once, and again if it is crossed again after a deposit.
 - :func:`queue_statements`: put last month's statements into the outbox.
 
-``steward.bank.scheduled_work`` queues notices in the ledger's outbox, and sends them from there.
+``steward.bank.schedule`` queues notices in the ledger's outbox, and sends them from there.
 
 A webhook's URL is a secret: messages name only its host.
 """

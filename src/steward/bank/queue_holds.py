@@ -32,7 +32,7 @@ from steward.bank.enforcement import (
 from steward.bank.errors import NoEstimate, NoRate
 from steward.bank.estimate import Estimator
 from steward.bank.gate.client import GateClient
-from steward.bank.gate.unconfirmed_changes import MOST_DESCRIPTIONS
+from steward.bank.gate.possible_changes import MOST_DESCRIPTIONS
 from steward.bank.records import Hold, JobRequest, Quote
 from steward.core.config import Settings
 from steward.core.records import JobRecord

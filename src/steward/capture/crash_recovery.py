@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable
 
 from steward.core.events import Event, IncomingFile, JobScript, make_script_event
-from steward.core.incoming import IncomingName, IncomingStore, StoreUnavailable
 from steward.core.redaction import REDACTED
+from steward.core.script_stores import IncomingName, IncomingStore, StoreUnavailable
 from steward.slurm.environment import COUNT_BYTES, limit_names, read_claims, split_entries
 
 log = logging.getLogger(__name__)

@@ -34,14 +34,14 @@ from steward.core.events import (
     make_missed_event,
     make_script_event,
 )
-from steward.core.incoming import (
+from steward.core.journal.store import EncodedEvent, encode_rows
+from steward.core.redaction import Redactor
+from steward.core.script_stores import (
     IncomingStore,
     StoreUnavailable,
     UnsyncedFiles,
     make_incoming_filename,
 )
-from steward.core.journal.store import EncodedEvent, encode_rows
-from steward.core.redaction import Redactor
 from steward.core.waits import Backoff, Stop
 from steward.slurm.environment import Environment
 

@@ -288,7 +288,7 @@ class JobScript(msgspec.Struct, frozen=True, kw_only=True):
         spool_mtime_ns: Modification time of the script in the spool, ns since the epoch.
         script: The script, byte for byte less the spool's one trailing NUL.
         environment: The environment, redacted; None if the spool had none.
-        store: Name of the incoming store that holds both, see ``incoming.py``.
+        store: Name of the incoming store that holds both, see ``script_stores.py``.
         claimed_name: Job name from the environment: a hint, never an identity.
         claimed_dir: Submit directory from the environment, a hint too.
         claimed_host: Submit host from the environment, a hint too.

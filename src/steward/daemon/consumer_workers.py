@@ -34,9 +34,9 @@ from steward.core.config import Settings
 from steward.core.consumers import Consumer, Feed, feed_all
 from steward.core.errors import StewardError, Unavailable
 from steward.core.events import Event, utc_now
-from steward.core.incoming import make_stores
 from steward.core.journal import JournalLink, JournalReader
 from steward.core.journal.store import encode_rows
+from steward.core.script_stores import make_stores
 from steward.core.sqlite import SqliteUnavailable, lock_database
 from steward.core.waits import Backoff, Stop
 from steward.daemon.supervisor import JOURNAL, SendHeartbeat, WorkerSpec

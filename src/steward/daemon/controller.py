@@ -12,7 +12,7 @@ import msgspec
 from steward.core.config import ArchiveSettings, Settings
 from steward.core.consumers import Consumer
 from steward.core.errors import UsageError
-from steward.core.incoming import make_stores
+from steward.core.script_stores import make_stores
 from steward.daemon.consumer_workers import run_consumers
 from steward.daemon.source_workers import (
     CAPTURE_PROCESSES,
@@ -92,6 +92,6 @@ def _make_forwarder(settings: Settings, cluster: str) -> Consumer:
 
 
 def _make_runs_consumer(settings: Settings, cluster: str) -> Consumer:
-    from steward.capture.unfinished_runs import UnfinishedRuns
+    from steward.capture.run_store import UnfinishedRuns
 
     return UnfinishedRuns(settings.state_dir, cluster)

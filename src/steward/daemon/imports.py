@@ -29,19 +29,19 @@ from steward.archive.imports import (
     import_stored,
     import_tree,
 )
-from steward.capture.captured_scripts import CapturedScripts
+from steward.capture.script_lookup import CapturedScripts
 from steward.capture.slurm_spool import read_spooled_script
 from steward.core.config import Settings
 from steward.core.consumers import Append
 from steward.core.errors import UsageError
 from steward.core.events import Event, make_script_key
-from steward.core.incoming import make_stores
 from steward.core.journal import Journal, JournalLink, JournalReader, JournalUnavailable
 from steward.core.journal.control import WritePositions, send_command
 from steward.core.journal.server import lock_state_dir
 from steward.core.journal.store import encode_rows
 from steward.core.records import JobRecord
 from steward.core.redaction import Redactor, make_redactor
+from steward.core.script_stores import make_stores
 from steward.core.waits import Stop
 from steward.jobs.identity import is_prompt
 from steward.jobs.retention import get_leader_id

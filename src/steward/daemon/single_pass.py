@@ -17,10 +17,10 @@ from steward.core.config import Settings
 from steward.core.consumers import Feed
 from steward.core.errors import Unavailable
 from steward.core.events import Event
-from steward.core.incoming import make_stores
 from steward.core.journal import Journal, JournalReader
 from steward.core.journal.server import lock_state_dir, remove_expired
 from steward.core.journal.store import EncodedEvent, encode_rows
+from steward.core.script_stores import make_stores
 from steward.core.waits import Stop
 from steward.daemon.consumer_workers import get_consumer_factories, get_sink_factories
 from steward.daemon.source_workers import get_slurm_factories, open_capture, recover_orphans

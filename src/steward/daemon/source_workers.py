@@ -16,20 +16,20 @@ from contextlib import closing, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from steward.capture.captured_scripts import CapturedScripts
 from steward.capture.crash_recovery import recover_lost_scripts
+from steward.capture.run_store import catch_up_runs, read_unfinished_runs
+from steward.capture.script_lookup import CapturedScripts
 from steward.capture.spool import AppendRows, SpoolCapture
 from steward.capture.spool_entries import SpoolPlan, load_scheduler
-from steward.capture.unfinished_runs import catch_up_runs, read_unfinished_runs
 from steward.core.config import Settings
 from steward.core.consumers import Append, Consumer
 from steward.core.errors import Unavailable
 from steward.core.events import Event, make_script_key
-from steward.core.incoming import make_stores
 from steward.core.journal import JournalLink, JournalReader
 from steward.core.poll_status import PollStatusFiles
 from steward.core.records import JobRecord
 from steward.core.redaction import make_redactor
+from steward.core.script_stores import make_stores
 from steward.core.sqlite import SqliteMissing
 from steward.core.waits import Stop
 from steward.daemon.consumer_workers import (

@@ -19,8 +19,8 @@ from steward.core.access import Caller
 from steward.core.config import Settings
 from steward.core.databases import SINK
 from steward.core.errors import Unavailable, UsageError
-from steward.core.incoming import make_stores
 from steward.core.journal.server import JournalServer
+from steward.core.script_stores import make_stores
 from steward.core.waits import Backoff, Stop
 from steward.daemon.consumer_workers import (
     BACKGROUND_NICENESS,

@@ -55,7 +55,7 @@ from steward.web.errors import (
 )
 from steward.web.node_map import NodeCache
 from steward.web.pages import ROUTES as PAGES
-from steward.web.rendering import SECURITY_HEADERS, STATIC_DIRECTORY, Renderer
+from steward.web.renderer import SECURITY_HEADERS, STATIC_DIRECTORY, Renderer
 from steward.web.settings import WebSettings
 
 log = logging.getLogger(__name__)

@@ -44,10 +44,10 @@ from steward.core.config import Settings
 from steward.core.databases import JOURNAL
 from steward.core.events import JOB_SCRIPT, JobScript, utc_now
 from steward.core.files import open_parent
-from steward.core.incoming import ARCHIVE_DIRECTORY, IncomingStores, make_stores
 from steward.core.journal import JournalReader, JournalUnavailable
 from steward.core.journal.control import LONGEST_HOLD_S, HoldTrimming, send_command
 from steward.core.journal.server import lock_state_dir
+from steward.core.script_stores import ARCHIVE_DIRECTORY, IncomingStores, make_stores
 from steward.core.sqlite import Connection, SqliteUnavailable, open_reader, translate_errors
 
 

@@ -35,9 +35,9 @@ from steward.admin.credentials.store import end_revoked
 from steward.core.actions import Answer
 from steward.core.config import Settings
 from steward.core.databases import JOURNAL
-from steward.core.incoming import ARCHIVE_DIRECTORY, MARKER, STATE_STORE
 from steward.core.journal.server import lock_state_dir
 from steward.core.journal.store import prepare_restored
+from steward.core.script_stores import ARCHIVE_DIRECTORY, MARKER, STATE_STORE
 
 _LOCK: Final = "journal.lock"
 _UNPACK_DIRECTORY: Final = ".restoring"

@@ -37,7 +37,7 @@ from steward.admin.plugins.jobcomp import find_jobcomp_faults, parse_lines_path
 from steward.admin.plugins.spank import ShimLine, find_shim_faults, read_shim_lines
 from steward.admin.plugins.trigger import check_trigger
 from steward.bank.gate.plugin_conf import GATE_PLUGINS, PLUGIN_NAME, parse_submit_plugins
-from steward.capture.captured_scripts import CapturedScripts
+from steward.capture.script_lookup import CapturedScripts
 from steward.capture.sensor.triggers import TRIGGER_EVENTS
 from steward.capture.settings import HELPER_NAME
 from steward.capture.spool_entries import load_scheduler

@@ -47,8 +47,8 @@ from steward.archive.files.tree import (
     PathBlocked,
 )
 from steward.core.events import ARCHIVE_RESEND, JOB_IDENTITY, JOB_SCRIPT, Event, JobScript
-from steward.core.incoming import ARCHIVE_DIRECTORY, IncomingStores
 from steward.core.records import JobRecord
+from steward.core.script_stores import ARCHIVE_DIRECTORY, IncomingStores
 from steward.core.sqlite import Connection
 
 log = logging.getLogger(__name__)

@@ -25,12 +25,6 @@ from steward.archive.files.batch import (
     remove_empty_directories,
 )
 from steward.archive.files.compression import is_compressed_name, strip_compression_suffix
-from steward.archive.files.filing import (
-    ScriptFiling,
-    purge_files,
-    remove_manifest_lines,
-    rename_fact_files,
-)
 from steward.archive.files.index import (
     MOVED,
     PLACED,
@@ -51,11 +45,17 @@ from steward.archive.files.manifest import (
 from steward.archive.files.owners import AccessUpdater, DirectoryOwners, queue_access_change
 from steward.archive.files.permissions import FileReaders, resolve_group_ids
 from steward.archive.files.placement import FilePlacer, PlacementTarget, compute_file_digest
+from steward.archive.files.script_events import (
+    ScriptFiling,
+    purge_files,
+    remove_manifest_lines,
+    rename_fact_files,
+)
 from steward.archive.files.tree import ArchiveTree, BytesGone, ByteSource, DirectoryAccess, TreeLock
 from steward.core.config import Settings
 from steward.core.errors import StewardError, Unavailable
 from steward.core.events import ARCHIVE_PURGE, ArchivePurge, Event, JobIdentity, utc_now
-from steward.core.incoming import IncomingStores
+from steward.core.script_stores import IncomingStores
 from steward.core.waits import Stop
 
 _row_decoder = msgspec.json.Decoder(FileRow)

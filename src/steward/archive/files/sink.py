@@ -9,7 +9,7 @@ file it at once.
 (job.script, job.identity, archive.purge), checks owners and orders purges. Order within a batch:
 links and ACLs, the manifests' lines, one sync, the database with the cursor, and only then the
 removal of replaced files: after a crash the batch comes again. The parts: :mod:`.tree`
-(directories), :mod:`.filing` (effects of events), :mod:`.batch` (changes not yet stored),
+(directories), :mod:`.script_events` (effects of events), :mod:`.batch` (changes not yet stored),
 :mod:`.index` (database and states), :mod:`.owners` (access), :mod:`.retention`.
 """
 
@@ -34,7 +34,6 @@ from steward.archive.files.batch import (
     check_stored_name,
     list_share_candidates,
 )
-from steward.archive.files.filing import ScriptFiling, list_incoming_names, purge_files
 from steward.archive.files.index import LOST_NS, PAGE_ROWS, WAITING, FileRef, FileRow, FilesRecords
 from steward.archive.files.layout import compile_layout
 from steward.archive.files.manifest import ManifestWriter
@@ -48,6 +47,7 @@ from steward.archive.files.permissions import resolve_group_ids
 from steward.archive.files.placement import FilePlacer
 from steward.archive.files.reader import ContentKind
 from steward.archive.files.retention import RetentionWorker
+from steward.archive.files.script_events import ScriptFiling, list_incoming_names, purge_files
 from steward.archive.files.tree import ArchiveTree, TreeClaim, TreeLock
 from steward.archive.settings import IDENTITY_WAIT_S
 from steward.core.config import Settings
@@ -63,7 +63,7 @@ from steward.core.events import (
     JobScript,
     ResentScript,
 )
-from steward.core.incoming import STATE_STORE, IncomingStores
+from steward.core.script_stores import STATE_STORE, IncomingStores
 from steward.core.storage import move_cursor
 
 _CONTENT_KINDS: Final[tuple[ContentKind, ContentKind]] = ("script", "environment")

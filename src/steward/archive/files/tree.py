@@ -40,7 +40,7 @@ from steward.archive.files.permissions import (
     read_acl_readers,
 )
 from steward.core.files import UnsafePath, open_directory, rename_new, sync_filesystem
-from steward.core.incoming import MARKER
+from steward.core.script_stores import MARKER
 
 if TYPE_CHECKING:
     from io import BufferedReader

@@ -48,7 +48,7 @@ from steward.core.events import (
     JobScript,
     ResentScript,
 )
-from steward.core.incoming import IncomingStores
+from steward.core.script_stores import IncomingStores
 from steward.core.timestamps import to_micros
 
 log = logging.getLogger(__name__)

@@ -13,10 +13,10 @@ from typing import Annotated, ClassVar, Final
 
 import msgspec
 
-from steward.bank.charged_jobs import NotCharged, explain_uncharged, find_job_charges, map_job_names
 from steward.bank.context import BankContext, BankReply, Cluster, JobName, Reason
 from steward.bank.errors import BankRefused, BankUsage, NotInBank
 from steward.bank.gate.requests import Allowance
+from steward.bank.job_charges import NotCharged, explain_uncharged, find_job_charges, map_job_names
 from steward.bank.records import Charge, PriceLine, Rate
 from steward.core.access import Caller
 from steward.core.actions import ActionMessage, Request, Zone, action, option, route

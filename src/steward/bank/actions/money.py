@@ -431,7 +431,7 @@ def _refund_job(
     context: BankContext, t: "Transaction", author: Authorship, request: RefundRequest
 ) -> tuple[Transfer, ...]:
     """Refund the charges of a job, oldest first."""
-    from steward.bank.charged_jobs import find_job_charges
+    from steward.bank.job_charges import find_job_charges
 
     charge_rows = find_job_charges(context, t, request.job, request.cluster)
     remaining = request.amount

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Final, Literal, get_args
 import msgspec
 
 from steward.bank.actions.accounts import AccountNames
-from steward.bank.charged_jobs import map_job_names
 from steward.bank.context import (
     UNTIL,
     AccountFilter,
@@ -26,6 +25,7 @@ from steward.bank.context import (
     annotate_since,
 )
 from steward.bank.errors import BankRefused, BankUsage
+from steward.bank.job_charges import map_job_names
 from steward.bank.ledger import Account, Allocation, BalanceDay, Statement, StatementLine, UsageRow
 from steward.bank.records import Hold, parse_charge_key
 from steward.core.access import Caller

@@ -34,18 +34,7 @@ from steward.bank.gate.admission import (
 )
 from steward.bank.gate.balances import AccountBalances, OpenHold
 from steward.bank.gate.policy import GateRules, to_datetime
-from steward.bank.gate.requests import (
-    VERSION,
-    Allowance,
-    CoverRequest,
-    GateFact,
-    PendingChange,
-    PendingChanges,
-    PluginReply,
-    PluginRequest,
-)
-from steward.bank.gate.store import GateStore
-from steward.bank.gate.unconfirmed_changes import (
+from steward.bank.gate.possible_changes import (
     MOST_CHANGES,
     MOST_DESCRIPTIONS,
     add_change,
@@ -58,6 +47,17 @@ from steward.bank.gate.unconfirmed_changes import (
     list_task_descriptions,
     set_limit,
 )
+from steward.bank.gate.requests import (
+    VERSION,
+    Allowance,
+    CoverRequest,
+    GateFact,
+    PendingChange,
+    PendingChanges,
+    PluginReply,
+    PluginRequest,
+)
+from steward.bank.gate.store import GateStore
 from steward.bank.gate.vain_holds import VainHolds
 from steward.bank.ledger import RejectedJob
 from steward.bank.money import format_money

@@ -26,7 +26,6 @@ from steward.core.config import JournalSettings
 from steward.core.errors import Conflict, StewardError, Unavailable, UsageError
 from steward.core.events import JobScript, utc_now
 from steward.core.files import describe_os_error, resolve_path
-from steward.core.incoming import IncomingStores, StoreError
 from steward.core.journal.client import JOURNAL_SOCKET, FrameDecoder, encode_frame
 from steward.core.journal.control import (
     CONTROL_ACTION,
@@ -41,6 +40,7 @@ from steward.core.journal.control import (
 from steward.core.journal.reader import refill_command
 from steward.core.journal.store import EncodedEvent, Journal, JournalError, JournalUnavailable
 from steward.core.rpc_server import RpcCall, RpcListener
+from steward.core.script_stores import IncomingStores, StoreError
 from steward.core.sqlite import SqliteError
 from steward.core.waits import Backoff, Stop
 

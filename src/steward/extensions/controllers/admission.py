@@ -55,11 +55,11 @@ from steward.core.events import (
     decode_event,
     make_script_key,
 )
-from steward.core.incoming import IncomingStore, make_incoming_filename
 from steward.core.journal.store import EncodedEvent as JournalRow
 from steward.core.journal.store import encode_rows
 from steward.core.listeners import is_any_host, is_ipv6, normalize_host
 from steward.core.munge import SCHEME, Munge, is_credential
+from steward.core.script_stores import IncomingStore, make_incoming_filename
 from steward.extensions.controllers.wire import ForwardedEvent
 from steward.jobs.job_ids import MAX_JOB_ID, MAX_RAW_ID
 from steward.slurm.settings import ClusterSettings

@@ -20,9 +20,9 @@ from steward.core.consumers import Append, DatabaseConsumer, Rejected
 from steward.core.databases import FORWARD
 from steward.core.errors import PermissionRefused, Unavailable
 from steward.core.events import Event, IncomingFile, JobScript, encode_event
-from steward.core.incoming import IncomingStores, StoreError
 from steward.core.listeners import split_host_port
 from steward.core.munge import Munge
+from steward.core.script_stores import IncomingStores, StoreError
 from steward.core.sqlite import Database
 from steward.core.storage import CURSOR
 from steward.core.tls import make_client_context

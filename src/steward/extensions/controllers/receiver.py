@@ -25,8 +25,8 @@ from typing import Any, Final, TypeVar
 from steward.core.config import Settings
 from steward.core.errors import PermissionRefused, StewardError, Unavailable
 from steward.core.http_server import ServerConfig, Timeouts, open_http_listener, serve_http
-from steward.core.incoming import IncomingStore, IncomingStores, StoreUnavailable
 from steward.core.journal import JournalLink
+from steward.core.script_stores import IncomingStore, IncomingStores, StoreUnavailable
 from steward.core.tls import make_server_context
 from steward.core.waits import Stop
 from steward.extensions.controllers import wire

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
         ExpireAnswer,
     )
     from steward.extensions.jobacct_plugins.log.consumer import LogConsumer, LogPlugin
-    from steward.extensions.jobacct_plugins.log.packing import write_parquet
+    from steward.extensions.jobacct_plugins.log.parquet import write_parquet
     from steward.extensions.jobacct_plugins.log.reader import JOB_LOG
     from steward.extensions.jobacct_plugins.registry import (
         LOG_TYPE,
@@ -60,7 +60,7 @@ else:
         **{
             "log.actions": ("DumpAnswer", "DumpChunk", "ExpireAnswer"),
             "log.consumer": ("LogConsumer", "LogPlugin"),
-            "log.packing": ("write_parquet",),
+            "log.parquet": ("write_parquet",),
             "log.reader": ("JOB_LOG",),
         },
     )

@@ -32,11 +32,11 @@ from steward.core.events import (
     JobScript,
     make_script_event,
 )
-from steward.core.incoming import IncomingStore, make_incoming_filename
 from steward.core.journal import JournalReader
 from steward.core.principals import KAFKA
 from steward.core.records import JobRecord
 from steward.core.redaction import Redactor
+from steward.core.script_stores import IncomingStore, make_incoming_filename
 from steward.core.sqlite import SqliteError, SqliteUnavailable
 from steward.extensions.kafka.messages import MessageFile, MessageIdentity, ScriptMessage
 from steward.jobs import Jobs, database_path

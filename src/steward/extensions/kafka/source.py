@@ -19,8 +19,8 @@ from typing import Any, Final, NamedTuple
 from steward.core.consumers import Append
 from steward.core.errors import StewardError, Unavailable
 from steward.core.events import JOB_SCRIPT, Event
-from steward.core.incoming import IncomingStore, IncomingStores
 from steward.core.journal import JournalError
+from steward.core.script_stores import IncomingStore, IncomingStores
 from steward.core.waits import Backoff, Stop
 from steward.extensions.kafka.client import KafkaConnection, KafkaUnavailable
 from steward.extensions.kafka.events import MessageConverter

@@ -22,7 +22,7 @@ from steward.bank.enforcement import has_started
 from steward.bank.ledger import ChargeRow
 from steward.bank.records import Charge, Hold
 from steward.bank.remote import REPORTED_SOURCE, RemoteBank, list_own_charges
-from steward.bank.scheduled_work import BANK_AUTHOR
+from steward.bank.schedule import BANK_AUTHOR
 from steward.core.config import Settings
 from steward.core.events import QUEUE_LOOKED, RUN_END, RUN_START, Event
 from steward.core.records import JobRecord

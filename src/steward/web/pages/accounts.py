@@ -41,7 +41,7 @@ from steward.core.layouts import Column, find_timezone
 from steward.web import query
 from steward.web.authentication import AuthenticatedRequest
 from steward.web.errors import PageNotFound
-from steward.web.rendering import Plot, Renderer, download_reply, quote_path_part
+from steward.web.renderer import Plot, Renderer, download_reply, quote_path_part
 
 FORECAST_DAYS: Final = 28
 """Days whose mean spending the forecast uses."""

@@ -34,7 +34,7 @@ from steward.web.pages.job import (
     make_job_address,
     make_job_path_name,
 )
-from steward.web.rendering import Renderer
+from steward.web.renderer import Renderer
 
 _FAILED_STATES: Final = tuple(sorted(FINISHED - {"COMPLETED", "CANCELLED", "REVOKED"}))
 """Final states of jobs that did not complete."""

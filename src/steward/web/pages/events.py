@@ -22,7 +22,7 @@ from steward.web.event_stream import (
     fetch_new_events,
     release_stream,
 )
-from steward.web.rendering import Renderer
+from steward.web.renderer import Renderer
 
 HttpRequest = Request[Any, Any, Any]
 _LONGEST_S: Final = 1800.0

@@ -15,7 +15,7 @@ from steward.web.authentication import AuthenticatedRequest
 from steward.web.daemon_client import DaemonUnavailable, ServerBusy
 from steward.web.node_map import StateCount, count_states
 from steward.web.pages.status import list_problems
-from steward.web.rendering import Renderer
+from steward.web.renderer import Renderer
 from steward.web.settings import HEALTH_PATH, HEALTHY_BODY
 
 log = logging.getLogger(__name__)

@@ -50,7 +50,7 @@ from steward.web.authentication import AuthenticatedRequest
 from steward.web.errors import PageNotFound
 from steward.web.formats import highlight_script, truncate_script
 from steward.web.job_list import JOB_COLUMN
-from steward.web.rendering import Plot, Renderer, quote_path_part
+from steward.web.renderer import Plot, Renderer, quote_path_part
 
 DEFAULT_TASKS: Final = 512
 """Tasks of each step shown by default."""

@@ -23,7 +23,7 @@ from steward.web.job_list import (
     JobListView,
     make_cost_column,
 )
-from steward.web.rendering import Renderer
+from steward.web.renderer import Renderer
 
 HttpRequest = Request[Any, Any, Any]
 

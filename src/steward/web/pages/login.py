@@ -16,7 +16,7 @@ from steward.admin.credentials.requests import (
 from steward.web.authentication import AuthenticatedRequest, Authenticator
 from steward.web.daemon_client import DaemonClient
 from steward.web.errors import CsrfError
-from steward.web.rendering import Renderer
+from steward.web.renderer import Renderer
 from steward.web.settings import SESSION_S, WebSettings
 
 HttpRequest = Request[Any, Any, Any]

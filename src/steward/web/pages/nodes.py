@@ -40,7 +40,7 @@ from steward.web import query
 from steward.web.authentication import AuthenticatedRequest
 from steward.web.errors import PageNotFound
 from steward.web.node_map import NodeCache, build_node_map, count_node_states, describe_state
-from steward.web.rendering import Renderer
+from steward.web.renderer import Renderer
 
 RequiredRole = Literal["operator", "administrator"]
 """Role that a page offers an operation to."""

@@ -18,7 +18,7 @@ from steward.reports.requests import JobReportRequest, PeriodLength, ReportReply
 from steward.web import query
 from steward.web.authentication import AuthenticatedRequest
 from steward.web.errors import PageNotFound
-from steward.web.rendering import Plot, Renderer, download_reply
+from steward.web.renderer import Plot, Renderer, download_reply
 
 
 class ReportKind(msgspec.Struct, frozen=True):

@@ -22,7 +22,7 @@ from steward.web.authentication import AuthenticatedRequest
 from steward.web.errors import PageNotFound
 from steward.web.formats import format_json_html
 from steward.web.pages.nodes import RESULT_LAYOUT, list_result_lines
-from steward.web.rendering import Renderer
+from steward.web.renderer import Renderer
 
 HttpRequest = Request[Any, Any, Any]
 _ROWS_PER_PAGE: Final = 50

@@ -21,7 +21,7 @@ from steward.core.errors import PermissionRefused, UsageError
 from steward.web.authentication import AuthenticatedRequest, Authenticator
 from steward.web.daemon_client import DaemonClient
 from steward.web.formats import format_duration_html, format_size_html
-from steward.web.rendering import Renderer
+from steward.web.renderer import Renderer
 from steward.web.settings import WebSettings
 
 _LATE_AFTER_S: Final = 600.0

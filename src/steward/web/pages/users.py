@@ -25,7 +25,7 @@ from steward.core.layouts import find_timezone
 from steward.reports.requests import WasteReply, WasteRequest
 from steward.web.authentication import AuthenticatedRequest
 from steward.web.errors import PageNotFound
-from steward.web.rendering import Plot, Renderer, quote_path_part
+from steward.web.renderer import Plot, Renderer, quote_path_part
 
 HttpRequest = Request[Any, Any, Any]
 _JOBS: Final = 10

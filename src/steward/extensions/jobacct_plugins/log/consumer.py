@@ -39,7 +39,6 @@ from steward.core.storage import move_cursor
 from steward.core.timestamps import from_micros, to_micros
 from steward.core.usage import AccountedStep, RunEvent, StepUsage
 from steward.extensions.jobacct_plugins.api import JobAcctPlugin
-from steward.extensions.jobacct_plugins.log.blanking import PurgeBlanker
 from steward.extensions.jobacct_plugins.log.files import (
     LATE_SUFFIX,
     NEW_SUFFIX,
@@ -50,6 +49,7 @@ from steward.extensions.jobacct_plugins.log.files import (
     LogFiles,
     list_log_days,
 )
+from steward.extensions.jobacct_plugins.log.purges import PurgeBlanker
 from steward.extensions.jobacct_plugins.log.records import (
     LOG_EVENT_KINDS,
     JobAccounted,
@@ -138,7 +138,7 @@ class DayCloser:
             SqliteUnavailable: The state directory cannot be written now.
         """
         started_s = time.monotonic()
-        if self._run_program("packing", day, lengths) is None:
+        if self._run_program("parquet", day, lengths) is None:
             log.error("cannot close day %s of the job log, retrying later", day)
             return False
         with self._state.open_writer() as writer:
@@ -162,7 +162,7 @@ class DayCloser:
         """
         if time.monotonic() < self._retry_at.get(day, 0.0):
             return False
-        output = self._run_program("blanking", day, lengths)
+        output = self._run_program("purges", day, lengths)
         if output is None:
             log.error("day %s of the job log may still contain purged jobs", day)
             return False

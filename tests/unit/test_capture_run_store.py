@@ -10,7 +10,7 @@ import pytest
 from harness.events import NOON
 from steward.capture.jobcomp import JobcompRecord, make_end_event
 from steward.capture.observations import QueueObserver
-from steward.capture.unfinished_runs import UnfinishedRuns, read_unfinished_runs
+from steward.capture.run_store import UnfinishedRuns, read_unfinished_runs
 from steward.core.config import Settings
 from steward.core.events import Event
 from steward.core.journal import Journal, JournalReader

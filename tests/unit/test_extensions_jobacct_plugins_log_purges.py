@@ -17,7 +17,7 @@ from steward.core.events import (
 )
 from steward.core.records import UsageLine
 from steward.core.usage import AccountedStep
-from steward.extensions.jobacct_plugins.log.blanking import PurgeBlanker
+from steward.extensions.jobacct_plugins.log.purges import PurgeBlanker
 
 PRIVATE: dict[str, Any] = {
     "name": "confidential-name",

@@ -4,7 +4,7 @@
 comments and the like in their records. The consumer uses it for new lines, ``packing`` for a day
 that closes, and the program below for the days that exist already:
 
-``python -m steward.extensions.jobacct_plugins.log.blanking LOCATION DAY DATABASE NAME=LENGTH…``
+``python -m steward.extensions.jobacct_plugins.log.purges LOCATION DAY DATABASE NAME=LENGTH…``
 scans a day and prints ``has_text`` where it holds such text. It writes new versions of growing
 files, under names that begin with a dot, and leaves renaming to its caller. Lines, and so files,
 keep their length, padded with spaces: lengths recorded for them stay valid.

@@ -8,7 +8,7 @@ from steward.archive.settings import FilesSinkSettings
 from steward.core.config import ArchiveSettings, Settings
 from steward.core.events import IncomingFile
 from steward.core.files import find_network_type
-from steward.core.incoming import (
+from steward.core.script_stores import (
     MARKER,
     IncomingStore,
     StoreError,
@@ -136,7 +136,7 @@ def test_a_store_on_a_network_file_system_is_refused_without_touching_it(
         f"40 27 0:50 / {root} rw shared:7 - nfs4 server:/x rw,hard\n"
     )
     listed = partial(find_network_type, mounts=str(mounts))
-    monkeypatch.setattr("steward.core.incoming.find_network_type", listed)
+    monkeypatch.setattr("steward.core.script_stores.find_network_type", listed)
 
     def hang(name: str) -> object:
         def call(path: object, *args: object, **options: object) -> object:

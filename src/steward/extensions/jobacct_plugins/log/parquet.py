@@ -1,6 +1,6 @@
 """Packing of a closed day of the job log: zstd for its records, Parquet for its sacct lines.
 
-``python -m steward.extensions.jobacct_plugins.log.packing LOCATION DAY DATABASE NAME=LENGTH…``
+``python -m steward.extensions.jobacct_plugins.log.parquet LOCATION DAY DATABASE NAME=LENGTH…``
 writes two files whose names begin with a dot; its caller (``consumer.DayCloser``) renames them. It
 is a process of its own because packing takes CPU and memory. :func:`write_parquet` uses DuckDB.
 """
@@ -15,7 +15,6 @@ import msgspec
 from steward.core.drivers import PARQUET as PARQUET_DRIVER
 from steward.core.errors import StewardError
 from steward.core.records import USAGE_LINE_FIELDS, UsageLine
-from steward.extensions.jobacct_plugins.log.blanking import PurgeBlanker, read_blanked_lines
 from steward.extensions.jobacct_plugins.log.files import (
     LATE_SUFFIX,
     LOG_FILE_MODE,
@@ -28,6 +27,7 @@ from steward.extensions.jobacct_plugins.log.files import (
     stop_with_parent,
     sync_file,
 )
+from steward.extensions.jobacct_plugins.log.purges import PurgeBlanker, read_blanked_lines
 from steward.extensions.jobacct_plugins.log.reader import LogSource, read_unit_lines
 from steward.extensions.jobacct_plugins.log.state import LogState
 from steward.jobs.lines import TEXT_FIELDS, rank_step

@@ -48,8 +48,8 @@ from steward.archive.files.placement import (
 from steward.archive.files.tree import ArchiveTree, ByteSource, DirectoryAccess, PathBlocked
 from steward.core.config import Settings
 from steward.core.events import JOB_IDENTITY, ArchivePurge, Event, JobIdentity, JobScript
-from steward.core.incoming import make_incoming_filename, parse_incoming_filename
 from steward.core.records import JobRecord
+from steward.core.script_stores import make_incoming_filename, parse_incoming_filename
 
 log = logging.getLogger(__name__)
 

@@ -11,12 +11,12 @@ from harness.events import make_event, script_event
 from harness.jobs import Books, record, script
 from harness.site import Site
 from harness.spool import make_spool, submit
-from steward.capture.captured_scripts import CapturedScripts
+from steward.capture.script_lookup import CapturedScripts
 from steward.core.events import ARCHIVE_PURGE, ArchivePurge, make_script_key, utc_now
-from steward.core.incoming import make_incoming_filename, make_stores
 from steward.core.journal import Journal, JournalReader
 from steward.core.journal.server import trim_journal
 from steward.core.journal.store import encode_rows
+from steward.core.script_stores import make_incoming_filename, make_stores
 from steward.daemon.single_pass import run_once
 from steward.daemon.source_workers import recover_foreign_orphans, recover_orphans
 from steward.jobs import database_path
