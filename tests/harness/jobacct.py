@@ -24,7 +24,14 @@ from steward.core.events import (
 from steward.core.records import JobRecord, UsageLine
 from steward.core.usage import ExitedTasks, RunEvent, StepEnd, StepStart, StepUsage, TaskUsage
 from steward.core.waits import Stop
-from steward.extensions.jobacct_plugins import Job, JobAcctPlugin, Message, Rusage, Step, consumer
+from steward.extensions.jobacct_plugins import (
+    JobAcctPlugin,
+    JobRun,
+    Message,
+    Rusage,
+    Step,
+    consumer,
+)
 from steward.extensions.jobacct_plugins.consumer import PluginConsumer, PluginHost
 from steward.extensions.jobacct_plugins.log.consumer import LogConsumer
 from steward.extensions.jobacct_plugins.log.files import LogFiles
@@ -221,13 +228,13 @@ class Recording(JobAcctPlugin):
     def slurmctld_jobacct_init(self, location: str, parameters: str) -> None:
         self._call("init", location, parameters)
 
-    def slurmctld_jobacct_job_start(self, job: Job) -> None:
+    def slurmctld_jobacct_job_start(self, job: JobRun) -> None:
         self._call("job_start", job)
 
-    def slurmctld_jobacct_job_complete(self, job: Job) -> None:
+    def slurmctld_jobacct_job_complete(self, job: JobRun) -> None:
         self._call("job_complete", job)
 
-    def slurmctld_jobacct_job_suspend(self, job: Job) -> None:
+    def slurmctld_jobacct_job_suspend(self, job: JobRun) -> None:
         self._call("job_suspend", job)
 
     def slurmctld_jobacct_fini(self) -> None:

@@ -21,8 +21,8 @@ from steward.core.events import (
 )
 from steward.core.usage import PluginMessage, StepUsage
 from steward.extensions.jobacct_plugins import (
-    Job,
     JobAcctPlugin,
+    JobRun,
     PluginError,
 )
 from steward.jobs.line_sources import locate_job_log
@@ -165,7 +165,7 @@ def test_events_of_hooks_that_do_nothing_are_not_even_read(scene: Scene) -> None
     class Ends(JobAcctPlugin):
         plugin_type = TYPE
 
-        def slurmctld_jobacct_job_complete(self, job: Job) -> None:
+        def slurmctld_jobacct_job_complete(self, job: JobRun) -> None:
             pass
 
     scene.plugin = Ends  # type: ignore[assignment]

@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 
 from steward.core.processes import read_start_ticks
-from steward.sandbox import Sandbox, SandboxError, SandboxSpec, SlurmMissing, layout, slurm_install
+from steward.sandbox import (
+    Sandbox,
+    SandboxError,
+    SandboxSpec,
+    SlurmNotInstalled,
+    layout,
+    slurm_install,
+)
 from steward.sandbox.spec import MARKER, ProcessId, is_alive
 
 
@@ -18,12 +25,12 @@ def refuse(line: str) -> None:
 
 def test_no_slurm_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda *_args, **_kwargs: None)
-    with pytest.raises(SlurmMissing, match="install slurmctld, slurmd"):
+    with pytest.raises(SlurmNotInstalled, match="install slurmctld, slurmd"):
         slurm_install.find_slurm("", refuse)
 
 
 def test_an_unknown_version_names_those_that_are_known() -> None:
-    with pytest.raises(SlurmMissing, match=r"the versions are 24\.11 and 26\.05"):
+    with pytest.raises(SlurmNotInstalled, match=r"the versions are 24\.11 and 26\.05"):
         slurm_install.find_slurm("19.05", refuse)
 
 
@@ -33,7 +40,7 @@ def test_a_version_without_debootstrap_says_what_to_install(
 ) -> None:
     monkeypatch.setenv("STEWARD_ROOTS", str(tmp_path / "roots"))
     monkeypatch.setattr(shutil, "which", lambda *_args, **_kwargs: None)
-    with pytest.raises(SlurmMissing, match="apt-get install debootstrap"):
+    with pytest.raises(SlurmNotInstalled, match="apt-get install debootstrap"):
         slurm_install.ensure_root("24.11", refuse)
 
 

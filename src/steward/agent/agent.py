@@ -349,7 +349,7 @@ def _has_writer(descriptor: int, state: os.stat_result) -> bool:
     return False
 
 
-class Munge:
+class MungeCommands:
     """Signer and verifier of credentials, with the commands munge and unmunge.
 
     Args:
@@ -424,7 +424,7 @@ class Sender:
             raise WrongUse("--ca and --certificate need --tls: give it, too")
         self._munge = None
         if not arguments.certificate:
-            self._munge = Munge(arguments.munge_socket, arguments.user)
+            self._munge = MungeCommands(arguments.munge_socket, arguments.user)
         self._connection: Any = None
 
     def _open_connection(self) -> Any:

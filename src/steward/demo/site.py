@@ -41,7 +41,7 @@ from steward.demo.components import (
     has_all_reports,
 )
 from steward.demo.jobs import USER_NAMES, Submission, list_submissions
-from steward.sandbox import Sandbox, SandboxProcess, SandboxSpec, SlurmMissing
+from steward.sandbox import Sandbox, SandboxProcess, SandboxSpec, SlurmNotInstalled
 
 _COMMAND_TIMEOUT_S: Final = 30.0
 
@@ -261,7 +261,7 @@ class DemoSite(SandboxPaths):
         )
         try:
             sandbox = Sandbox.up(spec, detached=keep)
-        except SlurmMissing:
+        except SlurmNotInstalled:
             if not with_slurmdbd:
                 raise
             return cls.up(directory, keep=keep, slurm_version=slurm_version, with_bank=with_bank)

@@ -12,7 +12,7 @@ from steward.sandbox.spec import (
     SandboxError,
     SandboxSpec,
     SandboxUser,
-    SlurmMissing,
+    SlurmNotInstalled,
     get_default_directory,
 )
 
@@ -22,6 +22,6 @@ __all__ = [
     "SandboxProcess",
     "SandboxSpec",
     "SandboxUser",
-    "SlurmMissing",
+    "SlurmNotInstalled",
     "get_default_directory",
 ]

@@ -130,7 +130,7 @@ class Sandbox:
             report: Called with progress lines of long work.
 
         Raises:
-            SlurmMissing: This Slurm is not available.
+            SlurmNotInstalled: This Slurm is not available.
             SandboxError: The directory is in use, or a daemon does not come up.
         """
         plan, port_sockets = layout.prepare_directory(spec or SandboxSpec(), report)
@@ -397,7 +397,7 @@ class Sandbox:
             report: Called with progress lines of long work.
 
         Raises:
-            SlurmMissing: This Slurm is not available.
+            SlurmNotInstalled: This Slurm is not available.
             SandboxError: Root and namespaces are required, or the sandbox is not up.
         """
         self.plan = layout.upgrade_slurm(self.plan, version, report)

@@ -19,7 +19,7 @@ from steward.sandbox.spec import (
     SandboxPlan,
     SandboxService,
     SandboxSpec,
-    SlurmMissing,
+    SlurmNotInstalled,
 )
 
 MARIADB: Final = "mariadbd"
@@ -49,11 +49,11 @@ def find_mariadb_program(name: str) -> str:
     """Find one of MariaDB's programs.
 
     Raises:
-        SlurmMissing: It is not installed.
+        SlurmNotInstalled: It is not installed.
     """
     program = shutil.which(name, path=os.pathsep.join(_SEARCH_PATH))
     if program is None:
-        raise SlurmMissing(
+        raise SlurmNotInstalled(
             f"{name} is not installed, which slurmdbd needs: install MariaDB "
             "(Debian: apt-get install mariadb-server slurmdbd)",
             name,
@@ -65,7 +65,7 @@ def make_mariadb_service(directory: str, user: str) -> SandboxService:
     """Return MariaDB's service, to run as ``user``, like slurmdbd.
 
     Raises:
-        SlurmMissing: It is not installed.
+        SlurmNotInstalled: It is not installed.
     """
     argv = (
         find_mariadb_program(MARIADB),
@@ -103,7 +103,7 @@ def make_install_command(directory: str, user: str) -> tuple[str, ...]:
     """Return the command that creates MariaDB's system tables, in less than a second.
 
     Raises:
-        SlurmMissing: It is not installed.
+        SlurmNotInstalled: It is not installed.
     """
     return (
         find_mariadb_program("mariadb-install-db"),

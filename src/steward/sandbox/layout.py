@@ -78,7 +78,7 @@ def prepare_directory(
 
     Raises:
         SandboxError: The directory is another user's or in use, or the spec is invalid.
-        SlurmMissing: This Slurm is not available.
+        SlurmNotInstalled: This Slurm is not available.
     """
     check_slurm_conf(spec)
     slurm = find_slurm(spec.slurm, report)
@@ -134,7 +134,7 @@ def upgrade_slurm(plan: SandboxPlan, version: str, report: Callable[[str], None]
 
     Raises:
         SandboxError: The sandbox has no namespaces, or is not root's.
-        SlurmMissing: This Slurm is not available.
+        SlurmNotInstalled: This Slurm is not available.
     """
     slurm = find_slurm(version, report)
     _check_root_needed(slurm, contained=plan.contained)

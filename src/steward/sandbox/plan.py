@@ -160,7 +160,7 @@ def make_plan(
 
     Raises:
         SandboxError: A backup controller is requested but impossible.
-        SlurmMissing: A requested program is not installed.
+        SlurmNotInstalled: A requested program is not installed.
     """
     is_root = os.geteuid() == 0
     is_isolated = is_root and contained

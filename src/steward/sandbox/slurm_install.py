@@ -20,7 +20,7 @@ from typing import Final
 
 import msgspec
 
-from steward.sandbox.spec import SandboxError, SlurmMissing
+from steward.sandbox.spec import SandboxError, SlurmNotInstalled
 
 DEBIAN_SUITES: Final = {"24.11": "trixie", "26.05": "forky"}
 """Debian suite that packages each version of Slurm."""
@@ -62,18 +62,18 @@ def ensure_root(version: str, report: Callable[[str], None]) -> str:
         report: Called with progress lines.
 
     Raises:
-        SlurmMissing: The version is not in ``SUITES``, or debootstrap is not installed.
+        SlurmNotInstalled: The version is not in ``SUITES``, or debootstrap is not installed.
         SandboxError: The root cannot be made.
     """
     series = ".".join(version.split(".")[:2])
     suite = DEBIAN_SUITES.get(series)
     if suite is None:
         versions = " and ".join(DEBIAN_SUITES)
-        raise SlurmMissing(
+        raise SlurmNotInstalled(
             f"Slurm {version} is not available: the versions are {versions}", version
         )
     if os.geteuid() != 0:
-        raise SlurmMissing(
+        raise SlurmNotInstalled(
             f"cannot install Slurm {version} without root: run this as root", version
         )
     root = f"{get_cache_directory()}/{series}"
@@ -119,7 +119,7 @@ def _lock_file(path: str, report: Callable[[str], None]) -> Iterator[None]:
 def _make_root(root: str, series: str, suite: str, report: Callable[[str], None]) -> None:
     """Make a root directory in a temporary place, then rename it."""
     if shutil.which("debootstrap", path="/usr/sbin:/usr/bin:/sbin") is None:
-        raise SlurmMissing(
+        raise SlurmNotInstalled(
             f"cannot install Slurm {series} without debootstrap: apt-get install debootstrap",
             series,
         )
@@ -217,7 +217,7 @@ def _finish_root(staging: str, root: str, series: str) -> None:
     )
     if f" {series}." not in result.stdout:
         output = (result.stdout + result.stderr).strip()
-        raise SlurmMissing(f"Debian no longer has Slurm {series}, but {output}", series)
+        raise SlurmNotInstalled(f"Debian no longer has Slurm {series}, but {output}", series)
     for leftover in glob(f"{staging}/var/cache/apt/archives/*.deb") + glob(
         f"{staging}/var/lib/apt/lists/*_*"
     ):
@@ -271,10 +271,10 @@ class SlurmInstallation(msgspec.Struct, frozen=True, kw_only=True):
         """Return the command line of a daemon.
 
         Raises:
-            SlurmMissing: The daemon is not installed.
+            SlurmNotInstalled: The daemon is not installed.
         """
         if daemon not in self.daemon_paths:
-            raise SlurmMissing(
+            raise SlurmNotInstalled(
                 f"{daemon} is not installed (Debian: apt-get install {daemon})", daemon
             )
         prefix = ("/usr/sbin/chroot", self.root) if self.root else ()
@@ -310,12 +310,12 @@ def find_slurm(version: str, report: Callable[[str], None]) -> SlurmInstallation
         report: Called with progress lines of long work.
 
     Raises:
-        SlurmMissing: The version is neither installed nor available.
+        SlurmNotInstalled: The version is neither installed nor available.
     """
     installed = find_installed()
     if not version:
         if installed is None:
-            raise SlurmMissing(
+            raise SlurmNotInstalled(
                 "no complete Slurm is installed: install slurmctld, slurmd, the client commands "
                 "and munge (Debian: apt-get install slurmctld slurmd slurm-client munge)"
             )
@@ -334,7 +334,7 @@ def find_plugin_directory() -> str:
     """Return the plugin directory of the installed Slurm: beside its daemons, or a usual one.
 
     Raises:
-        SlurmMissing: There is no plugin directory.
+        SlurmNotInstalled: There is no plugin directory.
     """
     slurm = find_installed()
     prefix = os.path.dirname(os.path.dirname(slurm.daemon_paths["slurmctld"])) if slurm else ""
@@ -344,7 +344,7 @@ def find_plugin_directory() -> str:
     for pattern in (*adjacent_dirs, *_PLUGIN_DIRECTORIES):
         for path in sorted(glob(f"{pattern}/select_cons_tres.so")):
             return os.path.dirname(path)
-    raise SlurmMissing(
+    raise SlurmNotInstalled(
         f"no plugins of Slurm in {', '.join(_PLUGIN_DIRECTORIES)}", _PLUGIN_DIRECTORIES
     )
 

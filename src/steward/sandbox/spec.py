@@ -28,7 +28,7 @@ class SandboxError(StewardError):
     """A sandbox cannot be brought up, used or ended."""
 
 
-class SlurmMissing(SandboxError):
+class SlurmNotInstalled(SandboxError):
     """No Slurm is available, or not in the requested version."""
 
 

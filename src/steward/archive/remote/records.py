@@ -67,13 +67,13 @@ class RemoteRow(msgspec.Struct, frozen=True):
         return self.cluster, self.key
 
 
-class _Cursor(Cursor, frozen=True, kw_only=True):
+class _SinkCursor(Cursor, frozen=True, kw_only=True):
     """Cursor, and when this sink began, ns since the epoch."""
 
     made_ns: int = 0
 
 
-_CURSOR: Final = Table(_Cursor, "cursor", has_one_row=True)
+_CURSOR: Final = Table(_SinkCursor, "cursor", has_one_row=True)
 _SCRIPTS: Final = Table(
     RemoteRow,
     "script",

@@ -117,13 +117,13 @@ class _StoredSwitch(RuleSwitch, frozen=True, kw_only=True):
     rule: str
 
 
-class _Cursor(Cursor, frozen=True, kw_only=True):
+class _RuleCursor(Cursor, frozen=True, kw_only=True):
     """Cursor, and when rules first ran here."""
 
     began: datetime | None = None
 
 
-_CURSOR: Final = Table(_Cursor, "cursor", has_one_row=True)
+_CURSOR: Final = Table(_RuleCursor, "cursor", has_one_row=True)
 _EXECUTIONS: Final = Table(
     _StoredExecution,
     "execution",

@@ -215,7 +215,7 @@ def _make_environment() -> "SandboxedEnvironment":
     from jinja2.exceptions import SecurityError
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    class Environment(ImmutableSandboxedEnvironment):
+    class RuleEnvironment(ImmutableSandboxedEnvironment):
         intercepted_binops = frozenset({"*", "**", "%"})
 
         def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
@@ -243,7 +243,7 @@ def _make_environment() -> "SandboxedEnvironment":
                 return False
             return super().is_safe_attribute(obj, attr, value)
 
-    environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True)
+    environment = RuleEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
     for name in ("lipsum", "cycler", "joiner"):
         del environment.globals[name]
     for name in ("center", "format", "indent", "random", "pprint", "xmlattr"):

@@ -16,11 +16,11 @@ import msgspec
 from sqlalchemy import Connection, Executable, Row, Table, insert, select, update
 
 from steward.bank.errors import BankError, BankUsage
-from steward.bank.ledger.records import Authorship, Entry, Transfer, TransferKind
+from steward.bank.ledger.records import Authorship, Posting, Transfer, TransferKind
 from steward.bank.ledger.tables import (
     BANK_POTS,
     Act,
-    Posting,
+    StoredPosting,
     account,
     act,
     charge,
@@ -180,7 +180,7 @@ class LedgerSession:
             self.touch(account)
         return transaction
 
-    def post_entries(self, number: int, kind: str, amounts: Mapping[int, int]) -> list[Entry]:
+    def post_entries(self, number: int, kind: str, amounts: Mapping[int, int]) -> list[Posting]:
         """Write the entries of a ledger transaction, by pot, and update the balances.
 
         Raises:
@@ -194,7 +194,7 @@ class LedgerSession:
             row.number: row
             for row in self.fetch_rows(select(*columns).where(pot.c.number.in_(amounts)))
         }
-        entries: list[Entry] = []
+        entries: list[Posting] = []
         for pot_number, amount in sorted(amounts.items()):
             if not amount:
                 continue
@@ -218,7 +218,9 @@ class LedgerSession:
                     "'steward bank check'"
                 )
             entries.append(build_entry(pot_number, amount, after, before.account))
-            self.insert(entry, Posting(act=number, pot=pot_number, amount=amount, balance=after))
+            self.insert(
+                entry, StoredPosting(act=number, pot=pot_number, amount=amount, balance=after)
+            )
         self.touch(*{item.account for item in entries if item.account})
         return entries
 
@@ -238,9 +240,9 @@ class LedgerSession:
         self.execute(update(account).values(seq=self.seq))
 
 
-def build_entry(pot_number: int, amount: int, balance: int, account: str) -> Entry:
+def build_entry(pot_number: int, amount: int, balance: int, account: str) -> Posting:
     """Build an entry as users see it: pots by name instead of number."""
-    return Entry(
+    return Posting(
         pot=BANK_POTS.get(pot_number) or f"allocation:{pot_number}",
         amount=amount,
         balance=balance,
@@ -367,7 +369,7 @@ class TransferWriter:
         number = self._session.find_repeat(author, request)
         return None if number is None else self.get(number)
 
-    def _read_entries(self, number: int) -> list[Entry]:
+    def _read_entries(self, number: int) -> list[Posting]:
         """Read the entries of a ledger transaction."""
         columns = (entry.c.pot, entry.c.amount, entry.c.balance, pot.c.account)
         query = select(*columns).join(pot, pot.c.number == entry.c.pot)
@@ -375,7 +377,7 @@ class TransferWriter:
         return [build_entry(row.pot, row.amount, row.balance, row.account) for row in rows]
 
 
-def _build_transfer(transaction: Act, charge_key: str, entries: Sequence[Entry]) -> Transfer:
+def _build_transfer(transaction: Act, charge_key: str, entries: Sequence[Posting]) -> Transfer:
     """Build a transfer as users see it: with the key of its charge, without its request."""
     values = msgspec.structs.asdict(transaction)
     del values["asked"]

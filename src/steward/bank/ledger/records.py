@@ -122,7 +122,7 @@ class Allocation(BankRecord, frozen=True):
         return self.begin <= at and (self.end is None or at < self.end)
 
 
-class Entry(BankRecord, frozen=True):
+class Posting(BankRecord, frozen=True):
     """Posting: the change of one pot by a transfer.
 
     Attributes:
@@ -167,7 +167,7 @@ class Transfer(BankRecord, frozen=True):
     user: str = ""
     charge: str = ""
     amount: int = 0
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[Posting, ...] = ()
 
 
 class ChargeResult(BankRecord, frozen=True):

@@ -85,7 +85,7 @@ class Act(BankRecord, frozen=True):
     amount: int
 
 
-class Posting(BankRecord, frozen=True):
+class StoredPosting(BankRecord, frozen=True):
     """Row of ``entry``: the change of a pot by a ledger transaction, and its balance afterwards."""
 
     act: int
@@ -216,7 +216,7 @@ act = _derive(
 """Ledger transactions: every change, with author, reason and idempotency key."""
 
 entry = _derive(
-    *(Posting, "entry"),
+    *(StoredPosting, "entry"),
     key="act, pot",
     references={"act": "act.number", "pot": "pot.number"},
     checks={"moves_something": "amount <> 0"},

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from steward.core.extensions import make_lazy_getattr
 from steward.extensions.jobacct_plugins.api import (
     API_VERSION,
-    Job,
     JobAcctPlugin,
+    JobRun,
     Message,
     PluginError,
     Rusage,
@@ -72,8 +72,8 @@ __all__ = [
     "DumpAnswer",
     "DumpChunk",
     "ExpireAnswer",
-    "Job",
     "JobAcctPlugin",
+    "JobRun",
     "LogConsumer",
     "LogPlugin",
     "Message",

@@ -2,7 +2,7 @@
 
 Hooks and names are those of Slurm's first job accounting plugins, version 0. The hooks of slurmctld
 and of slurmd all run in one process of the plugin's own beside the daemon; no code runs on compute
-nodes. The arguments are :class:`Job`, :class:`Step`, :class:`Rusage` and :class:`Message`.
+nodes. The arguments are :class:`JobRun`, :class:`Step`, :class:`Rusage` and :class:`Message`.
 :func:`parse_parameters` reads JobAcctParameters. :class:`NonePlugin` is jobacct/none.
 """
 
@@ -91,7 +91,7 @@ class Rusage(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
+class JobRun(msgspec.Struct, frozen=True, kw_only=True):
     """One run of a job, the argument of slurmctld's hooks.
 
     Attributes:
@@ -232,13 +232,13 @@ class JobAcctPlugin:
             parameters: JobAcctParameters, see :func:`parse_parameters`.
         """
 
-    def slurmctld_jobacct_job_start(self, job: Job) -> None:
+    def slurmctld_jobacct_job_start(self, job: JobRun) -> None:
         """Called when a run has started."""
 
-    def slurmctld_jobacct_job_complete(self, job: Job) -> None:
+    def slurmctld_jobacct_job_complete(self, job: JobRun) -> None:
         """Called when a run is over, also by requeue, or a piece of a resized job is."""
 
-    def slurmctld_jobacct_job_suspend(self, job: Job) -> None:
+    def slurmctld_jobacct_job_suspend(self, job: JobRun) -> None:
         """Called when a run was suspended or resumed, as ``job.record.state`` says."""
 
     def slurmctld_jobacct_fini(self) -> None:

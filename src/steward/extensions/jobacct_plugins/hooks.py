@@ -5,7 +5,8 @@ ask the process to end, or never return. An alarm ends the last, as it interrupt
 system calls; a hook that hangs beyond that (in a library's C code) is ended together with the
 process by the supervisor, which misses the heartbeat.
 
-:class:`HookCaller` turns an event into calls, with :class:`Job`, :class:`Step` or :class:`Message`
+:class:`HookCaller` turns an event into calls, with :class:`JobRun`, :class:`Step` or
+:class:`Message`
 as arguments. Raw node reports reach no hook, because a node may report anything: slurmd's hooks are
 called for ``step.launch`` and ``step.usage``, which the consumer ``jobs`` emits for a launch that
 is known to belong to a run.
@@ -35,7 +36,7 @@ from steward.core.events import (
 )
 from steward.core.timestamps import from_micros
 from steward.core.usage import PluginMessage, RunEvent, StepUsage, TaskUsage
-from steward.extensions.jobacct_plugins.api import Job, JobAcctPlugin, Message, Rusage, Step
+from steward.extensions.jobacct_plugins.api import JobAcctPlugin, JobRun, Message, Rusage, Step
 from steward.extensions.jobacct_plugins.messages import MessageSender
 from steward.extensions.jobacct_plugins.state import HookFailure
 
@@ -280,7 +281,7 @@ class HookCaller:
     def _build_run_calls(self, event: Event) -> Iterator[HookCall]:
         """Yield the call for a job's start, end or suspension."""
         run_event: RunEvent = event.body
-        job = Job(
+        job = JobRun(
             event_id=_event_id(event),
             cluster=event.cluster,
             job_id=run_event.job_id,

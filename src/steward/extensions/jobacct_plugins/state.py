@@ -36,7 +36,7 @@ class HookFailure(msgspec.Struct, frozen=True):
     text: str
 
 
-class _Cursor(Cursor, frozen=True, kw_only=True):
+class _PluginCursor(Cursor, frozen=True, kw_only=True):
     """Cursor, position and tries of the current batch, and why the plugin does not run."""
 
     trying: int = -1
@@ -44,7 +44,7 @@ class _Cursor(Cursor, frozen=True, kw_only=True):
     refusal: str = ""
 
 
-_CURSOR: Final = Table(_Cursor, "cursor", has_one_row=True)
+_CURSOR: Final = Table(_PluginCursor, "cursor", has_one_row=True)
 _FAILURES: Final = Table(HookFailure, "failure", key="hook, kind")
 _ADD_FAILURE: Final = (
     _FAILURES.build_upsert(("last_s", "text")) + ", count = count + excluded.count"
@@ -106,7 +106,7 @@ class PluginState:
             move_cursor(connection, position)
             connection.execute("UPDATE cursor SET trying = -1, tries = 0")
 
-    def _read_cursor(self) -> _Cursor:
+    def _read_cursor(self) -> _PluginCursor:
         (cursor,) = _CURSOR.select(self.database)
         return cursor
 

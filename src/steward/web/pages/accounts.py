@@ -388,7 +388,7 @@ _DEEPEST_INDENT: Final = 6
 """Deepest level that is indented further than its parent."""
 
 
-class AccountRow(AccountBalance, frozen=True, kw_only=True):
+class AccountTreeRow(AccountBalance, frozen=True, kw_only=True):
     """An account in the list: its balance, and the number of its ancestors in the list."""
 
     depth: int
@@ -399,7 +399,7 @@ class AccountRow(AccountBalance, frozen=True, kw_only=True):
         return f"depth-{min(self.depth, _DEEPEST_INDENT)}"
 
 
-def _read_left_share(row: AccountRow, _: object) -> float | None:
+def _read_left_share(row: AccountTreeRow, _: object) -> float | None:
     """Return the balance over what was given; None if nothing was."""
     given = sum(allocation.given for allocation in row.allocations)
     return max(row.balance, 0) / given if given > 0 else None
@@ -431,7 +431,7 @@ async def accounts(auth: AuthenticatedRequest, pages: Renderer) -> Response[Any]
 
 def iterate_tree(
     accounts: Iterable[Account], balances: Iterable[AccountBalance]
-) -> Iterator[AccountRow]:
+) -> Iterator[AccountTreeRow]:
     """Yield the accounts in tree order, each after its parent."""
     balances_by_name = {item.account: item for item in balances}
     accounts_by_name = {item.name: item for item in accounts}
@@ -441,10 +441,10 @@ def iterate_tree(
         parent = account.parent if account.parent in balances_by_name else ""
         children.setdefault(parent, []).append(account)
 
-    def rows(parent_name: str, depth: int) -> Iterator[AccountRow]:
+    def rows(parent_name: str, depth: int) -> Iterator[AccountTreeRow]:
         for account in children.get(parent_name, ()) if depth < _DEEPEST else ():
             balance = balances_by_name[account.name]
-            yield AccountRow(**msgspec.structs.asdict(balance), depth=depth)
+            yield AccountTreeRow(**msgspec.structs.asdict(balance), depth=depth)
             yield from rows(account.name, depth + 1)
 
     return rows("", 0)

@@ -243,7 +243,7 @@ _MAX_INT64: Final = 2**63 - 1
 _encode = msgspec.json.Encoder().encode
 
 
-class _WaitingLines(msgspec.Struct, frozen=True):
+class _WaitingReference(msgspec.Struct, frozen=True):
     """Reference to lines that wait for a run's end; they may be too many for memory.
 
     Attributes:
@@ -255,7 +255,7 @@ class _WaitingLines(msgspec.Struct, frozen=True):
     run_key: RunKey
 
 
-_LogPiece = bytes | _WaitingLines
+_LogPiece = bytes | _WaitingReference
 
 
 class _LogBatch:
@@ -456,8 +456,8 @@ class LogConsumer(DatabaseConsumer):
         day = self._calendar.find_day(event.cluster, record.end or event.at)
         submit_key = (*run[:3], -1)
         pieces = batch.lines.setdefault(day, [])
-        pieces += [_WaitingLines(run, run), *batch.waiting.pop(run, ())]
-        pieces.append(_WaitingLines(submit_key, run))
+        pieces += [_WaitingReference(run, run), *batch.waiting.pop(run, ())]
+        pieces.append(_WaitingReference(submit_key, run))
         imported_lines = b"".join(batch.waiting.pop(submit_key, ()))
         pieces += [_assign_run(line, run) for line in imported_lines.splitlines()]
         batch.ended[run] = day

@@ -17,7 +17,7 @@ from steward.core.sqlite import Connection, Database, translate_errors
 from steward.core.storage import Cursor, Index, Table
 
 
-class _Cursor(Cursor, frozen=True, kw_only=True):
+class _LogCursor(Cursor, frozen=True, kw_only=True):
     """Cursor, and the log directory that the files' lengths belong to; "" at first."""
 
     location: str = ""
@@ -74,7 +74,7 @@ class _ScanDay(msgspec.Struct, frozen=True):
     day: str
 
 
-_CURSOR: Final = Table(_Cursor, "cursor", has_one_row=True)
+_CURSOR: Final = Table(_LogCursor, "cursor", has_one_row=True)
 _FILES: Final = Table(_GrowingFile, "file", key="name")
 _DAYS: Final = Table(_ClosedDay, "day", key="day")
 _RUNS: Final = Table(
