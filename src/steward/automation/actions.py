@@ -28,6 +28,7 @@ from steward.core.access import Access, Caller
 from steward.core.actions import (
     ActionMessage,
     Answer,
+    HostZone,
     Registry,
     Request,
     Role,
@@ -36,7 +37,6 @@ from steward.core.actions import (
     described,
     option,
     route,
-    supplied,
 )
 from steward.core.config import Settings
 from steward.core.events import utc_now
@@ -198,9 +198,7 @@ class AuditRequest(Request, frozen=True, kw_only=True):
     limit: Annotated[
         int, option("Maximum number of entries.", "--limit", "-L", ge=1, le=100_000)
     ] = 100
-    zone: Annotated[
-        str, supplied("IANA time zone of typed times; this host's if empty.", "zone")
-    ] = ""
+    zone: HostZone = ""
 
 
 class AuditReply(Answer, frozen=True, kw_only=True):

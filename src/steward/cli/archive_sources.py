@@ -85,14 +85,14 @@ def check_option_settings(settings: Settings, command: str, options: dict[str, s
         UsageError: A setting is invalid; the message names the option.
     """
 
-    def said(match: re.Match[str]) -> str:
+    def name_option(match: re.Match[str]) -> str:
         option = options.get(match[1])
         return match[0] if option is None else option and f"'{option}'"
 
     try:
         return require_valid(settings, f"archive {command}")
     except ConfigError as error:
-        message = " ".join(_KEY.sub(said, str(error)).split())
+        message = " ".join(_KEY.sub(name_option, str(error)).split())
         raise UsageError(message, error.key) from error
 
 

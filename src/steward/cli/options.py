@@ -323,7 +323,7 @@ def with_options(
         read_options: Function whose parameters are options and arguments in Typer's notation.
     """
 
-    def given(command: Callable[Concatenate[T, P], None]) -> Command[P]:
+    def decorate(command: Callable[Concatenate[T, P], None]) -> Command[P]:
         shared_parameters = inspect.signature(read_options).parameters
         own_parameters = list(inspect.signature(command).parameters.values())[1:]
         hints = get_type_hints(command, include_extras=True)
@@ -344,7 +344,7 @@ def with_options(
         run.__annotations__ = {parameter.name: hints[parameter.name] for parameter in parameters}
         return run
 
-    return given
+    return decorate
 
 
 with_call = with_options(_make_call)

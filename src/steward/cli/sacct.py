@@ -202,14 +202,14 @@ def _print_yaml(options: SacctOptions, arguments: list[str]) -> None:
     import msgspec
     import yaml
 
-    def written(value: Any) -> str:
+    def dump(value: Any) -> str:
         return yaml.safe_dump(value, sort_keys=False, allow_unicode=True)
 
     write = sys.stdout.write
-    write(written({"meta": _make_meta(arguments)}))
+    write(dump({"meta": _make_meta(arguments)}))
     prefix = "jobs:\n"
     for document in _iterate_documents(options):
-        write(prefix + written([msgspec.json.decode(document)]))
+        write(prefix + dump([msgspec.json.decode(document)]))
         prefix = ""
     write("jobs: []\n" if prefix else "")
     write("warnings: []\nerrors: []\n")

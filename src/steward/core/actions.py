@@ -2,7 +2,7 @@
 
 An action is a function of context, caller and request under the decorator :func:`action`. Its
 request is a Struct; the annotations of its fields hold description and command-line form
-(:func:`argument`, :func:`option`, :func:`supplied`, :func:`described`); :func:`describe_default`
+(:func:`argument`, :func:`option`, :func:`described`); :func:`describe_default`
 adds the default. Command, HTTP endpoint, OpenAPI document, socket call, client and help derive from
 this declaration.
 
@@ -230,11 +230,6 @@ def option(
     return _annotate(description, given, default, ge=ge, le=le, max_length=max_length)
 
 
-def supplied(description: str, source: Source) -> msgspec.Meta:
-    """Annotate a field that the client supplies without asking."""
-    return _annotate(description, Input(source=source))
-
-
 def described(
     description: str,
     *,
@@ -289,8 +284,9 @@ def describe_default(field: msgspec.structs.FieldInfo) -> str:
     return f" Default: {words}." if words else ""
 
 
-Zone = Annotated[str, supplied("IANA time zone of typed times; the cluster's if empty.", "zone")]
-HostZone = Annotated[str, supplied("IANA time zone of typed times; this host's if empty.", "zone")]
+_ZONE: Final = Input(source="zone")
+Zone = Annotated[str, _annotate("IANA time zone of typed times; the cluster's if empty.", _ZONE)]
+HostZone = Annotated[str, _annotate("IANA time zone of typed times; this host's if empty.", _ZONE)]
 """Time zone in a request with typed times; ``HostZone`` if the request concerns no cluster."""
 
 

@@ -363,7 +363,7 @@ def limit_concurrency(app: Any) -> Any:
     """
     running = 0
 
-    async def answered(scope: Any, receive: Receive, send: Any) -> None:
+    async def handle(scope: Any, receive: Receive, send: Any) -> None:
         nonlocal running
         if scope["type"] == "http" and running >= _MAX_CONCURRENT_REQUESTS:
             headers = {"Connection": "close", "Retry-After": "5"}
@@ -375,7 +375,7 @@ def limit_concurrency(app: Any) -> Any:
         finally:
             running -= 1
 
-    return answered
+    return handle
 
 
 def reject_two_lengths(app: Any) -> Any:
@@ -385,7 +385,7 @@ def reject_two_lengths(app: Any) -> Any:
     and the second could name any user in the proxy's header (request smuggling, RFC 9112, 6.3).
     """
 
-    async def answered(scope: Any, receive: Receive, send: Any) -> None:
+    async def handle(scope: Any, receive: Receive, send: Any) -> None:
         if {b"content-length", b"transfer-encoding"} <= {name for name, _ in scope["headers"]}:
             headers = [(b"content-type", b"text/plain"), (b"connection", b"close")]
             await send({"type": "http.response.start", "status": 400, "headers": headers})
@@ -394,13 +394,13 @@ def reject_two_lengths(app: Any) -> Any:
             return
         await app(scope, receive, send)
 
-    return answered
+    return handle
 
 
 def answer_head(app: Any) -> Any:
     """Wrap an application so that it answers HEAD like GET, without the body."""
 
-    async def answered(scope: Any, receive: Receive, send: Any) -> None:
+    async def handle(scope: Any, receive: Receive, send: Any) -> None:
         if scope["type"] != "http":
             await app(scope, receive, send)
             return
@@ -419,7 +419,7 @@ def answer_head(app: Any) -> Any:
         # The server's own scope keeps HEAD, by which the server knows that no body follows.
         await app({**scope, "method": "GET"} if is_head else scope, receive, send_head)
 
-    return answered
+    return handle
 
 
 def _allow_head(name: bytes, value: bytes) -> tuple[bytes, bytes]:

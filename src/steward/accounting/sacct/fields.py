@@ -545,13 +545,13 @@ def _build_namespace(request: SacctRequest, clock: ClusterClock, now: datetime) 
     now_s = int(now.timestamp())
     units = request.units or ("=" if request.noconvert else "")
 
-    def elapsed(start_us: int | None, end_us: int | None, suspended_s: int | None) -> int:
+    def compute_elapsed(start_us: int | None, end_us: int | None, suspended_s: int | None) -> int:
         if not start_us:
             return 0
         end_s = end_us // 1_000_000 if end_us else now_s
         return max(0, end_s - start_us // 1_000_000 - (suspended_s or 0))
 
-    def planned(eligible_us: int | None, start_us: int | None, end_us: int | None) -> int:
+    def compute_planned(eligible_us: int | None, start_us: int | None, end_us: int | None) -> int:
         if not eligible_us:
             return 0
         until_us = start_us or end_us
@@ -565,7 +565,7 @@ def _build_namespace(request: SacctRequest, clock: ClusterClock, now: datetime) 
         "cpu_time": values.format_cpu_time,
         "date": clock[""],
         "dates": clock,
-        "elapsed": elapsed,
+        "elapsed": compute_elapsed,
         "exit_text": values.format_exit_status,
         "label": _format_label,
         "limit_minutes": _format_limit_minutes,
@@ -574,7 +574,7 @@ def _build_namespace(request: SacctRequest, clock: ClusterClock, now: datetime) 
         "memory": lambda text: values.format_memory(text, units),
         "number": _format_number,
         "path": _format_expanded_path if request.expand_patterns else _format_path,
-        "planned": planned,
+        "planned": compute_planned,
         "seconds": _format_seconds,
         "size": lambda number: values.format_unit_size(number, units),
         "state_text": values.format_state,

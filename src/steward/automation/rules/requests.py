@@ -15,11 +15,11 @@ from steward.automation.rules.store import Execution
 from steward.core.actions import (
     ActionMessage,
     Answer,
+    HostZone,
     Request,
     argument,
     described,
     option,
-    supplied,
 )
 from steward.core.layouts import Column, Layout
 
@@ -234,9 +234,7 @@ class RulesHistoryRequest(Request, frozen=True, kw_only=True):
     limit: Annotated[
         int, option("Maximum number of executions.", "--limit", "-L", ge=1, le=100_000)
     ] = 100
-    zone: Annotated[
-        str, supplied("IANA time zone of typed times; this host's if empty.", "zone")
-    ] = ""
+    zone: HostZone = ""
 
 
 def _read_run_time_s(row: Execution, _: object) -> str:

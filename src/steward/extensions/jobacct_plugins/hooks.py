@@ -6,10 +6,9 @@ system calls; a hook that hangs beyond that (in a library's C code) is ended tog
 process by the supervisor, which misses the heartbeat.
 
 :class:`HookCaller` turns an event into calls, with :class:`JobRun`, :class:`Step` or
-:class:`Message`
-as arguments. Raw node reports reach no hook, because a node may report anything: slurmd's hooks are
-called for ``step.launch`` and ``step.usage``, which the consumer ``jobs`` emits for a launch that
-is known to belong to a run.
+:class:`Message` as arguments. Raw node reports reach no hook, because a node may report anything:
+slurmd's hooks are called for ``step.launch`` and ``step.usage``, which the consumer ``jobs`` emits
+for a launch that is known to belong to a run.
 """
 
 import logging
