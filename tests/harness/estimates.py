@@ -58,7 +58,7 @@ CLUSTER = ClusterModel(
     },
 )
 CPUS = Rate(number=1, weights={"cpu": SU})
-SETTINGS = BankSettings(default_time_s=86400, default_account="rest")
+SETTINGS = BankSettings(default_account="rest")
 
 
 def estimator(*rates: Rate, picture: ClusterModel = CLUSTER) -> Estimator:

@@ -13,7 +13,7 @@ from allocation_requests import RATES, request, spec
 from job_submission import wait_until
 
 from steward.bank.billing import derive_use
-from steward.bank.estimate import Estimator, parse_options
+from steward.bank.estimate import UNLIMITED_S, Estimator, parse_options
 from steward.bank.prices import compute_price
 from steward.bank.records import Rate
 from steward.bank.settings import BankSettings
@@ -26,8 +26,7 @@ from steward.slurm.tres import count_requested_kinds
 pytestmark = [pytest.mark.matrix, pytest.mark.timeout(2400)]
 
 INSIDE = str(Path(__file__).parent / "slurm_calls.py")
-_LONGEST_S = 3600
-SETTINGS = BankSettings(default_time_s=_LONGEST_S, over_limit="charge")
+SETTINGS = BankSettings(over_limit="charge")
 _BATCH = 120
 """As many as fill the cluster's nodes in part, so that later ones get what is left."""
 
@@ -105,8 +104,8 @@ class Allocating:
     def _charge(self, record: JobRecord, rate: Rate) -> int:
         """What it would cost if it ran for as long as it may, and to Slurm's next look."""
         assert record.start is not None
-        # Slurm gives a year to what is without a limit; an estimate goes by the site's rule.
-        limit_s = min(record.time_limit_s or _LONGEST_S, _LONGEST_S)
+        # Slurm gives a year to what is without a limit; an estimate assumes a day.
+        limit_s = min(record.time_limit_s or UNLIMITED_S, UNLIMITED_S)
         end = record.start + timedelta(seconds=limit_s + 60)
         use = derive_use(record, rate, self.picture, SETTINGS, end=end)
         return compute_price(use, rate, UTC).amount

@@ -28,7 +28,7 @@ EVERYTHING = Rate(weights=dict.fromkeys(["cpu", "mem", "node", "gres/gpu", "bill
     [
         ("", 600),  # DefaultTime
         ("-p plain", 7200),  # else MaxTime
-        ("-p gpu", 86400),  # else the site's rule
+        ("-p gpu", 86400),  # else a day
         ("-t 5", 300),
         ("-t UNLIMITED", 3600),
         ("-t 0", 3600),

@@ -104,7 +104,6 @@ class BankSettings(Section, frozen=True, kw_only=True):
         unpaid: What happens to a queued job with insufficient funds.
         over_limit: Whether time past the time limit is charged.
         suspended: Whether suspended time is charged.
-        default_time_s: Time limit assumed if neither job nor partition has one, in seconds.
         warn_percent: Used shares of an allocation, in percent, at which notices are sent.
         warn_days: Days before an allocation's end at which a notice is sent.
         reconcile_s: Interval of reconciliation with Slurm's records, in seconds.
@@ -126,7 +125,6 @@ class BankSettings(Section, frozen=True, kw_only=True):
     unpaid: UnpaidRule = "hold"
     over_limit: Literal["free", "charge"] = "free"
     suspended: bool = False
-    default_time_s: int = 86_400
     warn_percent: tuple[int, ...] = (75, 90, 100)
     warn_days: int = 30
     reconcile_s: float = 60.0

@@ -110,6 +110,11 @@ class PartitionModel(_Model, frozen=True):
     def_mem_per_gpu_mib: int = 0
     billing: dict[str, str] = {}
 
+    @property
+    def usual_time_s(self) -> int | None:
+        """Time limit of a job that requests none, in seconds; None for no limit."""
+        return self.max_time_s if self.default_time_s is None else self.default_time_s
+
 
 class ClusterModel(_Model, frozen=True):
     """Model of one cluster at one moment.

@@ -16,7 +16,7 @@ from steward.bank.estimate.descriptions import (
     describe_record,
     is_compatible,
 )
-from steward.bank.estimate.estimator import OVERRUN_S, Estimator
+from steward.bank.estimate.estimator import OVERRUN_S, UNLIMITED_S, Estimator
 from steward.bank.estimate.quote_options import find_script, parse_jobs, parse_options
 from steward.bank.estimate.request_limits import count_array_tasks
 from steward.bank.records import JobRequest, Quote, Rate
@@ -25,6 +25,7 @@ from steward.slurm.cluster_model import ClusterModel
 
 __all__ = [
     "OVERRUN_S",
+    "UNLIMITED_S",
     "Estimator",
     "add_unshown_requests",
     "apply_update",

@@ -28,6 +28,8 @@ from steward.bank.settings import BankSettings
 from steward.core.timestamps import from_micros
 from steward.slurm.cluster_model import ClusterModel
 
+UNLIMITED_S: Final = 86_400
+"""Time limit assumed if neither job nor partition has one, in seconds."""
 OVERRUN_S: Final = 60
 """Time that a job may exceed its limit, in seconds: slurmctld checks limits twice a minute, and
 ends overdue jobs at the next check."""
@@ -196,16 +198,13 @@ class Estimator:
     def time_s(self, limit: int | None, site: PartitionLimits) -> int:
         """Return how long a job may hold its allocation, in seconds; ``limit`` is in minutes."""
         part = site.partition
-        seconds: int | None
         if limit is None:
-            seconds = part.default_time_s if part.default_time_s is not None else part.max_time_s
+            seconds = part.usual_time_s
         else:
             # Zero requests no time limit, see sbatch(1).
             seconds = limit * 60 if limit > 0 else part.max_time_s
-        if seconds is None:
-            seconds = self._settings.default_time_s
-        over = part.over_time_s
-        return seconds + (self._settings.default_time_s if over is None else over) + OVERRUN_S
+        times = (seconds, part.over_time_s)
+        return OVERRUN_S + sum(UNLIMITED_S if time is None else time for time in times)
 
     def _partitions(self, job: JobRequest) -> Sequence[str]:
         """Return the partitions that a job may use."""

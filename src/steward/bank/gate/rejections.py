@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from steward.bank.errors import NoEstimate
+from steward.bank.estimate import UNLIMITED_S
 from steward.bank.gate.balances import AccountBalances
 from steward.bank.gate.policy import GateRules, to_datetime
 from steward.bank.money import format_money
@@ -131,12 +132,8 @@ def _format_assumed_limit(rules: GateRules, case: "AdmissionCase", quote: Quote)
     if estimator is None or is_given or not quote.tres:
         return []
     partition = estimator.model.partitions.get(quote.partition)
-    seconds = None
-    if partition is not None:
-        seconds = (
-            partition.max_time_s if partition.default_time_s is None else partition.default_time_s
-        )
-    minutes = (rules.bank.default_time_s if seconds is None else seconds) // 60
+    seconds = None if partition is None else partition.usual_time_s
+    minutes = (UNLIMITED_S if seconds is None else seconds) // 60
     clock = _format_minutes(minutes)
     return [
         f"  The job has no time limit, so the price is for {clock}: a shorter --time costs less."

@@ -339,7 +339,7 @@ def _check_bank_section(settings: Settings) -> Iterator[ConfigProblem]:
                 ("bank", "warn_percent"),
                 f"'bank.warn_percent' contains {percent}: use percentages of 1 or more",
             )
-    for name in ("reconcile_s", "without_ledger_s", "default_time_s"):
+    for name in ("reconcile_s", "without_ledger_s"):
         if not getattr(bank, name):
             yield ConfigProblem(("bank", name), f"'bank.{name}' must be above 0")
     if not bank.unit.strip():
