@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from job_submission import PATIENCE
 from kafka_jobs import Topic
 
 from steward.core.config import RedactSettings
+from steward.core.consumers import Append
 from steward.core.events import JOB_SCRIPT, Event
 from steward.core.redaction import Redactor
 from steward.core.script_stores import IncomingStore, IncomingStores
@@ -110,32 +111,38 @@ class Consumer:
             client.close()
 
 
+def make_source(
+    topic: Topic,
+    group: str,
+    directory: Path,
+    append: Append,
+    *,
+    own: str = "",
+    check_every_s: float = CHECK_EVERY_S,
+    options: Mapping[str, str] | None = None,
+) -> KafkaSource:
+    """Make a member of a group, with options of librdkafka's."""
+    converter = MessageConverter(
+        Redactor(RedactSettings()), lambda cluster, key: False, set, with_environments=True
+    )
+    return KafkaSource(
+        "all",
+        ConsumeSettings(broker=topic.broker(options={"group.id": group, **(options or {})})),
+        {own},
+        IncomingStores([IncomingStore("state", str(directory))]),
+        converter,
+        append,
+        check_every_s=check_every_s,
+    )
+
+
 class Source:
     """A member of a group, in a thread of its own, that keeps its events in a list."""
 
-    def __init__(
-        self,
-        topic: Topic,
-        group: str,
-        directory: Path,
-        *,
-        own: str = "",
-        check_every_s: float = CHECK_EVERY_S,
-    ) -> None:
+    def __init__(self, topic: Topic, group: str, directory: Path, **more: Any) -> None:
         self.events: list[Event] = []
         self.stop = Stop()
-        taking = MessageConverter(
-            Redactor(RedactSettings()), lambda cluster, key: False, set, with_environments=True
-        )
-        self.source = KafkaSource(
-            "all",
-            ConsumeSettings(broker=topic.broker(options={"group.id": group})),
-            {own},
-            IncomingStores([IncomingStore("state", str(directory))]),
-            taking,
-            self.append,
-            check_every_s=check_every_s,
-        )
+        self.source = make_source(topic, group, directory, self.append, **more)
         self._thread = threading.Thread(
             target=self.source.run, args=(self.stop, lambda: None), daemon=True
         )
@@ -147,6 +154,9 @@ class Source:
 
     def scripts(self) -> list[str]:
         return [event.key for event in self.events if event.kind == JOB_SCRIPT]
+
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
 
     def end(self) -> None:
         self.stop.set()

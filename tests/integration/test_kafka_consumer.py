@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 from job_submission import wait_until
-from kafka_consumer import Consumer, Source
+from kafka_consumer import Consumer, Source, make_source
 from kafka_jobs import SECOND, SUBMIT, UID, VERSION, Topic, document, ended, identity
 from sink_contents import ids_of
 from spool_daemon import Daemon, archived, chance_of, journalled, settings_in, submit
 
 from servers.kafka import Kafka
 from steward.core.config import ArchiveSettings
+from steward.core.events import JOB_SCRIPT, Event
 from steward.core.redaction import REDACTED
 from steward.extensions.kafka.settings import ConsumeSettings, KafkaSinkSettings
 
@@ -256,6 +257,32 @@ def test_members_that_come_and_go_share_without_gap_or_double(topic: Topic, tmp_
     sender.join()
     taken = [key for member in members for key in member.scripts()]
     assert len(taken) == len(set(taken)) == 2000
+
+
+def test_a_member_that_closes_while_it_is_assigned_partitions_ends_without_error(
+    topic: Topic, tmp_path: Path
+) -> None:
+    from confluent_kafka import ConsumerGroupState
+
+    group = str(uuid.uuid4())
+    topic.send(document(1, b"x"))
+    events: list[Event] = []
+    source = make_source(topic, group, tmp_path, events.extend)
+    assert not source.import_batch(lambda: None)
+
+    def is_assigned() -> bool:
+        admin = topic.kafka.admin()
+        (described,) = admin.describe_consumer_groups([group], request_timeout=10).values()
+        return bool(described.result(10).state == ConsumerGroupState.STABLE)
+
+    # The client joins in the background; without a poll the assignment waits for its callback.
+    eventually(is_assigned)
+    time.sleep(1)
+    source.close()
+    assert events == []
+    eventually(lambda: source.import_batch(lambda: None))
+    source.close()
+    assert [event.kind for event in events].count(JOB_SCRIPT) == 1
 
 
 def test_what_is_captured_here_is_not_a_topics_to_say(topic: Topic, tmp_path: Path) -> None:

@@ -497,7 +497,7 @@ class KafkaSource:
         self._ended_partitions = set()
         self._consumer.subscribe(
             [self._settings.broker.topic],
-            on_assign=self._recreation_guard.check_offsets,
+            on_assign=self._on_assign,
             on_revoke=self._on_revoke,
             on_lost=self._on_lost,
         )
@@ -525,10 +525,17 @@ class KafkaSource:
             "fetch.queue.backoff.ms": 20,
         }
 
+    # librdkafka calls these three from within poll and close. ``close`` needs none of them.
+
+    def _on_assign(self, consumer: Any, partitions: list[Any]) -> None:
+        if self._recreation_guard is not None:
+            self._recreation_guard.check_offsets(consumer, partitions)
+
     def _on_revoke(self, _consumer: Any, partitions: list[Any]) -> None:
-        # Called from within poll and close: the last moment to commit these partitions.
         del partitions
-        self._persist_batch()
+        if self._consumer is not None:
+            # The last moment to commit these partitions.
+            self._persist_batch()
 
     def _on_lost(self, _consumer: Any, partitions: list[Any]) -> None:
         for partition in partitions:
@@ -539,7 +546,12 @@ class KafkaSource:
     def close(self) -> None:
         """Leave the consumer group; messages in memory are dropped and come again."""
         self._clear_batch()
-        if self._consumer is not None:
-            consumer, self._consumer = self._consumer, None
+        consumer, self._consumer, self._recreation_guard = self._consumer, None, None
+        if consumer is None:
+            return
+        assert self._connection is not None, "there is a consumer"
+        try:
             consumer.close()
-            self._recreation_guard = None
+        except self._connection.lib.KafkaException as error:
+            # After a fatal error, which was logged already, librdkafka closes with that error.
+            log.debug("consume.%s cannot leave its group: %s", self._name, error)
