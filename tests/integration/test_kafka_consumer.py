@@ -285,6 +285,23 @@ def test_a_member_that_closes_while_it_is_assigned_partitions_ends_without_error
     assert [event.kind for event in events].count(JOB_SCRIPT) == 1
 
 
+def test_a_member_whose_name_another_takes_waits_and_joins_again(
+    topic: Topic, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    group = str(uuid.uuid4())
+    options = {"group.instance.id": "one"}
+    first = Source(topic, group, tmp_path / "0", options=options)
+    topic.send(document(1, b"x"))
+    eventually(lambda: bool(first.scripts()))
+    second = Source(topic, group, tmp_path / "1", options=options)
+    eventually(lambda: "fenced" in caplog.text.lower())
+    second.end()
+    topic.send(document(2, b"x"))
+    eventually(lambda: len(first.scripts() + second.scripts()) == 2)
+    assert first.is_alive()
+    first.end()
+
+
 def test_what_is_captured_here_is_not_a_topics_to_say(topic: Topic, tmp_path: Path) -> None:
     topic.send(document(1, b"forged", cluster="mine"), document(2, b"x", cluster="theirs"))
     source = Source(topic, str(uuid.uuid4()), tmp_path, own="mine")

@@ -456,12 +456,14 @@ class KafkaSource:
             codes.TOPIC_AUTHORIZATION_FAILED,
             codes.GROUP_AUTHORIZATION_FAILED,
             codes._MAX_POLL_EXCEEDED,
+            # Such as a static member whose group.instance.id another consumer took.
+            codes._FATAL,
         }
         problem = (
             f"cannot receive from {self._connection.describe_topic()}: "
             f"{self._connection.describe_error(error)}"
         )
-        if error.fatal() or error.code() in fatal_codes:
+        if error.code() in fatal_codes:
             raise KafkaUnavailable(problem)
         # The client recovers alone.
         self._log_problem(problem)
@@ -547,11 +549,5 @@ class KafkaSource:
         """Leave the consumer group; messages in memory are dropped and come again."""
         self._clear_batch()
         consumer, self._consumer, self._recreation_guard = self._consumer, None, None
-        if consumer is None:
-            return
-        assert self._connection is not None, "there is a consumer"
-        try:
+        if consumer is not None:
             consumer.close()
-        except self._connection.lib.KafkaException as error:
-            # After a fatal error, which was logged already, librdkafka closes with that error.
-            log.debug("consume.%s cannot leave its group: %s", self._name, error)
