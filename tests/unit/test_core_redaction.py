@@ -1,3 +1,4 @@
+import hashlib
 import random
 import re
 import stat
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from steward.core.config import RedactSettings, Settings
 from steward.core.errors import UsageError
 from steward.core.records import JobRecord
-from steward.core.redaction import REDACTED, Redactor, make_redactor
+from steward.core.redaction import REDACTED, UNCHANGED, Redactor, VerdictCache, make_redactor
 
 REDACTOR = Redactor(RedactSettings())
 
@@ -242,6 +243,55 @@ def test_a_cached_entry_is_redacted_again() -> None:
     block = b"TOKEN=abc\0"
     assert REDACTOR.redact_entries(block) == REDACTOR.redact_entries(block)
     assert b"abc" not in REDACTOR.redact_entries(block).data
+
+
+class _CountingRedactor(Redactor):
+    """Counts the names that it judges."""
+
+    judged = 0
+
+    def is_secret(self, name: bytes) -> bool:
+        self.judged += 1
+        return super().is_secret(name)
+
+
+def test_an_entry_of_any_size_is_scanned_once() -> None:
+    redactor = _CountingRedactor(RedactSettings())
+    shared = b"".join(b"LIST%d=%s\0" % (size, b"/opt" * size) for size in (1, 200, 2000, 30_000))
+    for job in range(100):
+        redactor.redact_entries(b"%sSLURM_JOB_NAME=job%d\0" % (shared, job))
+    assert redactor.judged == 4 + 100
+
+
+def test_a_large_secret_is_redacted_again_from_the_cache() -> None:
+    block = b"TOKEN=%s\0LIST=%s\0" % (b"x" * 5000, b"/opt" * 5000)
+    for _ in range(2):
+        assert REDACTOR.redact_entries(block).data == b"TOKEN=%s\0LIST=%s\0" % (
+            REDACTED,
+            b"/opt" * 5000,
+        )
+
+
+def test_entries_of_many_jobs_outlive_those_of_one() -> None:
+    judged: list[bytes] = []
+
+    def judge(entry: bytes) -> bytes:
+        judged.append(entry)
+        return UNCHANGED
+
+    cache = VerdictCache(judge, max_bytes=100_000)
+    for job in range(10_000):
+        assert cache.get_all([b"PATH=/bin", b"JOB=%d" % job]) == [UNCHANGED, UNCHANGED]
+    assert judged.count(b"PATH=/bin") == 1
+    # What did not return was dropped.
+    cache.get_all([b"JOB=0"])
+    assert judged.count(b"JOB=0") == 2
+
+
+def test_no_text_passes_for_the_digest_of_a_large_entry() -> None:
+    large = b"LIST=" + b"/opt" * 5000
+    keys = [large, hashlib.blake2b(large, digest_size=32).digest()]
+    assert VerdictCache(lambda entry: entry[:1]).get_all(keys) == [key[:1] for key in keys]
 
 
 def test_the_site_may_add_replace_and_except() -> None:

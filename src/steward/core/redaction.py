@@ -14,7 +14,7 @@ import math
 import os
 import re
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from heapq import merge
 
@@ -98,12 +98,14 @@ Each begins with a fixed letter, so that the search skips all other positions at
 never backtracks (``++``). A lookbehind (``(?<=``) checks what must precede.
 """
 
-_UNCHANGED = b""
-"""Cache value for an unchanged entry: no redacted entry is empty."""
-_CACHE_ENTRIES = 20_000
-"""Most environment entries in the cache; it is then emptied."""
-_CACHE_ENTRY_BYTES = 512
-"""Largest entry to cache, in bytes."""
+UNCHANGED = b""
+"""Verdict on an entry without secrets: no redacted entry is empty."""
+CACHE_BYTES = 8 << 20
+"""Most bytes of the verdicts that a redactor remembers."""
+_LARGEST_KEY_BYTES = 2048
+"""Largest entry that is a key of the cache itself, in bytes: a digest of it costs more time."""
+_VERDICT_BYTES = 200
+"""Memory that a verdict takes in addition to its entry and its text, in bytes."""
 _ASSIGNMENT = re.compile(
     rb"(?:^|[\s;&|(\"'])(?P<name>[A-Za-z_][A-Za-z0-9_-]{1,80})[\"']?[ \t]*[=:][ \t]*"
     rb"(?P<value>[\"']?[^\s\"';&|)]{4,200})"
@@ -181,6 +183,58 @@ class RedactedEnvironment(msgspec.Struct, frozen=True):
     names: tuple[str, ...]
 
 
+class VerdictCache:
+    """Verdicts on environment entries, which are nearly the same in every job.
+
+    Two generations: a full one becomes the older one, and what is found there moves to the new
+    one, so that the entries of many jobs outlive those of a single job.
+
+    Args:
+        judge: Returns the verdict on a new entry: its redacted text, or :data:`UNCHANGED`.
+        max_bytes: Most bytes of both generations.
+    """
+
+    def __init__(self, judge: Callable[[bytes], bytes], max_bytes: int = CACHE_BYTES) -> None:
+        self._judge = judge
+        self._generation_bytes = max_bytes // 2
+        self._recent: dict[bytes, bytes] = {}
+        self._older: dict[bytes, bytes] = {}
+        self._size = 0
+
+    def get_all(self, entries: list[bytes]) -> list[bytes]:
+        """Return the verdicts on entries, in order; an entry contains no NUL."""
+        keys = entries
+        if len(max(entries, key=len)) > _LARGEST_KEY_BYTES:
+            keys = [
+                entry if len(entry) <= _LARGEST_KEY_BYTES else _make_digest(entry)
+                for entry in entries
+            ]
+        # One call into C looks all of them up.
+        verdicts = list(map(self._recent.get, keys))
+        return [
+            self._add(key, entry) if verdict is None else verdict
+            for key, entry, verdict in zip(keys, entries, verdicts, strict=True)
+        ]
+
+    def _add(self, key: bytes, entry: bytes) -> bytes:
+        """Add an entry to the recent generation; return the verdict on it."""
+        verdict = self._older.get(key)
+        if verdict is None:
+            verdict = self._judge(entry)
+        size = len(key) + len(verdict) + _VERDICT_BYTES
+        if self._size + size > self._generation_bytes:
+            self._older, self._recent, self._size = self._recent, {}, 0
+        if size <= self._generation_bytes:
+            self._recent[key] = verdict
+            self._size += size
+        return verdict
+
+
+def _make_digest(entry: bytes) -> bytes:
+    """Make the key of a large entry; the NUL keeps it apart from every entry."""
+    return b"\0" + hashlib.blake2b(entry, digest_size=32).digest()
+
+
 class Redactor:
     """Remover of secrets from environments, texts, names and paths, by the site's patterns.
 
@@ -207,22 +261,16 @@ class Redactor:
         self._name_pattern = _join_patterns("names", (*names, *settings.names), re.IGNORECASE)
         self._value_pattern = _join_patterns("values", (*values, *settings.values), re.DOTALL)
         self._kept_names = frozenset(name.encode() for name in settings.keep)
-        self._entries_cache: dict[bytes, bytes] = {}
+        self._verdicts = VerdictCache(self._redact_entry)
 
     def redact_entries(self, block: bytes) -> RedactedEnvironment:
         """Redact NUL-separated ``NAME=value`` entries; all other bytes stay unchanged."""
         entries = block.split(b"\0")
-        # One call into C looks all entries up in the cache: most are the same in every job.
-        cached_entries = list(map(self._entries_cache.get, entries))
-        if None in cached_entries:
-            cached_entries = [
-                self._redact_entry(entry) if cached is None else cached
-                for entry, cached in zip(entries, cached_entries, strict=True)
-            ]
-        if cached_entries.count(_UNCHANGED) == len(cached_entries):
+        verdicts = self._verdicts.get_all(entries)
+        if verdicts.count(UNCHANGED) == len(verdicts):
             return RedactedEnvironment(block, ())
         names = []
-        for index, redacted in enumerate(cached_entries):
+        for index, redacted in enumerate(verdicts):
             if redacted:
                 entries[index] = redacted
                 names.append(redacted.partition(b"=")[0].decode("utf-8", "backslashreplace"))
@@ -241,32 +289,24 @@ class Redactor:
         return self._name_pattern.search(name.replace(b"-", b"_")) is not None
 
     def _redact_entry(self, entry: bytes) -> bytes:
-        """Redact one entry and cache the result."""
-        redacted = self._redact_uncached(entry)
-        if redacted == entry:
-            redacted = _UNCHANGED
-        if len(entry) <= _CACHE_ENTRY_BYTES:
-            if len(self._entries_cache) >= _CACHE_ENTRIES:
-                self._entries_cache.clear()
-            self._entries_cache[entry] = redacted
-        return redacted
-
-    def _redact_uncached(self, entry: bytes) -> bytes:
-        """Redact one ``NAME=value`` entry."""
+        """Return one redacted ``NAME=value`` entry, or :data:`UNCHANGED`."""
         name, equals, value = entry.partition(b"=")
         if not equals:
-            return REDACTED if self._value_pattern and self._value_pattern.search(entry) else entry
-        if name in self._kept_names or not value:
-            return entry
-        if self.is_secret(name):
-            return name + b"=" + REDACTED
-        if self._value_pattern and self._value_pattern.search(value):
-            return name + b"=" + REDACTED
+            has_token = self._value_pattern and self._value_pattern.search(entry)
+            return REDACTED if has_token and entry != REDACTED else UNCHANGED
+        if name in self._kept_names or not value or value == REDACTED:
+            return UNCHANGED
+        return name + b"=" + REDACTED if self._has_secret(name, value) else UNCHANGED
+
+    def _has_secret(self, name: bytes, value: bytes) -> bool:
+        """Return whether a variable must lose its value."""
+        if self.is_secret(name) or (self._value_pattern and self._value_pattern.search(value)):
+            return True
         if (b"=" in value or b":" in value) and self._has_assignment(value):
-            return name + b"=" + REDACTED
-        if self._name_pattern is not None and is_random(value) and not name.startswith(_NOT_RANDOM):
-            return name + b"=" + REDACTED
-        return entry
+            return True
+        return (
+            self._name_pattern is not None and is_random(value) and not name.startswith(_NOT_RANDOM)
+        )
 
     def _has_assignment(self, value: bytes) -> bool:
         """Return whether a value assigns to a secret name, as SLURM_EXPORT_ENV may."""
