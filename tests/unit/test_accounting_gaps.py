@@ -19,7 +19,7 @@ from steward.cli.output import Style
 from steward.core.actions import ActionError, decode_request
 from steward.core.errors import PermissionRefused
 from steward.core.events import JOB_MISSED, MissedJobs
-from steward.daemon.contexts import ACTIONS
+from steward.daemon.registry import ACTIONS
 from steward.slurm.settings import ClusterSettings
 
 

@@ -43,8 +43,7 @@ from steward.core.config import AccessSettings, Settings
 from steward.core.errors import PermissionRefused, UnknownCredential, UsageError
 from steward.core.munge import MungeUnavailable, hash_body
 from steward.core.section import TlsSettings
-from steward.daemon.contexts import ACTIONS
-from steward.daemon.registry import import_actions
+from steward.daemon.registry import ACTIONS, import_actions
 from steward.slurm.settings import ClusterSettings
 from steward.web.settings import WebSettings
 

@@ -30,7 +30,7 @@ from steward.core.actions import (
 )
 from steward.core.errors import NotFound, Unavailable, UsageError
 from steward.core.journal import Journal
-from steward.daemon.contexts import ACTIONS
+from steward.daemon.registry import ACTIONS
 from steward.web.api.endpoints import ACTION_ENDPOINTS, read_json_body
 
 BY_BODY = {one.action: one for one in ACTION_ENDPOINTS}

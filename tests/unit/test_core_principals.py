@@ -45,7 +45,7 @@ from steward.core.principals import (
     ServicePrincipal,
 )
 from steward.core.rpc import VERSION, ActionRequest
-from steward.daemon.contexts import ACTIONS
+from steward.daemon.registry import ACTIONS
 from steward.slurm.job_changes import JobChanges
 
 ROOT = Path(steward.__file__).parent

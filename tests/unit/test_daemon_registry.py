@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from steward.core.actions import Registry
 from steward.daemon.action_index import ACTION_INDEX
-from steward.daemon.contexts import ACTIONS
-from steward.daemon.registry import get_action, import_actions
+from steward.daemon.registry import ACTIONS, get_action, import_actions
+from steward.daemon.request_service import RequestService
 
 ROOT = Path(__file__).parents[2]
 
@@ -46,3 +47,37 @@ def test_who_asks_for_one_thing_imports_no_other_room() -> None:
     assert "steward.archive.lookup" in found
     others = {entry.module for entry in ACTION_INDEX.values()} - {"steward.archive.lookup"}
     assert others.isdisjoint(found)
+
+
+def test_a_registry_imports_an_action_when_it_is_needed() -> None:
+    lines = (
+        "import sys",
+        "from steward.core.config import Settings",
+        "from steward.daemon.contexts import make_registry",
+        "from steward.daemon.request_service import RequestService",
+        "service = RequestService(make_registry(Settings(state_dir='/nonexistent')))",
+        "print(*sys.modules)",
+        'service.preload(b\'{"v": 1, "action": "archive.list", "args": {}}\')',
+        "print(*sys.modules)",
+    )
+    words = [sys.executable, "-c", "\n".join(lines)]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    before, after = (set(line.split()) for line in done.stdout.splitlines())
+    modules = {entry.module for entry in ACTION_INDEX.values()}
+    assert not modules & before
+    assert modules & after == {"steward.archive.lookup"}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"",
+        b"\xff",
+        b"[1]",
+        b"[" * 100_000,
+        b'{"v": 9, "action": "archive.list"}',
+        b'{"v": 1, "action": "nothing"}',
+    ],
+)
+def test_preloading_leaves_bad_requests_to_the_process_that_answers(line: bytes) -> None:
+    RequestService(Registry(declared=ACTIONS)).preload(line)

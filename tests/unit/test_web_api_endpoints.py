@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from steward.core.errors import StewardError
 from steward.core.rpc import decode_reply_line, encode_error_line, make_error
-from steward.daemon.contexts import ACTIONS
+from steward.daemon.registry import ACTIONS
 from steward.slurm import (
     UnknownJob,
     UnknownNode,

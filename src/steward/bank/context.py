@@ -196,13 +196,11 @@ class Rights(msgspec.Struct, frozen=True, kw_only=True):
 
 def make_led_accounts_reader(
     settings: Settings,
-) -> Callable[[str, frozenset[str]], frozenset[str]] | None:
-    """Return a function that lists the accounts a user leads, for Access; None without a bank.
+) -> Callable[[str, frozenset[str]], frozenset[str]]:
+    """Return a function that lists the accounts a user leads, for Access.
 
     It reads the ledger at most once a minute, also in a process that streams events for long.
     """
-    if not settings.bank.enabled:
-        return None
 
     @functools.lru_cache(maxsize=256)
     def read(user: str, coordinated: frozenset[str], _minute: int) -> frozenset[str]:

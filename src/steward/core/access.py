@@ -395,3 +395,13 @@ def make_access(
         # Without a state directory there is nothing to see yet, for anyone.
         own_uid = os.geteuid()
     return Access(settings.access, own_uid, ClusterRolesFiles(settings.state_dir).get, list_led)
+
+
+def list_web_uids(settings: Settings) -> frozenset[int]:
+    """Return the uids that ``steward web`` may run as: [web] user, if [web] is configured."""
+    if not settings.web.listen:
+        return frozenset()
+    try:
+        return frozenset({pwd.getpwnam(settings.web.user).pw_uid})
+    except KeyError:
+        return frozenset()

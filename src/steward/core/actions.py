@@ -476,17 +476,21 @@ class Registry:
     """Registry of actions by name, with the contexts that they run in.
 
     Args:
-        actions: All actions to register.
+        actions: Actions to register.
         context_makers: For each package the maker of its context; called once, when first needed.
             Without a maker a package's actions can be described but not run.
+        declared: Further actions by name, looked up when first needed.
     """
 
     def __init__(
         self,
         actions: Iterable[Action] = (),
         context_makers: Mapping[str, ContextMaker] | None = None,
+        *,
+        declared: Mapping[str, Action] | None = None,
     ) -> None:
         self._actions: dict[str, Action] = {}
+        self._declared = declared or {}
         self._context_makers = dict(context_makers or {})
         self._contexts: dict[str, Any] = {}
         for action in actions:
@@ -503,7 +507,8 @@ class Registry:
         self._actions[action.name] = action
 
     def __iter__(self) -> Iterator[Action]:
-        return iter(self._actions.values())
+        yield from self._actions.values()
+        yield from self._declared.values()
 
     def get(self, name: str) -> Action:
         """Return the action of that name.
@@ -511,7 +516,7 @@ class Registry:
         Raises:
             ActionError: There is none.
         """
-        action = self._actions.get(name)
+        action = self._actions.get(name) or self._declared.get(name)
         if action is None:
             raise ActionError(f"unknown action {name!r}", name)
         return action

@@ -1,26 +1,18 @@
 """Registry of all actions with their contexts, for the processes that run any action.
 
-``ACTIONS`` holds every action by name; ``make_registry`` makes the registry of a configuration,
-whose contexts are created when needed. The daemon's socket and the command line of root and
-Steward's user run actions through it, so access is decided in one way. ``append_once``
-sends events to the journal's writer. A caller that needs one action uses
-``daemon/registry.py``, which imports one package.
+``make_registry`` makes the registry of a configuration. It imports the module of an action, and
+makes the context of its package, when they are first needed. The daemon's socket and the command
+line of root and Steward's user run actions through it, so access is decided in one way.
+``append_once`` sends events to the journal's writer. ``daemon/registry.py`` finds an action without
+its context.
 """
 
-from collections.abc import Sequence
-from typing import Final
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from steward.accounting.context import AccountingContext
-from steward.admin.credentials.sessions import CredentialsContext
-from steward.admin.doctor.findings import DoctorContext
-from steward.admin.journal import JournalContext
-from steward.admin.status.summary import StatusContext
-from steward.archive.context import ArchiveContext
-from steward.automation.actions import AutomationContext
-from steward.automation.rules.actions import RulesContext
-from steward.bank.context import BankContext, make_led_accounts_reader
 from steward.core.access import make_access
-from steward.core.actions import Action, Registry
+from steward.core.actions import Registry
 from steward.core.config import Settings
 from steward.core.errors import UsageError
 from steward.core.events import Event
@@ -28,64 +20,124 @@ from steward.core.journal import JournalLink, JournalUnavailable
 from steward.core.journal.control import ClearMissed, send_command
 from steward.core.journal.store import encode_rows
 from steward.core.waits import Stop
-from steward.daemon.registry import import_actions
-from steward.jobs.queries import list_clusters
-from steward.reports.context import ReportsContext
-from steward.reports.events import EventsContext
-from steward.reports.history.context import HistoryContext
-
-ACTIONS: Final[dict[str, Action]] = import_actions()
-"""Every action, by its name."""
+from steward.daemon.registry import ACTIONS
 
 
 def make_registry(settings: Settings) -> Registry:
-    """Make the registry of all actions of a configuration; contexts are created when needed."""
-    access = make_access(settings, make_led_accounts_reader(settings))
+    """Make the registry of all actions of a configuration."""
+    return _Contexts(settings).registry
 
-    def order(events: Sequence[Event]) -> None:
-        append_once(settings, events)
 
-    def record_refill(consumer: str, since_s: int) -> None:
-        send_command(settings.state_dir, ClearMissed(consumer, since_s))
+class _Contexts:
+    """Makers of contexts, by package; each imports its package when called."""
 
-    def archive() -> ArchiveContext:
-        if settings.forward.to:
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._access = make_access(
+            settings, self._read_led_accounts if settings.bank.enabled else None
+        )
+        makers = (
+            *(self.accounting, self.archive, self.automation, self.bank, self.credentials),
+            *(self.doctor, self.events, self.history, self.journal, self.reports, self.rules),
+            self.status,
+        )
+        self.registry = Registry((), {make.__name__: make for make in makers}, declared=ACTIONS)
+
+    def accounting(self) -> Any:
+        from steward.accounting.context import AccountingContext
+
+        self._reject_on_controller("job records")
+        return AccountingContext(self._settings, access=self._access, append=self._append)
+
+    def archive(self) -> Any:
+        from steward.archive.context import ArchiveContext
+
+        self._reject_on_controller("archive and no sinks")
+        return ArchiveContext(
+            self._settings,
+            access=self._access,
+            append=self._append,
+            mark_refilled=self._record_refill,
+        )
+
+    def automation(self) -> Any:
+        from steward.automation.actions import AutomationContext
+
+        return AutomationContext(self._settings, access=self._access, registry=self.registry)
+
+    def bank(self) -> Any:
+        from steward.bank.context import BankContext
+
+        return BankContext(self._settings, access=self._access)
+
+    def credentials(self) -> Any:
+        from steward.admin.credentials.sessions import CredentialsContext
+
+        return CredentialsContext(self._settings, access=self._access)
+
+    def doctor(self) -> Any:
+        from steward.admin.doctor.findings import DoctorContext
+
+        return DoctorContext(
+            self._settings,
+            access=self._access,
+            make_registry=lambda: make_registry(self._settings),
+        )
+
+    def events(self) -> Any:
+        from steward.reports.events import EventsContext
+
+        return EventsContext(self._settings, self._access)
+
+    def history(self) -> Any:
+        from steward.reports.history.context import HistoryContext
+
+        return HistoryContext(self._settings, access=self._access)
+
+    def journal(self) -> Any:
+        from steward.admin.journal import JournalContext
+        from steward.jobs.queries import list_clusters
+
+        state_dir = self._settings.state_dir
+        return JournalContext(state_dir, self._access, list_clusters(self._settings))
+
+    def reports(self) -> Any:
+        from steward.reports.context import ReportsContext
+
+        return ReportsContext(self._settings, access=self._access)
+
+    def rules(self) -> Any:
+        from steward.automation.rules.actions import RulesContext
+
+        return RulesContext(self._settings, access=self._access)
+
+    def status(self) -> Any:
+        from steward.admin.status.summary import StatusContext
+
+        return StatusContext(self._settings, access=self._access, registry=self.registry)
+
+    def _read_led_accounts(self, user: str, coordinated: frozenset[str]) -> frozenset[str]:
+        return self._led_accounts_reader(user, coordinated)
+
+    @functools.cached_property
+    def _led_accounts_reader(self) -> Callable[[str, frozenset[str]], frozenset[str]]:
+        from steward.bank.context import make_led_accounts_reader
+
+        return make_led_accounts_reader(self._settings)
+
+    def _append(self, events: Sequence[Event]) -> None:
+        append_once(self._settings, events)
+
+    def _record_refill(self, consumer: str, since_s: int) -> None:
+        send_command(self._settings.state_dir, ClearMissed(consumer, since_s))
+
+    def _reject_on_controller(self, missing: str) -> None:
+        receiver = self._settings.forward.to
+        if receiver:
             raise UsageError(
-                "a controller has no archive and no sinks: run the command against the "
-                f"Steward at {settings.forward.to}",
-                settings.forward.to,
+                f"a controller has no {missing}: run the command against the Steward at {receiver}",
+                receiver,
             )
-        return ArchiveContext(settings, access=access, append=order, mark_refilled=record_refill)
-
-    def accounting() -> AccountingContext:
-        if settings.forward.to:
-            raise UsageError(
-                "a controller has no job records: run the command against the Steward at "
-                f"{settings.forward.to}",
-                settings.forward.to,
-            )
-        return AccountingContext(settings, access=access, append=order)
-
-    registry = Registry(
-        tuple(ACTIONS.values()),
-        {
-            "accounting": accounting,
-            "archive": archive,
-            "automation": lambda: AutomationContext(settings, access=access, registry=registry),
-            "bank": lambda: BankContext(settings, access=access),
-            "credentials": lambda: CredentialsContext(settings, access=access),
-            "doctor": lambda: DoctorContext(
-                settings, access=access, make_registry=lambda: make_registry(settings)
-            ),
-            "events": lambda: EventsContext(settings, access),
-            "rules": lambda: RulesContext(settings, access=access),
-            "status": lambda: StatusContext(settings, access=access, registry=registry),
-            "history": lambda: HistoryContext(settings, access=access),
-            "reports": lambda: ReportsContext(settings, access=access),
-            "journal": lambda: JournalContext(settings.state_dir, access, list_clusters(settings)),
-        },
-    )
-    return registry
 
 
 def append_once(settings: Settings, events: Sequence[Event]) -> None:

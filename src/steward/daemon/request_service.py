@@ -8,6 +8,7 @@ process, which acts for many users, may send more on a connection, each with the
 forks.
 """
 
+import contextlib
 import logging
 import os
 import pwd
@@ -33,6 +34,7 @@ from steward.core.errors import (
 from steward.core.rpc import (
     LONGEST_REQUEST,
     ActionRequest,
+    RawRequest,
     decode_request,
     encode_answer_line,
     encode_error_line,
@@ -104,6 +106,12 @@ class RequestService:
         self._registry = registry
         self._identify = identify
         self._open_store = open_store
+
+    def preload(self, line: bytes) -> None:
+        """Import the module of a request's action, so that forked processes share it."""
+        # The process that serves the request reports every error.
+        with contextlib.suppress(Exception):
+            self._registry.get(decode_request(line, RawRequest).action)
 
     def serve(
         self, connection: socket.socket, uid: int, line: bytes, *, keep_open: bool = False

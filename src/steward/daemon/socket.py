@@ -54,6 +54,7 @@ class SocketServer:
         path: Path of the socket.
         service: Answers requests, in a process for each connection.
         is_web_server: Whether a uid, the web server's, may send several requests on a connection.
+        preload_pages: Imports the modules that web pages need; called at their first request.
         get_uid: Returns the uid of a connection's peer.
     """
 
@@ -62,6 +63,7 @@ class SocketServer:
         path: str,
         service: RequestService,
         is_web_server: Callable[[int], bool] = lambda _: False,
+        preload_pages: Callable[[], None] = lambda: None,
         *,
         get_uid: Callable[[socket.socket], int] = get_peer_uid,
     ) -> None:
@@ -69,6 +71,7 @@ class SocketServer:
         self._service = service
         self._limits = service.limits
         self._is_web_server = is_web_server
+        self._preload_pages = preload_pages
         self._get_uid = get_uid
         self._uids_by_pid: dict[int, int] = {}
         self._incomplete: dict[int, IncompleteRequest] = {}
@@ -169,6 +172,10 @@ class SocketServer:
             reason = "too many requests of this user in a short time: try again in a moment"
             self._reject(request.connection, request.uid, reason)
             return
+        # Here and not in the forked process: each later one shares the modules.
+        self._service.preload(bytes(request.line))
+        if self._is_web_server(request.uid):
+            self._preload_pages()
         with request.connection as connection:
             self._fork_server(connection, listener, request.uid, bytes(request.line))
 

@@ -4,14 +4,15 @@
 (``consumer_workers``), sources (``source_workers``), the movers of files sinks, and the socket.
 Sources append to the journal and consumers read from it; neither knows the other.
 
-:func:`preload_page_modules` imports the modules of web pages before the socket's process forks, so
-that its children share them. Only with a web server is that worth the memory.
+:func:`preload_page_modules` imports the modules of web pages in the socket's process, so that the
+processes it forks share them. The first request of the web server calls it.
 """
 
 import importlib
 import logging
 from collections.abc import Iterator
 from functools import cache, partial
+from typing import TYPE_CHECKING
 
 from steward.archive.catalog.consumer import CatalogConsumer
 from steward.automation.operation import load_operations
@@ -32,6 +33,9 @@ from steward.daemon.consumer_workers import (
 )
 from steward.daemon.source_workers import make_source_workers
 from steward.daemon.supervisor import JOURNAL, SendHeartbeat, WorkerSpec
+
+if TYPE_CHECKING:
+    from steward.admin.credentials.sessions import CredentialsContext
 
 
 def preload_page_modules(settings: Settings) -> None:
@@ -143,16 +147,17 @@ def run_mover(settings: Settings, name: str, stop: Stop, send_heartbeat: SendHea
 
 def run_socket(settings: Settings, stop: Stop, send_heartbeat: SendHeartbeat) -> None:
     """Run the server of the daemon's socket."""
-    from steward.admin.credentials.sessions import CredentialsContext, list_web_uids
-    from steward.core.access import make_access
+    from steward.core.access import list_web_uids, make_access
     from steward.daemon.contexts import make_registry
     from steward.daemon.idempotency import IdempotencyStore
     from steward.daemon.request_service import RequestService
     from steward.daemon.socket import SocketServer
 
     @cache
-    def credentials() -> CredentialsContext:
+    def credentials() -> "CredentialsContext":
         # Called in the process that serves a connection, never before the fork.
+        from steward.admin.credentials.sessions import CredentialsContext
+
         return CredentialsContext(settings, access=make_access(settings))
 
     def knows(secret: str) -> Caller:
@@ -163,11 +168,10 @@ def run_socket(settings: Settings, stop: Stop, send_heartbeat: SendHeartbeat) ->
         # Likewise.
         return IdempotencyStore(settings.state_dir)
 
-    if settings.web.listen:
-        preload_page_modules(settings)
     server = SocketServer(
         settings.socket,
         RequestService(make_registry(settings), identify=knows, open_store=repeats),
         is_web_server=lambda uid: uid in list_web_uids(settings),
+        preload_pages=cache(partial(preload_page_modules, settings)),
     )
     server.run(stop, send_heartbeat)

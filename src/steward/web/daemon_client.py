@@ -27,7 +27,7 @@ from steward.core.rpc import (
     make_error,
     shorten_socket_path,
 )
-from steward.daemon.contexts import ACTIONS
+from steward.daemon.registry import ACTIONS
 from steward.web.errors import RequestTooLarge, WebError
 
 _SLOT_WAIT_S: Final = 15.0

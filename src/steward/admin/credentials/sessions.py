@@ -3,8 +3,7 @@
 :class:`CredentialsContext` is the context of the credentials actions. Its ``find_caller`` returns
 the user of a session's or token's secret or of a ticket, with the scopes and rights that it gives,
 and extends a session that a proxy opened: it ends ``PROXY_SESSION_S`` after its last use.
-``find_proxy_uid`` checks the user whom a proxy names; ``list_web_uids`` tells who ``steward web``
-is.
+``find_proxy_uid`` checks the user whom a proxy names.
 """
 
 import functools
@@ -17,7 +16,7 @@ from typing import Final, Literal
 
 from steward.admin.credentials.munge_authentication import TICKET_PREFIX, verify_ticket
 from steward.admin.credentials.store import CredentialKind, CredentialStore
-from steward.core.access import Access, Caller
+from steward.core.access import Access, Caller, list_web_uids
 from steward.core.config import Settings
 from steward.core.errors import UnknownCredential
 from steward.core.events import utc_now
@@ -97,16 +96,6 @@ class CredentialsContext:
     def is_web(self, caller: Caller) -> bool:
         """Return whether the caller is the web process, as the kernel identifies it."""
         return caller.how in ("socket", "local") and caller.uid in list_web_uids(self.settings)
-
-
-def list_web_uids(settings: Settings) -> frozenset[int]:
-    """Return the uids that ``steward web`` may run as: [web] user, if [web] is configured."""
-    if not settings.web.listen:
-        return frozenset()
-    try:
-        return frozenset({pwd.getpwnam(settings.web.user).pw_uid})
-    except KeyError:
-        return frozenset()
 
 
 def find_proxy_uid(user: str) -> int:

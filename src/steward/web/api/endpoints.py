@@ -18,7 +18,7 @@ from litestar import Request
 
 from steward.core.actions import MAX_INTEGER, MIN_INTEGER, Action, Route, has_valid_integers
 from steward.core.errors import UsageError
-from steward.daemon.contexts import ACTIONS
+from steward.daemon.registry import ACTIONS
 from steward.web.errors import MalformedRequest, UnsupportedMediaType
 
 CURSOR: Final = "cursor"
