@@ -22,6 +22,7 @@ from steward.core.journal.store import JournalUnavailable
 from steward.slurm import SlurmDown
 from steward.slurm.cluster import Ping
 from steward.slurm.cluster_records import NodeRecord, PartitionRecord, ReservationRecord
+from steward.slurm.state_files import StateStamp
 
 SILENT = "IDLE+NOT_RESPONDING"
 Patch = pytest.MonkeyPatch
@@ -136,6 +137,7 @@ class SensorRun:
         self.now_s = 1000.0
         self.kept = 0
         self.stands_by = False
+        self.stamp: StateStamp | None = None
         self._state_dir = str(tmp_path)
         monkeypatch.setattr("steward.capture.sensor.sensor.time.monotonic", lambda: self.now_s)
         self.restart()
@@ -150,6 +152,7 @@ class SensorRun:
             usage=self.usage,
             triggers=self,
             check_standby=lambda _pings: self.stands_by,
+            read_stamp=lambda: self.stamp,
         )
 
     def sync(self) -> None:

@@ -41,6 +41,7 @@ from steward.core.poll_status import COST_FACTOR
 from steward.core.waits import Stop
 from steward.slurm.client import Slurm
 from steward.slurm.cluster_model import ClusterModel, NodeShape, PartitionModel
+from steward.slurm.state_files import StateFiles
 
 SHAPE = NodeShape(nodes="n[1-64]", count=64, cpus=64, usable_cpus=64, cores=64, memory_mib=65536)
 
@@ -618,6 +619,43 @@ def test_a_picture_is_taken_again_until_the_nodes_have_registered(
     pictures.expire("c1")
     assert len(pass_time(MODEL_REFRESH_S)) <= 2, "it has not changed, though slurmctld was away"
     assert len(pass_time(5 * MODEL_REFRESH_S)) <= 5, "a settled cluster is pictured by the minute"
+
+
+def test_unchanged_state_files_save_queries(bank: Bank, monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s, stamp = 0.0, ((1, 1),)
+    queries = list[str]()
+
+    def read_mark(_: Slurm) -> str:
+        queries.append("mark")
+        return "the same"
+
+    def read_model(*_: object) -> ClusterModel:
+        queries.append("model")
+        return picture()
+
+    monkeypatch.setattr(Slurm, "read_model", read_model)
+    monkeypatch.setattr(Slurm, "read_configuration_mark", read_mark)
+    monkeypatch.setattr(StateFiles, "read_stamp", lambda _: stamp)
+    of = msgspec.structs.replace(bank.settings.cluster["c1"], slurm=True)
+    settings = msgspec.structs.replace(bank.settings, cluster={"c1": of})
+    models = ClusterModels(settings, bank.ledger, lambda: now_s)
+
+    def pass_time(seconds: float) -> dict[str, int]:
+        nonlocal now_s
+        queries.clear()
+        end_s = now_s + seconds
+        while now_s < end_s:
+            models.query_due()
+            now_s += 0.5
+        return {name: queries.count(name) for name in ("mark", "model")}
+
+    pass_time(2 * MODEL_REFRESH_S)
+    assert pass_time(MODEL_REFRESH_S) == {"mark": 1, "model": 1}
+    pass_time(MODEL_REFRESH_S / 2)
+    stamp = ((1, 2),)
+    assert pass_time(2 * CONFIG_CHECK_S) == {"mark": 1, "model": 0}
+    models.expire("c1")
+    assert pass_time(2 * CONFIG_CHECK_S) == {"mark": 1, "model": 1}
 
 
 @pytest.mark.parametrize("is_late", [False, True])

@@ -7,11 +7,13 @@ from harness.events import NOON
 from harness.sensor import SILENT, Patch, SensorRun, site
 from steward.capture.sensor.sensor import COMPLETE_POLL_S
 from steward.core.events import (
+    CONTROLLER_STATE,
     NODE_STATE,
     PARTITION_STATE,
     RESERVATION_STATE,
     utc_now,
 )
+from steward.slurm.cluster import Ping
 from steward.slurm.cluster_records import ReservationRecord
 
 __all__ = ["site"]
@@ -251,3 +253,65 @@ def test_a_look_that_writes_nothing_leaves_the_database_alone(
         site.turn()
     assert wal.stat().st_size == size
     assert site.sensor.poll_count > 20
+
+
+def test_unchanged_state_files_save_polls(tmp_path: Path, monkeypatch: Patch) -> None:
+    site = SensorRun(tmp_path, monkeypatch, usage=False)
+    site.stamp = ((1, 1),)
+    site.turn()
+    counted = site.sensor.poll_count
+    # Partitions are not polled, and nodes every four seconds: nothing saves a silent node.
+    site.shown.states["n1"] = "IDLE+NOT_RESPONDING"
+    site.shown.parts["main"] = "DRAIN"
+    site.told.events.clear()
+    for _ in range(40):
+        site.turn()
+    assert site.sensor.poll_count == counted + 10
+    assert [body.state for body in site.news()] == ["IDLE+NOT_RESPONDING"]
+    assert site.told.bodies(PARTITION_STATE) == []
+    site.shown.parts["main"] = "UP"
+    # A file that was written a moment ago may miss a change, so everything is polled as ever.
+    site.stamp = None
+    counted = site.sensor.poll_count
+    for _ in range(5):
+        site.turn()
+    assert site.sensor.poll_count == counted + 5
+    # A new stamp: one complete poll covers it.
+    site.shown.parts["main"] = "DRAIN"
+    site.stamp = ((1, 2),)
+    site.turn()
+    assert [body.state for body in site.told.bodies(PARTITION_STATE)] == ["DRAIN"]
+    # Once a minute even the rest is polled, should slurmctld have saved nothing.
+    site.shown.parts["main"] = "UP"
+    for _ in range(60):
+        site.turn()
+    assert [body.state for body in site.told.bodies(PARTITION_STATE)] == ["DRAIN", "UP"]
+
+
+def test_slurmdbd_is_pinged_while_nothing_changes(tmp_path: Path, monkeypatch: Patch) -> None:
+    site = SensorRun(tmp_path, monkeypatch, usage=False)
+    site.stamp = ((1, 1),)
+    site.turn()
+    site.shown.daemons += (Ping(daemon="slurmdbd", role="primary", host="db", up=False),)
+    for _ in range(int(COMPLETE_POLL_S) + 4):
+        site.turn()
+    (event,) = [event for event in site.told.events if event.kind == CONTROLLER_STATE]
+    assert (event.body.daemon, event.body.up) == ("slurmdbd", False)
+
+
+def test_reports_and_usage_need_polls_whatever_the_files_say(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    site = SensorRun(tmp_path, monkeypatch, usage=False)
+    site.stamp = ((1, 1),)
+    site.turn()
+    site.news()
+    site.shown.states["n1"] = "DOWN"
+    site.turn("down n1")
+    assert [body.state for body in site.news()] == ["DOWN"]
+    (tmp_path / "usage").mkdir()
+    site = SensorRun(tmp_path / "usage", monkeypatch, usage=True)
+    site.stamp = ((1, 1),)
+    for _ in range(5):
+        site.turn()
+    assert site.sensor.poll_count == 5

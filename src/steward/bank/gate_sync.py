@@ -28,6 +28,7 @@ from steward.core.poll_status import COST_FACTOR
 from steward.slurm.client import Slurm
 from steward.slurm.cluster_model import ClusterModel
 from steward.slurm.errors import SlurmError
+from steward.slurm.state_files import StateFiles, StateStamp
 
 if TYPE_CHECKING:
     from steward.bank.ledger.ledger import Ledger
@@ -219,8 +220,9 @@ class ClusterModels:
     """Cluster models, queried from Slurm periodically and stored in the ledger.
 
     A mark of the configuration is compared every few seconds, so that new weights apply soon
-    after slurmctld restarts or reconfigures, even without a sensor event. For a minute after a
-    change the whole model is queried repeatedly, at doubling intervals: nodes register late.
+    after slurmctld restarts or reconfigures, even without a sensor event; slurmctld's state files,
+    if they are on this host, show that it cannot have changed. For a minute after a change the
+    whole model is queried repeatedly, at doubling intervals: nodes register late.
 
     Args:
         settings: The whole configuration.
@@ -241,6 +243,11 @@ class ClusterModels:
             for name, cluster_settings in settings.cluster.items()
             if cluster_settings.asks_slurm and not cluster_settings.remote
         }
+        self._state_files = {
+            name: StateFiles(settings.cluster[name], slurm.find_state_directory)
+            for name, slurm in self._slurms.items()
+        }
+        self._stamps: dict[str, StateStamp | None] = {}
         self._models: dict[str, ClusterModel] = {}
         self._logged: dict[str, str] = {}
         self._marks: dict[str, str] = {}
@@ -263,6 +270,7 @@ class ClusterModels:
     def expire(self, cluster: str) -> None:
         """Query a cluster at the next :meth:`query_due`, however recent its model is."""
         self._due.pop(cluster, None)
+        self._stamps.pop(cluster, None)
         self._whole_due.pop(cluster, None)
 
     def query_due(self) -> None:
@@ -272,9 +280,15 @@ class ClusterModels:
             now = self._clock()
             if now < self._due.get(cluster, now):
                 continue
+            stamp = self._state_files[cluster].read_stamp()
+            is_unchanged = stamp is not None and stamp == self._stamps.get(cluster)
+            if is_unchanged and now < self._whole_due.get(cluster, now):
+                self._due[cluster] = now + CONFIG_CHECK_S
+                continue
             repeated_s = 0.0
             try:
                 repeated_s = self._refresh(cluster, slurm, now)
+                self._stamps[cluster] = stamp
             except SlurmError as error:
                 if self._logged.get(cluster) != str(error):
                     log.warning("cannot update the model of cluster %s: %s", cluster, error)

@@ -282,6 +282,14 @@ class Slurm:
             coordinators=accounting.read_coordinators(),
         )
 
+    def find_state_directory(self) -> str:
+        """Return StateSaveLocation.
+
+        Raises:
+            SlurmError: slurmctld does not answer.
+        """
+        return self.config()["StateSaveLocation"]
+
     def read_model(self, zone: str = "") -> ClusterModel:
         """Return the cluster model for estimates: partitions, node shapes, users and accounts.
 

@@ -2,9 +2,11 @@
 
 It polls at an interval, and at once when one of slurmctld's triggers wakes it. Only the poll
 decides what changed: a trigger may be late (slurmctld processes them every 15 s) or lost, and a
-poll finds the change nevertheless. Polls take at most a twentieth of the time. A state that a
-trigger reports is recorded even if it is gone by the next poll. On the host of a standby slurmctld
-the sensor stores changes but emits no events, because the active host's sensor does.
+poll finds the change nevertheless. Polls take at most a twentieth of the time. While slurmctld's
+state files on this host show no change, nodes are polled every 4 s, slurmdbd every 15 s, and all
+else once a minute. A state that a trigger reports is recorded even if it is gone by the next poll.
+On the host of a standby slurmctld the sensor stores changes but emits no events, because the active
+host's sensor does.
 
 - :class:`DaemonMonitor` detects restarts of slurmctld, and outages of slurmdbd. Outages of
   slurmctld are reported by the queue polls.
@@ -53,11 +55,12 @@ from steward.core.events import (
 )
 from steward.core.poll_status import COST_FACTOR
 from steward.core.waits import Backoff, Stop
-from steward.slurm import SlurmError, tres
+from steward.slurm import Slurm, SlurmError, tres
 from steward.slurm.cluster import ClusterQueries, Ping
 from steward.slurm.cluster_records import NodeRecord, PartitionRecord, ReservationRecord
 from steward.slurm.node_states import format_node_state, parse_node_state
 from steward.slurm.nodelists import NodeListError, expand_nodelist
+from steward.slurm.state_files import StateFiles, StateStamp
 
 # Daemons
 
@@ -165,6 +168,12 @@ log = logging.getLogger(__name__)
 
 COMPLETE_POLL_S: Final = 15.0
 """Interval of complete polls, in seconds; nodes alone are polled more often."""
+_UNCHANGED_POLL_S: Final = 60.0
+"""Interval of complete polls while slurmctld's state files do not change, in seconds."""
+_UNCHANGED_NODES_S: Final = 4.0
+"""Interval of other polls meanwhile, in seconds: slurmctld does not save that a node stops
+responding.
+"""
 _AFTER_WAKE_S: Final = 0.5
 """Minimum interval of requested polls, in seconds: slurmctld's triggers arrive in bursts."""
 _FIRST_BACKOFF_S: Final = 1.0
@@ -232,6 +241,7 @@ class ClusterSensor:
         usage: Whether to report jobs starting and ending on nodes.
         triggers: Keeps Steward's triggers set; None to set none.
         check_standby: Returns whether another host's sensor reports, given the daemons' answers.
+        read_stamp: Returns a stamp that differs after every change; None if a change may not show.
     """
 
     def __init__(
@@ -244,6 +254,7 @@ class ClusterSensor:
         usage: bool = True,
         triggers: TriggerKeeper | None = None,
         check_standby: Callable[[Iterable[Ping]], bool] = lambda _pings: False,
+        read_stamp: Callable[[], StateStamp | None] = lambda: None,
     ) -> None:
         self.cost_s = 0.0
         """Duration of the last poll, in seconds."""
@@ -258,6 +269,9 @@ class ClusterSensor:
         self._triggers = triggers
         self._triggers_due = 0.0
         self._check_standby = check_standby
+        self._read_stamp = read_stamp
+        self._complete_stamp: StateStamp | None = None
+        self._unchanged_until = float("-inf")
         self._is_standing_by = False
         self._is_first = True
         self._is_unavailable = False
@@ -303,7 +317,14 @@ class ClusterSensor:
         self._store.send_outbox(append)
         if time.monotonic() < self._poll_due:
             return self._seconds_left()
-        self._poll()
+        stamp = self._read_stamp() if self._can_skip_polls() else None
+        if self._is_unchanged(stamp):
+            gap_s = max(_UNCHANGED_NODES_S, self._interval_s, COST_FACTOR * self.cost_s)
+            if time.monotonic() < self._poll_started + gap_s:
+                soonest = min(self._poll_started + gap_s, self._unchanged_until)
+                self._poll_due = min(time.monotonic() + self._interval_s, soonest)
+                return self._seconds_left()
+        self._poll(stamp)
         self._store.send_outbox(append)
         if not self._is_unavailable:
             self._sync_triggers()
@@ -313,14 +334,33 @@ class ClusterSensor:
         """Return seconds until the next poll."""
         return max(0.0, self._poll_due - time.monotonic())
 
-    def _poll(self) -> None:
-        """Poll, compare with the stored states, and store the changes."""
+    def _is_unchanged(self, stamp: StateStamp | None) -> bool:
+        """Return whether a complete poll covers everything that slurmctld has saved."""
+        is_same = stamp is not None and stamp == self._complete_stamp
+        return is_same and time.monotonic() < self._unchanged_until
+
+    def _can_skip_polls(self) -> bool:
+        """Return whether no change is expected that slurmctld does not save."""
+        return not (self._usage or self._reports or self._is_unavailable or self._awaits_node())
+
+    def _poll(self, stamp: StateStamp | None) -> None:
+        """Poll, compare with the stored states, and store the changes.
+
+        Args:
+            stamp: Stamp of slurmctld's state files before this poll.
+        """
         self._poll_started = began = time.monotonic()
         self.poll_count += 1
         self._wakeups.clear()
-        is_complete = began >= self._complete_poll_due
+        # With a new stamp, a complete poll is valid for as long as the stamp stays the same.
+        is_complete = not self._is_unchanged(stamp) and (
+            began >= self._complete_poll_due or stamp is not None
+        )
         try:
             was_away = is_complete and self._check_daemons()
+            if not is_complete and began >= self._complete_poll_due:
+                self._daemons.record_slurmdbd(self._queries.pings(), silent=self._is_standing_by)
+                self._complete_poll_due = began + COMPLETE_POLL_S
             at = utc_now()
             snapshot = self._query_snapshot(is_complete=is_complete)
         except SlurmError as error:
@@ -351,6 +391,8 @@ class ClusterSensor:
                 self._reports.clear()
         self._is_first = False
         self._set_due(began, at, is_complete=is_complete)
+        if is_complete:
+            self._complete_stamp = stamp
 
     def _store_changes(
         self, snapshot: ClusterSnapshot, source: PollCause, at: datetime, since: datetime | None
@@ -418,6 +460,7 @@ class ClusterSensor:
         if not is_complete:
             return
         self._complete_poll_due = began + max(COMPLETE_POLL_S, COST_FACTOR * self.cost_s)
+        self._unchanged_until = began + max(_UNCHANGED_POLL_S, COST_FACTOR * self.cost_s)
         # Reservations start and end by the clock, without any report by Slurm.
         boundaries = [
             boundary
@@ -426,7 +469,9 @@ class ClusterSensor:
         ]
         if boundaries:
             until_s = (min(boundaries) + _TIME_TOLERANCE - at).total_seconds()
-            self._complete_poll_due = min(self._complete_poll_due, began + max(gap_s, until_s))
+            boundary_s = began + max(gap_s, until_s)
+            self._complete_poll_due = min(self._complete_poll_due, boundary_s)
+            self._unchanged_until = min(self._unchanged_until, boundary_s)
         self._poll_due = min(self._poll_due, max(began + gap_s, self._complete_poll_due))
 
     def _awaits_node(self) -> bool:
@@ -635,6 +680,7 @@ def run_sensor(
         SqliteUnavailable: The database of states cannot be read now.
     """
     cluster_settings, sensor = settings.cluster[cluster], settings.sensor
+    slurm = Slurm(cluster, cluster_settings)
     store = SensorStore(settings.state_dir, cluster)
     wakeups = _start_wakeups(settings, cluster)
     cluster_sensor = ClusterSensor(
@@ -650,6 +696,7 @@ def run_sensor(
             sensor.helper,
         ),
         check_standby=is_standby,
+        read_stamp=StateFiles(cluster_settings, slurm.find_state_directory).read_stamp,
     )
     with closing(store):
         try:
