@@ -35,6 +35,8 @@ class Daemon:
         user: Who runs it; root, or SlurmUser, if empty.
     """
 
+    command = "serve"
+
     def __init__(
         self,
         cluster: Sandbox,
@@ -76,7 +78,7 @@ class Daemon:
         before = self.log().count(_READY)
         with open(self.log_path, "ab") as log:
             self._process = self.cluster.popen(
-                [STEWARD, "serve", "--config", str(self.config)],
+                [STEWARD, self.command, "--config", str(self.config)],
                 user=self._user,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
