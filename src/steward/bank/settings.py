@@ -4,7 +4,7 @@ Rates, accounts, allocations and modes are not settings: they change while Stewa
 stored in the ledger.
 """
 
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -15,6 +15,10 @@ UnpaidRule = Literal["warn", "hold", "cancel", "credit"]
 
 OutagePolicy = Literal["allow", "deny"]
 """Outage policy: what the submit plugin does when the gate does not answer."""
+
+MAX_GATE_TIMEOUT_MS: Final = 1000
+"""Maximum of ``[gate] timeout_ms``: slurmctld holds locks while the plugin waits. Both plugins
+ignore a longer one, and the gate drops a plugin's connection after this time."""
 
 
 class BankPartitionSettings(Section, frozen=True, kw_only=True):

@@ -53,6 +53,7 @@ from steward.bank.gate.requests import (
 )
 from steward.bank.gate.store import GateStore
 from steward.bank.gate.sync import HoldRecovery, HoldSync
+from steward.bank.settings import MAX_GATE_TIMEOUT_MS
 from steward.core.access import ClusterRolesFiles
 from steward.core.config import Settings
 from steward.core.errors import StewardError
@@ -287,8 +288,8 @@ def _get_wal_length(db: Connection) -> tuple[int, int]:
 
 log = logging.getLogger(__name__)
 
-_REQUEST_S: Final = 1.0
-"""Time-out for a plugin's complete request, in seconds."""
+_REQUEST_S: Final = MAX_GATE_TIMEOUT_MS / 1000
+"""Time-out for a plugin's complete request, and then for its reply, in seconds."""
 _TICK_S: Final = 1.0
 _REMAKE_S: Final = 2.0
 """Interval of attempts to rebuild missing holds, in seconds."""

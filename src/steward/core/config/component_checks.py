@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 from steward.archive.settings import FilesSinkSettings, LimitSettings, SinkSettings
 from steward.automation.settings import SHIPPED
+from steward.bank.settings import MAX_GATE_TIMEOUT_MS
 from steward.capture.settings import HELPER_NAME
 from steward.core.config import Settings
 from steward.core.config.problems import ConfigProblem, KeyPath
@@ -309,8 +310,6 @@ _MOST_DECIMALS: Final = 6
 _DATABASES: Final = ("sqlite", "postgresql", "postgresql+psycopg")
 _LEAST_BALANCE_AGE_S: Final = 60
 """Shortest age limit of balances from a remote server, in seconds."""
-_LONGEST_TIMEOUT_MS: Final = 1000
-"""Longest gate time-out, in ms: slurmctld holds locks while the plugin waits."""
 
 
 def check_bank(settings: Settings) -> Iterator[ConfigProblem]:
@@ -397,9 +396,9 @@ def _check_database(settings: Settings) -> Iterator[ConfigProblem]:
 def _check_gate(settings: Settings) -> Iterator[ConfigProblem]:
     """Check [gate]: time-out, addresses, certificates."""
     gate = settings.gate
-    if not 1 <= gate.timeout_ms <= _LONGEST_TIMEOUT_MS:
+    if not 1 <= gate.timeout_ms <= MAX_GATE_TIMEOUT_MS:
         yield ConfigProblem(
-            ("gate", "timeout_ms"), f"'gate.timeout_ms' must be 1 to {_LONGEST_TIMEOUT_MS}"
+            ("gate", "timeout_ms"), f"'gate.timeout_ms' must be 1 to {MAX_GATE_TIMEOUT_MS}"
         )
     tls = gate.tls or TlsSettings()
     for name, ca in (("listen", "client_ca_file"), ("ask", "ca_file")):
