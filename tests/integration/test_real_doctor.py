@@ -112,17 +112,17 @@ def test_slurmctld_is_away(patient: Patient) -> None:
 
 
 def test_a_part_that_was_killed_is_told(patient: Patient) -> None:
-    before = patient.says("--only", "parts")
-    assert before["parts"]["status"] == "ok"
+    before = patient.says("--only", "workers")
+    assert before["workers"]["status"] == "ok"
     children = Path(f"/proc/{patient.daemon.pid}/task/{patient.daemon.pid}/children")
     named = {
         Path(f"/proc/{pid}/comm").read_text().strip(): int(pid)
         for pid in children.read_text().split()
     }
     os.kill(named["steward catalog"], signal.SIGKILL)
-    wait_until(lambda: "parts catalog" in patient.says("--only", "parts"), 30)
-    wait_until(lambda: patient.wrong("--only", "parts") == set(), 30)
-    told = patient.says("--only", "parts")["parts catalog"]
+    wait_until(lambda: "workers catalog" in patient.says("--only", "workers"), 30)
+    wait_until(lambda: patient.wrong("--only", "workers") == set(), 30)
+    told = patient.says("--only", "workers")["workers catalog"]
     assert told["status"] == "warning"
     assert "restarted 1 time:" in told["what"]
 
@@ -148,7 +148,7 @@ def test_a_spool_that_nobody_watches(patient: Patient) -> None:
         script.write_bytes(b"#!/bin/sh\n\0")
         os.utime(script, (1_790_000_000, 1_790_000_000))
         found = patient.says("--only", "spool,daemon,parts")
-        assert found["daemon"]["status"] == found["parts"]["status"] == "wrong"
+        assert found["daemon"]["status"] == found["workers"]["status"] == "wrong"
         assert "1 script of" in found["spool box"]["what"]
         assert "job 77777" in found["spool box"]["what"]
     finally:

@@ -172,7 +172,7 @@ def test_a_daemon_in_a_container_is_told_of_from_outside(sandbox: Sandbox) -> No
                 part["name"]: part["pid"] for part in inside["parts"]
             }
         assert figures(told(daemon, daemon.home, "metrics"))["steward_up", ()] == 1
-        doctor = told(daemon, daemon.home, "doctor", "--only", "daemon,parts", "--json")
+        doctor = told(daemon, daemon.home, "doctor", "--only", "daemon,workers", "--json")
         assert {one["status"] for one in json.loads(doctor)["findings"]} == {"ok"}
     finally:
         daemon.close()

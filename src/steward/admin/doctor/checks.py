@@ -62,7 +62,7 @@ CHECKS: Final = (
     HealthCheck(name="disks", help="disks have free space", run=host_checks.check_disks),
     HealthCheck(name="daemon", help="the daemon answers", run=host_checks.check_daemon),
     HealthCheck(
-        name="parts", help="every worker of the daemon runs", run=host_checks.check_workers
+        name="workers", help="every worker of the daemon runs", run=host_checks.check_workers
     ),
     HealthCheck(name="web", help="the web pages answer", run=host_checks.check_web_server),
     HealthCheck(

@@ -58,7 +58,7 @@ _GIB: Final = 1 << 30
 
 def check_settings_resources(context: CheckContext) -> Iterator[CheckFinding]:
     """Check the files, users and Python packages that the settings name."""
-    subject = "settings and what they name on this host"
+    subject = "files, users and packages that the settings name"
     has_problem = False
     for problem in find_extension_problems(context.settings):
         has_problem = True
@@ -70,7 +70,7 @@ def check_settings_resources(context: CheckContext) -> Iterator[CheckFinding]:
         has_problem = True
         yield make_warning(subject, problem.what, "steward config check")
     if not has_problem:
-        yield make_ok(subject, "everything they name exists")
+        yield make_ok(subject, "all exist on this host")
 
 
 def check_config_file(path: str) -> CheckFinding:
@@ -82,7 +82,7 @@ def check_config_file(path: str) -> CheckFinding:
     mode = stat.S_IMODE(status.st_mode)
     if mode & 0o002 or (mode & 0o020 and status.st_uid != 0):
         return make_wrong(
-            path, "other users can change it, and so decide what Steward runs", f"chmod 0640 {path}"
+            path, "other users can change it, and thus what Steward runs", f"chmod 0640 {path}"
         )
     if mode & 0o004:
         return make_warning(path, "every user can read it", f"chmod o-r {path}")
@@ -264,7 +264,7 @@ def check_daemon(context: CheckContext) -> Iterator[CheckFinding]:
     mend = ("systemctl start steward", "journalctl -u steward -p warning")
     if context.settings.forward.to or not path:
         yield make_skipped(
-            path or "socket", "a controller has no socket for commands: see the check parts"
+            path or "socket", "a controller has no socket for commands: see the check workers"
         )
         return
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
@@ -310,7 +310,7 @@ def check_workers(context: CheckContext) -> Iterator[CheckFinding]:
                 of=worker.name,
             )
     if not has_problem:
-        yield make_ok(subject, f"{format_count(len(daemon_status.parts), 'part')} running")
+        yield make_ok(subject, f"{format_count(len(daemon_status.parts), 'worker')} running")
 
 
 def check_web_server(check_context: CheckContext) -> Iterator[CheckFinding]:
