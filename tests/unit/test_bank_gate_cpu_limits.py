@@ -220,7 +220,7 @@ def test_an_array_is_read_once_for_a_refusal(
     monkeypatch.setattr("steward.bank.estimate.estimator.count_array_tasks", counted_tasks_of)
     site = AskedGate(tmp_path, 100)
     said = site.ask(usual_job(10_000, array="0-9"))
-    assert "What would be admitted: a time limit of at most 00:09:00 (--time=9)" in said.say
+    assert "The gate would admit a time limit of at most 00:09:00 (--time=9)" in said.say
     assert read == ["0-9"]
 
 
@@ -230,8 +230,8 @@ def test_a_refusal_goes_out_without_advice_when_the_budget_is_spent(tmp_path: Pa
         said = site.submit(usual_job(10_000, array="0-9"))
     assert not said.ok
     assert "has 100.00 SU available" in said.say
-    assert "What would be admitted" not in said.say
-    assert "What would be admitted" in site.submit(usual_job(10_000, array="0-9")).say
+    assert "The gate would admit" not in said.say
+    assert "The gate would admit" in site.submit(usual_job(10_000, array="0-9")).say
 
 
 def test_a_user_who_takes_too_much_of_the_gate_is_refused_without_a_price(tmp_path: Path) -> None:

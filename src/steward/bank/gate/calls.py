@@ -405,7 +405,9 @@ class GateOperations:
         """
         now = time.monotonic()
         if now >= request.deadline:
-            raise GateUnavailable("the gate that asks waits no longer")
+            raise GateUnavailable(
+                "the requests came too late: the other gate has already applied its outage policy"
+            )
         why = self._right.explain_refusal()
         if why:
             raise GateUnavailable(f"the gate cannot decide: {why}")
@@ -420,7 +422,7 @@ class GateOperations:
             began_ns = time.thread_time_ns()
             reason = ""
             if now >= timed.deadline:
-                reason = "nobody waits for its reply any more"
+                reason = "it came too late: the submit plugin no longer waits"
             elif (plugin_request := decode_plugin_request(timed.request)) is None:
                 reason = "the gate cannot decode it: do gate and plugin have the same version?"
             else:
@@ -436,7 +438,7 @@ class GateOperations:
             token.store_secret(self._state_dir, secret)
             self._keeper.secret = secret
         if self._right.apply_lease(request.fence, request.valid_s):
-            log.info("this gate holds the lease %d and decides", request.fence)
+            log.info("this gate decides now: it acquired lease %d", request.fence)
             self._on_lease()
         return self._keeper.secret.hex()
 

@@ -358,13 +358,14 @@ class RemoteGate:
                 replies = _decode(body)
             except (msgspec.MsgspecError, ValueError, RecursionError) as error:
                 raise GateUnavailable(
-                    f"the gate at {to} sent a reply that cannot be read: {error}", to
+                    f"cannot decode the reply of the gate at {to}: {error}", to
                 ) from error
             if len(replies) != len(sent) or any(
                 isinstance(reply, PluginReply) and reply.v != VERSION for reply in replies
             ):
                 raise GateUnavailable(
-                    f"the gate at {to} answers in another version: install the same Steward there",
+                    f"the gate at {to} uses another protocol version: install the same Steward "
+                    "there",
                     to,
                 )
             if not self._is_failed:
@@ -386,7 +387,7 @@ class RemoteGate:
         """Record that a list was answered in time."""
         is_recovered = has_requests and self._failures >= _FAILURES_TO_UNREACHABLE
         if self._is_failure_logged or not self._has_answered or is_recovered:
-            log.info("asking the gate at %s", self._settings.ask)
+            log.info("the gate at %s answers", self._settings.ask)
         self._is_reachable = self._has_answered = True
         self._is_failure_logged = False
         if has_requests:
@@ -402,8 +403,8 @@ class RemoteGate:
             return
         if self._failures == _FAILURES_TO_UNREACHABLE:
             log.warning(
-                "the gate at %s did not reply in time to %d lists of requests in a row: the outage "
-                "policy answers until it does. Is that gate running, and is its host overloaded?",
+                "the gate at %s did not reply %d times in a row: the outage policy applies until "
+                "it does. Is that gate running, and is its host overloaded?",
                 self._settings.ask,
                 self._failures,
             )

@@ -331,7 +331,7 @@ class PluginAnswerer:
 
     def _log_policy(self, why: str, cluster: str) -> None:
         if self._is_log_due(why):
-            log.warning("the outage policy decides on jobs of cluster %s: %s", cluster, why)
+            log.warning("the outage policy applies to cluster %s: %s", cluster, why)
 
     def _is_log_due(self, condition: str) -> bool:
         """Return True if a condition was not logged within the last minute: jobs are many."""

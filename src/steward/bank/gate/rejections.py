@@ -37,7 +37,7 @@ def format_rejection(
         return "\n".join(lines)  # slurmctld waits: skip the search
     suggestion = _format_smaller_requests(rules, case, quote, shortfall)
     if suggestion:
-        lines.append(f"  What would be admitted: {suggestion}.")
+        lines.append(f"  The gate would admit {suggestion}.")
     elif shortfall.what not in ("share", "unseen"):
         lines += _format_alternatives(balances, rules, case, quote)
     return "\n".join(lines)

@@ -93,10 +93,9 @@ class ClusterNames:
         if now - self._logged_at >= _LOG_AGAIN_S:
             self._logged_at = now
             log.error(
-                "slurmctld's job_submit.lua names no cluster, and the configuration has %s: put "
-                'steward_gate_cluster = "NAME" before its dofile, or run '
-                "'steward plugins install --job-submit-lua' with --cluster NAME; "
-                "until then the outage policy decides there",
+                "slurmctld's job_submit.lua names no cluster, and the configuration has %s: the "
+                'outage policy applies. Put steward_gate_cluster = "NAME" before its dofile, or '
+                "run 'steward plugins install --job-submit-lua' with --cluster NAME",
                 ", ".join(self._names),
             )
         return request
@@ -153,8 +152,8 @@ class RealTimePriority:
         self._is_active = self._is_permitted = set_real_time_priority()
         if not self._is_permitted:
             log.info(
-                "cannot set real-time priority for the gate: on a busy host slurmctld may wait for "
-                "it. Set LimitRTPRIO= in the service"
+                "no real-time priority for the gate: on a busy host, slurmctld may wait for it. "
+                "Set LimitRTPRIO= in the service"
             )
 
     def _step_back(self, *_: object) -> None:
@@ -181,7 +180,7 @@ def set_real_time_priority() -> bool:
     try:
         os.sched_setscheduler(0, _REAL_TIME, os.sched_param(_PRIORITY))
     except OSError as error:
-        log.debug("no real-time scheduling: %s", error)
+        log.debug("cannot set real-time priority: %s", error)
         return False
     return True
 
@@ -577,7 +576,7 @@ class GateServer:
                 )
         except (SqliteUnavailable, SqliteError) as error:
             # slurmctld waits, and the state in memory must match the database.
-            log.error("the gate cannot decide, so the outage policy does: %s", error)
+            log.error("the gate cannot decide, so the outage policy applies: %s", error)
             self._keeper.load()
             replies = [self._answerer.answer_by_policy(request) for _, request, _ in requests]
         for (peer, _, _), reply in zip(requests, replies, strict=True):

@@ -82,7 +82,7 @@ class AllocationMover:
             self._keeper.store.update(hold)
             if not hold.shares:
                 log.warning(
-                    "job %d of cluster %s: no allocation of account %s can pay it any more",
+                    "job %d of cluster %s: no allocation of account %s can pay for it now",
                     hold.job_id,
                     hold.cluster,
                     hold.payer,
