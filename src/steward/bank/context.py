@@ -189,7 +189,8 @@ class Rights(msgspec.Struct, frozen=True, kw_only=True):
             )
         if not self.user:
             raise BankRefused(
-                "permission denied: your uid has no user name, so no account is yours"
+                "permission denied: your uid has no user name on the daemon's host, so no accounts "
+                "are yours"
             )
         return self.user
 
@@ -209,7 +210,9 @@ def make_led_accounts_reader(
                 return t.accounts.list_led_by(user, coordinated)
         except StewardError as error:
             log.warning(
-                "%s sees only own accounts, because the ledger is unavailable: %s", user, error
+                "%s sees only coordinated accounts, because the ledger is unavailable: %s",
+                user,
+                error,
             )
             return coordinated
 

@@ -236,9 +236,11 @@ class UnpaidJobs:
         is_off = os.path.lexists(self._settings.gate_off)
         if is_off != self._is_off:
             self._is_off = is_off
-            text = "%s exists: Steward neither holds nor cancels jobs with insufficient funds"
+            text = "%s exists: Steward does not hold or cancel jobs with insufficient funds"
             log.warning(
-                text if is_off else "%s was removed: Steward holds and cancels such jobs again",
+                text
+                if is_off
+                else "%s was removed: Steward holds or cancels jobs with insufficient funds again",
                 self._settings.gate_off,
             )
         return is_off
@@ -370,7 +372,9 @@ class UnpaidJobs:
     def _warn(self, key: Key, rule: str, why: str) -> None:
         if key not in self._warned:
             self._warned.add(key)
-            log.warning("cluster %s: cannot pay for job %s (unpaid = %s): %s", *key, rule, why)
+            log.warning(
+                "cluster %s: insufficient funds for job %s (unpaid = %s): %s", *key, rule, why
+            )
 
     def _of(self, cluster: str) -> dict[str, HeldJob]:
         """Return the held jobs of a cluster by id, read from the ledger once."""

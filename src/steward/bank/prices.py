@@ -330,11 +330,8 @@ def _make_price(
     if exact < minimum:
         lines.append(PriceLine(what="minimum", amount=minimum))
     if end_permille != UNCHANGED_PERMILLE:
-        lines.append(
-            PriceLine(
-                what=f"ended {use.state or 'at its dearest'}: x {_format_factor(end_permille)}"
-            )
-        )
+        state = use.state or "in its most expensive state"
+        lines.append(PriceLine(what=f"ended {state}: x {_format_factor(end_permille)}"))
     lines.append(PriceLine(what="sum", amount=amount))
     return Price(amount=amount, rate=rate.number, lines=tuple(lines))
 

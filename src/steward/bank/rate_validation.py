@@ -123,7 +123,7 @@ def list_weight_warnings(names: Iterable[str], model: "ClusterModel") -> tuple[s
             hint = f"; the cluster has {', '.join(sorted(available))}" if available else ""
             warnings.append(f"no node of cluster {model.cluster} has {name} now{hint}")
         if name.startswith("bb/"):
-            warnings.append(f"a hold covers {name} of a job after the next poll, not at submit")
+            warnings.append(f"SU holds include {name} only after the next poll, not at submit")
     return tuple(warnings)
 
 

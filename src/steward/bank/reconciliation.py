@@ -276,7 +276,7 @@ def _fact_from_row(
     record: JobRecord, ours: Sequence[RunEvent], job_runs: Sequence[JobRecord]
 ) -> RunEvent:
     """Convert a row of slurmdbd into the run that jobs.db would have reported."""
-    assert record.submit is not None, "rows without one are none"
+    assert record.submit is not None, "no submit time"
     first = record.submit
     if record.restarts:
         # The first submission under this id, but not that of an earlier job.
@@ -534,7 +534,7 @@ def _describe_difference(before: Charge | None, due: Charge) -> str:
     """Describe how a charge differs from the one due."""
     record_name = "slurmdbd's record" if due.source == SACCT_SOURCE else "its record"
     if before is None:
-        return f"it was not charged; {record_name} says what it used"
+        return f"it was not charged; its usage is from {record_name}"
     if before.account != due.account:
         return f"{record_name} has account {due.account}, {before.account} was charged"
     parts = [f"by {record_name}"]
@@ -635,7 +635,7 @@ class RegularReconciliation:
         for one in found:
             if one.done:
                 log.warning(
-                    "cluster %s: job %d is charged %s micro-SU, not %s: %s",
+                    "cluster %s: corrected the charge of job %d to %s micro-SU (before: %s): %s",
                     *(cluster, one.job_id, one.due, one.charged or 0, one.why),
                 )
         is_left = any(one.due is None for one in found)
@@ -655,7 +655,7 @@ class RegularReconciliation:
         self, cluster: str, pricing: Pricing, period: tuple[datetime, datetime]
     ) -> list[ChargeDifference] | None:
         """Compare with slurmdbd; None if it does not answer, to be asked again later."""
-        assert self._jobs is not None, "it was opened by the turn"
+        assert self._jobs is not None, "jobs.db is not open"
         try:
             found = compare_with_slurmdbd(
                 *(self._settings, self._ledger, self._jobs, cluster, pricing, period)

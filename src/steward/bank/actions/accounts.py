@@ -57,7 +57,7 @@ _BEGIN = option("Start of the period.", "--begin", metavar="TIME", default="now"
 _NEW_BEGIN = option("Start of the period.", "--begin", metavar="TIME", default="unchanged")
 _END = option("End of the period.", "--end", metavar="TIME")
 _ROLLOVER = option(
-    "Balance at the end of the period: it expires, or moves to the next allocation.", "--rollover"
+    "Balance at the end of the period: 'none' lets it expire, 'next' moves it on.", "--rollover"
 )
 
 
@@ -200,16 +200,16 @@ class AccountUserRequest(Request, frozen=True, kw_only=True):
             "Spending limit of the user in this account; 'none' for no limit.",
             "--limit",
             metavar="AMOUNT",
-            default="unchanged, for a new user none",
+            default="unchanged; none for a new user",
             unit="money",
         ),
     ] = None
     listed: Annotated[
         bool | None,
         option(
-            "Whether the user may charge an account that only its listed users may charge.",
+            "List the user: only listed users may charge an account that is --only-listed.",
             "--listed/--unlisted",
-            default="unchanged, for a new user yes",
+            default="unchanged; yes for a new user",
         ),
     ] = None
     reason: Reason = ""
@@ -305,7 +305,7 @@ def change_account(
 ) -> AccountReply:
     """Change an account.
 
-    Options that are not given leave their property unchanged.
+    Only the given properties change.
 
     Raises:
         BankRefused: The caller is no operator.

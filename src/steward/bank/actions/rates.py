@@ -110,7 +110,7 @@ class RateRequest(Request, frozen=True, kw_only=True):
     valid_from: Annotated[
         str,
         option(
-            "Earliest first submit time of the jobs that it applies to.",
+            "Start of the rate: it applies to jobs first submitted at this time or later.",
             "--from",
             metavar="TIME",
             default="now",
@@ -328,7 +328,7 @@ def create_rate(context: BankContext, caller: Caller, request: RateRequest) -> R
 def change_rate(context: BankContext, caller: Caller, request: RateChangeRequest) -> RatesReply:
     """Change parts of a rate, from a time on.
 
-    Options that are not given keep the present value. Jobs submitted before keep their rate.
+    Only the given properties change. Jobs submitted before keep their rate.
 
     Raises:
         BankRefused: The caller is no operator.
