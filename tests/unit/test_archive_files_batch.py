@@ -191,7 +191,7 @@ def test_what_is_lost_keeps_its_row_and_can_be_had_again(
     kept.unlink()
     archive.sink_of(site).file_waiting()
     archive.sink_of(site).file_waiting()
-    assert caplog.text.count("cannot file") == 1
+    assert caplog.text.count("cannot archive") == 1
     assert FilesReader(site.settings, "files").locate(script.key) is None
     kept.write_bytes(data)
     archive.reopen(site)

@@ -303,7 +303,7 @@ class ArchiveContext:
                 failure = error
         body = script.body
         stored_file = body.script if kind == "script" else body.environment
-        assert stored_file is not None, "the caller has looked"
+        assert stored_file is not None, "no stored file"
         try:
             # Not archived yet: sinks are a moment behind jobs.db.
             return self._stores.read(body, stored_file)

@@ -169,8 +169,8 @@ def purge_scripts(context: ArchiveContext, caller: Caller, request: PurgeRequest
     """Remove scripts and environments permanently.
 
     Name jobs (-j) or users (-u). Steward removes their scripts and environments from
-    every sink and from the catalog; job records stay. Without --yes, the command only
-    lists them. If no script matches, it exits with 1.
+    every sink and from the catalog, and private texts from the job records. Without --yes,
+    the command only lists the scripts. If no script matches, it exits with 1.
 
     Raises:
         NotAnOperator: The caller is no operator.
@@ -468,8 +468,8 @@ def resend_scripts(
 ) -> Iterator[Progress | ResendReply]:
     """Archive scripts again in a sink.
 
-    Without filters, these are the scripts of all jobs. The sink does not duplicate
-    scripts that it has. 'steward archive sinks' shows the progress.
+    Without filters, the command resends the scripts of all jobs. The sink does not
+    duplicate scripts that it has. 'steward archive sinks' shows the progress.
 
     Raises:
         NotAnOperator: The caller is no operator.
@@ -566,7 +566,7 @@ class _ResendOrders:
         Raises:
             JournalUnavailable: The daemon is not running.
         """
-        assert self._library.order is not None, "the caller has looked"
+        assert self._library.order is not None, "this process cannot order"
         self._read_purges()
         remaining = [script for script in scripts if _get_script_ref(script) not in self._purged]
         if not remaining:

@@ -381,7 +381,8 @@ class SearchRequest(JobSelection, frozen=True, kw_only=True):
     count: Annotated[
         bool,
         option(
-            "Also count all hits, on the first page; this reads every matching script.", "--count"
+            "Also count all hits, on the first page only. Slower: it reads every matching script.",
+            "--count",
         ),
     ] = False
     limit: Annotated[
@@ -554,10 +555,10 @@ class ReindexRequest(Request, frozen=True, kw_only=True):
     sink: Annotated[
         str,
         option(
-            "Sink with the files to read.",
+            "Files sink to read.",
             "--sink",
             metavar="NAME",
-            default="the first sink of files",
+            default="the first files sink",
         ),
     ] = ""
 
@@ -767,7 +768,7 @@ class ResendRequest(JobSelection, frozen=True, kw_only=True):
         bool,
         option(
             "Only scripts that the sink lacks. For remote sinks, Steward knows this only for "
-            "the last days.",
+            "the last two weeks.",
             "--missing",
         ),
     ] = False

@@ -153,7 +153,7 @@ class CatalogConsumer:
             script = self._contents.read(event.cluster, event.key, body, "script")
         except NotArchived as error:
             raise Rejected(f"the script of {event.key} is missing: {error}", event) from error
-        assert script is not None, "it was looked at"
+        assert script is not None, "no script"
         return script
 
 

@@ -342,7 +342,7 @@ def _iterate_old_uses(
 
 def _make_placed_use(placed: PlacedScript) -> ScriptUse:
     """Make the use of a script recorded in the sink's database."""
-    assert placed.script is not None, "the caller has looked"
+    assert placed.script is not None, "no script"
     parsed_name = parse_file_name(os.path.basename(placed.script.path))
     return ScriptUse(
         cluster=placed.cluster,

@@ -318,9 +318,7 @@ class SourceFinder:
             fd, can_link = self._tree.get_directory_fd(directory), not row.shared
             script, environment = row.script_name, row.env_name
         elif body is None:
-            raise BytesGone(
-                f"the content of {row.key} is in no directory that the index names", row
-            )
+            raise BytesGone(f"no directory in the index contains {row.key}", row)
         else:
             script = body.script.path if body.script else ""
             environment = body.environment.path if body.environment else ""

@@ -378,7 +378,7 @@ class FilesRecords:
             rows = self.query("SELECT path FROM directory WHERE number = ?", number)
             if not rows:
                 raise ArchiveError(
-                    f"{self.path} refers to directory {number}, which it does not list"
+                    f"{self.path} is damaged: it refers to directory {number}, but does not list it"
                 )
             path = self._directory_paths[number] = str(rows[0][0])
             if len(self._directory_paths) > 4096:
@@ -399,7 +399,7 @@ class FilesRecords:
                     holder,
                 )
             number = self.find_holder(holder)
-        assert number is not None, "it was just saved"
+        assert number is not None, "the directory has no number"
         return number
 
     def find_holder(self, holder: StorageHolder) -> int | None:

@@ -223,7 +223,7 @@ class _EvictionCandidate:
 
     def accept_step(self) -> int:
         """Accept the last offer; return the number of bytes it frees."""
-        assert self._next_step is not None, "it was offered"
+        assert self._next_step is not None, "no next step"
         self._last_position = self._next_step.position
         self._freed_contents.update(self._next_step.contents)
         self.size -= self._next_step.bytes
@@ -378,7 +378,7 @@ class RetentionWorker:
             sizes.setdefault(reason, []).append(script.script_length + script.env_length)
         for reason, lengths in sizes.items():
             log.info(
-                "archive.%s removes %d scripts, with environments %d bytes: %s",
+                "archive.%s removes %d scripts (%d bytes with their environments): %s",
                 *(self._sink, len(lengths), sum(lengths), reason),
             )
 

@@ -328,7 +328,7 @@ class FilesSink:
                     store.unlink(present)
             except StewardError as error:
                 log.warning(
-                    "cannot remove purged jobs from %s, which holds them until trimmed: %s",
+                    "cannot remove purged jobs from %s; they stay there until it is trimmed: %s",
                     store.name,
                     error,
                 )
@@ -391,7 +391,7 @@ class FilesSink:
                 except StewardError as error:
                     # Keep its row: some of its files may be in the tree, and a purge must find
                     # them.
-                    log.error("%s cannot file %s: %s", self.name, row.key, error)
+                    log.error("%s cannot archive %s: %s", self.name, row.key, error)
                     self._pending.set_row(msgspec.structs.replace(row, since_ns=LOST_NS))
             self._pending.finish(self._sources)
             with self._records.writing() as connection:
