@@ -331,7 +331,8 @@ def list_audit(context: AutomationContext, caller: Caller, request: AuditRequest
     is_operator = all(context.access.is_operator(caller, name) for name in names)
     if not caller.user and not is_operator:
         raise OperationForbidden(
-            "permission denied: your uid has no user name, so no entry is yours"
+            "permission denied: your uid has no user name on the daemon's host, so no entries are "
+            "yours"
         )
     try:
         log = AuditLog(context.settings.state_dir, read_only=True)

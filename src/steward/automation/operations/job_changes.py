@@ -328,7 +328,7 @@ def _require_no_admin_hold(target: JobTarget) -> None:
     for record in target.records:
         if has_admin_hold(record):
             raise OperationForbidden(
-                f"an administrator holds part of job {target.name}: name the other tasks "
+                f"an administrator holds tasks of job {target.name}: name the other tasks "
                 "individually",
                 target.name,
             )
@@ -347,11 +347,12 @@ def _require_releasable(context: OperationContext, name: str, records: list[JobR
             continue
         if not context.is_operator():
             raise OperationForbidden(
-                f"job {name} is held because {comment!r}: only an operator can release it", name
+                f"job {name} has a hold of Steward ({comment!r}): only an operator can release it",
+                name,
             )
         if not context.force:
             raise OperationForbidden(
-                f"job {name} is held because {comment!r}: --force releases it anyway", name
+                f"job {name} has a hold of Steward ({comment!r}): --force releases it anyway", name
             )
 
 

@@ -455,10 +455,12 @@ class ExecutionScheduler:
         for task in [task for task in self._tasks.values() if task.deadline < now]:
             del self._tasks[task.execution.rule]
             log.error(
-                "execution %d of rule %s does not end", task.execution.id, task.execution.rule
+                "execution %d of rule %s did not end before its time-out",
+                task.execution.id,
+                task.execution.rule,
             )
             self._unrecovered.pop(task.execution.id, None)
-            self._end_execution(task.execution, "timeout", "it did not finish")
+            self._end_execution(task.execution, "timeout", "the run did not end in time")
 
     def _retry_unavailable(self, task: _Task, error: Unavailable) -> None:
         """Schedule a retry of a task that failed because Slurm or a database is unavailable."""
@@ -492,7 +494,7 @@ class ExecutionScheduler:
             self._end_execution(execution, status, str(error))
             return
         log.error("execution %d of rule %s failed", execution.id, execution.rule, exc_info=error)
-        self._end_execution(execution, status, "an internal error, see the log")
+        self._end_execution(execution, status, "internal error: see the log")
 
     # -- due executions
 
@@ -591,7 +593,9 @@ class ExecutionScheduler:
     def _process_check(self, execution: Execution, is_done: bool | None) -> None:
         """End or retry a run that timed out, by whether Slurm shows that its change took effect."""
         if is_done:
-            self._end_execution(execution, "succeeded", "it timed out, but Slurm shows the change")
+            self._end_execution(
+                execution, "succeeded", "the run timed out, but Slurm shows the change"
+            )
         elif is_done is None and self._get_limits(execution).on_unknown == "end":
             self._end_execution(execution, "timeout", "the result is unknown")
         elif not self._schedule_retry(execution, "it timed out"):
@@ -644,11 +648,11 @@ class ExecutionScheduler:
             self._process_audit_row(execution, recovered)
         elif recovered.state == "not-begun":
             self._store.schedule_retry(
-                execution, self._clock(), "Steward restarted before it began", counts=False
+                execution, self._clock(), "Steward restarted before the run began", counts=False
             )
         elif recovered.state == "done":
             self._end_execution(
-                execution, "succeeded", "Steward restarted during it; Slurm shows the change"
+                execution, "succeeded", "Steward restarted during the run; Slurm shows the change"
             )
         elif recovered.state == "not-done":
             self._store.schedule_retry(
@@ -656,11 +660,11 @@ class ExecutionScheduler:
             )
         elif self._get_limits(execution).on_unknown == "repeat":
             self._store.schedule_retry(
-                execution, self._clock(), "Steward restarted during it; it is repeated"
+                execution, self._clock(), "Steward restarted during the run: it runs again"
             )
         else:
             self._end_execution(
-                execution, "unknown", "Steward restarted during it: the result is unknown"
+                execution, "unknown", "Steward restarted during the run: the result is unknown"
             )
 
     def _process_audit_row(self, execution: Execution, recovered: RecoveredOutcome) -> None:

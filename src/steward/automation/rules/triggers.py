@@ -130,7 +130,7 @@ TRIGGER_TYPES: Final[dict[str, TriggerType]] = {
         ),
         _make_type(
             "bank.threshold",
-            "An allocation reached a share of use, or a number of days before its end.",
+            "An allocation reached a percentage of use, or a number of days before its end.",
             BankThreshold,
             ("account", "allocation", "kind"),
         ),
