@@ -299,7 +299,7 @@ def test_who_is_another_one_by_now_is_not_known(tmp_path: Path) -> None:
     secret, _ = store.create(
         "token", uid=ADA.uid, user="formerly", how="socket", now=NOW, expires=NOW.replace(year=2030)
     )
-    with pytest.raises(UnknownCredential, match="another user of the same uid"):
+    with pytest.raises(UnknownCredential, match="another user with the same uid"):
         store.find_valid("token", secret, NOW)
 
 

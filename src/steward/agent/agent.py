@@ -149,7 +149,8 @@ class Place:
         half = b"%d %s\n" % (zlib.crc32(text), text)
         if len(half) > _HALF:
             raise AgentError(
-                f"cannot record the sent offsets in {self._path}: too many files; remove old ones"
+                f"cannot record the sent offsets in {self._path}: too many files in the spool: "
+                "remove old ones"
             )
         try:
             self._write(half, self.written % 2 * _HALF)
@@ -638,7 +639,10 @@ def _build_parser(program: str) -> Any:
     add("--key", default="", help="private key of the node's certificate")
     add("--munge-socket", default="", help="socket of munged")
     add(
-        "--user", action="append", default=[], help="user that Steward runs as, in addition to root"
+        "--user",
+        action="append",
+        default=[],
+        help="user that Steward runs as; the agent accepts answers of this user and of root",
     )
     how = parser.add_mutually_exclusive_group()
     how.add_argument(

@@ -47,7 +47,7 @@ def app(
             "--cluster", metavar="NAME", help="Name of the cluster in Steward's configuration."
         ),
     ] = "",
-    tls: Annotated[bool, typer.Option("--tls", help="Encrypt.")] = False,
+    tls: Annotated[bool, typer.Option("--tls", help="Encrypt connections with TLS.")] = False,
     ca: Annotated[
         str,
         typer.Option(
@@ -66,7 +66,9 @@ def app(
     user: Annotated[
         list[str] | None,
         typer.Option(
-            "--user", metavar="NAME", help="User that Steward runs as, in addition to root."
+            "--user",
+            metavar="NAME",
+            help="User that Steward runs as. The agent accepts answers of this user and of root.",
         ),
     ] = None,
     munge_socket: Annotated[

@@ -67,9 +67,7 @@ def init(
     ] = None,
     lines: Annotated[
         str,
-        typer.Option(
-            "--lines", metavar="FILE", help="File that slurmctld writes these records to."
-        ),
+        typer.Option("--lines", metavar="FILE", help="File that jobcomp/lua writes job ends to."),
     ] = DEFAULT_LINES_PATH,
     nodes: Annotated[
         str | None,

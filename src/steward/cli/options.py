@@ -116,7 +116,7 @@ Archive = Annotated[
         "--archive",
         envvar="STEWARD_ARCHIVE",
         metavar="DIR",
-        help="Archive kept by 'steward archive watch'.",
+        help="Archive of 'steward archive watch' to use, without the daemon.",
         callback=prefer_named_place,
     ),
 ]

@@ -114,10 +114,7 @@ JobComp = Annotated[
     typer.Option(
         "--jobcomp",
         metavar="DIR",
-        help=(
-            "Work on jobcomp.lua in this directory, that of slurm.conf, in place of the SPANK "
-            "plugin."
-        ),
+        help=("Directory of slurm.conf: work on jobcomp.lua there, instead of the SPANK plugin."),
     ),
 ]
 JobSubmitLua = Annotated[
@@ -126,8 +123,7 @@ JobSubmitLua = Annotated[
         "--job-submit-lua",
         metavar="DIR",
         help=(
-            "Work on job_submit.lua in this directory, that of slurm.conf, in place of the "
-            "SPANK plugin."
+            "Directory of slurm.conf: work on job_submit.lua there, instead of the SPANK plugin."
         ),
     ),
 ]
@@ -223,7 +219,7 @@ def install(
         bool,
         typer.Option(
             "--job-submit",
-            help="Install the job submit plugin, written in C, in place of the SPANK plugin.",
+            help="Install the job submit plugin, written in C, instead of the SPANK plugin.",
         ),
     ] = False,
     job_submit_lua: JobSubmitLua = "",

@@ -92,11 +92,11 @@ def try_(
         typer.Option(
             "--rule",
             metavar="NAME",
-            help="Name of the only rule to test, even if its trigger differs.",
+            help="Test only this rule, even if its trigger differs.",
         ),
     ] = "",
     file: Annotated[
-        str, typer.Option("--file", metavar="FILE", help="File of the only rule to test.")
+        str, typer.Option("--file", metavar="FILE", help="Test only the rule in this file.")
     ] = "",
 ) -> None:
     """Run the action ``rules.test`` and print its reply.

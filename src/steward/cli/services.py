@@ -85,8 +85,8 @@ def web(
 ) -> None:
     """Serve the web pages and the API.
 
-    It reads no configuration and none of Steward's files: the daemon tells it what stands in
-    [web]. Run it as the user that is named there. SIGTERM and Ctrl-C end it.
+    It reads neither the configuration nor Steward's files: the daemon sends it the settings of
+    [web]. Run it as the user in 'user' of [web]. SIGTERM and Ctrl-C end it.
     """
     from steward.core.logs import configure_logging
     from steward.web.application import run_web
@@ -104,8 +104,8 @@ def reload(
 ) -> None:
     """Reload the daemon's configuration.
 
-    The daemon reads the file itself. If anything is wrong, this prints file, line and
-    reason and exits with 1, and the daemon keeps its present configuration.
+    The daemon reads the file itself. If the file is invalid, the daemon keeps its
+    present configuration, and the command prints file, line and reason and exits with 1.
     """
     reply = request_reload(socket, _TIMEOUT_S)
     typer.echo("The daemon reloaded its configuration.")

@@ -157,7 +157,7 @@ class RequestService:
             action = self._registry.get(message.action)
             asker = self._identify_caller(action, message.auth, uid)
             request = self._registry.decode(message.action, message.args)
-            log.debug("uid %d asks for %s", asker.uid, action.name)
+            log.debug("uid %d requests %s", asker.uid, action.name)
             if action.only_reads:
                 peer.exit_on_disconnect()
                 yield from self._run(action, asker, request)

@@ -112,11 +112,9 @@ class EventFilter(Request, frozen=True, kw_only=True):
         option("Only events of these clusters.", "--clusters", "-M", metavar="NAME,…"),
     ] = ()
     nodes: Annotated[
-        str, option("Only states of these nodes.", "--nodelist", "-w", metavar="NODES")
+        str, option("Only state changes of these nodes.", "--nodelist", "-w", metavar="NODES")
     ] = ""
-    failed: Annotated[
-        bool, option("Only changes of nodes from working to failing.", "--failed")
-    ] = False
+    failed: Annotated[bool, option("Only state changes of nodes that failed.", "--failed")] = False
     since: Annotated[
         str,
         option(

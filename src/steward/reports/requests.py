@@ -64,7 +64,7 @@ class ReportRequest(Request, frozen=True, kw_only=True):
     by: Annotated[
         PeriodLength,
         option(
-            "Length of the periods: the report has rows for each.",
+            "Split the interval into periods of this length, each with its own rows.",
             "--by",
             default="the whole interval",
         ),

@@ -75,7 +75,7 @@ def _create_login_link(
 ) -> LoginAnswer:
     """Print a link that logs you in to the web pages.
 
-    The link works once, within a few minutes. Give it to nobody.
+    The link works once, within a few minutes. Do not share it.
     """
     web_settings = context.settings.web
     if not web_settings.listen:

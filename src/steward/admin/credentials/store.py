@@ -171,7 +171,7 @@ class CredentialStore:
         ):
             raise UnknownCredential(f"this {kind} is unknown or expired: {_RENEWAL_HINTS[kind]}")
         if not has_user_name(credential.uid, credential.user):
-            raise UnknownCredential(f"this {kind} was created for another user of the same uid")
+            raise UnknownCredential(f"this {kind} was created for another user with the same uid")
         if credential.used is None or now - credential.used >= _USED_EVERY:
             self._set_time("used", credential.id, now)
         return credential
