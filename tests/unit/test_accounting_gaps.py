@@ -124,7 +124,7 @@ def test_lost_tasks_are_told_of(site: Site) -> None:
     accounting.add_launch(site, cpu_s=(1.0, 1.0), lost=3)
     (one,) = site.ask("accounting.gaps").findings
     assert one.kind == "step-doubtful"
-    assert "could not record all of it" in one.words
+    assert "could not record all of its usage" in one.words
 
 
 def test_scripts_whose_job_was_never_shown_are_told_of(site: Site) -> None:

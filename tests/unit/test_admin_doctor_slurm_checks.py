@@ -240,7 +240,7 @@ def test_a_bank_that_nobody_asks_and_one_that_is_not_asked_last(site: DoctorSite
     assert "slurm.conf: JobSubmitPlugins=site,lua" in found.mend
     site.shown |= {"JobSubmitPlugins": "lua,site"}
     told = [one.what for one in slurm_checks.check_submit_plugin(site.ground())]
-    assert "JobSubmitPlugins has site after lua: their changes have no price" in told
+    assert "JobSubmitPlugins has site after lua, whose changes the gate does not price" in told
 
 
 def test_a_cluster_that_the_gate_knows_by_another_name(site: DoctorSite) -> None:

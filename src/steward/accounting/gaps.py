@@ -292,7 +292,7 @@ def _find_doubtful(context: AccountingContext, cluster: str, span: _Span) -> Ite
 _DOUBTS: Final = {
     "no-start": "its start was not reported, so its allocated resources are unknown",
     "tasks-missing": "fewer tasks reported than started",
-    "lost-lines": "its node could not record all of it",
+    "lost-lines": "its node could not record all of its usage",
 }
 """Description of each doubt about a step, except a missing end, which is reported per node."""
 

@@ -256,13 +256,13 @@ class ForgetRequest(Request, frozen=True, kw_only=True):
 
 
 class ForgetAnswer(Answer, frozen=True, kw_only=True):
-    """Name of the consumer that the journal no longer waits for."""
+    """Name of the consumer that was removed from the journal."""
 
     consumer: str
 
     def list_notes(self) -> Iterable[str]:
-        """Return that the journal no longer waits for the consumer."""
-        return (f"The journal no longer waits for {self.consumer}.",)
+        """Return that the journal no longer keeps events for the consumer."""
+        return (f"The journal no longer keeps events for {self.consumer}.",)
 
 
 @action(

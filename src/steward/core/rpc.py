@@ -319,7 +319,7 @@ def _read_answer(
     if len(line) > max_bytes:
         raise RpcUnavailable(
             f"the reply of the daemon at {path} is too large: {len(line)} bytes or more, of "
-            f"{max_bytes} at most: ask for less",
+            f"{max_bytes} at most: request less",
             path,
         )
     if not line.endswith(b"\n"):

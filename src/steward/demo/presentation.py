@@ -456,7 +456,7 @@ def _kill_node(printer: DemoPrinter, site: DemoSite) -> str:
     printer.print_heading(
         "A node fails",
         "The sensor compares node states with those of the last poll, so it misses no change. A "
-        "rule reacts to the change, and cannot drain more nodes than its cap allows.",
+        "rule reacts to the change, and cannot drain more nodes than its limit allows.",
     )
     cluster = site.sandbox
     node = f"node{cluster.plan.spec.nodes}"

@@ -433,10 +433,10 @@ class QueueFormat:
         """
         *slurm_parts, rest = row.split(b"\x1f", len(self._slurm_fields))
         if len(slurm_parts) != len(self._slurm_fields):
-            raise ValueError(f"{len(slurm_parts)} fields before the first text")
+            raise ValueError(f"{len(slurm_parts)} of {len(self._slurm_fields)} fields of Slurm")
         text_parts = rest.split(self._text_end)
         if len(text_parts) != len(self._user_fields) + 1 or text_parts[-1]:
-            raise ValueError(f"{len(text_parts) - 1} fields of text")
+            raise ValueError(f"{len(text_parts) - 1} of {len(self._user_fields)} fields of users")
         values = dict(
             zip(self._slurm_fields, (field.decode("ascii") for field in slurm_parts), strict=True)
         )

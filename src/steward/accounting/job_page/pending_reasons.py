@@ -366,7 +366,7 @@ def _list_limits(record: JobRecord, reason: PendingReason, pending: PendingJobs)
         owner = record.account if reason.limit.whose == "assoc" else record.qos
         owner_kind = "association" if reason.limit.whose == "assoc" else "QOS"
         for name, value in _select_limit(limits.get(reason.limit.whose, {}), reason.limit):
-            yield f"{owner_kind} {owner}: {name}={value}, in use in brackets"
+            yield f"{owner_kind} {owner}: {name}={value} (usage in brackets)"
     setting_names = _SETTINGS.get(reason.code, ())
     if setting_names:
         for partition in record.partition.split(","):

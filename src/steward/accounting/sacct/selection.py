@@ -91,7 +91,7 @@ def parse_window(request: SacctRequest, now: datetime, zone: tzinfo) -> TimeWind
         until_us = to_micros(now)
     if until_us < since_us:
         raise AccountingUsage(
-            "invalid window: the end is before the start. Correct --starttime or --endtime"
+            "invalid period: the end is before the start. Correct --starttime or --endtime"
         )
     return TimeWindow(since_us, until_us)
 

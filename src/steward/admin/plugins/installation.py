@@ -208,7 +208,7 @@ def install_jobcomp(directory: str, *, libdir: str, lines_path: str) -> InstallR
     ):
         lines_dir = os.path.dirname(lines_path)
         problem = describe_open_directory(lines_dir)
-        raise PluginInstallError(f"{problem}: chmod o= {lines_dir}", lines_dir)
+        raise PluginInstallError(f"{problem}: run 'chmod o= {lines_dir}'", lines_dir)
     script_text = (
         f'-- {OWN_FILE_MARK}.\nsteward_jobcomp_file = "{lines_path}"\n'
         f'return dofile("{own_script}")\n'

@@ -148,9 +148,7 @@ def check_submit(
         path = os.path.join(directory or os.path.dirname(config.get("SLURM_CONF", "")), LUA_SCRIPT)
         return [*_check_order(plugins), *_check_lua(path)]
     names = ",".join(plugins) or "(null)"
-    return [
-        f"JobSubmitPlugins is {names}: slurmctld does not ask the gate without steward or lua in it"
-    ]
+    return [f"JobSubmitPlugins is {names}: slurmctld asks the gate only with steward or lua in it"]
 
 
 def _check_order(plugins: Sequence[str]) -> list[str]:
@@ -159,7 +157,8 @@ def _check_order(plugins: Sequence[str]) -> list[str]:
     if plugins[-1] == own_plugin:
         return []
     later_plugins = ", ".join(plugins[plugins.index(own_plugin) + 1 :])
-    return [f"JobSubmitPlugins has {later_plugins} after {own_plugin}: their changes have no price"]
+    order = f"JobSubmitPlugins has {later_plugins} after {own_plugin}"
+    return [f"{order}, whose changes the gate does not price"]
 
 
 def _check_c_plugin(config: Mapping[str, str], version: SlurmVersion) -> list[str]:

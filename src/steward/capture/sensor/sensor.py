@@ -441,7 +441,11 @@ class ClusterSensor:
         is_standing_by = self._check_standby(pings)
         if is_standing_by != self._is_standing_by:
             state = "on standby" if is_standing_by else "active"
-            log.info("cluster %s: the sensor is %s, as slurmctld here is", self._cluster, state)
+            log.info(
+                "cluster %s: slurmctld on this host is %s, and so is the sensor",
+                self._cluster,
+                state,
+            )
             self._is_standing_by = is_standing_by
         has_restarted = self._daemons.record_slurmctld(started_at, silent=is_standing_by)
         self._daemons.record_slurmdbd(pings, silent=is_standing_by)

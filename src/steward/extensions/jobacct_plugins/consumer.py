@@ -156,7 +156,7 @@ class PluginConsumer(DatabaseConsumer):
         """
         caller, guard = self._caller, self._guard
         assert caller is not None, "the first tick comes before the first event"
-        assert guard is not None, "both were made together"
+        assert guard is not None, "no guard for the plugin"
         tries = self._state.begin_batch()
         if tries > _MAX_TRIES and len(events) == 1:
             message = f"crashed {_MAX_TRIES} times on {events[0].kind} {events[0].key}"

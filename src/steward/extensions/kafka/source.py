@@ -262,7 +262,7 @@ class KafkaSource:
                 if self.import_batch(beat) or len(self._ended_partitions) > ended_count:
                     deadline = time.monotonic() + _IDLE_TIMEOUT_S
                     continue
-                assert self._connection is not None, "the turn has made it"
+                assert self._connection is not None, "no connection before the first turn"
                 if self._is_done(self._connection):
                     return
                 if time.monotonic() > deadline:
@@ -425,7 +425,7 @@ class KafkaSource:
 
     def _commit(self, offsets: dict[int, int]) -> None:
         """Commit offsets to the consumer group; a failure is only logged."""
-        assert self._connection is not None, "there is a consumer"
+        assert self._connection is not None, "no consumer"
         lib, topic = self._connection.lib, self._settings.broker.topic
         topic_id = self._recreation_guard.id if self._recreation_guard is not None else ""
         requested = [
@@ -445,7 +445,7 @@ class KafkaSource:
 
     def _handle_client_message(self, message: Any) -> None:
         """Handle an error or end-of-partition message of the client."""
-        assert self._connection is not None, "there is a consumer"
+        assert self._connection is not None, "no consumer"
         error, codes = message.error(), self._connection.lib.KafkaError
         if error.code() == codes._PARTITION_EOF:
             if not self._needs_rewind(message):
@@ -470,7 +470,7 @@ class KafkaSource:
 
     def _report_client_errors(self, *, has_messages: bool) -> None:
         """Log a new error of the client, or its end."""
-        assert self._connection is not None, "there is a consumer"
+        assert self._connection is not None, "no consumer"
         last_error = self._connection.take_last_error()
         if has_messages:
             if self._last_problem:

@@ -359,7 +359,7 @@ def _resend_error(client: SearchClient, outcomes: list[BulkOutcome]) -> ArchiveU
     elif first.is_shut:
         text = (
             f"the index of the present month on {client.where} is closed or write-protected "
-            f"({first.why}): open it, then archiving goes on"
+            f"({first.why}): open it, and archiving continues"
         )
     elif first.status == 403:
         text = (
@@ -456,7 +456,7 @@ def _unread_refusal(
         return index_closed_refusal(client, document, str(stored.error))
     raise ArchiveUnavailable(
         f"the index of the present month on {client.where} is closed ({stored.error}): open it, "
-        "then corrections go on",
+        "and Steward continues with the corrections",
         client.where,
     )
 

@@ -173,7 +173,9 @@ def element_id(array_job_id: int, index: int) -> int:
         TorqueRecordError: Torque has no such ids.
     """
     if not (0 < array_job_id <= MAX_TORQUE_ID and 0 <= index < _ELEMENTS):
-        raise TorqueRecordError(f"impossible array element {array_job_id}[{index}]", index)
+        raise TorqueRecordError(
+            f"invalid array index {array_job_id}[{index}]: Torque has no such job", index
+        )
     return _ELEMENT_BASE + array_job_id * _ELEMENTS + index
 
 

@@ -552,7 +552,7 @@ class LogConsumer(DatabaseConsumer):
 def _assign_run(line: bytes, run: RunKey) -> bytes:
     """Assign an imported record to the run that it turned out to belong to."""
     record = decode_record(line)
-    assert isinstance(record, JobAccounted), "nothing else waits under a submit time alone"
+    assert isinstance(record, JobAccounted), "only jobs wait under a submit time"
     assigned = msgspec.structs.replace(record, restarts=run[3])
     return _encode(assigned) + b"\n"
 
