@@ -56,7 +56,7 @@ def test_a_past_month_that_the_site_shut_holds_up_no_other(
     for one in late[:3]:
         refused = destination.send([one, document(4, at=APRIL)])
         assert [of.document for of in refused] == [one]
-        assert "open it, then run 'steward journal replay" in refused[0].why
+        assert "open it, then run 'steward journal retry" in refused[0].why
     assert len(search_server.documents(f"{sink.index}-2026.04")) == 2
     block(search_server, f"{sink.index}-2026.03", how, on=False)
     for one in late[:3]:

@@ -328,8 +328,8 @@ def test_steward_itself(site: WebSite, olga: Visitor, ada: Visitor) -> None:
     assert "spool" in part
     for path in ("/status/doctor", "/rules", "/status"):
         assert ada.get(path).status_code == 403, path
-    assert ada.submit("/status/replay", consumer="files").status_code == 403
-    assert olga.submit("/status/replay", consumer="").status_code == 400
+    assert ada.submit("/status/retry", consumer="files").status_code == 403
+    assert olga.submit("/status/retry", consumer="").status_code == 400
 
 
 def test_states_that_slurmctld_tells_no_more_are_shown_with_their_time(

@@ -172,7 +172,7 @@ def test_what_a_token_is_good_for(room: CredentialsContext, clock: Clock) -> Non
     )
     for name in ("accounting.sacct", "bank.deposit"):
         check_scope(bearer, name, ACTIONS[name].scope)
-    for name in ("archive.show", "automation.run", "journal.replay", "credentials.token_create"):
+    for name in ("archive.show", "automation.run", "journal.retry", "credentials.token_create"):
         with pytest.raises(ScopeRefused, match="scope"):
             check_scope(bearer, name, ACTIONS[name].scope)
     clock.now += timedelta(seconds=60)
@@ -335,7 +335,7 @@ def test_what_is_not_known_takes_the_most() -> None:
 
 OPERATORS = AccessSettings(operators=("nobody",))
 SEES = ("status.show", "archive.show")
-CHANGES = ("automation.run", "bank.deposit", "journal.replay")
+CHANGES = ("automation.run", "bank.deposit", "journal.retry")
 
 
 def sees_and_changes(room: CredentialsContext, secret: str) -> tuple[bool, bool]:

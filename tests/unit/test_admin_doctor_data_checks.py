@@ -52,7 +52,7 @@ def test_each_consumer_with_a_problem_is_a_finding(site: DoctorSite, journal: Jo
     findings = {finding.of: finding for finding in data_checks.check_journal(checked(site))}
     assert set(findings) == {"bank", "jobs"}
     assert findings["jobs"].what == "1 event in its dead letters"
-    assert findings["jobs"].mend == ("steward journal dead jobs", "steward journal replay jobs")
+    assert findings["jobs"].mend == ("steward journal dead jobs", "steward journal retry jobs")
 
 
 def test_a_detached_consumer_is_told_with_what_it_missed(

@@ -112,7 +112,7 @@ def test_what_is_nowhere_or_was_changed_is_set_aside_and_stops_no_other(tmp_path
     assert [one.event.kind for one in caught.value.rejections] == [ARCHIVE_RESEND]
     assert str(caught.value).count("cannot archive") == 2
     sinks.more.tick(sinks.site.append)
-    # The dead letter is replayed once its bytes are there again.
+    # The dead letter is retried once its bytes are there again.
     archive.store_of(sinks.site).write(changed.body.script.path, b"changed")
     sinks.resend(*[again(script, **ADA) for script in (changed, sound)])
     assert f"{DAY}/8-run.sh" in sinks.there()

@@ -309,7 +309,7 @@ def test_what_is_refused_again_is_a_dead_letter_again(make: Make) -> None:
         site.writer.mark_for_retry("archive.there")
         site.turn()
         (letter,) = site.reader.list_dead_letters()
-        assert not letter.replay
+        assert not letter.retry
     site.reopen()
     site.elsewhere.refuses = set()
     site.writer.mark_for_retry("archive.there")

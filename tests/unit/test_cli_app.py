@@ -270,7 +270,7 @@ def test_commands_are_documented_functions() -> None:
             assert isinstance(found, typer.Typer) or inspect.getdoc(found), entry
 
 
-@pytest.mark.parametrize("words", [("replay", "jobs", "9" * 30), ("list", "--after", "9" * 30)])
+@pytest.mark.parametrize("words", [("retry", "jobs", "9" * 30), ("list", "--after", "9" * 30)])
 def test_a_number_that_no_event_has_is_wrong_use(
     words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:

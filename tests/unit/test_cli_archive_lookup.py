@@ -326,7 +326,7 @@ def test_journal_status_and_list(archive: str, capfd: pytest.CaptureFixture[str]
 def test_journal_dead_replay_and_forget(archive: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert run(["journal", "dead", "-P", "--archive", archive]) == 0
     assert capfd.readouterr().out.splitlines() == ["Consumer|ID|Kind|Cluster|Key|Since|Error"]
-    for words in (["replay", "jobs"], ["forget", "jobs"]):
+    for words in (["retry", "jobs"], ["forget", "jobs"]):
         assert run(["journal", *words, "--archive", archive]) == 1
         assert "steward: " in capfd.readouterr().err
 
@@ -344,7 +344,7 @@ def test_a_consumer_is_called_by_its_sinks_name_too(
         assert capfd.readouterr().out.startswith(f"archive.files|{first}|")
     assert run(["journal", "dead", "jobs", "-P", "-n", "--archive", archive]) == 0
     assert not capfd.readouterr().out
-    for words in (["dead", "flies"], ["replay", "flies"], ["forget", "flies"]):
+    for words in (["dead", "flies"], ["retry", "flies"], ["forget", "flies"]):
         assert run(["journal", *words, "--archive", archive]) == 2
         assert "unknown consumer 'flies': did you mean 'archive.files'?" in capfd.readouterr().err
 

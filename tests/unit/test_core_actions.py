@@ -103,7 +103,7 @@ def test_there_are_numbers_in_what_is_asked() -> None:
     """So that what is drawn from below is something."""
     assert {action.name for action, _, _ in PLACES} >= {
         *("bank.holds", "bank.deposit", "bank.rate_create", "bank.charged", "automation.run"),
-        *("credentials.token_create", "journal.replay", "rules.test", "accounting.jobs"),
+        *("credentials.token_create", "journal.retry", "rules.test", "accounting.jobs"),
     }
 
 
@@ -180,7 +180,7 @@ OTHER_FIELDS: dict[str, Any] = {
     "note": "x",
 }
 """Values of other fields with which an action comes as far as its numbers."""
-NEEDS_OBJECT = {"bank.allocation_change", "journal.replay"}
+NEEDS_OBJECT = {"bank.allocation_change", "journal.retry"}
 """Actions whose number names an object that the test does not have."""
 
 

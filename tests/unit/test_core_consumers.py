@@ -195,7 +195,7 @@ def test_a_dead_letter_that_makes_a_consumer_fail_is_set_aside_again(scene: Scen
     scene.turn(2)
     assert scene.tally.jobs == [2]
     (letter,) = scene.reader.list_dead_letters()
-    assert not letter.replay
+    assert not letter.retry
 
 
 def test_the_last_error_is_told_also_when_it_is_over(scene: Scene) -> None:

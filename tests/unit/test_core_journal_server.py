@@ -37,7 +37,7 @@ from steward.core.journal.control import (
     ClearMissed,
     ForgetConsumer,
     HoldTrimming,
-    ReplayDeadLetters,
+    RetryDeadLetters,
     WritePositions,
     send_command,
 )
@@ -202,7 +202,7 @@ def test_a_replay_wakes_the_consumer(running: Running, make_link: MakeLink) -> N
         while not reader.list_dead_letters("picky") and time.monotonic() < until:
             time.sleep(0.01)
         picky.accepts = True
-        assert send_command(running.state_dir, ReplayDeadLetters("picky")) == 1
+        assert send_command(running.state_dir, RetryDeadLetters("picky")) == 1
         assert picky.took.wait(30)
     finally:
         stop.set()
@@ -253,7 +253,7 @@ def test_standings_and_dead_letters_travel(running: Running, make_link: MakeLink
     send_command(running.state_dir, WritePositions())
     reader = JournalReader(running.state_dir)
     assert reader.list_consumers()[0].dead == 1
-    assert send_command(running.state_dir, ReplayDeadLetters("a", 1)) == 1
+    assert send_command(running.state_dir, RetryDeadLetters("a", 1)) == 1
     link.send_message("revived", "a", 1)
     with pytest.raises(Conflict, match="is running"):
         send_command(running.state_dir, ForgetConsumer("a"))
@@ -263,8 +263,8 @@ def test_standings_and_dead_letters_travel(running: Running, make_link: MakeLink
     with pytest.raises(StewardError, match="unknown consumer"):
         send_command(running.state_dir, ForgetConsumer("a"))
     with pytest.raises(StewardError, match="unknown consumer"):
-        send_command(running.state_dir, ReplayDeadLetters("a"))
-    for wrong in (ReplayDeadLetters("a", 2**63), ClearMissed("a", 2**63), ClearMissed("a", -1)):
+        send_command(running.state_dir, RetryDeadLetters("a"))
+    for wrong in (RetryDeadLetters("a", 2**63), ClearMissed("a", 2**63), ClearMissed("a", -1)):
         with pytest.raises(UsageError, match="cannot decode the command"):
             send_command(running.state_dir, wrong)
     control = os.path.join(running.state_dir, CONTROL_SOCKET)

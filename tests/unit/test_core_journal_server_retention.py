@@ -124,11 +124,11 @@ def test_an_order_to_purge_reaches_who_was_detached_when_it_came(
     while limit_size(journal, two_sinks(tmp_path), max_bytes=1):
         pass
     assert reader.count() == 0
-    assert [(one.consumer, one.replay) for one in reader.list_dead_letters()] == [
+    assert [(one.consumer, one.retry) for one in reader.list_dead_letters()] == [
         ("archive.b", True)
     ]
-    (replayed,) = reader.list_retries("archive.b")
-    assert replayed.body == order.body
+    (retried,) = reader.list_retries("archive.b")
+    assert retried.body == order.body
 
 
 @pytest.mark.parametrize("name", ["archive.only", "jobs"])

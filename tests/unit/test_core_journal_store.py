@@ -76,7 +76,7 @@ def test_dead_letters_are_listed_replayed_and_revived(
     journal.record_position("a", 0, "running", "")
     journal.add_dead_letter("a", 1, "no room")
     (letter,) = reader.list_dead_letters()
-    assert (letter.consumer, letter.id, letter.error, letter.replay) == ("a", 1, "no room", False)
+    assert (letter.consumer, letter.id, letter.error, letter.retry) == ("a", 1, "no room", False)
     assert reader.list_retries("a") == []
     assert journal.mark_for_retry("a") == 1
     assert [event.key for event in reader.list_retries("a")] == [script_event(1).key]
@@ -87,7 +87,7 @@ def test_dead_letters_are_listed_replayed_and_revived(
     assert reader.list_dead_letters() == []
 
 
-@pytest.mark.parametrize("how", ["replay", "trim"])
+@pytest.mark.parametrize("how", ["retry", "trim"])
 @pytest.mark.parametrize("sink", ["", "a", "b"])
 def test_no_dead_letter_holds_what_was_purged(
     journal: Journal, reader: JournalReader, tmp_path: Path, how: str, sink: str

@@ -181,7 +181,7 @@ def test_a_past_month_that_is_shut_is_set_aside_and_the_present_one_is_waited_fo
         BulkSender(Canned(bulk_of(done, answer, done)), RequestPacer(10**6)).send(operations(3))
     )
     assert [of.document.job_id for of in refused] == [1]
-    assert "open it, then run 'steward journal replay archive.NAME'" in refused[0].why
+    assert "open it, then run 'steward journal retry archive.NAME'" in refused[0].why
     present = BulkSender(Canned(bulk_of(done, answer, done)), RequestPacer(10**6))
     with pytest.raises(ArchiveUnavailable, match="open it, and archiving continues"):
         list(present.send(operations(3, time.time_ns())))

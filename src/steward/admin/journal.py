@@ -1,7 +1,7 @@
-"""Journal actions: status, list of events, dead letters, replay, and forgetting a consumer.
+"""Journal actions: status, list of events, dead letters, retry, and forgetting a consumer.
 
 The journal holds events of all clusters, so only operators on every cluster may use them.
-``status``, ``list`` and ``dead`` read the file (``JournalReader``); ``replay`` and ``forget`` send
+``status``, ``list`` and ``dead`` read the file (``JournalReader``); ``retry`` and ``forget`` send
 a command to the journal's writer, so they need the running daemon.
 """
 
@@ -20,7 +20,7 @@ from steward.core.journal import refill_command
 from steward.core.journal.control import (
     ForgetConsumer,
     JournalCommand,
-    ReplayDeadLetters,
+    RetryDeadLetters,
     send_command,
 )
 from steward.core.journal.reader import ConsumerStatus, DeadLetter, JournalReader
@@ -198,7 +198,7 @@ class DeadLine(msgspec.Struct, frozen=True, kw_only=True):
         key: Key of the event.
         error: Last error.
         since: Time of the rejection.
-        replay: Whether it is about to be retried.
+        retry: Whether a retry is pending.
     """
 
     consumer: str
@@ -208,7 +208,7 @@ class DeadLine(msgspec.Struct, frozen=True, kw_only=True):
     key: str
     error: str
     since: datetime
-    replay: bool
+    retry: bool
 
 
 class DeadAnswer(Answer, frozen=True, kw_only=True):
@@ -228,18 +228,18 @@ class DeadAnswer(Answer, frozen=True, kw_only=True):
     def list_notes(self) -> Iterable[str]:
         """Return how to retry the dead letters, or that there are none."""
         if self.letters:
-            return ("'steward journal replay CONSUMER' retries them.",)
+            return ("'steward journal retry CONSUMER' retries them.",)
         return ("No dead letters.",)
 
 
-class ReplayRequest(Request, frozen=True, kw_only=True):
-    """journal.replay: retry a consumer's dead letters."""
+class RetryRequest(Request, frozen=True, kw_only=True):
+    """journal.retry: retry a consumer's dead letters."""
 
     consumer: ConsumerName
     id: EventPosition | None = None
 
 
-class ReplayAnswer(Answer, frozen=True, kw_only=True):
+class RetryAnswer(Answer, frozen=True, kw_only=True):
     """Number of dead letters that will be retried."""
 
     events: int
@@ -250,7 +250,7 @@ class ReplayAnswer(Answer, frozen=True, kw_only=True):
 
 
 class ForgetRequest(Request, frozen=True, kw_only=True):
-    """journal.forget: stop waiting for a consumer or sink, and delete its dead letters."""
+    """journal.forget: remove a consumer or sink with its dead letters."""
 
     consumer: ConsumerName
 
@@ -374,18 +374,18 @@ def _make_dead_line(letter: DeadLetter) -> DeadLine:
 
 
 @action(
-    "journal.replay",
+    "journal.retry",
     scope="admin",
     role="operator",
-    command="journal replay",
+    command="journal retry",
     writes=True,
 )
-def _replay_dead_letters(
-    context: JournalContext, caller: Caller, request: ReplayRequest
-) -> ReplayAnswer:
+def _retry_dead_letters(
+    context: JournalContext, caller: Caller, request: RetryRequest
+) -> RetryAnswer:
     """Retry dead letters of a consumer."""
     consumer = context.find_consumer(caller, request.consumer)
-    return ReplayAnswer(events=context.send_command(ReplayDeadLetters(consumer, request.id)))
+    return RetryAnswer(events=context.send_command(RetryDeadLetters(consumer, request.id)))
 
 
 @action(

@@ -66,7 +66,7 @@ class ScriptContents:
         try:
             return self._stores.read(body, stored_file)
         except (FileNotFoundError, StoreError):
-            # The store no longer has them: the event is resent or replayed long after it came, or
+            # The store no longer has them: the event is resent or retried long after it came, or
             # its sink was removed from the configuration. An archive has the bytes.
             return self._read_archived(cluster, key, kind)
 

@@ -495,8 +495,8 @@ ACTION_INDEX: Final[dict[str, IndexEntry]] = {
         "operator",
         "List events of the journal, newest last.",
     ),
-    "journal.replay": IndexEntry(
-        "steward.admin.journal", "journal replay", "operator", "Retry dead letters of a consumer."
+    "journal.retry": IndexEntry(
+        "steward.admin.journal", "journal retry", "operator", "Retry dead letters of a consumer."
     ),
     "journal.status": IndexEntry(
         "steward.admin.journal",

@@ -87,7 +87,7 @@ def check_journal(context: CheckContext) -> Iterator[CheckFinding]:
                 path,
                 f"{format_count(consumer.dead, 'event')} in its dead letters",
                 f"steward journal dead {consumer.name}",
-                f"steward journal replay {consumer.name}",
+                f"steward journal retry {consumer.name}",
                 of=consumer.name,
             )
     if not has_problem:

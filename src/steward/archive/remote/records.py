@@ -190,7 +190,7 @@ class RemoteRecordsWriter:
         )
 
     def mark_reported(self, rows: Iterable[RemoteRow]) -> None:
-        """Mark refused documents as reported to the journal; keep their data for a replay.
+        """Mark refused documents as reported to the journal; keep their data for a retry.
 
         A document that changed meanwhile is sent in its new version.
         """
@@ -217,7 +217,7 @@ class RemoteRecordsWriter:
     def delete_old(self, before_ns: int) -> int:
         """Delete documents sent and unchanged since then; return the number of rows.
 
-        Dead letters still have an identity, and are kept for a replay.
+        Dead letters still have an identity, and are kept for a retry.
         """
         cursor = self._connection.execute(
             "DELETE FROM script WHERE (key, cluster) IN (SELECT key, cluster FROM script "

@@ -24,7 +24,7 @@ _ANSWER_TIMEOUT_S = 30.0
 """Longest wait for an answer of the writer, in seconds."""
 
 
-class ReplayDeadLetters(msgspec.Struct, frozen=True, tag="replay"):
+class RetryDeadLetters(msgspec.Struct, frozen=True, tag="retry"):
     """Retry a consumer's dead letters, or one of them; the answer is their number."""
 
     consumer: str
@@ -54,7 +54,7 @@ class WritePositions(msgspec.Struct, frozen=True, tag="write_positions"):
     """Write the consumers' collected positions now; the answer is the journal's head."""
 
 
-JournalCommand = ReplayDeadLetters | ForgetConsumer | ClearMissed | HoldTrimming | WritePositions
+JournalCommand = RetryDeadLetters | ForgetConsumer | ClearMissed | HoldTrimming | WritePositions
 
 
 def send_command(state_dir: str, command: JournalCommand) -> int:

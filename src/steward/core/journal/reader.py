@@ -93,7 +93,7 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
         key: Key of the event.
         error: Last error.
         since: Time of the rejection, seconds since the epoch.
-        replay: Whether it is to be retried.
+        retry: Whether a retry is pending.
     """
 
     consumer: str
@@ -103,7 +103,7 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
     key: str
     error: str
     since: int
-    replay: bool
+    retry: bool
 
 
 def decode_row(row: tuple[int, str, str, str, bytes]) -> Event:
@@ -198,7 +198,7 @@ class JournalReader:
         )
         fields = ("consumer", "id", "kind", "cluster", "key", "error", "since")
         return [
-            DeadLetter(**dict(zip(fields, row[:7], strict=True)), replay=bool(row[7]))
+            DeadLetter(**dict(zip(fields, row[:7], strict=True)), retry=bool(row[7]))
             for row in rows
         ]
 

@@ -34,7 +34,7 @@ from steward.core.journal.control import (
     ForgetConsumer,
     HoldTrimming,
     JournalCommand,
-    ReplayDeadLetters,
+    RetryDeadLetters,
     WritePositions,
 )
 from steward.core.journal.reader import refill_command
@@ -77,7 +77,7 @@ def trim_journal(
 ) -> int:
     """Delete one batch of events older than ``keep_s`` seconds that every consumer has passed.
 
-    A script among the dead letters stays, with its bytes, until it is replayed or purged; with
+    A script among the dead letters stays, with its bytes, until it is retried or purged; with
     ``dead`` it is deleted too.
 
     Bytes are deleted first: an event without bytes harms nobody who has passed it, while bytes
@@ -429,7 +429,7 @@ class JournalServer:
                     )
                 self._positions.pop(consumer, None)
                 self._journal.remove_consumer(consumer)
-            case ReplayDeadLetters(consumer, event_id):
+            case RetryDeadLetters(consumer, event_id):
                 count = self._journal.mark_for_retry(consumer, event_id)
                 self._broadcast(["look"])
                 return count

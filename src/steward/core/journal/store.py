@@ -261,7 +261,7 @@ class Journal:
                 "ON CONFLICT (consumer, id) DO NOTHING",
                 (name, event_id, error, _get_now_s()),
             )
-            # A replayed event may have been trimmed meanwhile.
+            # A retried event may have been trimmed meanwhile.
             self._db.execute(
                 "UPDATE dead SET error = ?3, since = ?4, replay = 0 "
                 "WHERE consumer = ?1 AND id = ?2",
@@ -325,7 +325,7 @@ class Journal:
 
         Args:
             limit: Most events to return.
-            dead: Whether to include scripts in dead letters, whose bytes a replay needs.
+            dead: Whether to include scripts in dead letters, whose bytes a retry needs.
         """
         rows = self._db.execute(
             "SELECT id, kind, cluster, key, data FROM event WHERE id <= "

@@ -321,7 +321,7 @@ def index_closed_refusal(
         document=document,
         why=(
             f"the index of its month on {client.where} is closed or write-protected ({why}): "
-            "open it, then run 'steward journal replay archive.NAME' with this sink's name"
+            "open it, then run 'steward journal retry archive.NAME' with this sink's name"
         ),
     )
 

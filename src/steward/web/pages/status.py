@@ -1,4 +1,4 @@
-"""Status pages: problems, gaps, health checks, dead letters to replay; and Prometheus metrics.
+"""Status pages: problems, gaps, health checks, dead letters to retry; and Prometheus metrics.
 
 :func:`list_problems` lists the problems of Steward itself, for this page and the home page.
 """
@@ -10,7 +10,7 @@ import msgspec
 from litestar import Request, Response, get, post
 
 from steward.admin.doctor.findings import DoctorAnswer, DoctorRequest
-from steward.admin.journal import DeadAnswer, DeadRequest, ReplayRequest
+from steward.admin.journal import DeadAnswer, DeadRequest, RetryRequest
 from steward.admin.status.requests import (
     MetricsAnswer,
     MetricsRequest,
@@ -157,17 +157,15 @@ async def doctor(auth: AuthenticatedRequest, pages: Renderer) -> Response[Any]:
     )
 
 
-@post("/status/replay", include_in_schema=False, status_code=303)
-async def replay(
-    request: HttpRequest, auth: AuthenticatedRequest, pages: Renderer
-) -> Response[Any]:
+@post("/status/retry", include_in_schema=False, status_code=303)
+async def retry(request: HttpRequest, auth: AuthenticatedRequest, pages: Renderer) -> Response[Any]:
     """Retry dead letters."""
     form = await request.form()
     consumer, number = str(form.get("consumer", "")), str(form.get("id", ""))
     if not consumer or (number and not (number.isascii() and number.isdigit())):
         raise UsageError("missing consumer or invalid event number: choose a dead letter")
     await auth.call_action(
-        "journal.replay", ReplayRequest(consumer=consumer, id=int(number) if number else None)
+        "journal.retry", RetryRequest(consumer=consumer, id=int(number) if number else None)
     )
     return pages.make_redirect("/status", auth)
 
@@ -200,4 +198,4 @@ async def metrics(request: HttpRequest) -> Response[str]:
     )
 
 
-ROUTES: Final = (status, gaps, doctor, replay, metrics)
+ROUTES: Final = (status, gaps, doctor, retry, metrics)
