@@ -114,7 +114,7 @@ JobComp = Annotated[
     typer.Option(
         "--jobcomp",
         metavar="DIR",
-        help=("Directory of slurm.conf: work on jobcomp.lua there, instead of the SPANK plugin."),
+        help="jobcomp.lua in this directory, that of slurm.conf, instead of the SPANK plugin.",
     ),
 ]
 JobSubmitLua = Annotated[
@@ -122,16 +122,14 @@ JobSubmitLua = Annotated[
     typer.Option(
         "--job-submit-lua",
         metavar="DIR",
-        help=(
-            "Directory of slurm.conf: work on job_submit.lua there, instead of the SPANK plugin."
-        ),
+        help="job_submit.lua in this directory, that of slurm.conf, instead of the SPANK plugin.",
     ),
 ]
 Trigger = Annotated[
     bool,
     typer.Option(
         "--trigger",
-        help="Work on the strigger program that wakes the sensor instead of the SPANK plugin.",
+        help="strigger program of the sensor, instead of the SPANK plugin.",
     ),
 ]
 Helper = Annotated[
@@ -219,7 +217,7 @@ def install(
         bool,
         typer.Option(
             "--job-submit",
-            help="Install the job submit plugin, written in C, instead of the SPANK plugin.",
+            help="Job submit plugin, written in C, instead of the SPANK plugin.",
         ),
     ] = False,
     job_submit_lua: JobSubmitLua = "",
@@ -318,9 +316,7 @@ def check(
     jobcomp: JobComp = "",
     job_submit: Annotated[
         bool,
-        typer.Option(
-            "--job-submit", help="Check the job submit plugin instead of the SPANK plugin."
-        ),
+        typer.Option("--job-submit", help="Job submit plugin, instead of the SPANK plugin."),
     ] = False,
     job_submit_lua: JobSubmitLua = "",
     trigger: Trigger = False,

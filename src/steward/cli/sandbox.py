@@ -60,7 +60,7 @@ def up(
     jobcomp: Annotated[
         str,
         typer.Option(
-            "--jobcomp", metavar="FILE", help="File of jobcomp.lua, for JobCompType=jobcomp/lua."
+            "--jobcomp", metavar="FILE", help="Script for JobCompType=jobcomp/lua: a jobcomp.lua."
         ),
     ] = "",
     foreground: Annotated[

@@ -54,7 +54,7 @@ class ReportRequest(Request, frozen=True, kw_only=True):
     until: Annotated[
         str,
         option(
-            "End of the interval, exclusive. Future time is cut off.",
+            "End of the interval, exclusive; now at the latest.",
             *("--endtime", "--until", "-E"),
             default="last midnight",
             metavar="TIME",

@@ -518,7 +518,7 @@ class ExecutionScheduler:
         if rule is None:
             self._end_execution(execution, STATUS_HELD_BACK, "the rule was removed or disabled")
         elif self._is_stale(execution):
-            reason = f"it waited too long; {execution.message}".rstrip("; ")
+            reason = f"the execution waited too long; {execution.message}".rstrip("; ")
             self._end_execution(
                 execution, "failed" if execution.tries else STATUS_HELD_BACK, reason
             )
