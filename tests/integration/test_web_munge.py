@@ -17,7 +17,7 @@ from web_munge import ME, credential, munge_site, origin, post
 from web_site import OPERATOR, WEB_USER, WebSite
 
 from steward.admin.credentials.munge_authentication import verify_munge_request
-from steward.admin.credentials.requests import VouchRequest
+from steward.admin.credentials.requests import TicketRequest
 from steward.core.errors import UnknownCredential
 from steward.core.munge import build_statement, hash_body
 from steward.web.settings import WebSettings
@@ -139,7 +139,7 @@ def opened_at_once(log: str) -> list[int]:
     """How many credentials the daemon was opening after each that it began with, or gave up."""
     found = [0]
     for line in log.splitlines():
-        if "asks for credentials.vouch" in line:
+        if "requests credentials.ticket" in line:
             found.append(found[-1] + 1)
         elif "MUNGE authentication is unavailable" in line:
             found.append(found[-1] - 1)
@@ -215,7 +215,7 @@ def test_it_is_believed_from_its_networks_alone(site: WebSite) -> None:
         settings = WebSettings(url=site.url, munge_socket=munge_socket, **web)
         shown = credential(site, "ada", made)
         peer = {"peer": "10.1.2.3", "method": "POST", "target": ME, "digest": hash_body(b"{}")}
-        return verify_munge_request(settings, VouchRequest(credential=shown, **peer))
+        return verify_munge_request(settings, TicketRequest(credential=shown, **peer))
 
     # This process is outside of the sandbox: there she has no name, which is looked at last.
     with pytest.raises(UnknownCredential, match="has no user name"):

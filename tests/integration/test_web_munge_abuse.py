@@ -64,7 +64,7 @@ import json, sys
 from steward.client import Client
 from steward.core.errors import StewardError
 try:
-    answer = Client(socket=sys.argv[1]).ask("credentials.vouch", **json.loads(sys.argv[2]))
+    answer = Client(socket=sys.argv[1]).ask("credentials.ticket", **json.loads(sys.argv[2]))
 except StewardError as error:
     print(json.dumps({"error": str(error)}))
 else:

@@ -22,12 +22,12 @@ from steward.admin.credentials.requests import (
     OpenRequest,
     PeekAnswer,
     PeekRequest,
+    TicketRequest,
     TokenAnswer,
     TokenCreateRequest,
     TokenListAnswer,
     TokenListRequest,
     TokenRevokeRequest,
-    VouchRequest,
 )
 from steward.admin.credentials.sessions import CredentialsContext
 from steward.admin.credentials.store import CredentialStore, end_revoked
@@ -221,7 +221,7 @@ def test_what_rests_on_munges_word_alone_lasts_shorter(room: CredentialsContext)
 def test_munge_is_asked_for_connections_from_its_networks(peer: str, is_heard: bool) -> None:
     web = WebSettings(munge_from=("10.1.0.0/16",), munge_socket="/nowhere")
     asked = {"method": "GET", "target": "/api/v1/me", "digest": hash_body(b"")}
-    shown = VouchRequest(credential="MUNGE:none:", peer=peer, **asked)
+    shown = TicketRequest(credential="MUNGE:none:", peer=peer, **asked)
     with pytest.raises(MungeUnavailable if is_heard else UnknownCredential):
         verify_munge_request(web, shown)
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from steward.admin.credentials.munge_authentication import verify_munge_request
-from steward.admin.credentials.requests import VouchRequest
+from steward.admin.credentials.requests import TicketRequest
 from steward.capture.nodes.senders import BatchHeader, SenderAuthenticator
 from steward.capture.settings import NodesSettings
 from steward.core.config import Settings
@@ -41,7 +41,7 @@ def controller(address: str, **more: Any) -> object:
 
 
 def program(address: str) -> object:
-    shown = VouchRequest(
+    shown = TicketRequest(
         credential="MUNGE:AwQDAAA:",
         method="GET",
         target="/api/v1/me",

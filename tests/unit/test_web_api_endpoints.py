@@ -41,7 +41,7 @@ from steward.web.settings import WebSettings
 pytestmark = pytest.mark.filterwarnings("ignore:.*Inferred dependency:DeprecationWarning")
 
 DOCUMENT = msgspec.json.decode(build_openapi_json("/api/v1"))
-FOR_THE_PAGES_ALONE = {"open", "vouch", "peek", "close", "settings"}
+FOR_THE_PAGES_ALONE = {"open", "ticket", "peek", "close", "settings"}
 
 
 def endpoint_id(endpoint: Endpoint) -> str:

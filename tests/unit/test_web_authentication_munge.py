@@ -13,8 +13,8 @@ from harness.socket import serving
 from steward.admin.credentials.requests import (
     CallerAnswer,
     CallerRequest,
-    VouchAnswer,
-    VouchRequest,
+    TicketAnswer,
+    TicketRequest,
 )
 from steward.core.access import Caller
 from steward.core.actions import Action, Registry
@@ -48,7 +48,7 @@ class Ground:
         self.asked = directory / "asked"
         self.asked.touch()
 
-    def vouch(self, _context: Any, _asker: Caller, request: VouchRequest) -> VouchAnswer:
+    def vouch(self, _context: Any, _asker: Caller, request: TicketRequest) -> TicketAnswer:
         with self.asked.open("a") as file:
             file.write(f"{request.peer} {request.target} {request.digest}\n")
         if request.credential == JUNK:
@@ -57,8 +57,8 @@ class Ground:
             time.sleep(0.01)
         uid = UIDS[request.credential]
         if request.credential == EVE:
-            return VouchAnswer(uid=uid, refused="it was made for another request")
-        return VouchAnswer(uid=uid, secret=f"stm_{uid}")
+            return TicketAnswer(uid=uid, refused="it was made for another request")
+        return TicketAnswer(uid=uid, secret=f"stm_{uid}")
 
     def bearer(self, secret: str) -> Caller:
         return Caller(uid=int(secret.removeprefix("stm_")), how="munge")
@@ -70,10 +70,10 @@ class Ground:
 
     def registry(self) -> Registry:
         vouch = Action(
-            name="credentials.vouch",
+            name="credentials.ticket",
             help="",
-            request=VouchRequest,
-            answer=VouchAnswer,
+            request=TicketRequest,
+            answer=TicketAnswer,
             run=self.vouch,
             only_reads=True,
         )

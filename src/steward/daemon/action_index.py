@@ -407,6 +407,12 @@ ACTION_INDEX: Final[dict[str, IndexEntry]] = {
         "administrator",
         "Return the settings of the web process.",
     ),
+    "credentials.ticket": IndexEntry(
+        "steward.admin.credentials.actions",
+        "",
+        "administrator",
+        "Verify the MUNGE credential of one request and return a ticket for it.",
+    ),
     "credentials.token_create": IndexEntry(
         "steward.admin.credentials.actions",
         "token create",
@@ -422,12 +428,6 @@ ACTION_INDEX: Final[dict[str, IndexEntry]] = {
         "token revoke",
         "everyone",
         "Revoke API tokens or browser sessions.",
-    ),
-    "credentials.vouch": IndexEntry(
-        "steward.admin.credentials.actions",
-        "",
-        "administrator",
-        "Verify the MUNGE credential of one request and return a ticket for it.",
     ),
     "doctor.run": IndexEntry(
         "steward.admin.doctor.actions", "", "operator", "Run all health checks, or the named ones."

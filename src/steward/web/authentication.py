@@ -27,15 +27,15 @@ from steward.admin.credentials.requests import (
     ClusterRole,
     OpenAnswer,
     OpenRequest,
-    VouchAnswer,
-    VouchRequest,
+    TicketAnswer,
+    TicketRequest,
 )
 from steward.core.errors import UnknownCredential
 from steward.core.listeners import get_limit_key, is_within
 from steward.core.munge import SCHEME, hash_body, is_credential
 from steward.core.rate_limits import TokenBuckets
 from steward.web.daemon_client import (
-    VOUCH_ACTION,
+    TICKET_ACTION,
     DaemonClient,
     RequestSlots,
     SlotsByUser,
@@ -135,14 +135,14 @@ class MungeVerifier:
             raise UnknownCredential(reply.refused)
         return reply.secret
 
-    async def _verify_credential(self, request: HttpRequest, credential: str) -> VouchAnswer:
+    async def _verify_credential(self, request: HttpRequest, credential: str) -> TicketAnswer:
         address = find_peer_address(request)
         target, query = request.scope["raw_path"], request.scope["query_string"]
         async with contextlib.AsyncExitStack() as exit_stack:
             if not _is_small(request):
                 for slots in (self._large_address_slots.get_slots(address), self._large_slots):
                     await acquire_slot(exit_stack, slots)
-            vouch_request = VouchRequest(
+            ticket_request = TicketRequest(
                 credential=credential,
                 method=request.method,
                 target=(target + (b"?" + query if query else b"")).decode("latin-1"),
@@ -156,7 +156,7 @@ class MungeVerifier:
                 else self._address_slots.get_slots(address),
             )
             try:
-                reply: VouchAnswer = await self._client.call_action(VOUCH_ACTION, vouch_request)
+                reply: TicketAnswer = await self._client.call_action(TICKET_ACTION, ticket_request)
             except UnknownCredential:
                 # Over its limit an address is not counted further; it is then noisy.
                 with contextlib.suppress(RateLimitExceeded):

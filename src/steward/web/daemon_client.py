@@ -121,7 +121,7 @@ _LONGEST_LINE: Final = 64 << 20
 """Longest line of a reply, in bytes."""
 Decoded = TypeVar("Decoded")
 
-VOUCH_ACTION: Final = "credentials.vouch"
+TICKET_ACTION: Final = "credentials.ticket"
 """Action that checks a MUNGE credential."""
 
 
@@ -223,7 +223,7 @@ class DaemonClient:
 
     def _choose_slots(self, action: Action, can_reuse: bool, user: str) -> list[asyncio.Semaphore]:
         """Return the slots a request needs: slow requests block neither pages nor other users."""
-        if action.name == VOUCH_ACTION:
+        if action.name == TICKET_ACTION:
             return [self._munge_slots, self._read_slots]
         if can_reuse:
             return [self._read_user_slots.get_slots(user), self._read_slots]

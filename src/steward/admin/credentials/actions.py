@@ -8,7 +8,7 @@ it cannot act as anybody.
 Log in from a host: ``login`` makes a link for the caller, the web process shows its user (``peek``)
 and exchanges it once for a session (``open``), which ``close`` ends. Programs use a token
 (``token_create``, ``token_list``, ``token_revoke``), or a MUNGE credential for each request, which
-``vouch`` exchanges for a ticket. ``me`` describes the caller to the pages.
+``ticket`` exchanges for a ticket. ``me`` describes the caller to the pages.
 """
 
 from datetime import timedelta
@@ -29,13 +29,13 @@ from steward.admin.credentials.requests import (
     PeekRequest,
     SettingsAnswer,
     SettingsRequest,
+    TicketAnswer,
+    TicketRequest,
     TokenAnswer,
     TokenCreateRequest,
     TokenListAnswer,
     TokenListRequest,
     TokenRevokeRequest,
-    VouchAnswer,
-    VouchRequest,
 )
 from steward.admin.credentials.sessions import (
     BY_PROXY,
@@ -139,23 +139,23 @@ def _open_session(context: CredentialsContext, caller: Caller, request: OpenRequ
 
 
 @action(
-    "credentials.vouch",
+    "credentials.ticket",
     scope="admin",
     role="administrator",
     only_reads=True,
     for_web=True,
 )
 def _create_ticket(
-    context: CredentialsContext, caller: Caller, request: VouchRequest
-) -> VouchAnswer:
+    context: CredentialsContext, caller: Caller, request: TicketRequest
+) -> TicketAnswer:
     """Verify the MUNGE credential of one request and return a ticket for it."""
     _require_web(context, caller)
     try:
         uid, user = verify_munge_request(context.settings.web, request)
     except MungeUserRejected as error:
         # Not raised as an error: the request must count against the user, not the host.
-        return VouchAnswer(uid=error.uid, refused=str(error))
-    return VouchAnswer(uid=uid, secret=make_ticket(uid, user, context.now()))
+        return TicketAnswer(uid=error.uid, refused=str(error))
+    return TicketAnswer(uid=uid, secret=make_ticket(uid, user, context.now()))
 
 
 @action(

@@ -16,7 +16,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from steward.admin.credentials.errors import MungeUserRejected
-from steward.admin.credentials.requests import VouchRequest
+from steward.admin.credentials.requests import TicketRequest
 from steward.core.errors import PermissionRefused, UnknownCredential
 from steward.core.listeners import is_ipv6, is_within
 from steward.core.munge import (
@@ -65,7 +65,7 @@ def _sign(payload: str) -> str:
     return hmac.new(_KEY, payload.encode(), hashlib.sha256).hexdigest()
 
 
-def verify_munge_request(web_settings: WebSettings, request: VouchRequest) -> tuple[int, str]:
+def verify_munge_request(web_settings: WebSettings, request: TicketRequest) -> tuple[int, str]:
     """Verify the MUNGE credential of an HTTP request; return uid and name of its maker.
 
     Args:

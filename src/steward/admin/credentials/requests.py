@@ -50,8 +50,8 @@ class OpenAnswer(Answer, frozen=True, kw_only=True):
     expires: datetime
 
 
-class VouchRequest(Request, frozen=True, kw_only=True):
-    """credentials.vouch: a ticket, for one request, for the user whom MUNGE identifies.
+class TicketRequest(Request, frozen=True, kw_only=True):
+    """credentials.ticket: create a ticket, for one request of the user whom MUNGE identifies.
 
     The daemon, which knows the pages' address, builds the text that the credential must cover:
     the sender could name the address of another service.
@@ -64,7 +64,7 @@ class VouchRequest(Request, frozen=True, kw_only=True):
     peer: Annotated[str, described("Address of the client.")]
 
 
-class VouchAnswer(Answer, frozen=True, kw_only=True):
+class TicketAnswer(Answer, frozen=True, kw_only=True):
     """The user whom MUNGE identifies, and a ticket.
 
     Attributes:
