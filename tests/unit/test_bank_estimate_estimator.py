@@ -352,9 +352,9 @@ def test_the_way_to_a_quote() -> None:
     assert [(line.what, line.amount) for line in found.lines] == [
         ("partition plain, QOS normal, by rate 1", None),
         ("1 cpu x 1.00 an hour", SU),
-        ("together, an hour", SU),
+        ("sum per hour", SU),
         ("01:00:00", None),
-        ("for that time", SU),
+        ("price for this time", SU),
         ("sum", SU),
         ("x 10 array tasks", 10 * SU),
     ]

@@ -162,11 +162,11 @@ def test_the_lines_can_be_added_up_by_a_person() -> None:
     assert [(line.what, line.amount) for line in found.lines] == [
         ("4 cpu x 1.00 an hour", 4 * SU),
         ("8 GiB mem x 0.25 an hour", 2 * SU),
-        ("together, an hour", 6 * SU),
+        ("sum per hour", 6 * SU),
         ("01:00:00", None),
         ("01:00:00 at x 0.5", None),
         ("QOS low: x 0.5", None),
-        ("for that time", 4_500_000),
+        ("price for this time", 4_500_000),
         ("ended PREEMPTED: x 0.5", None),
         ("sum", 2_250_000),
     ]

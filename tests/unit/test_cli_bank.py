@@ -153,7 +153,7 @@ def test_usage_has_bars(rich: Any) -> None:
 def test_a_job_is_explained_and_refunded(rich: Any) -> None:
     said = rich("explain", "7")
     assert "Job 7 of ada was charged 4.00 SU to physics." in said
-    assert "rate 1" in said
+    assert "rate 1, source jobs" in said
     assert rich("explain", "7", "-P", "-n").split("|")[5:7] == ["4.000000", "4.000000"]
     assert rich("explain", "7", "--csv").startswith("JobIDRaw,Restarts,Account,")
     assert rich("explain", "7", "-o", "Amount", "-n").strip() == "4.00"

@@ -326,7 +326,7 @@ def _make_price(
     lines = [*_list_tres_lines(use, rate, hourly), *_list_time_lines(seconds_by_permille)]
     if qos_permille != UNCHANGED_PERMILLE:
         lines.append(PriceLine(what=f"QOS {use.qos}: x {_format_factor(qos_permille)}"))
-    lines.append(PriceLine(what="for that time", amount=round_half_up(exact)))
+    lines.append(PriceLine(what="price for this time", amount=round_half_up(exact)))
     if exact < minimum:
         lines.append(PriceLine(what="minimum", amount=minimum))
     if end_permille != UNCHANGED_PERMILLE:
@@ -347,8 +347,8 @@ def _list_tres_lines(use: ResourceUse, rate: Rate, hourly: Fraction) -> list[Pri
         )
         for name, amount, cost in list_weighted_tres(use.tres, rate)
     ]
-    combination = "the most expensive of these" if rate.combine == "max" else "together"
-    lines.append(PriceLine(what=f"{combination}, an hour", amount=round_half_up(hourly)))
+    combination = "most expensive" if rate.combine == "max" else "sum"
+    lines.append(PriceLine(what=f"{combination} per hour", amount=round_half_up(hourly)))
     return lines
 
 

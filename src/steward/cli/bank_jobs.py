@@ -156,12 +156,12 @@ def print_explanation(reply: ExplainReply, style: Style) -> None:
 def _print_charge(explanation: ExplainedCharge, reply: BankReply) -> None:
     """Print a charge with its parts."""
     charge = explanation.charge
-    run_label = f"run {charge.restarts}" if charge.restarts else "its run"
-    size_note = ", a former size" if charge.piece_us else ""
+    run_label = f", run {charge.restarts + 1}" if charge.restarts else ""
+    size_note = ", former size" if charge.piece_us else ""
     rate_label = f", rate {charge.rate}" if charge.rate else ""
     amount = reply.format_amount(charge.amount)
     print_line(
-        f"{explanation.name}, {run_label}{size_note} in {charge.partition}: {amount}{rate_label}, "
-        f"by {charge.source}"
+        f"{explanation.name}{run_label}{size_note} in {charge.partition}: {amount}{rate_label}, "
+        f"source {charge.source}"
     )
     _print_lines(explanation.list_parts(), reply)
