@@ -236,9 +236,7 @@ def test_tokens_are_listed_and_taken_back_by_their_owner(room: CredentialsContex
     mine, other = token(room), token(room, WEB)
     listed = ask(room, "credentials.token_list", ADA, TokenListRequest())
     assert isinstance(listed, TokenListAnswer)
-    assert list(listed.list_lines()) == []
-    none = msgspec.structs.replace(listed, tokens=())
-    assert list(none.list_lines()) == ["No tokens. 'steward token create' creates one."]
+    assert listed.empty_reason == "No tokens. 'steward token create' creates one."
     assert [one.id for one in listed.tokens] == [mine.token.id]
     for asker, number in ((ADA, other.token.id), (WEB, mine.token.id)):
         request = TokenRevokeRequest(numbers=(number,))

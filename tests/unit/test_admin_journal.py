@@ -9,6 +9,8 @@ from harness.events import make_event
 from harness.journal import JournaledSite
 from harness.site import ROOT
 from steward.admin.journal import DeadRequest, ListRequest
+from steward.cli.commands import print_reply
+from steward.cli.output import Style
 from steward.core.actions import ActionError
 from steward.core.errors import UsageError
 from steward.core.events import JOB_SEEN, JobFacts
@@ -54,16 +56,17 @@ def test_a_list_of_one_cluster_is_filled_past_the_others_events(
     assert [event.key for event in answer.events] == keys
 
 
-def test_an_empty_list_says_why(site: JournaledSite) -> None:
+def test_an_empty_list_says_why(site: JournaledSite, capsys: pytest.CaptureFixture[str]) -> None:
     registry = make_registry(site.settings)
     full, empty = (
         registry.call("journal.list", ROOT, ListRequest(kinds=kinds))
         for kinds in ((), ("archive.purge",))
     )
-    assert list(full.list_lines()) == []
-    assert list(empty.list_lines()) == [
-        "No event in the journal matches. The journal keeps only recent events."
-    ]
+    reason = "No event in the journal matches. The journal keeps only recent events."
+    print_reply(full, Style(), "events")
+    assert reason not in capsys.readouterr().out
+    print_reply(empty, Style(), "events")
+    assert capsys.readouterr().out == f"{reason}\n"
 
 
 def test_a_list_that_would_be_cut_is_refused(site: JournaledSite) -> None:

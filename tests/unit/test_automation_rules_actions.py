@@ -124,11 +124,14 @@ def test_a_list_without_rows_says_why(site: RulesSite) -> None:
         (RulesHistoryRequest(status="failed"), "none matches the options"),
     ):
         reply = actions.list_executions(context, OLGA, request)
-        assert [reason in note for note in reply.list_notes()] == [True]
+        assert (reply.executions, reason in reply.empty_reason) == ((), True)
     without = msgspec.structs.replace(site.settings, rules=RulesSettings(directories=()))
     rules = actions.list_rules(room_of(without), OLGA, ListRulesRequest())
-    assert list(rules.list_notes()) == ["No rules: 'directories' in [rules] hold no valid rule."]
-    assert list(actions.list_rules(context, OLGA, ListRulesRequest()).list_notes()) == []
+    assert rules.empty_reason == "No rules: 'directories' in [rules] hold no valid rule."
+    assert (rules.rules, bool(actions.list_rules(context, OLGA, ListRulesRequest()).rules)) == (
+        (),
+        True,
+    )
 
 
 def test_where_nothing_ever_ran_there_is_nothing(tmp_path: Path) -> None:

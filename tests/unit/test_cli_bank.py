@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from harness.bank import charge, config_of, make_shared_site
 from harness.commands import run
-from steward.bank.actions.maintenance import CheckReply
+from steward.bank.actions.maintenance import CheckReply, ReconcileReply
 from steward.bank.backfill import BackfillResult
 from steward.bank.ledger import Authorship, LedgerFinding, RejectedJob
 from steward.bank.money import MICRO
@@ -31,6 +31,8 @@ from steward.bank.rate_validation import (
 )
 from steward.bank.reconciliation import ChargeDifference
 from steward.bank.records import TimeFactor
+from steward.cli.commands import print_reply
+from steward.cli.output import Style
 from steward.core.errors import UsageError
 from steward.core.printable import quote_formula
 from steward.extensions.mybrc.outbox import RemoteJob, queue_change
@@ -129,6 +131,8 @@ def test_a_statement_for_people_spreadsheets_and_programs(rich: Any) -> None:
     assert "nowhere" in rich("statement", "nowhere", code=2)
     empty = rich("statement", "physics", "-S", "2020-01-01", "-E", "2020-01-02").splitlines()
     assert empty[1:] == ["No transactions in this period.", "0.00 SU at the end."]
+    of_user = rich("statement", "-u", "ada", "-S", "2020-01-01").splitlines()
+    assert "Account" in of_user[0].split(), "of which of several accounts a line is"
     chosen = rich("statement", "physics", "-S", "2020-01-01", "-o", "balance")
     assert chosen.splitlines()[0].strip() == "Balance"
     nothing = ("-S", "2020-01-01", "-E", "2020-01-02", "-o", "user", "-n")
@@ -145,9 +149,8 @@ def test_usage_has_bars(rich: Any) -> None:
     table = rich("usage", "--csv", "--by", "partition,user", "-u", "ada").splitlines()
     assert table == ["Partition,User,Charges,Used,Share,Bar", "debug,ada,1,4.000000,100.0%,"]
     assert "'colour' is not one of 'account', 'user'" in rich("usage", "--by", "colour", code=2)
-    assert re.search(
-        r"No run that started from .* to .* was charged\.", rich("usage", "-u", "nobody")
-    )
+    nobody = rich("usage", "-u", "nobody")
+    assert nobody == "No run that started in this period was charged.\n"
 
 
 def test_a_job_is_explained_and_refunded(rich: Any) -> None:
@@ -211,12 +214,26 @@ def test_modes_and_what_they_would_do(bank: Any) -> None:
     assert "The gate would have rejected no jobs." in bank("would-refuse", "--since", "now-1hour")
 
 
+_LISTS_OF_A_PERIOD = (("would-refuse",), ("statement", "-u", "ada"), ("usage",))
+
+
 @pytest.mark.usefixtures("bank")
-def test_a_terminal_shows_the_period_of_rejections(monkeypatch: pytest.MonkeyPatch) -> None:
-    words = ("bank", "would-refuse", "-S", "2026-01-01", "-E", "2026-01-08")
-    assert run(*words)[2] == ""
+def test_a_terminal_shows_the_period_of_rejections(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("bank", "would-refuse", "-S", "2026-01-01", "-E", "2026-01-08")[2] == ""
     monkeypatch.setattr("steward.cli.output.is_terminal", lambda: True)
-    assert run(*words)[2] == "From 2026-01-01T00:00:00 to 2026-01-08T00:00:00.\n"
+    for list_words in _LISTS_OF_A_PERIOD:
+        list_period = run("bank", *list_words, "-S", "2026-01-01", "-E", "2026-01-08")[2]
+        assert list_period == "From 2026-01-01T00:00:00 to 2026-01-08T00:00:00, in SU.\n"
+    day = datetime(2026, 1, 1, tzinfo=UTC)
+    print_reply(ReconcileReply(differences=(), since=day, until=day), Style(), "differences")
+    printed = capsys.readouterr()
+    assert re.fullmatch(r"At \S+, in SU\.\n", printed.err)
+    assert printed.out == "No differences: every charge is right.\n"
+    for words in (("account", "show"), ("user", "show"), ("allocation", "show")):
+        assert run("bank", *words)[2] == "In SU.\n"
+    assert re.match(r"At \S+, in SU\.\n", run("bank", "balance")[2])
 
 
 def test_a_pipe_gets_all_of_why(bank: Any, tmp_path: Path) -> None:

@@ -2,9 +2,10 @@
 
 import csv
 import io
+import re
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given
@@ -13,9 +14,16 @@ from hypothesis import strategies as st
 from harness.documentation import run_example
 from steward.cli.output import Style, print_csv, print_table
 from steward.core.actions import Answer
-from steward.core.layouts import Column, TimeBound, choose_columns, format_for_programs, write_csv
+from steward.core.layouts import (
+    Column,
+    TimeBound,
+    choose_columns,
+    describe_scope,
+    format_for_programs,
+    write_csv,
+)
 from steward.reports.requests import Period, WaitRow, WaitsReply
-from steward.web.formats import format_cell
+from steward.web.formats import format_cell, format_scope_html
 from steward.web.pages.reports import REPORT_KINDS
 from steward.web.renderer import Renderer, download_reply
 
@@ -215,3 +223,27 @@ def test_no_cell_of_a_csv_file_is_a_formula_or_breaks_a_line(cells: list[str]) -
     (row,) = csv.reader(io.StringIO(text))
     assert len(row) == len(cells)
     assert not any(cell.startswith(("=", "@", "\t", "\r")) for cell in row)
+
+
+class _Money(NamedTuple):
+    period: tuple[datetime, datetime] | None
+    unit: str = "SU"
+    zone: str = "UTC"
+
+
+def test_the_scope_of_rows_is_their_period_and_unit() -> None:
+    noon = datetime(2026, 1, 1, 12, tzinfo=UTC)
+    money, text = Column("Amount", "amount", "money"), Column("User", "user")
+    hours = Column("CPU", "cpu_s", "hours")
+
+    def describe(reply: object, *columns: Column, hours_unit: str = "hours") -> str:
+        return describe_scope(reply, columns, lambda at, _: f"{at:%H:%M}", hours_unit)
+
+    later = noon + timedelta(hours=1)
+    assert describe(_Money((noon, later)), money, text) == "From 12:00 to 13:00, in SU"
+    assert describe(_Money((noon, noon)), text) == "At 12:00"
+    assert describe(_Money(None), money) == "In SU"
+    assert describe(_Money(None), hours, hours_unit="minutes") == "In minutes"
+    assert describe(None, text) == ""
+    page = str(format_scope_html(_Money((noon, noon), "<b>"), (money,)))
+    assert re.fullmatch(r"At <time datetime=.*</time>, in &lt;b&gt;", page)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from steward.core.actions import Registry
+from steward.core.actions import Answer, Registry
 from steward.daemon.action_index import ACTION_INDEX
 from steward.daemon.registry import ACTIONS, get_action, import_actions
 from steward.daemon.request_service import RequestService
@@ -81,3 +81,18 @@ def test_a_registry_imports_an_action_when_it_is_needed() -> None:
 )
 def test_preloading_leaves_bad_requests_to_the_process_that_answers(line: bytes) -> None:
     RequestService(Registry(declared=ACTIONS)).preload(line)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, action in import_actions().items() if action.rows and action.only_reads]
+)
+def test_a_list_says_why_it_is_empty_and_in_which_unit_it_is(name: str) -> None:
+    action = get_action(name)
+    if name not in ("automation.list", "bank.explain"):  # which are never empty
+        explanations = ("empty_reason", "list_lines", "list_warnings")
+        assert any(
+            getattr(action.answer, each) is not getattr(Answer, each) for each in explanations
+        )
+    assert issubclass(action.answer, Answer)
+    if any(column.format == "money" for column in action.answer.get_layout(action.rows)):
+        assert "unit" in action.answer.__struct_fields__

@@ -22,7 +22,7 @@ from steward.capture.nodes.node_reports import NodeReportsReader
 from steward.core.access import Caller
 from steward.core.actions import ActionMessage, Answer, Request, Zone, action, option, route
 from steward.core.errors import PermissionRefused, Unavailable
-from steward.core.layouts import Column, Layout
+from steward.core.layouts import Column, Layout, format_count
 from steward.core.records import UsageLine
 from steward.jobs import StoredLaunch
 from steward.jobs.filters import Clusters
@@ -165,12 +165,18 @@ class GapsAnswer(Answer, frozen=True, kw_only=True):
         """IANA time zone of the period: that of the first cluster."""
         return next(iter(self.zones.values()), "")
 
-    def list_notes(self) -> Iterable[str]:
-        """Return that there are no findings, or more than these."""
-        if not self.findings:
-            yield "No gaps in this period."
+    @property
+    def empty_reason(self) -> str:
+        """Reason why there are no findings."""
+        return "No gaps in this period."
+
+    def list_warnings(self) -> Iterable[str]:
+        """Return that there are more gaps than these."""
         if self.more:
-            yield f"More than {len(self.findings)} gaps; use --limit for more."
+            yield (
+                f"there are more than {format_count(len(self.findings), 'finding')}: raise "
+                "--limit, or narrow the period with -S and -E"
+            )
 
 
 class _Span(msgspec.Struct, frozen=True):

@@ -173,10 +173,10 @@ class ListAnswer(Answer, frozen=True, kw_only=True):
         Column("Key", "key"),
     )
 
-    def list_lines(self) -> Iterable[str]:
-        """Return why the list is empty."""
-        if not self.events:
-            yield "No event in the journal matches. The journal keeps only recent events."
+    @property
+    def empty_reason(self) -> str:
+        """Reason why there are no rows."""
+        return "No event in the journal matches. The journal keeps only recent events."
 
 
 class DeadRequest(Request, frozen=True, kw_only=True):
@@ -225,11 +225,14 @@ class DeadAnswer(Answer, frozen=True, kw_only=True):
         Column("Error", "error", "prose"),
     )
 
+    @property
+    def empty_reason(self) -> str:
+        """Reason why there are no rows."""
+        return "No dead letters."
+
     def list_notes(self) -> Iterable[str]:
-        """Return how to retry the dead letters, or that there are none."""
-        if self.letters:
-            return ("'steward journal retry CONSUMER' retries them.",)
-        return ("No dead letters.",)
+        """Return how to retry the dead letters."""
+        return ("'steward journal retry CONSUMER' retries them.",) if self.letters else ()
 
 
 class RetryRequest(Request, frozen=True, kw_only=True):

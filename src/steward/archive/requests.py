@@ -230,14 +230,17 @@ class JobListReply(Answer, frozen=True, kw_only=True):
     )
     page_fields: ClassVar[tuple[str, ...]] = ("next",)
 
+    @property
+    def empty_reason(self) -> str:
+        """Reason why there are no rows."""
+        if self.default_days:
+            return "No jobs in the last seven days; use -S for more."
+        return "No job matches."
+
     def list_notes(self) -> Iterable[str]:
         """Return the default time span if it applies, and that there are more jobs."""
         if self.jobs and self.default_days:
             yield DEFAULT_DAYS_NOTE
-        elif self.default_days:
-            yield "No jobs in the last seven days; use -S for more."
-        elif not self.jobs:
-            yield "No job matches."
         if self.next:
             yield _describe_more(len(self.jobs))
 

@@ -7,7 +7,6 @@ After the context come requests and replies, then the actions ``automation.run``
 ``.help`` and ``.audit``.
 """
 
-from collections.abc import Iterable
 from datetime import datetime
 from functools import partial
 from typing import Annotated, Any, ClassVar, Final
@@ -228,10 +227,10 @@ class AuditReply(Answer, frozen=True, kw_only=True):
         Column("Message", "message", max_width=60),
     )
 
-    def list_notes(self) -> Iterable[str]:
-        """Return the reason why there are no rows."""
-        if not self.actions:
-            yield "No entries: no action that you may see was run, or none matches the options."
+    @property
+    def empty_reason(self) -> str:
+        """Reason why there are no rows."""
+        return "No entries: no action that you may see was run, or none matches the options."
 
 
 @action(

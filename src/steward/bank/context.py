@@ -50,6 +50,10 @@ GATE_UNAWARE: Final = (
 """Note of a reply whose change the gate does not apply yet."""
 
 
+NO_ACCOUNTS: Final = "No accounts: you neither use nor manage one that matches."
+"""Reason why a list of accounts, or of their users and allocations, is empty."""
+
+
 AccountName = Annotated[str, argument("Name of the account.", "ACCOUNT")]
 JobName = Annotated[str, argument("Id of the job: 123, 123_7, 123+1.", "JOB")]
 Amount = Annotated[int, argument("Amount, such as 1250 or 0.5.", "AMOUNT", unit="money")]

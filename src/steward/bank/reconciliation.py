@@ -371,7 +371,7 @@ def reconcile_cluster(
     ledger: "Ledger",
     link: GateClient | None,
     cluster: str,
-    since: datetime | None,
+    since: datetime,
     *,
     is_dry: bool,
     now: datetime,
@@ -384,8 +384,8 @@ def reconcile_cluster(
         ledger: The ledger.
         link: Client of the gate, which receives the changes; None if there is no gate.
         cluster: The cluster's name.
-        since: Only runs that ended at this time or later; None for the last day. Runs that
-            ended before the bank started are never included.
+        since: Only runs that ended at this time or later. Runs that ended before the bank
+            started are never included.
         is_dry: Whether to report differences without correcting them.
         now: The current time.
         author: Author of the corrections: the caller, or the service principal.
@@ -397,7 +397,7 @@ def reconcile_cluster(
     """
     with ledger.reading() as t:
         began = from_micros(int(t.read_mark("began") or 0))
-    start = max(since or now - HOURLY_PERIOD, began)
+    start = max(since, began)
     pricing = load_pricing(settings, ledger, cluster)
     with _open_jobs(settings) as jobs:
         place = (jobs, cluster, pricing, (start, now))

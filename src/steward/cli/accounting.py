@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from steward.accounting.gaps import GapsAnswer, GapsRequest
 from steward.cli import output
-from steward.cli.commands import prints, with_request
+from steward.cli.commands import print_reply, prints, with_request
 from steward.cli.options import Archive, CommandCall, Config, Json, with_table_call
 from steward.cli.output import (
     ProgressLine,
@@ -22,7 +22,6 @@ from steward.cli.output import (
     format_time,
     is_terminal,
     print_json,
-    print_table,
     to_local_time,
 )
 from steward.client.calls import call_action
@@ -46,15 +45,10 @@ def gaps(
     reply: GapsAnswer = call_action(place, get_action("accounting.gaps"), request)
     if style.json:
         print_json(reply)
-    elif reply.findings or style.is_for_programs or not style.has_header:
-        print_table(reply.layout, reply.findings, style, reply)
     else:
-        print("No gaps in this period.")
-    if reply.more:
-        output.print_warning(
-            f"there are more than {format_count(request.limit, 'finding')}: raise --limit, or "
-            "narrow the period with -S and -E"
-        )
+        print_reply(reply, style, "findings")
+    for warning in reply.list_warnings():
+        output.print_warning(warning)
     if fail and reply.findings:
         raise typer.Exit(1)
 

@@ -48,7 +48,7 @@ from steward.core.actions import (
     find_annotation,
 )
 from steward.core.errors import StewardError, UsageError
-from steward.core.layouts import get_zone_name
+from steward.core.layouts import Layout, describe_scope
 from steward.daemon.action_index import ACTION_INDEX
 from steward.daemon.registry import get_action
 
@@ -499,24 +499,32 @@ def _print(
         raise typer.Exit(reply.exit_code)
 
 
-def print_reply(reply: Any, style: output.Style, rows: str) -> None:
-    """Print the rows of a reply as a table, then its lines and notes.
+def print_reply(
+    reply: Any, style: output.Style, rows: str, *, columns: Layout | None = None
+) -> None:
+    """Print the rows of a reply as a table, or why there are none, then its lines and notes.
 
-    If there are no rows, people get the lines in place of an empty table.
+    People also get the period and the unit of the rows.
 
     Args:
         reply: The reply.
         style: Output style.
         rows: Name of the field that holds the rows; "" if there are none.
+        columns: Columns of the rows, if the reply's Struct does not declare them all.
     """
     is_for_people = not style.is_for_programs
-    if is_for_people and reply.period is not None:
-        begin, end = (output.format_time(at, get_zone_name(None, reply)) for at in reply.period)
-        unit = f", in {style.hours_unit}" if reply.has_hours(rows) else ""
-        output.print_note(f"From {begin} to {end}{unit}.")
     lines = tuple(reply.list_lines()) if is_for_people else ()
-    if rows and (getattr(reply, rows) or not lines):
-        output.print_table(reply.get_layout(rows), getattr(reply, rows), style, reply)
+    if rows:
+        columns = reply.get_layout(rows) if columns is None else columns
+        row_values = getattr(reply, rows)
+        if is_for_people:
+            scope = describe_scope(reply, columns, output.format_time, style.hours_unit)
+            output.print_note(f"{scope}." if scope else "")
+        reason = "" if row_values else reply.empty_reason
+        if reason and is_for_people and style.has_header:
+            output.print_line(reason)
+        elif row_values or not lines:
+            output.print_table(columns, row_values, style, reply)
     if not is_for_people:
         return
     for line in lines:

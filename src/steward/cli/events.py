@@ -8,12 +8,13 @@ from typing import Annotated
 
 import msgspec
 import typer
+from msgspec.structs import replace
 
 from steward.cli import output
-from steward.cli.commands import with_request
+from steward.cli.commands import print_reply, with_request
 from steward.cli.groups import CONTEXT
 from steward.cli.options import CommandCall, with_json_call, with_table_call
-from steward.cli.output import Style, format_time, print_json, print_table
+from steward.cli.output import Style, format_time, print_json
 from steward.core.errors import Unavailable
 from steward.reports.event_texts import describe_event
 from steward.reports.events import MAX_EVENTS, EventItem, EventsReply, EventsRequest
@@ -36,7 +37,7 @@ def events(call: CommandCall, context: typer.Context) -> None:
     """
     if context.invoked_subcommand is None:
         reply: EventsReply = call.send("events.list", EventsRequest())
-        _print_events(reply, reply.events, call.style)
+        _print_events(reply, call.style)
 
 
 @app.command("list")
@@ -63,20 +64,18 @@ def list_events(
         fields = msgspec.structs.asdict(request)
         del fields["after"]
         past: HistoryEventsReply = call.send("history.events", HistoryEventsRequest(**fields))
-        _print_events(past, past.events[::-1], call.style)
+        _print_events(replace(past, events=past.events[::-1]), call.style)
     else:
         reply: EventsReply = call.send("events.list", request)
-        _print_events(reply, reply.events, call.style)
+        _print_events(reply, call.style)
 
 
-def _print_events(
-    reply: EventsReply | HistoryEventsReply, oldest_first: tuple[EventItem, ...], style: Style
-) -> None:
+def _print_events(reply: EventsReply | HistoryEventsReply, style: Style) -> None:
     """Print the events of a reply as a table."""
     if style.json:
         print_json(reply)
     else:
-        print_table(reply.layout, oldest_first, style, reply)
+        print_reply(reply, style, "events")
 
 
 @app.command()

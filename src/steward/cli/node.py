@@ -6,9 +6,9 @@ import typer
 from msgspec.structs import replace
 
 from steward.cli import output
-from steward.cli.commands import with_request
+from steward.cli.commands import print_reply, with_request
 from steward.cli.options import CommandCall, with_table_call
-from steward.cli.output import format_count, format_time, print_json, print_table
+from steward.cli.output import format_time, print_json
 from steward.core.errors import NotFound
 from steward.reports.event_texts import NODE_EVENT_LAYOUT
 from steward.reports.history.requests import (
@@ -64,7 +64,7 @@ def _print_nodes(call: CommandCall, request: NodesRequest) -> None:
     if call.style.json:
         print_json(reply)
         return
-    print_table(reply.layout, reply.nodes, call.style, reply)
+    print_reply(reply, call.style, "nodes")
     for name, since in sorted(reply.silent_since.items()):
         output.print_warning(
             f"slurmctld of cluster {name} does not answer: node states are those of "
@@ -97,16 +97,11 @@ def _print_jobs(call: CommandCall, request: NodeJobsRequest) -> None:
     if call.style.json:
         print_json(reply)
         return
-    print_table(reply.layout, reply.jobs, call.style, reply)
+    print_reply(reply, call.style, "jobs")
     if len(reply.jobs) < reply.total:
         output.print_warning(
             f"only the {len(reply.jobs)} runs that started last are shown, of {reply.total}: "
             "the API lists more, with 'limit'"
-        )
-    if not call.style.is_for_programs:
-        visibility = "" if reply.is_all else " that you may see"
-        output.print_note(
-            f"{format_count(len(reply.jobs), 'job')}{visibility} at {format_time(reply.until)}."
         )
 
 
@@ -116,4 +111,5 @@ def _print_events(call: CommandCall, request: HistoryEventsRequest) -> None:
     if call.style.json:
         print_json(reply)
         return
-    print_table(NODE_EVENT_LAYOUT, reply.events[::-1], call.style, reply)
+    oldest_first = replace(reply, events=reply.events[::-1])
+    print_reply(oldest_first, call.style, "events", columns=NODE_EVENT_LAYOUT)

@@ -164,8 +164,8 @@ def print_line(text: str) -> None:
 
 
 def print_note(message: str) -> None:
-    """Print a remark for people on stderr; silent if stdout is not a terminal."""
-    if is_terminal():
+    """Print a remark for people on stderr; silent if empty or if stdout is not a terminal."""
+    if message and is_terminal():
         print(message, file=sys.stderr)
 
 

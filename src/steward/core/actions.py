@@ -101,8 +101,13 @@ class Answer(ActionMessage, frozen=True, kw_only=True):
 
     @property
     def period(self) -> tuple[datetime, datetime] | None:
-        """Period of the rows; None if they have none."""
+        """Period of the rows, or twice the time of a snapshot; None if they have none."""
         return None
+
+    @property
+    def empty_reason(self) -> str:
+        """Reason why there are no rows, if so: people read it in place of the table."""
+        return ""
 
     @classmethod
     def get_layout(cls, rows: str) -> Layout:
@@ -119,7 +124,7 @@ class Answer(ActionMessage, frozen=True, kw_only=True):
         return ()
 
     def list_notes(self) -> Iterable[str]:
-        """Return notes for people at a terminal: the scope of the rows, or why there are none."""
+        """Return notes for people at a terminal, such as the scope or the sum of the rows."""
         return ()
 
     def list_warnings(self) -> Iterable[str]:

@@ -170,6 +170,33 @@ def read_user(row: Any, _: Any = None) -> str:
     return row.user or ("" if row.uid is None else str(row.uid))
 
 
+def describe_scope(
+    reply: Any,
+    columns: Iterable[Column],
+    format_time: Callable[[datetime, str], str],
+    hours_unit: str = "hours",
+    escape: Callable[[str], str] = escape_line,
+) -> str:
+    """Describe period and unit of a reply's rows; "" if they have neither.
+
+    Args:
+        reply: The reply, with the attributes ``period``, ``zone`` and ``unit`` if it has them.
+        columns: Columns of the rows.
+        format_time: Formats a time in the zone of that name.
+        hours_unit: Unit of resource time.
+        escape: Escapes the name of the bank's unit.
+    """
+    parts = []
+    if period := getattr(reply, "period", None):
+        begin, end = (format_time(moment, get_zone_name(None, reply)) for moment in period)
+        parts.append(f"at {end}" if begin == end else f"from {begin} to {end}")
+    formats = {column.format for column in columns}
+    units = {"hours": hours_unit, "money": getattr(reply, "unit", "")}
+    parts += [f"in {escape(units[name])}" for name in units if name in formats and units[name]]
+    text = ", ".join(parts)
+    return text[:1].upper() + text[1:]
+
+
 def choose_columns(
     columns: Iterable[Column],
     rows: Sequence[Any],

@@ -189,6 +189,11 @@ class EventsReply(Answer, frozen=True, kw_only=True):
     position: int
     layout: ClassVar[Layout] = EVENT_LAYOUT
 
+    @property
+    def empty_reason(self) -> str:
+        """Reason why there are no rows."""
+        return "No event matches. The journal keeps only recent events; see --history."
+
 
 @action("events.list", scope="read", only_reads=True)
 def _list_journal_events(

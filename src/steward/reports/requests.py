@@ -464,11 +464,12 @@ class ClusterReply(ReportReply, frozen=True, kw_only=True):
 
     def list_warnings(self) -> Iterable[str]:
         """Return the reason why there are no rows."""
-        if self.rows or self.sensor:
-            return super().list_warnings()
-        return (
-            "No rows: the sensor records capacity and is off. Set 'enabled = true' in [sensor].",
-        )
+        if not self.sensor and not self.rows:
+            yield (
+                "No rows: the sensor records capacity and is off. Set 'enabled = true' in [sensor]."
+            )
+        elif not self.rows:
+            yield "No rows: the sensor recorded no nodes in this period, and no jobs ran in it."
 
 
 class AccountsReply(ReportReply, frozen=True, kw_only=True):

@@ -155,6 +155,12 @@ def _draw_meter(column: Column, share: float) -> Markup:
     ).format(column.low, min(max(share, 0.0), 1.0), column.heading, format_percent_html(share))
 
 
+def format_scope_html(reply: Any, columns: Sequence[Column]) -> Markup:
+    """Return period and unit of a reply's rows, for the caption of their table."""
+    scope = layouts.describe_scope(reply, columns, format_time_html, escape=escape)
+    return Markup(scope)  # noqa: S704 -- its times are markup, the rest is escaped
+
+
 def _find_key(columns: Sequence[Column]) -> str:
     """Return the name of the column that names the rows."""
     return next((column.name for column in columns if column.is_key), columns[0].name)
@@ -173,6 +179,7 @@ FILTERS: Final = {
     "cell": format_cell,
     "columns": functools.partial(layouts.choose_columns, on_page=True),
     "key": _find_key,
+    "scope": format_scope_html,
 }
 """Template filters by name."""
 

@@ -1,6 +1,5 @@
 """Requests and answers of the credentials actions: login, sessions, MUNGE tickets, tokens."""
 
-from collections.abc import Iterable
 from datetime import datetime
 from typing import Annotated, ClassVar
 
@@ -240,10 +239,10 @@ class TokenListAnswer(Answer, frozen=True, kw_only=True):
         Column("Name", "name"),
     )
 
-    def list_lines(self) -> Iterable[str]:
-        """Return why the list is empty."""
-        if not self.tokens:
-            yield "No tokens. 'steward token create' creates one."
+    @property
+    def empty_reason(self) -> str:
+        """Reason why there are no rows."""
+        return "No tokens. 'steward token create' creates one."
 
 
 class TokenRevokeRequest(Request, frozen=True, kw_only=True):

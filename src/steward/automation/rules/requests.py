@@ -119,10 +119,10 @@ class ListRulesReply(Answer, frozen=True, kw_only=True):
         Column("File", lambda row, _: "shipped" if row.shipped else row.path, exact="path"),
     )
 
-    def list_notes(self) -> Iterable[str]:
-        """Return the reason why there are no rows."""
-        if not self.rules:
-            yield "No rules: 'directories' in [rules] hold no valid rule."
+    @property
+    def empty_reason(self) -> str:
+        """Reason why there are no rows."""
+        return "No rules: 'directories' in [rules] hold no valid rule."
 
     def list_warnings(self) -> Iterable[str]:
         """Return errors in rule files, and that rules are disabled."""
@@ -272,7 +272,7 @@ class RulesHistoryReply(Answer, frozen=True, kw_only=True):
         Column("Message", "message", max_width=70),
     )
 
-    def list_notes(self) -> Iterable[str]:
-        """Return the reason why there are no rows."""
-        if not self.executions:
-            yield "No executions: no enabled rule matched an event, or none matches the options."
+    @property
+    def empty_reason(self) -> str:
+        """Reason why there are no rows."""
+        return "No executions: no enabled rule matched an event, or none matches the options."

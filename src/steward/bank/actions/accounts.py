@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from msgspec.structs import replace
 
 from steward.bank.context import (
+    NO_ACCOUNTS,
     AccountName,
     Amount,
     BankContext,
@@ -183,6 +184,11 @@ class AccountReply(ChangeReply, frozen=True, kw_only=True, dict=True):
         for item in self.allocations:
             balances[item.account] = balances.get(item.account, 0) + item.balance
         return balances
+
+    @property
+    def empty_reason(self) -> str:
+        """Reason why there are no rows."""
+        return NO_ACCOUNTS
 
     def list_lines(self) -> Iterable[str]:
         """Return the idempotency key of the change."""

@@ -126,16 +126,26 @@ class ReconcileReply(BankReply, frozen=True, kw_only=True):
 
     Attributes:
         differences: Runs whose charge differs from the amount due.
+        since: Start of the period in which the runs ended.
+        until: End of the period.
         dry_run: Whether nothing was changed.
     """
 
     differences: tuple[DifferenceLine, ...]
+    since: datetime
+    until: datetime
     dry_run: bool = False
     layout: ClassVar[Layout] = _DIFFERENCE_LAYOUT
 
-    def list_lines(self) -> Iterable[str]:
-        """Return that there are no differences."""
-        return () if self.differences else ("No differences: every charge is right.",)
+    @property
+    def period(self) -> tuple[datetime, datetime]:
+        """Period in which the runs ended."""
+        return self.since, self.until
+
+    @property
+    def empty_reason(self) -> str:
+        """Reason why there are no rows."""
+        return "No differences: every charge is right."
 
 
 class BackfillRequest(Request, frozen=True, kw_only=True):
@@ -328,15 +338,19 @@ def reconcile_clusters(
         BankRefused: The caller is no operator.
         BankUsage: A time is invalid, or the cluster does not exist.
     """
-    from steward.bank.reconciliation import reconcile_cluster
+    from steward.bank.reconciliation import HOURLY_PERIOD, reconcile_cluster
 
     _require_operator(context, caller, "reconcile")
     clusters = (
         [context.resolve_cluster(request.cluster)] if request.cluster else list(context.clusters)
     )
     lines: list[DifferenceLine] = []
+    now = context.now()
+    starts = []
     for cluster in clusters:
-        since = context.parse_moment(request.since, request.zone or context.get_time_zone(cluster))
+        zone = request.zone or context.get_time_zone(cluster)
+        since = context.parse_moment(request.since, zone) or now - HOURLY_PERIOD
+        starts.append(since)
         differences = reconcile_cluster(
             context.settings,
             context.ledger,
@@ -344,12 +358,16 @@ def reconcile_clusters(
             cluster,
             since,
             is_dry=request.dry_run,
-            now=context.now(),
+            now=now,
             author=caller.signature,
         )
         lines += [_make_difference_line(difference) for difference in differences]
     return ReconcileReply(
-        differences=tuple(lines), dry_run=request.dry_run, **context.make_heading()
+        differences=tuple(lines),
+        since=min(starts),
+        until=now,
+        dry_run=request.dry_run,
+        **context.make_heading(),
     )
 
 

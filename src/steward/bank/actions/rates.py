@@ -175,11 +175,10 @@ class RatesReply(ChangeReply, frozen=True, kw_only=True):
         Column("Note", "note", show="requested"),
     )
 
-    def list_notes(self) -> Iterable[str]:
-        """Return that there are no rates, or that the gate does not apply a new one yet."""
-        if not self.rates:
-            yield "No rates: create one with 'steward bank rate create'."
-        yield from super().list_notes()
+    @property
+    def empty_reason(self) -> str:
+        """Reason why there are no rows."""
+        return "No rates: create one with 'steward bank rate create'."
 
     def list_warnings(self) -> Iterable[str]:
         """Return parts of a new rate that may charge nothing."""
@@ -278,9 +277,10 @@ class WouldRefuseReply(BankReply, frozen=True, kw_only=True):
         """Period of the rejections."""
         return self.since, self.until
 
-    def list_lines(self) -> Iterable[str]:
-        """Return that there are no such jobs, unless no plugin asks the gate."""
-        return () if self.refusals or self.warning else ("The gate would have rejected no jobs.",)
+    @property
+    def empty_reason(self) -> str:
+        """That there are no such jobs, unless a warning says that no plugin asks the gate."""
+        return "" if self.warning else "The gate would have rejected no jobs."
 
     def list_warnings(self) -> Iterable[str]:
         """Return why the list may be empty, and that it is incomplete."""

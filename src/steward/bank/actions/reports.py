@@ -15,6 +15,7 @@ import msgspec
 
 from steward.bank.actions.accounts import AccountNames
 from steward.bank.context import (
+    NO_ACCOUNTS,
     UNTIL,
     AccountFilter,
     BankContext,
@@ -146,10 +147,18 @@ class BalanceReply(BankReply, frozen=True, kw_only=True):
         Column("State", _read_account_state, show="filled"),
     )
 
+    @property
+    def period(self) -> tuple[datetime, datetime]:
+        """Time of the balances."""
+        return self.at, self.at
+
+    @property
+    def empty_reason(self) -> str:
+        """Reason why there are no rows."""
+        return NO_ACCOUNTS
+
     def list_notes(self) -> Iterable[str]:
-        """Yield why there are no accounts or holds, and how to create unknown accounts."""
-        if not self.accounts:
-            yield "No accounts: you neither use nor manage one."
+        """Yield why there are no holds, and how to create unknown accounts."""
         if not all(account.known for account in self.accounts):
             yield (
                 "Jobs were charged to an account that does not exist: "
@@ -196,15 +205,17 @@ class StatementReply(BankReply, frozen=True, kw_only=True):
         statement: Its lines, with the balances before and after.
         older: Value of ``before`` for the next older page; 0 if there is none.
         names: Job ids in Slurm's notation for array tasks and components, by charge key.
+        at: Time of the statement.
     """
 
     statement: Statement
     older: int = 0
     names: dict[str, str]
+    at: datetime
     layout: ClassVar[Layout] = (
         Column("Time", "at", "time"),
         Column("Number", "number", show="pages", right=True),
-        Column("Account", "account", show="requested"),
+        Column("Account", "account", show=lambda reply: not reply.statement.account),
         Column("Kind", "kind"),
         Column("User", "user"),
         Column(
@@ -226,10 +237,19 @@ class StatementReply(BankReply, frozen=True, kw_only=True):
         """Lines of the statement."""
         return self.statement.lines
 
+    @property
+    def period(self) -> tuple[datetime, datetime]:
+        """Period of the transactions."""
+        end = self.statement.end or self.at
+        return self.statement.begin or end, end
+
+    @property
+    def empty_reason(self) -> str:
+        """Reason why there are no rows."""
+        return "No transactions in this period."
+
     def list_lines(self) -> Iterable[str]:
-        """Yield that there are no transactions, and the balance of the account at the end."""
-        if not self.lines:
-            yield "No transactions in this period."
+        """Yield the balance of the account at the end."""
         if self.statement.account and not self.statement.user:
             yield f"{self.format_with_unit(self.statement.closing)} at the end."
 
@@ -309,6 +329,21 @@ class UsageReply(BankReply, frozen=True, kw_only=True, dict=True):
         """Largest amount of a row."""
         return max((row.amount for row in self.rows), default=0)
 
+    @property
+    def period(self) -> tuple[datetime, datetime]:
+        """Period in which the runs started."""
+        return self.since, self.until
+
+    @property
+    def empty_reason(self) -> str:
+        """Reason why there are no rows."""
+        visibility = "" if self.is_all else " to you or to accounts that you own or coordinate"
+        return f"No run that started in this period was charged{visibility}."
+
+    def list_notes(self) -> Iterable[str]:
+        """Return the sum of the rows."""
+        return (f"{self.format_with_unit(self.total)} in all.",) if self.rows else ()
+
     def format_share(self, row: UsageRow) -> str:
         """Return the share of a row in the total."""
         return f"{100 * row.amount / self.total:.1f}%" if self.total > 0 else ""
@@ -361,11 +396,14 @@ class HoldsReply(BankReply, frozen=True, kw_only=True):
         Column("Hold", "id", show="requested"),
     )
 
+    @property
+    def empty_reason(self) -> str:
+        """Reason why there are no rows."""
+        return "No SU holds: no queued or running job that you may see has one."
+
     def list_notes(self) -> Iterable[str]:
-        """Return the total, or that there are no holds."""
-        if not self.holds:
-            return ("No SU holds: no queued or running job that you may see has one.",)
-        return (f"{self.format_with_unit(self.total)} in all.",)
+        """Return the sum of the holds."""
+        return (f"{self.format_with_unit(self.total)} in all.",) if self.holds else ()
 
 
 @action(
@@ -454,7 +492,13 @@ def show_statement(
     names = map_job_names(
         context, dict.fromkeys(line.charge for line in statement.lines if line.charge)
     )
-    return StatementReply(statement=statement, older=older, names=names, **context.make_heading())
+    return StatementReply(
+        statement=statement,
+        older=older,
+        names=names,
+        at=context.now(),
+        **context.make_heading(),
+    )
 
 
 @action(

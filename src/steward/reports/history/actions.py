@@ -287,6 +287,7 @@ def list_nodes(context: HistoryContext, asker: Caller, request: NodesRequest) ->
         position=position,
         tag=tag,
         is_known=is_known,
+        zone=request.zone,
     )
 
 
@@ -427,6 +428,7 @@ def list_node_jobs(
         until=until,
         is_all=scope.everything,
         total=len(jobs),
+        zone=request.zone,
     )
 
 

@@ -4,13 +4,14 @@ One request and one reply class for each action of ``reports.history.actions``, 
 the reply holds. Times in replies are UTC.
 """
 
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Annotated, ClassVar
 
 import msgspec
 
 from steward.core.actions import Answer, Request, Zone, described, option
-from steward.core.layouts import Column, Layout, TimeBound, read_user
+from steward.core.layouts import Column, Layout, TimeBound, format_count, read_user
 from steward.reports.event_texts import EVENT_LAYOUT
 from steward.reports.events import MAX_EVENTS, EventFilter, EventItem
 
@@ -119,6 +120,7 @@ class NodesReply(Answer, frozen=True, kw_only=True):
             events.
         tag: Version tag of the present states; "" for a past time.
         is_known: True if nothing changed since ``known``; the nodes are left out.
+        zone: Time zone of the request.
     """
 
     nodes: tuple[NodeSnapshot, ...]
@@ -129,6 +131,7 @@ class NodesReply(Answer, frozen=True, kw_only=True):
     position: int = 0
     tag: str = ""
     is_known: bool = False
+    zone: str = ""
     layout: ClassVar[Layout] = (
         Column("Cluster", "cluster", show="several"),
         Column("Node", "node", link="node"),
@@ -142,6 +145,18 @@ class NodesReply(Answer, frozen=True, kw_only=True):
         Column("Memory", lambda row, _: row.memory_bytes or None, "bytes"),
         Column("GPUs", lambda row, _: row.gpus or None, "count"),
     )
+
+    @property
+    def period(self) -> tuple[datetime, datetime]:
+        """Time of the states."""
+        return self.at, self.at
+
+    @property
+    def empty_reason(self) -> str:
+        """Reason why there are no rows."""
+        if self.begins is None or self.begins > self.at:
+            return "No nodes: the sensor had recorded none by then."
+        return "No nodes match the options."
 
 
 class NodeCountsRequest(Request, frozen=True, kw_only=True):
@@ -202,6 +217,11 @@ class HistoryEventsReply(Answer, frozen=True, kw_only=True):
     begins: datetime | None = None
     position: int = 0
     layout: ClassVar[Layout] = EVENT_LAYOUT
+
+    @property
+    def empty_reason(self) -> str:
+        """Reason why there are no rows."""
+        return "No events: the state history has none, or none matches the options."
 
 
 class NodeJobsRequest(Request, frozen=True, kw_only=True):
@@ -265,6 +285,7 @@ class NodeJobsReply(Answer, frozen=True, kw_only=True):
         until: End of the interval; equal to ``since`` for a single time.
         is_all: Whether the user may see all jobs of the cluster.
         total: Number of such runs; ``jobs`` has at most ``limit`` of them.
+        zone: Time zone of the request.
     """
 
     jobs: tuple[NodeJobRun, ...]
@@ -272,6 +293,7 @@ class NodeJobsReply(Answer, frozen=True, kw_only=True):
     until: datetime
     is_all: bool = True
     total: int = 0
+    zone: str = ""
     layout: ClassVar[Layout] = (
         Column("JobID", "label", link="job"),
         Column("User", read_user, link="user"),
@@ -284,6 +306,22 @@ class NodeJobsReply(Answer, frozen=True, kw_only=True):
         Column("CPUs", "cpus", "count"),
         Column("NodeList", "nodelist", max_width=30),
     )
+
+    @property
+    def period(self) -> tuple[datetime, datetime]:
+        """Period in which the jobs ran, or the time."""
+        return self.since, self.until
+
+    @property
+    def empty_reason(self) -> str:
+        """Reason why there are no rows."""
+        return f"No jobs{'' if self.is_all else ' that you may see'} on this node."
+
+    def list_notes(self) -> Iterable[str]:
+        """Return the number of jobs."""
+        if self.jobs:
+            visibility = "" if self.is_all else " that you may see"
+            yield f"{format_count(len(self.jobs), 'job')}{visibility}."
 
 
 class JobEventsRequest(Request, frozen=True, kw_only=True):

@@ -69,6 +69,7 @@ def _make_execution_context(history: RulesHistoryReply, filters: dict[str, str])
     executions = history.executions[:_ROWS_PER_PAGE]
     return {
         "executions": executions,
+        "history": history,
         "layout": history.layout,
         "more": executions[-1].id if len(history.executions) > _ROWS_PER_PAGE else 0,
         "filters": filters,
