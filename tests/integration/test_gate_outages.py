@@ -22,7 +22,7 @@ from servers.gate import AskedGate, hangs
 from servers.postgresql import PostgreSQL
 from steward.bank.gate.plugin_conf import QUIET_S
 from steward.bank.money import MICRO
-from steward.bank.settings import GateSettings
+from steward.bank.settings import BankPartitionSettings, GateSettings
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="the gate is asked by SlurmUser"),
@@ -50,7 +50,8 @@ def _rave(says: bytes, _question: object, _sock: object) -> bytes:
 
 @pytest.fixture(scope="module")
 def site(slurm_version: str) -> Iterator[BankSite]:
-    with bank_site(slurm_version, gate=AS_SHIPPED, min_job_age_s=600) as site:
+    bank = {"partition": {"debug": BankPartitionSettings(policy="deny")}}
+    with bank_site(slurm_version, bank=bank, gate=AS_SHIPPED, min_job_age_s=600) as site:
         site.open({PHYSICS: PLENTY})
         site.start()
         yield site
@@ -122,6 +123,31 @@ def test_with_the_daemon_dead_it_is_the_policy_that_decides(running: BankSite) -
         running.start()
     # What was let through unasked is held for from the queue.
     wait_until(lambda: {first, second} <= set(held(running)), 60)
+
+
+@pytest.mark.matrix
+def test_without_a_gate_jobs_of_a_partition_that_only_observes_are_let_in(
+    running: BankSite,
+) -> None:
+    conf = Path(running.settings.gate_conf)
+
+    def submits() -> bool:
+        return running.tries(f"{SHELL}true\n", "-p", "debug", "-t", "1").returncode == 0
+
+    assert {"default_partition main", "partition debug deny"} <= set(conf.read_text().splitlines())
+    running.kill_daemon()
+    try:
+        assert not submits()
+    finally:
+        running.start()
+    running.bank("enforce", "observe", "--cluster", running.name, "--partition", "debug")
+    try:
+        wait_until(lambda: "partition debug observe" in conf.read_text().splitlines())
+        running.kill_daemon()
+        assert submits()
+    finally:
+        running.start()
+        running.bank("enforce", "default", "--cluster", running.name, "--partition", "debug")
 
 
 @pytest.mark.matrix

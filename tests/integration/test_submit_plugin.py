@@ -170,7 +170,7 @@ SPOILT = {
 }
 
 
-@pytest.mark.parametrize("policy", ["allow", "deny"])
+@pytest.mark.parametrize("policy", ["observe", "allow", "deny"])
 @pytest.mark.parametrize("name", [*SPOILT, "away", "hung"])
 def test_without_an_answer_the_policy_holds(site: AskingSite, name: str, policy: str) -> None:
     gate: AskedGate = site.gate
@@ -184,7 +184,9 @@ def test_without_an_answer_the_policy_holds(site: AskingSite, name: str, policy:
         for _ in range(3):
             if policy == "deny":
                 assert "try again in a minute" in site.refused()
-                assert site.submit(partition="debug", time="5")
+                job = site.submit(partition="debug", time="5")
+                longer = site.run("scontrol", "update", f"jobid={job}", "timelimit=4")
+                assert longer[0] == 0, longer
             else:
                 assert site.submit()
     finally:
@@ -194,6 +196,16 @@ def test_without_an_answer_the_policy_holds(site: AskingSite, name: str, policy:
         # Once, and then not for a while.
         assert 1 <= len(gate.asked) <= 1 + (time.monotonic() - begun) // QUIET_S
     assert any("the outage policy applies" in line for line in site.log())
+
+
+def test_without_a_partition_the_policy_of_the_default_one_holds(site: AskingSite) -> None:
+    site.gate.answers = hangs
+    site.conf("policy allow", "default_partition main", "partition main deny")
+    assert "try again in a minute" in site.refused()
+    site.submit(partition="debug", time="5")
+    site.conf("policy deny", "default_partition main", "partition main observe")
+    site.submit()
+    assert "try again in a minute" in site.refused("-p", "main,debug", "-t", "5")
 
 
 def test_the_file_that_switches_it_off(site: AskingSite) -> None:

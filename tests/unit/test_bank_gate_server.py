@@ -17,6 +17,7 @@ from harness.gate import (
     account,
     job,
     now_us,
+    picture,
     rules,
     running,
     settings_of,
@@ -25,7 +26,7 @@ from steward.bank.errors import BankRefused, BankUsage, GateUnavailable
 from steward.bank.gate.client import GateClient
 from steward.bank.gate.requests import VERSION, CoverRequest, PluginRequest, ShownJob
 from steward.bank.money import MICRO
-from steward.bank.records import GateBooks, JobRequest, Settlement
+from steward.bank.records import GateBooks, JobRequest, ModeRule, Settlement
 from steward.bank.settings import BankPartitionSettings, BankSettings
 from steward.core.access import ClusterRoles, ClusterRolesFiles
 from steward.core.events import utc_now
@@ -161,13 +162,23 @@ def test_without_books_the_policy_decides(tmp_path: Path) -> None:
         assert gate.ask(job(1, partition="cheap"))["ok"]
         assert gate.ask(job(1, partition="cheap,main"))["ok"] is False
         gate.link.send_rules(rules())
-        conf = Path(settings.gate_conf).read_text().splitlines()
-        assert "policy allow" in conf
-        assert "enforced yes" in conf
+        conf = Path(settings.gate_conf)
+        lines = conf.read_text().splitlines()
+        assert f"off_file {settings.gate_off}" in lines
+        assert lines[-2:] == ["policy allow", "partition main deny"]
+        gate.link.send_model(picture())
+        lines = conf.read_text().splitlines()
+        assert lines[-3:] == ["policy allow", "default_partition main", "partition main deny"]
         gate.link.send_rules(rules(mode="observe", seq=2))
-        assert "enforced no" in Path(settings.gate_conf).read_text().splitlines()
-        assert "partition main deny" in conf
-        assert f"off_file {settings.gate_off}" in conf
+        lines = conf.read_text().splitlines()
+        assert "policy observe" in lines
+        assert "partition main observe" in lines
+        assert gate.ask(job(1))["ok"]
+        chem = ModeRule(mode="gate", account="chem")
+        gate.link.send_rules(rules("observe", chem, seq=3))
+        assert "partition main deny" in conf.read_text().splitlines()
+        assert not gate.ask(job(1))["ok"]
+        assert gate.ask(job(1, account="phys"))["ok"], "the gate knows the account's mode"
 
 
 def test_with_postgresql_only_a_lease_gives_the_right(tmp_path: Path) -> None:

@@ -370,6 +370,10 @@ POLICIES = {
     "partition a deny #": ("b,a", REFUSED),
     "partition a deny\npartition b allow": ("b", ADMITTED),
     "partition a deny\ndefault_partition a": ("", REFUSED),
+    "partition a deny\ndefault_partition b,a": ("", REFUSED),
+    "policy observe": ("", ADMITTED),
+    "policy deny\npartition a observe": ("a", ADMITTED),
+    "policy observe\npartition a deny": ("b,a", REFUSED),
     "policy perhaps\npartition a never\n\x01\npartition": ("a", ADMITTED),
     "# policy deny": ("a", ADMITTED),
 }
@@ -382,6 +386,18 @@ def test_the_policy_of_partitions(checked: Path, tmp_path: Path, lines: str) -> 
     asked = run_gate(checked, [*begun(tmp_path, lines), *orders])
     # Root's updates are the site's own.
     assert codes(asked) == [code, ADMITTED]
+
+
+def test_an_update_that_names_no_partition_has_the_weakest_policy(
+    checked: Path, tmp_path: Path
+) -> None:
+    lines = ("policy deny", "partition a observe", "default_partition b")
+    orders = ["set time_limit 60", "ask submit 1000", "ask modify 1000"]
+    named = [f"set partition {hexed(b'b')}", "ask modify 1000"]
+    asked = run_gate(checked, [*begun(tmp_path, *lines), *orders, *named])
+    assert codes(asked) == [REFUSED, ADMITTED, REFUSED]
+    asked = run_gate(checked, [*begun(tmp_path, "policy deny"), *orders])
+    assert codes(asked) == [REFUSED, REFUSED]
 
 
 def test_a_policy_outlives_the_file(checked: Path, tmp_path: Path) -> None:
@@ -443,17 +459,17 @@ def test_a_text_that_was_cut_is_refused_where_nobody_answers(
         assert root.split()[0] == ADMITTED
 
 
-@pytest.mark.parametrize(("policy", "code"), [("allow", ADMITTED), ("deny", REFUSED)])
+@pytest.mark.parametrize("policy", ["allow", "deny"])
 def test_a_text_that_was_cut_is_as_any_other_where_nothing_is_enforced(
-    checked: Path, gate: AskedGate, tmp_path: Path, policy: str, code: str
+    checked: Path, gate: AskedGate, tmp_path: Path, policy: str
 ) -> None:
     gate.answers = hangs
     orders = [f"set req_nodes {'6e6f64652d' * 250_000}", "ask submit 1000"]
-    lines = (f"policy {policy}", "enforced no")
-    assert codes(run_gate(checked, [*begun(tmp_path, *lines), *orders])) == [code]
-    assert codes(run_gate(checked, [*begun(tmp_path, *lines, "enforced yes"), *orders])) == [
-        REFUSED
-    ]
+    observed = ("default_partition a", "partition a observe")
+    asked = run_gate(checked, [*begun(tmp_path, f"policy {policy}", *observed), *orders])
+    assert codes(asked) == [ADMITTED]
+    asked = run_gate(checked, [*begun(tmp_path, f"policy {policy}"), *orders])
+    assert codes(asked) == [REFUSED]
 
 
 def test_a_text_that_was_cut_is_let_in_where_the_gate_says_so_or_is_switched_off(

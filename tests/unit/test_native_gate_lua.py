@@ -176,13 +176,29 @@ def test_a_text_that_was_cut_is_refused_where_nobody_answers(
     assert lines[0].startswith("2050\tThis job cannot be priced")
     assert lines[1:] == ["2050", "0"]
     assert [question["oversize"] for question in gate.asked] == ["req_nodes"]
-    lines = run(SOCKETS[0], site(tmp_path, f"policy {policy}", "enforced no") + program)
-    assert lines[0].startswith(
-        "0\tnil" if policy == "allow" else "2050\tRejected, because the bank"
-    )
+    observed = ("partition main observe", "partition open observe")
+    lines = run(SOCKETS[0], site(tmp_path, f"policy {policy}", *observed) + program)
+    assert lines == ["0\tnil", "0", "0"]
     (tmp_path / "off").touch()
     lines = run(SOCKETS[0], site(tmp_path, f"policy {policy}") + program)
     assert lines == ["0\tnil", "0", "0"]
+
+
+@needs_socket
+def test_the_policy_is_that_of_the_jobs_partition_or_of_the_default_one(tmp_path: Path) -> None:
+    program = """
+    print(steward.submit({user_id = 1000}, {}, 1000))
+    print(steward.submit({user_id = 1000, partition = "open"}, {}, 1000))
+    print(steward.submit({user_id = 1000, partition = "open,main"}, {}, 1000))
+    local change = {time_limit = 60}
+    print(steward.modify(change, {job_id = 7, partition = "open"}, {}, 1000))
+    print(steward.modify(change, {job_id = 7, partition = "main"}, {}, 1000))
+    """
+    for policy in ("observe", "allow"):
+        lines = ("policy deny", f"partition open {policy}", "default_partition open")
+        assert run(SOCKETS[0], site(tmp_path, *lines) + program) == ["0", "0", "2050", "0", "2050"]
+    lines = ("policy observe", "partition main deny", "default_partition main")
+    assert run(SOCKETS[0], site(tmp_path, *lines) + program) == ["2050", "0", "2050", "0", "2050"]
 
 
 def reading(texts: list[bytes]) -> str:

@@ -80,13 +80,17 @@ enum { WHY_BYTES = 320 }; /* of why the gate did not answer, with its socket's p
 /* Asks the gate, if that is to be done now. The line ends with a newline. */
 enum asked ask_gate(const struct line *request, struct answer *answer, char *why);
 
-/*
- * Whether jobs for these partitions, with commas between, are refused while the gate does
- * not answer; NULL for the default one. If any of them is, the job is.
- */
-int is_denied(const char *partitions);
+/* Policy for jobs while the gate does not answer, from the weakest to the strictest. */
+enum policy {
+	OBSERVE, /* the bank rejects no job in any case: reject nothing */
+	ALLOW,	 /* reject jobs that cannot be priced */
+	DENY,	 /* reject every job */
+};
 
-/* Whether the mode of any job is `gate`, as the gate has written it down. */
-int is_enforced(void);
+/* Strictest policy of partitions, with commas between; NULL for the default partition. */
+enum policy find_strictest_policy(const char *partitions);
+
+/* Weakest policy of all partitions, for a job whose partition is unknown. */
+enum policy find_weakest_policy(void);
 
 #endif

@@ -20,14 +20,13 @@ enum {
 
 struct rule {
 	char name[NAME_BYTES];
-	int is_denied;
+	enum policy policy;
 };
 
 struct conf {
 	struct asking asking;
 	char default_partition[NAME_BYTES];
-	int is_denied;
-	int is_enforced;
+	enum policy policy; /* of every other partition */
 	struct rule *rules;
 	size_t rule_count;
 };
@@ -44,7 +43,7 @@ static void take_defaults(struct conf *new)
 	strcpy(new->asking.off_file, "/run/steward/gate.off");
 	new->asking.timeout_ns = 100 * 1000000LL;
 	new->asking.quiet_ns = 10 * 1000000000LL;
-	new->is_enforced = 1;
+	new->policy = ALLOW;
 }
 
 /* Copies a word that fits; one that does not is passed over. */
@@ -64,28 +63,33 @@ static void take_time(int64_t *to, const char *from, double unit_ns, double most
 		*to = (int64_t)(value * unit_ns);
 }
 
-static int read_policy(const char *word, int *is_denied)
+/* Reads a policy; returns 0 for any other word. */
+static int read_policy(const char *word, enum policy *policy)
 {
-	if (!strcmp(word, "deny") || !strcmp(word, "allow")) {
-		*is_denied = *word == 'd';
-		return 1;
+	static const char *const words[] = { [OBSERVE] = "observe", [ALLOW] = "allow", [DENY] = "deny" };
+
+	for (int i = OBSERVE; i <= DENY; i++) {
+		if (!strcmp(word, words[i])) {
+			*policy = (enum policy)i;
+			return 1;
+		}
 	}
 	return 0;
 }
 
-static void take_rule(struct conf *new, const char *name, const char *policy)
+static void take_rule(struct conf *new, const char *name, const char *word)
 {
 	struct rule *rules = new->rules;
-	int is_denied;
+	enum policy policy;
 
-	if (strlen(name) >= NAME_BYTES || !read_policy(policy, &is_denied))
+	if (strlen(name) >= NAME_BYTES || !read_policy(word, &policy))
 		return;
 	rules = realloc(rules, (new->rule_count + 1) * sizeof(*rules));
 	if (!rules)
 		return;
 	new->rules = rules;
 	strcpy(rules[new->rule_count].name, name);
-	rules[new->rule_count++].is_denied = is_denied;
+	rules[new->rule_count++].policy = policy;
 }
 
 /* Takes one line; what it does not know it passes over. */
@@ -101,9 +105,7 @@ static void take_line(struct conf *new, char *line)
 	if (!strcmp(words[0], "partition") && words[2])
 		take_rule(new, words[1], words[2]);
 	else if (!strcmp(words[0], "policy"))
-		(void)read_policy(words[1], &new->is_denied);
-	else if (!strcmp(words[0], "enforced"))
-		new->is_enforced = strcmp(words[1], "no") != 0;
+		(void)read_policy(words[1], &new->policy);
 	else if (!strcmp(words[0], "default_partition"))
 		take_text(new->default_partition, NAME_BYTES, words[1]);
 	else if (!strcmp(words[0], "socket"))
@@ -181,41 +183,46 @@ struct asking how_to_ask(void)
 	return found;
 }
 
-int is_enforced(void)
+static enum policy find_rule(const char *name, size_t length)
 {
-	int found;
-
-	pthread_mutex_lock(&conf_lock);
-	found = conf.is_enforced;
-	pthread_mutex_unlock(&conf_lock);
-	return found;
-}
-
-static int is_rule_denied(const char *name, size_t length)
-{
-	int denied = conf.is_denied;
+	enum policy policy = conf.policy;
 
 	for (size_t i = 0; i < conf.rule_count; i++)
 		if (strlen(conf.rules[i].name) == length && !memcmp(conf.rules[i].name, name, length))
-			denied = conf.rules[i].is_denied;
-	return denied;
+			policy = conf.rules[i].policy;
+	return policy;
 }
 
-int is_denied(const char *partitions)
+enum policy find_strictest_policy(const char *partitions)
 {
-	int denied = 0;
+	enum policy strictest = OBSERVE;
 
 	pthread_mutex_lock(&conf_lock);
 	if (!partitions || !*partitions)
 		partitions = conf.default_partition;
 	for (;;) {
 		size_t length = strcspn(partitions, ",");
+		enum policy policy = find_rule(partitions, length);
 
-		denied |= is_rule_denied(partitions, length);
+		if (policy > strictest)
+			strictest = policy;
 		if (!partitions[length])
 			break;
 		partitions += length + 1;
 	}
 	pthread_mutex_unlock(&conf_lock);
-	return denied;
+	return strictest;
+}
+
+enum policy find_weakest_policy(void)
+{
+	enum policy weakest;
+
+	pthread_mutex_lock(&conf_lock);
+	weakest = conf.policy;
+	for (size_t i = 0; i < conf.rule_count; i++)
+		if (conf.rules[i].policy < weakest)
+			weakest = conf.rules[i].policy;
+	pthread_mutex_unlock(&conf_lock);
+	return weakest;
 }

@@ -342,14 +342,20 @@ static int decide(const char *op, job_desc_msg_t *job, const void *record, uint3
 			code = ESLURM_ACCOUNTING_POLICY;
 		}
 		free_answer(&answer);
-	} else if (asked != SWITCHED_OFF && line.oversize && by != 0 && is_enforced()) {
-		/* Whatever the policy: nobody could make it shorter later. */
-		tell(message, oversize_message);
-		code = ESLURM_ACCOUNTING_POLICY;
-	} else if (asked != SWITCHED_OFF && is_denied(job->partition) &&
-		   (*op == 's' || !is_slurms(by))) {
-		tell(message, denied_message);
-		code = ESLURM_ACCOUNTING_POLICY;
+	} else if (asked != SWITCHED_OFF) {
+		/* An update does not show the job's partition. */
+		enum policy policy = *op == 's' || job->partition ?
+					     find_strictest_policy(job->partition) :
+					     find_weakest_policy();
+
+		if (policy >= ALLOW && line.oversize && by != 0) {
+			/* Nobody could make it shorter later. */
+			tell(message, oversize_message);
+			code = ESLURM_ACCOUNTING_POLICY;
+		} else if (policy == DENY && (*op == 's' || !is_slurms(by))) {
+			tell(message, denied_message);
+			code = ESLURM_ACCOUNTING_POLICY;
+		}
 	}
 	return code;
 }

@@ -44,9 +44,12 @@ steward.conf_path = rawget(_G, "steward_gate_conf") or getenv("STEWARD_GATE_CONF
 
 -- ---- The site's policy --------------------------------------------------------------------
 
+-- Policies while the gate does not answer: reject nothing, jobs that cannot be priced, every job.
+local STRICTNESS = { observe = 0, allow = 1, deny = 2 }
+
 local function defaults()
 	return { socket = "/run/steward/gate.sock", off_file = "/run/steward/gate.off",
-		timeout_s = 0.1, quiet_s = 10, is_denied = false, is_enforced = true, rules = {}, default_partition = "" }
+		timeout_s = 0.1, quiet_s = 10, policy = "allow", rules = {}, default_partition = "" }
 end
 
 local conf = defaults()
@@ -61,12 +64,10 @@ local function take_line(new, line)
 	for word in gmatch(gsub(line, "#.*", ""), "%S+") do words[#words + 1] = word end
 	local name, value, policy = words[1], words[2], words[3]
 	if not value then return end
-	if name == "partition" and (policy == "allow" or policy == "deny") then
-		new.rules[value] = policy == "deny"
-	elseif name == "policy" and (value == "allow" or value == "deny") then
-		new.is_denied = value == "deny"
-	elseif name == "enforced" then
-		new.is_enforced = value ~= "no"
+	if name == "partition" and STRICTNESS[policy] then
+		new.rules[value] = policy
+	elseif name == "policy" and STRICTNESS[value] then
+		new.policy = value
 	elseif name == "socket" or name == "off_file" or name == "default_partition" then
 		new[name] = value
 	elseif name == "timeout_ms" then
@@ -105,15 +106,15 @@ local function default_partition(part_list)
 	return ""
 end
 
-local function is_denied(job, part_list)
-	local names = given(job, "partition")
+-- The strictest policy of the partitions of a job.
+local function find_policy(names, part_list)
 	if type(names) ~= "string" or names == "" then names = default_partition(part_list) end
+	local strictest = "observe"
 	for name in gmatch(names .. ",", "([^,]*),") do
-		local rule = conf.rules[name]
-		if rule == nil then rule = conf.is_denied end
-		if rule then return true end
+		local policy = conf.rules[name] or conf.policy
+		if STRICTNESS[policy] > STRICTNESS[strictest] then strictest = policy end
 	end
-	return false
+	return strictest
 end
 
 -- ---- One question -------------------------------------------------------------------------
@@ -249,7 +250,7 @@ local function tell(text)
 	if slurm and text and text ~= "" then slurm.log_user("%s", text) end
 end
 
-local function decide(op, job, part_list, by, job_id, jobs)
+local function decide(op, job, part_list, by, job_id, jobs, partition)
 	follow_conf()
 	if exists(conf.off_file) then return SUCCESS end
 	local line, oversize = wire.request(op, steward.cluster, job, by, job_id, jobs)
@@ -266,12 +267,13 @@ local function decide(op, job, part_list, by, job_id, jobs)
 		is_said = true
 		log(true, "steward_gate: the gate " .. why .. "; the outage policy applies until it answers")
 	end
-	-- Whatever the policy: nobody could make it shorter later.
-	if oversize and by ~= 0 and conf.is_enforced then
+	local policy = find_policy(given(job, "partition") or partition, part_list)
+	-- Nobody could make it shorter later.
+	if oversize and by ~= 0 and policy ~= "observe" then
 		tell(OVERSIZE)
 		return REFUSED
 	end
-	if (op == "submit" or by ~= 0) and is_denied(job, part_list) then
+	if (op == "submit" or by ~= 0) and policy == "deny" then
 		tell(DENIED)
 		return REFUSED
 	end
@@ -301,7 +303,8 @@ function steward.modify(job_desc, job_rec, part_list, modify_uid)
 	local array_id, task_id = number("array_job_id"), number("array_task_id")
 	if array_id and array_id > 0 then job_id = array_id end
 	if job_id then jobs = format("%.0f", job_id) .. (task_id and format("_%.0f", task_id) or "") end
-	return safely("modify", job_desc, part_list, modify_uid, job_id, jobs)
+	local partition = given(job_rec, "partition")
+	return safely("modify", job_desc, part_list, modify_uid, job_id, jobs, partition)
 end
 
 return steward

@@ -357,14 +357,15 @@ class GateOperations:
         if old_rules != rules:
             self._keeper.rules.put_rules(rules)
             self._keeper.store.put_rules(rules)
-            ground = self._keeper.rules
-            plugin_conf.write_plugin_conf(ground.settings, is_enforced=ground.is_enforced)
+            plugin_conf.write_plugin_conf(self._keeper.rules)
 
     def _store_model(self, model: ClusterModel, _now_us: int) -> None:
         old_model = self._keeper.rules.models.get(model.cluster)
         if old_model != model:
             self._keeper.rules.put_model(model)
             self._keeper.store.put_model(model)
+            if old_model is None or old_model.default_partition != model.default_partition:
+                plugin_conf.write_plugin_conf(self._keeper.rules)
 
     def _record_poll(self, poll: CompletedPoll, now_us: int) -> int:
         began_us = to_micros(poll.began)

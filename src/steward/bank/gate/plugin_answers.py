@@ -244,7 +244,7 @@ class PluginAnswerer:
         is_lenient = False
         if self._right.is_ledger_overdue:
             self._log_policy("the ledger has not answered for too long", request.cluster)
-            if self._keeper.rules.get_policy(request.cluster, request.job.partition) == "deny":
+            if self._is_denied_in_outage(request):
                 return self.answer_by_policy(request)
             is_lenient = True
         store = self._keeper.store
@@ -311,18 +311,21 @@ class PluginAnswerer:
         if request.oversize:
             return self._reject_too_long(request)
         self.counters.by_policy += 1
-        rules = self._keeper.rules
+        is_ok = not self._is_denied_in_outage(request)
         if request.op == "submit":
-            is_ok = rules.get_policy(request.cluster, request.job.partition) == "allow"
             return PluginReply(v=VERSION, ok=is_ok, say="" if is_ok else _NO_SUBMITS)
-        is_ok = rules.get_policy(request.cluster, self._get_subject(request)[0]) == "allow" or (
+        is_ok = is_ok or (
             # The plugin's own policy accepts root and SlurmUser, too.
             request.by >= 0
-            and rules.is_exempt(
+            and self._keeper.rules.is_exempt(
                 request.cluster, request.by, self.find_user(request.cluster, request.by)
             )
         )
         return PluginReply(v=VERSION, ok=is_ok, say="" if is_ok else _NO_CHANGES)
+
+    def _is_denied_in_outage(self, request: PluginRequest) -> bool:
+        partition, account, _ = self._get_subject(request)
+        return self._keeper.rules.is_denied_in_outage(request.cluster, partition, account)
 
     def _explain_refusal(self, cluster: str) -> str:
         if self._keeper.rules.get_estimator(cluster) is None:

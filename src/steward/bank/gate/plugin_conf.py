@@ -1,17 +1,19 @@
 """Configuration file of the submit plugin: the gate's socket, time-out and outage policy.
 
 `parse_submit_plugins` parses JobSubmitPlugins. `write_plugin_conf` derives the file from Steward's
-settings. The plugin reads it again whenever it changes, so a site changes its policy without
-touching slurm.conf. `make_shared_directory` makes a directory that slurmctld can enter.
+settings and the modes of the bank. The plugin reads it again whenever it changes, so a site changes
+its policy without touching slurm.conf. `make_shared_directory` makes a directory that slurmctld can
+enter.
 """
 
 import logging
 import os
+import re
 import stat
 from collections.abc import Mapping
 from typing import Final
 
-from steward.core.config import Settings
+from steward.bank.gate.policy import GateRules
 from steward.core.files import replace_file
 
 log = logging.getLogger(__name__)
@@ -24,6 +26,8 @@ GATE_PLUGINS: Final = frozenset({PLUGIN_NAME, "lua"})
 QUIET_S: Final = 10
 """Time after a time-out during which the plugin does not ask, in seconds."""
 
+_NAME: Final = re.compile(r"[^\s#,]+")
+"""Partition that can exist, and that stays one word of the file."""
 _HEADER: Final = "# Written by 'steward serve' from its configuration: change that.\n"
 
 
@@ -38,37 +42,34 @@ def parse_submit_plugins(slurm_config: Mapping[str, str]) -> list[str]:
     return [name for name in names if name and name != "(null)"]
 
 
-def format_plugin_conf(settings: Settings, *, is_enforced: bool) -> str:
+def format_plugin_conf(rules: GateRules) -> str:
     """Return the file's text."""
+    settings = rules.settings
     gate = settings.gate
+    defaults = sorted({model.default_partition for model in rules.models.values()} - {""})
     lines = [
         f"socket {settings.gate_socket}",
         f"off_file {settings.gate_off}",
         f"timeout_ms {gate.timeout_ms}",
         f"quiet_s {QUIET_S}",
-        f"policy {gate.policy}",
-        f"enforced {'yes' if is_enforced else 'no'}",
+        f"policy {rules.get_plugin_policy('')}",
+        *([f"default_partition {','.join(defaults)}"] if defaults else []),
     ]
     lines += [
-        f"partition {name} {partition.policy}"
-        for name, partition in sorted(settings.bank.partition.items())
-        if partition.policy is not None
+        f"partition {name} {rules.get_plugin_policy(name)}"
+        for name in sorted(rules.list_ruled_partitions())
+        if _NAME.fullmatch(name)
     ]
     return _HEADER + "".join(f"{line}\n" for line in lines)
 
 
-def write_plugin_conf(settings: Settings, *, is_enforced: bool) -> bool:
+def write_plugin_conf(rules: GateRules) -> bool:
     """Write the file atomically; return False if it cannot be written.
 
     Everybody may read it: slurmctld runs as another user.
-
-    Args:
-        settings: The configuration.
-        is_enforced: Whether the mode of any job is ``gate``. Otherwise the plugin lets overlong
-            texts pass, also while the gate is unavailable.
     """
-    path = settings.gate_conf
-    text = format_plugin_conf(settings, is_enforced=is_enforced)
+    path = rules.settings.gate_conf
+    text = format_plugin_conf(rules)
     try:
         try:
             with open(path, encoding="utf-8") as file:

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, tzinfo
-from typing import Final
+from typing import Final, Literal
 
 from steward.bank.estimate import Estimator
 from steward.bank.estimate.request_limits import LONGEST_TEXT, UNLIMITED, Budget
@@ -138,14 +138,31 @@ class GateRules:
         modes = {self._find_mode(cluster, name, account) for name in names}
         return next(mode for mode in _STRICTEST_FIRST if mode in modes)
 
-    @property
-    def is_enforced(self) -> bool:
-        """Return True if the mode of any job is ``gate``, or may be while the rules are unknown."""
+    def is_enforced_in(self, partition: str) -> bool:
+        """Return True if any account's mode in a partition is ``gate``, on any cluster.
+
+        While the rules are unknown, it may be.
+        """
         if self.rules is None:
             return True
-        rules = self.rules.modes
-        usual = (self._find_mode(cluster, "", "") for cluster in self.settings.cluster)
-        return any(mode == "gate" for mode in (*usual, *(rule.mode for rule in rules)))
+        rules = sorted(self.rules.modes, key=_get_specificity)
+        for cluster in self.settings.cluster:
+            modes = {
+                rule.account: rule.mode
+                for rule in rules
+                if rule.cluster in ("", cluster) and rule.partition in ("", partition)
+            }
+            if "gate" in modes.values():
+                return True
+        return False
+
+    def list_ruled_partitions(self) -> set[str]:
+        """Return the partitions that have an outage policy or a mode of their own."""
+        modes = self.rules.modes if self.rules else ()
+        policies = self.bank.partition.items()
+        return {name for name, partition in policies if partition.policy is not None} | {
+            rule.partition for rule in modes if rule.partition
+        }
 
     def _find_mode(self, cluster: str, partition: str, account: str) -> Mode:
         modes = self.rules.modes if self.rules else ()
@@ -212,14 +229,29 @@ class GateRules:
             or (bool(user) and user in self._admins.get(cluster, ()))
         )
 
-    def get_policy(self, cluster: str, partitions: str) -> OutagePolicy:
-        """Return the outage policy of a job: the strictest of its partitions."""
-        policies = {
-            (partition_settings.policy if partition_settings else None) or self.settings.gate.policy
-            for name in (partitions[:LONGEST_TEXT] or self.default_partition(cluster)).split(",")
-            for partition_settings in (self.bank.partition.get(name),)
-        }
-        return "deny" if "deny" in policies else "allow"
+    def _get_partition_policy(self, partition: str) -> OutagePolicy:
+        partition_settings = self.bank.partition.get(partition)
+        own_policy = partition_settings.policy if partition_settings else None
+        return own_policy or self.settings.gate.policy
+
+    def get_plugin_policy(self, partition: str) -> Literal["observe", "allow", "deny"]:
+        """Return the submit plugin's outage policy for a partition; "" for those without rules.
+
+        The plugin does not know which account pays: the strictest mode counts.
+        """
+        if not self.is_enforced_in(partition):
+            return "observe"
+        return self._get_partition_policy(partition)
+
+    def is_denied_in_outage(self, cluster: str, partitions: str, account: str) -> bool:
+        """Return True if the outage policy rejects a job: only in mode ``gate``.
+
+        Of several partitions the strictest counts.
+        """
+        names = (partitions[:LONGEST_TEXT] or self.default_partition(cluster)).split(",")
+        return any(self._get_partition_policy(name) == "deny" for name in names) and (
+            self.rules is None or self.get_mode(cluster, partitions, account) == "gate"
+        )
 
     def get_time_zone(self, cluster: str) -> tzinfo:
         """Return the time zone in which a cluster's users see times."""

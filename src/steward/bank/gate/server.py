@@ -360,7 +360,7 @@ class GateServer:
         Raises:
             GateUnavailable: A socket cannot be made.
         """
-        plugin_conf.write_plugin_conf(self._settings, is_enforced=self._keeper.rules.is_enforced)
+        plugin_conf.write_plugin_conf(self._keeper.rules)
         self._checkpoints.start()
         with ExitStack() as sockets:
             path = os.path.join(self._settings.state_dir, CONTROL_SOCKET)
