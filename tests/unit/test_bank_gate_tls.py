@@ -98,15 +98,21 @@ def deciding_settings(tmp_path: Path, authority: Authority, address: str) -> Set
     return gate_settings(tmp_path / "first", authority, listen=address)
 
 
-@pytest.fixture
-def server(deciding_settings: Settings) -> Iterator[subprocess.Popen[bytes]]:
+@contextmanager
+def serving(settings: Settings) -> Iterator[subprocess.Popen[bytes]]:
     """Run the process that serves gates on other hosts."""
-    process = start_worker(deciding_settings, "run_gate_server")
+    process = start_worker(settings, "run_gate_server")
     try:
         yield process
     finally:
         process.terminate()
         assert process.wait(PATIENCE_S) == 0
+
+
+@pytest.fixture
+def server(deciding_settings: Settings) -> Iterator[subprocess.Popen[bytes]]:
+    with serving(deciding_settings) as process:
+        yield process
 
 
 @pytest.fixture
@@ -296,6 +302,26 @@ def test_a_certificate_of_no_controller_is_rejected_before_its_list_is_read(
         answer = connection.recv(4096)
         assert answer.startswith(b"HTTP/1.1 403 ")
         assert b"connection: close" in answer.lower()
+
+
+def test_a_host_of_no_controller_learns_no_clusters_name_and_the_log_tells_once(
+    deciding_settings: Settings,
+    authority: Authority,
+    address: str,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    certificate, key = authority.certificate("DNS:elsewhere")
+    stranger = TlsSettings(certificate_file=certificate, key_file=key, ca_file=authority.file)
+    with serving(deciding_settings), running(deciding_settings) as gate:
+        gate.wait(lambda: can_connect(address))
+        for _ in range(2):
+            reply = Asker(authority, address, stranger).post(encode_list(encode_request(9)))
+            assert reply.status_code == 403
+            assert reply.text.startswith("the certificate is for elsewhere, ")
+            assert repr(CLUSTER) not in reply.text
+    logged = capfd.readouterr().err
+    [line] = [line for line in logged.splitlines() if "is for elsewhere" in line]
+    assert f"none of the 'controllers' of cluster {CLUSTER!r}, {OTHER_CLUSTER!r}" in line
 
 
 def test_a_host_sends_a_few_lists_at_once_at_most(

@@ -9,6 +9,7 @@ no body from a host that is in none.
 """
 
 import asyncio
+import logging
 import math
 import time
 from collections import Counter
@@ -29,7 +30,10 @@ from steward.bank.settings import GateSettings
 from steward.core.errors import StewardError
 from steward.core.http_server import ClientConnection, ServerConfig, send_text
 from steward.core.listeners import is_any_host
+from steward.core.logs import LogLimit
 from steward.slurm.settings import ClusterSettings
+
+log = logging.getLogger(__name__)
 
 _CLOSE: Final = {"Connection": "close"}
 _MAX_CALLS: Final = 4
@@ -93,6 +97,7 @@ class GateApplication:
         self._calls = asyncio.Semaphore(_MAX_CALLS)
         self._list_counts: Counter[frozenset[str]] = Counter()
         """Number of lists that are read or decided, by the names in the certificate."""
+        self._log_limit = LogLimit()
         self._offsets: WeakKeyDictionary[ClientConnection, _ClockOffset] = WeakKeyDictionary()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -108,7 +113,13 @@ class GateApplication:
             if is_any_host(names, cluster.controllers)
         )
         if not permitted:
-            text = f"{_describe_denial(names, self._clusters)}\n"
+            log.log(
+                self._log_limit.choose_level(logging.WARNING, names),
+                "the gate rejects a host: %s",
+                _describe_denial(names, self._clusters),
+            )
+            # A host outside the clusters does not learn their names.
+            text = f"{_describe_names(names)}, which is in no 'controllers': see the gate's log\n"
             await send_text(send, 403, text.encode(), _CLOSE)
             return
         if self._list_counts[names] >= _MAX_LISTS_OF_HOST:
@@ -190,9 +201,13 @@ def _get_deadline(due_us: int, forwarded: ForwardedList, offset_s: float) -> flo
     return offset_s + min(due_us / 1e6, forwarded.sent_us / 1e6 + _MAX_WAIT_S)
 
 
+def _describe_names(names: frozenset[str]) -> str:
+    return f"the certificate is for {', '.join(sorted(names)) or 'no host'}"
+
+
 def _describe_denial(names: frozenset[str], clusters: Iterable[str]) -> str:
     """Return why a certificate's host may not ask for clusters."""
     return (
-        f"the certificate is for {', '.join(sorted(names)) or 'no host'}, which is none of "
+        f"{_describe_names(names)}, which is none of "
         f"the 'controllers' of cluster {', '.join(map(repr, sorted(clusters)))}"
     )
