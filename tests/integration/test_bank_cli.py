@@ -68,7 +68,7 @@ def test_what_is_refused_is_said_before(site: BankSite) -> None:
     tried = site.tries(f"{SHELL}exit 0\n", "-n1", "-t", "600", f"--account={CHEMISTRY}")
     assert tried.returncode != 0
     assert CHEMISTRY in tried.stderr
-    refused = asked(site, "would-refuse", "--all", "-A", CHEMISTRY)["refusals"]
+    refused = asked(site, "would-reject", "--all", "-A", CHEMISTRY)["rejections"]
     assert not refused or refused[-1]["mode"] == "gate"
 
 

@@ -78,7 +78,7 @@ def test_observe_gate_off(site: BankSite) -> None:
     site.start()
     began = utc_now() - timedelta(seconds=1)
     assert all(submit_all(site).values())
-    named = site.daemon.ask_json("bank", "would-refuse", "--since", began.strftime("%FT%TZ"))
+    named = site.daemon.ask_json("bank", "would-reject", "--since", began.strftime("%FT%TZ"))
     print(named)
     wait_until(lambda: bool(refused(site, began)), 30)
     cancel_all(site)

@@ -236,7 +236,7 @@ def test_root_passes_is_charged_and_marked(site: BankSite) -> None:
     time.sleep(2)  # some polls
     assert state(site, dear) == "RUNNING"
     assert site.tries(f"{SHELL}true\n", "--time=1", user=OWNER).returncode != 0, "overdrawn"
-    wait_until(lambda: "admitted for root" in site.bank("would-refuse", "--all", "--json"), 30)
+    wait_until(lambda: "admitted for root" in site.bank("would-reject", "--all", "--json"), 30)
 
 
 def test_an_operator_allows_one_job(site: BankSite) -> None:
@@ -247,7 +247,7 @@ def test_an_operator_allows_one_job(site: BankSite) -> None:
     assert not releases(site, other, OWNER)
     assert releases(site, dear, OWNER)
     wait_until(lambda: state(site, dear) == "RUNNING", 60)
-    wait_until(lambda: f"allowed by {OPERATOR}" in site.bank("would-refuse", "--all", "--json"), 30)
+    wait_until(lambda: f"allowed by {OPERATOR}" in site.bank("would-reject", "--all", "--json"), 30)
 
 
 def runs_on(site: BankSite, partition: str, node: str) -> int:

@@ -159,18 +159,18 @@ def test_what_would_have_been_refused(site: Site) -> None:
         t.refusals.add(refusal(1))
         t.refusals.add(refusal(2, user="gus"))
         t.refusals.add(refusal(3, mode="gate"))
-    assert [one.id for one in site.ask("bank.would_refuse").refusals] == ["gate:1", "gate:2"]
-    assert len(site.ask("bank.would_refuse", all=True).refusals) == 3
-    assert [one.id for one in site.ask("bank.would_refuse", ADA).refusals] == ["gate:1"]
-    assert len(site.ask("bank.would_refuse", OWNER, account="physics").refusals) == 2
-    assert not site.ask("bank.would_refuse", since="now-1hour").refusals
+    assert [one.id for one in site.ask("bank.would_reject").rejections] == ["gate:1", "gate:2"]
+    assert len(site.ask("bank.would_reject", all=True).rejections) == 3
+    assert [one.id for one in site.ask("bank.would_reject", ADA).rejections] == ["gate:1"]
+    assert len(site.ask("bank.would_reject", OWNER, account="physics").rejections) == 2
+    assert not site.ask("bank.would_reject", since="now-1hour").rejections
 
 
 def test_it_is_said_that_no_plugin_asks(site: Site, tmp_path: Path) -> None:
     assert site.ask("bank.enforce", mode="gate").warning == "", "without a gate nothing is known"
     settings = settings_of(tmp_path)
     with running(settings) as gate:
-        for answer in (site.ask("bank.enforce", mode="gate"), site.ask("bank.would_refuse")):
+        for answer in (site.ask("bank.enforce", mode="gate"), site.ask("bank.would_reject")):
             assert "has not asked the gate yet" in answer.warning
             assert "steward plugins install" in answer.warning
         # With the plugin in place the advice is not to install it again.
@@ -182,7 +182,7 @@ def test_it_is_said_that_no_plugin_asks(site: Site, tmp_path: Path) -> None:
         )
         settings = msgspec.structs.replace(site.settings, cluster={"c1": of})
         site.room("bank").settings = settings
-        listed = site.ask("bank.would_refuse")
+        listed = site.ask("bank.would_reject")
         warned = listed.warning
         assert listed.empty_reason == "", "the list says nothing"
         assert "has not asked the gate yet, although slurm.conf lists job_submit/lua" in warned
@@ -191,11 +191,11 @@ def test_it_is_said_that_no_plugin_asks(site: Site, tmp_path: Path) -> None:
         gate.tell(account("physics", 100))
         gate.ask(job(9))
         assert site.ask("bank.enforce", mode="gate").warning == ""
-        listed = site.ask("bank.would_refuse")
+        listed = site.ask("bank.would_reject")
         assert listed.warning == ""
-        assert listed.empty_reason == "The gate would have rejected no jobs."
+        assert listed.empty_reason == "No rejections in this period."
         site.now = utc_now() + timedelta(days=8)
-        assert "has not asked the gate since 20" in site.ask("bank.would_refuse").warning
+        assert "has not asked the gate since 20" in site.ask("bank.would_reject").warning
 
 
 def test_allocations_end_after_they_begin(site: Site) -> None:

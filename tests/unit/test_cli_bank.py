@@ -211,7 +211,7 @@ def test_modes_and_what_they_would_do(bank: Any) -> None:
     assert "observe" not in bank("enforce", "off", "-r", "debug")
     assert bank("enforce", "-P", "-n").splitlines()[0] == "all|all|all|gate"
     assert "'strict' is not one of" in bank("enforce", "strict", code=2)
-    assert "The gate would have rejected no jobs." in bank("would-refuse", "--since", "now-1hour")
+    assert "No rejections in this period." in bank("would-reject", "--since", "now-1hour")
 
 
 _LISTS_OF_A_PERIOD = (("would-refuse",), ("statement", "-u", "ada"), ("usage",))
@@ -221,7 +221,7 @@ _LISTS_OF_A_PERIOD = (("would-refuse",), ("statement", "-u", "ada"), ("usage",))
 def test_a_terminal_shows_the_period_of_rejections(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run("bank", "would-refuse", "-S", "2026-01-01", "-E", "2026-01-08")[2] == ""
+    assert run("bank", "would-reject", "-S", "2026-01-01", "-E", "2026-01-08")[2] == ""
     monkeypatch.setattr("steward.cli.output.is_terminal", lambda: True)
     for list_words in _LISTS_OF_A_PERIOD:
         list_period = run("bank", *list_words, "-S", "2026-01-01", "-E", "2026-01-08")[2]
@@ -245,7 +245,7 @@ def test_a_pipe_gets_all_of_why(bank: Any, tmp_path: Path) -> None:
             RejectedJob(id="gate:1", at=at, mode="observe", cluster="c1", uid=1, why=why)
         )
     site.ledger.close()
-    said = bank("would-refuse", "--since", "now-1hour")
+    said = bank("would-reject", "--since", "now-1hour")
     assert why in said
     assert "JobID" not in said
 

@@ -470,7 +470,7 @@ def _make_gate_step(site: SlurmSite, config_option: str) -> SetupStep:
             f"{site.conf_dir}/slurm.conf: JobSubmitPlugins={','.join(plugin_names)}",
             "systemctl restart slurmctld",
             f"steward plugins check --job-submit-lua {site.conf_dir}",
-            f"steward bank would-refuse --since now-7days{config_option}        # some days later",
+            f"steward bank would-reject --since now-7days{config_option}        # some days later",
             f"steward bank enforce gate{config_option}",
         ),
         note=note,

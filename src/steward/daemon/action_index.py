@@ -367,9 +367,9 @@ ACTION_INDEX: Final[dict[str, IndexEntry]] = {
         "operator",
         "Withdraw service units from an account.",
     ),
-    "bank.would_refuse": IndexEntry(
+    "bank.would_reject": IndexEntry(
         "steward.bank.actions.rates",
-        "bank would-refuse",
+        "bank would-reject",
         "operator",
         "List jobs that the gate would have rejected.",
     ),

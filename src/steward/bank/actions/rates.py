@@ -1,7 +1,7 @@
 """Bank actions for rates and modes: prices of jobs, and whether the gate rejects them.
 
 ``bank.rate_create``, ``bank.rate_change`` and ``bank.rate_show`` manage prices of partitions.
-``bank.enforce`` sets the mode (off, observe, gate). ``bank.would_refuse`` lists jobs that were or
+``bank.enforce`` sets the mode (off, observe, gate). ``bank.would_reject`` lists jobs that were or
 would have been rejected.
 """
 
@@ -39,7 +39,7 @@ from steward.core.actions import Request, Zone, action, argument, option, route
 from steward.core.layouts import Column, Layout, read_user
 
 _OPERATOR_TASK: Final = "set rates and modes"
-_MOST_REFUSALS: Final = 10_000
+_MOST_REJECTIONS: Final = 10_000
 """Maximum number of rejections in a reply."""
 _MAX_SILENCE: Final = timedelta(days=7)
 """Longest time a cluster may see no submission before a warning."""
@@ -231,8 +231,8 @@ class EnforceReply(ChangeReply, frozen=True, kw_only=True):
         return (self.warning,) if self.warning else ()
 
 
-class WouldRefuseRequest(Request, frozen=True, kw_only=True):
-    """Request of bank.would_refuse: jobs that were rejected, or would have been."""
+class WouldRejectRequest(Request, frozen=True, kw_only=True):
+    """Request of bank.would_reject: jobs that were rejected, or would have been."""
 
     since: Annotated[str, annotate_since("Start of the period.", "seven days ago")] = ""
     until: Annotated[str, UNTIL] = ""
@@ -244,18 +244,18 @@ class WouldRefuseRequest(Request, frozen=True, kw_only=True):
     ] = False
 
 
-class WouldRefuseReply(BankReply, frozen=True, kw_only=True):
+class WouldRejectReply(BankReply, frozen=True, kw_only=True):
     """Reply with jobs that were rejected, or would have been.
 
     Attributes:
-        refusals: The rejections, oldest first.
+        rejections: The rejections, oldest first.
         since: Start of the period.
         until: End of the period.
         more: Whether there are more.
         warning: Why the list may be empty; "" if no cause is known.
     """
 
-    refusals: tuple[RejectedJob, ...]
+    rejections: tuple[RejectedJob, ...]
     since: datetime
     until: datetime
     more: bool = False
@@ -280,7 +280,7 @@ class WouldRefuseReply(BankReply, frozen=True, kw_only=True):
     @property
     def empty_reason(self) -> str:
         """That there are no such jobs, unless a warning says that no plugin asks the gate."""
-        return "" if self.warning else "The gate would have rejected no jobs."
+        return "" if self.warning else "No rejections in this period."
 
     def list_warnings(self) -> Iterable[str]:
         """Return why the list may be empty, and that it is incomplete."""
@@ -470,19 +470,19 @@ def set_mode(context: BankContext, caller: Caller, request: EnforceRequest) -> E
 
 
 @action(
-    "bank.would_refuse",
+    "bank.would_reject",
     scope="read",
     role="operator",
-    command="bank would-refuse",
-    rows="refusals",
+    command="bank would-reject",
+    rows="rejections",
     only_reads=True,
 )
 def list_rejections(
-    context: BankContext, caller: Caller, request: WouldRefuseRequest
-) -> WouldRefuseReply:
+    context: BankContext, caller: Caller, request: WouldRejectRequest
+) -> WouldRejectReply:
     """List jobs that the gate would have rejected.
 
-    It admitted them because the mode was observe.
+    It admitted them because the mode was observe. With --all, also list jobs that it rejected.
 
     Raises:
         BankRefused: They belong to other users, and the caller does not manage the account.
@@ -496,11 +496,11 @@ def list_rejections(
         user = context.get_rights(caller, t).limit_to_user(account, request.user)
         rejections = t.refusals.list_since(since, until, account=account, user=user)
     matching = [rejection for rejection in rejections if request.all or rejection.mode == "observe"]
-    return WouldRefuseReply(
-        refusals=tuple(matching[:_MOST_REFUSALS]),
+    return WouldRejectReply(
+        rejections=tuple(matching[:_MOST_REJECTIONS]),
         since=since,
         until=until,
-        more=len(matching) > _MOST_REFUSALS,
+        more=len(matching) > _MOST_REJECTIONS,
         warning=context.warn_if_unasked(since),
         **context.make_heading(),
     )
