@@ -245,6 +245,16 @@ def stored(settings: Settings) -> set[int]:
     return found
 
 
+def incoming_bytes(settings: Settings) -> int:
+    """The size of all files in the stores."""
+    return sum(
+        entry.stat().st_size
+        for store in make_stores(settings)
+        if os.path.isdir(store.directory)
+        for entry in os.scandir(store.directory)
+    )
+
+
 def archived(settings: Settings, sink: str = "files") -> dict[int, dict[str, bytes]]:
     """A sink's files by job id and suffix; fails if any job has one twice."""
     found: dict[int, dict[str, bytes]] = {}

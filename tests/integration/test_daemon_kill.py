@@ -22,6 +22,7 @@ from spool_daemon import (
     assert_kept,
     chance_of,
     children_of,
+    incoming_bytes,
     journalled,
     play,
     settings_in,
@@ -77,6 +78,9 @@ def assert_consistent(settings: Settings, jobs: range) -> None:
     assert ask(settings, "jobs.db", "SELECT job_id FROM script ORDER BY job_id") == wanted
     assert ask(settings, "journal.db", "SELECT * FROM dead") == []
     assert journalled(settings) == set(jobs)
+    assert ask(settings, "journal.db", "SELECT bytes FROM incoming") == [
+        (incoming_bytes(settings),)
+    ]
 
 
 @pytest.mark.timeout(1200)

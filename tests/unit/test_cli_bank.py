@@ -214,7 +214,7 @@ def test_modes_and_what_they_would_do(bank: Any) -> None:
     assert "No rejections in this period." in bank("would-reject", "--since", "now-1hour")
 
 
-_LISTS_OF_A_PERIOD = (("would-refuse",), ("statement", "-u", "ada"), ("usage",))
+_LISTS_OF_A_PERIOD = (("would-reject",), ("statement", "-u", "ada"), ("usage",))
 
 
 @pytest.mark.usefixtures("bank")

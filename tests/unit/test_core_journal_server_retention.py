@@ -1,5 +1,7 @@
 """Retention of the journal: trimmed events, detached consumers, and what stays."""
 
+import sqlite3
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -10,7 +12,7 @@ from harness.events import script_event
 from harness.journal import append, journal, reader, seen_event, two_sinks
 from steward.archive.settings import FilesSinkSettings
 from steward.core.config import ArchiveSettings, Settings
-from steward.core.events import ARCHIVE_PURGE, ArchivePurge, IncomingFile, utc_now
+from steward.core.events import ARCHIVE_PURGE, ArchivePurge, Event, IncomingFile, utc_now
 from steward.core.journal import Journal, JournalReader
 from steward.core.journal.server import limit_size, trim_journal
 from steward.core.script_stores import make_incoming_filename, make_stores
@@ -77,6 +79,54 @@ def test_what_can_be_made_anew_is_detached_when_room_runs_out(
     journal.record_position("catalog", 2, "running", "")
     caught_up = {consumer.name: consumer for consumer in reader.list_consumers()}["catalog"]
     assert (caught_up.detached, caught_up.missed) == (False, 2), "the gap stays in sight"
+
+
+def script_of_bytes(job_id: int, length: int) -> Event:
+    """An event of a script whose script and environment have so many bytes each."""
+    files = [
+        IncomingFile(
+            path=make_incoming_filename("c1", job_id, 5, length, kind), length=length, sha256=""
+        )
+        for kind in ("script", "env")
+    ]
+    return script_event(job_id, mtime_ns=5, script=files[0], environment=files[1])
+
+
+def test_the_journal_counts_the_bytes_of_its_scripts(journal: Journal, tmp_path: Path) -> None:
+    first, second = script_of_bytes(1, 1000), script_of_bytes(2, 30)
+    append(journal, first, seen_event(9), first)
+    assert journal.count_incoming_bytes() == 2000
+    append(journal, second, first, script_event(3, script=None))
+    assert journal.count_incoming_bytes() == 2060
+    journal.record_position("a", 1, "running", "")
+    assert trim_journal(journal, make_stores(Settings(state_dir=str(tmp_path))), keep_s=0) == 1
+    append(journal, first)
+    assert journal.count_incoming_bytes() == 60, "a trimmed event is counted no more"
+    journal.close()
+    with closing(Journal(str(tmp_path))) as again:
+        assert again.count_incoming_bytes() == 60
+
+
+def test_a_journal_of_an_earlier_schema_counts_its_scripts(
+    journal: Journal, tmp_path: Path
+) -> None:
+    append(journal, script_of_bytes(1, 1000), seen_event(9), script_event(3, script=None))
+    journal.close()
+    with closing(sqlite3.connect(tmp_path / "journal.db")) as earlier:
+        earlier.executescript("DROP TABLE incoming; PRAGMA user_version = 2;")
+    with closing(Journal(str(tmp_path))) as upgraded:
+        assert upgraded.count_incoming_bytes() == 2000
+
+
+def test_the_size_limit_needs_no_look_at_the_files(
+    journal: Journal, reader: JournalReader, tmp_path: Path
+) -> None:
+    append(journal, script_of_bytes(1, 10**9))
+    journal.record_position("archive.a", 1, "running", "")
+    journal.record_position("archive.b", 0, "waiting", "no broker")
+    assert not limit_size(journal, two_sinks(tmp_path), max_bytes=3 * 10**9)
+    assert limit_size(journal, two_sinks(tmp_path), max_bytes=3 * 10**9, leftover_bytes=10**9)
+    assert [consumer.detached for consumer in reader.list_consumers()] == [False, True]
 
 
 def test_a_sink_of_files_is_not_let_go_of_for_one_that_gives_nothing_back(

@@ -3,6 +3,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from job_submission import wait_until
 
 from steward.archive.settings import FilesSinkSettings
 from steward.core.config import ArchiveSettings, Settings
@@ -11,6 +12,8 @@ from steward.core.files import find_network_type
 from steward.core.script_stores import (
     MARKER,
     IncomingStore,
+    IncomingStores,
+    LeftoverCount,
     StoreError,
     StoreUnavailable,
     make_incoming_filename,
@@ -159,12 +162,36 @@ def test_a_store_on_a_network_file_system_is_refused_without_touching_it(
         with pytest.raises(StoreError, match="on a network file system"):
             store.unlink([NAME])
         assert list(store.iterate_names()) == []
-        assert store.get_size_bytes() == 0
+        assert store.find_local_directory() == ""
 
 
 def test_kept_bytes_are_counted(tmp_path: Path) -> None:
     store = IncomingStore("state", str(tmp_path / "incoming"))
-    assert store.get_size_bytes() == 0
+    leftovers = LeftoverCount(IncomingStores([store]), every_s=0.0)
+    leftovers.update(0)  # there is no directory yet
     store.write(NAME, b"abc")
     store.write(make_incoming_filename("c1", 8, 123, 5, "env"), b"abcde")
-    assert store.get_size_bytes() == 8
+
+    def counts(known_bytes: int, leftover_bytes: int) -> bool:
+        leftovers.update(known_bytes)
+        return leftovers.size == leftover_bytes
+
+    wait_until(lambda: counts(0, 8))
+    wait_until(lambda: counts(3, 5))
+    # Files that an unfinished append names are on the disk before they are in the journal.
+    wait_until(lambda: counts(9, 0))
+    leftovers.close()
+
+
+def test_a_daily_count_runs_once_a_day(tmp_path: Path) -> None:
+    store = IncomingStore("state", str(tmp_path / "incoming"))
+    store.write(NAME, b"abc")
+    leftovers = LeftoverCount(IncomingStores([store]))
+
+    def count() -> int:
+        leftovers.update(0)
+        return leftovers.size
+
+    wait_until(lambda: count() == 3)
+    store.write(make_incoming_filename("c1", 8, 123, 5, "env"), b"abcde")
+    assert {count() for _ in range(100)} == {3}

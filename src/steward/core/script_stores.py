@@ -14,8 +14,12 @@ when the files are durable. The events name store and file.
 
 import errno
 import hashlib
+import logging
 import os
 import re
+import subprocess
+import sys
+import time
 from collections.abc import Iterable, Iterator
 
 import msgspec
@@ -24,6 +28,9 @@ from steward.core.config import Settings
 from steward.core.errors import StewardError, Unavailable
 from steward.core.events import IncomingFile, JobScript
 from steward.core.files import find_network_type, sync_filesystem
+from steward.core.processes import kill_group
+
+log = logging.getLogger(__name__)
 
 ARCHIVE_DIRECTORY = ".incoming"
 """Directory of an incoming store in an archive's root."""
@@ -34,6 +41,20 @@ MARKER = ".steward-archive"
 
 _MAX_SINGLE_SYNCS = 8
 """Most files to sync one by one; a larger batch is synced with one syncfs(2)."""
+
+_COUNT_FILES = """
+import os, sys
+os.nice(10)
+total = 0
+for directory in sys.argv[1:]:
+    for entry in os.scandir(directory):
+        try:
+            total += entry.stat(follow_symlinks=False).st_size
+        except FileNotFoundError:
+            pass
+print(total)
+"""
+"""Program that prints the size of all files in its arguments' directories, in bytes."""
 
 _NAME = re.compile(
     r"(?P<cluster>[A-Za-z0-9_-]+)\.(?P<job>\d+)\.(?P<mtime>\d+)\.(?P<length>\d+)\.(?P<what>script|env)"
@@ -309,16 +330,13 @@ class IncomingStore:
         except OSError as error:
             raise self._make_unavailable(error) from error
 
-    def get_size_bytes(self) -> int:
-        """Return the size of all files; 0 if unknown now, or on a network file system."""
+    def find_local_directory(self) -> str:
+        """Return the directory; "" if it is missing, or on a network file system."""
         try:
-            if self._is_remote():
-                return 0
-            with os.scandir(self.directory) as entries:
-                return sum(map(_get_entry_size, entries))
-        except (OSError, StoreUnavailable):
-            # An unavailable store counts when it is back; the caller must not fail for it.
-            return 0
+            is_usable = not self._is_remote() and os.path.isdir(self.directory)
+        except StoreUnavailable:
+            return ""
+        return self.directory if is_usable else ""
 
     def __del__(self) -> None:
         self.close()
@@ -425,6 +443,74 @@ class IncomingStores:
         return self.get(body.store).read(file)
 
 
+class LeftoverCount:
+    """Bytes in the stores that no event of the journal names, such as a failed deletion's.
+
+    A child process counts all files, at the first call and then daily: with files by the hundred
+    thousand, reading the directory takes seconds. Files that capture is just writing count too.
+
+    Args:
+        stores: Stores whose files are counted.
+        every_s: Time between two counts, in seconds.
+    """
+
+    def __init__(self, stores: IncomingStores, *, every_s: float = 86400.0) -> None:
+        self.size = 0
+        self._stores = stores
+        self._every_s = every_s
+        self._due_at = 0.0
+        self._known_bytes = 0
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def update(self, known_bytes: int) -> None:
+        """Start a count that is due, or use the result of one that has ended; never wait.
+
+        Args:
+            known_bytes: Size of the files that events of the journal name, in bytes.
+        """
+        now = time.monotonic()
+        if self._process is not None and self._process.poll() is not None:
+            # Files that came or went during the count are no leftovers.
+            known_bytes = max(known_bytes, self._known_bytes)
+            with self._process as process:
+                assert process.stdout is not None
+                output = process.stdout.read(100)
+            self._process = None
+            if process.returncode == 0:
+                self.size = max(0, int(output) - known_bytes)
+            else:
+                log.warning("cannot count the files in %s", ", ".join(self._list_directories()))
+        elif now >= self._due_at:
+            self.close()
+            self._due_at = now + self._every_s
+            self._known_bytes = known_bytes
+            self._start()
+
+    def close(self) -> None:
+        """End a running count."""
+        if self._process is not None:
+            kill_group(self._process, reap_s=1.0)
+            self._process = None
+
+    def _list_directories(self) -> list[str]:
+        return list(filter(None, (store.find_local_directory() for store in self._stores)))
+
+    def _start(self) -> None:
+        directories = self._list_directories()
+        if not directories:
+            return
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", _COUNT_FILES, *directories],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        except OSError as error:
+            log.warning("cannot count the files in %s: %s", ", ".join(directories), error)
+
+
 def make_stores(settings: Settings) -> IncomingStores:
     """Make the stores of a configuration, the preferred one first."""
     stores = []
@@ -434,14 +520,6 @@ def make_stores(settings: Settings) -> IncomingStores:
         stores.append(IncomingStore(f"archive.{name}", directory, os.path.join(root, MARKER)))
     stores.append(IncomingStore(STATE_STORE, os.path.join(settings.state_dir, "incoming")))
     return IncomingStores(stores)
-
-
-def _get_entry_size(entry: os.DirEntry[str]) -> int:
-    try:
-        return entry.stat(follow_symlinks=False).st_size
-    except FileNotFoundError:
-        # Trimmed since it was listed.
-        return 0
 
 
 def _read_all(fd: int) -> bytes:

@@ -40,7 +40,7 @@ from steward.core.journal.control import (
 from steward.core.journal.reader import refill_command
 from steward.core.journal.store import EncodedEvent, Journal, JournalError, JournalUnavailable
 from steward.core.rpc_server import RpcCall, RpcListener
-from steward.core.script_stores import IncomingStores, StoreError
+from steward.core.script_stores import IncomingStores, LeftoverCount, StoreError
 from steward.core.sqlite import SqliteError
 from steward.core.waits import Backoff, Stop
 
@@ -122,7 +122,9 @@ def _remove_script_bytes(stores: IncomingStores, body: JobScript) -> None:
         log.warning("cannot remove the captured files of job %d: %s", body.job_id, error)
 
 
-def limit_size(journal: Journal, stores: IncomingStores, *, max_bytes: int) -> bool:
+def limit_size(
+    journal: Journal, stores: IncomingStores, *, max_bytes: int, leftover_bytes: int = 0
+) -> bool:
     """Keep journal and incoming bytes below ``max_bytes``, one step a call.
 
     First it trims passed events at once, and dead letters of which a files sink has a copy.
@@ -130,13 +132,19 @@ def limit_size(journal: Journal, stores: IncomingStores, *, max_bytes: int) -> b
     archive, a sink from a files sink that is ahead of it. It never gives up what no such sink
     has: then it logs which consumer is in the way.
 
+    Args:
+        journal: The journal, which counts the incoming bytes of its events.
+        stores: Incoming stores of script bytes.
+        max_bytes: Most bytes of both.
+        leftover_bytes: Incoming bytes of no event.
+
     Returns:
         Whether there may be more to do: call again soon.
 
     Raises:
         Unavailable: The journal cannot be written now.
     """
-    size = journal.size_bytes() + sum(store.get_size_bytes() for store in stores)
+    size = journal.size_bytes() + journal.count_incoming_bytes() + leftover_bytes
     if size <= max_bytes:
         return False
     # Only files sinks can give bytes back, and each of them has a store.
@@ -277,6 +285,7 @@ class JournalServer:
         self._flush_at = self._trim_at = 0.0
         self._lock = lock_state_dir(state_dir)
         self._journal = Journal(state_dir)
+        self._leftovers = LeftoverCount(stores)
         self._listener = _open_socket(state_dir)
         self._control = RpcListener(os.path.join(state_dir, CONTROL_SOCKET))
 
@@ -301,6 +310,7 @@ class JournalServer:
         self._selector.close()
         self._listener.close()
         self._control.close()
+        self._leftovers.close()
         self._journal.close()
         self._lock.close()
 
@@ -515,7 +525,13 @@ class JournalServer:
         """Trim, limit the size and shrink the file, one step a turn."""
         try:
             more = remove_expired(self._journal, self._stores, keep_s=self._settings.keep_s)
-            more |= limit_size(self._journal, self._stores, max_bytes=self._settings.max_bytes)
+            self._leftovers.update(self._journal.count_incoming_bytes())
+            more |= limit_size(
+                self._journal,
+                self._stores,
+                max_bytes=self._settings.max_bytes,
+                leftover_bytes=self._leftovers.size,
+            )
             if not self._pending_appends and not self._selector.select(0):
                 more |= self._journal.shrink()
             if more:

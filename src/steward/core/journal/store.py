@@ -11,6 +11,7 @@ dropped when it is marked for a retry, or when the purge itself is trimmed, whic
 """
 
 from collections.abc import Iterable, Sequence
+from typing import Annotated
 
 import msgspec
 
@@ -146,6 +147,13 @@ ALTER TABLE consumer ADD COLUMN rate REAL NOT NULL DEFAULT 0;
 ALTER TABLE consumer ADD COLUMN told INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE consumer ADD COLUMN missed_from INTEGER NOT NULL DEFAULT 0;
 """,
+    """
+CREATE TABLE incoming (bytes INTEGER NOT NULL);
+INSERT INTO incoming SELECT ifnull(sum(
+        ifnull(json_extract(CAST(data AS TEXT), '$.body.script.length'), 0)
+        + ifnull(json_extract(CAST(data AS TEXT), '$.body.environment.length'), 0)
+    ), 0) FROM event WHERE kind = 'job.script';
+""",
 )
 _SCRIPT_AFTER_SUBMIT_S = 300
 """Most seconds between a job's submit time and its script's arrival in the spool."""
@@ -155,6 +163,24 @@ _STEP_BYTES = 1 << 20
 """Most bytes that one call of :meth:`Journal.shrink` returns to the file system."""
 _FORGET_KEYS = 10_000
 """Most keys that one transaction forgets."""
+
+
+class _FileLength(msgspec.Struct, frozen=True):
+    length: Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
+
+
+class _ScriptLengths(msgspec.Struct, frozen=True):
+    """Lengths in the body of an encoded job.script event."""
+
+    script: _FileLength | None = None
+    environment: _FileLength | None = None
+
+
+class _EncodedScript(msgspec.Struct, frozen=True):
+    body: _ScriptLengths
+
+
+_decode_script = msgspec.json.Decoder(_EncodedScript).decode
 
 EncodedEvent = tuple[str, str, str, bytes]
 """An event as sent to the writer: kind, cluster, key, encoded rest."""
@@ -200,13 +226,26 @@ class Journal:
         Raises:
             SqliteUnavailable: The disk is full or fails; nothing was added.
         """
+        has_scripts = any(kind == JOB_SCRIPT for kind, *_ in rows)
         with transaction(self._db, self.path):
+            head = self.head()
             self._db.executemany(
                 "INSERT OR IGNORE INTO event (kind, cluster, key, data) SELECT ?1, ?2, ?3, ?4 "
                 "WHERE NOT EXISTS (SELECT 1 FROM remembered WHERE cluster = ?2 AND key = ?3)",
                 rows,
             )
+            if has_scripts:
+                self._count_incoming(1, "id > ?", head)
         return self.head()
+
+    def _count_incoming(self, sign: int, condition: str, argument: int | str) -> None:
+        """Add the incoming bytes of some events to the count, or subtract them (``sign`` -1)."""
+        rows = self._db.execute(
+            f"SELECT data FROM event WHERE {condition} AND kind = ?",  # noqa: S608 - of this class
+            (argument, JOB_SCRIPT),
+        )
+        change = sign * sum(_sum_lengths(data) for (data,) in rows)
+        self._db.execute("UPDATE incoming SET bytes = bytes + ?", (change,))
 
     def head(self) -> int:
         """Return the position of the last event ever appended; 0 for none."""
@@ -351,6 +390,8 @@ class Journal:
             ).fetchall():
                 self._record_missed(name, [event for event in trimmed if event.id > position])
             drop_purged(self._db, trimmed)
+            ids = msgspec.json.encode([event.id for event in trimmed]).decode()
+            self._count_incoming(-1, "id IN (SELECT value FROM json_each(?))", ids)
             self._db.executemany("DELETE FROM event WHERE id = ?", [(e.id,) for e in trimmed])
 
     def _record_missed(self, name: str, missed: Sequence[Event]) -> None:
@@ -411,6 +452,10 @@ class Journal:
             self._db, self.path, spare_bytes=_SPARE_BYTES, step_bytes=_STEP_BYTES
         )
 
+    def count_incoming_bytes(self) -> int:
+        """Return the size of the incoming files that events of the journal name, in bytes."""
+        return int(self._db.execute("SELECT bytes FROM incoming").fetchone()[0])
+
     def size_bytes(self) -> int:
         """Return the size of the journal's file, in bytes, less its free pages."""
         pages, free, size = (
@@ -449,6 +494,15 @@ def prepare_restored(path: str, *, leap: int = 0) -> None:
         db.execute("UPDATE consumer SET position = 0 WHERE detached = 0")
         db.execute("UPDATE sqlite_sequence SET seq = seq + ? WHERE name = 'event'", (leap,))
     db.close()
+
+
+def _sum_lengths(data: bytes) -> int:
+    """Return the size of the incoming files of an encoded job.script event, in bytes."""
+    try:
+        body = _decode_script(data).body
+    except msgspec.MsgspecError:
+        return 0  # whoever reads the event reports it
+    return sum(file.length for file in (body.script, body.environment) if file)
 
 
 def _find_submit_time(event: Event) -> int | None:
