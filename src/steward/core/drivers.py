@@ -5,7 +5,6 @@ configuration names a part that is not installed, that part is unavailable and t
 Steward runs. The doctor and the configuration checks use ``list_needed_drivers``.
 """
 
-import importlib.metadata
 import importlib.util
 import re
 import shlex
@@ -57,6 +56,9 @@ class OptionalDriver(msgspec.Struct, frozen=True):
 
     def _get_requirement(self) -> str:
         """Return the driver's requirement with the supported versions."""
+        # It takes as long to import as a short command runs, and only an error needs it.
+        import importlib.metadata
+
         try:
             lines = importlib.metadata.requires("slurm-steward") or []
         except importlib.metadata.PackageNotFoundError:

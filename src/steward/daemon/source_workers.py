@@ -12,7 +12,7 @@ delays only its own sensor.
 import logging
 import resource
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -23,7 +23,7 @@ from steward.capture.spool import AppendRows, SpoolCapture
 from steward.capture.spool_entries import SpoolPlan, load_scheduler
 from steward.core.config import Settings
 from steward.core.consumers import Append, Consumer
-from steward.core.errors import Unavailable
+from steward.core.errors import StewardError, Unavailable
 from steward.core.events import Event, make_script_key
 from steward.core.journal import JournalLink, JournalReader
 from steward.core.poll_status import PollStatusFiles
@@ -62,6 +62,9 @@ def make_source_workers(settings: Settings, after: tuple[str, ...]) -> list[Work
             workers.append(
                 make_consumer_worker(settings, f"slurm.{cluster}", factories, registered=False)
             )
+        # Before the fork: the search for installed packages would cost each of them 4 MB.
+        with suppress(StewardError):
+            load_scheduler(cluster_settings.scheduler)
         workers += [
             _make_capture_worker(settings, cluster, share, after)
             for share in range(CAPTURE_PROCESSES)
