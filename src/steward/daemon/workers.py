@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from steward.archive.catalog.consumer import CatalogConsumer
 from steward.automation.operation import load_operations
-from steward.core.access import Caller
+from steward.core.access import Caller, list_web_uids, make_access
 from steward.core.config import Settings
 from steward.core.databases import SINK
 from steward.core.errors import Unavailable, UsageError
@@ -31,6 +31,10 @@ from steward.daemon.consumer_workers import (
     make_consumer_worker,
     wait_for_resource,
 )
+from steward.daemon.contexts import make_registry
+from steward.daemon.idempotency import IdempotencyStore
+from steward.daemon.request_service import RequestService
+from steward.daemon.socket import SocketServer
 from steward.daemon.source_workers import make_source_workers
 from steward.daemon.supervisor import JOURNAL, SendHeartbeat, WorkerSpec
 
@@ -147,11 +151,6 @@ def run_mover(settings: Settings, name: str, stop: Stop, send_heartbeat: SendHea
 
 def run_socket(settings: Settings, stop: Stop, send_heartbeat: SendHeartbeat) -> None:
     """Run the server of the daemon's socket."""
-    from steward.core.access import list_web_uids, make_access
-    from steward.daemon.contexts import make_registry
-    from steward.daemon.idempotency import IdempotencyStore
-    from steward.daemon.request_service import RequestService
-    from steward.daemon.socket import SocketServer
 
     @cache
     def credentials() -> "CredentialsContext":
