@@ -260,15 +260,25 @@ def test_unchanged_state_files_save_polls(tmp_path: Path, monkeypatch: Patch) ->
     site.stamp = ((1, 1),)
     site.turn()
     counted = site.sensor.poll_count
-    # Partitions are not polled, and nodes every four seconds: nothing saves a silent node.
-    site.shown.states["n1"] = "IDLE+NOT_RESPONDING"
     site.shown.parts["main"] = "DRAIN"
     site.told.events.clear()
     for _ in range(40):
         site.turn()
-    assert site.sensor.poll_count == counted + 10
-    assert [body.state for body in site.news()] == ["IDLE+NOT_RESPONDING"]
-    assert site.told.bodies(PARTITION_STATE) == []
+    assert site.sensor.poll_count == counted + 8
+    assert site.told.events == []
+    # Nothing saves that a node is silent, nor that it is down a moment later.
+    site.shown.states["n1"] = SILENT
+    for _ in range(5):
+        site.turn()
+    assert [body.state for body in site.news()] == [SILENT]
+    for state in ("DOWN+NOT_RESPONDING", "DOWN"):
+        site.shown.states["n1"] = state
+        site.turn()
+        if state != "DOWN":
+            assert [body.state for body in site.news()] == [state]
+    for _ in range(5):
+        site.turn()
+    assert [body.state for body in site.news()] == ["DOWN"]
     site.shown.parts["main"] = "UP"
     # A file that was written a moment ago may miss a change, so everything is polled as ever.
     site.stamp = None

@@ -28,7 +28,7 @@ from steward.core.events import Event, make_script_key
 from steward.core.journal import JournalLink, JournalReader
 from steward.core.poll_status import PollStatusFiles
 from steward.core.records import JobRecord
-from steward.core.redaction import make_redactor
+from steward.core.redaction import Redactor, make_redactor
 from steward.core.script_stores import make_stores
 from steward.core.sqlite import SqliteMissing
 from steward.core.waits import Stop
@@ -62,9 +62,11 @@ def make_source_workers(settings: Settings, after: tuple[str, ...]) -> list[Work
             workers.append(
                 make_consumer_worker(settings, f"slurm.{cluster}", factories, registered=False)
             )
-        # Before the fork: the search for installed packages would cost each of them 4 MB.
+        # Before the fork: the search for installed packages and the patterns, which Python caches,
+        # would take 5 MB in each process.
         with suppress(StewardError):
             load_scheduler(cluster_settings.scheduler)
+            Redactor(settings.redact)
         workers += [
             _make_capture_worker(settings, cluster, share, after)
             for share in range(CAPTURE_PROCESSES)

@@ -3,7 +3,7 @@
 It polls at an interval, and at once when one of slurmctld's triggers wakes it. Only the poll
 decides what changed: a trigger may be late (slurmctld processes them every 15 s) or lost, and a
 poll finds the change nevertheless. Polls take at most a twentieth of the time. While slurmctld's
-state files on this host show no change, nodes are polled every 4 s, slurmdbd every 15 s, and all
+state files on this host show no change, nodes are polled every 5 s, slurmdbd every 15 s, and all
 else once a minute. A state that a trigger reports is recorded even if it is gone by the next poll.
 On the host of a standby slurmctld the sensor stores changes but emits no events, because the active
 host's sensor does.
@@ -170,7 +170,7 @@ COMPLETE_POLL_S: Final = 15.0
 """Interval of complete polls, in seconds; nodes alone are polled more often."""
 _UNCHANGED_POLL_S: Final = 60.0
 """Interval of complete polls while slurmctld's state files do not change, in seconds."""
-_UNCHANGED_NODES_S: Final = 4.0
+_UNCHANGED_NODES_S: Final = 5.0
 """Interval of other polls meanwhile, in seconds: slurmctld does not save that a node stops
 responding.
 """
@@ -341,7 +341,11 @@ class ClusterSensor:
 
     def _can_skip_polls(self) -> bool:
         """Return whether no change is expected that slurmctld does not save."""
-        return not (self._usage or self._reports or self._is_unavailable or self._awaits_node())
+        if self._usage or self._reports or self._is_unavailable or self._awaits_node():
+            return False
+        # Such a node will be down, or respond again; slurmctld saves neither.
+        states = (node.state for node in self._store.snapshot.get(NODE_STATE, {}).values())
+        return not any("NOT_RESPONDING" in state and state[:4] != "DOWN" for state in states)
 
     def _poll(self, stamp: StateStamp | None) -> None:
         """Poll, compare with the stored states, and store the changes.
