@@ -8,6 +8,9 @@ core could do. The baseline is a server of the same shape, scheduled as the gate
 is, that decides nothing: it answers each line with one of its own. The storm is
 real: jobs pour into a spool as fast as they can be written, and ``steward
 archive watch`` with all its processes archives them.
+
+A second gate stands for that of another host: it forwards requests to the first
+one over TLS. Both run on this host, so the network's time is not included.
 """
 
 import argparse
@@ -25,15 +28,29 @@ from pathlib import Path
 import msgspec
 
 import storm
-from harness.gate import CLUSTER, RunningGate, account, job, now_us, settings_of
+from harness.gate import (
+    CLUSTER,
+    RunningGate,
+    account,
+    job,
+    now_us,
+    running,
+    settings_of,
+    start_worker,
+)
 from run import fresh_directory
 from scale import scaled
+from servers.authority import Authority
+from servers.server import free_port
 from steward.bank.gate import token
 from steward.bank.gate.balances import OpenHold
 from steward.bank.gate.server import set_real_time_priority
 from steward.bank.gate.store import GateStore
 from steward.bank.money import MICRO
 from steward.bank.records import AccountBooks, AllocationBooks
+from steward.bank.settings import MAX_GATE_TIMEOUT_MS
+from steward.core.config import Settings
+from steward.core.section import TlsSettings
 from watching import Watch
 
 _ACCOUNTS, _HOLDS = scaled(10_000, 100), scaled(100_000, 100)
@@ -67,18 +84,59 @@ def main() -> None:
     """Print the figures."""
     argparse.ArgumentParser(description=__doc__).parse_args()
     with tempfile.TemporaryDirectory(prefix="steward-gate-bench-") as where:
-        settings = settings_of(Path(where))
+        settings, asking = _make_settings(Path(where))
         _fill(settings.state_dir)
         gate = RunningGate(settings)
         try:
             gate.tell(*_accounts())
             time.sleep(2)
             print(f"{_ACCOUNTS} accounts, {_HOLDS} open holds; RSS {_rss_mb(gate):.0f} MB")
-            _measure(gate, "quiet", os.path.join(where, "base.sock"))
-            with _storm():
-                _measure(gate, "beside a storm", os.path.join(where, "base2.sock"))
+            with _other_host(settings, asking) as other:
+                _measure(gate, other, "quiet", os.path.join(where, "base.sock"))
+                with _storm():
+                    _measure(gate, other, "beside a storm", os.path.join(where, "base2.sock"))
         finally:
             gate.kill(signal.SIGTERM)
+
+
+def _make_settings(where: Path) -> tuple[Settings, Settings]:
+    """Return the settings of the gate that decides, and of the gate of another host."""
+    authority, address = Authority(where / "authority"), f"127.0.0.1:{free_port()}"
+    certificate, key = authority.certificate("IP:127.0.0.1")
+    tls = TlsSettings(
+        certificate_file=certificate,
+        key_file=key,
+        ca_file=authority.file,
+        client_ca_file=authority.file,
+    )
+
+    def make(name: str, **gate: str) -> Settings:
+        (where / name).mkdir()
+        settings = settings_of(where / name)
+        cluster = msgspec.structs.replace(settings.cluster[CLUSTER], controllers=("127.0.0.1",))
+        return msgspec.structs.replace(
+            settings,
+            cluster={CLUSTER: cluster},
+            gate=msgspec.structs.replace(
+                settings.gate, tls=tls, timeout_ms=MAX_GATE_TIMEOUT_MS, **gate
+            ),
+        )
+
+    return make("deciding", listen=address), make("asking", ask=address)
+
+
+@contextmanager
+def _other_host(deciding: Settings, asking: Settings) -> Iterator[RunningGate]:
+    """Run the gate of another host, and the server that it asks."""
+    server = start_worker(deciding, "run_gate_server")
+    try:
+        with running(asking) as other:
+            path = asking.gate_socket
+            other.wait(lambda: os.path.exists(path) and b"admin_comment" in _ask(path, _line(0)))
+            yield other
+    finally:
+        server.terminate()
+        server.wait()
 
 
 def _accounts() -> list[AccountBooks]:
@@ -121,7 +179,7 @@ def _fill(state_dir: str) -> None:
     store.close()
 
 
-def _measure(gate: RunningGate, name: str, baseline: str) -> None:
+def _measure(gate: RunningGate, other: RunningGate, name: str, baseline: str) -> None:
     base = subprocess.Popen([sys.executable, "-c", _BASELINE, baseline])
     path = gate.settings.gate_socket
     try:
@@ -134,6 +192,10 @@ def _measure(gate: RunningGate, name: str, baseline: str) -> None:
                 (_round(baseline, line, is_single=True), _round(path, line, is_single=True))
                 for line in _lines()[:_SINGLE]
             ]
+            by_policy = _count_by_policy(other)
+            forwarded = [
+                (_round(path, line), _round(other.settings.gate_socket, line)) for line in _lines()
+            ]
         finally:
             if is_first:
                 os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
@@ -141,6 +203,13 @@ def _measure(gate: RunningGate, name: str, baseline: str) -> None:
         _print_rounds(f"{name}: round trip after another program has run", single)
         waiting = [(_round(baseline, line), _round(path, line)) for line in _lines()]
         _print_rounds(f"{name}: round trip for one that has to wait for a processor", waiting)
+        late = _count_by_policy(other) - by_policy
+        _print_rounds(
+            f"{name}: round trip to the gate of another host",
+            forwarded,
+            floor_name="the gate of this host",
+        )
+        print(f"{name}: {late} of {_ROUNDS} replies of the gate of another host were too late")
     finally:
         base.kill()
         base.wait()
@@ -160,13 +229,23 @@ def _measure(gate: RunningGate, name: str, baseline: str) -> None:
     )
 
 
-def _print_rounds(name: str, pairs: list[tuple[float, float]], *, is_wanted: bool = False) -> None:
+def _count_by_policy(gate: RunningGate) -> int:
+    return gate.link.get_status().tally.by_policy
+
+
+def _print_rounds(
+    name: str,
+    pairs: list[tuple[float, float]],
+    *,
+    is_wanted: bool = False,
+    floor_name: str = "a server that only answers",
+) -> None:
     floor, took = (sorted(column) for column in zip(*pairs[_WARM:], strict=True))
     for part, wanted in ((0.5, "< 0.3 ms"), (0.99, "< 1 ms")):
         ours, bare = (column[int(len(column) * part)] * 1e3 for column in (took, floor))
         print(
             f"{name}: p{part * 100:.0f} {ours:.3f} ms{f' (wanted {wanted})' * is_wanted}, "
-            f"{ours / bare:.1f} x a server that only answers ({bare:.3f} ms)"
+            f"{ours / bare:.1f} x {floor_name} ({bare:.3f} ms)"
         )
 
 
@@ -183,11 +262,15 @@ def _round(path: str, line: bytes, *, is_single: bool = False) -> float:
     if is_single:
         subprocess.run([sys.executable, "-ISc", "pass"], check=True)
     began = time.perf_counter()
+    assert b'"ok":true' in _ask(path, line)
+    return time.perf_counter() - began
+
+
+def _ask(path: str, line: bytes) -> bytes:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as one:
         one.connect(path)
         one.sendall(line)
-        assert b'"ok":true' in one.recv(65536)
-    return time.perf_counter() - began
+        return one.recv(65536)
 
 
 @contextmanager
