@@ -56,6 +56,7 @@ bench: setup-slurm setup-web setup-servers ## Measure against `cp -a`, on tmpfs 
 	$(BIN)/python bench/shim_bench.py
 	$(BIN)/python bench/sinks_bench.py
 	$(BIN)/python bench/nodes_bench.py
+	$(BIN)/python bench/controllers_bench.py
 	$(BIN)/python bench/gate_bench.py
 	$(BIN)/python bench/gpu.py
 	$(BIN)/python bench/sensor_bench.py
