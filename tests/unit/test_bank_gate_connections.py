@@ -80,9 +80,9 @@ def test_where_it_can_be_nobodys_anybody_may_connect(
 def test_a_file_that_is_no_socket_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "plugin.sock"
     path.write_text("kept")
-    with pytest.raises(OSError, match="is no socket"):
+    with pytest.raises(OSError, match="is not a socket"):
         open_unix_listener(str(path), 1)
-    with pytest.raises(GateUnavailable, match="is no socket"), unix_listener(str(path)):
+    with pytest.raises(GateUnavailable, match="is not a socket"), unix_listener(str(path)):
         pass
     assert [file.name for file in tmp_path.iterdir()] == ["plugin.sock"]
     assert path.read_text() == "kept"

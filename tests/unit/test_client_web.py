@@ -52,7 +52,7 @@ def test_a_token_that_others_can_read_is_not_used(kept: Path, mode: int) -> None
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
 def test_a_token_of_somebody_elses_is_not_used(kept: Path) -> None:
     os.chown(kept, 12345, 12345)
-    with pytest.raises(UsageError, match="must be yours and private"):
+    with pytest.raises(UsageError, match="must belong to you, with mode 0600"):
         find_token(RemoteApi(url=URL))
 
 

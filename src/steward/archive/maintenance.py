@@ -91,7 +91,7 @@ def verify_sinks(
     if there are any.
 
     Raises:
-        NotAnOperator: The caller is no operator.
+        NotAnOperator: The caller is not an operator.
         UsageError: There is no such sink of files.
     """
     require_operator(context, caller, "verify the archive")
@@ -112,7 +112,7 @@ def rebuild_catalog(
     Searches use the old catalog until the new one is complete.
 
     Raises:
-        NotAnOperator: The caller is no operator.
+        NotAnOperator: The caller is not an operator.
         UsageError: There is no such sink of files.
     """
     require_operator(context, caller, "rebuild the catalog")
@@ -173,7 +173,7 @@ def purge_scripts(context: ArchiveContext, caller: Caller, request: PurgeRequest
     the command only lists the scripts. If no script matches, it exits with 1.
 
     Raises:
-        NotAnOperator: The caller is no operator.
+        NotAnOperator: The caller is not an operator.
         UsageError: Neither jobs nor users are named, or there is no such sink.
         OrderError: This process cannot append to the journal.
     """
@@ -356,7 +356,7 @@ def show_sinks(context: ArchiveContext, caller: Caller, _request: SinksRequest) 
     Rate is the number of events applied per second in the last minute.
 
     Raises:
-        NotAnOperator: The caller is no operator.
+        NotAnOperator: The caller is not an operator.
     """
     require_operator(context, caller, "see the sinks")
     configured = context.settings.archive.sink
@@ -472,7 +472,7 @@ def resend_scripts(
     duplicate scripts that it has. 'steward archive sinks' shows the progress.
 
     Raises:
-        NotAnOperator: The caller is no operator.
+        NotAnOperator: The caller is not an operator.
         UsageError: There is no such sink.
         OrderError: This process cannot append to the journal.
     """

@@ -481,7 +481,7 @@ class _AuditedRun:
 
         Raises:
             AuditUnavailable: The log cannot be written.
-            InvalidParameters: The parameters of a caller who is no operator are too large.
+            InvalidParameters: The parameters of a caller who is not an operator are too large.
             OperationForbidden: Such a caller has run too many operations.
         """
         caller, parameters = self._caller, dump_parameters(self._parameters)

@@ -154,7 +154,7 @@ class Rights(msgspec.Struct, frozen=True, kw_only=True):
         """Reject callers who are not operators.
 
         Raises:
-            BankRefused: The caller is no operator.
+            BankRefused: The caller is not an operator.
         """
         if not self.is_operator:
             raise BankRefused(f"permission denied: only operators may {action}", self.user)

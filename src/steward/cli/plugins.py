@@ -90,7 +90,7 @@ SlurmPrefix = Annotated[
     typer.Option(
         "--slurm-prefix",
         metavar="DIR",
-        help="Installation prefix of Slurm. Default: the usual places.",
+        help="Prefix of Slurm. Default: PATH; headers in /usr, /usr/local or /opt/slurm.",
     ),
 ]
 SlurmVersionOption = Annotated[

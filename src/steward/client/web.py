@@ -126,7 +126,7 @@ def find_token(api: RemoteApi) -> str:
             raise UsageError(f"{path} is not a regular file", path)
         if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
             raise UsageError(
-                f"{path} must be yours and private: own it and run 'chmod 600 {path}'", path
+                f"{path} must belong to you, with mode 0600: run 'chmod 600 {path}'", path
             )
         text = file.read(_LONGEST_TOKEN + 1)
     return _check_token(text.decode("ascii", "replace").strip(), path)

@@ -291,7 +291,7 @@ def open_unix_listener(path: str, backlog: int, uids: Iterable[int] = ()) -> soc
         listener.listen(backlog)
         listener.setblocking(False)
         if os.path.lexists(path) and not stat.S_ISSOCK(os.lstat(path).st_mode):
-            raise FileExistsError(errno.EEXIST, "it exists and is no socket: remove it", path)
+            raise FileExistsError(errno.EEXIST, "it exists and is not a socket: remove it", path)
         os.replace(temporary_path, path)
     except OSError:
         listener.close()

@@ -77,7 +77,7 @@ def stream_file_lines(
 
     Raises:
         UsageError: The request is malformed.
-        StewardError: The file cannot be read, or is no job log.
+        StewardError: The file cannot be read, or is not a job log.
     """
     now = utc_now()
     window = selection.parse_window(request, now, load_zone(request.zone))

@@ -91,7 +91,7 @@ def run_doctor(context: DoctorContext, caller: Caller, request: DoctorRequest) -
     """Run all health checks, or the named ones.
 
     Raises:
-        PermissionRefused: The asker is no operator of every cluster.
+        PermissionRefused: The asker is not an operator of every cluster.
         UsageError: There is no such check.
     """
     return run_checks(context, caller, request)

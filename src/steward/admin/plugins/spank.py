@@ -314,7 +314,7 @@ def inspect_library(path: str) -> LibraryInfo:
     """Load a library in another process, and return its type and version.
 
     Raises:
-        PluginInstallError: It cannot be loaded, or is no plugin of Slurm's.
+        PluginInstallError: It cannot be loaded, or is not a plugin of Slurm's.
     """
     try:
         result = subprocess.run(

@@ -34,7 +34,7 @@ JobIds = Annotated[tuple[int | str, ...], described("Ids of the jobs: 123, 123_7
 _PAGE: Final = 1000
 """Jobs read from the job database at a time."""
 _MAX_OWN_JOBS: Final = 100
-"""Maximum number of jobs that a caller who is no operator may query at once."""
+"""Maximum number of jobs that a caller who is not an operator may query at once."""
 _MAX_JOBS_SEARCHED: Final = 20_000
 """Maximum number of jobs, newest first, searched for those that ran on a node."""
 _DEPENDENCY_BYTES: Final = 2048
@@ -129,7 +129,7 @@ def _drop_hidden_jobs(context: OperationContext, names: list[str]) -> list[str]:
     Queries run as SlurmUser, so Slurm's own limits per user do not apply to them.
 
     Raises:
-        InvalidParameters: There are too many jobs for a caller who is no operator.
+        InvalidParameters: There are too many jobs for a caller who is not an operator.
     """
     from steward.jobs import Jobs, database_path
 

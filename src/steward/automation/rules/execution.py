@@ -660,7 +660,7 @@ class ExecutionScheduler:
             )
         elif self._get_limits(execution).on_unknown == "repeat":
             self._store.schedule_retry(
-                execution, self._clock(), "Steward restarted during the run: it runs again"
+                execution, self._clock(), "Steward restarted during the run: it repeats the action"
             )
         else:
             self._end_execution(

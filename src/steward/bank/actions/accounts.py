@@ -276,7 +276,7 @@ def create_account(
     Its name is that of a Slurm account, in lower case. It has no service units yet.
 
     Raises:
-        BankRefused: The caller is no operator.
+        BankRefused: The caller is not an operator.
         BankUsage: The name is taken, or the parent does not exist.
     """
     with context.ledger.transaction() as t:
@@ -314,7 +314,7 @@ def change_account(
     Only the given properties change.
 
     Raises:
-        BankRefused: The caller is no operator.
+        BankRefused: The caller is not an operator.
         BankUsage: There is nothing to change, or the account does not exist or would be its own
             ancestor.
     """
@@ -552,7 +552,7 @@ def create_allocation(
     Charges draw first on the allocation that ends first.
 
     Raises:
-        BankRefused: The caller is no operator.
+        BankRefused: The caller is not an operator.
         BankUsage: The account does not exist, or the amount or a time is invalid.
     """
     if request.amount < 0:
@@ -606,7 +606,7 @@ def change_allocation(
     To change its amount, run 'bank deposit' or 'bank withdraw' with --allocation.
 
     Raises:
-        BankRefused: The caller is no operator.
+        BankRefused: The caller is not an operator.
         BankUsage: There is nothing to change, the allocation does not exist, or a time is invalid.
     """
     changes = _collect_changes(

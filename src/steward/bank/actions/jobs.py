@@ -179,7 +179,7 @@ def allow_job(context: BankContext, caller: Caller, request: AllowRequest) -> Al
     other jobs. An allowance of a task applies to its array.
 
     Raises:
-        BankRefused: The caller is no operator.
+        BankRefused: The caller is not an operator.
         BankUsage: The job id is invalid, the time is past or too far ahead, or no reason is given.
         NotInBank: Neither Steward nor Slurm knows the job.
         GateUnavailable: The gate does not answer.

@@ -335,7 +335,7 @@ def reconcile_clusters(
     does this every minute.
 
     Raises:
-        BankRefused: The caller is no operator.
+        BankRefused: The caller is not an operator.
         BankUsage: A time is invalid, or the cluster does not exist.
     """
     from steward.bank.reconciliation import HOURLY_PERIOD, reconcile_cluster
@@ -386,7 +386,7 @@ def backfill_charges(
     Each job has the rate of its first submission. Steward skips runs that have a charge.
 
     Raises:
-        BankRefused: The caller is no operator.
+        BankRefused: The caller is not an operator.
         BankUsage: A time is invalid, or the cluster does not exist.
     """
     from steward.bank.backfill import backfill_cluster
@@ -437,7 +437,7 @@ def run_bank_check(context: BankContext, caller: Caller, request: CheckRequest) 
     sums of their postings, and that holds match jobs. If it fails, the command exits with 1.
 
     Raises:
-        BankRefused: The caller is no operator.
+        BankRefused: The caller is not an operator.
     """
     del request
     with context.ledger.reading() as t:
@@ -478,7 +478,7 @@ def import_data(context: BankContext, caller: Caller, request: ImportRequest) ->
     and bank-config.toml of slurm-banking-plugins. Existing data stays, so you can repeat an import.
 
     Raises:
-        BankRefused: The caller is no operator.
+        BankRefused: The caller is not an operator.
         BankUsage: The text cannot be parsed, or contradicts itself.
         SlurmError: The import queries slurmdbd, which does not answer.
     """
@@ -704,7 +704,7 @@ def list_notices(context: BankContext, caller: Caller, request: NoticesRequest) 
     """List undelivered mails and other notices, dead letters included.
 
     Raises:
-        BankRefused: The caller is no operator.
+        BankRefused: The caller is not an operator.
     """
     del request
     with context.ledger.reading() as t:
@@ -728,7 +728,7 @@ def retry_notices(
     """Retry undelivered notices and reset their count of attempts.
 
     Raises:
-        BankRefused: The caller is no operator.
+        BankRefused: The caller is not an operator.
         BankUsage: No undelivered notice has these numbers.
     """
     with context.ledger.transaction() as t:

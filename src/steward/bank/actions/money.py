@@ -191,7 +191,7 @@ def deposit_money(context: BankContext, caller: Caller, request: MoveRequest) ->
     units for a period.
 
     Raises:
-        BankRefused: The caller is no operator.
+        BankRefused: The caller is not an operator.
         BankUsage: The account does not exist, or the reason or amount is missing or invalid.
     """
     _require_positive(request.amount)
@@ -220,7 +220,7 @@ def withdraw_money(context: BankContext, caller: Caller, request: MoveRequest) -
     You can withdraw only the available amount: SU holds of jobs stay.
 
     Raises:
-        BankRefused: The caller is no operator, or the available amount is too low.
+        BankRefused: The caller is not an operator, or the available amount is too low.
         BankUsage: The account does not exist, or the reason or amount is missing or invalid.
         GateUnavailable: The gate does not answer, so the available amount is unknown.
     """
@@ -292,7 +292,7 @@ def refund_money(context: BankContext, caller: Caller, request: RefundRequest) -
     Name a job (--job 123), or an account and an amount (physics --amount 12.5).
 
     Raises:
-        BankRefused: The caller is no operator, or the amount is more than was charged.
+        BankRefused: The caller is not an operator, or the amount is more than was charged.
         BankUsage: Neither account nor job is named, or there is no such charge.
     """
     if bool(request.account) == bool(request.job):
@@ -327,7 +327,7 @@ def adjust_balance(context: BankContext, caller: Caller, request: AdjustRequest)
     A negative amount reduces the balance.
 
     Raises:
-        BankRefused: The caller is no operator.
+        BankRefused: The caller is not an operator.
         BankUsage: The account does not exist, the reason is missing, or the amount is zero.
     """
     if not request.amount:

@@ -69,7 +69,7 @@ def quote_job(context: BankContext, caller: Caller, request: QuoteRequest) -> Qu
 
     Raises:
         BankUsage: sbatch has no such option, or its value is invalid.
-        BankRefused: It is for another user, and the caller is no operator.
+        BankRefused: It is for another user, and the caller is not an operator.
         NoRate: Its partition has no rate.
         NoEstimate: The resources it may be allocated cannot be determined.
         SlurmError: The cluster has not been polled yet, and its Slurm does not answer.

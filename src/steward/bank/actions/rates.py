@@ -304,7 +304,7 @@ def create_rate(context: BankContext, caller: Caller, request: RateRequest) -> R
     A rate never changes: a new one applies to jobs first submitted from that time on.
 
     Raises:
-        BankRefused: The caller is no operator.
+        BankRefused: The caller is not an operator.
         BankUsage: It has neither a price nor the mark "free", it weighs an unknown TRES, or the
             cluster does not exist.
     """
@@ -331,7 +331,7 @@ def change_rate(context: BankContext, caller: Caller, request: RateChangeRequest
     Only the given properties change. Jobs submitted before keep their rate.
 
     Raises:
-        BankRefused: The caller is no operator.
+        BankRefused: The caller is not an operator.
         BankUsage: There is no such rate, or one on several clusters; there is nothing to change;
             or as for :func:`create_rate`.
     """
@@ -434,7 +434,7 @@ def set_mode(context: BankContext, caller: Caller, request: EnforceRequest) -> E
     they belong.
 
     Raises:
-        BankRefused: The caller is no operator.
+        BankRefused: The caller is not an operator.
         BankUsage: The cluster does not exist, or has no mode to remove.
     """
     mode = request.mode

@@ -122,7 +122,7 @@ def show_bank_status(
     """Show the state of ledger, gate and reconciliation.
 
     Raises:
-        BankRefused: The caller is no operator.
+        BankRefused: The caller is not an operator.
         BankUsage: No bank is configured.
         LedgerUnavailable: The ledger's database is unreachable.
     """

@@ -95,7 +95,7 @@ def list_plugins(context: AccountingContext, asker: Caller, _: PluginsRequest) -
     """Show the accounting plugins with their state and last error.
 
     Raises:
-        PluginOperatorsOnly: The caller is no operator.
+        PluginOperatorsOnly: The caller is not an operator.
     """
     if not context.is_operator(asker):
         raise PluginOperatorsOnly(

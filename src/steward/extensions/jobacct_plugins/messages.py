@@ -47,7 +47,7 @@ class MessageSender:
         beat: Heartbeat, called at each try.
 
     Raises:
-        ParameterError: One of the parameters is no number.
+        ParameterError: One of the parameters is not a number.
     """
 
     def __init__(

@@ -370,7 +370,7 @@ class JobRegistry:
 
 
 def _slurm_job_id(job: ApiJob) -> int:
-    """Return the job's Slurm id; 0 where its name is no job id."""
+    """Return the job's Slurm id; 0 where its name is not a job id."""
     number = int(job.jobslurmid) if _NUMBER.fullmatch(job.jobslurmid) else 0
     return number if number < 2**32 else 0
 

@@ -180,7 +180,7 @@ def check_job_id(job: str) -> bool:
     """Validate a job id; return True if it is a plain number, which may name an array.
 
     Raises:
-        PageNotFound: The text is no job id.
+        PageNotFound: The text is not a job id.
     """
     try:
         return parse_job_name(job).is_whole

@@ -65,7 +65,7 @@ class DumpAnswer(Answer, frozen=True, kw_only=True, tag="dumped"):
 
     Attributes:
         records: Number of records.
-        passed_over: Number of lines that are no records.
+        passed_over: Number of lines that are not records.
         examples: Some of these lines: file, line number and reason.
     """
 
@@ -79,7 +79,7 @@ class DumpAnswer(Answer, frozen=True, kw_only=True, tag="dumped"):
         return 1 if self.passed_over else 0
 
     def list_warnings(self) -> Iterable[str]:
-        """Return the lines that are no records."""
+        """Return the lines that are not records."""
         yield from (f"not a record: {example}" for example in self.examples)
         if self.passed_over:
             yield f"{format_count(self.passed_over, 'line')} of the log are not records"
@@ -160,10 +160,10 @@ def dump_log(
     """Print the records of the job log.
 
     Each line is a JSON object, see docs/accounting.md. The command skips lines that
-    are no records, and then exits with 1.
+    are not records, and then exits with 1.
 
     Raises:
-        LogOperatorsOnly: The caller is no operator.
+        LogOperatorsOnly: The caller is not an operator.
     """
     _require_operator(context, asker, "read the job log")
     zone = load_zone(request.zone)
@@ -222,7 +222,7 @@ def expire_books(context: AccountingContext, asker: Caller, request: ExpireReque
     those.
 
     Raises:
-        LogOperatorsOnly: The caller is no operator.
+        LogOperatorsOnly: The caller is not an operator.
         AccountingUsage: The time is not past; or, with ``keep_log``, sacct cannot read the jobs
             from the log.
         ExpireError: Only the daemon can do it.

@@ -1,9 +1,9 @@
 """Reader of the job log: raw records, or the lines that sacct shows for them.
 
 :func:`read_lines` and :func:`read_unit_lines` merge records into sacct lines, :func:`raw_records`
-yields records in a time range. A log may be anybody's file: a line that is no record is counted and
-skipped. A file is read twice, first to find the last record of each run, so that memory holds only
-the runs that are still incomplete at that point.
+yields records in a time range. A log may be anybody's file: lines that are not records are counted
+and skipped. A file is read twice, first to find the last record of each run, so that memory holds
+only the runs that are still incomplete at that point.
 """
 
 import io
@@ -47,7 +47,7 @@ def read_lines(path: str, on_skipped: SkippedLine | None = None) -> Iterator[Usa
 
     Args:
         path: A day of a log (``.jsonl``, ``.jsonl.zst``), or the directory of a whole log.
-        on_skipped: Called for each line that is no record.
+        on_skipped: Called for each line that is not a record.
 
     Raises:
         JobLogError: There is no such log, or it cannot be unpacked.
@@ -68,7 +68,7 @@ def read_unit_lines(
     Args:
         sources: The files of a day, in their order.
         is_superseded: Tells whether a later run of the same job is known, on another day.
-        on_skipped: Called for each line that is no record.
+        on_skipped: Called for each line that is not a record.
     """
     last_numbers: dict[int, int] = {}
     requeued: dict[tuple[str, int], set[tuple[int, int]]] = {}
@@ -117,7 +117,7 @@ def raw_records(
         files: Files of a log, in the order in which to read them.
         since: Only records of this time or later.
         until: Only records before this time.
-        on_skipped: Called for each line that is no record.
+        on_skipped: Called for each line that is not a record.
 
     Raises:
         JobLogError: A file cannot be unpacked.
@@ -148,7 +148,7 @@ _INVALID_RECORD_ERRORS: Final = (msgspec.MsgspecError, UnicodeDecodeError, TypeE
 
 
 def _explain_invalid(line: bytes) -> str:
-    """Return why a line is no record; "" if it is one."""
+    """Return why a line is not a record; "" if it is one."""
     try:
         _validate_record(decode_record(line))
     except _INVALID_RECORD_ERRORS as error:
@@ -183,7 +183,7 @@ def _run_key(head: RecordHead | AnyJobLogRecord) -> RunKey:
 
 
 def _read_bounded_lines(file: BinaryIO, path: str) -> Iterator[bytes]:
-    """Yield the lines of a file; of a too long one only its start, which is no record."""
+    """Yield the lines of a file; of a too long one only its start, which is not a record."""
     while True:
         try:
             line = file.readline(_MAX_LINE_BYTES)
