@@ -1,4 +1,4 @@
-"""A real Chromium that looks at Steward's pages as one of the people of a cluster."""
+"""A real Chromium that opens Steward's pages as a user of the cluster."""
 
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
@@ -26,7 +26,7 @@ COLOURS: Final = ("light", "dark")
 
 
 class Trouble(msgspec.Struct, frozen=True):
-    """Something that a browser said about a page.
+    """A warning or error that the browser reported about a page.
 
     Attributes:
         where: The page.
@@ -53,7 +53,7 @@ def chromium() -> Iterator[Browser]:
 
 
 class Person:
-    """Somebody with a browser window of their own.
+    """A user with a separate browser window.
 
     Args:
         browser: The browser.
@@ -91,7 +91,7 @@ class Person:
         return answer.status
 
     def hindrances(self) -> list[str]:
-        """What axe-core finds serious on the page that is open."""
+        """Return the serious findings of axe-core on the open page."""
         # Playwright evaluates it as the debugger does, which the page's policy is not about.
         self.page.evaluate(AXE.read_text())
         found = self.page.evaluate("() => axe.run(document, {resultTypes: ['violations']})")
@@ -112,7 +112,7 @@ class Person:
         assert self.troubles == []
 
     def send_by_hand(self, forms: Iterable[tuple[str, Mapping[str, str]]]) -> None:
-        """Send forms that no page offers, with a token of one's own page: each is turned away.
+        """Send forms that no page offers, with the CSRF token of a page: each is rejected.
 
         Args:
             forms: Where each goes, and its fields.

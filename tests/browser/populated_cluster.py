@@ -1,4 +1,4 @@
-"""A cluster where something has happened, for people to look at in a browser."""
+"""A cluster with jobs, states and charges, for tests in a browser."""
 
 from typing import Final
 
@@ -52,7 +52,7 @@ class Stage:
         wait_until(lambda: "node2" in ask("events", "list").stdout)
 
     def person(self, user: str, **options: object) -> Person:
-        """Somebody who looks at it."""
+        """Return a user with a browser window."""
         return Person(self.browser, self.site.web, user, **options)
 
     @property

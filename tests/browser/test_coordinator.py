@@ -36,11 +36,11 @@ class Ground(msgspec.Struct, frozen=True):
     elsewhere: int
 
     def person(self, user: str, **options: object) -> Person:
-        """Somebody who looks at it."""
+        """Return a user with a browser window."""
         return Person(self.browser, self.site.web, user, **options)
 
     def books(self, *words: str) -> Any:
-        """What the bank says to root."""
+        """Return the output of a bank command as root."""
         return self.site.web.daemon.ask_json("bank", *words)
 
     @property

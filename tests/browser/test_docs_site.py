@@ -62,7 +62,7 @@ def policy(site: Path) -> str:
 
 @pytest.fixture(scope="module")
 def address(site: Path, policy: str) -> Iterator[str]:
-    """Where the site is served."""
+    """Base URL of the site."""
 
     class Handler(http.server.SimpleHTTPRequestHandler):
         def end_headers(self) -> None:

@@ -70,7 +70,7 @@ def portal(port: int) -> Iterator[str]:
 
 
 class Hostile:
-    """What a page of somebody else's asks with an administrator's cookie.
+    """A foreign page that sends requests with an administrator's cookie.
 
     Args:
         browser: The administrator's.

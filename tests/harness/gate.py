@@ -209,7 +209,7 @@ class RunningGate:
             return None
 
     def tell(self, *accounts: AccountBooks, mode: str = "gate", seq: int = 1) -> None:
-        """Send accounts, rules and the cluster's picture, and wait until the gate decides."""
+        """Send accounts, rules and the cluster's model, and wait until the gate decides."""
         self.link.send_books(GateBooks(seq=seq, accounts=accounts, whole=True))
         self.link.send_rules(rules(mode))
         self.link.send_model(picture())

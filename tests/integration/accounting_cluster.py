@@ -1,4 +1,4 @@
-"""A cluster whose jobs are in Slurm's books and in Steward's: all parts, as on a real site."""
+"""A cluster that Slurm and Steward both account for, with every component of a real site."""
 
 import signal
 import subprocess
@@ -78,7 +78,7 @@ class BookedSite:
         self.start_agent()
 
     def install_plugin(self) -> None:
-        """By the documented steps; nodes load it for the next step."""
+        """Install the SPANK plugin by the documented steps; nodes load it for the next step."""
         libdir = f"{self.cluster.directory}/lib"
         built = build_plugins(f"{self.cluster.plan.root}/usr/include", libdir)
         done = install_shim(
@@ -90,7 +90,7 @@ class BookedSite:
         assert done.remaining == ()
 
     def start_agent(self) -> None:
-        """One agent for all nodes, which stays and looks often."""
+        """Start one resident agent for all nodes, with a short interval."""
         names = (name for name in self.cluster.get_status() if name.startswith("slurmd."))
         nodes = [word for name in names for word in ("--node", name.removeprefix("slurmd."))]
         with open(f"{self.cluster.directory}/log/agent.log", "ab") as log:
@@ -106,7 +106,7 @@ class BookedSite:
             )
 
     def kill_agent(self) -> None:
-        """End it as a power switch would."""
+        """Kill the agent with SIGKILL."""
         if self.agent is not None:
             self.agent.send_signal(signal.SIGKILL)
             self.agent.wait(PATIENCE * 20)
@@ -118,13 +118,13 @@ class BookedSite:
         return submit_to(self.cluster, script, user=user or self.user, **options)
 
     def slurms(self, *words: str, user: str = "") -> str:
-        """What Slurm's own sacct prints."""
+        """Return the output of Slurm's sacct."""
         return str(
             self.cluster.run(["sacct", *words], user=user, env={"TZ": "UTC"}, timeout_s=120).stdout
         )
 
     def ours(self, *words: str) -> str:
-        """What ours prints."""
+        """Return the output of Steward's sacct."""
         config = {"STEWARD_CONFIG": str(self.daemon.config), "TZ": "UTC"}
         return str(self.cluster.run([STEWARD, "sacct", *words], env=config, timeout_s=120).stdout)
 

@@ -1,4 +1,4 @@
-"""A cluster with people of every standing, and a daemon that does for them what they ask."""
+"""A cluster with users of every role, and a daemon that runs their actions."""
 
 import json
 import shutil
@@ -25,7 +25,7 @@ SLEEP = "#!/bin/sh\nsleep 600\n"
 
 
 class Hook(Quiet, BaseHTTPRequestHandler):
-    """A webhook that keeps what it is told."""
+    """A webhook that records the notifications it receives."""
 
     told: ClassVar[list[Any]] = []
 
@@ -37,7 +37,7 @@ class Hook(Quiet, BaseHTTPRequestHandler):
 
 
 class ActingSite:
-    """A cluster with a daemon that has people of every standing."""
+    """A cluster with a daemon, and users of every role."""
 
     def __init__(self, cluster: Sandbox, port: int) -> None:
         self.cluster = cluster
@@ -114,7 +114,7 @@ class ActingSite:
         return found
 
     def heal(self) -> None:
-        """Bring every node back, whoever took it out."""
+        """Resume every node, also those that another user drained."""
         for name in self.nodes:
             self.result("slurm.node.resume", "--force", by="root", nodes=name)
         wait_until(lambda: all(self.node(name)["state"] == "IDLE" for name in self.nodes))
@@ -122,7 +122,7 @@ class ActingSite:
 
 @pytest.fixture(scope="module")
 def site(slurm_version: str) -> Iterator[ActingSite]:
-    """A cluster of the module's own and its daemon."""
+    """A cluster for this module, and its daemon."""
     with answering(Hook) as server:
         # An answer of its slurmd's that is on its way must not bring back a node that is set down.
         spec = SandboxSpec(slurm=slurm_version, user_names=USERS, extra=("ReturnToService=0",))

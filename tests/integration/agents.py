@@ -52,7 +52,7 @@ def run_agent(
 
 
 class Hearer(Quiet, BaseHTTPRequestHandler):
-    """What hears an agent at Steward's place; what it says to a batch is the test's."""
+    """A scripted receiver in Steward's place; the test sets its reply to a batch."""
 
     protocol_version = "HTTP/1.1"
 
@@ -102,7 +102,7 @@ def events_of(settings: Settings) -> list[Event]:
 
 
 def tasks_of(settings: Settings) -> list[int]:
-    """The numbers of all tasks that were told of, those that were told twice as well."""
+    """Return the numbers of all reported tasks, duplicates included."""
     return [
         int(event.body.step) * 1000 + task.task
         for event in events_of(settings)

@@ -69,7 +69,7 @@ def spec(version: str, selects: str, *, accounting: bool) -> SandboxSpec:
 
 
 def request(chance: random.Random) -> list[str]:
-    """sbatch's options of one job, such as people write."""
+    """Return random sbatch options of one job."""
     partition = chance.choice(["thr", "thr", "gpu", "excl", "mix", "bare"])
     words = [f"--partition={partition}"]
     words += _tasks(chance)

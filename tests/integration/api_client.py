@@ -28,7 +28,7 @@ class Program(httpx.Client):
         return self
 
     def told(self, path: str, **query: Any) -> Any:
-        """What a path answers."""
+        """Return the reply to a GET request."""
         answer = self.get(path, params=query or None)
         assert answer.status_code == 200, (path, answer.status_code, answer.text[:2000])
         return answer.json()

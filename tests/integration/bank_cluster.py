@@ -144,19 +144,19 @@ class BankSite:
             ledger.close()
 
     def start(self) -> None:
-        """Start the daemon, and wait until the gate decides by what the ledger says."""
+        """Start the daemon, and wait until the gate has the ledger's state."""
         self.daemon.start()
         self.until_gate()
 
     def restart(self) -> None:
-        """Kill the daemon and all its parts as a power switch would, and have it back."""
+        """Kill the daemon and all its workers with SIGKILL, and start it again."""
         self.kill_daemon()
         wait_until(lambda: not self.processes("gate") and not self.processes("journal"), 20)
         self.daemon.start()
         wait_until(lambda: bool(self.processes("gate")), 30)
 
     def until_gate(self) -> None:
-        """Wait until the gate knows all that it decides by: books, rules and the cluster."""
+        """Wait until the gate has balances, rates and modes, and the cluster's model."""
         wait_until(self._is_ready, 60)
 
     def _is_ready(self) -> bool:
@@ -183,7 +183,7 @@ class BankSite:
         return self.cluster.run(argv, user=user or self.user, input=script, check=False)
 
     def storm(self, count: int, script: str, *words: str, at_once: int = 64) -> list[int]:
-        """Submit ``count`` jobs, so many at a time; the ids of those that were let in."""
+        """Submit ``count`` jobs, many at a time; return the ids of the admitted ones."""
         path = Path(self.cluster.directory) / "storm.sh"
         path.write_text(script)
         path.chmod(0o755)
@@ -194,20 +194,20 @@ class BankSite:
         return [int(word) for word in re.findall(r"^\d+$", found.stdout, re.MULTILINE)]
 
     def as_root(self, *words: str) -> bool:
-        """Run one of Slurm's commands as root; whether it did what it was told."""
+        """Run one of Slurm's commands as root; return whether it succeeded."""
         return self.cluster.run(list(words), check=False).returncode == 0
 
     def as_user(self, *words: str, user: str = "") -> bool:
-        """Run one of Slurm's commands as a user; whether it did what it was told."""
+        """Run one of Slurm's commands as a user; return whether it succeeded."""
         found = self.cluster.run(list(words), user=user or self.user, check=False)
         return found.returncode == 0
 
     def bank(self, *words: str, user: str = "", check: bool = True) -> str:
-        """What a command of ``steward bank`` prints."""
+        """Return the output of a ``steward bank`` command."""
         return str(self.daemon.ask("bank", *words, user=user, check=check).stdout)
 
     def balance(self, account: str = ACCOUNTS[0]) -> int:
-        """What the ledger has for an account, micro-SU."""
+        """Return the ledger's balance of an account, in micro-SU."""
         ledger = open_ledger(self.settings)
         try:
             with ledger.reading() as t:
@@ -216,7 +216,7 @@ class BankSite:
             ledger.close()
 
     def charges(self) -> list[Charge]:
-        """All that was charged."""
+        """Return all charges."""
         ledger = open_ledger(self.settings)
         try:
             with ledger.reading() as t:
@@ -226,14 +226,14 @@ class BankSite:
         return [row.charge for row in rows]
 
     def charged(self) -> dict[int, int]:
-        """What every job was charged, all its runs and pieces, micro-SU by raw job id."""
+        """Return the total charge of each job, in micro-SU by raw job id."""
         found: dict[int, int] = {}
         for charge in self.charges():
             found[charge.job_id] = found.get(charge.job_id, 0) + charge.amount
         return found
 
     def held(self) -> int:
-        """What the gate holds, micro-SU."""
+        """Return the sum of the gate's SU holds, in micro-SU."""
         return sum(hold.remaining for hold in self.holds())
 
     def holds(self) -> list[Hold]:
@@ -252,7 +252,7 @@ class BankSite:
             jobs.close()
 
     def findings(self) -> list[Any]:
-        """What the ledger's proof finds wrong."""
+        """Return the findings of the ledger's proof."""
         ledger = open_ledger(self.settings)
         try:
             return list(ledger.check())
@@ -292,7 +292,7 @@ class BankSite:
                 os.kill(pid, number)
 
     def kill_daemon(self) -> None:
-        """End the daemon and all its parts as a power switch would."""
+        """Kill the daemon and all its workers with SIGKILL."""
         self.daemon.close()
 
     def close(self) -> None:

@@ -29,7 +29,7 @@ class Storm:
         self._pay_in()
 
     def _price(self) -> int:
-        """What one of them is held for."""
+        """Return the SU hold of one of these jobs."""
         job = self.site.submit(self.script, account=_RICH, time="10")
         found = self.site.link.list_holds(account=_RICH)
         self.site.as_user("scancel", str(job))
@@ -49,7 +49,7 @@ class Storm:
         wait_until(lambda: self.site.link.get_means(_POOR).available == self.deposit, 30)
 
     def submit(self, count: int, site: BankSite | None = None) -> list[int]:
-        """Submit so many, 64 at a time; the ids of those that were let in."""
+        """Submit jobs, 64 at a time; return the ids of the admitted ones."""
         return (site or self.site).storm(count, self.script, "--time=10")
 
     def end(self, jobs: set[int], *others: BankSite) -> None:

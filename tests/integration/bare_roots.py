@@ -52,7 +52,7 @@ ENVIRONMENT = {
 
 
 class Bare:
-    """A system of one's own over a shared one, which stays as it is.
+    """A writable overlay of the shared system, which stays unchanged.
 
     Args:
         suite: Debian's name of it.
@@ -96,7 +96,7 @@ class Bare:
         return self.run(["sh", "-euc", script], code=code)
 
     def path(self, name: str) -> Path:
-        """Where a file that was written there lies."""
+        """Return the path, outside the system, of a file in it."""
         return self._directory / "upper" / name.lstrip("/")
 
 

@@ -60,7 +60,7 @@ def sandbox(slurm_version: str) -> Iterator[Sandbox]:
 
 @pytest.fixture(scope="session")
 def booked_sandbox(slurm_version: str) -> Iterator[Sandbox]:
-    """A cluster that all tests share, whose jobs are in Slurm's own books (slurmdbd) too."""
+    """A cluster that all tests share, with slurmdbd."""
     with Sandbox.up(SandboxSpec(slurm=slurm_version, accounting=True), report=print) as cluster:
         yield cluster
 
@@ -103,7 +103,7 @@ def postgresql(pytestconfig: pytest.Config) -> Iterator[PostgreSQL]:
 
 @pytest.fixture(scope="session")
 def majors() -> dict[str, int]:
-    """The major versions to test on, for servers of a test's own."""
+    """The major versions to test, for servers that a test starts."""
     return {"elasticsearch": ELASTICSEARCH, "opensearch": OPENSEARCH}
 
 

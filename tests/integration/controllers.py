@@ -23,7 +23,7 @@ from steward.slurm.settings import ClusterSettings
 
 
 class Munged:
-    """A munged of the test's own.
+    """A munged with the test's key.
 
     Args:
         directory: Where its socket and its key are; made if need be.
@@ -153,7 +153,7 @@ class Controller(Daemon):
     command = "controller"
 
     def is_forwarded(self, cluster: str = "c1") -> bool:
-        """Whether all that it has captured is durable over there."""
+        """Return whether the receiver has stored all captured events."""
         head = ask(self.settings, "journal.db", "SELECT ifnull(max(id), 0) FROM event")
         ((position,),) = ask(self.settings, f"forward-{cluster}.db", "SELECT position FROM cursor")
         state, _ = self.status(f"forward.{cluster}")
@@ -211,5 +211,5 @@ def controller_settings(
 
 
 def said(daemon: Daemon, what: str, timeout_s: float = 30.0) -> None:
-    """Wait until a daemon has said something."""
+    """Wait until a daemon has logged a text."""
     daemon.wait(lambda: what in daemon.log(), timeout_s)

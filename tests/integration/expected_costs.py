@@ -30,7 +30,7 @@ _UNFINISHED: Final = ("PENDING", "RUNNING", "SUSPENDED", "CONFIGURING", "COMPLET
 
 
 class Ran(NamedTuple):
-    """A run, or a piece of one, as Slurm tells of it."""
+    """A run, or a piece of one, as Slurm records it."""
 
     job: int
     start: str
@@ -44,14 +44,14 @@ class Ran(NamedTuple):
 
 
 def cost(ran: Ran, cpu: int = CPU, permille: Mapping[str, int] = _PERMILLE) -> int:
-    """What it ought to cost, micro-SU: rounded once, half up."""
+    """Return the expected charge, in micro-SU: rounded once, half up."""
     seconds = ran.seconds if ran.limit_s is None else min(ran.seconds, ran.limit_s)
     part = Fraction(permille.get(ran.state, 1000), 1000)
     return int(Fraction(cpu * ran.cpus * seconds, 3600) * part + Fraction(1, 2))
 
 
 def costs(runs: Iterable[Ran], cpu: int = CPU) -> dict[int, int]:
-    """What every job ought to cost, by raw job id."""
+    """Return the expected charge of every job, by raw job id."""
     found: dict[int, int] = {}
     for ran in runs:
         found[ran.job] = found.get(ran.job, 0) + cost(ran, cpu)
@@ -130,7 +130,7 @@ def _by_run(pieces: Iterable[Ran]) -> dict[tuple[int, str], list[Ran]]:
 
 
 def _first(lines: Iterable[Ran]) -> dict[tuple[int, str], Ran]:
-    """What jobcomp told first of the end of each run, by job and submit time.
+    """Return the first end that jobcomp recorded for each run, by job and submit time.
 
     A requeue or preemption that the same run's end follows was forgotten.
     """
@@ -151,7 +151,7 @@ def _first(lines: Iterable[Ran]) -> dict[tuple[int, str], Ran]:
 
 
 def _again(lines: Iterable[Ran], first: Mapping[tuple[int, str], Ran]) -> Iterator[Ran]:
-    """What jobcomp told of runs that began once more: after the end or requeue told first."""
+    """Yield runs that jobcomp recorded again after their first end or requeue."""
     begun: set[tuple[int, str]] = set()
     for ran in sorted(lines, key=lambda ran: ran.end):
         before = first.get((ran.job, ran.submit))
@@ -184,7 +184,7 @@ def by_slurmctld(site: BankSite) -> list[Ran]:
 
 
 def _without(runs: Iterable[Ran], pieces: Iterable[Ran]) -> Iterator[Ran]:
-    """The runs, each told from its beginning, without what its pieces are; and those."""
+    """Yield the pieces, and the runs without the time of their pieces."""
     spent: dict[tuple[int, str], int] = {}
     for piece in sorted(pieces, key=lambda one: one.seconds):
         before = spent.get((piece.job, piece.start), 0)

@@ -15,7 +15,7 @@ def files_below(root: Path, pattern: str = "*") -> list[Path]:
 
 
 def contents_below(root: Path) -> dict[Path, bytes]:
-    """What every file holds, links aside.
+    """Return the content of every file, without symbolic links.
 
     A file that goes while they are read may have taken another's place, under whose name it
     would be looked at too late: then all are read again.

@@ -169,7 +169,7 @@ def _teach(teach: int, known: frozenset[str]) -> None:
 
 
 def _fork_inside(init_pid: int, told: int) -> None:
-    """Return in a new process inside; the caller tells of its end and ends."""
+    """Return in a new process inside the sandbox; the caller reports its end and exits."""
     if init_pid:
         namespaces.enter_namespaces(init_pid)
     child = os.fork()

@@ -1,4 +1,4 @@
-"""A cluster whose slurmctld asks a gate of a test's own, by the plugin in C or in Lua."""
+"""A cluster whose slurmctld asks the test's gate, through the submit plugin in C or in Lua."""
 
 import shutil
 import time
@@ -24,7 +24,7 @@ LUA_SOCKETS = "/usr/lib/*/lua/5.*/socket"
 
 
 def headers(version: str) -> str:
-    """Where the headers of a version of Slurm are."""
+    """Return the directory of a Slurm version's headers."""
     series = ".".join(version.split(".")[:2])
     return (
         f"{ensure_root(version, print)}/usr/include" if series in DEBIAN_SUITES else "/usr/include"
@@ -54,12 +54,12 @@ class AskingSite:
         return submit_to(self.cluster, "#!/bin/sh\nsleep 100\n", user=self.user, **options)
 
     def run(self, *words: str, user: str = "") -> tuple[int, str]:
-        """Run a command as the user; its exit code, and all that it said."""
+        """Run a command as the user; return its exit code and output."""
         done = self.cluster.run(list(words), user=user or self.user, cwd="/tmp", check=False)
         return done.returncode, done.stdout + done.stderr
 
     def refused(self, *words: str) -> str:
-        """What sbatch says of a job that is not taken."""
+        """Return the message of sbatch for a rejected job."""
         code, said = self.run("sbatch", "-o", "/dev/null", *words, "--wrap", "sleep 100")
         assert code == 1, said
         return said
@@ -71,12 +71,12 @@ class AskingSite:
         return found[0].strip().removeprefix("AdminComment=") if found else ""
 
     def log(self) -> list[str]:
-        """What slurmctld's log says of the gate."""
+        """Return the lines of slurmctld's log about the gate."""
         text = Path(f"{self.cluster.directory}/log/slurmctld.log").read_text(errors="replace")
         return [line for line in text.splitlines() if "the gate " in line]
 
     def took(self, count: int) -> list[float]:
-        """How long that many submissions took, one after the other, in seconds."""
+        """Return the duration of that many submits in sequence, in seconds."""
         found = []
         for _ in range(count):
             begun = time.monotonic()

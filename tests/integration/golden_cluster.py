@@ -56,7 +56,7 @@ def at(text: str) -> datetime:
 
 
 def picture() -> ClusterModel:
-    """What the bank knows of the cluster: it cannot ask Slurm."""
+    """Return the bank's model of the cluster, which has no Slurm to query."""
     shapes = (
         NodeShape(
             nodes="n[1-4]", count=4, cpus=16, usable_cpus=16, cores=16, sockets=2, memory_mib=65536

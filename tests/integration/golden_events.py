@@ -456,7 +456,7 @@ def _step(
 
 
 def _task(number: int, end: str, cpu_s: int, rss: int, status: int = 0) -> TaskUsage:
-    """What one task used."""
+    """Return the usage of one task."""
     return TaskUsage(
         task=number,
         pid=20_000 + number,

@@ -59,7 +59,7 @@ def serve() -> None:
 
 
 def _import_all() -> None:
-    """Import whatever a command may import: so each starts at once, whoever may read the files."""
+    """Import every module that a command may import, so that each command starts at once."""
     found = pkgutil.walk_packages(steward.__path__, "steward.")
     names = [module.name for module in found if "migrations" not in module.name]
     for name in (*names, *_BY_FUNCTIONS):

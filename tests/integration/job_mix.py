@@ -1,4 +1,4 @@
-"""Jobs of all sorts, each with what befalls it: many live at once, and the cluster may die."""
+"""Random jobs with requeues, suspensions, cancels and failures, on a cluster that may be killed."""
 
 import random
 import re
@@ -329,7 +329,7 @@ def preempted(mix: Mix) -> Life:
 
 
 def let_through(mix: Mix) -> Life:
-    """Submitted while the plugin is told to admit everything."""
+    """Submitted while gate.off lets the plugin admit every job."""
     off = mix.site.run_dir / "gate.off"
     off.touch()
     try:

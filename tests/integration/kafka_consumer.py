@@ -1,4 +1,4 @@
-"""Whoever takes a topic in: the command with an archive of its own, and a member of a group."""
+"""Consumers of a topic: ``steward archive consume`` with an archive, and a member of a group."""
 
 import json
 import signal
@@ -47,7 +47,7 @@ class Consumer:
         ]
 
     def once(self, *more: str, code: int = 0) -> str:
-        """Take what is in the topic now; what is said on the way."""
+        """Archive the messages in the topic now; return the output."""
         done = subprocess.run(
             self._words("--once", *more), capture_output=True, timeout=_TIMEOUT_S, check=False
         )
@@ -81,7 +81,7 @@ class Consumer:
         return json.loads(done.stdout)
 
     def jobs(self, *words: str) -> dict[tuple[str, int], dict[str, Any]]:
-        """What ``archive list`` shows of all jobs; fails if one is there twice."""
+        """Return the jobs that ``archive list`` shows; fail if one is listed twice."""
         lines = self.ask("list", "-S", "2026-01-01", *words)["jobs"]
         found = {(line["cluster"], line["job_id"]): line for line in lines}
         assert len(found) == len(lines)
@@ -137,7 +137,7 @@ def make_source(
 
 
 class Source:
-    """A member of a group, in a thread of its own, that keeps its events in a list."""
+    """A member of a group, in a thread, that keeps its events in a list."""
 
     def __init__(self, topic: Topic, group: str, directory: Path, **more: Any) -> None:
         self.events: list[Event] = []

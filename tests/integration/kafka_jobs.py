@@ -1,4 +1,4 @@
-"""Jobs as a sink sends them to Kafka, and topics of a test's own to send them to."""
+"""Kafka messages of jobs as a sink sends them, and a topic for each test."""
 
 import hashlib
 import uuid
@@ -25,7 +25,7 @@ UID = 4_000_001
 
 
 class Topic:
-    """A topic of a test's own, and a destination for it."""
+    """A topic for one test, and a destination that sends to it."""
 
     def __init__(self, kafka: Kafka, partitions: int = 1, **settings: str) -> None:
         self.name = f"t-{uuid.uuid4()}"
@@ -95,7 +95,7 @@ def document(
 
 
 def identity(job_id: int, why: str = "bound", **record: Any) -> JobIdentity:
-    """Whose a script is."""
+    """Return the identity of a script."""
     fields: dict[str, Any] = {
         "uid": UID,
         "account": "acct",
@@ -115,7 +115,7 @@ def identity(job_id: int, why: str = "bound", **record: Any) -> JobIdentity:
 
 
 def ended(job_id: int, **record: Any) -> JobIdentity:
-    """Whose a script is, when the job was over."""
+    """Return the identity of a script whose job has ended."""
     end = SUBMIT + timedelta(hours=1)
     fields: dict[str, Any] = {"state": "COMPLETED", "start": SUBMIT, "end": end, "exit_code": 0}
     return identity(job_id, "ended", **{**fields, **record})

@@ -68,7 +68,7 @@ exit $(cat $ask.done)
 
 
 class PlainHost:
-    """What a person at the keyboard of a Slurm host has.
+    """Shell, files and services of a Slurm host, as an administrator uses them.
 
     Args:
         cluster: The sandbox; brought up by root, in namespaces of its own.
@@ -126,7 +126,7 @@ class PlainHost:
         return str(self.cluster.run(["cat", path], check=False).stdout)
 
     def log(self, name: str) -> str:
-        """What a service has said."""
+        """Return the log of a service."""
         path = self._log(name)
         return path.read_text(errors="replace") if path.exists() else ""
 

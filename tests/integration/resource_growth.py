@@ -10,7 +10,7 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class Sample(NamedTuple):
-    """One look at a process.
+    """One measurement of a process.
 
     Attributes:
         at_s: When, by the monotonic clock.
@@ -57,7 +57,7 @@ class Growth:
         self._looks = 0
 
     def lasting(self) -> dict[str, list[Sample]]:
-        """What was seen of each process that was there at every look."""
+        """Return the measurements of each process that ran at every measurement."""
         return {
             f"{name} ({pid})": samples
             for (pid, name), samples in sorted(self._samples.items())
@@ -79,7 +79,7 @@ class Growth:
 
 
 def slope(points: list[tuple[float, float]]) -> float:
-    """By how much a second the second number grows with the first, by least squares."""
+    """Return the slope of a least-squares fit, per second."""
     count = len(points)
     mean_x = sum(x for x, _ in points) / count
     mean_y = sum(y for _, y in points) / count

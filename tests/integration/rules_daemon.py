@@ -1,4 +1,4 @@
-"""A daemon with rules on a sandbox, and storms of node events that its sensor would have told."""
+"""A daemon with rules on a sandbox, and storms of node events as its sensor would send them."""
 
 import shutil
 from collections import Counter
@@ -65,7 +65,7 @@ class Ruling(Watching):
         self.config.write_text(render_config(LoadedConfig(self.settings)))
 
     def history(self, *words: str) -> list[dict[str, Any]]:
-        """What rules did, oldest first."""
+        """Return the executions of rules, oldest first."""
         answer = self.ask_json("rules", "history", "--limit", "100000", *words)
         found: list[dict[str, Any]] = answer["executions"]
         return found[::-1]
@@ -89,7 +89,7 @@ class Ruling(Watching):
 
 
 def pictures(nodes: list[str], looks: int) -> Iterator[dict[str, dict[str, NodeFacts]]]:
-    """A cluster whose nodes all fail and come back, look after look."""
+    """Yield snapshots of a cluster whose nodes all fail and return, poll after poll."""
     for look in range(looks + 1):
         state = "DOWN+NOT_RESPONDING" if look % 2 else "IDLE"
         reason = f"look {look}: {{{{ 7 * 7 }}}} $(id)" if look % 2 else ""
@@ -97,7 +97,7 @@ def pictures(nodes: list[str], looks: int) -> Iterator[dict[str, dict[str, NodeF
 
 
 class Storm:
-    """What a sensor would tell of made-up pictures, into a daemon's own journal.
+    """A source that appends the sensor's events of invented snapshots to a daemon's journal.
 
     Args:
         daemon: Whose journal.
@@ -114,7 +114,7 @@ class Storm:
         """How many events there were, by whether they tell of a failure."""
 
     def rage(self, looks: int) -> Iterator[int]:
-        """Tell of so many looks, one at each step; how many events there were so far."""
+        """Append the events of that many snapshots; yield the number of events so far."""
         for picture in pictures(self._nodes, looks):
             now = datetime.now(UTC)
             changes = compare_snapshots(

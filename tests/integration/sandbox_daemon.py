@@ -126,7 +126,7 @@ class Daemon:
         return json.loads(self.ask(*words, "--json", user=user).stdout)
 
     def files(self, pattern: str) -> list[Path]:
-        """What the archive holds, but for bytes on their way."""
+        """Return the archived files, without files in transit."""
         found = files_below(self.archive, pattern)
         return sorted(p for p in found if ".incoming" not in p.parts and p.is_file())
 
@@ -150,7 +150,7 @@ class Daemon:
         return path
 
     def owner_access(self, path: Path, user: str) -> bool:
-        """Whether a user can read a file by the file system's own rights."""
+        """Return whether the file permissions let a user read a file."""
         result = self.cluster.run(["cat", str(path)], user=user, check=False, text=False)
         return result.returncode == 0 and result.stdout == path.read_bytes()
 

@@ -1,4 +1,4 @@
-"""Sandboxes of a test's own, and what is left of them on the machine."""
+"""Sandboxes for single tests, and the processes that they leave on the host."""
 
 import functools
 import os
@@ -73,14 +73,14 @@ def passable_directory() -> Iterator[Path]:
 
 @pytest.fixture
 def directory() -> Iterator[str]:
-    """A path for a sandbox of the test's own."""
+    """A directory for a sandbox of this test."""
     with passable_directory() as path:
         yield str(path / "sandbox")
 
 
 @pytest.fixture
 def own(directory: str, slurm_version: str) -> Iterator[Sandbox]:
-    """A small cluster of the test's own."""
+    """A small cluster for this test."""
     spec = SandboxSpec(directory=directory, nodes=1, slurm=slurm_version)
     with Sandbox.up(spec) as sandbox:
         yield sandbox

@@ -49,7 +49,7 @@ def _has_command(cluster: Sandbox) -> bool:
 
 
 def _program(directory: str | Path) -> str:
-    """The path of our own, for the Slurm that is installed."""
+    """Compile scrontab for the installed Slurm, once; return its path."""
     path = Path(directory) / "scrontab"
     if not path.exists():
         (library,) = Path("/usr/lib").glob("*/slurm-wlm")

@@ -27,7 +27,7 @@ _names: Iterator[int] = count(1)
 def sink_on(
     server: SearchServer, **changes: Any
 ) -> ElasticsearchSinkSettings | OpenSearchSinkSettings:
-    """A sink on this server with an index's name of its own."""
+    """Return a sink on this server, with a unique index name."""
     kind: type[ElasticsearchSinkSettings | OpenSearchSinkSettings] = (
         ElasticsearchSinkSettings
         if server.name.startswith("elasticsearch")

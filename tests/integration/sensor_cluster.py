@@ -24,7 +24,7 @@ MakeWatching = Callable[..., Watching]
 
 @pytest.fixture(scope="module")
 def cluster(slurm_version: str, request: pytest.FixtureRequest) -> Iterator[Sandbox]:
-    """A cluster of this module's own, whose ``EXTRA`` says what differs; it is disturbed here."""
+    """A cluster for this module, with the module's ``EXTRA`` settings; tests disturb it."""
     extra = (*SETTINGS, *getattr(request.module, "EXTRA", ()))
     with Sandbox.up(SandboxSpec(nodes=3, slurm=slurm_version, extra=extra)) as box:
         yield box

@@ -54,7 +54,7 @@ def python_of(cluster: Sandbox, home: Path) -> str:
 
 
 class Front:
-    """A helper in front of a daemon's own, which passes on what is told of some events alone.
+    """A strigger program in front of the real one; it passes on reports of some events only.
 
     Args:
         directory: Where it is put.
@@ -102,7 +102,7 @@ class Watching(Daemon):
         cluster.run(["chown", self._user, str(home)], user="root")
 
     def install(self) -> None:
-        """Put the helper and its secret where slurmctld and we look for them."""
+        """Install the strigger program and its secret where slurmctld and the sensor look."""
         self.cluster.run(
             [
                 *(STEWARD, "plugins", "install", "--trigger"),
@@ -113,7 +113,7 @@ class Watching(Daemon):
         )
 
     def events(self, *kinds: str) -> list[Event]:
-        """What is in the journal of these kinds; of all states if none is named."""
+        """Return the journal's events of these kinds; of all states by default."""
         try:
             reader = JournalReader(str(self.state))
         except SqliteUnavailable:
@@ -129,7 +129,7 @@ class Watching(Daemon):
             reader.close()
 
     def of_node(self, name: str) -> list[NodeState]:
-        """What was told of a node."""
+        """Return the events of a node."""
         return [event.body for event in self.events(NODE_STATE) if event.body.node == name]
 
     def replayed(self, kind: str = NODE_STATE) -> dict[str, str]:
@@ -178,7 +178,7 @@ class Watching(Daemon):
         return (down.seen_at - known_at).total_seconds()
 
     def shown(self) -> dict[str, str]:
-        """The states that Slurm shows now, asked by a command of its own."""
+        """Return the states that Slurm shows now."""
         out = self.cluster.run(["scontrol", "-a", "-o", "show", "node"]).stdout
         states = {}
         for line in out.splitlines():
@@ -189,7 +189,7 @@ class Watching(Daemon):
         return states
 
     def settle(self) -> None:
-        """Wait until the events replayed give what Slurm shows, whatever was killed before."""
+        """Wait until the events, replayed, give the states that Slurm shows."""
         wait_until(lambda: self.replayed() == self.shown(), 60)
 
     def all_triggers(self) -> list[str]:

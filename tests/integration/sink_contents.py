@@ -67,5 +67,5 @@ def messages_of(kafka: Kafka, topic: str, timeout_s: float = 60.0) -> list[bytes
 
 
 def ids_of(messages: list[bytes]) -> Counter[str]:
-    """How often each document is among messages in Steward's own schema."""
+    """Return how often each document is among messages in Steward's schema."""
     return Counter(msgspec.json.decode(message)["id"] for message in messages)

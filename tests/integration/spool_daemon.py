@@ -1,4 +1,4 @@
-"""A real daemon on a spool of our own, as the tests of faults need it."""
+"""A real daemon on a scripted spool, for tests of failures."""
 
 import os
 import random
@@ -78,7 +78,7 @@ class Daemon:
 
     @property
     def pid(self) -> int:
-        """Of the supervisor."""
+        """Process id of the supervisor."""
         assert self._process is not None
         return self._process.pid
 
@@ -102,7 +102,7 @@ class Daemon:
         return children_of(self.pid)
 
     def kill(self) -> None:
-        """End it as a power switch would, parts included, and wait for that."""
+        """Kill the supervisor and its workers with SIGKILL, and wait for their end."""
         assert self._process is not None
         parts = self.parts()
         self._process.kill()
@@ -112,7 +112,7 @@ class Daemon:
         wait_until(lambda: not any(_lives(pid) for pid in parts), 20.0)
 
     def stop(self) -> int:
-        """Ask it to end; its exit code."""
+        """Stop the daemon with SIGTERM; return its exit code."""
         assert self._process is not None
         self._process.send_signal(signal.SIGTERM)
         code = self._process.wait(PATIENCE * 10)
@@ -120,7 +120,7 @@ class Daemon:
         return code
 
     def log(self) -> str:
-        """All that it has said."""
+        """Return the daemon's log."""
         return self.log_path.read_text()
 
     def wait(self, ready: Callable[[], bool], timeout_s: float = 30.0) -> None:
@@ -151,7 +151,7 @@ class Daemon:
         return found.get(consumer, ("", ""))
 
     def is_quiet(self, scripts: int) -> bool:
-        """Whether so many scripts are in the journal, and every consumer has put them to use."""
+        """Return whether the journal has this many scripts and every consumer has applied them."""
         self._unquiet = self._why_unquiet(scripts)
         return not self._unquiet
 
@@ -202,13 +202,13 @@ def ask(settings: Settings, database: str, sql: str, *values: object) -> list[tu
 
 
 def filed(settings: Settings) -> int:
-    """How many scripts the sink ``files`` has filed."""
+    """Return the number of scripts that the sink ``files`` has archived."""
     rows = ask(settings, "archive-files.db", "SELECT count(*) FROM script WHERE state != 0")
     return int(rows[0][0]) if rows else 0
 
 
 def is_through(settings: Settings, sink: str) -> bool:
-    """Whether a sink on another machine has taken in everything, and sent it."""
+    """Return whether a remote sink has applied all events and sent its documents."""
     (head,) = ask(settings, "journal.db", "SELECT max(seq) FROM sqlite_sequence")[0]
     database = f"archive-{sink}.db"
     rows = ask(settings, database, "SELECT position FROM cursor")
@@ -293,7 +293,7 @@ def forget(home: Path, jobs: range) -> None:
 
 
 def play(spool: str, jobs: range, *arguments: str) -> "subprocess.Popen[bytes]":
-    """Start a storm in a process of its own."""
+    """Start a storm in a separate process."""
     span = (f"--first={jobs.start}", f"--jobs={len(jobs)}")
     return subprocess.Popen([sys.executable, STORM, spool, *span, *arguments])
 

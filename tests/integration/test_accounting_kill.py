@@ -62,7 +62,7 @@ def site(slurm_version: str) -> Iterator[BookedSite]:
 
 
 def kill(site: BookedSite, what: str) -> None:
-    """End one of them as a power switch would, and start it again."""
+    """Kill a component with SIGKILL, and start it again."""
     cluster = site.cluster
     if what == "slurmctld":
         cluster.kill_controller()
@@ -128,7 +128,7 @@ class Operator:
         self._helped = time.monotonic()
 
     def is_idle(self) -> bool:
-        """Whether no job waits or runs, all nodes being up."""
+        """Return whether all nodes are up and no job is pending or running."""
         resume(self._site)
         if not _queue(self._site, "PD,R,S,CG,CF"):
             return self._site.cluster.run(["scontrol", "ping"], check=False).returncode == 0
@@ -147,7 +147,7 @@ Run = tuple[int, str, int]
 
 
 def counts(site: BookedSite) -> dict[str, collections.Counter[Run]]:
-    """How often the start and the end of each run were said, corrections aside."""
+    """Count the start and end events of each run, without corrections."""
     found: dict[str, collections.Counter[Run]] = {
         kind: collections.Counter() for kind in (RUN_START, RUN_END)
     }
@@ -214,7 +214,7 @@ def test_every_run_has_one_start_one_end_and_its_steps(site: BookedSite) -> None
 
 
 def gaps(site: BookedSite) -> tuple[Finding, ...]:
-    """What is missing, told as it will be in ten minutes: what is younger may still come."""
+    """Return the gaps as of ten minutes from now, when late reports have arrived."""
     settings = site.daemon.settings
     access = Access(settings.access, 0, lambda _cluster: ClusterRoles())
     room = AccountingContext(settings, access=access, now=lambda: utc_now() + timedelta(minutes=10))
@@ -248,7 +248,7 @@ def _runs(found: list[list[str]]) -> list[Booked]:
 def check_steps(
     runs: list[Booked], named: set[tuple[str, str]], ran: Path, submitted: list[int]
 ) -> None:
-    """What is booked of the steps that were there, or else is named as missing."""
+    """Check that each step has a record or a gap."""
     # What slurmctld forgot before it had saved it has no end that anybody could know.
     lost = [run for run in runs if run.state == "UNKNOWN"]
     assert not [run for run in lost if ("run-lost", run.job) not in named]
@@ -275,7 +275,7 @@ def check_steps(
 
 
 def _unbooked(site: BookedSite, jobs: set[int]) -> list[list[str]]:
-    """Rows of what has not ended in the books, and of jobs of which there is no row."""
+    """List unfinished records, and jobs without a record."""
     found = rows(site)
     ended = {name for name, state, _, end, *_ in found if end != "Unknown" or state == "UNKNOWN"}
     missing = [[name] for name in sorted({str(job) for job in jobs} - ended)]

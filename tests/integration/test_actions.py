@@ -33,7 +33,7 @@ def test_configuration(site: ActingSite) -> None:
 
 
 def test_rights(site: ActingSite) -> None:
-    """Everything that changes is refused to whom it is not for, and nothing was begun."""
+    """Actions that change something are rejected without permission, before they begin."""
     one = site.nodes[0]
     given: dict[str, dict[str, Any]] = {
         "slurm.node.down": {"nodes": one, "reason": "x"},

@@ -255,7 +255,7 @@ def test_what_is_held_after_a_requeue_is_released(empty: ActingSite, by: str) ->
 
 
 def test_an_array_in_several_states(empty: ActingSite) -> None:
-    """What runs is requeued, what waits stays, and nothing is left held."""
+    """Running tasks are requeued, pending tasks stay, and no task stays held."""
     site = empty
     full = submit_to(site.cluster, SLEEP, user="ada", array="0-5%2")
     wait_until(lambda: site.said("squeue", "-h", "-t", "R", "-o", "%A").count("\n") == 2)
@@ -279,7 +279,7 @@ def test_an_array_in_several_states(empty: ActingSite) -> None:
 
 
 def test_a_requeue_that_was_killed_is_ended_by_the_next(empty: ActingSite) -> None:
-    """As it is found where nothing came after ``requeuehold``."""
+    """The job is left as after ``requeuehold`` without a release."""
     site = empty
     job = submit_to(site.cluster, SLEEP, user="ada")
     wait_until(lambda: state_of(site.cluster, job) == "RUNNING")

@@ -1,4 +1,4 @@
-"""``steward agent`` and what takes it in: real ones, with real munged, killed at will.
+"""``steward agent`` and its receiver: real processes, with real munged, killed at random.
 
 ``STEWARD_AGENT_SEED`` repeats the instants of an earlier run, ``STEWARD_AGENT_PYTHON`` is the
 Python that agents run with.

@@ -1,4 +1,4 @@
-"""``steward agent`` on real clusters: Slurm says who a node is, and its steps become events."""
+"""``steward agent`` on real clusters: Slurm's node addresses, and events of steps."""
 
 import os
 import shutil
@@ -51,7 +51,7 @@ def install_watcher(site: Path) -> None:
 
 @pytest.mark.matrix
 def test_on_a_real_cluster(sandbox: Sandbox, tmp_path: Path) -> None:
-    """Slurm is asked where its nodes are; only root of a node speaks for it."""
+    """The receiver gets node addresses from Slurm; only root on a node reports for it."""
     home = Path(sandbox.directory) / f"agent-{os.getpid()}"
     port = free_port()
     daemon = InSandbox(sandbox, home, slurm={"munge_socket": sandbox.plan.munge_socket})

@@ -1,4 +1,4 @@
-"""``steward listen`` under a user of its own: agents notice nothing, and it speaks for no node."""
+"""``steward listen`` as an unprivileged user: agents see no difference; it forges no node."""
 
 import contextlib
 import http.client
@@ -90,7 +90,7 @@ class ListenerSite:
                 process.wait(PATIENCE * 10)
 
     def move(self, port: int) -> None:
-        """Have the daemon run anew with another port in [nodes]."""
+        """Restart the daemon with another port in [nodes]."""
         self.port = port
         nodes = msgspec.structs.replace(self.settings.nodes, listen=f"127.0.0.1:{port}")
         self.settings = msgspec.structs.replace(self.settings, nodes=nodes)
@@ -100,7 +100,7 @@ class ListenerSite:
         self.daemon.start()
 
     def wait_for(self, what: str) -> None:
-        """Wait until the listener has said something."""
+        """Wait until the listener has logged a text."""
         wait_until(lambda: what in self.log.read_text(), 60)
 
 
@@ -150,7 +150,7 @@ def test_who_may_not_report(site: ListenerSite, tmp_path: Path, make_munged: Mak
 
 
 class Taken:
-    """A listener that was taken over: it says to the daemon what it likes."""
+    """A compromised listener, which sends the daemon arbitrary messages."""
 
     def __init__(self, path: str) -> None:
         self._daemon = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -183,7 +183,7 @@ class Taken:
             self._daemon.sendall(data)
 
     def hear(self) -> tuple[int, bytes]:
-        """What the daemon says: a status and words; 100 for go on, -1 where it has ended."""
+        """Return the daemon's reply: status and text; 100 to continue, -1 after its end."""
         with contextlib.suppress(ConnectionResetError):
             status = self._replies.readline()
             headers = http.client.parse_headers(self._replies)

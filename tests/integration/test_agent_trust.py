@@ -94,7 +94,7 @@ def send(
 def test_an_answer_of_somebody_else_is_not_believed(
     tmp_path: Path, make_munged: MakeMunged
 ) -> None:
-    """Lines are let go of because of it: whoever is at the port has to be Steward."""
+    """The agent deletes lines on an answer, so only Steward may answer."""
     munged, strange = make_munged(), make_munged()
     recorded: list[str] = []
 

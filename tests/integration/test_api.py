@@ -274,7 +274,7 @@ def test_what_is_wrong_is_said(ada: Program) -> None:
 
 
 def test_local_commands_are_not_to_be_had(site: WebSite) -> None:
-    """Neither by a token nor by a session, not even of an administrator's."""
+    """Neither a token nor a session runs them, not even an administrator's."""
     visitor = site.visitor("carl")
     body = {"parameters": {"cmd": ["/bin/true"]}}
     headers = {"X-CSRF-Token": visitor.csrf()}

@@ -1,4 +1,4 @@
-"""The API gets whatever its description allows, and more, from a user and from operators.
+"""The API under random requests that its description allows, and others, by user and operators.
 
 ``STEWARD_EXAMPLES`` sets the number of examples of each operation. The seed is new in each run and
 printed; ``STEWARD_SCHEMA_SEED`` repeats one.
@@ -109,7 +109,7 @@ def ask(tmp_path: Path, site: WebSite, user: str, *options: str) -> None:
 
 
 def _failed(site: WebSite) -> str:
-    """What the daemon and the pages' process say of what they did not foresee."""
+    """Return unforeseen errors in the logs of the daemon and of ``steward web``."""
     logs = site.daemon.log() + site.log_path.read_text()
     lines = logs.splitlines()
     return "\n".join(

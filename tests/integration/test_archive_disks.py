@@ -20,7 +20,7 @@ from steward.archive.files.verify import verify_sink
 
 
 class Disk:
-    """A small file system of our own at ``path``."""
+    """A small file system at ``path``."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

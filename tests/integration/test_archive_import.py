@@ -1,4 +1,4 @@
-"""Scripts that a real slurmdbd stored, taken over into an archive."""
+"""Import of scripts that a real slurmdbd stored."""
 
 import json
 from collections.abc import Iterator

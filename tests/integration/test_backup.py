@@ -58,7 +58,7 @@ def steward(*words: str, check: bool = True) -> "subprocess.CompletedProcess[str
 
 
 def elsewhere(settings: Settings, directory: Path) -> Settings:
-    """The same Steward in another place, on the same spool."""
+    """Return settings of the same Steward in another place, on the same spool."""
     directory.mkdir()
     return msgspec.structs.replace(
         settings,
@@ -77,7 +77,7 @@ def scripts(settings: Settings) -> list[tuple[Any, ...]]:
 
 @contextmanager
 def storming(home: Path) -> Iterator["Future[int]"]:
-    """A storm in the spool below ``home`` that goes on while there is something to do meanwhile.
+    """Run a storm in the spool below ``home`` within the block.
 
     Yields:
         How many jobs it has had, when it is over: JOBS at the least.
@@ -271,7 +271,7 @@ def test_waiting_scripts_need_their_archive(tmp_path: Path) -> None:
 
 
 def unfinished(saved: Path) -> list[Path]:
-    """What is there of a backup that is not whole."""
+    """Return the files of an incomplete backup."""
     return list(saved.parent.glob(f".{saved.name}.*"))
 
 

@@ -1,4 +1,4 @@
-"""``steward bank`` on a real cluster: a quote, a refusal, a charge, and the books that show it."""
+"""``steward bank`` on a real cluster: a quote, a rejection, a charge, and their reports."""
 
 import json
 import os

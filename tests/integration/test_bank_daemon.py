@@ -1,4 +1,4 @@
-"""The bank's process on a real Slurm: what jobs of all sorts are charged, covered and told."""
+"""The bank's worker on a real Slurm: charges, SU holds and notices of jobs of every kind."""
 
 import re
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ def site(slurm_version: str) -> Iterator[BankSite]:
 
 
 def shown(site: BankSite, job: int | str) -> dict[str, str]:
-    """What scontrol shows of a job."""
+    """Return scontrol's record of a job."""
     out = site.cluster.run(["scontrol", "-o", "show", "job", str(job)]).stdout
     return dict(re.findall(r"(\w+)=(\S*)", out))
 
@@ -45,7 +45,7 @@ def seconds(text: str) -> int:
 
 
 def due(site: BankSite, job: int) -> int:
-    """What scontrol's own record of a job comes to, by the tests' rate."""
+    """Return the expected charge of scontrol's record, at the tests' rate."""
     record = shown(site, job)
     cpus = int(record["NumCPUs"])
     return round_half_up(Fraction(CPU * cpus * seconds(record["RunTime"]), 3600))

@@ -46,7 +46,7 @@ def site(slurm_version: str) -> Iterator[BankSite]:
 
 
 def submit_all(site: BankSite) -> dict[str, bool]:
-    """Submit the jobs, all of which wait; which of them were let in, by name."""
+    """Submit the jobs, which stay pending; return by name which of them were admitted."""
     found = {}
     for number, words in enumerate(JOBS):
         name = f"job{number}"
@@ -63,7 +63,7 @@ def cancel_all(site: BankSite) -> None:
 
 
 def refused(site: BankSite, since: datetime, until: datetime | None = None) -> Counter[int]:
-    """The amounts of what was refused, or would have been, as the ledger tells it."""
+    """Return the amounts of rejections, real or observed, from the ledger."""
     ledger = open_ledger(site.settings)
     try:
         with ledger.reading() as t:

@@ -69,6 +69,6 @@ def _live(site: BankSite) -> set[int]:
 
 
 def _is_saved(spool: str, jobs: list[int]) -> bool:
-    """Whether slurmctld's file of jobs is younger than the last of them."""
+    """Return whether slurmctld's job state file is newer than the last job."""
     last = f"{spool}/hash.{jobs[-1] % 10}/job.{jobs[-1]}"
     return os.stat(f"{spool}/job_state").st_mtime > os.stat(last).st_mtime

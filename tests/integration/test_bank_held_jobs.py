@@ -1,4 +1,4 @@
-"""Jobs that hold nothing yet, and are let go or made larger: nobody overdraws that way."""
+"""Jobs without an SU hold yet that are released or enlarged: no account is overdrawn."""
 
 import os
 import shutil

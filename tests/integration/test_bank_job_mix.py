@@ -1,4 +1,4 @@
-"""A thousand jobs of all sorts, with kills in between: each is charged what Slurm says it used.
+"""A thousand random jobs, with kills in between: each charge equals Slurm's recorded usage.
 
 ``STEWARD_BANK_SEED`` repeats the choices of an earlier run; each run prints its seed. The default
 is 300 jobs; ``make soak`` sets ``STEWARD_BANK_JOBS=1000``. Both meet the same twelve kills.
@@ -84,7 +84,7 @@ def shown_ends(site: BankSite) -> set[Run]:
 def see_that_all_is_charged(
     site: BankSite, expected: Callable[[], list[expected_costs.Ran]], patience_s: float = 40
 ) -> None:
-    """Every job's charge is what Slurm's record says, and the proof of the ledger passes."""
+    """Check that every charge equals Slurm's record, and prove the ledger."""
 
     def wrong() -> dict[int, tuple[int, int]]:
         ran = expected()
@@ -170,7 +170,7 @@ def test_a_thousand_jobs_with_kills(slurm_version: str, postgresql: PostgreSQL) 
 
 
 def _kinds(chance: random.Random) -> list[Callable[[Mix], job_mix.Life]]:
-    """What is submitted, in a random order: a thousand jobs, each task and component one."""
+    """Return the submissions in random order: a thousand jobs, tasks and components included."""
     often = [kind for kind in job_mix.COMMON for _ in range(45 * JOBS // 1000)]
     rare = [kind for kind in job_mix.RARE if kind is not job_mix.node_failed]
     seldom = [kind for kind in rare for _ in range(max(1, 8 * JOBS // 1000))]
@@ -187,7 +187,7 @@ def _moments(chance: random.Random, length: int) -> list[int]:
 
 
 def kill(site: BankSite, victim: str, postgresql: PostgreSQL) -> None:
-    """End one of them as a power switch would, and have it back."""
+    """Kill a component with SIGKILL, and start it again."""
     if victim == "slurmctld":
         site.cluster.kill_controller()
         site.cluster.restart_controller()

@@ -1,4 +1,4 @@
-"""Updates and releases on a real cluster: priced whoever sends them, and for strangers silent."""
+"""Updates and releases on a real cluster: priced for every sender, silent for other users."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""Jobs of scrontab, of which the submit plugin is told once: each run is paid for."""
+"""scrontab jobs, which the submit plugin sees once: every run is charged."""
 
 import os
 import shutil

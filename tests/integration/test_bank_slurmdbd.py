@@ -1,4 +1,4 @@
-"""Charges beside slurmdbd's own records: what ran before the bank, and what nobody saw end."""
+"""Charges from slurmdbd's records: runs before the bank, and ends that no source reported."""
 
 import time
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ def site(slurm_version: str) -> Iterator[BankSite]:
 
 
 def recorded(site: BankSite, job: int) -> int:
-    """What slurmdbd's records of a job's runs come to."""
+    """Return the expected charge of slurmdbd's records of a job's runs."""
     words = ["sacct", "-X", "-D", "-n", "-P", "-j", str(job), "-o", "NCPUS,ElapsedRaw"]
     rows = [line.split("|") for line in site.cluster.run(words).stdout.splitlines()]
     return sum(round_half_up(Fraction(CPU * int(cpus) * int(ran), 3600)) for cpus, ran in rows)
@@ -107,7 +107,7 @@ def _suspend(site: BankSite, job: int) -> None:
 
 
 def _sizes(site: BankSite, job: int) -> list[tuple[int, int, int]]:
-    """Of each size that is over its CPUs, its seconds, and how many of them it was suspended.
+    """Return CPUs, seconds and suspended seconds of each former size.
 
     slurmdbd gives each of them the start of the whole run.
     """

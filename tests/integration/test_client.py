@@ -125,7 +125,7 @@ def test_commands_work_where_there_is_no_daemon(
 
 @pytest.fixture
 def told(site: WebSite, authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the docs' examples find in their environment."""
+    """Return the environment of the documentation's examples."""
     monkeypatch.setenv("STEWARD_URL", site.url)
     monkeypatch.setenv(
         "STEWARD_TOKEN", token(site, ADMINISTRATOR, "read", "scripts", "bank", "actions")

@@ -310,7 +310,7 @@ def test_a_munged_that_restarts_costs_nothing(fast: Path, make_munged: MakeMunge
 def test_a_munged_that_forgot_its_credentials_lets_nothing_in_twice(
     fast: Path, make_munged: MakeMunged
 ) -> None:
-    """Its restart forgets what was used: stream and number still tell."""
+    """A restarted munged accepts old credentials again; stream and number still reject repeats."""
     munged, port = make_munged(), free_port()
     serve = serve_settings(fast / "serve", port, {"c1": cluster_of(munged)})
     with Daemon(serve, fast / "serve") as steward, Relay(port) as relay:

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.timeout(PATIENCE * 180)
 
 @pytest.fixture
 def directory() -> Iterator[Path]:
-    """Where a sandbox may be made: pytest's own directories have paths too long for sockets."""
+    """A directory for a sandbox: pytest's paths are too long for sockets."""
     with tempfile.TemporaryDirectory(prefix="steward-") as top:
         yield Path(top) / "demo"
 
@@ -158,7 +158,7 @@ def site(slurm_version: str) -> Iterator[DemoSite]:
 
 
 def shape(text: str) -> list[str]:
-    """What stays the same of a page wherever and whenever its commands are run.
+    """Return a page without the parts that differ by place and time.
 
     Jobs that are submitted in the same second may be listed in any order. What a job asked for
     this Slurm tells only of one that it shows waiting, which not every look at the queue meets.

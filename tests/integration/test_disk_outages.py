@@ -1,4 +1,4 @@
-"""Disks that are full, read-only or gone under a running daemon: said clearly, nothing lost.
+"""Full, read-only and missing disks under a running daemon: clear messages, no losses.
 
 Every test takes jobs out of the spool while the outage lasts, as slurmctld
 would, and none of them restarts the daemon.
@@ -56,7 +56,7 @@ class Disk:
         assert done.returncode == 0, done.stderr
 
     def detach(self) -> None:
-        """Take it away from under whoever uses it."""
+        """Detach the file system while processes use it."""
         subprocess.run(("umount", "-l", str(self.path)), timeout=30, check=True)
 
     def remount(self, option: str) -> None:
@@ -139,7 +139,7 @@ def run_through(
 
 
 def waits_for(daemon: Daemon, said: str) -> bool:
-    """Whether the sink waits, with such words."""
+    """Return whether the sink is waiting with these words."""
     state, detail = daemon.status("archive.files")
     return state == "waiting" and bool(re.search(said, detail))
 

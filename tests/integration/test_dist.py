@@ -144,7 +144,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory: pytest.TempPathFactory, wheels: Path) -> Path:
-    """All packages, beside what a daemon is tried with."""
+    """All built packages, with a configuration and a job's files for a daemon."""
     out = tmp_path_factory.mktemp("dist")
     work = tmp_path_factory.mktemp("work")
     # Compressed little: a test reads them once.
@@ -163,7 +163,7 @@ def version(dist: Path) -> str:
 
 @pytest.fixture(scope="module")
 def unpacked(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the Debian packages hold, those of every Python side by side."""
+    """Return the files of the Debian packages, of all Python versions."""
     directory = tmp_path_factory.mktemp("unpacked")
     packages = sorted(dist.glob("steward*+py*_amd64.deb"))
     assert len(packages) == len(PYTHONS) * (1 + len(PARTS))
@@ -208,7 +208,7 @@ def looked_at(bare: Bare, version: str) -> None:
 
 
 def looked_at_removed(bare: Bare, printed: str) -> None:
-    """The program is gone; what it had recorded is not, and is told of."""
+    """Check that the program is removed, and that its data remain and are mentioned."""
     assert "left as it is: /etc/steward" in printed
     assert "left as it is: /var/lib/steward" in printed
     assert not bare.path("/opt/steward").exists()

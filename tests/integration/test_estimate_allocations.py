@@ -32,14 +32,14 @@ _BATCH = 120
 
 
 def chance_of(seed: int) -> random.Random:
-    """Chance that is the same each time, unless STEWARD_ESTIMATE_SEED says otherwise."""
+    """Return a random generator with a fixed seed, or that of STEWARD_ESTIMATE_SEED."""
     seed = int(os.environ.get("STEWARD_ESTIMATE_SEED", "0")) or seed
     print(f"STEWARD_ESTIMATE_SEED={seed}")
     return random.Random(seed)
 
 
 class Allocating:
-    """A cluster that allocates, and is asked what it has allocated."""
+    """A cluster that allocates jobs and returns their allocations."""
 
     def __init__(self, cluster: Sandbox) -> None:
         self._cluster = cluster
@@ -83,7 +83,7 @@ class Allocating:
         return str(self._cluster.run(["squeue", "-h", "-a", "-o", "%t"]).stdout).strip()
 
     def faults(self, words: Sequence[str], record: JobRecord) -> Iterator[str]:
-        """What of a job cost more than was estimated."""
+        """Yield the costs of a job above its estimate."""
         job = parse_options(words, uid=record.uid or 0)
         for rate, estimator in self._estimators:
             quote = estimator.quote(job, self._now)
@@ -96,13 +96,13 @@ class Allocating:
                 )
 
     def looseness(self, words: Sequence[str], record: JobRecord) -> float:
-        """How many times what it cost the estimate was, by CPUs."""
+        """Return the ratio of estimate to cost, by CPUs."""
         rate, estimator = self._estimators[0]
         job = parse_options(words, uid=record.uid or 0)
         return estimator.quote(job, self._now).amount / max(1, self._charge(record, rate))
 
     def _charge(self, record: JobRecord, rate: Rate) -> int:
-        """What it would cost if it ran for as long as it may, and to Slurm's next look."""
+        """Return the cost of a run up to its time limit and the next poll."""
         assert record.start is not None
         # Slurm gives a year to what is without a limit; an estimate assumes a day.
         limit_s = min(record.time_limit_s or UNLIMITED_S, UNLIMITED_S)

@@ -226,7 +226,7 @@ def test_memory_of_exclusive_jobs_is_quoted_as_slurm_bills_it(
 
 
 def picture_of(cluster: Sandbox) -> ClusterModel:
-    """Ask the cluster for its picture, as the bank does."""
+    """Return the cluster's model, queried as the bank does."""
     settings = json.dumps(msgspec.to_builtins(cluster.make_cluster_settings()))
     reply = cluster.run([sys.executable, INSIDE, settings, "picture"], text=False).stdout
     return msgspec.json.decode(reply, type=ClusterModel)
@@ -384,7 +384,7 @@ def test_a_changed_gres_count_is_known_soon_after_the_restart(
         return sum(shape.tres.get("gres/gpu", 0) for shape in shapes if shape.nodes == "node1")
 
     def set_gres(count: int) -> None:
-        """Restart slurmctld, have a picture taken, and only then let the node register."""
+        """Restart slurmctld, query the model, and only then let the node register."""
         # Slurm counts a GPU by its device file, and takes any file for one.
         files = f"{conf.parent}/gpu[0-{count - 1}]"
         gres_conf.write_text(f"NodeName=node1 Name=gpu Type=a100 File={files}\n")
@@ -447,7 +447,7 @@ def test_the_option_table_is_that_of_sbatch(cluster: Sandbox) -> None:
 
 
 def options(cluster: Sandbox) -> set[str]:
-    """Ask sbatch for all of its long options: getopt lists those that a letter begins."""
+    """Return all long options of sbatch: getopt lists those that begin with a letter."""
     said = complaints(cluster, [f"--{letter}" for letter in string.ascii_lowercase])
     found = set(re.findall(r"'--([a-z][a-z-]+)'", "".join(said.values())))
     return found | single_names(said)

@@ -59,7 +59,7 @@ def site(slurm_version: str) -> Iterator[BankSite]:
 
 @pytest.fixture
 def running(site: BankSite) -> BankSite:
-    """With the daemon up and nothing in the queue, whatever the test before left."""
+    """A running daemon and an empty queue, whatever the previous test left."""
     site.as_root("scancel", "--user", site.user)
     site.until_idle()
     if not site.processes("gate"):
@@ -72,7 +72,7 @@ def running(site: BankSite) -> BankSite:
 
 
 def is_asked(site: BankSite) -> bool:
-    """Whether slurmctld asks the gate: a job that it lets in then carries a token."""
+    """Return whether slurmctld asks the gate: an admitted job then has a token."""
     job = waits(site)
     has_token = is_asked_for(site, job)
     site.as_root("scancel", str(job))
@@ -80,17 +80,17 @@ def is_asked(site: BankSite) -> bool:
 
 
 def is_asked_for(site: BankSite, job: int) -> bool:
-    """Whether the gate let this one in, as its token shows, and not the policy."""
+    """Return whether the gate admitted a job, as its token shows, not the outage policy."""
     return "steward=1." in site.cluster.run(["scontrol", "show", "job", str(job)]).stdout
 
 
 def held(site: BankSite) -> dict[int, int]:
-    """What is held, by job."""
+    """Return the SU holds by job."""
     return {hold.job_id: hold.remaining for hold in site.holds()}
 
 
 def held_of(site: BankSite, jobs: set[int]) -> dict[str, int]:
-    """What the holds of these jobs are, by their own ids."""
+    """Return the SU holds of these jobs by hold id."""
     return {hold.id: hold.remaining for hold in site.holds() if hold.job_id in jobs}
 
 
@@ -100,7 +100,7 @@ def waits(site: BankSite) -> int:
 
 
 def set_policy(site: BankSite, policy: str) -> None:
-    """What the plugin does where nobody answers; it looks at its file each time."""
+    """Set the outage policy in the plugin's file, which it reads for each request."""
     path = Path(site.settings.gate_conf)
     text = re.sub(r"(?m)^policy .*$", f"policy {policy}", path.read_text())
     path.with_suffix(".new").write_text(text)
@@ -324,6 +324,6 @@ def test_one_users_worst_texts_make_nobody_elses_job_late(running: BankSite, pol
 
 
 def slurmctld_log(site: BankSite) -> list[str]:
-    """What slurmctld logged."""
+    """Return slurmctld's log."""
     path = Path(site.cluster.directory) / "log" / "slurmctld.log"
     return path.read_text(errors="replace").splitlines()

@@ -173,7 +173,7 @@ class Runner:
         return stdout.readline().strip()
 
     def _normal(self, text: str) -> str:
-        """What was printed, without what is another each time."""
+        """Return output without the parts that differ in each run."""
         text = text.replace("\r\n", "\n").translate(CONTROLS)
         text = text.replace(str(self._site.directory), "<site>")
         text = text.replace(str(Path(steward.__file__).parent), "<steward>")
@@ -212,7 +212,7 @@ def _ended(text: str) -> str:
 
 @pytest.fixture(scope="module")
 def printed() -> dict[str, str]:
-    """What the lines of every group print now."""
+    """Return the present output of every group."""
     helps = [" ".join(("steward", *words, "--help")) for words, _ in golden_runner.command_line()]
     found: dict[str, str] = {}
     with tempfile.TemporaryDirectory(prefix="steward-golden-", dir="/tmp") as directory:

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.wide, pytest.mark.timeout(600)]
 
 @pytest.fixture(scope="module")
 def watching(slurm_version: str) -> Iterator[Watching]:
-    """A daemon with a sensor that looks by the clock, on a cluster of its own."""
+    """A daemon whose sensor polls periodically, on a separate cluster."""
     spec = SandboxSpec(nodes=3, slurm=slurm_version, private_data="jobs")
     with passable_directory() as path, Sandbox.up(spec) as box:
         daemon = Watching(box, path / "home", helper="", usage=False)
@@ -38,7 +38,7 @@ def nodes(daemon: Watching, *words: str, user: str = "") -> dict[str, Any]:
 
 
 def known(daemon: Watching) -> dict[str, Any]:
-    """The nodes, none while the daemon cannot tell of them yet: for what is waited for."""
+    """Return the nodes; none while the daemon does not know them yet, for waits."""
     try:
         return nodes(daemon)
     except SandboxError:

@@ -57,7 +57,7 @@ def packages() -> Path | None:
 
 
 def stand_in(host: PlainHost) -> None:
-    """What the package would have put there, where none was built."""
+    """Create the files of the package if none was built."""
     program = Path(sys.executable).parent / "steward"
     host.type(
         f"ln -s {program} /usr/bin/steward\n"
@@ -69,7 +69,7 @@ def stand_in(host: PlainHost) -> None:
 
 
 class Reader:
-    """Somebody who follows the page."""
+    """A reader who follows the page."""
 
     def __init__(self, host: PlainHost) -> None:
         self.host = host
@@ -78,7 +78,7 @@ class Reader:
         self.packages = packages()
 
     def follow(self, where: str, text: str) -> None:
-        """Do what a block says."""
+        """Do what a block instructs."""
         place, *rest = where.split(", ")
         if place == "in slurm.conf":
             self.cluster.configure(*text.splitlines())
@@ -100,7 +100,7 @@ class Reader:
         return done
 
     def run_a_job(self) -> None:
-        """Have a job that all of it is to be told of."""
+        """Run a job with usage reports of every kind."""
         busy = "i=0; while test $i -lt 300000; do i=$((i+1)); done; sleep 1.2"
         script = f"#!/bin/sh\n#SBATCH -n1 -t5 -A physics -o /dev/null\nsrun sh -c '{busy}'\n"
         job = submit_to(self.cluster, script, user=self.user)
@@ -110,13 +110,13 @@ class Reader:
         wait_until(lambda: self.doctor()[0] == 0, 60)
 
     def books(self, job: int) -> list[str]:
-        """States of the job and its steps in Steward's books."""
+        """Return the states of the job and its steps in Steward's records."""
         done = self.host.type(f"steward sacct -n -P -j {job} -o state")
         print(done.stdout, done.stderr)
         return str(done.stdout).split()
 
     def charged(self, job: int) -> int:
-        """What the job was charged, micro-SU."""
+        """Return the charge of the job, in micro-SU."""
         done = self.host.type(f"steward bank explain {job} --json")
         return int(json.loads(done.stdout)["amount"]) if done.returncode == 0 else 0
 

@@ -45,7 +45,7 @@ def test_a_hundred_short_jobs_end_with_all_that_is_to_be_known(slurm_version: st
 
 
 def ended(daemon: Daemon, jobs: list[int]) -> dict[int, tuple[Any, ...]]:
-    """What jobs.db knows of the ends of these jobs."""
+    """Return the ends of these jobs in jobs.db."""
     rows = ask(
         daemon.settings,
         "jobs.db",
@@ -72,7 +72,7 @@ def test_slurmdbd_tells_who_cancelled(booked_sandbox: Sandbox) -> None:
 
 
 def cancellers(daemon: Daemon) -> dict[int, int]:
-    """Who cancelled which job, as events of sacct say."""
+    """Return who cancelled each job, from sacct's events."""
     rows = ask(daemon.settings, "journal.db", "SELECT data FROM event WHERE kind = 'job.end'")
     records = [
         msgspec.convert(msgspec.json.decode(data)["body"]["record"], JobRecord) for (data,) in rows

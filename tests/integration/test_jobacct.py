@@ -69,7 +69,7 @@ class Wild(JobAcctPlugin):
 
 
 def run(job_id: int) -> list[Event]:
-    """What the consumer ``jobs`` says of a run: that it began, used something, and ended."""
+    """Return the events of a run from the consumer ``jobs``: start, usage and end."""
     end = NOON + timedelta(minutes=job_id)
     record = JobRecord(
         job_id=job_id,

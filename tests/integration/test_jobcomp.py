@@ -1,4 +1,4 @@
-"""jobcomp.lua in real slurmctlds: what it tells of jobs is what scontrol shows of them."""
+"""jobcomp.lua in real slurmctlds: its records equal scontrol's."""
 
 import os
 import sys
@@ -65,13 +65,13 @@ class JobcompSite:
         return found
 
     def whole(self, job: int) -> list[JobRecord]:
-        """What squeue and scontrol show of a job now."""
+        """Return what squeue and scontrol show of a job now."""
         words = [sys.executable, INSIDE, self._settings, "job", str(job)]
         out = self.cluster.run(words, text=False).stdout
         return msgspec.json.decode(out, type=list[JobRecord])
 
     def agrees(self, record: JobRecord, *but: str) -> None:
-        """See that a record says what Slurm shows, as far as it says it."""
+        """Check that a record agrees with Slurm in every field that it has."""
         found: list[JobRecord] = []
 
         def look() -> bool:

@@ -1,4 +1,4 @@
-"""The other end of Kafka: what Stewards sent is in another's archive, once, whoever is killed."""
+"""Kafka between Stewards: each script is archived once at the receiver, despite kills."""
 
 import os
 import signal

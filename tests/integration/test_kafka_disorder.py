@@ -1,4 +1,4 @@
-"""Topics in disorder: messages before their time, twice, too large, and in a topic made anew."""
+"""Disordered topics: early, duplicate and oversized messages, and a re-created topic."""
 
 import signal
 import uuid
@@ -107,7 +107,7 @@ def test_a_message_of_much_in_little_does_not_stall_the_rest(
 
 
 class Refusing(Source):
-    """A member whose journal never takes what is said of job 2."""
+    """A member whose journal never accepts events about job 2."""
 
     def append(self, events: Sequence[Event]) -> None:
         if any(event.key.startswith("script:2:") for event in events):

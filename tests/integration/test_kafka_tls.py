@@ -1,4 +1,4 @@
-"""Kafka that wants TLS and a password, or a certificate: both ends, and what is said without."""
+"""Kafka with TLS and passwords or client certificates: sink, consumer, and error messages."""
 
 import json
 import subprocess

@@ -50,7 +50,7 @@ def site(tmp_path: Path) -> Settings:
 
 
 def said(url: str, request: bytes) -> tuple[int, dict[str, object]]:
-    """What a server answers to these bytes."""
+    """Return a server's reply to these bytes."""
     host, port = url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=20) as plain:
         plain.sendall(request)
@@ -62,7 +62,7 @@ def said(url: str, request: bytes) -> tuple[int, dict[str, object]]:
 
 
 def asked(url: str, prefix: str, token: str, cost: str, account: str = "physics") -> bytes:
-    """What job_submit_bank asks: reqwest 0.9 writes names in lower case, in this order."""
+    """Return the request of job_submit_bank: reqwest 0.9 writes lower-case names in this order."""
     host = url.removeprefix("http://")
     return (
         f"GET {prefix}/can_submit_job/{cost}/10001/{account}/ HTTP/1.1\r\n"
@@ -75,7 +75,7 @@ def asked(url: str, prefix: str, token: str, cost: str, account: str = "physics"
 
 
 def put(url: str, prefix: str, token: str, body: str) -> bytes:
-    """What jobcomp_bank tells."""
+    """Return the request of jobcomp_bank."""
     host = url.removeprefix("http://")
     return (
         f"PUT {prefix}/jobs/4711/ HTTP/1.1\r\n"
@@ -220,7 +220,7 @@ def test_what_is_too_large_or_too_slow_is_ended(site: Settings) -> None:
 
 
 def _rest(plain: socket.socket) -> bytes:
-    """All that the other side says until it ends."""
+    """Return all data until the peer closes the connection."""
     found = io.BytesIO()
     try:
         while part := plain.recv(4096):

@@ -1,4 +1,4 @@
-"""Holds and charges are told to a myBRC server elsewhere, whatever is killed in between."""
+"""SU holds and charges reported to a remote myBRC server, despite kills."""
 
 import multiprocessing
 import signal
@@ -59,7 +59,7 @@ class Killable:
         self._process.start()
 
     def kill(self) -> None:
-        """End it as a power switch would."""
+        """Kill the process with SIGKILL."""
         self._process.kill()
         self._process.join(PATIENCE)
         assert self._process.exitcode == -signal.SIGKILL

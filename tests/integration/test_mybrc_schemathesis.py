@@ -1,4 +1,4 @@
-"""The myBRC API gets whatever its schemas allow, and more: its own schema, and the old plugins'.
+"""The myBRC API under random requests that its schema and the old plugins' allow, and others.
 
 ``STEWARD_EXAMPLES`` sets the number of examples of each operation. The seed is new in each run and
 printed; ``STEWARD_SCHEMA_SEED`` repeats one.

@@ -34,7 +34,7 @@ STANLEY = "carl"
 
 
 class PackSite:
-    """A cluster, a daemon, and what StackStorm would have beside them."""
+    """A cluster, a daemon, and StackStorm's runners."""
 
     def __init__(self, cluster: Sandbox) -> None:
         self.cluster = cluster
@@ -82,7 +82,7 @@ class PackSite:
         return output["status"], output["result"]
 
     def typed(self, ref: str, **parameters: Any) -> Any:
-        """What ``steward action run`` gives."""
+        """Return the result of ``steward action run``."""
         words = [
             f"{name}={value if isinstance(value, str) else json.dumps(value)}"
             for name, value in parameters.items()
@@ -156,7 +156,7 @@ def site(slurm_version: str) -> Iterator[PackSite]:
 
 
 def steady(details: Any) -> Any:
-    """What does not change by itself between two looks."""
+    """Return the fields that do not change between two polls."""
     loads = ("load", "free", "time", "busy", "last", "boot", "watts", "energy")
     if isinstance(details, dict):
         return {
@@ -306,7 +306,7 @@ def _last(site: PackSite, node: str) -> str:
 
 
 def test_what_it_compares_at_a_restart(site: PackSite) -> None:
-    """What Steward has no event of any more is told, and of a job that came to a node nothing."""
+    """Changes without an event are reported; a job that came to a node is not."""
 
     def record() -> Any:
         return json.loads(json.loads(site.store.read_text())["record"])
@@ -334,7 +334,7 @@ def test_what_it_compares_at_a_restart(site: PackSite) -> None:
 
 
 def test_a_trigger_of_slurms_reaches_it_and_is_set_again(site: PackSite) -> None:
-    """The rules' way: set when it comes up, told when it fires, and set anew after that."""
+    """Rules set the trigger at start, get its event, and set it again."""
     # Where slurmctld sees it, too, and with a Python that it has there.
     program = f"{site.cluster.directory}/slurm-trigger-notify"
     _, _, rest = (PACK / "bin" / "slurm-trigger-notify").read_text().partition("\n")

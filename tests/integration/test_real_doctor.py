@@ -29,7 +29,7 @@ JOB = "#!/bin/sh\ntrue\n"
 
 
 class Patient:
-    """A daemon, and what the doctor says of it."""
+    """A daemon, and the findings of the doctor about it."""
 
     def __init__(self, cluster: Sandbox) -> None:
         self.cluster = cluster

@@ -1,4 +1,4 @@
-"""The page of real jobs on a real cluster, what Slurm says of those that wait, and its mails."""
+"""Job pages of real jobs on a real cluster, their pending reasons, and their mails."""
 
 import json
 import os
@@ -79,7 +79,7 @@ def _make_mailers(site: BookedSite, mail: Path) -> None:
 
 
 def program_of(site: BookedSite) -> str:
-    """The program that uses what it is told to."""
+    """A program that uses the given resources."""
     return f"{site.cluster.directory}/etc/used"
 
 
@@ -93,7 +93,7 @@ def page(site: BookedSite, job: object, *more: str, user: str = "") -> Any:
 
 
 def whole(site: BookedSite, job: int) -> Any:
-    """The page, once the nodes have told all of it."""
+    """Return the page once the nodes have sent all reports."""
 
     def is_whole() -> bool:
         found = site.daemon.ask("job", str(job), "--json", user=site.user, check=False)
@@ -142,7 +142,7 @@ def test_a_job_of_two_tasks(site: BookedSite) -> None:
 
 
 def has_steps(site: BookedSite, job: int, runs: int) -> bool:
-    """Whether a job has so many runs, and the nodes have told of a step of the last."""
+    """Return whether a job has this many runs, with a reported step of the last."""
     found = site.daemon.ask("job", str(job), "--json", user=site.user, check=False)
     told = json.loads(found.stdout)["runs"] if not found.returncode else []
     return len(told) == runs and bool(told[-1]["steps"])

@@ -1,4 +1,4 @@
-"""A hundred varied jobs in both books: what Slurm's sacct and ours both report is equal.
+"""A hundred varied jobs in slurmdbd and Steward: both sacct outputs are equal.
 
 What is not equal is excepted by name, in one table, with the reason.
 """
@@ -210,7 +210,7 @@ def site(slurm_version: str) -> Iterator[BookedSite]:
 
 
 def _is_told(site: BookedSite) -> bool:
-    """Whether both books have the end of every step."""
+    """Return whether both databases have the end of every step."""
     words = ("-a", "-D", "-n", "-P", "-S", "now-1hour", "-o", "JobID,State")
     theirs, ours = (sorted(ask(*words).splitlines()) for ask in (site.slurms, site.ours))
     return theirs == ours and not any("RUNNING" in line for line in ours)
@@ -302,7 +302,7 @@ def _efficiencies(site: BookedSite, words: list[str], env: dict[str, str]) -> di
 
 
 def test_imported_history_is_the_same_jobs(site: BookedSite) -> None:
-    """What Steward saw itself stays as it is."""
+    """Records that Steward observed itself stay unchanged."""
     words = ("-a", "-D", "-P", "-S", "now-1hour", "-o", "JobID,JobIDRaw,State,ExitCode,End,MaxRSS")
     before = site.ours(*words)
     done = site.daemon.ask("accounting", "import", "--from", "sacct", "-S", "now-1hour")
@@ -343,7 +343,7 @@ def test_a_file_of_sacct_makes_books_of_its_own(site: BookedSite) -> None:
 
 
 def _without_cpu(line: str) -> str:
-    """A run's CPU time is made of its steps', which are told in whole milliseconds."""
+    """Slurm sums the CPU time of a run from its steps, in whole milliseconds."""
     parts = line.split("|")
     if "." not in parts[0] and len(parts) > 9:
         parts[9] = ""

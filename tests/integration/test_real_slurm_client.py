@@ -26,7 +26,7 @@ Ask = Callable[..., Any]
 
 @pytest.fixture
 def ask(sandbox: Sandbox) -> Ask:
-    """Ask the sandbox's Slurm something, through Steward's client."""
+    """Query the sandbox's Slurm through Steward's client."""
 
     def call(
         question: str,

@@ -50,7 +50,7 @@ def machine(slurm_version: str) -> Iterator[Sandbox]:
 
 @pytest.fixture
 def call(machine: Sandbox) -> Call:
-    """Call a method of a room's object inside, as root or as a user."""
+    """Call a method of a Slurm client inside, as root or as a user."""
 
     def run(what: str, method: str, *args: Any, user: str = "", **options: Any) -> Any:
         settings = msgspec.json.encode(machine.make_cluster_settings()).decode()
@@ -277,7 +277,7 @@ def test_a_trigger_that_fired_before_slurmctld_was_started_anew(
 
 
 def test_which_events_fire(call: Call, machine: Sandbox) -> None:
-    """What this Slurm is said to fire it fires; what is said never to is not seen."""
+    """Each event that this Slurm is documented to fire fires, and no other does."""
     directory = Path(machine.spool)
     program, log = directory / "fired.sh", directory / "fired"
     program.write_text(f'#!/bin/sh\necho "$1" >> {log}\n')

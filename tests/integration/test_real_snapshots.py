@@ -1,4 +1,4 @@
-"""The snapshot source against a real Slurm: what becomes of jobs, and of slurmctld."""
+"""Queue polls of a real Slurm: jobs from submit to end, and outages of slurmctld."""
 
 import subprocess
 import sys
@@ -32,7 +32,7 @@ class Line(msgspec.Struct):
 
 
 class Watched:
-    """A cluster of the test's own, and what its snapshots append."""
+    """A cluster for the test, and the events of its polls."""
 
     def __init__(self, cluster: Sandbox, out: Path) -> None:
         self.cluster = cluster
@@ -141,7 +141,7 @@ def test_a_requeued_task_is_not_lost_in_its_array(watched: Watched) -> None:
     running = (JOB_STATE, "RUNNING")
 
     def task() -> int:
-        """The raw id of the array's first task; 0 while it has none of its own."""
+        """Return the raw id of the array's first task; 0 before it has one."""
         for line in watched.lines():
             record = line.facts().record if line.kind.startswith("job.") else None
             if record and record.array_job_id == array and record.array_task == "1":

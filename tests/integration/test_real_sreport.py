@@ -1,4 +1,4 @@
-"""Reports and Slurm's own: of an hour of varied jobs both tell the same totals.
+"""Steward's reports and sreport: equal totals of an hour of varied jobs.
 
 slurmdbd sums up whole hours when they are over; ``sacctmgr rollup`` has it do so at once, even
 of an hour that is still going on. Ours are asked as if that hour were over, too.
@@ -48,7 +48,7 @@ MOST_MINUTES: Final = 5
 
 
 class Books:
-    """Both books of one cluster, of the hours that the test took."""
+    """slurmdbd's and Steward's records of the hours of the test."""
 
     def __init__(self, site: BookedSite) -> None:
         self.site = site
@@ -58,7 +58,7 @@ class Books:
         """CPU-seconds that ada's reservation kept and nobody used."""
 
     def close_books(self) -> None:
-        """Have slurmdbd sum up every hour, the one that goes on as if it were over."""
+        """Have slurmdbd roll up every hour, the present one included."""
         hour = timedelta(hours=1)
         self.until = utc_now().replace(minute=0, second=0, microsecond=0) + hour
         self.slurm("sacctmgr", "-i", "rollup", *self.window)
@@ -81,7 +81,7 @@ class Books:
         return [line.split("|") for line in out.splitlines()]
 
     def nodes_known(self) -> int:
-        """How many nodes are in the history."""
+        """Return the number of nodes in the history."""
         try:
             with closing(HistoryReader(str(self.site.daemon.state))) as reader:
                 return len(reader.list_nodes_at(to_micros(utc_now())))
@@ -149,7 +149,7 @@ def _keep_clear_of_the_hour() -> None:
 
 
 def _live(books: Books) -> None:
-    """What people and operators do in an hour, in two minutes."""
+    """Run the jobs and outages of an hour, in two minutes."""
     site, slurm = books.site, books.slurm
     # Idle, before any job comes, so that the reason is dated when it is down: to the second.
     slurm("scontrol", "update", "nodename=node4", "state=drain", "reason=broken fan")

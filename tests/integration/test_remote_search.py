@@ -295,7 +295,7 @@ def anybody(use: ScriptUse) -> bool:
 
 
 def has_come(server: SearchServer, index: str, count: int) -> bool:
-    """Whether so many documents are there, and can be found."""
+    """Return whether this many documents can be found."""
     server.request("POST", f"/{index}/_refresh")
     status, answer = server.request("GET", f"/{index}/_count")
     return status == 200 and bool(answer["count"] == count)

@@ -99,7 +99,7 @@ def daemon(booked_sandbox: Sandbox, home: Path) -> Iterator[Daemon]:
 
 
 def given(cluster: Sandbox, jobs: list[int]) -> dict[int, list[str]]:
-    """What Slurm gave each job: rows of its tasks or components; only jobs that are over."""
+    """Return what Slurm allocated to each ended job, by task or component."""
     listed = ",".join(map(str, jobs))
     words = ["sacct", "-X", "-n", "-P", "-j", listed, "-o", f"JobID,State,{COLUMNS}"]
     rows: dict[int, list[str]] = {}

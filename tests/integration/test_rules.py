@@ -1,4 +1,4 @@
-"""Rules on a real Slurm: a node goes down, a rule acts, and the history says so; and in a storm."""
+"""Rules on a real Slurm: a node fails, a rule acts, the history records it; also in a storm."""
 
 import random
 import signal

@@ -1,4 +1,4 @@
-"""However a sandbox ends, it leaves nothing behind: by its commands, and by kills."""
+"""Sandboxes leave nothing behind, whether commands or kills end them."""
 
 import os
 import signal

@@ -254,7 +254,7 @@ Bounded = Callable[..., SearchServer]
 def bounded(
     request: pytest.FixtureRequest, tmp_path: Path, majors: dict[str, int]
 ) -> Iterator[Bounded]:
-    """Starts a server of the test's own, with these settings."""
+    """Start a server for one test, with these settings."""
     with ExitStack() as stack:
 
         def start(**bounds: str) -> SearchServer:

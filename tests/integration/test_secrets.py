@@ -44,12 +44,12 @@ SECRETS: dict[bytes, bytes] = {
 
 @pytest.fixture
 def home(fast: Path) -> Path:
-    """A directory that holds Steward's files and nothing else; the spool lies beside it."""
+    """A directory that contains only Steward's files; the spool is outside."""
     return fast
 
 
 def environment(job_id: int) -> bytes:
-    """As slurmctld writes it; of some jobs cut short, or with a wrong count."""
+    """Return environments as slurmctld writes them, some truncated or with a wrong count."""
     entries = [b"HOME=/home/ada", b"JOB=%d" % job_id]
     entries += [name + b"=" + value for name, value in SECRETS.items()]
     entries += [b"LAST=1"]
@@ -82,7 +82,7 @@ def holders(directory: Path) -> list[str]:
 
 
 def _base64(data: bytes) -> list[bytes]:
-    """What of its base64 form does not depend on what stands around it."""
+    """Return the part of the base64 form that does not depend on its position."""
     return [
         base64.b64encode(bytes(shift) + data)[4 if shift else 0 : -4].strip(b"=")
         for shift in range(3)
@@ -97,7 +97,7 @@ def part(daemon: Daemon, name: str) -> int:
 
 
 def assert_dead_letters(daemon: Daemon, settings: Settings, jobs: range) -> None:
-    """Have the sink set events aside: their bytes go while it cannot look."""
+    """Make the sink reject events: their bytes are removed while it is stopped."""
     spool = Path(settings.cluster["c1"].spool)
     known = len(journalled(settings))
     sink = part(daemon, "steward archive")

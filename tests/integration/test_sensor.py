@@ -27,7 +27,7 @@ DOWN_S = 5.0
 
 
 def is_kept(cluster: Sandbox, file: str, text: str) -> bool:
-    """Whether slurmctld has written this down: one that is killed before has forgotten it."""
+    """Return whether slurmctld has saved this state, which survives a kill then."""
     path = Path(cluster.spool, file)
     return path.exists() and text.encode() in path.read_bytes()
 
@@ -90,7 +90,7 @@ def test_a_slurmd_that_does_not_come_back_with_its_node_fails_anew(
 def test_down_while_slurmctld_is_killed_comes_after_the_restart(
     cluster: Sandbox, make: MakeWatching
 ) -> None:
-    """Nobody looks by the clock, and what its trigger would have told is lost."""
+    """No periodic poll is due, and the trigger's report is lost."""
     with passable_directory() as path:
         front = Front(path, "primary_*")
         # Until it is opened nothing wakes the sensor, whatever slurmctld starts, and when.

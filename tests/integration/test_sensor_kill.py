@@ -107,7 +107,7 @@ class Storm:
                     os.kill(part, signal.SIGKILL)
 
     def quiet(self) -> None:
-        """Let it come to rest, and see that the events tell what Slurm shows."""
+        """Wait until nothing changes, and compare the events with Slurm's states."""
 
         def rests() -> bool:
             before = self.watching.shown()

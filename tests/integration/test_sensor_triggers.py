@@ -25,7 +25,7 @@ DAEMONS = ("primary_", "backup_")
 
 
 def test_slurmctlds_triggers_wake_the_sensor(cluster: Sandbox, make: MakeWatching) -> None:
-    """Its own look would be an hour away."""
+    """The next periodic poll is an hour away."""
     with passable_directory() as path:
         # A slurmctld that has just started fires for that too, whenever its first round comes.
         front = Front(path, *(event for event in TRIGGER_EVENTS if not event.startswith(DAEMONS)))
@@ -51,7 +51,7 @@ def test_slurmctlds_triggers_wake_the_sensor(cluster: Sandbox, make: MakeWatchin
 
 @pytest.mark.long
 def test_drains_that_no_look_shows_are_told(cluster: Sandbox, make: MakeWatching) -> None:
-    """Its own look would be an hour away, and slurmctld tells seconds after the node is back."""
+    """The next periodic poll is an hour away, and slurmctld reports after the node is back."""
     watching = make(interval_s=3600.0)
     time.sleep(61)  # it does not know what was told before it was started
     nodes = ("node1", "node2", "node3")
@@ -142,7 +142,7 @@ def test_the_secret_is_seen_by_nobody_else(cluster: Sandbox, make: MakeWatching)
 
 
 def forge(watching: Watching, user: str, secret: str) -> str:
-    """What the sensor answers to a wake-up of somebody's own making."""
+    """Return the sensor's reply to a forged report."""
     args = {"cluster": "box", "event": "down", "nodes": "x"}
     message = {"v": 1, "action": "sensor.wake", "args": args, "auth": secret}
     script = (

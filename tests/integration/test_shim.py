@@ -1,4 +1,4 @@
-"""The SPANK plugin in real slurmstepds: what it tells of tasks is what they say of themselves."""
+"""The SPANK plugin in real slurmstepds: its reports equal the tasks' own measurements."""
 
 import contextlib
 import functools
@@ -41,11 +41,11 @@ Line = dict[str, Any]
 
 
 class OtherFigures(AssertionError):
-    """More was told of a task than it said of itself."""
+    """The plugin reported more than a task measured."""
 
 
 def in_three_tries(test: Callable[P, None]) -> Callable[P, None]:
-    """Repeat a test whose tasks were told otherwise than they said, up to two times.
+    """Repeat a test with differing measurements, up to two times.
 
     Between its last words and its end a task uses next to nothing, but the kernel books to
     it what the host takes from the processor meanwhile. Wrong figures are wrong each time.
@@ -135,13 +135,13 @@ class ShimSite:
         return self.lines(k="end", **wanted)
 
     def own_words(self) -> dict[int, list[int]]:
-        """By process id: user and system time in µs and the peak in bytes, as it said."""
+        """Return user and system time in µs and peak bytes that each process measured."""
         files = Path(self.said).parent.glob("used.*")
         rows = [path.read_bytes().split(b"\n")[0].split() for path in files]
         return {int(row[3]): [int(word) for word in row[4:]] for row in rows if len(row) == 7}
 
     def compare(self, tasks: list[Line], *, alone: bool = True) -> None:
-        """Hold what was told of tasks against their own words."""
+        """Compare the reports of tasks with their own measurements."""
         own = self.own_words()
         for task in tasks:
             user, system, peak = own[task["pid"]]
@@ -268,7 +268,7 @@ def test_a_suspended_job(site: ShimSite) -> None:
 
 
 def requeue(site: ShimSite, job: int) -> None:
-    """Requeue a job, and have it start without the two minutes that Slurm waits."""
+    """Requeue a job, and start it without Slurm's delay of two minutes."""
     launches = len(site.lines(k="start", j=job, s="batch"))
     site.cluster.run(["scontrol", "requeue", str(job)])
 

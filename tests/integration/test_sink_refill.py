@@ -52,7 +52,7 @@ def sinks(daemon: Daemon) -> dict[str, dict[str, Any]]:
 
 
 def has(daemon: Daemon, sink: str, jobs: range) -> bool:
-    """Whether a sink has the files of all these jobs; what is being copied does not count."""
+    """Return whether a sink has the complete files of all these jobs."""
     root = Path(daemon.settings.sink_path(sink))
     names = {path.name for path in files_below(root, "[0-9]*-*")}
     found = [name.partition("-")[0] for name in names if name.endswith((".sh", ".env"))]

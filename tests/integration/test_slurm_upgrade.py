@@ -45,7 +45,7 @@ def site(slurm_version: str) -> Iterator[BookedSite]:
 
 
 def submit_quietly(site: BookedSite, script: str = BATCH) -> int:
-    """Submit as a user does who looks at each line that is printed."""
+    """Submit a job, and fail if sbatch or srun prints a warning."""
     words = ["sbatch", "--parsable", "--output=/dev/null"]
     done = site.cluster.run(words, user=site.user, input=script)
     assert done.stderr == ""
@@ -55,7 +55,7 @@ def submit_quietly(site: BookedSite, script: str = BATCH) -> int:
 
 
 def rows(site: BookedSite) -> list[str]:
-    """All that our sacct shows of what has ended."""
+    """Return Steward's sacct rows of ended jobs."""
     words = ("-a", "-D", "-n", "-P", "-S", "now-1hour", "-o", "JobID,Submit,State,ExitCode,NTasks")
     return [row for row in site.ours(*words).splitlines() if "RUNNING" not in row]
 
@@ -74,14 +74,14 @@ def wait_for_books(site: BookedSite, job: int, since: float) -> None:
 
 
 def looked_over(site: BookedSite, check: str) -> tuple[str, str]:
-    """What the doctor says of one thing."""
+    """Return the doctor's finding about one object."""
     told = site.daemon.ask("doctor", "--json", "--only", check, check=False).stdout
     (finding,) = json.loads(told)["findings"]
     return finding["status"], finding["what"]
 
 
 def upgrade(site: BookedSite, version: str, *ctld: str) -> None:
-    """By the documented steps: slurmctld, then each node without the plugin's line meanwhile."""
+    """Upgrade by the documented steps: slurmctld, then each node without the plugin's line."""
     cluster = site.cluster
     conf = Path(cluster.directory) / "etc/plugstack.conf.d/steward.conf"
     nodes = sorted(name for name in cluster.get_status() if name.startswith("slurmd."))

@@ -148,7 +148,7 @@ class Week:
         self.site.cluster.start_service(node)
 
     def rotate(self) -> None:
-        """As logrotate does, with compress and without telling anybody."""
+        """Rotate the log as logrotate does, with compress and without a signal."""
         log = Path(self.site.settings.log_file)
         if not log.exists():
             return
@@ -172,7 +172,7 @@ class Week:
         os.unlink(path)
 
     def left(self) -> int:
-        """How many jobs are left; puts right what a kill of slurmctld leaves to an operator."""
+        """Return the number of unfinished jobs; repair what a kill of slurmctld left."""
         words = ["squeue", "-h", "-t", "PD,R,S,CG,CF", "-o", "%i %r"]
         left = self.site.cluster.run(words, check=False).stdout.split("\n")
         for line in filter(None, left):
@@ -247,7 +247,7 @@ def test_a_week(site: BankSite) -> None:
 
 
 def grows(name: str, samples: list[Sample]) -> str:
-    """What of a process grew more than it may in the time that counts; "" for nothing."""
+    """Describe the growth of a process beyond its limit; "" if there is none."""
     span_s = samples[-1].at_s - samples[0].at_s
     memory = slope([(one.at_s, float(one.rss)) for one in samples]) * span_s
     fds = slope([(one.at_s, float(one.fds)) for one in samples]) * span_s

@@ -1,4 +1,4 @@
-"""State directories that earlier releases left are taken over; a later one's are refused."""
+"""State directories of earlier releases are migrated; those of later releases are rejected."""
 
 import os
 import re
@@ -33,7 +33,7 @@ RECORDED = sorted(path.name for path in STATES.iterdir() if path.is_dir())
 
 
 def settings_of(home: Path) -> Settings:
-    """What the recorded ones ran with, see scripts/record_state.py."""
+    """Return the settings of the recorded states, see scripts/record_state.py."""
     settings = settings_in(home)
     return msgspec.structs.replace(
         settings,
@@ -75,7 +75,7 @@ def made(settings: Settings) -> dict[str, Any]:
 
 
 def books(settings: Settings) -> tuple[int, dict[str, int], list[Any]]:
-    """What the account has, what each charge was, and what is wrong with the ledger."""
+    """Return the balance, the charges, and the findings of the ledger's proof."""
     ledger = open_ledger(settings)
     try:
         with ledger.reading() as t:
@@ -139,7 +139,7 @@ def is_up_to_date(settings: Settings) -> bool:
 
 
 def has_told_the_gate(settings: Settings) -> bool:
-    """Whether the gate is there, and the ledger too."""
+    """Return whether the gate and the ledger are available."""
     try:
         return GateClient(settings.state_dir).get_status().books_at_us > 0
     except GateUnavailable:

@@ -43,7 +43,7 @@ open_database(sys.argv[1], MIGRATIONS).close()
 
 
 def told(daemon: Daemon | DaemonInside, home: Path, *words: str) -> str:
-    """What the command line prints."""
+    """Return the output of a command."""
     done = subprocess.run(
         [sys.executable, "-m", "steward", *words, "--config", str(home / "steward.toml")],
         capture_output=True,
@@ -202,7 +202,7 @@ def test_a_second_daemon_does_not_speak_for_the_first(tmp_path: Path) -> None:
 
 
 def told_of(answer: Any, part: str) -> Any:
-    """What is said of one part."""
+    """Return the status of one worker."""
     (found,) = (one for one in answer["parts"] if one["name"] == part)
     return found
 

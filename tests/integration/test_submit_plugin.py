@@ -42,7 +42,7 @@ def asks(site: AskingSite) -> bool:
 
 
 def is_old(site: AskingSite) -> bool:
-    """Whether this Slurm tells users nothing of refused updates (before 23.02)."""
+    """Return whether this Slurm gives users no reason for rejected updates (before 23.02)."""
     return site.cluster.plan.slurm_version.startswith("22.")
 
 

@@ -1,4 +1,4 @@
-"""Two real slurmctlds of one StateSaveLocation, a controller beside each, and a take-over."""
+"""Two real slurmctlds with a shared StateSaveLocation, a controller for each, and a failover."""
 
 import shlex
 import signal
@@ -97,7 +97,7 @@ def ping(box: Sandbox) -> str:
 
 
 def settings_of(box: Sandbox, home: Path, port: int, name: str) -> Settings:
-    """Settings of the controller beside one of the two."""
+    """Return the settings of the controller of one slurmctld."""
     settings = controller_settings(home / name, port, Path(box.spool), box.plan.munge_socket)
     of: ClusterSettings = msgspec.structs.replace(
         box.make_cluster_settings(), snapshot_interval_s=0.3, munge_socket=box.plan.munge_socket
@@ -163,7 +163,7 @@ def told(settings: Settings, kind: str) -> list[int]:
 
 
 def ends(settings: Settings) -> list[int]:
-    """The job of each run's end that was said, corrections (of a longer key) aside."""
+    """Return the job of each run's end event, without corrections (they have a longer key)."""
     rows = ask(settings, "journal.db", EVENTS, "run.end", "run.end:%")
     return [int(key.split(":")[1]) for (key,) in rows if key.count(":") == 3]
 
@@ -177,7 +177,7 @@ def verified(settings: Settings) -> dict[int, bytes]:
 
 
 def is_forwarded(daemon: Running) -> bool:
-    """Whether all that a controller has seen is durable with Steward."""
+    """Return whether the receiver has stored every event of a controller."""
     ((head,),) = ask(daemon.settings, "journal.db", "SELECT ifnull(max(id), 0) FROM event")
     ((position,),) = ask(daemon.settings, "forward-c1.db", "SELECT position FROM cursor")
     return bool(position >= head)

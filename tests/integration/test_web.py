@@ -1,4 +1,4 @@
-"""The ground of the pages on a real daemon: logging in, whom is believed, what guards answers."""
+"""The web pages' basis on a real daemon: logins, proxies, and guarded replies."""
 
 import socket
 from collections.abc import Iterator

@@ -32,7 +32,7 @@ def site() -> Iterator[WebSite]:
 
 
 def books(site: WebSite) -> None:
-    """Two accounts below one, of which ada looks after the first and grace is in it."""
+    """Two accounts with a common parent; ada owns the first, grace is a member of it."""
     ledger = open_ledger(site.daemon.settings)
     now = utc_now()
     with ledger.transaction() as t:

@@ -69,7 +69,7 @@ def plain(text: str) -> str:
 
 
 def change(visitor: Visitor, verb: str, **fields: str) -> httpx.Response:
-    """Fill in the form and confirm what it says; the answer to that."""
+    """Submit the form and confirm the preview; return the reply."""
     asked = visitor.submit("/cluster/box/change", verb=verb, **fields)
     assert asked.status_code == 200, plain(asked.text)
     assert "Preview of the changes" in asked.text

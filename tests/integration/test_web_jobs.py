@@ -92,7 +92,7 @@ def array(site: JobSite) -> int:
 
 
 def text_of(page: str) -> str:
-    """What somebody reads of a page."""
+    """Return the visible text of a page."""
     return html.unescape(re.sub(r"<[^>]*>", "", page))
 
 
@@ -389,7 +389,7 @@ def test_owners_hold_release_and_cancel_and_nobody_else(
 
 
 def verbs(page: str) -> list[str]:
-    """What a page offers to do to its job."""
+    """Return the job operations that a page offers."""
     return re.findall(r'<form method="post" action="/jobs/[^"]*/(\w+)"', page)
 
 

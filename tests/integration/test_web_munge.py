@@ -123,7 +123,7 @@ def test_a_path_is_signed_as_it_is_sent(site: WebSite) -> None:
 
 
 def test_the_session_of_a_link_makes_no_links(site: WebSite) -> None:
-    """Else whoever has a browser's cookie for a day would have it for ever."""
+    """Otherwise a stolen session could be renewed for ever."""
     login = site.cluster.run([STEWARD, "login"], user="ada", env=far(site)).stdout
     secret = login.split()[0].rpartition("/")[2]
     with httpx.Client(base_url=site.url, timeout=60) as browser:
@@ -136,7 +136,7 @@ def test_the_session_of_a_link_makes_no_links(site: WebSite) -> None:
 
 
 def opened_at_once(log: str) -> list[int]:
-    """How many credentials the daemon was opening after each that it began with, or gave up."""
+    """Return the number of credentials in verification after each start or failure."""
     found = [0]
     for line in log.splitlines():
         if "requests credentials.ticket" in line:
@@ -147,7 +147,7 @@ def opened_at_once(log: str) -> list[int]:
 
 
 def test_while_munged_hangs_others_work(site: WebSite) -> None:
-    """Whoever comes by MUNGE is told so, and takes no more than its places from all others."""
+    """Requests with MUNGE get an error, and do not use the capacity of others."""
     ada = site.visitor("ada")
     token = site.daemon.ask("token", "create", user="ada").stdout.split()[0]
     bearer = {"Authorization": f"Bearer {token}"}

@@ -73,7 +73,7 @@ else:
 
 
 def vouched(site: WebSite, **asked: Any) -> dict[str, str]:
-    """What the daemon says to the pages' process, whatever that has come to ask."""
+    """Return the daemon's reply to a ticket request of the web process."""
     words = [sys.executable, "-c", _VOUCH, site.daemon.settings.socket, json.dumps(asked)]
     done: subprocess.CompletedProcess[str] = site.cluster.run(words, user=WEB_USER)
     said: dict[str, str] = json.loads(done.stdout)
@@ -81,7 +81,7 @@ def vouched(site: WebSite, **asked: Any) -> dict[str, str]:
 
 
 def test_who_breaks_into_the_pages_is_whom_no_credential_for_them_names(site: WebSite) -> None:
-    """What was made for another service is no ticket here, whatever the pages' process says."""
+    """A credential for another service gets no ticket, whatever the web process requests."""
     asked = {"method": "POST", "target": ME, "digest": hash_body(b"{}"), "peer": "127.0.0.1"}
     made = build_statement("POST", ME, b"{}", origin(site))
     assert vouched(site, credential=credential(site, "ada", made), **asked)["secret"]

@@ -11,7 +11,7 @@ SHELL = "#!/bin/sh\n"
 
 
 def submit_all(site: BookedSite) -> int:
-    """Submit them, do to them what people do, and wait for the last; returns how many."""
+    """Submit the jobs, change some of them, and wait for the last; return their number."""
     # It runs into its time limit of a minute while all others come and go.
     limited = site.submit(f"{SHELL}srun sleep 300\n", time="1", job_name="limited")
     count = 1
@@ -25,7 +25,7 @@ def submit_all(site: BookedSite) -> int:
 
 
 def _is_idle(site: BookedSite, but: int) -> bool:
-    """Whether no job waits or runs, but one."""
+    """Return whether no job but one is pending or running."""
     words = ["squeue", "-h", "-t", "PD,R,S,CG,CF", "-o", "%A"]
     return {*site.cluster.run(words, check=False).stdout.split()} <= {str(but)}
 
@@ -126,7 +126,7 @@ def _disturbed(site: BookedSite) -> int:
 
 
 def _asking(site: BookedSite) -> int:
-    """What else people ask for."""
+    """Return further options of sbatch."""
     options: list[dict[str, Any]] = [
         {"nice": 10},
         {"exclusive": True},

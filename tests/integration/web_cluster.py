@@ -1,4 +1,4 @@
-"""A cluster whose jobs are looked at in the pages: steps, scripts, nodes' states and a bank."""
+"""A cluster for the web pages: jobs with steps and scripts, node states and a bank."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""A site whose pages know people by MUNGE, and requests with credentials of its munged."""
+"""A site whose web pages authenticate users by MUNGE, with its own munged."""
 
 import contextlib
 from collections.abc import Iterator
@@ -35,14 +35,14 @@ def munge_site(slurm_version: str, **web: Any) -> Iterator[WebSite]:
 
 
 def credential(site: WebSite, user: str, text: bytes) -> str:
-    """What munged vouches for, as the command of a user's has it."""
+    """Return a credential of the site's munged, created as a user."""
     words = ["munge", "--socket", site.cluster.plan.munge_socket]
     made: str = site.cluster.run(words, user=user, input=text.decode()).stdout
     return made.strip()
 
 
 def origin(site: WebSite) -> str:
-    """What a credential for these pages names them."""
+    """Return the origin that a credential for these pages names."""
     return site.url.partition("//")[2]
 
 

@@ -1,4 +1,4 @@
-"""Steward's pages on a real cluster, and people who look at them."""
+"""Steward's web pages on a real cluster, and users of them."""
 
 import re
 import subprocess
@@ -27,7 +27,7 @@ USERS = ("ada", "grace", OPERATOR, ADMINISTRATOR, WEB_USER)
 
 
 class WebSite:
-    """A daemon in a sandbox, and ``steward web`` beside it, as a user of its own.
+    """A daemon in a sandbox, with ``steward web`` as another user.
 
     Args:
         cluster: Where both run; with USERS.
@@ -69,7 +69,7 @@ class WebSite:
 
     @property
     def url(self) -> str:
-        """Where it answers."""
+        """URL of the pages."""
         scheme = "https" if self.web.tls else "http"
         return f"{scheme}://127.0.0.1:{self.port}"
 
@@ -117,25 +117,25 @@ class WebSite:
             self._process = None
 
     def link(self, user: str) -> str:
-        """What ``steward login`` prints, on this port whatever [web] url says."""
+        """Return the link of ``steward login``, with this port whatever [web] url is."""
         said = self.daemon.ask("login", user=user)
         found = re.search(r"/login/\S+", said.stdout)
         assert found, said.stdout
         return f"{self.url}{found[0]}"
 
     def stranger(self, **options: Any) -> httpx.Client:
-        """Somebody who has not logged in; ``options`` are those of httpx.Client."""
+        """Return a client without a session; ``options`` are those of httpx.Client."""
         return httpx.Client(base_url=self.url, **{"timeout": 60, "limits": ONCE, **options})
 
     def visitor(self, user: str) -> "Visitor":
-        """Somebody who has logged in."""
+        """Return a client with a session."""
         visitor = Visitor(self, user)
         self._visitors.append(visitor)
         return visitor
 
 
 class Visitor(httpx.Client):
-    """Somebody with a browser, without scripts.
+    """A user with a browser that runs no scripts.
 
     Args:
         site: What they look at.
@@ -163,7 +163,7 @@ class Visitor(httpx.Client):
         return answer.text
 
     def csrf(self) -> str:
-        """What forms of theirs bring."""
+        """Return the CSRF token of the user's forms."""
         found = re.search(r'name="csrf" value="([0-9a-f]+)"', self.page("/"))
         assert found
         return found[1]

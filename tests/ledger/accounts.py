@@ -1,4 +1,4 @@
-"""Accounts, users, allocations, rates and modes, and what the gate is told of them."""
+"""Accounts, users, allocations, rates and modes, and their updates of the gate."""
 
 from datetime import timedelta
 

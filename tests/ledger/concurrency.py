@@ -27,7 +27,7 @@ WRITERS[sys.argv[2]](msgspec.json.decode(sys.argv[1], type=Settings), int(sys.ar
 
 
 def deposit(settings: Settings, number: int) -> None:
-    """Deposit 1 a time, each under a key of its own, for ever."""
+    """Deposit 1 in an endless loop, each time with a new key."""
     ledger = open_ledger(settings)
     for turn in range(1_000_000):
         with ledger.transaction() as t:

@@ -56,7 +56,7 @@ def settings_for(state_dir: str, database: str = "") -> Settings:
 
 
 def keyed(key: str) -> Authorship:
-    """Somebody who gives a key."""
+    """Return an author with an idempotency key."""
     return msgspec.structs.replace(BY, key=key)
 
 
@@ -97,7 +97,7 @@ def charge(
     shares: tuple[AllocationShare, ...] = (),
     **options: object,
 ) -> Charge:
-    """What a job of ann's costs that began at noon."""
+    """Return the charge of a job of ann's that started at noon."""
     return Charge(
         cluster="tux",
         job_id=job_id,
@@ -113,5 +113,5 @@ def charge(
 
 
 def balances(t: Transaction, name: str) -> dict[int, int]:
-    """What is in each allocation of an account."""
+    """Return the balance of each allocation of an account."""
     return {each.number: each.balance for each in t.allocations.list_own(name, with_ended=True)}

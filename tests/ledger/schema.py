@@ -24,7 +24,7 @@ def derived_parts() -> Parts:
 
 
 def migrated_parts(connection: Connection) -> Parts:
-    """The same, as the migrations made it in a database."""
+    """Return the same parts of the schema that the migrations created."""
     inspector = sqlalchemy.inspect(connection)
     return {
         name: (

@@ -59,7 +59,7 @@ class Job:
 
 
 class LedgerMachine(RuleBasedStateMachine):
-    """The rules; whoever subclasses it says with `fresh` where an empty ledger is."""
+    """Rules of the state machine; a subclass defines `fresh`, which returns an empty ledger."""
 
     fresh: ClassVar[Callable[[], Settings]]
 
@@ -98,7 +98,7 @@ class LedgerMachine(RuleBasedStateMachine):
         return next(n for n, pot in self.pots.items() if pot.account == name and not pot.end)
 
     def free(self, number: int) -> int:
-        """What is in an allocation beyond what is held of it."""
+        """Return the balance of an allocation less its SU holds."""
         held = sum(job.held.get(number, 0) for job in self.jobs.values())
         return max(0, self.pots[number].balance) - held
 
@@ -187,7 +187,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(name=ACCOUNTS, amount=AMOUNTS, user=st.sampled_from(USERS))
     def hold(self, name: str, amount: int, user: str) -> None:
-        """A job is let in if there is enough for it, and starts at once."""
+        """Admit a job if the available SU suffice, and start it at once."""
         left, held = amount, {}
         for number in self.of(name):
             if self.pots[number].active(self.clock.at):

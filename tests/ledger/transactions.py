@@ -1,4 +1,4 @@
-"""Money that people move, statements, and what becomes of it when an allocation ends."""
+"""Manual transactions, statements, and balances at the end of an allocation."""
 
 from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo

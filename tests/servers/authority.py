@@ -28,7 +28,7 @@ class Authority:
         self.file, self._key = self._make("ca", "tests", extensions)
 
     def certificate(self, *names: str) -> tuple[str, str]:
-        """Certificate and key of a host, or a client, that goes by these names (``DNS:ctl1``)."""
+        """Return certificate and key of a host or a client with these names (``DNS:ctl1``)."""
         extensions = (
             "basicConstraints=critical,CA:FALSE",
             "extendedKeyUsage=serverAuth,clientAuth",

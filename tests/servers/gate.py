@@ -1,4 +1,4 @@
-"""A gate that answers as a test says: on a real Unix socket, as slurmctld's plugin asks one."""
+"""A scripted gate on a real Unix socket, for slurmctld's plugin."""
 
 import json
 import os
@@ -24,7 +24,7 @@ ADMITS = says()
 
 
 def hangs(_question: Question, sock: socket.socket) -> bytes | None:
-    """Reads, and never answers; lets go when the other side does."""
+    """Read requests without an answer; close when the peer does."""
     sock.settimeout(30)
     sock.recv(1)
     return None
@@ -72,7 +72,7 @@ class AskedGate:
         self._thread.start()
 
     def stop(self) -> None:
-        """Be gone, the socket too."""
+        """Stop, and remove the socket."""
         if self._thread is None or self._listening is None:
             return
         os.write(self._end_write, b"x")

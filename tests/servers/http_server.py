@@ -11,7 +11,7 @@ _LOOK_S = 0.01
 
 
 class Quiet:
-    """Of a handler: it says nothing of its requests on the tests' own output."""
+    """Handler that logs no requests."""
 
     def log_message(self, *_: object) -> None:
         """Say nothing."""

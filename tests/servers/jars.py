@@ -37,7 +37,7 @@ _POM: Final = """<project>
 
 
 class Missing(Exception):
-    """A server cannot be brought here; the message says what lacks."""
+    """A server cannot be installed on this machine; the message names what is missing."""
 
 
 def names() -> list[str]:
@@ -64,7 +64,7 @@ def java_of(name: str) -> str:
 
 
 def directory_of(name: str) -> Path:
-    """Where a server's jars are, in ``lib``, and our own main class for it, in ``main``.
+    """Return the directory with a server's jars in ``lib`` and the tests' main class in ``main``.
 
     They are fetched first if they are not there.
 
@@ -90,7 +90,7 @@ def _all_pins() -> dict[str, Any]:
 
 
 def _sources(name: str) -> list[Path]:
-    """What of our own starts a server: of its kind, and of its version alone."""
+    """Return the tests' Java sources that start a server of this kind and version."""
     kind = name.partition("-")[0]
     return sorted(path for of in {kind, name} for path in (_HERE / "java" / of).glob("*.java"))
 
@@ -112,7 +112,7 @@ def _lock(name: str) -> Iterator[None]:
 
 
 def _make(name: str, pins: dict[str, Any], directory: Path) -> None:
-    """Fill a directory beside its place, and move it there when it is whole."""
+    """Fill a temporary directory, and rename it when it is complete."""
     print(f"==> fetching {name} with Maven", flush=True)
     with tempfile.TemporaryDirectory(dir=_cache(), prefix=".") as scratch:
         home = Path(scratch) / "home"
@@ -162,7 +162,7 @@ def _add_module(coordinate: str, home: Path) -> None:
 
 
 def _link_zstd(home: Path) -> None:
-    """Have the system's libzstd where Elasticsearch looks for its own."""
+    """Link the system's libzstd to the path that Elasticsearch loads."""
     try:
         ctypes.CDLL("libzstd.so.1")
     except OSError:
@@ -196,7 +196,7 @@ def _change_requirements(lib: Path, instead_of: dict[str, str]) -> None:
 
 
 def _compile(name: str, home: Path) -> None:
-    """Compile what of our own starts a server, if there is anything."""
+    """Compile the tests' Java sources that start a server, if there are any."""
     sources = _sources(name)
     if not sources:
         return

@@ -91,7 +91,7 @@ def serving(
 
 
 def answers(url: str, verify: ssl.SSLContext | bool = True) -> bool:
-    """Whether a server answers."""
+    """Return whether a server answers."""
     try:
         asked = httpx.get(f"{url}/schema/openapi.json", timeout=5, verify=verify)
     except httpx.HTTPError:
@@ -133,7 +133,7 @@ def job(jobslurmid: str = "1001", **fields: Any) -> dict[str, Any]:
 
 
 def balance(settings: Settings, account: str = "physics") -> int:
-    """What an account has, micro-SU; the ledger is proved as well."""
+    """Return the balance of an account, in micro-SU; also prove the ledger."""
     ledger = open_ledger(settings)
     try:
         with ledger.reading() as t:

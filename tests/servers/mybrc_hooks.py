@@ -50,7 +50,7 @@ def filter_case(context: Any, case: Any) -> bool:
 
 
 def _is_lenient(body: dict[str, Any]) -> bool:
-    """Whether whole numbers stand for texts, texts for numbers, or days for times."""
+    """Return whether a request has numbers for texts, texts for numbers, or days for times."""
     texts = ("jobslurmid", "userid", "accountid", *_WORDS)
     numbers = ("num_cpus", "num_req_nodes", "num_alloc_nodes", "raw_time", "cpu_time")
     return (

@@ -71,11 +71,11 @@ class PostgreSQL(Server):
             return False
 
     def dsn(self, database: str) -> str:
-        """How libpq reaches a database."""
+        """Connection string of a database for libpq."""
         return f"host={HOST} port={self._port} user={self.user} dbname={database}"
 
     def url(self, database: str) -> str:
-        """How SQLAlchemy, and ``[bank].database``, reach a database."""
+        """URL of a database for SQLAlchemy and ``[bank].database``."""
         return f"postgresql+psycopg://{self.user}@{HOST}:{self._port}/{database}"
 
     def new_database(self, template: str = "template1") -> str:
@@ -89,7 +89,7 @@ class PostgreSQL(Server):
         return name
 
     def kill(self) -> None:
-        """End all of its processes as a power switch would, and wait for that."""
+        """Kill all processes of the server with SIGKILL, and wait for their end."""
         if self._process is not None:
             for pid in [self._process.pid, *_below(self._process.pid)]:
                 with contextlib.suppress(ProcessLookupError):
@@ -141,7 +141,7 @@ class PostgreSQL(Server):
 
 
 def program(name: str) -> str:
-    """Where one of PostgreSQL's programs is: Debian keeps the server's out of PATH.
+    """Return the path of a PostgreSQL program: Debian keeps the server's out of PATH.
 
     Raises:
         DidNotStart: It is not there.

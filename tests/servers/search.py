@@ -21,14 +21,14 @@ _REQUEST_TIMEOUT_S: Final = 30.0
 
 
 class SearchServer(Server):
-    """What the two have in common: ``url``, and a way to ask."""
+    """Base of both servers: ``url``, and requests."""
 
     major: int
     port: int
 
     @property
     def url(self) -> str:
-        """Where it answers, without a slash at the end."""
+        """Base URL, without a trailing slash."""
         return f"http://{HOST}:{self.port}"
 
     def request(

@@ -63,7 +63,7 @@ class Server:
         self.stop()
 
     def command(self) -> Sequence[str]:
-        """What starts it."""
+        """Command line that starts the server."""
         raise NotImplementedError
 
     def java(self, *words: str) -> Sequence[str]:
@@ -73,7 +73,7 @@ class Server:
         return (java_of(self.name), *_JVM, f"-Djava.io.tmpdir={scratch}", *words)
 
     def answers(self) -> bool:
-        """Whether it does its work by now; an exception that is an OSError means no."""
+        """Return whether the server is ready; an OSError means that it is not."""
         raise NotImplementedError
 
     def start(self) -> None:
@@ -98,7 +98,7 @@ class Server:
             raise DidNotStart(f"{said}:\n{self.log()[-_TAIL:]}")
 
     def kill(self) -> None:
-        """End it as a power switch would, and wait for that; nothing if it does not run."""
+        """Kill the server with SIGKILL, and wait for its end; do nothing if it does not run."""
         if self._process is not None:
             self._process.kill()
             self._process.wait(20)
@@ -125,11 +125,11 @@ class Server:
 
     @property
     def pid(self) -> int:
-        """Of the JVM; 0 if it does not run."""
+        """Process id of the JVM; 0 if it does not run."""
         return self._process.pid if self._process is not None else 0
 
     def log(self) -> str:
-        """What it has said since it was last started."""
+        """Return the log since the last start."""
         if not self._log_path.exists():
             return ""
         with self._log_path.open("rb") as file:
@@ -177,7 +177,7 @@ def _is_free(port: int) -> bool:
 
 
 def _claim(port: int) -> bool:
-    """Take a port for as long as this process lives, unless tests beside it have."""
+    """Claim a port for the lifetime of this process; False if other tests have it."""
     claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
         claim.bind(f"\0steward-tests-port-{port}")
@@ -189,7 +189,7 @@ def _claim(port: int) -> bool:
 
 
 def _stands_still(pid: int) -> bool:
-    """Whether every thread of a process is stopped (proc(5): state T)."""
+    """Return whether every thread of a process is stopped (proc(5): state T)."""
     states = []
     for task in Path(f"/proc/{pid}/task").iterdir():
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended

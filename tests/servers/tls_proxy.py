@@ -67,7 +67,7 @@ class TlsProxy:
 
     @property
     def url(self) -> str:
-        """Where it answers, without a slash at the end."""
+        """Base URL, without a trailing slash."""
         return f"https://{HOST}:{self._listener.server_address[1]}"
 
 

@@ -1,4 +1,4 @@
-"""Runs an action of a pack as StackStorm's python runner has it done, in a process of its own.
+"""Runs an action of a pack in a separate process, as StackStorm's python runner does.
 
 Parameters come as one line of JSON on the standard input, ``{"parameters": {…}}``; what
 ``run`` returns goes to the standard output as JSON between two marks.
@@ -16,13 +16,13 @@ MARK = "%%%%%~=~=~=************=~=~=~%%%%"
 
 
 class ActionService:
-    """What StackStorm's own answers, of the part that actions ask."""
+    """The part of StackStorm's action service that actions call."""
 
     def __init__(self, user: str) -> None:
         self._user = user
 
     def get_user_info(self) -> dict[str, str]:
-        """Who runs the action, as the API has it."""
+        """Return the user who runs the action, in the API's form."""
         if not self._user:
             raise ConnectionError("StackStorm's API is away")
         return {"username": self._user}

@@ -1,4 +1,4 @@
-"""Runs a sensor of a pack as StackStorm's sensor container does, in a process of its own.
+"""Runs a sensor of a pack in a separate process, as StackStorm's sensor container does.
 
 Usage: sensor_container.py FILE CLASS CONFIG DATASTORE. What it dispatches is written as a line
 of JSON each; the datastore is a file of JSON.
@@ -38,7 +38,7 @@ class PrintingService(SensorService):
 
 
 def main(file: str, kind: str, config: str, datastore: str) -> None:
-    """Run one sensor until it is told to end."""
+    """Run one sensor until a signal ends it."""
     spec = importlib.util.spec_from_file_location("sensor", file)
     assert spec is not None
     assert spec.loader is not None

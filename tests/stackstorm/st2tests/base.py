@@ -28,7 +28,7 @@ class SensorService:
         self.dispatched.append({"trigger": trigger, "payload": payload})
 
     def get_value(self, name: str, local: bool = True) -> str | None:
-        """As StackStorm's: None for a key that is not there, and where reading fails."""
+        """Return the value, or None for a missing key and on a read error, as StackStorm does."""
         try:
             (found,) = self.list_values(local, name)
         except Exception:
@@ -36,7 +36,7 @@ class SensorService:
         return found.value
 
     def list_values(self, local: bool = True, prefix: str | None = None) -> list[KeyValuePair]:
-        """As StackStorm's: raises where reading fails."""
+        """List values; raise on a read error, as StackStorm does."""
         return [
             KeyValuePair(f"slurm.TriggerSensor:{name}", value)
             for name, value in self.values.items()

@@ -13,5 +13,5 @@ class Action:
         self.logger = logging.getLogger(f"actions.{type(self).__name__}")
 
     def run(self, **parameters: Any) -> Any:
-        """What the action does."""
+        """Run the action."""
         raise NotImplementedError
