@@ -1,4 +1,4 @@
-"""steward accounting gaps: what is missing is told, and nothing else."""
+"""``steward accounting gaps``: every gap is listed, and nothing else."""
 
 from collections.abc import Iterator
 from datetime import timedelta

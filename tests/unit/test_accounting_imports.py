@@ -1,4 +1,4 @@
-"""Imports take others' books over row by row, once, go on where they were, and stop at nothing."""
+"""Imports of accounting data: row by row, once, resumed after an interruption."""
 
 import io
 import os
@@ -60,7 +60,7 @@ def row(job: int, *, step: str = "", **columns: str) -> dict[str, str]:
 
 
 class Asked:
-    """Somebody's books, who remembers what was asked."""
+    """A scripted source that records the queries."""
 
     passed_over = 0
 

@@ -1,4 +1,4 @@
-"""Another Steward's job log, taken over: the same jobs and steps, and nobody else's."""
+"""Import of another Steward's job log: the same jobs and steps, and no other user's."""
 
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -51,7 +51,7 @@ def take(
 
 
 def lines(site: Site) -> dict[tuple[str, int, str], UsageLine]:
-    """What sacct shows, by job, restarts and step."""
+    """Return sacct's lines by job, restarts and step."""
     site.feed()
     with site.room("accounting").jobs.snapshot():
         jobs = [site.room("accounting").jobs.find(str(job), CLUSTER)[0] for job in (7, 8)]

@@ -1,4 +1,4 @@
-"""Lists of jobs to look through: order, places, arrays as one row, and who sees what."""
+"""Job lists: order, pages, arrays as one row, and visibility."""
 
 from collections.abc import Iterator
 from datetime import timedelta

@@ -1,4 +1,4 @@
-"""The action behind steward job: which job is shown, to whom, and what of it."""
+"""Action behind ``steward job``: choice of the job, permissions, and content."""
 
 from collections.abc import Iterator
 from datetime import timedelta

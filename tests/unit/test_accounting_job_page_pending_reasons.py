@@ -24,7 +24,7 @@ LONE = (
 
 
 def reasons_in(library: str) -> list[str]:
-    """The names of reasons, which lie beside each other in the library's table of strings."""
+    """Return the names of pending reasons, which are adjacent in the library's string table."""
     words = [word.decode() for word in re.findall(rb"[A-Za-z]{4,60}(?=\0)", read(library))]
     first = max(place for place, word in enumerate(words) if word == "PartitionTimeLimit")
     last = max(

@@ -1,4 +1,4 @@
-"""The command line of sacct, as people and scripts type it."""
+"""Command line of sacct: every form of its options."""
 
 import contextlib
 from typing import Any

@@ -188,7 +188,7 @@ def life_days(made: TokenAnswer) -> float:
 
 
 def test_what_rests_on_munges_word_alone_lasts_shorter(room: CredentialsContext) -> None:
-    """Also by way of a link that was had so, and of the browser's session that it opened."""
+    """Also through a login link created so, and through the session that the link opened."""
     by_munge = room.find_caller(make_ticket(ADA.uid, "nobody", NOW))
     by_session = room.find_caller(opened(room, secret=login(room, by_munge)))
     for asker in (by_munge, by_session):
@@ -337,7 +337,7 @@ CHANGES = ("automation.run", "bank.deposit", "journal.retry")
 
 
 def sees_and_changes(room: CredentialsContext, secret: str) -> tuple[bool, bool]:
-    """Whether whoever has a secret may see what operators see, and change what they change."""
+    """Return whether a secret's owner can read what operators read, and change what they change."""
     access = Access(OPERATORS, 4711, lambda _: None)
     asker = room.find_caller(secret)
 

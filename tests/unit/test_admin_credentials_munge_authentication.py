@@ -1,4 +1,4 @@
-"""A ticket is good for whom it was made, for its minute, and nobody makes one up."""
+"""Tickets: valid for one user, for a minute, and impossible to forge."""
 
 from datetime import UTC, datetime
 

@@ -1,4 +1,4 @@
-"""The doctor as it is asked: no check stops another, and people are told what mends it."""
+"""Actions of the doctor: checks run independently, and each finding has a fix."""
 
 import errno
 import json

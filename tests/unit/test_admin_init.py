@@ -1,4 +1,4 @@
-"""``steward init``: a configuration from what Slurm says, and what is left to do."""
+"""``steward init``: a configuration from Slurm's settings, and the next steps."""
 
 import os
 import pty

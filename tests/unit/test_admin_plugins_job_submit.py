@@ -1,4 +1,4 @@
-"""The submit plugin put into its place, and looked over before slurmctld loads it."""
+"""Installation of the submit plugin, and its check before slurmctld loads it."""
 
 import os
 import shutil

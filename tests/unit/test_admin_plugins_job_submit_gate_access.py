@@ -1,4 +1,4 @@
-"""A gate that slurmctld cannot get to is told, with the command that opens the way."""
+"""A gate that slurmctld cannot reach is reported with the command that fixes it."""
 
 import os
 import pwd

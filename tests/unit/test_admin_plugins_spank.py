@@ -1,4 +1,4 @@
-"""The SPANK plugin's spool: what is wrong with it, and whether the printed commands mend it."""
+"""Spool of the SPANK plugin: problems, and the printed commands that fix them."""
 
 import os
 import shlex
@@ -377,7 +377,7 @@ def test_a_default_spool_that_is_a_link_is_replaced(node: Node, target: str) -> 
 
 
 def test_a_healthy_spool_is_none_of_the_daemons_faults(node: Node) -> None:
-    """The daemon runs as SlurmUser, who cannot look into it."""
+    """The daemon runs as SlurmUser, who cannot read the spool."""
     for above in node.spool.parents:
         above.chmod(above.stat().st_mode | 0o711) if above.stat().st_uid == 0 else None
     pid = os.fork()

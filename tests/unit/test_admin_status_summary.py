@@ -1,4 +1,4 @@
-"""Whom the status is told, and the disks that it names."""
+"""Permissions of the status, and its disks."""
 
 import logging
 import os

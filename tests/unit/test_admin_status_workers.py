@@ -58,7 +58,7 @@ for line in sys.stdin:
 
 
 class Held:
-    """A supervisor in a process of its own, which does what it is told."""
+    """A supervisor in a separate process, which the test controls."""
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         self.process = process

@@ -39,7 +39,7 @@ def write(directory: Path, *lines: str) -> None:
 
 
 def take(spool: Spool) -> list[str]:
-    """All that waits, as if it were sent."""
+    """Return all waiting lines, as if they were sent."""
     found = []
     while (batch := spool.read_batch()) is not None:
         number, offset, body = batch
@@ -157,7 +157,7 @@ def test_a_large_file_is_renamed_and_removed_when_nobody_writes_to_it(
 
 
 def test_a_file_is_not_removed_at_once(tmp_path: Path) -> None:
-    """Whoever found its name before it was renamed may open it in a moment."""
+    """A writer that found the old name may open the file a moment later."""
     write(tmp_path, "x" * 1000)
     spool = spool_in(tmp_path, rotate_bytes=1000)
     spool.rotate_and_clean()
@@ -177,7 +177,7 @@ def test_a_kill_between_renaming_and_writing_that_down(tmp_path: Path) -> None:
 
 
 def nodes_in(directory: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
-    """The nodes whose lines an agent would send that is told none, and can send nothing."""
+    """Return the nodes whose lines an agent without --node would send, if it could send."""
     words = ["--spool", str(directory), "--to", "127.0.0.1:1", "--tls", "--limit", "0"]
     assert agent.main([*words, "--certificate", str(directory / "none")]) == 1
     return re.findall(r"node (\S+): 127", capsys.readouterr().err)
@@ -300,7 +300,7 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
 def write_steadily(
     directory: Path, name: int, lines: int, is_enough: Event, end: Connection
 ) -> None:
-    """As the plugin does in many steps: some open the file for each line, some keep it open.
+    """Write as the plugin in many steps: some open the file for each line, some keep it open.
 
     So many lines, and then more until it is enough, or much too many.
     """
@@ -323,7 +323,7 @@ def write_steadily(
 
 
 def test_no_line_is_lost_by_rotation_under_writers(tmp_path: Path) -> None:
-    """Every few kilobytes, and with files removed as soon as the lease says that they may be."""
+    """The agent rotates every few kilobytes, and removes files as soon as no lease is held."""
     context = multiprocessing.get_context("fork")
     is_enough = context.Event()
     ends = [context.Pipe(duplex=False) for _ in range(3)]

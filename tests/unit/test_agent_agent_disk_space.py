@@ -1,4 +1,4 @@
-"""The agent in a directory that is full: it empties again, whatever was there when it filled.
+"""Agent on a full disk: its directory empties again, whatever was there when it filled.
 
 On a tmpfs of two megabytes, as diskless nodes have one; so these need root.
 """
@@ -38,7 +38,7 @@ def hearing(tmp_path: Path) -> Iterator[HearingSite]:
 
 
 def fill(directory: Path) -> int:
-    """Write tasks until there is no room for a single byte; how many are whole."""
+    """Write tasks until the disk is full; return the number of complete lines."""
     number = 0
     descriptor = os.open(directory / "n1.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
@@ -63,7 +63,7 @@ def free_of(directory: Path) -> int:
 def test_a_full_directory_empties_again(
     hearing: HearingSite, small: Path, monkeypatch: pytest.MonkeyPatch, was_there: bool
 ) -> None:
-    """Also where it was full before the agent ran there for the first time."""
+    """Also if the disk was full before the agent first ran."""
     if was_there:
         assert hearing.run_agent(small) == 0
     tasks = fill(small)

@@ -1,4 +1,4 @@
-"""Recovery of a batch after a kill, whatever settings changed since."""
+"""Recovery of a batch after a kill, with changed settings too."""
 
 import errno
 import os

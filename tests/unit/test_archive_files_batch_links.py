@@ -39,7 +39,7 @@ def sizes(site: Site) -> dict[tuple[str, str], int]:
 
 
 def true_sizes(site: Site) -> dict[tuple[str, str], int]:
-    """The sums as they would be were they counted anew."""
+    """Return the sizes counted from scratch."""
     found: dict[tuple[str, str], int] = {}
     met = set()
     rows = archive.rows(

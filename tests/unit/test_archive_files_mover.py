@@ -27,7 +27,7 @@ def stop() -> Stop:
 
 
 def make_site(directory: Path, **sink: Any) -> Site:
-    """Whose files move on to another tree, at once unless told otherwise."""
+    """Make a Site whose files move to the second tree, at once by default."""
     moves = {"move_to": str(directory / "common"), "move_after_s": 0.0}
     return archive.make_site(directory, **{**moves, **sink})
 

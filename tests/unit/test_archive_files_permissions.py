@@ -35,7 +35,7 @@ def open_path() -> Iterator[Path]:
 
 
 def as_user(uid: int, gids: tuple[int, ...], work: Callable[[], object]) -> bool:
-    """Whether ``work`` succeeds for a user, in a process of its own."""
+    """Return whether ``work`` succeeds as a user, in a separate process."""
     child = os.fork()
     if child == 0:
         code = 1

@@ -34,7 +34,7 @@ def keep(site: Site, job_id: int, data: bytes, *, days: float = 0.0, **job: Any)
 
 
 def ask(site: Site, *, page_rows: int = 200, at_once: int = 500) -> list[Event]:
-    """What a new start of the sink orders, until it orders nothing more."""
+    """Return the purges that a restarted sink orders, until it orders no more."""
     asked: list[Event] = []
     with closing(FilesRecords(site.settings, "files", page_rows=page_rows)) as records:
         sink = site.settings.files_sink("files")

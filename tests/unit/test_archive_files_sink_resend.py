@@ -1,4 +1,4 @@
-"""A files sink takes in scripts that are sent again, from wherever their bytes are by now."""
+"""Resend to a files sink: scripts come from wherever their bytes are."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Finding jobs: what list and search answer, to whom, and what they tell nobody."""
+"""Job lists and searches: results, and permissions."""
 
 import base64
 from collections.abc import Iterator

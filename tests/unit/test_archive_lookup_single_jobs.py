@@ -1,4 +1,4 @@
-"""One job or two: what show, env and diff answer, and to whom."""
+"""Replies of show, env and diff about one or two jobs, and permissions."""
 
 import os
 import shlex

@@ -1,4 +1,4 @@
-"""Tables of archived jobs for people and for programs."""
+"""Tables of archived jobs, on terminals and for programs."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""SubmitLine, parted again into sbatch's words, whatever its user put there."""
+"""SubmitLine split into sbatch's words, with any characters in it."""
 
 import shlex
 from typing import Any

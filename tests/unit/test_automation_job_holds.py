@@ -1,4 +1,4 @@
-"""Whose hold keeps a job from starting, and which tasks of an array a command is for."""
+"""Owners of job holds, and the tasks of an array that a command affects."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""StackStorm's operators answer as StackStorm's do, whatever they are given."""
+"""Operators of criteria: results as StackStorm's, for any input."""
 
 import fnmatch
 import re

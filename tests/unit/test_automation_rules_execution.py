@@ -1,4 +1,4 @@
-"""Actions of rules that fail, hang, or are cut off by a kill: each ends once, and is told."""
+"""Executions of rules that fail, hang or are killed: each ends once, and is recorded."""
 
 import threading
 import time

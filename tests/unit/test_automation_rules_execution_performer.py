@@ -41,7 +41,7 @@ class HandSite(Site):
         self.hand = RunnerPerformer(self.settings, make_access(self.settings), Registry())
 
     def begin_elsewhere(self, one: Execution, **more: str) -> None:
-        """Begin it in a process that ends without having told the end."""
+        """Begin an action in a process that exits without a record of its end."""
         text = msgspec.json.encode(self.begun(one, **more)).decode()
         words = [sys.executable, "-c", BEGIN, self.settings.state_dir, text]
         subprocess.run(words, check=True, timeout=60)

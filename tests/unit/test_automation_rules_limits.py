@@ -1,4 +1,4 @@
-"""The bounds that rules keep to: rates, and nodes taken away, whatever happens meanwhile."""
+"""Limits of rules: rates and taken nodes, also across restarts."""
 
 import tempfile
 from collections import Counter

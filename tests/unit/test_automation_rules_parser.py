@@ -1,4 +1,4 @@
-"""Rules are read from YAML of StackStorm's form, and every error says where it is."""
+"""Parser of rules in StackStorm's YAML: every error names its position."""
 
 import os
 import textwrap
@@ -191,7 +191,7 @@ def test_a_cap_on_nodes_is_for_what_takes_nodes() -> None:
 
 
 def rule_or_error(text: str) -> None:
-    """Either it is a rule that can be looked at, or the error says where it is wrong."""
+    """Parse a text: either it is a valid rule, or the error names its position."""
     error = ""
     try:
         list(find_rule_errors(parse_rule(text, "a")))

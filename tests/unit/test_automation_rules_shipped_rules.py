@@ -79,7 +79,7 @@ def site(tmp_path: Path) -> RulesSite:
 
 
 def done(site: RulesSite) -> list[tuple[str, dict[str, Any]]]:
-    """What was done, each as the operation takes it."""
+    """Return the actions that ran, with their parameters."""
     for _rule, action, parameters in site.world.done:
         read_parameters(find_operation(action), parameters)
     found = [(rule, parameters) for rule, _action, parameters in site.world.done]

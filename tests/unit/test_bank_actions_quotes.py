@@ -1,4 +1,4 @@
-"""A quote tells what a job costs to everybody, and what an account has only to its own people."""
+"""Quotes: every user sees the price of a job, and members alone the balance of an account."""
 
 from collections.abc import Iterator
 from pathlib import Path

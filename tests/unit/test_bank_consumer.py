@@ -61,7 +61,7 @@ def picture() -> ClusterModel:
 
 
 class Bank(Site):
-    """The same with the bank's consumer and a gate that runs."""
+    """A Site with the bank's consumer and a running gate."""
 
     def __init__(self, directory: Path) -> None:
         bank = BankSettings(enabled=True, reconcile_s=1.0)
@@ -105,7 +105,7 @@ class Bank(Site):
             self.charger.tick(self.said.extend)
 
     def happen(self, events: Sequence[Event]) -> None:
-        """Have jobs.db and the bank take in what Slurm shows."""
+        """Have jobs.db and the bank apply Slurm's observations."""
         begin = len(self.journal)
         feed(self, events)
         self.take([e for e in self.journal[begin:] if e.kind in BankConsumer.kinds])
@@ -122,7 +122,7 @@ class Bank(Site):
         return sum(hold.remaining for hold in self.holds())
 
     def submit(self, job: JobRequest) -> str:
-        """Ask the gate as slurmctld's plugin does; the token that it puts on the job."""
+        """Ask the gate as slurmctld's plugin does; return the token for the job."""
         ask = PluginRequest(v=1, op="submit", cluster="c1", job=job)
         with socket.socket(socket.AF_UNIX) as connection:
             connection.connect(self.settings.gate_socket)
@@ -173,7 +173,7 @@ def test_a_job_without_a_hold_is_given_one_and_charged_once(bank: Bank) -> None:
 
 
 def as_running(running: Event) -> dict[str, Any]:
-    """What a later record of a run says as that of its start did."""
+    """Return a record of a run with the fields of its start record."""
     fields = ("account", "partition", "qos", "cpus", "tres_allocated", "nodelist", "start")
     return {name: getattr(running.body.record, name) for name in fields}
 

@@ -215,7 +215,7 @@ def test_a_change_needs_the_difference_or_another_account(tmp_path: Path) -> Non
 
 
 def test_a_stranger_changes_no_hold(tmp_path: Path) -> None:
-    """slurmctld asks its plugins before it looks whose job it is."""
+    """slurmctld asks its plugins before it checks the job's owner."""
     site = GateCore(tmp_path, account("chem", 30), account("phys", 30, number=2))
     comment = site.submit(job(9)).admin_comment
     with site.store.transaction():

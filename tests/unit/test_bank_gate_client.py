@@ -1,4 +1,4 @@
-"""Much is asked of the gate in many small calls, and is the same."""
+"""Calls to the gate: large requests are split, and the results are equal."""
 
 from pathlib import Path
 

@@ -35,7 +35,7 @@ _REFUSED = 13
 
 
 def can_connect(path: str, uid: int) -> bool:
-    """Whether a process of that user can connect."""
+    """Return whether a process of that user can connect."""
 
     def connect() -> None:
         os.setgroups([])

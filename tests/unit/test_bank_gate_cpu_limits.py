@@ -77,7 +77,7 @@ def filled(piece: str, longest: int) -> str:
 
 
 def counted(form: str, longest: int) -> str:
-    """The same of pieces that differ."""
+    """Return the same text with distinct pieces."""
     parts: list[str] = []
     used = number = 0
     while used + len(part := form.format(number)) + 1 <= longest:

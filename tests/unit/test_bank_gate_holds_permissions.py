@@ -1,4 +1,4 @@
-"""Changes of jobs by others than their owner: priced whoever sends them, and granted once."""
+"""Changes of jobs by other users than the owner: always priced, and granted once."""
 
 from pathlib import Path
 

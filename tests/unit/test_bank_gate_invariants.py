@@ -1,4 +1,4 @@
-"""Whatever comes in whatever order: no answer of the gate overdraws, and nothing held is lost."""
+"""Random requests and polls in any order: no reply overdraws an account, and no hold is lost."""
 
 import shutil
 import tempfile
@@ -20,7 +20,7 @@ ACCOUNTS = ("chem", "phys")
 
 
 class Gate(RuleBasedStateMachine):
-    """The gate beside a ledger of a few lines."""
+    """A gate, and a model of the ledger in a few lines."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class Gate(RuleBasedStateMachine):
         self.site.tell(*self.books(), at_us=self.now)
 
     def free(self, name: str) -> int:
-        """What an account can pay, added up from scratch."""
+        """Return the available SU of an account, computed from scratch."""
         active = {
             number
             for number, owner in self.owners.items()

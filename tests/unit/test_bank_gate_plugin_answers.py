@@ -68,7 +68,7 @@ class Asked:
         self.right.is_ready = True
 
     def call(self, op: str, body: Any) -> Any:
-        """What one of Steward's own processes is answered."""
+        """Return the reply to a call of one of Steward's processes."""
         site = self.site
         calls = GateOperations(
             site.settings.state_dir,

@@ -14,7 +14,7 @@ from steward.bank.gate import plugin_conf
 
 @pytest.fixture
 def private() -> Iterator[None]:
-    """As a daemon of root's runs: what it makes is its own."""
+    """A directory as a daemon of root creates it: private to root."""
     before = os.umask(0o077)
     yield
     os.umask(before)

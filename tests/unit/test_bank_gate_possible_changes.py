@@ -24,7 +24,7 @@ LOOK_MARGIN_S = POLL_MARGIN_US // 1_000_000
 def changed(
     site: GateCore, what: JobRequest, jobs: str = "", by: int = 1000, *, at_us: int = 0
 ) -> PluginReply:
-    """What a user is answered who changes a job."""
+    """Return the gate's reply to a user's change of a job."""
     ask = PluginRequest(v=1, op="modify", cluster=CLUSTER, job=what, jobs=jobs, by=by)
     with site.store.transaction():
         user = site.ground.find_user(CLUSTER, by)

@@ -1,4 +1,4 @@
-"""The gate's log is written back, and begun anew, by another than the thread that decides."""
+"""Checkpoints of gate.db: a thread apart from the deciding one writes and resets the WAL."""
 
 import threading
 import time

@@ -1,4 +1,4 @@
-"""Holds are made anew from tokens: only from genuine ones, each once, as Slurm shows the jobs."""
+"""Recovery of SU holds from tokens: genuine ones only, each once, as Slurm shows the jobs."""
 
 import os
 from datetime import UTC, datetime

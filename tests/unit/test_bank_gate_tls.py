@@ -1,4 +1,4 @@
-"""A gate on another host: it asks the one that decides, encrypted, and goes by the policy alone."""
+"""A gate that asks another over TLS, and applies the outage policy when it gets no reply."""
 
 import json
 import os
@@ -482,7 +482,7 @@ def add_unused(forwarded: bytes, unused: dict[str, Any]) -> bytes:
 
 
 class _Answers(Quiet, BaseHTTPRequestHandler):
-    """Answers lists of requests, the next ones late or with an error, as a test says."""
+    """A server whose next replies are late or errors, as the test sets."""
 
     protocol_version = "HTTP/1.1"
     connections = 0
@@ -641,7 +641,7 @@ def test_a_server_that_closes_each_connection_is_asked_at_growing_intervals(
 
 
 def measure_asks(gate: RunningGate, count: int) -> list[float]:
-    """Ask the gate about a job one time after the other; return the duration of each, in s."""
+    """Ask the gate about jobs one after the other; return the duration of each, in s."""
     durations_s = []
     for _ in range(count):
         began = time.monotonic()

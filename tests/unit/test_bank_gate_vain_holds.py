@@ -14,18 +14,18 @@ LOOK_US = 7_000_000
 
 
 class Queue:
-    """What Slurm shows now and then, and time that goes by between."""
+    """Polls of a queue that a test sets, with time between them."""
 
     def __init__(self, site: GateCore) -> None:
         self.site = site
         self.now = now_us()
 
     def ask(self, minutes: int, uid: int = ALICE) -> str:
-        """Submit a job; what its user is told, "" if it was let in."""
+        """Submit a job; return the gate's message, "" if the job was admitted."""
         return self.site.submit(job(minutes, uid=uid), at_us=self.now).say
 
     def fill(self, minutes: int = 9, uid: int = ALICE) -> int:
-        """Submit jobs in a loop, until one is refused; how many were let in."""
+        """Submit jobs until the gate rejects one; return the number of admitted jobs."""
         count = 0
         while not self.ask(minutes, uid):
             count += 1

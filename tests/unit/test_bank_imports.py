@@ -278,7 +278,7 @@ def test_only_operators_import(site: Site) -> None:
 
 
 def reads(text: str) -> list[ImportPlan]:
-    """What each reader makes of a text that may be anything."""
+    """Return the results of every reader for an arbitrary text."""
     readers: list[Callable[[], ImportPlan]] = [
         lambda: read_csv(text, lambda _: None),
         lambda: read_dump(text),
@@ -311,7 +311,7 @@ ROWS = ("physics,100,2027-01-01,grant\n", "optics,50,,\n", "optics,50,,\n")
 
 
 def given(site: Site, text: str, name: str = "m.csv") -> list[tuple[str, int | None]]:
-    """What an import gives that was not there: accounts and units."""
+    """Return the new accounts and service units of an import."""
     changes = site.ask("bank.import", kind="csv", file={"name": name, "text": text}).changes
     return [
         (one.name, one.amount and one.amount // MICRO)

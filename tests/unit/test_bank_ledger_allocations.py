@@ -1,4 +1,4 @@
-"""Which allocations pay: whatever is in them, and whatever is asked."""
+"""Choice of the allocations that pay, for any balances and amounts."""
 
 from datetime import timedelta
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""Statements by mail once a month, notices to people and to a webhook."""
+"""Monthly statements by mail, and notices by mail and webhook."""
 
 import io
 import json
@@ -45,7 +45,7 @@ NOTICE = Notice(kind="bank.threshold", subject="[bank] x", text="hello\n", to=("
 
 
 class Hook(Quiet, BaseHTTPRequestHandler):
-    """A webhook that keeps what it is told, and answers as it is told to."""
+    """A webhook that records requests, and replies as the test sets."""
 
     def do_POST(self) -> None:
         told = self.rfile.read(int(self.headers["Content-Length"]))

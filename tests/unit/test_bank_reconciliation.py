@@ -411,7 +411,7 @@ class _Row:
 
 
 def compare_both(site: Site, row: _Row) -> list[int | None]:
-    """What is corrected by slurmdbd's word, and by jobs.db's after it."""
+    """Return corrections by slurmdbd's records, then by those of jobs.db."""
     with site.ledger.reading() as t:
         rates = t.export_rules().rates
     pricing = Pricing(settings=site.settings.bank, rates=rates, zone="UTC")

@@ -28,7 +28,7 @@ def closed() -> Iterator[None]:
 
 
 class Reader:
-    """Follows a file as the source does, and keeps what came of it."""
+    """Follows a file as the source does, and records the lines."""
 
     def __init__(self, path: Path, place: ReadPosition | None = None, quiet_s: float = 0.0) -> None:
         self.following = LogFollower(str(path), place, quiet_s=quiet_s, reattach_s=0.0)
@@ -38,7 +38,7 @@ class Reader:
         self.garbled = 0
 
     def look(self, at_most: int = -1) -> list[bytes]:
-        """The lines of the next look, or only its first batches, as if killed then."""
+        """Return the lines of the next poll, or only its first batches, as if killed then."""
         self.following.process_events()
         new: list[bytes] = []
         for batch in self.following.read_batches():

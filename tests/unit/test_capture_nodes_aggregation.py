@@ -117,7 +117,7 @@ def test_what_is_no_line_is_counted_and_harms_no_other(odd: bytes) -> None:
 
 
 def test_a_line_behind_a_torn_one_is_found() -> None:
-    """A disk was full in the middle of a line, and had room again for the next."""
+    """A disk was full in the middle of a line, and had space again for the next."""
     (exits,) = folded(task(0)[:40] + task(1))
     assert [one.task for one in exits.body.tasks] == [1]
 

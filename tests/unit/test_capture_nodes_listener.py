@@ -1,4 +1,4 @@
-"""The listener for nodes with a daemon that has no room for it."""
+"""Listener for nodes while the daemon has no capacity for it."""
 
 import contextlib
 import os
@@ -39,7 +39,7 @@ def settings(tmp_path: Path) -> Settings:
 
 @contextlib.contextmanager
 def busy(settings: Settings) -> Iterator[None]:
-    """A daemon that has no room for nodes."""
+    """A daemon without capacity for nodes."""
 
     async def refuse(_: Any, receive: Any, send: Any) -> None:
         await send_text(send, 503, b"no room", {"Connection": "close", "Retry-After": "5"})

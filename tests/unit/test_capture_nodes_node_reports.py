@@ -1,4 +1,4 @@
-"""A refused agent is told by doctor and status with the reason, and not in the log alone."""
+"""Rejected agents appear in doctor and status with the reason, not only in the log."""
 
 import socket
 import time

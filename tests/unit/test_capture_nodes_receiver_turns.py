@@ -1,4 +1,4 @@
-"""Whose turn it is: in the order of asking, and of a node one connection alone."""
+"""Turns of connections: in the order of arrival, with one connection for each node."""
 
 import threading
 

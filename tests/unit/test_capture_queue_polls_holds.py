@@ -1,4 +1,4 @@
-"""Whole looks at the queue are told to the bank, and come soon where a hold waits for one."""
+"""Complete polls of the queue are reported to the bank, and come early for a waiting hold."""
 
 from datetime import datetime, timedelta
 

@@ -121,7 +121,7 @@ def test_before_the_first_start_nothing_is_known(tmp_path: Path) -> None:
 
 
 def test_two_observers_give_the_same_keys() -> None:
-    """Active and backup look at other moments, and one of them begins late."""
+    """Active and backup controller poll at different times, and one starts late."""
     first, second = QueueObserver("c1"), QueueObserver("c1")
     early, late = NOON + timedelta(seconds=10), NOON + timedelta(seconds=13)
     shown = [

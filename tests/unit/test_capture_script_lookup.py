@@ -84,7 +84,7 @@ class MonthsSite(Site):
         return sorted(path.name for path in archive.root_of(self).rglob("*.sh"))
 
     def months_pass(self) -> None:
-        """The journal lets go of all events, and forgets their keys."""
+        """Trim all events from the journal, and make it forget their keys."""
         journal = Journal(self.settings.state_dir)
         assert trim_journal(journal, self.stores, keep_s=0.0)
         journal.forget_old_keys(int(utc_now().timestamp()) + 1)
@@ -145,7 +145,7 @@ def test_bytes_that_a_crash_left_of_a_purged_script_go(site: MonthsSite) -> None
 
 
 def test_bytes_that_a_crash_left_of_another_ones_purged_script_go(site: MonthsSite) -> None:
-    """As above, of a cluster that only a topic tells of, when the journal has forgotten it."""
+    """As above, for a cluster known only from a topic, whose keys the journal has forgotten."""
     submit(site.spool, 1)
     site.run()
     (key,) = site.scripts()

@@ -1,4 +1,4 @@
-"""A node that is back: told where it had failed, and not where it was only away."""
+"""Recovery of nodes: reported after a failure, not after mere absence."""
 
 from datetime import UTC, datetime
 
@@ -15,7 +15,7 @@ GONE = "DOWN+NOT_RESPONDING"
 
 
 def told(*states: str, usage: bool = True) -> list[NodeState]:
-    """What is told of a node that is shown in these states, by a sensor killed after each look."""
+    """Return the events for these states, with the sensor restarted after each poll."""
     known: dict[str, NodeFacts] = {}
     news: list[NodeState] = []
     for state in states:
@@ -98,7 +98,7 @@ def test_only_what_the_state_does_not_show_is_kept() -> None:
 
 @pytest.mark.parametrize("recovered", [True, False])
 def test_rules_are_told_what_the_event_says(recovered: bool) -> None:
-    """Not what its two states look like: one that was resumed looks as if it had failed."""
+    """Rules use the event's field, not its two states: a resumed node looks as if it had failed."""
     event = Event(
         kind=NODE_STATE,
         cluster="c1",

@@ -1,4 +1,4 @@
-"""The sensor: what it tells of a cluster that changes."""
+"""Sensor: events of a cluster whose states change."""
 
 from datetime import timedelta
 from pathlib import Path
@@ -169,7 +169,7 @@ def test_what_a_trigger_reports_is_told_though_it_has_passed(
 def test_a_node_that_is_resumed_is_looked_at_until_it_answers(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    """slurmctld tells that it was resumed, and then no more."""
+    """slurmctld reports the resume, and nothing after it."""
     site = SensorRun(tmp_path, monkeypatch, interval_s=3600.0)
     site.shown.states["n1"] = "DOWN"
     site.turn()

@@ -28,7 +28,7 @@ __all__ = ["site"]
 
 
 def test_a_picture_of_a_steward_that_knew_less_is_read(site: SensorRun, tmp_path: Path) -> None:
-    """It was never told that a node is being resumed: nothing changes, and nothing is told."""
+    """The stored state lacks the pending resume: nothing changes, and no event is appended."""
     site.shown.states["n1"] = SILENT
     site.turn()
     with closing(sqlite3.connect(tmp_path / "states-c1.db")) as database:

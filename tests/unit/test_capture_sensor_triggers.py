@@ -1,4 +1,4 @@
-"""Wake-ups: what the helper says, who is believed, and what strangers cannot do."""
+"""strigger reports: content, authentication, and abuse by other users."""
 
 import json
 import os
@@ -92,7 +92,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def heard(wakeups: WakeupListener) -> set[str]:
-    """What was told, once something was."""
+    """Return the reports, once there is one."""
     deadline = time.monotonic() + 20
     found: set[str] = set()
     while not found and time.monotonic() < deadline:
@@ -102,7 +102,7 @@ def heard(wakeups: WakeupListener) -> set[str]:
 
 
 def call(place: Place, event: str = "down", cluster: str = "c1") -> str:
-    """What the helper has to complain of."""
+    """Return the error output of the strigger program."""
     try:
         trigger_helper.send_wakeup(place.socket, str(place.secret), cluster, event, "n1")
     except (HelperRefused, OSError) as error:
@@ -111,7 +111,7 @@ def call(place: Place, event: str = "down", cluster: str = "c1") -> str:
 
 
 def say(place: Place, data: bytes) -> bytes:
-    """What is answered to any bytes."""
+    """Return the sensor's reply to arbitrary bytes."""
     with socket.socket(socket.AF_UNIX) as peer:
         peer.settimeout(20)
         peer.connect(place.socket)

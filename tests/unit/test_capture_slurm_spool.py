@@ -1,4 +1,4 @@
-"""Which scripts are found in slurmctld's spool, whatever appears, vanishes or overflows."""
+"""Discovery of scripts in slurmctld's spool, while entries appear, vanish and overflow queues."""
 
 import errno
 import os

@@ -66,7 +66,7 @@ class Bench:
         )
 
     def is_held(self, job_id: int) -> bool:
-        """Whether a descriptor of a job's script is open, wherever the script is by now."""
+        """Return whether a descriptor of a job's script is open, under any path."""
         return any(f"/job.{job_id}/script" in path for path in open_files())
 
     @property
@@ -79,7 +79,7 @@ def open_files() -> list[str]:
 
 
 def unread(caplog: pytest.LogCaptureFixture) -> int:
-    """How many scripts were said to be unreadable."""
+    """Return the number of scripts that were reported as unreadable."""
     return caplog.text.count("from the spool yet")
 
 
@@ -420,7 +420,7 @@ def test_a_script_that_could_not_be_synced_is_not_taken_for_durable(
 
 
 def missed(bench: Bench) -> list[int]:
-    """The jobs that were told to be lost."""
+    """Return the jobs that were reported as lost."""
     told = [event.body.job_ids for event in bench.events if event.kind == JOB_MISSED]
     return sorted(job_id for job_ids in told for job_id in job_ids)
 

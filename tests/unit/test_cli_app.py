@@ -85,7 +85,7 @@ def test_letters_mean_the_same_everywhere(words: tuple[str, ...], command: Any) 
 
 
 def numbers_asked() -> Iterator[tuple[tuple[str, ...], Any]]:
-    """What takes a number, with the words before it."""
+    """Return every option and argument that takes a number, with its command."""
     for words, command in ROOT:
         before: list[str] = []
         for one in command.params:

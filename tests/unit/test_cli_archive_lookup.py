@@ -1,4 +1,4 @@
-"""The archive's commands on a real archive: for people, for pipes and for programs."""
+"""Commands of the archive on a real archive: on terminals, in pipes and for programs."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""``steward archive sinks`` and ``resend`` on a real archive, with no daemon beside it."""
+"""``steward archive sinks`` and ``resend`` on a real archive, without a daemon."""
 
 from pathlib import Path
 from typing import Any

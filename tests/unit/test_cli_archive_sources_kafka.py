@@ -1,4 +1,4 @@
-"""``archive consume``: what is wrong with its options is said before anything is made."""
+"""``archive consume``: errors in options are reported before anything is created."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The commands of ``steward bank``: what people and programs are shown, and what is refused."""
+"""Commands of ``steward bank``: output for people and programs, and rejections."""
 
 import contextlib
 import csv
@@ -46,7 +46,7 @@ TYPED_RATES = st.from_regex(
 
 @pytest.fixture
 def bank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Runs ``steward bank`` on a ledger of its own."""
+    """Function that runs ``steward bank`` on a ledger of this test."""
     monkeypatch.setenv("STEWARD_CONFIG", str(config_of(tmp_path)))
     monkeypatch.setenv("TZ", "UTC")
     monkeypatch.delenv("SLURM_TIME_FORMAT", raising=False)
@@ -61,7 +61,7 @@ def bank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.fixture
 def rich(tmp_path: Path, bank: Any) -> Any:
-    """The same, with accounts, money and two jobs that were charged."""
+    """The same with accounts, deposits and two charged jobs."""
     site = make_shared_site(tmp_path)
     charge(site, 7, hours=4)
     charge(site, 8, hours=1, user="=cmd|' /C calc'!A0")

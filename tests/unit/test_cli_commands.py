@@ -1,4 +1,4 @@
-"""Commands that derive from actions, and an action that is added as the documentation says."""
+"""Commands derived from actions, and an action added as the documentation describes."""
 
 import ast
 import inspect

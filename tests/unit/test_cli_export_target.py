@@ -1,4 +1,4 @@
-"""An export has its name only when it is whole, whatever ended it; and it can be made again."""
+"""Exports appear under their name only when complete, and can be repeated."""
 
 import errno
 import fcntl

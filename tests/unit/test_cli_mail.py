@@ -63,7 +63,7 @@ def letter(program: str = "/bin/false", timeout_s: float = 30.0) -> OutgoingMail
 
 
 def run(*words: str, body: bytes = b"", **variables: str) -> subprocess.CompletedProcess[bytes]:
-    """As slurmctld starts it: with nothing in the environment but the job's variables."""
+    """Run the command as slurmctld does: with only the job's variables in the environment."""
     return subprocess.run(
         [sys.executable, "-m", "steward", "mail", *words],
         input=body,
@@ -303,7 +303,7 @@ def test_nobody_is_waited_for_where_no_steward_is_said_to_be(
 
 
 def send(monkeypatch: pytest.MonkeyPatch, program: str, ask: Callable[[], PageAnswer]) -> None:
-    """Send the mail of a job's end from this process; ``ask`` stands where the daemon is asked."""
+    """Send the mail of a job's end in this process; ``ask`` replaces the request to the daemon."""
     monkeypatch.setenv("SLURM_JOB_MAIL_TYPE", "Ended")
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setattr(mail, "read_mail_body", lambda: b"said")

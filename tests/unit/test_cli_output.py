@@ -1,4 +1,4 @@
-"""Tables for people, pipes and programs."""
+"""Tables on terminals, in pipes and for programs."""
 
 import io
 

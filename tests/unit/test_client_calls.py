@@ -191,7 +191,7 @@ PLACES = {"config": "STEWARD_CONFIG", "socket": "STEWARD_SOCKET", "archive": "ST
 
 @pytest.fixture
 def named(monkeypatch: pytest.MonkeyPatch) -> Callable[..., ClientPlace]:
-    """What a command is told of where to ask, from its words and what is exported."""
+    """Return the socket and configuration of a command, from options and environment."""
 
     def named(*words: str, **exported: str) -> ClientPlace:
         app = typer.Typer()

@@ -36,7 +36,7 @@ BELA = Caller(uid=1002, user="bela")
 
 
 def reads(who: Access, asker: Caller, *, account: str = "physics") -> bool:
-    """Whether the asker may read a script that ada submitted."""
+    """Return whether the caller may read a script that ada submitted."""
     return who.can_read_script(asker, "c", uid=1001, user_at_submit="ada", account=account)
 
 

@@ -1,4 +1,4 @@
-"""Numbers that no database takes: whatever is asked, they are refused in one line, at one place."""
+"""Numbers beyond the range of databases: every request with one is rejected in one line."""
 
 import asyncio
 import functools
@@ -77,7 +77,7 @@ def of_struct(kind: type[msgspec.Struct]) -> Iterator[tuple[str, Make]]:
 
 
 def least(kind: Any) -> Any:
-    """A value of a type that says no more than it has to."""
+    """Return a value of a type with only the required fields."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin is Literal:
         return inner[0]
@@ -100,7 +100,7 @@ PLACES = [(one, field, make) for one in ACTIONS.values() for field, make in of_s
 
 
 def test_there_are_numbers_in_what_is_asked() -> None:
-    """So that what is drawn from below is something."""
+    """Otherwise the tests below would have no cases."""
     assert {action.name for action, _, _ in PLACES} >= {
         *("bank.holds", "bank.deposit", "bank.rate_create", "bank.charged", "automation.run"),
         *("credentials.token_create", "journal.retry", "rules.test", "accounting.jobs"),
@@ -109,7 +109,7 @@ def test_there_are_numbers_in_what_is_asked() -> None:
 
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: f"{place[0].name}-{place[1]}")
 def test_a_number_that_can_be_is_read(place: tuple[Action, str, Make]) -> None:
-    """Else what is refused below might be refused for something else."""
+    """Otherwise the tests below could reject the request for another reason."""
     action, field, make = place
     args = {**least(action.request), field: make(1)}
     assert isinstance(REGISTRY.decode(action.name, args), action.request)

@@ -1,4 +1,4 @@
-"""``config check``: what a look at this host tells of settings that are right by themselves."""
+"""``config check``: problems of valid settings on this host."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Two listeners at one port are told before the second one fails again and again."""
+"""Two listeners on one port are reported before the second one fails repeatedly."""
 
 from pathlib import Path
 

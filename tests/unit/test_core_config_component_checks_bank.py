@@ -25,7 +25,7 @@ client_ca_file = "/a"
 
 
 def read(tmp_path: Path, more: str) -> str:
-    """What is said of a configuration; "" if nothing is wrong with it."""
+    """Return the error about a configuration; "" if it is valid."""
     path = tmp_path / "steward.toml"
     path.write_text(GOOD + more)
     try:

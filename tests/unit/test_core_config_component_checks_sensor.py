@@ -1,4 +1,4 @@
-"""[sensor]: what is wrong with it is said before anything starts."""
+"""Checks of [sensor], before anything starts."""
 
 from pathlib import Path
 

@@ -24,7 +24,7 @@ TICK_S = 60.0
 
 
 class Tally:
-    """A consumer that remembers what it was given and can be told to fail."""
+    """A consumer that records its events and fails when the test wants it."""
 
     name = "tally"
     kinds = frozenset({JOB_SCRIPT})
@@ -230,7 +230,7 @@ def test_a_pace_is_that_of_the_last_minute() -> None:
 
 
 class Echo(DatabaseConsumer):
-    """Answers each event by one of its own, whose number differs at each attempt."""
+    """Appends an event for each event, with another number at each attempt."""
 
     name = "echo"
     kinds = frozenset({JOB_SCRIPT})

@@ -1,4 +1,4 @@
-"""Offers of installed packages: broken and double ones are named, and stop nothing else."""
+"""Entry points of installed packages: broken and duplicate ones are named, and harm no others."""
 
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path

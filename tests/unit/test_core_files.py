@@ -21,7 +21,7 @@ MALLORY = 54321
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """A directory of root's below /tmp, beside which a victim lies."""
+    """A directory of root below /tmp, next to a victim file."""
     with tempfile.TemporaryDirectory(dir="/tmp") as name:
         directory = Path(name)
         (directory / "victim").write_bytes(b"precious")

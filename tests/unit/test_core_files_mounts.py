@@ -7,7 +7,7 @@ from steward.core.files import find_network_type
 
 
 class Mounts:
-    """A list of mounts, what lies on them, and a record of the links that were looked at."""
+    """A scripted list of mounts, and a record of the symbolic links that were read."""
 
     def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self._path = path

@@ -200,7 +200,7 @@ def test_a_proxys_connections_are_bounded_with_all_others_alone() -> None:
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be other users")
 @pytest.mark.parametrize("shared", [(), ("127.0.0.1",)])
 def test_a_user_of_this_host_keeps_no_other_away(shared: tuple[str, ...]) -> None:
-    """Though both are behind a proxy's address, and those of other hosts are few."""
+    """Both come from a proxy's address, and connections of other hosts are few."""
     with served(shared=shared) as port, crowd_of(4001, port):
         for source in ("127.0.0.3", "127.0.0.1"):
             for _ in range(12):

@@ -162,7 +162,7 @@ def test_a_subscriber_is_woken(running: Running, make_link: MakeLink) -> None:
 
 
 class Picky:
-    """A consumer that accepts nothing until it is told to."""
+    """A consumer that rejects everything until the test allows it."""
 
     name = "picky"
     kinds = frozenset({JOB_SCRIPT})

@@ -259,7 +259,7 @@ def test_keys_are_forgotten_some_at_a_time(journal: Journal) -> None:
 
 
 def remembered(journal: Journal) -> tuple[int, int]:
-    """How many keys are remembered, and when the oldest of their events was trimmed."""
+    """Return the number of remembered keys, and when the oldest of their events was trimmed."""
     with tables(journal) as db:
         count, oldest = db.execute("SELECT count(*), min(trimmed_at) FROM remembered").fetchone()
     return count, oldest

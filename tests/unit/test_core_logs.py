@@ -1,4 +1,4 @@
-"""Log lines: one a record, whatever is in it."""
+"""Log lines: one for each record, with any content."""
 
 import functools
 import io

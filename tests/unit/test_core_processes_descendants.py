@@ -1,4 +1,4 @@
-"""A program that is given up ends with what it started, and is not waited for without end."""
+"""Aborted programs end with all their child processes, and the wait for them is bounded."""
 
 import logging
 import os
@@ -96,7 +96,7 @@ def test_what_was_not_written_goes_nowhere(programs: list[Program]) -> None:
 def test_what_is_another_users_is_left_behind(
     programs: list[Program], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As a sudo that stands before Slurm's commands: what went wrong is told nonetheless."""
+    """As sudo before Slurm's commands: the error is reported all the same."""
     program = start(programs, "sleep 600")
     os.setresuid(65534, 65534, 0)
     try:

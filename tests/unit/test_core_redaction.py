@@ -116,7 +116,7 @@ def test_a_redacted_name_is_a_digest_by_which_runs_group(name: str) -> None:
 
 
 def real_shaped_names() -> list[str]:
-    """Ten thousand names as workflow tools, chemists and people give them."""
+    """Return ten thousand names as workflow tools, chemists and users choose them."""
     chance = random.Random()
 
     def word(letters: str, count: int) -> str:

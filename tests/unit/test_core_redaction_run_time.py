@@ -38,7 +38,7 @@ def time_s(way: str, text: str) -> float:
 
 
 def is_within(ways: float, of: Callable[[], float], other: Callable[[], float]) -> bool:
-    """Whether one takes less than so many times the other's time; disturbed tries do not count."""
+    """Return whether one time is within a factor of another; disturbed runs do not count."""
     return any(of() < ways * other() for _ in range(8))
 
 

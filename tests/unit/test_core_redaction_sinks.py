@@ -60,7 +60,7 @@ def environment_of(before: Any, name: bytes, value: bytes, after: Any) -> bytes:
 
 
 def given_to_sinks(raw: bytes) -> dict[str, bytes]:
-    """Whatever leaves this process because of an environment, by who gets it."""
+    """Return all output that derives from an environment, by its receiver."""
     read = read_environment(raw, REDACTOR)
     kept = IncomingFile(path=f"c1.7.{NOON_NS}.9.env", length=len(read.data), sha256="0" * 64)
     script = b"#!/bin/sh\n"

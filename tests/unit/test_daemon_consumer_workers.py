@@ -34,7 +34,7 @@ time.sleep(60)
 
 @contextmanager
 def hold(path: str) -> Iterator[int]:
-    """Be the worker of a database in another process, which is killed at the end."""
+    """Run as the worker of a database in another process, which is killed at the end."""
     command = [sys.executable, "-c", HOLD, path]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None

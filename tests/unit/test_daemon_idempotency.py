@@ -1,4 +1,4 @@
-"""Idempotency keys: an action runs once, whatever happens to its process."""
+"""Idempotency keys: an action runs once, despite crashes."""
 
 import os
 from datetime import timedelta
@@ -20,7 +20,7 @@ ECHO = registry().get("test.echo")
 
 
 class Doing:
-    """Counts how often it is done, and ends as it is told."""
+    """An action that counts its runs, and ends as the test sets."""
 
     def __init__(self, error: BaseException | None = None) -> None:
         self.count = 0

@@ -81,7 +81,7 @@ def answer(reply: ReplyLine) -> Told:
 
 
 def works(path: str) -> bool:
-    """Whether the server still answers."""
+    """Return whether the server still answers."""
     return answer(ask(path, "echo", Question(text="here"))[0]).text == "here"
 
 
@@ -321,13 +321,13 @@ def test_stopping_ends_the_commands(tmp_path: Path, action: str) -> None:
 
 
 def pid_in(path: Path) -> int:
-    """The process that says there, soon, which one it is."""
+    """Return the process id that a process writes to a file."""
     wait_until(lambda: path.exists() and bool(path.read_text()))
     return int(path.read_text())
 
 
 def has_ended(process: int) -> bool:
-    """Whether a process, of which this is a descriptor, ends soon."""
+    """Return whether a process, given by a descriptor, ends soon."""
     poller = select.poll()  # select(2) cannot watch the descriptors of a busy pytest
     poller.register(process, select.POLLIN)
     ended = poller.poll(30_000)
@@ -421,18 +421,18 @@ def start_as_user(uid: int, work: Callable[[], bool]) -> int:
 
 
 def ended_well(pid: int) -> bool:
-    """Whether the process found true what it was to find out."""
+    """Return whether the process exited with 0."""
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
 def as_user(uid: int, work: Callable[[], bool]) -> bool:
-    """Whether ``work`` is true when another user does it."""
+    """Return whether ``work`` is true as another user."""
     return ended_well(start_as_user(uid, work))
 
 
 @pytest.fixture
 def place() -> Iterator[str]:
-    """Where a socket may be, in a directory that every user can reach."""
+    """A path for a socket, in a directory that every user can reach."""
     with tempfile.TemporaryDirectory(dir="/tmp") as directory:
         os.chmod(directory, 0o755)
         yield f"{directory}/s.sock"
@@ -513,7 +513,7 @@ def children_of(pid: int) -> list[str]:
 
 
 def is_answered(path: str) -> bool:
-    """Whether a client is answered, which tries again where it is turned away."""
+    """Return whether a client that retries gets a reply."""
     (told,) = ask_socket(path, registry().get("test.echo"), Question(text="here"))
     return bool(told.text == "here")
 

@@ -30,7 +30,7 @@ def until(condition: Callable[[], bool], timeout_s: float = 15.0) -> None:
 
 
 class Daemon:
-    """A supervisor in a process of its own, as it is in life."""
+    """A supervisor in a separate process, as in production."""
 
     def __init__(self, make: Callable[[], Supervisor], log: Path) -> None:
         self.log = log
@@ -50,7 +50,7 @@ class Daemon:
                 os._exit(code)
 
     def kill(self) -> None:
-        """Whatever became of the test, nothing may be left running."""
+        """Kill all processes of the supervisor."""
         try:
             os.kill(self.pid, signal.SIGKILL)
             self.wait()
@@ -171,7 +171,7 @@ def test_a_fork_that_fails_is_tried_again_and_ends_nobody_else(
     error: Exception,
     why: str,
 ) -> None:
-    """As where a limit on processes is reached while one part has to be started again."""
+    """A process limit is reached while a worker must restart."""
     one, two, full = tmp_path / "one", tmp_path / "two", tmp_path / "full"
     fork, tests = os.fork, os.getpid()
 
@@ -387,7 +387,7 @@ def test_an_error_while_a_reload_replaces_the_workers_starts_the_present_ones_ag
 def test_a_worker_that_a_reload_cannot_end_starts_again_when_it_ends(
     tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where it hangs on a dead mount: a second one beside it would write its database."""
+    """A worker hangs on a dead mount: a second one would write its database too."""
     stuck, free = tmp_path / "stuck", tmp_path / "free"
     tests, real = os.getpid(), {"kill": os.kill, "killpg": os.killpg}
 

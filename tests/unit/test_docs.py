@@ -44,14 +44,14 @@ def fenced(kind: str) -> Iterator[tuple[str, str]]:
 
 
 def spans() -> Iterator[tuple[str, str]]:
-    """What stands in backticks in running text, on one line."""
+    """Return the texts in backticks of running text, on one line."""
     for name, text in texts():
         for span in SPAN.findall(FENCE.sub("", text)):
             yield name, " ".join(span.split())
 
 
 def typed_lines() -> Iterator[tuple[str, str]]:
-    """Every line that a page says to type, or shows as typed."""
+    """Return every command line of a page, to type or as typed."""
     for name, body in fenced("sh"):
         yield from ((name, line) for line in body.splitlines() if line)
     for name, body in [*fenced(""), *fenced("console")]:
@@ -203,7 +203,7 @@ def test_make_help_tells_of_the_targets_that_the_readme_names() -> None:
 
 
 def test_the_units_that_are_named_exist() -> None:
-    """What the packages bring, or what the page itself writes."""
+    """Packages contain them, or the page itself creates them."""
     units = {path.name for path in (ROOT / "packaging" / "systemd").iterdir()}
     named = [
         (page, word if "." in word else f"{word}.service")
@@ -216,7 +216,7 @@ def test_the_units_that_are_named_exist() -> None:
 
 
 def anchors(page: Path) -> set[str]:
-    """What links to a page's headings are called where Markdown is shown."""
+    """Return the anchors of a page's headings, as Markdown viewers name them."""
     text = FENCE.sub("", page.read_text(encoding="utf-8"))
     plain = (re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", one) for one in HEADING.findall(text))
     return {re.sub(r"[^\w\- ]", "", one).strip().lower().replace(" ", "-") for one in plain}

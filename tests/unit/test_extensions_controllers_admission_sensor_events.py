@@ -22,7 +22,7 @@ def no_store() -> Any:
 
 
 def admitted(*events: Event) -> tuple[int, list[str]]:
-    """How many are taken, and why the others are not."""
+    """Return the number of admitted events, and the errors of the others."""
     rows = [ForwardedEvent(e.kind, e.cluster, e.key, encode_event(e), None, None) for e in events]
     taken, refused = EventAdmission("c1", lambda _cluster, _key: False).admit_events(rows, no_store)
     return len(taken), [why for _, why in refused]

@@ -199,7 +199,7 @@ def test_a_certificate_that_cannot_be_read_is_waited_for(
 
 
 class Scripted:
-    """A receiver that answers each batch as it is told to.
+    """A receiver that answers each batch as the test sets.
 
     Args:
         authority: Signs its certificate.

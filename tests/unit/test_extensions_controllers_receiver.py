@@ -1,4 +1,4 @@
-"""The receiver over TLS, by its requests: who may report, for whom, and what comes of it."""
+"""Receiver of controllers over TLS: who may report for which cluster, and the results."""
 
 import os
 import socket
@@ -26,7 +26,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 @pytest.fixture
 def limits() -> dict[str, Any]:
-    """What a test wants the receiver's limits to be."""
+    """Limits of the receiver that a test sets."""
     return {}
 
 

@@ -1,4 +1,4 @@
-"""Accounting plugins that fail: each harms nobody but itself, and is told of."""
+"""Failing accounting plugins: each fails alone, and is reported."""
 
 import os
 import time

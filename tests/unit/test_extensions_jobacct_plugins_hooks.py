@@ -84,7 +84,7 @@ def test_a_step_that_is_told_again_or_taken_back_says_so(scene: Scene) -> None:
 
 
 def begun(**fields: Any) -> Event:
-    """The begin of the launch that ``usage(7)`` tells the end of."""
+    """Return the start of the launch whose end ``usage(7)`` reports."""
     body = msgspec.structs.replace(usage(7).body, ended_us=None, tasks=(), end=None, **fields)
     return event(STEP_LAUNCH, f"launch:{fields}", body, at(1))
 

@@ -1,4 +1,4 @@
-"""The job log: each record once, in the file of its run's day, whatever happens to its writer."""
+"""Job log: each record once, in the file of its run's day, despite crashes of the writer."""
 
 import json
 import os
@@ -277,7 +277,7 @@ def test_a_log_whose_database_was_lost_is_written_on(site: LogSite) -> None:
 
 
 def _consume_and_die(directory: Path, after_s: float, batches: int) -> None:
-    """In a process of its own: be the consumer, until somebody kills it.
+    """In a separate process: run the consumer until it is killed.
 
     Nothing is as unlikely as a kill between what is appended and what is committed, so
     there it kills itself, after some batches.

@@ -1,4 +1,4 @@
-"""The job log says of a run what jobs.db says, in whatever order the facts of it came."""
+"""Job log and jobs.db agree about each run, whatever the order of its events."""
 
 import tempfile
 from pathlib import Path
@@ -39,7 +39,7 @@ def ended(lines: list[UsageLine]) -> list[UsageLine]:
 
 
 def moved(said: list[Event], launches: list[tuple[Any, ...]]) -> set[int]:
-    """Submit times of runs that were said to have a launch that turned out to be another's.
+    """Return submit times of runs whose launch turned out to belong to another run.
 
     Nothing takes back what was said of it, so that it stays in the log.
     """
@@ -57,14 +57,14 @@ def moved(said: list[Event], launches: list[tuple[Any, ...]]) -> set[int]:
 
 
 def plain(lines: list[UsageLine]) -> list[dict[str, Any]]:
-    """Of each line what it says, which is easier to compare by eye."""
+    """Return each line as plain values, which are easier to compare by eye."""
     return [msgspec.to_builtins(line) for line in lines]
 
 
 def both(
     books: Clocked, batch: int
 ) -> tuple[list[Event], list[UsageLine], list[UsageLine], list[tuple[Any, ...]]]:
-    """What was said, the lines that the log has of it, those of jobs.db, and its launches."""
+    """Return the events, the lines of the log, those of jobs.db, and the launches."""
     site = LogSite(books.directory)
     log = site.open_log()
     said = [

@@ -30,7 +30,7 @@ OPEN, LATE = "2026-03-01.jsonl", "2026-03-01.late.jsonl"
 
 
 def text_of(site: LogSite) -> bytes:
-    """All that is in the log and in its database, unpacked."""
+    """Return all text of the job log and its database, decompressed."""
     packed = site.location.glob("*.zst")
     parts = [unpacked(path) for path in packed]
     parts += [path.read_bytes() for path in site.state.glob("accounting-log.db*")]

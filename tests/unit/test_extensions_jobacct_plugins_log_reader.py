@@ -1,4 +1,4 @@
-"""Reading job logs of anybody, and what Steward can be asked of its own."""
+"""Reader of job logs from any source, and queries of Steward's own."""
 
 import json
 from datetime import timedelta
@@ -152,7 +152,7 @@ def expire(site: LogSite, asker: Caller = ROOT, **request: Any) -> Any:
 
 
 def apply_orders(site: LogSite) -> list[Event]:
-    """What was ordered, once the log has taken it in at noon."""
+    """Have the log apply the ordered expiries, at noon; return their events."""
     ordered, _ = site.reader.read(0, frozenset({ACCOUNTING_EXPIRE}), 100)
     site.now = NOON
     site.write()

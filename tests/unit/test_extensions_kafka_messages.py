@@ -1,4 +1,4 @@
-"""Kafka messages: exact, whatever the bytes; and nothing hostile gets past decode."""
+"""Kafka messages: exact for any bytes, and no hostile message is decoded."""
 
 import hashlib
 import json

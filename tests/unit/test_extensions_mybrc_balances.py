@@ -1,4 +1,4 @@
-"""Balances follow those of a myBRC server elsewhere, and their age is told."""
+"""Balances that follow a remote myBRC server, with their age."""
 
 import pwd
 import time

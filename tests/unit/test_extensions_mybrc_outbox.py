@@ -1,4 +1,4 @@
-"""A server elsewhere is told of what the bank holds and charges, and of nothing else."""
+"""Outbox for a remote server: the bank's holds and charges, and nothing else."""
 
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
@@ -26,14 +26,14 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 
 def ended(site: Site, job_id: int, **fields: Any) -> list[Event]:
-    """The ends of a job's runs, as jobs.db tells them."""
+    """Return the end events of a job's runs from jobs.db."""
     return [
         event for event in bank.feed(site, bank.life(job_id, **fields)) if event.kind == RUN_END
     ]
 
 
 def cancelled(job_id: int) -> list[Event]:
-    """What Slurm shows of a job that was cancelled before it began."""
+    """Return Slurm's record of a job that was cancelled before its start."""
     values: dict[str, Any] = {"account": "physics", "partition": "debug"}
     gone = record(job_id, 0, "CANCELLED", seen=60, end=59, **values)
     return [record(job_id, 0, seen=0, **values), gone]
@@ -48,7 +48,7 @@ def charge(site: Site) -> None:
 def told(
     site: Site, events: Sequence[Event], hours_ago: float, hold: int = 0
 ) -> list[tuple[str, int]]:
-    """What is put into the outbox, where the bank began so long before noon."""
+    """Return the messages in the outbox, if the bank began this long before noon."""
     holds = {}
     if hold:
         holds["c1", hold] = Hold(

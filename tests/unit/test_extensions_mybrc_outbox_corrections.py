@@ -41,13 +41,13 @@ class CorrectedSite(ReportingSite):
             t.accounts.create(Account(name="chemistry"), BY)
 
     def seen(self, job_id: int, partition: str = "debug", held: int = 40 * HOUR) -> None:
-        """A job that was seen to run, held for, and told."""
+        """Start a job with an SU hold, and queue its report."""
         waits, runs, _ = bank.life(job_id, partition=partition)
         bank.feed(self, [waits, runs])
         self.relay([runs], held)
 
     def ended(self, job_id: int, partition: str = "debug") -> None:
-        """A job that is over, and was told as far as it is charged."""
+        """End a job, and queue its report."""
         said = bank.feed(self, bank.life(job_id, partition=partition))
         self.relay([one for one in said if one.kind == RUN_END])
 
@@ -57,18 +57,18 @@ class CorrectedSite(ReportingSite):
         return row.charge
 
     def post(self, charge: Charge, who: str = "root") -> None:
-        """Somebody charges something."""
+        """Post a charge of another source."""
         with self.ledger.transaction() as t:
             t.charges.post(charge, msgspec.structs.replace(BY, who=who))
 
     def waiting(self) -> int:
-        """How much waits once what is due was told."""
+        """Return the number of waiting messages after the due ones were sent."""
         self.send()
         with self.ledger.reading() as t:
             return t.outbox.count_pending(MYBRC_KIND)
 
     def told(self, job_id: int) -> tuple[str, str]:
-        """What the server elsewhere has of a job: its amount, and its state."""
+        """Return amount and state of a job at the remote server."""
         with client_of(self._url, token_of(self._url)) as client:
             found = client.get("/jobs/").json()["results"]
         (job,) = [one for one in found if one["jobslurmid"] == str(job_id)]

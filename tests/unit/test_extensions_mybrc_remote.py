@@ -57,7 +57,7 @@ def url() -> Iterator[str]:
 
 
 class Outbox:
-    """An outbox, and what empties it, by a clock of its own."""
+    """An outbox and its sender, with a clock of the test."""
 
     def __init__(self, directory: Path, url: str) -> None:
         token = directory / "token"
@@ -70,7 +70,7 @@ class Outbox:
         self._passing = OutboxSender(settings, self.ledger, lambda: self.now)
 
     def say(self, *jobs: int) -> None:
-        """Have jobs told."""
+        """Queue reports about jobs."""
         with self.ledger.transaction() as t:
             for job in jobs:
                 queue_change(
@@ -84,7 +84,7 @@ class Outbox:
         return self._passing.send_once(Stop(), lambda: None)
 
     def waiting(self) -> int:
-        """How much is not told."""
+        """Return the number of unsent messages."""
         with self.ledger.reading() as t:
             return t.outbox.count_pending(MYBRC_KIND)
 

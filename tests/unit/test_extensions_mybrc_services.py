@@ -43,7 +43,7 @@ def ledger(site: Settings) -> Iterator["Ledger"]:
 
 
 def own_charge(amount: int, restarts: int = 0) -> Charge:
-    """What Steward itself charges for a run of job 1001, which waits and runs ten minutes each."""
+    """Return Steward's charge for a run of job 1001: pending and running for ten minutes each."""
     start = SUBMITTED + timedelta(minutes=20 * restarts + 10)
     return Charge(
         cluster="c",

@@ -1,4 +1,4 @@
-"""Documents for search servers: whatever a job holds, it is valid JSON and comes back exactly."""
+"""Documents for search servers: valid JSON and decodable to the same job, for any job."""
 
 import struct
 from datetime import UTC, datetime

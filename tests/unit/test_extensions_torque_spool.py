@@ -23,7 +23,7 @@ KINDS = pytest.mark.parametrize("kind", ["flat", "subdirs"])
 
 
 def told(site: TorqueCapture) -> dict[str, tuple[JobRecord, bool, str]]:
-    """What is known of each job, but for its row's number."""
+    """Return the record of each job, without row numbers."""
     return {label: (job.record, job.ended, job.script_key) for label, job in site.jobs().items()}
 
 

@@ -33,7 +33,7 @@ def missed(site: TorqueCapture) -> list[int]:
 
 
 def watched(tmp_path: Path, spool: Spool, limits: CaptureLimits | None = None) -> TorqueCapture:
-    """A site that scans often where watches do not tell all."""
+    """A Site that scans often, because its watches miss changes."""
     timing = TorqueTiming(rescan_s=0.05)
     site = TorqueCapture(tmp_path / "site", spool.jobs.parent, timing=timing, limits=limits)
     site.spool.process_events()
@@ -41,7 +41,7 @@ def watched(tmp_path: Path, spool: Spool, limits: CaptureLimits | None = None) -
 
 
 def unread(caplog: pytest.LogCaptureFixture) -> int:
-    """How many scripts were said to be unreadable."""
+    """Return the number of scripts that were reported as unreadable."""
     return caplog.text.count("from the spool yet")
 
 

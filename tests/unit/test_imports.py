@@ -76,7 +76,7 @@ def module_of(path: Path) -> str:
 
 
 def room_of(module: str) -> str:
-    """The part of a module's name that stands for its room."""
+    """Return the package part of a module's name."""
     parts = module.split(".")
     return parts[1] if len(parts) > 1 else "__init__"
 
@@ -99,7 +99,7 @@ def at_load(path: Path) -> Iterator[tuple[str, tuple[str, ...], int]]:
 
 
 def is_for_typing(path: Path, line: int) -> bool:
-    """Whether a line is in a block that only type checkers read."""
+    """Return whether a line is in a block for type checkers only."""
     return any(
         isinstance(node, ast.If)
         and isinstance(node.test, ast.Name)
@@ -167,7 +167,7 @@ def test_extensions_are_used_by_their_public_module_alone(path: Path) -> None:
 
 
 def test_only_the_command_imports_the_insides_of_sacct() -> None:
-    """Whoever needs lines asks ``jobs``: ``queries``, ``line_queries``, ``line_sources``."""
+    """Other packages query ``jobs``: ``queries``, ``line_queries``, ``line_sources``."""
     inside = "steward.accounting.sacct"
     importers = {
         module_of(path)

@@ -1,4 +1,4 @@
-"""Runs and steps become lines of the books, and events that say each once."""
+"""Runs and steps become accounting lines, and events that report each once."""
 
 from collections import Counter
 from contextlib import closing

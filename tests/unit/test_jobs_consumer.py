@@ -355,7 +355,7 @@ def test_the_database_is_its_owners_alone(books: Books) -> None:
 
 
 def test_a_run_that_slurmctld_forgot_stays_forgotten(books: Books) -> None:
-    """What it was killed for, and told no more, is none of the job in any later batch."""
+    """slurmctld was killed and reports nothing more of the run: no later batch adds it again."""
     gone = record(7, 20, "UNKNOWN", restarts=1, seen=25, reason=FORGOTTEN)
     for event in (
         record(7, 0),

@@ -1,4 +1,4 @@
-"""Which run a launch on a node belongs to, and what is said where a part of it is missing."""
+"""Assignment of launches to runs, and reports about incomplete launches."""
 
 import tempfile
 from collections import Counter
@@ -161,7 +161,7 @@ def test_facts_in_any_order_give_the_same_lines(
 
 
 def _is_said_once(books: Clocked) -> None:
-    """One start and one end a run, one usage a launch, whatever was corrected after that."""
+    """Check one start and one end for a run, and one usage for a launch, before corrections."""
     first = [event for event in books.said if not event.body.correction]
     assert len({event.key for event in books.said}) == len(books.said)
     counts = Counter(
@@ -191,7 +191,7 @@ def _is_said_once(books: Clocked) -> None:
 
 
 def _is_announced_in_order(books: Clocked) -> None:
-    """A begin is said once before the usage, or taken back before it is said anew."""
+    """Check that a start is reported once before the usage, or withdrawn before the next."""
     announced: dict[tuple[str, str, int], int] = {}
     over: set[tuple[str, str, int]] = set()
     for event in books.said:

@@ -1,4 +1,4 @@
-"""Nodes that lie: what they tell harms no job but those that ran there, and no book is lost."""
+"""Hostile nodes: false reports harm only jobs on these nodes, and no database."""
 
 import json
 from pathlib import Path
@@ -61,7 +61,7 @@ def test_what_another_receiver_let_through_is_refused() -> None:
 
 
 def test_numbers_that_are_stored_already_do_not_take_a_job_its_line(books: Books) -> None:
-    """Of a version that let them through, and of a run of many nodes."""
+    """An older version stored such numbers; the run had many nodes."""
     huge: dict[str, Any] = dict.fromkeys(
         ("user_us", "system_us", "read_bytes", "written_bytes", "minor_faults", "major_faults"),
         HUGE,
@@ -92,7 +92,7 @@ CLAIM = [
 
 
 class Log:
-    """The job log that is written of what books say, as it is read again."""
+    """The job log of these records, read again."""
 
     def __init__(self, directory: Path) -> None:
         self._site = LogSite(directory)
@@ -102,7 +102,7 @@ class Log:
         self._told = 0
 
     def lines(self, books: Books) -> dict[str, UsageLine]:
-        """The lines of what was said until now."""
+        """Return the lines of all reports so far."""
         self._site.append(books.said[self._told :])
         self._told = len(books.said)
         self._site.feed_one(self._consumer)
@@ -140,7 +140,7 @@ def test_a_job_that_was_cancelled_while_it_waited_used_nothing(books: Books, log
 
 
 def test_what_was_said_of_the_wrong_run_is_taken_back(books: Books, log: Log) -> None:
-    """Of the first run it turned out late when it ended: the node's step was of the second."""
+    """The first run turned out late to have ended: the node's step belongs to the second."""
     books.take(running(nodelist="n2"), *CLAIM)
     (said,) = books.said[1:]
     again: dict[str, Any] = {"restarts": 1, "nodelist": "n2", "start": at(2.5)}

@@ -1,4 +1,4 @@
-"""Clusters that only others tell of: who may see what of them, with and without our own."""
+"""Clusters known only from remote sources: visibility, with and without local clusters."""
 
 import shutil
 from pathlib import Path

@@ -240,7 +240,7 @@ def test_a_job_that_never_began_was_not_ended_by_a_signal(source: str) -> None:
 
 @pytest.mark.parametrize("count", [3, 200])
 def test_how_long_a_run_was_suspended_by_the_end_of_each_of_its_sizes(count: int) -> None:
-    """Suspended for a second of every ten, resized in between; whatever comes first."""
+    """A run was suspended for a second of every ten, and resized; events come in any order."""
     halts = [
         record(
             *(7, 0, "RUNNING"),

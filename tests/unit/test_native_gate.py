@@ -65,7 +65,7 @@ def begun(tmp_path: Path, *lines: str, timeout_ms: int = 200) -> list[str]:
 
 
 class Asker:
-    """A harness that goes on; called, it submits a job and gives what came of it."""
+    """A running harness; a call submits a job and returns the result."""
 
     def __init__(self, program: Path, path: Path) -> None:
         pipe = subprocess.PIPE

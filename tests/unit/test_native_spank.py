@@ -1,4 +1,4 @@
-"""The SPANK plugin in a slurmstepd of our own making, under ASan, UBSan and valgrind."""
+"""SPANK plugin in the tests' slurmstepd, under ASan, UBSan and valgrind."""
 
 import ctypes
 import json

@@ -1,4 +1,4 @@
-"""Reports: who used what, what capacity did, how long jobs waited, and whose jobs are told."""
+"""Reports: usage, capacity, wait times, and visibility of jobs."""
 
 import contextlib
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Room ``events``: who is told what, and that following it misses nothing."""
+"""Actions ``events``: visibility, and following without losses."""
 
 from datetime import timedelta
 from pathlib import Path
@@ -65,7 +65,7 @@ class EventsSite(JournaledSite):
         self._number = 0
 
     def hide(self, *words: str) -> None:
-        """What Slurm's PrivateData says."""
+        """Set Slurm's PrivateData."""
         coordinators = {"physics": frozenset({"coord"})}
         self.standing = ClusterRoles(private_data=frozenset(words), coordinators=coordinators)
 

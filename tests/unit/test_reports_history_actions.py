@@ -1,4 +1,4 @@
-"""Room ``history``: how nodes were, what happened, what ran where, and who is told."""
+"""Actions ``history``: node states, events, jobs on nodes, and visibility."""
 
 import contextlib
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Room ``history``: which partitions and reservations there are, and what became of one node."""
+"""Actions ``history``: partitions, reservations, and the past of one node."""
 
 from collections.abc import Iterator
 from datetime import datetime

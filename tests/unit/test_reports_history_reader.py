@@ -21,7 +21,7 @@ Alike = tuple[int, int, str]
 
 @pytest.fixture(params=range(4))
 def past(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[HistoryReader, Site]]:
-    """Nodes that something becomes of, now and then several at once."""
+    """Generate changes of nodes, sometimes of several at once."""
     chance = random.Random(request.param)
     site = history.make_site(tmp_path)
     site.now = at(LENGTH)

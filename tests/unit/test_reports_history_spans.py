@@ -1,4 +1,4 @@
-"""Spans: they touch, never overlap, and say at every time what the last event before it said."""
+"""Spans: adjacent, never overlapping, each with the state of the last event before it."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""A sandbox takes a directory only if it may, and says in one line why it may not."""
+"""Directories of sandboxes: safe ones are used, others are rejected in one line."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""Completion, as a shell does it: bash is asked, what zsh and fish read is looked at."""
+"""Shell completion: bash runs it, and the scripts for zsh and fish are checked."""
 
 import shutil
 import subprocess

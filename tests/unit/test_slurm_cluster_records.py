@@ -18,7 +18,7 @@ ROOTS = NameResolver()
 
 
 def read(*texts: str) -> list[ParsedNode]:
-    """What becomes of nodes n1, n2 and so on, with these texts behind Slurm's own words."""
+    """Return the parsed records of nodes n1, n2 and so on, with these texts appended."""
     lines = [LINE.format(name=f"n{number}") + text for number, text in enumerate(texts, 1)]
     return cluster_records.parse_nodes(("\n".join(lines) + "\n").encode(), ROOTS)
 

@@ -17,7 +17,7 @@ STEP = (
 
 
 def asked(version: str, job: int) -> bytes:
-    """What scontrol writes where one job is asked for."""
+    """Return scontrol's output for one job."""
     lines = (FIXTURES / f"scontrol-step-{version}.txt").read_bytes().splitlines(keepends=True)
     return b"".join(line for line in lines if re.match(rb"StepId=%d[._]" % job, line))
 

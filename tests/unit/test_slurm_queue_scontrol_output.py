@@ -28,7 +28,7 @@ def squeued(version: str, name: str) -> JobRecord:
 
 
 def facts(record: JobRecord) -> dict[str, object]:
-    """All that must not be changed by what scontrol adds."""
+    """Return the fields that scontrol's additions must not change."""
     return {name: getattr(record, name) for name in record.__struct_fields__ if name not in EXTRAS}
 
 

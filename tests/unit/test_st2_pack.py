@@ -1,4 +1,4 @@
-"""The StackStorm pack: its metadata is of StackStorm's shape and says what Steward has."""
+"""StackStorm pack: its metadata has StackStorm's form and matches Steward's actions."""
 
 import json
 import os
@@ -29,7 +29,7 @@ _NAMED = ("properties", "patternProperties", "definitions")
 
 
 def of_draft_4(schema: Any) -> Any:
-    """StackStorm's ``required: true`` on a property, as later drafts say it: beside all of them."""
+    """Convert StackStorm's ``required: true`` on a property to the list of later drafts."""
     if isinstance(schema, list):
         return [of_draft_4(one) for one in schema]
     if not isinstance(schema, dict):
@@ -83,7 +83,7 @@ def test_the_pack_is_of_stackstorms_shape() -> None:
 
 
 def test_a_payloads_fields_say_each_for_itself_that_they_must_be_there() -> None:
-    """As a list it would have StackStorm drop every event, without a word."""
+    """StackStorm would silently drop every event if ``required`` were a list."""
     about = yaml.safe_load((PACK / "sensors" / "trigger_sensor.yaml").read_text())
     for trigger in about["trigger_types"]:
         schema = trigger["payload_schema"]
@@ -121,7 +121,7 @@ def test_rules_are_about_what_the_sensor_dispatches(path: Path) -> None:
 
 
 def test_its_own_tests_pass() -> None:
-    """In a process of its own, as StackStorm runs them: with the pack's directories in the path."""
+    """The pack's tests run in a separate process, with the pack's directories in the path."""
     path = [ROOT / "tests" / "stackstorm", PACK / "actions", PACK / "sensors", ROOT / "src"]
     ran = subprocess.run(
         [sys.executable, "-m", "unittest", "discover", "-s", str(PACK / "tests")],

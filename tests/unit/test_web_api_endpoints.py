@@ -54,7 +54,7 @@ def app_of(web: WebSettings) -> Any:
 
 
 def asked(*requests: tuple[str, str], web: WebSettings | None = None, **more: Any) -> Any:
-    """What the application answers, without a daemon."""
+    """Return the application's reply, without a daemon."""
 
     async def run() -> list[httpx.Response]:
         transport = httpx.ASGITransport(app_of(web or WebSettings(requests_per_minute=10**6)))
@@ -151,7 +151,7 @@ def test_a_body_or_query_has_what_the_path_has_not(endpoint: Endpoint) -> None:
 
 
 def is_below(path: str) -> bool:
-    """Whether a path stays below the API: clients resolve ``..`` before they send it."""
+    """Return whether a path stays below the API: clients resolve ``..`` before they send it."""
     return not {".", ".."} & set(path.split("/"))
 
 

@@ -1,4 +1,4 @@
-"""Whoever comes by MUNGE keeps nobody out: not with nonsense, not with many, not with much."""
+"""Abuse of MUNGE authentication: invalid, many or large requests block nobody else."""
 
 import asyncio
 import time
@@ -40,7 +40,7 @@ BURST = 10
 
 
 class Ground:
-    """A daemon's socket that vouches, and the pages' application beside it."""
+    """A socket of a daemon that creates tickets, and the web application."""
 
     def __init__(self, directory: Path) -> None:
         self.path = str(directory / "s")
@@ -149,7 +149,7 @@ def test_nonsense_from_a_login_node_keeps_none_of_its_users_out(ground: Ground) 
     "shown", ["bogus", "MUNGE:", "MUNGE::", "MUNGE:not base64:", "MUNGE:abcd", "munge:abcd:"]
 )
 def test_what_can_be_no_credential_costs_nothing(ground: Ground, shown: str) -> None:
-    """Neither the daemon's time nor a place nor memory: its body is not read."""
+    """An impossible credential costs no time of the daemon, no place and no memory."""
 
     read: list[str] = []
 
@@ -200,7 +200,7 @@ def test_one_address_does_not_take_all_places(ground: Ground) -> None:
 
 
 def test_whom_munge_names_is_counted_as_themselves(ground: Ground) -> None:
-    """Also for what they did not make: and neither their neighbours nor their host is."""
+    """Requests count for the user whom MUNGE names, not for neighbours or the host."""
 
     async def work(post: Post) -> None:
         said = [(await post(EVE)).status_code for _ in range(5 * BURST)]
@@ -258,7 +258,7 @@ def test_so_many_strangers_bodies_are_read_and_no_more(ground: Ground) -> None:
 
 @pytest.mark.parametrize("prefix", ["/steward", "/a.b-c_d~e/steward"])
 def test_the_pages_path_is_taken_off_as_it_was_sent(ground: Ground, prefix: str) -> None:
-    """Else what is signed would not be what is asked for."""
+    """Otherwise the signed request would differ from the sent one."""
 
     async def work(post: Post) -> None:
         for sent in (f"{prefix}{ME}", ME):

@@ -17,7 +17,7 @@ class Clock:
 
 
 def taken(rate: RateLimiter, who: str, most: int = 10_000) -> int:
-    """How many pass before one does not."""
+    """Return the number of requests that pass before one is rejected."""
     for number in range(most):
         try:
             rate.count_request(who)

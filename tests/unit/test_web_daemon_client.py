@@ -107,7 +107,7 @@ def test_a_stream_that_is_left_does_not_spoil_what_follows(path: str) -> None:
 
 
 def test_what_takes_long_keeps_no_page_waiting(path: str) -> None:
-    """Neither those of who asks for it, nor others."""
+    """Slow requests of a user delay no page of that user or of others."""
 
     async def work(desk: DaemonClient) -> None:
         async with contextlib.AsyncExitStack() as stack:
@@ -130,7 +130,7 @@ def test_what_takes_long_keeps_no_page_waiting(path: str) -> None:
 
 
 class Fickle:
-    """A daemon that reads each request and answers as it is told to.
+    """A daemon that reads each request and replies as the test sets.
 
     b"" hangs up, None says nothing until the other end has hung up.
     """

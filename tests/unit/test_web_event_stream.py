@@ -15,7 +15,7 @@ def request() -> Any:
 
 
 async def answer(app: Any, scope: Any) -> None:
-    """Have an application answer a request; what it takes in and sends is no matter here."""
+    """Run an application for one request; ignore what it receives and sends."""
     nobody: Any = None
     await release_stream(app)(scope, nobody, nobody)
 

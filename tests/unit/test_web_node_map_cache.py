@@ -1,4 +1,4 @@
-"""Nodes that a page knows already are not told again, and are again as soon as one changes."""
+"""Cache of the node map: known nodes are not read again until one changes."""
 
 import asyncio
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 
 class Straight:
-    """Asks a room as somebody, and counts the nodes that it is told."""
+    """Calls an action as a user, and counts the nodes in the replies."""
 
     def __init__(self, site: Site, asker: Caller) -> None:
         self.site = site

@@ -25,7 +25,7 @@ hypothesis.settings.load_profile("unit")
 
 
 def in_memory() -> bool:
-    """Whether a tmpfs is there, has room, and lets programs be started on it."""
+    """Return whether a tmpfs exists, has space, and permits executables."""
     if not MEMORY.is_mount():
         return False
     volume = os.statvfs(MEMORY)
@@ -56,7 +56,7 @@ class _Descriptors:
 
 @pytest.fixture(autouse=True, scope="module")
 def few_descriptors() -> Iterator[None]:
-    """Close what tests have let go of: collections are rare, and select() takes none above 1023."""
+    """Close unused descriptors after each test: select() accepts none above 1023."""
     yield
     if len(os.listdir("/proc/self/fd")) > _Descriptors.left + 200:
         gc.collect()
