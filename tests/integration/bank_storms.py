@@ -12,7 +12,7 @@ _POOR, _RICH = ACCOUNTS[:2]
 
 
 class Storm:
-    """Jobs that wait for a word before they end, so that nothing is given back meanwhile.
+    """Jobs that wait for a file before they end, so that no SU hold is released meanwhile.
 
     Args:
         site: Where they are submitted first; its ``physics`` has nothing yet, and its
@@ -53,7 +53,7 @@ class Storm:
         return (site or self.site).storm(count, self.script, "--time=10")
 
     def end(self, jobs: set[int], *others: BankSite) -> None:
-        """Let them end, and see that the account has paid for what ran, to the last micro-SU."""
+        """Let the jobs end, and check that the account paid exactly for them."""
         self.go.touch()
         sites = (self.site, *others)
         for site in sites:

@@ -105,7 +105,7 @@ def follow_page(bare: Bare, looks: str) -> str:
 
 
 def _typed(place: str, text: str) -> str:
-    """Write what a reader does with a block as lines for sh."""
+    """Convert a block to the lines for sh that a reader would type."""
     where, *rest = place.split(", ")
     if where == "in slurm.conf":
         return f"cat >>/etc/slurm/slurm.conf <<'CONF'\n{text}CONF"
@@ -170,7 +170,7 @@ def _boot(bare: Bare, script: str) -> str:
 
 
 def _remove_cgroups() -> None:
-    """Remove the control groups that systemd-nspawn leaves behind; empty ones alone can be."""
+    """Remove the empty control groups that systemd-nspawn leaves behind."""
     for top in (Path("/sys/fs/cgroup") / name for name in ("", "systemd", "unified")):
         for name in ("payload", "supervisor"):
             for folder, _, _ in os.walk(top / name, topdown=False):

@@ -34,7 +34,7 @@ _started = pytest.StashKey[list[Server]]()
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what needs a server, so that nobody has to think of it."""
+    """Mark tests that need a server."""
     for item in items:
         asked = set(getattr(item, "fixturenames", ()))
         if asked & {"kafka", *_SEARCH}:
@@ -83,7 +83,7 @@ def submit(sandbox: Sandbox, submitter: str) -> Submit:
 
 @pytest.fixture
 def fast() -> Iterator[Path]:
-    """A directory on tmpfs where there is one: for tests of what is not the disk's doing."""
+    """A directory on tmpfs if there is one, for tests that do not depend on the disk."""
     base = "/dev/shm" if os.path.isdir("/dev/shm") else None
     with tempfile.TemporaryDirectory(dir=base) as where:
         yield Path(where)
@@ -126,7 +126,7 @@ def opensearch(
 
 @pytest.fixture(scope="session", params=["elasticsearch", "opensearch"])
 def search_server(request: pytest.FixtureRequest) -> SearchServer:
-    """Each of the two in turn."""
+    """Run the test on each of the two servers."""
     server: SearchServer = request.getfixturevalue(request.param)
     return server
 
@@ -141,7 +141,7 @@ def _shared(config: pytest.Config, server: Kind) -> Iterator[Kind]:
 
 @pytest.fixture(autouse=True)
 def servers_up(pytestconfig: pytest.Config) -> None:
-    """Start again what a test killed, and failed before it had it running again."""
+    """Restart servers that a failed test killed."""
     for server in pytestconfig.stash.get(_started, []):
         if not server.pid:
             server.start()

@@ -51,7 +51,7 @@ class Munged:
         self.start()
 
     def start(self) -> None:
-        """Start it, also after a close; it remembers none of the credentials from before."""
+        """Start munged, also after a close; it has no memory of earlier credentials."""
         with self._out.open("wb") as out:
             self._process = subprocess.Popen(
                 self._command,
@@ -77,7 +77,7 @@ Answer = tuple[int, dict[str, str], bytes]
 
 
 class Relay:
-    """Passes a controller's requests on to the receiver, and answers as a test has it.
+    """A proxy that passes a controller's requests on to the receiver, with scripted answers.
 
     Args:
         port: The receiver's.
@@ -135,7 +135,7 @@ MakeMunged = Callable[..., Munged]
 
 @pytest.fixture
 def make_munged(tmp_path: Path) -> Iterator[MakeMunged]:
-    """Makes one after another, and ends them."""
+    """Creates munged processes, and ends them."""
     made: list[Munged] = []
 
     def make(origin: str = "127.0.0.1", key: bytes = b"") -> Munged:
@@ -166,7 +166,7 @@ def serve_settings(
     clusters: dict[str, ClusterSettings],
     receive: ReceiveSettings | None = None,
 ) -> Settings:
-    """Settings of the Steward that is reported to."""
+    """Return the settings of the receiving Steward."""
     directory.mkdir(exist_ok=True)
     # No Slurm tells whose the scripts are: nothing is to be waited for.
     files = FilesSinkSettings(path=str(directory / "archive"))

@@ -152,7 +152,7 @@ def serve(requests: socket.socket) -> None:
 
 
 def _import_learned(learned: int) -> None:
-    """Import here what commands had to import since the last request."""
+    """Import the modules that commands had to import since the last request."""
     with contextlib.suppress(BlockingIOError):
         for name in os.read(learned, 1 << 16).decode().split():
             if name not in sys.modules:
@@ -227,7 +227,7 @@ def main() -> NoReturn:
 
 
 def _end(codes: Sequence[int]) -> None:
-    """End a command before Python takes all modules apart: each would be copied for that."""
+    """End a command before Python's cleanup, which would copy every module's memory."""
     if codes:
         sys.stdout.flush()
         sys.stderr.flush()

@@ -110,7 +110,7 @@ def asking(directory: Path, version: str, kind: str, **more: Any) -> Iterator[As
 
 
 def put_lua(directory: Path, cluster: str = "sandbox") -> dict[str, str]:
-    """Install the module, with LuaSocket where every version of Slurm and of Lua finds it."""
+    """Install the module, and LuaSocket where every version of Slurm and Lua finds it."""
     (directory / "etc").mkdir()
     install_submit_lua(f"{directory}/etc", libdir=f"{directory}/lua", cluster=cluster)
     env = {}

@@ -352,7 +352,7 @@ def _open_jobs() -> list[Event]:
 def _run(
     whose: tuple[int, str, str, str], times: tuple[str, str, str], **fields: Any
 ) -> list[Event]:
-    """One run of a job: that it was submitted, that it started, that it ended.
+    """Return the events of one run of a job: submit, start and end.
 
     Args:
         whose: The job's id, its user, account and last state.
@@ -413,7 +413,7 @@ def _step(
     restarts: int = 0,
     peak_bytes: int | None = None,
 ) -> list[Event]:
-    """A step on one node: that it was launched, that its tasks exited, that it is over.
+    """Return the events of a step on one node: launch, exits of tasks, end.
 
     Args:
         name: The job's id, the step, the node and the user.
@@ -483,7 +483,7 @@ def _gaps() -> list[Event]:
 
 
 def _news() -> list[Event]:
-    """States of now, which rules act on."""
+    """Return present states, on which rules act."""
     upgrade = ReservationState(reservation="upgrade", state="INACTIVE", users=("root", "cleo"))
     bodies = [
         (PARTITION_STATE, PartitionState(partition="gpu", state="DOWN", old_state="UP")),

@@ -1,4 +1,4 @@
-"""The blocks of docs/install.md, and the places where a reader types them."""
+"""Blocks of docs/install.md, and the hosts on which a reader types them."""
 
 import re
 from pathlib import Path

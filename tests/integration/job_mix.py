@@ -42,7 +42,7 @@ _ENDED: Final = ("", "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL",
 
 
 class Mix:
-    """Submits jobs and leads each through its life.
+    """Submits jobs, and changes each of them through its life.
 
     Args:
         site: Where they run.
@@ -63,7 +63,7 @@ class Mix:
         self._lasting: dict[str, int] = {}
 
     def begin(self, kind: Callable[["Mix"], Life]) -> None:
-        """Let a life begin; what cannot be submitted is none."""
+        """Start the life of one job; ignore jobs that cannot be submitted."""
         life = kind(self)
         try:
             next(life)
@@ -72,7 +72,7 @@ class Mix:
         self.lives.append(life)
 
     def go_on(self) -> int:
-        """Look at the queue once and lead every life on; how many go on."""
+        """Poll the queue once and advance every job; return the number of unfinished ones."""
         states = self.look()
         if states is not None:
             for life in list(self.lives):
@@ -83,7 +83,7 @@ class Mix:
         return len(self.lives)
 
     def go_to_the_end(self, between: Callable[[], object] = lambda: None) -> None:
-        """Lead every life to where nothing more is done to its job."""
+        """Advance every job until no more changes are due."""
         deadline = time.monotonic() + PATIENCE * 120
         while self.go_on():
             assert time.monotonic() < deadline, self.lives
@@ -111,7 +111,7 @@ class Mix:
         return {job: state for job, state, *_ in rows}
 
     def finish(self) -> None:
-        """Lead every life on until no job waits or runs."""
+        """Advance every job until none is pending or running."""
         self.go_to_the_end()
         over = {*_ENDED, "BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY"}
         deadline = time.monotonic() + PATIENCE * 150
@@ -126,7 +126,7 @@ class Mix:
         return str(self.site.cluster.run(words, check=False).stdout)
 
     def _help(self) -> None:
-        """Do again what a slurmctld that was killed has forgotten, as an operator would."""
+        """Repeat changes that a killed slurmctld forgot, as an operator would."""
         words = ["squeue", "-a", "-h", "-t", "PD", "-o", "%i|%r|%j"]
         for line in self.site.cluster.run(words, check=False).stdout.splitlines():
             job, reason, name = line.split("|")
@@ -148,7 +148,7 @@ class Mix:
                 self.site.as_root("scontrol", "update", f"nodename={node}", "state=resume")
 
     def _cancel_lasting(self) -> None:
-        """Cancel jobs that have run longer than any here does: those their nodes do not know."""
+        """Cancel jobs that exceed the longest run time here: their nodes do not know them."""
         words = ["squeue", "-a", "-r", "-h", "-t", "R,S", "-o", "%i"]
         jobs = self.site.cluster.run(words, check=False).stdout.split()
         self._lasting = {job: self._lasting.get(job, 0) + 1 for job in jobs}
@@ -170,19 +170,19 @@ class Mix:
             return job
 
     def read_suspend_time(self, job: int) -> int:
-        """When a job was last suspended or resumed, by Slurm; 0 if slurmctld does not say."""
+        """Return the time of a job's last suspension or resume in Slurm; 0 if unknown."""
         words = ["scontrol", "-o", "show", "job", str(job)]
         text = self.site.cluster.run(words, check=False, env=_EPOCH).stdout
         found = re.search(r" SuspendTime=(\d+)", text)
         return int(found[1]) if found else 0
 
     def nap(self) -> str:
-        """A script that takes a moment."""
+        """Return a script that runs for a moment."""
         return f"sleep 0.{self.chance.randrange(10)}\n"
 
 
 def _until(job: str, *wanted: str) -> Generator[None, States, bool]:
-    """Wait until a job is in one of these states; False where it never will be."""
+    """Wait until a job is in one of these states; return False if it cannot reach one."""
     deadline = time.monotonic() + _WAITS_S
     while True:
         state = (yield).get(job, "")
@@ -199,14 +199,14 @@ def _pause(seconds: float) -> Life:
 
 
 def _insist(does: Callable[[], bool]) -> Life:
-    """Do what slurmctld may be too dead for just now, unless there is nothing left to do it to."""
+    """Run a change that slurmctld may be too dead for, until it succeeds or the job is gone."""
     deadline = time.monotonic() + _WAITS_S
     while not does() and time.monotonic() < deadline:
         yield
 
 
 def plain(mix: Mix) -> Life:
-    """One that does nothing special, of some size."""
+    """A plain job of random size."""
     cpus = mix.chance.choice((1, 1, 1, 2, 3))
     mix.submit(mix.nap(), ntasks=cpus, time=str(mix.chance.randrange(1, 30)))
     yield from ()
@@ -248,7 +248,7 @@ def run_again(mix: Mix) -> Life:
 
 
 def resized(mix: Mix) -> Life:
-    """Gives one of its nodes back."""
+    """Releases one of its nodes."""
     job = mix.submit("sleep 6\n", nodes=2, ntasks_per_node=2, time="5")
     if (yield from _until(str(job), "RUNNING")):
         yield from _pause(2)
@@ -256,7 +256,7 @@ def resized(mix: Mix) -> Life:
 
 
 def suspended(mix: Mix) -> Life:
-    """Stands still for a time."""
+    """Suspended for a time."""
     job = mix.submit("sleep 3\n", time="5")
     if (yield from _until(str(job), "RUNNING")):
         yield from _pause(1)
@@ -278,7 +278,7 @@ def cancelled(mix: Mix) -> Life:
 
 
 def whittled(mix: Mix) -> Life:
-    """An array whose tasks are cancelled one at a time before they start; one is let run."""
+    """An array whose tasks are cancelled one by one before their start, except one."""
     job = mix.submit("sleep 0.2\n", array="1-4", hold=True, time="5")
     yield
     for task in (2, 4, 1):
@@ -288,7 +288,7 @@ def whittled(mix: Mix) -> Life:
 
 
 def updated(mix: Mix) -> Life:
-    """Made larger and longer while it waits, and shorter while it runs."""
+    """Enlarged and extended while pending, shortened while running."""
     job = mix.submit("sleep 2\n", hold=True, time="2")
     yield
     mix.site.as_root("scontrol", "update", f"jobid={job}", "timelimit=9", "numcpus=2")
@@ -312,7 +312,7 @@ def never(mix: Mix) -> Life:
 
 
 def preempted(mix: Mix) -> Life:
-    """Gives way to one of a higher partition."""
+    """Preempted by a job of a higher partition."""
     low = mix.submit(
         "[ ${SLURM_RESTART_COUNT:-0} -gt 0 ] || sleep 60\n",
         partition=mix.chance.choice(("low", "lowest")),
@@ -340,7 +340,7 @@ def let_through(mix: Mix) -> Life:
 
 
 def scrontab(mix: Mix) -> Life:
-    """Some that run each minute, until nothing else does, and twice at the least."""
+    """scrontab jobs each minute, until no other job runs, and at least two."""
     site = mix.site
     mix.submitted += scrontab_jobs.each_minute(
         site.cluster, site.user, "sleep 0.5", account=ACCOUNTS[0], count=3
@@ -353,7 +353,7 @@ def scrontab(mix: Mix) -> Life:
 
 
 def node_failed(mix: Mix) -> Life:
-    """Loses its node; which nobody gets back before it is seen to be lost."""
+    """Loses its node, which returns only after Slurm has noticed."""
     node = "node4"
     job = mix.submit("sleep 60\n", nodelist=node, no_requeue=True, time="10")
     if (yield from _until(str(job), "RUNNING")):

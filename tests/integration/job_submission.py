@@ -46,7 +46,7 @@ PATIENCE: Final = 3
 
 
 def wait_until(ready: Callable[[], bool], timeout_s: float = 30.0) -> None:
-    """Wait for something that is sure to come about; fails if it has not after the time-out."""
+    """Wait for a condition; fail after the time-out."""
     deadline = time.monotonic() + PATIENCE * timeout_s
     while True:
         began = time.monotonic()

@@ -88,7 +88,7 @@ class Consumer:
         return found
 
     def files(self, suffix: str = "sh") -> dict[int, bytes]:
-        """The archive's files by job; fails if one is there twice."""
+        """Return the archive's files by job; fail if a job has two."""
         found: dict[int, bytes] = {}
         for path in files_below(self.archive, f"*.{suffix}"):
             if path.relative_to(self.archive).parts[0] not in {".steward", ".incoming"}:

@@ -75,7 +75,7 @@ def document(
     environment: bytes | None = None,
     **more: Any,
 ) -> ArchivedDocument:
-    """A script as it stands; unverified unless ``identity`` is given."""
+    """Return a script message; unverified unless ``identity`` is given."""
     body = JobScript(
         job_id=job_id,
         spool_mtime_ns=MTIME_NS,

@@ -1,4 +1,4 @@
-"""A host with a plain Slurm, on which anything may be installed and nothing stays.
+"""A host with a plain Slurm, on which tests install packages; everything is removed afterwards.
 
 In a sandbox's mount namespace the directories that an installation writes to become
 overlays, in memory. ``/etc/slurm`` is the sandbox's own. What stands for systemd reads
@@ -107,7 +107,7 @@ class PlainHost:
     def type(
         self, lines: str, cwd: str = "/", user: str = ""
     ) -> "subprocess.CompletedProcess[Any]":
-        """Type lines at root's shell, or somebody's; it ends at the first that fails."""
+        """Type lines in a shell of root or another user; stop at the first that fails."""
         return self.cluster.run(
             ["env", "-i", f"PATH={PATH}", "HOME=/root", "LANG=C.UTF-8", "sh", "-e", "-c", lines],
             check=False,

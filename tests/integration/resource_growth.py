@@ -26,7 +26,7 @@ class Sample(NamedTuple):
 
 
 class Growth:
-    """Looks at all processes of a sandbox's Steward, again and again.
+    """Measures all processes of a sandbox's Steward, repeatedly.
 
     Args:
         sandbox: The sandbox's directory, which is in the environment of what runs in it.
@@ -38,7 +38,7 @@ class Growth:
         self._looks = 0
 
     def look(self) -> None:
-        """Look once more."""
+        """Measure once more."""
         self._looks += 1
         for pid, name in self._processes():
             try:
@@ -52,7 +52,7 @@ class Growth:
             self._samples.setdefault((pid, name), []).append(sample)
 
     def begin(self) -> None:
-        """Forget what was seen: from now on it counts."""
+        """Discard the measurements so far."""
         self._samples.clear()
         self._looks = 0
 

@@ -24,7 +24,7 @@ CLUSTER = "box"
 
 
 class Ruling(Watching):
-    """A daemon that runs rules, as SlurmUser, and a mailer that writes down what it is given.
+    """A daemon that runs rules as SlurmUser, and a mailer that records its mails.
 
     Args:
         cluster: Where it runs.

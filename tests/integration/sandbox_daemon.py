@@ -97,7 +97,7 @@ class Daemon:
 
     @property
     def pid(self) -> int:
-        """Its supervisor's process id, outside the sandbox; 0 if it has ended."""
+        """Return the supervisor's process id outside the sandbox; 0 if it has ended."""
         assert self._process is not None
         return self._process.inner_pid
 
@@ -138,7 +138,7 @@ class Daemon:
         return None
 
     def wait_for_script(self, job_id: int) -> Path:
-        """The verified script of a job; its environment, which a sink files second, is there."""
+        """Return the verified script of a job, once its environment is archived too."""
 
         def is_filed() -> bool:
             path = self.script_of(job_id)

@@ -1,4 +1,4 @@
-"""Users' jobs in scrontab, which run each minute; also where Slurm comes without the command."""
+"""scrontab jobs of users, which run each minute, also if Slurm lacks the command."""
 
 import subprocess
 from pathlib import Path
@@ -17,7 +17,7 @@ _SOURCE: Final = Path(__file__).parents[1] / "native" / "scrontab.c"
 def each_minute(
     cluster: Sandbox, user: str, script: str, *, account: str, count: int = 1
 ) -> list[int]:
-    """Have so many jobs run a shell's words each minute, in place of any before; their ids."""
+    """Have this many jobs run a command each minute, replacing earlier ones; return their ids."""
     directory = Path(cluster.directory)
     if not _has_command(cluster):
         words = [_program(directory), account, str(count), script]
@@ -31,7 +31,7 @@ def each_minute(
 
 
 def never_again(cluster: Sandbox, user: str) -> bool:
-    """Have a user's crontab removed; whether slurmctld could."""
+    """Remove a user's crontab; return whether slurmctld did it."""
     words = (
         ["scrontab", "-r"] if _has_command(cluster) else [_program(cluster.directory), "", "0", ""]
     )

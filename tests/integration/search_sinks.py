@@ -79,7 +79,7 @@ def document(
 
 
 def correction(of: ArchivedDocument, version: int, **record: Any) -> ArchivedDocument:
-    """News of a job whose bytes are not at hand any more."""
+    """A correction of a job whose bytes are no longer stored."""
     assert of.identity is not None
     changed = msgspec.structs.replace(of.identity.record, **record)
     return msgspec.structs.replace(

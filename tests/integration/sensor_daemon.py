@@ -32,7 +32,7 @@ _NAMES = {NODE_STATE: "node", PARTITION_STATE: "partition", RESERVATION_STATE: "
 
 
 def python_of(cluster: Sandbox, home: Path) -> str:
-    """A Python for slurmctld's root directory, which has none if it is not the machine's."""
+    """A Python for slurmctld's root directory, if it is not the host's."""
     if not cluster.plan.root:
         return SYSTEM_PYTHON
     where = home / "python"
@@ -69,7 +69,7 @@ class Front:
         self.helper.chmod(0o755)
 
     def open(self, watching: "Watching") -> None:
-        """Pass on from now on; until then nothing arrives."""
+        """Pass on from now on; earlier reports are lost."""
         self._real.symlink_to(watching.helper)
 
 
@@ -133,7 +133,7 @@ class Watching(Daemon):
         return [event.body for event in self.events(NODE_STATE) if event.body.node == name]
 
     def replayed(self, kind: str = NODE_STATE) -> dict[str, str]:
-        """The states after the last event, by who takes each of them in turn."""
+        """Return the states after applying all events in order."""
         shown: dict[str, str] = {}
         for event in self.events(kind):
             name = getattr(event.body, _NAMES[kind])
@@ -160,7 +160,7 @@ class Watching(Daemon):
         wait_until(is_idle, 120)
 
     def down_delay_s(self, node: str) -> float:
-        """Kill a node's slurmd; seconds from slurmctld's log line that it is DOWN to the event.
+        """Kill a node's slurmd; return the seconds from slurmctld's DOWN log line to the event.
 
         The node is started again, and is IDLE when this returns.
         """
@@ -193,7 +193,7 @@ class Watching(Daemon):
         wait_until(lambda: self.replayed() == self.shown(), 60)
 
     def all_triggers(self) -> list[str]:
-        """The rows of our triggers, when the last of them is there: they are set in an order."""
+        """Return the rows of Steward's triggers, once the last of them is set."""
         last = next(event for event in reversed(TRIGGER_EVENTS) if "slurmdbd" not in event)
 
         def is_last(row: str) -> bool:

@@ -124,7 +124,7 @@ class Daemon:
         return self.log_path.read_text()
 
     def wait(self, ready: Callable[[], bool], timeout_s: float = 30.0) -> None:
-        """Wait for something that is sure to come about while it runs."""
+        """Wait for a condition while the daemon runs."""
         process = self._process
         assert process is not None
         self._unquiet = ""
@@ -156,7 +156,7 @@ class Daemon:
         return not self._unquiet
 
     def _why_unquiet(self, scripts: int) -> str:
-        """The first thing that is still to come; "" for nothing."""
+        """Return the first missing condition; "" if there is none."""
         captured = len(journalled(self.settings))
         if captured < scripts:
             return f"the journal has had {captured} of {scripts} scripts"
@@ -272,7 +272,7 @@ def archived(settings: Settings, sink: str = "files") -> dict[int, dict[str, byt
 
 
 def assert_kept(settings: Settings, job_ids: range) -> None:
-    """Exactly these jobs of a storm are in the archive, byte for byte, each once."""
+    """Check that the archive has exactly these jobs of a storm, byte for byte, each once."""
     found = archived(settings)
     assert sorted(found) == list(job_ids)
     for job_id, files in found.items():
@@ -287,7 +287,7 @@ def submit(home: Path, jobs: range) -> None:
 
 
 def forget(home: Path, jobs: range) -> None:
-    """Remove them, as slurmctld does some time after a job's end."""
+    """Remove the jobs, as slurmctld does some time after their end."""
     for job_id in jobs:
         storm.remove_job(str(home / "spool"), job_id)
 
@@ -299,7 +299,7 @@ def play(spool: str, jobs: range, *arguments: str) -> "subprocess.Popen[bytes]":
 
 
 def chance_of(variable: str) -> random.Random:
-    """Chance from a seed that is printed, and that the environment variable repeats."""
+    """Return a random generator; its seed is printed, and the environment variable repeats it."""
     seed = int(os.environ.get(variable, "0")) or random.SystemRandom().randrange(1, 2**32)
     print(f"{variable}={seed}")
     return random.Random(seed)

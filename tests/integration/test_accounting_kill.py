@@ -79,7 +79,7 @@ def kill(site: BookedSite, what: str) -> None:
 
 
 def resume(site: BookedSite) -> None:
-    """Have nodes go on: slurmctld drains those on which it finds jobs that it has forgotten."""
+    """Resume nodes: slurmctld drains those with jobs that it has forgotten."""
     words = ["sinfo", "-h", "-N", "-p", "main", "-o", "%N %t"]
     for line in site.cluster.run(words, check=False).stdout.splitlines():
         node, state = line.split()
@@ -117,7 +117,7 @@ LOST_S = 30
 
 
 class Operator:
-    """Helps a cluster on whose slurmctld has forgotten how jobs ended before it was killed.
+    """Resumes a cluster whose slurmctld forgot the ends of jobs when it was killed.
 
     It believes them to run until their node registers anew: once in twenty pings, or when
     slurmd starts.
@@ -168,7 +168,7 @@ def counts(site: BookedSite) -> dict[str, collections.Counter[Run]]:
 
 
 def rows(site: BookedSite) -> list[list[str]]:
-    """Job or step, state and times of all that is booked."""
+    """Return job or step, state and times of all records."""
     words = ("-a", "-D", "-n", "-P", "-S", "now-1hour", "-o", "JobID,State,Start,End,Restarts")
     return [row.split("|") for row in site.ours(*words).splitlines()]
 

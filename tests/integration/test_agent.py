@@ -70,7 +70,7 @@ def write_on(spool: Path, total: int, chance: Random, over: threading.Event) -> 
 def test_kills_at_random_lose_nothing(
     tmp_path: Path, make_munged: MakeMunged, kills: int, total: int
 ) -> None:
-    """The agent is killed at any instant, and Steward now and then, while lines are written."""
+    """The agent is killed at random, and Steward at times, while lines are written."""
     chance = chance_of("STEWARD_AGENT_SEED")
     munged, port = make_munged(), free_port()
     settings = hearing(tmp_path, port, munged)

@@ -96,7 +96,7 @@ def test_on_a_real_cluster(sandbox: Sandbox, tmp_path: Path) -> None:
 def test_from_a_step_to_its_events(
     slurm_version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two nodes, four tasks each: the plugin's lines, one agent, and what comes of them.
+    """Two nodes with four tasks each: lines of the plugin, one agent, and the events.
 
     Then a step that an accounting plugin hears of while it runs.
     """

@@ -70,7 +70,7 @@ def test_who_may_report_where_addresses_say_nothing(
 def post(
     port: int, munged: Munged, node: str, body: bytes, source: str = "127.0.0.1"
 ) -> tuple[int, bytes]:
-    """Send a batch from an address of ours; what is answered."""
+    """Send a batch from one of the test's addresses; return the answer."""
     head = json.dumps({"v": 1, "node": node, "sequence": 1, "place": "a"})
     claim = agent.claim_of(node, "", 1, agent.digest_of(head.encode(), body))
     return send(port, head, Munge(munged.socket).encode(claim), body, source)

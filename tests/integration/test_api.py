@@ -307,7 +307,7 @@ def test_events_come_as_they_happen(site: WebSite, olga: Program) -> None:
 
 
 def test_who_looks_at_events_no_more_makes_room(olga: Program) -> None:
-    """There may be only so many at once, and each is over when its client has gone."""
+    """Streams are limited, and each ends when its client disconnects."""
     for _ in range(120):
         with olga.stream("GET", "/events/stream") as told:
             assert told.status_code == 200

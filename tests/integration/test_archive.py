@@ -1,4 +1,4 @@
-"""The archive on a real cluster: what was submitted is kept, found, and shown to its owner."""
+"""Archive on a real cluster: submitted scripts are kept, found, and shown to their owners."""
 
 import shutil
 import subprocess

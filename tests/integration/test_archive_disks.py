@@ -36,7 +36,7 @@ class Disk:
         self._must("mount", "-o", f"remount,{options}", str(self.path))
 
     def hide(self) -> None:
-        """Another, empty file system comes to lie over it, as an empty mount point would."""
+        """Mount another, empty file system on top, as an empty mount point would look."""
         self._must("mount", "-t", "tmpfs", "tmpfs", str(self.path))
 
     def uncover(self) -> None:

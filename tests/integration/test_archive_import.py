@@ -50,7 +50,7 @@ def captured(booked_sandbox: Sandbox, home: Path, began: str) -> Iterator[Daemon
 
 @pytest.fixture(scope="module")
 def jobs(booked_sandbox: Sandbox, captured: Daemon) -> dict[str, int]:
-    """Jobs that are over: with scripts of their own, without one, an array, a het job."""
+    """Ended jobs: with different scripts, without one, an array, a het job."""
     user = next(iter(booked_sandbox.users))
     jobs = {
         name: submit_to(booked_sandbox, script, user=user, job_name=name, output="/dev/null")
@@ -69,7 +69,7 @@ def jobs(booked_sandbox: Sandbox, captured: Daemon) -> dict[str, int]:
 
 
 def unfinished(cluster: Sandbox, jobs: dict[str, int]) -> set[str]:
-    """Jobs of which slurmdbd does not know the end."""
+    """Jobs without an end in slurmdbd."""
     listed = ",".join(map(str, jobs.values()))
     out = cluster.run(["sacct", "-X", "-n", "-P", "-j", listed, "-o", "JobID,State"]).stdout
     rows = dict(line.split("|", 1) for line in out.splitlines())
@@ -100,7 +100,7 @@ def scripts_in(daemon: Daemon, job: int) -> list[bytes]:
 
 
 def wait_until_filed(daemon: Daemon, jobs: dict[str, int]) -> None:
-    """Wait until the archive has every script with its environment, below its owner."""
+    """Wait until the archive has every script with its environment and owner."""
     for job_id in jobs.values():
         daemon.wait_for_script(job_id)
 

@@ -181,7 +181,7 @@ def _kinds(chance: random.Random) -> list[Callable[[Mix], job_mix.Life]]:
 
 
 def _moments(chance: random.Random, length: int) -> list[int]:
-    """Behind how many submissions something is killed: spread, and with some left after all."""
+    """Return the numbers of submissions after which a component is killed, some before the end."""
     stretch = length * 3 // 4 // KILLS
     return [stretch * (number + 1) + chance.randrange(stretch) for number in range(KILLS)]
 

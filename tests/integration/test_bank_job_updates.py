@@ -103,7 +103,7 @@ def state(site: BankSite, job: int) -> str:
 
 
 def acts(site: BankSite, ref: str, job: int, user: str) -> tuple[bool, str]:
-    """Have Steward do something for a user: whether it did, and its words."""
+    """Run an action for a user; return whether it succeeded, and its message."""
     words = ("action", "run", ref, f"jobids={job}")
     done = site.daemon.ask(*words, user=user, check=False)
     return done.returncode == 0, done.stdout + done.stderr
@@ -251,7 +251,7 @@ def test_an_operator_allows_one_job(site: BankSite) -> None:
 
 
 def runs_on(site: BankSite, partition: str, node: str) -> int:
-    """A job of an hour of a CPU, as soon as it runs there; its id."""
+    """Return the id of a running job of one CPU hour."""
     words = ("--requeue", "--time=1:00:00", f"--partition={partition}", f"--nodelist={node}")
     job = held(site, *words)
     assert releases(site, job, OWNER)
@@ -265,7 +265,7 @@ def restarts(site: BankSite, job: int) -> int:
 
 
 def until_polled(site: BankSite, job: int, how: str) -> None:
-    """Wait until the bank knows of a job's second run; print how long after slurmctld."""
+    """Wait until the bank knows a job's second run; print the delay after slurmctld."""
     wait_until(lambda: restarts(site, job) == 1, 120)
     begun = time.monotonic()
     wait_until(lambda: (job, 1) in {(one.job_id, one.restarts) for one in site.unfinished()}, 60)
@@ -280,7 +280,7 @@ def is_up_again(site: BankSite, node: str) -> bool:
 
 
 def test_which_runs_slurmctld_asks_nobody_of(site: BankSite) -> None:
-    """It asks no plugin of a requeue, preemption, failed node and resume: the next poll prices."""
+    """Slurm asks no plugin about requeues, preemptions, failed nodes and resumes: polls price them."""
     requeued, failed = runs_on(site, "main", "node1"), runs_on(site, "main", "node2")
     preempted = runs_on(site, "low", "node3")
 

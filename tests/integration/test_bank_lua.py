@@ -1,4 +1,4 @@
-"""The gate as the documentation begins with it: in Lua, with no cluster named anywhere."""
+"""Gate with the Lua plugin, as the documentation installs it, without a cluster name."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""64 sbatch at a time against an account that can pay for some of their jobs: just those get in."""
+"""64 sbatch at a time on an account that can pay for some jobs: exactly those are admitted."""
 
 import os
 import shutil
@@ -20,7 +20,7 @@ POOR, RICH = ACCOUNTS[:2]
 
 
 def storm(site: BankSite, count: int, can_pay: int) -> None:
-    """Open the bank on a site, and see that just those get in that can be paid for."""
+    """Enable the bank on a site, and check that exactly the payable jobs are admitted."""
     site.open({POOR: 0, RICH: 1_000_000 * MICRO})
     site.start()
     it = Storm(site, can_pay)

@@ -1,4 +1,4 @@
-"""Two clusters share an account, of which one gate decides: together they get what it can pay."""
+"""Two clusters with one account and one gate: together they run what the account can pay."""
 
 import os
 import shutil
@@ -23,7 +23,7 @@ POOR, RICH = ACCOUNTS[:2]
 
 
 def joined(first: BankSite, second: BankSite) -> None:
-    """Have the first one's daemon keep the second cluster, too."""
+    """Add the second cluster to the first one's daemon."""
     clusters = {**first.settings.cluster, **second.settings.cluster}
     first.settings = msgspec.structs.replace(first.settings, cluster=clusters)
     first.daemon.settings = first.settings

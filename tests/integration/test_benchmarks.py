@@ -29,7 +29,7 @@ def programs_of_make() -> list[str]:
 
 
 def cases() -> list[Any]:
-    """Each program with its marks."""
+    """Return each benchmark with its pytest marks."""
     programs = [*programs_of_make(), *sorted(BY_HAND)]
     return [pytest.param(name, marks=MARKS.get(name, pytest.mark.wide)) for name in programs]
 

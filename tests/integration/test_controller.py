@@ -242,7 +242,7 @@ def test_an_answer_to_anything_else_is_not_believed(
         kept: list[Answer] = []
 
         def keep(answer: Answer) -> Answer:
-            """Keep an answer, whose credential nobody has used then."""
+            """Keep an answer with an unused credential."""
             kept.append(answer)
             return 503, {}, wire.encode_message(wire.ReceiverReply(verdict="later"))
 
@@ -421,7 +421,7 @@ def test_munge_within_tls(fast: Path, make_munged: MakeMunged) -> None:
 
 
 def kill_one(daemons: list[Daemon], chance: Random) -> None:
-    """Kill one of them, or a part of it alone, some time during the next half second."""
+    """Kill a controller or a worker of it, some time during the next half second."""
     time.sleep(chance.uniform(0.0, 0.5))
     daemon = chance.choice(daemons)
     parts = daemon.parts()
@@ -478,7 +478,7 @@ def test_two_controllers_of_one_spool_and_kills_at_random(
 def forget_some(
     serve: Settings, pair: list[Settings], spool: Path, forgotten: set[int], chance: Random
 ) -> None:
-    """Have slurmctld forget half of the jobs that are durable with any of the three."""
+    """Have slurmctld remove half of the jobs that any of the three has stored."""
     durable = set().union(*(journalled(of) | stored(of) for of in (serve, *pair)))
     for job_id in durable - forgotten:
         if chance.random() < 0.5:

@@ -1,4 +1,4 @@
-"""Killing the daemon at random instants loses nothing and keeps nothing twice.
+"""Kills of the daemon at random instants: nothing is lost, and nothing stored twice.
 
 ``STEWARD_KILL_SEED`` repeats the instants of an earlier run.
 """
@@ -38,7 +38,7 @@ _BURST = 20
 
 
 def kill_once(daemon: Daemon, chance: Random) -> None:
-    """Kill all of it or a part alone, some time during the next half second."""
+    """Kill the daemon or one of its workers, some time during the next half second."""
     time.sleep(chance.uniform(0.0, 0.5))
     parts = daemon.parts()
     if parts and chance.random() < 0.4:
@@ -54,7 +54,7 @@ def kill_once(daemon: Daemon, chance: Random) -> None:
 
 
 def forget_some(settings: Settings, spool: Path, forgotten: set[int], chance: Random) -> None:
-    """Have slurmctld forget half of the jobs that are durable: from here on they are only ours."""
+    """Have slurmctld remove half of the stored jobs, which then only Steward has."""
     for job_id in (journalled(settings) | stored(settings)) - forgotten:
         if chance.random() < 0.5:
             shutil.rmtree(spool / f"hash.{job_id % 10}" / f"job.{job_id}")

@@ -65,7 +65,7 @@ class Disk:
         assert done.returncode == 0, done.stderr
 
     def fill(self) -> None:
-        """Leave not one byte."""
+        """Fill the file system to the last byte."""
         with self._filler.open("ab", buffering=0) as file:
             for size in (1 << 20, 4096, 1):
                 try:
@@ -112,7 +112,7 @@ def archive_on(disk: Disk) -> ArchiveSettings:
 def run_through(
     fast: Path, settings: Settings, begin: Callable[[], None], end: Callable[[], None], said: str
 ) -> None:
-    """An outage of the archive alone, from its first job to the last, checked at every step."""
+    """An outage of the archive, from its first job to the last, checked at every step."""
     with Daemon(settings, fast) as daemon:
         supervisor = daemon.pid
         submit(fast, BEFORE)

@@ -1,4 +1,4 @@
-"""The gate is away, hangs, answers rubbish, is killed, loses its file; the ledger is away."""
+"""Outages of the gate: absent, hanging, broken replies, kills, lost files; and of the ledger."""
 
 import contextlib
 import os
@@ -95,7 +95,7 @@ def held_of(site: BankSite, jobs: set[int]) -> dict[str, int]:
 
 
 def waits(site: BankSite) -> int:
-    """Submit a job that stays in the queue, held for; its id."""
+    """Submit a job that stays in the queue with an SU hold; return its id."""
     return site.submit(f"{SHELL}sleep 100\n", time="5")
 
 

@@ -133,7 +133,7 @@ class Runner:
         self._process.communicate()
 
     def run_group(self, group: str, lines: Iterable[str]) -> str:
-        """Run the lines of a group, each when all that follows from the one before is done."""
+        """Run the lines of a group, each after all effects of the one before."""
         printed = ""
         for line in lines:
             printed += self._run(line, group)
@@ -190,7 +190,7 @@ class Runner:
         return text
 
     def _time(self, text: str, when: datetime) -> str:
-        """A time, or that it is now, or soon; of a table's the width stays."""
+        """Return a placeholder for a time; in tables the width stays."""
         if not self._began - timedelta(minutes=5) < when < self._began + timedelta(days=100):
             return text
         name = "now" if when < self._began + timedelta(minutes=30) else "soon"

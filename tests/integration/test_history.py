@@ -46,7 +46,7 @@ def known(daemon: Watching) -> dict[str, Any]:
 
 
 def shown(daemon: Watching, node: str, what: str) -> str:
-    """Something of a node; "" while it is not known: for what is waited for."""
+    """Return a field of a node; "" while it is unknown, for waits."""
     return str(known(daemon).get(node, {}).get(what, ""))
 
 

@@ -205,6 +205,6 @@ def test_a_lease_changes_hands_only_between_transactions(ledger: Ledger, place: 
 
 
 def connected(place: Settings) -> "psycopg.Connection[tuple[object, ...]]":
-    """Past the ledger, straight to its database."""
+    """Run SQL directly on the ledger's database."""
     dsn = place.bank.database.replace("postgresql+psycopg", "postgresql")
     return psycopg.connect(dsn, connect_timeout=10, autocommit=True)

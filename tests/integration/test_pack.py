@@ -109,7 +109,7 @@ class PackSite:
         return running
 
     def close(self) -> None:
-        """End the daemon, and what a test that failed left running."""
+        """Stop the daemon, and the processes that a failed test left."""
         for running in self.sensors:
             running.kill()
             running.wait(PATIENCE * 30)

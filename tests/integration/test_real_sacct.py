@@ -40,7 +40,7 @@ def _sampled(_slurms: str, _ours: str, _row: Row) -> bool:
 
 
 def _within_seconds(slurms: str, ours: str, row: Row) -> bool:
-    """Slurm's second of a step is slurmctld's or slurmd's; ours is when slurmstepd began."""
+    """Slurm takes a step's second from slurmctld or slurmd, Steward from slurmstepd's start."""
     if "." not in row["JobID"]:
         return False
     times = [datetime.fromisoformat(value) for value in (slurms, ours)]
@@ -71,7 +71,7 @@ def _of_no_step(slurms: str, ours: str, row: Row) -> bool:
 
 
 def _in_fractions(slurms: str, ours: str, row: Row) -> bool:
-    """Slurm drops a fraction of a microsecond a task, ours one a step: the next ms is as near."""
+    """Slurm truncates microseconds for each task, Steward for each step."""
     if not slurms or not ours or row["NTasks"] == "1":
         return False
     return 0 <= _milliseconds(ours) - _milliseconds(slurms) <= 1
@@ -313,7 +313,7 @@ def test_imported_history_is_the_same_jobs(site: BookedSite) -> None:
 
 
 def test_a_file_of_sacct_makes_books_of_its_own(site: BookedSite) -> None:
-    """A Steward that has seen nothing shows what Slurm's sacct showed."""
+    """A Steward with imported records alone shows what Slurm's sacct showed."""
     home = Path(site.cluster.directory) / "second"
     (home / "spool").mkdir(parents=True)
     second = InSandbox(site.cluster, home, slurm={"slurm": False, "spool": str(home / "spool")})

@@ -1,4 +1,4 @@
-"""Machines, triggers and jobs of a real Slurm: what is shown of them, and what is changed."""
+"""Nodes, triggers and jobs of a real Slurm: queries and changes."""
 
 import os
 import sys
@@ -256,7 +256,7 @@ def test_triggers_are_set_once_and_cleared(call: Call, machine: Sandbox) -> None
 def test_a_trigger_that_fired_before_slurmctld_was_started_anew(
     call: Call, machine: Sandbox
 ) -> None:
-    """Until slurmctld forgets it, the same one is a duplicate of what it does not show."""
+    """Until slurmctld forgets a trigger that it no longer shows, the same one is a duplicate."""
     # Without arguments: those are cut off where it has fired, and it is the same no more.
     program = Path(machine.directory) / "fired-program"
     program.write_text(f"#!/bin/sh\ntouch {machine.directory}/fired\n")

@@ -101,7 +101,7 @@ class Books:
             room.close()
 
     def began(self, node: str) -> int:
-        """Since when slurmdbd knows of the cluster's CPUs, or that a node is down; epoch."""
+        """Return since when slurmdbd knows of the cluster's CPUs, or of a down node; epoch."""
         out = self.slurm(
             *("sacctmgr", "-n", "-P", "show", "event", "all_time", "format=nodename,start")
         )
@@ -109,7 +109,7 @@ class Books:
         return int(datetime.strptime(min(times), _FORM).replace(tzinfo=UTC).timestamp())
 
     def drained(self) -> int:
-        """Since when ours know of it; epoch."""
+        """Return the same from Steward's records; epoch."""
         with closing(HistoryReader(str(self.site.daemon.state))) as reader:
             spans = reader.list_nodes_between("box", to_micros(self.since), to_micros(self.until))
         (from_us,) = [one.from_us for one in spans if one.node == "node4" and one.reason]
@@ -142,7 +142,7 @@ def books(slurm_version: str) -> Iterator[Books]:
 
 
 def _keep_clear_of_the_hour() -> None:
-    """Wait where the hour would end meanwhile: slurmdbd sums up by itself then, of half a life."""
+    """Wait if the hour would end during the test: slurmdbd would roll up part of it."""
     now = utc_now()
     if now.minute >= 60 - MOST_MINUTES:
         time.sleep(3605 - now.minute * 60 - now.second)
@@ -169,7 +169,7 @@ def _live(books: Books) -> None:
 
 
 def _reserve(books: Books) -> int:
-    """A minute that is kept for ada, with a job in it, and one for maintenance."""
+    """Reserve a minute for ada, with a job in it, and one for maintenance."""
     for name, node, *more in (
         ("kept", "node2", "users=ada"),
         ("care", "node3", "users=root", "flags=maint"),

@@ -104,7 +104,7 @@ class SearchSite:
         return [hit.job.job_id for hit in self.ask(asker, *terms, **request).hits]
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Close everything."""
         self._destination.close()
         self.library.close()
         self.jobs.close()

@@ -84,7 +84,7 @@ def home() -> Iterator[Path]:
 
 
 def heal(cluster: Sandbox) -> None:
-    """Take rules' drains away again, and have every daemon run."""
+    """Undo the drains of rules, and start killed slurmds."""
     for name, pid in cluster.get_status().items():
         if name.startswith("slurmd.") and not pid:
             cluster.start_service(name)
@@ -222,7 +222,7 @@ def test_a_cap_holds_however_nodes_are_taken(cluster: Sandbox, home: Path, how: 
 
 
 def until_busy(daemon: Ruling) -> None:
-    """Wait until an action is under way, if one comes at all."""
+    """Wait until an action runs, if one does."""
     store = RulesStore(str(daemon.state), read_only=True)
     until = time.monotonic() + 2
     while not store.list_by_phase("started") and time.monotonic() < until:
@@ -233,7 +233,7 @@ def until_busy(daemon: Ruling) -> None:
 @pytest.mark.wide
 @pytest.mark.parametrize("kills", [0, 6])
 def test_a_storm_of_node_events(cluster: Sandbox, home: Path, kills: int) -> None:
-    """5,000 events in a minute; each rule decides on each failure once, and keeps to its bounds."""
+    """5,000 events in a minute: each rule decides once on each failure, within its limits."""
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     chance = random.Random(seed)

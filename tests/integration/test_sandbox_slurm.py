@@ -1,4 +1,4 @@
-"""Slurm in a sandbox is the one that was asked for: its versions, options and daemons."""
+"""Slurm in a sandbox: the requested version, options and daemons."""
 
 import os
 import socket

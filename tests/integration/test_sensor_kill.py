@@ -46,7 +46,7 @@ def watching(slurm_version: str) -> Iterator[Watching]:
 
 
 class Storm:
-    """Changes nodes, and kills those who are to know of it.
+    """Changes nodes, and kills slurmctld and Steward.
 
     Args:
         watching: The daemon, and its cluster.
@@ -88,7 +88,7 @@ class Storm:
             self.cluster.start_service(service)
 
     def kill(self) -> None:
-        """Kill slurmctld, Steward or a part of it, and start again what does not by itself."""
+        """Kill slurmctld, Steward or a worker, and restart what does not restart itself."""
         victim = self.chance.choice(("slurmctld", "serve", "part"))
         self.kills[victim] += 1
         if victim == "slurmctld":

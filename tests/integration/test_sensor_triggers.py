@@ -172,7 +172,7 @@ def test_a_forged_wake_up_costs_a_look_at_most(cluster: Sandbox, make: MakeWatch
 
 @pytest.mark.wide
 def test_a_helper_never_hangs(cluster: Sandbox, make: MakeWatching) -> None:
-    """Nobody answers on the socket, and the alarm is blocked, as slurmctld leaves it."""
+    """The socket does not answer, and SIGALRM is blocked, as slurmctld leaves it."""
     watching = make(installed=True)
     watching.stop()
     silent = watching.home / "run" / "silent.sock"

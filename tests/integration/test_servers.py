@@ -1,4 +1,4 @@
-"""The servers that other tests stand on: they come up, keep what they took, and go."""
+"""Servers for other tests: they start, keep their data, and stop."""
 
 import os
 import signal

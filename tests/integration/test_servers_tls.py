@@ -1,4 +1,4 @@
-"""TLS and authentication of the servers that tests start: who shows nothing gets nothing."""
+"""TLS and authentication of test servers: unauthenticated clients get nothing."""
 
 import http.client
 import json

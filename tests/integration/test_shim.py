@@ -87,7 +87,7 @@ class ShimSite:
         return built
 
     def restart_nodes(self) -> None:
-        """Have slurmds load it; returns when each has run a job, of which no line is shown."""
+        """Have slurmds load the plugin; return when each has run a job, whose lines are dropped."""
         nodes = [name for name in self.cluster.get_status() if name.startswith("slurmd.")]
         for name in nodes:
             self.cluster.restart_service(name)

@@ -185,7 +185,7 @@ class Week:
         return len(list(filter(None, left)))
 
     def live(self, until: float, events: list[Callable[[], None]]) -> None:
-        """Let jobs come, and one thing after the other happen."""
+        """Run jobs, and one outage after the other."""
         coming = cycle(self.chance.sample(events, len(events)))
         while time.monotonic() < until:
             self.submit()

@@ -46,7 +46,7 @@ def settings_of(home: Path) -> Settings:
 
 
 def put(recorded: str, settings: Settings) -> None:
-    """Have the databases of a recorded state where they were."""
+    """Put the databases of a recorded state in place."""
     state = Path(settings.state_dir)
     state.mkdir(mode=0o700)
     shutil.copytree(STATES / recorded / "archive", settings.sink_path("files"))
@@ -125,7 +125,7 @@ def test_what_an_earlier_release_left_is_taken_over(tmp_path: Path, recorded: st
 
 
 def ask_ledger(settings: Settings) -> list[tuple[str, int]]:
-    """The charges, without bringing the ledger up to date."""
+    """Return the charges, without a migration of the ledger."""
     db = dbapi2.connect(os.path.join(settings.state_dir, "ledger.db"))
     rows = db.execute('SELECT "key", amount FROM charge').fetchall()
     db.close()

@@ -1,4 +1,4 @@
-"""The submit plugin in real slurmctlds, in C and in Lua: asked, refused, and let down."""
+"""Submit plugin in real slurmctlds, in C and in Lua: admissions, rejections, outages."""
 
 import threading
 import time

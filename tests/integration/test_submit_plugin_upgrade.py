@@ -1,4 +1,4 @@
-"""An upgrade of Slurm, as docs/gate.md has it, leaves slurmctld starting and the gate asked."""
+"""Slurm upgrade as in docs/gate.md: slurmctld starts, and asks the gate."""
 
 import os
 import sys

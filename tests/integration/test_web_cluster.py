@@ -1,4 +1,4 @@
-"""The pages of a cluster, its nodes and its events, on a real one: seen, changed, and kept from."""
+"""Pages of a cluster, its nodes and events, on a real one: content, changes, permissions."""
 
 import re
 from collections.abc import Iterator

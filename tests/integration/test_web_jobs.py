@@ -1,4 +1,4 @@
-"""The pages of jobs on a real cluster: lists, a job, two side by side, and who may do what."""
+"""Pages of jobs on a real cluster: lists, single jobs, comparisons, and permissions."""
 
 import html
 import re
@@ -65,7 +65,7 @@ def olga(site: JobSite) -> Visitor:
 
 @pytest.fixture(scope="module")
 def worked(site: JobSite) -> int:
-    """A job of ada's that worked, with four tasks that worked unevenly."""
+    """A completed job of ada with four unequal tasks."""
     work = "srun -n4 bash -c 'for i in $(seq $((SLURM_PROCID*60000+60000))); do :; done; sleep 1'"
     env = {"API_TOKEN": TOKEN, "COLOUR": "red"}
     job = site.submit(SCRIPT + work, job_name="train", ntasks=4, mem="200M", env=env)
@@ -75,7 +75,7 @@ def worked(site: JobSite) -> int:
 
 @pytest.fixture(scope="module")
 def failed(site: JobSite, worked: int) -> int:
-    """Another of that name, later, that failed."""
+    """A later job of the same name that failed."""
     assert worked
     env = {"COLOUR": "blue"}
     job = site.submit("echo other\nsleep 1\nexit 3", job_name="train", time="5", env=env)

@@ -100,7 +100,7 @@ def test_who_breaks_into_the_pages_is_whom_no_credential_for_them_names(site: We
 
 
 def test_what_was_had_by_munge_is_found_after_a_break_in(site: WebSite) -> None:
-    """With the command that the page about safety names."""
+    """Verify with the command that the page about safety names."""
     env = {"STEWARD_URL": site.url, "STEWARD_MUNGE_SOCKET": site.cluster.plan.munge_socket}
     create = [STEWARD, "token", "create"]
     by_munge = site.cluster.run([*create, "--json"], user="grace", env=env)

@@ -1,4 +1,4 @@
-"""The pages of rules and of Steward itself where nodes are private, and there are two clusters."""
+"""Pages of rules and of Steward's status, with private nodes and two clusters."""
 
 import re
 from collections.abc import Iterator

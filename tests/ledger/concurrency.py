@@ -35,7 +35,7 @@ def deposit(settings: Settings, number: int) -> None:
 
 
 def charge_on(settings: Settings, number: int) -> None:
-    """Charge 3 a job and settle it, together with the cursor, from where the cursor is."""
+    """Charge 3 for each job and settle it, with the cursor in the same transaction."""
     ledger = open_ledger(settings)
     while True:
         with ledger.transaction() as t:
@@ -81,7 +81,7 @@ def position(ledger: Ledger, number: int) -> int:
 
 
 def proved(ledger: Ledger, *chargers: int) -> None:
-    """The ledger is right, and each charger's cursor stands where its charges end."""
+    """Check the ledger, and that each cursor matches its charges."""
     assert ledger.check() == []
     with ledger.reading() as t:
         positions = [t.read_cursor(f"bank{number}") for number in chargers]

@@ -1,4 +1,4 @@
-"""A ledger to test on, with a clock that stands until it is moved.
+"""A ledger for tests, with a clock that only the test moves.
 
 Whoever imports the fixtures says with one named `place` which settings to open it by.
 """
@@ -42,7 +42,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def ledger(place: Settings, clock: Clock) -> Iterator[Ledger]:
-    """Open and empty; proved in the end, unless a test took care of that."""
+    """An open, empty ledger, proved at the end unless the test did so."""
     opened = open_ledger(place, clock)
     yield opened
     found = opened.check()

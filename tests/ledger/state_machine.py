@@ -1,4 +1,4 @@
-"""Any interleaving of what moves money, against a model of plain dictionaries.
+"""Random transactions on a ledger, against a model of dictionaries.
 
 The model knows nothing of entries: of each allocation what is in it, of each charge
 what it comes to and which allocations paid it. Its holds stand for the gate's, which
@@ -287,7 +287,7 @@ class LedgerMachine(RuleBasedStateMachine):
         )
 
     def post(self, number: int, amount: int) -> int:
-        """Charge it on both sides, one by one of the rules; returns what went beyond the means."""
+        """Charge a job in ledger and model, by one of the rules; return the overdrawn amount."""
         job = self.jobs[number]
         with self.ledger.transaction() as t:
             made = t.charges.post(self.charge(number, amount), BY)

@@ -1,4 +1,4 @@
-"""Hooks for schemathesis: what it asks of the API does not end its own asking.
+"""Hooks for schemathesis that keep its requests from ending its own session.
 
 A description cannot say which token is the one that asks, nor what in a rate does not count.
 What is done to the cluster is only tried, so that it stays one that can be asked.
@@ -16,7 +16,7 @@ _NOBODYS = 10**6
 
 @schemathesis.hook
 def before_call(context: Any, case: Any, kwargs: dict[str, Any]) -> None:
-    """Spare the token that asks."""
+    """Redirect revocations to tokens that do not exist, and changes to dry runs."""
     del context, kwargs
     path, body = case.operation.path, case.body
     if path == "/tokens/{token}" and str(case.path_parameters.get("token", "")).isdecimal():
@@ -54,7 +54,7 @@ def map_query(context: Any, query: Any) -> Any:
 
 
 def _submitted(job: Any) -> Any:
-    """A job that was submitted at a time that there is: not all that is tried is one."""
+    """Replace an invalid submit time of a job, since most random times are invalid."""
     if not isinstance(job, dict) or "first_submit" not in job:
         return job
     try:

@@ -1,4 +1,4 @@
-"""Brings the servers that versions.toml pins onto this machine, once: `python -m servers.jars`.
+"""Installs the servers that versions.toml pins, once: `python -m servers.jars`.
 
 Maven fetches them into a cache directory, STEWARD_CACHE or ~/.cache/steward. A
 directory there is named after the hash of its pins and is renamed into place
@@ -176,7 +176,7 @@ def _link_zstd(home: Path) -> None:
 
 
 def _change_requirements(lib: Path, instead_of: dict[str, str]) -> None:
-    """Have modules require other modules of Java, by name, than they say."""
+    """Replace the names of Java modules that the modules in a directory require."""
     for jar in lib.glob("*.jar"):
         with zipfile.ZipFile(jar) as archive:
             if "module-info.class" not in archive.namelist():

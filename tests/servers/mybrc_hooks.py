@@ -1,4 +1,4 @@
-"""Hooks for schemathesis: what fits the API's schema is made to fit what is in the bank, too.
+"""Hooks for schemathesis that fit valid requests to the bank's content.
 
 A schema cannot say which accounts there are, that a job's name in the path is that in the
 body, or that a job ends after it began. So that all that is valid has to be taken, valid
@@ -29,7 +29,7 @@ _users: dict[str, str] = {}
 
 @schemathesis.hook
 def before_call(context: Any, case: Any, kwargs: dict[str, Any]) -> None:
-    """Make a valid request one that can be met."""
+    """Change a valid request so that the bank can serve it."""
     del context, kwargs
     if case.meta is None or not case.meta.generation.mode.is_positive:
         return
@@ -43,7 +43,7 @@ def before_call(context: Any, case: Any, kwargs: dict[str, Any]) -> None:
 
 @schemathesis.hook
 def filter_case(context: Any, case: Any) -> bool:
-    """Leave out what no schema allows and the reference server takes all the same."""
+    """Skip requests that no schema allows but the reference server accepts."""
     del context
     is_valid = case.meta is None or case.meta.generation.mode.is_positive
     return is_valid or not (isinstance(case.body, dict) and _is_lenient(case.body))

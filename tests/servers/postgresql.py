@@ -79,7 +79,7 @@ class PostgreSQL(Server):
         return f"postgresql+psycopg://{self.user}@{HOST}:{self._port}/{database}"
 
     def new_database(self, template: str = "template1") -> str:
-        """Make a database, empty or as another that nobody uses; returns its name."""
+        """Create a database, empty or as a copy of an unused one; return its name."""
         import psycopg
 
         self._made += 1
@@ -97,21 +97,21 @@ class PostgreSQL(Server):
         super().kill()
 
     def pause(self) -> None:
-        """Have all of its processes stand still."""
+        """Stop all processes with SIGSTOP."""
         super().pause()
         for pid in _below(self.pid):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Have them go on."""
+        """Continue all processes."""
         for pid in _below(self.pid):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
         super().resume()
 
     def stop(self) -> None:
-        """End it for good, and remove its data."""
+        """End the server permanently, and remove its data."""
         self.kill()
         deadline = time.monotonic() + UP_TIMEOUT_S
         while self.directory.exists():

@@ -105,11 +105,11 @@ class Server:
             self._process = None
 
     def stop(self) -> None:
-        """End it for good; what it has not written is of no use to anybody."""
+        """End the server permanently, without regard for unwritten data."""
         self.kill()
 
     def pause(self) -> None:
-        """Have it stand still: connections are taken, nothing is answered."""
+        """Stop the server with SIGSTOP: it accepts connections and answers nothing."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
         # Each thread stops when it next leaves the kernel, which may be a moment later.
@@ -119,7 +119,7 @@ class Server:
             time.sleep(0.01)
 
     def resume(self) -> None:
-        """Have it go on after `pause`."""
+        """Continue the server after `pause`."""
         assert self._process is not None
         self._process.send_signal(signal.SIGCONT)
 

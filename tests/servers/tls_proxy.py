@@ -21,7 +21,7 @@ _REFUSAL: Final = b'{"error": {"type": "security_exception"}, "status": 401}'
 
 
 class TlsProxy:
-    """Passes requests on to a server, for those who show what they must. A context manager.
+    """A proxy that passes authenticated requests on to a server. A context manager.
 
     Args:
         server: Where requests go.
@@ -84,7 +84,7 @@ class _Listener(ThreadingHTTPServer):
         )
 
     def handle_error(self, *_: Any) -> None:
-        """Nothing: a client that was refused is what tests are about, and sees it itself."""
+        """Log nothing: tests check the client's error."""
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -1,4 +1,4 @@
-"""Why a job waits, in words: every reason that a Slurm at hand can give has some."""
+"""Pending reasons in words: the installed Slurm has no reason without some."""
 
 import glob
 import re

@@ -1,4 +1,4 @@
-"""Lines of compute nodes become events: few, the same ones each time, and none of what is odd."""
+"""Aggregation of node reports into events: few, reproducible, and without malformed lines."""
 
 import sys
 from datetime import UTC, datetime, timedelta
@@ -123,7 +123,7 @@ def test_a_line_behind_a_torn_one_is_found() -> None:
 
 
 def test_where_nothing_is_nothing_is_garbled() -> None:
-    """The plugin begins with a newline behind what was torn; two may do so at once."""
+    """The plugin begins with a newline after a torn line; two steps may do so at once."""
     assert len(folded(b"\n\n" + task(0) + b"\n" + task(1))) == 1
 
 

@@ -1,4 +1,4 @@
-"""``steward report`` and ``steward node``: what they print, and what they refuse."""
+"""``steward report`` and ``steward node``: output and errors."""
 
 import csv
 import io

@@ -1,4 +1,4 @@
-"""Tokens of the client: where it gets one, and where it sends it."""
+"""Tokens of the client: their sources, and the servers that receive them."""
 
 import os
 from pathlib import Path

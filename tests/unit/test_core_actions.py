@@ -41,7 +41,7 @@ REGISTRY = Registry(tuple(ACTIONS.values()))
 
 
 def holding(kind: Any) -> Iterator[Make]:
-    """The ways in which a value of a type can hold a number; each makes such a value."""
+    """Return the ways in which a value of a type can hold a number; each makes such a value."""
     origin, inner = get_origin(kind), get_args(kind)
     if kind in (int, float):
         yield lambda number: number

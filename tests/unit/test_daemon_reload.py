@@ -1,4 +1,4 @@
-"""``steward reload``: the daemon reads its configuration, applies or keeps, and answers."""
+"""``steward reload``: the daemon applies a valid configuration, and keeps the present one else."""
 
 import os
 import signal

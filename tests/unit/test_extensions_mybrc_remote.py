@@ -79,7 +79,7 @@ class Outbox:
                 )
 
     def send(self, after_s: float = 0.0) -> float:
-        """Tell what is due; seconds to wait."""
+        """Send due messages; return the seconds to wait."""
         self.now += timedelta(seconds=after_s)
         return self._passing.send_once(Stop(), lambda: None)
 
