@@ -193,7 +193,7 @@ def make_hits_page_token(position: tuple[int, str, str]) -> str:
 
 
 def parse_hits_page_token(page: str) -> tuple[int, str, str] | None:
-    """Return the use after which a page of hits begins; None for the first page.
+    """Return time, key and cluster of the hit before a page; None for the first page.
 
     Raises:
         PageError: The token is invalid.

@@ -279,7 +279,7 @@ class BankConsumer:
                 waiting.add(job[:2])
             if event.kind == RUN_END or strip_state_suffix(record.state) in FINISHED:
                 continue
-            # If the gate knew no other hold for the id, it returned the former job's, now settled.
+            # Without another hold for the id, the gate returned the settled one of the former job.
             own_hold = hold if hold is not None and settled.get(hold.id, job) == job else None
             if event.kind == JOB_STATE and own_hold is not None:
                 self._hold_placement.note_change(job[0], own_hold, record, now)

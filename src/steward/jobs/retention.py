@@ -107,7 +107,7 @@ def _list_parts(connection: Connection, cluster: str, leaders: Sequence[int]) ->
 
 
 class LeaderScripts:
-    """Lookup of purged scripts, for array tasks and het components: their leader's script counts.
+    """Lookup of purged scripts; array tasks and het components have their leader's script.
 
     Args:
         connection: Connection to jobs.db.

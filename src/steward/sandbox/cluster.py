@@ -232,7 +232,7 @@ class Sandbox:
         return environment | dict(env or {})
 
     def make_command(self, argv: Sequence[str], *, user: str = "", cwd: str = "") -> list[str]:
-        """Return the command line that, run outside, runs ``argv`` inside.
+        """Return a command line for the host that runs ``argv`` in the sandbox.
 
         Args:
             argv: The program, looked up in PATH, and its arguments.

@@ -12,7 +12,7 @@ HEALTH_PATH: Final = "/healthz"
 HEALTHY_BODY: Final = b"ok\n"
 """… and its complete response."""
 SESSION_S: Final = 12 * 3600.0
-"""Lifetime of a session, in seconds: one login lasts a working day, and no stolen cookie longer."""
+"""Lifetime of a session, in seconds: a working day, so that a stolen cookie expires soon."""
 
 
 class WebSettings(Section, frozen=True, kw_only=True):

@@ -538,7 +538,7 @@ class FileSharing:
 def list_share_candidates(
     events: Iterable[Event], rows: Mapping[FileRef, FileRow], records: FilesRecords
 ) -> Iterator[ShareCandidate]:
-    """Yield the scripts that a batch files under their owners, as link candidates.
+    """Yield the scripts of a batch that have an owner, as candidates for hard links.
 
     Args:
         events: Events of the batch.

@@ -30,7 +30,7 @@ from steward.core.events import Event
 log = logging.getLogger(__name__)
 
 LIMIT_S: Final = 0.5
-"""Time limit for a rule's criteria, and again for its templates, per event, in seconds."""
+"""Time limit per event for a rule's criteria, and for its templates, in seconds each."""
 _SKIP_S: Final = 60.0
 """Time for which a rule that exceeded its time limit is skipped, in seconds."""
 _MAX_SUBJECT_LENGTH: Final = 500

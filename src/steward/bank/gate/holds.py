@@ -280,7 +280,7 @@ class HoldKeeper:
         return reply
 
     def expire_grant(self, key: tuple[str, int], restarts: int, now_us: int) -> None:
-        """End a job's grant if Slurm shows a later run than it is for; release its holds.
+        """End the grant of an earlier run once Slurm shows a later one; release its holds.
 
         An array's tasks share the grant: a later run of any task ends it, and the gate decides on
         slurmctld's next request anew.

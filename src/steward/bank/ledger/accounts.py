@@ -131,7 +131,7 @@ class Accounts:
         return after
 
     def get(self, name: str) -> Account | None:
-        """Return the account of this name, or None; unknown accounts included."""
+        """Return the account of a name, or None; also one that only charges created."""
         name = sanitize_text(name.lower())
         if name not in self._cache:
             query = select(account).where(account.c.name == name)

@@ -197,7 +197,7 @@ def _resolve_controllers(cluster: ClusterSettings) -> frozenset[str]:
 
 
 def peer_uids(users: Iterable[str]) -> frozenset[int]:
-    """Return the uids that Steward may run as at the peer: root, this process's, and these users'.
+    """Return the uids accepted from a peer: root, this process's, and those of ``users``.
 
     Raises:
         PermissionRefused: A user does not exist on this host.

@@ -219,7 +219,7 @@ def _has_lost_bytes(variables: str) -> bool:
 log = logging.getLogger(__name__)
 
 PIECE_BYTES: Final = 65536
-"""Size of qsub's pieces of a long script, in bytes; the last ones follow after the job file."""
+"""Size of the pieces in which qsub sends a script, in bytes; some follow the job file."""
 
 SCRIPT_MAYBE_CUT: Final = "script-maybe-cut"
 """Flag: the script's size is a multiple of a piece's, so it may be incomplete."""
