@@ -409,7 +409,7 @@ class DecisionMaker:
         )
 
     def find_account_objection(self, case: AdmissionCase) -> str | None:
-        """Return the message that rejects an account; "" if charging it is not needed, None if valid."""
+        """Return the message that rejects an account: "" to admit without it, None if valid."""
         account, user = case.account, case.user
         books = self._balances.accounts.get(account)
         if books is None:
