@@ -154,6 +154,7 @@ VISITS = Table(
 )
 ENTRIES = Table(Entry, "entry", key="id", autoincrement=True)
 COMMENTS = Table(Comment, "comment", references={"entry": "entry (id)"})
+LABELS = Table(Entry, "label", key="id", unique="host")
 
 
 def test_the_schema_says_what_is_declared() -> None:
@@ -191,6 +192,18 @@ def test_defaults_are_the_fields(site: Database) -> None:
         connection.execute("INSERT INTO visit (host) VALUES ('a')")
     assert VISITS.select(site) == [Visit(host="a")]
     assert [cursor.position for cursor in CURSOR.select(site)] == [0]
+
+
+def test_unique_columns_identify_a_row(tmp_path: Path) -> None:
+    schema = "CREATE TABLE label (id INTEGER PRIMARY KEY, host TEXT NOT NULL, UNIQUE (host));\n"
+    assert LABELS.schema == schema
+    labels = Table(Comment, "remark", unique="entry")
+    database = Database(str(tmp_path / "a.db"), (labels.schema,))
+    with database.transaction() as connection:
+        for text in ("first", "second"):
+            connection.execute(labels.build_upsert(), labels.encode(Comment(1, text)))
+    assert labels.select(database) == [Comment(1, "second")]
+    database.close()
 
 
 def test_a_row_that_exists_is_settled(site: Database) -> None:

@@ -122,6 +122,7 @@ class Table(Rows[Record]):
         record: The Struct.
         name: Name of the table.
         key: Names of the primary key's columns, comma-separated; "" for no key.
+        unique: Columns that identify a row besides the key, comma-separated; "" for none.
         autoincrement: Whether SQLite never numbers a row like a deleted one.
         indexes: Indexes, by the end of their names.
         references: Foreign keys: ``TABLE (COLUMN)`` by column.
@@ -139,6 +140,7 @@ class Table(Rows[Record]):
         name: str,
         *,
         key: str = "",
+        unique: str = "",
         autoincrement: bool = False,
         indexes: Mapping[str, Index] | None = None,
         references: Mapping[str, str] | None = None,
@@ -146,9 +148,11 @@ class Table(Rows[Record]):
         later: Sequence[str] = (),
     ) -> None:
         super().__init__(record)
-        self.name, self.key = name, key
+        self.name, self.key, self.unique = name, key, unique
         indexes, references = indexes or {}, references or {}
-        named = ", ".join((key, *references, *later, *(x.columns for x in indexes.values())))
+        named = ", ".join(
+            (key, unique, *references, *later, *(x.columns for x in indexes.values()))
+        )
         unknown = set(filter(None, named.split(", "))) - set(self.columns)
         if unknown:
             raise ValueError(f"table {name}: {record.__name__} has no field {min(unknown)!r}")
@@ -170,6 +174,7 @@ class Table(Rows[Record]):
             for columns in later
         )
         """Scripts that add the later columns, one a migration."""
+        end = f", UNIQUE ({unique})" * bool(unique) + end
         self.schema = f"CREATE TABLE {name} ({', '.join(definitions.values())}{end};\n"
         """Script that creates the table without its later columns, and its indexes."""
         for suffix, index in indexes.items():
@@ -181,13 +186,12 @@ class Table(Rows[Record]):
             (index, encode) for index, encode in enumerate(encoders.values()) if encode
         ]
         self.select_list = ", ".join(f"{name}.{column}" for column in self.columns)
-        marks = ", ".join("?" * len(self.columns))
-        insert = f"INTO {name} ({', '.join(self.columns)}) VALUES ({marks})"
+        insert = self.build_insert(", ".join(self.columns))
         self._inserts: dict[OnConflict, str] = {
-            "abort": f"INSERT {insert}",
+            "abort": insert,
             # Not OR IGNORE, which also drops a row without a value that it needs.
-            "ignore": f"INSERT {insert} ON CONFLICT DO NOTHING",
-            "replace": f"INSERT OR REPLACE {insert}",
+            "ignore": f"{insert} ON CONFLICT DO NOTHING",
+            "replace": insert.replace("INSERT", "INSERT OR REPLACE", 1),
         }
 
     def select(self, database: Database, clause: str = "", *values: Any) -> list[Record]:
@@ -195,10 +199,23 @@ class Table(Rows[Record]):
         statement = f"SELECT {self.select_list} FROM {self.name} {clause}"  # noqa: S608 -- values are bound
         return self.fetch(database, statement, *values)
 
-    def build_upsert(self, update: Iterable[str]) -> str:
-        """Build the INSERT of an encoded record that overwrites columns of a row with its key."""
+    def build_insert(self, columns: str) -> str:
+        """Build the INSERT of values of these columns, comma-separated, in their order."""
+        marks = ", ".join("?" * (columns.count(",") + 1))
+        return f"INSERT INTO {self.name} ({columns}) VALUES ({marks})"  # noqa: S608 -- our own column names
+
+    def build_upsert(self, update: Iterable[str] | None = None) -> str:
+        """Build the INSERT of an encoded record that overwrites columns of the row it identifies.
+
+        Args:
+            update: The columns; None for all that do not identify the row.
+        """
+        if update is None:
+            fixed = f"{self.key}, {self.unique}".split(", ")
+            update = (name for name in self.columns if name not in fixed)
         changes = ", ".join(f"{name} = excluded.{name}" for name in update)
-        return f"{self._inserts['abort']} ON CONFLICT ({self.key}) DO UPDATE SET {changes}"
+        target = self.unique or self.key
+        return f"{self._inserts['abort']} ON CONFLICT ({target}) DO UPDATE SET {changes}"
 
     def encode(self, record: Record) -> Sequence[Any]:
         """Encode a record as the values of a row."""

@@ -20,6 +20,7 @@ import msgspec
 from steward.core.events import Event
 from steward.core.records import UsageLine
 from steward.core.sqlite import Connection
+from steward.core.storage import Index, Table
 from steward.core.timestamps import to_micros
 from steward.core.usage import AccountedStep, ExitedTasks, Launch, StepEnd, StepStart, TaskUsage
 from steward.jobs.identity import SLACK_US
@@ -253,18 +254,44 @@ def _unpack(stored: bytes) -> LaunchFacts:
     return _decode_facts(stored if stored.startswith(b"[") else zlib.decompress(stored))
 
 
-COLUMNS: Final = (
-    "job_id, step, node, launched, submit, restarts, piece, ended, seen_at, said, summed, facts"
-)
-"""Columns of the table ``launch`` that :func:`row_to_launch` reads."""
+class _StoredLaunch(msgspec.Struct, frozen=True):
+    """Row of the table ``launch``: ``said`` is :attr:`LaunchRow.published`."""
 
-_PUT: Final = (
-    f"INSERT INTO launch (cluster, {COLUMNS}) VALUES ({', '.join('?' * 13)}) "  # noqa: S608 -- our own columns
-    "ON CONFLICT (cluster, job_id, step, node, launched) DO UPDATE SET submit = excluded.submit, "
-    "restarts = excluded.restarts, piece = excluded.piece, ended = excluded.ended, "
-    "seen_at = excluded.seen_at, said = excluded.said, summed = excluded.summed, "
-    "facts = excluded.facts"
+    cluster: str
+    job_id: int
+    step: str
+    node: str
+    launched: int
+    submit: int | None
+    restarts: int | None
+    piece: int
+    ended: bool
+    seen_at: int
+    said: str | None
+    summed: bytes | None
+    facts: bytes
+
+
+class _StoredStep(msgspec.Struct, frozen=True):
+    """Row of the table ``accounted``: a step that was imported."""
+
+    cluster: str
+    job_id: int
+    submit: int
+    step: str
+    line: bytes
+
+
+LAUNCHES: Final = Table(
+    *(_StoredLaunch, "launch"),
+    unique="cluster, job_id, step, node, launched",
+    indexes={
+        "unattributed": Index("launched", where="submit IS NULL"),
+        "unended": Index("launched", where="ended = 0"),
+    },
 )
+ACCOUNTED: Final = Table(_StoredStep, "accounted", key="cluster, job_id, submit, step")
+_PUT: Final = LAUNCHES.build_upsert()
 
 
 def load_accounted(
@@ -286,11 +313,8 @@ def put_accounted(connection: Connection, cluster: str, step: AccountedStep) -> 
     """Store a step's line that was imported from other accounting."""
     submit_us = to_micros(step.submit.replace(microsecond=0))
     line = msgspec.structs.replace(step.line, submit_us=submit_us)
-    connection.execute(
-        "INSERT OR REPLACE INTO accounted (cluster, job_id, submit, step, line) "
-        "VALUES (?, ?, ?, ?, ?)",
-        (cluster, step.job_id, submit_us, line.step, _encode(line)),
-    )
+    row = _StoredStep(cluster, step.job_id, submit_us, line.step, _encode(line))
+    ACCOUNTED.insert(connection, row, "replace")
 
 
 def load_launches(
@@ -298,7 +322,7 @@ def load_launches(
 ) -> dict[int, dict[LaunchKey, LaunchRow]]:
     """Load all launches of these job ids."""
     rows = connection.execute(
-        f"SELECT {COLUMNS} FROM launch WHERE cluster = ? "  # noqa: S608 -- our own columns
+        f"SELECT {LAUNCHES.select_list} FROM launch WHERE cluster = ? "  # noqa: S608 -- our own columns
         "AND job_id IN (SELECT value FROM json_each(?))",
         (cluster, _encode(list(job_ids)).decode()),
     )
@@ -310,7 +334,7 @@ def load_steps(
 ) -> dict[int, dict[LaunchKey, LaunchRow]]:
     """Load all launches of these steps, each given as (job id, step)."""
     rows = connection.execute(
-        f"SELECT {COLUMNS} FROM launch WHERE cluster = ? AND (job_id, step) IN "  # noqa: S608 -- our own columns
+        f"SELECT {LAUNCHES.select_list} FROM launch WHERE cluster = ? AND (job_id, step) IN "  # noqa: S608 -- our own columns
         "(SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]') FROM json_each(?))",
         (cluster, _encode(list(steps)).decode()),
     )
@@ -326,25 +350,19 @@ def _group_rows(rows: Iterable[tuple[Any, ...]]) -> dict[int, dict[LaunchKey, La
     return launches_by_id
 
 
-def row_to_launch(row: tuple[Any, ...]) -> tuple[int, LaunchRow]:
+def row_to_launch(values: Sequence[Any]) -> tuple[int, LaunchRow]:
     """Convert a row of the table into job id and launch."""
-    (
-        job_id,
-        step,
-        node,
-        launched,
-        submit,
-        restarts,
-        piece,
-        ended,
-        seen_us,
-        published,
-        summed,
-        facts,
-    ) = row
-    run_key = None if submit is None else (submit, restarts)
-    fields = ((step, node, launched), run_key, piece, bool(ended), seen_us, published or "")
-    return job_id, LaunchRow(*fields, packed_facts=facts, packed_usage=summed)
+    row = _StoredLaunch(*values)
+    return row.job_id, LaunchRow(
+        key=(row.step, row.node, row.launched),
+        run=None if row.submit is None or row.restarts is None else (row.submit, row.restarts),
+        piece_end_us=row.piece,
+        ended=bool(row.ended),
+        last_report_us=row.seen_at,
+        published=row.said or "",
+        packed_facts=row.facts,
+        packed_usage=row.summed,
+    )
 
 
 def put_launches(
@@ -355,7 +373,7 @@ def put_launches(
 
 
 def _to_row(cluster: str, job_id: int, launch: LaunchRow) -> tuple[object, ...]:
-    """Convert a launch to a row."""
+    """Convert a launch to the values of its row."""
     if launch.decoded_facts is not None:
         encoded_facts = _encode(launch.decoded_facts)
         launch.packed_facts = zlib.compress(encoded_facts, 1) if launch.ended else encoded_facts

@@ -16,8 +16,7 @@ from steward.core.timestamps import from_micros, to_micros
 from steward.core.usage import RunEvent, StepUsage
 from steward.jobs.filters import Job
 from steward.jobs.identity import resolve_jobs
-from steward.jobs.launches import COLUMNS as LAUNCH_COLUMNS
-from steward.jobs.launches import row_to_launch
+from steward.jobs.launches import LAUNCHES, row_to_launch
 from steward.jobs.lines import COLUMNS, row_to_line
 from steward.jobs.retention import count_expirable
 from steward.jobs.run_views import build_run_views
@@ -32,7 +31,6 @@ from steward.jobs.tables import (
 from steward.slurm.job_states import LOST
 
 _ALL_TIME: Final = 2**62
-_LAUNCHES: Final = ", ".join(f"launch.{name}" for name in LAUNCH_COLUMNS.split(", "))
 
 
 class StoredLaunch(msgspec.Struct, frozen=True, kw_only=True):
@@ -306,7 +304,7 @@ class RunQueries:
     ) -> list[StoredLaunch]:
         """Return the launches that match a condition, by launch time."""
         statement = (
-            f"SELECT launch.cluster, job.first_submit, run.end_time, {_LAUNCHES} FROM launch "  # noqa: S608 -- our own conditions
+            f"SELECT job.first_submit, run.end_time, {LAUNCHES.select_list} FROM launch "  # noqa: S608 -- our own conditions
             "LEFT JOIN run ON run.cluster = launch.cluster AND run.job_id = launch.job_id "
             "AND run.submit = launch.submit AND run.restarts = launch.restarts "
             f"LEFT JOIN job ON job.number = run.job WHERE {condition} "
@@ -319,8 +317,8 @@ class RunQueries:
 
 def _row_to_stored_launch(values: tuple[Any, ...]) -> StoredLaunch:
     """Convert a row to a stored launch."""
-    cluster, first_submit_us, end_us, *columns = values
-    job_id, row = row_to_launch(tuple(columns))
+    first_submit_us, end_us, *columns = values
+    job_id, row = row_to_launch(columns)
     facts = row.facts
     step, node, launched_us = row.key
     is_attributed = row.run is not None and first_submit_us is not None
@@ -337,7 +335,7 @@ def _row_to_stored_launch(values: tuple[Any, ...]) -> StoredLaunch:
         tasks=tuple(facts.tasks.values()),
         end=facts.end,
     )
-    return StoredLaunch(cluster=cluster, is_attributed=is_attributed, usage=usage)
+    return StoredLaunch(cluster=columns[0], is_attributed=is_attributed, usage=usage)
 
 
 def _bind_window(since: datetime | None, until: datetime | None) -> dict[str, int]:

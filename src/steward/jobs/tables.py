@@ -26,7 +26,7 @@ from steward.core.storage import CURSOR, OUTBOX, Index, Rows, Table
 from steward.core.timestamps import to_micros
 from steward.core.usage import NodeGap
 from steward.jobs.identity import StoredScriptFacts
-from steward.jobs.launches import LaunchKey, LaunchRow
+from steward.jobs.launches import ACCOUNTED, LAUNCHES, LaunchKey, LaunchRow
 from steward.jobs.lines import TABLE
 from steward.jobs.run_merge import RunFacts
 
@@ -97,6 +97,98 @@ class Expiry(msgspec.Struct, frozen=True):
     before: datetime
 
 
+class StoredJob(msgspec.Struct, frozen=True, kw_only=True):
+    """Row of the table ``job``; ``record`` is the job's record as JSON."""
+
+    number: int
+    cluster: str
+    job_id: int
+    first_submit: int
+    verified: bool
+    purged: bool
+    ended: bool
+    restarts: int
+    uid: int | None = None
+    user: str | None = None
+    account: str | None = None
+    partition: str | None = None
+    name: str | None = None
+    state: str | None = None
+    submit: int | None = None
+    start: int | None = None
+    end_time: int | None = None
+    array_job_id: int | None = None
+    array_task: str | None = None
+    het_job_id: int | None = None
+    het_offset: int | None = None
+    original_sluid: str | None = None
+    script_key: str | None = None
+    record: bytes | None = None
+
+
+class StoredRun(msgspec.Struct, frozen=True, kw_only=True):
+    """Row of the table ``run``: ``facts`` by :func:`pack_run`, ``told`` a :class:`PublishedRun`."""
+
+    number: int = 0
+    cluster: str
+    job_id: int
+    submit: int
+    restarts: int
+    job: int
+    sluid: str | None
+    state: str | None
+    start: int | None
+    end_time: int | None
+    exit_code: int | None
+    exit_signal: int | None
+    nodelist: str | None
+    facts: bytes
+    told: bytes | None
+
+
+class StoredScript(msgspec.Struct, frozen=True, kw_only=True):
+    """Row of the table ``script``: ``said`` is a :class:`PublishedIdentity`, as JSON."""
+
+    key: str
+    cluster: str
+    job_id: int
+    spool_mtime_ns: int
+    job: int | None
+    purged: bool
+    said: bytes | None = None
+    body: bytes
+
+
+JOBS_TABLE: Final = Table(
+    *(StoredJob, "job"),
+    key="number",
+    indexes={
+        "by_id": Index("job_id, cluster, first_submit"),
+        "by_submit": Index("first_submit, job_id"),
+        "by_uid": Index("uid, first_submit, job_id", where="uid IS NOT NULL"),
+        "by_user": Index("user, first_submit, job_id", where="user IS NOT NULL"),
+        "by_account": Index("account, first_submit, job_id", where="account IS NOT NULL"),
+        "by_array": Index("array_job_id, first_submit", where="array_job_id IS NOT NULL"),
+        "by_het": Index("het_job_id, first_submit", where="het_job_id IS NOT NULL"),
+        "unfinished": Index("cluster", where="ended = 0 AND verified = 1"),
+        "by_sluid": Index("original_sluid", where="original_sluid IS NOT NULL"),
+    },
+)
+RUNS: Final = Table(
+    *(StoredRun, "run"),
+    key="number",
+    unique="cluster, job_id, submit, restarts",
+    indexes={"by_sluid": Index("sluid", where="sluid IS NOT NULL")},
+    later=("told",),
+)
+SCRIPTS: Final = Table(
+    *(StoredScript, "script"),
+    key="key, cluster",
+    indexes={
+        "by_id": Index("cluster, job_id, spool_mtime_ns"),
+        "purged": Index("cluster, job_id", where="purged = 1"),
+    },
+)
 _LOSSES: Final = Rows(NodeLoss)
 _MISSED_JOBS: Final = Rows(MissedJob)
 _STORED_LOSSES: Final = Table(
@@ -112,107 +204,15 @@ EXPIRIES: Final = Table(Expiry, "expired", key="cluster")
 MIGRATIONS: Final = (
     f"""
     {CURSOR.schema}
-    CREATE TABLE job (
-        number INTEGER PRIMARY KEY,
-        cluster TEXT NOT NULL,
-        job_id INTEGER NOT NULL,
-        first_submit INTEGER NOT NULL,
-        verified INTEGER NOT NULL,
-        purged INTEGER NOT NULL,
-        ended INTEGER NOT NULL,
-        restarts INTEGER NOT NULL,
-        uid INTEGER,
-        user TEXT,
-        account TEXT,
-        partition TEXT,
-        name TEXT,
-        state TEXT,
-        submit INTEGER,
-        start INTEGER,
-        end_time INTEGER,
-        array_job_id INTEGER,
-        array_task TEXT,
-        het_job_id INTEGER,
-        het_offset INTEGER,
-        original_sluid TEXT,
-        script_key TEXT,
-        record BLOB
-    );
-    CREATE INDEX job_by_id ON job (job_id, cluster, first_submit);
-    CREATE INDEX job_by_submit ON job (first_submit, job_id);
-    CREATE INDEX job_by_uid ON job (uid, first_submit, job_id) WHERE uid IS NOT NULL;
-    CREATE INDEX job_by_user ON job (user, first_submit, job_id) WHERE user IS NOT NULL;
-    CREATE INDEX job_by_account ON job (account, first_submit, job_id) WHERE account IS NOT NULL;
-    CREATE INDEX job_by_array ON job (array_job_id, first_submit) WHERE array_job_id IS NOT NULL;
-    CREATE INDEX job_by_het ON job (het_job_id, first_submit) WHERE het_job_id IS NOT NULL;
-    CREATE INDEX job_unfinished ON job (cluster) WHERE ended = 0 AND verified = 1;
-    CREATE INDEX job_by_sluid ON job (original_sluid) WHERE original_sluid IS NOT NULL;
-
-    CREATE TABLE run (
-        number INTEGER PRIMARY KEY,
-        cluster TEXT NOT NULL,
-        job_id INTEGER NOT NULL,
-        submit INTEGER NOT NULL,
-        restarts INTEGER NOT NULL,
-        job INTEGER NOT NULL,
-        sluid TEXT,
-        state TEXT,
-        start INTEGER,
-        end_time INTEGER,
-        exit_code INTEGER,
-        exit_signal INTEGER,
-        nodelist TEXT,
-        facts BLOB NOT NULL,
-        UNIQUE (cluster, job_id, submit, restarts)
-    );
-    CREATE INDEX run_by_sluid ON run (sluid) WHERE sluid IS NOT NULL;
-
-    CREATE TABLE script (
-        key TEXT NOT NULL,
-        cluster TEXT NOT NULL,
-        job_id INTEGER NOT NULL,
-        spool_mtime_ns INTEGER NOT NULL,
-        job INTEGER,
-        purged INTEGER NOT NULL,
-        said BLOB,
-        body BLOB NOT NULL,
-        PRIMARY KEY (key, cluster)
-    ) WITHOUT ROWID;
-    CREATE INDEX script_by_id ON script (cluster, job_id, spool_mtime_ns);
-    CREATE INDEX script_purged ON script (cluster, job_id) WHERE purged = 1;
+    {JOBS_TABLE.schema}
+    {RUNS.schema}
+    {SCRIPTS.schema}
     """,
     f"""
-    ALTER TABLE run ADD COLUMN told BLOB;
+    {"".join(RUNS.additions)}
     CREATE INDEX run_untold ON run (cluster, job_id) WHERE told IS NULL;
-
-    CREATE TABLE launch (
-        cluster TEXT NOT NULL,
-        job_id INTEGER NOT NULL,
-        step TEXT NOT NULL,
-        node TEXT NOT NULL,
-        launched INTEGER NOT NULL,
-        submit INTEGER,
-        restarts INTEGER,
-        piece INTEGER NOT NULL,
-        ended INTEGER NOT NULL,
-        seen_at INTEGER NOT NULL,
-        said TEXT,
-        summed BLOB,
-        facts BLOB NOT NULL,
-        UNIQUE (cluster, job_id, step, node, launched)
-    );
-    CREATE INDEX launch_unattributed ON launch (launched) WHERE submit IS NULL;
-    CREATE INDEX launch_unended ON launch (launched) WHERE ended = 0;
-
-    CREATE TABLE accounted (
-        cluster TEXT NOT NULL,
-        job_id INTEGER NOT NULL,
-        submit INTEGER NOT NULL,
-        step TEXT NOT NULL,
-        line BLOB NOT NULL,
-        PRIMARY KEY (cluster, job_id, submit, step)
-    ) WITHOUT ROWID;
-
+    {LAUNCHES.schema}
+    {ACCOUNTED.schema}
     {_STORED_LOSSES.schema}
     {DUE_JOBS.schema}
     {EXPIRIES.schema}

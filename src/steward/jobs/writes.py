@@ -6,7 +6,7 @@ The jobs consumer puts each resolved :class:`steward.jobs.tables.JobIdGroup` int
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -16,66 +16,27 @@ from steward.core.timestamps import to_micros
 from steward.jobs.identity import ResolvedJob, floor_to_second
 from steward.jobs.retention import get_leader_id
 from steward.jobs.run_merge import RunFacts, remove_private_text
-from steward.jobs.tables import NO_JOB, JobIdGroup, PublishedRun, ScriptRow, pack_run
-
-_JOB_COLUMNS: Final = [
-    "number",
-    "cluster",
-    "job_id",
-    "first_submit",
-    "verified",
-    "purged",
-    "ended",
-    "restarts",
-    "uid",
-    "user",
-    "account",
-    "partition",
-    "name",
-    "state",
-    "submit",
-    "start",
-    "end_time",
-    "array_job_id",
-    "array_task",
-    "het_job_id",
-    "het_offset",
-    "original_sluid",
-    "script_key",
-    "record",
-]
-_NEW_JOB: Final = """
-    INSERT INTO job (number, cluster, job_id, first_submit, verified, purged, ended, restarts,
-                     name, script_key)
-    VALUES (?, ?, ?, ?, 0, 0, 0, 0, ?, ?)
-"""
-_NEW_SCRIPT: Final = """
-    INSERT INTO script (key, cluster, job_id, spool_mtime_ns, job, purged, body)
-    VALUES (?, ?, ?, ?, ?, 0, ?)
-"""
-_PUT_JOB: Final = (
-    f"INSERT INTO job ({', '.join(_JOB_COLUMNS)}) "  # noqa: S608 -- our own column names
-    f"VALUES ({', '.join('?' * len(_JOB_COLUMNS))}) ON CONFLICT (number) DO UPDATE SET "
-    + ", ".join(f"{column} = excluded.{column}" for column in _JOB_COLUMNS[1:])
+from steward.jobs.tables import (
+    JOBS_TABLE,
+    NO_JOB,
+    RUNS,
+    SCRIPTS,
+    JobIdGroup,
+    PublishedRun,
+    ScriptRow,
+    StoredJob,
+    StoredRun,
+    StoredScript,
+    pack_run,
 )
-_PUT_RUN: Final = """
-    INSERT INTO run (cluster, job_id, submit, restarts, job, sluid, state, start, end_time,
-                     exit_code, exit_signal, nodelist, facts, told)
-    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-    ON CONFLICT (cluster, job_id, submit, restarts) DO UPDATE SET
-        job = excluded.job, sluid = excluded.sluid, state = excluded.state,
-        start = excluded.start, end_time = excluded.end_time, exit_code = excluded.exit_code,
-        exit_signal = excluded.exit_signal, nodelist = excluded.nodelist, facts = excluded.facts,
-        told = excluded.told
-"""
-_PUT_SCRIPT: Final = """
-    INSERT INTO script (key, cluster, job_id, spool_mtime_ns, job, purged, said, body)
-    VALUES (?, ?, ?, ?, ?, ?, ?, ?)
-    ON CONFLICT (key, cluster) DO UPDATE SET
-        job = excluded.job, purged = excluded.purged, said = excluded.said, body = excluded.body
-"""
 
-
+_NEW_JOB: Final = JOBS_TABLE.build_insert(
+    "number, cluster, job_id, first_submit, verified, purged, ended, restarts, name, script_key"
+)
+"""Binding the NULLs of a job of which only the script is known costs more than all the rest."""
+_PUT_JOB: Final = JOBS_TABLE.build_upsert()
+_PUT_RUN: Final = RUNS.build_upsert()
+_PUT_SCRIPT: Final = SCRIPTS.build_upsert(("job", "purged", "said", "body"))
 _NOTHING: Final = PublishedRun()
 
 _encode = msgspec.json.Encoder().encode
@@ -97,11 +58,10 @@ class WriteBatch:
 
     def _reset(self) -> None:
         """Start a new batch."""
-        self._new_jobs: list[tuple[Any, ...]] = []
-        self._new_scripts: list[tuple[Any, ...]] = []
-        self._jobs: list[tuple[Any, ...]] = []
-        self._runs: list[tuple[Any, ...]] = []
-        self._scripts: list[tuple[Any, ...]] = []
+        self._new_jobs: list[tuple[object, ...]] = []
+        self._jobs: list[StoredJob] = []
+        self._runs: list[StoredRun] = []
+        self._scripts: list[StoredScript] = []
         self._deleted: list[tuple[int]] = []
 
     def put_new_script(self, cluster: str, key: str, body: JobScript) -> None:
@@ -112,11 +72,19 @@ class WriteBatch:
         """
         number = self._next_number
         self._next_number += 1
-        name = body.claimed_name or None
         submit_us = floor_to_second(body.spool_mtime_ns // 1000)
-        self._new_jobs.append((number, cluster, body.job_id, submit_us, name, key))
-        self._new_scripts.append(
-            (key, cluster, body.job_id, body.spool_mtime_ns, number, _encode(body))
+        name = body.claimed_name or None
+        self._new_jobs.append((number, cluster, body.job_id, submit_us, 0, 0, 0, 0, name, key))
+        self._scripts.append(
+            StoredScript(
+                key=key,
+                cluster=cluster,
+                job_id=body.job_id,
+                spool_mtime_ns=body.spool_mtime_ns,
+                job=number,
+                purged=False,
+                body=_encode(body),
+            )
         )
 
     def put_group(
@@ -131,14 +99,14 @@ class WriteBatch:
         """
         free_numbers = set(group.job_numbers)
         for job, is_purged in zip(jobs, purged, strict=True):
-            number = None
+            number = NO_JOB
             if job.record is not None or not all(script.purged for script in job.scripts):
                 number = self._assign_number(group, job, free_numbers)
                 self._put_job(group, job, number, is_purged)
             for run in job.runs:
                 self._put_run(group, run, number)
             for script in job.scripts:
-                self._put_script(group, group.scripts[script.key], number)
+                self._put_script(group, group.scripts[script.key], number or None)
         for run in group.runs.values():
             if run.is_forgotten:
                 # Otherwise the next batch would take the stored run for a pending one. And a purge
@@ -152,15 +120,10 @@ class WriteBatch:
         execute = self._connection.executemany
         if self._deleted:
             execute("DELETE FROM job WHERE number = ?", self._deleted)
-        if self._new_jobs:
-            execute(_NEW_JOB, self._new_jobs)
-            execute(_NEW_SCRIPT, self._new_scripts)
-        if self._jobs:
-            execute(_PUT_JOB, self._jobs)
-        if self._runs:
-            execute(_PUT_RUN, self._runs)
-        if self._scripts:
-            execute(_PUT_SCRIPT, self._scripts)
+        execute(_NEW_JOB, self._new_jobs)
+        execute(_PUT_JOB, map(JOBS_TABLE.encode, self._jobs))
+        execute(_PUT_RUN, map(RUNS.encode, self._runs))
+        execute(_PUT_SCRIPT, map(SCRIPTS.encode, self._scripts))
         self._reset()
 
     def _assign_number(self, group: JobIdGroup, job: ResolvedJob, free_numbers: set[int]) -> int:
@@ -179,13 +142,20 @@ class WriteBatch:
         unpurged = [script for script in job.scripts if not script.purged]
         script_key = unpurged[-1].key if unpurged else None
         if job.record is None:
-            claimed_name = _decode_body(group.scripts[job.scripts[-1].key].body).claimed_name
+            body = _decode_body(group.scripts[job.scripts[-1].key].body)
             self._jobs.append(
-                (number, group.cluster, group.job_id, job.first_submit_us, 0, is_purged, 0, 0)
-                + (None,) * 4
-                + (claimed_name or None,)
-                + (None,) * 9
-                + (script_key, None)
+                StoredJob(
+                    number=number,
+                    cluster=group.cluster,
+                    job_id=group.job_id,
+                    first_submit=job.first_submit_us,
+                    verified=False,
+                    purged=is_purged,
+                    ended=False,
+                    restarts=0,
+                    name=body.claimed_name or None,
+                    script_key=script_key,
+                )
             )
             return
         record = remove_private_text(job.record) if is_purged else job.record
@@ -193,56 +163,56 @@ class WriteBatch:
             script_key = None  # it runs its leader's script; its own is a stand-in
         latest = job.latest
         self._jobs.append(
-            (
-                number,
-                group.cluster,
-                group.job_id,
-                job.first_submit_us,
-                1,
-                is_purged,
-                job.is_over,
-                latest.restarts,
-                record.uid,
-                record.user or None,
-                record.account or None,
-                record.partition or None,
-                record.name or None,
-                record.state or None,
-                latest.submit_us,
-                _to_micros(record.start),
-                latest.end_us if latest.end_us >= 0 else None,
-                record.array_job_id or None,
-                record.array_task or None,
-                record.het_job_id or None,
-                record.het_offset if record.het_job_id else None,
-                record.original_sluid or None,
-                script_key,
-                _encode(record),
+            StoredJob(
+                number=number,
+                cluster=group.cluster,
+                job_id=group.job_id,
+                first_submit=job.first_submit_us,
+                verified=True,
+                purged=is_purged,
+                ended=job.is_over,
+                restarts=latest.restarts,
+                uid=record.uid,
+                user=record.user or None,
+                account=record.account or None,
+                partition=record.partition or None,
+                name=record.name or None,
+                state=record.state or None,
+                submit=latest.submit_us,
+                start=_to_micros(record.start),
+                end_time=latest.end_us if latest.end_us >= 0 else None,
+                array_job_id=record.array_job_id or None,
+                array_task=record.array_task or None,
+                het_job_id=record.het_job_id or None,
+                het_offset=record.het_offset if record.het_job_id else None,
+                original_sluid=record.original_sluid or None,
+                script_key=script_key,
+                record=_encode(record),
             )
         )
 
-    def _put_run(self, group: JobIdGroup, run: RunFacts, number: int | None) -> None:
+    def _put_run(self, group: JobIdGroup, run: RunFacts, number: int) -> None:
         """Add the row of a run, if it changed."""
         key = (run.submit_us, run.restarts)
         if key not in group.dirty_runs and group.run_jobs.get(key) == number:
             return
         record = run.merge_record()
         self._runs.append(
-            (
-                group.cluster,
-                group.job_id,
-                run.submit_us,
-                run.restarts,
-                number,
-                record.sluid or None,
-                record.state or None,
-                _to_micros(record.start),
-                run.end_us if run.end_us >= 0 else None,
-                record.exit_code,
-                record.exit_signal,
-                record.nodelist or None,
-                pack_run(run),
-                _encode(group.published_runs.get(key, _NOTHING)),
+            StoredRun(
+                cluster=group.cluster,
+                job_id=group.job_id,
+                submit=run.submit_us,
+                restarts=run.restarts,
+                job=number,
+                sluid=record.sluid or None,
+                state=record.state or None,
+                start=_to_micros(record.start),
+                end_time=run.end_us if run.end_us >= 0 else None,
+                exit_code=record.exit_code,
+                exit_signal=record.exit_signal,
+                nodelist=record.nodelist or None,
+                facts=pack_run(run),
+                told=_encode(group.published_runs.get(key, _NOTHING)),
             )
         )
 
@@ -252,15 +222,15 @@ class WriteBatch:
             return
         identity = None if row.published is None else _encode(row.published)
         self._scripts.append(
-            (
-                row.key,
-                group.cluster,
-                group.job_id,
-                row.spool_mtime_ns,
-                number,
-                row.purged,
-                identity,
-                row.body,
+            StoredScript(
+                key=row.key,
+                cluster=group.cluster,
+                job_id=group.job_id,
+                spool_mtime_ns=row.spool_mtime_ns,
+                job=number,
+                purged=row.purged,
+                said=identity,
+                body=row.body,
             )
         )
 
