@@ -307,13 +307,8 @@ class _ImportState:
 
     def make_result(self, went_on: str) -> ImportResult:
         """Return the result of the import."""
-        return ImportResult(
-            jobs=self.jobs,
-            steps=self.steps,
-            passed_over=self.passed_over,
-            unfinished=self.unfinished,
-            went_on=went_on,
-        )
+        counts = msgspec.convert(self, ImportResult, from_attributes=True)
+        return msgspec.structs.replace(counts, went_on=went_on)
 
 
 def import_days(

@@ -377,15 +377,8 @@ class _ImportRun:
 
     def result(self, unknown_users: tuple[str, ...]) -> ScriptImportResult:
         """Return the counts."""
-        return ScriptImportResult(
-            scripts=self.scripts,
-            owned=self.owned,
-            known=self.known,
-            scriptless=self.scriptless,
-            skipped=self.skipped,
-            unknown_users=unknown_users,
-            doubtful=self.doubtful,
-        )
+        counts = msgspec.convert(self, ScriptImportResult, from_attributes=True)
+        return msgspec.structs.replace(counts, unknown_users=unknown_users)
 
 
 class _UserUids:

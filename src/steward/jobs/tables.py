@@ -146,7 +146,7 @@ class StoredRun(msgspec.Struct, frozen=True, kw_only=True):
     told: bytes | None
 
 
-class StoredScript(msgspec.Struct, frozen=True, kw_only=True):
+class StoredJobScript(msgspec.Struct, frozen=True, kw_only=True):
     """Row of the table ``script``: ``said`` is a :class:`PublishedIdentity`, as JSON."""
 
     key: str
@@ -182,7 +182,7 @@ RUNS: Final = Table(
     later=("told",),
 )
 SCRIPTS: Final = Table(
-    *(StoredScript, "script"),
+    *(StoredJobScript, "script"),
     key="key, cluster",
     indexes={
         "by_id": Index("cluster, job_id, spool_mtime_ns"),

@@ -25,8 +25,8 @@ from steward.jobs.tables import (
     PublishedRun,
     ScriptRow,
     StoredJob,
+    StoredJobScript,
     StoredRun,
-    StoredScript,
     pack_run,
 )
 
@@ -61,7 +61,7 @@ class WriteBatch:
         self._new_jobs: list[tuple[object, ...]] = []
         self._jobs: list[StoredJob] = []
         self._runs: list[StoredRun] = []
-        self._scripts: list[StoredScript] = []
+        self._scripts: list[StoredJobScript] = []
         self._deleted: list[tuple[int]] = []
 
     def put_new_script(self, cluster: str, key: str, body: JobScript) -> None:
@@ -76,7 +76,7 @@ class WriteBatch:
         name = body.claimed_name or None
         self._new_jobs.append((number, cluster, body.job_id, submit_us, 0, 0, 0, 0, name, key))
         self._scripts.append(
-            StoredScript(
+            StoredJobScript(
                 key=key,
                 cluster=cluster,
                 job_id=body.job_id,
@@ -222,7 +222,7 @@ class WriteBatch:
             return
         identity = None if row.published is None else _encode(row.published)
         self._scripts.append(
-            StoredScript(
+            StoredJobScript(
                 key=row.key,
                 cluster=group.cluster,
                 job_id=group.job_id,

@@ -373,8 +373,10 @@ class RemoteGate:
             for one, reply in zip(sent, replies, strict=True):
                 if isinstance(reply, PluginReply):
                     is_unused = one.is_answered or one.peer.is_ended
-                    if is_unused and one.request.op == "submit" and reply.admin_comment:
-                        self._unused.append(_make_unused(one.request, reply))
+                    request, comment = one.request, reply.admin_comment
+                    if is_unused and request.op == "submit" and comment:
+                        unused = UnusedReply(request.cluster, request.job.uid, comment)
+                        self._unused.append(unused)
                     self._answer(one, reply)
                 else:
                     text = f"the gate at {to} does not decide a request: {reply[:500]!a}"
@@ -494,9 +496,3 @@ class RemoteGate:
         except Exception as error:  # the gate's loop logs it
             self._opened.put(error)
         os.eventfd_write(self._opened_fd, 1)
-
-
-def _make_unused(request: PluginRequest, reply: PluginReply) -> UnusedReply:
-    return UnusedReply(
-        cluster=request.cluster, uid=request.job.uid, admin_comment=reply.admin_comment
-    )

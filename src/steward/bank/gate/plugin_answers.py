@@ -136,13 +136,7 @@ class AnswerCounters:
 
     def make_counts(self) -> AnswerCounts:
         """Return the counts."""
-        return AnswerCounts(
-            allowed=self.allowed,
-            refused=self.refused,
-            by_policy=self.by_policy,
-            spent_us=self.spent_us,
-            slowest_us=self.slowest_us,
-        )
+        return msgspec.convert(self, AnswerCounts, from_attributes=True)
 
 
 class PluginAnswerer:

@@ -387,15 +387,9 @@ class Charges:
 
     def _load_state(self, row: StoredCharge) -> ChargeState:
         """Return the current state of a stored charge."""
-        return ChargeState(
-            number=row.number,
-            key=row.key,
-            account=row.account,
-            user=row.user,
-            payer=row.payer,
-            overdraw=row.overdraw,
-            paid=self._payments.sum_payments(row.number),
-        )
+        state = msgspec.convert(row, ChargeState, from_attributes=True)
+        state.paid = self._payments.sum_payments(row.number)
+        return state
 
     def _make_state(self, new: Charge, payer: str, before: ChargeState | None) -> ChargeState:
         """Return the state of a charge that nobody has paid yet."""

@@ -17,7 +17,7 @@ import io
 import re
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, timedelta
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
 
@@ -64,6 +64,7 @@ _Bytes = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNTED_BYTES)]
 _Times = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNTED_TIMES)]
 _Time = Annotated[int, msgspec.Meta(ge=EARLIEST_VALID_US, le=LATEST_VALID_US)]
 _Short = Annotated[str, msgspec.Meta(max_length=64)]
+_T = TypeVar("_T", bound=msgspec.Struct)
 _Key = msgspec.field
 """Short form of ``msgspec.field``, which maps a field to its key in the line."""
 
@@ -75,7 +76,7 @@ class NodeLine(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         version: Version of the line format.
         kind: ``start``, ``smgr``, ``task``, ``end``, ``prolog`` or ``epilog``.
         at_us: Time it was written, µs since the epoch.
-        job: Raw job id.
+        job_id: Raw job id.
         node: NodeName.
         step: Step id, as Slurm writes it after the dot.
         launched_us: Launch time of the step on the node, µs since the epoch.
@@ -85,7 +86,7 @@ class NodeLine(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     version: Literal[1] = _Key(name="v")
     kind: Literal["start", "smgr", "task", "end", "prolog", "epilog"] = _Key(name="k")
     at_us: _Time = _Key(name="t")
-    job: _Job = _Key(name="j")
+    job_id: _Job = _Key(name="j")
     node: str = _Key(name="n")
     step: str = _Key(name="s", default="")
     launched_us: _Time = _Key(name="l", default=0)
@@ -98,7 +99,7 @@ class NodeLine(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     memory_bytes: _Bytes | None = _Key(name="mem", default=None)
     name: _Short = ""
     restarts: _Id | None = _Key(name="r", default=None)
-    array_job: Annotated[int, msgspec.Meta(ge=0, le=MAX_JOB_ID)] = _Key(name="aj", default=0)
+    array_job_id: Annotated[int, msgspec.Meta(ge=0, le=MAX_JOB_ID)] = _Key(name="aj", default=0)
     array_task: _Short = _Key(name="at", default="")
 
     task: _Id = _Key(name="id", default=0)
@@ -113,13 +114,18 @@ class NodeLine(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     written_bytes: _Bytes = _Key(name="out", default=0)
     voluntary_switches: _Times = _Key(name="vsw", default=0)
     involuntary_switches: _Times = _Key(name="isw", default=0)
-    epilog: Literal[0, 1] = _Key(name="ep", default=0)
+    includes_epilog: Literal[0, 1] = _Key(name="ep", default=0)
 
     peak_bytes: _Bytes | None = _Key(name="peak", default=None)
     cgroup_user_us: _Cpu | None = _Key(name="cut", default=None)
     cgroup_system_us: _Cpu | None = _Key(name="csy", default=None)
     cgroup_read_bytes: _Bytes | None = _Key(name="crd", default=None)
     cgroup_written_bytes: _Bytes | None = _Key(name="cwr", default=None)
+
+    @property
+    def ended_us(self) -> int:
+        """Return the end of a task: the time that its line was written, µs since the epoch."""
+        return self.at_us
 
 
 def field_bounds(field: str) -> tuple[int, int]:
@@ -256,10 +262,12 @@ def aggregate_lines(
                 _make_line_gap(cluster, node, GAP_LOST, line.lost, _compute_digest([raw_line]), now)
             )
         if line.kind == "task":
-            launch = (line.job, line.step, line.launched_us)
+            launch = (line.job_id, line.step, line.launched_us)
             tasks.setdefault(launch, {})[line.task] = line
         elif line.kind == "end":
-            ends.append(_make_line_event(cluster, STEP_END, line, _build_step_end(line), now))
+            ends.append(
+                _make_line_event(cluster, STEP_END, line, _convert_line(line, StepEnd), now)
+            )
         elif line.kind == "start":
             starts.append(
                 _make_line_event(
@@ -268,7 +276,7 @@ def aggregate_lines(
             )
         elif line.kind != "smgr":  # all tasks have started; their start line had the number
             kind = NODE_PROLOG if line.kind == "prolog" else NODE_EPILOG
-            starts.append(_make_line_event(cluster, kind, line, _build_node_job(line), now))
+            starts.append(_make_line_event(cluster, kind, line, _convert_line(line, NodeJob), now))
     exit_events = [
         _make_exit_event(cluster, task_lines, now)
         for step_tasks in tasks.values()
@@ -394,44 +402,13 @@ def _make_line_event(cluster: str, kind: str, line: NodeLine, body: Any, now: da
 
 def _build_step_start(line: NodeLine, redact_name: Callable[[str], str]) -> StepStart:
     """Build the body of a step.start event."""
-    return StepStart(
-        job_id=line.job,
-        step=line.step,
-        node=line.node,
-        launched_us=line.launched_us,
-        uid=line.uid or 0,
-        gid=line.gid,
-        tasks=line.tasks,
-        cpus=line.cpus,
-        memory_bytes=line.memory_bytes,
-        name=redact_name(line.name),
-        restarts=line.restarts,
-        array_job_id=line.array_job,
-        array_task=line.array_task,
-    )
+    body = _convert_line(line, StepStart)
+    return msgspec.structs.replace(body, name=redact_name(line.name))
 
 
-def _build_step_end(line: NodeLine) -> StepEnd:
-    """Build the body of a step.end event."""
-    return StepEnd(
-        job_id=line.job,
-        step=line.step,
-        node=line.node,
-        launched_us=line.launched_us,
-        tasks=line.tasks,
-        max_rss_bytes=line.max_rss_bytes,
-        peak_bytes=line.peak_bytes,
-        cgroup_user_us=line.cgroup_user_us,
-        cgroup_system_us=line.cgroup_system_us,
-        cgroup_read_bytes=line.cgroup_read_bytes,
-        cgroup_written_bytes=line.cgroup_written_bytes,
-        lost=line.lost,
-    )
-
-
-def _build_node_job(line: NodeLine) -> NodeJob:
-    """Build the body of a prolog or epilog event."""
-    return NodeJob(job_id=line.job, node=line.node, uid=line.uid or 0, gid=line.gid)
+def _convert_line(line: NodeLine, body: type[_T]) -> _T:
+    """Convert a line to a body whose fields are among the line's."""
+    return msgspec.convert(line, body, from_attributes=True, strict=False)
 
 
 def _split_tasks(tasks: dict[int, NodeLine]) -> Iterator[list[NodeLine]]:
@@ -445,31 +422,11 @@ def _make_exit_event(cluster: str, lines: list[NodeLine], now: datetime) -> Even
     """Build one event for several exited tasks of a step."""
     first = lines[0]
     body = ExitedTasks(
-        job_id=first.job,
+        job_id=first.job_id,
         step=first.step,
         node=first.node,
         launched_us=first.launched_us,
-        tasks=tuple(map(_build_task_usage, lines)),
+        tasks=tuple(_convert_line(line, TaskUsage) for line in lines),
     )
     last = max(lines, key=lambda line: line.at_us)
     return _make_line_event(cluster, TASK_EXIT, last, body, now)
-
-
-def _build_task_usage(line: NodeLine) -> TaskUsage:
-    """Build the usage record of an exited task."""
-    return TaskUsage(
-        task=line.task,
-        pid=line.pid,
-        status=line.status,
-        ended_us=line.at_us,
-        user_us=line.user_us,
-        system_us=line.system_us,
-        max_rss_bytes=line.max_rss_bytes,
-        minor_faults=line.minor_faults,
-        major_faults=line.major_faults,
-        read_bytes=line.read_bytes,
-        written_bytes=line.written_bytes,
-        voluntary_switches=line.voluntary_switches,
-        involuntary_switches=line.involuntary_switches,
-        includes_epilog=bool(line.epilog),
-    )

@@ -272,22 +272,16 @@ def _make_node_state(
     name: str, old: NodeFacts | None, new: NodeFacts, source: PollCause
 ) -> NodeState:
     """Build the body of a node.state event."""
+    facts = msgspec.structs.asdict(new)
+    del facts["is_resuming"], facts["has_failed"]
     return NodeState(
+        **facts,
         node=name,
-        state=new.state,
         old_state=old.state if old else "",
-        reason=new.reason,
-        reason_uid=new.reason_uid,
-        reason_user=new.reason_user,
-        reason_at=new.reason_at,
         old_reason=old.reason if old else "",
         source=source,
         failed=_has_failed(old, new),
         recovered=old is not None and old.is_failed and _is_back(new.state),
-        partitions=new.partitions,
-        cpus=new.cpus,
-        memory_bytes=new.memory_bytes,
-        gpus=new.gpus,
         resized=old is not None and (old.state, _reason_key(old)) == (new.state, _reason_key(new)),
     )
 
@@ -311,17 +305,8 @@ def _make_reservation_state(
     name: str, facts: ReservationFacts, state: str, old_state: str, source: PollCause
 ) -> ReservationState:
     """Build the body of a reservation.state event."""
-    return ReservationState(
-        reservation=name,
-        state=state,
-        old_state=old_state,
-        nodes=facts.nodes,
-        start=facts.start,
-        end=facts.end,
-        users=facts.users,
-        flags=facts.flags,
-        source=source,
-    )
+    fields = msgspec.structs.asdict(facts) | {"state": state}
+    return ReservationState(**fields, reservation=name, old_state=old_state, source=source)
 
 
 Kind = TypeVar("Kind", bound=ObjectFacts)

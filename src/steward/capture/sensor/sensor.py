@@ -432,7 +432,7 @@ class ClusterSensor:
                 for name, record in self._queries.partitions().items()
             }
             snapshot[RESERVATION_STATE] = {
-                name: _extract_reservation_facts(record)
+                name: msgspec.convert(record, ReservationFacts, from_attributes=True)
                 for name, record in self._queries.reservations().items()
             }
         return snapshot
@@ -641,29 +641,8 @@ def _is_node_event(event: str) -> bool:
 
 def extract_node_facts(record: NodeRecord) -> NodeFacts:
     """Extract the compared facts of a node."""
-    return NodeFacts(
-        state=record.state,
-        reason=record.reason,
-        reason_uid=record.reason_uid,
-        reason_user=record.reason_user,
-        reason_at=record.reason_at,
-        partitions=record.partitions,
-        cpus=record.cpus,
-        memory_bytes=record.memory_bytes,
-        gpus=tres.parse_gres(record.gres).get(_GPU, 0),
-    )
-
-
-def _extract_reservation_facts(record: ReservationRecord) -> ReservationFacts:
-    """Extract the compared facts of a reservation."""
-    return ReservationFacts(
-        state=record.state,
-        nodes=record.nodes,
-        start=record.start,
-        end=record.end,
-        users=record.users,
-        flags=record.flags,
-    )
+    facts = msgspec.convert(record, NodeFacts, from_attributes=True)
+    return msgspec.structs.replace(facts, gpus=tres.parse_gres(record.gres).get(_GPU, 0))
 
 
 # Worker
