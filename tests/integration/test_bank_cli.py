@@ -35,14 +35,14 @@ def asked(site: BankSite, *words: str, user: str = "") -> Any:
 
 def free(site: BankSite, account: str) -> int:
     accounts = asked(site, "balance", account)["accounts"]
-    return int(accounts[0]["free"])
+    return int(accounts[0]["available"])
 
 
 def test_a_quote_is_what_is_held_then(site: BankSite) -> None:
     words = ("-n1", "-t", "30", f"--account={PHYSICS}")
     quote = asked(site, "quote", *words)
-    assert quote["is_let_in"]
-    assert quote["free"] == free(site, PHYSICS)
+    assert quote["is_admitted"]
+    assert quote["available"] == free(site, PHYSICS)
     job = site.submit(f"{SHELL}exit 0\n", ntasks=1, time=30, begin="now+50")
     try:
         wait_until(lambda: any(one.job_id == job and one.confirmed for one in site.holds()))
@@ -56,15 +56,15 @@ def test_a_quote_is_what_is_held_then(site: BankSite) -> None:
 
 def test_what_is_refused_is_said_before(site: BankSite) -> None:
     words = ("-n1", "-t", "600", f"--account={CHEMISTRY}")
-    assert asked(site, "quote", *words)["is_let_in"], "root is exempt"
-    assert asked(site, "quote", *words, user=site.user)["is_let_in"] is None, "it is not theirs"
+    assert asked(site, "quote", *words)["is_admitted"], "root is exempt"
+    assert asked(site, "quote", *words, user=site.user)["is_admitted"] is None, "it is not theirs"
     other = next(name for name in site.cluster.users if name != site.user)
     site.bank("user", "create", CHEMISTRY, other, "--limit", "none")
     for found in (
         asked(site, "quote", *words, user=other),
         asked(site, "quote", "--as", other, *words),
     ):
-        assert found["is_let_in"] is False
+        assert found["is_admitted"] is False
     tried = site.tries(f"{SHELL}exit 0\n", "-n1", "-t", "600", f"--account={CHEMISTRY}")
     assert tried.returncode != 0
     assert CHEMISTRY in tried.stderr

@@ -286,7 +286,7 @@ def test_which_runs_slurmctld_asks_nobody_of(site: BankSite) -> None:
 
     def asked() -> int:
         tally = site.link.get_status().tally
-        return tally.allowed + tally.refused
+        return tally.admitted + tally.rejected
 
     before = asked()
     assert site.as_user("scontrol", "requeue", str(requeued), user=OWNER)

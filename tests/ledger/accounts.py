@@ -15,7 +15,11 @@ from steward.core.timestamps import from_micros
 class AccountCases:
     def test_an_account_is_what_it_was_made(self, ledger: Ledger) -> None:
         wanted = Account(
-            name="Phys", owners=("ann", "ann", "bob"), credit=5, only_listed=True, note="physics"
+            name="Phys",
+            owners=("ann", "ann", "bob"),
+            credit_limit=5,
+            only_listed=True,
+            note="physics",
         )
         with ledger.transaction() as t:
             made = t.accounts.create(wanted, BY)
@@ -62,15 +66,15 @@ class AccountCases:
 
     def test_a_change_leaves_the_rest(self, ledger: Ledger) -> None:
         with ledger.transaction() as t:
-            account(t, "phys", owners=("ann",), credit=5)
-            t.accounts.change("phys", BY, credit=7)
+            account(t, "phys", owners=("ann",), credit_limit=5)
+            t.accounts.change("phys", BY, credit_limit=7)
             t.accounts.change("phys", BY, closed=True, owners=())
             found = t.accounts.require("phys")
-            assert (found.credit, found.closed, found.owners) == (7, True, ())
+            assert (found.credit_limit, found.closed, found.owners) == (7, True, ())
             with pytest.raises(BankUsage, match="closed"):
                 t.transfers.deposit("phys", 1, BY)
             with pytest.raises(BankUsage, match="unknown account 'none'"):
-                t.accounts.change("none", BY, credit=1)
+                t.accounts.change("none", BY, credit_limit=1)
 
     def test_what_is_charged_to_a_name_that_nobody_knows_is_on_record(self, ledger: Ledger) -> None:
         with ledger.transaction() as t:
@@ -82,7 +86,7 @@ class AccountCases:
                 "ghost",
             ]
             assert t.export_books().accounts == ()
-            t.accounts.create(Account(name="ghost", credit=20), BY)
+            t.accounts.create(Account(name="ghost", credit_limit=20), BY)
             assert t.queries.get_balance("ghost") == -10
             assert [each.name for each in t.export_books().accounts] == ["ghost"]
 
@@ -105,7 +109,7 @@ class AccountCases:
         with ledger.transaction() as t:
             account(t, "phys")
             made = allocation(t, "phys", 50)
-            assert (made.balance, made.given, made.is_active(NOON)) == (50, 50, True)
+            assert (made.balance, made.granted, made.is_active(NOON)) == (50, 50, True)
             later = t.allocations.change(made.number, BY, end=NOON + 2 * DAY, note="longer")
             assert (later.end, later.note) == (NOON + 2 * DAY, "longer")
             assert [each.number for each in t.allocations.list_own("phys")] == [made.number, 1]
@@ -131,7 +135,7 @@ class AccountCases:
 
     def test_books_show_what_has_changed(self, ledger: Ledger) -> None:
         with ledger.transaction() as t:
-            account(t, "phys", 100, credit=3)
+            account(t, "phys", 100, credit_limit=3)
             account(t, "chem", 50, only_listed=True)
             account(t, "sub", parent="phys", draws_on_parent=True)
             t.accounts.set_user("chem", "eve", BY, limit=9)

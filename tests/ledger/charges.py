@@ -47,8 +47,8 @@ class ChargeCases:
             transfer = t.transfers.get(less.transfers[0])
             assert transfer is not None
             assert (transfer.kind, transfer.charge) == ("correction", charge(0).key)
-            assert "45" in transfer.why
-            assert "20" in transfer.why
+            assert "45" in transfer.reason
+            assert "20" in transfer.reason
             versions = t.charges.list_versions(charge(0).key)
             assert [(each.number, each.charge.amount, each.added) for each in versions] == [
                 (1, 30, 30),
@@ -109,7 +109,7 @@ class ChargeCases:
 
     def test_beyond_the_means_it_is_marked(self, ledger: Ledger) -> None:
         with ledger.transaction() as t:
-            account(t, "phys", 10, credit=5)
+            account(t, "phys", 10, credit_limit=5)
             first = t.charges.post(charge(12), BY)
             assert (first.overdraw, t.queries.get_balance("phys")) == (0, -2)
             second = t.charges.post(charge(9, job_id=2), BY)
@@ -119,7 +119,7 @@ class ChargeCases:
 
     def test_what_may_not_overdraw_is_refused(self, ledger: Ledger) -> None:
         with ledger.transaction() as t:
-            account(t, "phys", 10, credit=5)
+            account(t, "phys", 10, credit_limit=5)
             allocation(t, "phys", 5)
             t.charges.post(charge(20, overdraw=False), BY)
             with pytest.raises(BankRefused, match="cannot pay"):

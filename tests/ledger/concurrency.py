@@ -120,4 +120,4 @@ class CrowdCases:
 
 def deposited(ledger: Ledger) -> int:
     with ledger.reading() as t:
-        return t.allocations.get_open_ended("phys").given
+        return t.allocations.get_open_ended("phys").granted

@@ -146,7 +146,9 @@ class ListCases:
 
     def test_refusals(self, ledger: Ledger) -> None:
         with ledger.transaction() as t:
-            one = RejectedJob(id="1", at=NOON, user="ann", account="phys", amount=5, why="too much")
+            one = RejectedJob(
+                id="1", at=NOON, user="ann", account="phys", amount=5, reason="too much"
+            )
             two = RejectedJob(id="2", at=NOON + DAY, mode="gate", user="bob", account="phys")
             assert t.refusals.add(one)
             assert not t.refusals.add(one)

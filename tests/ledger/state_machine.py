@@ -74,7 +74,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.keys = 0
         with self.ledger.transaction() as t:
             for name in NAMES:
-                account(t, name, credit=CREDIT[name])
+                account(t, name, credit_limit=CREDIT[name])
                 found = t.allocations.get_open_ended(name)
                 self.pots[found.number] = Pot(name, found.begin, None, "none")
 

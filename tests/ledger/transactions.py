@@ -28,9 +28,14 @@ class MoneyCases:
         with ledger.transaction() as t:
             account(t, "phys")
             made = t.transfers.deposit("PHYS", 70, Authorship(who="ann", why="a grant", key="k1"))
-        assert (made.kind, made.who, made.why, made.key) == ("deposit", "ann", "a grant", "k1")
+        assert (made.kind, made.posted_by, made.reason, made.key) == (
+            "deposit",
+            "ann",
+            "a grant",
+            "k1",
+        )
         assert (made.account, made.amount, made.at) == ("phys", 70, NOON)
-        assert [(each.pot, each.amount, each.balance) for each in made.entries] == [
+        assert [(each.pot, each.amount, each.balance) for each in made.postings] == [
             ("issued", -70, -70),
             ("allocation:1", 70, 70),
         ]
@@ -88,7 +93,7 @@ class MoneyCases:
 
     def test_a_debt_is_no_money(self, ledger: Ledger) -> None:
         with ledger.transaction() as t:
-            account(t, "phys", 10, credit=100)
+            account(t, "phys", 10, credit_limit=100)
             t.charges.post(charge(60), BY)
             with pytest.raises(BankRefused):
                 t.transfers.withdraw("phys", 1, BY)
@@ -184,7 +189,7 @@ class MoneyCases:
             assert balances(t, "phys") == {first: 0, second: 51, third: 1, 1: 0}
             found = t.allocations.get(second)
             assert found is not None
-            assert found.given == 51
+            assert found.granted == 51
             clock.go(days=1)
             t.transfers.expire(BY)
             clock.go(days=1)
@@ -287,4 +292,4 @@ class MoneyCases:
             assert made.number == again.number
             t.charges.post(msgspec.structs.replace(charge(5), user=hostile, partition=hostile), BY)
             assert t.queries.get_statement(user=hostile).closing == -5
-            assert "DROP TABLE" in made.why
+            assert "DROP TABLE" in made.reason

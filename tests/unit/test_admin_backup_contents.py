@@ -86,7 +86,7 @@ def test_what_is_made_again_by_itself_is_left_out(tmp_path: Path) -> None:
     settings = Settings(state_dir=str(tmp_path), cluster={"c1": ClusterSettings()})
     for name in ("journal.db", "journal.db-wal", "journal.db-shm", "journal.lock", "daemon.json"):
         (tmp_path / name).touch()
-    for name in ("gate.db", "look-c1.json", "standing-c1.json", "imports.json", "gate.key"):
+    for name in ("gate.db", "poll-c1.json", "roles-c1.json", "imports.json", "gate.key"):
         (tmp_path / name).touch()
     for name in ("incoming/x", "archive/a", "joblog/2026-01-01.jsonl", "before-restore-1/jobs.db"):
         (tmp_path / name).parent.mkdir()

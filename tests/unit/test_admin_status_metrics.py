@@ -50,7 +50,7 @@ def scraped(settings: Settings) -> dict[tuple[str, tuple[tuple[str, str], ...]],
         patch.setattr(rooms, "call", asked)
         text = rooms.call("status.metrics", ROOT, MetricsRequest()).text
     assert len(asked.names) == len(set(asked.names)), "a room is asked once for each scrape"
-    assert "bank.standing" in asked.names
+    assert "bank.status" in asked.names
     return {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
         for family in text_string_to_metric_families(text)
@@ -69,7 +69,7 @@ def test_each_accounts_money_is_told_in_units(tmp_path: Path) -> None:
     settings = banked(tmp_path)
     ledger = open_ledger(settings)
     with ledger.transaction() as t:
-        t.accounts.create(Account(name="chem", credit=5 * MICRO), BY)
+        t.accounts.create(Account(name="chem", credit_limit=5 * MICRO), BY)
         t.accounts.create(Account(name="below", parent="chem", draws_on_parent=True), BY)
         t.accounts.create(Account(name="idle"), BY)
         t.transfers.deposit("chem", 100 * MICRO, BY)
@@ -112,8 +112,8 @@ def test_what_the_gate_does_not_say_is_left_out(tmp_path: Path) -> None:
     assert found["steward_gate_deciding", ()] == 0
     # Nothing has run here: what that hides is named, and hides nothing else.
     assert found["steward_unknown", (("figures", "journal"),)] == 1
-    answer = make_registry(settings).call("bank.standing", ROOT, BankStatusRequest())
-    assert (answer.gate, answer.holds) == ("away", None)
+    answer = make_registry(settings).call("bank.status", ROOT, BankStatusRequest())
+    assert (answer.gate, answer.hold_count) == ("away", None)
 
 
 def test_no_label_ends_its_line() -> None:

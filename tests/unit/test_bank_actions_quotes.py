@@ -53,10 +53,10 @@ def quote(site: Site, asker: Caller, hours: int, account: str = "physics") -> An
 
 @pytest.mark.parametrize("asker", [OWNER, ADA])
 def test_its_own_people_hear_whether_a_job_would_be_let_in(site: Site, asker: Caller) -> None:
-    assert quote(site, asker, 1).is_let_in is True
+    assert quote(site, asker, 1).is_admitted is True
     dear = quote(site, asker, 5000)
-    assert (dear.is_let_in, dear.free) == (False, 1_000_000_000)
-    assert "Steward" in dear.say
+    assert (dear.is_admitted, dear.available) == (False, 1_000_000_000)
+    assert "Steward" in dear.message
 
 
 @pytest.mark.parametrize("asker", [BELA, NOBODY])
@@ -64,15 +64,15 @@ def test_nobody_finds_out_by_quotes_what_anothers_account_has(site: Site, asker:
     for hours in (1, 5000):
         answer = quote(site, asker, hours)
         assert answer.amount > 0
-        assert (answer.is_let_in, answer.say, answer.free) == (None, "", None)
+        assert (answer.is_admitted, answer.message, answer.available) == (None, "", None)
 
 
 def test_one_component_of_anothers_account_is_enough(site: Site) -> None:
     parts = ["-A", "chemistry", "-p", "debug", "-t", "60"]
     parts += [":", "-A", "physics", "-p", "debug", "-t", "60"]
-    assert quote(site, BELA, 1, "chemistry").is_let_in is True
+    assert quote(site, BELA, 1, "chemistry").is_admitted is True
     answer = site.ask("bank.quote", BELA, options=parts)
-    assert (answer.is_let_in, answer.free) == (None, None)
+    assert (answer.is_admitted, answer.available) == (None, None)
 
 
 @pytest.mark.parametrize("user", ["nobody-here", "a\0b", "\udc80"])

@@ -150,7 +150,7 @@ def refusal(number: int, user: str = "ada", account: str = "physics", mode: Any 
         user=user,
         account=account,
         amount=MICRO,
-        why="too dear\nmore",
+        reason="too dear\nmore",
     )
 
 
@@ -242,7 +242,7 @@ def test_the_proof_tells_of_what_slurm_does_not_count(site: Site) -> None:
         t.rates.add(gpus, Authorship(who="root"))
         t.set_mark("picture:c1", msgspec.json.encode(picture).decode())
     (found,) = site.ask("bank.check").findings
-    assert (found.kind, found.where) == ("not-counted", "c1/gres/gpu")
+    assert (found.kind, found.object) == ("not-counted", "c1/gres/gpu")
 
 
 def held(job_id: int, minutes_ago: int, site: Site) -> Hold:
@@ -264,12 +264,12 @@ def test_holds_are_compared_with_jobs(site: Site) -> None:
     found = compare_holds_with_jobs(
         site.room("bank"), [held(1, 60, site), held(4, 60, site), held(9, 1, site)]
     )
-    assert sorted((one.kind, one.where) for one in found) == [
+    assert sorted((one.kind, one.object) for one in found) == [
         ("hold-without-job", "c1/4"),
         ("job-without-hold", "c1/2"),
         ("job-without-hold", "c1/3"),
     ]
     site.ask("bank.enforce", mode="off")
     assert [
-        one.where for one in compare_holds_with_jobs(site.room("bank"), [held(4, 60, site)])
+        one.object for one in compare_holds_with_jobs(site.room("bank"), [held(4, 60, site)])
     ] == ["c1/4"]

@@ -472,7 +472,9 @@ def test_what_was_settled_and_refused_long_ago_is_forgotten(bank: Bank) -> None:
     with bank.ledger.transaction() as t:
         for days in (1, 91):
             at = bank.now - timedelta(days=days)
-            t.refusals.add(RejectedJob(id=f"{days}", at=at, mode="gate", cluster="c1", why="dear"))
+            t.refusals.add(
+                RejectedJob(id=f"{days}", at=at, mode="gate", cluster="c1", reason="dear")
+            )
     bank.later(90_000)
     bank.turn()
     # From here on they are known to have been taken: they go when a day has passed.

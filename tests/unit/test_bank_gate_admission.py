@@ -84,7 +84,7 @@ def test_on_paper_the_same_is_refused_as_in_earnest(tmp_path: Path) -> None:
         for one in wanted:
             site.submit(one)
         rows = [fact.refusal for fact in site.store.fetch_facts(0, 99) if fact.refusal]
-        refused[mode] = [(row.amount, row.user, row.why) for row in rows]
+        refused[mode] = [(row.amount, row.user, row.reason) for row in rows]
     assert refused["observe"] == refused["gate"]
     assert [amount // MICRO for amount, _, _ in refused["gate"]] == [100, 10, 4]
 

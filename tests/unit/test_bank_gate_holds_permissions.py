@@ -93,7 +93,7 @@ def test_root_passes_and_is_held_for_and_marked(site: GateCore) -> None:
     assert site.free() == -1, "further jobs are refused"
     refusal = site.store.fetch_facts(0, 100)[-1].refusal
     assert refusal is not None
-    assert "admitted for root" in refusal.why
+    assert "admitted for root" in refusal.reason
     claim = CoverRequest(cluster=CLUSTER, job_id=5, description=job(9))
     with site.store.transaction():
         assert site.upkeep.cover_job(claim, "alice", now_us()).is_paid, "the poll lets it be, too"

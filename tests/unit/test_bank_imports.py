@@ -27,7 +27,7 @@ from steward.bank.records import Rate
 from steward.slurm.cluster_model import ClusterModel, PartitionModel
 
 TABLE = """\
-\ufeffAccount,Parent,Owners,Credit,Draws on parent,User,Limit,Amount,End,Rollover,Note
+\ufeffAccount,Parent,Owners,Credit limit,Draws on parent,User,Limit,Amount,End,Rollover,Note
 # a remark
 physics2,,"olga, carl",10,,,,1000,2027-01-01,next,grant 7
 
@@ -75,12 +75,12 @@ def test_a_table_is_brought_in_once(site: Site) -> None:
     assert not any(one.account == "physics2" for one in site.ask("bank.balance").accounts)
     first = site.ask("bank.import", kind="csv", file={"name": "a.csv", "text": TABLE})
     assert first.changes == dry.changes
-    assert {one.how for one in first.changes} == {"create"}
+    assert {one.change for one in first.changes} == {"create"}
     again = site.ask("bank.import", kind="csv", file={"name": "a.csv", "text": TABLE})
-    assert {one.how for one in again.changes} == {"keep"}
+    assert {one.change for one in again.changes} == {"keep"}
     page = site.ask("bank.account_show", names=["physics2", "optics2"])
     physics, optics = page.accounts
-    assert (physics.owners, physics.credit) == (("olga", "carl"), 10 * MICRO)
+    assert (physics.owners, physics.credit_limit) == (("olga", "carl"), 10 * MICRO)
     assert (optics.parent, optics.draws_on_parent) == ("physics2", True)
     assert {(one.user, one.limit) for one in page.users} == {("ada", 12_500_000), ("bela", None)}
     assert {one.balance for one in page.allocations if one.account == "physics2"} == {
@@ -92,7 +92,7 @@ def test_a_table_is_brought_in_once(site: Site) -> None:
 
 
 def test_what_was_set_here_stays(site: Site) -> None:
-    site.ask("bank.account_change", name="physics", credit=5, note="ours")
+    site.ask("bank.account_change", name="physics", credit_limit=5, note="ours")
     site.ask(
         "bank.import",
         kind="csv",
@@ -100,7 +100,7 @@ def test_what_was_set_here_stays(site: Site) -> None:
     )
     page = site.ask("bank.account_show", names=["physics"])
     assert page.accounts[0].owners == ("olga", "carl")
-    assert (page.accounts[0].credit, page.accounts[0].note) == (5, "ours")
+    assert (page.accounts[0].credit_limit, page.accounts[0].note) == (5, "ours")
     assert page.users[0].limit == 500 * MICRO
 
 
@@ -114,7 +114,7 @@ def test_what_was_set_here_stays(site: Site) -> None:
         ("account,amount\nx,1\ny,many\n", "line 3: invalid amount 'many'"),
         ("account,amount\nx,-1\n", "more than 0"),
         ("account,amount\nx," + "9" * 5000 + "\n", "is too large"),
-        ("account,credit\nx," + "9" * 5000 + "\n", "is too large"),
+        ("account,credit_limit\nx," + "9" * 5000 + "\n", "is too large"),
         ("account,amount,end\nx,1,now+" + "9" * 5000 + "days\n", "line 2"),
         ("account,amount,end\nx,1," + "9" * 5000 + "\n", "line 2"),
         ("account,amount,end\nx,1,someday\n", "line 2: invalid time 'someday'"),
@@ -144,7 +144,7 @@ def test_a_table_that_is_wrong_changes_nothing(site: Site, text: str, says: str)
 
 def test_a_dump_of_sacctmgr(site: Site) -> None:
     answer = site.ask("bank.import", kind="sacctmgr", file={"name": "linux.cfg", "text": DUMP})
-    assert {one.how for one in answer.changes} == {"create"}
+    assert {one.change for one in answer.changes} == {"create"}
     page = site.ask("bank.account_show", names=["physics3", "optics3"])
     physics, optics = page.accounts
     assert (physics.parent, physics.owners, physics.note) == ("", ("ada",), "all of: physics")
@@ -152,7 +152,7 @@ def test_a_dump_of_sacctmgr(site: Site) -> None:
     members = sorted((one.account, one.user) for one in page.users)
     assert members == [("optics3", "ada"), ("optics3", "bela"), ("physics3", "ada")]
     assert {
-        one.how for one in site.ask("bank.import", kind="sacctmgr", file={"text": DUMP}).changes
+        one.change for one in site.ask("bank.import", kind="sacctmgr", file={"text": DUMP}).changes
     } == {"keep"}
 
 
@@ -198,7 +198,7 @@ def test_prices_of_the_old_plugins(site: Site) -> None:
     again = site.ask(
         "bank.import", kind="bank-config", file={"name": "bank-config.toml", "text": OLD}
     )
-    assert {one.how for one in again.changes} == {"keep"}
+    assert {one.change for one in again.changes} == {"keep"}
 
 
 def test_prices_of_partitions_that_are_not_there_are_told_of(site: Site) -> None:
@@ -316,7 +316,7 @@ def given(site: Site, text: str, name: str = "m.csv") -> list[tuple[str, int | N
     return [
         (one.name, one.amount and one.amount // MICRO)
         for one in changes
-        if one.how == "create" and one.what in ("deposit", "allocation")
+        if one.change == "create" and one.object in ("deposit", "allocation")
     ]
 
 

@@ -203,7 +203,7 @@ def test_a_webhook_is_told_once_while_no_mail_is_taken(
 
 
 def listed(site: Site) -> list[tuple[str, bool]]:
-    return [(one.way, one.aside) for one in site.ask("bank.notices").notices]
+    return [(one.channel, one.is_dead_letter) for one in site.ask("bank.notices").notices]
 
 
 def test_a_refused_mail_is_set_aside_after_some_tries_until_somebody_asks(
@@ -216,7 +216,7 @@ def test_a_refused_mail_is_set_aside_after_some_tries_until_somebody_asks(
     assert (tmp_path / "mails").read_text().count("Subject:") == 5
     assert listed(site) == [("mail", True)]
     (line,) = site.ask("bank.notices").notices
-    assert (line.what, line.tries, line.next_at) == ("[bank] x", 5, None)
+    assert (line.what, line.attempts, line.next_at) == ("[bank] x", 5, None)
     assert "exited with code 1" in line.error
     settings = settings_of(site, tmp_path)
     turns(site, settings, 3, seconds=3600)

@@ -48,7 +48,7 @@ def compared(site: Site, *, is_dry: bool = False) -> list[tuple[int, int | None,
         is_dry=is_dry,
         now=site.now,
     )
-    return [(one.job_id, one.charged, one.due) for one in found]
+    return [(one.job_id, one.charged, one.recomputed) for one in found]
 
 
 def test_what_was_not_charged_is_charged_once(site: Site) -> None:
@@ -151,8 +151,8 @@ def test_a_job_without_a_rate_is_charged_when_there_is_one(site: Site) -> None:
         is_dry=False,
         now=site.now,
     )
-    assert (found.due, found.done) == (None, False)
-    assert "partition new" in found.why
+    assert (found.recomputed, found.done) == (None, False)
+    assert "partition new" in found.reason
     with site.ledger.transaction() as t:
         t.rates.add(rate("new", 3 * HOUR), BY)
     assert compared(site) == [(1, None, 6 * HOUR)]
@@ -426,7 +426,7 @@ def compare_both(site: Site, row: _Row) -> list[int | None]:
     found += reconcile_cluster(
         site.settings, site.ledger, None, "c1", NOON, is_dry=False, now=site.now
     )
-    return [one.due for one in found]
+    return [one.recomputed for one in found]
 
 
 @pytest.mark.parametrize(

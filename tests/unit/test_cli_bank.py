@@ -70,7 +70,9 @@ def rich(tmp_path: Path, bank: Any) -> Any:
 
 
 def test_money_from_first_to_last(bank: Any, tmp_path: Path) -> None:
-    assert "physics" in bank("account", "create", "Physics", "--owners", "olga", "--credit", "5")
+    assert "physics" in bank(
+        "account", "create", "Physics", "--owners", "olga", "--credit-limit", "5"
+    )
     given = bank("deposit", "physics", "1,000.5", "--reason", "grant", "--key", "k1")
     assert "Done: deposit of 1,000.50 SU" in given
     assert "physics has a balance of 1,000.50 SU now" in given
@@ -121,7 +123,7 @@ def test_a_statement_for_people_spreadsheets_and_programs(rich: Any) -> None:
     )
     charge = next(row for row in table if row["User"] == "ada")
     assert charge["Amount"] == "-4.000000"
-    assert charge["What"].startswith("c1/7/")
+    assert charge["Description"].startswith("c1/7/")
     hostile = next(row for row in table if "calc" in row["User"])
     assert hostile["User"].startswith("'=")
     whole = json.loads(rich("statement", "physics", "-S", "2020-01-01", "--json"))
@@ -242,7 +244,7 @@ def test_a_pipe_gets_all_of_why(bank: Any, tmp_path: Path) -> None:
     at = datetime.now(UTC)
     with site.ledger.transaction() as t:
         t.refusals.add(
-            RejectedJob(id="gate:1", at=at, mode="observe", cluster="c1", uid=1, why=why)
+            RejectedJob(id="gate:1", at=at, mode="observe", cluster="c1", uid=1, reason=why)
         )
     site.ledger.close()
     said = bank("would-reject", "--since", "now-1hour")

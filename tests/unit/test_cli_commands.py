@@ -109,7 +109,7 @@ def test_wrong_choices_and_amounts_are_wrong_use(
         (("token", "create", "--scope", "read,all"), "'--scope': 'all' is not one of"),
         (("token", "create", "--expires", "3 years"), "is not a duration"),
         (("token", "create", "--scope", ""), "--scope has no value: give one"),
-        (("bank", "account", "create", "x", "--credit", "much"), "much"),
+        (("bank", "account", "create", "x", "--credit-limit", "much"), "much"),
         (("bank", "account", "create"), "ACCOUNT"),
         (("bank", "account", "show", "--csv", "--json"), "exclude each other"),
         (("bank", "user", "change", "physics", "ada"), "nothing to change"),
@@ -124,13 +124,13 @@ def test_wrong_choices_and_amounts_are_wrong_use(
         (
             ("account", "change", "physics"),
             (
-                "give --parent, --owners, --credit, --draws-on-parent, --only-listed, --close or "
-                "--note"
+                "give --parent, --owners, --credit-limit, --draws-on-parent, --only-listed, "
+                "--close or --note"
             ),
             {"name": "physics"},
             (
-                "give `parent`, `owners`, `credit`, `draws_on_parent`, `only_listed`, `closed` or "
-                "`note`"
+                "give `parent`, `owners`, `credit_limit`, `draws_on_parent`, `only_listed`, "
+                "`closed` or `note`"
             ),
         ),
         (

@@ -111,10 +111,12 @@ def backfill_cluster(
             passed_over = history.passed_over
     finally:
         jobs.close()
-    priced = [difference for difference in differences if difference.due is not None]
+    priced = [difference for difference in differences if difference.recomputed is not None]
     return BackfillResult(
         charges=len(priced),
-        amount=sum((difference.due or 0) - (difference.charged or 0) for difference in priced),
-        unpriced=tuple(difference for difference in differences if difference.due is None),
+        amount=sum(
+            (difference.recomputed or 0) - (difference.charged or 0) for difference in priced
+        ),
+        unpriced=tuple(difference for difference in differences if difference.recomputed is None),
         passed_over=passed_over,
     )

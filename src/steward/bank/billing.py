@@ -590,7 +590,9 @@ def find_fixable_tres(pricings: Iterable[Pricing]) -> list[LedgerFinding]:
     """List uncounted TRES that slurm.conf can make Slurm count, as findings of the check."""
     return [
         LedgerFinding(
-            kind="not-counted", what=uncounted.what, where=f"{uncounted.cluster}/{uncounted.name}"
+            kind="not-counted",
+            finding=uncounted.what,
+            object=f"{uncounted.cluster}/{uncounted.name}",
         )
         for pricing in pricings
         if pricing.model is not None

@@ -89,16 +89,16 @@ class ImportChange(msgspec.Struct, frozen=True, kw_only=True):
     """Change made by an import.
 
     Attributes:
-        what: ``account``, ``user``, ``allocation``, ``deposit`` or ``rate``.
+        object: ``account``, ``user``, ``allocation``, ``deposit`` or ``rate``.
         name: Name of the object.
-        how: ``create``, ``change`` or ``keep``.
+        change: ``create``, ``change`` or ``keep``.
         detail: The new properties.
         amount: Amount in micro-SU; None if it is not about money.
     """
 
-    what: str
+    object: str
     name: str
-    how: str
+    change: str
     detail: str = ""
     amount: int | None = None
 
@@ -177,14 +177,14 @@ def _apply_account(t: "Transaction", planned: Account, author: Authorship) -> Im
     if existing is None or not existing.known:
         t.accounts.create(planned, authorship)
         return ImportChange(
-            what="account", name=planned.name, how="create", detail=_describe_account(planned)
+            object="account", name=planned.name, change="create", detail=_describe_account(planned)
         )
     # Properties missing from the file keep their values in the ledger.
     merged = msgspec.structs.replace(
         existing,
         parent=planned.parent or existing.parent,
         owners=tuple(dict.fromkeys((*existing.owners, *planned.owners))),
-        credit=planned.credit or existing.credit,
+        credit_limit=planned.credit_limit or existing.credit_limit,
         draws_on_parent=planned.draws_on_parent or existing.draws_on_parent,
         only_listed=planned.only_listed or existing.only_listed,
         note=existing.note or planned.note,
@@ -195,21 +195,21 @@ def _apply_account(t: "Transaction", planned: Account, author: Authorship) -> Im
         if getattr(existing, name) != getattr(merged, name)
     ]
     if not changed_fields:
-        return ImportChange(what="account", name=planned.name, how="keep")
+        return ImportChange(object="account", name=planned.name, change="keep")
     changed = t.accounts.change(
         planned.name,
         authorship,
         parent=merged.parent,
         owners=merged.owners,
-        credit=merged.credit,
+        credit_limit=merged.credit_limit,
         draws_on_parent=merged.draws_on_parent,
         only_listed=merged.only_listed,
         note=merged.note,
     )
     return ImportChange(
-        what="account",
+        object="account",
         name=planned.name,
-        how="change",
+        change="change",
         detail=f"{', '.join(changed_fields)}: {_describe_account(changed)}",
     )
 
@@ -230,11 +230,11 @@ def _apply_member(t: "Transaction", planned: Member, author: Authorship) -> Impo
     )
     limit = planned.limit if planned.limit is not None or existing is None else existing.limit
     if existing is not None and existing.listed and existing.limit == limit:
-        return ImportChange(what="user", name=name, how="keep")
+        return ImportChange(object="user", name=name, change="keep")
     authorship = Authorship(who=author.who, why=author.why, at=author.at)
     t.accounts.set_user(planned.account, planned.user, authorship, limit=limit, listed=True)
     how = "change" if existing is not None and existing.listed else "create"
-    return ImportChange(what="user", name=name, how=how, amount=limit)
+    return ImportChange(object="user", name=name, change=how, amount=limit)
 
 
 def _index_by_key(
@@ -296,7 +296,7 @@ def _reject_changed_lines(
 
 def _is_unended(t: "Transaction", transfer: Transfer, author: Authorship) -> bool:
     """Return True if the allocation of an earlier deposit has not ended."""
-    numbers = {entry.allocation for entry in transfer.entries if entry.allocation}
+    numbers = {entry.allocation for entry in transfer.postings if entry.allocation}
     allocations = [t.allocations.get(number) for number in numbers]
     return any(
         allocation is not None
@@ -312,7 +312,7 @@ def _apply_money(
     authorship = Authorship(who=author.who, why=planned.note or author.why, key=key, at=author.at)
     what = "deposit" if planned.end is None else "allocation"
     if t.transfers.find_by_key(key) is not None:
-        return ImportChange(what=what, name=planned.account, how="keep", amount=planned.amount)
+        return ImportChange(object=what, name=planned.account, change="keep", amount=planned.amount)
     if planned.end is None:
         t.transfers.deposit(planned.account, planned.amount, authorship)
     else:
@@ -333,7 +333,7 @@ def _apply_money(
         )
     end = f"until {planned.end:%Y-%m-%dT%H:%M:%SZ}" if planned.end else ""
     return ImportChange(
-        what=what, name=planned.account, how="create", detail=end, amount=planned.amount
+        object=what, name=planned.account, change="create", detail=end, amount=planned.amount
     )
 
 
@@ -342,9 +342,11 @@ def _apply_rate(t: "Transaction", planned: Rate, author: Authorship) -> ImportCh
     name = f"{planned.cluster} {planned.partition}"
     for rate in t.rates.list_all(planned.cluster):
         if _is_equal_rate(rate, planned):
-            return ImportChange(what="rate", name=name, how="keep", detail=format_rate(planned))
+            return ImportChange(
+                object="rate", name=name, change="keep", detail=format_rate(planned)
+            )
     t.rates.add(planned, Authorship(who=author.who, why=author.why, at=author.at))
-    return ImportChange(what="rate", name=name, how="create", detail=format_rate(planned))
+    return ImportChange(object="rate", name=name, change="create", detail=format_rate(planned))
 
 
 def _is_equal_rate(first: Rate, second: Rate) -> bool:
@@ -473,7 +475,7 @@ def _number_text(name: str, value: Any) -> str:
 
 
 COLUMNS: Final = (
-    *("account", "parent", "owners", "credit", "draws_on_parent", "only_listed", "note"),
+    *("account", "parent", "owners", "credit_limit", "draws_on_parent", "only_listed", "note"),
     *("user", "limit", "amount", "begin", "end", "rollover"),
 )
 """Columns of the CSV table."""
@@ -568,12 +570,12 @@ def _read_account(plan: ImportPlan, name: str, fields: dict[str, str]) -> None:
         validate_name(owner, "a user")
         for owner in fields.get("owners", "").replace(",", " ").split()
     )
-    credit = fields.get("credit", "")
+    credit_limit = fields.get("credit_limit", "")
     plan.accounts[name] = msgspec.structs.replace(
         existing,
         parent=validate_name(parent, "an account") if parent else existing.parent,
         owners=tuple(dict.fromkeys((*existing.owners, *owners))),
-        credit=money.parse_money(credit) if credit else existing.credit,
+        credit_limit=money.parse_money(credit_limit) if credit_limit else existing.credit_limit,
         draws_on_parent=_parse_bool(fields, "draws_on_parent") or existing.draws_on_parent,
         only_listed=_parse_bool(fields, "only_listed") or existing.only_listed,
         note=fields.get("note", "") or existing.note,

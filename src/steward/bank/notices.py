@@ -437,10 +437,10 @@ def _align_columns(rows: Iterable[tuple[str, str]]) -> list[str]:
 def _format_transfer(line: StatementLine, unit: Unit, zone: tzinfo | None) -> str:
     """Format a transfer as a line of the mail."""
     local_time = line.at.astimezone(zone) if zone is not None else line.at
-    author = f", {line.who}" if line.who else ""
+    author = f", {line.posted_by}" if line.posted_by else ""
     return (
         f"  {local_time:%Y-%m-%d %H:%M}  {line.kind:<9} {format_money(line.amount, unit)}  "
-        f"({line.why}{author})"
+        f"({line.reason}{author})"
     )
 
 

@@ -333,8 +333,8 @@ class ChargeDifference(msgspec.Struct, frozen=True, kw_only=True):
         account: Account that pays.
         user: Owner of the job.
         charged: Amount charged, in micro-SU; None for nothing.
-        due: Amount due, in micro-SU; None if no rate applies.
-        why: The difference.
+        recomputed: Amount due, in micro-SU; None if no rate applies.
+        reason: The difference.
         source: Source of the record: ``jobs`` or ``sacct``.
         done: Whether the ledger was corrected.
     """
@@ -346,8 +346,8 @@ class ChargeDifference(msgspec.Struct, frozen=True, kw_only=True):
     account: str = ""
     user: str = ""
     charged: int | None = None
-    due: int | None = None
-    why: str = ""
+    recomputed: int | None = None
+    reason: str = ""
     source: str = "jobs"
     done: bool = False
 
@@ -563,8 +563,8 @@ def _make_difference(
         account=fact.record.account.lower(),
         user=fact.record.user,
         charged=None if before is None else before.amount,
-        due=None if due.charge is None else due.charge.amount,
-        why=why,
+        recomputed=None if due.charge is None else due.charge.amount,
+        reason=why,
         source=due.source,
         done=done,
     )
@@ -636,9 +636,9 @@ class RegularReconciliation:
             if one.done:
                 log.warning(
                     "cluster %s: corrected the charge of job %d to %s micro-SU (before: %s): %s",
-                    *(cluster, one.job_id, one.due, one.charged or 0, one.why),
+                    *(cluster, one.job_id, one.recomputed, one.charged or 0, one.reason),
                 )
-        is_left = any(one.due is None for one in found)
+        is_left = any(one.recomputed is None for one in found)
         said = ComparisonResult(to_micros(now), len(found), sum(one.done for one in found))
         with self._ledger.transaction() as t:
             t.set_mark(_make_reconciled_mark(cluster), str(to_micros(until)))

@@ -37,7 +37,7 @@ class AssociationsPoller:
     def __init__(
         self, cluster: str, query: Callable[[], ClusterRoles], roles_files: ClusterRolesFiles
     ) -> None:
-        self.name = f"standing.{cluster}"
+        self.name = f"roles.{cluster}"
         self._cluster = cluster
         self._query = query
         self._roles_files = roles_files

@@ -86,13 +86,14 @@ def quote(
         _print_quote(component, reply)
     if len(reply.quotes) > 1:
         print_line(f"Total: at most {reply.format_with_unit(reply.amount)}.")
-    if reply.free is not None:
+    if reply.available is not None:
+        available = reply.format_with_unit(reply.available)
+        print_line(f"{reply.quotes[0].account} has {available} available now.")
+    if reply.is_admitted is False:
         print_line(
-            f"{reply.quotes[0].account} has {reply.format_with_unit(reply.free)} available now."
-        )
-    if reply.is_let_in is False:
-        print_line(
-            "The gate would reject it now." if not reply.say else reply.say.split("\n", 1)[0]
+            "The gate would reject it now."
+            if not reply.message
+            else reply.message.split("\n", 1)[0]
         )
 
 

@@ -150,7 +150,7 @@ def _make_bank_rows(reply: StatusShowAnswer) -> Iterator[StatusRow]:
     """Yield the rows of gate, reconciliation and gaps."""
     bank = reply.bank
     if bank is not None:
-        holds = "" if bank.holds is None else format_count(bank.holds, "open hold")
+        holds = "" if bank.hold_count is None else format_count(bank.hold_count, "open hold")
         yield StatusRow("gate", bank.gate, bank.gate_why or holds)
         for comparison in bank.reconciled:
             if comparison.compared_at is not None:

@@ -330,7 +330,7 @@ class ClusterRolesUnavailable(Unavailable):
 
 
 class ClusterRolesFiles:
-    """Stored roles of all clusters, one status file each (``standing-CLUSTER.json``).
+    """Stored roles of all clusters, one status file each (``roles-CLUSTER.json``).
 
     Args:
         state_dir: Steward's state directory.
@@ -377,7 +377,7 @@ class ClusterRolesFiles:
                 f"invalid cluster name {cluster!r}: use up to 64 letters, digits, '_' and '-'",
                 cluster,
             )
-        return os.path.join(self._state_dir, f"standing-{cluster}.json")
+        return os.path.join(self._state_dir, f"roles-{cluster}.json")
 
 
 def make_access(

@@ -44,7 +44,7 @@ class PollStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PollStatusFiles:
-    """Poll status files, one for each cluster (``look-CLUSTER.json``).
+    """Poll status files, one for each cluster (``poll-CLUSTER.json``).
 
     Args:
         state_dir: Steward's state directory.
@@ -72,4 +72,4 @@ class PollStatusFiles:
                 f"invalid cluster name {cluster!r}: use up to 64 letters, digits, '_' and '-'",
                 cluster,
             )
-        return os.path.join(self._state_dir, f"look-{cluster}.json")
+        return os.path.join(self._state_dir, f"poll-{cluster}.json")

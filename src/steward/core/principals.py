@@ -60,7 +60,7 @@ RULES: Final = ServicePrincipal(
 STATUS: Final = ServicePrincipal(
     name="status",
     role="operator",
-    permissions=frozenset({"accounting.gaps", "archive.sinks", "bank.standing", "journal.status"}),
+    permissions=frozenset({"accounting.gaps", "archive.sinks", "bank.status", "journal.status"}),
 )
 """Status and metrics: collect figures of other packages."""
 

@@ -237,7 +237,7 @@ ACTION_INDEX: Final[dict[str, IndexEntry]] = {
         "operator",
         "Check the ledger, and compare holds with jobs.",
     ),
-    "bank.course": IndexEntry(
+    "bank.balance_history": IndexEntry(
         "steward.bank.actions.reports",
         "",
         "everyone",
@@ -320,7 +320,7 @@ ACTION_INDEX: Final[dict[str, IndexEntry]] = {
         "operator",
         "Refund charges of a job or of an account.",
     ),
-    "bank.standing": IndexEntry(
+    "bank.status": IndexEntry(
         "steward.bank.actions.status",
         "",
         "operator",

@@ -22,7 +22,7 @@ from steward.core.databases import DATABASES, find_database
 PREVIOUS_STATE_PREFIX: Final = "before-restore-"
 """Prefix of the directory to which a restore moves the previous state."""
 _TRANSIENT: Final = re.compile(
-    r"daemon\.json|(look|standing)-.*\.json|.*\.lock|.*-(wal|shm|journal)|.*\.json\.\d+"
+    r"daemon\.json|(poll|roles)-.*\.json|.*\.lock|.*-(wal|shm|journal)|.*\.json\.\d+"
     rf"|{PREVIOUS_STATE_PREFIX}.*|\.restoring.*"
 )
 _INCOMING: Final = "incoming"

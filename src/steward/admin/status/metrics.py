@@ -295,7 +295,7 @@ def _add_bank(families: MetricFamilies, bank: BankStatusReply) -> None:
             "steward_gate_requests",
             "Number of requests of submit plugins, by answer.",
             ("answer",),
-            [(("allowed",), tally.allowed), (("refused",), tally.refused)],
+            [(("allowed",), tally.admitted), (("refused",), tally.rejected)],
         )
         families.add_counter(
             "steward_gate_by_policy",
@@ -306,14 +306,14 @@ def _add_bank(families: MetricFamilies, bank: BankStatusReply) -> None:
         families.add_summary(
             "steward_gate_answer_seconds",
             "Response times of the gate.",
-            tally.allowed + tally.refused,
+            tally.admitted + tally.rejected,
             tally.spent_us / _MICRO,
         )
         families.add_value(
             "steward_gate_slowest_seconds", "Longest response time.", tally.slowest_us / _MICRO
         )
-    if bank.holds is not None:
-        families.add_value("steward_gate_holds", "Number of open SU holds.", bank.holds)
+    if bank.hold_count is not None:
+        families.add_value("steward_gate_holds", "Number of open SU holds.", bank.hold_count)
     families.add_time(
         "steward_remote_balance_time_seconds",
         "Query time of the oldest balance of the remote myBRC server.",
@@ -360,23 +360,27 @@ def _add_accounts(families: MetricFamilies, bank: BankStatusReply) -> None:
         "steward_account_credit_su",
         "Credit limit of an account.",
         label,
-        [((account.account,), account.credit / _MICRO) for account in money],
+        [((account.account,), account.credit_limit / _MICRO) for account in money],
     )
     families.add_gauge(
         "steward_account_held_su",
         "SU held for jobs of an account.",
         label,
         [
-            ((account.account,), account.held / _MICRO)
+            ((account.account,), account.holds / _MICRO)
             for account in money
-            if account.held is not None
+            if account.holds is not None
         ],
     )
     families.add_gauge(
         "steward_account_holds",
         "Number of open SU holds of an account.",
         label,
-        [((account.account,), account.holds) for account in money if account.holds is not None],
+        [
+            ((account.account,), account.hold_count)
+            for account in money
+            if account.hold_count is not None
+        ],
     )
 
 

@@ -168,7 +168,7 @@ class StatusShowAnswer(Answer, frozen=True, kw_only=True):
         sinks: Sinks of the archive.
         dead_letters: Number of dead letters of all consumers.
         gaps: Gaps in accounting; None if not requested.
-        bank: Status of the bank, as bank.standing returns it; None without a bank.
+        bank: Status of the bank, as bank.status returns it; None without a bank.
         clusters: Clusters of the configuration.
         disks: File systems that Steward writes to.
         unavailable: Keys of the configuration whose driver is not installed, with the command

@@ -265,7 +265,7 @@ def _collect_gaps(context: StatusContext, service: Caller) -> GapsLine | None:
 
 def _collect_bank(context: StatusContext, service: Caller, accounts: bool) -> BankStatusReply:
     request = BankStatusRequest(accounts=accounts)
-    answer: BankStatusReply = context.registry.call("bank.standing", service, request)
+    answer: BankStatusReply = context.registry.call("bank.status", service, request)
     return answer
 
 

@@ -38,9 +38,9 @@ _PARENT = option("Parent account; '' for none.", "--parent", metavar="ACCOUNT", 
 _OWNERS = option(
     "Owners, who manage the account; '' for none.", "--owners", metavar="USER,…", allows_empty=True
 )
-_CREDIT = option(
+_CREDIT_LIMIT = option(
     "Credit limit: amount that the account may go below zero.",
-    "--credit",
+    "--credit-limit",
     metavar="AMOUNT",
     unit="money",
 )
@@ -68,7 +68,7 @@ class AccountCreateRequest(Request, frozen=True, kw_only=True):
     name: AccountName
     parent: Annotated[str, _PARENT] = ""
     owners: Annotated[tuple[str, ...], _OWNERS] = ()
-    credit: Annotated[int, _CREDIT] = 0
+    credit_limit: Annotated[int, _CREDIT_LIMIT] = 0
     draws_on_parent: Annotated[bool, _DRAWS_ON_PARENT] = False
     only_listed: Annotated[bool, _ONLY_LISTED] = False
     note: Annotated[str, _ACCOUNT_NOTE] = ""
@@ -81,7 +81,7 @@ class AccountChangeRequest(Request, frozen=True, kw_only=True):
     name: AccountName
     parent: Annotated[str | None, _PARENT] = None
     owners: Annotated[tuple[str, ...] | None, _OWNERS] = None
-    credit: Annotated[int | None, _CREDIT] = None
+    credit_limit: Annotated[int | None, _CREDIT_LIMIT] = None
     draws_on_parent: Annotated[bool | None, _DRAWS_ON_PARENT] = None
     only_listed: Annotated[bool | None, _ONLY_LISTED] = None
     closed: Annotated[
@@ -140,7 +140,7 @@ class AccountReply(ChangeReply, frozen=True, kw_only=True, dict=True):
         Column("Parent", "parent"),
         Column("Owners", "owners"),
         Column("Balance", lambda row, reply: reply.balances.get(row.name, 0), "money"),
-        Column("Credit", "credit", "money"),
+        Column("CreditLimit", "credit_limit", "money", title="Credit limit"),
         Column("Rules", _list_rules),
         Column("Note", lambda row, _: row.note if row.known else "nobody created it", max_width=40),
     )
@@ -170,7 +170,7 @@ class AccountReply(ChangeReply, frozen=True, kw_only=True, dict=True):
                 "Begin", _read_begin, "time", exact=lambda row, _: row.begin if row.end else None
             ),
             Column("End", lambda row, _: row.end or "open", "time", exact="end"),
-            Column("Granted", "given", "money"),
+            Column("Granted", "granted", "money"),
             Column("Balance", "balance", "money"),
             Column("Rollover", lambda row, _: row.rollover if row.end else ""),
             Column("Note", "note", max_width=40),
@@ -287,7 +287,7 @@ def create_account(
                 name=request.name.lower(),
                 parent=request.parent.lower(),
                 owners=request.owners,
-                credit=request.credit,
+                credit_limit=request.credit_limit,
                 draws_on_parent=request.draws_on_parent,
                 only_listed=request.only_listed,
                 note=request.note,
@@ -321,7 +321,7 @@ def change_account(
     changes = _collect_changes(
         parent=None if request.parent is None else request.parent.lower(),
         owners=request.owners,
-        credit=request.credit,
+        credit_limit=request.credit_limit,
         draws_on_parent=request.draws_on_parent,
         only_listed=request.only_listed,
         closed=request.closed,

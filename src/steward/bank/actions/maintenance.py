@@ -84,8 +84,8 @@ class DifferenceLine(ActionMessage, frozen=True, kw_only=True):
         account: Account that pays.
         user: Owner of the job.
         charged: Amount charged, in micro-SU; None for nothing.
-        due: Amount due by its record, in micro-SU; None if no rate applies.
-        why: Cause of the difference.
+        recomputed: Amount due by its record, in micro-SU; None if no rate applies.
+        reason: Cause of the difference.
         source: Source of the record: ``jobs`` or ``sacct``.
         done: Whether it was corrected.
     """
@@ -96,8 +96,8 @@ class DifferenceLine(ActionMessage, frozen=True, kw_only=True):
     account: str = ""
     user: str = ""
     charged: int | None = None
-    due: int | None = None
-    why: str = ""
+    recomputed: int | None = None
+    reason: str = ""
     source: str = ""
     done: bool = False
 
@@ -114,10 +114,10 @@ _DIFFERENCE_LAYOUT: Final = (
     Column("Account", "account"),
     Column("User", "user"),
     Column("Charged", "charged", "money"),
-    Column("Due", "due", "money"),
+    Column("Recomputed", "recomputed", "money"),
     Column("Source", "source"),
     Column("Done", "done"),
-    Column("Reason", "why", max_width=60),
+    Column("Reason", "reason", max_width=60),
 )
 
 
@@ -164,20 +164,20 @@ class BackfillReply(BankReply, frozen=True, kw_only=True):
     Attributes:
         charges: Number of charges.
         amount: Sum of the charges, in micro-SU.
-        passed_over: Number of rows of slurmdbd that could not be parsed.
+        skipped: Number of rows of slurmdbd that could not be parsed.
         unpriced: Runs without an applicable rate.
         dry_run: Whether nothing was charged.
     """
 
     charges: int
     amount: int
-    passed_over: int = 0
+    skipped: int = 0
     unpriced: tuple[DifferenceLine, ...] = ()
     dry_run: bool = False
     layout: ClassVar[Layout] = (
         Column("Charges", "charges"),
         Column("Amount", "amount", "money"),
-        Column("Skipped", "passed_over"),
+        Column("Skipped", "skipped"),
         Column("Unpriced", lambda reply, _: len(reply.unpriced)),
     )
     layouts: ClassVar[Mapping[str, Layout]] = {"unpriced": _DIFFERENCE_LAYOUT}
@@ -200,8 +200,8 @@ class BackfillReply(BankReply, frozen=True, kw_only=True):
 
     def list_warnings(self) -> Iterable[str]:
         """Return the numbers of rows that were not parsed, and of runs without a rate."""
-        if self.passed_over:
-            rows = format_count(self.passed_over, "row")
+        if self.skipped:
+            rows = format_count(self.skipped, "row")
             yield f"cannot parse {rows} of slurmdbd: those runs are not charged"
         if self.unpriced:
             runs = format_count(len(self.unpriced), "run")
@@ -228,8 +228,8 @@ class CheckReply(BankReply, frozen=True, kw_only=True):
     holds: int | None = None
     layout: ClassVar[Layout] = (
         Column("Kind", "kind"),
-        Column("Object", "where"),
-        Column("Finding", "what"),
+        Column("Object", "object"),
+        Column("Finding", "finding"),
     )
 
     @property
@@ -281,8 +281,8 @@ class ImportReply(BankReply, frozen=True, kw_only=True):
     dry_run: bool = False
     gate_knows: bool = False
     layout: ClassVar[Layout] = (
-        Column("Change", "how"),
-        Column("Object", "what"),
+        Column("Change", "change"),
+        Column("Object", "object"),
         Column("Name", "name"),
         Column(
             "Amount",
@@ -296,7 +296,7 @@ class ImportReply(BankReply, frozen=True, kw_only=True):
     @property
     def made(self) -> tuple[ImportChange, ...]:
         """Changes, without objects that exist already."""
-        return tuple(change for change in self.changes if change.how != "keep")
+        return tuple(change for change in self.changes if change.change != "keep")
 
     def list_lines(self) -> Iterable[str]:
         """Return the summary, if there are no changes."""
@@ -415,7 +415,7 @@ def backfill_charges(
     return BackfillReply(
         charges=result.charges,
         amount=result.amount,
-        passed_over=result.passed_over,
+        skipped=result.passed_over,
         unpriced=tuple(_make_difference_line(difference) for difference in result.unpriced),
         dry_run=request.dry_run,
         **context.make_heading(),
@@ -550,7 +550,7 @@ def compare_holds_with_jobs(context: BankContext, holds: list[Hold]) -> list[Led
             records = context.jobs.list_unfinished_records(cluster)
         except Unavailable as error:
             findings.append(
-                LedgerFinding(kind="unproved", what=f"cannot compare holds with jobs: {error}")
+                LedgerFinding(kind="unproved", finding=f"cannot compare holds with jobs: {error}")
             )
             continue
         job_ids = {get_hold_job_id(record) for record in records}
@@ -560,8 +560,8 @@ def compare_holds_with_jobs(context: BankContext, holds: list[Hold]) -> list[Led
         findings += [
             LedgerFinding(
                 kind="hold-without-job",
-                what=f"hold {hold.id} of account {hold.account} belongs to an ended job",
-                where=f"{cluster}/{job_id}",
+                finding=f"hold {hold.id} of account {hold.account} belongs to an ended job",
+                object=f"{cluster}/{job_id}",
             )
             for job_id, hold in hold_by_job.items()
             if job_id not in job_ids and hold.created_us < to_micros(cutoff)
@@ -569,8 +569,8 @@ def compare_holds_with_jobs(context: BankContext, holds: list[Hold]) -> list[Led
         findings += [
             LedgerFinding(
                 kind="job-without-hold",
-                what=f"running job {record.job_id} has no hold",
-                where=f"{cluster}/{record.job_id}",
+                finding=f"running job {record.job_id} has no hold",
+                object=f"{cluster}/{record.job_id}",
             )
             for record in records
             if is_enforced
@@ -632,23 +632,23 @@ class NoticeLine(ActionMessage, frozen=True, kw_only=True):
 
     Attributes:
         number: Its number.
-        way: ``mail``, ``webhook`` or ``mybrc``; "" for all configured ways.
+        channel: ``mail``, ``webhook`` or ``mybrc``; "" for all configured channels.
         what: Summary, one line.
         to: Users and addresses of a mail.
-        tries: Number of failed attempts.
+        attempts: Number of failed attempts.
         next_at: Time of the next attempt; None for a dead letter.
         error: Error of the last attempt.
-        aside: Whether it is a dead letter, retried only on request.
+        is_dead_letter: Whether it is a dead letter, retried only on request.
     """
 
     number: int
-    way: str = ""
+    channel: str = ""
     what: str = ""
     to: tuple[str, ...] = ()
-    tries: int = 0
+    attempts: int = 0
     next_at: datetime | None = None
     error: str = ""
-    aside: bool = False
+    is_dead_letter: bool = False
 
 
 class NoticesReply(BankReply, frozen=True, kw_only=True):
@@ -663,21 +663,22 @@ class NoticesReply(BankReply, frozen=True, kw_only=True):
     more: bool = False
     layout: ClassVar[Layout] = (
         Column("Number", "number", "count"),
-        Column("Channel", lambda notice, _: notice.way or "-"),
+        Column("Channel", lambda notice, _: notice.channel or "-"),
         Column("What", "what", max_width=50),
         Column("Recipients", lambda notice, _: ", ".join(notice.to), show="requested"),
-        Column("Attempts", "tries", "count"),
+        Column("Attempts", "attempts", "count"),
         Column(
             "NextAttempt",
-            lambda notice, _: "dead letter" if notice.aside else notice.next_at,
+            lambda notice, _: "dead letter" if notice.is_dead_letter else notice.next_at,
             "time",
         ),
         Column("Error", "error", max_width=60),
     )
 
-    def list_lines(self) -> Iterable[str]:
-        """Return that there are no notices."""
-        return () if self.notices else ("No undelivered notices.",)
+    @property
+    def empty_reason(self) -> str:
+        """Reason why there are no rows."""
+        return "No undelivered notices."
 
     def list_notes(self) -> Iterable[str]:
         """Return that there are more."""
@@ -746,15 +747,15 @@ def _make_notice_line(message: OutboxItem) -> NoticeLine:
     """Convert an outbox message into a line of the reply."""
     line = NoticeLine(
         number=message.id,
-        tries=message.tries,
+        attempts=message.tries,
         next_at=None if message.aside else message.next_at,
         error=message.error,
-        aside=message.aside,
+        is_dead_letter=message.aside,
     )
     if message.kind != NOTICE:
         remote_bank: RemoteBank = load_offer(ENTRY_POINT_GROUP, message.kind)
         return msgspec.structs.replace(
-            line, way=message.kind, what=remote_bank.describe(message.payload)
+            line, channel=message.kind, what=remote_bank.describe(message.payload)
         )
     notice = msgspec.json.decode(message.payload, type=Notice)
-    return msgspec.structs.replace(line, way=notice.by, what=notice.subject, to=notice.to)
+    return msgspec.structs.replace(line, channel=notice.by, what=notice.subject, to=notice.to)

@@ -136,7 +136,7 @@ def _read_amount(transfer: Transfer, _: object = None) -> int:
     """Return the amount of a transfer; an adjustment may have a negative one."""
     if transfer.kind != "adjust":
         return transfer.amount
-    return sum(entry.amount for entry in transfer.entries if entry.account)
+    return sum(entry.amount for entry in transfer.postings if entry.account)
 
 
 class MoneyMoveReply(ChangeReply, frozen=True, kw_only=True):

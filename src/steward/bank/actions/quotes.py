@@ -42,18 +42,18 @@ class QuoteReply(BankReply, frozen=True, kw_only=True):
         quotes: The estimate and its inputs; one for each component of a heterogeneous job.
         amount: Total price, in micro-SU.
         cluster: The cluster.
-        is_let_in: Whether the gate would admit it now; None if the gate does not answer, or if
+        is_admitted: Whether the gate would admit it now; None if the gate does not answer, or if
             the caller may not see the account's balance: repeated quotes would reveal it.
-        say: Message the gate would show to the user; "" for none.
-        free: Available amount of the account; None as for ``is_let_in``.
+        message: Message the gate would show to the user; "" for none.
+        available: Available amount of the account; None as for ``is_admitted``.
     """
 
     quotes: tuple[Quote, ...]
     amount: int
     cluster: str
-    is_let_in: bool | None = None
-    say: str = ""
-    free: int | None = None
+    is_admitted: bool | None = None
+    message: str = ""
+    available: int | None = None
 
 
 @action(
@@ -103,9 +103,9 @@ def quote_job(context: BankContext, caller: Caller, request: QuoteRequest) -> Qu
         quotes=quotes,
         amount=sum(quote.amount for quote in quotes),
         cluster=cluster,
-        is_let_in=is_admitted,
-        say=message,
-        free=available,
+        is_admitted=is_admitted,
+        message=message,
+        available=available,
         **context.make_heading(),
     )
 

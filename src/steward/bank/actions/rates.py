@@ -269,7 +269,7 @@ class WouldRejectReply(BankReply, frozen=True, kw_only=True):
         Column("Partition", "partition"),
         Column("Amount", "amount", "money"),
         Column("Mode", "mode"),
-        Column("Reason", lambda row, _: row.why.split("\n", 1)[0], exact="why"),
+        Column("Reason", lambda row, _: row.reason.split("\n", 1)[0], exact="reason"),
     )
 
     @property

@@ -1,7 +1,7 @@
 """Bank reports: balances, statements, usage sums, open SU holds and daily balance history.
 
 Read-only actions: ``bank.balance``, ``bank.statement``, ``bank.usage``, ``bank.holds`` and
-``bank.course``. Operators see everything; others see accounts they use or manage, and their own
+``bank.balance_history``. Operators see everything; others see accounts they use or manage, and their own
 jobs. Holds and available amounts come from the gate, everything else from the ledger.
 Amounts are micro-SU.
 """
@@ -69,9 +69,9 @@ class AccountBalance(ActionMessage, frozen=True, kw_only=True):
         account: The account.
         payer: Account whose allocations pay: itself, or one above.
         balance: Sum of the payer's active allocations.
-        credit: Credit limit of the payer.
-        held: Sum of holds for unfinished jobs; None if the gate does not answer.
-        free: Available amount for a new job; None if the gate does not answer.
+        credit_limit: Credit limit of the payer.
+        holds: Sum of holds for unfinished jobs; None if the gate does not answer.
+        available: Available amount for a new job; None if the gate does not answer.
         user_limit: Spending limit of the caller; None for no limit.
         user_spent: Amount the caller has spent of it.
         closed: Whether new charges are forbidden.
@@ -83,9 +83,9 @@ class AccountBalance(ActionMessage, frozen=True, kw_only=True):
     account: str
     payer: str
     balance: int
-    credit: int = 0
-    held: int | None = None
-    free: int | None = None
+    credit_limit: int = 0
+    holds: int | None = None
+    available: int | None = None
     user_limit: int | None = None
     user_spent: int = 0
     closed: bool = False
@@ -131,9 +131,9 @@ class BalanceReply(BankReply, frozen=True, kw_only=True):
         Column("Account", "account", link="account"),
         Column("Payer", "payer", show=_has_other_payers, title="Paid by", link="account"),
         Column("Balance", "balance", "money"),
-        Column("Holds", "held", "money"),
-        Column("Credit", "credit", "money", title="Credit limit", show="filled"),
-        Column("Available", "free", "money"),
+        Column("Holds", "holds", "money"),
+        Column("CreditLimit", "credit_limit", "money", title="Credit limit", show="filled"),
+        Column("Available", "available", "money"),
         Column(
             "Yours",
             _read_spendable,
@@ -164,7 +164,7 @@ class BalanceReply(BankReply, frozen=True, kw_only=True):
                 "Jobs were charged to an account that does not exist: "
                 "'steward bank account create' creates it with these charges."
             )
-        if any(account.free is None for account in self.accounts):
+        if any(account.available is None for account in self.accounts):
             yield "The gate does not answer: SU holds and available SU are unknown."
 
 
@@ -188,14 +188,14 @@ class StatementRequest(Request, frozen=True, kw_only=True):
 def _describe_line(line: StatementLine, reply: "StatementReply") -> str:
     """Return the job and why it was charged, or the reason of a manual transaction."""
     if not line.charge:
-        return line.why
+        return line.reason
     key_parts = parse_charge_key(line.charge)
     job_label = (
         f"job {reply.names.get(line.charge, str(key_parts[1]))}"
         if key_parts is not None
         else line.charge
     )
-    return job_label if line.kind == "charge" else f"{job_label}: {line.why}"
+    return job_label if line.kind == "charge" else f"{job_label}: {line.reason}"
 
 
 class StatementReply(BankReply, frozen=True, kw_only=True):
@@ -219,17 +219,16 @@ class StatementReply(BankReply, frozen=True, kw_only=True):
         Column("Kind", "kind"),
         Column("User", "user"),
         Column(
-            "What",
+            "Description",
             _describe_line,
-            title="Description",
             max_width=44,
-            exact=lambda line, _: line.charge or line.why,
+            exact=lambda line, _: line.charge or line.reason,
         ),
         Column("Amount", "amount", "money"),
         Column("Balance", "balance", "money"),
         Column("Charge", "charge", show="requested"),
-        Column("PostedBy", "who", title="Posted by", show="pages"),
-        Column("Reason", "why", show="requested"),
+        Column("PostedBy", "posted_by", title="Posted by", show="pages"),
+        Column("Reason", "reason", show="requested"),
     )
 
     @property
@@ -420,8 +419,8 @@ class HoldsReply(BankReply, frozen=True, kw_only=True):
 def show_balances(context: BankContext, caller: Caller, request: BalanceRequest) -> BalanceReply:
     """Show account balances, holds and available SU.
 
-    Balance is the sum of the active allocations, Held the sum of the SU holds of unfinished jobs,
-    Free the available SU for a new job. Operators see all accounts, others those that they use or
+    Balance is the sum of the active allocations, Holds that of the SU holds of unfinished jobs,
+    Available the SU for a new job. Operators see all accounts, others those that they use or
     manage.
 
     Raises:
@@ -644,7 +643,7 @@ def _read_account_balance(
         account=bank_account.name,
         payer=payer,
         balance=t.queries.get_balance(account),
-        credit=payer_account.credit,
+        credit_limit=payer_account.credit_limit,
         user_limit=member.limit if member else None,
         user_spent=member.spent if member else 0,
         closed=bank_account.closed,
@@ -678,8 +677,8 @@ def _add_holds(context: BankContext, balance: AccountBalance, rights: Rights) ->
         return balance
     return msgspec.structs.replace(
         balance,
-        held=gate_balance.held,
-        free=gate_balance.available,
+        holds=gate_balance.held,
+        available=gate_balance.available,
         user_limit=gate_balance.user_limit,
         remote_at=from_micros(gate_balance.at_us) if gate_balance.at_us else None,
     )
@@ -706,7 +705,7 @@ _DEFAULT_PERIOD: Final = timedelta(days=90)
 
 
 class BalanceHistoryRequest(Request, frozen=True, kw_only=True):
-    """Request of bank.course: balance and spending of an account, day by day."""
+    """Request of bank.balance_history: balance and spending of an account, day by day."""
 
     account: Annotated[
         str, described("Name of the account; if a parent pays for it, the balance is the parent's.")
@@ -740,9 +739,9 @@ class BalanceHistoryReply(BankReply, frozen=True, kw_only=True):
 
 
 @action(
-    "bank.course",
+    "bank.balance_history",
     scope="read",
-    routes=(route("GET /accounts/{account}/course"),),
+    routes=(route("GET /accounts/{account}/balance-history"),),
     only_reads=True,
 )
 def show_balance_history(

@@ -1,4 +1,4 @@
-"""Bank status: balances, holds, gate and reconciliation at a glance (``bank.standing``)."""
+"""Bank status: balances, holds, gate and reconciliation at a glance (``bank.status``)."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -23,7 +23,7 @@ GateAvailability = Literal["deciding", "not deciding", "away"]
 
 
 class BankStatusRequest(Request, frozen=True, kw_only=True):
-    """Request of bank.standing: the state of ledger, gate and reconciliation."""
+    """Request of bank.status: the state of ledger, gate and reconciliation."""
 
     accounts: Annotated[bool, described("Also include the balance of each account.")] = False
 
@@ -54,16 +54,16 @@ class AccountMoney(ActionMessage, frozen=True, kw_only=True):
     Attributes:
         account: Name of the account.
         balance: Sum of its active allocations.
-        credit: Credit limit.
-        held: Sum of its holds; None if the gate does not answer.
-        holds: Number of its holds.
+        credit_limit: Credit limit.
+        holds: Sum of its holds; None if the gate does not answer.
+        hold_count: Number of its holds.
     """
 
     account: str
     balance: int
-    credit: int = 0
-    held: int | None = None
+    credit_limit: int = 0
     holds: int | None = None
+    hold_count: int | None = None
 
 
 class BankStatusReply(BankReply, frozen=True, kw_only=True):
@@ -74,8 +74,8 @@ class BankStatusReply(BankReply, frozen=True, kw_only=True):
         accounts: Number of accounts.
         gate: Whether the gate decides.
         gate_why: Reason why the gate does not decide.
-        holds: Number of open holds; None if the gate does not answer.
-        held: Sum of the open holds, in micro-SU.
+        hold_count: Number of open holds; None if the gate does not answer.
+        holds: Sum of the open holds, in micro-SU.
         asked_at: Last request of a submit plugin, to the minute; None if never or unknown.
         tally: Counts of the gate's decisions since its start; None if it does not answer.
         reconciled: Progress of reconciliation, by cluster.
@@ -88,8 +88,8 @@ class BankStatusReply(BankReply, frozen=True, kw_only=True):
     accounts: int
     gate: GateAvailability
     gate_why: str = ""
+    hold_count: int | None = None
     holds: int | None = None
-    held: int | None = None
     asked_at: datetime | None = None
     tally: AnswerCounts | None = None
     reconciled: tuple[ReconciliationProgress, ...] = ()
@@ -111,7 +111,7 @@ class BankStatusReply(BankReply, frozen=True, kw_only=True):
 
 
 @action(
-    "bank.standing",
+    "bank.status",
     scope="read",
     role="operator",
     only_reads=True,
@@ -171,8 +171,8 @@ def _add_gate_state(
         reply,
         gate="deciding" if gate_status.deciding else "not deciding",
         gate_why=gate_status.why,
-        holds=gate_status.holds,
-        held=gate_status.held,
+        hold_count=gate_status.holds,
+        holds=gate_status.held,
         asked_at=_convert_moment_or_none(gate_status.asked_at_us),
         tally=gate_status.tally,
         remote_at=_convert_moment_or_none(gate_status.remote_at_us),
@@ -204,9 +204,9 @@ def _collect_account_money(
             AccountMoney(
                 account=account.name,
                 balance=balance,
-                credit=account.credit,
-                held=held_total.held if held_total else None,
-                holds=held_total.holds if held_total else None,
+                credit_limit=account.credit,
+                holds=held_total.held if held_total else None,
+                hold_count=held_total.holds if held_total else None,
             )
         )
     return tuple(lines)

@@ -610,7 +610,7 @@ class HoldKeeper:
             partition=(quote.partition if quote else "") or request.job.partition[:LONGEST_TEXT],
             job_id=request.job.job_id,
             amount=quote.amount if quote else 0,
-            why=f"{pass_reason}: {decision.short}" if pass_reason else decision.short,
+            reason=f"{pass_reason}: {decision.short}" if pass_reason else decision.short,
         )
         self.store.put_fact(
             GateFact(seq=seq, kind=REFUSAL, at_us=now_us, cluster=request.cluster, refusal=refusal)

@@ -120,17 +120,17 @@ class DecisionRight:
 class AnswerCounters:
     """Counters of answers; see ``requests.AnswerCounts``."""
 
-    __slots__ = ("allowed", "by_policy", "refused", "slowest_us", "spent_us")
+    __slots__ = ("admitted", "by_policy", "rejected", "slowest_us", "spent_us")
 
     def __init__(self) -> None:
-        self.allowed = self.refused = self.by_policy = 0
+        self.admitted = self.rejected = self.by_policy = 0
         self.spent_us = self.slowest_us = 0
 
     def add(self, replies: list[PluginReply], took_us: int) -> None:
         """Count answers that were given together; each took this long, in µs."""
-        allowed = sum(reply.ok for reply in replies)
-        self.allowed += allowed
-        self.refused += len(replies) - allowed
+        admitted = sum(reply.ok for reply in replies)
+        self.admitted += admitted
+        self.rejected += len(replies) - admitted
         self.spent_us += took_us * len(replies)
         self.slowest_us = max(self.slowest_us, took_us)
 

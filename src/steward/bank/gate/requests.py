@@ -352,15 +352,15 @@ class AnswerCounts(BankRecord, frozen=True):
     """Counters of a gate's answers to submit plugins since it began.
 
     Attributes:
-        allowed: Accepted requests.
-        refused: Rejected requests.
+        admitted: Accepted requests.
+        rejected: Rejected requests.
         by_policy: Requests answered by the outage policy; each also counts above.
         spent_us: Total time of the answers, from the arrival of each request, µs.
         slowest_us: Time of the slowest answer, µs.
     """
 
-    allowed: int = 0
-    refused: int = 0
+    admitted: int = 0
+    rejected: int = 0
     by_policy: int = 0
     spent_us: int = 0
     slowest_us: int = 0

@@ -89,7 +89,7 @@ class Accounts:
         *,
         parent: str | None = None,
         owners: Sequence[str] | None = None,
-        credit: int | None = None,
+        credit_limit: int | None = None,
         draws_on_parent: bool | None = None,
         only_listed: bool | None = None,
         closed: bool | None = None,
@@ -104,7 +104,7 @@ class Accounts:
         properties = {
             "parent": parent,
             "owners": None if owners is None else tuple(owners),
-            "credit": credit,
+            "credit_limit": credit_limit,
             "draws_on_parent": draws_on_parent,
             "only_listed": only_listed,
             "closed": closed,
@@ -320,10 +320,10 @@ def _validate_account(account: Account) -> Account:
             "commas",
             account.name,
         )
-    if not 0 <= account.credit <= MAX_AMOUNT:
+    if not 0 <= account.credit_limit <= MAX_AMOUNT:
         raise BankUsage(
             f"invalid credit limit of account {name}: give 0 to {MAX_AMOUNT} micro-SU",
-            account.credit,
+            account.credit_limit,
         )
     return msgspec.structs.replace(
         account,

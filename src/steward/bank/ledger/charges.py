@@ -211,7 +211,7 @@ class ChargePayments:
 
     def _find_credit(self, payer: str) -> int:
         account = self._accounts.get(payer)
-        return 0 if account is None else account.credit
+        return 0 if account is None else account.credit_limit
 
 
 def run_start(new: Charge) -> datetime | None:
@@ -353,7 +353,7 @@ class Charges:
     def list_changed(self, after: int, limit: int = 500) -> list[tuple[int, str, ChargeRow]]:
         """List charges changed after a transaction number: (transaction number, author, charge)."""
         query = (
-            select(charge, act.c.number, act.c.who)
+            select(charge, act.c.number, act.c.posted_by)
             .select_from(act)
             .join(charge, charge.c.number == act.c.charge)
             .where(act.c.number > after)
@@ -499,4 +499,4 @@ def _is_same_charge(first: Charge, second: Charge) -> bool:
 
 
 def _usage_amount(transfer: Transfer) -> int:
-    return sum(entry.amount for entry in transfer.entries if entry.pot == "usage")
+    return sum(entry.amount for entry in transfer.postings if entry.pot == "usage")

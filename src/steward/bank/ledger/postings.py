@@ -166,8 +166,8 @@ class LedgerSession:
             number=self.seq,
             at=self.now(author),
             kind=kind,
-            who=sanitize_text(author.who),
-            why=sanitize_text(why or author.why),
+            posted_by=sanitize_text(author.who),
+            reason=sanitize_text(why or author.why),
             key=sanitize_text(author.key) if request else "",
             asked=request,
             account=account,
@@ -189,7 +189,7 @@ class LedgerSession:
         """
         if sum(amounts.values()):
             raise BankError(f"the postings of a {kind} do not sum to zero: {dict(amounts)}")
-        columns = (pot.c.number, pot.c.account, pot.c.balance, pot.c.given)
+        columns = (pot.c.number, pot.c.account, pot.c.balance, pot.c.granted)
         pots = {
             row.number: row
             for row in self.fetch_rows(select(*columns).where(pot.c.number.in_(amounts)))
@@ -206,11 +206,11 @@ class LedgerSession:
                     "give less",
                     amount,
                 )
-            given = before.given + (_get_granted_amount(kind, amount) if pot_number > 0 else 0)
+            granted = before.granted + (_get_granted_amount(kind, amount) if pot_number > 0 else 0)
             changed = self.execute(
                 update(pot)
                 .where(pot.c.number == pot_number, pot.c.balance == before.balance)
-                .values(balance=after, given=given)
+                .values(balance=after, granted=granted)
             )
             if changed != 1:
                 raise BankError(
@@ -381,4 +381,4 @@ def _build_transfer(transaction: Act, charge_key: str, entries: Sequence[Posting
     """Build a transfer as users see it: with the key of its charge, without its request."""
     values = msgspec.structs.asdict(transaction)
     del values["asked"]
-    return Transfer(**values | {"charge": charge_key, "entries": tuple(entries)})
+    return Transfer(**values | {"charge": charge_key, "postings": tuple(entries)})

@@ -47,12 +47,12 @@ def _check_schema(session: LedgerSession) -> Iterator[LedgerFinding]:
     revision = read_revision(session.connection)
     if revision != NEWEST_REVISION:
         yield LedgerFinding(
-            kind="schema", what=f"the schema is {revision!r}, not {NEWEST_REVISION}"
+            kind="schema", finding=f"the schema is {revision!r}, not {NEWEST_REVISION}"
         )
     if session.connection.dialect.name == "sqlite":
         result = session.connection.exec_driver_sql("PRAGMA quick_check").scalar()
         if result != "ok":
-            yield LedgerFinding(kind="damage", what=f"the file is damaged: {result}")
+            yield LedgerFinding(kind="damage", finding=f"the file is damaged: {result}")
         names = "SELECT tbl_name FROM sqlite_master WHERE type = 'trigger'"
         expected = 2
     else:
@@ -65,7 +65,7 @@ def _check_schema(session: LedgerSession) -> Iterator[LedgerFinding]:
     for table in APPEND_ONLY:
         # Settlements may be deleted once the gate has applied them.
         if triggers.count(table) < (1 if table == settlement.name else expected):
-            yield LedgerFinding(kind="schema", what=f"no trigger protects {table} from changes")
+            yield LedgerFinding(kind="schema", finding=f"no trigger protects {table} from changes")
 
 
 def _check_zero_sums(session: LedgerSession) -> Iterator[LedgerFinding]:
@@ -89,7 +89,7 @@ def _check_zero_sums(session: LedgerSession) -> Iterator[LedgerFinding]:
         yield _make_finding("unbalanced", "it has no postings", "transfer", row.number)
     total = session.fetch_value(select(func.sum(pot.c.balance)))
     if total:
-        yield LedgerFinding(kind="unbalanced", what=f"all balances sum to {int(total)}, not 0")
+        yield LedgerFinding(kind="unbalanced", finding=f"all balances sum to {int(total)}, not 0")
 
 
 def _check_balances(session: LedgerSession) -> Iterator[LedgerFinding]:
@@ -124,8 +124,8 @@ def _check_balances(session: LedgerSession) -> Iterator[LedgerFinding]:
         if last_balance is not None and last_balance != balance:
             problem = f"its balance is {balance}, its last posting shows {last_balance}"
             yield _make_finding("balance", problem, "pot", number)
-        if number > 0 and stored.given != int(given or 0):
-            problem = f"its granted amount is {stored.given}, its postings show {int(given or 0)}"
+        if number > 0 and stored.granted != int(given or 0):
+            problem = f"its granted amount is {stored.granted}, its postings show {int(given or 0)}"
             yield _make_finding("balance", problem, "pot", number)
         if stored.end is not None and balance < 0:
             yield _make_finding("below zero", f"its balance is {balance}", "pot", number)
@@ -256,4 +256,4 @@ def _fetch_findings(
 
 
 def _make_finding(kind: str, problem: str, object_kind: str, name: object) -> LedgerFinding:
-    return LedgerFinding(kind=kind, what=f"{object_kind} {name}: {problem}", where=str(name))
+    return LedgerFinding(kind=kind, finding=f"{object_kind} {name}: {problem}", object=str(name))

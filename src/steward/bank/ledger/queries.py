@@ -303,7 +303,7 @@ def _select_latest(entries: "Select[Any]", limit: int) -> "Select[Any]":
     )
     latest = (sums.limit(limit) if limit else sums).subquery()
     columns = (
-        *(act.c.number, act.c.at, act.c.kind, act.c.who, act.c.why),
+        *(act.c.number, act.c.at, act.c.kind, act.c.posted_by, act.c.reason),
         *(act.c.account, act.c.user, func.coalesce(charge.c.key, ""), latest.c.amount),
     )
     return (
@@ -438,7 +438,7 @@ def _attach_money(
     # Ended allocations matter while not yet emptied: jobs that started on them may draw.
     live = or_(pot.c.end.is_(None), pot.c.end > session.now(), pot.c.balance != 0)
     begin_us, end_us = type_coerce(pot.c.begin, BigInteger), type_coerce(pot.c.end, BigInteger)
-    columns = (pot.c.number, pot.c.balance, begin_us, func.coalesce(end_us, 0), pot.c.given)
+    columns = (pot.c.number, pot.c.balance, begin_us, func.coalesce(end_us, 0), pot.c.granted)
     pots = select(*columns, pot.c.account).order_by(pot.c.end.is_(None), pot.c.end, pot.c.number)
     members = select(
         member.c.user, member.c.limit, member.c.spent, member.c.account, member.c.listed
@@ -455,7 +455,7 @@ def _attach_money(
         AccountBooks(
             name=account.name,
             payer=_find_payer(account, by_name),
-            credit=account.credit,
+            credit=account.credit_limit,
             closed=account.closed,
             allocations=tuple(allocations[account.name]),
             users=tuple(users[account.name]),

@@ -55,7 +55,7 @@ class Account(BankRecord, frozen=True):
         name: Name in lower case, as in Slurm.
         parent: Name of the account above; "" for none.
         owners: Users who manage it.
-        credit: Credit limit: how far below zero it may go.
+        credit_limit: Credit limit: how far below zero it may go.
         draws_on_parent: Whether it has no money of its own and the account above pays.
         only_listed: Whether only listed users may charge it.
         closed: Whether new charges are forbidden.
@@ -67,7 +67,7 @@ class Account(BankRecord, frozen=True):
     name: str
     parent: str = ""
     owners: tuple[str, ...] = ()
-    credit: int = 0
+    credit_limit: int = 0
     draws_on_parent: bool = False
     only_listed: bool = False
     closed: bool = False
@@ -105,7 +105,7 @@ class Allocation(BankRecord, frozen=True):
         rollover: What happens to the balance at the end.
         note: Description, for people.
         balance: Current balance.
-        given: Net amount received, without charges and refunds.
+        granted: Net amount received, without charges and refunds.
     """
 
     number: int
@@ -115,7 +115,7 @@ class Allocation(BankRecord, frozen=True):
     rollover: Rollover = "none"
     note: str = ""
     balance: int = 0
-    given: int = 0
+    granted: int = 0
 
     def is_active(self, at: datetime) -> bool:
         """Return True if it can be drawn on at a time."""
@@ -147,27 +147,27 @@ class Transfer(BankRecord, frozen=True):
         number: Ascending number.
         at: Time of entry.
         kind: Kind of transfer.
-        who: Author.
-        why: Reason.
+        posted_by: Author.
+        reason: Reason.
         key: The caller's idempotency key.
         account: The account concerned.
         user: The user concerned; "" for none.
         charge: Key of the charge it belongs to; "" for none.
         amount: Amount moved.
-        entries: Its postings, which sum to zero.
+        postings: Its postings, which sum to zero.
     """
 
     number: int
     at: datetime
     kind: TransferKind
-    who: str = ""
-    why: str = ""
+    posted_by: str = ""
+    reason: str = ""
     key: str = ""
     account: str = ""
     user: str = ""
     charge: str = ""
     amount: int = 0
-    entries: tuple[Posting, ...] = ()
+    postings: tuple[Posting, ...] = ()
 
 
 class ChargeResult(BankRecord, frozen=True):
@@ -245,8 +245,8 @@ class StatementLine(BankRecord, frozen=True):
         number: Number of the transfer.
         at: Time of entry.
         kind: Kind of transfer.
-        who: Author.
-        why: Reason.
+        posted_by: Author.
+        reason: Reason.
         account: The account concerned.
         user: The user concerned.
         charge: Key of the charge it belongs to.
@@ -258,8 +258,8 @@ class StatementLine(BankRecord, frozen=True):
     number: int
     at: datetime
     kind: TransferKind
-    who: str = ""
-    why: str = ""
+    posted_by: str = ""
+    reason: str = ""
     account: str = ""
     user: str = ""
     charge: str = ""
@@ -333,13 +333,13 @@ class LedgerFinding(BankRecord, frozen=True):
 
     Attributes:
         kind: Kind of inconsistency, one word.
-        what: Description, one line.
-        where: The object concerned.
+        finding: Description, one line.
+        object: The object concerned.
     """
 
     kind: str
-    what: str
-    where: str = ""
+    finding: str
+    object: str = ""
 
 
 DELIVERED: Final = 1
@@ -407,7 +407,7 @@ class RejectedJob(BankRecord, frozen=True):
         partition: Partition requested.
         job_id: Raw job id, if known.
         amount: Estimated cost.
-        why: Reason of the rejection.
+        reason: Reason of the rejection.
     """
 
     id: str
@@ -420,7 +420,7 @@ class RejectedJob(BankRecord, frozen=True):
     partition: str = ""
     job_id: int = 0
     amount: int = 0
-    why: str = ""
+    reason: str = ""
 
 
 class ReportedJob(BankRecord, frozen=True):

@@ -75,8 +75,8 @@ class Act(BankRecord, frozen=True):
     number: int
     at: datetime
     kind: str
-    who: str
-    why: str
+    posted_by: str
+    reason: str
     key: str
     asked: str
     account: str
@@ -173,7 +173,7 @@ account = _derive(
     *(StoredAccount, "account"),
     key="name",
     not_null="created",
-    checks={"credit_is_not_negative": "credit >= 0"},
+    checks={"credit_limit_is_not_negative": "credit_limit >= 0"},
     indexes={"seq": Index("seq")},
 )
 """Bank accounts. ``known`` is 0 for accounts that exist only because of a charge."""

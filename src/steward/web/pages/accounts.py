@@ -286,7 +286,7 @@ async def _make_account_page(
     account_reply, history, usage, statement_reply, holds = await asyncio.gather(
         _fetch_account(auth, account_balance),
         auth.call_action(
-            "bank.course", BalanceHistoryRequest(account=account_balance.account, since=since)
+            "bank.balance_history", BalanceHistoryRequest(account=account_balance.account, since=since)
         ),
         auth.call_action(
             "bank.usage", UsageRequest(accounts=(account_balance.account,), since=since)
@@ -325,7 +325,7 @@ async def _make_account_page(
         history=history,
         users=usage,
         members=[item for item in account_reply.users if item.account == account_balance.account],
-        held=holds,
+        holds=holds,
         statement=statement_reply,
         asked=StatementRequest(account=account_balance.account, limit=_STATEMENT_LINES),
         key=secrets.token_hex(8),
@@ -401,7 +401,7 @@ class AccountTreeRow(AccountBalance, frozen=True, kw_only=True):
 
 def _read_left_share(row: AccountTreeRow, _: object) -> float | None:
     """Return the balance over what was given; None if nothing was."""
-    given = sum(allocation.given for allocation in row.allocations)
+    given = sum(allocation.granted for allocation in row.allocations)
     return max(row.balance, 0) / given if given > 0 else None
 
 

@@ -23,7 +23,7 @@ _TABLES: Final = (
         name TEXT NOT NULL,
         parent TEXT NOT NULL,
         owners TEXT NOT NULL,
-        credit BIGINT NOT NULL,
+        credit_limit BIGINT NOT NULL,
         draws_on_parent BIGINT NOT NULL,
         only_listed BIGINT NOT NULL,
         closed BIGINT NOT NULL,
@@ -32,7 +32,7 @@ _TABLES: Final = (
         created_us BIGINT NOT NULL,
         seq BIGINT NOT NULL,
         PRIMARY KEY (name),
-        CONSTRAINT credit_is_not_negative CHECK (credit >= 0)
+        CONSTRAINT credit_limit_is_not_negative CHECK (credit_limit >= 0)
     )
     """,
     """
@@ -43,8 +43,8 @@ _TABLES: Final = (
         number BIGINT NOT NULL,
         at_us BIGINT NOT NULL,
         kind TEXT NOT NULL,
-        who TEXT NOT NULL,
-        why TEXT NOT NULL,
+        posted_by TEXT NOT NULL,
+        reason TEXT NOT NULL,
         client_key TEXT,
         asked TEXT NOT NULL,
         account TEXT NOT NULL,
@@ -174,7 +174,7 @@ _TABLES: Final = (
         partition_name TEXT NOT NULL,
         job_id BIGINT NOT NULL,
         amount BIGINT NOT NULL,
-        why TEXT NOT NULL,
+        reason TEXT NOT NULL,
         PRIMARY KEY (id)
     )
     """,
@@ -276,7 +276,7 @@ _TABLES: Final = (
         rollover TEXT NOT NULL,
         note TEXT NOT NULL,
         balance BIGINT NOT NULL,
-        given BIGINT NOT NULL,
+        granted BIGINT NOT NULL,
         made_by BIGINT NOT NULL,
         PRIMARY KEY (number),
         CONSTRAINT not_below_zero CHECK (number < 0 OR end_us IS NULL OR balance >= 0),
@@ -327,7 +327,7 @@ _POSTGRESQL: Final = """
 """
 
 _POT: Final = """
-    INSERT INTO pot (number, begin_us, rollover, note, balance, given, made_by)
+    INSERT INTO pot (number, begin_us, rollover, note, balance, granted, made_by)
     VALUES ({number}, 0, 'none', '', 0, 0, 0)
 """
 
