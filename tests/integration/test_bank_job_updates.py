@@ -280,7 +280,7 @@ def is_up_again(site: BankSite, node: str) -> bool:
 
 
 def test_which_runs_slurmctld_asks_nobody_of(site: BankSite) -> None:
-    """Slurm asks no plugin about requeues, preemptions, failed nodes and resumes: polls price them."""
+    """Slurm asks no plugin about requeues, preemption, failed nodes, resumes: polls price them."""
     requeued, failed = runs_on(site, "main", "node1"), runs_on(site, "main", "node2")
     preempted = runs_on(site, "low", "node3")
 

@@ -228,6 +228,12 @@ ACTION_INDEX: Final[dict[str, IndexEntry]] = {
         "everyone",
         "Show account balances, holds and available SU.",
     ),
+    "bank.balance_history": IndexEntry(
+        "steward.bank.actions.reports",
+        "",
+        "everyone",
+        "Show balance and spending of an account, day by day.",
+    ),
     "bank.charged": IndexEntry(
         "steward.bank.actions.jobs", "", "everyone", "Sum up the charges of each job."
     ),
@@ -236,12 +242,6 @@ ACTION_INDEX: Final[dict[str, IndexEntry]] = {
         "bank check",
         "operator",
         "Check the ledger, and compare holds with jobs.",
-    ),
-    "bank.balance_history": IndexEntry(
-        "steward.bank.actions.reports",
-        "",
-        "everyone",
-        "Show balance and spending of an account, day by day.",
     ),
     "bank.deposit": IndexEntry(
         "steward.bank.actions.money",
@@ -320,18 +320,18 @@ ACTION_INDEX: Final[dict[str, IndexEntry]] = {
         "operator",
         "Refund charges of a job or of an account.",
     ),
-    "bank.status": IndexEntry(
-        "steward.bank.actions.status",
-        "",
-        "operator",
-        "Show the state of ledger, gate and reconciliation.",
-    ),
     "bank.statement": IndexEntry(
         "steward.bank.actions.reports",
         "bank statement",
         "everyone",
         "Show the transactions of an account, with the balance after each.",
         "steward.cli.bank_reports",
+    ),
+    "bank.status": IndexEntry(
+        "steward.bank.actions.status",
+        "",
+        "operator",
+        "Show the state of ledger, gate and reconciliation.",
     ),
     "bank.transfer": IndexEntry(
         "steward.bank.actions.money",

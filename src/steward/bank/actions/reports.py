@@ -1,8 +1,8 @@
 """Bank reports: balances, statements, usage sums, open SU holds and daily balance history.
 
 Read-only actions: ``bank.balance``, ``bank.statement``, ``bank.usage``, ``bank.holds`` and
-``bank.balance_history``. Operators see everything; others see accounts they use or manage, and their own
-jobs. Holds and available amounts come from the gate, everything else from the ledger.
+``bank.balance_history``. Operators see everything; others see accounts they use or manage, and
+their own jobs. Holds and available amounts come from the gate, everything else from the ledger.
 Amounts are micro-SU.
 """
 

@@ -286,7 +286,8 @@ async def _make_account_page(
     account_reply, history, usage, statement_reply, holds = await asyncio.gather(
         _fetch_account(auth, account_balance),
         auth.call_action(
-            "bank.balance_history", BalanceHistoryRequest(account=account_balance.account, since=since)
+            "bank.balance_history",
+            BalanceHistoryRequest(account=account_balance.account, since=since),
         ),
         auth.call_action(
             "bank.usage", UsageRequest(accounts=(account_balance.account,), since=since)
