@@ -233,9 +233,8 @@ class JobListReply(Answer, frozen=True, kw_only=True):
     @property
     def empty_reason(self) -> str:
         """Reason why there are no rows."""
-        if self.default_days:
-            return "No jobs in the last seven days; use -S for more."
-        return "No job matches."
+        last_week = "No jobs in the last seven days; use -S for more."
+        return last_week if self.default_days else "No job matches."
 
     def list_notes(self) -> Iterable[str]:
         """Return the default time span if it applies, and that there are more jobs."""
@@ -557,12 +556,7 @@ class ReindexRequest(Request, frozen=True, kw_only=True):
 
     sink: Annotated[
         str,
-        option(
-            "Files sink to read.",
-            "--sink",
-            metavar="NAME",
-            default="the first files sink",
-        ),
+        option("Files sink to read.", "--sink", metavar="NAME", default="the first files sink"),
     ] = ""
 
 
