@@ -99,8 +99,7 @@ class DaemonMonitor:
         # Two sensors that watch the same slurmctld use the same key for one start.
         key = f"started:{int(started_at.timestamp())}"
         self._store.store_daemon(
-            SLURMCTLD,
-            DaemonState(up=True, started_at=started_at),
+            DaemonState(name=SLURMCTLD, up=True, started_at=started_at),
             body if restarted and not silent else None,
             key,
         )
@@ -116,7 +115,7 @@ class DaemonMonitor:
         if state is not None:
             message = "slurmctld reloaded its configuration"
             body = ControllerState(up=True, message=message, reconfigured=True)
-            self._store.store_daemon(SLURMCTLD, state, body)
+            self._store.store_daemon(state, body)
 
     def record_slurmdbd(self, pings: Iterable[Ping], *, silent: bool = False) -> None:
         """Record whether slurmdbd answers; no event where there is none.
@@ -134,7 +133,7 @@ class DaemonMonitor:
         message = "" if up else "slurmdbd does not answer: slurmctld keeps the records for it"
         body = ControllerState(up=up, message=message, daemon=SLURMDBD)
         self._store.store_daemon(
-            SLURMDBD, DaemonState(up=up), body if has_changed and not silent else None
+            DaemonState(name=SLURMDBD, up=up), body if has_changed and not silent else None
         )
 
 

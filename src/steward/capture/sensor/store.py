@@ -28,27 +28,12 @@ from steward.core.events import (
 )
 from steward.core.files import read_status, write_status
 from steward.core.sqlite import Database
+from steward.core.storage import Table
 from steward.core.timestamps import to_micros
 
 SENSOR_SOURCE: Final = "sensor"
 """Source name of the events."""
 
-_MIGRATIONS: Final = (
-    # A lost store starts counting at 0 again: its random name keeps the event keys unique.
-    """
-    CREATE TABLE store (name TEXT NOT NULL, number INTEGER NOT NULL, looked_us INTEGER);
-    INSERT INTO store VALUES (lower(hex(randomblob(6))), 0, NULL);
-    CREATE TABLE shown (
-        kind TEXT NOT NULL, name TEXT NOT NULL, data TEXT NOT NULL, PRIMARY KEY (kind, name)
-    ) WITHOUT ROWID;
-    CREATE TABLE daemon (
-        name TEXT PRIMARY KEY, up INTEGER, started_us INTEGER
-    ) WITHOUT ROWID;
-    CREATE TABLE outbox (
-        number INTEGER PRIMARY KEY, kind TEXT NOT NULL, key TEXT NOT NULL, data TEXT NOT NULL
-    );
-    """,
-)
 _CHUNK: Final = 500
 """Maximum number of events per append."""
 
@@ -59,12 +44,49 @@ class DaemonState(msgspec.Struct, frozen=True, kw_only=True):
     """Last observed state of one of Slurm's daemons.
 
     Attributes:
+        name: ``slurmctld`` or ``slurmdbd``.
         up: Whether it answered.
         started_at: Start time, UTC; None if unknown.
     """
 
+    name: str
     up: bool
     started_at: datetime | None = None
+
+
+class _StoreState(msgspec.Struct, frozen=True, kw_only=True):
+    """Name of the store, number of its last event, and time of the last poll."""
+
+    name: str = ""
+    number: int = 0
+    polled_at: datetime | None = None
+
+
+class _StoredObject(msgspec.Struct, frozen=True):
+    """Last reported facts of an object, as JSON."""
+
+    kind: str
+    name: str
+    data: str
+
+
+class _UnsentEvent(msgspec.Struct, frozen=True):
+    """Event that was not sent yet, as JSON."""
+
+    number: int
+    kind: str
+    key: str
+    data: str
+
+
+_STATE: Final = Table(_StoreState, "store", has_one_row=True)
+_OBJECTS: Final = Table(_StoredObject, "shown", key="kind, name")
+_DAEMONS: Final = Table(DaemonState, "daemon", key="name")
+_EVENTS: Final = Table(_UnsentEvent, "outbox", key="number")
+_NAME_STORE: Final = "UPDATE store SET name = lower(hex(randomblob(6)))"
+"""A lost store starts counting at 0 again: its random name keeps the event keys unique."""
+_TABLES: Final = (_STATE, _OBJECTS, _DAEMONS, _EVENTS)
+_MIGRATIONS: Final = ("".join((*(table.schema for table in _TABLES), _NAME_STORE)),)
 
 
 class SensorStore:
@@ -85,18 +107,16 @@ class SensorStore:
         self._is_status_stale = True
         path = SENSOR_STATES.locate(state_dir, cluster)
         self._database = Database(path, _MIGRATIONS)
-        ((self._name, looked_us),) = self._database.fetch("SELECT name, looked_us FROM store")
-        rows = self._database.fetch("SELECT kind, name, data FROM shown")
-        daemons = self._database.fetch("SELECT name, up, started_us FROM daemon")
-        self.looked_at: datetime | None = _decode_time(looked_us)
+        (state,) = _STATE.select(self._database)
+        self._name = state.name
+        self.looked_at = state.polled_at
         """Time of the last poll; None before the first."""
         self.snapshot: dict[str, dict[str, ObjectFacts]] = {kind: {} for kind in FACTS_BY_KIND}
         """Last reported facts, by kind and name."""
-        for kind, name, data in rows:
-            self.snapshot[kind][name] = msgspec.json.decode(data, type=FACTS_BY_KIND[kind])
-        self.daemons = {
-            name: DaemonState(up=bool(up), started_at=_decode_time(us)) for name, up, us in daemons
-        }
+        for row in _OBJECTS.select(self._database):
+            facts = msgspec.json.decode(row.data, type=FACTS_BY_KIND[row.kind])
+            self.snapshot[row.kind][row.name] = facts
+        self.daemons = {daemon.name: daemon for daemon in _DAEMONS.select(self._database)}
         """Last observed state of Slurm's daemons, by name."""
 
     def store_changes(
@@ -162,10 +182,9 @@ class SensorStore:
                         "DELETE FROM shown WHERE kind = ? AND name = ?", (change.kind, change.name)
                     )
                 else:
-                    database.execute(
-                        "INSERT OR REPLACE INTO shown VALUES (?, ?, ?)",
-                        (change.kind, change.name, _pack(change.facts).decode()),
-                    )
+                    facts = _pack(change.facts).decode()
+                    row = _StoredObject(change.kind, change.name, facts)
+                    _OBJECTS.insert(database, row, "replace")
                 if not silent and change.body is not None:
                     number += 1
                     # Event keys must be printable, whatever a node or reservation is named.
@@ -173,15 +192,12 @@ class SensorStore:
                     self._put_event(
                         number, self._build_event(change.kind, key, change.at, change.body)
                     )
-            database.execute("UPDATE store SET number = ?, looked_us = ?", (number, to_micros(at)))
+            database.execute("UPDATE store SET number = ?, polled_at = ?", (number, to_micros(at)))
 
-    def store_daemon(
-        self, daemon: str, state: DaemonState, body: ControllerState | None, key: str = ""
-    ) -> None:
+    def store_daemon(self, state: DaemonState, body: ControllerState | None, key: str = "") -> None:
         """Store the observed state of a daemon, with its event.
 
         Args:
-            daemon: ``slurmctld`` or ``slurmdbd``.
             state: Observed state.
             body: Body of the event; None for no event.
             key: Suffix of the event key; a unique number if empty.
@@ -189,21 +205,18 @@ class SensorStore:
         Raises:
             SqliteUnavailable: The database cannot be written now; nothing has changed.
         """
-        if state == self.daemons.get(daemon) and body is None:
+        if state == self.daemons.get(state.name) and body is None:
             return
         with self._database.transaction() as database:
-            started_us = None if state.started_at is None else to_micros(state.started_at)
-            database.execute(
-                "INSERT OR REPLACE INTO daemon VALUES (?, ?, ?)", (daemon, state.up, started_us)
-            )
+            _DAEMONS.insert(database, state, "replace")
             if body is not None:
                 database.execute("UPDATE store SET number = number + 1")
                 ((number,),) = database.execute("SELECT number FROM store").fetchall()
-                event_key = f"{CONTROLLER_STATE}:{daemon}:{key or f'{self._name}.{number}'}"
+                event_key = f"{CONTROLLER_STATE}:{state.name}:{key or f'{self._name}.{number}'}"
                 self._put_event(
                     number, self._build_event(CONTROLLER_STATE, event_key, utc_now(), body)
                 )
-        self.daemons[daemon] = state
+        self.daemons[state.name] = state
 
     def send_outbox(self, append: Append) -> None:
         """Send the events in the outbox to the journal.
@@ -212,19 +225,17 @@ class SensorStore:
             Unavailable: The journal or the database is unavailable; all events will be sent again.
         """
         while True:
-            rows = self._database.fetch(
-                "SELECT number, kind, key, data FROM outbox ORDER BY number LIMIT ?", _CHUNK
-            )
+            rows = _EVENTS.select(self._database, "ORDER BY number LIMIT ?", _CHUNK)
             if not rows:
                 return
             append(
                 [
-                    decode_event(0, kind, self._cluster, key, data.encode())
-                    for _number, kind, key, data in rows
+                    decode_event(0, row.kind, self._cluster, row.key, row.data.encode())
+                    for row in rows
                 ]
             )
             with self._database.transaction() as database:
-                database.execute("DELETE FROM outbox WHERE number <= ?", (rows[-1][0],))
+                database.execute("DELETE FROM outbox WHERE number <= ?", (rows[-1].number,))
 
     def close(self) -> None:
         """Close the database."""
@@ -244,18 +255,11 @@ class SensorStore:
 
     def _put_event(self, number: int, event: Event) -> None:
         """Put an event into the outbox."""
-        self._database.connection.execute(
-            "INSERT INTO outbox VALUES (?, ?, ?, ?)",
-            (number, event.kind, event.key, encode_event(event).decode()),
-        )
+        row = _UnsentEvent(number, event.kind, event.key, encode_event(event).decode())
+        _EVENTS.insert(self._database.connection, row)
 
 
 def _make_printable(name: str) -> str:
     """Replace characters that event keys must not contain."""
     plain = "".join(c if c.isascii() and c.isprintable() and c not in " :" else "_" for c in name)
     return plain[:128]
-
-
-def _decode_time(at_us: int | None) -> datetime | None:
-    """Convert µs since the epoch to a time."""
-    return None if at_us is None else datetime.fromtimestamp(at_us / 1_000_000, UTC)
