@@ -107,7 +107,7 @@ def test_a_job_that_cannot_be_estimated_is_refused_alone(tmp_path: Path, what: s
         assert ask(job(1)).admin_comment
     claim = CoverRequest(cluster=CLUSTER, job_id=5, description=job(4, reservation=what))
     asked = Question(cluster=CLUSTER, description=job(4, reservation=what))
-    for op, body in (("cover", claim), ("quote", asked), ("would", asked)):
+    for op, body in (("cover", claim), ("would", asked)):
         with pytest.raises(NoEstimate, match="cannot price the job"):
             ask.call(op, body)
     assert ask.call("cover", msgspec.structs.replace(claim, description=job(4))).is_paid

@@ -92,7 +92,9 @@ def test_what_the_link_asks_and_is_refused(tmp_path: Path) -> None:
     with running(settings) as gate:
         link = gate.link
         gate.tell(account("chem", 100))
-        assert link.get_quote(CLUSTER, job(9)).amount == 10 * MICRO
+        quote = link.get_verdict(CLUSTER, job(9)).quote
+        assert quote is not None
+        assert quote.amount == 10 * MICRO
         assert not link.get_verdict(CLUSTER, job(300)).ok
         held = link.reserve("chem", 60 * MICRO, "a transfer")
         with pytest.raises(BankRefused, match=r"40\.00 SU available"):

@@ -7,7 +7,7 @@ sinks in turn, through :class:`FilesReader`. Used by the catalog and remote sink
 """
 
 import base64
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Literal, Protocol
 
 import msgspec
@@ -15,7 +15,7 @@ import msgspec
 from steward.archive.errors import NotArchived
 from steward.archive.files.reader import ContentKind, FilesReader, PlacedScript
 from steward.core.config import Settings
-from steward.core.events import JobScript
+from steward.core.events import ARCHIVE_RESEND, JOB_IDENTITY, JOB_SCRIPT, Event, JobScript
 from steward.core.script_stores import IncomingStores, StoreError
 
 
@@ -136,3 +136,18 @@ class EncodedContent(MessagePart, frozen=True, kw_only=True):
     def data(self) -> bytes:
         """Return the bytes."""
         return base64.b64decode(self.text) if self.encoding == "base64" else self.text.encode()
+
+
+def list_script_refs(events: Iterable[Event]) -> set[tuple[str, str]]:
+    """Return cluster and key of every script that the events concern."""
+    refs: set[tuple[str, str]] = set()
+    for event in events:
+        if event.kind == JOB_SCRIPT:
+            refs.add((event.cluster, event.key))
+        elif event.kind == JOB_IDENTITY:
+            refs.add((event.cluster, event.body.script_key))
+        elif event.kind == ARCHIVE_RESEND:
+            refs.update((event.cluster, script.script_key) for script in event.body.scripts)
+        else:
+            refs.update((event.cluster, key) for key in event.body.script_keys)
+    return refs

@@ -17,18 +17,18 @@ from steward.daemon.__main__ import exec_daemon
 from steward.daemon.controller import make_controller_workers
 from steward.daemon.reload import request_reload
 
+_ConfigPath = Annotated[
+    str,
+    typer.Option(
+        "--config",
+        envvar="STEWARD_CONFIG",
+        metavar="FILE",
+        help="Path of the configuration file.",
+    ),
+]
 
-def serve(
-    config: Annotated[
-        str,
-        typer.Option(
-            "--config",
-            envvar="STEWARD_CONFIG",
-            metavar="FILE",
-            help="Path of the configuration file.",
-        ),
-    ] = DEFAULT_PATH,
-) -> None:
+
+def serve(config: _ConfigPath = DEFAULT_PATH) -> None:
     """Run the daemon.
 
     It stays in the foreground, for systemd or a terminal. SIGHUP reloads the
@@ -38,17 +38,7 @@ def serve(
     exec_daemon(os.path.abspath(config))
 
 
-def controller(
-    config: Annotated[
-        str,
-        typer.Option(
-            "--config",
-            envvar="STEWARD_CONFIG",
-            metavar="FILE",
-            help="Path of the configuration file.",
-        ),
-    ] = DEFAULT_PATH,
-) -> None:
+def controller(config: _ConfigPath = DEFAULT_PATH) -> None:
     """Capture scripts and job events of a slurmctld host; forward them to Steward on another host.
 
     It stays in the foreground, for systemd or a terminal. SIGHUP reloads the

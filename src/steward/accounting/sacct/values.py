@@ -100,15 +100,6 @@ def _parse_megabytes(amount: str) -> float | None:
     return float(match[1]) * 1024.0 ** ((" KMGTPE".index(letter) if letter else 0) - 2)
 
 
-def get_tres_count(text: str | None, name: str) -> int | None:
-    """Return the count of one TRES; None if the text has none."""
-    for part in (text or "").split(","):
-        key, _, amount = part.partition("=")
-        if key == name and amount.isdecimal():
-            return int(amount)
-    return None
-
-
 def format_usage(**amounts: str) -> str:
     """Format the known usage by resource: ``cpu=00:00:01,mem=5240K``."""
     return ",".join(

@@ -564,8 +564,3 @@ def _parse_directory(directory: str, layout: ArchiveLayout) -> tuple[str, str]:
         return (decode_name(parts[1]) if len(parts) > 1 else ""), ""
     values = dict(zip(template, parts, strict=False))
     return decode_name(values.get("{cluster}", "")), decode_name(values.get("{user}", ""))
-
-
-def get_found_spool_time(script: FoundScript) -> datetime:
-    """Return the script's time in the spool, UTC."""
-    return datetime.fromtimestamp(script.spool_mtime_ns / 1e9, UTC)

@@ -23,7 +23,7 @@ from typing import Final
 
 import msgspec
 
-from steward.archive.contents import ScriptContents, make_script_contents
+from steward.archive.contents import ScriptContents, list_script_refs, make_script_contents
 from steward.archive.errors import ArchiveError, make_archive_unavailable
 from steward.archive.files.batch import (
     HIDDEN_ENTRY,
@@ -34,7 +34,7 @@ from steward.archive.files.batch import (
     check_stored_name,
     list_share_candidates,
 )
-from steward.archive.files.index import LOST_NS, PAGE_ROWS, WAITING, FileRef, FileRow, FilesRecords
+from steward.archive.files.index import LOST_NS, PAGE_ROWS, WAITING, FileRow, FilesRecords
 from steward.archive.files.layout import compile_layout
 from steward.archive.files.manifest import ManifestWriter
 from steward.archive.files.owners import (
@@ -272,7 +272,7 @@ class FilesSink:
         with self._use_tree():
             for uid, user, _ in conflicts:
                 self._access_updater.apply_page(self._filing.gids, (uid, user))
-            self._pending.begin(self._records.load_rows(_list_event_refs(events)))
+            self._pending.begin(self._records.load_rows(list_script_refs(events)))
             losses: list[Rejected] = []
             self._pending.is_replay = self._applied_count < self.batch_events
             if self._layout.can_share_files:
@@ -470,18 +470,3 @@ def _iterate_owners(events: Iterable[Event]) -> Iterator[tuple[int, str]]:
                 record = resent.identity.record if resent.identity else None
                 if record is not None and record.uid is not None:
                     yield record.uid, record.user
-
-
-def _list_event_refs(events: Iterable[Event]) -> set[FileRef]:
-    """Return the cluster and key of every script that the events concern."""
-    refs: set[FileRef] = set()
-    for event in events:
-        if event.kind == JOB_SCRIPT:
-            refs.add((event.cluster, event.key))
-        elif event.kind == JOB_IDENTITY:
-            refs.add((event.cluster, event.body.script_key))
-        elif event.kind == ARCHIVE_RESEND:
-            refs.update((event.cluster, resent.script_key) for resent in event.body.scripts)
-        else:
-            refs.update((event.cluster, key) for key in event.body.script_keys)
-    return refs

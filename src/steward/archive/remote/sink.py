@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import msgspec
 
-from steward.archive.contents import make_script_contents
+from steward.archive.contents import list_script_refs, make_script_contents
 from steward.archive.errors import NotArchived
 from steward.archive.files.reader import ContentKind
 from steward.archive.remote.destination import ArchivedDocument, Destination, RefusedDocument
@@ -122,7 +122,7 @@ class RemoteSink(DatabaseConsumer):
 
     def _apply_events(self, events: Sequence[Event]) -> Sequence[Event]:
         """Store the documents to send; :meth:`tick` sends them."""
-        rows = self._records.load_rows(_list_script_refs(events))
+        rows = self._records.load_rows(list_script_refs(events))
         changed: dict[RemoteScriptRef, RemoteRow] = {}
         for event in events:
             for row in self._list_changes(event, rows):
@@ -381,21 +381,6 @@ def _apply_change(
         error="",
         **changes,
     )
-
-
-def _list_script_refs(events: Sequence[Event]) -> set[RemoteScriptRef]:
-    """Return cluster and key of every script that the events concern."""
-    refs: set[RemoteScriptRef] = set()
-    for event in events:
-        if event.kind == JOB_SCRIPT:
-            refs.add((event.cluster, event.key))
-        elif event.kind == JOB_IDENTITY:
-            refs.add((event.cluster, event.body.script_key))
-        elif event.kind == ARCHIVE_RESEND:
-            refs.update((event.cluster, script.script_key) for script in event.body.scripts)
-        else:
-            refs.update((event.cluster, key) for key in event.body.script_keys)
-    return refs
 
 
 def _count_row_bytes(row: RemoteRow, *, environments: bool) -> int:

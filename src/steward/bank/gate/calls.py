@@ -56,7 +56,7 @@ from steward.bank.gate.requests import (
     ShownJob,
 )
 from steward.bank.gate.sync import HoldSync
-from steward.bank.records import BankRules, GateBooks, Hold, JobRequest, Quote
+from steward.bank.records import BankRules, GateBooks, Hold, JobRequest
 from steward.core.errors import StewardError
 from steward.core.sqlite import SqliteError, SqliteUnavailable
 from steward.core.timestamps import to_micros
@@ -136,19 +136,6 @@ class GateQueries:
             ):
                 yield hold
 
-    def quote(self, cluster: str, job: JobRequest, user: str, now_us: int) -> Quote:
-        """Return the highest cost of a job.
-
-        Raises:
-            NoRate: A partition has no rate.
-            NoEstimate: The job cannot be priced.
-        """
-        rules = self._keeper.rules
-        if rules.get_estimator(cluster) is None:
-            raise _make_no_estimate(cluster)
-        case = self._keeper.decision_maker.build_case(cluster, job, user, now_us)
-        return msgspec.structs.replace(rules.quote(cluster, case.job, now_us), account=case.account)
-
     def get_verdict(
         self, cluster: str, job: JobRequest, user: str, now_us: int
     ) -> AdmissionVerdict:
@@ -158,7 +145,12 @@ class GateQueries:
             NoEstimate: The gate has no model of the cluster.
         """
         if self._keeper.rules.get_estimator(cluster) is None:
-            raise _make_no_estimate(cluster)
+            raise NoEstimate(
+                f"the gate cannot price jobs of cluster {cluster}: it has not received the "
+                "cluster's model or the bank's rates yet. Try again in a minute; then see "
+                "'steward status'",
+                cluster,
+            )
         decision = self._keeper.decision_maker.decide_submit(cluster, job, user, now_us)
         say = decision.say or decision.short
         return AdmissionVerdict(ok=decision.ok, say=say, quote=decision.quote)
@@ -255,7 +247,6 @@ class GateOperations:
                 MeansRequest,
                 lambda one, now_us: queries.get_means(one.account, one.user, now_us),
             ),
-            "quote": (PriceRequest, self._quote),
             "would": (PriceRequest, self._would),
             "stranded": (None, lambda _, _now_us: hold_sync.allocation_mover.list_stranded()),
             "lingering": (None, lambda _, _now_us: hold_sync.allocation_mover.list_lingering()),
@@ -378,11 +369,6 @@ class GateOperations:
     def _settle(self, request: SettleRequest, now_us: int) -> int:
         return self._hold_sync.settle(request.settlements, request.books, now_us)
 
-    def _quote(self, request: PriceRequest, now_us: int) -> Any:
-        user = self._find_user(request.cluster, request.description.uid)
-        with self._keeper.rules.limit_cpu(Budget(REQUEST_NS)):
-            return self._queries.quote(request.cluster, request.description, user, now_us)
-
     def _would(self, request: PriceRequest, now_us: int) -> Any:
         user = request.user or self._find_user(request.cluster, request.description.uid)
         if request.cost is not None:
@@ -444,15 +430,6 @@ class GateOperations:
         return self._keeper.secret.hex()
 
 
-def _make_no_estimate(cluster: str) -> NoEstimate:
-    """Make the error about a cluster without a model, or without rates from the ledger."""
-    return NoEstimate(
-        f"the gate cannot price jobs of cluster {cluster}: it has not received the cluster's model "
-        "or the bank's rates yet. Try again in a minute; then see 'steward status'",
-        cluster,
-    )
-
-
 _REJECTIONS: Final = (BankUsage, BankRefused, GateUnavailable, NoRate, NoEstimate)
-_JOB_OPERATIONS: Final = frozenset({"cover", "quote", "would"})
+_JOB_OPERATIONS: Final = frozenset({"cover", "would"})
 """Operations on job requests as users wrote them: an error in one is logged as the job's."""

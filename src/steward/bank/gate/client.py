@@ -42,7 +42,7 @@ from steward.bank.gate.requests import (
     TimedRequest,
     UnusedReply,
 )
-from steward.bank.records import BankRules, GateBooks, Hold, JobRequest, Quote, Settlement
+from steward.bank.records import BankRules, GateBooks, Hold, JobRequest, Settlement
 from steward.core.rpc import RpcUnavailable, send_request, send_request_async
 from steward.slurm.cluster_model import ClusterModel
 
@@ -186,12 +186,6 @@ class GateClient:
             "means", MeansRequest(account=account, user=user), AccountMeans
         )
         return means
-
-    def get_quote(self, cluster: str, description: JobRequest) -> Quote:
-        """Return the highest cost of a job."""
-        request = PriceRequest(cluster=cluster, description=description)
-        quote: Quote = self._call("quote", request, Quote)
-        return quote
 
     def get_verdict(
         self, cluster: str, description: JobRequest, user: str = "", cost: int | None = None

@@ -444,7 +444,7 @@ class CompletedPoll(BankRecord, frozen=True):
 
 
 class PriceRequest(BankRecord, frozen=True):
-    """Body of ``quote`` and ``would``: a question about a job that does not exist yet.
+    """Body of ``would``: a question about a job that does not exist yet.
 
     Attributes:
         cluster: The cluster's name.

@@ -104,11 +104,6 @@ def format_su(micros: int) -> str:
     return f"{'-' if hundredths < 0 else ''}{whole}.{decimals:02}"
 
 
-def is_representable(micros: int) -> bool:
-    """Return True if the API can express an amount."""
-    return 0 <= round_half_up(Fraction(micros, _HUNDREDTH)) < 10**AMOUNT_DIGITS
-
-
 def _check_digits(number: Decimal, field: str, most_whole: int) -> None:
     """Check a number against the API's limits on digits.
 
