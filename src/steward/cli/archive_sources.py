@@ -48,6 +48,16 @@ class SetUpError(StewardError):
     """Error: the archive cannot be set up."""
 
 
+StateDirectory = Annotated[
+    str,
+    typer.Option(
+        "--state",
+        metavar="DIR",
+        help="Directory of the databases, on a local disk. Default: inside the archive.",
+    ),
+]
+
+
 def locate_archive_settings(root: str) -> str:
     """Return the settings file of the archive in ``root``."""
     return os.path.join(root, ARCHIVE_STATE, ARCHIVE_SETTINGS)
@@ -201,14 +211,7 @@ def watch(
     once: Annotated[
         bool, typer.Option("--once", help="Archive the scripts in the spool now, then exit.")
     ] = False,
-    state: Annotated[
-        str,
-        typer.Option(
-            "--state",
-            metavar="DIR",
-            help="Directory of the databases, on a local disk. Default: inside the archive.",
-        ),
-    ] = "",
+    state: StateDirectory = "",
     timezone: Annotated[
         str, typer.Option("--timezone", metavar="ZONE", help="IANA time zone of dates in paths.")
     ] = "",
@@ -489,14 +492,7 @@ def consume(
     once: Annotated[
         bool, typer.Option("--once", help="Archive the messages in the topic now, then exit.")
     ] = False,
-    state: Annotated[
-        str,
-        typer.Option(
-            "--state",
-            metavar="DIR",
-            help="Directory of the databases, on a local disk. Default: inside the archive.",
-        ),
-    ] = "",
+    state: StateDirectory = "",
     tls: Annotated[bool, typer.Option("--tls", help="Encrypt connections with TLS.")] = False,
     ca_file: Annotated[
         str,

@@ -25,6 +25,14 @@ Directory = Annotated[
         "--dir", metavar="D", help="Directory of the sandbox. Default: one in /tmp for each user."
     ),
 ]
+SlurmVersion = Annotated[
+    str,
+    typer.Option(
+        "--slurm",
+        metavar="VERSION",
+        help="Version of Slurm: 24.11 or 26.05. Default: the installed one.",
+    ),
+]
 
 
 @app.command()
@@ -33,14 +41,7 @@ def up(
     nodes: Annotated[
         int, typer.Option("--nodes", min=1, max=256, help="Number of virtual nodes.")
     ] = 4,
-    slurm: Annotated[
-        str,
-        typer.Option(
-            "--slurm",
-            metavar="VERSION",
-            help="Version of Slurm: 24.11 or 26.05. Default: the installed one.",
-        ),
-    ] = "",
+    slurm: SlurmVersion = "",
     cluster: Annotated[str, typer.Option("--cluster", help="ClusterName.")] = "sandbox",
     conf: Annotated[
         list[str] | None,
@@ -224,14 +225,7 @@ def demo(
         str,
         typer.Option("--dir", metavar="D", help="Directory of the demo; removed at the end."),
     ] = "",
-    slurm: Annotated[
-        str,
-        typer.Option(
-            "--slurm",
-            metavar="VERSION",
-            help="Version of Slurm: 24.11 or 26.05. Default: the installed one.",
-        ),
-    ] = "",
+    slurm: SlurmVersion = "",
 ) -> None:
     """Demonstrate Steward on a temporary cluster.
 
