@@ -29,8 +29,7 @@ from steward.bank.rate_validation import (
     parse_time_factors,
     parse_weights,
 )
-from steward.bank.reconciliation import ChargeDifference
-from steward.bank.records import TimeFactor
+from steward.bank.records import ChargeDifference, TimeFactor
 from steward.cli.commands import print_reply
 from steward.cli.output import Style
 from steward.core.errors import UsageError
@@ -308,8 +307,7 @@ def test_imports_say_what_they_do(bank: Any, tmp_path: Path) -> None:
 def test_a_backfill_fails_if_runs_have_no_rate(
     words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    since = datetime(2026, 1, 1, tzinfo=UTC)
-    run_without_rate = ChargeDifference(cluster="c1", job_id=7, first_submit=since)
+    run_without_rate = ChargeDifference(cluster="c1", job_id=7)
     result = BackfillResult(charges=1, amount=MICRO, passed_over=2, unpriced=(run_without_rate,))
     monkeypatch.setattr("steward.bank.backfill.backfill_cluster", lambda *_, **__: result)
     code, out, err = run("bank", "backfill", "-S", "2026-01-01", "--dry-run", *words)

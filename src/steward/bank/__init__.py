@@ -5,6 +5,6 @@
   price that ``estimate`` and ``prices`` compute.
 - ``consumer`` runs in ``steward serve``: it charges finished runs (``billing``), settles holds,
   keeps the gate up to date (``gate_sync``), finds unpaid jobs (``enforcement``), compares charges
-  with Slurm's records (``reconciliation``) and does ``scheduled_work``, such as ``notices``.
+  with Slurm's records (``reconciliation``) and does the work of ``schedule``, such as ``notices``.
 - ``actions`` answers the requests of people and programs, with a ``context``.
 """

@@ -11,11 +11,11 @@ import msgspec
 
 from steward.bank.gate_sync import load_pricing
 from steward.bank.reconciliation import (
-    ChargeDifference,
     DueCharges,
     post_due_charges,
     read_own_charges,
 )
+from steward.bank.records import ChargeDifference
 from steward.core.config import Settings
 from steward.core.principals import BACKFILL
 from steward.jobs import Jobs, database_path

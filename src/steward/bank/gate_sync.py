@@ -79,7 +79,6 @@ class GateSync:
         self._link = link
         self._clock = clock
         self._rules = BankRules(seq=-1)
-        self._books: GateBooks | None = None
         self._lease: Lease | None = None
         # If no other gate can decide, this one may go on without the ledger as configured.
         is_one_of_many = settings.gate.listen or settings.gate.ask

@@ -30,7 +30,7 @@ from steward.bank.errors import NoRate
 from steward.bank.gate.client import GateClient
 from steward.bank.gate_sync import load_pricing
 from steward.bank.ledger import Authorship
-from steward.bank.records import Charge
+from steward.bank.records import Charge, ChargeDifference
 from steward.bank.remote import list_own_charges
 from steward.core.config import Settings
 from steward.core.principals import RECONCILIATION
@@ -322,36 +322,6 @@ _HOURLY_INTERVAL: Final = timedelta(hours=1)
 """Interval of comparisons of the last ``HOURLY_PERIOD``."""
 
 
-class ChargeDifference(msgspec.Struct, frozen=True, kw_only=True):
-    """Run, or piece of one, whose charge differs from Slurm's records.
-
-    Attributes:
-        cluster: The cluster's name.
-        job_id: The raw job id.
-        first_submit: First submit time; with cluster and job_id, the job's identity.
-        restarts: Restart count; with those, the run's identity.
-        account: Account that pays.
-        user: Owner of the job.
-        charged: Amount charged, in micro-SU; None for nothing.
-        recomputed: Amount due, in micro-SU; None if no rate applies.
-        reason: The difference.
-        source: Source of the record: ``jobs`` or ``sacct``.
-        done: Whether the ledger was corrected.
-    """
-
-    cluster: str
-    job_id: int
-    first_submit: datetime
-    restarts: int = 0
-    account: str = ""
-    user: str = ""
-    charged: int | None = None
-    recomputed: int | None = None
-    reason: str = ""
-    source: str = "jobs"
-    done: bool = False
-
-
 class ComparisonResult(msgspec.Struct, frozen=True):
     """Result of a regular comparison.
 
@@ -558,7 +528,6 @@ def _make_difference(
     return ChargeDifference(
         cluster=cluster,
         job_id=fact.job_id,
-        first_submit=fact.first_submit,
         restarts=fact.restarts,
         account=fact.record.account.lower(),
         user=fact.record.user,

@@ -457,3 +457,31 @@ def parse_charge_key(key: str) -> tuple[str, int, int] | None:
     if len(numbers) != 4 or not all(number.isascii() and number.isdigit() for number in numbers):
         return None
     return cluster, int(numbers[0]), int(numbers[1])
+
+
+class ChargeDifference(msgspec.Struct, frozen=True, kw_only=True):
+    """Run, or piece of one, whose charge differs from Slurm's records.
+
+    Attributes:
+        cluster: The cluster's name.
+        job_id: The raw job id.
+        restarts: Restart count, which tells the runs of a job apart.
+        account: Account that pays.
+        user: Owner of the job.
+        charged: Amount charged, in micro-SU; None for nothing.
+        recomputed: Amount due, in micro-SU; None if no rate applies.
+        reason: Cause of the difference.
+        source: Source of the record: ``jobs`` or ``sacct``.
+        done: Whether the ledger was corrected.
+    """
+
+    cluster: str
+    job_id: int
+    restarts: int = 0
+    account: str = ""
+    user: str = ""
+    charged: int | None = None
+    recomputed: int | None = None
+    reason: str = ""
+    source: str = ""
+    done: bool = False

@@ -9,7 +9,7 @@ notices.
 import logging
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final, Literal
 
 import msgspec
 
@@ -31,7 +31,7 @@ from steward.bank.ledger import LedgerFinding, OutboxItem
 from steward.bank.notices import NOTICE_KIND as NOTICE
 from steward.bank.notices import Notice
 from steward.bank.prices import find_rate
-from steward.bank.records import Hold, Rate
+from steward.bank.records import ChargeDifference, Hold, Rate
 from steward.bank.remote import ENTRY_POINT_GROUP, RemoteBank
 from steward.core.access import Caller
 from steward.core.actions import (
@@ -74,35 +74,7 @@ class ReconcileRequest(Request, frozen=True, kw_only=True):
     zone: Zone = ""
 
 
-class DifferenceLine(ActionMessage, frozen=True, kw_only=True):
-    """Run whose charge differs from the amount due.
-
-    Attributes:
-        cluster: Its cluster.
-        job_id: Raw job id.
-        restarts: Restart count, which tells the runs of a job apart.
-        account: Account that pays.
-        user: Owner of the job.
-        charged: Amount charged, in micro-SU; None for nothing.
-        recomputed: Amount due by its record, in micro-SU; None if no rate applies.
-        reason: Cause of the difference.
-        source: Source of the record: ``jobs`` or ``sacct``.
-        done: Whether it was corrected.
-    """
-
-    cluster: str
-    job_id: int
-    restarts: int = 0
-    account: str = ""
-    user: str = ""
-    charged: int | None = None
-    recomputed: int | None = None
-    reason: str = ""
-    source: str = ""
-    done: bool = False
-
-
-def _format_run(row: DifferenceLine, _: object) -> str:
+def _format_run(row: ChargeDifference, _: object) -> str:
     """Return the job id of a run, with its number if the job was requeued."""
     return f"{row.job_id} run {row.restarts}" if row.restarts else str(row.job_id)
 
@@ -131,7 +103,7 @@ class ReconcileReply(BankReply, frozen=True, kw_only=True):
         dry_run: Whether nothing was changed.
     """
 
-    differences: tuple[DifferenceLine, ...]
+    differences: tuple[ChargeDifference, ...]
     since: datetime
     until: datetime
     dry_run: bool = False
@@ -172,7 +144,7 @@ class BackfillReply(BankReply, frozen=True, kw_only=True):
     charges: int
     amount: int
     skipped: int = 0
-    unpriced: tuple[DifferenceLine, ...] = ()
+    unpriced: tuple[ChargeDifference, ...] = ()
     dry_run: bool = False
     layout: ClassVar[Layout] = (
         Column("Charges", "charges"),
@@ -344,14 +316,14 @@ def reconcile_clusters(
     clusters = (
         [context.resolve_cluster(request.cluster)] if request.cluster else list(context.clusters)
     )
-    lines: list[DifferenceLine] = []
+    lines: list[ChargeDifference] = []
     now = context.now()
     starts = []
     for cluster in clusters:
         zone = request.zone or context.get_time_zone(cluster)
         since = context.parse_moment(request.since, zone) or now - HOURLY_PERIOD
         starts.append(since)
-        differences = reconcile_cluster(
+        lines += reconcile_cluster(
             context.settings,
             context.ledger,
             context.gate,
@@ -361,7 +333,6 @@ def reconcile_clusters(
             now=now,
             author=caller.signature,
         )
-        lines += [_make_difference_line(difference) for difference in differences]
     return ReconcileReply(
         differences=tuple(lines),
         since=min(starts),
@@ -416,7 +387,7 @@ def backfill_charges(
         charges=result.charges,
         amount=result.amount,
         skipped=result.passed_over,
-        unpriced=tuple(_make_difference_line(difference) for difference in result.unpriced),
+        unpriced=result.unpriced,
         dry_run=request.dry_run,
         **context.make_heading(),
     )
@@ -602,12 +573,6 @@ def _require_operator(context: BankContext, caller: Caller, activity: str) -> No
     """Reject callers who are not operators."""
     with context.ledger.reading() as t:
         context.get_rights(caller, t).require_operator(activity)
-
-
-def _make_difference_line(difference: Any) -> DifferenceLine:
-    return DifferenceLine(
-        **{name: getattr(difference, name) for name in DifferenceLine.__struct_fields__}
-    )
 
 
 _OPERATOR_TASK: Final = "see or retry undelivered notices"

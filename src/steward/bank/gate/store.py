@@ -62,6 +62,9 @@ _UPDATE_HOLD: Final = (
     " started=?, created_us=?, expires_us=?, changed_us=? WHERE number=?"
 )
 
+_SHARED_FIELDS: Final = set(Hold.__struct_fields__) - {"shares", "quote"}
+"""Fields of a hold's record that an open hold has, too."""
+
 _encode_json = msgspec.json.Encoder().encode
 _decode_quote = msgspec.json.Decoder(Quote).decode
 _decode_description = msgspec.json.Decoder(JobRequest).decode
@@ -228,23 +231,8 @@ class GateStore:
 
     def make_record(self, hold: OpenHold) -> Hold:
         """Build the record of a hold for other processes."""
-        return Hold(
-            id=hold.id,
-            origin=hold.origin,
-            cluster=hold.cluster,
-            job_id=hold.job_id,
-            account=hold.account,
-            uid=hold.uid,
-            user=hold.user,
-            amount=hold.amount,
-            remaining=hold.remaining,
-            shares=hold.record_shares(),
-            confirmed=hold.confirmed,
-            started=hold.started,
-            created_us=hold.created_us,
-            expires_us=hold.expires_us,
-            quote=self.read_covered(hold)[0],
-        )
+        fields = {name: getattr(hold, name) for name in _SHARED_FIELDS}
+        return Hold(**fields, shares=hold.record_shares(), quote=self.read_covered(hold)[0])
 
     # Received from other processes
 

@@ -229,24 +229,6 @@ class Accounts:
             self._store_member(account.name, user, limit=limit, listed=listed)
         return next(member for member in self.list_users(account.name) if member.user == user)
 
-    def drop_user(self, name: str, user: str, author: Authorship) -> None:
-        """Remove a user from an account; the amount spent stays on record.
-
-        Raises:
-            BankUsage: The account does not exist, or the user is not in it.
-        """
-        session = self._session
-        account = self.require(name)
-        request = encode_ledger_request("user.drop", account.name, user)
-        if session.find_repeat(author, request) is not None:
-            return
-        if user not in {member.user for member in self.list_users(account.name) if member.listed}:
-            raise BankUsage(f"user {user} is not in account {account.name}", user)
-        session.add_transaction(
-            "user.drop", author, request=request, account=account.name, user=user
-        )
-        self._store_member(account.name, user, limit=None, listed=False)
-
     def add_spent(self, name: str, user: str, amount: int) -> None:
         """Add to the amount a user has spent of an account; negative for a refund."""
         if not user or not amount:

@@ -4,9 +4,9 @@ A charge is the total price of a run, or of a piece of a resized run, identified
 Posting the same key again takes or gives back only the difference, so repeats and crashes in
 between are harmless. Every posted version is kept for ever, and corrections are further transfers.
 
-:class:`ChargeState` is a charge while it is posted; :class:`ChargePayments` moves the money from
-and to allocations; :class:`Charges` is the entry point: the consumer, reconciliation and backfill
-post by ``charge``, people refund by ``refund``. All amounts are micro-SU.
+:class:`ChargeState` is a charge while it is posted. :class:`Charges` is the entry point: the
+consumer, reconciliation and backfill post by ``post``, people refund by ``refund``; its base class
+moves the money from and to allocations. All amounts are micro-SU.
 """
 
 from collections.abc import Collection, Sequence
@@ -82,7 +82,7 @@ class ChargeState:
         return sum(self.paid.values())
 
 
-class ChargePayments:
+class _ChargePayments:
     """Payments of charges: move money from and to allocations.
 
     Args:
@@ -104,7 +104,7 @@ class ChargePayments:
         self._allocations = allocations
         self._writer = writer
 
-    def take(
+    def _take(
         self,
         state: ChargeState,
         new: Charge,
@@ -137,7 +137,7 @@ class ChargePayments:
             state.paid[number] = state.paid.get(number, 0) + share
         return transfer
 
-    def give_back(
+    def _give_back(
         self,
         state: ChargeState,
         amount: int,
@@ -176,7 +176,7 @@ class ChargePayments:
         state.overdraw = max(0, state.overdraw - to_open_ended)
         return transfer
 
-    def reject_excess(self, new: Charge, payer: str, amount: int) -> None:
+    def _reject_excess(self, new: Charge, payer: str, amount: int) -> None:
         """Reject a charge beyond the payer's balance and credit limit.
 
         Raises:
@@ -191,7 +191,7 @@ class ChargePayments:
                 f"insufficient funds: account {payer} cannot pay {amount} micro-SU", payer
             )
 
-    def sum_payments(self, number: int) -> dict[int, int]:
+    def _sum_payments(self, number: int) -> dict[int, int]:
         """Return the net amount that each allocation has paid of a charge."""
         query = (
             select(entry.c.pot, func.sum(entry.c.amount).label("amount"))
@@ -219,27 +219,8 @@ def run_start(new: Charge) -> datetime | None:
     return new.use.start if new.use is not None else None
 
 
-class Charges:
-    """Charges of runs: post, refund and query them.
-
-    Args:
-        session: The transaction.
-        accounts: The accounts of the same transaction.
-        allocations: The allocations of the same transaction.
-        writer: Makes the transfers.
-    """
-
-    def __init__(
-        self,
-        session: LedgerSession,
-        accounts: Accounts,
-        allocations: Allocations,
-        writer: TransferWriter,
-    ) -> None:
-        self._session = session
-        self._accounts = accounts
-        self._writer = writer
-        self._payments = ChargePayments(session, accounts, allocations, writer)
+class Charges(_ChargePayments):
+    """Charges of runs: post, refund and query them."""
 
     def post(self, charge: Charge, author: Authorship) -> ChargeResult:
         """Post a charge: take what is missing, or give back the excess, up to its amount.
@@ -265,22 +246,20 @@ class Charges:
             before.payer if before and is_same_account else self._accounts.find_payer(new.account)
         )
         if not new.overdraw:
-            self._payments.reject_excess(
-                new, payer, due - (before.due if before and is_same_account else 0)
-            )
+            self._reject_excess(new, payer, due - (before.due if before and is_same_account else 0))
         why = author.why or new.why
         transfers: list[Transfer] = []
         if before is not None and is_same_account:
             why += f": {row.amount if row else 0} micro-SU before, {new.amount} now"
         elif before is not None and before.due:
             reason = f"{why}: charged to {new.account}, {new.user or 'no user'} instead"
-            transfers.append(self._payments.give_back(before, before.due, author, reason))
+            transfers.append(self._give_back(before, before.due, author, reason))
         state = before if before and is_same_account else self._make_state(new, payer, before)
         if due > state.due:
             missing = due - state.due
-            transfers.append(self._payments.take(state, new, missing, author, why, row is None))
+            transfers.append(self._take(state, new, missing, author, why, row is None))
         elif due < state.due:
-            transfers.append(self._payments.give_back(state, state.due - due, author, why))
+            transfers.append(self._give_back(state, state.due - due, author, why))
         added = sum(_usage_amount(transfer) for transfer in transfers)
         stored = self._store_charge(state, new, author, row)
         self._session.insert(
@@ -315,9 +294,7 @@ class Charges:
         refunded = validate_amount(state.due if amount is None else amount)
         if refunded > state.due:
             raise BankRefused(f"refund exceeds the charge {key} of {state.due} micro-SU", key)
-        transfer = self._payments.give_back(
-            state, refunded, author, author.why, refund_request=request
-        )
+        transfer = self._give_back(state, refunded, author, author.why, refund_request=request)
         self._session.execute(
             update(charge)
             .where(charge.c.number == row.number)
@@ -388,7 +365,7 @@ class Charges:
     def _load_state(self, row: StoredCharge) -> ChargeState:
         """Return the current state of a stored charge."""
         state = msgspec.convert(row, ChargeState, from_attributes=True)
-        state.paid = self._payments.sum_payments(row.number)
+        state.paid = self._sum_payments(row.number)
         return state
 
     def _make_state(self, new: Charge, payer: str, before: ChargeState | None) -> ChargeState:
