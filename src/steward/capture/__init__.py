@@ -1,7 +1,7 @@
 """Sources of events: what Slurm and its nodes show becomes events of the journal.
 
 - ``spool`` captures job scripts from a spool that ``slurm_spool`` watches (``spool_entries`` has
-  the interface for other schedulers); ``captured_scripts`` and ``crash_recovery`` prevent
+  the interface for other schedulers); ``script_lookup`` and ``crash_recovery`` prevent
   duplicates and losses.
 - ``queue_polls`` polls squeue; ``observations`` compares the polls.
 - ``jobcomp`` follows the lines of native/jobcomp.lua, by means of ``log_follower``.

@@ -190,13 +190,11 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
         key: Key of the job.script event.
         cluster: Cluster name.
         body: Body of the job.script event.
-        job_number: ``Job.number`` of its job.
     """
 
     key: str
     cluster: str
     body: JobScript
-    job_number: int
 
 
 class JobFilter(msgspec.Struct, frozen=True, kw_only=True):

@@ -512,13 +512,12 @@ class Jobs(ListQueries):
         """Return the scripts that match a condition and are not purged."""
         with translate_errors(self._path):
             rows = self._connection.execute(
-                f"SELECT key, cluster, body, job FROM script WHERE {condition} "  # noqa: S608 -- our own conditions
+                f"SELECT key, cluster, body FROM script WHERE {condition} "  # noqa: S608 -- our own conditions
                 "AND purged = 0 ORDER BY spool_mtime_ns",
                 values,
             ).fetchall()
         return [
-            Script(key=key, cluster=cluster, body=_decode_body(body), job_number=number)
-            for key, cluster, body, number in rows
+            Script(key=key, cluster=cluster, body=_decode_body(body)) for key, cluster, body in rows
         ]
 
     def _fill_script_keys(self, jobs: list[Job]) -> list[Job]:

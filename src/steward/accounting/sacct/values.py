@@ -203,7 +203,6 @@ class DateFormatter:
 
     def __init__(self, zone: tzinfo, form: str, now: datetime) -> None:
         self._zone = zone
-        self._form = form
         self._now = now.astimezone(zone)
         self._cache: dict[int, str] = {}
         if form in ("", "standard"):

@@ -679,7 +679,6 @@ def run_sensor(
             cluster,
             cluster_settings,
             trigger_command(settings, cluster) if wakeups is not None else "",
-            sensor.helper,
         ),
         check_standby=is_standby,
         read_stamp=StateFiles(cluster_settings, slurm.find_state_directory).read_stamp,

@@ -57,14 +57,12 @@ class StewardTriggers:
         cluster: Name of the cluster.
         settings: How to run its commands.
         program: Command line of the triggers without the event; "" to have no triggers.
-        helper: Path of the helper program, the first word of the command line.
     """
 
-    def __init__(self, cluster: str, settings: ClusterSettings, program: str, helper: str) -> None:
+    def __init__(self, cluster: str, settings: ClusterSettings, program: str) -> None:
         self._cluster = cluster
         self._triggers = Triggers(cluster, settings)
         self._program = program
-        self._helper = helper
         self._last_message = ""
         self._is_cleared = False
 

@@ -1,7 +1,7 @@
 """Consumer ``accounting.log``: writes the job log, each record once, and closes its days.
 
-:class:`DayCloser` packs a day some time after its end (``packing``) and blanks the text of purged
-jobs (``blanking``). Each is a process of its own, which ends and frees its memory. New files are
+:class:`DayCloser` packs a day some time after its end (``parquet``) and blanks the text of purged
+jobs (``purges``). Each is a process of its own, which ends and frees its memory. New files are
 swapped in by two repeatable steps: the day is marked as swapping, then files are renamed and
 removed, then it is marked as closed.
 

@@ -3,7 +3,7 @@
 A day has up to four files: ``2026-11-21.jsonl`` (open), ``.late.jsonl`` (records after closing),
 ``.jsonl.zst`` (packed) and ``.parquet`` (sacct lines). :func:`list_log_days` lists days,
 :class:`LogCalendar` computes them, :class:`LogFiles` appends. Listing and reading need no database.
-The last functions serve the processes that make new files (``packing``, ``blanking``).
+The last functions serve the processes that make new files (``parquet``, ``purges``).
 
 No crash doubles or tears a line: a database records each file's length; bytes beyond it come from
 an unfinished batch and are cut off before the next write.

@@ -1,7 +1,7 @@
 """Blanking of private text in the job log for jobs whose scripts were purged.
 
 :class:`PurgeBlanker` knows the purged scripts, learns which runs belong to them, and blanks names,
-comments and the like in their records. The consumer uses it for new lines, ``packing`` for a day
+comments and the like in their records. The consumer uses it for new lines, ``parquet`` for a day
 that closes, and the program below for the days that exist already:
 
 ``python -m steward.extensions.jobacct_plugins.log.purges LOCATION DAY DATABASE NAME=LENGTH…``
