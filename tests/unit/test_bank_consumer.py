@@ -624,7 +624,7 @@ def test_a_picture_is_taken_again_until_the_nodes_have_registered(
 
 
 def test_unchanged_state_files_save_queries(bank: Bank, monkeypatch: pytest.MonkeyPatch) -> None:
-    now_s, stamp = 0.0, ((1, 1),)
+    now_s, stamp = 0.0, (("node_state", 1, 1),)
     queries = list[str]()
 
     def read_mark(_: Slurm) -> str:
@@ -654,7 +654,7 @@ def test_unchanged_state_files_save_queries(bank: Bank, monkeypatch: pytest.Monk
     pass_time(2 * MODEL_REFRESH_S)
     assert pass_time(MODEL_REFRESH_S) == {"mark": 1, "model": 1}
     pass_time(MODEL_REFRESH_S / 2)
-    stamp = ((1, 2),)
+    stamp = (("node_state", 1, 2),)
     assert pass_time(2 * CONFIG_CHECK_S) == {"mark": 1, "model": 0}
     models.expire("c1")
     assert pass_time(2 * CONFIG_CHECK_S) == {"mark": 1, "model": 1}

@@ -257,7 +257,7 @@ def test_a_look_that_writes_nothing_leaves_the_database_alone(
 
 def test_unchanged_state_files_save_polls(tmp_path: Path, monkeypatch: Patch) -> None:
     site = SensorRun(tmp_path, monkeypatch, usage=False)
-    site.stamp = ((1, 1),)
+    site.stamp = (("node_state", 1, 1),)
     site.turn()
     counted = site.sensor.poll_count
     site.shown.parts["main"] = "DRAIN"
@@ -288,7 +288,7 @@ def test_unchanged_state_files_save_polls(tmp_path: Path, monkeypatch: Patch) ->
     assert site.sensor.poll_count == counted + 5
     # A new stamp: one complete poll covers it.
     site.shown.parts["main"] = "DRAIN"
-    site.stamp = ((1, 2),)
+    site.stamp = (("node_state", 1, 2),)
     site.turn()
     assert [body.state for body in site.told.bodies(PARTITION_STATE)] == ["DRAIN"]
     # Once a minute even the rest is polled, should slurmctld have saved nothing.
@@ -300,7 +300,7 @@ def test_unchanged_state_files_save_polls(tmp_path: Path, monkeypatch: Patch) ->
 
 def test_slurmdbd_is_pinged_while_nothing_changes(tmp_path: Path, monkeypatch: Patch) -> None:
     site = SensorRun(tmp_path, monkeypatch, usage=False)
-    site.stamp = ((1, 1),)
+    site.stamp = (("node_state", 1, 1),)
     site.turn()
     site.shown.daemons += (Ping(daemon="slurmdbd", role="primary", host="db", up=False),)
     for _ in range(int(COMPLETE_POLL_S) + 4):
@@ -313,7 +313,7 @@ def test_reports_and_usage_need_polls_whatever_the_files_say(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
     site = SensorRun(tmp_path, monkeypatch, usage=False)
-    site.stamp = ((1, 1),)
+    site.stamp = (("node_state", 1, 1),)
     site.turn()
     site.news()
     site.shown.states["n1"] = "DOWN"
@@ -321,7 +321,7 @@ def test_reports_and_usage_need_polls_whatever_the_files_say(
     assert [body.state for body in site.news()] == ["DOWN"]
     (tmp_path / "usage").mkdir()
     site = SensorRun(tmp_path / "usage", monkeypatch, usage=True)
-    site.stamp = ((1, 1),)
+    site.stamp = (("node_state", 1, 1),)
     for _ in range(5):
         site.turn()
     assert site.sensor.poll_count == 5

@@ -54,6 +54,18 @@ def test_a_save_a_moment_ago_may_hide_a_change_and_an_old_one_is_of_another_slur
     assert StateFiles(ClusterSettings(spool=str(spool)), no_query).read_stamp() is None
 
 
+def test_a_new_slurmctld_has_not_written_all_files(spool: Path) -> None:
+    files = StateFiles(ClusterSettings(spool=str(spool)), no_query)
+    before = files.read_stamp()
+    (spool / "resv_state").unlink()
+    assert files.read_stamp() not in (None, before)
+    for path in spool.iterdir():
+        path.unlink()
+    assert files.read_stamp() is None
+    spool.rmdir()
+    assert files.read_stamp() is None
+
+
 def test_files_elsewhere_tell_nothing(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> str:
         raise SlurmError("slurmctld does not answer", ("scontrol",))
@@ -61,10 +73,7 @@ def test_files_elsewhere_tell_nothing(spool: Path, monkeypatch: pytest.MonkeyPat
     assert StateFiles(ClusterSettings(), fail).read_stamp() is None
     assert StateFiles(ClusterSettings(), lambda: str(spool)).read_stamp() is not None
     assert StateFiles(ClusterSettings(slurm_prefix=("chroot",)), no_query).read_stamp() is None
-    (spool / "resv_state").unlink()
     files = StateFiles(ClusterSettings(spool=str(spool)), no_query)
-    assert files.read_stamp() is None
-    save(spool / "resv_state", age_s=60)
     assert files.read_stamp() is not None
     monkeypatch.setattr("steward.slurm.state_files.find_network_type", lambda _path: "nfs4")
     assert files.read_stamp() is None

@@ -15,8 +15,8 @@ from steward.core.files import find_network_type
 from steward.slurm.errors import SlurmError
 from steward.slurm.settings import ClusterSettings
 
-StateStamp = tuple[tuple[int, int], ...]
-"""Inode and modification time of each state file."""
+StateStamp = tuple[tuple[str, int, int], ...]
+"""Name, inode and modification time of each state file; a new slurmctld has not written all."""
 
 _NAMES: Final = ("job_state", "node_state", "part_state", "resv_state", "trigger_state")
 _LONGEST_DELAY_NS: Final = 6_000_000_000
@@ -51,10 +51,15 @@ class StateFiles:
                 self._directory = self._find_directory()
             if not self._directory or find_network_type(self._directory):
                 return None
-            files = [os.stat(os.path.join(self._directory, name)) for name in _NAMES]
+            with os.scandir(self._directory) as entries:
+                files = sorted(
+                    (entry.name, entry.stat().st_ino, entry.stat().st_mtime_ns)
+                    for entry in entries
+                    if entry.name in _NAMES
+                )
         except (OSError, SlurmError):
             return None
-        age_ns = time.time_ns() - max(file.st_mtime_ns for file in files)
+        age_ns = time.time_ns() - max((mtime_ns for _, _, mtime_ns in files), default=0)
         if not _LONGEST_DELAY_NS <= age_ns <= _LONGEST_REST_NS:
             return None
-        return tuple((file.st_ino, file.st_mtime_ns) for file in files)
+        return tuple(files)
