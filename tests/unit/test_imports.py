@@ -39,7 +39,7 @@ LATE = {
     *(f"steward.bank.gate.http_{side}" for side in ("client", "server")),
     "steward.core.http_server",
     "steward.core.sqlalchemy_tables",
-    "steward.extensions.controllers.receiver",
+    *(f"steward.extensions.controllers.{side}" for side in ("forwarder", "receiver")),
     *(f"steward.capture.nodes.{name}" for name in ("listener", "receiver", "senders")),
     *(
         ".".join(path.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(".__init__")

@@ -8,12 +8,13 @@ they are durable. While the receiver is away, journal and stores keep them. ``wi
 messages, ``receiver`` is the other end.
 """
 
+import http.client
 import logging
 import os
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing
-from typing import TYPE_CHECKING, Final
+from contextlib import suppress
+from typing import Final
 
 from steward.core.config import Settings
 from steward.core.consumers import Append, DatabaseConsumer, Rejected
@@ -35,15 +36,11 @@ from steward.extensions.controllers.admission import (
 )
 from steward.extensions.controllers.settings import ForwardSettings
 
-if TYPE_CHECKING:
-    import httpx
-
 log = logging.getLogger(__name__)
 
 _CONNECT_S: Final = 10.0
 _ANSWER_S: Final = 60.0
 """Longest time to wait for an answer of the server, in seconds."""
-_PIECE_BYTES: Final = 1 << 18
 _MAX_REPLY_BYTES: Final = 4 << 20
 """Largest answer, in bytes: a reason for each event of a batch."""
 
@@ -77,7 +74,7 @@ class ReceiverLink:
         self._cluster = cluster
         self._munge = Munge(munge_socket)
         self._munge_users = munge_users
-        self._transport: httpx.HTTPTransport | None = None
+        self._connection: http.client.HTTPConnection | None = None
         self._authenticator: MungeAuthenticator | TlsAuthenticator = TlsAuthenticator()
         self._stream = ""
         self._number = 0
@@ -129,8 +126,6 @@ class ReceiverLink:
 
     def _post(self, path: str, body: bytes) -> wire.ReceiverReply:
         """Sign and send one request; return the verified answer."""
-        import httpx
-
         to = self._settings.to
         head = wire.RequestHead(
             path=path,
@@ -140,39 +135,28 @@ class ReceiverLink:
             number=self._number,
             digest=wire.hash_body(body),
         )
-        headers = {**head.build_headers(), "content-length": str(len(body))}
+        headers = {**head.build_headers(), "host": to}
         credential = self._authenticator.sign(head.build_statement())
         if credential:
             headers["authorization"] = credential
-        transport = self._connect()
-        scheme = "https" if self._settings.tls else "http"
-        request = httpx.Request(
-            "POST",
-            f"{scheme}://{to}{path}",
-            headers=headers,
-            content=_split_body(body),
-            extensions={"timeout": httpx.Timeout(_ANSWER_S, connect=_CONNECT_S).as_dict()},
-        )
+        connection = self._connect()
         try:
-            with closing(transport.handle_request(request)) as response:
-                content = _read_body(response)
-        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-            self._close_connection()
-            raise ReceiverUnavailable(f"cannot reach {to}: {error}", to) from error
-        except httpx.TimeoutException as error:
+            with suppress(BrokenPipeError, ConnectionResetError):  # an answer may explain it
+                connection.request("POST", path, body, headers)
+            response = connection.getresponse()
+            content = _read_body(response)
+        except TimeoutError as error:
             self._close_connection()
             raise ReceiverUnavailable(
                 f"{to} does not answer within {_ANSWER_S:.0f} s", to
             ) from error
-        except httpx.HTTPError as error:
+        except (OSError, http.client.HTTPException) as error:
             self._close_connection()
             raise wire.WireUnavailable(f"{to}: {error}", to) from error
         try:
             reply = wire.decode_reply(content)
         except wire.WireError as error:
-            raise wire.WireError(
-                f"{to} replied with status {response.status_code}: {error}"
-            ) from error
+            raise wire.WireError(f"{to} replied with status {response.status}: {error}") from error
         if reply.verdict == wire.RESTART:
             raise StreamEnded(f"{to}: {reply.detail}", to)
         if reply.verdict == wire.REFUSED:
@@ -188,51 +172,56 @@ class ReceiverLink:
         )
         return reply
 
-    def _connect(self) -> "httpx.HTTPTransport":
-        """Return the HTTP transport; create it where there is none."""
-        if self._transport is None:
-            import httpx
-
-            if split_host_port(self._settings.to) is None:
-                raise ReceiverUnavailable(
-                    f"invalid address {self._settings.to!r}: correct 'to' in [forward]"
-                )
-            tls = self._settings.tls
-            # Without the environment: a proxy of somebody's shell is not the site's.
-            self._transport = httpx.HTTPTransport(
-                verify=make_client_context(tls) if tls else False, trust_env=False
+    def _connect(self) -> http.client.HTTPConnection:
+        """Return the connection; open one where there is none, with the certificates of then."""
+        if self._connection is not None and self._connection.sock is not None:
+            return self._connection
+        to, tls = self._settings.to, self._settings.tls
+        address = split_host_port(to)
+        if address is None:
+            raise ReceiverUnavailable(f"invalid address {to!r}: correct 'to' in [forward]")
+        self._connection = (
+            http.client.HTTPSConnection(
+                *address, timeout=_CONNECT_S, context=make_client_context(tls)
             )
-        return self._transport
+            if tls
+            else http.client.HTTPConnection(*address, timeout=_CONNECT_S)
+        )
+        try:
+            self._connection.connect()
+        except OSError as error:
+            self._close_connection()
+            raise ReceiverUnavailable(f"cannot reach {to}: {error}", to) from error
+        self._connection.sock.settimeout(_ANSWER_S)
+        return self._connection
 
     def _close_connection(self) -> None:
-        """Close the connection; the next request opens one, with the certificates of then."""
-        if self._transport is not None:
-            self._transport.close()
-            self._transport = None
+        """Close the connection; the next request opens one."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
 
-def _split_body(body: bytes) -> Iterator[bytes]:
-    """Yield a body in pieces: httpx copies what is left of each at every write."""
-    for first in range(0, len(body), _PIECE_BYTES):
-        yield body[first : first + _PIECE_BYTES]
-
-
-def _read_body(response: "httpx.Response") -> bytes:
+def _read_body(response: http.client.HTTPResponse) -> bytes:
     """Read the body of an answer.
 
     Raises:
         WireError: It is too large, or does not end.
-        httpx.HTTPError: It did not come.
+        HTTPException: It is not complete.
+        OSError: It did not come.
     """
     deadline = time.monotonic() + _ANSWER_S
     body = bytearray()
-    for chunk in response.iter_raw():
-        body += chunk
-        if len(body) > _MAX_REPLY_BYTES or time.monotonic() > deadline:
-            raise wire.WireError(
-                f"the answer is larger than {_MAX_REPLY_BYTES} bytes, or took longer than "
-                f"{_ANSWER_S:.0f} s"
-            )
+    with response:
+        while chunk := response.read1():
+            body += chunk
+            if len(body) > _MAX_REPLY_BYTES or time.monotonic() > deadline:
+                raise wire.WireError(
+                    f"the answer is larger than {_MAX_REPLY_BYTES} bytes, or took longer than "
+                    f"{_ANSWER_S:.0f} s"
+                )
+    if response.length:
+        raise http.client.IncompleteRead(bytes(body), response.length)
     return bytes(body)
 
 
