@@ -4,11 +4,13 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from job_submission import wait_until
 
 from harness.events import script_event
 from harness.journal import fill
@@ -105,8 +107,8 @@ def running(tmp_path: Path) -> Iterator[Running]:
 def make_link(tmp_path: Path) -> Iterator[Callable[..., JournalLink]]:
     links = []
 
-    def make(stop: Stop | None = None, *, subscribe: bool = False) -> JournalLink:
-        links.append(JournalLink(str(tmp_path), stop or Stop(), subscribe=subscribe))
+    def make(stop: Stop | None = None) -> JournalLink:
+        links.append(JournalLink(str(tmp_path), stop or Stop()))
         return links[-1]
 
     yield make
@@ -153,12 +155,106 @@ def test_rows_stay_in_their_order_and_frames_are_bounded(sizes: list[int]) -> No
 
 
 def test_a_subscriber_is_woken(running: Running, make_link: MakeLink) -> None:
-    link = make_link(subscribe=True)
+    link = make_link()
     assert link.wait(-1, 5.0) == 0
     writer = make_link()
     writer.append([script_event(1)])
     assert link.wait(0, 5.0) == 1
     assert link.wait(1, 0.01) == 1, "nothing new: the time runs out"
+
+
+def test_a_single_event_wakes_after_its_delay_and_several_at_once(
+    running: Running, make_link: MakeLink
+) -> None:
+    link, writer = make_link(), make_link()
+    writer.append([script_event(1)])
+    assert link.wait(0, 0.05, events=3, delay_s=3600.0) == 0
+    assert link.wait(0, 30.0, events=3, delay_s=0.05) == 1
+    writer.append([script_event(2), script_event(3)])
+    assert link.wait(0, 30.0, events=3, delay_s=3600.0) == 3
+
+
+class Gatherer:
+    """A consumer that notes how many events each transaction has."""
+
+    name = "gatherer"
+    kinds = frozenset({JOB_SCRIPT})
+    batch_events = 200
+
+    def __init__(self, gather_s: float) -> None:
+        self.gather_s = gather_s
+        self.batches: list[int] = []
+
+    def cursor(self) -> int:
+        return 0
+
+    def apply(self, events: Sequence[Event], upto: int, append: Append) -> None:
+        self.batches.append(len(events))
+
+    def tick(self, append: Append) -> float:
+        return 3600.0
+
+    def close(self) -> None:
+        pass
+
+
+class CountingLink(JournalLink):
+    """Counts the wake-ups of its consumer."""
+
+    wakes = 0
+
+    def wait(
+        self, position: int, timeout_s: float, *, events: int = 1, delay_s: float = 0.0
+    ) -> int:
+        head = super().wait(position, timeout_s, events=events, delay_s=delay_s)
+        self.wakes += head > position
+        return head
+
+
+@contextmanager
+def fed(gatherer: Gatherer, state_dir: str) -> Iterator[CountingLink]:
+    """Feed a consumer in a thread."""
+    stop = Stop()
+    link = CountingLink(state_dir, stop)
+    feeds = [Feed(gatherer, JournalReader(state_dir), link, longest_nap_s=3600.0)]
+    thread = threading.Thread(target=feed_all, args=(feeds, link, stop, lambda: None))
+    thread.start()
+    try:
+        yield link
+    finally:
+        stop.set()
+        thread.join(30)
+        link.close()
+
+
+def test_the_first_event_and_a_full_batch_are_applied_at_once(
+    running: Running, make_link: MakeLink
+) -> None:
+    gatherer, writer = Gatherer(gather_s=3600.0), make_link()
+    with fed(gatherer, running.state_dir):
+        writer.append([script_event(1)])
+        wait_until(lambda: gatherer.batches == [1])
+        writer.append([script_event(number) for number in range(2, 101)])
+        time.sleep(0.2)
+        assert gatherer.batches == [1], "they gather"
+        writer.append([script_event(number) for number in range(101, 202)])
+        wait_until(lambda: gatherer.batches == [1, 200])
+
+
+@pytest.mark.parametrize("gather_s", [0.01, 0.5])
+def test_transactions_and_wakes_grow_with_time_and_not_with_events(
+    running: Running, make_link: MakeLink, gather_s: float
+) -> None:
+    jobs = 3000
+    gatherer, writer = Gatherer(gather_s), make_link()
+    with fed(gatherer, running.state_dir) as link:
+        began = time.monotonic()
+        for number in range(jobs):
+            writer.append([script_event(number)])
+        wait_until(lambda: sum(gatherer.batches) == jobs)
+        most = (time.monotonic() - began) / gather_s + jobs / gatherer.batch_events + 2
+        assert len(gatherer.batches) <= most
+        assert link.wakes <= most
 
 
 class Picky:
@@ -193,7 +289,7 @@ class Picky:
 def test_a_replay_wakes_the_consumer(running: Running, make_link: MakeLink) -> None:
     stop, picky, reader = Stop(), Picky(), JournalReader(running.state_dir)
     make_link().append([script_event(1)])
-    link = make_link(stop, subscribe=True)
+    link = make_link(stop)
     feeds = [Feed(picky, JournalReader(running.state_dir), link, longest_nap_s=3600.0)]
     thread = threading.Thread(target=feed_all, args=(feeds, link, stop, lambda: None))
     thread.start()
@@ -285,7 +381,7 @@ def test_a_standing_that_a_writer_took_with_it_is_told_to_the_next(
 ) -> None:
     running.end()
     running.start(trim_every_s=0.1, flush_every_s=3600.0)
-    link = make_link(subscribe=True)
+    link = make_link()
     send_command(running.state_dir, WritePositions())  # the first one it is told is written at once
     link.send_message("passed", "a", 0, "running", "")
     send_command(running.state_dir, HoldTrimming(0))  # it has taken in what it was told before
@@ -299,7 +395,7 @@ def test_a_standing_that_a_writer_took_with_it_is_told_to_the_next(
 
 
 def test_news_that_is_none_does_not_prolong_the_wait(make_link: MakeLink, running: Running) -> None:
-    link = make_link(subscribe=True)
+    link = make_link()
     writer = make_link()
     done = threading.Event()
 

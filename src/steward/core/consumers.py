@@ -110,6 +110,14 @@ class RetainingConsumer(Consumer, Protocol):
         ...
 
 
+@runtime_checkable
+class GatheringConsumer(Consumer, Protocol):
+    """A consumer that gathers events while they come fast; the first after a rest goes at once."""
+
+    gather_s: float
+    """Shortest time from one transaction to the next, in seconds; a full batch never waits."""
+
+
 class _StoredEvent(msgspec.Struct, frozen=True, array_like=True):
     """Event of a batch in the outbox."""
 
@@ -140,6 +148,7 @@ class DatabaseConsumer:
     name: str
     kinds: frozenset[str]
     batch_events: int = 500
+    gather_s: float = 0.0
     has_outbox: ClassVar[bool] = False
     """Whether the consumer makes events, and its database has the table ``outbox``."""
 
@@ -313,6 +322,8 @@ class Feed:
         self._registered = registered
         self._longest_nap_s = longest_nap_s
         self._retaining = consumer if isinstance(consumer, RetainingConsumer) else None
+        self._gather_s = consumer.gather_s if isinstance(consumer, GatheringConsumer) else 0.0
+        self._gather_until = 0.0
         self._reported_position = -1
         self._rejected: list[Rejected] = []
         self._applied_letters: set[int] = set()
@@ -327,8 +338,11 @@ class Feed:
         self._error_at = 0
         self._report("running", "")
 
-    def run_turn(self) -> bool:
+    def run_turn(self, *, reads: bool = True) -> bool:
         """Apply the next batch, if there is one and the consumer is not waiting to retry.
+
+        Args:
+            reads: Whether to read new events; False while they gather, see :meth:`is_due`.
 
         Returns:
             Whether there was something to do: call again at once.
@@ -345,7 +359,7 @@ class Feed:
                 if self._retaining and self._reported_position != self._get_trim_position():
                     self._report("running", "")
                 self._delete_applied_letters()
-            had_work = self._retry_dead_letters() | self._apply_next() | is_busy
+            had_work = self._retry_dead_letters() | (reads and self._apply_next()) | is_busy
         except Unavailable as error:
             self._schedule_retry(error)
             return False
@@ -361,6 +375,18 @@ class Feed:
     def wake_position(self) -> int:
         """Position beyond which new events matter to it; infinite while it waits to retry."""
         return _END_OF_JOURNAL if self._retry_at else self.position
+
+    def is_due(self, head: int) -> bool:
+        """Return whether to read events: a batch is full, or they have gathered for long enough.
+
+        Args:
+            head: Last known head of the journal.
+        """
+        return not self.get_gather_s() or head - self.position >= self.consumer.batch_events
+
+    def get_gather_s(self) -> float:
+        """Return the seconds for which new events still gather."""
+        return max(0.0, self._gather_until - self._clock())
 
     def get_wait_s(self) -> float:
         """Return the seconds until :meth:`run_turn` must be called even if nothing is appended."""
@@ -384,9 +410,12 @@ class Feed:
     def _apply_next(self) -> bool:
         """Read and apply the next batch; return whether it contained events."""
         consumer = self.consumer
+        now = self._clock()
         events, upto = self._reader.read(self.position, consumer.kinds, consumer.batch_events)
         if upto <= self.position:
             return False
+        if len(events) < consumer.batch_events:
+            self._gather_until = now + self._gather_s
         if events:
             self._apply(events, upto)
             self._rate.add(events)
@@ -534,17 +563,23 @@ def feed_all(
 
     Args:
         feeds: Feeds of the consumers of this process.
-        link: A subscribed link, which wakes the loop when events are appended.
+        link: Wakes the loop when enough events were appended.
         stop: Ends the loop.
         send_heartbeat: Heartbeat, called at every turn.
     """
+    head = 0
     while not stop.is_set():
         send_heartbeat()
+        reads = any(feed.is_due(head) for feed in feeds)
         is_busy = False
         for feed in feeds:
-            is_busy = feed.run_turn() or is_busy
+            is_busy = feed.run_turn(reads=reads) or is_busy
         if not is_busy and not stop.is_set():
-            position = min(feed.wake_position for feed in feeds)
-            link.wait(position, min(feed.get_wait_s() for feed in feeds))
+            head = link.wait(
+                min(feed.wake_position for feed in feeds),
+                min(feed.get_wait_s() for feed in feeds),
+                events=min(feed.consumer.batch_events for feed in feeds),
+                delay_s=min(feed.get_gather_s() for feed in feeds),
+            )
     for feed in feeds:
         feed.consumer.close()

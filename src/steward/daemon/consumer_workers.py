@@ -79,7 +79,7 @@ def run_consumers(
         if database:
             lock = wait_for_resource(lambda: lock_database(database), stop, send_heartbeat)
             stack.enter_context(closing(lock))
-        link = JournalLink(settings.state_dir, stop, subscribe=True)
+        link = JournalLink(settings.state_dir, stop)
         reader = wait_for_resource(lambda: JournalReader(settings.state_dir), stop, send_heartbeat)
         feeds = []
         for factory in factories:

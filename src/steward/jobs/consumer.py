@@ -85,6 +85,7 @@ class JobsConsumer(DatabaseConsumer):
             ACCOUNTING_EXPIRE,
         }
     )
+    gather_s = 0.05
     has_outbox = True
 
     def __init__(self, settings: Settings, clock: Callable[[], datetime] = utc_now) -> None:

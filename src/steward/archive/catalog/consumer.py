@@ -51,6 +51,7 @@ class CatalogConsumer:
     name = "catalog"
     kinds = frozenset({JOB_SCRIPT, JOB_IDENTITY, ARCHIVE_PURGE})
     batch_events = 200
+    gather_s = 0.5
 
     def __init__(self, directory: str, contents: ScriptContents) -> None:
         self._generations = CatalogGenerations(directory)

@@ -185,6 +185,7 @@ class FilesSink:
 
     kinds = frozenset({JOB_SCRIPT, JOB_IDENTITY, ARCHIVE_PURGE, ARCHIVE_RESEND})
     batch_events = 500
+    gather_s = 0.01
 
     def __init__(
         self,

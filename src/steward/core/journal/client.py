@@ -3,9 +3,10 @@
 :class:`JournalLink` appends events, reports a consumer's position and waits for new events.
 The frame format is here too, for client and server: a 4-byte little-endian length and a
 MessagePack array, whose first item is the verb. Requests with a number get ``ok`` or ``refused``
-with that number: append, aside. Messages without an answer: subscribe, passed, revived. Commands
-for the writer go to its control socket (``control``). The server sends subscribers ``head`` (the
-journal grew) and ``look`` (dead letters are to be retried).
+with that number: append, aside. Messages without an answer: passed, revived. Commands for the
+writer go to its control socket (``control``). The server answers a ``wake`` once, with ``head``,
+when the journal has the events that it asks for, and sends ``look`` when dead letters are to be
+retried.
 
 An append waits for the answer, which comes when the events are durable; if the writer restarts
 meanwhile, the client sends the events again, which their keys make harmless. Many events go in
@@ -107,17 +108,16 @@ class JournalLink:
     Args:
         state_dir: Directory of the journal.
         stop: Ends every wait.
-        subscribe: Whether to receive the journal's head when it moves, see :meth:`wait`.
     """
 
-    def __init__(self, state_dir: str, stop: Stop, *, subscribe: bool = False) -> None:
+    def __init__(self, state_dir: str, stop: Stop) -> None:
         self._path = os.path.join(state_dir, JOURNAL_SOCKET)
         self._stop = stop
-        self._subscribe = subscribe
         self._socket: socket.socket | None = None
         self._frames = FrameDecoder()
         self._last_number = 0
         self._head = 0
+        self._is_answered = False
         self._is_woken = False
         self._positions: dict[str, tuple[Any, ...]] = {}
 
@@ -183,20 +183,31 @@ class JournalLink:
         """
         self._send_request("append", rows)
 
-    def wait(self, position: int, timeout_s: float) -> int:
+    def wait(
+        self, position: int, timeout_s: float, *, events: int = 1, delay_s: float = 0.0
+    ) -> int:
         """Wait until the journal's head is beyond ``position``, time is over or the Stop is set.
 
         Also returns when dead letters of any consumer are to be retried.
+
+        Args:
+            position: Position of the last event that the caller has read.
+            timeout_s: Longest wait, in seconds.
+            events: Number of new events that end the wait at once.
+            delay_s: Time from now after which a single new event ends the wait, in seconds.
 
         Returns:
             Last known head of the journal.
         """
         deadline = time.monotonic() + timeout_s
         try:
-            self._connect()
-            while self._head <= position and not self._is_woken and not self._stop.is_set():
+            self._send(encode_frame(["wake", position, events, delay_s]))
+            self._is_answered = False
+            while not (self._is_answered or self._is_woken or self._stop.is_set()):
                 if self._receive(deadline - time.monotonic(), number=0) is None:
                     break
+                # An answer to an earlier wait may come late.
+                self._is_answered &= self._head > position
         except (OSError, JournalUnavailable):
             # The writer is restarting; the caller finds new events by reading.
             self.close()
@@ -224,8 +235,6 @@ class JournalLink:
                     connection.connect(f"/proc/self/fd/{fd}/{JOURNAL_SOCKET}")
                 finally:
                     os.close(fd)
-                if self._subscribe:
-                    connection.sendall(encode_frame(["subscribe"]))
                 # The writer collects positions before it writes them: a restart loses some, and a
                 # consumer at the end of the journal has no new one to report.
                 for message in self._positions.values():
@@ -279,7 +288,7 @@ class JournalLink:
         reply: list[Any] = []
         for message in self._frames.feed(data):
             if message[0] == "head":
-                self._head = message[1]
+                self._head, self._is_answered = message[1], True
             elif message[0] == "look":
                 self._is_woken = True
             elif message[1] == number:

@@ -5,10 +5,11 @@ refer to; ``limit_size`` keeps journal and bytes below ``max_bytes`` by detachin
 can be refilled. ``lock_state_dir`` ensures one Steward for each state directory.
 
 :class:`JournalServer` serves the socket that ``client.py`` connects to, and the control socket of
-``control.py``. One turn of its loop reads
-the ready sockets, commits all waiting appends in one transaction and answers them, writes the
-consumers' positions (every 0.5 s), and trims (every 5 s). A commit needs no timer: events that
-arrive during one commit form the next batch, so batches grow with the load.
+``control.py``. One turn of its loop reads the ready sockets, commits all waiting appends in one
+transaction and answers them, wakes the consumers that are due, writes their positions (every
+0.5 s), and trims (every 5 s). A commit needs no timer: events that arrive during one commit form
+the next batch, so batches grow with the load. A consumer says how many events wake it at once, and
+after which time a single one does, so wake-ups do not grow with the load.
 """
 
 import errno
@@ -240,13 +241,22 @@ _BATCH_EVENTS = 500
 """Events after which a commit takes no further append."""
 
 
+class _Wake(msgspec.Struct, frozen=True):
+    """A client's wish to be woken once, see :meth:`JournalLink.wait`; the time is monotonic."""
+
+    position: int
+    events: int
+    ready_at: float
+
+
 class _ClientConnection:
     """One client connection, with its unsent output."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.socket = connection
         self.frames = FrameDecoder()
-        self.is_subscribed = False
+        self.has_waited = False
+        self.wake: _Wake | None = None
         self.out = bytearray()
 
 
@@ -285,6 +295,7 @@ class JournalServer:
         self._flush_at = self._trim_at = 0.0
         self._lock = lock_state_dir(state_dir)
         self._journal = Journal(state_dir)
+        self._head = self._journal.head()
         self._leftovers = LeftoverCount(stores)
         self._listener = _open_socket(state_dir)
         self._control = RpcListener(os.path.join(state_dir, CONTROL_SOCKET))
@@ -319,6 +330,9 @@ class JournalServer:
         due = min(self._flush_at if self._positions else now + 60.0, self._trim_at)
         if self._pending_appends:
             due = min(due, self._retry_at)
+        for client in self._clients.values():
+            if client.wake is not None and client.wake.position < self._head:
+                due = min(due, client.wake.ready_at)
         return max(0.0, due - now)
 
     def _run_turn(self, stop: Stop | None, timeout_s: float) -> None:
@@ -341,6 +355,7 @@ class JournalServer:
         now = time.monotonic()
         if self._pending_appends and now >= self._retry_at:
             self._commit()
+        self._wake_clients()
         if self._positions and now >= self._flush_at:
             self._flush_positions()
         if stop is not None and now >= self._trim_at:
@@ -388,9 +403,10 @@ class JournalServer:
         if verb == "append":
             rows = msgspec.convert(message[2], list[EncodedEvent])
             self._pending_appends.append((client, int(message[1]), rows))
-        elif verb == "subscribe":
-            client.is_subscribed = True
-            self._send(client, ["head", self._journal.head()])
+        elif verb == "wake":
+            position, events, delay_s = message[1:]
+            client.has_waited = True
+            client.wake = _Wake(int(position), int(events), time.monotonic() + float(delay_s))
         elif verb == "passed":
             name, position, state, detail, *more = message[1:]
             self._positions[name] = (position, state, detail, *more)
@@ -441,7 +457,9 @@ class JournalServer:
                 self._journal.remove_consumer(consumer)
             case RetryDeadLetters(consumer, event_id):
                 count = self._journal.mark_for_retry(consumer, event_id)
-                self._broadcast(["look"])
+                for client in list(self._clients.values()):
+                    if client.has_waited:
+                        self._send(client, ["look"])
                 return count
             case ClearMissed(consumer, since_s):
                 self._journal.clear_missed(consumer, since_s)
@@ -462,7 +480,7 @@ class JournalServer:
             if len(rows) >= _BATCH_EVENTS:
                 break
         try:
-            head = self._journal.append(rows)
+            self._head = self._journal.append(rows)
         except Unavailable as error:
             wait_s = self._backoff.next_s()
             self._retry_at = time.monotonic() + wait_s
@@ -472,22 +490,23 @@ class JournalServer:
         self._retry_at = 0.0
         del self._pending_appends[: len(batch)]
         for client, number, _ in batch:
-            self._send(client, ["ok", number, head])
-        self._broadcast(["head", self._journal.head()])
+            self._send(client, ["ok", number, self._head])
 
-    def _broadcast(self, message: list[Any]) -> None:
-        data = encode_frame(message)
+    def _wake_clients(self) -> None:
+        """Wake the clients that have enough new events, or some and waited for long enough."""
+        now = time.monotonic()
         for client in list(self._clients.values()):
-            if client.is_subscribed and not client.out:
-                self._send_bytes(client, data)
+            wake = client.wake
+            if wake is None or self._head <= wake.position:
+                continue
+            if self._head - wake.position >= wake.events or now >= wake.ready_at:
+                client.wake = None
+                self._send(client, ["head", self._head])
 
     def _send(self, client: _ClientConnection, message: list[Any]) -> None:
-        self._send_bytes(client, encode_frame(message))
-
-    def _send_bytes(self, client: _ClientConnection, data: bytes) -> None:
         if client.socket.fileno() < 0:
             return
-        client.out += data
+        client.out += encode_frame(message)
         self._write(client)
 
     def _write(self, client: _ClientConnection) -> None:

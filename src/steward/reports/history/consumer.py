@@ -82,6 +82,7 @@ class HistoryConsumer(DatabaseConsumer):
 
     name = "history"
     kinds = frozenset(HISTORY_KINDS)
+    gather_s = 0.5
 
     def __init__(self, settings: Settings, clock: Callable[[], datetime] = utc_now) -> None:
         self._retention = timedelta(days=settings.history_days)
