@@ -13,6 +13,7 @@ An unexpected exception counts as a rejection of the event that causes it.
 """
 
 import logging
+import math
 import re
 import sys
 import time
@@ -33,7 +34,7 @@ from steward.core.events import (
     encode_event,
 )
 from steward.core.journal import JournalLink, JournalReader
-from steward.core.sqlite import Database
+from steward.core.sqlite import SLICE_S, Database, shrink_databases
 from steward.core.storage import OUTBOX, OutboxBatch, move_cursor, read_cursor
 from steward.core.waits import Backoff, Stop
 
@@ -559,7 +560,7 @@ class Feed:
 def feed_all(
     feeds: Sequence[Feed], link: JournalLink, stop: Stop, send_heartbeat: Callable[[], None]
 ) -> None:
-    """Feed consumers in turn until the Stop is set.
+    """Feed consumers in turn until the Stop is set; while all are idle, shrink their databases.
 
     Args:
         feeds: Feeds of the consumers of this process.
@@ -575,9 +576,10 @@ def feed_all(
         for feed in feeds:
             is_busy = feed.run_turn(reads=reads) or is_busy
         if not is_busy and not stop.is_set():
+            shrink_s = SLICE_S if shrink_databases() else math.inf
             head = link.wait(
                 min(feed.wake_position for feed in feeds),
-                min(feed.get_wait_s() for feed in feeds),
+                min(shrink_s, *(feed.get_wait_s() for feed in feeds)),
                 events=min(feed.consumer.batch_events for feed in feeds),
                 delay_s=min(feed.get_gather_s() for feed in feeds),
             )

@@ -2,19 +2,23 @@
 
 All of Steward opens SQLite through ``open_database`` (the writer), ``open_reader`` and
 ``open_scratch`` (a temporary database), and writes in a ``transaction``; ``translate_errors`` turns
-the library's exceptions into Steward's. :class:`Database` does these for one file. Times are bound
+the library's exceptions into Steward's. :class:`Database` does these for one file.
+``shrink_databases`` returns free pages to the file system while a process is idle. Times are bound
 as µs since the epoch. The library comes with pysqlite3, not from the system:
 releases before 3.51.3 can corrupt a WAL that two connections write and checkpoint, and two
 SQLite libraries in one process break each other's file locks. State lives on a local disk:
 SQLite's locks are not safe on a network file system.
 """
 
+import logging
 import os
+import threading
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakSet
 
 from pysqlite3 import dbapi2
 
@@ -31,6 +35,15 @@ OLDEST_SAFE_VERSION = (3, 51, 3)
 """Oldest SQLite release without the WAL corruption bug."""
 _MAX_IDLE_WAL_BYTES = 16 << 20
 """Size, in bytes, to which SQLite truncates a larger write-ahead log when it starts it again."""
+SLICE_S: Final = 0.005
+"""Longest slice of :func:`shrink_database`, in seconds, and the pause after it."""
+_SPARE_BYTES: Final = 4 << 20
+_SPARE_SHARE: Final = 8
+"""Free space that stays in a file for new rows: an eighth of the used, and these bytes at least."""
+_LEAST_SLICE_PAGES: Final = 16
+_MOST_SLICE_PAGES: Final = 256
+_MOST_WAL_FRAMES: Final = 1000
+"""Length of the WAL at which a slice checkpoints first; SQLite's default of wal_autocheckpoint."""
 _PERMANENT_ERRORS = ("no such", "syntax error", "malformed", "already exists")
 """Parts of error texts that mean a wrong statement or schema, not a busy database."""
 
@@ -43,6 +56,8 @@ def _return_unchanged(value: None) -> None:
 # ten times the binding itself. A registered adapter avoids the search.
 dbapi2.register_adapter(type(None), _return_unchanged)
 dbapi2.register_adapter(datetime, to_micros)
+
+log = logging.getLogger(__name__)
 
 Connection = Any
 """A ``pysqlite3`` connection; the package has no type information."""
@@ -87,7 +102,7 @@ def open_database(
     *,
     synchronous: str = "FULL",
     timeout_s: float = 10.0,
-    shrinks: bool = False,
+    shrinks: bool = True,
 ) -> Connection:
     """Open a database for writing; create it with mode 0600 if missing, and migrate its schema.
 
@@ -96,7 +111,8 @@ def open_database(
         migrations: Scripts in order; the n-th takes the schema from version n to n + 1.
         synchronous: SQLite's pragma of that name (FULL, NORMAL or OFF).
         timeout_s: Longest wait for a lock, in seconds.
-        shrinks: Whether to create the database so that :func:`shrink_database` can cut its file.
+        shrinks: Whether :func:`shrink_databases` shrinks its file in the thread that opens it;
+            False if other threads use the connection.
 
     Raises:
         SecondWriter: Another process is its only writer.
@@ -121,47 +137,113 @@ def open_database(
         database = find_database(os.path.basename(path))
         lock = lock_database(path) if database and database.has_one_writer else None
         connection = _connect(path, timeout_s, _WriterConnection)
-        connection.writer_lock = lock
-        if shrinks:
-            # Works on an empty file only: SQLite ignores it once the first page is written.
-            connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
+        connection.path, connection.writer_lock = path, lock
+        # Works on an empty file only: SQLite ignores it once the first page is written.
+        connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
         _enable_wal(connection, timeout_s)
         connection.execute(f"PRAGMA journal_size_limit={_MAX_IDLE_WAL_BYTES}")
         connection.execute(f"PRAGMA synchronous={synchronous}")
         connection.execute("PRAGMA foreign_keys=ON")
         _migrate_schema(connection, path, migrations)
+    if shrinks:
+        _own.connections.add(connection)
     return connection
 
 
-def shrink_database(
-    connection: Connection, path: str, *, spare_bytes: int, step_bytes: int
-) -> bool:
-    """Return free pages at the end of a database file to the file system, one step a call.
+def shrink_databases() -> bool:
+    """Shrink the databases that this thread opened for writing, by one slice in all.
 
-    Args:
-        connection: Opened with ``shrinks``, outside a transaction.
-        path: Its file, for errors.
-        spare_bytes: Free space to leave in the file for future writes, in bytes.
-        step_bytes: Most bytes to return in one call.
+    Called while nothing waits; the caller pauses for ``SLICE_S`` or handles what came in before it
+    calls again. Errors are logged: the next transaction meets and reports those that matter.
 
     Returns:
-        Whether another call can return more now; False while a reader prevents it.
+        Whether another call can return more now.
+    """
+    for connection in list(_own.connections):
+        try:
+            if shrink_database(connection):
+                return True
+        except (SqliteError, SqliteUnavailable) as error:
+            log.debug("cannot shrink a database: %s", error)
+    return False
+
+
+def shrink_database(connection: Connection) -> bool:
+    """Return free pages at the end of a database file to the file system, one slice a call.
+
+    A slice is a transaction that no fsync ends: a power loss may undo it, together with nothing
+    else. The checkpoint that cuts the file is a slice of its own.
+
+    Args:
+        connection: Opened with :func:`open_database`.
+
+    Returns:
+        Whether another call can return more now; False while a transaction or reader prevents it.
 
     Raises:
         SqliteUnavailable: The disk is full or fails.
     """
-    with translate_errors(path):
-        free, size = (_read_pragma(connection, name) for name in ("freelist_count", "page_size"))
-        spare = spare_bytes // size
-        if free <= spare:
-            return False
-        step = min(free - spare, step_bytes // size)
-        # Each fetched row is a page that was moved.
-        connection.execute(f"PRAGMA incremental_vacuum({step})").fetchall()
-        remaining = _read_pragma(connection, "freelist_count")
-        # The checkpoint cuts the file, and the log must not grow instead.
-        _, logged, copied = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
-    return spare < remaining < free and logged == copied
+    if connection.in_transaction:
+        return False
+    with translate_errors(connection.path):
+        pages, free, size = (
+            _read_pragma(connection, name) for name in ("page_count", "freelist_count", "page_size")
+        )
+        spare = max(_SPARE_BYTES // size, (pages - free) // _SPARE_SHARE)
+        if free > spare and _get_wal_backlog(connection, "NOOP") < _MOST_WAL_FRAMES:
+            return _free_pages(connection, free - spare)
+        if free > spare or connection.is_cut_due:
+            connection.is_cut_due = _get_wal_backlog(connection, "PASSIVE") > 0
+        return bool(free > spare and not connection.is_cut_due)
+
+
+def _get_wal_backlog(connection: Connection, checkpoint: str) -> int:
+    """Checkpoint without waiting for anything; return the number of frames not written back."""
+    statement = f"PRAGMA wal_checkpoint({checkpoint})"
+    _, frames, written_back = connection.execute(statement).fetchone()
+    return int(frames - written_back)
+
+
+def _free_pages(connection: Connection, most: int) -> bool:
+    """Free up to ``most`` pages in one slice; return False if another process writes now."""
+    settings = ("busy_timeout", "synchronous")
+    before = [_read_pragma(connection, name) for name in settings]
+    began = time.monotonic()
+    try:
+        connection.execute("PRAGMA busy_timeout=0").fetchall()
+        connection.execute("PRAGMA synchronous=NORMAL")
+        # Each fetched row is a page that was freed.
+        count = min(most, connection.slice_pages)
+        connection.execute(f"PRAGMA incremental_vacuum({count})").fetchall()
+    except dbapi2.OperationalError as error:
+        if "locked" not in str(error):
+            raise
+        return False
+    finally:
+        for name, value in zip(settings, before, strict=True):
+            connection.execute(f"PRAGMA {name}={value}").fetchall()
+    spent_s = time.monotonic() - began
+    if spent_s > SLICE_S:
+        connection.slice_pages = max(connection.slice_pages // 2, _LEAST_SLICE_PAGES)
+    elif spent_s < SLICE_S / 2:
+        connection.slice_pages = min(connection.slice_pages * 2, _MOST_SLICE_PAGES)
+    connection.is_cut_due = True
+    return True
+
+
+def read_free_bytes(path: str) -> int:
+    """Read the size of a database's free pages, in bytes.
+
+    Raises:
+        SqliteMissing, SqliteUnavailable, SqliteError: It cannot be read now.
+    """
+    connection = open_reader(path)
+    try:
+        with translate_errors(path):
+            size, free = (_read_pragma(connection, n) for n in ("page_size", "freelist_count"))
+    finally:
+        connection.close()
+    return size * free
 
 
 def _read_pragma(connection: Connection, name: str) -> int:
@@ -233,13 +315,34 @@ def open_scratch(script: str) -> Connection:
 
 
 class _WriterConnection(dbapi2.Connection):  # type: ignore[misc]
-    """Connection that holds the lock of its database's writer until it is closed."""
+    """Connection that holds the lock of its database's writer until it is closed.
 
+    Attributes:
+        path: The file, for errors.
+        writer_lock: The lock; None for a database that several processes write.
+        slice_pages: Pages that the next slice frees, adapted to the time of the last.
+        is_cut_due: Whether the file is longer than the database until a checkpoint.
+    """
+
+    path = ""
     writer_lock: WriterLock | None = None
+    slice_pages = _LEAST_SLICE_PAGES
+    is_cut_due = False
 
     def close(self) -> None:
+        _own.connections.discard(self)
         super().close()
         self.writer_lock = None
+
+
+class _OwnConnections(threading.local):
+    """Connections that a thread opened for writing and alone uses."""
+
+    def __init__(self) -> None:
+        self.connections: WeakSet[_WriterConnection] = WeakSet()
+
+
+_own: Final = _OwnConnections()
 
 
 def lock_database(path: str) -> WriterLock:

@@ -21,6 +21,7 @@ from steward.core.journal import Journal, JournalReader
 from steward.core.journal.server import lock_state_dir, remove_expired
 from steward.core.journal.store import EncodedEvent, encode_rows
 from steward.core.script_stores import make_stores
+from steward.core.sqlite import shrink_databases
 from steward.core.waits import Stop
 from steward.daemon.consumer_workers import get_consumer_factories, get_sink_factories
 from steward.daemon.source_workers import get_slurm_factories, open_capture, recover_orphans
@@ -163,13 +164,13 @@ def _feed_to_the_end(feeds: Sequence[Feed], send_heartbeat: Callable[[], None]) 
 
 
 def _remove_old(settings: Settings, journal: Journal, send_heartbeat: Callable[[], None]) -> None:
-    """Trim the journal."""
+    """Trim the journal, and shrink all open databases."""
     try:
         stores = make_stores(settings)
         while remove_expired(journal, stores, keep_s=settings.journal.keep_s):
             send_heartbeat()
-        while journal.shrink():
-            send_heartbeat()
     except Unavailable:
         # The next pass, or a daemon, trims; until then the data only takes space.
         return
+    while shrink_databases():
+        send_heartbeat()

@@ -110,7 +110,7 @@ class GateStore:
             SqliteError: The database is unusable.
             SqliteUnavailable: The database is unavailable now.
         """
-        db = open_database(self.path, _MIGRATIONS, synchronous="NORMAL")
+        db = open_database(self.path, _MIGRATIONS, synchronous="NORMAL", shrinks=False)
         db.execute("PRAGMA wal_autocheckpoint=0")
         return db
 

@@ -208,7 +208,7 @@ def _sqlite_engine(path: str) -> Engine:
     engine = sqlalchemy.create_engine(
         "sqlite://",
         module=dbapi2,
-        creator=lambda: open_database(path, (), timeout_s=_LOCK_TIMEOUT_S),
+        creator=lambda: open_database(path, (), timeout_s=_LOCK_TIMEOUT_S, shrinks=False),
         poolclass=sqlalchemy.QueuePool,
         pool_size=2,
         pool_timeout=_LOCK_TIMEOUT_S,

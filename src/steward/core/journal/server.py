@@ -7,14 +7,16 @@ can be refilled. ``lock_state_dir`` ensures one Steward for each state directory
 :class:`JournalServer` serves the socket that ``client.py`` connects to, and the control socket of
 ``control.py``. One turn of its loop reads the ready sockets, commits all waiting appends in one
 transaction and answers them, wakes the consumers that are due, writes their positions (every
-0.5 s), and trims (every 5 s). A commit needs no timer: events that arrive during one commit form
-the next batch, so batches grow with the load. A consumer says how many events wake it at once, and
-after which time a single one does, so wake-ups do not grow with the load.
+0.5 s), and trims (every 5 s); a turn in which nothing came shrinks the file. A commit needs no
+timer: events that arrive during one commit form the next batch, so batches grow with the load. A
+consumer says how many events wake it at once, and after which time a single one does, so wake-ups
+do not grow with the load.
 """
 
 import errno
 import fcntl
 import logging
+import math
 import os
 import selectors
 import socket
@@ -42,7 +44,7 @@ from steward.core.journal.reader import refill_command
 from steward.core.journal.store import EncodedEvent, Journal, JournalError, JournalUnavailable
 from steward.core.rpc_server import RpcCall, RpcListener
 from steward.core.script_stores import IncomingStores, LeftoverCount, StoreError
-from steward.core.sqlite import SqliteError
+from steward.core.sqlite import SLICE_S, SqliteError
 from steward.core.waits import Backoff, Stop
 
 _BATCH = 1000
@@ -293,6 +295,7 @@ class JournalServer:
         self._retry_at = 0.0
         self._backoff = Backoff(0.2, 5.0)
         self._flush_at = self._trim_at = 0.0
+        self._can_shrink = False
         self._lock = lock_state_dir(state_dir)
         self._journal = Journal(state_dir)
         self._head = self._journal.head()
@@ -333,7 +336,7 @@ class JournalServer:
         for client in self._clients.values():
             if client.wake is not None and client.wake.position < self._head:
                 due = min(due, client.wake.ready_at)
-        return max(0.0, due - now)
+        return min(max(0.0, due - now), SLICE_S if self._can_shrink else math.inf)
 
     def _run_turn(self, stop: Stop | None, timeout_s: float) -> None:
         """Handle ready sockets, then commit, flush positions and trim if due."""
@@ -361,6 +364,8 @@ class JournalServer:
         if stop is not None and now >= self._trim_at:
             self._trim_at = now + self._trim_every_s
             self._trim()
+        elif self._can_shrink and not (events or calls or self._pending_appends):
+            self._shrink()
 
     def _accept(self) -> None:
         """Accept a client connection, unless there are too many."""
@@ -541,7 +546,7 @@ class JournalServer:
             self._positions = {**positions, **self._positions}
 
     def _trim(self) -> None:
-        """Trim, limit the size and shrink the file, one step a turn."""
+        """Trim and limit the size, one batch a turn; then the file can shrink."""
         try:
             more = remove_expired(self._journal, self._stores, keep_s=self._settings.keep_s)
             self._leftovers.update(self._journal.count_incoming_bytes())
@@ -551,13 +556,20 @@ class JournalServer:
                 max_bytes=self._settings.max_bytes,
                 leftover_bytes=self._leftovers.size,
             )
-            if not self._pending_appends and not self._selector.select(0):
-                more |= self._journal.shrink()
             if more:
                 # One batch a turn: commits take precedence, and the heartbeat goes on.
                 self._trim_at = time.monotonic()
+            self._can_shrink = not more
         except Unavailable as error:
             log.error("cannot trim the journal, retrying later: %s", error)
+
+    def _shrink(self) -> None:
+        """Shrink the file by one slice, in a turn in which no process sent anything."""
+        try:
+            self._can_shrink = self._journal.shrink()
+        except Unavailable as error:
+            self._can_shrink = False
+            log.error("cannot shrink the journal, retrying later: %s", error)
 
 
 def _open_socket(state_dir: str) -> socket.socket:

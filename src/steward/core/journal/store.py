@@ -157,10 +157,6 @@ INSERT INTO incoming SELECT ifnull(sum(
 )
 _SCRIPT_AFTER_SUBMIT_S = 300
 """Most seconds between a job's submit time and its script's arrival in the spool."""
-_SPARE_BYTES = 16 << 20
-"""Free space left in the file for the next events, in bytes."""
-_STEP_BYTES = 1 << 20
-"""Most bytes that one call of :meth:`Journal.shrink` returns to the file system."""
 _FORGET_KEYS = 10_000
 """Most keys that one transaction forgets."""
 
@@ -215,7 +211,7 @@ class Journal:
 
     def __init__(self, state_dir: str) -> None:
         self.path = JOURNAL.locate(state_dir)
-        self._db: Connection = open_database(self.path, _MIGRATIONS, shrinks=True)
+        self._db: Connection = open_database(self.path, _MIGRATIONS)
 
     def append(self, rows: Sequence[EncodedEvent]) -> int:
         """Append events, ignoring known keys; they are durable on return.
@@ -448,9 +444,7 @@ class Journal:
         Raises:
             SqliteUnavailable: The disk is full or fails.
         """
-        return shrink_database(
-            self._db, self.path, spare_bytes=_SPARE_BYTES, step_bytes=_STEP_BYTES
-        )
+        return shrink_database(self._db)
 
     def count_incoming_bytes(self) -> int:
         """Return the size of the incoming files that events of the journal name, in bytes."""
