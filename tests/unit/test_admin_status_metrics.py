@@ -196,6 +196,7 @@ def test_what_is_told_of_a_gate_a_cluster_and_disks(polled_site: Path) -> None:
         *("steward_slurm_info", "steward_slurm_up", "steward_missed_scripts_total"),
         *("steward_snapshot_interval_seconds", "steward_snapshot_seconds"),
         *("steward_snapshot_time_seconds", "steward_disk_free_bytes", "steward_disk_size_bytes"),
+        *("steward_database_bytes", "steward_database_free_bytes"),
         *("steward_gate_deciding", "steward_gate_holds", "steward_gate_requests_total"),
         *("steward_gate_answer_seconds_count", "steward_gate_answer_seconds_sum"),
         *("steward_gate_slowest_seconds", "steward_gate_by_policy_total"),

@@ -3,6 +3,7 @@
 import logging
 import os
 import pwd
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -15,6 +16,7 @@ from steward.core.access import Caller, ScopeRefused
 from steward.core.config import AccessSettings, ArchiveSettings, Settings
 from steward.core.errors import PermissionRefused
 from steward.core.logs import LogLimit
+from steward.core.sqlite import open_database
 from steward.daemon.contexts import make_registry
 from steward.extensions.controllers.settings import ForwardSettings
 from steward.slurm.settings import ClusterSettings
@@ -109,3 +111,35 @@ def test_metrics_are_for_operators_and_the_web_process(tmp_path: Path) -> None:
         PermissionRefused, match="only operators and the user of 'steward web' may read metrics"
     ):
         registry.call("status.metrics", web_process, MetricsRequest())
+
+
+def test_each_database_is_shown_with_its_writers_size_and_free_pages(tmp_path: Path) -> None:
+    settings = settings_in(tmp_path)
+    state = Path(settings.state_dir)
+    month = state / "catalog" / "1"
+    month.mkdir(parents=True)
+    (state / "catalog" / "current").symlink_to("1")
+    schema = ("CREATE TABLE t (id INTEGER PRIMARY KEY, x BLOB);",)
+    names = ("jobs.db", "archive-a.db", "catalog/1/2026-01.db", "catalog/1/2026-02.db")
+    for name in names:
+        with closing(open_database(str(state / name), schema)) as connection:
+            connection.execute("INSERT INTO t (x) VALUES (zeroblob(1000000))")
+            connection.execute("DELETE FROM t")
+    (state / "history.db").write_bytes(b"no database at all" * 100)
+    answer = make_registry(settings).call("status.show", ROOT, StatusShowRequest())
+    lines = {line.name: line for line in answer.databases}
+    assert [(line.name, line.writers, line.files) for line in answer.databases] == [
+        ("archive-a.db", ("archive.a", "mover.a"), 1),
+        ("catalog/1/*.db", ("catalog", "actions"), 2),
+        ("history.db", ("history",), 1),
+        ("jobs.db", ("jobs",), 1),
+    ]
+    free = lines["jobs.db"].free
+    assert free is not None
+    assert 900_000 < free < lines["jobs.db"].bytes
+    assert lines["catalog/1/*.db"].free == 2 * free
+    assert (lines["history.db"].bytes, lines["history.db"].free) == (1800, None)
+    assert "file is not a database" in answer.unknown["database history.db"]
+    text = make_registry(settings).call("status.metrics", ROOT, MetricsRequest()).text
+    assert f'steward_database_free_bytes{{database="jobs.db"}} {float(free)}' in text
+    assert 'steward_database_bytes{database="history.db"} 1800.0' in text

@@ -106,6 +106,14 @@ def _make_status_rows(reply: StatusShowAnswer) -> Iterator[StatusRow]:
     for disk in reply.disks:
         free_text = f"{format_size(disk.free)} of {format_size(disk.total)} are free"
         yield StatusRow(f"disk {disk.what}", "mounted", free_text)
+    for database in reply.databases:
+        details = (
+            f"written by {', '.join(database.writers)}",
+            format_count(database.files, "month") if database.name.endswith("*.db") else "",
+            f"{format_size(database.free)} in free pages" if database.free else "",
+        )
+        size = format_size(database.bytes)
+        yield StatusRow(f"database {database.name}", size, "; ".join(filter(None, details)))
     yield from _make_bank_rows(reply)
     for key, reason in reply.unavailable.items():
         yield StatusRow(key, "unavailable", reason)

@@ -1,10 +1,11 @@
 """Databases of the state directory: file, writer and backup class of each, and the writer's lock.
 
-:data:`DATABASES` declares every SQLite file once; a backup takes its contents and their order from
-it. A file with one writer has one writing process: ``core.sqlite.open_database`` takes its lock
-(:class:`WriterLock`) and rejects a second process. Readers are not affected. Several processes
-write the other files, one transaction at a time, under SQLite's own locks; the workers among them
-whose effects leave the host (sinks, rules, bank) take the lock before they start.
+:data:`DATABASES` declares every SQLite file once: a backup takes its contents and their order from
+it, the status the writers of each file (``list_files``). A file with one writer has one writing
+process: ``core.sqlite.open_database`` takes its lock (:class:`WriterLock`) and rejects a second
+process. Readers are not affected. Several processes write the other files, one transaction at a
+time, under SQLite's own locks; the workers among them whose effects leave the host (sinks, rules,
+bank) take the lock before they start.
 
 A lock is on a separate file, ``NAME.lock``, because closing a database drops SQLite's locks on
 it, see fcntl(2). It is flock(2)'s: a lock of the process would be freed by closing another
@@ -19,6 +20,7 @@ import stat
 import threading
 import time
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Final, Literal
 from weakref import WeakValueDictionary
 
@@ -64,6 +66,12 @@ class DatabaseFile(msgspec.Struct, frozen=True):
         """Whether one process alone writes it."""
         return len(self.writers) == 1 and self.writers != (ACTIONS,)
 
+    def name_writers(self, name: str) -> tuple[str, ...]:
+        """Return the workers that write the database with this path below the state directory."""
+        start, _, end = self.name.partition("*")
+        part = name.removeprefix(start).removesuffix(end)
+        return tuple(writer.replace("*", part) for writer in self.writers)
+
     def locate(self, state_dir: str, part: str = "") -> str:
         """Return the path of the database of a cluster, sink or plugin, if it has one for each."""
         return os.path.join(state_dir, self.name.replace("*", part))
@@ -92,7 +100,7 @@ CATALOG_CURSOR: Final = DatabaseFile(
     "catalog/*/cursor.db", ("catalog", ACTIONS), "rebuildable", copy_order=-2
 )
 CATALOG_MONTH: Final = DatabaseFile(
-    "catalog/*.db", ("catalog", ACTIONS), "rebuildable", copy_order=-1
+    "catalog/*/*.db", ("catalog", ACTIONS), "rebuildable", copy_order=-1
 )
 DATABASES: Final = (
     *(JOURNAL, JOBS, HISTORY, RULES, AUDIT, CREDENTIALS, REQUEST_KEYS, LEDGER, GATE, NODES),
@@ -100,6 +108,19 @@ DATABASES: Final = (
     *(CATALOG_CURSOR, CATALOG_MONTH),
 )
 """All databases; the first that matches a name is the file's."""
+
+
+def list_files(state_dir: str) -> list[tuple[DatabaseFile, str]]:
+    """Return the databases of a state directory that exist, with the path of each, sorted."""
+    paths = {
+        path
+        for file in DATABASES
+        for path in Path(state_dir).glob(file.name)
+        # The current generation of a catalog is a link; it has a name of its own.
+        if not path.parent.is_symlink()
+    }
+    names = [(str(path.relative_to(state_dir)), str(path)) for path in sorted(paths)]
+    return [(file, path) for name, path in names if (file := find_database(name))]
 
 
 def find_database(name: str) -> DatabaseFile | None:

@@ -12,7 +12,6 @@ import stat
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import timedelta
-from pathlib import Path
 from typing import Final
 
 from pysqlite3 import dbapi2
@@ -30,7 +29,7 @@ from steward.admin.doctor.findings import (
 from steward.admin.status import workers
 from steward.core.config import Settings
 from steward.core.config.checks import find_extension_problems, find_missing_resources
-from steward.core.databases import DATABASES
+from steward.core.databases import CATALOG_MONTH, list_files
 from steward.core.errors import PermissionRefused
 from steward.core.events import utc_now
 from steward.core.files import find_network_type
@@ -154,17 +153,17 @@ def check_state_directory(context: CheckContext) -> Iterator[CheckFinding]:
 
 def _check_databases(state_dir: str) -> Iterator[CheckFinding]:
     """Check the databases for damage; yield nothing for those without."""
-    for path in sorted({path for file in DATABASES for path in Path(state_dir).glob(file.name)}):
-        if path.parent.is_symlink():
-            continue  # the catalog's current generation, which has a name of its own
+    for file, path in list_files(state_dir):
+        if file is CATALOG_MONTH:
+            continue  # reading all months takes minutes; a damaged one is rebuilt
         try:
-            with closing(open_reader(str(path))) as connection, translate_errors(str(path)):
+            with closing(open_reader(path)) as connection, translate_errors(path):
                 (result,) = connection.execute("PRAGMA quick_check(1)").fetchone()
         except (SqliteError, SqliteUnavailable) as error:
             result = str(error)
         if result != "ok":
             yield make_wrong(
-                str(path),
+                path,
                 f"the database is damaged or unreadable: {result}",
                 "journalctl -u steward -p warning",
                 "stop the daemon, and restore the last backup with 'steward restore'",

@@ -129,7 +129,7 @@ class MetricFamilies:
 
 
 def _add_daemon(families: MetricFamilies, context: StatusContext, status: StatusShowAnswer) -> None:
-    """Add metrics of the daemon, its workers, the web process and disks."""
+    """Add metrics of the daemon, its workers, the web process, disks and databases."""
     families.add_gauge(
         "steward_info",
         "Version of Steward and of Python.",
@@ -166,6 +166,19 @@ def _add_daemon(families: MetricFamilies, context: StatusContext, status: Status
         "Size of a file system that Steward writes to.",
         ("what",),
         [(labels, item.total) for labels, item in disks],
+    )
+    databases = [((item.name,), item) for item in status.databases]
+    families.add_gauge(
+        "steward_database_bytes",
+        "Size of a database on disk.",
+        ("database",),
+        [(labels, item.bytes) for labels, item in databases],
+    )
+    families.add_gauge(
+        "steward_database_free_bytes",
+        "Size of the free pages in a database.",
+        ("database",),
+        [(labels, item.free) for labels, item in databases if item.free is not None],
     )
 
 

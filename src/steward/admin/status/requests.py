@@ -1,7 +1,7 @@
 """Requests and answers of status.show and status.metrics, with a line type for each part.
 
-``JournalLine``, ``ConsumerLine``, ``GapsLine``, ``ClusterLine`` and ``DiskLine`` are parts of the
-``StatusShowAnswer``; its ``WorkerLine`` is in ``workers.py``.
+``JournalLine``, ``ConsumerLine``, ``GapsLine``, ``ClusterLine``, ``DiskLine`` and ``DatabaseLine``
+are parts of the ``StatusShowAnswer``; its ``WorkerLine`` is in ``workers.py``.
 """
 
 from collections.abc import Mapping
@@ -149,6 +149,25 @@ class DiskLine(ActionMessage, frozen=True, kw_only=True):
     files_free: int | None = None
 
 
+class DatabaseLine(ActionMessage, frozen=True, kw_only=True):
+    """Disk use of a database, or of the months of a catalog together.
+
+    Attributes:
+        name: Path below state_dir.
+        writers: Workers that write it, and ``actions`` if actions of any process do.
+        files: Number of databases: of months, for a catalog.
+        bytes: Size on disk with the write-ahead log, in bytes.
+        free: Size of the free pages in it, in bytes, which new rows use; None if it could not be
+            read.
+    """
+
+    name: str
+    writers: tuple[str, ...]
+    files: int = 1
+    bytes: int
+    free: int | None = None
+
+
 _DETAIL: Final = Column("Detail", "detail", "prose", show="filled")
 _REFILL: Final = Column("Refill", "refill", "code", show="filled")
 
@@ -171,6 +190,7 @@ class StatusShowAnswer(Answer, frozen=True, kw_only=True):
         bank: Status of the bank, as bank.status returns it; None without a bank.
         clusters: Clusters of the configuration.
         disks: File systems that Steward writes to.
+        databases: Databases in state_dir.
         unavailable: Keys of the configuration whose driver is not installed, with the command
             that installs it.
         refused: Addresses of agents whose batches were rejected within half an hour, with the
@@ -192,6 +212,7 @@ class StatusShowAnswer(Answer, frozen=True, kw_only=True):
     bank: BankStatusReply | None = None
     clusters: tuple[ClusterLine, ...] = ()
     disks: tuple[DiskLine, ...] = ()
+    databases: tuple[DatabaseLine, ...] = ()
     unavailable: dict[str, str] = msgspec.field(default_factory=dict)
     refused: dict[str, str] = msgspec.field(default_factory=dict)
     unknown: dict[str, str] = msgspec.field(default_factory=dict)
@@ -235,6 +256,13 @@ class StatusShowAnswer(Answer, frozen=True, kw_only=True):
             Column("Free%", read_ratio("free", "total"), "percent", title="Free share"),
             Column("Size", "total", "bytes"),
             Column("FilesFree", "files_free", "count", title="Free inodes"),
+        ),
+        "databases": (
+            Column("Database", "name"),
+            Column("Writers", lambda row, _: ", ".join(row.writers)),
+            Column("Files", "files", "count"),
+            Column("Size", "bytes", "bytes"),
+            Column("Free", "free", "bytes", title="Free pages"),
         ),
     }
 

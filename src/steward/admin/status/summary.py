@@ -1,4 +1,4 @@
-"""Status summary: collect journal, consumers, sinks, gaps, bank, clusters and disks.
+"""Status summary: collect journal, consumers, sinks, gaps, bank, clusters, disks and databases.
 
 :class:`StatusContext` is the context of status.show and status.metrics and decides who may call
 them. ``collect_status`` builds a StatusShowAnswer for both, with the actions of other packages. A
@@ -16,11 +16,14 @@ from contextlib import closing
 from datetime import UTC, datetime
 from typing import Final, TypeVar
 
+import msgspec
+
 from steward import __version__
 from steward.admin.status.requests import (
     ClusterLine,
     ConsumerLine,
     ConsumerState,
+    DatabaseLine,
     DiskLine,
     GapsLine,
     JournalLine,
@@ -33,14 +36,14 @@ from steward.capture.nodes.node_reports import list_recent_refusals
 from steward.core.access import Access, Caller, raise_rights
 from steward.core.actions import Registry, action, route
 from steward.core.config import Settings
-from steward.core.databases import JOURNAL
+from steward.core.databases import CATALOG_MONTH, JOURNAL, list_files
 from steward.core.drivers import list_needed_drivers
 from steward.core.errors import PermissionRefused, StewardError
 from steward.core.events import utc_now
 from steward.core.journal import ConsumerStatus, refill_command
 from steward.core.poll_status import PollStatusFiles
 from steward.core.principals import STATUS
-from steward.core.sqlite import SqliteMissing
+from steward.core.sqlite import SqliteError, SqliteMissing, SqliteUnavailable, read_free_bytes
 from steward.jobs import Jobs, database_path
 from steward.jobs.queries import list_clusters
 
@@ -200,6 +203,7 @@ def collect_status(
             for name in settings.cluster
         ),
         disks=collect_disks(context, unknown),
+        databases=collect_databases(settings.state_dir, unknown),
         unavailable={
             ".".join(key): driver.missing_error
             for key, driver in list_needed_drivers(settings)
@@ -224,7 +228,7 @@ def _collect_journal(context: StatusContext, service: Caller) -> JournalStatus:
         head=answer.head,
         oldest=answer.oldest,
         events=answer.events,
-        bytes=_get_file_size(path) + _get_file_size(f"{path}-wal"),
+        bytes=_get_database_size(path),
         max_bytes=context.settings.journal.max_bytes,
     )
     now = context.now()
@@ -320,6 +324,36 @@ def collect_disks(context: StatusContext, unknown: dict[str, str]) -> tuple[Disk
             )
         )
     return tuple(lines)
+
+
+def collect_databases(state_dir: str, unknown: dict[str, str]) -> tuple[DatabaseLine, ...]:
+    """Return the disk use of the databases; failures are added to ``unknown``."""
+    lines: dict[str, DatabaseLine] = {}
+    for file, path in list_files(state_dir):
+        name = os.path.relpath(path, state_dir)
+        writers = file.name_writers(name)
+        if file is CATALOG_MONTH:
+            name = os.path.join(os.path.dirname(name), "*.db")
+        free = None
+        try:
+            free = read_free_bytes(path)
+        except SqliteMissing:
+            continue  # purged meanwhile
+        except (SqliteError, SqliteUnavailable) as error:
+            unknown[f"database {name}"] = str(error)
+        line = lines.get(name, DatabaseLine(name=name, writers=writers, files=0, bytes=0))
+        lines[name] = msgspec.structs.replace(
+            line,
+            files=line.files + 1,
+            bytes=line.bytes + _get_database_size(path),
+            free=line.free if free is None else free + (line.free or 0),
+        )
+    return tuple(lines.values())
+
+
+def _get_database_size(path: str) -> int:
+    """Return the size of a database with its write-ahead log, in bytes."""
+    return _get_file_size(path) + _get_file_size(f"{path}-wal")
 
 
 def _query_statvfs(path: str) -> os.statvfs_result | str:
