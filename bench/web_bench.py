@@ -129,7 +129,7 @@ def _wait_for_books(settings: Settings, daemon: "subprocess.Popen[bytes]") -> No
         )
         if done.returncode == 0:
             told = msgspec.json.decode(done.stdout)
-            behind = {one["name"]: one["behind"] for one in told["consumers"]}
+            behind = {one["name"]: one["lag"] for one in told["consumers"]}
             if behind and not any(behind.values()):
                 break
         time.sleep(1)

@@ -26,9 +26,9 @@ ROWS: Final[dict[str, list[Panel]]] = {
             "Restarts of its processes in an hour",
             "timeseries",
             "none",
-            {"{{part}}": "increase(steward_part_restarts_total[1h])"},
+            {"{{worker}}": "increase(steward_worker_restarts_total[1h])"},
         ),
-        ("Processes that do not run", "stat", "none", {"": "sum(1 - steward_part_up)"}),
+        ("Processes that do not run", "stat", "none", {"": "sum(1 - steward_worker_up)"}),
         (
             "Figures that cannot be told",
             "stat",
@@ -37,9 +37,9 @@ ROWS: Final[dict[str, list[Panel]]] = {
         ),
     ],
     "Backlog": [
-        ("Oldest event", "timeseries", "s", {"{{consumer}}": "steward_consumer_behind_seconds"}),
-        ("Events behind", "timeseries", "none", {"{{consumer}}": "steward_consumer_behind_events"}),
-        ("Set aside", "timeseries", "none", {"{{consumer}}": "steward_consumer_set_aside_events"}),
+        ("Oldest event", "timeseries", "s", {"{{consumer}}": "steward_consumer_lag_seconds"}),
+        ("Lag, events", "timeseries", "none", {"{{consumer}}": "steward_consumer_lag_events"}),
+        ("Dead letters", "timeseries", "none", {"{{consumer}}": "steward_consumer_dead_letters"}),
         (
             "Detached, and what they missed",
             "timeseries",
@@ -141,7 +141,7 @@ ROWS: Final[dict[str, list[Panel]]] = {
             "s",
             {"": "time() - steward_remote_balance_time_seconds"},
         ),
-        ("Notices that nobody took", "stat", "none", {"": "steward_bank_notices_set_aside"}),
+        ("Notices that are dead letters", "stat", "none", {"": "steward_bank_notice_dead_letters"}),
         (
             "Balance",
             "timeseries",
@@ -149,26 +149,26 @@ ROWS: Final[dict[str, list[Panel]]] = {
             {"{{account}}": 'steward_account_balance_su{account=~"$account"}'},
         ),
         (
-            "Held",
+            "Holds",
             "timeseries",
             "none",
-            {"{{account}}": 'steward_account_held_su{account=~"$account"}'},
+            {"{{account}}": 'steward_account_holds_su{account=~"$account"}'},
         ),
         (
-            "Left, with credit",
+            "Available",
             "timeseries",
             "none",
             {
                 "{{account}}": 'steward_account_balance_su{account=~"$account"} + '
-                'steward_account_credit_su{account=~"$account"} - '
-                'steward_account_held_su{account=~"$account"}'
+                'steward_account_credit_limit_su{account=~"$account"} - '
+                'steward_account_holds_su{account=~"$account"}'
             },
         ),
         (
             "Holds",
             "timeseries",
             "none",
-            {"{{account}}": 'steward_account_holds{account=~"$account"}'},
+            {"{{account}}": 'steward_account_hold_count{account=~"$account"}'},
         ),
     ],
 }

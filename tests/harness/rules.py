@@ -124,7 +124,7 @@ class WorldsHand:
                         self._world.drained |= set(execution.parameters["nodes"].split(","))
             return result or ran(execution)
         finally:
-            self._world.over.add((execution.id, execution.tries))
+            self._world.over.add((execution.id, execution.attempts))
 
     def check(self, execution: Execution) -> bool | None:
         return self._world.checked(execution)
@@ -193,7 +193,7 @@ class RulesSite(Site):
 
     def is_acting(self) -> bool:
         started = {
-            (execution.id, execution.tries) for execution in self.store.list_by_phase("started")
+            (execution.id, execution.attempts) for execution in self.store.list_by_phase("started")
         }
         return not started <= self.world.over
 

@@ -205,7 +205,7 @@ def test_an_action_that_was_killed_has_no_end(site: ActingSite) -> None:
     wait_until(
         lambda: (
             bool(site.audited())
-            and newest()["ref"] == "local.command"
+            and newest()["action"] == "local.command"
             and newest()["status"] == "running"
         )
     )

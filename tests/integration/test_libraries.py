@@ -29,7 +29,7 @@ def test_only_workers_of_the_ledger_load_sqlalchemy_and_none_loads_a_second_sqli
 
     def find_workers(library: str) -> set[str]:
         status = read_daemon_status(settings.state_dir)
-        workers = [line for line in status.parts if line.pid] if status else []
+        workers = [line for line in status.workers if line.pid] if status else []
         return {
             line.name for line in workers if library in Path(f"/proc/{line.pid}/maps").read_text()
         }

@@ -103,7 +103,7 @@ def test_slurmctld_is_away(patient: Patient) -> None:
         found = patient.says()
         assert {name for name, one in found.items() if one["status"] == "wrong"} == {"slurm box"}
         # A ping that a busy host leaves without an answer is another's fault.
-        wait_until(lambda: "is not running" in patient.says()["slurm box"]["what"], 60)
+        wait_until(lambda: "is not running" in patient.says()["slurm box"]["finding"], 60)
         assert found["clocks box"]["status"] == found["jobcomp box"]["status"] == "skipped"
         # What is not slurmctld's is looked at all the same.
         assert found["spool box"]["status"] == found["ledger"]["status"] == "ok"
@@ -124,7 +124,7 @@ def test_a_part_that_was_killed_is_told(patient: Patient) -> None:
     wait_until(lambda: patient.wrong("--only", "workers") == set(), 30)
     told = patient.says("--only", "workers")["workers catalog"]
     assert told["status"] == "warning"
-    assert "restarted 1 time:" in told["what"]
+    assert "restarted 1 time:" in told["finding"]
 
 
 def test_the_off_switch_is_told_with_what_mends_it(patient: Patient) -> None:
@@ -147,10 +147,10 @@ def test_a_spool_that_nobody_watches(patient: Patient) -> None:
     try:
         script.write_bytes(b"#!/bin/sh\n\0")
         os.utime(script, (1_790_000_000, 1_790_000_000))
-        found = patient.says("--only", "spool,daemon,parts")
+        found = patient.says("--only", "spool,daemon,workers")
         assert found["daemon"]["status"] == found["workers"]["status"] == "wrong"
-        assert "1 script of" in found["spool box"]["what"]
-        assert "job 77777" in found["spool box"]["what"]
+        assert "1 script of" in found["spool box"]["finding"]
+        assert "job 77777" in found["spool box"]["finding"]
     finally:
         shutil.rmtree(stale)
         patient.daemon.start()
@@ -174,7 +174,7 @@ def test_a_ledger_that_does_not_add_up(patient: Patient) -> None:
 
 def test_partitions_that_nobody_gave_a_rate(patient: Patient) -> None:
     assert patient.unpriced["status"] == "wrong"
-    assert patient.unpriced["what"].endswith("whose jobs are not charged yet: debug, main")
+    assert patient.unpriced["finding"].endswith("whose jobs are not charged yet: debug, main")
     assert patient.says("--only", "prices")["prices box"]["status"] == "ok"
 
 
@@ -205,7 +205,7 @@ def test_a_search_server_that_is_away(patient: Patient) -> None:
         found = patient.says("--only", "sinks")
         assert found["sinks files"]["status"] == "ok"
         assert found["sinks search"]["status"] == "wrong"
-        assert found["sinks search"]["looked_at"] == url
+        assert found["sinks search"]["checked"] == url
     finally:
         patient.daemon.settings = kept
         patient.write()
@@ -237,4 +237,4 @@ def test_the_command_needs_no_daemon_to_say_that_there_is_none(patient: Patient)
     assert done.returncode == 1
     (finding,) = json.loads(done.stdout)["findings"]
     assert (finding["check"], finding["status"]) == ("file", "wrong")
-    assert "no such file: name the configuration" in finding["what"]
+    assert "no such file: name the configuration" in finding["finding"]

@@ -174,7 +174,7 @@ def test_an_array_is_summed_up(site: BookedSite) -> None:
     wait_until(lambda: states() == {"COMPLETED": 3, "FAILED": 1}, WAIT_S)
     worst = page(site, job, "--array")["array"]["worst"]
     assert worst[0]["job"] == f"{job}_2"
-    assert worst[0]["why"].startswith("exit code 1")
+    assert worst[0]["reason"].startswith("exit code 1")
 
 
 def waiting(site: BookedSite, job: int, reason: str) -> Any:
@@ -189,11 +189,11 @@ def waiting(site: BookedSite, job: int, reason: str) -> Any:
 def test_a_waiting_job_says_why(site: BookedSite) -> None:
     first = site.submit("#!/bin/sh\n#SBATCH --hold\nsleep 60\n")
     held = waiting(site, first, "JobHeldUser")
-    assert held["words"].startswith("The job's owner holds it")
-    assert held["asked"]
+    assert held["explanation"].startswith("The job's owner holds it")
+    assert held["queried"]
     second = site.submit("#!/bin/sh\ntrue\n", dependency=f"afterok:{first}")
     depends = waiting(site, second, "Dependency")
-    assert depends["behind"] == [f"until job {first} has completed (it is PENDING)"]
+    assert depends["details"] == [f"until job {first} has completed (it is PENDING)"]
     third = site.submit("#!/bin/sh\ntrue\n", begin="now+1hour")
     begins = waiting(site, third, "BeginTime")
     assert begins["expected_start"] is not None
@@ -201,7 +201,7 @@ def test_a_waiting_job_says_why(site: BookedSite) -> None:
     site.cluster.run(["scontrol", "update", "partitionname=main", "maxtime=30"])
     fourth = site.submit("#!/bin/sh\ntrue\n", time="02:00:00")
     limited = waiting(site, fourth, "PartitionTimeLimit")
-    assert limited["behind"] == ["partition main: MaxTime=00:30:00"]
+    assert limited["details"] == ["partition main: MaxTime=00:30:00"]
     text = site.daemon.ask("job", str(fourth), user=site.user).stdout
     assert "The time limit of the job exceeds that of the partition. (PartitionTimeLimit)" in text
     site.cluster.run(["scancel", *(str(job) for job in (first, second, third, fourth))])

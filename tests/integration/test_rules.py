@@ -135,7 +135,7 @@ def test_a_node_goes_down_and_a_rule_acts(cluster: Sandbox, home: Path) -> None:
         daemon.ask("rules", "disable", "mail_failed")
         listed = {one["rule"]: one for one in daemon.ask_json("rules", "list")["rules"]}
         assert listed["mail_failed"]["enabled"] is False
-        assert listed["mail_failed"]["acted"] == 2
+        assert listed["mail_failed"]["executions"] == 2
     finally:
         daemon.close()
         heal(cluster)

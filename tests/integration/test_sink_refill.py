@@ -89,7 +89,7 @@ def test_a_sink_whose_disk_is_away_delays_only_itself(tmp_path: Path) -> None:
         daemon.wait(lambda: has(daemon, "second", ALL))
         daemon.wait(lambda: sinks(daemon)["second"]["backlog"] == 0)
         second = sinks(daemon)["second"]
-        assert (second["state"], second["set_aside"], second["missed"]) == ("running", 0, 0)
+        assert (second["state"], second["dead_letters"], second["missed"]) == ("running", 0, 0)
         assert "mounted" in second["error"], "it is told also when it is over"
         assert_kept_in(daemon, "first")
         assert_kept_in(daemon, "second")
@@ -109,7 +109,7 @@ def test_a_new_sink_is_filled_from_another_one(tmp_path: Path) -> None:
         assert "20 scripts" in steward(daemon, "archive", "resend", "--sink", "third", "--missing")
         daemon.wait(lambda: has(daemon, "third", EVERY))
         daemon.wait(lambda: sinks(daemon)["third"]["backlog"] == 0)
-        assert sinks(daemon)["third"]["set_aside"] == 0
+        assert sinks(daemon)["third"]["dead_letters"] == 0
         assert has(daemon, "first", EVERY)
         everything = steward(daemon, "archive", "resend", "--sink", "third")
         assert f"{len(EVERY)} scripts" in everything

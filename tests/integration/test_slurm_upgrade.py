@@ -77,7 +77,7 @@ def looked_over(site: BookedSite, check: str) -> tuple[str, str]:
     """Return the doctor's finding about one object."""
     told = site.daemon.ask("doctor", "--json", "--only", check, check=False).stdout
     (finding,) = json.loads(told)["findings"]
-    return finding["status"], finding["what"]
+    return finding["status"], finding["finding"]
 
 
 def upgrade(site: BookedSite, version: str, *ctld: str) -> None:

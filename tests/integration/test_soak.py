@@ -240,7 +240,7 @@ def test_a_week(site: BankSite) -> None:
         assert site.daemon.log_path.stat().st_mode & 0o007 == 0
     doctor = json.loads(site.daemon.ask("doctor", "--json", check=False).stdout)
     assert doctor["status"] != "wrong", [
-        (one["check"], one["of"], one["what"])
+        (one["check"], one["object"], one["finding"])
         for one in doctor["findings"]
         if one["status"] == "wrong"
     ]

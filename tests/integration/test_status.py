@@ -70,7 +70,7 @@ def test_the_declared_worker_alone_writes_each_database(
 
     def find_writers() -> dict[str, str]:
         status = read_daemon_status(daemon.settings.state_dir)
-        workers = {str(line.pid): line.name for line in status.parts} if status else {}
+        workers = {str(line.pid): line.name for line in status.workers} if status else {}
         writers = {}
         for file in filter(lambda file: file.has_one_writer, DATABASES):
             path = file.locate(daemon.settings.state_dir, "c1")
@@ -117,14 +117,14 @@ def test_a_daemon_is_told_of_part_by_part(tmp_path: Path) -> None:
         def show() -> Any:
             return json.loads(told(daemon, tmp_path, "status", "--json"))
 
-        daemon.wait(lambda: all(part["pid"] for part in show()["parts"]))
+        daemon.wait(lambda: all(part["pid"] for part in show()["workers"]))
         first = show()
         assert first["running"] is True
         assert first["unknown"] == {}
-        parts = {part["name"]: part for part in first["parts"]}
+        parts = {part["name"]: part for part in first["workers"]}
         assert {part["pid"] for part in parts.values()} == set(daemon.parts())
         assert {one["name"] for one in first["consumers"]} >= {"jobs", "archive.files"}
-        assert all(one["behind"] == 0 for one in first["consumers"])
+        assert all(one["lag"] == 0 for one in first["consumers"])
         assert [one["state"] for one in first["sinks"]] == ["running"]
         assert first["journal"]["head"] >= 3
 
@@ -134,14 +134,14 @@ def test_a_daemon_is_told_of_part_by_part(tmp_path: Path) -> None:
         now = told_of(show(), "jobs")
         assert now["error"] == "was ended by signal 9"
         assert now["error_at"] is not None
-        others = {p["name"]: p["pid"] for p in show()["parts"] if p["name"] != "jobs"}
+        others = {p["name"]: p["pid"] for p in show()["workers"] if p["name"] != "jobs"}
         assert others == {name: p["pid"] for name, p in parts.items() if name != "jobs"}
 
         found = figures(told(daemon, tmp_path, "metrics"))
         assert found["steward_up", ()] == 1
-        assert found["steward_part_restarts_total", (("part", "jobs"),)] == 1
-        assert found["steward_part_restarts_total", (("part", "journal"),)] == 0
-        assert found["steward_consumer_behind_events", (("consumer", "jobs"),)] == 0
+        assert found["steward_worker_restarts_total", (("worker", "jobs"),)] == 1
+        assert found["steward_worker_restarts_total", (("worker", "journal"),)] == 0
+        assert found["steward_consumer_lag_events", (("consumer", "jobs"),)] == 0
         assert found["steward_sink_up", (("kind", "files"), ("sink", "files"))] == 1
         told(daemon, tmp_path, "metrics", "--output", str(tmp_path / "steward.prom"))
         assert figures((tmp_path / "steward.prom").read_text()).keys() == found.keys()
@@ -150,7 +150,7 @@ def test_a_daemon_is_told_of_part_by_part(tmp_path: Path) -> None:
     # A supervisor that was killed left its file: nobody takes that for a daemon.
     answer = msgspec.json.decode(told(daemon, tmp_path, "status", "--json"), type=StatusShowAnswer)
     assert not answer.running
-    assert not answer.parts
+    assert not answer.workers
     assert figures(told(daemon, tmp_path, "metrics"))["steward_up", ()] == 0
 
 
@@ -164,12 +164,12 @@ def test_a_daemon_in_a_container_is_told_of_from_outside(sandbox: Sandbox) -> No
     try:
         outside, inside = shown(), daemon.ask_json("status")
         # Its processes have numbers there that are nobody's here, or somebody else's.
-        assert inside["parts"][0]["pid"] != 0
+        assert inside["workers"][0]["pid"] != 0
         for one in (outside, inside):
             assert one["running"] is True
             assert one["since"] == inside["since"]
-            assert {part["name"]: part["pid"] for part in one["parts"]} == {
-                part["name"]: part["pid"] for part in inside["parts"]
+            assert {part["name"]: part["pid"] for part in one["workers"]} == {
+                part["name"]: part["pid"] for part in inside["workers"]
             }
         assert figures(told(daemon, daemon.home, "metrics"))["steward_up", ()] == 1
         doctor = told(daemon, daemon.home, "doctor", "--only", "daemon,workers", "--json")
@@ -178,7 +178,7 @@ def test_a_daemon_in_a_container_is_told_of_from_outside(sandbox: Sandbox) -> No
         daemon.close()
     # Killed: what it left there is of no daemon any more, whoever has its number now.
     assert shown()["running"] is False
-    assert shown()["parts"] == []
+    assert shown()["workers"] == []
 
 
 def test_a_second_daemon_does_not_speak_for_the_first(tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_a_second_daemon_does_not_speak_for_the_first(tmp_path: Path) -> None:
         def pids() -> set[int]:
             return {
                 part["pid"]
-                for part in json.loads(told(first, tmp_path, "status", "--json"))["parts"]
+                for part in json.loads(told(first, tmp_path, "status", "--json"))["workers"]
             }
 
         first.wait(lambda: first.is_quiet(0) and bool(pids()) and 0 not in pids())
@@ -203,7 +203,7 @@ def test_a_second_daemon_does_not_speak_for_the_first(tmp_path: Path) -> None:
 
 def told_of(answer: Any, part: str) -> Any:
     """Return the status of one worker."""
-    (found,) = (one for one in answer["parts"] if one["name"] == part)
+    (found,) = (one for one in answer["workers"] if one["name"] == part)
     return found
 
 

@@ -88,7 +88,7 @@ def test_who_breaks_into_the_pages_is_whom_no_credential_for_them_names(site: We
     elsewhere = build_statement("POST", ME, b"{}", "elsewhere.example.org")
     for text in (b"another service's own text", elsewhere):
         said = vouched(site, credential=credential(site, "ada", text), **asked)
-        assert (said["secret"], "MUNGE credential was made" in said["refused"]) == ("", True)
+        assert (said["secret"], "MUNGE credential was made" in said["reason"]) == ("", True)
         shown = credential(site, "ada", text)
         said = vouched(site, credential=shown, statement=text.decode())
         assert "statement" in said["error"], said

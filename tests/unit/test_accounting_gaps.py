@@ -123,7 +123,7 @@ def test_lost_tasks_are_told_of(site: Site) -> None:
     accounting.add_launch(site, cpu_s=(1.0, 1.0), lost=3)
     (one,) = site.ask("accounting.gaps").findings
     assert one.kind == "step-doubtful"
-    assert "could not record all of its usage" in one.words
+    assert "could not record all of its usage" in one.missing
 
 
 def test_scripts_whose_job_was_never_shown_are_told_of(site: Site) -> None:
@@ -144,7 +144,7 @@ def test_what_nodes_say_that_they_lost_is_told_of(site: Site) -> None:
     accounting.add_gap(site, "reboot", at=START + timedelta(minutes=1))
     first, second = site.ask("accounting.gaps").findings
     assert (first.kind, first.node, first.lines) == ("node-gap", "n1", 17)
-    assert "rebooted" in second.words
+    assert "rebooted" in second.missing
 
 
 def test_nodes_that_fell_silent_are_told_of(site: Site) -> None:

@@ -17,7 +17,7 @@ def test_efficiency_is_used_over_given() -> None:
     assert used.memory == 0.25
     assert used.memory_node == "n1"
     assert used.time == 0.5
-    assert (used.cpu_used_s, used.cpu_given_s, used.elapsed_s) == (1800, 2400, 600)
+    assert (used.cpu_used_s, used.cpu_allocated_s, used.elapsed_s) == (1800, 2400, 600)
 
 
 def test_suspended_time_was_not_given() -> None:

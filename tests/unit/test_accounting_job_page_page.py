@@ -63,7 +63,7 @@ def test_an_output_that_did_not_open_is_no_signal() -> None:
     assert "the end of its output" not in shown
     members = [msgspec.structs.replace(unopened, label="7_1"), run_line(5, label="7_2")]
     part = build_array_part("7", members, now_us=T)
-    assert "output not opened" in [member.why for member in part.worst]
+    assert "output not opened" in [member.reason for member in part.worst]
 
 
 def test_of_array_tasks_that_ran_alike_none_ran_longest() -> None:
@@ -73,7 +73,7 @@ def test_of_array_tasks_that_ran_alike_none_ran_longest() -> None:
             for place, lasted in enumerate(seconds)
         ]
         part = build_array_part("7", lines, now_us=T)
-        return [member.why for member in part.worst]
+        return [member.reason for member in part.worst]
 
     assert whys(0, 0, 0) == []
     assert whys(5, 9, 7) == ["ran longest", "ran second longest"]
@@ -123,9 +123,9 @@ def test_an_array_is_summed_up() -> None:
     assert part.elapsed_s is not None
     assert part.elapsed_s.middle == 104.5
     assert part.worst[0].job == "7_3"
-    assert part.worst[0].why == "exit code 2"
-    assert "least CPU efficiency" in next(one.why for one in part.worst if one.job == "7_5")
-    assert "most memory, 1.0 GiB; ran longest" in [one.why for one in part.worst]
+    assert part.worst[0].reason == "exit code 2"
+    assert "least CPU efficiency" in next(one.reason for one in part.worst if one.job == "7_5")
+    assert "most memory, 1.0 GiB; ran longest" in [one.reason for one in part.worst]
     assert part.notes["memory-low"] == 8
     text = render_plain(layout_reply(answer_of(run_of(lines[0]), array=part), ASCII))
     assert "Not started yet: 10-19%2" in text
@@ -189,11 +189,11 @@ def test_a_waiting_job_says_why() -> None:
     run = run_of(run_line(0, start_us=0, end_us=0, state="PENDING", nodelist=""))
     why = Waiting(
         reason="Dependency",
-        words="It waits for another job, as it asked to.",
-        behind=("until job 5 has ended well (it is RUNNING)",),
+        explanation="It waits for another job, as it asked to.",
+        details=("until job 5 has ended well (it is RUNNING)",),
         expected_start=NOW,
         priority=17,
-        asked=True,
+        queried=True,
     )
     text = drawn(answer_of(run, waiting=why))
     assert "It waits for another job, as it asked to. (Dependency)" in text

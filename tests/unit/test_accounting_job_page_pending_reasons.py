@@ -89,12 +89,12 @@ def test_dependencies_are_told_with_what_became_of_them() -> None:
     )
     told = explain_waiting(record, None, lambda job: "RUNNING" if job == 5 else "")
     assert isinstance(told, Waiting)
-    assert told.behind == (
+    assert told.details == (
         "--dependency=singleton: one job of this name and owner at a time",
         "until job 5 has completed (it is RUNNING)",
         "until job 6 has ended",
     )
-    assert not told.asked
+    assert not told.queried
 
 
 def test_slurm_that_does_not_answer_is_no_error(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_slurm_that_does_not_answer_is_no_error(tmp_path: Path) -> None:
     pending = PendingJobs("c1", ClusterSettings(slurm_bin=str(tmp_path)))
     told = explain_waiting(record, pending, lambda _: "")
     assert isinstance(told, Waiting)
-    assert told.trouble
+    assert told.error
     assert (told.reason, told.priority) == ("Priority", 4)
 
 
@@ -119,11 +119,11 @@ def test_a_job_that_the_bank_holds_says_so(tmp_path: Path) -> None:
     for pending in (None, absent):
         held = explain_waiting(record, pending, lambda _: "")
         assert isinstance(held, Waiting)
-        assert held.words == f"The bank holds it: {BROKE}."
-        assert held.behind == ("the bank releases it when its account can pay",)
+        assert held.explanation == f"The bank holds it: {BROKE}."
+        assert held.details == ("the bank releases it when its account can pay",)
         others = explain_waiting(record, pending, lambda _: "", may_read=False)
         assert isinstance(others, Waiting)
-        assert others.words == "An administrator holds the job. Ask for the reason."
+        assert others.explanation == "An administrator holds the job. Ask for the reason."
 
 
 def test_squeue_is_asked_why_a_job_is_held(tmp_path: Path) -> None:

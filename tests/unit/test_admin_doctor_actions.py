@@ -80,7 +80,7 @@ def test_a_check_that_hangs_crashes_or_fails_stops_no_other() -> None:
     for said, word in zip([found[0], found[1], found[3], found[4]], words, strict=True):
         (one,) = said
         assert one.status == "wrong"
-        assert word in one.what
+        assert word in one.finding
     assert children() == before
 
 
@@ -100,7 +100,7 @@ def test_a_check_for_which_there_is_no_process_is_told(monkeypatch: pytest.Monke
     for said in (found[0], found[2]):
         (one,) = said
         assert one.status == "wrong"
-        assert "cannot start the check: Resource temporarily" in one.what
+        assert "cannot start the check: Resource temporarily" in one.finding
     assert len(os.listdir("/proc/self/fd")) <= before
 
 
@@ -115,7 +115,7 @@ def test_a_check_that_hangs_takes_its_commands_with_it(tmp_path: Path) -> None:
 
     ((one,),) = run_in_processes([command], 5.0)
     os.close(theirs)
-    assert "did not end within 5 s" in one.what
+    assert "did not end within 5 s" in one.finding
     with os.fdopen(ours, "rb", buffering=0) as pipe:
         assert pipe.read(1) == b"!"
         assert select.select([pipe], [], [], 30)[0], "the command lives on"
@@ -156,7 +156,7 @@ def doctor(site: Path, *words: str) -> tuple[int, list[dict[str, object]]]:
 def test_a_script_that_was_not_taken_is_named(watched: Path) -> None:
     code, findings = doctor(watched, "--only", "spool")
     assert code == 0
-    assert findings[0]["what"] == "4 scripts, all captured"
+    assert findings[0]["finding"] == "4 scripts, all captured"
     path = watched / "spool/hash.5/job.205/script"
     path.parent.mkdir(parents=True)
     path.write_bytes(b"#!/bin/sh\n\0")
@@ -164,7 +164,7 @@ def test_a_script_that_was_not_taken_is_named(watched: Path) -> None:
     os.utime(path, (time.time() - 600,) * 2)
     code, findings = doctor(watched, "--only", "spool")
     assert code == 1
-    assert findings[0]["what"] == "1 script of 5 not captured, job 205 first"
+    assert findings[0]["finding"] == "1 script of 5 not captured, job 205 first"
 
 
 def test_everything_is_looked_at_where_nothing_runs(watched: Path) -> None:
@@ -176,8 +176,8 @@ def test_everything_is_looked_at_where_nothing_runs(watched: Path) -> None:
     assert by_check["spool"]["status"] == "ok"
     assert by_check["journal"]["status"] == "ok"
     assert by_check["slurm"]["status"] == "skipped"
-    assert all(one["mend"] for one in findings if one["status"] == "wrong")
-    assert not [one for one in findings if "the check failed" in str(one["what"])]
+    assert all(one["fix"] for one in findings if one["status"] == "wrong")
+    assert not [one for one in findings if "the check failed" in str(one["finding"])]
 
 
 def test_people_are_told_what_mends_it(watched: Path) -> None:
@@ -198,7 +198,7 @@ def test_a_configuration_that_cannot_be_read_is_a_finding(tmp_path: Path) -> Non
     (finding,) = json.loads(done.stdout)["findings"]
     assert done.returncode == 1
     assert (finding["check"], finding["status"]) == ("file", "wrong")
-    assert "did you mean 'spool'?" in finding["what"]
+    assert "did you mean 'spool'?" in finding["finding"]
 
 
 def test_checks_that_there_are_not(watched: Path) -> None:
@@ -252,7 +252,7 @@ def test_what_has_a_database_open_is_used_by_no_check(tmp_path: Path) -> None:
             DoctorContext(settings, access=access, make_registry=fresh), ROOT, LEDGER
         )
         # The check's own process opened its room, behind the one that is open here.
-        assert answer.findings[0].what == "the ledger is consistent: 2 accounts"
+        assert answer.findings[0].finding == "the ledger is consistent: 2 accounts"
     assert opened == [os.getpid()]
 
 
@@ -270,9 +270,9 @@ def test_a_mybrc_server_that_cannot_be_told_is_a_finding(site: DoctorSite, tmp_p
             remote = RemoteBankSettings(url=f"{url}{path}", token_file=str(token))
             site.reopen(bank=BankSettings(enabled=True, remote=remote))
             found = only(data_checks.check_remote_bank(site.ground()))
-            assert (found.status, said in found.what) == (status, True)
+            assert (found.status, said in found.finding) == (status, True)
     found = only(data_checks.check_remote_bank(site.ground()))
-    assert (found.status, "refused" in found.what) == ("wrong", True)
+    assert (found.status, "refused" in found.finding) == ("wrong", True)
 
 
 class ReadOnly(Quiet, BaseHTTPRequestHandler):
@@ -320,7 +320,7 @@ def test_a_token_that_may_only_read_is_a_finding(
         remote = RemoteBankSettings(url=url, token_file=str(token))
         site.reopen(bank=BankSettings(enabled=True, remote=remote))
         found = only(data_checks.check_remote_bank(site.ground()))
-    assert (found.status, str(writes.value) in found.what) == (status, status == "wrong")
+    assert (found.status, str(writes.value) in found.finding) == (status, status == "wrong")
 
 
 def test_balances_at_a_mybrc_server_that_are_old_are_a_finding(
@@ -345,7 +345,7 @@ def test_balances_at_a_mybrc_server_that_are_old_are_a_finding(
                     started.link.send_remote_means({"physics": RemoteMeans(at_us=at_us)})
                 answers, balances = data_checks.check_remote_bank(site.ground())
                 assert (answers.status, balances.status) == ("ok", status)
-                assert said in balances.what
-    asked = re.match(r"the last balance is (\d+) s old", balances.what)
+                assert said in balances.finding
+    asked = re.match(r"the last balance is (\d+) s old", balances.finding)
     assert asked is not None
     assert 3600 <= int(asked[1]) < 4800

@@ -28,11 +28,11 @@ def test_who_may_change_the_configuration(tmp_path: Path, mode: int, status: str
     path.chmod(mode)
     found = check_config_file(str(path))
     assert found.status == status
-    assert all("chmod" in line for line in found.mend)
+    assert all("chmod" in line for line in found.fix)
 
 
 def test_a_configuration_that_is_not_there_is_made_by_init(tmp_path: Path) -> None:
-    assert check_config_file(str(tmp_path / "none")).mend == ("steward init",)
+    assert check_config_file(str(tmp_path / "none")).fix == ("steward init",)
 
 
 def test_a_state_directory_is_nobody_elses(site: DoctorSite) -> None:
@@ -43,7 +43,7 @@ def test_a_state_directory_is_nobody_elses(site: DoctorSite) -> None:
     assert only(host_checks.check_state_directory(site.ground())).status == "ok"
     state.chmod(0o755)
     found = only(host_checks.check_state_directory(site.ground()))
-    assert (found.status, found.mend) == ("wrong", (f"chmod 0700 {state}",))
+    assert (found.status, found.fix) == ("wrong", (f"chmod 0700 {state}",))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
@@ -54,8 +54,8 @@ def test_a_file_that_the_daemon_cannot_use_is_named(site: DoctorSite) -> None:
     (state / "gate.db-wal").touch()
     found = only(host_checks.check_state_directory(site.ground()))
     assert found.status == "wrong"
-    assert "gate.db-wal" in found.what
-    assert found.mend == (f"chown -R 12345: {state}",)
+    assert "gate.db-wal" in found.finding
+    assert found.fix == (f"chown -R 12345: {state}",)
 
 
 def test_a_damaged_database_is_named(site: DoctorSite) -> None:
@@ -65,8 +65,8 @@ def test_a_damaged_database_is_named(site: DoctorSite) -> None:
     (state / "accounting-log.db").touch()
     ok, wrong = host_checks.check_state_directory(site.ground())
     assert (ok.status, wrong.status) == ("ok", "wrong")
-    assert wrong.looked_at == f"{state}/jobs.db"
-    assert "file is not a database" in wrong.what
+    assert wrong.checked == f"{state}/jobs.db"
+    assert "file is not a database" in wrong.finding
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root follows no links of others")
@@ -83,7 +83,7 @@ def test_the_catalogs_link_to_its_generation_is_no_database(site: DoctorSite) ->
     assert only(host_checks.check_state_directory(site.ground())).status == "ok"
     (generation / "cursor.db").write_bytes(b"no database at all" * 100)
     _, wrong = host_checks.check_state_directory(site.ground())
-    assert wrong.looked_at == str(generation / "cursor.db")
+    assert wrong.checked == str(generation / "cursor.db")
 
 
 def statvfs(blocks: int, free: int, files: int = 1000, files_free: int = 1000) -> os.statvfs_result:
@@ -131,8 +131,8 @@ def test_munge_is_looked_at_where_pages_use_it(site: DoctorSite) -> None:
     web = WebSettings(listen="127.0.0.1:1", munge_socket=socket)
     site.reopen(web=web)
     found = only(host_checks.check_munge(site.ground()))
-    assert (found.status, found.looked_at) == ("warning", socket)
-    assert "MUNGE fails, so commands on other hosts need tokens" in found.what
+    assert (found.status, found.checked) == ("warning", socket)
+    assert "MUNGE fails, so commands on other hosts need tokens" in found.finding
     site.reopen(web=msgspec.structs.replace(web, munge_from=()))
     assert only(host_checks.check_munge(site.ground())).status == "skipped"
 
@@ -143,10 +143,10 @@ def test_a_password_that_everybody_may_read(site: DoctorSite, tmp_path: Path) ->
     tls = TlsSettings(certificate_file=str(key), key_file=str(key))
     nodes = NodesSettings(listen="127.0.0.1:1", tls=tls)
     site.reopen(nodes=nodes, web=WebSettings(tls=tls), tls={"t": tls})
-    assert only(host_checks.check_secret_files(site.ground())).what == "1 file, private"
+    assert only(host_checks.check_secret_files(site.ground())).finding == "1 file, private"
     key.chmod(0o644)
     found = only(host_checks.check_secret_files(site.ground()))
-    assert (found.status, found.mend) == ("wrong", (f"chmod o= {key}",))
+    assert (found.status, found.fix) == ("wrong", (f"chmod o= {key}",))
 
 
 def test_what_the_settings_name_and_is_not_there(site: DoctorSite) -> None:
@@ -155,7 +155,7 @@ def test_what_the_settings_name_and_is_not_there(site: DoctorSite) -> None:
     site.reopen(nodes=nodes, web=WebSettings(tls=tls), tls={"t": tls})
     found = only(host_checks.check_settings_resources(site.ground()))
     assert found.status == "warning"
-    assert "/nowhere/cert" in found.what
+    assert "/nowhere/cert" in found.finding
 
 
 class Other(BaseHTTPRequestHandler):
@@ -179,16 +179,16 @@ def test_another_program_at_the_port_is_not_taken_for_the_pages(site: DoctorSite
         site.reopen(web=web)
         server.words = b"hello"  # type: ignore[attr-defined] # read above
         (found,) = (
-            one for one in host_checks.check_web_server(site.ground()) if one.of != "static"
+            one for one in host_checks.check_web_server(site.ground()) if one.object != "static"
         )
-        assert (found.status, "another program answers" in found.what) == ("wrong", True)
+        assert (found.status, "another program answers" in found.finding) == ("wrong", True)
         server.words = HEALTHY_BODY  # type: ignore[attr-defined] # read above
         (found,) = (
-            one for one in host_checks.check_web_server(site.ground()) if one.of != "static"
+            one for one in host_checks.check_web_server(site.ground()) if one.object != "static"
         )
         assert found.status == "ok"
         unnamed = msgspec.structs.replace(web, url="")
         site.reopen(web=unnamed)
-        told = {one.of: one for one in host_checks.check_web_server(site.ground())}
-        assert (told["url"].status, told["url"].looked_at) == ("warning", "[web] url")
+        told = {one.object: one for one in host_checks.check_web_server(site.ground())}
+        assert (told["url"].status, told["url"].checked) == ("warning", "[web] url")
         server.shutdown()

@@ -31,7 +31,7 @@ def test_a_slurmctld_that_answers(site: DoctorSite) -> None:
     site.shown |= {"SLURM_VERSION": "24.11.4"}
     found = only(slurm_checks.check_slurmctld(site.ground()))
     assert found.status == "warning"
-    assert "slurmctld has version 24.11.4, but the commands here have 24.11.5" in found.what
+    assert "slurmctld has version 24.11.4, but the commands here have 24.11.5" in found.finding
 
 
 def test_a_slurmctld_that_is_away_is_told_once(site: DoctorSite) -> None:
@@ -43,7 +43,7 @@ def test_a_slurmctld_that_is_away_is_told_once(site: DoctorSite) -> None:
     ground = make_check_context(site.settings, Registry, ROOT)
     found = only(slurm_checks.check_slurmctld(ground))
     assert found.status == "wrong"
-    assert "slurmctld is not running" in found.what
+    assert "slurmctld is not running" in found.finding
     for check in (
         slurm_checks.check_controllers,
         slurm_checks.check_clocks,
@@ -51,7 +51,7 @@ def test_a_slurmctld_that_is_away_is_told_once(site: DoctorSite) -> None:
         slurm_checks.check_usage_sources,
     ):
         found = only(check(ground))
-        assert (found.status, found.of) == ("skipped", "c1")
+        assert (found.status, found.object) == ("skipped", "c1")
 
 
 def test_a_busy_slurmctld_and_one_that_hangs(site: DoctorSite) -> None:
@@ -59,18 +59,18 @@ def test_a_busy_slurmctld_and_one_that_hangs(site: DoctorSite) -> None:
     ground = make_check_context(site.settings, Registry, ROOT, timeout_s=1.0)
     found = only(slurm_checks.check_slurmctld(ground))
     assert found.status == "wrong"
-    assert "slurmctld is busy" in found.what
-    assert "sdiag" in found.mend[0]
+    assert "slurmctld is busy" in found.finding
+    assert "sdiag" in found.fix[0]
     (site.directory / "slurm" / "scontrol ping").write_text("exec sleep 60\n")
     hung = only(slurm_checks.check_slurmctld(ground, ping_timeout_s=0.5))
-    assert "a ping within 0.5 s: it hangs, or its host is down" in hung.what
+    assert "a ping within 0.5 s: it hangs, or its host is down" in hung.finding
 
 
 def test_commands_that_are_not_there(site: DoctorSite) -> None:
     site.reopen(cluster={"c1": ClusterSettings(slurm_bin="/nowhere")})
     found = only(slurm_checks.check_slurmctld(make_check_context(site.settings, Registry, ROOT)))
     assert found.status == "wrong"
-    assert "slurm_bin" in found.mend[0]
+    assert "slurm_bin" in found.fix[0]
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_commands_that_are_not_there(site: DoctorSite) -> None:
 )
 def test_clocks_that_disagree(site: DoctorSite, skew_s: float, status: str) -> None:
     found = only(slurm_checks.check_clocks(site.ground(skew_s)))
-    assert found.status == status, found.what
+    assert found.status == status, found.finding
 
 
 def test_a_node_whose_slurmd_started_in_the_future(site: DoctorSite) -> None:
@@ -90,7 +90,7 @@ def test_a_node_whose_slurmd_started_in_the_future(site: DoctorSite) -> None:
     )
     found = only(slurm_checks.check_clocks(site.ground()))
     assert found.status == "warning"
-    assert "the clock of node n2 is ahead" in found.what
+    assert "the clock of node n2 is ahead" in found.finding
 
 
 def test_two_controllers_of_which_one_is_not_seen(site: DoctorSite) -> None:
@@ -98,8 +98,8 @@ def test_two_controllers_of_which_one_is_not_seen(site: DoctorSite) -> None:
     site.shown["SlurmctldHost[1]"] = "ctl2(10.0.0.2)"
     found = only(slurm_checks.check_controllers(site.ground()))
     assert found.status == "wrong"
-    assert "ctl2" in found.what
-    assert "steward controller" in found.mend[0]
+    assert "ctl2" in found.finding
+    assert "steward controller" in found.fix[0]
     cluster = msgspec.structs.replace(site.settings.cluster["c1"], controllers=("ctl2.site.org",))
     site.reopen(cluster={"c1": cluster})
     assert only(slurm_checks.check_controllers(site.ground())).status == "ok"
@@ -107,7 +107,7 @@ def test_two_controllers_of_which_one_is_not_seen(site: DoctorSite) -> None:
     site.stage.answer("scontrol ping", down)
     first, second = slurm_checks.check_controllers(site.ground())
     assert (first.status, second.status) == ("warning", "ok")
-    assert "ctl2 is down" in first.what
+    assert "ctl2 is down" in first.finding
 
 
 def test_a_slurmctld_that_forgets_too_soon(site: DoctorSite) -> None:
@@ -116,19 +116,21 @@ def test_a_slurmctld_that_forgets_too_soon(site: DoctorSite) -> None:
         site.reopen(cluster={"c1": cluster})
         site.shown |= {"MinJobAge": age}
         found = only(slurm_checks.check_job_memory(site.ground()))
-        assert (found.status, found.mend) == (status, ("slurm.conf: MinJobAge=300",))
+        assert (found.status, found.fix) == (status, ("slurm.conf: MinJobAge=300",))
 
 
 def test_usage_that_nobody_can_know(site: DoctorSite) -> None:
     assert only(slurm_checks.check_usage_sources(site.ground())).status == "ok"
     site.shown |= {"JobAcctGatherType": "jobacct_gather/none", "ProctrackType": "proctrack/pgid"}
-    assert "neither Slurm nor Steward" in only(slurm_checks.check_usage_sources(site.ground())).what
+    assert (
+        "neither Slurm nor Steward" in only(slurm_checks.check_usage_sources(site.ground())).finding
+    )
     site.reopen(nodes=NodesSettings(listen="127.0.0.1:1"))
     site.shown |= {"TaskEpilog": "/etc/slurm/epilog"}
     found = list(slurm_checks.check_usage_sources(site.ground()))
     assert [one.status for one in found] == ["warning", "warning"]
-    assert "proctrack/pgid" in found[0].what
-    assert "/etc/slurm/epilog" in found[1].what
+    assert "proctrack/pgid" in found[0].finding
+    assert "/etc/slurm/epilog" in found[1].finding
     site.shown |= {"TaskEpilog": "(null)", "ProctrackType": "proctrack/cgroup"}
     assert only(slurm_checks.check_usage_sources(site.ground())).status == "ok"
 
@@ -141,8 +143,8 @@ def test_a_task_epilog_matters_only_if_agents_tell_of_use(site: DoctorSite) -> N
 def test_a_spool_that_is_not_there(site: DoctorSite) -> None:
     site.shown |= {"StateSaveLocation": f"{site.directory}/gone"}
     found = only(slurm_checks.check_spools(site.ground()))
-    assert (found.status, found.of) == ("wrong", "c1")
-    assert "StateSaveLocation" in found.mend[0]
+    assert (found.status, found.object) == ("wrong", "c1")
+    assert "StateSaveLocation" in found.fix[0]
 
 
 def test_scripts_that_were_not_taken_are_counted(site: DoctorSite) -> None:
@@ -156,11 +158,11 @@ def test_scripts_that_were_not_taken_are_counted(site: DoctorSite) -> None:
         os.utime(path, ns=(NOON_NS, NOON_NS))
     journal.append(encode_rows([script_event(17, mtime_ns=NOON_NS)]))
     found = only(slurm_checks.check_spools(site.ground()))
-    assert (found.status, found.of) == ("wrong", "c1")
-    assert found.what == "1 script of 2 not captured, job 27 first"
+    assert (found.status, found.object) == ("wrong", "c1")
+    assert found.finding == "1 script of 2 not captured, job 27 first"
     journal.append(encode_rows([script_event(27, mtime_ns=NOON_NS)]))
     found = only(slurm_checks.check_spools(site.ground()))
-    assert found.what == "2 scripts, all captured"
+    assert found.finding == "2 scripts, all captured"
     journal.close()
 
 
@@ -179,7 +181,7 @@ def test_root_looks_into_the_spool_of_stewards_user(site: DoctorSite) -> None:
         site.shown |= {"StateSaveLocation": spool}
         context = msgspec.structs.replace(site.ground(), steward_uid=65534)
         found = only(slurm_checks.check_spools(context))
-        assert (found.status, found.looked_at) == ("ok", spool)
+        assert (found.status, found.checked) == ("ok", spool)
         operator = msgspec.structs.replace(context, uid=4000)
         assert only(slurm_checks.check_spools(operator)).status == "skipped"
 
@@ -189,7 +191,7 @@ def test_a_slurmctld_that_forgets_no_job(site: DoctorSite) -> None:
     site.stage.answer("squeue -a -t all --local -h --noconvert", "")
     found = only(slurm_checks.check_job_memory(site.ground()))
     assert found.status == "ok"
-    assert found.what == "slurmctld keeps ended jobs forever; it has 0 jobs of 10000"
+    assert found.finding == "slurmctld keeps ended jobs forever; it has 0 jobs of 10000"
 
 
 # What Slurm loads
@@ -199,7 +201,9 @@ def test_a_place_that_another_has_taken_is_named_with_what_is_lost(site: DoctorS
     site.shown |= {"JobCompType": "jobcomp/elasticsearch"}
     found = only(slurm_checks.check_jobcomp_plugin(site.ground()))
     assert found.status == "warning"
-    assert "is jobcomp/elasticsearch, so Steward misses former sizes of resized jobs" in found.what
+    assert (
+        "is jobcomp/elasticsearch, so Steward misses former sizes of resized jobs" in found.finding
+    )
 
 
 def test_jobcomp_as_it_should_be_and_not(site: DoctorSite) -> None:
@@ -208,16 +212,16 @@ def test_jobcomp_as_it_should_be_and_not(site: DoctorSite) -> None:
     site.reopen(cluster={"c1": cluster})
     found = only(slurm_checks.check_jobcomp_plugin(site.ground()))
     assert found.status == "wrong"
-    assert "slurm.conf: JobCompType=jobcomp/lua" in found.mend
+    assert "slurm.conf: JobCompType=jobcomp/lua" in found.fix
 
     site.shown |= {"JobCompType": "jobcomp/lua"}
-    assert "No such file" in only(slurm_checks.check_jobcomp_plugin(site.ground())).what
+    assert "No such file" in only(slurm_checks.check_jobcomp_plugin(site.ground())).finding
     script = site.directory / "slurm" / "jobcomp.lua"
     script.write_text(f'-- steward\nsteward_jobcomp_file = "{lines}"\n')
     lines.parent.mkdir(0o755)
     os.utime(script, (0, 0))
     found = only(slurm_checks.check_jobcomp_plugin(site.ground()))
-    assert (found.status, f"{lines.parent} is readable by everybody" in found.what) == (
+    assert (found.status, f"{lines.parent} is readable by everybody" in found.finding) == (
         "wrong",
         True,
     )
@@ -228,7 +232,7 @@ def test_jobcomp_as_it_should_be_and_not(site: DoctorSite) -> None:
     os.utime(script, (0, 0))
     found = only(slurm_checks.check_jobcomp_plugin(site.ground()))
     assert found.status == "wrong"
-    assert found.mend == (f'[cluster.c1] jobcomp_lines = "{lines}.other"',)
+    assert found.fix == (f'[cluster.c1] jobcomp_lines = "{lines}.other"',)
 
 
 def test_a_bank_that_nobody_asks_and_one_that_is_not_asked_last(site: DoctorSite) -> None:
@@ -237,16 +241,16 @@ def test_a_bank_that_nobody_asks_and_one_that_is_not_asked_last(site: DoctorSite
     site.shown |= {"JobSubmitPlugins": "site"}
     found = only(slurm_checks.check_submit_plugin(site.ground()))
     assert found.status == "warning"
-    assert "slurm.conf: JobSubmitPlugins=site,lua" in found.mend
+    assert "slurm.conf: JobSubmitPlugins=site,lua" in found.fix
     site.shown |= {"JobSubmitPlugins": "lua,site"}
-    told = [one.what for one in slurm_checks.check_submit_plugin(site.ground())]
+    told = [one.finding for one in slurm_checks.check_submit_plugin(site.ground())]
     assert "JobSubmitPlugins has site after lua, whose changes the gate does not price" in told
 
 
 def test_a_cluster_that_the_gate_knows_by_another_name(site: DoctorSite) -> None:
     site.reopen(bank=BankSettings(enabled=True), gate=GateSettings())
     site.shown |= {"JobSubmitPlugins": "steward", "ClusterName": "tower"}
-    told = [one.what for one in slurm_checks.check_submit_plugin(site.ground())]
+    told = [one.finding for one in slurm_checks.check_submit_plugin(site.ground())]
     assert "the gate knows the cluster as c1, but slurmctld asks as tower" in told
 
 
@@ -258,7 +262,7 @@ def test_triggers_that_only_slurm_user_may_set(site: DoctorSite) -> None:
     ground = msgspec.structs.replace(site.ground(), steward_uid=os.geteuid() + 1)
     found = only(slurm_checks.check_sensor_triggers(ground))
     assert found.status == "wrong"
-    assert "only SlurmUser nobody-here may set triggers" in found.what
+    assert "only SlurmUser nobody-here may set triggers" in found.finding
 
 
 def test_a_node_that_is_here_and_has_no_plugin(site: DoctorSite) -> None:
@@ -268,9 +272,9 @@ def test_a_node_that_is_here_and_has_no_plugin(site: DoctorSite) -> None:
     site.stage.nodes(LINE.format(name="n1").replace("NodeHostName=h1", f"NodeHostName={HERE}"))
     found = only(slurm_checks.check_spank_plugin(site.ground()))
     install = f"steward plugins install --plugstack {site.directory}/slurm/plugstack.conf"
-    assert (found.status, found.mend[-1]) == ("warning", install)
+    assert (found.status, found.fix[-1]) == ("warning", install)
     conf = site.directory / "slurm" / "plugstack.conf.d" / "steward.conf"
     conf.parent.mkdir()
     conf.write_text("optional /nowhere/24.11.4/spank_steward.so\n")
-    told = [one.what for one in slurm_checks.check_spank_plugin(site.ground())]
+    told = [one.finding for one in slurm_checks.check_spank_plugin(site.ground())]
     assert "no build for Slurm 24.11.5 in /nowhere" in told

@@ -93,7 +93,7 @@ class Node:
 
     def mend(self) -> None:
         """Type what the doctor prints, once for each remedy."""
-        for line in dict.fromkeys(line for found in self.faults() for line in found.mend):
+        for line in dict.fromkeys(line for found in self.faults() for line in found.fix):
             file, _, words = line.partition(": ")
             if line.startswith("steward "):
                 assert run([*shlex.split(line)[1:], "--config", str(self.config)]) == 0, line
@@ -202,7 +202,7 @@ def test_the_commands_of_the_doctor_mend_the_spool(
 ) -> None:
     assert [found.status for found in node.look()] == ["ok"]
     harm(node)
-    assert all(found.status == "wrong" and found.mend for found in node.look())
+    assert all(found.status == "wrong" and found.fix for found in node.look())
     node.mend()
     assert node.faults() == []
     spool = Path(find_spool(str(node.plugstack)))
@@ -224,8 +224,8 @@ def test_a_line_that_names_jobcomps_directory_is_to_be_changed(node: Node) -> No
     node.install(node.lines.parent)
     found = node.faults()[0]
     told = "jobcomp, which is the directory of [cluster.c1] jobcomp_lines: in "
-    assert told in found.what
-    assert not any("chown" in line for line in found.mend)
+    assert told in found.finding
+    assert not any("chown" in line for line in found.fix)
     node.mend()
     assert node.faults() == []
     assert str(node.lines.parent) not in node.conf.read_text()
@@ -238,7 +238,7 @@ def test_a_line_of_plugstack_conf_itself_is_to_be_changed(node: Node) -> None:
     node.plugstack.write_text(f"{old}{node.lines.parent}\n")
     (found,) = node.faults()
     new = node.default
-    assert found.mend == (
+    assert found.fix == (
         f"{node.plugstack}: {old}{new}",
         f"install -d -o root -g root -m 0700 {new}",
     )
@@ -255,7 +255,7 @@ def test_remedies_of_a_line_agree_with_each_other(node: Node, library: str) -> N
     node.plugstack.write_text(f"required {old} spool={node.lines.parent}/\n")
     found = node.faults()
     assert len(found) > 1
-    assert {one.mend for one in found} == {
+    assert {one.fix for one in found} == {
         (
             f"{node.plugstack}: optional {node.built.path} spool={node.default}",
             f"install -d -o root -g root -m 0700 {node.default}",
@@ -270,7 +270,7 @@ def test_the_last_of_two_spools_is_looked_at_as_the_plugin_takes_it(node: Node) 
     text = node.conf.read_text()
     gone = f"{node.spool}-gone"
     node.conf.write_text(text.replace(str(node.spool), f"{node.spool} spool={gone}"))
-    assert gone in node.faults()[0].what
+    assert gone in node.faults()[0].finding
     node.mend()
     assert node.faults() == []
 
@@ -304,7 +304,7 @@ def test_a_directory_with_files_of_others_is_no_spool(
         assert refused(node, spool)
         assert "which the plugin did not write" in capsys.readouterr().err
     node.conf.write_text(node.conf.read_text().replace(f"{node.spool}", f"{other}"))
-    assert "job_state, which the plugin did not write" in node.faults()[0].what
+    assert "job_state, which the plugin did not write" in node.faults()[0].finding
     node.mend()
     assert node.faults() == []
     assert other.stat().st_uid == NOBODY
@@ -335,7 +335,7 @@ def test_the_log_of_another_program_is_no_line_of_the_plugin(node: Node) -> None
     (other / "munged.log").touch()
     os.chown(other, NOBODY, NOBODY)
     node.conf.write_text(node.conf.read_text().replace(f"{node.spool}", f"{other}"))
-    assert "munged.log, which the plugin did not write" in node.faults()[0].what
+    assert "munged.log, which the plugin did not write" in node.faults()[0].finding
     node.mend()
     assert node.faults() == []
     assert other.stat().st_uid == NOBODY
@@ -371,9 +371,9 @@ def test_a_default_spool_that_is_a_link_is_replaced(node: Node, target: str) -> 
     default.symlink_to(places[target])
     node.conf.write_text(node.conf.read_text().replace(str(node.spool), node.default))
     for found in node.faults():
-        assert not any(str(shared) in line or "chown" in line for line in found.mend)
+        assert not any(str(shared) in line or "chown" in line for line in found.fix)
     assert (shared / "data").stat().st_uid == NOBODY
-    assert any("/var/lib/steward-shim" in line for found in node.faults() for line in found.mend)
+    assert any("/var/lib/steward-shim" in line for found in node.faults() for line in found.fix)
 
 
 def test_a_healthy_spool_is_none_of_the_daemons_faults(node: Node) -> None:
@@ -435,14 +435,14 @@ def test_a_spool_that_two_libraries_share_is_one_fault(node: Node) -> None:
     node.install(node.spool, prolog=True)
     assert node.faults() == []
     a_link(node)
-    assert len([found for found in node.faults() if "symbolic link" in found.what]) == 1
+    assert len([found for found in node.faults() if "symbolic link" in found.finding]) == 1
 
 
 def test_an_old_line_beside_ours_is_to_be_removed(node: Node) -> None:
     text = node.plugstack.read_text()
     node.plugstack.write_text(f"{text}optional {node.built.path} spool={node.lines.parent}\n")
     (found,) = node.faults()
-    assert "name the SPANK plugin's own spool" in found.what
+    assert "name the SPANK plugin's own spool" in found.finding
     node.mend()
     assert node.faults() == []
     assert node.plugstack.read_text() == text
@@ -568,7 +568,7 @@ def test_the_commands_of_the_doctor_mend_jobcomps_directory(node: Node, harm: st
         one for one in slurm_checks.check_jobcomp_plugin(node.site.ground()) if one.status != "ok"
     ]
     assert found
-    for line in (line for one in found for line in one.mend if "systemctl" not in line):
+    for line in (line for one in found for line in one.fix if "systemctl" not in line):
         words = shlex.split(line)
         if words[0] == "steward":
             assert run([*words[1:], "--libdir", libdir]) == 0

@@ -83,15 +83,15 @@ def test_each_accounts_money_is_told_in_units(tmp_path: Path) -> None:
         found = scraped(settings)
     chem, idle = (("account", "chem"),), (("account", "idle"),)
     assert found["steward_account_balance_su", chem] == 100
-    assert found["steward_account_credit_su", chem] == 5
-    assert found["steward_account_held_su", chem] == 50
-    assert found["steward_account_holds", chem] == 1
-    assert found["steward_account_held_su", idle] == 0
+    assert found["steward_account_credit_limit_su", chem] == 5
+    assert found["steward_account_holds_su", chem] == 50
+    assert found["steward_account_hold_count", chem] == 1
+    assert found["steward_account_holds_su", idle] == 0
     assert ("steward_account_balance_su", (("account", "below"),)) not in found, "it has no money"
     assert found["steward_gate_deciding", ()] == 1
     assert found["steward_gate_holds", ()] == 1
-    assert found["steward_gate_requests_total", (("answer", "allowed"),)] == 1
-    assert found["steward_gate_requests_total", (("answer", "refused"),)] == 1
+    assert found["steward_gate_requests_total", (("answer", "admitted"),)] == 1
+    assert found["steward_gate_requests_total", (("answer", "rejected"),)] == 1
     assert found["steward_gate_by_policy_total", ()] == 0
     assert found["steward_gate_answer_seconds_count", ()] == 2
     assert 0 < found["steward_gate_answer_seconds_sum", ()] < 2 * 30
@@ -107,7 +107,7 @@ def test_what_the_gate_does_not_say_is_left_out(tmp_path: Path) -> None:
     found = scraped(settings)
     assert found["steward_account_balance_su", (("account", "chem"),)] == 0
     assert not [
-        name for name, _ in found if name in {"steward_gate_holds", "steward_account_held_su"}
+        name for name, _ in found if name in {"steward_gate_holds", "steward_account_holds_su"}
     ]
     assert found["steward_gate_deciding", ()] == 0
     # Nothing has run here: what that hides is named, and hides nothing else.
@@ -168,14 +168,14 @@ def test_what_is_told_of_consumers_and_sinks(polled_site: Path) -> None:
     found = scraped(settings)
     jobs, archive = (("consumer", "jobs"),), (("consumer", "archive.a"),)
     for figure, of_jobs, of_archive in (
-        ("behind_events", 0, 2),
-        ("set_aside_events", 0, 1),
+        ("lag_events", 0, 2),
+        ("dead_letters", 0, 1),
         ("missed_events", 0, 0),
     ):
         assert found[f"steward_consumer_{figure}", jobs] == of_jobs
         assert found[f"steward_consumer_{figure}", archive] == of_archive
-    assert found["steward_consumer_behind_seconds", jobs] == 0
-    assert found["steward_consumer_behind_seconds", archive] > 0
+    assert found["steward_consumer_lag_seconds", jobs] == 0
+    assert found["steward_consumer_lag_seconds", archive] > 0
     for state in ("running", "waiting", "detached"):
         assert found["steward_consumer_state", (*jobs, ("state", state))] == (state == "running")
         assert found["steward_consumer_state", (*archive, ("state", state))] == (state == "waiting")
@@ -200,7 +200,7 @@ def test_what_is_told_of_a_gate_a_cluster_and_disks(polled_site: Path) -> None:
         *("steward_gate_deciding", "steward_gate_holds", "steward_gate_requests_total"),
         *("steward_gate_answer_seconds_count", "steward_gate_answer_seconds_sum"),
         *("steward_gate_slowest_seconds", "steward_gate_by_policy_total"),
-        *("steward_bank_notices_set_aside", "steward_reconcile_differences"),
+        *("steward_bank_notice_dead_letters", "steward_reconcile_differences"),
     }
     assert found["steward_slurm_up", (("cluster", "c"),)] == 1
     assert found["steward_slurm_info", (("cluster", "c"), ("version", "22.05.8"))] == 1

@@ -46,7 +46,7 @@ for line in sys.stdin:
         case "look":
             found = read_daemon_status(place)
             open(f"{place}/daemon.lock", "rb").close()
-            said = found.parts[0].name if found else "nothing"
+            said = found.workers[0].name if found else "nothing"
         case "part":
             pid = os.fork()
             if pid == 0:
@@ -95,7 +95,7 @@ def held(tmp_path: Path) -> Iterator[Held]:
 
 def test_a_daemon_that_can_write_nothing_runs_nonetheless(tmp_path: Path, held: Held) -> None:
     # What the daemon before has left there is not this one's.
-    stale = DaemonStatus(version="0", since=datetime.now(UTC), parts=(WorkerLine(name="old"),))
+    stale = DaemonStatus(version="0", since=datetime.now(UTC), workers=(WorkerLine(name="old"),))
     write_status(str(tmp_path / "daemon.json"), stale)
     assert read_daemon_status(str(tmp_path)) is None
     held.do("fill")
@@ -106,20 +106,20 @@ def test_a_daemon_that_can_write_nothing_runs_nonetheless(tmp_path: Path, held: 
     rooms = make_registry(settings)
     shown = rooms.call("status.show", ROOT, StatusShowRequest())
     assert shown.running
-    assert shown.parts == ()
-    assert "no status file" in shown.unknown["parts"]
+    assert shown.workers == ()
+    assert "no status file" in shown.unknown["workers"]
 
     (finding,) = check_workers(make_check_context(settings, lambda: rooms, ROOT, asks_slurm=False))
     assert finding.status == "warning"
-    assert "runs" in finding.what
+    assert "runs" in finding.finding
 
     held.do("clear")
     assert held.do("put") == "done"
     found = read_daemon_status(str(tmp_path))
     assert found is not None
     assert found.is_known
-    assert [one.pid for one in found.parts] == [held.process.pid]
-    assert "parts" not in rooms.call("status.show", ROOT, StatusShowRequest()).unknown
+    assert [one.pid for one in found.workers] == [held.process.pid]
+    assert "workers" not in rooms.call("status.show", ROOT, StatusShowRequest()).unknown
 
 
 def test_a_look_from_within_lets_go_of_nothing(tmp_path: Path, held: Held) -> None:

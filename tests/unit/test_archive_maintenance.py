@@ -58,7 +58,7 @@ def test_a_sink_that_is_away_delays_only_itself_and_says_why(site: RemoteSite) -
     site.elsewhere.is_away = False
     site.run()
     there = site.sinks()["there"]
-    assert (there.state, there.backlog, there.behind, there.oldest_s) == ("running", 0, 0, None)
+    assert (there.state, there.backlog, there.lag, there.oldest_s) == ("running", 0, 0, None)
     assert there.error == "the other end is away", "it is told also when it is over"
     assert site.sent_ids() == [1, 2, 3]
 
@@ -78,7 +78,7 @@ def test_what_was_set_aside_is_counted(site: RemoteSite) -> None:
         site.job(job_id)
     site.run()
     there = site.sinks()["there"]
-    assert (there.set_aside, there.backlog) == (1, 0)
+    assert (there.dead_letters, there.backlog) == (1, 0)
     assert there.error == "job 2 is not taken"
 
 
@@ -283,7 +283,7 @@ def test_a_purge_reaches_every_sink_also_one_that_was_away(
     site.run()
     assert filed_jobs(site) == {2}
     assert site.sent_ids() == [1, 2]
-    assert site.sinks()["there"].behind == 1
+    assert site.sinks()["there"].lag == 1
     site.elsewhere.is_away = False
     site.run()
     assert site.sent_ids() == [1, 2, -1]

@@ -31,7 +31,7 @@ NOBODY = 65534
 
 def begun(**changes: Any) -> AuditStart:
     values: dict[str, Any] = {
-        "at": NOON, "ref": "slurm.node.drain", "cluster": "c1", "uid": 1001, "user": "ada",
+        "started": NOON, "action": "slurm.node.drain", "cluster": "c1", "uid": 1001, "user": "ada",
         "how": "socket", "speaker": "ada", "force": False, "parameters": {"nodes": "n1"},
     }  # fmt: skip
     return AuditStart(**{**values, **changes})
@@ -77,8 +77,8 @@ def test_rows_are_chosen(tmp_path: Path) -> None:
     for index in range(5):
         audit.begin(
             begun(
-                at=NOON + timedelta(hours=index),
-                ref=f"op{index % 2}",
+                started=NOON + timedelta(hours=index),
+                action=f"op{index % 2}",
                 cluster=f"c{index % 2}",
                 uid=index,
             )
@@ -137,7 +137,7 @@ from steward.automation.audit import AuditLog, AuditStart
 audit = AuditLog(sys.argv[1])
 for _ in range(int(sys.argv[2])):
     number = audit.begin(AuditStart(
-        at=datetime.now(UTC), ref="x", cluster="", uid=0, user="", how="local", speaker="",
+        started=datetime.now(UTC), action="x", cluster="", uid=0, user="", how="local", speaker="",
         force=False, parameters={}))
     if sys.argv[3] == "end":
         audit.end(number, "succeeded", at=datetime.now(UTC))

@@ -81,18 +81,18 @@ def test_enabled_shipped_rules_that_directories_excludes_are_one_finding(site: R
         room = room_of(msgspec.structs.replace(site.settings, rules=rules))
         for name in ("node_down_notify", "bank_threshold_notify") if SHIPPED in directories else ():
             actions.enable_rule(room, CARL, SwitchRuleRequest(rule=name))
-        return actions.validate_rule_files(room, OLGA, CheckRulesRequest()).troubles
+        return actions.validate_rule_files(room, OLGA, CheckRulesRequest()).problems
 
     directory = next(name for name in own.directories if name != SHIPPED)
     assert not find_troubles(directory)
     assert not find_troubles(directory, SHIPPED)
     (trouble,) = find_troubles(directory)
     assert trouble.path == "[rules] directories"
-    assert "do not run: bank_threshold_notify, node_down_notify. Add 'shipped'" in trouble.what
+    assert "do not run: bank_threshold_notify, node_down_notify. Add 'shipped'" in trouble.problem
     replaced = MAIL.replace("name: mail", "name: node_down_notify")
     (Path(directory) / "mail.yaml").write_text(replaced)
     (trouble,) = find_troubles(directory)
-    assert "do not run: bank_threshold_notify. " in trouble.what
+    assert "do not run: bank_threshold_notify. " in trouble.problem
 
 
 def test_history_is_told_newest_first_and_narrowed(site: RulesSite) -> None:
@@ -178,7 +178,7 @@ def test_why_a_rule_is_not_about_an_event(site: RulesSite) -> None:
     answer = actions.try_event(
         room_of(site.settings), OLGA, RuleTrialRequest(event=event, rule="mail")
     )
-    assert [one.why_not for one in answer.rules] == [
+    assert [one.reason for one in answer.rules] == [
         "trigger.failed is False, but the criterion is equals True"
     ]
 

@@ -28,7 +28,7 @@ def test_what_failed_is_tried_again_with_a_longer_wait_each_time(tmp_path: Path)
             site.now = site.open_()[0].due
     assert waits == [10, 20]
     (one,) = site.history()
-    assert (one.status, one.message, one.tries) == ("failed", "no mail today", 3)
+    assert (one.status, one.message, one.attempts) == ("failed", "no mail today", 3)
 
 
 def test_without_retries_what_failed_has_failed(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_what_could_not_begin_is_tried_until_it_is_too_old(tmp_path: Path) -> No
     site.now += timedelta(minutes=1)
     site.settle()
     assert site.statuses() == ["succeeded"]
-    assert site.history()[0].tries == 1
+    assert site.history()[0].attempts == 1
     site.world.ran = away
     site.give(failure(2, at=site.now))
     site.settle()
@@ -114,7 +114,7 @@ def test_after_a_time_out_slurm_is_asked(
         site.settle()
         site.now += timedelta(seconds=30)
     (one,) = site.history()
-    assert (one.status, one.tries) == (status, tries)
+    assert (one.status, one.attempts) == (status, tries)
 
 
 @pytest.mark.parametrize(

@@ -49,8 +49,8 @@ class HandSite(Site):
     def begun(self, one: Execution, **more: str) -> AuditStart:
         assert one.started is not None
         return AuditStart(
-            at=one.started + timedelta(milliseconds=5),
-            ref=one.action,
+            started=one.started + timedelta(milliseconds=5),
+            action=one.action,
             cluster=one.cluster,
             uid=os.geteuid(),
             user="",

@@ -235,7 +235,9 @@ def test_whatever_comes_in_whatever_order_bounds_are_kept(steps: list[tuple[str,
         }
         assert len(site.said) == len(history)
         for rule, most in (("drain", 6), ("mail", 4)):
-            made = [one.made for one in history if one.rule == rule and one.status == "succeeded"]
+            made = [
+                one.triggered for one in history if one.rule == rule and one.status == "succeeded"
+            ]
             for moment in made:
                 within = [one for one in made if moment <= one < moment + timedelta(minutes=10)]
                 assert len(within) <= most

@@ -59,11 +59,11 @@ def test_doctor_and_status_tell_refusals(site: DoctorSite) -> None:
     )
     refusals.add("10.0.0.8", "cluster c1 has no node 'n8'")
     refusals.write()
-    found = {one.of: one for one in data_checks.check_agents(site.ground())}
+    found = {one.object: one for one in data_checks.check_agents(site.ground())}
     assert {one.status for one in found.values()} == {"warning"}
-    assert "was made on 127.0.1.1" in found["10.0.0.7"].what
-    assert any("--origin" in line for line in found["10.0.0.7"].mend)
-    assert any("docs/nodes.md" in line for line in found["10.0.0.8"].mend)
+    assert "was made on 127.0.1.1" in found["10.0.0.7"].finding
+    assert any("--origin" in line for line in found["10.0.0.7"].fix)
+    assert any("docs/nodes.md" in line for line in found["10.0.0.8"].fix)
     assert set(found) == {"10.0.0.7", "10.0.0.8"}, "not that the timer should be enabled"
     room = make_registry(site.settings)
     shown = room.call("status.show", ROOT, StatusShowRequest())
@@ -93,7 +93,7 @@ def test_a_listener_that_is_away_is_a_finding(site: DoctorSite) -> None:
         listen = f"127.0.0.1:{server.getsockname()[1]}"
         nodes = NodesSettings(listen=listen, listener="steward-listen")
         site.reopen(nodes=nodes)
-        assert "no node has ever reported" in only(data_checks.check_agents(site.ground())).what
+        assert "no node has ever reported" in only(data_checks.check_agents(site.ground())).finding
     found = only(data_checks.check_agents(site.ground()))
-    assert (found.status, found.of) == ("wrong", "listener")
-    assert "systemctl enable --now steward-listen" in found.mend
+    assert (found.status, found.object) == ("wrong", "listener")
+    assert "systemctl enable --now steward-listen" in found.fix

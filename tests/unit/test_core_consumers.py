@@ -101,7 +101,7 @@ def test_events_are_fed_in_order_and_once(scene: Scene) -> None:
     scene.submit(*range(1, 26))
     scene.turn(4)
     assert scene.tally.jobs == list(range(1, 26))
-    assert scene.reader.list_consumers()[0].behind == 0
+    assert scene.reader.list_consumers()[0].lag == 0
 
 
 def test_what_is_away_stops_the_cursor_and_is_told(scene: Scene) -> None:

@@ -150,7 +150,7 @@ def test_the_daemon_runs_without_any_driver_and_tells_how_to_install_each(site: 
     assert checked.returncode == 0, checked.stderr
     shown = site.steward("status").stdout
     found = json.loads(site.steward("doctor", "--json").stdout)["findings"]
-    told = [one["what"] for one in found]
+    told = [one["finding"] for one in found]
     log = site.log()
     for key, package in PACKAGES.items():
         line = f"the Python package {package} is not installed: run {sys.executable} -m pip install"
@@ -161,7 +161,9 @@ def test_the_daemon_runs_without_any_driver_and_tells_how_to_install_each(site: 
         assert line in shown
     assert "Traceback" not in log + done.stderr + checked.stderr
     assert "ModuleNotFoundError" not in log
-    assert {one["of"] for one in found if one["check"] == "sinks" and one["status"] == "wrong"} == {
+    assert {
+        one["object"] for one in found if one["check"] == "sinks" and one["status"] == "wrong"
+    } == {
         "es",
         "os",
         "ka",

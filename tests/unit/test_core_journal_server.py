@@ -348,7 +348,7 @@ def test_standings_and_dead_letters_travel(running: Running, make_link: MakeLink
     link.send_message("aside", "a", 1, "bad")
     send_command(running.state_dir, WritePositions())
     reader = JournalReader(running.state_dir)
-    assert reader.list_consumers()[0].dead == 1
+    assert reader.list_consumers()[0].dead_letters == 1
     assert send_command(running.state_dir, RetryDeadLetters("a", 1)) == 1
     link.send_message("revived", "a", 1)
     with pytest.raises(Conflict, match="is running"):

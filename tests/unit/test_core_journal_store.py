@@ -137,7 +137,7 @@ def test_status_tells_who_is_behind(journal: Journal, reader: JournalReader) -> 
     append(journal, script_event(1), script_event(2))
     journal.record_position("a", 1, "waiting", "mount gone")
     (status,) = reader.list_consumers()
-    assert (status.position, status.behind, status.state, status.detail) == (
+    assert (status.position, status.lag, status.state, status.detail) == (
         1, 1, "waiting", "mount gone",
     )  # fmt: skip
     journal.remove_consumer("a")

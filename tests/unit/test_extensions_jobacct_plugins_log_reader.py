@@ -167,7 +167,7 @@ def test_dump_gives_out_what_happened_within_a_time(tmp_path: Path) -> None:
         *("JOB_START", "JOB_STEP", "JOB_TASK", "JOB_TASK", "JOB_TERMINATED"),
         *("JOB_START", "JOB_TERMINATED"),
     ]
-    assert (answer.records, answer.passed_over) == (7, 1)
+    assert (answer.records, answer.skipped) == (7, 1)
     assert "2026-03-02.late.jsonl:1:" in answer.examples[0]
     assert [one["job_id"] for one in dumped(site, since="2026-03-02T00:00")[0]] == [2, 2]
     assert {one["job_id"] for one in dumped(site, until="2026-03-02T00:00")[0]} == {1}
@@ -244,7 +244,7 @@ def test_a_plugin_that_fails_says_when_and_why(
 ) -> None:
     monkeypatch.setenv("TZ", "UTC")
     failure = HookFailure("job_start", "ValueError", 3, 1704700800, 1704704400, "no such thing")
-    plugin = PluginInfo(type="jobacct/mine", used=True, failures=(failure,))
+    plugin = PluginInfo(type="jobacct/mine", used=True, errors=(failure,))
     print_reply(PluginsAnswer(plugins=(plugin,)), Style(), "plugins")
     heading, row = capsys.readouterr().out.splitlines()
     assert heading.split() == ["Type", "Used", "Package", "Errors", "Failed", "LastError"]
@@ -257,7 +257,7 @@ def test_a_plugin_that_fails_says_when_and_why(
 def test_a_dump_of_lines_that_are_no_records_ends_with_exit_code_1_and_names_them(
     capsysbinary: pytest.CaptureFixture[bytes],
 ) -> None:
-    answer = DumpAnswer(records=1, passed_over=2, examples=("a.jsonl:1: no JSON",))
+    answer = DumpAnswer(records=1, skipped=2, examples=("a.jsonl:1: no JSON",))
     assert print_dump(iter([DumpChunk("{}\n"), answer])) is answer
     assert capsysbinary.readouterr().out == b"{}\n"
     assert answer.exit_code == 1

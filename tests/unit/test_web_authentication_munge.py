@@ -57,7 +57,7 @@ class Ground:
             time.sleep(0.01)
         uid = UIDS[request.credential]
         if request.credential == EVE:
-            return TicketAnswer(uid=uid, refused="it was made for another request")
+            return TicketAnswer(uid=uid, reason="it was made for another request")
         return TicketAnswer(uid=uid, secret=f"stm_{uid}")
 
     def bearer(self, secret: str) -> Caller:

@@ -98,7 +98,7 @@ def test_what_is_wrong_with_steward_begins_with_the_worst() -> None:
         now=datetime.now(UTC),
         running=True,
         consumers=(
-            ConsumerLine(name="jobs", state="running", behind=3, behind_s=1.0),
+            ConsumerLine(name="jobs", state="running", lag=3, lag_s=1.0),
             ConsumerLine(name="bank", state="waiting", detail="PostgreSQL is away"),
         ),
         dead_letters=2,

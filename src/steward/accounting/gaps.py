@@ -105,7 +105,7 @@ class Finding(ActionMessage, frozen=True, kw_only=True):
         user: Owner's name, or uid in digits; "" if unknown.
         cpu_s: CPU time in seconds that is not, or not surely, attributed; None for other kinds.
         lines: Number of lost reports; 0 if unknown.
-        words: Description for people.
+        missing: Description for people.
     """
 
     kind: Kind
@@ -117,7 +117,7 @@ class Finding(ActionMessage, frozen=True, kw_only=True):
     user: str = ""
     cpu_s: float | None = None
     lines: int = 0
-    words: str = ""
+    missing: str = ""
 
 
 class GapsAnswer(Answer, frozen=True, kw_only=True):
@@ -152,7 +152,7 @@ class GapsAnswer(Answer, frozen=True, kw_only=True):
             exact=lambda row, _: "" if row.cpu_s is None else f"{row.cpu_s:.6f}",
         ),
         Column("Lines", lambda row, _: row.lines or None, "count"),
-        Column("Missing", "words"),
+        Column("Missing", "missing"),
     )
 
     @property
@@ -278,7 +278,7 @@ def _make_launch_finding(
         step=usage.step,
         user=str(usage.start.uid) if usage.start is not None else "",
         cpu_s=cpu_s,
-        words=words,
+        missing=words,
     )
 
 
@@ -342,7 +342,7 @@ def _make_line_finding(
         step=line.step,
         user=line.user or ("" if line.uid is None else str(line.uid)),
         cpu_s=cpu_s,
-        words=words,
+        missing=words,
     )
 
 
@@ -354,7 +354,7 @@ def _find_unconfirmed(context: AccountingContext, cluster: str, span: _Span) -> 
             cluster=cluster,
             at=job.first_submit,
             job=job.label,
-            words="its script was captured, but Slurm never showed the job",
+            missing="its script was captured, but Slurm never showed the job",
         )
 
 
@@ -366,7 +366,7 @@ def _find_missed(context: AccountingContext, cluster: str, span: _Span) -> Itera
             cluster=cluster,
             at=job.at,
             job=str(job.job_id),
-            words="slurmctld removed its script before capture read it",
+            missing="slurmctld removed its script before capture read it",
         )
 
 
@@ -379,7 +379,7 @@ def _find_node_losses(context: AccountingContext, cluster: str, span: _Span) -> 
             at=gap.at,
             node=gap.node,
             lines=gap.lines,
-            words=_GAPS.get(gap.why, gap.why),
+            missing=_GAPS.get(gap.why, gap.why),
         )
 
 
@@ -407,7 +407,7 @@ def _find_silent_nodes(context: AccountingContext, request: GapsRequest) -> Iter
                     cluster=report.cluster,
                     at=report.heard_at,
                     node=report.node,
-                    words="no report since then",
+                    missing="no report since then",
                 )
     finally:
         reader.close()

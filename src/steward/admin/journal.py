@@ -124,8 +124,8 @@ class StatusAnswer(Answer, frozen=True, kw_only=True):
     layout: ClassVar[Layout] = (
         Column("Consumer", "name"),
         Column("Position", "position", "count", show="requested"),
-        Column("Behind", "behind", "count"),
-        Column("DeadLetters", "dead", "count"),
+        Column("Lag", "lag", "count"),
+        Column("DeadLetters", "dead_letters", "count"),
         Column("State", lambda row, _: "detached" if row.detached else row.state),
         Column("Since", lambda row, _: _to_moment(row.since), "time"),
         Column("Detail", lambda row, _: _describe_consumer(row)),

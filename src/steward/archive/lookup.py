@@ -151,7 +151,7 @@ def search_scripts(context: ArchiveContext, caller: Caller, request: SearchReque
         count=count,
         next=make_hits_page_token(page.after) if page.after else "",
         complete=page.complete,
-        behind=_count_events_behind(context, f"archive.{sink}" if sink else "catalog"),
+        lag=_count_events_behind(context, f"archive.{sink}" if sink else "catalog"),
         zones=context.get_time_zones([hit.use.cluster for hit in page.hits]),
     )
 
@@ -257,7 +257,7 @@ def _count_events_behind(context: ArchiveContext, consumer: str) -> int | None:
         # The hits are valid without this number.
         log.debug("cannot read the lag of %s: %s", consumer, error)
         return None
-    return statuses[0].behind if statuses else None
+    return statuses[0].lag if statuses else None
 
 
 _LINE = re.compile(rb"[^\n]*\n|[^\n]+")

@@ -395,7 +395,7 @@ def _make_sink_line(
         kind=sink_settings.kind if sink_settings is not None else "",
         state="new",
         backlog=backlog.scripts + own_backlog.scripts,
-        behind=backlog.events + own_backlog.scripts,
+        lag=backlog.events + own_backlog.scripts,
         oldest_s=max(timedelta(), context.now() - min(oldest_times)).total_seconds()
         if oldest_times
         else None,
@@ -410,7 +410,7 @@ def _make_sink_line(
         error=status.error,
         error_at=datetime.fromtimestamp(status.error_at, UTC) if status.error_at else None,
         rate=status.rate,
-        set_aside=status.dead,
+        dead_letters=status.dead_letters,
         missed=status.missed,
         refill=refill_command(status.name, status.missed_from) if status.missed else "",
     )

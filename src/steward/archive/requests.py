@@ -442,7 +442,7 @@ class SearchReply(Answer, frozen=True, kw_only=True):
         count: Number of all hits that the user may see; None if not requested.
         next: Token of the next page; "" if there is none.
         complete: False if the search stopped at its time limit: continue with ``next``.
-        behind: Number of events that the catalog or the sink is behind; None if unknown.
+        lag: Number of events that the catalog or the sink is behind; None if unknown.
         zones: IANA name of each cluster's time zone; "" for the system's.
     """
 
@@ -450,7 +450,7 @@ class SearchReply(Answer, frozen=True, kw_only=True):
     count: int | None = None
     next: str = ""
     complete: bool = True
-    behind: int | None = None
+    lag: int | None = None
     zones: dict[str, str] = msgspec.field(default_factory=dict)
     layout: ClassVar[Layout] = (
         Column("Cluster", lambda hit, _: hit.job.cluster),
@@ -469,8 +469,8 @@ class SearchReply(Answer, frozen=True, kw_only=True):
             yield f"{self.count} in all."
         elif not self.hits:
             yield "No script matches."
-        if self.behind:
-            yield f"{format_count(self.behind, 'event')} not indexed yet; try again in a moment."
+        if self.lag:
+            yield f"{format_count(self.lag, 'event')} not indexed yet; try again in a moment."
         if not self.complete:
             yield "The search stopped at its time limit; narrow it with -u, -S or --limit."
         elif self.next:
@@ -690,13 +690,13 @@ class SinkLine(ActionMessage, frozen=True, kw_only=True):
         detail: Reason for waiting.
         position: Position up to which the journal may drop events.
         backlog: Number of scripts to archive, for the first time or again.
-        behind: Number of events to apply, corrections and purges included.
+        lag: Number of events to apply, corrections and purges included.
         oldest_s: Age of the oldest of these, in seconds; None if there are none.
         error: Last error, even if the sink has recovered.
         error_at: Time of that error.
         rate: Events applied per second over the last minute; each script of a resend or purge
             counts.
-        set_aside: Number of dead letters.
+        dead_letters: Number of dead letters.
         missed: Number of events missed while detached.
         refill: Command that makes up for the missed events; "" if there are none.
     """
@@ -707,12 +707,12 @@ class SinkLine(ActionMessage, frozen=True, kw_only=True):
     detail: str = ""
     position: int = 0
     backlog: int = 0
-    behind: int = 0
+    lag: int = 0
     oldest_s: float | None = None
     error: str = ""
     error_at: datetime | None = None
     rate: float = 0.0
-    set_aside: int = 0
+    dead_letters: int = 0
     missed: int = 0
     refill: str = ""
 
@@ -732,7 +732,7 @@ class SinksReply(Answer, frozen=True, kw_only=True):
         Column("State", "state", "state"),
         Column("Position", "position", "count", show="requested"),
         Column("Backlog", "backlog", "count"),
-        Column("Behind", "behind", "count", show="requested"),
+        Column("Lag", "lag", "count", show="requested"),
         Column(
             "Oldest",
             lambda line, _: _format_age(line.oldest_s),
@@ -741,7 +741,7 @@ class SinksReply(Answer, frozen=True, kw_only=True):
             exact=lambda line, _: None if line.oldest_s is None else f"{line.oldest_s:.0f}",
         ),
         Column("Rate", "rate", "decimal", title="Events per second"),
-        Column("DeadLetters", "set_aside", "count", title="Dead letters"),
+        Column("DeadLetters", "dead_letters", "count", title="Dead letters"),
         Column("Missed", "missed", "count", show="requested"),
         Column("ErrorAt", "error_at", "time", title="Time of the last error"),
         Column("LastError", "error", "prose", title="Last error"),
@@ -753,7 +753,7 @@ class SinksReply(Answer, frozen=True, kw_only=True):
             if line.refill:
                 missed = format_count(line.missed, "event")
                 yield f"{line.name} missed {missed} while it was detached: {line.refill}"
-            if line.set_aside:
+            if line.dead_letters:
                 yield f"'steward journal dead archive.{line.name}' lists its dead letters."
 
 

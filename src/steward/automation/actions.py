@@ -210,12 +210,12 @@ class AuditReply(Answer, frozen=True, kw_only=True):
     actions: tuple[AuditRow, ...]
     layout: ClassVar[Layout] = (
         Column("ID", "id", link="action", right=True),
-        Column("Began", "at", "time", title="Started"),
+        Column("Started", "started", "time"),
         Column("Ended", "ended", "time", show="requested"),
         Column("User", _format_requester),
         Column("How", "how", show="requested"),
         Column("Cluster", "cluster"),
-        Column("Action", "ref"),
+        Column("Action", "action"),
         Column("Forced", lambda row, _: row.force or None, show="requested"),
         Column(
             "Parameters",

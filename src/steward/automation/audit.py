@@ -33,8 +33,8 @@ class AuditStart(msgspec.Struct, frozen=True, kw_only=True):
     """Audit record of an operation that is about to run.
 
     Attributes:
-        at: Start time, UTC.
-        ref: Name of the operation.
+        started: Start time, UTC.
+        action: Name of the operation.
         cluster: Cluster it runs on.
         uid: Uid of the caller.
         user: Name of the caller; "" if the uid has none.
@@ -45,8 +45,8 @@ class AuditStart(msgspec.Struct, frozen=True, kw_only=True):
         parameters: Parameters of the operation, defaults included.
     """
 
-    at: datetime
-    ref: str
+    started: datetime
+    action: str
     cluster: str
     uid: int
     user: str
@@ -92,7 +92,9 @@ class _End(msgspec.Struct, frozen=True, kw_only=True):
     ended: datetime
 
 
-_STARTS: Final = Table(_Start, "begun", key="id", autoincrement=True, indexes={"at": Index("at")})
+_STARTS: Final = Table(
+    _Start, "begun", key="id", autoincrement=True, indexes={"started": Index("started")}
+)
 _ENDS: Final = Table(_End, "ended", key="id", references={"id": "begun (id)"})
 _MIGRATIONS: Final = (
     _STARTS.schema
@@ -174,9 +176,9 @@ class AuditLog:
         conditions: list[str] = ["1"]
         values: list[Any] = []
         for condition, value in (
-            ("begun.at >= ?", since),
+            ("begun.started >= ?", since),
             ("begun.id < ?", before or None),
-            ("ref = ?", ref or None),
+            ("action = ?", ref or None),
             ("cluster = ?", cluster or None),
             ("uid = ?", uid),
         ):
@@ -194,7 +196,7 @@ class AuditLog:
         with _translate_errors():
             return int(
                 self._database.fetch_value(
-                    "SELECT count(*) FROM begun WHERE at >= ? AND uid = ?", since, uid
+                    "SELECT count(*) FROM begun WHERE started >= ? AND uid = ?", since, uid
                 )
             )
 

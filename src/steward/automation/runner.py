@@ -489,8 +489,8 @@ class _AuditedRun:
             self._require_small_entry(parameters)
         self._id = self._runner.audit.begin(
             AuditStart(
-                at=self._started,
-                ref=self._operation.ref,
+                started=self._started,
+                action=self._operation.ref,
                 cluster=self.context.cluster,
                 uid=caller.uid,
                 user=caller.user,

@@ -108,11 +108,11 @@ def make_doctor_answer(findings: tuple[CheckFinding, ...]) -> DoctorAnswer:
 def _print_fixes(reply: DoctorAnswer) -> None:
     """Print the fix of each warning and failure, and the summary."""
     for finding in reply.findings:
-        if finding.status not in ("warning", "wrong") or not finding.mend:
+        if finding.status not in ("warning", "wrong") or not finding.fix:
             continue
-        subject = f"{finding.check} {finding.of}".strip()
-        print(f"\n{escape_line(subject)}: {escape_line(finding.what)}")
-        for line in finding.mend:
+        subject = f"{finding.check} {finding.object}".strip()
+        print(f"\n{escape_line(subject)}: {escape_line(finding.finding)}")
+        for line in finding.fix:
             print(f"    {escape_line(line)}")
     print(f"\n{_summarize_findings(reply)}")
 

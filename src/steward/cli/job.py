@@ -323,10 +323,10 @@ def _make_fact_rows(facts: list[tuple[str, str]]) -> list[StyledRow]:
 def _make_waiting_rows(reply: PageAnswer, waiting: Waiting, signs: ChartSigns) -> list[StyledRow]:
     """Return why a pending job waits, and its expected start."""
     rows = make_heading("Pending reason")
-    explanation = waiting.words or waiting.reason or "Slurm gives no reason."
-    code = f" ({waiting.reason})" if waiting.words and waiting.reason else ""
+    explanation = waiting.explanation or waiting.reason or "Slurm gives no reason."
+    code = f" ({waiting.reason})" if waiting.explanation and waiting.reason else ""
     rows += wrap_text(explanation + code, signs.width)
-    for line in waiting.behind:
+    for line in waiting.details:
         rows += wrap_text(line, signs.width, ("    ", ""))
     expected_text = format_time(waiting.expected_start, reply.zone)
     suffix = f" on {waiting.expected_nodes}" if waiting.expected_nodes else ""
@@ -334,10 +334,10 @@ def _make_waiting_rows(reply: PageAnswer, waiting: Waiting, signs: ChartSigns) -
         ("Expected start", expected_text + suffix if expected_text else ""),
         ("Priority", "" if waiting.priority is None else str(waiting.priority)),
     ]
-    if waiting.asked and not expected_text:
+    if waiting.queried and not expected_text:
         facts.insert(0, ("Expected start", "none planned by Slurm yet"))
-    if waiting.trouble:
-        facts.append(("Last observed", waiting.trouble))
+    if waiting.error:
+        facts.append(("Last observed", waiting.error))
     return [*rows, *_make_fact_rows(facts)]
 
 

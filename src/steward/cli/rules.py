@@ -53,14 +53,14 @@ def check(
     if call.style.json:
         print_json(reply)
     else:
-        for problem in reply.troubles:
-            output.print_warning(problem.what)
+        for problem in reply.problems:
+            output.print_warning(problem.problem)
         if stackstorm:
             for problem in reply.differences:
-                print(problem.what)
-        wrong_files = format_count(len({problem.path for problem in reply.troubles}), "file")
+                print(problem.problem)
+        wrong_files = format_count(len({problem.path for problem in reply.problems}), "file")
         print(f"{format_count(reply.rules, 'rule')} valid, {wrong_files} invalid.")
-    if reply.troubles:
+    if reply.problems:
         raise typer.Exit(1)
 
 
@@ -125,7 +125,7 @@ def _print_trial(trial: RuleTrialResult) -> None:
     """Print whether a rule matches an event, with the action or the reason."""
     state = "" if trial.enabled else " (off)"
     if not trial.matches:
-        reason = trial.error or trial.why_not
+        reason = trial.error or trial.reason
         print(f"{trial.rule}{state}: no, {output.escape_unprintable(reason)}")
         return
     print(f"{trial.rule}{state}: yes, {trial.action}")

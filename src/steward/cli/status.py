@@ -86,7 +86,7 @@ def _make_status_rows(reply: StatusShowAnswer) -> Iterator[StatusRow]:
     yield StatusRow(
         "daemon", "running" if reply.running else "down", f"Steward {reply.steward}{since}"
     )
-    for worker in reply.parts:
+    for worker in reply.workers:
         restarts = format_count(worker.restarts, "restart") if worker.restarts else ""
         reason = f"{restarts}, the last since it {worker.error}" if worker.restarts else ""
         yield StatusRow(f"part {worker.name}", worker.state, reason)
@@ -117,8 +117,8 @@ def _make_status_rows(reply: StatusShowAnswer) -> Iterator[StatusRow]:
     yield from _make_bank_rows(reply)
     for key, reason in reply.unavailable.items():
         yield StatusRow(key, "unavailable", reason)
-    for address, reason in reply.refused.items():
-        yield StatusRow(f"agent {address}", "refused", reason)
+    for address, reason in reply.rejected.items():
+        yield StatusRow(f"agent {address}", "rejected", reason)
     for component, reason in reply.unknown.items():
         yield StatusRow(component, "unknown", reason)
 
@@ -137,7 +137,9 @@ def _make_journal_rows(reply: StatusShowAnswer) -> Iterator[StatusRow]:
     for sink in reply.sinks:
         backlog = f"{format_count(sink.backlog, 'script')} to archive" if sink.backlog else ""
         dead_text = (
-            f"{format_count(sink.set_aside, 'event')} in the dead letters" if sink.set_aside else ""
+            f"{format_count(sink.dead_letters, 'event')} in the dead letters"
+            if sink.dead_letters
+            else ""
         )
         details = (backlog, dead_text, sink.refill, sink.detail)
         yield StatusRow(f"sink {sink.name}", sink.state, "; ".join(filter(None, details)))
@@ -146,11 +148,11 @@ def _make_journal_rows(reply: StatusShowAnswer) -> Iterator[StatusRow]:
 def _describe_backlog(consumer: ConsumerLine) -> str:
     """Describe a consumer's lag and dead letters."""
     parts = []
-    if consumer.behind:
-        age = f", the oldest {format_duration(consumer.behind_s)} old" if consumer.behind_s else ""
-        parts.append(f"{format_count(consumer.behind, 'event')} behind{age}")
-    if consumer.set_aside:
-        parts.append(f"{format_count(consumer.set_aside, 'event')} in the dead letters")
+    if consumer.lag:
+        age = f", the oldest {format_duration(consumer.lag_s)} old" if consumer.lag_s else ""
+        parts.append(f"{format_count(consumer.lag, 'event')} behind{age}")
+    if consumer.dead_letters:
+        parts.append(f"{format_count(consumer.dead_letters, 'event')} in the dead letters")
     return "; ".join(filter(None, (*parts, consumer.refill, consumer.detail)))
 
 

@@ -486,7 +486,7 @@ class DemoSite(SandboxPaths):
     def _has_caught_up(self) -> bool:
         """Return True if every consumer has applied every event."""
         status: StatusAnswer = self.call_action("journal.status")
-        return all(consumer.behind == 0 for consumer in status.consumers)
+        return all(consumer.lag == 0 for consumer in status.consumers)
 
     def stop_daemon(self) -> int | None:
         """Stop the daemon with SIGTERM; return its exit code, None after the time-out."""

@@ -131,8 +131,8 @@ class MungeVerifier:
             raise UnknownCredential("malformed MUNGE credential")
         reply = await self._verify_credential(request, credential)
         self._limiter.count_request(f"uid:{reply.uid}")
-        if reply.refused:
-            raise UnknownCredential(reply.refused)
+        if reply.reason:
+            raise UnknownCredential(reply.reason)
         return reply.secret
 
     async def _verify_credential(self, request: HttpRequest, credential: str) -> TicketAnswer:

@@ -79,10 +79,10 @@ def rate_efficiency(
     return Efficiency(
         cpu=compute_share(used, allocated) if has_ended else None,
         cpu_used_s=used,
-        cpu_given_s=allocated,
+        cpu_allocated_s=allocated,
         memory=compute_share(memory.peak, memory.allocated),
         memory_used_bytes=memory.peak,
-        memory_given_bytes=memory.allocated,
+        memory_allocated_bytes=memory.allocated,
         memory_node=memory.node,
         memory_at_least=memory.at_least,
         time=compute_share(elapsed, limit),

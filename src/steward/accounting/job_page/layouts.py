@@ -150,7 +150,7 @@ MEMBER_LAYOUT: Final[Layout] = (
     Column("Elapsed", "elapsed_s", "seconds"),
     Column("CPU", "cpu", "percent", title="CPU efficiency"),
     Column("Memory", "memory", "percent", title="Memory efficiency"),
-    Column("Reason", "why", "prose"),
+    Column("Reason", "reason", "prose"),
 )
 """Columns of an array's tasks to look at first."""
 

@@ -70,8 +70,8 @@ def _note_end(line: UsageLine, efficiency: Efficiency) -> Iterator[Note]:
     state, elapsed = line.state, efficiency.elapsed_s
     if state == "OUT_OF_MEMORY":
         words = "The job ran out of memory and was killed."
-        if efficiency.memory_given_bytes:
-            allocated = format_size(efficiency.memory_given_bytes)
+        if efficiency.memory_allocated_bytes:
+            allocated = format_size(efficiency.memory_allocated_bytes)
             words += f" Its limit on a node was {allocated}: request more with --mem."
         yield Note(kind="out-of-memory", words=words)
     if state == "TIMEOUT":
@@ -114,7 +114,7 @@ def _format_how_ended(line: UsageLine) -> str:
 def _note_memory(line: UsageLine, efficiency: Efficiency) -> Iterator[Note]:
     """Yield notes on memory efficiency."""
     share, used = efficiency.memory, efficiency.memory_used_bytes
-    allocated = efficiency.memory_given_bytes
+    allocated = efficiency.memory_allocated_bytes
     if share is None or used is None or allocated is None or line.state == "OUT_OF_MEMORY":
         return
     amount = f"{format_size(used)} of {format_size(allocated)} ({share:.0%})"

@@ -335,11 +335,11 @@ def _add_member(chosen: dict[str, MemberPart], member: _Member, reason: str) -> 
     line, efficiency = member.line, member.efficiency
     if line.label in chosen:
         previous = chosen[line.label]
-        reason = f"{previous.why}; {reason}"
+        reason = f"{previous.reason}; {reason}"
     chosen[line.label] = MemberPart(
         job=line.label,
         state=line.state,
-        why=reason,
+        reason=reason,
         elapsed_s=efficiency.elapsed_s,
         cpu=efficiency.cpu,
         memory=efficiency.memory,

@@ -283,13 +283,13 @@ def explain_waiting(
             log.info("job %d: %s", record.job_id, error)
     return Waiting(
         reason=reason.code,
-        words=f"The bank holds it: {hold_reason}." if hold_reason else reason.words,
-        behind=tuple(details[:_MOST_BEHIND]),
+        explanation=f"The bank holds it: {hold_reason}." if hold_reason else reason.words,
+        details=tuple(details[:_MOST_BEHIND]),
         expected_start=status.expected_start if status is not None else None,
         expected_nodes=status.expected_nodes if status is not None else "",
         priority=status.priority if status is not None else record.priority,
-        asked=status is not None,
-        trouble=problem,
+        queried=status is not None,
+        error=problem,
     )
 
 

@@ -110,10 +110,12 @@ def describe_cpu(efficiency: Efficiency, *, is_over: bool) -> str:
         return "not known"
     if not is_over:
         return f"{format_duration(efficiency.cpu_used_s)} so far"
-    if efficiency.cpu is None or efficiency.cpu_given_s is None:
+    if efficiency.cpu is None or efficiency.cpu_allocated_s is None:
         # Slurm counts it as shorter than a second, so there is no total to compare with.
         return format_duration(efficiency.cpu_used_s)
-    return f"{format_duration(efficiency.cpu_used_s)} of {format_duration(efficiency.cpu_given_s)}"
+    return (
+        f"{format_duration(efficiency.cpu_used_s)} of {format_duration(efficiency.cpu_allocated_s)}"
+    )
 
 
 def describe_memory(efficiency: Efficiency) -> str:
@@ -121,7 +123,9 @@ def describe_memory(efficiency: Efficiency) -> str:
     if efficiency.memory_used_bytes is None:
         return "not known"
     allocated = (
-        f" of {format_size(efficiency.memory_given_bytes)}" if efficiency.memory_given_bytes else ""
+        f" of {format_size(efficiency.memory_allocated_bytes)}"
+        if efficiency.memory_allocated_bytes
+        else ""
     )
     where = f" on {efficiency.memory_node}" if efficiency.memory_node else ""
     least = "at least " if efficiency.memory_at_least else ""

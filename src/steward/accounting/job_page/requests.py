@@ -53,10 +53,10 @@ class Efficiency(ActionMessage, frozen=True, kw_only=True):
     Attributes:
         cpu: CPU time used over elapsed time times allocated CPUs.
         cpu_used_s: User and system time of all tasks, or of the cgroups if higher.
-        cpu_given_s: Elapsed time times allocated CPUs.
+        cpu_allocated_s: Elapsed time times allocated CPUs.
         memory: Peak of the worst node over the memory allocated there.
         memory_used_bytes: The worst node's peak.
-        memory_given_bytes: Memory allocated on the worst node.
+        memory_allocated_bytes: Memory allocated on the worst node.
         memory_node: The worst node.
         memory_at_least: Whether the peak is only the largest of several processes', so the sum may
             have been higher.
@@ -68,10 +68,10 @@ class Efficiency(ActionMessage, frozen=True, kw_only=True):
 
     cpu: float | None = None
     cpu_used_s: float | None = None
-    cpu_given_s: float | None = None
+    cpu_allocated_s: float | None = None
     memory: float | None = None
     memory_used_bytes: int | None = None
-    memory_given_bytes: int | None = None
+    memory_allocated_bytes: int | None = None
     memory_node: str = ""
     memory_at_least: bool = False
     time: float | None = None
@@ -248,23 +248,23 @@ class Waiting(ActionMessage, frozen=True, kw_only=True):
 
     Attributes:
         reason: Slurm's word.
-        words: Its explanation as a sentence; "" for a word that is not Slurm's own.
-        behind: Details: the limit, the jobs it depends on, the reservation.
+        explanation: Its explanation as a sentence; "" for a word that is not Slurm's own.
+        details: Details: the limit, the jobs it depends on, the reservation.
         expected_start: Start that Slurm expects; None if not given.
         expected_nodes: Nodes that Slurm expects.
         priority: Its priority; None if unknown.
-        asked: Whether Slurm was queried just now; otherwise this is the last known state.
-        trouble: Why Slurm could not be queried; "" if it was.
+        queried: Whether Slurm was queried just now; otherwise this is the last known state.
+        error: Why Slurm could not be queried; "" if it was.
     """
 
     reason: str
-    words: str = ""
-    behind: tuple[str, ...] = ()
+    explanation: str = ""
+    details: tuple[str, ...] = ()
     expected_start: datetime | None = None
     expected_nodes: str = ""
     priority: int | None = None
-    asked: bool = False
-    trouble: str = ""
+    queried: bool = False
+    error: str = ""
 
 
 class Spread(ActionMessage, frozen=True, kw_only=True):
@@ -283,12 +283,12 @@ class MemberPart(ActionMessage, frozen=True, kw_only=True):
 
     Attributes:
         job: Job name: 123_7.
-        why: Why the summary lists it.
+        reason: Why the summary lists it.
     """
 
     job: str
     state: str
-    why: str
+    reason: str
     elapsed_s: float | None = None
     cpu: float | None = None
     memory: float | None = None

@@ -154,7 +154,7 @@ def _create_ticket(
         uid, user = verify_munge_request(context.settings.web, request)
     except MungeUserRejected as error:
         # Not raised as an error: the request must count against the user, not the host.
-        return TicketAnswer(uid=error.uid, refused=str(error))
+        return TicketAnswer(uid=error.uid, reason=str(error))
     return TicketAnswer(uid=uid, secret=make_ticket(uid, user, context.now()))
 
 

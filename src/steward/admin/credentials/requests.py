@@ -69,12 +69,12 @@ class TicketAnswer(Answer, frozen=True, kw_only=True):
     Attributes:
         uid: Uid of the user.
         secret: The ticket, used like a session's secret; "" if the user is rejected.
-        refused: Reason for the rejection, in one line.
+        reason: Reason for the rejection, in one line.
     """
 
     uid: int
     secret: str = ""
-    refused: str = ""
+    reason: str = ""
 
 
 class PeekRequest(Request, frozen=True, kw_only=True):

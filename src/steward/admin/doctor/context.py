@@ -131,7 +131,7 @@ def make_cluster_check(
                 yield make_skipped(subject, "slurmctld does not answer", of=report.name)
                 continue
             for finding in check(context, report):
-                yield msgspec.structs.replace(finding, of=finding.of or report.name)
+                yield msgspec.structs.replace(finding, object=finding.object or report.name)
 
     return run
 

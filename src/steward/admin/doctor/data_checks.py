@@ -81,11 +81,11 @@ def check_journal(context: CheckContext) -> Iterator[CheckFinding]:
                 "steward journal status",
                 of=consumer.name,
             )
-        if consumer.dead:
+        if consumer.dead_letters:
             has_problem = True
             yield make_wrong(
                 path,
-                f"{format_count(consumer.dead, 'event')} in its dead letters",
+                f"{format_count(consumer.dead_letters, 'event')} in its dead letters",
                 f"steward journal dead {consumer.name}",
                 f"steward journal retry {consumer.name}",
                 of=consumer.name,
@@ -219,7 +219,7 @@ def check_gaps(context: CheckContext) -> Iterator[CheckFinding]:
     for kind, count in sorted(counts.items()):
         first = next(finding for finding in answer.findings if finding.kind == kind)
         yield make_warning(
-            subject, f"{format_count(count, 'time')}; {first.words}", subject, of=kind
+            subject, f"{format_count(count, 'time')}; {first.missing}", subject, of=kind
         )
 
 

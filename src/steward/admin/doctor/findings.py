@@ -25,39 +25,39 @@ class CheckFinding(ActionMessage, frozen=True, kw_only=True):
 
     Attributes:
         check: Name of the check.
-        of: Cluster, sink, file or worker concerned; "" if there is just one.
+        object: Cluster, sink, file or worker concerned; "" if there is just one.
         status: Status of the object.
-        looked_at: What was checked.
-        what: Result, in words.
-        mend: Commands to type, or lines to set, that repair it.
+        checked: What was checked.
+        finding: Result, in words.
+        fix: Commands to type, or lines to set, that repair it.
     """
 
     check: str = ""
-    of: str = ""
+    object: str = ""
     status: FindingStatus
-    looked_at: str
-    what: str
-    mend: tuple[str, ...] = ()
+    checked: str
+    finding: str
+    fix: tuple[str, ...] = ()
 
 
 def make_ok(subject: str, what: str, *, of: str = "") -> CheckFinding:
     """Make a finding without a problem."""
-    return CheckFinding(status="ok", looked_at=subject, what=what, of=of)
+    return CheckFinding(status="ok", checked=subject, finding=what, object=of)
 
 
 def make_warning(subject: str, what: str, *mend: str, of: str = "") -> CheckFinding:
     """Make a finding that something works at a cost, or not for long."""
-    return CheckFinding(status="warning", looked_at=subject, what=what, mend=mend, of=of)
+    return CheckFinding(status="warning", checked=subject, finding=what, fix=mend, object=of)
 
 
 def make_wrong(subject: str, what: str, *mend: str, of: str = "") -> CheckFinding:
     """Make a finding that something must be repaired."""
-    return CheckFinding(status="wrong", looked_at=subject, what=what, mend=mend, of=of)
+    return CheckFinding(status="wrong", checked=subject, finding=what, fix=mend, object=of)
 
 
 def make_skipped(subject: str, why: str, *, of: str = "") -> CheckFinding:
     """Make a finding that something was not checked, with the reason."""
-    return CheckFinding(status="skipped", looked_at=subject, what=why, of=of)
+    return CheckFinding(status="skipped", checked=subject, finding=why, object=of)
 
 
 def format_count(count: int, noun: str) -> str:
@@ -100,17 +100,17 @@ class DoctorAnswer(Answer, frozen=True, kw_only=True):
     took_s: float
     layout: ClassVar[Layout] = (
         Column("Check", "check"),
-        Column("Object", "of"),
+        Column("Object", "object"),
         Column("Status", "status", "state"),
-        Column("Finding", "what", "prose"),
-        Column("Checked", "looked_at", "prose", show="pages"),
+        Column("Finding", "finding", "prose"),
+        Column("Checked", "checked", "prose", show="pages"),
         Column(
             "Mend",
-            "mend",
+            "fix",
             "code",
             title="Fix",
             show="pages",
-            exact=lambda row, _: "; ".join(row.mend),
+            exact=lambda row, _: "; ".join(row.fix),
         ),
     )
 

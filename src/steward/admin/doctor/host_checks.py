@@ -294,7 +294,7 @@ def check_workers(context: CheckContext) -> Iterator[CheckFinding]:
         yield make_warning(subject, problem, f"df {context.settings.state_dir}")
         return
     has_problem = False
-    for worker in daemon_status.parts:
+    for worker in daemon_status.workers:
         if not worker.pid:
             has_problem = True
             yield make_wrong(subject, f"not running: {worker.error}", *mend, of=worker.name)
@@ -309,7 +309,7 @@ def check_workers(context: CheckContext) -> Iterator[CheckFinding]:
                 of=worker.name,
             )
     if not has_problem:
-        yield make_ok(subject, f"{format_count(len(daemon_status.parts), 'worker')} running")
+        yield make_ok(subject, f"{format_count(len(daemon_status.workers), 'worker')} running")
 
 
 def check_web_server(check_context: CheckContext) -> Iterator[CheckFinding]:

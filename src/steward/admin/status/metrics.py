@@ -138,17 +138,17 @@ def _add_daemon(families: MetricFamilies, context: StatusContext, status: Status
     )
     families.add_value("steward_up", "1 if the daemon runs.", status.running)
     families.add_time("steward_start_time_seconds", "Start time of the daemon.", status.since)
-    workers = status.parts
+    workers = status.workers
     families.add_gauge(
-        "steward_part_up",
+        "steward_worker_up",
         "1 if the process of a worker runs.",
-        ("part",),
+        ("worker",),
         [((item.name,), bool(item.pid)) for item in workers],
     )
     families.add_counter(
-        "steward_part_restarts",
+        "steward_worker_restarts",
         "Number of restarts of a worker after a failure.",
-        ("part",),
+        ("worker",),
         [((item.name,), item.restarts) for item in workers],
     )
     if context.settings.web.listen:
@@ -201,9 +201,9 @@ def _add_journal(families: MetricFamilies, status: StatusShowAnswer) -> None:
         )
     consumers = status.consumers
     for name, help_text, attribute in (
-        ("behind_events", "Lag of a consumer, in events.", "behind"),
-        ("behind_seconds", "Age of the oldest event that a consumer has not applied.", "behind_s"),
-        ("set_aside_events", "Number of dead letters of a consumer.", "set_aside"),
+        ("lag_events", "Lag of a consumer, in events.", "lag"),
+        ("lag_seconds", "Age of the oldest event that a consumer has not applied.", "lag_s"),
+        ("dead_letters", "Number of dead letters of a consumer.", "dead_letters"),
         ("missed_events", "Number of events that a consumer missed while detached.", "missed"),
     ):
         samples: MetricSamples = [
@@ -257,7 +257,7 @@ def _add_clusters(families: MetricFamilies, status: StatusShowAnswer) -> None:
             if cluster.missed_scripts is not None
         ],
     )
-    polled = [cluster for cluster in status.clusters if cluster.looked_at is not None]
+    polled = [cluster for cluster in status.clusters if cluster.polled_at is not None]
     families.add_gauge(
         "steward_slurm_info",
         "Version of Slurm on a cluster.",
@@ -287,9 +287,9 @@ def _add_clusters(families: MetricFamilies, status: StatusShowAnswer) -> None:
         "Time of the last poll of a cluster's queue.",
         ("cluster",),
         [
-            ((cluster.cluster,), cluster.looked_at.timestamp())
+            ((cluster.cluster,), cluster.polled_at.timestamp())
             for cluster in polled
-            if cluster.looked_at
+            if cluster.polled_at
         ],
     )
 
@@ -308,7 +308,7 @@ def _add_bank(families: MetricFamilies, bank: BankStatusReply) -> None:
             "steward_gate_requests",
             "Number of requests of submit plugins, by answer.",
             ("answer",),
-            [(("allowed",), tally.admitted), (("refused",), tally.rejected)],
+            [(("admitted",), tally.admitted), (("rejected",), tally.rejected)],
         )
         families.add_counter(
             "steward_gate_by_policy",
@@ -333,7 +333,7 @@ def _add_bank(families: MetricFamilies, bank: BankStatusReply) -> None:
         bank.remote_at,
     )
     families.add_value(
-        "steward_bank_notices_set_aside", "Number of undelivered notices.", bank.notices
+        "steward_bank_notice_dead_letters", "Number of undelivered notices.", bank.notices
     )
     _add_reconciliation(families, bank)
     _add_accounts(families, bank)
@@ -370,13 +370,13 @@ def _add_accounts(families: MetricFamilies, bank: BankStatusReply) -> None:
         [((account.account,), account.balance / _MICRO) for account in money],
     )
     families.add_gauge(
-        "steward_account_credit_su",
+        "steward_account_credit_limit_su",
         "Credit limit of an account.",
         label,
         [((account.account,), account.credit_limit / _MICRO) for account in money],
     )
     families.add_gauge(
-        "steward_account_held_su",
+        "steward_account_holds_su",
         "SU held for jobs of an account.",
         label,
         [
@@ -386,7 +386,7 @@ def _add_accounts(families: MetricFamilies, bank: BankStatusReply) -> None:
         ],
     )
     families.add_gauge(
-        "steward_account_holds",
+        "steward_account_hold_count",
         "Number of open SU holds of an account.",
         label,
         [

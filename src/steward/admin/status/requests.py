@@ -53,9 +53,9 @@ class ConsumerLine(ActionMessage, frozen=True, kw_only=True):
             journal no longer waits for it.
         detail: Reason for waiting.
         position: Position of the last event that it applied.
-        behind: Number of events after that position.
-        behind_s: Age of the oldest of these, in seconds; None for none.
-        set_aside: Number of its dead letters.
+        lag: Number of events after that position.
+        lag_s: Age of the oldest of these, in seconds; None for none.
+        dead_letters: Number of its dead letters.
         missed: Number of events trimmed while it was detached.
         refill: Command that makes up for them; "" if it missed none.
         rate: Events applied per second, over the last minute.
@@ -67,9 +67,9 @@ class ConsumerLine(ActionMessage, frozen=True, kw_only=True):
     state: ConsumerState
     detail: str = ""
     position: int = 0
-    behind: int = 0
-    behind_s: float | None = None
-    set_aside: int = 0
+    lag: int = 0
+    lag_s: float | None = None
+    dead_letters: int = 0
     missed: int = 0
     refill: str = ""
     rate: float = 0.0
@@ -103,7 +103,7 @@ class ClusterLine(ActionMessage, frozen=True, kw_only=True):
         slurm: Slurm's version; "" if unknown.
         up: Whether slurmctld answered the last poll; None before the first one.
         message: Error text if it did not.
-        looked_at: Time of the last poll.
+        polled_at: Time of the last poll.
         cost_s: Duration of the last answered poll, in seconds.
         jobs: Number of jobs in it.
         interval_s: Time from that poll to the next, in seconds.
@@ -116,7 +116,7 @@ class ClusterLine(ActionMessage, frozen=True, kw_only=True):
     slurm: str = ""
     up: bool | None = None
     message: str = ""
-    looked_at: datetime | None = None
+    polled_at: datetime | None = None
     cost_s: float | None = None
     jobs: int | None = None
     interval_s: float | None = None
@@ -181,7 +181,7 @@ class StatusShowAnswer(Answer, frozen=True, kw_only=True):
         now: Time of this status.
         running: Whether the daemon runs.
         since: Start of the daemon.
-        parts: Worker processes of the daemon.
+        workers: Worker processes of the daemon.
         journal: The journal; None if it could not be read.
         consumers: Consumers of the journal.
         sinks: Sinks of the archive.
@@ -193,7 +193,7 @@ class StatusShowAnswer(Answer, frozen=True, kw_only=True):
         databases: Databases in state_dir.
         unavailable: Keys of the configuration whose driver is not installed, with the command
             that installs it.
-        refused: Addresses of agents whose batches were rejected within half an hour, with the
+        rejected: Addresses of agents whose batches were rejected within half an hour, with the
             reason.
         unknown: Parts of this status that could not be determined, with the error.
     """
@@ -203,7 +203,7 @@ class StatusShowAnswer(Answer, frozen=True, kw_only=True):
     now: datetime
     running: bool
     since: datetime | None = None
-    parts: tuple[WorkerLine, ...] = ()
+    workers: tuple[WorkerLine, ...] = ()
     journal: JournalLine | None = None
     consumers: tuple[ConsumerLine, ...] = ()
     sinks: tuple[SinkLine, ...] = ()
@@ -214,17 +214,17 @@ class StatusShowAnswer(Answer, frozen=True, kw_only=True):
     disks: tuple[DiskLine, ...] = ()
     databases: tuple[DatabaseLine, ...] = ()
     unavailable: dict[str, str] = msgspec.field(default_factory=dict)
-    refused: dict[str, str] = msgspec.field(default_factory=dict)
+    rejected: dict[str, str] = msgspec.field(default_factory=dict)
     unknown: dict[str, str] = msgspec.field(default_factory=dict)
     layouts: ClassVar[Mapping[str, Layout]] = {
         "sinks": (*SinksReply.layout, _DETAIL, _REFILL),
         "consumers": (
             Column("Consumer", "name"),
             Column("State", "state", "state"),
-            Column("Behind", "behind", "count", title="Events behind"),
-            Column("Oldest", "behind_s", "duration", title="Age of the oldest"),
+            Column("Lag", "lag", "count", title="Lag, events"),
+            Column("Oldest", "lag_s", "duration", title="Age of the oldest"),
             Column("Rate", "rate", "decimal", title="Events per second"),
-            Column("DeadLetters", "set_aside", "count", title="Dead letters"),
+            Column("DeadLetters", "dead_letters", "count", title="Dead letters"),
             Column("ErrorAt", "error_at", "time", title="Time of the last error"),
             Column("LastError", "error", "prose", title="Last error"),
             _DETAIL,
@@ -234,13 +234,13 @@ class StatusShowAnswer(Answer, frozen=True, kw_only=True):
             Column("Cluster", "cluster"),
             Column("State", "state", "state"),
             Column("Slurm", "slurm"),
-            Column("Polled", "looked_at", "time", title="Last poll"),
+            Column("Polled", "polled_at", "time", title="Last poll"),
             Column("Cost", "cost_s", "seconds", title="Poll time"),
             Column("Jobs", "jobs", "count"),
             Column("Interval", "interval_s", "duration", title="Poll interval"),
             Column("Message", "message", "prose"),
         ),
-        "parts": (
+        "workers": (
             Column("Process", "name"),
             Column("State", "state", "state"),
             Column("PID", lambda row, _: row.pid or None, right=True),

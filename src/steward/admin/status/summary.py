@@ -161,7 +161,7 @@ def collect_status(
 
     daemon = read_daemon_status(settings.state_dir)
     if daemon is not None and not daemon.is_known:
-        unknown["parts"] = f"no status file in {settings.state_dir}: is its disk full?"
+        unknown["workers"] = f"no status file in {settings.state_dir}: is its disk full?"
     has_books = not settings.forward.to
     no_journal: JournalStatus = (None, ())
     journal, consumers = read_or_report(
@@ -187,11 +187,11 @@ def collect_status(
         now=context.now(),
         running=daemon is not None,
         since=daemon.since if daemon is not None else None,
-        parts=daemon.parts if daemon is not None else (),
+        workers=daemon.workers if daemon is not None else (),
         journal=journal,
         consumers=consumers,
         sinks=sinks,
-        dead_letters=sum(item.set_aside for item in consumers),
+        dead_letters=sum(item.dead_letters for item in consumers),
         gaps=read_or_report("gaps", lambda: _collect_gaps(context, service), None)
         if gaps and has_books
         else None,
@@ -209,7 +209,7 @@ def collect_status(
             for key, driver in list_needed_drivers(settings)
             if not driver.is_installed
         },
-        refused={
+        rejected={
             item.address: item.why
             for item in list_recent_refusals(settings.state_dir, context.now())
         }
@@ -242,9 +242,9 @@ def _make_consumer_line(status: ConsumerStatus, now: datetime) -> ConsumerLine:
         state="detached" if status.detached else state,
         detail=status.detail,
         position=status.position,
-        behind=status.behind,
-        behind_s=max(0.0, (now - status.oldest).total_seconds()) if status.oldest else None,
-        set_aside=status.dead,
+        lag=status.lag,
+        lag_s=max(0.0, (now - status.oldest).total_seconds()) if status.oldest else None,
+        dead_letters=status.dead_letters,
         missed=status.missed,
         refill=refill_command(status.name, status.missed_from) if status.missed else "",
         rate=status.rate,
@@ -293,7 +293,7 @@ def _make_cluster_line(context: StatusContext, name: str, missed: int | None) ->
         slurm=poll.version,
         up=poll.up,
         message=poll.message,
-        looked_at=poll.at,
+        polled_at=poll.at,
         cost_s=poll.cost_s,
         jobs=poll.jobs if poll.up else None,
         interval_s=poll.interval_s,

@@ -56,12 +56,12 @@ class DaemonStatus(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         version: Steward's version; "" if the daemon runs but could not write its status yet.
         since: Start of the daemon.
-        parts: Worker processes of the daemon.
+        workers: Worker processes of the daemon.
     """
 
     version: str = ""
     since: datetime | None = None
-    parts: tuple[WorkerLine, ...] = ()
+    workers: tuple[WorkerLine, ...] = ()
 
     @property
     def is_known(self) -> bool:
@@ -93,7 +93,7 @@ class DaemonStatusWriter:
         if self._lock < 0:
             self._lock = _take_lock(self._lock_path, self._path)
         write_status(
-            self._path, DaemonStatus(version=__version__, since=self._since, parts=tuple(workers))
+            self._path, DaemonStatus(version=__version__, since=self._since, workers=tuple(workers))
         )
 
     def _leave_to_parent(self) -> None:

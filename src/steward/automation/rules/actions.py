@@ -165,9 +165,9 @@ def report_check(rules: "Sequence[Rule]", errors: "Iterable[FileError]") -> Chec
 
     return CheckRulesReply(
         rules=len(rules),
-        troubles=tuple(RuleProblem(path=error.path, what=error.what) for error in errors),
+        problems=tuple(RuleProblem(path=error.path, problem=error.what) for error in errors),
         differences=tuple(
-            RuleProblem(path=rule.path, what=message)
+            RuleProblem(path=rule.path, problem=message)
             for rule in rules
             for message in compare_with_stackstorm(rule)
         ),
@@ -204,8 +204,8 @@ def list_rules(context: RulesContext, asker: Caller, request: ListRulesRequest) 
                 action=rule.action,
                 description=rule.description,
                 dry_run=rule.limits.dry_run or context.settings.rules.mode == "dry-run",
-                acted=count,
-                last=last,
+                executions=count,
+                last_execution=last,
                 path=rule.path,
                 shipped=rule.shipped,
             )
@@ -213,7 +213,7 @@ def list_rules(context: RulesContext, asker: Caller, request: ListRulesRequest) 
     return ListRulesReply(
         running=context.settings.rules.is_enabled,
         rules=tuple(summaries),
-        troubles=_list_rule_errors(rulebook),
+        problems=_list_rule_errors(rulebook),
     )
 
 
@@ -363,7 +363,7 @@ def _is_rule_enabled(rule: "Rule", switches: dict[str, Any]) -> bool:
 
 def _list_rule_errors(rulebook: "Rulebook") -> tuple[RuleProblem, ...]:
     """Return the errors of invalid rule files."""
-    return tuple(RuleProblem(path=error.path, what=error.what) for error in rulebook.troubles)
+    return tuple(RuleProblem(path=error.path, problem=error.what) for error in rulebook.troubles)
 
 
 # Test of an event against rules (rules.test)
@@ -397,7 +397,7 @@ def _test_rule(rule: Rule, trigger: Trigger, enabled: bool) -> RuleTrialResult:
     result = RuleTrialResult(rule=rule.name, enabled=enabled, matches=False)
     if rule.trigger != trigger.type:
         reason = f"the rule's trigger is {rule.trigger}"
-        return msgspec.structs.replace(result, why_not=reason)
+        return msgspec.structs.replace(result, reason=reason)
     try:
         failed = find_mismatch(rule, trigger, utc_now())
         if failed is not None:
@@ -405,7 +405,7 @@ def _test_rule(rule: Rule, trigger: Trigger, enabled: bool) -> RuleTrialResult:
                 f"{failed.key} is {failed.value!r}, but the criterion is {failed.type} "
                 f"{failed.pattern!r}"
             )
-            return msgspec.structs.replace(result, why_not=reason)
+            return msgspec.structs.replace(result, reason=reason)
         result = msgspec.structs.replace(result, matches=True, action=rule.action)
         return msgspec.structs.replace(result, parameters=render_parameters(rule, trigger))
     except (RuleError, TimeLimitExceeded) as error:

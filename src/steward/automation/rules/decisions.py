@@ -89,7 +89,7 @@ class RuleDecider:
             action=rule.action,
             dry_run=self._dry_run or limits.dry_run,
             at=event.at,
-            made=now,
+            triggered=now,
             due=now,
         )
         try:
@@ -167,5 +167,5 @@ def compute_subject(rule: Rule, trigger: Trigger) -> str:
 def end_unstarted(execution: Execution, status: str, message: str) -> Execution:
     """Return an execution that ends without starting: held back or failed."""
     return msgspec.structs.replace(
-        execution, phase="ended", status=status, message=message, ended=execution.made
+        execution, phase="ended", status=status, message=message, ended=execution.triggered
     )

@@ -258,7 +258,7 @@ class RunnerPerformer:
         own_rows = [
             row
             for row in rows
-            if row.speaker == _name_speaker(execution) and row.at >= execution.started
+            if row.speaker == _name_speaker(execution) and row.started >= execution.started
         ]
         return own_rows[-1] if own_rows else None
 
@@ -292,7 +292,7 @@ OpenTransaction = Callable[[], AbstractContextManager[list[Event]]]
 
 def make_end_event(execution: Execution) -> Event:
     """Build the rule.execution event of an ended execution."""
-    at = execution.ended or execution.made
+    at = execution.ended or execution.triggered
     return Event(
         kind=RULE_EXECUTION,
         cluster=execution.cluster,
@@ -520,7 +520,7 @@ class ExecutionScheduler:
         elif self._is_stale(execution):
             reason = f"the execution waited too long; {execution.message}".rstrip("; ")
             self._end_execution(
-                execution, "failed" if execution.tries else STATUS_HELD_BACK, reason
+                execution, "failed" if execution.attempts else STATUS_HELD_BACK, reason
             )
         elif not execution.dry_run and can_take_nodes(execution.action):
             self._start_thread(
@@ -606,11 +606,11 @@ class ExecutionScheduler:
     def _schedule_retry(self, execution: Execution, reason: str) -> bool:
         """Schedule a retry if the rule permits one more; return whether it did."""
         limits = self._get_limits(execution)
-        if execution.tries > limits.retries or self._is_stale(execution):
+        if execution.attempts > limits.retries or self._is_stale(execution):
             return False
-        delay = timedelta(seconds=limits.backoff_s * 2 ** min(execution.tries - 1, 12))
+        delay = timedelta(seconds=limits.backoff_s * 2 ** min(execution.attempts - 1, 12))
         self._store.schedule_retry(
-            execution, self._clock() + delay, f"try {execution.tries}: {reason}"
+            execution, self._clock() + delay, f"try {execution.attempts}: {reason}"
         )
         return True
 
@@ -673,13 +673,13 @@ class ExecutionScheduler:
         assert row is not None, execution
         outcome = OperationOutcome(
             id=row.id,
-            action=row.ref,
+            action=row.action,
             status="failed" if row.status == "failed" else "succeeded",
             parameters=row.parameters,
             result=row.result,
             message=row.message,
-            started=row.at,
-            ended=row.ended or row.at,
+            started=row.started,
+            ended=row.ended or row.started,
         )
         if row.status == "timeout":
             outcome = msgspec.structs.replace(outcome, status="timeout")
@@ -739,6 +739,6 @@ class ExecutionScheduler:
 
     def _is_stale(self, execution: Execution) -> bool:
         """Return whether an execution has waited longer than its rule's maximum age."""
-        return (self._clock() - execution.made).total_seconds() > self._get_limits(
+        return (self._clock() - execution.triggered).total_seconds() > self._get_limits(
             execution
         ).max_age_s

@@ -33,11 +33,11 @@ class RuleProblem(ActionMessage, frozen=True, kw_only=True):
 
     Attributes:
         path: The file.
-        what: Message, beginning with file and line.
+        problem: Message, beginning with file and line.
     """
 
     path: str
-    what: str
+    problem: str
 
 
 class CheckRulesReply(Answer, frozen=True, kw_only=True):
@@ -45,12 +45,12 @@ class CheckRulesReply(Answer, frozen=True, kw_only=True):
 
     Attributes:
         rules: Number of valid rules.
-        troubles: Errors in invalid files, and enabled shipped rules that ``directories`` excludes.
+        problems: Errors in invalid files, and enabled shipped rules that ``directories`` excludes.
         differences: For valid rules: what StackStorm lacks or does differently.
     """
 
     rules: int
-    troubles: tuple[RuleProblem, ...] = ()
+    problems: tuple[RuleProblem, ...] = ()
     differences: tuple[RuleProblem, ...] = ()
 
 
@@ -69,8 +69,8 @@ class RuleSummary(ActionMessage, frozen=True, kw_only=True):
         action: Operation it runs.
         description: Description for people.
         dry_run: Whether its action only reports what it would do.
-        acted: Number of executions in the history.
-        last: Time of the last execution; None if never.
+        executions: Number of executions in the history.
+        last_execution: Time of the last execution; None if never.
         path: File of the rule.
         shipped: Whether it is part of Steward's distribution.
     """
@@ -82,8 +82,8 @@ class RuleSummary(ActionMessage, frozen=True, kw_only=True):
     action: str
     description: str = ""
     dry_run: bool = False
-    acted: int = 0
-    last: datetime | None = None
+    executions: int = 0
+    last_execution: datetime | None = None
     path: str
     shipped: bool = False
 
@@ -101,19 +101,19 @@ class ListRulesReply(Answer, frozen=True, kw_only=True):
     Attributes:
         running: Whether the configuration enables rules.
         rules: Rules, by name.
-        troubles: Errors in invalid files.
+        problems: Errors in invalid files.
     """
 
     running: bool
     rules: tuple[RuleSummary, ...]
-    troubles: tuple[RuleProblem, ...] = ()
+    problems: tuple[RuleProblem, ...] = ()
     layout: ClassVar[Layout] = (
         Column("Rule", "rule", link="rule"),
         Column("Enabled", _describe_switch, "state"),
         Column("Trigger", "trigger"),
         Column("Action", "action"),
-        Column("Acted", "acted", "count", title="Executions"),
-        Column("LastExecution", "last", "time", title="Last execution"),
+        Column("Executions", "executions", "count"),
+        Column("LastExecution", "last_execution", "time", title="Last execution"),
         Column("SwitchedBy", "switched_by", title="Switched by"),
         Column("Description", "description", "prose", show="pages"),
         Column("File", lambda row, _: "shipped" if row.shipped else row.path, exact="path"),
@@ -126,7 +126,7 @@ class ListRulesReply(Answer, frozen=True, kw_only=True):
 
     def list_warnings(self) -> Iterable[str]:
         """Return errors in rule files, and that rules are disabled."""
-        yield from (problem.what for problem in self.troubles)
+        yield from (problem.problem for problem in self.problems)
         if not self.running:
             yield "rules are disabled: set 'mode = \"on\"' in [rules]"
 
@@ -151,7 +151,7 @@ class RuleTrialResult(ActionMessage, frozen=True, kw_only=True):
         rule: Name.
         enabled: Whether it is enabled.
         matches: Whether it matches the event.
-        why_not: Condition that failed, if it does not match.
+        reason: Condition that failed, if it does not match.
         action: Operation that would run.
         parameters: Rendered parameters.
         error: Why templates or criteria could not be evaluated.
@@ -160,7 +160,7 @@ class RuleTrialResult(ActionMessage, frozen=True, kw_only=True):
     rule: str
     enabled: bool
     matches: bool
-    why_not: str = ""
+    reason: str = ""
     action: str = ""
     parameters: dict[str, Any] = msgspec.field(default_factory=dict)
     error: str = ""
@@ -254,7 +254,7 @@ class RulesHistoryReply(Answer, frozen=True, kw_only=True):
     executions: tuple[Execution, ...]
     layout: ClassVar[Layout] = (
         Column("ID", "id", link="execution", right=True),
-        Column("Decided", "made", "time", title="Triggered"),
+        Column("Triggered", "triggered", "time"),
         Column("Rule", "rule"),
         Column("Cluster", "cluster", show="pages"),
         Column("Event", "event"),
@@ -262,7 +262,7 @@ class RulesHistoryReply(Answer, frozen=True, kw_only=True):
         Column("Action", "action"),
         Column("Status", lambda row, _: row.status or row.phase, "state"),
         Column("Seconds", _read_run_time_s, title="Duration, s", right=True),
-        Column("Attempts", "tries", "count", show="requested"),
+        Column("Attempts", "attempts", "count", show="requested"),
         Column("Audit", lambda row, _: row.audit or None, "count", show="requested"),
         Column(
             "Parameters",

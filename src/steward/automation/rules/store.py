@@ -49,9 +49,9 @@ class Execution(msgspec.Struct, frozen=True, kw_only=True):
         message: Last message about it.
         result: Result of the operation.
         audit: Number of the operation in the audit log; 0 if none.
-        tries: Number of starts.
+        attempts: Number of starts.
         at: Time of the event.
-        made: Time of the decision.
+        triggered: Time of the decision.
         due: Time at which it is to start or be retried.
         started: Time of the last start; None if never.
         ended: Time of the end; None before that.
@@ -71,9 +71,9 @@ class Execution(msgspec.Struct, frozen=True, kw_only=True):
     message: str = ""
     result: Any = None
     audit: int = 0
-    tries: int = 0
+    attempts: int = 0
     at: datetime
-    made: datetime
+    triggered: datetime
     due: datetime
     started: datetime | None = None
     ended: datetime | None = None
@@ -132,9 +132,9 @@ _EXECUTIONS: Final = Table(
     indexes={
         "of_event": Index("rule, cluster, event", is_unique=True),
         "open": Index("phase, rule, due", where="phase != 'ended'"),
-        "rate": Index("rule, made", where="passed"),
-        "subject": Index("rule, subject, made", where="status != 'held-back'"),
-        "made": Index("made"),
+        "rate": Index("rule, triggered", where="passed"),
+        "subject": Index("rule, subject, triggered", where="status != 'held-back'"),
+        "triggered": Index("triggered"),
     },
 )
 _ROWS: Final = Rows(Execution)
@@ -202,15 +202,17 @@ class RulesStore:
         """Count the executions of a rule since a time that were not held back at the decision."""
         return int(
             self.database.fetch_value(
-                "SELECT count(*) FROM execution WHERE rule = ? AND made > ? AND passed", rule, since
+                "SELECT count(*) FROM execution WHERE rule = ? AND triggered > ? AND passed",
+                rule,
+                since,
             )
         )
 
     def find_recent_execution(self, rule: str, subject: str, since: datetime) -> Execution | None:
         """Return the latest execution about a subject since a time that was not held back."""
         executions = self._select(
-            "rule = ? AND subject = ? AND made > ? AND status != 'held-back' "
-            "ORDER BY made DESC LIMIT 1",
+            "rule = ? AND subject = ? AND triggered > ? AND status != 'held-back' "
+            "ORDER BY triggered DESC LIMIT 1",
             *(rule, subject, since),
         )
         return executions[0] if executions else None
@@ -241,7 +243,7 @@ class RulesStore:
         """Record durably that an execution starts, with the nodes it may take away."""
         with self.database.transaction() as connection:
             connection.execute(
-                "UPDATE execution SET phase = 'started', tries = tries + 1, started = ? "
+                "UPDATE execution SET phase = 'started', attempts = attempts + 1, started = ? "
                 "WHERE id = ?",
                 (now, execution.id),
             )
@@ -250,7 +252,7 @@ class RulesStore:
             ]
             _TAKEN_NODES.insert_all(connection, taken_nodes, "replace")
         return msgspec.structs.replace(
-            execution, phase="started", tries=execution.tries + 1, started=now
+            execution, phase="started", attempts=execution.attempts + 1, started=now
         )
 
     def schedule_retry(
@@ -266,11 +268,14 @@ class RulesStore:
         """
         with self.database.transaction() as connection:
             connection.execute(
-                "UPDATE execution SET phase = 'waiting', due = ?, message = ?, tries = ? "
+                "UPDATE execution SET phase = 'waiting', due = ?, message = ?, attempts = ? "
                 "WHERE id = ?",
                 (
                     *(due, message[:_MAX_MESSAGE_LENGTH]),
-                    *(execution.tries if counts else max(0, execution.tries - 1), execution.id),
+                    *(
+                        execution.attempts if counts else max(0, execution.attempts - 1),
+                        execution.id,
+                    ),
                 ),
             )
 
@@ -393,7 +398,7 @@ class RulesStore:
             ("rule = ?", rule or None),
             ("cluster = ?", cluster or None),
             ("? IN (status, phase)", status or None),
-            ("made >= ?", since),
+            ("triggered >= ?", since),
         ):
             if value is not None:
                 conditions.append(condition)
@@ -403,7 +408,7 @@ class RulesStore:
     def count_executions(self) -> dict[str, tuple[int, datetime]]:
         """Return the number of executions and the time of the last one, by rule."""
         rows = self.database.fetch(
-            "SELECT rule, count(*), max(made) FROM execution "
+            "SELECT rule, count(*), max(triggered) FROM execution "
             "WHERE status != 'held-back' GROUP BY rule"
         )
         return {rule: (count, from_micros(last_us)) for rule, count, last_us in rows}
@@ -413,7 +418,7 @@ class RulesStore:
         with self.database.transaction() as connection:
             cursor = connection.execute(
                 "DELETE FROM execution WHERE id IN (SELECT id FROM execution "
-                "WHERE phase = 'ended' AND made < ? ORDER BY made LIMIT ?)",
+                "WHERE phase = 'ended' AND triggered < ? ORDER BY triggered LIMIT ?)",
                 (before, _MAX_DELETED_AT_ONCE),
             )
             connection.execute("DELETE FROM failure WHERE at < ?", (failures_before,))

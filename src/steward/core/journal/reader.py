@@ -34,12 +34,12 @@ class ConsumerStatus(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         name: Name of the consumer.
         position: Position up to which it needs no events any more.
-        behind: Number of events after its position.
+        lag: Number of events after its position.
         state: ``running``, or ``waiting`` while a dependency is unavailable.
         detail: Reason for waiting.
         since: Start of this state, seconds since the epoch.
         detached: Whether the journal no longer waits for it.
-        dead: Number of its dead letters.
+        dead_letters: Number of its dead letters.
         missed: Number of events that were trimmed, while it was detached, before it read them:
             refill its sink (``steward archive resend``) or, for the catalog, rebuild it
             (``steward archive reindex``).
@@ -54,12 +54,12 @@ class ConsumerStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     position: int
-    behind: int
+    lag: int
     state: str
     detail: str
     since: int
     detached: bool
-    dead: int
+    dead_letters: int
     missed: int = 0
     missed_from: int = 0
     rate: float = 0.0
@@ -213,7 +213,7 @@ class JournalReader:
             "FROM consumer ORDER BY name",
             (int(utc_now().timestamp()) - _RATE_HOLDS_S,),
         )
-        fields = ("name", "position", "behind", "state", "detail", "since", "dead", "missed",
+        fields = ("name", "position", "lag", "state", "detail", "since", "dead_letters", "missed",
                   "missed_from", "rate", "error", "error_at")  # fmt: skip
         return [
             ConsumerStatus(

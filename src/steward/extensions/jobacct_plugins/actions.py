@@ -33,40 +33,40 @@ class PluginInfo(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         type: ``jobacct/NAME``.
         package: Name and version of its package; "" where it is not installed.
-        where: Its class, ``module:name``.
+        class_name: Its class, ``module:name``.
         used: Whether the configuration names it.
-        refusal: Why it does not run though it is used; "" when it runs, or has not started.
-        failures: Errors of its hooks, the latest first.
+        reason: Why it does not run though it is used; "" when it runs, or has not started.
+        errors: Errors of its hooks, the latest first.
     """
 
     type: str
     package: str = ""
-    where: str = ""
+    class_name: str = ""
     used: bool = False
-    refusal: str = ""
-    failures: tuple[HookFailure, ...] = ()
+    reason: str = ""
+    errors: tuple[HookFailure, ...] = ()
 
 
 def _describe_use(plugin: PluginInfo, _: object) -> str:
     """Return whether a plugin is used, or was rejected."""
-    if plugin.refusal:
-        return "refused"
+    if plugin.reason:
+        return "rejected"
     return "yes" if plugin.used else "no"
 
 
 def _describe_last_error(plugin: PluginInfo, _: object) -> str:
     """Return the last failure of a plugin, or the reason of its rejection."""
-    if plugin.refusal or not plugin.failures:
-        return plugin.refusal
-    failure = plugin.failures[0]
+    if plugin.reason or not plugin.errors:
+        return plugin.reason
+    failure = plugin.errors[0]
     return f"{failure.hook}: {failure.kind}: {failure.text}"
 
 
 def _read_failed_at(plugin: PluginInfo, _: object) -> datetime | None:
     """Return the time of the last failure of a plugin."""
-    if plugin.refusal or not plugin.failures:
+    if plugin.reason or not plugin.errors:
         return None
-    return datetime.fromtimestamp(plugin.failures[0].last_s, UTC)
+    return datetime.fromtimestamp(plugin.errors[0].last_s, UTC)
 
 
 class PluginsAnswer(Answer, frozen=True, kw_only=True):
@@ -77,8 +77,8 @@ class PluginsAnswer(Answer, frozen=True, kw_only=True):
         Column("Type", "type"),
         Column("Used", _describe_use),
         Column("Package", "package"),
-        Column("Class", "where", show="requested"),
-        Column("Errors", lambda row, _: sum(failure.count for failure in row.failures), "count"),
+        Column("Class", "class_name", show="requested"),
+        Column("Errors", lambda row, _: sum(failure.count for failure in row.errors), "count"),
         Column("Failed", _read_failed_at, "time", show="filled"),
         Column("LastError", _describe_last_error),
     )
@@ -116,10 +116,10 @@ def list_plugins(context: AccountingContext, asker: Caller, _: PluginsRequest) -
             PluginInfo(
                 type=plugin_type,
                 package=f"{package.name} {package.version}" if package else "",
-                where=entry.value if entry else "",
+                class_name=entry.value if entry else "",
                 used=plugin_type in used,
-                refusal=health.refusal,
-                failures=health.failures,
+                reason=health.refusal,
+                errors=health.failures,
             )
         )
     return PluginsAnswer(plugins=tuple(plugins))

@@ -53,7 +53,7 @@ def _iterate_problems(reply: StatusShowAnswer) -> Iterator[StatusProblem]:
     """Yield the problems in a status reply."""
     if not reply.running:
         yield StatusProblem("wrong", "daemon", "not running")
-    for worker in reply.parts:
+    for worker in reply.workers:
         if not worker.pid:
             yield StatusProblem("wrong", f"worker {worker.name}", worker.error or "not running")
     yield from _iterate_consumer_problems(reply)
@@ -76,7 +76,7 @@ def _iterate_problems(reply: StatusShowAnswer) -> Iterator[StatusProblem]:
     if bank is not None and bank.notices:
         yield StatusProblem("warning", "notices", f"{bank.notices} undelivered")
     refused_agents = {
-        f"agent {address}": f"rejected: {reason}" for address, reason in reply.refused.items()
+        f"agent {address}": f"rejected: {reason}" for address, reason in reply.rejected.items()
     }
     for component, reason in (refused_agents | reply.unknown).items():
         yield StatusProblem("warning", component, reason)
@@ -94,8 +94,8 @@ def _iterate_consumer_problems(reply: StatusShowAnswer) -> Iterator[StatusProble
         elif consumer.state == "waiting":
             message = consumer.detail or "waiting for a service that is unavailable"
             yield StatusProblem("warning", f"consumer {consumer.name}", message)
-        elif (consumer.behind_s or 0.0) > _LATE_AFTER_S:
-            message = f"{format_duration_html(consumer.behind_s)} behind"
+        elif (consumer.lag_s or 0.0) > _LATE_AFTER_S:
+            message = f"{format_duration_html(consumer.lag_s)} behind"
             yield StatusProblem("warning", f"consumer {consumer.name}", message)
     for sink in reply.sinks:
         if sink.state in ("detached", "waiting"):

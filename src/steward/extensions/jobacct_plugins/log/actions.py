@@ -65,24 +65,24 @@ class DumpAnswer(Answer, frozen=True, kw_only=True, tag="dumped"):
 
     Attributes:
         records: Number of records.
-        passed_over: Number of lines that are not records.
+        skipped: Number of lines that are not records.
         examples: Some of these lines: file, line number and reason.
     """
 
     records: int = 0
-    passed_over: int = 0
+    skipped: int = 0
     examples: tuple[str, ...] = ()
 
     @property
     def exit_code(self) -> int:
         """1 if lines were left out."""
-        return 1 if self.passed_over else 0
+        return 1 if self.skipped else 0
 
     def list_warnings(self) -> Iterable[str]:
         """Return the lines that are not records."""
         yield from (f"not a record: {example}" for example in self.examples)
-        if self.passed_over:
-            yield f"{format_count(self.passed_over, 'line')} of the log are not records"
+        if self.skipped:
+            yield f"{format_count(self.skipped, 'line')} of the log are not records"
 
 
 class ExpireRequest(Request, frozen=True, kw_only=True):
@@ -200,7 +200,7 @@ def _dump_records(
                 chunk, size = [], 0
         if chunk:
             yield _build_chunk(chunk)
-    yield DumpAnswer(records=record_count, passed_over=skipped, examples=tuple(examples))
+    yield DumpAnswer(records=record_count, skipped=skipped, examples=tuple(examples))
 
 
 def _build_chunk(lines: list[bytes]) -> DumpChunk:
