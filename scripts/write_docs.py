@@ -157,7 +157,7 @@ def open_site(directory: str = "", slurm_version: str = "") -> DemoSite:
         if not site.books.skip_reason:
             site.wait_for_reports(site.submit(BURST_JOB))
         if not site.bank.skip_reason:
-            enforce = "steward bank enforce gate --reason demo"
+            enforce = "steward bank mode enforce --reason demo"
             site.run(shlex.split(enforce)).check_returncode()
             site.wait_for_charge(site.submit(PAID_JOB))
         write_rule(site.rules)

@@ -58,7 +58,7 @@ class Ground(msgspec.Struct, frozen=True):
 def ground() -> Iterator[Ground]:
     cluster = {"accounting": True, "private_data": "jobs"}
     with job_site("", cluster_options=cluster) as site, chromium() as browser:
-        site.web.daemon.ask("bank", "enforce", "observe", "--reason", "test")
+        site.web.daemon.ask("bank", "mode", "observe", "--reason", "test")
         hers: dict[str, Any] = {
             "user": MEMBER,
             "env": {"API_TOKEN": TOKEN, "COLOUR": "teal"},

@@ -85,7 +85,7 @@ def picture() -> ClusterModel:
     )
 
 
-def rules(mode: str = "gate", *more: ModeRule, seq: int = 1) -> BankRules:
+def rules(mode: str = "enforce", *more: ModeRule, seq: int = 1) -> BankRules:
     rates = (
         msgspec.structs.replace(RATE, partition="main"),
         msgspec.structs.replace(RATE, number=2, partition="cheap", weights={}, free=True),
@@ -129,7 +129,9 @@ def settings_of(directory: Path, **bank: Any) -> Settings:
 class GateCore:
     """A gate without a process."""
 
-    def __init__(self, directory: Path, *accounts: AccountBooks, mode: str = "gate", **bank: Any):
+    def __init__(
+        self, directory: Path, *accounts: AccountBooks, mode: str = "enforce", **bank: Any
+    ):
         self.settings = settings_of(directory, **bank)
         self.store = GateStore(self.settings.state_dir)
         self.ground = GateRules(self.settings)
@@ -208,7 +210,7 @@ class RunningGate:
         except Unavailable:
             return None
 
-    def tell(self, *accounts: AccountBooks, mode: str = "gate", seq: int = 1) -> None:
+    def tell(self, *accounts: AccountBooks, mode: str = "enforce", seq: int = 1) -> None:
         """Send accounts, rules and the cluster's model, and wait until the gate decides."""
         self.link.send_books(GateBooks(seq=seq, accounts=accounts, whole=True))
         self.link.send_rules(rules(mode))

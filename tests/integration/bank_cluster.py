@@ -117,7 +117,7 @@ class BankSite:
         self,
         deposits: dict[str, int],
         *,
-        mode: Mode = "gate",
+        mode: Mode = "enforce",
         rates: Sequence[Rate] = (RATE,),
     ) -> None:
         """Create accounts with deposits, and set rates and modes.

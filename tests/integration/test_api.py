@@ -203,10 +203,10 @@ def test_what_is_asked_again_under_a_key_is_done_once(olga: Program) -> None:
 def test_modes_of_others_accounts_are_not_told(site: WebSite, olga: Program) -> None:
     olga.post("/accounts", json={"name": "secret"}).raise_for_status()
     for mode in ({"mode": "observe"}, {"mode": "off", "account": "secret"}):
-        olga.post("/ask/bank.enforce", json=mode).raise_for_status()
+        olga.post("/ask/bank.mode", json=mode).raise_for_status()
     with Program(site, "ada", "bank") as ada:
         for program, accounts in ((olga, {"", "secret"}), (ada, {""})):
-            answer = program.post("/ask/bank.enforce", json={})
+            answer = program.post("/ask/bank.mode", json={})
             answer.raise_for_status()
             assert {rule.get("account", "") for rule in answer.json()["rules"]} == accounts
 

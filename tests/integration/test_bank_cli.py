@@ -69,7 +69,7 @@ def test_what_is_refused_is_said_before(site: BankSite) -> None:
     assert tried.returncode != 0
     assert CHEMISTRY in tried.stderr
     refused = asked(site, "would-reject", "--all", "-A", CHEMISTRY)["rejections"]
-    assert not refused or refused[-1]["mode"] == "gate"
+    assert not refused or refused[-1]["mode"] == "enforce"
 
 
 def test_a_job_is_charged_shown_and_proved(site: BankSite) -> None:

@@ -84,7 +84,7 @@ def test_observe_gate_off(site: BankSite) -> None:
     cancel_all(site)
     observed = utc_now()
 
-    site.bank("enforce", "gate")
+    site.bank("mode", "enforce")
     wait_until(lambda: site.tries(f"{SHELL}true\n", "--time=9-0").returncode != 0, 30)
     # What was let in until then runs, and is held for: it must not stand in another's way.
     wait_until(lambda: not site.held(), 60)
@@ -96,7 +96,7 @@ def test_observe_gate_off(site: BankSite) -> None:
     # The gate tells one after the other, so that all that it would have refused is there, too.
     assert refused(site, enforced) == refused(site, began, observed)
 
-    site.bank("enforce", "off")
+    site.bank("mode", "off")
     wait_until(lambda: site.tries(f"{SHELL}true\n", "--time=9-0").returncode == 0, 30)
     assert all(submit_all(site).values())
     cancel_all(site)

@@ -140,14 +140,14 @@ def test_without_a_gate_jobs_of_a_partition_that_only_observes_are_let_in(
         assert not submits()
     finally:
         running.start()
-    running.bank("enforce", "observe", "--cluster", running.name, "--partition", "debug")
+    running.bank("mode", "observe", "--cluster", running.name, "--partition", "debug")
     try:
         wait_until(lambda: "partition debug observe" in conf.read_text().splitlines())
         running.kill_daemon()
         assert submits()
     finally:
         running.start()
-        running.bank("enforce", "default", "--cluster", running.name, "--partition", "debug")
+        running.bank("mode", "default", "--cluster", running.name, "--partition", "debug")
 
 
 @pytest.mark.matrix

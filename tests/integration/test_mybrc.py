@@ -168,7 +168,7 @@ def test_a_mode_that_somebody_set_is_kept_to(site: Settings) -> None:
             return bool(answer["success"])
 
         assert not is_let_in()
-        for mode, is_let in (("observe", True), ("gate", False), ("off", True)):
+        for mode, is_let in (("observe", True), ("enforce", False), ("off", True)):
             with ledger.transaction() as t:
                 t.modes.set(ModeRule(mode=mode, cluster="c"), BY)  # type: ignore[arg-type]
             assert is_let_in() == is_let

@@ -186,11 +186,11 @@ class AccountCases:
     def test_the_last_mode_of_a_part_holds(self, ledger: Ledger) -> None:
         with ledger.transaction() as t:
             t.modes.set(ModeRule(mode="observe", cluster="tux"), BY)
-            t.modes.set(ModeRule(mode="gate", cluster="tux"), BY)
+            t.modes.set(ModeRule(mode="enforce", cluster="tux"), BY)
             t.modes.set(ModeRule(mode="off", cluster="tux", account="PHYS"), BY)
             t.modes.set(ModeRule(mode="off", cluster="tux", account="phys"), BY)
             assert t.export_rules().modes == (
-                ModeRule(mode="gate", cluster="tux"),
+                ModeRule(mode="enforce", cluster="tux"),
                 ModeRule(mode="off", cluster="tux", account="phys"),
             )
             seq = t.export_rules().seq

@@ -149,7 +149,7 @@ class ListCases:
             one = RejectedJob(
                 id="1", at=NOON, user="ann", account="phys", amount=5, reason="too much"
             )
-            two = RejectedJob(id="2", at=NOON + DAY, mode="gate", user="bob", account="phys")
+            two = RejectedJob(id="2", at=NOON + DAY, mode="enforce", user="bob", account="phys")
             assert t.refusals.add(one)
             assert not t.refusals.add(one)
             assert t.refusals.add(two)

@@ -95,7 +95,7 @@ def test_little_is_written_where_little_is_wanted(tmp_path: Path) -> None:
 
 def test_the_comment_on_the_bank_stands_above_its_section(tmp_path: Path) -> None:
     text = render_config_text(wishes_in(tmp_path, bank=True), SlurmSite(config=SHOWN))
-    assert "until 'steward bank enforce gate'.\n[bank]\nenabled = true\n" in text
+    assert "until 'steward bank mode enforce'.\n[bank]\nenabled = true\n" in text
 
 
 def test_plugstack_conf_is_where_slurm_says_or_beside_slurm_conf(tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ def test_reports_show_owners_what_they_show_coordinators(site: Site, report: str
         ("allocation_change", {"number": 1, "note": "x"}),
         ("rate_create", {"partition": "*", "free": True}),
         ("rate_change", {"partition": "debug", "minimum": 1}),
-        ("enforce", {"mode": "off"}),
+        ("mode", {"mode": "off"}),
         ("reconcile", {}),
         ("backfill", {"since": "2026-01-01"}),
         ("check", {}),
@@ -147,9 +147,9 @@ def test_only_operators_change_anything(site: Site, name: str, request_: dict[st
 
 
 def test_modes_of_accounts_are_shown_to_whom_they_belong(site: Site) -> None:
-    site.ask("bank.enforce", mode="gate")
+    site.ask("bank.mode", mode="enforce")
     for account in ("physics", "chemistry"):
-        site.ask("bank.enforce", mode="off", account=account)
+        site.ask("bank.mode", mode="off", account=account)
     for asker, seen in (
         (ROOT, {"", "physics", "chemistry"}),
         (OWNER, {"", "physics"}),
@@ -157,7 +157,7 @@ def test_modes_of_accounts_are_shown_to_whom_they_belong(site: Site) -> None:
         (ADA, {"", "physics"}),
         (NOBODY, {""}),
     ):
-        assert {rule.account for rule in site.ask("bank.enforce", asker).rules} == seen, asker
+        assert {rule.account for rule in site.ask("bank.mode", asker).rules} == seen, asker
 
 
 def test_others_accounts_are_as_if_they_were_not_there(site: Site) -> None:

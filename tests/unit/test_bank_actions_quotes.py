@@ -37,7 +37,7 @@ PICTURE = ClusterModel(
 def site(tmp_path: Path) -> Iterator[Site]:
     made = bank.make_shared_site(tmp_path)
     with made.ledger.transaction() as t:
-        t.modes.set(ModeRule(mode="gate", cluster="c1"), BY)
+        t.modes.set(ModeRule(mode="enforce", cluster="c1"), BY)
         t.set_mark("picture:c1", msgspec.json.encode(PICTURE).decode())
     with running(msgspec.structs.replace(made.settings, gate=OPEN_GATE)) as gate:
         assert made.room("bank").update_gate(0, rules=True)

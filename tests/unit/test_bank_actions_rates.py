@@ -128,16 +128,16 @@ def test_the_last_rate_is_shown_and_what_is_to_come(site: Site) -> None:
 
 
 def test_modes_are_set_and_taken_back(site: Site) -> None:
-    assert site.ask("bank.enforce", ADA).rules == ()
-    site.ask("bank.enforce", mode="gate")
-    rules = site.ask("bank.enforce", mode="off", partition="debug", cluster="c1").rules
-    assert {(one.mode, one.partition) for one in rules} == {("gate", ""), ("off", "debug")}
-    left = site.ask("bank.enforce", mode="default", partition="debug", cluster="c1").rules
-    assert [one.mode for one in left] == ["gate"]
+    assert site.ask("bank.mode", ADA).rules == ()
+    site.ask("bank.mode", mode="enforce")
+    rules = site.ask("bank.mode", mode="off", partition="debug", cluster="c1").rules
+    assert {(one.mode, one.partition) for one in rules} == {("enforce", ""), ("off", "debug")}
+    left = site.ask("bank.mode", mode="default", partition="debug", cluster="c1").rules
+    assert [one.mode for one in left] == ["enforce"]
     with pytest.raises(ActionError, match="'strict'"):
-        site.ask("bank.enforce", mode="strict")
+        site.ask("bank.mode", mode="strict")
     with pytest.raises(BankUsage, match="unknown cluster"):
-        site.ask("bank.enforce", mode="gate", cluster="c2")
+        site.ask("bank.mode", mode="enforce", cluster="c2")
 
 
 def refusal(number: int, user: str = "ada", account: str = "physics", mode: Any = "observe") -> Any:
@@ -158,7 +158,7 @@ def test_what_would_have_been_refused(site: Site) -> None:
     with site.ledger.transaction() as t:
         t.refusals.add(refusal(1))
         t.refusals.add(refusal(2, user="gus"))
-        t.refusals.add(refusal(3, mode="gate"))
+        t.refusals.add(refusal(3, mode="enforce"))
     assert [one.id for one in site.ask("bank.would_reject").rejections] == ["gate:1", "gate:2"]
     assert len(site.ask("bank.would_reject", all=True).rejections) == 3
     assert [one.id for one in site.ask("bank.would_reject", ADA).rejections] == ["gate:1"]
@@ -167,10 +167,10 @@ def test_what_would_have_been_refused(site: Site) -> None:
 
 
 def test_it_is_said_that_no_plugin_asks(site: Site, tmp_path: Path) -> None:
-    assert site.ask("bank.enforce", mode="gate").warning == "", "without a gate nothing is known"
+    assert site.ask("bank.mode", mode="enforce").warning == "", "without a gate nothing is known"
     settings = settings_of(tmp_path)
     with running(settings) as gate:
-        for answer in (site.ask("bank.enforce", mode="gate"), site.ask("bank.would_reject")):
+        for answer in (site.ask("bank.mode", mode="enforce"), site.ask("bank.would_reject")):
             assert "has not asked the gate yet" in answer.warning
             assert "steward plugins install" in answer.warning
         # With the plugin in place the advice is not to install it again.
@@ -187,10 +187,10 @@ def test_it_is_said_that_no_plugin_asks(site: Site, tmp_path: Path) -> None:
         assert listed.empty_reason == "", "the list says nothing"
         assert "has not asked the gate yet, although slurm.conf lists job_submit/lua" in warned
         assert "steward plugins install" not in warned
-        assert site.ask("bank.enforce", mode="observe").warning == ""
+        assert site.ask("bank.mode", mode="observe").warning == ""
         gate.tell(account("physics", 100))
         gate.ask(job(9))
-        assert site.ask("bank.enforce", mode="gate").warning == ""
+        assert site.ask("bank.mode", mode="enforce").warning == ""
         listed = site.ask("bank.would_reject")
         assert listed.warning == ""
         assert listed.empty_reason == "No rejections in this period."
@@ -269,7 +269,7 @@ def test_holds_are_compared_with_jobs(site: Site) -> None:
         ("job-without-hold", "c1/2"),
         ("job-without-hold", "c1/3"),
     ]
-    site.ask("bank.enforce", mode="off")
+    site.ask("bank.mode", mode="off")
     assert [
         one.object for one in compare_holds_with_jobs(site.room("bank"), [held(4, 60, site)])
     ] == ["c1/4"]

@@ -68,7 +68,7 @@ class Bank(Site):
         super().__init__(directory, bank=bank, gate=OPEN_GATE)
         found_bank(self, 100)
         with self.ledger.transaction() as t:
-            t.modes.set(ModeRule(mode="gate", cluster="c1"), BY)
+            t.modes.set(ModeRule(mode="enforce", cluster="c1"), BY)
             t.set_mark("picture:c1", msgspec.json.encode(picture()).decode())
         begin(self, NOON - timedelta(hours=1))
         self.link = GateClient(self.settings.state_dir)
@@ -473,7 +473,7 @@ def test_what_was_settled_and_refused_long_ago_is_forgotten(bank: Bank) -> None:
         for days in (1, 91):
             at = bank.now - timedelta(days=days)
             t.refusals.add(
-                RejectedJob(id=f"{days}", at=at, mode="gate", cluster="c1", reason="dear")
+                RejectedJob(id=f"{days}", at=at, mode="enforce", cluster="c1", reason="dear")
             )
     bank.later(90_000)
     bank.turn()

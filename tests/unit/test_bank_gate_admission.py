@@ -48,27 +48,27 @@ def test_without_a_time_limit_it_is_said_what_is_reckoned_with(tmp_path: Path) -
     [
         (ModeRule(mode="observe", account="chem"), "observe"),
         (ModeRule(mode="observe", partition="main"), "observe"),
-        (ModeRule(mode="observe", partition="cheap"), "gate"),
+        (ModeRule(mode="observe", partition="cheap"), "enforce"),
         (ModeRule(mode="off", cluster=CLUSTER), "off"),
-        (ModeRule(mode="off", cluster="other"), "gate"),
+        (ModeRule(mode="off", cluster="other"), "enforce"),
     ],
 )
 def test_the_rule_that_names_most_holds(tmp_path: Path, rule: ModeRule, mode: str) -> None:
     site = GateCore(tmp_path, account("chem", 5))
-    site.ground.put_rules(rules("gate", rule))
+    site.ground.put_rules(rules("enforce", rule))
     said = site.submit(job(99))
-    assert said.ok == (mode != "gate")
+    assert said.ok == (mode != "enforce")
     assert bool(said.admin_comment) == (mode == "observe")
     kinds = [
         (fact.kind, fact.refusal and fact.refusal.mode) for fact in site.store.fetch_facts(0, 9)
     ]
-    told = {"gate": [("refusal", "gate")], "off": []}
+    told = {"enforce": [("refusal", "enforce")], "off": []}
     assert kinds == told.get(mode, [("hold.placed", None), ("refusal", "observe")])
 
 
 def test_of_several_partitions_the_strictest_holds(tmp_path: Path) -> None:
     site = GateCore(tmp_path, account("chem", 5))
-    site.ground.put_rules(rules("gate", ModeRule(mode="off", partition="cheap")))
+    site.ground.put_rules(rules("enforce", ModeRule(mode="off", partition="cheap")))
     assert site.submit(job(99, partition="cheap")).ok
     assert not site.submit(job(99, partition="cheap,main")).ok
     assert not site.submit(job(99, partition="")).ok, "the default partition is main"
@@ -77,7 +77,7 @@ def test_of_several_partitions_the_strictest_holds(tmp_path: Path) -> None:
 def test_on_paper_the_same_is_refused_as_in_earnest(tmp_path: Path) -> None:
     wanted = [job(9), job(99), job(4), job(9), job(2), job(3), job(1, uid=1001)]
     refused = {}
-    for mode in ("observe", "gate"):
+    for mode in ("observe", "enforce"):
         where = tmp_path / mode
         where.mkdir()
         site = GateCore(where, account("chem", 20), mode=mode)
@@ -85,8 +85,8 @@ def test_on_paper_the_same_is_refused_as_in_earnest(tmp_path: Path) -> None:
             site.submit(one)
         rows = [fact.refusal for fact in site.store.fetch_facts(0, 99) if fact.refusal]
         refused[mode] = [(row.amount, row.user, row.reason) for row in rows]
-    assert refused["observe"] == refused["gate"]
-    assert [amount // MICRO for amount, _, _ in refused["gate"]] == [100, 10, 4]
+    assert refused["observe"] == refused["enforce"]
+    assert [amount // MICRO for amount, _, _ in refused["enforce"]] == [100, 10, 4]
 
 
 def test_accounts_that_may_not_pay(tmp_path: Path) -> None:

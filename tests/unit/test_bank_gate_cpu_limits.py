@@ -37,7 +37,7 @@ def many_partitions() -> ClusterModel:
 class AskedGate(GateCore):
     """A gate that answers questions of the submit plugin."""
 
-    def __init__(self, directory: Path, su: int, mode: str = "gate") -> None:
+    def __init__(self, directory: Path, su: int, mode: str = "enforce") -> None:
         super().__init__(directory, account("chem", su), mode=mode)
         priced = msgspec.structs.replace(RATE, partition="*")
         self.ground.put_rules(msgspec.structs.replace(rules(mode), rates=(priced,)))
@@ -296,8 +296,8 @@ def test_a_list_of_partitions_that_is_cut_is_enforced_as_the_strictest(tmp_path:
     from steward.bank.records import ModeRule
 
     site = AskedGate(tmp_path, 1, "observe")
-    site.ground.put_rules(rules("observe", ModeRule(mode="gate", partition="main")))
+    site.ground.put_rules(rules("observe", ModeRule(mode="enforce", partition="main")))
     observed = filled("cheap", 5000)
     assert not site.ask(usual_job(partition=observed), oversize="partition").ok
-    assert site.ground.get_mode(CLUSTER, "cheap," * 70 + "main", "chem") == "gate"
+    assert site.ground.get_mode(CLUSTER, "cheap," * 70 + "main", "chem") == "enforce"
     assert site.ground.get_mode(CLUSTER, "cheap", "chem") == "observe"

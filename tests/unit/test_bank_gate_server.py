@@ -176,7 +176,7 @@ def test_without_books_the_policy_decides(tmp_path: Path) -> None:
         assert "policy observe" in lines
         assert "partition main observe" in lines
         assert gate.ask(job(1))["ok"]
-        chem = ModeRule(mode="gate", account="chem")
+        chem = ModeRule(mode="enforce", account="chem")
         gate.link.send_rules(rules("observe", chem, seq=3))
         assert "partition main deny" in conf.read_text().splitlines()
         assert not gate.ask(job(1))["ok"]

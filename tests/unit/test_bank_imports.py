@@ -183,7 +183,7 @@ def test_prices_of_the_old_plugins(site: Site) -> None:
         "bank.import", kind="bank-config", file={"name": "bank-config.toml", "text": OLD}
     )
     assert (
-        "(enable_job_submit_plugin = True): set the mode with 'steward bank enforce'"
+        "(enable_job_submit_plugin = True): set the mode with 'steward bank mode'"
         in answer.remarks[0]
     )
     assert "[bank.remote]" in answer.remarks[1]

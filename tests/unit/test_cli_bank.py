@@ -207,11 +207,11 @@ def test_rates_are_typed_as_they_are_shown(bank: Any) -> None:
 
 
 def test_modes_and_what_they_would_do(bank: Any) -> None:
-    assert "Default mode: observe." in bank("enforce")
-    assert "gate" in bank("enforce", "gate")
-    assert "observe" not in bank("enforce", "off", "-r", "debug")
-    assert bank("enforce", "-P", "-n").splitlines()[0] == "all|all|all|gate"
-    assert "'strict' is not one of" in bank("enforce", "strict", code=2)
+    assert "Default mode: observe." in bank("mode")
+    assert "enforce" in bank("mode", "enforce")
+    assert "observe" not in bank("mode", "off", "-r", "debug")
+    assert bank("mode", "-P", "-n").splitlines()[0] == "all|all|all|enforce"
+    assert "'strict' is not one of" in bank("mode", "strict", code=2)
     assert "No rejections in this period." in bank("would-reject", "--since", "now-1hour")
 
 

@@ -190,7 +190,7 @@ def test_a_user_may_have_less_than_the_account(
     site: FollowingSite, reference: ReferenceBank
 ) -> None:
     with running(with_policy(site, "deny")) as gate:
-        gate.link.send_rules(rules("gate"))
+        gate.link.send_rules(rules("enforce"))
         gate.link.send_model(picture())
         site.follow()
         gate.wait_open()
@@ -221,7 +221,7 @@ def with_policy(site: FollowingSite, policy: Any) -> Any:
 
 
 def open_gate(gate: RunningGate) -> None:
-    gate.link.send_rules(rules("gate"))
+    gate.link.send_rules(rules("enforce"))
     gate.link.send_model(picture())
 
 

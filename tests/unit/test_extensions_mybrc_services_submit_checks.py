@@ -228,14 +228,14 @@ def test_what_is_no_question(site: Settings, ledger: "Ledger", cost: str, user: 
 
 def test_the_mode_that_names_most_goes_first() -> None:
     rules = (
-        ModeRule(mode="gate"),
+        ModeRule(mode="enforce"),
         ModeRule(mode="observe", cluster="c"),
         ModeRule(mode="off", cluster="d"),
-        ModeRule(mode="gate", cluster="c", partition="long"),
+        ModeRule(mode="enforce", cluster="c", partition="long"),
         ModeRule(mode="off", account="physics"),
     )
     assert find_mode((), "c", "", "physics") is None
     assert find_mode(rules, "c", "", "biology") == "observe"
-    assert find_mode(rules, "c", "long", "biology") == "gate"
-    assert find_mode(rules, "e", "", "biology") == "gate"
+    assert find_mode(rules, "c", "long", "biology") == "enforce"
+    assert find_mode(rules, "e", "", "biology") == "enforce"
     assert find_mode(rules, "c", "long", "physics") == "off"

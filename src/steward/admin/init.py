@@ -194,7 +194,7 @@ def render_config_text(options: InitOptions, site: SlurmSite) -> str:
             sections[-1] += _render_line("listener", options.listener)
     if options.bank:
         sections.append(
-            "# The bank observes and rejects nothing until 'steward bank enforce gate'.\n"
+            "# The bank observes and rejects nothing until 'steward bank mode enforce'.\n"
         )
         sections[-1] += "[bank]\nenabled = true\n"
     if options.sensor:
@@ -471,7 +471,7 @@ def _make_gate_step(site: SlurmSite, config_option: str) -> SetupStep:
             "systemctl restart slurmctld",
             f"steward plugins check --job-submit-lua {site.conf_dir}",
             f"steward bank would-reject --since now-7days{config_option}        # some days later",
-            f"steward bank enforce gate{config_option}",
+            f"steward bank mode enforce{config_option}",
         ),
         note=note,
     )

@@ -404,7 +404,7 @@ def read_bank_config(text: str, cluster: str) -> ImportPlan:
         )
         plan.remarks.append(
             f"[Enable] is not imported ({switches[:_MAX_QUOTED]}): set the mode with 'steward "
-            "bank enforce', and [bank] enabled for charges"
+            "bank mode', and [bank] enabled for charges"
         )
     if "API" in config:
         plan.remarks.append("[API] is not imported: [bank.remote] sends charges to a myBRC server")

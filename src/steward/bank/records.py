@@ -14,8 +14,8 @@ from typing import Final, Literal
 
 import msgspec
 
-Mode = Literal["off", "observe", "gate"]
-"""Mode of the bank: disabled, only recording rejections, or rejecting jobs."""
+Mode = Literal["off", "observe", "enforce"]
+"""Mode of the bank: only charge jobs; also hold SU and record rejections; also reject jobs."""
 
 Origin = Literal["submit", "queue", "transfer"]
 """Origin of a hold: the submit plugin, the check of queued jobs, or a withdrawal."""

@@ -249,12 +249,6 @@ ACTION_INDEX: Final[dict[str, IndexEntry]] = {
         "operator",
         "Deposit service units in an account.",
     ),
-    "bank.enforce": IndexEntry(
-        "steward.bank.actions.rates",
-        "bank enforce",
-        "operator",
-        "Show or set the mode of the bank: off, observe or gate.",
-    ),
     "bank.explain": IndexEntry(
         "steward.bank.actions.jobs",
         "bank explain",
@@ -274,6 +268,12 @@ ACTION_INDEX: Final[dict[str, IndexEntry]] = {
         "administrator",
         "Import accounts, users, allocations and rates.",
         "steward.cli.bank_maintenance",
+    ),
+    "bank.mode": IndexEntry(
+        "steward.bank.actions.rates",
+        "bank mode",
+        "operator",
+        "Show or set the mode of the bank: off, observe or enforce.",
     ),
     "bank.notices": IndexEntry(
         "steward.bank.actions.maintenance",

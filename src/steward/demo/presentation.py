@@ -429,7 +429,7 @@ def _show_billing(printer: DemoPrinter, site: DemoSite) -> int:
     if site.bank.skip_reason:
         printer.print_line(f"Skipped: {site.bank.skip_reason}.")
         return 0
-    _run_command(printer, site, "", "steward bank enforce gate --reason demo")
+    _run_command(printer, site, "", "steward bank mode enforce --reason demo")
     first_user = site.users[0]
     job = site.submit_unrecorded(PAID_JOB)
     printer.print_prompt(job.user, PAID_JOB.shell_command)

@@ -1,7 +1,7 @@
 """Bank actions for rates and modes: prices of jobs, and whether the gate rejects them.
 
 ``bank.rate_create``, ``bank.rate_change`` and ``bank.rate_show`` manage prices of partitions.
-``bank.enforce`` sets the mode (off, observe, gate). ``bank.would_reject`` lists jobs that were or
+``bank.mode`` sets the mode (off, observe, enforce). ``bank.would_reject`` lists jobs that were or
 would have been rejected.
 """
 
@@ -185,11 +185,11 @@ class RatesReply(ChangeReply, frozen=True, kw_only=True):
         return self.warnings
 
 
-class EnforceRequest(Request, frozen=True, kw_only=True):
-    """Request of bank.enforce: the mode of all clusters or a part of one."""
+class ModeRequest(Request, frozen=True, kw_only=True):
+    """Request of bank.mode: the mode of all clusters or a part of one."""
 
     mode: Annotated[
-        Literal["", "off", "observe", "gate", "default"],
+        Literal["", "off", "observe", "enforce", "default"],
         argument(
             "New mode; 'default' removes the mode of exactly this scope. Without it, the command "
             "shows the modes.",
@@ -204,7 +204,7 @@ class EnforceRequest(Request, frozen=True, kw_only=True):
     reason: Reason = ""
 
 
-class EnforceReply(ChangeReply, frozen=True, kw_only=True):
+class ModeReply(ChangeReply, frozen=True, kw_only=True):
     """Reply with the mode rules.
 
     Attributes:
@@ -418,18 +418,18 @@ def _add_rate(context: BankContext, caller: Caller, request: RateRequest, rate: 
 
 
 @action(
-    "bank.enforce",
+    "bank.mode",
     scope="bank",
     role="operator",
-    command="bank enforce",
+    command="bank mode",
     rows="rules",
 )
-def set_mode(context: BankContext, caller: Caller, request: EnforceRequest) -> EnforceReply:
-    """Show or set the mode of the bank: off, observe or gate.
+def set_mode(context: BankContext, caller: Caller, request: ModeRequest) -> ModeReply:
+    """Show or set the mode of the bank: off, observe or enforce.
 
     A new mode applies at once. With observe, the bank places SU holds and charges jobs, but
-    rejects none; with gate, it also rejects jobs; with off, it only charges jobs at their end. The
-    mode of an account takes precedence over that of a partition, and that over the cluster's.
+    rejects none; with enforce, it also rejects jobs; with off, it only charges jobs at their end.
+    The mode of an account takes precedence over that of a partition, and that over the cluster's.
     Without a new mode, the command shows the modes; those of accounts to operators and to whom
     they belong.
 
@@ -448,7 +448,7 @@ def set_mode(context: BankContext, caller: Caller, request: EnforceRequest) -> E
                 for rule in t.modes.list_all()
                 if not rule.account or rights.can_see_balance(rule.account)
             )
-        return EnforceReply(rules=rules, **context.make_heading())
+        return ModeReply(rules=rules, **context.make_heading())
     author = context.make_authorship(caller, request.reason)
     with context.ledger.transaction() as t:
         context.get_rights(caller, t).require_operator(_OPERATOR_TASK)
@@ -461,10 +461,10 @@ def set_mode(context: BankContext, caller: Caller, request: EnforceRequest) -> E
             )
             t.modes.set(rule, author)
         rules = tuple(t.modes.list_all())
-    return EnforceReply(
+    return ModeReply(
         rules=rules,
         gate_knows=context.update_gate(seq_before, rules=True),
-        warning=context.warn_if_unasked(context.now() - _MAX_SILENCE) if mode == "gate" else "",
+        warning=context.warn_if_unasked(context.now() - _MAX_SILENCE) if mode == "enforce" else "",
         **context.make_heading(),
     )
 

@@ -127,7 +127,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         partition: The partition that the job gets instead of its own.
         plan: The hold to place; None for none.
         sibling: The hold of another cluster of the federation that covers the job already.
-        short: Why the job is rejected, or would be in mode ``gate``; "" if it can be paid.
+        short: Why the job is rejected, or would be in mode ``enforce``; "" if it can be paid.
         quote: The quote; None if none was requested, or the job cannot be priced.
         is_bound: Whether the hold must not make the account's available SU negative.
         is_alarming: Whether to alert operators, because a rate is missing.
@@ -306,14 +306,14 @@ class DecisionMaker:
     def decide_cost(
         self, cluster: str, job: JobRequest, user: str, cost: int, now_us: int
     ) -> Decision:
-        """Decide, as in mode ``gate``, on a new job whose cost the caller gives, in micro-SU.
+        """Decide, as in mode ``enforce``, on a new job whose cost the caller gives, in micro-SU.
 
         Of ``job``, only the uid and the account matter. ``user`` is "" if the name is unknown.
         """
         base_case = self.build_case(cluster, job, user, now_us)
         is_exempt = self._rules.is_exempt(cluster, job.uid, user)
         is_lenient = self._is_lenient(base_case.account, now_us)
-        case = msgspec.structs.replace(base_case, mode="gate", free_pass=is_exempt or is_lenient)
+        case = msgspec.structs.replace(base_case, mode="enforce", free_pass=is_exempt or is_lenient)
         why = self._find_objection(case)
         if why is not None:
             return make_rejection(case, why) if why else _accept(case)
@@ -336,7 +336,7 @@ class DecisionMaker:
             now_us=now_us,
             free_pass=(
                 is_lenient
-                or mode != "gate"
+                or mode != "enforce"
                 or self._rules.is_exempt(cluster, job.uid, user)
                 or self._is_lenient(account, now_us)
             ),
@@ -379,7 +379,7 @@ class DecisionMaker:
         why = ""
         if shortfall is not None:
             why = format_rejection(self._balances, self._rules, case, quote, shortfall)
-            if not case.free_pass or (hold is not None and case.mode != "gate"):
+            if not case.free_pass or (hold is not None and case.mode != "enforce"):
                 return make_rejection(case, why, quote=quote)
         plan = HoldPlan(
             account=case.account,
@@ -388,7 +388,7 @@ class DecisionMaker:
             amount=amount,
             # In mode observe a job that would be rejected takes no SU from accepted ones.
             shares=()
-            if shortfall is not None and case.mode != "gate"
+            if shortfall is not None and case.mode != "enforce"
             else self._balances.split_amount(payer, amount, case.now_us),
             quote=quote,
             job=case.job,

@@ -354,7 +354,7 @@ class HoldKeeper:
             for account in (hold.account, request.job.account.lower())
         )
         is_exempt = self.rules.is_exempt(hold.cluster, hold.uid, hold.user)
-        return "gate" in modes and not is_exempt
+        return "enforce" in modes and not is_exempt
 
     def list_extras(self, hold: OpenHold | None) -> list[OpenHold]:
         """List the holds for a job's changes that no poll has shown."""
@@ -430,10 +430,10 @@ class HoldKeeper:
         return self.is_enforced(hold) and not is_exempt
 
     def is_enforced(self, hold: OpenHold) -> bool:
-        """Return True if the bank may reject a hold's job (mode ``gate``)."""
+        """Return True if the bank may reject a hold's job (mode ``enforce``)."""
         quote = self.store.read_covered(hold)[0]
         partition = quote.partition if quote else ""
-        return self.rules.get_mode(hold.cluster, partition, hold.account) == "gate"
+        return self.rules.get_mode(hold.cluster, partition, hold.account) == "enforce"
 
     def lessen_extras(self, extras: Iterable[OpenHold], plan: HoldPlan, now_us: int) -> None:
         """Reduce the holds for changes by the amount that the job's own hold gets now."""

@@ -274,11 +274,11 @@ class PluginAnswerer:
             hold.user = self.find_user(request.cluster, hold.uid)
 
     def _reject(self, request: PluginRequest, message: str) -> PluginReply:
-        """Reject a faulty request in mode ``gate``; accept it otherwise, or if exempt."""
+        """Reject a faulty request in mode ``enforce``; accept it otherwise, or if exempt."""
         rules, job = self._keeper.rules, request.job
         partition, account, user = self._get_subject(request)
         mode = rules.get_mode(request.cluster, partition, account)
-        is_ok = mode != "gate" or rules.is_exempt(request.cluster, job.uid, user)
+        is_ok = mode != "enforce" or rules.is_exempt(request.cluster, job.uid, user)
         return PluginReply(v=VERSION, ok=is_ok, say="" if is_ok else message)
 
     def log_unforeseen(self, cluster: str, error: BaseException) -> None:

@@ -26,7 +26,7 @@ from steward.slurm.times import TimeError, load_zone
 DEFAULT_MODE: Final[Mode] = "observe"
 """The mode without any rule: jobs are priced, none is rejected."""
 
-_STRICTEST_FIRST: Final[tuple[Mode, ...]] = ("gate", "observe", "off")
+_STRICTEST_FIRST: Final[tuple[Mode, ...]] = ("enforce", "observe", "off")
 """Modes from the strictest to the least strict."""
 _MOST_CACHED_MODES: Final = 10_000
 """Maximum number of cached modes."""
@@ -139,7 +139,7 @@ class GateRules:
         return next(mode for mode in _STRICTEST_FIRST if mode in modes)
 
     def is_enforced_in(self, partition: str) -> bool:
-        """Return True if any account's mode in a partition is ``gate``, on any cluster.
+        """Return True if any account's mode in a partition is ``enforce``, on any cluster.
 
         While the rules are unknown, it may be.
         """
@@ -152,7 +152,7 @@ class GateRules:
                 for rule in rules
                 if rule.cluster in ("", cluster) and rule.partition in ("", partition)
             }
-            if "gate" in modes.values():
+            if "enforce" in modes.values():
                 return True
         return False
 
@@ -244,13 +244,13 @@ class GateRules:
         return self._get_partition_policy(partition)
 
     def is_denied_in_outage(self, cluster: str, partitions: str, account: str) -> bool:
-        """Return True if the outage policy rejects a job: only in mode ``gate``.
+        """Return True if the outage policy rejects a job: only in mode ``enforce``.
 
         Of several partitions the strictest counts.
         """
         names = (partitions[:LONGEST_TEXT] or self.default_partition(cluster)).split(",")
         return any(self._get_partition_policy(name) == "deny" for name in names) and (
-            self.rules is None or self.get_mode(cluster, partitions, account) == "gate"
+            self.rules is None or self.get_mode(cluster, partitions, account) == "enforce"
         )
 
     def get_time_zone(self, cluster: str) -> tzinfo:

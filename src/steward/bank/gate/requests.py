@@ -451,7 +451,7 @@ class PriceRequest(BankRecord, frozen=True):
         description: The job's request.
         user: The user's name if the caller knows it; otherwise the gate looks it up.
         cost: The cost, micro-SU, if the caller computed it; the verdict is then that of mode
-            ``gate``, whatever the mode.
+            ``enforce``, whatever the mode.
     """
 
     cluster: str

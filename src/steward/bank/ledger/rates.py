@@ -130,7 +130,7 @@ class LedgerModes:
             return
         if not self._delete(rule):
             raise BankUsage(
-                "no mode is set for exactly this scope: 'steward bank enforce' lists the modes",
+                "no mode is set for exactly this scope: 'steward bank mode' lists the modes",
                 rule,
             )
         self._session.add_transaction(

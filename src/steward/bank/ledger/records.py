@@ -399,7 +399,7 @@ class RejectedJob(BankRecord, frozen=True):
     Attributes:
         id: Unique id; a repeat is ignored.
         at: Time of the decision.
-        mode: ``gate`` if it was rejected, ``observe`` if it would have been.
+        mode: ``enforce`` if it was rejected, ``observe`` if it would have been.
         cluster: The cluster.
         uid: The submitting user's uid.
         user: That user's name; "" if unknown.
