@@ -52,7 +52,8 @@ def test_down(healthy: ActingSite) -> None:
     assert done[one]["state"].startswith("DOWN")
     assert done[one]["reason"] == "no power (steward: root)"
     assert site.node(one)["state"].startswith("DOWN")
-    assert "show the reason" not in site.refused("slurm.node.drain", nodes=one, reason="x")
+    refused = site.refused("slurm.node.drain", nodes=one, reason="x")
+    assert "has the reason 'no power (steward: root)' by root: nothing changed" in refused
 
 
 def test_unknown_nodes_are_refused_before_anything_changes(healthy: ActingSite) -> None:
