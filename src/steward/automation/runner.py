@@ -198,6 +198,7 @@ class OperationRun:
             return
         from steward.bank.errors import BankRefused, GateUnavailable
         from steward.bank.gate.client import GateClient
+        from steward.bank.gate.plugin_conf import is_denied_everywhere
         from steward.bank.gate.requests import VERSION, PluginRequest
         from steward.bank.records import JobRequest
 
@@ -209,7 +210,7 @@ class OperationRun:
         try:
             reply = GateClient(self.settings.state_dir).grant(request, user, restarts)
         except GateUnavailable as error:
-            if self.settings.gate.policy == "deny":
+            if is_denied_everywhere(self.settings):
                 raise BankRefused(f"job {jobs} is unchanged: {error}", jobs) from error
             return
         if not reply.ok:

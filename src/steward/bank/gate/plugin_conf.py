@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from steward.bank.gate.policy import GateRules
+from steward.core.config import Settings
 from steward.core.files import replace_file
 
 log = logging.getLogger(__name__)
@@ -85,6 +86,19 @@ def write_plugin_conf(rules: GateRules) -> bool:
         log.error("cannot write %s for the submit plugin: %s", path, error.strerror)
         return False
     return True
+
+
+def is_denied_everywhere(settings: Settings) -> bool:
+    """Return True if the written outage policy rejects jobs of every partition.
+
+    It decides about a job whose partition is unknown.
+    """
+    try:
+        with open(settings.gate_conf, encoding="utf-8") as file:
+            lines = [line.split() for line in file if line.strip()]
+    except OSError:
+        return settings.gate.policy == "deny"
+    return all(line[-1] == "deny" for line in lines if line[0] in ("policy", "partition"))
 
 
 def make_shared_directory(directory: str) -> None:
