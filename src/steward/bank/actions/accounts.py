@@ -213,7 +213,7 @@ class AccountUserRequest(Request, frozen=True, kw_only=True):
     listed: Annotated[
         bool | None,
         option(
-            "List the user: only listed users may charge an account that is --only-listed.",
+            "List the user, for an account that only listed users may charge.",
             "--listed/--unlisted",
             default="unchanged; yes for a new user",
         ),
