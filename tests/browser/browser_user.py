@@ -13,7 +13,7 @@ from web_site import WebSite
 AXE: Final = Path(__file__).parents[2] / "node_modules" / "axe-core" / "axe.min.js"
 _CHROMIUM: Final = ("chromium", "chromium-browser", "google-chrome")
 _OPTIONS: Final = (
-    # A browser of root's has no sandbox of its own, and none of its own errands either.
+    # A browser of root has no sandbox, and should make no requests of its own.
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
 )
@@ -42,7 +42,7 @@ def chromium() -> Iterator[Browser]:
     """The browser."""
     found = next(filter(None, map(shutil.which, _CHROMIUM)), None)
     assert found, "there is no Chromium: scripts/setup.sh browser installs it"
-    # What is looked at is waited for as long as what is clicked on.
+    # Waits for elements last as long as waits for clicks.
     expect.set_options(timeout=_PATIENCE_MS)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=found, args=list(_OPTIONS))

@@ -130,7 +130,7 @@ def test_a_members_limit_is_set_and_its_member_is_told(ground: Ground) -> None:
     page.get_by_role("textbox", name="Reason").first.fill("until the proposal is through")
     page.get_by_role("button", name="Set limit").click()
     members = page.get_by_role("region", name="Members")
-    # The limit, and what is left of it.
+    # The limit, and the rest of it.
     expect(members.get_by_role("cell", name="321.00")).to_have_count(2)
     person.close()
     assert person.troubles == []
@@ -140,7 +140,7 @@ def test_a_members_limit_is_set_and_its_member_is_told(ground: Ground) -> None:
     member = ground.person(MEMBER)
     member.open("/accounts/physics")
     expect(member.page.get_by_text("321.00 SU, 321.00 SU remaining")).to_be_visible()
-    # Who is in the account without coordinating it is not offered that.
+    # A member who does not coordinate the account gets no such form.
     assert member.page.get_by_role("button", name="Set limit").count() == 0
     member.close()
 

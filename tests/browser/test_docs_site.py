@@ -106,8 +106,8 @@ def search(page: Page, address: str, question: str) -> list[str]:
     """Type a question into the search box; return the names of the pages found, best first."""
     box = page.locator("input.md-search__input")
     status = page.locator(".md-search-result__meta")
-    # The site searches at each key; the last key of each text is pressed by itself, so that no
-    # results of half a question are read.
+    # The site searches at each key. Press the last key separately, so that the results are those of
+    # the whole question.
     box.fill("")
     box.press("End")
     expect(status).to_have_text("Type to start searching")

@@ -288,7 +288,7 @@ class BankSite:
         """Send one of the daemon's parts a signal."""
         wait_until(lambda: bool(self.processes(part)), 20)
         for pid in self.processes(part):
-            with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
                 os.kill(pid, number)
 
     def kill_daemon(self) -> None:

@@ -38,7 +38,7 @@ root=$2/root
 shift 5
 exec chroot "$root" "$@"
 """
-# What a system has of a network without one: itself (netdevice(7), SIOCSIFFLAGS).
+# Without a network a system has only its loopback interface (netdevice(7), SIOCSIFFLAGS).
 _LOOPBACK = """
 import fcntl, socket, struct
 fcntl.ioctl(socket.socket(), 0x8914, struct.pack("16sh22x", b"lo", 1))
@@ -137,7 +137,7 @@ def _base(suite: str) -> Path:
             work = Path(tempfile.mkdtemp(prefix=f"bare-{suite}.new-", dir=root.parent))
             work.chmod(0o755)
             try:
-                # invoke-rc.d(8): 101 forbids the start of what is installed.
+                # invoke-rc.d(8): 101 forbids the start of installed services.
                 (work / "usr/sbin").mkdir(parents=True)
                 policy = work / "usr/sbin/policy-rc.d"
                 policy.write_text("#!/bin/sh\nexit 101\n")
@@ -154,7 +154,7 @@ def _base(suite: str) -> Path:
 
 def _debootstrap(suite: str, work: Path) -> None:
     mirror = os.environ.get("STEWARD_DEBIAN_MIRROR") or DEFAULT_MIRROR
-    # Mounts and processes that it makes end with it, whatever ends it.
+    # Its mounts and processes end with it, even if it is killed.
     alone = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
     _call(*alone, "debootstrap", "--variant=minbase", suite, str(work), mirror)
     apt = ("apt-get", "-q", "-y", "-o", "APT::Keep-Downloaded-Packages=true", "install")

@@ -16,8 +16,8 @@ from servers.search import Elasticsearch, OpenSearch, SearchServer
 from servers.server import Server
 from steward.sandbox import Sandbox, SandboxSpec
 
-# Whoever runs tests in the background has Ctrl-C ignored, and what ignores it hands that on to
-# the programs that it starts; some of these tests are about what Ctrl-C ends.
+# Tests in the background ignore Ctrl-C, and child processes inherit that; some of these tests are
+# about Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SLURM = os.environ.get("STEWARD_SLURM", "")

@@ -168,7 +168,7 @@ def serve_settings(
 ) -> Settings:
     """Return the settings of the receiving Steward."""
     directory.mkdir(exist_ok=True)
-    # No Slurm tells whose the scripts are: nothing is to be waited for.
+    # Without Slurm no source reports owners: do not wait for them.
     files = FilesSinkSettings(path=str(directory / "archive"))
     receive = receive or ReceiveSettings()
     return Settings(

@@ -92,9 +92,9 @@ def by_sacct(site: BankSite, suspensions: Mapping[int, tuple[int, int]] | None =
         if before is not None and is_first and before.end < ran.end:
             ran = before
         found[ran.job, submit, ran.start] = ran
-    # A slurmctld that was killed took with it what it had not told slurmdbd yet: a resized run
-    # has fewer sizes there than in jobcomp, and its first row is missing or has the end of the
-    # whole run beside the last one.
+    # A killed slurmctld had not reported everything to slurmdbd: a resized run has fewer sizes
+    # there than in jobcomp, and its first row is missing or has the end of the whole run beside the
+    # last one.
     last = {
         (job, start): submit for job, submit, start in sorted(found, key=lambda key: int(key[1]))
     }
@@ -156,7 +156,7 @@ def _again(lines: Iterable[Ran], first: Mapping[tuple[int, str], Ran]) -> Iterat
     for ran in sorted(lines, key=lambda ran: ran.end):
         before = first.get((ran.job, ran.submit))
         if before is not None and ran.state == _REQUEUED and ran.end <= int(before.start):
-            # A slurmctld that is killed can tell of a requeue twice.
+            # A killed slurmctld can report a requeue twice.
             if (ran.job, ran.start) not in begun:
                 begun.add((ran.job, ran.start))
                 yield ran

@@ -163,7 +163,7 @@ def _import_learned(learned: int) -> None:
 def _teach(teach: int, known: frozenset[str]) -> None:
     new = [name for name in sys.modules if name.startswith("steward.") and name not in known]
     if new:
-        # Of names that are cut or find no room the next command tells again.
+        # The next command reports names that are truncated or do not fit.
         with contextlib.suppress(OSError):
             os.write(teach, (" ".join(new) + "\n").encode())
 

@@ -117,7 +117,7 @@ def put_lua(directory: Path, cluster: str = "sandbox") -> dict[str, str]:
     for found in glob(LUA_SOCKETS):
         version = Path(found).parent.name
         shutil.copytree(found, directory / f"lua{version}" / "socket")
-        # From 5.2 on each Lua goes by a variable of its own first.
+        # From 5.2 on, each Lua version first reads its own variable.
         name = "LUA_CPATH" if version == "5.1" else f"LUA_CPATH_{version.replace('.', '_')}"
         env[name] = f"{directory}/lua{version}/?.so"
     return env

@@ -98,8 +98,8 @@ class Mix:
             return None
         rows = [line.split("|") for line in found.stdout.splitlines()]
         for job, _, reason, name in rows:
-            # Slurm begins a requeued job again after two minutes. Not at once: a node refuses
-            # what was granted as it was told to end the run before.
+            # Slurm starts a requeued job after two minutes. Not at once: a node rejects a job whose
+            # former run it has just been told to end.
             if (
                 reason == "BeginTime"
                 and name not in ("never", scrontab_jobs.NAME)
@@ -136,7 +136,7 @@ class Mix:
                 self.site.as_root("scontrol", "release", job)
         if time.monotonic() - self._helped > _LOST_S:
             self._helped = time.monotonic()
-            # slurmctld believes in jobs whose end it forgot until their node registers anew.
+            # slurmctld keeps jobs whose end it forgot until their node registers again.
             for name in self.site.cluster.get_status():
                 if name.startswith("slurmd."):
                     self.site.cluster.restart_service(name)

@@ -54,5 +54,5 @@ def wait_until(ready: Callable[[], bool], timeout_s: float = 30.0) -> None:
             return
         now = time.monotonic()
         assert now < deadline, "it did not come about"
-        # What is waited for needs a processor, too.
+        # The awaited work needs a processor, too.
         time.sleep(max(0.02, 2 * (now - began)))

@@ -141,7 +141,7 @@ class PlainHost:
                 words = ask.read_text().splitlines()
                 try:
                     said, code = self._systemctl(*words), 0
-                except Exception as error:  # told to whoever typed it
+                except Exception as error:  # shown to the user who typed it
                     said, code = f"systemctl {shlex.join(words)}: {error!r}\n", 1
                 ask.with_suffix(".said").write_text(said)
                 done = ask.with_suffix(".now")

@@ -37,7 +37,7 @@ def processes_of(directory: str) -> list[str]:
             if needle in words or needle in Path(f"/proc/{name}/environ").read_bytes():
                 found.append(words.replace(b"\0", b" ").decode())
         except OSError:
-            continue  # it ended, or is somebody else's
+            continue  # it has ended, or belongs to another user
     return found
 
 

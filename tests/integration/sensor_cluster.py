@@ -68,7 +68,7 @@ def rest(cluster: Sandbox) -> None:
         out = str(cluster.run(["sinfo", "-h", "-N", "-p", "main", "-o", "%N %T"]).stdout)
         states = dict(line.split() for line in out.splitlines())
         for node, state in states.items():
-            # One that is resumed is asked anew whether it is there.
+            # slurmctld checks a resumed node again.
             if state.startswith(("down", "drain", "fail")):
                 update = ["scontrol", "update", f"nodename={node}"]
                 cluster.run([*update, "state=resume"], check=False)

@@ -84,7 +84,7 @@ class Watching(Daemon):
 
     def __init__(self, cluster: Sandbox, home: Path, **sensor: Any) -> None:
         super().__init__(cluster, home, user=cluster.plan.slurm_user)
-        # root installs into directories of its own only, and the home is the user's.
+        # root installs only into its own directories, and the home is the user's.
         plugins = home.with_name(f"{home.name}-plugins")
         plugins.mkdir(mode=0o755, exist_ok=True)
         self.helper = plugins / "libexec" / "steward-trigger"
@@ -182,7 +182,7 @@ class Watching(Daemon):
         out = self.cluster.run(["scontrol", "-a", "-o", "show", "node"]).stdout
         states = {}
         for line in out.splitlines():
-            # The first of each: a reason may hold as many more as somebody likes.
+            # The first of each: a reason may contain more of them.
             name, state = (re.search(rf"\b{key}=(\S+)", line) for key in ("NodeName", "State"))
             if name and state:
                 states[name[1]] = format_node_state(*parse_node_state(state[1]))

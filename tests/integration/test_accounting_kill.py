@@ -91,7 +91,7 @@ def resume(site: BookedSite) -> None:
         if "held" in reason:
             site.cluster.run(["scontrol", "release", job], check=False)
         elif reason == "BeginTime" and _ahead_s(start) > 10:
-            # Not at once: a node refuses what was granted as it was told to end the run before.
+            # Not at once: a node rejects a job whose former run it has just been told to end.
             words = ["scontrol", "update", f"jobid={job}", "starttime=now+3"]
             site.cluster.run(words, check=False)
 
@@ -249,7 +249,7 @@ def check_steps(
     runs: list[Booked], named: set[tuple[str, str]], ran: Path, submitted: list[int]
 ) -> None:
     """Check that each step has a record or a gap."""
-    # What slurmctld forgot before it had saved it has no end that anybody could know.
+    # A run that slurmctld forgot before it was saved has no known end.
     lost = [run for run in runs if run.state == "UNKNOWN"]
     assert not [run for run in lost if ("run-lost", run.job) not in named]
     stepless = [run for run in runs if run.start != "Unknown" and not run.steps >= STEPS]

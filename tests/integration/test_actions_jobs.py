@@ -53,7 +53,7 @@ def test_jobs_are_found_and_shown(site: ActingSite) -> None:
     shown = site.result("slurm.job.get", by="bela", jobids=f"{job},{other}")
     assert [shown[str(one)][0]["name"] for one in (job, other)] == ["found", "found"]
     assert site.result("slurm.job.step.get", by="ada", jobids=[job]) == {str(job): {}}
-    # Which nodes it must not have, scontrol alone shows.
+    # Only scontrol shows a job's excluded nodes.
     only = {"name": "found", "exc_nodes": site.nodes[0]}
     assert site.result("slurm.job.find", criterias=only) == [other]
     assert site.result("slurm.job.get", jobids="999999") == {"999999": []}
@@ -187,7 +187,7 @@ def test_a_requeue_ends_nobodys_hold(empty: ActingSite) -> None:
     wait_until(lambda: state_of(site.cluster, job) == "RUNNING")
     site.said("scontrol", "hold", str(job))
     assert reason_of(site, job) == "JobHeldAdmin"
-    # Nor may it become the owner's own hold.
+    # Nor may it become a hold of the owner.
     held = site.result("slurm.job.hold", by="ada", jobids=job)
     assert held[str(job)]["changed"] is False
     assert reason_of(site, job) == "JobHeldAdmin"
@@ -265,7 +265,7 @@ def test_an_array_in_several_states(empty: ActingSite) -> None:
     assert len(shown) >= 2
     assert all(f"ExcNodeList={site.nodes[0]} " in line for line in shown), shown
     assert not any("Priority=0 " in line for line in shown), shown
-    # Of those that wait, the ones that nobody holds.
+    # Of the pending tasks, those that are not held.
     site.said("scontrol", "hold", f"{full}_5")
     site.result("slurm.job.hold", by="ada", jobids=full)
     assert reason_of(site, f"{full}_5") == "JobHeldAdmin"
@@ -293,7 +293,7 @@ def test_a_requeue_that_was_killed_is_ended_by_the_next(empty: ActingSite) -> No
     access = Access(site.daemon.settings.access, os.getuid(), lambda _cluster: None)
     runner = OperationRunner(site.daemon.settings, access, Registry((), {}))
     asked = ("slurm.job.requeue", {"jobids": [job], "exclude": one}, Caller(uid=0, user="root"))
-    # Whoever was to do it knows by this that it has to be done again.
+    # This tells the next process that the work has to be repeated.
     assert runner.check(*asked, speaker="olga") is False
     done = site.result("slurm.job.requeue", by="olga", jobids=job, exclude=one)
     assert done[str(job)]["changed"] is True

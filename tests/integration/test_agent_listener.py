@@ -113,7 +113,7 @@ def test_agents_notice_nothing_of_it(site: ListenerSite, tmp_path: Path) -> None
             assert os.stat(f"/proc/{process.pid}").st_uid == pwd.getpwnam(USER).pw_uid
             assert run_agent(tmp_path / "lines", site.port, site.munged.socket).returncode == 0
             assert len(tasks_of(site.settings)) == 10
-            # The daemon begins anew, the listener goes on.
+            # The daemon restarts, the listener continues.
             site.daemon.stop()
             site.daemon.start()
             put(tmp_path / "lines", lines(range(10, 20)))
@@ -218,7 +218,7 @@ def test_a_listener_that_was_taken_over_speaks_for_no_node(
                     status, words = taken.hear()
                 return status, words
 
-        # A credential of its own uid, of another host, none, and of another batch.
+        # A credential of this uid, of another host, none, and of another batch.
         own = Munge(site.munged.socket).encode(claim)
         other = agent.claim_of(NODE, "", 2, agent.digest_of(batch.encode(), body))
         encode = [sys.executable, "-c", ENCODE, site.munged.socket, USER, claim.decode()]
@@ -232,7 +232,7 @@ def test_a_listener_that_was_taken_over_speaks_for_no_node(
         ):
             status, said_of_it = told(credential)
             assert (status, why in said_of_it.decode()) == (403, True), said_of_it
-        # What a node sent is good once, and from where the node is.
+        # A node's batch is valid once, and from the node's address.
         with socket.create_server(("127.0.0.1", 0)) as far, socket.socket() as strange:
             strange.bind(("127.0.0.8", 0))
             strange.connect(far.getsockname()[:2])

@@ -39,7 +39,7 @@ def test_who_may_not_report(tmp_path: Path, make_munged: MakeMunged) -> None:
             assert what in done.stderr
             assert done.stderr.count("\n") == 1
         assert events_of(settings) == []
-        # With the cluster's key munged says whatever address it is told to.
+        # With the cluster's key, munged claims any configured address.
         done = run_agent(tmp_path / "others", port, elsewhere.socket)
         assert done.returncode == 1
         assert "the connection comes from 127.0.0.1 (see [nodes] behind_nat), but node " in (
@@ -176,7 +176,7 @@ def test_a_batch_that_is_played_again_is_refused(tmp_path: Path, make_munged: Ma
         assert send(port, head, credential, body) == (200, f"durable {digest}\n".encode())
         _, refusal = send(port, head, credential, body)
         assert refusal.startswith(b"the MUNGE credential was used before")
-        # The same one with a credential of its own is harmless.
+        # The same process with its own credential is harmless.
         assert send(port, head, Munge(munged.socket).encode(claim), body)[0] == 200
         another = lines(range(5, 10))
         assert send(port, head, Munge(munged.socket).encode(claim), another)[0] == 403

@@ -110,7 +110,7 @@ def test_figures_show_accounts_to_an_operators_token_alone(site: WebSite, olga: 
         token(site, OPERATOR, "bank"): 403,
         token(site, "ada", "read"): 403,
     }
-    # Each over a connection of its own: on a busy host a kept one is ended meanwhile.
+    # Each over a separate connection: a busy host may close an idle one meanwhile.
     with site.stranger(headers={"Connection": "close"}) as stranger:
         plain = stranger.get("/metrics")
         assert "steward_up 1.0" in plain.text
@@ -194,7 +194,7 @@ def test_what_is_asked_again_under_a_key_is_done_once(olga: Program) -> None:
     other = put("k1", amount=1)
     assert other.status_code == 422
     assert "another request" in other.json()["detail"]
-    # What was refused has done nothing, and its key is free.
+    # A rejected request changed nothing, and its key is free.
     wrong = olga.post("/accounts/nobody/deposits", json=deposit, headers={"Idempotency-Key": "k2"})
     assert wrong.status_code == 404
     assert put("k2").status_code == 200

@@ -23,8 +23,8 @@ from steward.sandbox import Sandbox, SandboxSpec
 
 pytestmark = pytest.mark.long
 
-# What is valid is taken, or it is said that there is no such thing (404), that it is not this
-# user's (403), or what of it cannot be (422), which a description of shapes cannot say.
+# A valid request is accepted, or rejected because there is no such object (404), it is another
+# user's (403), or for a reason that a schema cannot express (422).
 HOOKS = Path(__file__).parents[1] / "servers" / "api_hooks.py"
 CONFIG = f"""\
 hooks = "{HOOKS}"

@@ -194,7 +194,7 @@ def test_a_restart_keeps_nothing_twice(daemon: Daemon, submit: Submit) -> None:
     daemon.start()
     later = submit("#!/bin/bash\n# later\n", output="/dev/null")
     daemon.wait_for_script(later)
-    # What a script was before it was known whose it is goes a moment after it is filed.
+    # The unverified file is removed a moment after the script is filed under its owner.
     wait_until(lambda: len(daemon.files("*.sh")) == len(before) + 1)
 
 
@@ -224,7 +224,7 @@ def test_a_purged_job_is_gone_everywhere(daemon: Daemon, submit: Submit) -> None
     )
 
 
-# What follows needs clusters of its own.
+# The tests below need separate clusters.
 
 
 @pytest.fixture
@@ -277,7 +277,7 @@ def test_a_script_is_kept_while_slurm_does_not_answer(
     name = "kept-meanwhile"
     script = "#!/bin/bash\nsleep 300\n"
     job = submit_to(cluster, script, user=user, output="/dev/null", job_name=name)
-    # slurmctld saves its jobs some time later, and forgets for good what it had not saved.
+    # slurmctld saves its jobs later, and forgets unsaved ones for good.
     state = Path(cluster.spool) / "job_state"
     wait_until(lambda: state.exists() and name.encode() in state.read_bytes())
     cluster.kill_controller()

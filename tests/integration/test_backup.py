@@ -104,7 +104,7 @@ def storming(home: Path) -> Iterator["Future[int]"]:
 @pytest.mark.parametrize("turn", range(2))
 def test_what_is_put_back_has_everything_once(tmp_path: Path, turn: int) -> None:
     chance = chance_of("STEWARD_BACKUP_SEED")
-    # What all have passed goes at once: nothing is there a second time by chance.
+    # Trim applied events at once, so that no event is read twice by chance.
     settings = settings_in(tmp_path, journal=JournalSettings(keep_s=0.0))
     saved = tmp_path / "saved.tar.zst"
     with Daemon(settings, tmp_path) as daemon:
@@ -122,7 +122,7 @@ def test_what_is_put_back_has_everything_once(tmp_path: Path, turn: int) -> None
     assert saved.stat().st_mode & 0o777 == 0o600
 
     there = elsewhere(settings, tmp_path / "there")
-    # What the backup has seen slurmctld has forgotten: nobody else can give it again.
+    # slurmctld has forgotten the jobs in the backup: no other source has them.
     other = Daemon(there, tmp_path / "there")
     steward("restore", str(saved), "--config", str(tmp_path / "there" / "steward.toml"))
     seen = journalled(there)
@@ -134,7 +134,7 @@ def test_what_is_put_back_has_everything_once(tmp_path: Path, turn: int) -> None
         assert_kept(there, range(1, jobs + 1))
         assert scripts(there) == whole
         assert ask(there, "journal.db", "SELECT * FROM dead") == []
-        # Everyone has said where they are: the journal is let go of again.
+        # Every consumer has reported its position: the journal is trimmed again.
         other.wait(lambda: ask(there, "journal.db", "SELECT count(*) FROM event") == [(0,)], 60)
     assert list(verify_sink(there, "files")) == []
 
@@ -159,7 +159,7 @@ def test_nothing_redacted_and_nothing_transient_is_in_it(tmp_path: Path) -> None
         again = steward("backup", str(saved), *config, check=False)
         assert again.returncode == 1
         assert "exists already" in again.stderr
-        # Into a state that is in use nothing is put back, whatever else is said.
+        # A state in use is never restored into, with any option.
         for more in ((), ("--force",)):
             words = ("restore", str(saved), *config, *more)
             refused = steward(*words, check=False)
@@ -173,7 +173,7 @@ def test_nothing_redacted_and_nothing_transient_is_in_it(tmp_path: Path) -> None
     (aside,) = (tmp_path / "state").glob("before-restore-*")
     assert (aside / "jobs.db").exists()
     assert journalled(settings) == before
-    # A backup of what was put back, while nothing runs, has no trace of what was moved aside.
+    # A backup of the restored state, while no daemon runs, has no trace of the former state.
     later = tmp_path / "later.tar.zst"
     steward("backup", str(later), *config)
     assert not [name for name in unpacked(later)[0] if "before-restore" in name]
@@ -199,7 +199,7 @@ def test_a_host_that_has_nothing_gets_it_all(tmp_path: Path) -> None:
     assert config.stat().st_mode & 0o077 == config.stat().st_mode & 0o044
     assert (tmp_path / "state").stat().st_mode & 0o777 == 0o700
     assert_kept(settings, range(1, 6))
-    # What is there stays: a configuration that was changed since is the one that counts.
+    # Existing files stay: a configuration changed since the backup takes precedence.
     config.write_text(f"# changed\n{written}")
     again = steward("restore", str(saved), "--force").stdout
     assert f"left   {config}" in again

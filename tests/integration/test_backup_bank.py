@@ -49,7 +49,7 @@ def test_no_job_is_free_and_none_is_paid_twice(site: BankSite) -> None:
     site.daemon.cluster.run([STEWARD, "backup", str(saved), *config], timeout_s=120)
     storming.join(300)
     assert not storming.is_alive()
-    # These are known to nobody but Slurm when the state is put back.
+    # Only Slurm knows these jobs when the state is restored.
     after = [site.submit(waits, time="10") for _ in range(3)]
     wait_until(lambda: set(after) <= {hold.job_id for hold in site.holds()}, 60)
 

@@ -73,7 +73,7 @@ def test_every_run_of_a_requeued_job_and_one_after_its_end(site: BankSite) -> No
     assert site.as_root("scontrol", "requeue", str(job))
     # Slurm would have it wait for two minutes.
     assert site.as_root("scontrol", "update", f"JobId={job}", "StartTime=now+15")
-    # Nothing asked the gate: the second one does.
+    # The first job was submitted without the gate; the second one asks it.
     wait_until(lambda: any(one.job_id == job for one in site.holds()), 30)
     wait_until(lambda: state_of(site.cluster, job) == "COMPLETED" and not site.held(), 90)
     wait_until(lambda: site.charged()[job] > first, 30)
@@ -110,7 +110,7 @@ def test_a_job_that_cannot_be_paid_is_held_with_the_reason_until_it_can(site: Ba
     with ledger.transaction() as t:
         t.transfers.withdraw("chemistry", t.queries.get_balance("chemistry"), BY)
     wait_until(lambda: site.link.get_means("chemistry").available == 0, 20)
-    # Slurm has it wait for two minutes, which is time enough to see that nobody can pay it.
+    # Slurm delays the job for two minutes, long enough to see that no account can pay.
     assert site.as_root("scontrol", "requeue", str(job))
     wait_until(lambda: shown(site, job).get("Reason") == "JobHeldAdmin", 30)
     wait_until(lambda: "steward: " in seen_by_its_user(site, job), 20)
@@ -199,7 +199,7 @@ def test_each_task_of_an_array_is_paid_by_the_allocation_that_it_started_on(
             }
 
     wait_until(lambda: balances()[after.number] == 1000 * MICRO - late, 30)
-    # What the first two did not need of it expires a minute later.
+    # The hold that the first two jobs did not need expires a minute later.
     wait_until(lambda: balances()[ending.number] == 0, 90)
     assert balances()[after.number] == 1000 * MICRO - late
     ledger.close()

@@ -26,7 +26,7 @@ POOR, RICH = ACCOUNTS[:2]
 HOURLY = (Rate(weights={"cpu": MICRO}),)
 
 JOBS: Sequence[Sequence[str]] = (
-    # Two that can be paid, one that cannot, then such as do and do not fit what is left.
+    # Two jobs that the account can pay, one that it cannot, then some that do and do not fit.
     ("--time=60",),
     ("--time=120", "-n2"),
     ("--time=10:00:00", "-n8"),
@@ -86,14 +86,14 @@ def test_observe_gate_off(site: BankSite) -> None:
 
     site.bank("mode", "enforce")
     wait_until(lambda: site.tries(f"{SHELL}true\n", "--time=9-0").returncode != 0, 30)
-    # What was let in until then runs, and is held for: it must not stand in another's way.
+    # Jobs admitted so far run with SU holds: they must not block others.
     wait_until(lambda: not site.held(), 60)
     enforced = utc_now()
     let_in = submit_all(site)
     assert not all(let_in.values())
     turned_away = sum(1 for is_in in let_in.values() if not is_in)
     wait_until(lambda: refused(site, enforced).total() == turned_away, 30)
-    # The gate tells one after the other, so that all that it would have refused is there, too.
+    # The gate reports in order, so that all its observed rejections have arrived, too.
     assert refused(site, enforced) == refused(site, began, observed)
 
     site.bank("mode", "off")

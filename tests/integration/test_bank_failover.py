@@ -37,7 +37,7 @@ def test_the_controller_fails_over_in_the_middle(
         site.open({POOR: 0, RICH: 1_000_000 * MICRO})
         site.start()
         storm = Storm(site, CAN_PAY)
-        # slurmctld has written down what it knows before it is killed: it does so every 5 s.
+        # slurmctld saves its state every 5 s: wait for that before the kill.
         first = storm.submit(20)
         assert len(first) == 20
         wait_until(lambda: _is_saved(site.cluster.spool, first), 30)
@@ -50,8 +50,8 @@ def test_the_controller_fails_over_in_the_middle(
         submitting.join(600)
         assert not submitting.is_alive()
 
-        # What was killed had forgotten the jobs of seconds; what is held for them is given back,
-        # and others get in, until the account can pay for no further one.
+        # The killed slurmctld forgot the jobs of the last seconds; their holds are released, and
+        # others are admitted until the account can pay no further job.
         def is_full() -> bool:
             storm.submit(64)
             return len(_live(site)) >= CAN_PAY

@@ -99,7 +99,7 @@ def test_while_the_gate_is_off_unpaid_jobs_run(site: BankSite) -> None:
     off = Path(site.settings.gate_off)
     off.touch()
     try:
-        # It begins when the bank has looked at it more than once.
+        # It starts after more than one poll.
         dear = site.submit(f"{SHELL}sleep 100\n", time="40:00:00", begin="now+10")
         wait_until(lambda: state(site, dear) == "RUNNING", 60)
     finally:

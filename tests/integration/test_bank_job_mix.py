@@ -197,5 +197,5 @@ def kill(site: BankSite, victim: str, postgresql: PostgreSQL) -> None:
         site.signal_part("gate", 9)
     else:
         postgresql.kill()
-        time.sleep(1)  # so that something is told to a database that is away
+        time.sleep(1)  # so that some reports meet an unavailable database
         postgresql.start()

@@ -150,7 +150,7 @@ def test_a_job_is_not_moved_to_where_what_it_came_to_ask_for_is_dear(site: BankS
         return any(one.job_id == job and one.licenses for one in site.unfinished())
 
     wait_until(is_polled, 60)
-    time.sleep(8)  # until a poll that began after the change is told to the gate
+    time.sleep(8)  # until the gate has a poll that began after the change
     assert not changes(site, job, "partition=licensed", user=OWNER)
     assert changes(site, job, "licenses=abq:1", user=OWNER)
 
@@ -163,7 +163,7 @@ def test_the_gate_prices_a_rejected_update_that_slurmctld_applies_in_part(site: 
         return any(row.job_id == job and (row.cpus or 0) >= 2 for row in site.unfinished())
 
     wait_until(is_polled, 60)
-    time.sleep(8)  # until a poll that began after the change is told to the gate
+    time.sleep(8)  # until the gate has a poll that began after the change
     assert not changes(site, job, "timelimit=3:00:00", user=OWNER), "6 hours on both nodes"
     assert releases(site, job, OWNER)
     wait_until(lambda: state(site, job) == "RUNNING", 60)

@@ -30,7 +30,7 @@ def test_a_run_that_cannot_be_paid_any_more_is_cancelled(slurm_version: str) -> 
         # It is held for since its crontab was taken in.
         assert site.tries("#!/bin/sh\ntrue\n", "--time=5").returncode != 0
         wait_until(lambda: bool(site.charged().get(job)), 120)
-        # What is left does not pay for another, and Slurm lets nobody hold it.
+        # The rest does not pay for another run, and Slurm cannot hold scrontab jobs.
         wait_until(lambda: state_of(site.cluster, job) == "CANCELLED", 60)
         wait_until(lambda: not site.holds(), 60)
         (charge,) = [charge for charge in site.charges() if charge.amount]

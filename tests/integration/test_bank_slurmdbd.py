@@ -42,7 +42,7 @@ def test_what_ran_before_the_bank_is_a_backfills_to_charge(site: BankSite) -> No
     site.start()
     after = site.submit(f"{SHELL}sleep 2\n", time="5")
     site.until_charged([after])
-    # slurmdbd is told of an end a moment after jobcomp.
+    # slurmdbd gets an end a moment after jobcomp.
     wait_until(lambda: site.charged()[after] == recorded(site, after), 30)
     assert job not in site.charged()
     dry = msgspec.json.decode(site.bank("backfill", "-S", "now-1day", "--dry-run", "--json"))

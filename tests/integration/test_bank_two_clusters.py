@@ -34,7 +34,7 @@ def joined(first: BankSite, second: BankSite) -> None:
 def test_two_clusters_get_what_one_account_can_pay(slurm_version: str) -> None:
     with bank_site(slurm_version, cluster="one") as one:
         conf = {"STEWARD_GATE_CONF": one.settings.gate_conf}
-        # Its job ids begin elsewhere, so that charges tell the clusters apart.
+        # Its job ids begin at another number, so that charges show the cluster.
         with bank_site(
             slurm_version, cluster="two", controller_env=conf, first_job_id=100_000
         ) as two:

@@ -71,7 +71,7 @@ def test_scripts_are_archived_elsewhere(fast: Path, make_munged: MakeMunged) -> 
         play(str(fast / "spool"), range(1, 51)).wait(30)
         steward.wait(lambda: steward.is_quiet(50))
         wait_until(lambda: ctl1.status("forward.c1")[0] == "running", 10.0)
-        # Bytes are let go of on the controller once they are over there.
+        # The controller removes bytes once the receiver has them.
         wait_until(lambda: stored(settings) == set(), 20.0)
         assert (ctl1.stop(), steward.stop()) == (0, 0)
     assert_kept(serve, range(1, 51))
@@ -163,7 +163,7 @@ def test_a_credential_counts_once_and_for_its_place_alone(make_munged: MakeMunge
         with pytest.raises(PermissionRefused, match="does not match the message: it signs another"):
             hears.check(other.build_statement(), says.sign(statement))
     with pytest.raises(PermissionRefused, match="does not match the message: it signs another"):
-        # What the receiver said itself is nobody else's word.
+        # A message of the receiver itself proves no other sender.
         hears.check(statement, hears.sign(head.build_reply_statement("durable", b"")))
     for junk in ("", "Munge ", "MUNGE:", "MUNGE:AwQFAAA=:", "-h", "A" * 20_000, "\xff\n"):
         for credential in (junk, f"Munge {junk}"):
@@ -207,7 +207,7 @@ def test_a_batch_is_no_use_in_another_stream(fast: Path, make_munged: MakeMunged
             status, _headers, content = relay.post(path, headers, body)
             assert (status, wire.decode_reply(content).verdict) == (403, "refused")
             assert "was used before" in wire.decode_reply(content).detail
-        # A credential that nobody has seen yet, for the second batch of the first stream.
+        # An unused credential for the second batch of the first stream.
         other = link_to(relay, munged)
         assert other.send_batch([]).verdict == "durable"
         (_, first, _), (_, second, _) = (relay.requests[1], relay.requests[3])
@@ -323,7 +323,7 @@ def test_a_munged_that_forgot_its_credentials_lets_nothing_in_twice(
         verdicts = [
             wire.decode_reply(relay.post(*request)[2]).verdict for request in list(relay.requests)
         ]
-        # A stream that only the first controller can use; what is past; what is there already.
+        # A stream of the first controller, a past batch, and a stored one.
         assert verdicts == ["durable", "restart", "durable"]
         assert link.send_batch([script_row(3)]).verdict == "durable"
         assert [headers["steward-number"] for _, headers, _ in relay.requests] == list("0123")
@@ -348,7 +348,8 @@ def test_a_munged_that_hangs_keeps_no_other_cluster_waiting(
             headers = {**relay.requests[0][1], "steward-cluster": "c2"}
             waiting = [pool.submit(relay.post, wire.HELLO, headers, bytes(32)) for _ in range(12)]
             wait_until(lambda: sum(answer.done() for answer in waiting) >= 8, 20.0)
-            # Four of one address wait, the others are told so; the streams of c1 go on.
+            # Four requests of one address wait, the others are rejected; the streams of c1
+            # continue.
             assert link.send_batch([script_row(2)]).verdict == "durable"
             link.close()
             assert link.send_batch([script_row(3)]).verdict == "durable"

@@ -42,11 +42,11 @@ def kill_once(daemon: Daemon, chance: Random) -> None:
     time.sleep(chance.uniform(0.0, 0.5))
     parts = daemon.parts()
     if parts and chance.random() < 0.4:
-        # Between the look and the kill it may be gone, and nobody else's child can take its id
-        # as long as the supervisor has not seen it end.
+        # It may end before the kill, and no other process can take its id until the supervisor has
+        # seen its end.
         victim = chance.choice(parts)
         if victim in children_of(daemon.pid):
-            with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
                 os.kill(victim, signal.SIGKILL)
         return
     daemon.kill()
@@ -89,7 +89,7 @@ def assert_consistent(settings: Settings, jobs: range) -> None:
 )
 def test_kills_at_random_instants_lose_nothing(fast: Path, kills: int, total: int) -> None:
     chance = chance_of("STEWARD_KILL_SEED")
-    # Kept bytes are let go of while it is killed, too.
+    # Kept bytes are removed during kills, too.
     settings = settings_in(fast, journal=JournalSettings(keep_s=2.0))
     spool = fast / "spool"
     jobs = range(1, total + 1)
@@ -145,7 +145,7 @@ def test_kills_lose_no_job_of_a_real_cluster(sandbox: Sandbox, submitter: str) -
             time.sleep(chance.uniform(0.0, 0.7))
             parts = children_of(daemon.pid)
             if parts and chance.random() < 0.4:
-                with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
+                with contextlib.suppress(ProcessLookupError):  # it has just ended
                     os.kill(chance.choice(parts), signal.SIGKILL)
             else:
                 daemon.stop(signal.SIGKILL)

@@ -50,7 +50,7 @@ def processes_of(directory: Path) -> list[str]:
             if wanted in words + (entry / "environ").read_bytes():
                 found.append(words.replace(b"\0", b" ").decode())
         except OSError:
-            continue  # it has ended, or is somebody else's
+            continue  # it has ended, or belongs to another user
     return found
 
 

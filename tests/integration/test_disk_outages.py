@@ -168,7 +168,8 @@ def test_an_archive_whose_mount_vanishes(
     def begin() -> None:
         disk.detach()
         if remade:
-            # Somebody makes the directory that was on it: that does not make it an archive.
+            # An administrator creates the mount point's directory: that does not make it an
+            # archive.
             (disk.path / "archive").mkdir()
 
     def end() -> None:
@@ -264,7 +265,7 @@ def test_one_full_disk_for_everything(fast: Path, make_disk: Callable[[str], Dis
         disk.fill()
         submit(fast, DURING)
         daemon.wait(lambda: "cannot write captured scripts to" in daemon.log())
-        # What is held open is not taken away by slurmctld's unlink.
+        # slurmctld's unlink does not remove bytes of open files.
         daemon.wait(lambda: held(daemon) >= set(DURING))
         forget(fast, DURING)
         disk.clear()

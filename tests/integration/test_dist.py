@@ -194,7 +194,7 @@ def looked_at(bare: Bare, version: str) -> None:
     """Run what was installed, whichever package did it."""
     for user in ("steward-web", "steward-listen"):
         assert bare.sh(f"getent passwd {user}").strip().endswith(":/usr/sbin/nologin")
-    # Nothing is taken from where somebody stands, or from what their environment names.
+    # Neither the working directory nor its environment may provide modules.
     bare.sh("mkdir -p /tmp/steward && echo 1/0 >/tmp/steward/__init__.py")
     assert bare.sh("cd /tmp && PYTHONPATH=/tmp steward --version") == f"steward {version}\n"
     assert compiled(bare).exists()
@@ -315,7 +315,7 @@ def test_the_rpm(bare: Bare, version: str) -> None:
     bare.sh("rpm -U --force --nodeps /packages/steward-0*.py3.11.x86_64.rpm")
     assert compiled(bare).exists()
     assert not compiled(bare).with_name("old.pyc").exists()
-    # Slurm's packages are EL's own: one of the same name tells that there was an upgrade.
+    # Slurm's packages are EL's own: a package of the same name shows that there was an upgrade.
     bare.sh(f"mkdir -p {LIBDIR} /tmp/made && echo '{SLURM_DEVEL}' >/tmp/slurm.spec")
     bare.sh("rpmbuild -bb --quiet --define '_rpmdir /tmp/made' /tmp/slurm.spec")
     bare.sh("rpm -i --nodeps /tmp/made/noarch/slurm-devel-*.rpm")
@@ -330,7 +330,7 @@ def test_the_rpm(bare: Bare, version: str) -> None:
 
 
 def test_a_sites_own_plugin_is_found_and_left(bare: Bare) -> None:
-    # What "pip install --target" makes of docs/plugins.md's; there is no pip, and no network.
+    # The result of "pip install --target" for docs/plugins.md's package, without pip and network.
     info = bare.path("/opt/steward/plugins/site_jobacct-1.0.dist-info")
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: site-jobacct\nVersion: 1.0\n")
@@ -351,7 +351,7 @@ def test_what_slurm_loads(bare: Bare) -> None:
     bare.sh("dpkg -i /packages/steward_*+py3.11_amd64.deb")
     upgrade = "dpkg -i /var/cache/apt/archives/libslurm-dev_*.deb"
     bare.sh(upgrade)
-    assert not bare.path(LIBDIR).exists()  # whoever uses no plugins is left alone
+    assert not bare.path(LIBDIR).exists()  # sites without plugins are unaffected
 
     # As a version that is gone left it.
     bare.sh(f"mkdir -p {LIBDIR} {os.path.dirname(PLUGSTACK)}")

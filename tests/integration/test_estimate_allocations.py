@@ -64,8 +64,8 @@ class Allocating:
         said = self._cluster.run(["bash"], user=self._user, input=script, timeout_s=200).stdout
         ids = [int(word) if word.isdigit() else 0 for word in said.split()]
         assert len(ids) == len(requests)
-        # Each look of the scheduler begins anew when jobs were submitted: all have been looked at
-        # when none of them has no reason to wait.
+        # The scheduler starts over after each submit: it has considered all jobs when none is left
+        # without a pending reason.
         wait_until(self._is_settled)
         answer = msgspec.convert(self._ask("queue"), list[JobRecord])
         records = {record.job_id: record for record in answer}
@@ -104,7 +104,7 @@ class Allocating:
     def _charge(self, record: JobRecord, rate: Rate) -> int:
         """Return the cost of a run up to its time limit and the next poll."""
         assert record.start is not None
-        # Slurm gives a year to what is without a limit; an estimate assumes a day.
+        # Slurm gives a year to jobs without a limit; the estimate assumes a day.
         limit_s = min(record.time_limit_s or UNLIMITED_S, UNLIMITED_S)
         end = record.start + timedelta(seconds=limit_s + 60)
         use = derive_use(record, rate, self.picture, SETTINGS, end=end)
@@ -123,7 +123,7 @@ def run(cluster: Sandbox, wanted: int, seed: int, median: float = 1.5) -> None:
         for words, record in allocating.allocate(requests):
             allocated += 1
             if any(word.startswith(("--gpus", "--gres")) for word in words):
-                # Without a slurmdbd this alone tells of a job's GPUs.
+                # Without slurmdbd, only this shows a job's GPUs.
                 assert count_requested_kinds(record), words
             faults += allocating.faults(words, record)
             loose.append(allocating.looseness(words, record))
@@ -158,5 +158,5 @@ def test_some_requests(slurm_version: str, selects: str) -> None:
 )
 def test_many_requests(slurm_version: str, selects: str, wanted: int, seed: int) -> None:
     with Sandbox.up(spec(slurm_version, selects, accounting=True), report=print) as cluster:
-        # Where sockets are handed out whole, nobody can tell on how many of them tasks will be.
+        # With whole sockets allocated, the number of sockets with tasks is unknown.
         run(cluster, wanted, seed, 6.0 if "Socket" in selects else 1.5)

@@ -180,7 +180,7 @@ def test_quotes_bill_as_slurm_does(cluster: Sandbox, flags: str) -> None:
     allocated = ",".join(ids[-len(SPREAD) :])
     wait_until(lambda: not cluster.run(["squeue", "-h", "-t", "PD", "-j", allocated]).stdout, 120)
     shown = cluster.run(["scontrol", "show", "job", "--oneliner"]).stdout
-    # Of a job that has both, what it was allocated comes after what it asked for.
+    # For a job with both, the allocated TRES follow the requested ones.
     billed = {
         match[1]: int(match[2])
         for match in re.finditer(r"^JobId=(\d+) .*TRES=\S*?\bbilling=(\d+)", shown, re.MULTILINE)

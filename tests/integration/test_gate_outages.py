@@ -121,7 +121,7 @@ def test_with_the_daemon_dead_it_is_the_policy_that_decides(running: BankSite) -
         off.unlink()
     finally:
         running.start()
-    # What was let through unasked is held for from the queue.
+    # Jobs that the outage policy admitted get a hold from the queue.
     wait_until(lambda: {first, second} <= set(held(running)), 60)
 
 
@@ -158,7 +158,7 @@ def test_one_that_hangs_is_asked_once(running: BankSite) -> None:
     begun = time.monotonic()
     with AskedGate(path, hangs) as silent:
         jobs = [waits(running) for _ in range(6)]
-        # Where so few take long it may be asked again.
+        # After a few slow requests the gate may be asked again.
         most = 2 + (time.monotonic() - begun) // QUIET_S
         assert 1 <= silent.connections <= most, "it was asked although it had not answered"
         found = running.storm(32, f"{SHELL}sleep 100\n", "--time=5", at_once=32)
@@ -194,7 +194,7 @@ def test_a_gate_that_is_killed_has_its_holds_again(running: BankSite) -> None:
         pause_s = 0.0
         while not stop.wait(pause_s):
             for pid in running.processes("gate"):
-                with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
+                with contextlib.suppress(ProcessLookupError):  # it has just ended
                     os.kill(pid, signal.SIGKILL)
                     killed.append(pid)
             pause_s = chance.uniform(0.05, 1.5)
@@ -236,7 +236,7 @@ def test_without_its_file_it_has_them_from_the_tokens(running: BankSite) -> None
     for path in files:
         path.unlink()
     running.start()
-    # Jobs that are over show their tokens, too: what is held for those lapses by itself.
+    # Ended jobs show their tokens, too: their holds expire.
     wait_until(lambda: held_of(running, jobs) == before, 60)
 
 
@@ -282,7 +282,7 @@ def test_one_users_worst_texts_make_nobody_elses_job_late(running: BankSite, pol
     site = running
     conf = Path(site.settings.gate_conf)
     shipped = conf.read_text()
-    # A busy host is late by itself: with a second only a gate that computes long is too late.
+    # A busy host is slow, too: with a second, only a long computation of the gate is too late.
     conf.write_text(re.sub(r"(?m)^timeout_ms .*$", "timeout_ms 1000", shipped))
     set_policy(site, policy)
     other = list(site.cluster.users)[1]

@@ -185,7 +185,7 @@ class Runner:
         for pattern, instead in VARIABLE:
             text = pattern.sub(instead, text)
         if text.startswith(("{", "[")):
-            # A row of JSON is a line of its own.
+            # A row of JSON is a separate line.
             text = text.replace("[{", "[\n{").replace("},{", "},\n{")
         return text
 

@@ -91,7 +91,7 @@ def test_what_ran_on_a_node_and_what_happened_to_it_meanwhile(watching: Watching
         cluster, "#!/bin/sh\nsleep 300\n", user=ada, nodelist="node2", output="/dev/null"
     )
     wait_until(lambda: state_of(cluster, job) == "RUNNING")
-    # No event tells of it.
+    # No event reports it.
     wait_until(lambda: shown(watching, "node2", "state") == "MIXED", 60)
     assert not [event for event in watching.events(NODE_STATE) if event.body.state == "MIXED"]
 
@@ -137,8 +137,8 @@ def test_what_slurmctld_tells_no_more_is_shown_with_its_age(watching: Watching) 
         states = str(watching.cluster.run(["sinfo", "-h", "-o", "%T"]).stdout).split()
         return set(states) <= {"idle", "drained"}
 
-    # A drain of a node that has not reported since the restart is lost: slurmctld makes it idle.
-    # What was resumed right before the kill may be drained again.
+    # A drain of a node that has not reported since the restart is lost: slurmctld makes it idle. A
+    # node resumed right before the kill may be drained again.
     wait_until(is_settled, 120)
 
 

@@ -106,7 +106,7 @@ class Reader:
         job = submit_to(self.cluster, script, user=self.user)
         wait_until(lambda: self.books(job) == ["COMPLETED", "COMPLETED", "COMPLETED"], 60)
         wait_until(lambda: self.charged(job) > 0, 60)
-        # That a part was restarted is told for a while, and no fault.
+        # The doctor reports a restarted worker for a while, which is no fault.
         wait_until(lambda: self.doctor()[0] == 0, 60)
 
     def books(self, job: int) -> list[str]:
@@ -141,8 +141,8 @@ def test_the_page_makes_a_working_steward_of_a_plain_slurm(host: PlainHost) -> N
         code, told = reader.doctor()
         return code == 0 and {told[name] for name in told if name.split()[0] in looked_at} == {"ok"}
 
-    # The agent's first batch, from before the first job, was refused: this host is no node by
-    # its own name. It is told until a later batch was accepted and that is written down.
+    # The agent's first batch, before the first job, was rejected: this host's name is no node's.
+    # The doctor reports it until a later batch was accepted and recorded.
     wait_until(is_well, 60)
 
     # Its users are served, and its bank refuses who has nothing.

@@ -97,7 +97,7 @@ def run(job_id: int) -> list[Event]:
             cluster="c1",
             key=f"{kind}:{job_id}",
             at=end,
-            # What was seen long ago the journal need not keep for who has not come up yet.
+            # The journal need not keep old events for a consumer that has never started.
             seen_at=datetime.now(UTC),
             source="jobs",
             body=body,
@@ -171,7 +171,7 @@ def test_the_plugin_of_the_docs_is_thirty_lines_and_works(
         tell(settings, range(1, 21))
         daemon.wait(lambda: path.exists() and len(rows()) == 20)
         assert rows()[0][:4] == ["c1/run.end:1", "1", "ada", "COMPLETED"]
-        # A reload begins anew, and forgets nothing.
+        # A reload starts new processes, and forgets nothing.
         os.kill(daemon.pid, signal.SIGHUP)
         tell(settings, range(21, 31))
         daemon.wait(lambda: len({row[0] for row in rows()}) == 30)
@@ -240,7 +240,7 @@ def test_kills_of_the_daemon_double_no_record_and_lose_none(fast: Path, kills: i
             victims = [pid for pid in daemon.parts() if chance.random() < 0.5]
             if victims and chance.random() < 0.7:
                 for pid in set(victims) & set(children_of(daemon.pid)):
-                    with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
+                    with contextlib.suppress(ProcessLookupError):  # it has just ended
                         os.kill(pid, signal.SIGKILL)
             else:
                 daemon.kill()

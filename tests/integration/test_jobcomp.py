@@ -76,7 +76,7 @@ class JobcompSite:
 
         def look() -> bool:
             found[:] = [one for one in self.whole(record.job_id) if one.job_id == record.job_id]
-            # jobcomp is told before the nodes have cleaned up.
+            # jobcomp runs before the nodes have cleaned up.
             return [one.state for one in found] != ["COMPLETING"]
 
         wait_until(look, 40)
@@ -87,7 +87,7 @@ class JobcompSite:
             # The name of a user who lives in the sandbox resolves there alone.
             if field in {"user", "group", "submit_host", *but} or mine == getattr(default, field):
                 continue
-            # Slurm 22.05 shows what was requested of a waiting job only.
+            # Slurm 22.05 shows requested resources of pending jobs only.
             if theirs == getattr(default, field) and field.startswith(("tres_req", "requested")):
                 continue
             assert mine == theirs, f"{field} of job {record.job_id}"
@@ -167,7 +167,7 @@ def test_cancelled(site: JobcompSite) -> None:
     site.cluster.run(["scancel", str(job), str(held)], user=site.user)
     (record,) = site.of(job)
     assert (record.state, record.exit_code, record.exit_signal) == ("CANCELLED", 0, 0)
-    # Slurm tells jobcomp before it has heard of the signal that ended the script.
+    # Slurm calls jobcomp before it knows the signal that ended the script.
     site.agrees(record, "exit_code", "exit_signal")
     (record,) = site.of(held)
     assert (record.state, record.nodelist) == ("CANCELLED", "")
@@ -228,8 +228,8 @@ def test_resized(site: JobcompSite) -> None:
     assert last.end is not None
     assert piece.start <= piece.end <= last.end, "not the end that the job was expected to have"
     assert (last.state, last.nodes, last.nodelist) == ("COMPLETED", 1, "node1")
-    # Slurm 24.11 and later leave memory out of what is requested once it is resized.
-    # Of 26.05 each size has a SLUID of its own; squeue goes on to show the first.
+    # Slurm 24.11 and later omit memory from the requested resources after a resize. In 26.05 each
+    # size has a SLUID; squeue keeps showing the first.
     site.agrees(last, "tres_requested", "requested_cpus", "requested_nodes", "sluid")
     (whole,) = site.whole(job)
     assert whole.resized_at is not None
@@ -308,7 +308,7 @@ def test_the_daemon_on_a_site_with_a_script_of_its_own(slurm_version: str) -> No
         site = JobcompSite(cluster, path / "jobcomp" / "lines")
         first = site.submit("#!/bin/sh\nexit 4\n")
         site.of(first)
-        # One look at the queue, at the start: what happens then, lines tell.
+        # One poll of the queue, at the start: later changes come from lines.
         slurm = {"jobcomp_lines": str(site.lines), "snapshot_interval_s": 3600.0}
         daemon = Daemon(cluster, path / "steward", slurm=slurm)
         daemon.start()

@@ -90,7 +90,7 @@ def test_a_message_of_much_in_little_does_not_stall_the_rest(
 ) -> None:
     names = ("user", "name", "submit_line", "command", "work_dir", "stdin", "stdout", "stderr")
     much = dict.fromkeys((*names, "comment", "admin_comment"), "\x01" * (1 << 20))
-    # What each of them may have, twice over: for its first run, and for its last.
+    # Two documents for each job: of its first run, and of its last.
     most = {field: text[: 1 << 17] for field, text in much.items()}
     large = encode_script_message(document(2, b"large", identity=identity(2, restarts=1, **most)))
     largest = large

@@ -94,7 +94,7 @@ def test_a_certificate_is_shown_and_the_brokers_looked_at(secured: Kafka) -> Non
     to = topic.destination(broker=broker | {"tls": trusting}, timeout_s=10.0)
     assert to.send([document(1, b"one")]) == []
     to.close()
-    # Signed by nobody that the system knows.
+    # Signed by an authority that the system does not know.
     to = topic.destination(broker=broker | {"tls": own}, timeout_s=10.0)
     with pytest.raises(KafkaUnavailable, match="check 'tls', 'ca_file'"):
         to.send([document(2, b"two")])

@@ -204,7 +204,7 @@ def test_what_is_too_large_or_too_slow_is_ended(site: Settings) -> None:
         token = token_of(url)
         with client_of(url, token) as client:
             assert client.put("/jobs/1/", content=b" " * (1 << 21)).status_code == 413
-    # Another server: on a busy host what is asked above takes as long.
+    # A separate server: on a busy host the requests above take as long.
     with serving(site, timeouts=Timeouts(head_s=0.5, request_s=0.5)) as url:
         host, port = url.removeprefix("http://").split(":")
         whole = put(url, "/api", token, JOBCOMP)

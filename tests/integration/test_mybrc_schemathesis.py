@@ -26,8 +26,8 @@ SWAGGER = Path(__file__).parent / "fixtures" / "mybrc-swagger.json"
 TESTS = Path(__file__).parents[1]
 HOOKS = TESTS / "servers" / "mybrc_hooks.py"
 
-# What is valid has to be taken, but for pages that there are not, and the file of CPU data that
-# Steward documents to refuse. Of can_submit_job both schemas document 400 as an answer.
+# Valid requests must be accepted, except missing pages and the file of CPU data that Steward
+# documents to reject. For can_submit_job both schemas document 400 as an answer.
 CONFIG = f"""hooks = "{HOOKS}"
 [checks.positive_data_acceptance]
 expected-statuses = ["2xx", "404"]
@@ -39,8 +39,8 @@ include-path-regex = "/upload_cpu_data/"
 checks.positive_data_acceptance.expected-statuses = ["403"]
 """
 
-# The old schema tells successes alone, says 201 of a token where its server says 200, and has
-# every path need what its security calls basic.
+# The old schema describes only successes, has 201 for a token where its server returns 200, and
+# requires basic authentication on every path.
 UNTOLD = "status_code_conformance,missing_required_header,ignored_auth"
 
 PATIENCE_S = 1200

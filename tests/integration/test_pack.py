@@ -172,7 +172,7 @@ def test_what_is_read_is_what_steward_reads(site: PackSite) -> None:
     wait_until(
         lambda: site.typed("slurm.job.get", jobids=[job])[str(job)][0]["job_state"] == "RUNNING"
     )
-    # What Steward itself knows of it comes with its next look at the queue.
+    # Steward's own observation comes with its next poll of the queue.
     wait_until(lambda: "RUNNING" in json.dumps(site.typed("slurm.node.jobs", nodes="ALL")))
     asked: dict[str, dict[str, Any]] = {
         "slurm.config.get": {"item": "topology_plugin"},
@@ -207,7 +207,7 @@ def test_what_is_changed(site: PackSite) -> None:
     again = site.typed("slurm.node.drain", nodes="node1", reason=reason)
     assert again == site.run("slurm.node.drain", nodes="node1", reason=reason)[1]
     assert site.run("slurm.node.resume", nodes="node1")[0]
-    # Whoever has StackStorm do it is named, as one for whom its runner asks.
+    # The audit log names the StackStorm user as the one for whom its runner acts.
     given: dict[str, Any] = {"nodes": ["node1"], "reason": "r", "dry_run": False}
     succeeded, result = site.run("slurm.node.drain", st2_user="ingrid", **given)
     assert succeeded, result
@@ -259,7 +259,7 @@ def test_what_is_refused(site: PackSite) -> None:
 
 def test_the_sensor_tells_every_state_that_lasts(site: PackSite) -> None:
     running = site.sensor()
-    # It is told of what comes from then on.
+    # It gets the events from then on.
     wait_until(lambda: site.store.exists() and "IDLE" in site.store.read_text())
     site.update("node2", "state=drain", "reason=bad; fan=1")
     wait_until(lambda: site.states("node2")[-1:] == ["IDLE+DRAIN"], 30)
@@ -277,7 +277,7 @@ def test_the_sensor_tells_every_state_that_lasts(site: PackSite) -> None:
     wait_until(lambda: _last(site, "node2") == "IDLE+DRAIN", 30)
     again = site.sensor()
     wait_until(lambda: site.states("node2")[-1] == "IDLE+DRAIN" and "IDLE" in site.states("node2"))
-    # It was back without having failed: nobody is told that it recovered.
+    # The node returned without a failure: no recovery is reported.
     news = [one for one in site.told("slurm.node.state") if one["node"] == "node2"]
     assert any(one["failed"] for one in news) or not any(one["recovered"] for one in news)
     site.update("node2", "state=resume")
@@ -296,7 +296,7 @@ def test_the_sensor_as_root_reads_stewards_files_itself(site: PackSite) -> None:
     running.wait(PATIENCE * 30)
     site.update("node3", "state=resume")
     wait_until(lambda: _last(site, "node3") == "IDLE", 30)
-    # Only the root of the cluster's host could write what it has left.
+    # Only the root of the cluster's host could write its output.
     site.store.unlink()
 
 
@@ -325,7 +325,7 @@ def test_what_it_compares_at_a_restart(site: PackSite) -> None:
     job = submit_to(site.cluster, "#!/bin/sh\nsleep 600\n", user="ada", nodelist="node4")
     wait_until(lambda: site.typed("slurm.node.get", nodes="node4")["node4"]["state"] == "MIXED")
     before = len(site.told("slurm.node.state"))
-    # The sensor tells before it records: one that is ended between them tells it again.
+    # The sensor reports before it records: a kill in between repeats the report.
     run(lambda: len(site.told("slurm.node.state")) > before and record()["states"] == idle)
     (told,) = site.told("slurm.node.state")[before:]
     assert (told["node"], told["old_state"], told["state"]) == ("node2", "DOWN", "IDLE")
@@ -335,7 +335,7 @@ def test_what_it_compares_at_a_restart(site: PackSite) -> None:
 
 def test_a_trigger_of_slurms_reaches_it_and_is_set_again(site: PackSite) -> None:
     """Rules set the trigger at start, get its event, and set it again."""
-    # Where slurmctld sees it, too, and with a Python that it has there.
+    # Where slurmctld sees it, too, and with a Python that exists there.
     program = f"{site.cluster.directory}/slurm-trigger-notify"
     _, _, rest = (PACK / "bin" / "slurm-trigger-notify").read_text().partition("\n")
     Path(program).write_text(f"#!{python_of(site.cluster, site.home)}\n{rest}")

@@ -105,7 +105,7 @@ def test_slurmctld_is_away(patient: Patient) -> None:
         # A ping that a busy host leaves without an answer is another's fault.
         wait_until(lambda: "is not running" in patient.says()["slurm box"]["finding"], 60)
         assert found["clocks box"]["status"] == found["jobcomp box"]["status"] == "skipped"
-        # What is not slurmctld's is looked at all the same.
+        # Checks that do not concern slurmctld run all the same.
         assert found["spool box"]["status"] == found["ledger"]["status"] == "ok"
     finally:
         patient.cluster.restart_controller()

@@ -152,8 +152,8 @@ def test_a_job_that_was_requeued_has_two_runs(site: BookedSite) -> None:
     job = site.submit("#!/bin/sh\n#SBATCH --requeue\nsleep 300\n")
     wait_until(lambda: has_steps(site, job, 1), WAIT_S)
     site.cluster.run(["scontrol", "requeue", str(job)])
-    # Slurm waits two minutes, for good reason: a node refuses what was granted in the second
-    # in which it was told to end the run before.
+    # Slurm waits two minutes for good reason: a node rejects a job in the second in which it was
+    # told to end its former run.
     wait_until(lambda: state_of(site.cluster, job) == "PENDING", WAIT_S)
     site.cluster.run(["scontrol", "update", f"jobid={job}", "starttime=now+3"])
     wait_until(lambda: has_steps(site, job, 2), WAIT_S)
@@ -212,7 +212,7 @@ def test_a_job_that_has_just_started_is_not_told_to_wait(site: BookedSite) -> No
     waiting(site, job, "JobHeldUser")
     site.cluster.run(["scontrol", "release", str(job)])
     wait_until(lambda: state_of(site.cluster, job) == "RUNNING", WAIT_S)
-    # Snapshots tell of the start some seconds later: Slurm's own answer is shown.
+    # Polls show the start some seconds later: the page shows Slurm's own answer.
     found = page(site, job)
     text = site.daemon.ask("job", str(job), user=site.user).stdout
     (settings,) = site.daemon.settings.cluster.values()

@@ -169,7 +169,7 @@ NOT_OURS: Final = frozenset(
     {
         # Slurm's own numbers of rows in its database.
         *("AssocID", "DBIndex", "QOSRAW", "WCKeyID", "ReservationId"),
-        # What no source of ours tells.
+        # Fields that no source of Steward reports.
         *("Layout", "ReqCPUFreq", "ReqCPUFreqGov", "ReqCPUFreqMax", "ReqCPUFreqMin"),
         *("ConsumedEnergy", "ConsumedEnergyRaw", "Flags", "QOSREQ"),
         *("SLUID", "OriginalSLUID"),

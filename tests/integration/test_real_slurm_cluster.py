@@ -217,7 +217,7 @@ def test_a_user_who_may_not(call: Call, machine: Sandbox) -> None:
     trigger = call("triggers", "set", "/bin/true mine", "down")
     assert call("triggers", "clear", trigger, user=user)["error"] == "SlurmRefused"
     assert call("triggers", "clear", trigger) is None
-    # What anybody may see is seen.
+    # Every user sees public objects.
     assert "node1" in call("machine", "nodes", user=user)
 
 

@@ -233,7 +233,7 @@ def test_who_used_most(books: Books) -> None:
     for _, user, _, _, used, *_ in books.slurms("user", "TopUsage"):
         theirs[user] = theirs.get(user, 0) + int(used)
     theirs["ada"] -= books.unused_s // 2 * 2
-    del theirs["root"]  # whose maintenance it is
+    del theirs["root"]  # owner of the maintenance reservation
     assert {row.user: row.cpu_s for row in books.ours("reports.users").rows} == theirs
 
 
@@ -241,7 +241,7 @@ def test_sizes(books: Books) -> None:
     rows = books.slurms("job", "SizesByAccount", "FlatView", "grouping=2,4")
     theirs = {
         (account, least): int(used)
-        # What follows, such as a share of the cluster, differs by version.
+        # The following columns, such as a share of the cluster, differ by version.
         for _, account, *sizes in rows
         for least, used in zip((0, 2, 4), sizes[:3], strict=True)
     }
@@ -260,12 +260,12 @@ def test_what_the_cluster_did(books: Books) -> None:
     assert row.allocated_cpu_s == allocated
     assert row.planned_cpu_s == planned
     assert row.planned_down_cpu_s == reported - allocated - down - idle - planned == 60 * CPUS
-    # 24.11 prints what is planned in the column of what is planned to be down.
+    # 24.11 prints planned time in the column of planned down time.
     assert planned_down in (row.planned_down_cpu_s, planned)
-    # Both are told of a node when slurmctld gets to it, which dates the reason before that.
+    # Both get a node's state when slurmctld processes it; the reason has an earlier date.
     late = (books.began("node4") - books.drained()) * CPUS
     assert row.down_cpu_s == down + late
-    # Until the sensor looked there was nobody to tell us of the cluster.
+    # Before the sensor's first poll, Steward knows nothing of the cluster.
     began = int(books.until.timestamp()) - row.known_s
     missed = (began - books.began("")) * CPUS * 4
     assert row.reported_cpu_s == reported - missed

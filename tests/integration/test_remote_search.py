@@ -122,7 +122,7 @@ def test_each_user_finds_what_is_theirs(site: SearchSite) -> None:
         document(1, b"srun shared thing\n"),
         document(2, b"srun shared thing\n", uid=4002, user="bela"),
         document(3, b"srun shared thing\n", uid=None, user=""),
-        # The uid, or the name, of somebody who is gone.
+        # The uid, or the name, of a removed user.
         document(4, b"srun shared thing\n", uid=4001, user="gone"),
         document(5, b"srun shared thing\n", uid=999, user="ada"),
     )

@@ -127,7 +127,7 @@ def test_jobs_submitted_again_are_given_the_same(
     assert len(cases) >= 40
     (work / "job.sh").write_text("#!/bin/sh\ntrue\n")
     (work / "directives.sh").write_text(DIRECTIVES)
-    # Where no limit is set some versions show a year, or none, by how the job was started.
+    # Without a limit, some versions show a year, or none, depending on how the job was started.
     lines = [f"cd {work}", "export SBATCH_TIMELIMIT=9"]
     for case in cases:
         words = " ".join(map(shlex.quote, case))

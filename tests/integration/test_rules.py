@@ -23,7 +23,7 @@ FLAPPING = 97
 EXTRA = (
     # On a busy machine a slurmd may be silent for some seconds; that would be one failure more.
     "SlurmdTimeout=10",
-    # What somebody sets down stays down, though its slurmd answers.
+    # A node that an administrator sets down stays down, though its slurmd answers.
     "ReturnToService=1",
     f"NodeName=made[1-{FLAPPING}] NodeAddr=127.0.0.1 Port=9 CPUs=1 RealMemory=100 State=DOWN",
 )
@@ -116,7 +116,7 @@ def test_a_node_goes_down_and_a_rule_acts(cluster: Sandbox, home: Path) -> None:
         assert len(daemon.history()) == 2
         wait_until(lambda: len(daemon.told()) >= 2)
         assert [event.body.status for event in daemon.told()] == ["succeeded", "succeeded"]
-        # What somebody says of a node is hostile text, and what they drained is theirs.
+        # Reasons of others are hostile text, and their drains stay theirs.
         said = "{{ 7 * 7 }} {% raw %} $(id) `id`; |"
         down = ["scontrol", "update", "nodename=node2", "state=down", f"reason={said}"]
         cluster.run(down)
@@ -155,7 +155,7 @@ def test_what_a_kill_left_open_is_looked_up_once(cluster: Sandbox, home: Path) -
         cluster.stop_service("slurmctld", signal.SIGSTOP)
         storm = Storm(daemon, store, ["made1"])
         assert list(storm.rage(1)) == [1, 2]
-        # Both mails are out, and nobody knows it; the drain waits for slurmctld.
+        # Both mails are sent, and that is not recorded; the drain waits for slurmctld.
         wait_until(lambda: len(daemon.mailed()) == 2, 60)
         assert {one["phase"] for one in daemon.history("--rule", "mail_failed")} == {"started"}
         daemon.stop(signal.SIGKILL)
@@ -267,7 +267,7 @@ def test_a_storm_of_node_events(cluster: Sandbox, home: Path, kills: int) -> Non
         wait_until(lambda: len(daemon.told()) == len(history), 60)
         told = Counter((e.body.rule, e.body.event, e.body.status) for e in daemon.told())
         assert told == Counter((one["rule"], one["event"], one["status"]) for one in history)
-        # Its bounds: four of a hundred nodes, and so many mails in an hour, whatever was killed.
+        # Limits: four of a hundred nodes, and so many mails in an hour, despite kills.
         assert 0 < len(daemon.drained_by_rules()) <= 4
         acted = Counter(one["rule"] for one in history if one["status"] != "held-back")
         assert acted["mail_failed"] == MAILS

@@ -65,7 +65,7 @@ def test_a_job_and_its_steps(site: BookedSite, job: int) -> None:
     rows = [
         row.split("|") for row in site.ours("-n", "-P", "-j", str(job), "-o", COLUMNS).splitlines()
     ]
-    # What slurmd reports of extern steps depends on the cluster; here there are none.
+    # slurmd's reports of extern steps depend on the cluster; here there are none.
     assert [row[0] for row in rows] == [str(job), f"{job}.batch", f"{job}.0"]
     assert [row[2] for row in rows] == [site.user, "", ""]
     assert rows[0][1] == "outer"

@@ -37,8 +37,8 @@ def test_a_killed_slurmd_is_told_of(cluster: Sandbox, make: MakeWatching) -> Non
     cluster.stop_service("slurmd.node1", signal.SIGKILL)
     wait_until(lambda: watching.replayed()["node1"].startswith("DOWN"), 120)
     told = watching.of_node("node1")
-    # On a busy host it may have been silent for the seconds of SlurmdTimeout before, too: each
-    # failure is told of once, and so is each recovery between two of them.
+    # On a busy host it may have been silent for SlurmdTimeout before, too: each failure is reported
+    # once, and so is each recovery between two of them.
     turns = [
         "failed" if body.failed else "recovered" for body in told if body.failed != body.recovered
     ]
@@ -93,7 +93,7 @@ def test_down_while_slurmctld_is_killed_comes_after_the_restart(
     """No periodic poll is due, and the trigger's report is lost."""
     with passable_directory() as path:
         front = Front(path, "primary_*")
-        # Until it is opened nothing wakes the sensor, whatever slurmctld starts, and when.
+        # Until the proxy is opened nothing wakes the sensor, whatever slurmctld starts.
         watching = make(helper=str(front.helper), interval_s=3600.0)
         restart = f"{watching.secret} box primary_slurmctld_resumed_operation"
         wait_until(lambda: is_kept(cluster, "trigger_state", restart))
@@ -246,7 +246,7 @@ def test_users_are_told_what_they_may_see(cluster: Sandbox, make: MakeWatching) 
     user = next(iter(cluster.users))
     scontrol(cluster, "update", "nodename=node1", "state=down", "reason=see the ticket")
     wait_until(lambda: watching.replayed()["node1"].startswith("DOWN"))
-    # Who may see what is asked of Slurm by another part of the daemon.
+    # Another worker reads from Slurm who may see nodes.
     wait_until(lambda: watching.ask("events", "list", "-k", NODE_STATE, user=user).stdout != "")
     table = watching.ask("events", "list", "-w", "node1", "--failed", user=user).stdout
     assert "IDLE -> DOWN" in table
@@ -269,7 +269,7 @@ def test_a_tail_goes_on_as_more_happens(cluster: Sandbox, make: MakeWatching) ->
             env={"PYTHONUNBUFFERED": "1"},
         )
     try:
-        # It goes on from what it shows first.
+        # It continues from the states that it shows first.
         wait_until(lambda: os.path.getsize(out) > 0)
         scontrol(cluster, "update", "nodename=node2", "state=drain", "reason=to be seen")
         wait_until(lambda: "to be seen" in out.read_text(), 60)

@@ -113,7 +113,7 @@ class Storm:
             before = self.watching.shown()
             if self.watching.replayed() != before:
                 return False
-            # What is told late does not undo it.
+            # Late reports do not undo it.
             time.sleep(LATE_S)
             return self.watching.replayed() == before == self.watching.shown()
 

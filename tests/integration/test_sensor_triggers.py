@@ -53,7 +53,7 @@ def test_slurmctlds_triggers_wake_the_sensor(cluster: Sandbox, make: MakeWatchin
 def test_drains_that_no_look_shows_are_told(cluster: Sandbox, make: MakeWatching) -> None:
     """The next periodic poll is an hour away, and slurmctld reports after the node is back."""
     watching = make(interval_s=3600.0)
-    time.sleep(61)  # it does not know what was told before it was started
+    time.sleep(61)  # it does not know reports from before its start
     nodes = ("node1", "node2", "node3")
     for node in nodes:
         scontrol(cluster, "update", f"nodename={node}", "state=drain", "reason=for a moment")
@@ -136,7 +136,7 @@ def test_the_secret_is_seen_by_nobody_else(cluster: Sandbox, make: MakeWatching)
     assert str(watching.secret) in shown
     assert secret.decode() not in shown
     assert watching.bytes_anywhere(secret) == []
-    # Who installs again keeps what there is.
+    # A repeated installation keeps existing files.
     watching.install()
     assert watching.secret.read_bytes().strip() == secret
 

@@ -251,7 +251,7 @@ def test_components_of_one_step(site: ShimSite, slurm_version: str) -> None:
 
 @in_three_tries
 def test_a_suspended_job(site: ShimSite) -> None:
-    # The task is busy by itself until then: a child's time would be told as its own.
+    # The task computes itself until then: a child's time would count as its own.
     go = Path(site.said).with_name("go-on")
     go.unlink(missing_ok=True)
     command = " ".join(site.command(300, 10))
@@ -276,7 +276,7 @@ def requeue(site: ShimSite, job: int) -> None:
         return len(site.lines(k="start", j=job, s="batch")) > launches
 
     def started() -> bool:
-        # A node refuses what was granted in the second in which it ended the run before.
+        # A node rejects a job in the second in which it ended the former run.
         later = ["scontrol", "update", f"jobid={job}", "StartTime=now+3"]
         site.cluster.run(later, check=False)
         # Again and again at once would keep Slurm from looking at its queue.
@@ -308,7 +308,7 @@ def test_a_requeued_job(site: ShimSite) -> None:
     tasks = site.lines(k="task", j=job, s="batch")
     assert [line["st"] for line in tasks] == [15, 0, 0]
     site.compare(tasks)
-    # Slurm tells a step of no run, or of the right one; never of a wrong one.
+    # Slurm assigns a step to no run, or to the right one; never to a wrong one.
     for number, start in enumerate(site.lines(k="start", j=job, s="batch")):
         assert start.get("r", number) == number
 
@@ -367,7 +367,7 @@ def test_what_epilogs_use_is_no_tasks(slurm_version: str) -> None:
         cluster.configure(f"TaskEpilog={site.etc}/everybodys")
         cluster.restart_controller()
         site.install()
-        # Two at once: one may end, and be told of, while the other's epilog runs.
+        # Two at once: one may end, and be reported, while the other's epilog runs.
         site.srun("-n2", "-O", f"--task-epilog={site.etc}/users", *site.command(100, 30))
         site.ends(1, s="0")
         tasks = site.lines(k="task", s="0")
@@ -438,7 +438,7 @@ def test_a_step_that_is_killed_for_its_memory(slurm_version: str) -> None:
         assert task["st"] & 0x7F == 9
         assert limit * 0.9 <= end["rss"] <= limit * 1.1
         assert limit * 0.9 <= end["peak"] <= limit * 1.1
-        # What outlives its task is the step's all the same.
+        # Processes that outlive their task still count for the step.
         daemon, over = " ".join(site.command(600)), f"{site.said}-over"
         site.srun(
             *("-n1", "--mem=100", "sh", "-c"),

@@ -90,7 +90,7 @@ def upgrade(site: BookedSite, version: str, *ctld: str) -> None:
     conf.unlink()
     cluster.upgrade(version)
     cluster.restart_controller(*ctld)
-    # Nothing of Steward was restarted: the doctor asks the new commands, and the daemon, too.
+    # Steward was not restarted: doctor and daemon use the new commands.
     assert looked_over(site, "slurm") == ("ok", f"slurmctld {cluster.plan.slurm_version} answers")
     site.install_plugin()
     assert looked_over(site, "spank")[0] == "ok"
@@ -112,7 +112,7 @@ def test_nothing_is_lost_from_release_to_release(site: BookedSite) -> None:
     wait_for_books(site, first, since)
     before = rows(site)
 
-    # Too far for slurmctld's state: nothing runs or waits, and job ids begin anew.
+    # Too far for slurmctld's state: no job runs or is pending, and job ids start over.
     site.until_idle()
     upgrade(site, "24.11", "-i")
     assert "24.11" in site.cluster.run(["sbatch", "--version"]).stdout
@@ -122,7 +122,7 @@ def test_nothing_is_lost_from_release_to_release(site: BookedSite) -> None:
     after = rows(site)
     assert set(before) <= set(after)
 
-    # From here a job goes on over the upgrade, and another waits.
+    # From here one job runs during the upgrade, and another is pending.
     running = submit_quietly(site, "#!/bin/sh\nsrun sleep 15\nexit 6\n")
     waiting = int(
         site.submit(BATCH, dependency=f"afterany:{running}"),

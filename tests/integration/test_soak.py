@@ -109,7 +109,7 @@ class Week:
             if number == 2:
                 self.site.as_user("scancel", str(job), user=user)
 
-    # What happens to Steward
+    # Failures of Steward
 
     def kill_a_part(self) -> None:
         part = self.chance.choice(
@@ -127,7 +127,7 @@ class Week:
     def reload(self) -> None:
         os.kill(self.site.daemon.pid, signal.SIGHUP)
 
-    # What happens around it
+    # Failures around it
 
     def controller_goes(self) -> None:
         self.site.cluster.stop_service("slurmctld")
@@ -236,7 +236,7 @@ def test_a_week(site: BankSite) -> None:
     assert status["dead_letters"] == 0
     assert status["journal"]["events"] < status["journal"]["head"], "nothing was let go of"
     assert site.daemon.ask("archive", "verify").returncode == 0
-    if site.daemon.log_path.exists():  # else nothing was said since it was rotated
+    if site.daemon.log_path.exists():  # otherwise nothing was logged since the rotation
         assert site.daemon.log_path.stat().st_mode & 0o007 == 0
     doctor = json.loads(site.daemon.ask("doctor", "--json", check=False).stdout)
     assert doctor["status"] != "wrong", [

@@ -96,7 +96,7 @@ def test_what_an_earlier_release_left_is_taken_over(tmp_path: Path, recorded: st
     fresh = settings_of(tmp_path / "fresh")
     with Daemon(fresh, tmp_path / "fresh") as daemon:
         daemon.wait(lambda: daemon.is_quiet(0), 60)
-        # What is ended before it has made its tables has made none.
+        # A process that ends before it has created its tables has created none.
         daemon.wait(lambda: has_told_the_gate(fresh), 60)
         assert daemon.stop() == 0
 

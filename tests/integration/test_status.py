@@ -147,7 +147,7 @@ def test_a_daemon_is_told_of_part_by_part(tmp_path: Path) -> None:
         assert figures((tmp_path / "steward.prom").read_text()).keys() == found.keys()
         rows = told(daemon, tmp_path, "status", "-P").splitlines()
         assert "part jobs|running|1 restart, the last since it was ended by signal 9" in rows
-    # A supervisor that was killed left its file: nobody takes that for a daemon.
+    # A killed supervisor left its file, which does not count as a running daemon.
     answer = msgspec.json.decode(told(daemon, tmp_path, "status", "--json"), type=StatusShowAnswer)
     assert not answer.running
     assert not answer.workers
@@ -163,7 +163,7 @@ def test_a_daemon_in_a_container_is_told_of_from_outside(sandbox: Sandbox) -> No
     daemon.start()
     try:
         outside, inside = shown(), daemon.ask_json("status")
-        # Its processes have numbers there that are nobody's here, or somebody else's.
+        # Process ids inside belong to other processes here, or to none.
         assert inside["workers"][0]["pid"] != 0
         for one in (outside, inside):
             assert one["running"] is True
@@ -176,7 +176,7 @@ def test_a_daemon_in_a_container_is_told_of_from_outside(sandbox: Sandbox) -> No
         assert {one["status"] for one in json.loads(doctor)["findings"]} == {"ok"}
     finally:
         daemon.close()
-    # Killed: what it left there is of no daemon any more, whoever has its number now.
+    # Killed: the status file belongs to no running daemon, even if its pid is in use again.
     assert shown()["running"] is False
     assert shown()["workers"] == []
 
@@ -254,7 +254,7 @@ def test_the_dashboard_names_only_what_a_real_scrape_has(slurm_version: str) -> 
     ]
     named = {name for query in queries for name in re.findall(r"steward_\w+", query)}
     assert named <= had, named - had
-    # And what is told is shown, each figure somewhere.
+    # And every field of the status appears as a metric.
     assert {name for name in had if not name.endswith(("_created", "_info"))} <= named
     assert ("steward_web_up", ()) in figures(found)
     assert figures(found)["steward_slurm_up", (("cluster", "sandbox"),)] == 1

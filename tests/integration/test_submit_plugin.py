@@ -228,7 +228,7 @@ def test_a_gate_that_hangs_costs_one_wait_and_stalls_nobody(site: AskingSite) ->
     site.gate.asked.clear()
     begun = time.monotonic()
     first, *later = site.took(10)
-    # Where so few take long it may be asked again.
+    # After a few slow requests the gate may be asked again.
     assert 1 <= len(site.gate.asked) <= 1 + (time.monotonic() - begun) // QUIET_S
     median = usual[len(usual) // 2]
     print(f"sbatch {median * 1e3:.1f} ms; hung: once {first * 1e3:.1f} ms, then ", end="")

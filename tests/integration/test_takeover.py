@@ -133,7 +133,7 @@ def test_a_take_over_loses_nothing_and_says_nothing_twice(box: Sandbox) -> None:
         pair[0].end()  # its host has failed, and slurmctld with it
         box.run(["scontrol", "takeover", "1"])
         wait_until(lambda: "primary) at sandbox is DOWN" in ping(box))
-        # Who only stands by refuses to say, and to take a job.
+        # A standby slurmctld answers no queries and accepts no jobs.
         wait_until(lambda: not box.run(["squeue", "-h"], check=False).returncode)
         submit(6, 0)
         pair[0].start()
@@ -149,7 +149,7 @@ def test_a_take_over_loses_nothing_and_says_nothing_twice(box: Sandbox) -> None:
         for daemon in (*pair, serve):
             daemon.end()
     assert Counter(told(serve.settings, "job.script")) == Counter(scripts.keys())
-    # Each controller's sources may tell of an end in words of their own; it is one end.
+    # Each controller's sources may report an end in different words; it is one end.
     assert Counter(ends(serve.settings)) == Counter(scripts.keys())
     assert ask(serve.settings, "journal.db", "SELECT * FROM dead") == []
     assert "UNKNOWN" not in str(ask(serve.settings, "jobs.db", "SELECT state FROM job"))

@@ -86,7 +86,7 @@ def test_watched_as_it_was_written_and_scanned_at_once(tmp_path: Path, kind: str
         states = states_of(scanned)
         big = "2038" if kind == "subdirs" else "1028"
         assert states[big] == ("COMPLETED" if kind == "subdirs" else "CANCELLED")
-        # Which job's end was written last is Torque's affair.
+        # Torque decides which job's end is written last.
         wait_until(lambda: states_of(watched) == states, 60)
     of_watched = listed(watched)
     assert of_watched == listed(scanned)

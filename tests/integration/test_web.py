@@ -94,7 +94,7 @@ def test_nothing_comes_behind_what_head_is_answered(site: WebSite) -> None:
     asked = "HEAD {} HTTP/1.1\r\nHost: x\r\nAccept-Encoding: gzip\r\n"
     with socket.create_connection(("127.0.0.1", site.port), 60) as wire:
         wire.settimeout(60)
-        # On one connection: what came behind the first would stand before the second.
+        # On one connection: bytes after the first request would become the second.
         for path in ("/static/app.js", "/healthz"):
             wire.sendall((asked.format(path) + "\r\n").encode())
             head = b""
@@ -122,7 +122,7 @@ def test_the_daemon_away_is_said_and_it_comes_back(site: WebSite) -> None:
     site.daemon.stop()
     answer = ada.get("/no/such/page")
     assert answer.status_code == 404
-    # What is known of ada is known for some seconds; a page that asks says that nobody answers.
+    # ada's roles are cached for some seconds; a page without them says that the daemon is away.
     with site.stranger(cookies={"steward_session": "sts_x"}) as stranger:
         other = stranger.get("/")
     assert (other.status_code, "does not answer" in other.text) == (503, True)

@@ -83,7 +83,7 @@ def test_everybody_sees_their_accounts_and_no_others(site: WebSite) -> None:
     every = site.visitor(OPERATOR).page("/accounts")
     assert every.index("science") < every.index("chemistry") < every.index("physics")
     grace = site.visitor("grace")
-    # Of what was merely charged to there is a page, too.
+    # Accounts that only charges created have a page, too.
     operator = site.visitor(OPERATOR)
     assert "left-over" in every
     assert "This account was never created" in operator.page("/accounts/left-over")
@@ -102,7 +102,7 @@ def test_what_members_and_owners_are_told(site: WebSite) -> None:
         assert "data-plot" in page
     assert "Set limit" in whole
     assert "Set limit" not in part
-    # Who used what, and what happened, is the owner's to know; to a member their own part.
+    # Owners see usage and transactions of all members, members only their own.
     assert 'href="/users/grace"' in whole
     assert 'href="/users/ada"' not in part.partition("Usage by user")[2].partition("Members")[0]
     assert "Post transaction" not in whole
@@ -155,7 +155,7 @@ def test_a_statement_is_paged_and_downloaded(site: WebSite) -> None:
     lines = list(csv.DictReader(io.StringIO(said)))
     assert [line["Number"] for line in lines] == numbers[::-1]
     assert lines[-1]["Balance"] == "940.000000"
-    # What somebody wrote is no formula of a spreadsheet.
+    # Text of users must not become a formula of a spreadsheet.
     assert {line["Reason"][:2] for line in lines} == {"'="}
     answer: httpx.Response = owner.get(f"/accounts/physics/statement?form=json&{query}")
     assert len(answer.json()["statement"]["lines"]) == 61

@@ -116,7 +116,7 @@ def test_a_node_is_drained_with_a_reason_seen_by_all_and_resumed(
     assert "/cluster/box/change?verb=drain" in page
     form = carl.page(f"/cluster/box/change?verb=drain&nodes={one}")
     assert f'value="{one}"' in form
-    # Nothing was confirmed, so nothing is done.
+    # The change was not confirmed, so nothing is changed.
     sure = carl.submit("/cluster/box/change", verb="drain", nodes=one, reason=HOSTILE.strip())
     assert "<script>alert" not in sure.text
     assert re.search(rf"{one} yes IDLE .*Drain {one}", plain(sure.text))
@@ -129,7 +129,7 @@ def test_a_node_is_drained_with_a_reason_seen_by_all_and_resumed(
     assert "succeeded" in told
     assert "&lt;b&gt;bad&lt;/b&gt; DIMM" in told
     assert one in plain(told)
-    # Who drained it twice by a double click is told that it is so.
+    # A second click gets the answer that the node is drained already.
     again = change(carl, "drain", nodes=one, reason="<b>bad</b> DIMM")
     assert "no: already in this state" in carl.page(again.headers["location"])
     wait_until(lambda: has(ada, page_of(one), "IDLE+DRAIN", "&lt;b&gt;bad&lt;/b&gt; DIMM"))
@@ -227,7 +227,7 @@ def test_jobs_of_a_node_are_shown_to_who_may_see_them(
     assert link not in grace.page("/")
     now = datetime.now(UTC)
     during = now.isoformat()
-    # Slurm tells ends by the second, and none before its beginning.
+    # Slurm records ends by the second, and none before its beginning.
     wait_until(lambda: datetime.now(UTC) > now + timedelta(seconds=2))
     site.cluster.run(["scancel", str(job)])
     wait_until(lambda: link not in ada.page(page_of(node(4))))
@@ -279,7 +279,7 @@ def test_events_come_live_and_end_with_the_session(site: WebSite, carl: Visitor)
 def test_nobody_watches_in_too_many_windows(site: WebSite) -> None:
     visitor = site.visitor("grace")
     with ExitStack() as windows:
-        # The lines are kept, too: who lets go of them closes the stream.
+        # The lines are kept, too: closing the page closes the stream.
         kept = [
             windows.enter_context(visitor.stream("GET", "/events/stream")).iter_lines()
             for _ in range(4)
@@ -287,7 +287,7 @@ def test_nobody_watches_in_too_many_windows(site: WebSite) -> None:
         assert all(next(lines).startswith((":", "retry", "event")) for lines in kept)
         with visitor.stream("GET", "/events/stream") as refused:
             assert refused.status_code == 429
-    # What was closed makes room.
+    # Closed streams free their places.
     wait_until(lambda: _may_watch(visitor))
 
 

@@ -155,7 +155,7 @@ def test_a_list_goes_on_where_it_ended(
             break
         page = ada.page(html.unescape(more[1]).replace("arrays=", "rows=3&arrays="))
     assert found == whole
-    # What is added to a page changes its address, so that who comes back has as many rows.
+    # More rows change the page's address, so that a returning user has as many rows.
     first = ada.page("/jobs", arrays="apart", rows=3)
     follows = re.search(r'hx-get="([^"]*before=3[^"]*)"', first)
     assert follows
@@ -376,7 +376,7 @@ def test_owners_hold_release_and_cancel_and_nobody_else(
     assert "Steward sent the release request to Slurm" in ada.page(done.headers["location"])
     site.until(job, "RUNNING")
     wait_until(lambda: verbs(ada.page(path)) == ["cancel", "requeue"])
-    # What is not so is said, and a second click does no harm.
+    # A false state is reported, and a second click does no harm.
     again = ada.submit(f"{path}/release")
     assert again.status_code in (303, 409), again.text
     assert olga.submit(f"{path}/cancel", reason="too long").status_code == 303

@@ -182,7 +182,7 @@ def test_while_munged_hangs_others_work(site: WebSite) -> None:
     said = Counter(answer.json()["detail"] for answer in answers)
     turned_away = said.pop("too many requests at once: try again in a moment")
     assert all(text.startswith("cannot decode the MUNGE credential") for text in said), said
-    # Every one that had a place was told by munged's silence, every other that there is none.
+    # Each request with a place got munged's silence as error, each other that there is no place.
     assert said.total() == len(opened) // 2
     assert turned_away == len(shown) - said.total()
     for user in ("ada", OPERATOR):
@@ -217,7 +217,7 @@ def test_it_is_believed_from_its_networks_alone(site: WebSite) -> None:
         peer = {"peer": "10.1.2.3", "method": "POST", "target": ME, "digest": hash_body(b"{}")}
         return verify_munge_request(settings, TicketRequest(credential=shown, **peer))
 
-    # This process is outside of the sandbox: there she has no name, which is looked at last.
+    # This process is outside of the sandbox: there she has no name, which is checked last.
     with pytest.raises(UnknownCredential, match="has no user name"):
         asked(munge_from=("0.0.0.0/0",))
     with pytest.raises(UnknownCredential, match=r"MUNGE authentication from .* is not allowed"):
@@ -234,7 +234,7 @@ def test_who_is_no_user_of_the_pages_is_not_let_in(site: WebSite) -> None:
     assert (answer.status_code, "root" in answer.json()["detail"]) == (401, True)
     for shown in ("MUNGE:nonsense:", "x" * 5000):
         assert post(site, ME, b"{}", shown).status_code == 401
-    # The process that serves pages is somebody, but by MUNGE nobody of rights.
+    # The web process has a user, but no rights by MUNGE.
     answer = post(site, ME, b"{}", credential(site, WEB_USER, made))
     assert answer.json()["user"] == WEB_USER
 

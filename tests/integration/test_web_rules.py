@@ -107,7 +107,7 @@ def test_a_rule_that_acted_is_shown_with_what_it_did(
     for one in ("slurm.node.get", "node3", "dry-run", "slurm.node.state"):
         assert one in text, one
     wait_until(lambda: "rule tell_of_drains" in olga.page("/events?kinds=rule.execution"))
-    # Who else drains has it in the log of what was done, and everybody only their own.
+    # Operators find drains of others in the audit log, other users only their own actions.
     assert "reason=look" in carl.page("/actions?action=slurm.node.drain")
     assert "reason=look" not in ada.page("/actions")
 

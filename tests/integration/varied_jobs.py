@@ -17,7 +17,7 @@ def submit_all(site: BookedSite) -> int:
     count = 1
     for group in (_plain, _odd, _arrays, _steps, _het, _waiting, _disturbed, _asking):
         count += group(site)
-        # So that none waits for long: what is compared are books, not queues.
+        # So that none is pending for long: the test compares records, not queues.
         wait_until(lambda: _is_idle(site, limited), 300)
     wait_until(lambda: state_of(site.cluster, limited) in ("TIMEOUT", ""), 180)
     site.until_idle(300)

@@ -29,7 +29,7 @@ def munge_site(slurm_version: str, **web: Any) -> Iterator[WebSite]:
                 **web,
             },
         )
-        # What is begun and given up is told by the log.
+        # The log shows started and aborted verifications.
         with WebSite(cluster, home, web=web, settings={"log_level": "debug"}) as site:
             yield site
 
