@@ -83,7 +83,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.ledger.close()
         assert not found
 
-    # What the model says of itself.
+    # Queries of the model
 
     def of(self, name: str) -> list[int]:
         """An account's allocations, those that end first before the others."""
@@ -105,7 +105,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def pick(self, pick: int) -> int:
         return sorted(self.pots)[pick % len(self.pots)]
 
-    # What people do.
+    # Transactions of people
 
     @rule(name=ACCOUNTS, amount=AMOUNTS, begin=st.integers(-2, 3), days=st.integers(1, 4))
     def allocate(self, name: str, amount: int, begin: int, days: int) -> None:
@@ -183,7 +183,7 @@ class LedgerMachine(RuleBasedStateMachine):
         if amount < 0:
             self.loose.add(name)
 
-    # What jobs do.
+    # Life of jobs
 
     @rule(name=ACCOUNTS, amount=AMOUNTS, user=st.sampled_from(USERS))
     def hold(self, name: str, amount: int, user: str) -> None:
@@ -273,7 +273,7 @@ class LedgerMachine(RuleBasedStateMachine):
             else:
                 self.pots[self.open_ended(pot.account)].balance += left
 
-    # How both sides post a charge.
+    # Postings in ledger and model
 
     def charge(self, number: int, amount: int) -> Charge:
         job = self.jobs[number]
@@ -328,7 +328,7 @@ class LedgerMachine(RuleBasedStateMachine):
             job.paid[number] = job.paid.get(number, 0) - part
             amount -= part
 
-    # What always holds.
+    # Invariants
 
     @invariant()
     def the_ledger_is_as_the_model(self) -> None:

@@ -4,7 +4,7 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
-# Nothing of the machine's own openssl.cnf, which makes every certificate an authority's.
+# Ignore the host's openssl.cnf, which makes every certificate an authority's.
 _CONFIG: Final = """[req]
 distinguished_name = name
 prompt = no

@@ -149,7 +149,7 @@ class Kafka(Server):
             "transaction.state.log.replication.factor": "1",
             "transaction.state.log.min.isr": "1",
             "group.initial.rebalance.delay.ms": "0",
-            # A broker that was killed is let in again only when its old session is over.
+            # A killed broker may register again only when its old session has expired.
             "broker.session.timeout.ms": "3000",
             "broker.heartbeat.interval.ms": "500",
             **(self._security(self._authority) if self._authority else {}),

@@ -70,7 +70,7 @@ def _of_the_bank(case: Any) -> dict[str, Any]:
         body["jobslurmid"] = named if named in _users else str(number)
         case.path_parameters["jobslurmid"] = body["jobslurmid"]
     if body["jobslurmid"] in _users:
-        # What was told before may be later than what is told now.
+        # An earlier request may have had a later time than this one.
         body = {name: value for name, value in body.items() if name not in _TIMES}
     body["userid"] = _users.setdefault(body["jobslurmid"], body["userid"])
     return body

@@ -47,7 +47,7 @@ class PostgreSQL(Server):
         data = self.directory / "data"
         if not data.exists():
             self._initialize(data)
-        # What a killed server leaves would be taken for one that runs, if its number is used.
+        # A killed server's pid file would count as a running server if its pid is used again.
         (data / "postmaster.pid").unlink(missing_ok=True)
         settings = {
             "listen_addresses": HOST,
@@ -163,7 +163,7 @@ def _as_ordinary_user() -> Sequence[str]:
     if os.geteuid() != 0:
         return ()
     who = _ordinary_user()
-    # Changing the user drops the signal for a parent's death, so it is asked for anew behind it.
+    # A change of user clears the parent-death signal, so set it again afterwards.
     return (
         *("setpriv", f"--reuid={who.pw_uid}", f"--regid={who.pw_gid}", "--clear-groups", "--"),
         *("setpriv", "--pdeathsig", "KILL", "--"),

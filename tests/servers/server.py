@@ -30,8 +30,8 @@ _JVM: Final = (
     "-XX:-UsePerfData",  # which writes to /tmp
 )
 
-# The signal for a parent's death is sent at the end of the thread that forked, and a test may
-# start a server again from a thread of its own.
+# The parent-death signal is sent when the forking thread ends, and a test may restart a server in a
+# thread.
 _starter: Final = ThreadPoolExecutor(max_workers=1, thread_name_prefix="servers")
 
 

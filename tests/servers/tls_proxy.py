@@ -15,7 +15,7 @@ from servers.search import SearchServer
 from servers.server import HOST, free_port
 
 _TIMEOUT_S: Final = 30.0
-# What is between two neighbours alone (RFC 9110, section 7.6.1), and what is said anew.
+# Hop-by-hop headers (RFC 9110, section 7.6.1), and those that the proxy sets.
 _NOT_PASSED_ON: Final = {"connection", "keep-alive", "transfer-encoding", "content-length"}
 _REFUSAL: Final = b'{"error": {"type": "security_exception"}, "status": 401}'
 

@@ -112,7 +112,7 @@ def test_what_a_job_was_given_and_used(site: Site) -> None:
     assert over.cpu_used_s == 1200
     assert over.cpu == pytest.approx(0.5)
     assert (over.peak_bytes, over.memory) == (1024**3, 0.25)
-    # What goes on has no share yet, and what waits no time.
+    # A running job has no efficiency yet, and a pending one no times.
     assert (running.elapsed_s, running.cpu, running.end, running.limit_s) == (
         7200,
         None,
@@ -180,7 +180,7 @@ def test_few_are_looked_at_to_count_them(queue: Site, monkeypatch: pytest.Monkey
     monkeypatch.setattr(Jobs, "count_states", partialmethod(Jobs.count_states, limit=4))
     told = queue.ask("accounting.job_states", users=("ada",))
     assert (told.total, told.is_all) == (4, False)
-    # Where an index tells all, all are counted.
+    # If an index can count all jobs, all are counted.
     whole: list[dict[str, Any]] = [{}, {"clusters": ("alpha",)}, {"partitions": ("long",)}]
     for asked in whole:
         told = queue.ask("accounting.job_states", **asked)

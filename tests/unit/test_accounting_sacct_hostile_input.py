@@ -55,7 +55,7 @@ def test_parquet_of_others_is_read_or_refused(
         except LineSourceError:
             assert is_refused
         else:
-            # A column that nobody asks for is not looked at.
+            # Columns that are not requested are not computed.
             assert not is_refused or "-j 1 -o all" not in line
 
 

@@ -153,7 +153,7 @@ def test_what_has_left_jobs_db_is_found_in_closed_days(
         items = stream_lines(books, ROOT, request)
         return "".join(item.text for item in items if isinstance(item, SacctText)).split()
 
-    # Nothing has expired as far as is known: no file is looked at.
+    # No expiry is known: no file is read.
     assert asked_of_books("-j", "900") == []
     connection = open_database(database_path(str(tmp_path)), MIGRATIONS)
     with transaction(connection):

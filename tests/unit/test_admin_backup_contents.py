@@ -210,7 +210,7 @@ def test_a_journal_that_is_put_back_waits_for_everyone(tmp_path: Path) -> None:
     journal = Journal(str(tmp_path))
     assert journal.list_attached() == {"jobs": 0, "catalog": 0}
     assert journal.list_trimmable(10) == []
-    # A ledger that was not in the backup may have seen 6 to 1004: none of them comes again.
+    # A ledger outside the backup may have applied 6 to 1004: none of these positions returns.
     journal.append(encode_rows([script_event(7)]))
     assert journal.head() == 1006
     journal.close()

@@ -384,7 +384,7 @@ def test_how_far_an_operators_rights_go_in_a_session(
         (opened(room, user="nobody"), by_proxy),
     ):
         assert sees_and_changes(room, session) == expected
-        # What is made in it goes no further, also when it is brought by a program.
+        # A link created in it gives no more rights, also when a program uses it.
         made = token(room, room.find_caller(session), scopes=tuple(ALL_SCOPES))
         assert sees_and_changes(room, made.secret) == expected
     made = token(room, ADA, scopes=tuple(ALL_SCOPES))
@@ -444,7 +444,7 @@ def test_what_was_revoked_stays_so_when_a_backup_is_put_back(tmp_path: Path, clo
     assert restored.find_caller(session).user == "nobody"
     with pytest.raises(UnknownCredential):
         restored.find_caller(revoked.secret)
-    # Where nobody can say any more what was revoked all of it was.
+    # If revocations cannot be read, every credential counts as revoked.
     end_revoked(str(tmp_path / "lost"), str(tmp_path / "nothing"), NOW)
     lost = room_in(tmp_path / "lost", clock)
     for secret in (kept.secret, revoked.secret, session):

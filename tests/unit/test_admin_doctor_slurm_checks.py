@@ -194,7 +194,7 @@ def test_a_slurmctld_that_forgets_no_job(site: DoctorSite) -> None:
     assert found.finding == "slurmctld keeps ended jobs forever; it has 0 jobs of 10000"
 
 
-# What Slurm loads
+# Plugins that Slurm loads
 
 
 def test_a_place_that_another_has_taken_is_named_with_what_is_lost(site: DoctorSite) -> None:

@@ -215,7 +215,7 @@ def test_the_steps_come_in_the_order_of_adoption(tmp_path: Path) -> None:
     assert "/etc/slurm/slurm.conf: JobCompType=jobcomp/lua" in lines
     assert "/etc/slurm/slurm.conf: JobSubmitPlugins=site,lua" in lines
     (alone,) = list_steps(wishes_in(tmp_path, jobcomp_lines=""), SlurmSite(config=SHOWN))
-    # The unit lets Steward write where init archives by itself, and nowhere else.
+    # The unit lets Steward write to init's default archive, and nowhere else.
     assert any("ReadWritePaths=" in line for line in alone.commands)
     usual = wishes_in(tmp_path, jobcomp_lines="", archive_dir="/srv/steward/archive", user="slurm")
     (alone,) = list_steps(usual, SlurmSite(config=SHOWN))

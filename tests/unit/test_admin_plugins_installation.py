@@ -388,7 +388,7 @@ def test_an_include_counts_by_whichever_name_of_its_directory(tmp_path: Path) ->
     conf = Path(f"{stack}.d/steward.conf")
     conf.parent.mkdir(parents=True)
     (tmp_path / "link").symlink_to(tmp_path / "etc")
-    # Before the file is there, too: what is to be added is said before.
+    # Also before the file exists: the lines to add are printed first.
     for line, counts in (
         (f"include {stack}.d/*.conf", True),
         ("include plugstack.conf.d/*.conf", True),

@@ -110,7 +110,7 @@ def test_what_the_gate_does_not_say_is_left_out(tmp_path: Path) -> None:
         name for name, _ in found if name in {"steward_gate_holds", "steward_account_holds_su"}
     ]
     assert found["steward_gate_deciding", ()] == 0
-    # Nothing has run here: what that hides is named, and hides nothing else.
+    # Nothing runs here: each missing metric is named, and hides no others.
     assert found["steward_unknown", (("figures", "journal"),)] == 1
     answer = make_registry(settings).call("bank.status", ROOT, BankStatusRequest())
     assert (answer.gate, answer.hold_count) == ("away", None)

@@ -94,7 +94,7 @@ def held(tmp_path: Path) -> Iterator[Held]:
 
 
 def test_a_daemon_that_can_write_nothing_runs_nonetheless(tmp_path: Path, held: Held) -> None:
-    # What the daemon before has left there is not this one's.
+    # The status file of the former daemon does not count for this one.
     stale = DaemonStatus(version="0", since=datetime.now(UTC), workers=(WorkerLine(name="old"),))
     write_status(str(tmp_path / "daemon.json"), stale)
     assert read_daemon_status(str(tmp_path)) is None

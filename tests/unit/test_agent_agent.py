@@ -215,7 +215,7 @@ def test_what_is_too_much_is_given_up_from_the_oldest_on_and_counted(tmp_path: P
     spool.drop_excess()
     assert (spool.place.dropped, spool.place.dropped_ever) == (100, 100)
     assert take(spool_in(tmp_path)) == ["new"]
-    assert spool_in(tmp_path).place.dropped == 0  # it has been told
+    assert spool_in(tmp_path).place.dropped == 0  # it has received it
     assert spool_in(tmp_path).place.dropped_ever == 100
 
 

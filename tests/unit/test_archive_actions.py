@@ -149,7 +149,7 @@ def test_a_limit_is_not_negative(site: Site, name: str) -> None:
 
 def test_a_components_stand_in_is_its_owners_and_goes_with_the_job(site: Site) -> None:
     archive.add_job(site, 20, b"xylophone", feed=False, het_job_id=20)
-    # What sbatch gives Slurm for every component but the first.
+    # Options that sbatch gives Slurm for every component but the first.
     archive.add_job(site, 21, b"#!/bin/bash\nexit 0\n", het_job_id=20, het_offset=1)
     assert [job.job for job in site.ask("archive.list", ADA).jobs] == ["20+1", "20+0"]
     shown = site.ask("archive.show", ADA, job="20+1")

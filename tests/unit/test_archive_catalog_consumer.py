@@ -107,7 +107,7 @@ def test_a_purged_script_leaves_no_trace_and_does_not_come_back(site: Site) -> N
     site.feed(archive.purge(first, shared))
     assert catalog.found(site, "xylophone") == []
     assert catalog.found(site, "shared") == [3]
-    # Nor is there a word of it in the index itself, which holds groups of three letters.
+    # The index itself, which contains groups of three letters, has no trace of it either.
     catalog.catalog_of(site).close()
     catalog.searcher_of(site).close()
     assert b"yloph" not in catalog.everything_below(catalog.directory_of(site))

@@ -97,7 +97,7 @@ def test_the_daemon_goes_on_meanwhile_and_nothing_is_missed(site: Site) -> None:
     assert site.consumer(CatalogConsumer).cursor() == len(site.journal)
     archive.add_job(site, 6, b"text six")
     assert sorted(found(site)) == [1, 2, 4, 5, 6]
-    # What was purged stays so even if its event comes again.
+    # Purged scripts stay purged even if their event comes again.
     site.consumer(CatalogConsumer).apply(
         [event for event in site.journal if event.key.startswith("script:3:")],
         len(site.journal),
@@ -161,7 +161,7 @@ def test_without_anything_else_the_files_say_what_they_can(tmp_path: Path, layou
         path.unlink()
     list(CatalogRebuild(site.settings, "files").run())
     assert sorted(found(site)) == [1, 2, 3]
-    # These users are made up: a name alone gives nobody anything.
+    # These users are invented: a name alone gives no access.
     assert found(site, ADA) == []
     site.close()
 

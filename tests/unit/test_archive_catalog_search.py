@@ -133,7 +133,7 @@ def test_nothing_of_others_is_told(site: Site) -> None:
     page = catalog.searcher_of(site).find_page(matcher, bela, catalog.anybody, limit=10)
     assert [hit.use.job_id for hit in page.hits] == [2]
     assert catalog.searcher_of(site).count(matcher, bela, catalog.anybody) == 1
-    # A former user's uid, given to somebody else, opens nothing.
+    # A former user's uid, given to another user, opens nothing.
     other = UseFilter(owner=OwnerFilter(1002, "cora"))
     assert catalog.searcher_of(site).count(matcher, other, catalog.anybody) == 0
     nobody = UseFilter(owner=OwnerFilter(None, ""))

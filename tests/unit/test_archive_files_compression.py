@@ -82,7 +82,7 @@ def test_a_tree_of_both_kinds_goes_on_working(tmp_path: Path) -> None:
     site = archive.make_site(tmp_path)
     first, other = keep(site, 7), keep(site, 8, b"first plain, not shared")
     site = archive.make_site(tmp_path, compress="zstd")
-    # What is there already is shared as it is; what is new is compressed.
+    # Existing files are shared unchanged; new ones are compressed.
     second, third = keep(site, 9), keep(site, 10, b"then compressed")
     site = archive.make_site(tmp_path)
     fourth = keep(site, 11, b"then compressed")

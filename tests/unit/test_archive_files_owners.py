@@ -185,7 +185,7 @@ def test_a_job_of_a_uid_under_another_name_shuts_the_other_out_at_once(
     mine = {"default": "alpha/new", "sarchive": "2026/job.7_script"}[layout]
     assert reader(site, mine) == 4001
     late = archive.script(site, 8)
-    # Told late, of the one who had the uid before.
+    # A late event about the former owner of the uid.
     site.feed(late, archive.identity(late, 4001, "older"))
     theirs = {"default": "alpha/older", "sarchive": "2026/job.8_script"}[layout]
     assert reader(site, theirs) is None
@@ -214,7 +214,7 @@ def test_many_files_are_closed_page_by_page_and_after_a_restart(tmp_path: Path) 
     while left[-1]:
         waits_s.append(archive.sink_of(site).tick(site.append))
         left.append(open_files())
-        # As after a crash: what is done is known from the disk alone.
+        # As after a crash: only the disk shows which steps are done.
         site.reopen()
     assert left == [3, 2, 1, 0]
     assert waits_s[0] == 0.0

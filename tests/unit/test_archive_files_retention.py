@@ -81,7 +81,7 @@ def test_size_of_each_user(tmp_path: Path) -> None:
         keep(site, number, b"%d" % number * 100, days=10 - number)
     keep(site, 6, b"b" * 250, uid=4002, user="bela")
     assert gone(site) == [1, 2, 3]
-    # Ordered counts as gone, also for who starts anew; what comes then is looked at.
+    # Ordered purges count as done, also after a restart; new scripts are considered.
     assert gone(site) == []
     keep(site, 7, b"7" * 51)
     assert gone(site) == [4]

@@ -72,7 +72,7 @@ def test_a_directory_that_is_made_meanwhile_is_not_missing(tmp_path: Path) -> No
     counts: list[int] = []
 
     def report(checked: VerificationProgress) -> None:
-        # What is above the first one's files is listed by then.
+        # Directories before the first one's files are listed by then.
         if checked.files == 2 and 2 not in counts:
             site.feed(later, archive.identity(later, 4002, "bela"))
         counts.append(checked.files)

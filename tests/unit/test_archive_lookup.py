@@ -167,7 +167,7 @@ def test_with_private_data_others_jobs_are_not_there(private: Site) -> None:
         private.ask("archive.show", BELA, job="2")
     with pytest.raises(JobNotFound) as hidden:
         private.ask("archive.show", BELA, job="1")
-    # Whether there is such a job cannot be told from the answer.
+    # The reply does not show whether such a job exists.
     assert str(hidden.value).replace("1", "2") == str(unknown.value)
 
 
@@ -249,7 +249,7 @@ def test_jobs_are_read_page_by_page_to_the_last(site: Site) -> None:
 def test_a_search_server_that_is_away_is_named_in_the_log_alone(
     site: Site, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # Nothing listens on the port of the discard service.
+    # No server listens on the port of the discard service.
     server = OpenSearchSinkSettings(urls=("http://127.0.0.1:9",))
     sinks = {**site.settings.archive.sink, "server": server}
     site.reopen(archive=ArchiveSettings(sink=sinks))

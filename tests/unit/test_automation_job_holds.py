@@ -35,7 +35,7 @@ def job(**fields: Any) -> JobRecord:
         ("JobArrayTaskLimit,JobHeldUser", 0, True, False),
         ("JobHeldAdmin,JobHeldUser", 0, True, True),
         ("JobArrayTaskLimit,BeginTime,JobHeldUser", 5, False, False),
-        # Whatever else keeps it from starting is nothing that its owner may end.
+        # Its owner cannot end the other reasons that keep it from starting.
         ("BadConstraints", 0, True, True),
         ("", 0, True, True),
     ],

@@ -128,7 +128,7 @@ def test_criteria_that_take_ages_end(tmp_path: Path, monkeypatch: pytest.MonkeyP
         "criteria:", "criteria:\n  trigger.reason: {type: regex, pattern: '(a+)+$'}"
     ).replace("name: mail", "name: slow")
     site = RulesSite(tmp_path, slow, MAIL)
-    # The second is not even looked at: a batch of such events would hold up all others.
+    # The second one is not even evaluated: a batch of such events would delay all others.
     site.give(*(failure(number, reason="a" * 40 + "!") for number in (1, 2)))
     site.settle()
     assert sorted((one.rule, one.status, one.message) for one in site.history()) == [

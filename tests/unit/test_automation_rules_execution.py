@@ -133,7 +133,7 @@ def test_what_a_crash_left_open_is_looked_up(
 ) -> None:
     site = RulesSite(tmp_path, with_care(MAIL, on_unknown=on_unknown))
     hangs = threading.Event()
-    # The process is killed while the action is under way; what it does then is lost on us.
+    # The process is killed while the action runs; its result is lost.
     site.world.ran = lambda one: (hangs.wait(60), ran(one))[1]
     site.give(failure(1))
     site.engine.tick(site.append)
@@ -143,7 +143,7 @@ def test_what_a_crash_left_open_is_looked_up(
     site.restart()
     site.settle()
     if traces not in ("not-begun", "done"):
-        # What was begun may still be at it, until its time is over.
+        # The started action may still run, until its time-out.
         assert site.statuses() == ["started"]
         assert site.world.done == []
         site.now += timedelta(seconds=1)

@@ -58,7 +58,7 @@ def test_nodes_that_come_back_make_room(tmp_path: Path) -> None:
     site.give(failure(4, "n4"), failure(5, "n5"))
     site.settle()
     assert site.world.drained == {"n2", "n4"}
-    # One that is not there any more is nobody's.
+    # A node that no longer exists is taken by no rule.
     site.world.nodes.discard("n2")
     site.now += timedelta(seconds=1)
     site.give(failure(6, "n6"))

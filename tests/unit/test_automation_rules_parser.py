@@ -296,7 +296,7 @@ def test_a_change_of_files_is_noticed(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(textwrap.dedent(DRAIN) + "\n# more\n")
     written = rulebook.compute_signature(settings(tmp_path))
     assert written != after
-    # As the log tells one to, where others may write it.
+    # As the log advises if others may write the file.
     (tmp_path / "a.yaml").chmod(0o600)
     assert rulebook.compute_signature(settings(tmp_path)) != written
 

@@ -58,7 +58,7 @@ def test_stackstorm_would_take_it(path: Path) -> None:
 def test_all_five_are_there_and_right() -> None:
     found = rulebook.load_rulebook(RulesSettings(directories=("shipped",)))
     assert found.troubles == ()
-    # Nobody gets a mail, and no node is drained, before an administrator wants it.
+    # No mail is sent, and no node is drained, before an administrator enables a rule.
     assert {name: rule.enabled for name, rule in found.rules.items()} == {
         "bank_threshold_notify": False,
         "job_node_fail_requeue": False,
@@ -115,7 +115,7 @@ def test_a_node_that_fails_is_told_and_the_third_time_drained(site: RulesSite) -
     ],
 )
 def test_what_is_no_failure_is_left_alone(site: RulesSite, state: str, old_state: str) -> None:
-    # What the sensor calls a failure is told by 'failed'; none of these is one.
+    # The field 'failed' marks the sensor's failures; none of these is one.
     for number in range(1, 6):
         site.give(failure(number, state=state, old_state=old_state, failed=False))
     site.settle()

@@ -130,7 +130,7 @@ def test_each_size_is_rid_of_its_own_suspended_time() -> None:
     rest = compute_charge("c1", last, PRICING, pieces=[piece])
     assert rest is not None
     assert [one.use.seconds for one in (piece, rest) if one.use] == [18 * 60, 35 * 60]
-    # What is told of it later is reckoned anew.
+    # A later observation corrects the suspended time.
     known = msgspec.structs.replace(last, suspended_before_s=0)
     anew = compute_charge("c1", known, PRICING, pieces=[piece], earlier=rest)
     assert anew is not None

@@ -183,7 +183,7 @@ def test_a_job_that_waits_is_what_slurm_reckons_that_it_needs() -> None:
     assert (job.num_tasks, job.cpus_per_task, job.min_cpus, job.min_nodes) == (3, 2, 6, 2)
     assert (job.pn_min_memory_mib, job.tres_per_job) == (2048, "gres/gpu:a100:2")
     assert (job.time_limit_min, job.exclusive, job.admin_comment) == (30, True, "steward=1.x")
-    # What Slurm cut off does not upset the count of the others.
+    # Texts that Slurm truncated do not change the count of the others.
     cut = msgspec.structs.replace(record, array_task="1,3,5,...%2")
     assert describe_record(cut).array == "1,3,5%2"
     assert not describe_record(msgspec.structs.replace(record, array_task="4")).array

@@ -209,7 +209,7 @@ def test_a_hold_of_an_array_whose_id_another_job_has_is_free(bank: Bank) -> None
     array = record(1, 0, array_job_id=1, array_task="0-2", time_limit_s=3600, **shown)
     bank.happen([array])
     (hold,) = bank.holds()
-    # slurmctld was killed and forgot it; nobody looked while the other one had its id.
+    # slurmctld was killed and forgot it; no poll ran while the other one had its id.
     bobs: dict[str, Any] = {**shown, "uid": 1001, "user": "bob"}
     bank.happen([record(1, 30, "COMPLETED", seen=31, end=31, source="jobcomp", **bobs)])
     bank.later(200)
@@ -329,7 +329,7 @@ def test_an_array_is_held_for_as_its_dearest_task_asks(bank: Bank) -> None:
     bank.happen([waiting, running])
     (before,) = bank.holds()
     assert before.quote
-    # Its user gives the task that waits more time; the one that runs stays as it is.
+    # Its user extends the pending task; the running one stays as it is.
     (longer, *_) = life(
         5, array_task="1", tres_requested="cpu=2,mem=1G,node=1", **fields | {"nodes": 1}
     )
@@ -388,7 +388,7 @@ def test_a_requeued_jobs_next_run_is_covered_and_charged_by_itself(bank: Bank) -
     bank.happen([record(1, 0, "RUNNING", seen=11, start=start, **shown)])
     bank.happen([record(1, 0, "COMPLETED", seen=3611, start=start, end=3610, **shown)])
     assert (bank.held(), balance(bank)) == (0, 99 * HOUR)
-    # Its user puts it into the queue again, and asks nobody.
+    # Its user requeues it, without a question to the gate.
     bank.happen([record(1, 4000, seen=4001, restarts=1, **fields)])
     assert [hold.job_id for hold in bank.holds()] == [1]
     bank.happen([record(1, 4000, "RUNNING", seen=8001, start=again, restarts=1, **shown)])
@@ -665,7 +665,7 @@ def test_two_jobs_of_one_id_in_a_batch_have_a_hold_each(bank: Bank, is_late: boo
     first = life(1)
     bank.happen(first[:2])
     (old,) = bank.holds()
-    # Slurm gave the id again; the second job's submission was let in by the gate.
+    # Slurm reused the id; the gate admitted the second job.
     token = bank.submit(JobRequest(uid=1000, account="physics", time_limit_min=120, min_cpus=2))
     (new,) = (hold for hold in bank.holds() if hold.id != old.id)
     second = life(1, begin=9000, admin_comment=token)[0]

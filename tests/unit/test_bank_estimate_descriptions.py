@@ -71,7 +71,7 @@ def test_gpus_that_slurm_counts_are_not_counted_twice() -> None:
         ({"min_memory_mib": 2048}, 4, (2048, None)),
         ({"min_memory_mib": 1024}, 4, (None, 1024)),
         ({"min_memory_mib": 0}, 4, (0, None)),
-        # What it asks for may be newer than its TRES.
+        # Its request may be newer than its TRES.
         ({"min_memory_mib": 9000}, 4, (None, 9000)),
         ({"min_memory_mib": 100}, 4, (2048, None)),
         ({"min_memory_mib": 2048, "cpus": 20}, 20, (2048, None)),
@@ -112,7 +112,7 @@ def test_a_run_is_charged_the_gpus_that_slurm_did_not_count() -> None:
         # What was held goes before.
         held = {"gres/gpu": 3}
         assert derive_use(run, GPU, picture, SETTINGS, hold_tres=held).tres["gres/gpu"] == 3
-        # And where only something else was, what it asked for counts.
+        # And if only other options were given, its request counts.
         assert derive_use(run, GPU, picture, SETTINGS, hold_tres={"cpu": 4}).tres["gres/gpu"] == 4
     counted = msgspec.structs.replace(CLUSTER, tracked=("cpu", "gres/gpu"))
     charged = derive_use(run, GPU, counted, SETTINGS).tres

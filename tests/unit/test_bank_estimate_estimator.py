@@ -82,7 +82,7 @@ def test_over_time_without_a_limit_is_the_sites_rule() -> None:
         ("-n7 --ntasks-per-node=1", 14),  # half of each core is left
         ("-n7 --ntasks-per-node=3", 14),
         ("-n8 --ntasks-per-node=4", 10),
-        ("-n2 --ntasks-per-node=4", 4),  # room for four, though there are two
+        ("-n2 --ntasks-per-node=4", 4),  # space for four, though there are two
         ("-n12 --ntasks-per-socket=3", 24),
         ("-p limited -n1 -N1 --ntasks-per-node=3 --mem=9000", 6),  # two CPUs for each of three
         ("-p limited -n1 -N1 --ntasks-per-node=3 --mem=9000 --hint=nomultithread", 12),
@@ -123,7 +123,7 @@ def test_cpus_sockets_and_whole_nodes_as_the_cluster_selects_them() -> None:
         ("-n4 --mem-per-cpu=1000", 4000),
         ("-p Mixed -n1", 1000),
         ("-p Mixed -N2", 2000),
-        ("-p plain", 4000),  # nothing is said of it: all of a node's
+        ("-p plain", 4000),  # no option limits it: all of a node's
         ("-p gpu --gpus=2", 8000),
         ("-p gpu --gpus=2 --mem-per-gpu=1G", 2048),
         ("-p gpu -n5 -N3 --ntasks-per-node=2 --gpus-per-task=1", 24000),  # of six GPUs
@@ -220,7 +220,7 @@ def test_billing_is_cut_to_a_whole_number_as_slurm_does() -> None:
 def test_whole_nodes_where_the_rate_says_so() -> None:
     rate = Rate(weights={"cpu": SU, "mem": SU}, whole_nodes=True)
     assert quote("-n1", rate).tres == {"cpu": 16, "mem": 32000, "node": 1}
-    # Nobody says that its tasks are on one node.
+    # No option puts its tasks on one node.
     assert quote("-n3", rate).tres["node"] == 3
 
 

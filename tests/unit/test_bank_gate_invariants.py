@@ -142,7 +142,7 @@ class Gate(RuleBasedStateMachine):
             return
         hold = self.site.keeper.balances.holds[data.draw(st.sampled_from(self.open))]
         self.seq += 1
-        # What Slurm does beyond a hold is another test's: a charge is what was held at the most.
+        # Another test covers usage beyond a hold: here a charge is at most the hold.
         amount = min(part * MICRO, sum(share for _, share in hold.shares))
         remains = max(0, hold.remaining - max(amount, frees * MICRO))
         left = amount

@@ -280,7 +280,7 @@ def test_a_poll_leaves_what_was_asked_for_each_cpu(tmp_path: Path) -> None:
         assert site.free() == 30 - minutes - 1
     assert not changed(site, JobRequest(uid=-1, job_id=5, num_tasks=8, min_cpus=8)).ok
     assert changed(site, JobRequest(uid=-1, job_id=5, num_tasks=3, min_cpus=3)).ok
-    # What somebody else made of it is shown by the queue alone.
+    # Only the queue shows changes by other users.
     looked_at(site, job(9, pn_min_memory_mib=2048))
     assert changed(site, JobRequest(uid=-1, job_id=5, time_limit_min=14)).ok
     assert site.free() == 0
@@ -429,7 +429,7 @@ WAITS = JobRecord(
 @pytest.mark.parametrize(
     ("change", "shown", "needed"),
     [
-        # What squeue of 22.05 and 24.11 shows after scontrol has said "Invalid feature".
+        # squeue of 22.05 and 24.11 after scontrol printed "Invalid feature".
         ({"min_nodes": 20, "max_nodes": 20}, {"cpus": 20}, 200),
         ({"min_nodes": 20, "max_nodes": 20}, {"cpus": 20, "nodes": 20, "tasks": 20}, 200),
         ({"pn_min_memory_mib": 20 << 10}, {"min_memory_mib": 20 << 10}, 200),
@@ -571,7 +571,7 @@ def test_different_tasks_displace_no_description_of_the_array(tmp_path: Path, ot
 @pytest.mark.parametrize(
     ("submitted_as", "change"),
     [
-        # slurmctld keeps what it sets before the field that it rejects.
+        # slurmctld keeps the fields that it set before the rejected one.
         ({"pn_min_memory_mib": 1024}, {"min_nodes": 20, "max_nodes": 20, "pn_min_memory_mib": 100}),
         ({"pn_min_memory_mib": 1024}, {"min_nodes": 20, "max_nodes": 20, "licenses": "abq:1"}),
         ({"licenses": "abq:9"}, {"partition": "licensed", "licenses": "abq:1"}),

@@ -25,7 +25,7 @@ def store(tmp_path: Path) -> Iterator[GateStore]:
 def write(store: GateStore, times: int = 1) -> None:
     for _ in range(times):
         with store.transaction():
-            # What is written as it was makes no log.
+            # Unchanged values write nothing to the WAL.
             store.set_number("facts", time.monotonic_ns())
 
 
@@ -42,7 +42,7 @@ def test_the_one_that_decides_never_commits_first_after_a_checkpoint(store: Gate
         before, _ = log_of(db)
         one.checkpoint_if_quiet(db, now)
         frames, done = log_of(db)
-        # Begun anew, and not by the next commit, whose fsync somebody would wait for.
+        # The WAL is reset, but not by the next commit, for whose fsync a request would wait.
         assert before > 20 > frames > done == 0
         one.checkpoint_if_quiet(db, now + 100)
         assert log_of(db) == (frames, done), "there was nothing to write back"

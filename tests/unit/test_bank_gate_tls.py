@@ -394,7 +394,7 @@ def test_a_request_is_not_decided_when_its_asker_waits_no_longer(
         held = deciding.link.get_means("chem").held
         with stopped(deciding.process):
             assert asking.ask(job(49)) == {"v": 1, "ok": True}
-            time.sleep(0.1)  # its time is over there a moment later
+            time.sleep(0.1)  # its deadline there passes a moment later
         asking.wait(lambda: is_passed_on(asking))
         assert deciding.link.get_means("chem").held == held + 2 * MICRO
 

@@ -48,7 +48,7 @@ def test_an_id_is_of_all_letters_and_no_other_has_it() -> None:
     made = {token.make_hold_id() for _ in range(2000)}
     assert len(made) == 2000
     assert {len(one) for one in made} == {16}
-    # That one of 32 is missing from 32,000 happens to nobody.
+    # The chance that one of 32 is missing from 32,000 is negligible.
     assert set("".join(made)) == set("abcdefghijklmnopqrstuvwxyz234567")
 
 

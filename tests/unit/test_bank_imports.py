@@ -341,7 +341,7 @@ def test_money_of_a_file_that_was_changed_is_not_given_twice(site: Site) -> None
             given(site, HEAD + changed + "".join(ROWS[1:]))
         with site.ledger.reading() as t:
             assert t.seq == before
-    # What is left out stays, and what others get is none of its business.
+    # Service units of missing rows stay, and other rows are imported.
     answer = site.ask(
         "bank.import", kind="csv", file={"name": "m.csv", "text": HEAD + ROWS[1] + ROWS[2]}
     )

@@ -137,7 +137,7 @@ def test_a_rate_that_came_later_reprices_nothing() -> None:
     before = NOW - timedelta(seconds=1)
     assert find_rate([old, late], "c", "p", "", before).number == 1
     assert find_rate([old, late], "c", "p", "", NOW).number == 2
-    # What nothing had a price for can be charged by it.
+    # Without an earlier rate, the first one applies to jobs shortly before its start.
     assert find_rate([late], "c", "p", "", before).number == 2
     assert find_rate([old, late], "c", "p", "", NOW - timedelta(seconds=10)).number == 2
     with pytest.raises(NoRate):

@@ -93,7 +93,7 @@ def test_a_job_that_waits_on_purpose_is_only_to_be_known_to_the_gate() -> None:
         assert needs_hold(waiting, None, NOON)
         assert needs_hold(waiting, empty, NOON), "what it asks for may have changed"
         assert not needs_hold(waiting, HOLD, NOON)
-    # Soon enough that what it needs is to be there.
+    # Early enough for its hold to be placed.
     assert needs_hold(record(eligible=NOON + timedelta(minutes=2)), None, NOON)
     assert needs_hold(record(eligible=NOON + timedelta(hours=1), state="RUNNING"), None, NOON)
     assert needs_hold(RECORD, empty, NOON)
@@ -118,7 +118,7 @@ def test_a_claim_is_of_all_tasks_that_are_left() -> None:
 
 
 def test_no_task_is_counted_twice() -> None:
-    # Slurm shows the row that waits anew only when it changes.
+    # Slurm shows the pending row again only when it changes.
     waiting = job(array_job_id=7, array_task="0-3,8-12:2%2")
     tasks = [
         job(job_id=8 + task, array_job_id=7, array_task=str(task), state="RUNNING", start=NOON)

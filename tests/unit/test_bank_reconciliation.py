@@ -113,7 +113,7 @@ def test_the_ledger_names_who_asked_for_a_comparison_or_a_backfill(site: Site) -
     compared(site)
     for job_id, action in ((2, "bank.reconcile"), (3, "bank.backfill")):
         bank.feed(site, bank.life(job_id))
-        with suppress(GateUnavailable):  # none runs here: it is told after the ledger
+        with suppress(GateUnavailable):  # no gate runs here: it is notified after the ledger
             site.ask(action, olga, cluster="c1", since=since)
     bank.feed(site, bank.life(4))
     backfill_cluster(

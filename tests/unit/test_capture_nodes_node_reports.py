@@ -71,7 +71,7 @@ def test_doctor_and_status_tell_refusals(site: DoctorSite) -> None:
     assert StatusProblem(
         "warning", "agent 10.0.0.8", "rejected: cluster c1 has no node 'n8'"
     ) in list_problems(shown)
-    # Another daemon goes on with what the one before knew.
+    # Another daemon continues with the reports of the one before.
     again = AgentRefusals(str(state))
     again.drop("10.0.0.7")
     again.write()

@@ -103,7 +103,7 @@ def test_nodes_say_that_they_are_there(hearing: HearingSite, spool: Path) -> Non
     assert heard.read_silent(node.heard_at) == []
     assert heard.read_reports("c2") == []
     heard.close()
-    # Not each time: most of a node's runs ask nobody.
+    # Not for each batch: most runs of a node need no query.
     assert hearing.run_agent(spool, "--to", "127.0.0.1:1") == 0
 
 
@@ -339,7 +339,7 @@ def test_an_agent_says_where_only_one_side_has_tls(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     munge = tmp_path / "munge"
-    munge.write_text("#!/bin/sh\necho MUNGE:x:\n")  # the connection fails before it is looked at
+    munge.write_text("#!/bin/sh\necho MUNGE:x:\n")  # the connection fails before it is verified
     munge.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
 

@@ -27,7 +27,7 @@ def test_a_node_is_heard_on_one_connection() -> None:
     these.finish_batch(first)
     these.begin(("c1", "n1"), second)
     assert first.is_shut
-    these.remove(first)  # its end is none of the second one's
+    these.remove(first)  # its end does not end the second one
     with pytest.raises(TurnUnavailable):
         these.begin(("c1", "n1"), Connection())
     these.remove(second)

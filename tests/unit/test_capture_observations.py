@@ -60,9 +60,9 @@ def test_a_requeue_that_slurmctld_forgot_as_the_job_completed_makes_no_run() -> 
     observed.record_end(changed(RUNNING, state="REQUEUED", end=LATER))
     completing = changed(RUNNING, state="COMPLETING", restarts=1, reason="launch failed requeued")
     assert observed.observe([completing], LATER) == []
-    # It was killed, and the first run goes on.
+    # slurmctld was killed, and the first run continues.
     assert all(one.body.record.restarts == 0 for one in observed.observe([RUNNING, OVER], LATER))
-    # Where it was not, the next run has a time of its own.
+    # Otherwise the next run has another time.
     observed.observe([completing], LATER)
     again = observed.observe([changed(JOB, submit=LATER, restarts=1)], LATER)
     assert {one.body.record.restarts for one in again} == {1}
@@ -282,7 +282,7 @@ def test_a_job_that_is_let_go_is_news() -> None:
     let_go = observed.observe([changed(JOB, reason="Priority")], NOON)
     assert [event.kind for event in let_go] == [JOB_SEEN]
     assert let_go[0].key != first[0].key
-    # What the scheduler says by itself is none.
+    # A reason that only the scheduler sets does not count.
     assert observed.observe([changed(JOB, reason="Resources")], NOON) == []
 
 

@@ -28,7 +28,7 @@ def test_a_look_appends_what_is_new(
 ) -> None:
     slurm.jobs[1] = record(1)
     snapshots.tick(journal.extend)
-    # The whole record is asked for as well, while questions are few.
+    # Complete records are queried as well, while queries are few.
     assert kinds(journal) == [JOB_SEEN, JOB_SEEN]
     assert [event.body.whole for event in journal[1:]] == [False, True]
     snapshots.tick(journal.extend)
@@ -37,7 +37,7 @@ def test_a_look_appends_what_is_new(
     snapshots.tick(journal.extend)
     slurm.jobs[1] = record(1, state="FAILED", start=NOON, end=NOON, exit_code=1)
     snapshots.tick(journal.extend)
-    # What stands in a whole record alone is asked for once more.
+    # Fields of complete records alone are queried once more.
     assert kinds(journal)[2:] == [JOB_STATE, JOB_END, JOB_END]
     assert [event.body.whole for event in journal[-2:]] == [False, True]
     assert {event.cluster for event in journal} == {"c1"}

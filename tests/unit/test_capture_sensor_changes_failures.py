@@ -60,7 +60,7 @@ def test_a_node_that_was_resumed_has_not_failed_while_its_slurmd_is_asked(
     for state in (before, SILENT):
         site.shown.states["n1"] = state
         site.turn()
-        # Nothing new is shown: nothing is told.
+        # No state changed: no event.
         site.turn()
     assert [(body.state, body.failed) for body in site.news()[-1:]] == [(SILENT, False)]
     told = []

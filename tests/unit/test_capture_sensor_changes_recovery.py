@@ -19,7 +19,7 @@ def told(*states: str, usage: bool = True) -> list[NodeState]:
     known: dict[str, NodeFacts] = {}
     news: list[NodeState] = []
     for state in states:
-        # Each look is taken twice: the second has nothing to tell.
+        # Each poll is repeated: the second one gives no events.
         for _ in range(2):
             for change in compare_snapshots(
                 {NODE_STATE: known},
@@ -47,13 +47,13 @@ def told(*states: str, usage: bool = True) -> list[NodeState]:
         (["DOWN", "IDLE"], ["IDLE"]),
         ([GONE, SILENT, "MIXED"], ["MIXED"]),
         (["ALLOCATED+NOT_RESPONDING", "ALLOCATED", "IDLE"], ["ALLOCATED"]),
-        # Whoever looked at it had it drained meanwhile.
+        # An administrator has drained it meanwhile.
         ([GONE, "DOWN+DRAIN+NOT_RESPONDING", "IDLE+DRAIN", "IDLE"], ["IDLE"]),
         (["IDLE+FAIL", "IDLE+DRAIN", SILENT, "IDLE"], ["IDLE"]),
         (["DOWN", "DOWN+REBOOT_ISSUED", "IDLE+DRAIN", SILENT, "IDLE"], ["IDLE"]),
         # Resumed in vain, and then with success.
         (["IDLE+DRAIN", SILENT, GONE, "IDLE"], ["IDLE"]),
-        # Once: what it is drained for afterwards is another story.
+        # Once: a later drain has other reasons.
         (["DOWN", "IDLE", "IDLE+DRAIN", SILENT, "IDLE"], ["IDLE"]),
         # Turned off and on in between: what does not boot again was not back.
         (["DOWN", "IDLE+POWERED_DOWN", "IDLE+POWERING_UP", "DOWN", "IDLE"], ["IDLE"]),

@@ -65,7 +65,7 @@ def test_use_is_told_where_it_is_asked_for_alone(tmp_path: Path, monkeypatch: Pa
         site.shown.states["n1"] = state
         site.turn()
     assert site.news() == []
-    # What it was in truth, though nobody was told.
+    # The true state, which no event reported.
     for state in ("ALLOCATED+DRAIN", "MIXED+DRAIN", "IDLE+COMPLETING+DRAIN", "IDLE+DRAIN", "IDLE"):
         site.shown.states["n1"] = state
         site.turn()
@@ -142,7 +142,7 @@ def test_what_a_trigger_reports_is_told_though_it_has_passed(
         ("n1", "IDLE", "trigger", False),
         ("n2", "MIXED", "trigger", False),
     ]
-    # One that a look showed is told once, however late its trigger is.
+    # A state that a poll showed is reported once, however late its trigger is.
     site.shown.states["n1"] = "IDLE+DRAIN"
     assert told() == [("n1", "IDLE+DRAIN", "reconcile", False)]
     assert told("drained n1") == []
@@ -159,7 +159,7 @@ def test_what_a_trigger_reports_is_told_though_it_has_passed(
     assert len(told("down n1", "drained n1")) == 1
     assert told("drained n9", "drained n[1-", "down") == []
     assert told("drained n1", "fail") == []
-    # Nobody knows what was told before Steward was started.
+    # Reports from before Steward's start are unknown.
     site.shown.states["n1"] = "IDLE"
     told()
     site.restart()
@@ -179,7 +179,7 @@ def test_a_node_that_is_resumed_is_looked_at_until_it_answers(
     assert site.turn(after_s=0.0) <= 10.0
     site.turn(after_s=10.0)
     assert site.news()[-1].state == "IDLE"
-    # One that answers, and one that falls silent by itself, for which there is a trigger.
+    # A node that answers, and one that stops answering, for which there is a trigger.
     assert site.turn(after_s=0.0) > 60.0
     site.shown.states["n1"] = SILENT
     site.turn("down")
@@ -218,7 +218,7 @@ def test_partitions_and_reservations(site: SensorRun) -> None:
     assert [body.state for body in site.told.bodies(PARTITION_STATE)] == ["DRAIN"]
     (made,) = site.told.bodies(RESERVATION_STATE)
     assert (made.reservation, made.state, made.nodes) == ("r1", "INACTIVE", "n1")
-    # It begins by the clock: the look comes at that time, not only when all is looked at.
+    # It begins periodically: the poll comes at that time, not only when all nodes are polled.
     site.shown.reserved["r1"] = ReservationRecord(
         name="r1", state="ACTIVE", nodes="n[1-2]", start=now, end=now + timedelta(hours=1)
     )

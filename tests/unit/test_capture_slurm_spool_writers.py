@@ -158,7 +158,7 @@ def test_on_a_network_file_system_what_another_host_writes_is_found_by_scanning(
     monkeypatch.setattr(fcntl, "fcntl", refuse)
     make_spool(tmp_path)
     spool = watch(tmp_path, rescan_s=0.02, without_nul_s=60.0)
-    # The kernel of this host is told nothing of it.
+    # This host's kernel gets no notification.
     monkeypatch.setattr(INotify, "read", lambda inotify, timeout: [])
     with caplog.at_level("INFO"):
         spool.process_events()

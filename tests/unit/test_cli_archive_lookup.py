@@ -158,7 +158,7 @@ def test_diff_ends_as_diff_does(look: Any) -> None:
     assert "-module load GROMACS/2023" in out
     assert "+module load GROMACS/2024" in out
     assert look("diff", "101", "101") == ""
-    # Where it cannot be told, a program must not take it for a difference.
+    # A failed comparison must not look like a difference to a program.
     assert "unknown job 999" in look("diff", "101", "999", code=2)
 
 

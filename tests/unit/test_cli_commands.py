@@ -163,7 +163,7 @@ def test_no_error_of_an_action_names_an_option() -> None:
         text = path.read_text()
         raised = ast.walk(ast.parse(text)) if "\n@action(" in text else ()
         for node in (node for node in raised if isinstance(node, ast.Raise)):
-            # A whole command may be named, such as 'steward archive show 7 --script'.
+            # An error may name a whole command, such as 'steward archive show 7 --script'.
             message = re.sub("steward [^']*'", "", ast.unparse(node))
             if re.search(r"(?<![\w-])--?[A-Za-z]", message):
                 named.add(path.name)

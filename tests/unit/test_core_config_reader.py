@@ -73,7 +73,7 @@ def test_a_good_file_with_two_clusters(write: Any) -> None:
 BASE = '[cluster.main]\nspool = "/s"\n'
 
 MISTAKES = [
-    # text of the file, line of the mistake, what the message must tell
+    # text of the file, line of the mistake, and words of the message
     ('state_dirr = "/x"\n' + BASE, 1, ["state_dirr", "state_dir'?"]),
     ('[cluster.main]\n\nspol = "/s"\n', 3, ["cluster.main.spol", "'spool'?"]),
     ("[cluster.main]\nspool = 3\n", 2, ["cluster.main.spool", "text", "whole number"]),

@@ -35,7 +35,7 @@ from steward.web.application import build_application
 from steward.web.daemon_client import DaemonClient
 from steward.web.settings import WebSettings
 
-# How handlers name what they are given is to change in a Litestar that is not out yet.
+# Litestar will change in a coming release how handlers name their parameters.
 pytestmark = pytest.mark.filterwarnings("ignore:.*Inferred dependency:DeprecationWarning")
 
 
@@ -144,7 +144,7 @@ def test_requests_that_are_not_whole_keep_nobody_else_away(half: bytes) -> None:
             with contextlib.suppress(OSError):
                 half_open.sendall(half)
                 if b"\r\n\r\nGET" in half:
-                    half_open.recv(12)  # what is whole of it is answered: that may take a while
+                    half_open.recv(12)  # complete requests are answered: that may take a while
         for source in ("127.0.0.1", "127.0.0.2"):
             for _ in range(20):
                 answer = asked_from(source, port)
@@ -351,7 +351,7 @@ def test_a_whole_request_counts_until_its_client_is_identified() -> None:
         known = ask()
         assert is_known.wait(60)
         others = [ask() for _ in range(100)]
-        # The first of them make room for the last; the one that is known stays.
+        # The first of them are closed for the last; the authenticated one stays.
         assert others[0].recv(12) == b""
         go_on.set()
         assert known.recv(12) == others[-1].recv(12) == b"HTTP/1.1 200"
@@ -394,7 +394,7 @@ def asked_from(source: str, port: int) -> httpx.Response:
 
 @pytest.mark.parametrize("length", [(1 << 20) - 200, 3 << 19, 3 << 20])
 def test_a_body_that_is_too_large_is_told_to_be(length: int, tmp_path: Path) -> None:
-    # Numbers that the daemon is told in more letters than the client needs.
+    # Numbers that need more characters for the daemon than for the client.
     body = b'{"action": "x", "parameters": {"n": [' + b",".join([b"1E18"] * (length // 5)) + b"]}}"
     app: Any = build_application(WebSettings(), Answers(str(tmp_path)))
 

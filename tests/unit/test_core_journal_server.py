@@ -382,9 +382,9 @@ def test_a_standing_that_a_writer_took_with_it_is_told_to_the_next(
     running.end()
     running.start(trim_every_s=0.1, flush_every_s=3600.0)
     link = make_link()
-    send_command(running.state_dir, WritePositions())  # the first one it is told is written at once
+    send_command(running.state_dir, WritePositions())  # the first append is written at once
     link.send_message("passed", "a", 0, "running", "")
-    send_command(running.state_dir, HoldTrimming(0))  # it has taken in what it was told before
+    send_command(running.state_dir, HoldTrimming(0))  # it has applied the earlier appends
     running.kill()
     assert JournalReader(running.state_dir).list_consumers() == []
     running.start()
@@ -493,7 +493,7 @@ def test_a_file_with_room_shrinks_between_commits(tmp_path: Path, make_link: Mak
             assert time.monotonic() < until
             count += 1
             link.append([of_size(count, 100)])
-            time.sleep(0.2)  # who appends without a pause goes before
+            time.sleep(0.2)  # a client that appends without a pause goes first
     finally:
         server.end()
     assert JournalReader(str(tmp_path)).count() == count

@@ -112,7 +112,7 @@ def test_no_dead_letter_holds_what_was_purged(
     for event_id in (1, 2, 3, 5):
         journal.add_dead_letter("archive.a", event_id, "no")
     if how == "trim":
-        # What was set aside stays until the purge, which goes with the others, lets it go.
+        # Dead letters stay until the purge, which removes them with the others.
         assert trim_journal(journal, two_sinks(tmp_path), keep_s=0) == head - 2
     journal.mark_for_retry("archive.a")
     left = {

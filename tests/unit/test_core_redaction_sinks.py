@@ -30,7 +30,7 @@ NAMES = st.sampled_from(
     ]
 )
 WAYS = st.sampled_from(["utf-8", "utf-16-le", "utf-32-be", "latin-1", "base64", "hex", "url"])
-# Long and odd enough to be nobody else's text by chance.
+# Long and odd enough never to occur by chance.
 CORES = st.text(min_size=0, max_size=12).map(lambda text: f"hUsh§{text}§hUsh")
 ENTRIES = st.lists(
     st.tuples(

@@ -126,7 +126,7 @@ def test_a_daemon_that_hangs_is_waited_for_no_longer(tmp_path: Path) -> None:
             request_reload(path, 0.2)
         assert Stop().wait(30, *listener.fds)
         assert listener.accept()
-        listener.answer(ReloadReply())  # nobody is there any more
+        listener.answer(ReloadReply())  # the reader has gone
     finally:
         listener.close()
 

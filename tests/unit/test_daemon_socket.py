@@ -263,7 +263,7 @@ def test_an_answer_takes_no_more_memory_than_one_may(tmp_path: Path) -> None:
         assert works(socket_path)
 
 
-# What answers, and a command that it has started, itself or through the doctor.
+# The serving process, and a command that it started, directly or through the doctor.
 @pytest.mark.parametrize("action", ["dally", "command", "check", "starve"])
 @pytest.mark.parametrize("keeps", [False, True])
 def test_a_listing_ends_when_its_reader_has_gone(
@@ -303,7 +303,7 @@ def test_what_is_broken_off_leaves_no_command(
         os.kill(server, number)
         assert has_ended(process)
         assert works(socket_path)
-        # What is asked beside it goes on, with its own.
+        # Parallel requests continue, with their own processes.
         assert " Z " not in Path(f"/proc/{untouched}/stat").read_text()
 
 

@@ -103,7 +103,7 @@ def parse(line: str, *, whole: bool) -> list[str]:
             return path
         rest = [*getattr(context, "_protected_args", ()), *context.args]
         if not rest and command.invoke_without_command:
-            return path  # it does something by itself
+            return path  # the group is a command itself
         name, command, words = command.resolve_command(context, rest)
         path.append(name)
 

@@ -290,7 +290,7 @@ def test_a_connection_that_ended_meanwhile_is_made_anew(
     forward.apply([captured(tmp_path, 1)], 1, nothing)
     forward.apply([captured(tmp_path, 2)], 2, nothing)
     assert forward.cursor() == 2
-    # The receiver may have had what was not answered: it comes again under its number.
+    # The receiver may have stored the unanswered batch: it is sent again under its number.
     assert [number for _, number, _ in other.batches] == [1, 2, 2]
     assert other.batches[1] == other.batches[2]
     forward.close()

@@ -271,7 +271,7 @@ def test_a_log_whose_database_was_lost_is_written_on(site: LogSite) -> None:
     for path in Path(site.settings.state_dir).glob("accounting-log.db*"):
         path.unlink()
     site.write(run(2))
-    # The journal still had the first, which is told twice, and is one line all the same.
+    # The journal still had the first event, which comes twice and is one line all the same.
     assert [record["job_id"] for record in records(site)] == [1, 1, 2]
     assert [line.job_id for line in site.lines()] == [1, 2]
 

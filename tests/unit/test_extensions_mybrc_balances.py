@@ -135,7 +135,7 @@ def test_what_is_held_or_charged_is_taken_off_once(
     site.show([runs])
     assert reference.usage == Decimal("51.67")
     site.follow()
-    # The gate takes the hold off by itself.
+    # The gate subtracts the hold itself.
     assert bank.balance(site) == 1000 * SU
     reference.usage += 100
     site.follow()
@@ -143,7 +143,8 @@ def test_what_is_held_or_charged_is_taken_off_once(
     site.show([ends], is_sent=is_sent)
     assert bank.balance(site) == 898 * SU
     site.follow()
-    # Until it is told the server counts the hold, too: too little rather than too much is left.
+    # Until it is reported, the server counts the hold, too: rather too little available than too
+    # much.
     assert bank.balance(site) == 898 * SU
     site.show([])
     assert reference.usage == 102
@@ -242,7 +243,7 @@ def test_the_gate_decides_by_the_servers_balance_and_says_how_old_it_is(
         means = gate.link.get_means("physics")
         assert (means.balance, means.held) == (50 * SU, 40 * SU)
         assert 0 <= time.time() - means.at_us / 1e6 < 60
-        # What is held here, and not known there, is held still.
+        # A hold here that the server does not know stays held.
         site.follow()
         assert gate.link.get_means("physics").available == 10 * SU
 

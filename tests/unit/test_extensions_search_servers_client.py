@@ -97,7 +97,7 @@ def serve(stack: ExitStack) -> Callable[..., Node]:
     def call(answer: Answer = Handler.reply, context: ssl.SSLContext | None = None) -> Node:
         node = Node(answer)
         server = stack.enter_context(answering(type("Of", (Handler,), {"node": node})))
-        # What clients do, and what they do not, is what tests are about.
+        # The subject of these tests is the behaviour of clients.
         server.handle_error = lambda *_: None  # type: ignore[method-assign]
         server.daemon_threads, server.block_on_close = True, False
         if context is not None:

@@ -81,7 +81,7 @@ def test_a_servers_pattern_finds_all_that_the_shells_does(pattern: str, name: st
     if kind == "term":
         matches = value == name
     else:
-        # As a server has it: a star, a question mark, and a backslash before what is itself.
+        # As servers define it: a star, a question mark, and a backslash before a literal character.
         parts = re.findall(r"\\.|.", value, re.DOTALL)
         wild = {"*": ".*", "?": "."}
         body = "".join(wild.get(part, re.escape(part[-1])) for part in parts)

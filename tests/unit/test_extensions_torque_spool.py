@@ -130,8 +130,8 @@ def test_nothing_is_lost_when_all_is_purged(tmp_path: Path) -> None:
     player.play("", lambda step: site.capture.run_turn())
     site.finish()
     jobs = site.jobs()
-    # The array's own file goes without having told of an end; so do jobs whose last save is not
-    # in the recording. What is held is still there.
+    # The array's own file is removed without an end; so are jobs whose last save is not in the
+    # recording. Held jobs are still there.
     assert jobs["1022_[1-4]"].ended
     assert jobs["1022_[1-4]"].record.state == "UNKNOWN"
     assert jobs["1023"].record.state == "PENDING"
@@ -326,7 +326,7 @@ def test_scripts_are_taken_where_leases_do_not_work(
 
 
 def test_descriptors_are_given_back(tmp_path: Path) -> None:
-    gc.collect()  # what earlier tests let go of is not to be counted
+    gc.collect()  # do not count descriptors that earlier tests have not closed yet
     before = len(os.listdir("/proc/self/fd"))
     player = Player("flat", tmp_path / "spool")
     site = TorqueCapture(tmp_path / "s", tmp_path / "spool")

@@ -310,7 +310,7 @@ def test_old_books_are_forgotten_and_scripts_are_not(books: Clocked) -> None:
     (job,) = jobs.find("7")
     assert (job.record.state, jobs.find_script(job) is not None) == ("COMPLETED", True)
     assert (jobs.list_lines(job), jobs.list_launches(job)) == ([], [])
-    # The id is used again; what was forgotten stays so, and nothing is said twice.
+    # The id is used again; forgotten runs stay so, and nothing is reported twice.
     said = len(books.said)
     books.take(running(7, 5000))
     assert [event.kind for event in books.said[said:]] == [RUN_START]

@@ -48,7 +48,7 @@ def test_of_two_jobs_of_one_id_each_gets_the_script_of_its_time() -> None:
 
 
 def test_a_second_script_within_the_minute_is_another_jobs() -> None:
-    # The state was lost and ids began anew: within seconds the id is somebody else's.
+    # The state was lost and ids started over: within seconds another job has the id.
     assert shape(resolve_jobs(runs(record(7, 0)), [kept(0.5), kept(9.5)])) == [(0, 1, 1), (9, 0, 1)]
 
 
@@ -133,7 +133,7 @@ def test_a_run_that_slurmctld_forgot_is_none_of_its_job() -> None:
 def test_a_job_whose_id_another_one_has_is_over() -> None:
     of_array: dict[str, Any] = {"array_job_id": 7, "array_task": "0-2"}
     array = record(7, 0, **of_array)
-    # Nobody saw the other one in its first run: slurmctld was killed, and Steward was.
+    # No source saw the other job's first run: slurmctld and Steward were killed.
     other = (
         record(7, 20, "REQUEUED", seen=30, end=30, start=at(21), source="jobcomp"),
         record(7, 30, restarts=1, seen=40),
@@ -145,7 +145,7 @@ def test_a_job_whose_id_another_one_has_is_over() -> None:
     (view,) = build_run_views(former)
     assert (view.is_over, view.has_reported_end, view.record.state) == (True, False, "UNKNOWN")
     assert [view.is_over for view in build_run_views(latter)] == [True, False]
-    # It is told at last how it ended.
+    # Its end is reported at last.
     told = record(7, 0, "COMPLETED", seen=9, end=8, start=at(6), **of_array)
     (view,) = build_run_views(resolve_jobs(runs(array, *other, told), [])[0])
     assert (view.has_reported_end, view.record.state) == (True, "COMPLETED")

@@ -180,7 +180,7 @@ def _is_said_once(books: Clocked) -> None:
     ).fetchone()[0]
     rows.close()
     for restarts, submit, end_us, start_us, state in runs:
-        # Of one that was gone before anybody saw it end, the end is told without its time.
+        # If a launch vanished before its end was seen, the end is reported without a time.
         is_over = bool(end_us) or state == LOST
         assert counts[RUN_END, restarts, str(submit)] == (1 if is_over else 0)
         if start_us:

@@ -67,7 +67,7 @@ def test_a_run_whose_requeue_slurmctld_forgot_ends_when_it_does() -> None:
             to_micros(at(90)),
             True,
         )
-    # The end with which it was requeued may be told by either word.
+    # The end with which it was requeued may have either state.
     ended = record(7, 0, "FAILED", seen=10, end=10)
     for order in permutations([requeued, ended]):
         assert run_of(*order).merge_record().state == "REQUEUED"
@@ -80,7 +80,7 @@ def test_a_run_whose_requeue_slurmctld_forgot_ends_when_it_does() -> None:
             to_micros(at(11)),
             True,
         )
-    # Begun anew it came to its end, and was requeued after that: its end is told once more.
+    # Requeued, it ran to its end, and was requeued again: its end is reported once more.
     ended = record(7, 0, "COMPLETED", seen=16, end=16, start=at(16), source="jobcomp")
     last = record(7, 0, "REQUEUED", seen=20, end=20, start=at(16), source="jobcomp")
     for order in permutations([requeued, ended, last]):
@@ -107,7 +107,7 @@ def test_a_run_whose_preemption_slurmctld_forgot_ends_when_it_does() -> None:
         )
     for order in permutations([preempted, again]):
         assert run_of(*order).end_us == to_micros(at(20))
-    # When one that is over is requeued, its end is told once more.
+    # When an ended run is requeued, its end is reported once more.
     requeued = record(7, 0, "REQUEUED", seen=90, end=90, source="jobcomp")
     for order in permutations([preempted, requeued]):
         run = run_of(*order)
@@ -234,7 +234,7 @@ def test_a_job_that_never_began_was_not_ended_by_a_signal(source: str) -> None:
 
     refused = told()
     assert (refused.exit_code, refused.exit_signal, refused.reason) == (1, 0, "BadConstraints")
-    # Who ran may have been ended by SIGHUP, be it in its first second.
+    # A run may have been ended by SIGHUP, even in its first second.
     assert (told(nodelist="n1").exit_code, told(nodelist="n1").exit_signal) == (0, 1)
 
 
@@ -299,6 +299,6 @@ def test_what_began_anew_after_its_end_is_told_beside_that() -> None:
             (at(50), at(90)),
             (at(100), at(200)),
         ]
-    # What was cancelled while it waited ran on no node.
+    # A job cancelled while pending ran on no node.
     waiting = record(7, 0, "CANCELLED", seen=60, end=60, start=at(60))
     assert not run_of(first, waiting).repeated_ends

@@ -133,7 +133,7 @@ def test_ten_thousand_spoilt_answers_do_no_harm(checked: Path) -> None:
     lines = run_gate(checked, [f"read {hexed(data)}" for data in spoilt])
     assert len(lines) == len(spoilt), f"seed {seed}"
     found = [line != "none" and line.split()[0] == "1" for line in lines]
-    # What is JSON means the same to it as to Python.
+    # Both parsers accept the same JSON.
     for data, is_ok in zip(spoilt, found, strict=True):
         try:
             verdict = json.loads(data.split(b"\n")[0])["ok"]
@@ -175,7 +175,7 @@ def test_an_update_that_costs_no_more_is_not_asked(
         ("record 26 1", "30", "26_1", 26),
         ("record 26 0", "30", "26_0", 26),
         ("record 26 1", "26_1", "26_1", 26),
-        # All tasks of the array, of which this one has a record of its own.
+        # All tasks of the array, of which this one has a separate record.
         ("record 26 1", "26", "26", 26),
         # The record of the tasks that are left, and that of no array.
         ("record 26 4294967294", "26", "26", 26),
@@ -257,7 +257,7 @@ class Slow:
     def __call__(self, _question: object, sock: socket.socket) -> None:
         turn = next(self._turns)
         self.words[turn].wait(60)
-        with contextlib.suppress(OSError):  # nobody reads it
+        with contextlib.suppress(OSError):  # no process reads it
             sock.sendall(b'{"v":1,"ok":true,"say":"slow"}\n')
         self.said[turn].set()
 
@@ -268,7 +268,7 @@ def test_a_late_answer_ends_the_while_of_not_asking_but_not_twice(
     slow = gate.answers = Slow()
     with asking(checked, tmp_path, "quiet_s 60", "policy deny") as ask:
         assert ask() == REFUSED
-        # Neither asked nor waited for: the second word was not given either.
+        # Neither asked nor waited for: the second release was not given either.
         assert (ask(), ask(), gate.connections) == (REFUSED, REFUSED, 1)
         slow.words[1].set()
         slow.words[0].set()

@@ -289,7 +289,7 @@ def test_a_late_answer_ends_the_while_of_not_asking_but_not_twice(
         until = time.monotonic() + 60
         while turn != 2 and not (tmp_path / f"go{turn}").exists() and time.monotonic() < until:
             time.sleep(0.01)
-        with contextlib.suppress(OSError):  # nobody reads it
+        with contextlib.suppress(OSError):  # no process reads it
             sock.sendall(b'{"v":1,"ok":true}\n')
         (tmp_path / f"said{turn}").touch()
 

@@ -110,7 +110,7 @@ def test_a_full_file_gives_way_to_a_new_one(lua: str, tmp_path: Path) -> None:
     # No line is in both, and none is missing between them.
     ids = [line["job_id"] for line in lines(former) + lines(file)]
     assert ids == list(range(ids[0], 101))
-    # What cannot be renamed does not grow, and is told as lost when there is room again.
+    # A file that cannot be renamed does not grow; lost lines are reported once there is space.
     former.unlink()
     former.mkdir()
     (former / "kept").touch()

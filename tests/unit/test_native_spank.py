@@ -271,7 +271,7 @@ def test_hooks_that_slurm_runs_in_children_know_of_each_other(
     for line, words in zip(tasks, said.splitlines(), strict=True):
         _, status, user, system, _ = (int(word) for word in words.split())
         assert line["st"] == status
-        # What the children that were forked for hooks used is in it, too.
+        # It includes the usage of the children forked for hooks.
         assert abs(line["ut"] + line["sy"] - user - system) <= 5 * tick_us
         assert "rss" not in line
     end = lines_of(spool)[-1]
@@ -353,7 +353,7 @@ def test_a_full_disk_costs_lines_and_no_more(run: Run, full_disk: Path) -> None:
         *(f"init spool={full_disk}", "item tasks 3", "task 0 0 0", "task 0 0 0", "task 0 0 0"),
         *("reap", "exit"),
     )
-    # The first was torn; then there was room for nothing.
+    # The first line was torn; then the disk was full.
     assert log.stat().st_size == 4096
     assert not elsewhere.exists()
     filler.unlink()
