@@ -147,7 +147,7 @@ def test_a_page_shows_it_all() -> None:
         "Job 7  train  on cluster c1",
         "Run 1 of 2",
         "Run 2 of 2",
-        ". could not start for 30 s   - waited 30 s   = ran 9m 00s",
+        ". not eligible for 30 s   - waited 30 s   = ran 9m 00s",
         "~ was suspended for 1m 00s",
         "33m 20s of 36m 00s",
         "2.0 GiB of 4.0 GiB on n1",

@@ -77,7 +77,7 @@ def split_time(run: RunPart, now_us: int) -> list[TimeSpan]:
     held = (eligible_us - line.submit_us) / _US
     waited = (start_us - eligible_us) / _US
     spans = [
-        TimeSpan("held", held, f"could not start for {format_duration(held)}"),
+        TimeSpan("held", held, f"not eligible for {format_duration(held)}"),
         TimeSpan("waited", waited, f"waited {format_duration(waited)}"),
     ]
     if not began:
