@@ -29,7 +29,7 @@ def _action(one: Operation) -> str:
     if not one.remote:
         about.append("not from other hosts")
     if one.pack:
-        about.append("in StackStorm's pack")
+        about.append("also in StackStorm's own pack")
     lines = [f"### {one.ref}", "", f"{one.help} {'; '.join(about)}.", ""]
     lines += ["| parameter | type | default | |", "|---|---|---|---|"]
     for parameter in describe_parameters(one):

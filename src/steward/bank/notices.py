@@ -156,8 +156,12 @@ def write_threshold_notice(
             f"Allocation {threshold.allocation} of account {account} ends in "
             f"{_format_days(threshold.value)}."
         )
-    details = [("Left", balance), ("Given", format_money(threshold.total, unit)), ("Ends", end)]
-    lines = [sentence, "", *(f"  {name:<6} {value}" for name, value in details if value)]
+    details = [
+        ("Balance", balance),
+        ("Granted", format_money(threshold.total, unit)),
+        ("Ends", end),
+    ]
+    lines = [sentence, "", *(f"  {name:<7} {value}" for name, value in details if value)]
     lines += ["", "Charges by user:", "", f"  steward bank statement {account}", ""]
     return Notice(
         kind="bank.threshold",

@@ -4,8 +4,8 @@
   day and week, as the clock on the cluster's wall shows it.
 - :func:`find_rate`: the rate that applies to a job for its whole life.
 - :func:`compute_price`: the price of past use (a charge).
-- :func:`compute_highest_price`: the highest price of future use (an estimate), with the dearest
-  value for everything still unknown.
+- :func:`compute_highest_price`: the highest price of future use (an estimate), with the most
+  expensive value for everything still unknown.
 
 Amounts are exact fractions of micro-SU and rounded once, at the end. Each price lists its
 steps, for people.

@@ -261,7 +261,7 @@ class HoldPlacement:
             self._pause(key, jobs, now, _MINUTE, has_hold=has_hold)
 
     def _sort_by_cost(self, cluster: str, jobs: Sequence[Job]) -> Sequence[Job]:
-        """Order jobs or tasks so that the dearest comes first; single tasks may be changed."""
+        """Order jobs or tasks by price, highest first; single tasks may be changed."""
         ordered = sorted(jobs, key=lambda job: (not has_started(job.record), job.job_id))
         shapes: dict[JobRequest, Job] = {}
         for job in ordered:
@@ -278,8 +278,8 @@ class HoldPlacement:
             except (NoRate, NoEstimate):
                 return _NO_LIMIT  # first, so that the gate rejects the claim and gives the reason
 
-        dearest = max(shapes.values(), key=cost)
-        return [dearest, *(job for job in ordered if job is not dearest)]
+        costliest = max(shapes.values(), key=cost)
+        return [costliest, *(job for job in ordered if job is not costliest)]
 
     def _hold_for_running(self, key: Key, jobs: Sequence[Job]) -> None:
         """Place a hold for running jobs regardless of funds, since they will be charged.

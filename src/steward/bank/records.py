@@ -130,7 +130,7 @@ class Rate(BankRecord, frozen=True):
         valid_from: Earliest first submit time of the jobs.
         created_us: Time of creation; 0 if not stored in a ledger.
         weights: micro-SU per unit of a TRES and hour; for ``mem`` and ``bb/NAME`` per GiB and hour.
-        combine: Whether to add the weighted TRES, or to take only the dearest.
+        combine: Whether to add the weighted TRES, or to take only the most expensive.
         minimum: Minimum price of a run.
         whole_nodes: Whether nodes are charged whole, as in an exclusive partition.
         factors: Factors by time of the week.
@@ -205,7 +205,7 @@ class Quote(BankRecord, frozen=True):
     Attributes:
         amount: Price of the whole job, all tasks of an array.
         account: Account that pays.
-        partition: The dearest partition it may run in.
+        partition: The most expensive partition it may run in.
         qos: QOS it was priced under.
         rate: Number of the rate.
         time_s: Longest time it may hold its resources, including Slurm's grace period.

@@ -101,7 +101,8 @@ class PricedPartition:
         rate: The rate.
         end_permille: The most expensive factor of how a job may end.
         whole: Whether nodes are charged or allocated whole.
-        dearest_type: For each GRES with weights by type: the most expensive type in the partition.
+        most_expensive_type: For each GRES with weights by type, the most expensive type in the
+            partition.
         has_billing: Whether the rate weights Slurm's own billing.
     """
 
@@ -117,11 +118,11 @@ class PricedPartition:
             (name, weight if is_size(name) else weight * _GIB)
             for name, weight in rate.weights.items()
         ]
-        self.dearest_type: dict[str, str] = {}
+        self.most_expensive_type: dict[str, str] = {}
         for name, types in limits.types.items():
             billed = limits.billing if self.has_billing else {}
             if any(typed in rate.weights or typed in billed for typed in types):
-                self.dearest_type[name] = max(
+                self.most_expensive_type[name] = max(
                     types, key=lambda typed: self._compute_type_cost(typed, billed)
                 )
 
@@ -558,8 +559,8 @@ def _whole_nodes(
     size: dict[str, int] = {}
     for name, amount in max_by_tres.items():
         # All but the last node are full of tasks, and the last may be the largest.
-        dearest = max(Fraction(shape.whole.get(name, 0), fits) for fits, shape in fitting)
-        size[name] = min(nodes * amount, int((derived.tasks - 1) * dearest) + amount)
+        highest = max(Fraction(shape.whole.get(name, 0), fits) for fits, shape in fitting)
+        size[name] = min(nodes * amount, int((derived.tasks - 1) * highest) + amount)
     return size
 
 
@@ -588,7 +589,7 @@ def _add_gres(size: dict[str, int], name: str, amount: int, priced: PricedPartit
     """Count a GRES by name and type; without a type, count the most expensive one."""
     kind, colon, _ = name.partition(":")
     size[kind] = size.get(kind, 0) + amount
-    typed = name if colon else priced.dearest_type.get(kind, "")
+    typed = name if colon else priced.most_expensive_type.get(kind, "")
     if typed:
         size[typed] = size.get(typed, 0) + amount
 
@@ -597,14 +598,14 @@ def _compute_billing(size: dict[str, int], limits: PartitionLimits) -> int:
     """Compute Slurm's own billing of these TRES (TRESBillingWeights), rounded down."""
     if not limits.billing:
         return size["cpu"]
-    dearest, rest = Fraction(0), Fraction(0)
+    highest, rest = Fraction(0), Fraction(0)
     for name, weight in limits.billing.items():
         amount = size.get(name, 0) * weight
         if name.partition("/")[0] in limits.billing_max:
-            dearest = max(dearest, amount)
+            highest = max(highest, amount)
         else:
             rest += amount
-    return int(dearest + rest)
+    return int(highest + rest)
 
 
 def _count_gpus(amounts: dict[str, int]) -> int:
