@@ -121,7 +121,7 @@ ROWS: Final[dict[str, list[Panel]]] = {
             "A plugin asked last",
             "stat",
             "dateTimeFromNow",
-            {"": "steward_gate_asked_time_seconds * 1000"},
+            {"": "steward_gate_last_request_time_seconds * 1000"},
         ),
         (
             "Runs charged something else than due",

@@ -38,20 +38,20 @@ def test_the_disk_of_each_archive_is_shown(tmp_path: Path) -> None:
     (tmp_path / "archive").mkdir()
     registry = make_registry(settings_in(tmp_path))
     answer = registry.call("status.show", ROOT, StatusShowRequest())
-    assert {disk.what: disk.path for disk in answer.disks} == {
+    assert {disk.purpose: disk.path for disk in answer.disks} == {
         "state": str(tmp_path / "state"),
         "archive a": str(tmp_path / "archive"),
     }
     assert all(0 < disk.free <= disk.total for disk in answer.disks)
     registry = make_registry(settings_in(tmp_path, forward="https://books.example.org:6830"))
     answer = registry.call("status.show", ROOT, StatusShowRequest())
-    assert [disk.what for disk in answer.disks] == ["state"]
+    assert [disk.purpose for disk in answer.disks] == ["state"]
 
 
 def test_an_archive_that_is_not_mounted_is_unknown_with_its_error(tmp_path: Path) -> None:
     registry = make_registry(settings_in(tmp_path))
     answer = registry.call("status.show", ROOT, StatusShowRequest())
-    assert [disk.what for disk in answer.disks] == ["state"]
+    assert [disk.purpose for disk in answer.disks] == ["state"]
     reason = f"{tmp_path / 'archive'}: No such file or directory"
     assert answer.unknown["disk of archive a"] == reason
 

@@ -349,7 +349,7 @@ def test_the_longest_limit_that_an_amount_pays() -> None:
 def test_the_way_to_a_quote() -> None:
     job = parse_options(["-a", "0-9", "-p", "plain", "-t", "59"], uid=1)
     found = estimate(job, CLUSTER, [CPUS], SETTINGS, NOW)
-    assert [(line.what, line.amount) for line in found.lines] == [
+    assert [(line.description, line.amount) for line in found.lines] == [
         ("partition plain, QOS normal, by rate 1", None),
         ("1 cpu x 1.00 an hour", SU),
         ("sum per hour", SU),

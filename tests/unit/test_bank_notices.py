@@ -216,7 +216,7 @@ def test_a_refused_mail_is_set_aside_after_some_tries_until_somebody_asks(
     assert (tmp_path / "mails").read_text().count("Subject:") == 5
     assert listed(site) == [("mail", True)]
     (line,) = site.ask("bank.notices").notices
-    assert (line.what, line.attempts, line.next_at) == ("[bank] x", 5, None)
+    assert (line.summary, line.attempts, line.next_at) == ("[bank] x", 5, None)
     assert "exited with code 1" in line.error
     settings = settings_of(site, tmp_path)
     turns(site, settings, 3, seconds=3600)

@@ -93,7 +93,7 @@ def test_free_is_what_is_written_to_be_free_and_nothing_else() -> None:
     free = Rate(partition="debug", free=True, number=7, note="short tests")
     found = compute_price(ResourceUse(tres={"cpu": 9}, start=NOW, seconds=3600), free, UTC)
     assert found.amount == 0
-    assert found.lines[0].what == "free by rate 7 (short tests)"
+    assert found.lines[0].description == "free by rate 7 (short tests)"
     for rates in ([], [Rate(partition="other", weights={"cpu": 1})], [Rate(partition="main")]):
         with pytest.raises(NoRate, match="main") as error:
             find_rate(rates, "c", "main", "", NOW)
@@ -159,7 +159,7 @@ def test_the_lines_can_be_added_up_by_a_person() -> None:
         state="PREEMPTED",
     )
     found = compute_price(use, rate, UTC)
-    assert [(line.what, line.amount) for line in found.lines] == [
+    assert [(line.description, line.amount) for line in found.lines] == [
         ("4 cpu x 1.00 an hour", 4 * SU),
         ("8 GiB mem x 0.25 an hour", 2 * SU),
         ("sum per hour", 6 * SU),

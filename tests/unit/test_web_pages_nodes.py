@@ -102,7 +102,7 @@ def test_what_is_wrong_with_steward_begins_with_the_worst() -> None:
             ConsumerLine(name="bank", state="waiting", detail="PostgreSQL is away"),
         ),
         dead_letters=2,
-        disks=(DiskLine(what="state", path="/var", total=100, free=1),),
+        disks=(DiskLine(purpose="state", path="/var", total=100, free=1),),
     )
     found = list_problems(answer)
     assert [(one.rank, one.component) for one in found] == [

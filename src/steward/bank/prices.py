@@ -303,7 +303,7 @@ def _make_free_price(rate: Rate) -> Price:
     return Price(
         amount=0,
         rate=rate.number,
-        lines=(PriceLine(what=f"free by rate {rate.number}{note_text}"),),
+        lines=(PriceLine(description=f"free by rate {rate.number}{note_text}"),),
     )
 
 
@@ -325,14 +325,14 @@ def _make_price(
     amount = apply_minimum_and_end(exact, rate, end_permille, minimum)
     lines = [*_list_tres_lines(use, rate, hourly), *_list_time_lines(seconds_by_permille)]
     if qos_permille != UNCHANGED_PERMILLE:
-        lines.append(PriceLine(what=f"QOS {use.qos}: x {_format_factor(qos_permille)}"))
-    lines.append(PriceLine(what="price for this time", amount=round_half_up(exact)))
+        lines.append(PriceLine(description=f"QOS {use.qos}: x {_format_factor(qos_permille)}"))
+    lines.append(PriceLine(description="price for this time", amount=round_half_up(exact)))
     if exact < minimum:
-        lines.append(PriceLine(what="minimum", amount=minimum))
+        lines.append(PriceLine(description="minimum", amount=minimum))
     if end_permille != UNCHANGED_PERMILLE:
         state = use.state or "in its most expensive state"
-        lines.append(PriceLine(what=f"ended {state}: x {_format_factor(end_permille)}"))
-    lines.append(PriceLine(what="sum", amount=amount))
+        lines.append(PriceLine(description=f"ended {state}: x {_format_factor(end_permille)}"))
+    lines.append(PriceLine(description="sum", amount=amount))
     return Price(amount=amount, rate=rate.number, lines=tuple(lines))
 
 
@@ -340,7 +340,7 @@ def _list_tres_lines(use: ResourceUse, rate: Rate, hourly: Fraction) -> list[Pri
     """List the steps that compute the hourly price."""
     lines = [
         PriceLine(
-            what=(
+            description=(
                 f"{_format_tres_amount(name, amount)} x {format_money(rate.weights[name])} an hour"
             ),
             amount=round_half_up(cost),
@@ -348,7 +348,7 @@ def _list_tres_lines(use: ResourceUse, rate: Rate, hourly: Fraction) -> list[Pri
         for name, amount, cost in list_weighted_tres(use.tres, rate)
     ]
     combination = "most expensive" if rate.combine == "max" else "sum"
-    lines.append(PriceLine(what=f"{combination} per hour", amount=round_half_up(hourly)))
+    lines.append(PriceLine(description=f"{combination} per hour", amount=round_half_up(hourly)))
     return lines
 
 
@@ -356,7 +356,7 @@ def _list_time_lines(seconds_by_permille: Mapping[int, int]) -> list[PriceLine]:
     """List the durations with their factors."""
     return [
         PriceLine(
-            what=_format_duration(seconds)
+            description=_format_duration(seconds)
             + (f" at x {_format_factor(permille)}" if permille != UNCHANGED_PERMILLE else "")
         )
         for permille, seconds in seconds_by_permille.items()

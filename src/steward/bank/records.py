@@ -181,7 +181,7 @@ class ResourceUse(BankRecord, frozen=True):
 class PriceLine(BankRecord, frozen=True):
     """Step of a price computation, for people."""
 
-    what: str
+    description: str
     amount: int | None = None
 
 

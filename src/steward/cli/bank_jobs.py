@@ -108,10 +108,10 @@ def _print_quote(price_quote: Quote, reply: BankReply) -> None:
 
 def _print_lines(lines: Sequence[PriceLine], reply: BankReply) -> None:
     """Print the parts of a price."""
-    width = max((len(line.what) for line in lines), default=0)
+    width = max((len(line.description) for line in lines), default=0)
     for line in lines:
         amount = "" if line.amount is None else reply.format_amount(line.amount)
-        print_line(f"  {line.what:<{width}}  {amount:>12}".rstrip())
+        print_line(f"  {line.description:<{width}}  {amount:>12}".rstrip())
 
 
 def _read_script(arguments: tuple[str, ...]) -> str:

@@ -225,8 +225,8 @@ def layout_job_page(reply: PageAnswer, signs: ChartSigns) -> list[StyledRow]:
         rows += _layout_run(run, reply, signs)
     if not reply.runs and reply.waiting is None:
         rows += [[], [("No run of this job is known.", "")]]
-    if reply.parts:
-        part_ids = " ".join(reply.parts)
+    if reply.components:
+        part_ids = " ".join(reply.components)
         rows += [[], [("Components: ", "dim"), *make_text_row(part_ids)]]
     if reply.others:
         times = ", ".join(

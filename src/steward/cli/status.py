@@ -105,7 +105,7 @@ def _make_status_rows(reply: StatusShowAnswer) -> Iterator[StatusRow]:
         )
     for disk in reply.disks:
         free_text = f"{format_size(disk.free)} of {format_size(disk.total)} are free"
-        yield StatusRow(f"disk {disk.what}", "mounted", free_text)
+        yield StatusRow(f"disk {disk.purpose}", "mounted", free_text)
     for database in reply.databases:
         details = (
             f"written by {', '.join(database.writers)}",
@@ -161,7 +161,7 @@ def _make_bank_rows(reply: StatusShowAnswer) -> Iterator[StatusRow]:
     bank = reply.bank
     if bank is not None:
         holds = "" if bank.hold_count is None else format_count(bank.hold_count, "open hold")
-        yield StatusRow("gate", bank.gate, bank.gate_why or holds)
+        yield StatusRow("gate", bank.gate, bank.gate_reason or holds)
         for comparison in bank.reconciled:
             if comparison.compared_at is not None:
                 result = format_count(comparison.differences, "difference")

@@ -412,7 +412,7 @@ class PageBuilder:
                 return msgspec.structs.replace(page, array=self._build_array(job))
             page = msgspec.structs.replace(
                 page,
-                parts=self._list_parts(job, request),
+                components=self._list_parts(job, request),
                 runs=self._build_runs(job, request, may_read=may_read),
             )
         pending = self._explain_pending(asker, job)

@@ -340,8 +340,8 @@ class PageAnswer(Answer, frozen=True, kw_only=True):
         waiting: Why it is pending; None if it is not.
         ahead: Whether Slurm just reported a newer state than jobs.db has; the reply shows Slurm's.
         array: Summary of the array, if requested.
-        parts: Names of an array's tasks or a het job's components that have records, if the whole
-            was named; at most a hundred.
+        components: Names of an array's tasks or a het job's components that have records, if the
+            whole was named; at most a hundred.
         others: First submit times of other jobs with the same id.
         now: Time of the reply.
         zone: IANA time zone of the cluster; "" for the system's.
@@ -361,7 +361,7 @@ class PageAnswer(Answer, frozen=True, kw_only=True):
     waiting: Waiting | None = None
     ahead: bool = False
     array: ArrayPart | None = None
-    parts: tuple[str, ...] = ()
+    components: tuple[str, ...] = ()
     others: tuple[datetime, ...] = ()
     zone: str = ""
     hears_nodes: bool = False

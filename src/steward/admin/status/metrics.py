@@ -154,7 +154,7 @@ def _add_daemon(families: MetricFamilies, context: StatusContext, status: Status
     if context.settings.web.listen:
         is_up = _is_listening(context.settings.web.listen)
         families.add_value("steward_web_up", "1 if the web pages have a listener.", is_up)
-    disks = [((item.what,), item) for item in status.disks]
+    disks = [((item.purpose,), item) for item in status.disks]
     families.add_gauge(
         "steward_disk_free_bytes",
         "Free space of a file system that Steward writes to.",
@@ -298,9 +298,9 @@ def _add_bank(families: MetricFamilies, bank: BankStatusReply) -> None:
     """Add metrics of the gate, SU holds and bank accounts."""
     families.add_value("steward_gate_deciding", "1 if the gate decides.", bank.gate == "deciding")
     families.add_time(
-        "steward_gate_asked_time_seconds",
+        "steward_gate_last_request_time_seconds",
         "Time of the last request of a submit plugin.",
-        bank.asked_at,
+        bank.last_request_at,
     )
     if bank.tally is not None:
         tally = bank.tally

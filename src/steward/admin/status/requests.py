@@ -135,14 +135,14 @@ class DiskLine(ActionMessage, frozen=True, kw_only=True):
     """A file system that Steward writes to.
 
     Attributes:
-        what: ``state``, or ``archive`` and the sink's name.
+        purpose: ``state``, or ``archive`` and the sink's name.
         path: Directory on it.
         total: Size, in bytes.
         free: Space that Steward may still use, in bytes.
         files_free: Number of files that it may still create; None without such a limit.
     """
 
-    what: str
+    purpose: str
     path: str
     total: int
     free: int
@@ -250,7 +250,7 @@ class StatusShowAnswer(Answer, frozen=True, kw_only=True):
             Column("LastError", "error", "prose", title="Reason of the last exit", show="filled"),
         ),
         "disks": (
-            Column("Disk", "what", title="File system"),
+            Column("Disk", "purpose", title="File system"),
             Column("Directory", "path", "prose"),
             Column("Free", "free", "bytes"),
             Column("Free%", read_ratio("free", "total"), "percent", title="Free share"),

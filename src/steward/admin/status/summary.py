@@ -316,7 +316,7 @@ def collect_disks(context: StatusContext, unknown: dict[str, str]) -> tuple[Disk
             continue
         lines.append(
             DiskLine(
-                what=purpose,
+                purpose=purpose,
                 path=path,
                 total=status.f_blocks * status.f_frsize,
                 free=status.f_bavail * status.f_frsize,

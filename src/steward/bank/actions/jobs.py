@@ -111,7 +111,7 @@ class ExplainReply(BankReply, frozen=True, kw_only=True):
     )
     layouts: ClassVar[Mapping[str, Layout]] = {
         "parts": (
-            Column("What", "what", "prose"),
+            Column("Description", "description", "prose"),
             Column("Amount", lambda part, _: "" if part.amount is None else part.amount, "money"),
         )
     }

@@ -598,7 +598,7 @@ class NoticeLine(ActionMessage, frozen=True, kw_only=True):
     Attributes:
         number: Its number.
         channel: ``mail``, ``webhook`` or ``mybrc``; "" for all configured channels.
-        what: Summary, one line.
+        summary: Summary, one line.
         to: Users and addresses of a mail.
         attempts: Number of failed attempts.
         next_at: Time of the next attempt; None for a dead letter.
@@ -608,7 +608,7 @@ class NoticeLine(ActionMessage, frozen=True, kw_only=True):
 
     number: int
     channel: str = ""
-    what: str = ""
+    summary: str = ""
     to: tuple[str, ...] = ()
     attempts: int = 0
     next_at: datetime | None = None
@@ -629,7 +629,7 @@ class NoticesReply(BankReply, frozen=True, kw_only=True):
     layout: ClassVar[Layout] = (
         Column("Number", "number", "count"),
         Column("Channel", lambda notice, _: notice.channel or "-"),
-        Column("What", "what", max_width=50),
+        Column("Summary", "summary", max_width=50),
         Column("Recipients", lambda notice, _: ", ".join(notice.to), show="requested"),
         Column("Attempts", "attempts", "count"),
         Column(
@@ -720,7 +720,7 @@ def _make_notice_line(message: OutboxItem) -> NoticeLine:
     if message.kind != NOTICE:
         remote_bank: RemoteBank = load_offer(ENTRY_POINT_GROUP, message.kind)
         return msgspec.structs.replace(
-            line, channel=message.kind, what=remote_bank.describe(message.payload)
+            line, channel=message.kind, summary=remote_bank.describe(message.payload)
         )
     notice = msgspec.json.decode(message.payload, type=Notice)
-    return msgspec.structs.replace(line, channel=notice.by, what=notice.subject, to=notice.to)
+    return msgspec.structs.replace(line, channel=notice.by, summary=notice.subject, to=notice.to)

@@ -73,10 +73,10 @@ class BankStatusReply(BankReply, frozen=True, kw_only=True):
         position: Number of the ledger's last change.
         accounts: Number of accounts.
         gate: Whether the gate decides.
-        gate_why: Reason why the gate does not decide.
+        gate_reason: Reason why the gate does not decide.
         hold_count: Number of open holds; None if the gate does not answer.
         holds: Sum of the open holds, in micro-SU.
-        asked_at: Last request of a submit plugin, to the minute; None if never or unknown.
+        last_request_at: Last request of a submit plugin, to the minute; None if never or unknown.
         tally: Counts of the gate's decisions since its start; None if it does not answer.
         reconciled: Progress of reconciliation, by cluster.
         notices: Number of notices that are dead letters.
@@ -87,10 +87,10 @@ class BankStatusReply(BankReply, frozen=True, kw_only=True):
     position: int
     accounts: int
     gate: GateAvailability
-    gate_why: str = ""
+    gate_reason: str = ""
     hold_count: int | None = None
     holds: int | None = None
-    asked_at: datetime | None = None
+    last_request_at: datetime | None = None
     tally: AnswerCounts | None = None
     reconciled: tuple[ReconciliationProgress, ...] = ()
     notices: int = 0
@@ -166,14 +166,14 @@ def _add_gate_state(
         gate_status = context.gate.get_status()
         totals = context.gate.list_held_totals() if books else []
     except GateUnavailable as error:
-        return msgspec.structs.replace(reply, gate_why=str(error))
+        return msgspec.structs.replace(reply, gate_reason=str(error))
     return msgspec.structs.replace(
         reply,
         gate="deciding" if gate_status.deciding else "not deciding",
-        gate_why=gate_status.why,
+        gate_reason=gate_status.why,
         hold_count=gate_status.holds,
         holds=gate_status.held,
-        asked_at=_convert_moment_or_none(gate_status.asked_at_us),
+        last_request_at=_convert_moment_or_none(gate_status.asked_at_us),
         tally=gate_status.tally,
         remote_at=_convert_moment_or_none(gate_status.remote_at_us),
         money=_collect_account_money(

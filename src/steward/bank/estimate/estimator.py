@@ -254,7 +254,9 @@ class Estimator:
         use = ResourceUse(tres=quote.tres, seconds=quote.time_s, qos=quote.qos)
         price = compute_highest_price(use, rate)
         head = f"partition {quote.partition}" + (f", QOS {quote.qos}" if quote.qos else "")
-        lines = [PriceLine(what=f"{head}, by rate {rate.number}"), *price.lines]
+        lines = [PriceLine(description=f"{head}, by rate {rate.number}"), *price.lines]
         if quote.tasks > 1:
-            lines.append(PriceLine(what=f"x {quote.tasks:,} array tasks", amount=quote.amount))
+            lines.append(
+                PriceLine(description=f"x {quote.tasks:,} array tasks", amount=quote.amount)
+            )
         return msgspec.structs.replace(quote, lines=tuple(lines))

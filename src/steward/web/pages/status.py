@@ -71,7 +71,7 @@ def _iterate_problems(reply: StatusShowAnswer) -> Iterator[StatusProblem]:
             )
     bank = reply.bank
     if bank is not None and bank.gate != "deciding":
-        message = bank.gate_why or f"state: {bank.gate}"
+        message = bank.gate_reason or f"state: {bank.gate}"
         yield StatusProblem("wrong" if bank.gate == "away" else "warning", "gate", message)
     if bank is not None and bank.notices:
         yield StatusProblem("warning", "notices", f"{bank.notices} undelivered")
