@@ -2,8 +2,7 @@
 
 Order: the common parts (:class:`JobSelection` of jobs, :class:`JobLine`, :class:`ScriptLine`,
 :class:`RunLine`), then a request and a reply for each action; those of export and secrets are in
-``export.py``. Streaming actions yield item Structs and end with a reply. Fields are only ever
-added, with defaults, so that older clients keep working.
+``export.py``. Streaming actions yield item Structs and end with a reply.
 """
 
 from collections.abc import Iterable, Mapping
