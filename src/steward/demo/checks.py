@@ -88,7 +88,7 @@ def list_checks(site: DemoSite, lines: Sequence[JobLine]) -> Iterator[ClaimCheck
             lambda: _check_permissions(site),
         )
     yield (
-        "every checksum matches, and there are no dead letters",
+        "every checksum matches, and there are no dead letters (rejected events)",
         lambda: _check_integrity(site),
     )
     yield "the daemon reported no error", lambda: _check_log(site)

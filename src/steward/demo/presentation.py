@@ -308,8 +308,8 @@ def _open_bank(printer: DemoPrinter, site: DemoSite) -> None:
         return
     printer.print_heading(
         "The bank",
-        "Set the rate of a CPU hour, and create an account with 500 SU. A new bank observes: it "
-        "rejects nothing yet.",
+        "Set the rate of a CPU hour, and create an account with 500 SU. A new bank is in "
+        "mode observe: it rejects nothing yet.",
     )
     for command in OPENING_COMMANDS:
         _run_command(printer, site, "", command.format(owner=site.users[0]))
@@ -423,8 +423,8 @@ def _show_billing(printer: DemoPrinter, site: DemoSite) -> int:
     printer.print_heading(
         "Charges",
         "slurmctld asks the gate before it accepts a job. The gate rejects a job that its account "
-        "cannot pay, and says why. It holds the highest price of a job; the bank charges the real "
-        "use.",
+        "cannot pay for, and says why. It places a hold for the highest price that an admitted job "
+        "can reach; at the job's end the bank charges its usage.",
     )
     if site.bank.skip_reason:
         printer.print_line(f"Skipped: {site.bank.skip_reason}.")
@@ -455,7 +455,7 @@ def _kill_node(printer: DemoPrinter, site: DemoSite) -> str:
     """Install a rule for failing nodes, and kill a slurmd; return the node's name."""
     printer.print_heading(
         "A node fails",
-        "The sensor compares node states with those of the last poll, so it misses no change. A "
+        "The sensor compares node states with those of the last poll, and reports each change. A "
         "rule reacts to the change, and cannot drain more nodes than its limit allows.",
     )
     cluster = site.sandbox
