@@ -83,7 +83,7 @@ def execution(action: str = "notify.email", **more: object) -> Execution:
             "subject": "s",
             "action": action,
             "at": NOON,
-            "made": NOON,
+            "triggered": NOON,
             "due": NOON,
             **given,
         },

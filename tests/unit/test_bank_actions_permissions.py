@@ -124,7 +124,7 @@ def test_reports_show_owners_what_they_show_coordinators(site: Site, report: str
         ("refund", {"account": "physics", "amount": 1, "reason": "x"}),
         ("adjust", {"account": "physics", "amount": 1, "reason": "x"}),
         ("account_create", {"name": "new"}),
-        ("account_change", {"name": "physics", "credit": 5}),
+        ("account_change", {"name": "physics", "credit_limit": 5}),
         ("allocation_create", {"account": "physics", "amount": 1, "end": "2027-01-01"}),
         ("allocation_change", {"number": 1, "note": "x"}),
         ("rate_create", {"partition": "*", "free": True}),

@@ -196,7 +196,7 @@ def test_what_is_entered_stays(tampered: Ledger, place: Settings, table: str) ->
     ("statements", "kind"),
     [
         (["UPDATE pot SET balance = balance + 1 WHERE number = 1"], "balance"),
-        (["UPDATE pot SET given = given + 1 WHERE number = 1"], "balance"),
+        (["UPDATE pot SET granted = granted + 1 WHERE number = 1"], "balance"),
         (["UPDATE charge SET amount = 71"], "charge"),
         (["UPDATE charge SET refunded = 5"], "charge"),
         (["UPDATE charge SET versions = 2"], "charge"),

@@ -67,7 +67,7 @@ def test_doctor_and_status_tell_refusals(site: DoctorSite) -> None:
     assert set(found) == {"10.0.0.7", "10.0.0.8"}, "not that the timer should be enabled"
     room = make_registry(site.settings)
     shown = room.call("status.show", ROOT, StatusShowRequest())
-    assert shown.refused.keys() == {"10.0.0.7", "10.0.0.8"}
+    assert shown.rejected.keys() == {"10.0.0.7", "10.0.0.8"}
     assert StatusProblem(
         "warning", "agent 10.0.0.8", "rejected: cluster c1 has no node 'n8'"
     ) in list_problems(shown)

@@ -47,8 +47,8 @@ def test_sinks_are_a_table_for_people(look: Any, archive: str) -> None:
 
 
 def test_sinks_are_told_to_programs(look: Any) -> None:
-    out, _ = look("sinks", "-P", "-o", "sink,backlog,behind,oldest,missed,lasterror")
-    assert out == "Sink|Backlog|Behind|Oldest|Missed|LastError\nfiles|0|0||0|\n"
+    out, _ = look("sinks", "-P", "-o", "sink,backlog,lag,oldest,missed,lasterror")
+    assert out == "Sink|Backlog|Lag|Oldest|Missed|LastError\nfiles|0|0||0|\n"
     answer = msgspec.json.decode(look("sinks", "--json")[0])
     assert answer["version"] == 1
     (line,) = answer["sinks"]

@@ -178,7 +178,9 @@ class SteppedJournal:
     def send_message(self, *message: Any) -> None:
         del message
 
-    def wait(self, position: int, timeout_s: float) -> int:
+    def wait(
+        self, position: int, timeout_s: float, *, events: int = 1, delay_s: float = 0.0
+    ) -> int:
         assert position == self.head, "every event is applied before the next slice"
         self.timeouts.append(timeout_s)
         if timeout_s > sqlite.SLICE_S:

@@ -234,9 +234,9 @@ def test_a_plugin_that_is_refused_says_why(
     state.database.close()
     answer = site.ask("accounting.plugins")
     (line,) = [one for one in answer.plugins if one.type == "jobacct/old"]
-    assert line.refusal == "jobacct/old requires version 9 of the plugin API"
+    assert line.reason == "jobacct/old requires version 9 of the plugin API"
     print_reply(answer, Style(parsable=True), "plugins")
-    assert "jobacct/old|refused|" in capsys.readouterr().out
+    assert "jobacct/old|rejected|" in capsys.readouterr().out
 
 
 def test_a_plugin_that_fails_says_when_and_why(

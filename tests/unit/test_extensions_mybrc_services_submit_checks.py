@@ -162,9 +162,9 @@ def test_who_is_not_listed_and_what_is_closed_without_a_gate(
     ("bank", "change", "limit"),
     [
         ({}, {}, None),
-        ({}, {"credit": 50 * SU}, None),
+        ({}, {"credit_limit": 50 * SU}, None),
         ({"hold_share": 0.3}, {}, None),
-        ({"hold_share": 0.3}, {"credit": 50 * SU}, 35 * SU),
+        ({"hold_share": 0.3}, {"credit_limit": 50 * SU}, 35 * SU),
         ({}, {}, 20 * SU),
         ({"exempt": ("daemon",)}, {}, 20 * SU),
         ({"hold_share": 0.3, "exempt": ("bin",)}, {}, None),

@@ -105,7 +105,7 @@ def test_the_configured_clusters_count_where_the_database_is_damaged(
     registry = make_registry(settings)
     request = registry.decode("doctor.run", {"only": ["state"]})
     reply = registry.call("doctor.run", ROOT, request)
-    assert [finding.looked_at for finding in reply.findings if finding.status == "wrong"] == [
+    assert [finding.checked for finding in reply.findings if finding.status == "wrong"] == [
         str(path)
     ]
 

@@ -138,8 +138,9 @@ def open_database(
         lock = lock_database(path) if database and database.has_one_writer else None
         connection = _connect(path, timeout_s, _WriterConnection)
         connection.path, connection.writer_lock = path, lock
-        # Works on an empty file only: SQLite ignores it once the first page is written.
-        connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
+        if not _read_pragma(connection, "page_count"):
+            # Not for an existing file: the pragma would wait there for another writer.
+            connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
         _enable_wal(connection, timeout_s)
         connection.execute(f"PRAGMA journal_size_limit={_MAX_IDLE_WAL_BYTES}")
         connection.execute(f"PRAGMA synchronous={synchronous}")
@@ -161,7 +162,7 @@ def shrink_databases() -> bool:
     """
     for connection in list(_own.connections):
         try:
-            if shrink_database(connection):
+            if connection.is_open and shrink_database(connection):
                 return True
         except (SqliteError, SqliteUnavailable) as error:
             log.debug("cannot shrink a database: %s", error)
@@ -322,15 +323,17 @@ class _WriterConnection(dbapi2.Connection):  # type: ignore[misc]
         writer_lock: The lock; None for a database that several processes write.
         slice_pages: Pages that the next slice frees, adapted to the time of the last.
         is_cut_due: Whether the file is longer than the database until a checkpoint.
+        is_open: Whether it was not closed, by whichever thread.
     """
 
     path = ""
     writer_lock: WriterLock | None = None
     slice_pages = _LEAST_SLICE_PAGES
     is_cut_due = False
+    is_open = True
 
     def close(self) -> None:
-        _own.connections.discard(self)
+        self.is_open = False
         super().close()
         self.writer_lock = None
 

@@ -302,11 +302,11 @@ def check_rule_files(context: CheckContext) -> Iterator[CheckFinding]:
         yield make_skipped(subject, "[rules] mode is off")
         return
     answer = context.call_action("rules.check")
-    for problem in answer.troubles:
+    for problem in answer.problems:
         yield make_wrong(
-            problem.path, problem.what, "steward rules check", of=os.path.basename(problem.path)
+            problem.path, problem.problem, "steward rules check", of=os.path.basename(problem.path)
         )
-    if not answer.troubles:
+    if not answer.problems:
         yield make_ok(subject, f"{format_count(answer.rules, 'rule')}, all valid")
 
 
