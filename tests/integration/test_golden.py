@@ -75,7 +75,7 @@ VARIABLE: Final = [
     (re.compile(r"\b\d{6,}%"), "<--age->%"),
     (re.compile(r"\bstt_[A-Za-z0-9_-]{43}"), "<secret>"),
     (re.compile(r'"position":\d+'), '"position":<position>'),
-    (re.compile(r'"tries":\d+,"next_at"'), '"tries":<tries>,"next_at"'),
+    (re.compile(r'"attempts":\d+,"next_at"'), '"attempts":<attempts>,"next_at"'),
     (re.compile(r"\bit took \d+\.\d s"), "it took <time>"),
 ]
 """What grows with time, is drawn by chance, or depends on who was first."""

@@ -124,7 +124,7 @@ class Reader:
         done = self.host.type("steward doctor --json")
         found = json.loads(done.stdout)["findings"]
         print([one for one in found if one["status"] in ("wrong", "warning")])
-        return done.returncode, {f"{one['check']} {one['of']}": one["status"] for one in found}
+        return done.returncode, {f"{one['check']} {one['object']}": one["status"] for one in found}
 
 
 def test_the_page_makes_a_working_steward_of_a_plain_slurm(host: PlainHost) -> None:

@@ -56,7 +56,7 @@ class Patient:
         assert done.returncode in (0, 1), done.stderr
         answer = json.loads(done.stdout)
         assert (answer["status"] == "wrong") == (done.returncode == 1)
-        return {f"{one['check']} {one['of']}".strip(): one for one in answer["findings"]}
+        return {f"{one['check']} {one['object']}".strip(): one for one in answer["findings"]}
 
     def wrong(self, *words: str) -> set[str]:
         """Which of them are wrong."""

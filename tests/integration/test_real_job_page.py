@@ -133,7 +133,7 @@ def test_a_job_of_two_tasks(site: BookedSite) -> None:
     given_s = (run["line"]["end_us"] - run["line"]["start_us"]) / 1e6 * run["line"]["cpus"]
     assert used["cpu"] == pytest.approx(used["cpu_used_s"] / given_s)
     assert used["memory_used_bytes"] >= peak
-    assert used["memory_given_bytes"] == run["line"]["cpus"] * 512 * MIB
+    assert used["memory_allocated_bytes"] == run["line"]["cpus"] * 512 * MIB
     assert used["limit_s"] == 600
     text = site.daemon.ask("job", str(job), user=site.user).stdout
     assert "FAILED, exit code 3" in text

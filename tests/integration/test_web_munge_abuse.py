@@ -68,7 +68,7 @@ try:
 except StewardError as error:
     print(json.dumps({"error": str(error)}))
 else:
-    print(json.dumps({"secret": answer.secret, "refused": answer.refused}))
+    print(json.dumps({"secret": answer.secret, "reason": answer.reason}))
 """
 
 
