@@ -77,6 +77,7 @@ VARIABLE: Final = [
     (re.compile(r'"position":\d+'), '"position":<position>'),
     (re.compile(r'"attempts":\d+,"next_at"'), '"attempts":<attempts>,"next_at"'),
     (re.compile(r"\bit took \d+\.\d s"), "it took <time>"),
+    (re.compile(r'"differences":\[\],"since":"[^"]+"'), '"differences":[],"since":"<yesterday>"'),
 ]
 """What grows with time, is drawn by chance, or depends on who was first."""
 CONTROLS: Final = {
