@@ -13,6 +13,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from pysqlite3 import dbapi2 as sqlite3
 
 from harness.events import script_event
 from steward.core import sqlite
@@ -54,6 +55,18 @@ def test_every_new_database_can_shrink(tmp_path: Path) -> None:
     for name in ("jobs.db", "gate.db", "ledger.db"):
         with closing(open_database(str(tmp_path / name), SCHEMA)) as connection:
             assert connection.execute("PRAGMA auto_vacuum").fetchone() == (2,), name
+
+
+def test_a_database_created_without_auto_vacuum_is_left_alone(tmp_path: Path) -> None:
+    path = str(tmp_path / "jobs.db")
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA auto_vacuum=NONE")
+        connection.execute("CREATE TABLE former (x)")
+    with closing(open_database(path, SCHEMA)) as connection:
+        assert connection.execute("PRAGMA auto_vacuum").fetchone() == (0,)
+        fill(connection, 20)
+        purge(connection)
+        assert not sqlite.shrink_databases()
 
 
 def test_a_purged_database_is_small_again_after_idle_time(tmp_path: Path) -> None:

@@ -192,7 +192,7 @@ def shrink_database(connection: Connection) -> bool:
         )
         spare = max(_SPARE_BYTES // size, (pages - free) // _SPARE_SHARE)
         if free > spare and _get_wal_backlog(connection, "NOOP") < _MOST_WAL_FRAMES:
-            return _free_pages(connection, free - spare)
+            return _free_pages(connection, free, free - spare)
         if free > spare or connection.is_cut_due:
             connection.is_cut_due = _get_wal_backlog(connection, "PASSIVE") > 0
         return bool(free > spare and not connection.is_cut_due)
@@ -205,8 +205,12 @@ def _get_wal_backlog(connection: Connection, checkpoint: str) -> int:
     return int(frames - written_back)
 
 
-def _free_pages(connection: Connection, most: int) -> bool:
-    """Free up to ``most`` pages in one slice; return False if another process writes now."""
+def _free_pages(connection: Connection, free: int, most: int) -> bool:
+    """Free up to ``most`` of the ``free`` pages in one slice.
+
+    Returns:
+        False if another process writes now, or the file was created without auto_vacuum.
+    """
     settings = ("busy_timeout", "synchronous")
     before = [_read_pragma(connection, name) for name in settings]
     began = time.monotonic()
@@ -223,6 +227,8 @@ def _free_pages(connection: Connection, most: int) -> bool:
     finally:
         for name, value in zip(settings, before, strict=True):
             connection.execute(f"PRAGMA {name}={value}").fetchall()
+    if _read_pragma(connection, "freelist_count") >= free:
+        return False
     spent_s = time.monotonic() - began
     if spent_s > SLICE_S:
         connection.slice_pages = max(connection.slice_pages // 2, _LEAST_SLICE_PAGES)
