@@ -51,22 +51,36 @@ class Tally:
         self.jobs.clear()
 
 
+class Gatherer(Tally):
+    """A tally whose events gather for some seconds."""
+
+    def __init__(self, gather_s: float) -> None:
+        super().__init__()
+        self.gather_s = gather_s
+
+
 class Scene:
     def __init__(self, state_dir: Path) -> None:
         self.journal = Journal(str(state_dir))
         self.reader = JournalReader(str(state_dir))
         self.tally = Tally()
         self.now = 0.0
+        self.feed = self.open_feed(self.tally)
+
+    def open_feed(self, tally: Tally) -> Feed:
         link = DirectLink(self.journal)
-        self.feed = Feed(
-            self.tally, self.reader, link, clock=lambda: self.now, longest_nap_s=TICK_S
-        )
+        return Feed(tally, self.reader, link, clock=lambda: self.now, longest_nap_s=TICK_S)
+
+    def gather(self, seconds: float) -> None:
+        """Let new events gather for this time."""
+        self.tally = Gatherer(seconds)
+        self.feed = self.open_feed(self.tally)
 
     def turn(self, times: int = 1) -> None:
         for _ in range(times):
             if self.feed.get_wait_s() < TICK_S:
                 self.now += self.feed.get_wait_s()  # the back-off is over
-            self.feed.run_turn()
+            self.feed.run_turn(reads=self.feed.is_due(self.reader.head()))
 
     def submit(self, *job_ids: int) -> None:
         self.journal.append(encode_rows(script_event(job_id) for job_id in job_ids))
@@ -118,6 +132,27 @@ def test_what_is_away_stops_the_cursor_and_is_told(scene: Scene) -> None:
     (status,) = scene.reader.list_consumers()
     assert (status.state, status.detail) == ("running", "")
     assert scene.tally.jobs == [1, 2]
+
+
+def test_a_batch_that_failed_does_not_gather(scene: Scene) -> None:
+    def away(event: Event) -> None:
+        raise Unavailable("the disk is full")
+
+    scene.gather(3600.0)
+    scene.submit(1, 2)
+    scene.tally.fail = away
+    waits = []
+    for _ in range(4):
+        scene.turn()
+        waits.append(scene.feed.get_wait_s())
+        assert scene.feed.is_due(scene.reader.head()), "the retry reads it again"
+        assert [status.state for status in scene.reader.list_consumers()] == ["waiting"]
+    assert waits == sorted(waits)
+    assert waits[0] < waits[-1], "the back-off grows"
+    scene.tally.fail = lambda event: None
+    scene.turn()
+    assert scene.tally.jobs == [1, 2]
+    assert scene.feed.get_gather_s() == 3600.0
 
 
 def test_what_is_away_is_tried_when_it_is_due_and_not_at_news(scene: Scene) -> None:

@@ -415,8 +415,6 @@ class Feed:
         events, upto = self._reader.read(self.position, consumer.kinds, consumer.batch_events)
         if upto <= self.position:
             return False
-        if len(events) < consumer.batch_events:
-            self._gather_until = now + self._gather_s
         if events:
             self._apply(events, upto)
             self._rate.add(events)
@@ -424,6 +422,9 @@ class Feed:
         # If all new events were of other kinds, the cursor is not written, to save the write:
         # after a restart the feed skips the same events again.
         self.position = upto
+        if len(events) < consumer.batch_events:
+            # Only now: a batch that failed is read again at the retry, whatever gathers.
+            self._gather_until = now + self._gather_s
         self._report("running", "")
         return bool(events)
 
