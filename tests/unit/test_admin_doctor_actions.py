@@ -33,6 +33,7 @@ from steward.admin.doctor.findings import (
 )
 from steward.bank.actions.maintenance import CheckReply, CheckRequest
 from steward.bank.gate.requests import RemoteMeans
+from steward.bank.ledger import LedgerFinding
 from steward.bank.settings import BankSettings, RemoteBankSettings
 from steward.core.access import Access, Caller
 from steward.core.actions import Action, Registry
@@ -230,8 +231,10 @@ def test_only_operators_are_told(tmp_path: Path) -> None:
 def test_what_has_a_database_open_is_used_by_no_check(tmp_path: Path) -> None:
     opened: list[int] = []
 
+    found: list[LedgerFinding] = []
+
     def check(context: list[int], _asker: Caller, _request: CheckRequest) -> CheckReply:
-        return CheckReply(findings=(), accounts=len(context), position=0)
+        return CheckReply(findings=tuple(found), accounts=len(context), position=0)
 
     def room() -> list[int]:
         opened.append(os.getpid())
@@ -254,6 +257,11 @@ def test_what_has_a_database_open_is_used_by_no_check(tmp_path: Path) -> None:
         # The check's own process opened its room, behind the one that is open here.
         assert answer.findings[0].finding == "the ledger is consistent: 2 accounts"
     assert opened == [os.getpid()]
+    found.append(LedgerFinding(kind="unproved", finding="holds were not compared"))
+    answer = run_doctor(DoctorContext(settings, access=access, make_registry=fresh), ROOT, LEDGER)
+    assert [(one.status, one.finding) for one in answer.findings] == [
+        ("warning", "holds were not compared")
+    ]
 
 
 def test_a_mybrc_server_that_cannot_be_told_is_a_finding(site: DoctorSite, tmp_path: Path) -> None:

@@ -350,7 +350,7 @@ def check_ledger(context: CheckContext) -> Iterator[CheckFinding]:
         make_finding = (
             make_warning if finding.kind in ("unproved", "job-without-hold") else make_wrong
         )
-        yield make_finding(subject, finding.what, "steward bank check", of=finding.kind)
+        yield make_finding(subject, finding.finding, "steward bank check", of=finding.kind)
     if not answer.findings:
         holds = (
             "" if answer.holds is None else f", {format_count(answer.holds, 'hold')} match the jobs"
