@@ -1,6 +1,7 @@
 """The client on stand-ins for Slurm's commands: what real ones print is in the fixtures, and
 integration tests run the real ones."""
 
+import socket
 from datetime import UTC
 from pathlib import Path
 from typing import Any
@@ -143,6 +144,29 @@ def test_configuration(site: Standins) -> None:
     assert config["AuthInfo"] == "socket=/run/munge.sock,ttl=60"
     assert (config["PriorityFlags"], config["AccountingStorageType"]) == ("", "")
     assert config["MinJobAge"] == "300 sec"
+
+
+@pytest.mark.parametrize(
+    ("hosts", "is_here"),
+    [
+        ((socket.gethostname(),), True),
+        (("elsewhere(10.0.0.1)", f"{socket.gethostname()}(10.0.0.2)"), True),
+        (("localhost",), True),
+        (("elsewhere",), False),
+        ((), False),
+    ],
+)
+def test_state_files_are_those_of_a_slurmctld_of_this_host(
+    site: Standins, hosts: tuple[str, ...], is_here: bool
+) -> None:
+    for old in site.root.glob("scontrol.*"):
+        old.unlink()
+    lines = "".join(f"SlurmctldHost[{place}] = {host}\n" for place, host in enumerate(hosts))
+    config = CONFIG.format(storage="(null)", private="none").replace(
+        "SlurmUser", f"{lines}SlurmUser"
+    )
+    site.answer("scontrol", "show config", config)
+    assert site.slurm.find_state_directory() == ("/var/spool/slurmctld" if is_here else "")
 
 
 def test_configuration_that_is_none(site: Standins) -> None:

@@ -8,6 +8,7 @@
 
 import logging
 import re
+import socket
 import time
 from collections.abc import Mapping
 from datetime import datetime
@@ -283,12 +284,19 @@ class Slurm:
         )
 
     def find_state_directory(self) -> str:
-        """Return StateSaveLocation.
+        """Return StateSaveLocation, or "" if no slurmctld of this cluster is on this host.
 
         Raises:
             SlurmError: slurmctld does not answer.
         """
-        return self.config()["StateSaveLocation"]
+        config = self.config()
+        hosts = {
+            value.partition("(")[0].partition(".")[0].lower()
+            for key, value in config.items()
+            if key.startswith("SlurmctldHost")
+        }
+        own = socket.gethostname().partition(".")[0].lower()
+        return config["StateSaveLocation"] if hosts & {own, "localhost"} else ""
 
     def read_model(self, zone: str = "") -> ClusterModel:
         """Return the cluster model for estimates: partitions, node shapes, users and accounts.

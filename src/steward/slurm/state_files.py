@@ -49,6 +49,7 @@ class StateFiles:
         try:
             if not self._directory and self._can_find:
                 self._directory = self._find_directory()
+                self._can_find = False
             if not self._directory or find_network_type(self._directory):
                 return None
             with os.scandir(self._directory) as entries:
