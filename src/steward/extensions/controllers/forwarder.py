@@ -41,6 +41,7 @@ log = logging.getLogger(__name__)
 _CONNECT_S: Final = 10.0
 _ANSWER_S: Final = 60.0
 """Longest time to wait for an answer of the server, in seconds."""
+_PIECE_BYTES: Final = 256 << 10
 _MAX_REPLY_BYTES: Final = 4 << 20
 """Largest answer, in bytes: a reason for each event of a batch."""
 
@@ -135,14 +136,16 @@ class ReceiverLink:
             number=self._number,
             digest=wire.hash_body(body),
         )
-        headers = {**head.build_headers(), "host": to}
+        headers = {**head.build_headers(), "host": to, "content-length": str(len(body))}
         credential = self._authenticator.sign(head.build_statement())
         if credential:
             headers["authorization"] = credential
         connection = self._connect()
         try:
             with suppress(BrokenPipeError, ConnectionResetError):  # an answer may explain it
-                connection.request("POST", path, body, headers)
+                # In pieces: the time-out is one of each piece, however slow the link.
+                pieces = (body[at : at + _PIECE_BYTES] for at in range(0, len(body), _PIECE_BYTES))
+                connection.request("POST", path, pieces, headers)
             response = connection.getresponse()
             content = _read_body(response)
         except TimeoutError as error:
