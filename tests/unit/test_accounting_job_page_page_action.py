@@ -85,8 +85,8 @@ def test_an_array(site: Site) -> None:
     assert answer.array.cpu.count == 4
     # Of one of its tasks the sum is the same.
     assert site.ask("accounting.job", job="20_3", array=True).array == answer.array
-    assert set(site.ask("accounting.job", job="20").parts) == {"20_1", "20_2", "20_3"}
-    assert site.ask("accounting.job", job="20_3").parts == ()
+    assert set(site.ask("accounting.job", job="20").components) == {"20_1", "20_2", "20_3"}
+    assert site.ask("accounting.job", job="20_3").components == ()
     accounting.add_run(site, 7)
     with pytest.raises(UsageError, match="is not an array"):
         site.ask("accounting.job", job="7", array=True)

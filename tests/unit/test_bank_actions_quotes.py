@@ -115,9 +115,10 @@ def test_a_gate_starts_with_a_model_of_another_version(tmp_path: Path) -> None:
     store = GateStore(str(tmp_path))
     with store.transaction():
         store.put_model(PICTURE)
-    other_version = ("picture:c2", '{"cluster": 5}')
+    other_version = [("picture:c2", '{"cluster": 5}'), ("rules", b'{"modes": 5}')]
     connection = store.connect()
-    connection.execute("INSERT INTO note VALUES (?, ?)", other_version)
+    connection.executemany("INSERT INTO note VALUES (?, ?)", other_version)
     connection.close()
     assert store.load_models() == [PICTURE]
+    assert store.load_rules() is None
     store.close()

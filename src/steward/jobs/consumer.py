@@ -180,7 +180,7 @@ class JobsConsumer(DatabaseConsumer):
     def _open_transaction(self) -> Iterator[list[Event]]:
         """Open a transaction that survives a power loss, because the journal will hold its results.
 
-        Other transactions are not synced: the journal retrys what a power loss takes of them.
+        Other transactions are not synced: the journal replays what a power loss takes of them.
         """
         with translate_errors(self._path):
             self._connection.execute("PRAGMA synchronous=FULL")

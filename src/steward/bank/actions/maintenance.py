@@ -335,7 +335,7 @@ def reconcile_clusters(
         )
     return ReconcileReply(
         differences=tuple(lines),
-        since=min(starts),
+        since=min(starts, default=now),
         until=now,
         dry_run=request.dry_run,
         **context.make_heading(),

@@ -255,9 +255,16 @@ class GateStore:
                 self._db.execute("DELETE FROM account WHERE name=?", (name,))
 
     def load_rules(self) -> BankRules | None:
-        """Read the last rules; None if there are none."""
+        """Read the last rules; None if there are none that this version of Steward can decode.
+
+        The bank sends them again.
+        """
         body = self._read_note("rules")
-        return msgspec.json.decode(body, type=BankRules) if body else None
+        try:
+            return msgspec.json.decode(body, type=BankRules) if body else None
+        except msgspec.MsgspecError as error:
+            log.info("the stored rules cannot be decoded: %s", error)
+            return None
 
     def put_rules(self, rules: BankRules) -> None:
         """Store the rules."""

@@ -152,7 +152,7 @@ CREATE TABLE incoming (bytes INTEGER NOT NULL);
 INSERT INTO incoming SELECT ifnull(sum(
         ifnull(json_extract(CAST(data AS TEXT), '$.body.script.length'), 0)
         + ifnull(json_extract(CAST(data AS TEXT), '$.body.environment.length'), 0)
-    ), 0) FROM event WHERE kind = 'job.script';
+    ), 0) FROM event WHERE kind = 'job.script' AND json_valid(CAST(data AS TEXT));
 """,
 )
 _SCRIPT_AFTER_SUBMIT_S = 300
