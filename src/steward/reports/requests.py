@@ -443,7 +443,7 @@ class ClusterReply(ReportReply, frozen=True, kw_only=True):
         Column("GPUDown", "down_gpu_s", "hours", show="requested"),
         Column("GPUPlannedDown", "planned_down_gpu_s", "hours", show="requested"),
         Column("GPUIdle", "idle_gpu_s", "hours", title="GPUs idle", show=_has_gpus),
-        Column("GPUReported", "reported_gpu_s", "hours", show=_has_gpus),
+        Column("GPUReported", "reported_gpu_s", "hours", title="GPUs reported", show=_has_gpus),
         Column(
             "GPUUsed%",
             read_ratio("allocated_gpu_s", "reported_gpu_s"),
@@ -555,8 +555,8 @@ class WasteReply(ReportReply, frozen=True, kw_only=True):
         Column("Measured", "measured", "count", show="requested"),
         _CPU,
         Column("Used", "used_cpu_s", "hours", title="CPU hours used"),
-        _make_share_column("Used%", "used_cpu_s", "cpu_s", "CPUs used"),
-        _make_share_column("Memory%", "used_memory_byte_s", "memory_byte_s", "Memory used"),
+        _make_share_column("Used%", "used_cpu_s", "cpu_s", "CPU efficiency"),
+        _make_share_column("Memory%", "used_memory_byte_s", "memory_byte_s", "Memory efficiency"),
         _make_share_column("Time%", "elapsed_s", "limit_s", "Time limit used"),
     )
 

@@ -86,7 +86,7 @@ async def execution(
     if number > 0:
         reply = await auth.call_action("rules.history", history_request)
     if reply is None or not reply.executions:
-        raise PageNotFound(f"execution {number} not found: it may be purged")
+        raise PageNotFound(f"execution {number} not found: it may have been purged")
     return _make_details_page(auth, pages, "execution.html", reply.executions[0])
 
 
