@@ -88,7 +88,7 @@ class GapsRequest(Request, frozen=True, kw_only=True):
     ] = 900.0
     limit: Annotated[
         int,
-        option("Maximum number of findings.", "--limit", "-L", ge=1, le=10_000),
+        option("Maximum number of gaps.", "--limit", "-L", ge=1, le=10_000),
     ] = 1000
 
 

@@ -428,7 +428,12 @@ class JobcompSource:
                 continue
             events.append(make_end_event(self._cluster, parsed, self._redact(parsed.record)))
             if parsed.lost:
-                log.warning("slurmctld could not write %d lines to %s", parsed.lost, self._path)
+                log.warning(
+                    "slurmctld could not write %d job ends to %s: check free space and permissions "
+                    "there",
+                    parsed.lost,
+                    self._path,
+                )
                 name = f"lost:{int(parsed.at.timestamp())}:{parsed.record.job_id}"
                 events.append(self._build_gap(name, "lost", parsed.lost, parsed.at))
         self.line_count += len(batch.lines)

@@ -316,8 +316,8 @@ class LogFollower:
         )
         if last_read is None:
             log.warning(
-                "%s: the file read last is gone; job ends since then come from queue polls and "
-                "slurmdbd",
+                "%s: the file that Steward read last is gone; missed job ends come from queue "
+                "polls and slurmdbd",
                 self.path,
             )
         since_ns = next(

@@ -259,9 +259,9 @@ def watch(
 ) -> None:
     """Archive the scripts of one cluster, without the daemon.
 
-    The command needs no configuration file and changes only DIR. Run it as root
-    or as the user that slurmctld runs as. Ctrl-C ends it. At the next start it
-    captures the scripts that it missed.
+    The command needs no configuration file. It writes only to --archive, --state
+    and --move-to. Run it as root or as the user that slurmctld runs as. Ctrl-C
+    ends it. At the next start it captures the scripts that it missed.
     """
     if no_slurm and not spool and scheduler == "slurm":
         raise UsageError("the spool is unknown: with --no-slurm, give --spool DIR")
@@ -460,7 +460,10 @@ _CONSUME_OPTIONS = {
 
 
 def consume(
-    source: Annotated[Literal["kafka"], typer.Option("--from", metavar="KIND", help="kafka.")],
+    source: Annotated[
+        Literal["kafka"],
+        typer.Option("--from", metavar="KIND", help="Source of the messages: kafka."),
+    ],
     server: Annotated[
         list[str],
         typer.Option(
@@ -509,7 +512,10 @@ def consume(
         typer.Option(
             "--sasl",
             metavar="HOW",
-            help="PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512; SCRAM-SHA-512 if only a user is given.",
+            help=(
+                "PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512. Default: SCRAM-SHA-512 if --sasl-user is "
+                "given."
+            ),
         ),
     ] = "",
     sasl_user: Annotated[
@@ -521,9 +527,9 @@ def consume(
 ) -> None:
     """Archive the scripts that another Steward sends to Kafka.
 
-    The command needs no configuration file and changes only DIR. It commits an
-    offset of the group when the message is on disk. Ctrl-C ends it. At the next
-    start it continues where it stopped.
+    The command needs no configuration file. It writes only to --archive and
+    --state. It commits the offset of a message once the message is on disk.
+    Ctrl-C ends it. At the next start it continues where it stopped.
     """
     del source
     root = os.path.abspath(archive)

@@ -58,7 +58,7 @@ def list_events(
 ) -> None:
     """List past events, newest last.
 
-    The history contains events of states, thresholds and rules, but not of jobs.
+    With --history, it lists events of states, thresholds and rules, but not of jobs.
     """
     if history:
         fields = msgspec.structs.asdict(request)

@@ -90,7 +90,10 @@ SlurmPrefix = Annotated[
     typer.Option(
         "--slurm-prefix",
         metavar="DIR",
-        help="Prefix of Slurm. Default: PATH; headers in /usr, /usr/local or /opt/slurm.",
+        help=(
+            "Installation prefix of Slurm. Default: commands from PATH, headers from /usr, "
+            "/usr/local or /opt/slurm."
+        ),
     ),
 ]
 SlurmVersionOption = Annotated[
@@ -114,7 +117,7 @@ JobComp = Annotated[
     typer.Option(
         "--jobcomp",
         metavar="DIR",
-        help="jobcomp.lua in this directory, that of slurm.conf, instead of the SPANK plugin.",
+        help="jobcomp.lua in DIR, the directory of slurm.conf, instead of the SPANK plugin.",
     ),
 ]
 JobSubmitLua = Annotated[
@@ -122,7 +125,7 @@ JobSubmitLua = Annotated[
     typer.Option(
         "--job-submit-lua",
         metavar="DIR",
-        help="job_submit.lua in this directory, that of slurm.conf, instead of the SPANK plugin.",
+        help="job_submit.lua in DIR, the directory of slurm.conf, instead of the SPANK plugin.",
     ),
 ]
 Trigger = Annotated[
@@ -226,7 +229,7 @@ def install(
         typer.Option(
             "--cluster",
             metavar="NAME",
-            help="With --job-submit-lua: cluster of the job, if several clusters share the gate.",
+            help="With --job-submit-lua: name of this cluster, if several share the gate.",
         ),
     ] = "",
     trigger: Trigger = False,
@@ -250,7 +253,7 @@ def install(
 ) -> None:
     """Install the SPANK plugin on this node, or the plugins of slurmctld.
 
-    It changes no file of the site, and prints the lines to add to them.
+    It leaves the site's files unchanged, and prints the lines to add to them.
     """
     from steward.admin.plugins.build import LIBRARY, SUBMIT_LIBRARY, find_build
     from steward.admin.plugins.errors import PluginInstallError

@@ -82,8 +82,8 @@ def try_(
         typer.Argument(
             metavar="EVENT.json|-",
             help=(
-                "Event as 'steward events --json' prints it, or {\"trigger\": TYPE, "
-                '"payload": {…}}.'
+                "File with one event, as 'steward events tail --json' prints it, or "
+                '{"trigger": TYPE, "payload": {…}}.'
             ),
         ),
     ],

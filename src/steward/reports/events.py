@@ -114,7 +114,9 @@ class EventFilter(Request, frozen=True, kw_only=True):
     nodes: Annotated[
         str, option("Only state changes of these nodes.", "--nodelist", "-w", metavar="NODES")
     ] = ""
-    failed: Annotated[bool, option("Only state changes of nodes that failed.", "--failed")] = False
+    failed: Annotated[bool, option("Only state changes in which a node failed.", "--failed")] = (
+        False
+    )
     since: Annotated[
         str,
         option(

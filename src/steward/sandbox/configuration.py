@@ -54,7 +54,7 @@ def find_mariadb_program(name: str) -> str:
     program = shutil.which(name, path=os.pathsep.join(_SEARCH_PATH))
     if program is None:
         raise SlurmNotInstalled(
-            f"{name} is not installed, which slurmdbd needs: install MariaDB "
+            f"slurmdbd needs {name}, which is not installed: install MariaDB "
             "(Debian: apt-get install mariadb-server slurmdbd)",
             name,
         )

@@ -85,7 +85,9 @@ def read_blocks(
             while block := plain.read(min(_BLOCK, max_bytes + 1 - total)):
                 total += len(block)
                 if total > max_bytes:
-                    raise DamagedFile(f"{name} has more than {max_bytes} bytes", name)
+                    raise DamagedFile(
+                        f"{name} is damaged: it decompresses to more than {max_bytes} bytes", name
+                    )
                 yield block
     except (zstandard.ZstdError, MemoryError) as error:
         raise DamagedFile(f"{name} is damaged: {error}", name) from error

@@ -295,7 +295,7 @@ class ArchiveTree:
         if marker and marker_id != marker:
             self.close()
             raise ArchiveUnavailable(
-                f"archive {self.root} is another archive (marker {marker_id}, not {marker}): "
+                f"{self.root} is not the archive of this sink (marker {marker_id}, not {marker}): "
                 "mount the right file system, or give this sink another name",
                 self.root,
             )

@@ -58,7 +58,9 @@ _BEGIN = option("Start of the period.", "--begin", metavar="TIME", default="now"
 _NEW_BEGIN = option("Start of the period.", "--begin", metavar="TIME", default="unchanged")
 _END = option("End of the period.", "--end", metavar="TIME")
 _ROLLOVER = option(
-    "Balance at the end of the period: 'none' lets it expire, 'next' moves it on.", "--rollover"
+    "Balance at the end of the period: 'none' lets it expire, 'next' moves it to the next "
+    "allocation.",
+    "--rollover",
 )
 
 
@@ -213,7 +215,8 @@ class AccountUserRequest(Request, frozen=True, kw_only=True):
     listed: Annotated[
         bool | None,
         option(
-            "List the user, for an account that only listed users may charge.",
+            "Put the user on the account's list. If the account is --only-listed, only users on "
+            "the list may charge it.",
             "--listed/--unlisted",
             default="unchanged; yes for a new user",
         ),

@@ -405,7 +405,7 @@ def run_bank_check(context: BankContext, caller: Caller, request: CheckRequest) 
     """Check the ledger, and compare holds with jobs.
 
     The check requires that every transaction sums to zero, that balances and charges equal the
-    sums of their postings, and that holds match jobs. If it fails, the command exits with 1.
+    sums of their postings, and that SU holds match jobs. If it fails, the command exits with 1.
 
     Raises:
         BankRefused: The caller is not an operator.

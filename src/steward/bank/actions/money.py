@@ -36,7 +36,14 @@ _OPERATOR_TASK: Final = "change balances"
 _ALLOCATION = option(
     "Number of the allocation.",
     "--allocation",
-    default="the ledger chooses",
+    default="the one without an end; withdrawals continue with those that end last",
+    metavar="NUMBER",
+    ge=0,
+)
+_ADJUSTED_ALLOCATION = option(
+    "Number of the allocation.",
+    "--allocation",
+    default="the one without an end",
     metavar="NUMBER",
     ge=0,
 )
@@ -65,7 +72,7 @@ class TransferRequest(Request, frozen=True, kw_only=True):
         option(
             "Number of the allocation that pays.",
             "--from-allocation",
-            default="the ledger chooses",
+            default="the one without an end, then those that end last",
             metavar="NUMBER",
             ge=0,
         ),
@@ -129,7 +136,7 @@ class AdjustRequest(Request, frozen=True, kw_only=True):
     ]
     reason: Reason
     key: Key = ""
-    allocation: Annotated[int, _ALLOCATION] = 0
+    allocation: Annotated[int, _ADJUSTED_ALLOCATION] = 0
 
 
 def _read_amount(transfer: Transfer, _: object = None) -> int:

@@ -482,7 +482,7 @@ def list_rejections(
 ) -> WouldRejectReply:
     """List jobs that the gate would have rejected.
 
-    It admitted them because the mode was observe. With --all, also list jobs that it rejected.
+    It admitted them in mode observe. With --all, also list jobs that it rejected.
 
     Raises:
         BankRefused: They belong to other users, and the caller does not manage the account.

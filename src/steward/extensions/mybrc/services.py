@@ -294,9 +294,11 @@ class JobRegistry:
             raise ApiError(400, f"Invalid userid {uid}: too large.")
         previous = None if stored is None else decode_job(stored)
         if stored is not None and stored.uid != uid:
-            raise ApiError(400, f"userid {uid} differs from {stored.uid}, the job's")
+            raise ApiError(400, f"userid {uid} differs from the job's userid {stored.uid}")
         if stored is not None and stored.account != account:
-            raise ApiError(400, f"account {account} differs from {stored.account}, the job's")
+            raise ApiError(
+                400, f"account {account} differs from the job's account {stored.account}"
+            )
         job, amount_micros = merge_job(msgspec.structs.replace(sent, accountid=account), previous)
         user = stored.user if stored is not None else self._name_resolver.user(uid) or str(uid)
         t.told.put(

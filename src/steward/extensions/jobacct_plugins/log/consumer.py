@@ -164,7 +164,11 @@ class DayCloser:
             return False
         output = self._run_program("purges", day, lengths)
         if output is None:
-            log.error("day %s of the job log may still contain purged jobs", day)
+            log.error(
+                "day %s of the job log may still contain purged jobs: retrying in %d minutes",
+                day,
+                _RETRY_S // 60,
+            )
             return False
         if not output:
             return True
