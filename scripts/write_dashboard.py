@@ -72,6 +72,13 @@ ROWS: Final[dict[str, list[Panel]]] = {
             "percentunit",
             {"{{what}}": "steward_disk_free_bytes / steward_disk_size_bytes"},
         ),
+        ("Databases", "timeseries", "bytes", {"{{database}}": "steward_database_bytes"}),
+        (
+            "Free pages of databases",
+            "timeseries",
+            "bytes",
+            {"{{database}}": "steward_database_free_bytes"},
+        ),
     ],
     "Slurm": [
         ("slurmctld answers", "stat", "bool_on_off", {"{{cluster}}": "steward_slurm_up"}),

@@ -64,7 +64,9 @@ def list_events(
         fields = msgspec.structs.asdict(request)
         del fields["after"]
         past: HistoryEventsReply = call.send("history.events", HistoryEventsRequest(**fields))
-        _print_events(replace(past, events=past.events[::-1]), call.style)
+        # JSON is the reply as it is; a table has the newest event at its end.
+        shown = past if call.style.json else replace(past, events=past.events[::-1])
+        _print_events(shown, call.style)
     else:
         reply: EventsReply = call.send("events.list", request)
         _print_events(reply, call.style)
