@@ -204,7 +204,7 @@ class VerdictCache:
     def get_all(self, entries: list[bytes]) -> list[bytes]:
         """Return the verdicts on entries, in order; an entry contains no NUL."""
         keys = entries
-        if len(max(entries, key=len)) > _LARGEST_KEY_BYTES:
+        if max(map(len, entries), default=0) > _LARGEST_KEY_BYTES:
             keys = [
                 entry if len(entry) <= _LARGEST_KEY_BYTES else _make_digest(entry)
                 for entry in entries

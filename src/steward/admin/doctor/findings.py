@@ -27,7 +27,7 @@ class CheckFinding(ActionMessage, frozen=True, kw_only=True):
         check: Name of the check.
         object: Cluster, sink, file or worker concerned; "" if there is just one.
         status: Status of the object.
-        checked: What was checked.
+        checked: Path, setting or command that the check read.
         finding: Result, in words.
         fix: Commands to type, or lines to set, that repair it.
     """
