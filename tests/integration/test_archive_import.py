@@ -110,9 +110,9 @@ def test_captured_scripts_are_not_taken_over_again(
 ) -> None:
     wait_until_filed(captured, jobs)
     done = take_over(captured, began)
-    assert done["scripts"] == 0
-    assert done["known"] >= len(jobs)
-    assert done["scriptless"] >= 1
+    assert done["scripts"] == 0, done
+    assert done["known"] >= len(jobs), done
+    assert done["scriptless"] >= 1, done
     for name, job in jobs.items():
         assert scripts_in(captured, job) == [SCRIPTS.get(name, SCRIPTS["plain"])]
 
