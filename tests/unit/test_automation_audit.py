@@ -124,7 +124,7 @@ def test_a_log_that_cannot_be_read_is_an_error_and_one_that_is_missing_is_empty(
     )
     reply = list_audit(context, Caller(uid=0), AuditRequest())
     assert reply.actions == ()
-    assert "No entries" in reply.empty_reason
+    assert "No entry" in reply.empty_reason
     (tmp_path / "audit.db").mkdir()
     with pytest.raises(AuditUnavailable, match=r"audit\.db"):
         list_audit(context, Caller(uid=0), AuditRequest())

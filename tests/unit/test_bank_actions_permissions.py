@@ -67,8 +67,11 @@ def test_what_is_used_is_shown_to_owners_and_coordinators(site: Site) -> None:
     assert used(ADA) == {("physics", "ada"): 4, ("optics", "ada"): 2}
     assert used(BELA) == {("physics", "bela"): 3, ("chemistry", "bela"): 1}
     assert used(ROOT) == physics | {("chemistry", "bela"): 1}
-    with pytest.raises(BankRefused, match="only owners of the account"):
+    with pytest.raises(BankRefused, match=r"only operators .* charges of bela in all accounts"):
         used(ADA, users=["bela"])
+    lacks = r"neither own nor coordinate account 'optics', .* bank account change optics --owners"
+    with pytest.raises(BankRefused, match=lacks):
+        used(ADA, users=["bela"], accounts=["optics"])
     with pytest.raises(BankRefused):
         used(OWNER, accounts=["chemistry"], users=["bela"])
 
@@ -361,6 +364,7 @@ def test_a_job_without_a_charge_is_told_why(site: Site) -> None:
     assert "it ended, and Steward charges it" in told(ADA, "7")
     bank.feed(site, bank.life(8, partition="other"))
     assert "partition other of cluster c1 has no rate" in told(ADA, "8")
+    assert told(ADA, "8").endswith("Steward charges the job after its end, once a rate applies")
     bank.feed(site, [record(9, 0, "CANCELLED", seen=5, end=5, user="ada", account="physics")])
     assert told(ADA, "9").endswith("it never ran")
 

@@ -113,8 +113,8 @@ REFUSED = [
     (script_row(1, cluster="c2"), "wrong cluster 'c2'"),
     (ForwardedEvent("job.identity", "c1", "k", b"{}"), "'job.identity' is not accepted"),
     (ForwardedEvent("archive.purge", "c1", "k", b"{}"), "'archive.purge' is not accepted"),
-    (ForwardedEvent("job.script", "c1", "a b", GOOD.data), "malformed event key"),
-    (ForwardedEvent("job.script", "c1", "k" * 301, GOOD.data), "malformed event key"),
+    (ForwardedEvent("job.script", "c1", "a b", GOOD.data), "malformed event key 'a b': a key has"),
+    (ForwardedEvent("job.script", "c1", "k" * 301, GOOD.data), "malformed event key 'kkk"),
     (
         ForwardedEvent("job.script", "c1", GOOD.key, b" " * (1 << 20) + b"{}"),
         "the maximum is 1048576",

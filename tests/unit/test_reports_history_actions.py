@@ -69,7 +69,9 @@ def test_without_a_sensor_it_is_said(tmp_path: Path) -> None:
     site = history.make_site(tmp_path, sensor=False)
     answer = site.ask("history.nodes")
     assert (answer.nodes, answer.sensor, answer.begins) == ((), False, None)
-    assert not site.ask("history.events").sensor
+    events = site.ask("history.events")
+    assert not events.sensor
+    assert "set 'enabled = true' in [sensor]" in events.empty_reason
     site.close()
 
 
@@ -95,7 +97,9 @@ def test_events_are_paged_to_the_end_and_on(site: Site) -> None:
             break
         answer = site.ask("history.events", limit=10, before=answer.older)
     assert seen == [f"n{number}" for number in reversed(range(35))]
-    assert site.ask("history.events", after=newest).events == ()
+    later = site.ask("history.events", after=newest)
+    assert later.events == ()
+    assert "No event of the state history matches" in later.empty_reason
     assert answer.position == 35
     site.feed(history.node(9, "x", "IDLE"))
     assert [one.body.node for one in site.ask("history.events", after=newest).events] == ["x"]

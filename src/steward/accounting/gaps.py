@@ -198,7 +198,7 @@ class _Span(msgspec.Struct, frozen=True):
 def list_accounting_gaps(
     context: AccountingContext, asker: Caller, request: GapsRequest
 ) -> GapsAnswer:
-    """List gaps in accounting data: lost records, silent nodes, CPU time of no job.
+    """List gaps in accounting data: lost records, silent nodes, CPU time without a job.
 
     Raises:
         PermissionRefused: The requester is not an operator of every cluster; findings concern all

@@ -230,7 +230,7 @@ class AuditReply(Answer, frozen=True, kw_only=True):
     @property
     def empty_reason(self) -> str:
         """Reason why there are no rows."""
-        return "No entries: no action that you may see was run, or none matches the options."
+        return "No entry of the audit log that you may see matches. Give fewer options to see more."
 
 
 @action(

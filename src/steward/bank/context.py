@@ -186,9 +186,17 @@ class Rights(msgspec.Struct, frozen=True, kw_only=True):
         """
         if self.is_led(account) or (user and user == self.user):
             return user
+        if user and account:
+            raise BankRefused(
+                f"permission denied: you neither own nor coordinate account {account!r}, so you "
+                f"may not see the charges of {user}. An operator adds owners with 'steward bank "
+                f"account change {account} --owners USER,…'",
+                user,
+            )
         if user:
             raise BankRefused(
-                f"permission denied: only owners of the account may see the charges of {user}",
+                f"permission denied: only operators may see the charges of {user} in all accounts. "
+                "Name an account that you own or coordinate",
                 user,
             )
         if not self.user:

@@ -129,7 +129,10 @@ def explain_uncharged(
     try:
         accrued = sum(_compute_accrued(context, t, job, cluster) for job in running or ended)
     except NoRate as error:
-        return f"{uncharged_text} yet: {error}; Steward charges it afterwards"
+        return (
+            f"{uncharged_text} yet: {error}. "
+            "Steward charges the job after its end, once a rate applies"
+        )
     if running:
         hold_text = _describe_hold(context, get_hold_job_id(running[0].record), cluster)
         return (
@@ -174,7 +177,7 @@ def _describe_hold(context: "BankContext", job_id: int, cluster: str) -> str:
         holds = context.gate.list_holds(cluster=cluster, job_id=job_id)
     except GateUnavailable:
         return "SU hold unknown while the gate does not answer; "
-    return f"held: {format_money(sum(hold.remaining for hold in holds), context.unit)}; "
+    return f"SU hold: {format_money(sum(hold.remaining for hold in holds), context.unit)}; "
 
 
 def resolve_raw_ids(context: "BankContext", job_name: str, cluster: str) -> list[int]:

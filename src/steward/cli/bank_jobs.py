@@ -158,7 +158,7 @@ def _print_charge(explanation: ExplainedCharge, reply: BankReply) -> None:
     """Print a charge with its parts."""
     charge = explanation.charge
     run_label = f", run {charge.restarts + 1}" if charge.restarts else ""
-    size_note = ", former size" if charge.piece_us else ""
+    size_note = ", until a resize" if charge.piece_us else ""
     rate_label = f", rate {charge.rate}" if charge.rate else ""
     amount = reply.format_amount(charge.amount)
     print_line(

@@ -45,7 +45,7 @@ ACTION_INDEX: Final[dict[str, IndexEntry]] = {
         "steward.accounting.gaps",
         "",
         "operator",
-        "List gaps in accounting data: lost records, silent nodes, CPU time of no job.",
+        "List gaps in accounting data: lost records, silent nodes, CPU time without a job.",
     ),
     "accounting.job": IndexEntry(
         "steward.accounting.job_page.page",
@@ -241,7 +241,7 @@ ACTION_INDEX: Final[dict[str, IndexEntry]] = {
         "steward.bank.actions.maintenance",
         "bank check",
         "operator",
-        "Check the ledger, and compare holds with jobs.",
+        "Check the ledger, and compare SU holds with jobs.",
     ),
     "bank.deposit": IndexEntry(
         "steward.bank.actions.money",

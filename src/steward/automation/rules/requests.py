@@ -275,4 +275,4 @@ class RulesHistoryReply(Answer, frozen=True, kw_only=True):
     @property
     def empty_reason(self) -> str:
         """Reason why there are no rows."""
-        return "No executions: no enabled rule matched an event, or none matches the options."
+        return "No execution matches. Only enabled rules start some: see 'steward rules list'."

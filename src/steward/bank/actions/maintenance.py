@@ -402,7 +402,7 @@ def backfill_charges(
     only_reads=True,
 )
 def run_bank_check(context: BankContext, caller: Caller, request: CheckRequest) -> CheckReply:
-    """Check the ledger, and compare holds with jobs.
+    """Check the ledger, and compare SU holds with jobs.
 
     The check requires that every transaction sums to zero, that balances and charges equal the
     sums of their postings, and that SU holds match jobs. If it fails, the command exits with 1.
@@ -425,7 +425,7 @@ def run_bank_check(context: BankContext, caller: Caller, request: CheckRequest) 
         holds = fetch_holds(context)
         findings += compare_holds_with_jobs(context, holds)
     except GateUnavailable as error:
-        log.debug("cannot compare holds: %s", error)
+        log.debug("cannot compare SU holds with jobs: %s", error)
     return CheckReply(
         findings=tuple(findings),
         accounts=accounts,
@@ -521,7 +521,9 @@ def compare_holds_with_jobs(context: BankContext, holds: list[Hold]) -> list[Led
             records = context.jobs.list_unfinished_records(cluster)
         except Unavailable as error:
             findings.append(
-                LedgerFinding(kind="unproved", finding=f"cannot compare holds with jobs: {error}")
+                LedgerFinding(
+                    kind="unproved", finding=f"cannot compare SU holds with jobs: {error}"
+                )
             )
             continue
         job_ids = {get_hold_job_id(record) for record in records}

@@ -529,9 +529,9 @@ def show_usage(context: BankContext, caller: Caller, request: UsageRequest) -> U
         rights = context.get_rights(caller, t)
         for name in accounts:
             rights.require_balance_access(name)
-        if not _is_all_led(rights, accounts) and (accounts or not rights.led):
+        for account in accounts or ([] if rights.led else [""]):
             for user in request.users or ("",):
-                rights.limit_to_user("", user)
+                rights.limit_to_user(account, user)
         rows = t.queries.sum_usage(
             request.by,
             accounts=accounts or None,
@@ -620,11 +620,6 @@ def fetch_holds(
 def _is_own(hold: Hold, caller: Caller) -> bool:
     """Return True if a hold is for the caller's own job."""
     return hold.uid == caller.uid or bool(caller.user and hold.user == caller.user)
-
-
-def _is_all_led(rights: Rights, accounts: list[str]) -> bool:
-    """Return True if the caller may see everyone's usage of these accounts; all if empty."""
-    return all(rights.is_led(name) for name in accounts) if accounts else rights.is_operator
 
 
 def _read_account_balance(

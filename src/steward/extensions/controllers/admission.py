@@ -294,7 +294,10 @@ class EventAdmission:
         if row.kind not in FORWARDED_KINDS:
             raise EventNotAdmitted(f"kind {row.kind!r} is not accepted from controllers")
         if _KEY_PATTERN.fullmatch(row.key) is None:
-            raise EventNotAdmitted("malformed event key")
+            raise EventNotAdmitted(
+                f"malformed event key {row.key[:80]!r}: a key has 1 to 300 characters of printable "
+                "ASCII, without blanks"
+            )
         if len(row.data) > _MAX_DATA_BYTES:
             raise EventNotAdmitted(
                 f"too large: {len(row.data)} bytes, the maximum is {_MAX_DATA_BYTES}"

@@ -221,7 +221,10 @@ class HistoryEventsReply(Answer, frozen=True, kw_only=True):
     @property
     def empty_reason(self) -> str:
         """Reason why there are no rows."""
-        return "No events: the state history has none, or none matches the options."
+        if self.begins is None:
+            reason = "" if self.sensor else ": set 'enabled = true' in [sensor] to record events"
+            return f"The state history is empty{reason}."
+        return "No event of the state history matches. Give fewer options, or an earlier -S."
 
 
 class NodeJobsRequest(Request, frozen=True, kw_only=True):
