@@ -421,7 +421,7 @@ def test_the_printed_command_names_slurms_version_if_slurm_is_in_no_path(
     required(node)
     monkeypatch.setenv("PATH", "/nowhere")
     shim = find_shim_faults(node.built.version, libdir=node.libdir, plugstack=str(node.plugstack))
-    assert any(f"--slurm {node.built.version}" in line for fault in shim for line in fault.mend)
+    assert any(f"--slurm {node.built.version}" in line for fault in shim for line in fault.fix)
 
 
 def test_install_tells_that_the_agent_reads_the_default_spool(

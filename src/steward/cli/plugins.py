@@ -302,7 +302,7 @@ def install(
     )
     # An existing directory keeps its owner and mode.
     for fault in find_spool_faults(spool):
-        for command in fault.mend:
+        for command in fault.fix:
             typer.echo(f"Now run: {command}")
     if spool != DEFAULT_SPOOL or current_spool not in ("", spool):
         typer.echo(

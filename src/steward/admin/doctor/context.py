@@ -114,21 +114,21 @@ ClusterCheck = Callable[[CheckContext, ClusterReport], Iterable[CheckFinding]]
 
 
 def make_cluster_check(
-    subject: str, check: ClusterCheck
+    checked: str, check: ClusterCheck
 ) -> Callable[[CheckContext], Iterator[CheckFinding]]:
     """Make a check of every cluster; clusters whose slurmctld does not answer are skipped.
 
     Args:
-        subject: Object of the check, for skipped clusters.
+        checked: Path, setting or command that the check reads, for findings of skipped clusters.
         check: Check of one cluster.
     """
 
     def run(context: CheckContext) -> Iterator[CheckFinding]:
         if not context.clusters:
-            yield make_skipped(subject, "no cluster is queried from this host")
+            yield make_skipped(checked, "no cluster is queried from this host")
         for report in context.clusters:
             if report.config_error:
-                yield make_skipped(subject, "slurmctld does not answer", of=report.name)
+                yield make_skipped(checked, "slurmctld does not answer", name=report.name)
                 continue
             for finding in check(context, report):
                 yield msgspec.structs.replace(finding, object=finding.object or report.name)

@@ -71,7 +71,7 @@ def check_journal(context: CheckContext) -> Iterator[CheckFinding]:
                     if consumer.missed
                     else ()
                 ),
-                of=consumer.name,
+                name=consumer.name,
             )
         elif consumer.state != "running":
             has_problem = True
@@ -79,7 +79,7 @@ def check_journal(context: CheckContext) -> Iterator[CheckFinding]:
                 path,
                 f"unavailable, retrying: {consumer.detail}",
                 "steward journal status",
-                of=consumer.name,
+                name=consumer.name,
             )
         if consumer.dead_letters:
             has_problem = True
@@ -88,7 +88,7 @@ def check_journal(context: CheckContext) -> Iterator[CheckFinding]:
                 f"{format_count(consumer.dead_letters, 'event')} in its dead letters",
                 f"steward journal dead {consumer.name}",
                 f"steward journal retry {consumer.name}",
-                of=consumer.name,
+                name=consumer.name,
             )
     if not has_problem:
         yield make_ok(path, f"{format_count(len(consumers), 'consumer')}, no dead letters")
@@ -106,27 +106,27 @@ def check_sinks(context: CheckContext) -> Iterator[CheckFinding]:
                 line.name,
                 "the sink was removed from the configuration, but the journal keeps events for it",
                 f"steward journal forget archive.{line.name}",
-                of=line.name,
+                name=line.name,
             )
             continue
         address, error = _try_sink(context, line.name, sink)
-        mend = ("steward archive sinks", "journalctl -u steward -p warning")
+        fix = ("steward archive sinks", "journalctl -u steward -p warning")
         if error:
-            yield make_wrong(address, f"unavailable: {error}", *mend, of=line.name)
+            yield make_wrong(address, f"unavailable: {error}", *fix, name=line.name)
         elif line.oldest_s is not None and line.oldest_s > _BACKLOG_S:
             yield make_wrong(
                 address,
                 f"lag of {format_count(line.backlog, 'script')}, the oldest "
                 f"{line.oldest_s:.0f} s old: "
                 f"{line.detail or line.error or 'the daemon does not run, or it is slow'}",
-                *mend,
-                of=line.name,
+                *fix,
+                name=line.name,
             )
         else:
             yield make_ok(
                 address,
                 f"available, lag of {format_count(line.backlog, 'script')}",
-                of=line.name,
+                name=line.name,
             )
 
 
@@ -180,54 +180,54 @@ def _query_kafka(sink: KafkaSinkSettings, name: str) -> None:
 
 def check_acls(context: CheckContext) -> Iterator[CheckFinding]:
     """Check that each archive's file system has ACLs, which admit owners to their files."""
-    subject = "POSIX access control lists"
+    checked = "POSIX access control lists"
     trees = context.settings.files_sinks()
     for name, sink in trees.items():
         for path in filter(None, (context.settings.sink_path(name), sink.move_to)):
             try:
                 fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             except OSError as error:
-                yield make_skipped(f"{subject} on {path}", f"{error.strerror}", of=name)
+                yield make_skipped(f"{checked} on {path}", f"{error.strerror}", name=name)
                 continue
             try:
                 has_acls = permissions.supports_acls(fd)
             finally:
                 os.close(fd)
             if has_acls:
-                yield make_ok(f"{subject} on {path}", "owners can read their files", of=name)
+                yield make_ok(f"{checked} on {path}", "owners can read their files", name=name)
             else:
                 yield make_warning(
-                    f"{subject} on {path}",
+                    f"{checked} on {path}",
                     "not supported: only Steward can read the files; owners use commands",
                     "mount the file system with the option acl, or use another one",
-                    of=name,
+                    name=name,
                 )
     if not trees:
-        yield make_skipped(subject, "no sink of kind 'files' is configured")
+        yield make_skipped(checked, "no sink of kind 'files' is configured")
 
 
 def check_gaps(context: CheckContext) -> Iterator[CheckFinding]:
     """Check for gaps in accounting within the last day."""
-    subject = "steward accounting gaps -S now-1day"
+    checked = "steward accounting gaps -S now-1day"
     if context.settings.forward.to:
-        yield make_skipped(subject, f"{context.settings.forward.to} has the job records")
+        yield make_skipped(checked, f"{context.settings.forward.to} has the job records")
         return
     answer = context.call_action("accounting.gaps", since="now-1day")
     counts = Counter(finding.kind for finding in answer.findings)
     if not counts:
-        yield make_ok(subject, "no gaps in the last day")
+        yield make_ok(checked, "no gaps in the last day")
     for kind, count in sorted(counts.items()):
         first = next(finding for finding in answer.findings if finding.kind == kind)
         yield make_warning(
-            subject, f"{format_count(count, 'time')}; {first.missing}", subject, of=kind
+            checked, f"{format_count(count, 'time')}; {first.missing}", checked, name=kind
         )
 
 
 def check_agents(context: CheckContext) -> Iterator[CheckFinding]:
     """Check that the agents of compute nodes report and are accepted."""
-    subject = "steward agent on compute nodes"
+    checked = "steward agent on compute nodes"
     if not context.settings.nodes.listen:
-        yield make_skipped(subject, "[nodes] listen is not set")
+        yield make_skipped(checked, "[nodes] listen is not set")
         return
     try:
         reports = NodeReportsReader(context.settings.state_dir)
@@ -240,40 +240,40 @@ def check_agents(context: CheckContext) -> Iterator[CheckFinding]:
     listener_error = _find_listener_error(context.settings.nodes)
     if listener_error:
         yield make_wrong(
-            subject,
+            checked,
             f"no listener at {context.settings.nodes.listen}: {listener_error}",
             "systemctl enable --now steward-listen",
             "journalctl -u steward-listen -p warning",
-            of="listener",
+            name="listener",
         )
         return
     refusals = list_recent_refusals(context.settings.state_dir, utc_now())
     for refusal in refusals:
         yield make_warning(
-            subject,
+            checked,
             f"its batch was rejected: {refusal.why}",
             _suggest_remedy(refusal.why),
-            of=refusal.address,
+            name=refusal.address,
         )
     if refusals and not (count or silent_nodes):
         return
     if not count:
         yield make_warning(
-            subject,
+            checked,
             f"no node has ever reported to {context.settings.nodes.listen}",
             "on each node: systemctl enable --now steward-agent.timer",
             "if that is done, on the node: journalctl -u steward-agent",
         )
     elif silent_nodes:
         yield make_warning(
-            subject,
+            checked,
             f"{format_count(len(silent_nodes), 'node')} of {count} silent, "
             f"{silent_nodes[0].node} since "
             f"{silent_nodes[0].heard_at:%Y-%m-%dT%H:%M:%SZ}",
             f"ssh {silent_nodes[0].node} systemctl status steward-agent",
         )
     else:
-        yield make_ok(subject, f"{format_count(count, 'node')} reported, none silent")
+        yield make_ok(checked, f"{format_count(count, 'node')} reported, none silent")
 
 
 def _find_listener_error(nodes: NodesSettings) -> str:
@@ -297,17 +297,20 @@ def _suggest_remedy(reason: str) -> str:
 
 def check_rule_files(context: CheckContext) -> Iterator[CheckFinding]:
     """Check that every rule file is valid."""
-    subject = ", ".join(context.settings.rules.directories) or "the rules"
+    checked = ", ".join(context.settings.rules.directories) or "the rules"
     if not context.settings.rules.is_enabled:
-        yield make_skipped(subject, "[rules] mode is off")
+        yield make_skipped(checked, "[rules] mode is off")
         return
     answer = context.call_action("rules.check")
     for problem in answer.problems:
         yield make_wrong(
-            problem.path, problem.problem, "steward rules check", of=os.path.basename(problem.path)
+            problem.path,
+            problem.problem,
+            "steward rules check",
+            name=os.path.basename(problem.path),
         )
     if not answer.problems:
-        yield make_ok(subject, f"{format_count(answer.rules, 'rule')}, all valid")
+        yield make_ok(checked, f"{format_count(answer.rules, 'rule')}, all valid")
 
 
 _GATE_S: Final = 5.0
@@ -341,50 +344,50 @@ def _check_prices(context: CheckContext, report: ClusterReport) -> Iterator[Chec
 
 def check_ledger(context: CheckContext) -> Iterator[CheckFinding]:
     """Check that the ledger adds up and SU holds match jobs."""
-    subject = "steward bank check"
+    checked = "steward bank check"
     if not context.settings.bank.enabled:
-        yield make_skipped(subject, "the bank is disabled")
+        yield make_skipped(checked, "the bank is disabled")
         return
     answer = context.call_action("bank.check")
     for finding in answer.findings:
         make_finding = (
             make_warning if finding.kind in ("unproved", "job-without-hold") else make_wrong
         )
-        yield make_finding(subject, finding.finding, "steward bank check", of=finding.kind)
+        yield make_finding(checked, finding.finding, "steward bank check", name=finding.kind)
     if not answer.findings:
         holds = (
             "" if answer.holds is None else f", {format_count(answer.holds, 'hold')} match the jobs"
         )
         yield make_ok(
-            subject, f"the ledger is consistent: {format_count(answer.accounts, 'account')}{holds}"
+            checked, f"the ledger is consistent: {format_count(answer.accounts, 'account')}{holds}"
         )
 
 
 def check_gate(context: CheckContext) -> Iterator[CheckFinding]:
     """Check that the gate decides and is not switched off."""
     settings = context.settings
-    subject = f"{settings.gate_socket}, {settings.gate_off}"
+    checked = f"{settings.gate_socket}, {settings.gate_off}"
     if not settings.bank.enabled and not settings.gate.ask:
-        yield make_skipped(subject, "the bank is disabled")
+        yield make_skipped(checked, "the bank is disabled")
         return
     if os.path.exists(settings.gate_off):
         yield make_wrong(
-            subject,
+            checked,
             f"{settings.gate_off} exists, so the plugin admits every job without asking",
             f"rm {settings.gate_off}",
-            of=os.path.basename(settings.gate_off),
+            name=os.path.basename(settings.gate_off),
         )
     state = GateClient(settings.state_dir, _GATE_S).get_status()
     if not state.deciding and not settings.gate.ask:
         yield make_wrong(
-            subject,
+            checked,
             f"not deciding: {state.why}; the outage policy {settings.gate.policy} applies",
             "journalctl -u steward -p warning",
         )
     elif settings.gate.ask:
-        yield make_ok(subject, f"asks the gate at {settings.gate.ask}")
+        yield make_ok(checked, f"asks the gate at {settings.gate.ask}")
     else:
-        yield make_ok(subject, f"deciding, with {format_count(state.holds, 'open hold')}")
+        yield make_ok(checked, f"deciding, with {format_count(state.holds, 'open hold')}")
 
 
 def check_remote_bank(context: CheckContext) -> Iterator[CheckFinding]:

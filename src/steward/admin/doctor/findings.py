@@ -15,7 +15,7 @@ from steward.core.layouts import Column, Layout
 
 FindingStatus = Literal["ok", "warning", "wrong", "skipped"]
 """Status of a finding: ``warning`` has a cost now or soon; ``wrong`` must be repaired;
-``skipped`` was not checked, and ``what`` says why."""
+``skipped`` was not checked, and ``finding`` says why."""
 
 RANK: Final[dict[FindingStatus, int]] = {"skipped": 0, "ok": 0, "warning": 1, "wrong": 2}
 
@@ -40,24 +40,24 @@ class CheckFinding(ActionMessage, frozen=True, kw_only=True):
     fix: tuple[str, ...] = ()
 
 
-def make_ok(subject: str, what: str, *, of: str = "") -> CheckFinding:
-    """Make a finding without a problem."""
-    return CheckFinding(status="ok", checked=subject, finding=what, object=of)
+def make_ok(checked: str, finding: str, *, name: str = "") -> CheckFinding:
+    """Make a finding without a problem about the object ``name``."""
+    return CheckFinding(status="ok", checked=checked, finding=finding, object=name)
 
 
-def make_warning(subject: str, what: str, *mend: str, of: str = "") -> CheckFinding:
+def make_warning(checked: str, finding: str, *fix: str, name: str = "") -> CheckFinding:
     """Make a finding that something works at a cost, or not for long."""
-    return CheckFinding(status="warning", checked=subject, finding=what, fix=mend, object=of)
+    return CheckFinding(status="warning", checked=checked, finding=finding, fix=fix, object=name)
 
 
-def make_wrong(subject: str, what: str, *mend: str, of: str = "") -> CheckFinding:
+def make_wrong(checked: str, finding: str, *fix: str, name: str = "") -> CheckFinding:
     """Make a finding that something must be repaired."""
-    return CheckFinding(status="wrong", checked=subject, finding=what, fix=mend, object=of)
+    return CheckFinding(status="wrong", checked=checked, finding=finding, fix=fix, object=name)
 
 
-def make_skipped(subject: str, why: str, *, of: str = "") -> CheckFinding:
-    """Make a finding that something was not checked, with the reason."""
-    return CheckFinding(status="skipped", checked=subject, finding=why, object=of)
+def make_skipped(checked: str, finding: str, *, name: str = "") -> CheckFinding:
+    """Make a finding that something was not checked; the finding is the reason."""
+    return CheckFinding(status="skipped", checked=checked, finding=finding, object=name)
 
 
 def format_count(count: int, noun: str) -> str:
@@ -104,14 +104,7 @@ class DoctorAnswer(Answer, frozen=True, kw_only=True):
         Column("Status", "status", "state"),
         Column("Finding", "finding", "prose"),
         Column("Checked", "checked", "prose", show="pages"),
-        Column(
-            "Mend",
-            "fix",
-            "code",
-            title="Fix",
-            show="pages",
-            exact=lambda row, _: "; ".join(row.fix),
-        ),
+        Column("Fix", "fix", "code", show="pages", exact=lambda row, _: "; ".join(row.fix)),
     )
 
 

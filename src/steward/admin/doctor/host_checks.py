@@ -57,19 +57,19 @@ _GIB: Final = 1 << 30
 
 def check_settings_resources(context: CheckContext) -> Iterator[CheckFinding]:
     """Check the files, users and Python packages that the settings name."""
-    subject = "files, users and packages that the settings name"
+    checked = "files, users and packages that the settings name"
     has_problem = False
     for problem in find_extension_problems(context.settings):
         has_problem = True
-        yield make_wrong(subject, problem.what, "steward config check")
+        yield make_wrong(checked, problem.what, "steward config check")
     if not context.is_root and context.uid != context.steward_uid:
-        yield make_skipped(subject, "not readable: run as root or Steward's user")
+        yield make_skipped(checked, "not readable: run as root or Steward's user")
         return
     for problem in find_missing_resources(context.settings):
         has_problem = True
-        yield make_warning(subject, problem.what, "steward config check")
+        yield make_warning(checked, problem.what, "steward config check")
     if not has_problem:
-        yield make_ok(subject, "all exist on this host")
+        yield make_ok(checked, "all exist on this host")
 
 
 def check_config_file(path: str) -> CheckFinding:
@@ -90,7 +90,7 @@ def check_config_file(path: str) -> CheckFinding:
 
 def check_secret_files(context: CheckContext) -> Iterator[CheckFinding]:
     """Check that files with keys, passwords and tokens are closed to others."""
-    subject = "files of keys, passwords and tokens"
+    checked = "files of keys, passwords and tokens"
     values = list_values(context.settings)
     files = sorted({value for key, value, _ in values if value and key[-1] in _SECRETS})
     files += [f"{context.settings.state_dir}/gate.key"]
@@ -104,25 +104,25 @@ def check_secret_files(context: CheckContext) -> Iterator[CheckFinding]:
         if mode & 0o007:
             has_problem = True
             yield make_wrong(
-                path, f"every user can access it: mode {mode:04o}", f"chmod o= {path}", of=path
+                path, f"every user can access it: mode {mode:04o}", f"chmod o= {path}", name=path
             )
     if not has_problem:
-        yield make_ok(subject, f"{format_count(count, 'file')}, private")
+        yield make_ok(checked, f"{format_count(count, 'file')}, private")
 
 
 def check_sqlite_library(_context: CheckContext) -> Iterator[CheckFinding]:
     """Check that the SQLite library has no known corruption bug."""
-    subject = "the SQLite library"
+    checked = "the SQLite library"
     version = dbapi2.sqlite_version
     if dbapi2.sqlite_version_info < OLDEST_SAFE_VERSION:
         oldest = ".".join(map(str, OLDEST_SAFE_VERSION))
         yield make_wrong(
-            subject,
+            checked,
             f"SQLite {version} can corrupt a database that two processes use: {oldest} is required",
             "reinstall Steward's package, which contains SQLite",
         )
     else:
-        yield make_ok(subject, f"SQLite {version}")
+        yield make_ok(checked, f"SQLite {version}")
 
 
 def check_state_directory(context: CheckContext) -> Iterator[CheckFinding]:
@@ -202,7 +202,7 @@ def check_disks(context: CheckContext) -> Iterator[CheckFinding]:
         try:
             status = os.statvfs(path)
         except OSError as error:
-            yield make_warning(path, f"{error.strerror}", of=purpose)
+            yield make_warning(path, f"{error.strerror}", name=purpose)
             continue
         yield check_free_space(purpose, path, status)
 
@@ -229,16 +229,16 @@ def check_free_space(purpose: str, path: str, status: os.statvfs_result) -> Chec
     # Some file systems (btrfs, many network file systems) have no inode count.
     inodes = status.f_favail / status.f_files if status.f_files else 1.0
     text = f"{free / _GIB:.1f} GiB ({share:.0%}) free, {inodes:.0%} of its inodes free"
-    subject = f"the file system of {path}"
-    mend = (
+    checked = f"the file system of {path}"
+    fix = (
         f"df -h {path}; df -i {path}",
         "free space, or lower retention_days in [archive.sink.NAME]",
     )
     if (share < _TOO_LITTLE and free < _ENOUGH_BYTES) or inodes < _TOO_LITTLE:
-        return make_wrong(subject, f"nearly full: {text}", *mend, of=purpose)
+        return make_wrong(checked, f"nearly full: {text}", *fix, name=purpose)
     if (share < _LITTLE and free < _ENOUGH_BYTES) or inodes < _LITTLE:
-        return make_warning(subject, f"filling up: {text}", *mend, of=purpose)
-    return make_ok(subject, text, of=purpose)
+        return make_warning(checked, f"filling up: {text}", *fix, name=purpose)
+    return make_ok(checked, text, name=purpose)
 
 
 def _get_start_command() -> str:
@@ -260,7 +260,7 @@ _LATELY: Final = timedelta(minutes=10)
 def check_daemon(context: CheckContext) -> Iterator[CheckFinding]:
     """Check that the daemon answers on its socket."""
     path = context.settings.socket
-    mend = ("systemctl start steward", "journalctl -u steward -p warning")
+    fix = ("systemctl start steward", "journalctl -u steward -p warning")
     if context.settings.forward.to or not path:
         yield make_skipped(
             path or "socket", "a controller has no socket for commands: see the check workers"
@@ -271,7 +271,7 @@ def check_daemon(context: CheckContext) -> Iterator[CheckFinding]:
         try:
             connect_socket(connection, path)
         except OSError as error:
-            yield make_wrong(path, f"the daemon does not answer: {error.strerror or error}", *mend)
+            yield make_wrong(path, f"the daemon does not answer: {error.strerror or error}", *fix)
             return
     mode = os.stat(os.path.dirname(path)).st_mode
     if not mode & 0o001:
@@ -283,33 +283,33 @@ def check_daemon(context: CheckContext) -> Iterator[CheckFinding]:
 
 def check_workers(context: CheckContext) -> Iterator[CheckFinding]:
     """Check that each worker of the daemon runs and does not restart repeatedly."""
-    subject = f"{context.settings.state_dir}/daemon.json"
-    mend = ("journalctl -u steward -p warning", "systemctl restart steward")
+    checked = f"{context.settings.state_dir}/daemon.json"
+    fix = ("journalctl -u steward -p warning", "systemctl restart steward")
     daemon_status = workers.read_daemon_status(context.settings.state_dir)
     if daemon_status is None:
-        yield make_wrong(subject, "the daemon is not running", "systemctl start steward")
+        yield make_wrong(checked, "the daemon is not running", "systemctl start steward")
         return
     if not daemon_status.is_known:
         problem = "the daemon runs, but wrote no status of its workers"
-        yield make_warning(subject, problem, f"df {context.settings.state_dir}")
+        yield make_warning(checked, problem, f"df {context.settings.state_dir}")
         return
     has_problem = False
     for worker in daemon_status.workers:
         if not worker.pid:
             has_problem = True
-            yield make_wrong(subject, f"not running: {worker.error}", *mend, of=worker.name)
+            yield make_wrong(checked, f"not running: {worker.error}", *fix, name=worker.name)
         elif worker.error_at is not None and worker.error_at > utc_now() - _LATELY:
             has_problem = True
             is_frequent = worker.restarts >= _OFTEN
             make_finding = make_wrong if is_frequent else make_warning
             yield make_finding(
-                subject,
+                checked,
                 f"restarted {format_count(worker.restarts, 'time')}: {worker.error}",
-                *mend,
-                of=worker.name,
+                *fix,
+                name=worker.name,
             )
     if not has_problem:
-        yield make_ok(subject, f"{format_count(len(daemon_status.workers), 'worker')} running")
+        yield make_ok(checked, f"{format_count(len(daemon_status.workers), 'worker')} running")
 
 
 def check_web_server(check_context: CheckContext) -> Iterator[CheckFinding]:
@@ -327,18 +327,18 @@ def check_web_server(check_context: CheckContext) -> Iterator[CheckFinding]:
             vendor,
             "stylesheets and scripts are missing; packages contain them",
             "in a clone: make setup-web",
-            of="static",
+            name="static",
         )
     if not web.url:
         problem = (
             f"'steward login' prints links to {web.listen}, which browsers on other hosts "
             "cannot open"
         )
-        yield make_warning("[web] url", problem, 'url = "https://steward.example.org"', of="url")
+        yield make_warning("[web] url", problem, 'url = "https://steward.example.org"', name="url")
     host, _, port = web.listen.rpartition(":")
     host = host.strip("[]")
     host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)  # noqa: S104 -- nothing is bound
-    mend = ("systemctl start steward-web", "journalctl -u steward-web -p warning")
+    fix = ("systemctl start steward-web", "journalctl -u steward-web -p warning")
     connection = http.client.HTTPConnection(host, int(port), timeout=_WEB_S)
     if web.tls:
         context = ssl.create_default_context()
@@ -351,12 +351,12 @@ def check_web_server(check_context: CheckContext) -> Iterator[CheckFinding]:
         reply = connection.getresponse()
         status, body = reply.status, reply.read(len(HEALTHY_BODY) + 1)
     except (OSError, http.client.HTTPException) as error:
-        yield make_wrong(web.listen, f"the web pages do not answer: {error}", *mend)
+        yield make_wrong(web.listen, f"the web pages do not answer: {error}", *fix)
         return
     finally:
         connection.close()
     if status >= 500:
-        yield make_wrong(web.listen, f"the web pages answer with status {status}", *mend)
+        yield make_wrong(web.listen, f"the web pages answer with status {status}", *fix)
     elif (status, body) != (200, HEALTHY_BODY):
         problem = (
             f"another program answers there, not 'steward web' (status {status} at {HEALTH_PATH})"
@@ -371,7 +371,7 @@ def check_web_server(check_context: CheckContext) -> Iterator[CheckFinding]:
 def check_munge(context: CheckContext) -> Iterator[CheckFinding]:
     """Check that MUNGE can identify users of commands on other hosts."""
     web = context.settings.web
-    subject = web.munge_socket or _MUNGE
+    checked = web.munge_socket or _MUNGE
     if not web.listen or not web.munge_from:
         yield make_skipped("[web] munge_from", "MUNGE authentication is disabled")
         return
@@ -383,10 +383,10 @@ def check_munge(context: CheckContext) -> Iterator[CheckFinding]:
         munged.decode(munged.encode(b"steward doctor"))
     except (MungeUnavailable, PermissionRefused) as error:
         yield make_warning(
-            subject,
+            checked,
             f"MUNGE fails, so commands on other hosts need tokens: {error}",
             "systemctl restart munge",
             "or set munge_socket in [web], or munge_from = []",
         )
         return
-    yield make_ok(subject, "munged creates and decodes credentials")
+    yield make_ok(checked, "munged creates and decodes credentials")

@@ -79,65 +79,65 @@ def check_slurmctld(
 
 def _check_answer(report: ClusterReport, ping_timeout_s: float) -> CheckFinding:
     """Check the version and answers of one cluster's Slurm."""
-    subject = "squeue --version, scontrol show config"
+    checked = "squeue --version, scontrol show config"
     if report.version is None:
         return make_wrong(
-            subject,
+            checked,
             report.version_error,
             f"[cluster.{report.name}] slurm_bin = the directory of Slurm's commands",
-            of=report.name,
+            name=report.name,
         )
     version = f"{report.version[0]}.{report.version[1]:02d}.{report.version[2]}"
     if report.config_error:
-        return _check_silent_slurmctld(report, f"{subject}, scontrol ping", ping_timeout_s)
+        return _check_silent_slurmctld(report, f"{checked}, scontrol ping", ping_timeout_s)
     running = report.config.get("SLURM_VERSION", version)
     if not _OLDEST <= report.version[:2] <= _NEWEST:
         return make_warning(
-            subject,
+            checked,
             f"Steward is not tested with Slurm {version}, only with 22.05 to 26.05",
-            of=report.name,
+            name=report.name,
         )
     if running.split("-")[0] != version:
         return make_warning(
-            subject,
+            checked,
             f"slurmctld has version {running}, but the commands here have {version}",
             "install the same Slurm on both",
-            of=report.name,
+            name=report.name,
         )
-    return make_ok(subject, f"slurmctld {running} answers", of=report.name)
+    return make_ok(checked, f"slurmctld {running} answers", name=report.name)
 
 
 def _check_silent_slurmctld(
-    report: ClusterReport, subject: str, ping_timeout_s: float
+    report: ClusterReport, checked: str, ping_timeout_s: float
 ) -> CheckFinding:
     """Distinguish a stopped slurmctld from a busy one, which still answers a ping."""
     try:
         pings = report.queries.ping_controllers(timeout_s=ping_timeout_s)
     except SlurmUnavailable:
         return make_wrong(
-            subject,
+            checked,
             f"slurmctld does not answer a ping within {ping_timeout_s:g} s: it hangs, or its host "
             f"is down: {report.config_error}",
             "systemctl status slurmctld",
-            of=report.name,
+            name=report.name,
         )
     except SlurmError:
         pings = []
     if any(ping.up for ping in pings if ping.daemon == "slurmctld"):
         return make_wrong(
-            subject,
+            checked,
             f"slurmctld is busy: it answers a ping, but no other request: {report.config_error}",
             "find out with sdiag why slurmctld is busy",
-            of=report.name,
+            name=report.name,
         )
     is_down = any(ping.daemon == "slurmctld" for ping in pings)
     return make_wrong(
-        subject,
+        checked,
         "slurmctld is not running: scontrol ping reports DOWN"
         if is_down
         else f"slurmctld does not answer: {report.config_error}",
         "systemctl start slurmctld" if is_down else "systemctl status slurmctld",
-        of=report.name,
+        name=report.name,
     )
 
 
@@ -148,7 +148,7 @@ def _check_hosts(context: CheckContext, report: ClusterReport) -> Iterator[Check
         for name, value in report.config.items()
         if name.startswith("SlurmctldHost[") and value
     ]
-    subject = "SlurmctldHost, StateSaveLocation, scontrol ping"
+    checked = "SlurmctldHost, StateSaveLocation, scontrol ping"
     spool = report.config.get("StateSaveLocation", "")
     network_type = find_network_type(spool) if spool else ""
     down = [
@@ -157,11 +157,11 @@ def _check_hosts(context: CheckContext, report: ClusterReport) -> Iterator[Check
         if ping.daemon == "slurmctld" and not ping.up
     ]
     if len(hosts) < 2:
-        yield make_ok(subject, f"one controller: {', '.join(hosts) or 'this host'}")
+        yield make_ok(checked, f"one controller: {', '.join(hosts) or 'this host'}")
         return
     if down:
         yield make_warning(
-            subject, f"slurmctld on {', '.join(down)} is down", "systemctl status slurmctld"
+            checked, f"slurmctld on {', '.join(down)} is down", "systemctl status slurmctld"
         )
     this_host = socket.gethostname().partition(".")[0]
     others = [host for host in hosts if host.partition(".")[0] != this_host]
@@ -171,19 +171,19 @@ def _check_hosts(context: CheckContext, report: ClusterReport) -> Iterator[Check
     unreported = [host for host in others if host not in reported]
     if network_type:
         yield make_ok(
-            subject,
+            checked,
             f"{len(hosts)} controllers share {spool} on {network_type}, which Steward scans",
         )
     elif unreported:
         yield make_wrong(
-            subject,
+            checked,
             f"{spool} is a local disk on this host: jobs that slurmctld on "
             f"{', '.join(unreported)} accepts after a failover are not archived",
             f"run 'steward controller' on {', '.join(unreported)}, and set "
             f"[cluster.{report.name}] controllers = {unreported}",
         )
     else:
-        yield make_ok(subject, f"{', '.join(others)} may forward events of {report.name}")
+        yield make_ok(checked, f"{', '.join(others)} may forward events of {report.name}")
     gate = context.settings.gate
     if context.settings.bank.enabled and not gate.listen:
         yield make_warning(
@@ -196,7 +196,7 @@ def _check_hosts(context: CheckContext, report: ClusterReport) -> Iterator[Check
 
 def _check_memory(_context: CheckContext, report: ClusterReport) -> Iterator[CheckFinding]:
     """Check that slurmctld keeps ended jobs long enough and has room for new ones."""
-    subject = "MinJobAge, MaxJobCount"
+    checked = "MinJobAge, MaxJobCount"
     min_age_s = (
         int(match[1]) if (match := _SECONDS.match(report.config.get("MinJobAge", ""))) else 0
     )
@@ -210,7 +210,7 @@ def _check_memory(_context: CheckContext, report: ClusterReport) -> Iterator[Che
             else make_warning
         )
         yield make_finding(
-            subject,
+            checked,
             f"slurmctld keeps ended jobs only for {min_age_s} s{remark}: records of jobs that "
             "end while Steward is down are lost",
             "slurm.conf: MinJobAge=300",
@@ -219,14 +219,14 @@ def _check_memory(_context: CheckContext, report: ClusterReport) -> Iterator[Che
     jobs = len(report.slurm.queue().rows)
     if max_jobs and jobs > _NEARLY_ALL * max_jobs:
         yield make_warning(
-            subject,
+            checked,
             f"slurmctld has {jobs} of at most {max_jobs} jobs: it will reject submits soon",
             f"slurm.conf: MaxJobCount={2 * max_jobs}",
         )
     else:
         duration = f"for {min_age_s} s" if min_age_s else "forever"
         yield make_ok(
-            subject,
+            checked,
             f"slurmctld keeps ended jobs {duration}; it has {format_count(jobs, 'job')} of "
             f"{max_jobs}",
         )
@@ -234,24 +234,24 @@ def _check_memory(_context: CheckContext, report: ClusterReport) -> Iterator[Che
 
 def _check_poll_cost(_context: CheckContext, report: ClusterReport) -> Iterator[CheckFinding]:
     """Check how long one poll of the queue takes."""
-    subject = "one squeue, as in a poll"
+    checked = "one squeue, as in a poll"
     queue = report.slurm.queue()
     interval_s = report.settings.snapshot_interval_s
     poll_interval_s = COST_FACTOR * queue.cost_s
     text = f"a poll of {format_count(len(queue.rows), 'job')} takes {queue.cost_s:.2f} s"
     if poll_interval_s > max(interval_s, _SHORT_MEMORY_S):
         yield make_warning(
-            subject,
+            checked,
             f"{text}: polls are {poll_interval_s:.0f} s apart to spare slurmctld",
             "find out with sdiag why slurmctld is busy",
         )
     else:
-        yield make_ok(subject, f"{text}, one poll every {max(poll_interval_s, interval_s):.1f} s")
+        yield make_ok(checked, f"{text}, one poll every {max(poll_interval_s, interval_s):.1f} s")
 
 
 def _check_clocks(_context: CheckContext, report: ClusterReport) -> Iterator[CheckFinding]:
     """Check the clocks of slurmctld and nodes against this host's."""
-    subject = "clocks of slurmctld and of nodes, from their slurmd start times"
+    checked = "clocks of slurmctld and of nodes, from their slurmd start times"
     began = time.time()
     slurmctld_time = report.slurm.read_clock().timestamp()
     ended = time.time()
@@ -260,7 +260,7 @@ def _check_clocks(_context: CheckContext, report: ClusterReport) -> Iterator[Che
     if skew_s > _SKEW_S:
         make_finding = make_wrong if skew_s > _MUNGE_S else make_warning
         yield make_finding(
-            subject,
+            checked,
             f"the clocks of slurmctld and this host differ by {skew_s:.0f} s",
             "chronyc tracking",
             "systemctl restart chronyd",
@@ -275,13 +275,13 @@ def _check_clocks(_context: CheckContext, report: ClusterReport) -> Iterator[Che
     if ahead:
         names = sorted(set(ahead))
         yield make_warning(
-            subject,
+            checked,
             f"the clock of node {names[0]} is ahead: its slurmd started in the future"
             + (f" (and {len(names) - 1} more)" if len(names) > 1 else ""),
             f"ssh {names[0]} chronyc tracking",
         )
     else:
-        yield make_ok(subject, "the clocks of slurmctld and this host agree, and no node is ahead")
+        yield make_ok(checked, "the clocks of slurmctld and this host agree, and no node is ahead")
 
 
 check_controllers = make_cluster_check(
@@ -367,7 +367,7 @@ def _check_spank(context: CheckContext, report: ClusterReport) -> Iterator[Check
         settings=context.settings,
     )
     for fault in faults:
-        yield make_wrong(lines[0].file, fault.what, *fault.mend)
+        yield make_wrong(lines[0].file, fault.problem, *fault.fix)
     if not faults:
         yield make_ok(
             lines[0].file,
@@ -394,56 +394,56 @@ def _get_version(report: ClusterReport) -> SlurmVersion:
 def _check_jobcomp(context: CheckContext, report: ClusterReport) -> Iterator[CheckFinding]:
     """Check that slurmctld writes ended jobs to the file that Steward reads."""
     path = f"{report.conf_dir}/{JOBCOMP_SCRIPT}"
-    subject = f"JobCompType, {path}"
+    checked = f"JobCompType, {path}"
     kind = report.config.get("JobCompType", "") or "jobcomp/none"
-    mend = (
+    fix = (
         f"steward plugins install --jobcomp {report.conf_dir}",
         "slurm.conf: JobCompType=jobcomp/lua",
         "systemctl restart slurmctld",
     )
     if not report.settings.jobcomp_lines:
         if context.settings.accounting.type in ("jobacct/none", ""):
-            yield make_skipped(subject, "accounting is disabled")
+            yield make_skipped(checked, "accounting is disabled")
         elif kind in ("jobcomp/none", "jobcomp/lua"):
             yield make_warning(
-                subject,
+                checked,
                 f"jobcomp_lines is not set, so Steward misses {_NO_JOBCOMP}",
-                *mend,
+                *fix,
                 f'[cluster.{report.name}] jobcomp_lines = "{DEFAULT_LINES_PATH}"',
             )
         else:
             yield make_warning(
-                subject, f"JobCompType is {kind}, so Steward misses {_NO_JOBCOMP}", *mend
+                checked, f"JobCompType is {kind}, so Steward misses {_NO_JOBCOMP}", *fix
             )
         return
     faults = find_jobcomp_faults(report.config, report.conf_dir)
     for fault in faults:
-        yield make_wrong(subject, fault.what, *fault.mend)
+        yield make_wrong(checked, fault.problem, *fault.fix)
     if faults:
         return
     with open(path, encoding="utf-8", errors="replace") as file:
         written = parse_lines_path(file.read())
     if os.path.realpath(written) != os.path.realpath(report.settings.jobcomp_lines):
         yield make_wrong(
-            subject,
+            checked,
             f"slurmctld writes to {written}, but Steward reads {report.settings.jobcomp_lines}",
             f'[cluster.{report.name}] jobcomp_lines = "{written}"',
         )
     else:
-        yield make_ok(subject, f"slurmctld reports job ends in {written}")
+        yield make_ok(checked, f"slurmctld reports job ends in {written}")
 
 
 def _check_submit(context: CheckContext, report: ClusterReport) -> Iterator[CheckFinding]:
     """Check that slurmctld's submit plugin asks the gate, after all others."""
     plugins = ",".join(parse_submit_plugins(report.config)) or "(null)"
-    subject = f"JobSubmitPlugins={plugins}"
+    checked = f"JobSubmitPlugins={plugins}"
     asks_gate = bool(GATE_PLUGINS & set(parse_submit_plugins(report.config)))
     if not context.settings.bank.enabled and not context.settings.gate.ask:
-        yield make_skipped(subject, "the bank is disabled")
+        yield make_skipped(checked, "the bank is disabled")
         return
     if not asks_gate:
         yield make_warning(
-            subject,
+            checked,
             "slurmctld does not ask the gate: jobs get holds and charges from queue polls, "
             "and no submission is rejected",
             f"steward plugins install --job-submit-lua {report.conf_dir}",
@@ -463,23 +463,23 @@ def _check_submit(context: CheckContext, report: ClusterReport) -> Iterator[Chec
     lines = check_submit(report.config, _get_version(report), directory=report.conf_dir)
     lines += check_reach(report.config, find_gate_conf(report.config, report.conf_dir))
     for line in lines:
-        yield make_wrong(subject, line, f"steward plugins check --job-submit-lua {report.conf_dir}")
+        yield make_wrong(checked, line, f"steward plugins check --job-submit-lua {report.conf_dir}")
     if not lines:
-        yield make_ok(subject, "slurmctld asks the gate, after all other plugins")
+        yield make_ok(checked, "slurmctld asks the gate, after all other plugins")
 
 
 def _check_triggers(context: CheckContext, report: ClusterReport) -> Iterator[CheckFinding]:
     """Check that Steward's triggers are set and can wake the sensor."""
     sensor = context.settings.sensor
-    subject = f"strigger --get, {sensor.helper}"
+    checked = f"strigger --get, {sensor.helper}"
     if not sensor.enabled or not sensor.helper:
-        yield make_skipped(subject, "triggers are disabled: [sensor] helper is empty")
+        yield make_skipped(checked, "triggers are disabled: [sensor] helper is empty")
         return
     user, uid = report.slurm_user
     steward_uid = context.uid if context.steward_uid is None else context.steward_uid
     if steward_uid not in (0, uid):
         yield make_wrong(
-            subject,
+            checked,
             f"only SlurmUser {user} may set triggers, but Steward runs as "
             f"{context.steward_user}: the sensor polls nodes instead",
             f"systemctl edit steward, [Service] User={user}",
@@ -489,7 +489,7 @@ def _check_triggers(context: CheckContext, report: ClusterReport) -> Iterator[Ch
     socket_path = context.settings.wake_socket(report.name)
     lines = check_trigger(report.config, sensor.helper, sensor.secret_file, socket_path)
     for line in lines:
-        yield make_wrong(subject, line, "steward plugins install --trigger")
+        yield make_wrong(checked, line, "steward plugins install --trigger")
     triggers = [
         trigger
         for trigger in Triggers(report.name, report.settings, report.timeout_s).list_all()
@@ -500,13 +500,13 @@ def _check_triggers(context: CheckContext, report: ClusterReport) -> Iterator[Ch
         return
     if not triggers:
         yield make_wrong(
-            subject,
+            checked,
             "no trigger of Steward is set: the sensor sets them when it starts",
             "journalctl -u steward | grep triggers",
             "systemctl restart steward",
         )
     else:
-        yield make_ok(subject, f"{len(triggers)} of at most {len(TRIGGER_EVENTS)} triggers set")
+        yield make_ok(checked, f"{len(triggers)} of at most {len(TRIGGER_EVENTS)} triggers set")
 
 
 check_spank_plugin = make_cluster_check(_SPANK, _check_spank)
@@ -535,7 +535,7 @@ def check_spools(context: CheckContext) -> Iterator[CheckFinding]:
         slurm_path = reports[name].config.get("StateSaveLocation", "") if name in reports else ""
         path = settings.spool or default_path or slurm_path
         if not path:
-            yield make_skipped(_SPOOL_CHECK, "unknown path: slurmctld does not answer", of=name)
+            yield make_skipped(_SPOOL_CHECK, "unknown path: slurmctld does not answer", name=name)
         else:
             yield _check_spool(context, name, path, is_slurms=settings.scheduler == "slurm")
     if not has_spool:
@@ -553,19 +553,19 @@ def _check_spool(context: CheckContext, name: str, path: str, *, is_slurms: bool
             path,
             f"{error.strerror}: run Steward on slurmctld's host, or set the path",
             f'[cluster.{name}] spool = "the StateSaveLocation of slurm.conf"',
-            of=name,
+            name=name,
         )
     if can_access(steward_uid, "r", path) is False:
         return make_wrong(
             path,
             f"Steward's user {context.steward_user} cannot read it",
             "run Steward as SlurmUser: systemctl edit steward, [Service] User=…",
-            of=name,
+            name=name,
         )
     if not is_slurms:
-        return make_ok(path, "readable", of=name)
+        return make_ok(path, "readable", name=name)
     if not context.is_root and context.uid != steward_uid:
-        return make_skipped(path, "not readable: run as root or Steward's user", of=name)
+        return make_skipped(path, "not readable: run as root or Steward's user", name=name)
     return _check_captured(context, name, path, network_type)
 
 
@@ -576,7 +576,7 @@ def _check_captured(context: CheckContext, name: str, path: str, network_type: s
         missing = _find_uncaptured(context.settings.state_dir, name, scripts)
     except Unavailable as error:
         why = f"none of its scripts was ever captured: {error}"
-        return make_wrong(path, why, "systemctl start steward", of=name)
+        return make_wrong(path, why, "systemctl start steward", name=name)
     if missing:
         return make_wrong(
             path,
@@ -584,7 +584,7 @@ def _check_captured(context: CheckContext, name: str, path: str, network_type: s
             f"{missing[0]} first",
             "journalctl -u steward -p warning",
             "systemctl restart steward",
-            of=name,
+            name=name,
         )
     text = f"{format_count(len(scripts), 'script')}, all captured"
     if network_type:
@@ -592,9 +592,9 @@ def _check_captured(context: CheckContext, name: str, path: str, network_type: s
             path,
             f"on {network_type}, without change notifications: Steward scans it. {text}",
             "run Steward, or steward controller, on slurmctld's host with the spool on its disk",
-            of=name,
+            name=name,
         )
-    return make_ok(path, text, of=name)
+    return make_ok(path, text, name=name)
 
 
 def _list_old_scripts(path: str) -> Iterator[tuple[int, int]]:

@@ -9,16 +9,16 @@ class PluginFault(msgspec.Struct, frozen=True):
     """A fault of something that Slurm loads, with its repair.
 
     Attributes:
-        what: The object and what is wrong with it.
-        mend: Commands to type, or lines to set, that repair it; empty if ``what`` says it all.
+        problem: The object and its fault.
+        fix: Commands to type, or lines to set, that repair it; empty if ``problem`` names them.
     """
 
-    what: str
-    mend: tuple[str, ...] = ()
+    problem: str
+    fix: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         """Return both in one line."""
-        return ": ".join(text for text in (self.what, "; ".join(self.mend)) if text)
+        return ": ".join(text for text in (self.problem, "; ".join(self.fix)) if text)
 
 
 class PluginInstallError(StewardError):
