@@ -120,7 +120,7 @@ def test_the_proof_finds_what_was_changed(place: Settings) -> None:
     with ledger.transaction() as t:
         account(t, "phys", 5)
     with connected(place) as direct:
-        direct.execute("UPDATE pot SET balance = 6 WHERE number = 1")
+        direct.execute("UPDATE allocation SET balance = 6 WHERE number = 1")
         direct.execute("ALTER TABLE entry DISABLE TRIGGER ALL")
     assert {each.kind for each in ledger.check()} == {"balance", "unbalanced", "schema"}
     ledger.close()

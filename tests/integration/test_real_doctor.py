@@ -162,10 +162,10 @@ def test_a_ledger_that_does_not_add_up(patient: Patient) -> None:
     connection = dbapi2.connect(path)
     try:
         # As a disk's error might, past everything that keeps entries as they are.
-        connection.execute("UPDATE pot SET balance = balance + 1 WHERE number = 1")
+        connection.execute("UPDATE allocation SET balance = balance + 1 WHERE number = 1")
         connection.commit()
         assert patient.wrong("--only", "ledger") != set()
-        connection.execute("UPDATE pot SET balance = balance - 1 WHERE number = 1")
+        connection.execute("UPDATE allocation SET balance = balance - 1 WHERE number = 1")
         connection.commit()
     finally:
         connection.close()

@@ -31,7 +31,7 @@ PICKS = st.integers(0, 1_000_000)
 
 
 @dataclass
-class Pot:
+class AllocationModel:
     account: str
     begin: datetime
     end: datetime | None
@@ -67,7 +67,7 @@ class LedgerMachine(RuleBasedStateMachine):
         super().__init__()
         self.clock = Clock()
         self.ledger: Ledger = open_ledger(type(self).fresh(), self.clock)
-        self.pots: dict[int, Pot] = {}
+        self.allocations: dict[int, AllocationModel] = {}
         self.jobs: dict[int, Job] = {}
         self.issued = self.used = self.expired = self.adjusted = 0
         self.loose: set[str] = set()
@@ -76,7 +76,7 @@ class LedgerMachine(RuleBasedStateMachine):
             for name in NAMES:
                 account(t, name, credit_limit=CREDIT[name])
                 found = t.allocations.get_open_ended(name)
-                self.pots[found.number] = Pot(name, found.begin, None, "none")
+                self.allocations[found.number] = AllocationModel(name, found.begin, None, "none")
 
     def teardown(self) -> None:
         found = self.ledger.check()
@@ -87,23 +87,40 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def of(self, name: str) -> list[int]:
         """An account's allocations, those that end first before the others."""
-        mine = [number for number, pot in self.pots.items() if pot.account == name]
-        late = max(pot.end for pot in self.pots.values() if pot.end) if self.dated(name) else None
-        return sorted(mine, key=lambda n: (self.pots[n].end or late, self.pots[n].end is None, n))
+        mine = [
+            number for number, allocation in self.allocations.items() if allocation.account == name
+        ]
+        late = (
+            max(allocation.end for allocation in self.allocations.values() if allocation.end)
+            if self.dated(name)
+            else None
+        )
+        return sorted(
+            mine,
+            key=lambda n: (self.allocations[n].end or late, self.allocations[n].end is None, n),
+        )
 
     def dated(self, name: str) -> list[int]:
-        return [n for n, pot in self.pots.items() if pot.account == name and pot.end]
+        return [
+            n
+            for n, allocation in self.allocations.items()
+            if allocation.account == name and allocation.end
+        ]
 
     def open_ended(self, name: str) -> int:
-        return next(n for n, pot in self.pots.items() if pot.account == name and not pot.end)
+        return next(
+            n
+            for n, allocation in self.allocations.items()
+            if allocation.account == name and not allocation.end
+        )
 
     def free(self, number: int) -> int:
         """Return the balance of an allocation less its SU holds."""
         held = sum(job.held.get(number, 0) for job in self.jobs.values())
-        return max(0, self.pots[number].balance) - held
+        return max(0, self.allocations[number].balance) - held
 
     def pick(self, pick: int) -> int:
-        return sorted(self.pots)[pick % len(self.pots)]
+        return sorted(self.allocations)[pick % len(self.allocations)]
 
     # Transactions of people
 
@@ -120,7 +137,9 @@ class LedgerMachine(RuleBasedStateMachine):
                 end=start + days * DAY,
                 rollover="next" if amount % 2 else "none",
             )
-        self.pots[made.number] = Pot(name, start, start + days * DAY, rollover, amount)
+        self.allocations[made.number] = AllocationModel(
+            name, start, start + days * DAY, rollover, amount
+        )
         self.issued += amount
 
     @rule(amount=AMOUNTS, pick=PICKS, repeats=st.integers(1, 2))
@@ -129,9 +148,9 @@ class LedgerMachine(RuleBasedStateMachine):
         self.keys += 1
         for _ in range(repeats):
             with self.ledger.transaction() as t:
-                name = self.pots[number].account
+                name = self.allocations[number].account
                 t.transfers.deposit(name, amount, keyed(f"k{self.keys}"), allocation=number)
-        self.pots[number].balance += amount
+        self.allocations[number].balance += amount
         self.issued += amount
 
     @rule(amount=AMOUNTS, pick=PICKS)
@@ -141,17 +160,19 @@ class LedgerMachine(RuleBasedStateMachine):
         if amount <= 0:
             return
         with self.ledger.transaction() as t:
-            t.transfers.withdraw(self.pots[number].account, amount, BY, allocation=number)
-        self.pots[number].balance -= amount
+            t.transfers.withdraw(self.allocations[number].account, amount, BY, allocation=number)
+        self.allocations[number].balance -= amount
         self.issued -= amount
 
     @rule(pick=PICKS, beyond=AMOUNTS)
     def withdraw_too_much(self, pick: int, beyond: int) -> None:
         number = self.pick(pick)
-        amount = max(0, self.pots[number].balance) + beyond
+        amount = max(0, self.allocations[number].balance) + beyond
         try:
             with self.ledger.transaction() as t:
-                t.transfers.withdraw(self.pots[number].account, amount, BY, allocation=number)
+                t.transfers.withdraw(
+                    self.allocations[number].account, amount, BY, allocation=number
+                )
         except BankRefused:
             return
         raise AssertionError("it was given more than there is")
@@ -164,21 +185,21 @@ class LedgerMachine(RuleBasedStateMachine):
             return
         with self.ledger.transaction() as t:
             t.transfers.transfer(
-                self.pots[one].account,
-                self.pots[other].account,
+                self.allocations[one].account,
+                self.allocations[other].account,
                 amount,
                 BY,
                 source_allocation=one,
                 target_allocation=other,
             )
-        self.pots[one].balance -= amount
-        self.pots[other].balance += amount
+        self.allocations[one].balance -= amount
+        self.allocations[other].balance += amount
 
     @rule(name=ACCOUNTS, amount=st.integers(-60, 60).filter(bool))
     def adjust(self, name: str, amount: int) -> None:
         with self.ledger.transaction() as t:
             t.transfers.adjust(name, amount, BY)
-        self.pots[self.open_ended(name)].balance += amount
+        self.allocations[self.open_ended(name)].balance += amount
         self.adjusted -= amount
         if amount < 0:
             self.loose.add(name)
@@ -190,7 +211,7 @@ class LedgerMachine(RuleBasedStateMachine):
         """Admit a job if the available SU suffice, and start it at once."""
         left, held = amount, {}
         for number in self.of(name):
-            if self.pots[number].active(self.clock.at):
+            if self.allocations[number].active(self.clock.at):
                 held[number] = min(left, max(0, self.free(number)))
                 left -= held[number]
         if left:
@@ -256,22 +277,26 @@ class LedgerMachine(RuleBasedStateMachine):
             t.transfers.expire(BY, reserved=kept)
             assert t.transfers.expire(BY, reserved=kept) == []
         # As they end; what rolls on into one that has ended as well goes on with it.
-        for number in sorted(self.pots, key=lambda n: (self.pots[n].end or self.clock.at, n)):
-            pot = self.pots[number]
-            if pot.end is None or pot.end > self.clock.at:
+        for number in sorted(
+            self.allocations, key=lambda n: (self.allocations[n].end or self.clock.at, n)
+        ):
+            allocation = self.allocations[number]
+            if allocation.end is None or allocation.end > self.clock.at:
                 continue
-            left = pot.balance - kept.get(number, 0)
+            left = allocation.balance - kept.get(number, 0)
             if left <= 0:
                 continue
-            pot.balance -= left
-            ends = {n: self.pots[n].end for n in self.dated(pot.account)}
-            later = [n for n, end in ends.items() if end and end > pot.end]
-            if pot.rollover == "none":
+            allocation.balance -= left
+            ends = {n: self.allocations[n].end for n in self.dated(allocation.account)}
+            later = [n for n, end in ends.items() if end and end > allocation.end]
+            if allocation.rollover == "none":
                 self.expired += left
             elif later:
-                self.pots[min(later, key=lambda n: (self.pots[n].begin, n))].balance += left
+                self.allocations[
+                    min(later, key=lambda n: (self.allocations[n].begin, n))
+                ].balance += left
             else:
-                self.pots[self.open_ended(pot.account)].balance += left
+                self.allocations[self.open_ended(allocation.account)].balance += left
 
     # Postings in ledger and model
 
@@ -300,21 +325,21 @@ class LedgerMachine(RuleBasedStateMachine):
         left = made.added
         credit = CREDIT[job.account]
         open_ended = self.open_ended(job.account)
-        below = max(0, -self.pots[open_ended].balance - credit)
+        below = max(0, -self.allocations[open_ended].balance - credit)
         limits = [(s.allocation, s.amount - job.paid.get(s.allocation, 0)) for s in job.shares]
         for where, most in [*limits, *((n, left) for n in self.of(job.account))]:
-            if self.pots[where].active(job.start):
-                left -= self.pay(job, where, min(left, most, self.pots[where].balance))
+            if self.allocations[where].active(job.start):
+                left -= self.pay(job, where, min(left, most, self.allocations[where].balance))
         self.pay(job, open_ended, left)
         assert {s.allocation: s.amount for s in made.shares} == {
             n: part for n, part in job.paid.items() if part
         }
-        return max(0, -self.pots[open_ended].balance - credit) - below
+        return max(0, -self.allocations[open_ended].balance - credit) - below
 
     def pay(self, job: Job, number: int, amount: int) -> int:
         if amount <= 0:
             return 0
-        self.pots[number].balance -= amount
+        self.allocations[number].balance -= amount
         job.paid[number] = job.paid.get(number, 0) + amount
         job.held[number] = max(0, job.held.get(number, 0) - amount)
         self.used += amount
@@ -324,7 +349,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.used -= amount
         for number in reversed(self.of(job.account)):
             part = min(amount, job.paid.get(number, 0))
-            self.pots[number].balance += part
+            self.allocations[number].balance += part
             job.paid[number] = job.paid.get(number, 0) - part
             amount -= part
 
@@ -335,7 +360,7 @@ class LedgerMachine(RuleBasedStateMachine):
         with self.ledger.reading() as t:
             for name in NAMES:
                 found = {e.number: e.balance for e in t.allocations.list_own(name, with_ended=True)}
-                assert found == {n: self.pots[n].balance for n in self.of(name)}
+                assert found == {n: self.allocations[n].balance for n in self.of(name)}
                 spent = {e.user: e.spent for e in t.accounts.list_users(name) if e.spent}
                 due: dict[str, int] = {}
                 for job in self.jobs.values():
@@ -348,13 +373,13 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_lost_or_made(self) -> None:
-        inside = sum(pot.balance for pot in self.pots.values())
+        inside = sum(allocation.balance for allocation in self.allocations.values())
         assert inside + self.used + self.expired + self.adjusted == self.issued
 
     @invariant()
     def what_is_held_stays_within_the_means(self) -> None:
         for name in set(NAMES) - self.loose:
-            assert self.pots[self.open_ended(name)].balance >= 0
+            assert self.allocations[self.open_ended(name)].balance >= 0
 
 
 SETTINGS = hypothesis.settings(

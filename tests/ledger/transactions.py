@@ -35,7 +35,7 @@ class MoneyCases:
             "k1",
         )
         assert (made.account, made.amount, made.at) == ("phys", 70, NOON)
-        assert [(each.pot, each.amount, each.balance) for each in made.postings] == [
+        assert [(each.name, each.amount, each.balance) for each in made.postings] == [
             ("issued", -70, -70),
             ("allocation:1", 70, 70),
         ]

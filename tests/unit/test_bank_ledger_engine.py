@@ -195,8 +195,8 @@ def test_what_is_entered_stays(tampered: Ledger, place: Settings, table: str) ->
 @pytest.mark.parametrize(
     ("statements", "kind"),
     [
-        (["UPDATE pot SET balance = balance + 1 WHERE number = 1"], "balance"),
-        (["UPDATE pot SET granted = granted + 1 WHERE number = 1"], "balance"),
+        (["UPDATE allocation SET balance = balance + 1 WHERE number = 1"], "balance"),
+        (["UPDATE allocation SET granted = granted + 1 WHERE number = 1"], "balance"),
         (["UPDATE charge SET amount = 71"], "charge"),
         (["UPDATE charge SET refunded = 5"], "charge"),
         (["UPDATE charge SET versions = 2"], "charge"),
@@ -215,11 +215,11 @@ def test_what_is_entered_stays(tampered: Ledger, place: Settings, table: str) ->
         (
             [
                 "DROP TRIGGER entry_never_UPDATE",
-                "UPDATE entry SET amount = amount + 1 WHERE pot = 1",
+                "UPDATE entry SET amount = amount + 1 WHERE allocation = 1",
             ],
             "unbalanced",
         ),
-        (["DROP TRIGGER entry_never_DELETE", "DELETE FROM entry WHERE pot = 1"], "balance"),
+        (["DROP TRIGGER entry_never_DELETE", "DELETE FROM entry WHERE allocation = 1"], "balance"),
     ],
 )
 def test_the_proof_finds_what_was_changed(
@@ -238,7 +238,7 @@ def test_a_balance_that_was_changed_meanwhile_is_not_written_over(
         t.transfers.deposit("phys", 1, Authorship(who="a"))
     # A dated allocation below zero is refused by the database itself.
     with pytest.raises(dbapi2.IntegrityError, match="not_below_zero"):
-        edit(place, "UPDATE pot SET balance = -1 WHERE end_us IS NOT NULL")
+        edit(place, "UPDATE allocation SET balance = -1 WHERE end_us IS NOT NULL")
 
 
 def test_two_open_a_new_ledger_at_once(tmp_path: Path) -> None:

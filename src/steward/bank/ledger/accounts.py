@@ -15,7 +15,7 @@ from sqlalchemy import func, select, update
 from steward.bank.errors import BankUsage, NotInBank
 from steward.bank.ledger.postings import LedgerSession, encode_ledger_request
 from steward.bank.ledger.records import Account, Authorship, Member
-from steward.bank.ledger.tables import Pot, StoredAccount, account, member, pot
+from steward.bank.ledger.tables import StoredAccount, StoredAllocation, account, allocation, member
 from steward.bank.money import MAX_AMOUNT
 from steward.core.sqlalchemy_tables import sanitize_text
 from steward.core.timestamps import from_micros
@@ -77,10 +77,15 @@ class Accounts:
         values = msgspec.structs.asdict(new) | {"created": created, "seq": session.seq}
         session.insert(account, StoredAccount(**values))
         number = (
-            session.fetch_value(select(func.max(pot.c.number)).where(pot.c.number > 0)) or 0
+            session.fetch_value(
+                select(func.max(allocation.c.number)).where(allocation.c.number > 0)
+            )
+            or 0
         ) + 1
-        open_ended = Pot(number=number, account=new.name, begin=from_micros(0), made_by=0)
-        session.insert(pot, open_ended)
+        open_ended = StoredAllocation(
+            number=number, account=new.name, begin=from_micros(0), made_by=0
+        )
+        session.insert(allocation, open_ended)
 
     def change(
         self,
@@ -283,7 +288,7 @@ class Accounts:
     def _require_no_money(self, name: str) -> None:
         """Reject drawing on the parent while the account has balances of its own."""
         count = self._session.fetch_value(
-            select(func.count()).where(pot.c.account == name, pot.c.balance != 0)
+            select(func.count()).where(allocation.c.account == name, allocation.c.balance != 0)
         )
         if count:
             raise BankUsage(

@@ -2,7 +2,7 @@
 
 :func:`divide_payment` and :func:`divide_repayment` divide a payment or repayment among allocations;
 :class:`Allocations` creates, changes and queries them; :func:`expire_allocations` empties those
-that have ended, into the next allocation (rollover "next") or into the pot of expired money.
+that have ended, into the next allocation (rollover "next") or into the bank's own row "expired".
 
 Each account also has one open-ended allocation, which never ends and alone may go below
 zero. Amounts are micro-SU.
@@ -24,7 +24,7 @@ from steward.bank.ledger.postings import (
     validate_amount,
 )
 from steward.bank.ledger.records import Account, Allocation, Authorship, Rollover, Transfer
-from steward.bank.ledger.tables import EXPIRED, ISSUED, Pot, pot
+from steward.bank.ledger.tables import EXPIRED, ISSUED, StoredAllocation, allocation
 from steward.bank.records import AllocationShare
 from steward.core.timestamps import to_micros
 
@@ -74,8 +74,8 @@ def divide_payment(
 
     for share in shares:
         take(share.allocation, share.amount - (already_paid or {}).get(share.allocation, 0))
-    for allocation in ordered:
-        take(allocation.number, amount)
+    for payer in ordered:
+        take(payer.number, amount)
     if amount:
         open_ended = ordered[-1].number
         payments[open_ended] = payments.get(open_ended, 0) + amount
@@ -93,10 +93,10 @@ def divide_repayment(
         allocations: At least all those that paid.
     """
     repayments: dict[int, int] = {}
-    for allocation in reversed(sort_by_end(allocations)):
-        repayment = min(amount, paid.get(allocation.number, 0))
+    for payer in reversed(sort_by_end(allocations)):
+        repayment = min(amount, paid.get(payer.number, 0))
         if repayment > 0:
-            repayments[allocation.number] = repayment
+            repayments[payer.number] = repayment
             amount -= repayment
     return repayments
 
@@ -158,7 +158,7 @@ class Allocations:
         begin = begin or session.now(author)
         if begin >= end:
             raise BankUsage("invalid period: the allocation must end after it begins", account)
-        number = session.fetch_value(select(func.max(pot.c.number))) + 1
+        number = session.fetch_value(select(func.max(allocation.c.number))) + 1
         transaction = session.add_transaction(
             "deposit" if amount else "allocation.create",
             author,
@@ -167,8 +167,8 @@ class Allocations:
             amount=amount,
         ).number
         session.insert(
-            pot,
-            Pot(
+            allocation,
+            StoredAllocation(
                 number=number,
                 account=bank_account.name,
                 begin=begin,
@@ -218,12 +218,12 @@ class Allocations:
             session.add_transaction(
                 "allocation.change", author, request=request, account=before.account
             )
-            session.execute(update(pot).where(pot.c.number == number).values(changes))
+            session.execute(update(allocation).where(allocation.c.number == number).values(changes))
         return self._require(number)
 
     def get(self, number: int) -> Allocation | None:
         """Return the allocation of this number, or None."""
-        query = select(pot).where(pot.c.number == number, pot.c.number > 0)
+        query = select(allocation).where(allocation.c.number == number, allocation.c.number > 0)
         return self._session.find(Allocation, query)
 
     def list_own(self, account: str, with_ended: bool = False) -> list[Allocation]:
@@ -233,9 +233,11 @@ class Allocations:
             account: The account's name.
             with_ended: Whether to include allocations that have ended.
         """
-        query = select(pot).where(pot.c.account == account.lower())
+        query = select(allocation).where(allocation.c.account == account.lower())
         if not with_ended:
-            query = query.where(or_(pot.c.end.is_(None), pot.c.end > self._session.now()))
+            query = query.where(
+                or_(allocation.c.end.is_(None), allocation.c.end > self._session.now())
+            )
         return self.fetch(query)
 
     def get_open_ended(self, account: str) -> Allocation:
@@ -244,15 +246,19 @@ class Allocations:
         Raises:
             BankUsage: The account does not exist.
         """
-        query = select(pot).where(pot.c.account == account.lower(), pot.c.end.is_(None))
+        query = select(allocation).where(
+            allocation.c.account == account.lower(), allocation.c.end.is_(None)
+        )
         allocations = self.fetch(query)
         if not allocations:
             raise NotInBank(f"unknown account {account!r}", account)
         return allocations[0]
 
     def fetch(self, statement: Any) -> list[Allocation]:
-        """List the allocations that a SELECT on the table ``pot`` returns, earliest end first."""
-        ordered = statement.order_by(pot.c.end.is_(None), pot.c.end, pot.c.number)
+        """List the allocations that a SELECT on their table returns, earliest end first."""
+        ordered = statement.order_by(
+            allocation.c.end.is_(None), allocation.c.end, allocation.c.number
+        )
         return self._session.fetch(Allocation, ordered)
 
     def require_own(self, account: str, number: int) -> Allocation:
@@ -273,7 +279,9 @@ class Allocations:
 
     def list_by_number(self, numbers: Sequence[int]) -> list[Allocation]:
         """List allocations by number, earliest end first."""
-        return self.fetch(select(pot).where(pot.c.number.in_(numbers), pot.c.number > 0))
+        return self.fetch(
+            select(allocation).where(allocation.c.number.in_(numbers), allocation.c.number > 0)
+        )
 
     def _require(self, number: int) -> Allocation:
         """Return an allocation by number, or raise NotInBank."""
@@ -286,8 +294,7 @@ class Allocations:
 
     def _find_by_transaction(self, transaction: int) -> Allocation:
         """Return the allocation that a ledger transaction created."""
-        (allocation,) = self.fetch(select(pot).where(pot.c.made_by == transaction))
-        return allocation
+        return self.fetch(select(allocation).where(allocation.c.made_by == transaction))[0]
 
 
 def require_payable(account: Account) -> Account:
@@ -329,20 +336,18 @@ def expire_allocations(
             stays until those jobs have ended.
     """
     now = session.now(author)
-    ended = select(pot.c.number).where(pot.c.end <= now, pot.c.balance > 0)
+    ended = select(allocation.c.number).where(allocation.c.end <= now, allocation.c.balance > 0)
     transfers: list[Transfer] = []
     # A rollover into an allocation that has ended too rolls on with that one's balance.
     pending = {row.number for row in session.fetch_rows(ended)}
     while pending:
-        allocation = allocations.list_by_number(list(pending))[0]
-        pending.remove(allocation.number)
-        amount = allocation.balance - max(0, reserved.get(allocation.number, 0))
+        source = allocations.list_by_number(list(pending))[0]
+        pending.remove(source.number)
+        amount = source.balance - max(0, reserved.get(source.number, 0))
         if amount <= 0:
             continue
-        target = _rollover_target(
-            allocation, allocations.list_own(allocation.account, with_ended=True)
-        )
-        transfers.append(_empty_allocation(writer, author, allocation, amount, target))
+        target = _rollover_target(source, allocations.list_own(source.account, with_ended=True))
+        transfers.append(_empty_allocation(writer, author, source, amount, target))
         if target is not None and target.end is not None and target.end <= now:
             pending.add(target.number)
     return transfers
@@ -356,13 +361,13 @@ def _empty_allocation(
     target: Allocation | None,
 ) -> Transfer:
     """Move the balance of an ended allocation to its rollover target, or let it expire."""
-    why, pot_number = f"allocation {ended.number} has ended", EXPIRED
+    why, target_number = f"allocation {ended.number} has ended", EXPIRED
     if target is not None:
-        why, pot_number = f"{why}: moved to {target.number}", target.number
+        why, target_number = f"{why}: moved to {target.number}", target.number
     return writer.write_transfer(
         "expire" if target is None else "rollover",
         Authorship(who=author.who, at=author.at),
-        {ended.number: -amount, pot_number: amount},
+        {ended.number: -amount, target_number: amount},
         why=f"{author.why}: {why}" if author.why else why,
         account=ended.account,
     )

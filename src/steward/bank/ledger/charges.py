@@ -194,12 +194,16 @@ class _ChargePayments:
     def _sum_payments(self, number: int) -> dict[int, int]:
         """Return the net amount that each allocation has paid of a charge."""
         query = (
-            select(entry.c.pot, func.sum(entry.c.amount).label("amount"))
+            select(entry.c.allocation, func.sum(entry.c.amount).label("amount"))
             .join(act, act.c.number == entry.c.act)
-            .where(act.c.charge == number, entry.c.pot > 0)
-            .group_by(entry.c.pot)
+            .where(act.c.charge == number, entry.c.allocation > 0)
+            .group_by(entry.c.allocation)
         )
-        return {row.pot: -int(row.amount) for row in self._session.fetch_rows(query) if row.amount}
+        return {
+            row.allocation: -int(row.amount)
+            for row in self._session.fetch_rows(query)
+            if row.amount
+        }
 
     def _list_active(self, payer: str, at: datetime) -> list[Allocation]:
         """List the allocations active at a time, the open-ended one last."""
@@ -476,4 +480,4 @@ def _is_same_charge(first: Charge, second: Charge) -> bool:
 
 
 def _usage_amount(transfer: Transfer) -> int:
-    return sum(entry.amount for entry in transfer.postings if entry.pot == "usage")
+    return sum(entry.amount for entry in transfer.postings if entry.name == "usage")

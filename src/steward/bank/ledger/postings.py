@@ -18,14 +18,14 @@ from sqlalchemy import Connection, Executable, Row, Table, insert, select, updat
 from steward.bank.errors import BankError, BankUsage
 from steward.bank.ledger.records import Authorship, Posting, Transfer, TransferKind
 from steward.bank.ledger.tables import (
-    BANK_POTS,
+    COUNTERPARTS,
     Act,
     StoredPosting,
     account,
     act,
+    allocation,
     charge,
     entry,
-    pot,
     state,
 )
 from steward.bank.money import MAX_AMOUNT
@@ -181,7 +181,7 @@ class LedgerSession:
         return transaction
 
     def post_entries(self, number: int, kind: str, amounts: Mapping[int, int]) -> list[Posting]:
-        """Write the entries of a ledger transaction, by pot, and update the balances.
+        """Write the entries of a ledger transaction, by allocation, and update the balances.
 
         Raises:
             BankUsage: A balance would be too large.
@@ -189,16 +189,21 @@ class LedgerSession:
         """
         if sum(amounts.values()):
             raise BankError(f"the postings of a {kind} do not sum to zero: {dict(amounts)}")
-        columns = (pot.c.number, pot.c.account, pot.c.balance, pot.c.granted)
-        pots = {
+        columns = (
+            allocation.c.number,
+            allocation.c.account,
+            allocation.c.balance,
+            allocation.c.granted,
+        )
+        allocations = {
             row.number: row
-            for row in self.fetch_rows(select(*columns).where(pot.c.number.in_(amounts)))
+            for row in self.fetch_rows(select(*columns).where(allocation.c.number.in_(amounts)))
         }
         entries: list[Posting] = []
-        for pot_number, amount in sorted(amounts.items()):
+        for row_number, amount in sorted(amounts.items()):
             if not amount:
                 continue
-            before = pots[pot_number]
+            before = allocations[row_number]
             after = before.balance + amount
             if abs(after) > MAX_AMOUNT:
                 raise BankUsage(
@@ -206,20 +211,21 @@ class LedgerSession:
                     "give less",
                     amount,
                 )
-            granted = before.granted + (_get_granted_amount(kind, amount) if pot_number > 0 else 0)
+            granted = before.granted + (_get_granted_amount(kind, amount) if row_number > 0 else 0)
             changed = self.execute(
-                update(pot)
-                .where(pot.c.number == pot_number, pot.c.balance == before.balance)
+                update(allocation)
+                .where(allocation.c.number == row_number, allocation.c.balance == before.balance)
                 .values(balance=after, granted=granted)
             )
             if changed != 1:
                 raise BankError(
-                    f"the balance of allocation {pot_number} changed unexpectedly: run "
+                    f"the balance of allocation {row_number} changed unexpectedly: run "
                     "'steward bank check'"
                 )
-            entries.append(build_entry(pot_number, amount, after, before.account))
+            entries.append(build_entry(row_number, amount, after, before.account))
             self.insert(
-                entry, StoredPosting(act=number, pot=pot_number, amount=amount, balance=after)
+                entry,
+                StoredPosting(act=number, allocation=row_number, amount=amount, balance=after),
             )
         self.touch(*{item.account for item in entries if item.account})
         return entries
@@ -240,14 +246,14 @@ class LedgerSession:
         self.execute(update(account).values(seq=self.seq))
 
 
-def build_entry(pot_number: int, amount: int, balance: int, account: str) -> Posting:
-    """Build an entry as users see it: pots by name instead of number."""
+def build_entry(number: int, amount: int, balance: int, account: str) -> Posting:
+    """Build an entry as users see it: the bank's own counterparts by name instead of number."""
     return Posting(
-        pot=BANK_POTS.get(pot_number) or f"allocation:{pot_number}",
+        name=COUNTERPARTS.get(number) or f"allocation:{number}",
         amount=amount,
         balance=balance,
         account=account,
-        allocation=max(pot_number, 0),
+        allocation=max(number, 0),
     )
 
 
@@ -334,7 +340,7 @@ class TransferWriter:
         Args:
             kind: Kind of transfer.
             author: Author, reason and key.
-            amounts: Amount by pot number: positive goes in, negative goes out; the sum is zero.
+            amounts: Amount by allocation number, positive if it goes in; the sum is zero.
             request: The whole request as text.
             why: Reason that replaces ``author.why``.
             account: The account concerned.
@@ -371,10 +377,12 @@ class TransferWriter:
 
     def _read_entries(self, number: int) -> list[Posting]:
         """Read the entries of a ledger transaction."""
-        columns = (entry.c.pot, entry.c.amount, entry.c.balance, pot.c.account)
-        query = select(*columns).join(pot, pot.c.number == entry.c.pot)
-        rows = self._session.fetch_rows(query.where(entry.c.act == number).order_by(entry.c.pot))
-        return [build_entry(row.pot, row.amount, row.balance, row.account) for row in rows]
+        columns = (entry.c.allocation, entry.c.amount, entry.c.balance, allocation.c.account)
+        query = select(*columns).join(allocation, allocation.c.number == entry.c.allocation)
+        rows = self._session.fetch_rows(
+            query.where(entry.c.act == number).order_by(entry.c.allocation)
+        )
+        return [build_entry(row.allocation, row.amount, row.balance, row.account) for row in rows]
 
 
 def _build_transfer(transaction: Act, charge_key: str, entries: Sequence[Posting]) -> Transfer:

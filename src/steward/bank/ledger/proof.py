@@ -16,14 +16,14 @@ from steward.bank.ledger.records import LedgerFinding, Member
 from steward.bank.ledger.tables import (
     APPEND_ONLY,
     NEWEST_REVISION,
-    Pot,
+    StoredAllocation,
     account,
     act,
+    allocation,
     charge,
     charge_version,
     entry,
     member,
-    pot,
     read_revision,
     settlement,
     state,
@@ -87,48 +87,48 @@ def _check_zero_sums(session: LedgerSession) -> Iterator[LedgerFinding]:
     )
     for row in _fetch_findings(session, without_entries):
         yield _make_finding("unbalanced", "it has no postings", "transfer", row.number)
-    total = session.fetch_value(select(func.sum(pot.c.balance)))
+    total = session.fetch_value(select(func.sum(allocation.c.balance)))
     if total:
         yield LedgerFinding(kind="unbalanced", finding=f"all balances sum to {int(total)}, not 0")
 
 
 def _check_balances(session: LedgerSession) -> Iterator[LedgerFinding]:
-    """Compare the balances of pots with their entries."""
+    """Compare the balances of allocations with their entries."""
     is_given = or_(
         act.c.kind.in_(("deposit", "withdraw", "transfer", "adjust")),
         and_(act.c.kind == "rollover", entry.c.amount > 0),
     )
     sums = (
         select(
-            entry.c.pot,
+            entry.c.allocation,
             func.sum(entry.c.amount).label("amount"),
             func.sum(case((is_given, entry.c.amount), else_=0)).label("given"),
             func.max(entry.c.act).label("last"),
         )
         .join(act, act.c.number == entry.c.act)
-        .group_by(entry.c.pot)
+        .group_by(entry.c.allocation)
         .subquery()
     )
     last = entry.alias()
     rows = session.fetch_rows(
-        select(pot, sums.c.amount, sums.c.given, last.c.balance)
-        .outerjoin(sums, sums.c.pot == pot.c.number)
-        .outerjoin(last, and_(last.c.pot == pot.c.number, last.c.act == sums.c.last))
+        select(allocation, sums.c.amount, sums.c.given, last.c.balance)
+        .outerjoin(sums, sums.c.allocation == allocation.c.number)
+        .outerjoin(last, and_(last.c.allocation == allocation.c.number, last.c.act == sums.c.last))
     )
     for row in rows:
-        stored, (amount, given, last_balance) = decode_row(Pot, row), row[-3:]
+        stored, (amount, given, last_balance) = decode_row(StoredAllocation, row), row[-3:]
         number, balance = stored.number, stored.balance
         if balance != int(amount or 0):
             problem = f"its balance is {balance}, its postings sum to {int(amount or 0)}"
-            yield _make_finding("balance", problem, "pot", number)
+            yield _make_finding("balance", problem, "allocation", number)
         if last_balance is not None and last_balance != balance:
             problem = f"its balance is {balance}, its last posting shows {last_balance}"
-            yield _make_finding("balance", problem, "pot", number)
+            yield _make_finding("balance", problem, "allocation", number)
         if number > 0 and stored.granted != int(given or 0):
             problem = f"its granted amount is {stored.granted}, its postings show {int(given or 0)}"
-            yield _make_finding("balance", problem, "pot", number)
+            yield _make_finding("balance", problem, "allocation", number)
         if stored.end is not None and balance < 0:
-            yield _make_finding("below zero", f"its balance is {balance}", "pot", number)
+            yield _make_finding("below zero", f"its balance is {balance}", "allocation", number)
 
 
 def _check_charges(session: LedgerSession) -> Iterator[LedgerFinding]:
@@ -140,7 +140,7 @@ def _check_charges(session: LedgerSession) -> Iterator[LedgerFinding]:
             func.sum(case((act.c.kind == "refund", entry.c.amount), else_=0)).label("back"),
         )
         .join(entry, entry.c.act == act.c.number)
-        .where(act.c.charge.is_not(None), entry.c.pot > 0)
+        .where(act.c.charge.is_not(None), entry.c.allocation > 0)
         .group_by(act.c.charge)
         .subquery()
     )
@@ -179,7 +179,7 @@ def _check_spent(session: LedgerSession) -> Iterator[LedgerFinding]:
     query = (
         select(act.c.account, act.c.user, func.sum(-entry.c.amount).label("spent"))
         .join(entry, entry.c.act == act.c.number)
-        .where(act.c.kind.in_(USAGE_KINDS), entry.c.pot > 0, act.c.user != "")
+        .where(act.c.kind.in_(USAGE_KINDS), entry.c.allocation > 0, act.c.user != "")
         .group_by(act.c.account, act.c.user)
     )
     summed = {(name, user): int(spent) for name, user, spent in session.fetch_rows(query)}
@@ -196,14 +196,14 @@ def _check_accounts(session: LedgerSession) -> Iterator[LedgerFinding]:
     rows = session.fetch_rows(select(account.c.name, account.c.parent))
     parents = {row.name: row.parent for row in rows}
     query = (
-        select(pot.c.account, func.count().label("pots"))
-        .where(pot.c.number > 0, pot.c.end.is_(None))
-        .group_by(pot.c.account)
+        select(allocation.c.account, func.count().label("allocations"))
+        .where(allocation.c.number > 0, allocation.c.end.is_(None))
+        .group_by(allocation.c.account)
     )
-    pots = {row.account: row.pots for row in session.fetch_rows(query)}
+    allocations = {row.account: row.allocations for row in session.fetch_rows(query)}
     for name, parent in sorted(parents.items()):
-        if pots.get(name, 0) != 1:
-            problem = f"it has {pots.get(name, 0)} open-ended allocations"
+        if allocations.get(name, 0) != 1:
+            problem = f"it has {allocations.get(name, 0)} open-ended allocations"
             yield _make_finding("account", problem, "account", name)
         if parent and parent not in parents:
             yield _make_finding("account", f"its parent {parent} is missing", "account", name)
@@ -213,7 +213,7 @@ def _check_accounts(session: LedgerSession) -> Iterator[LedgerFinding]:
             ancestor = parents.get(ancestor, "")
         if ancestor:
             yield _make_finding("account", "its parents form a cycle", "account", name)
-    for name in sorted(pots.keys() - parents.keys()):
+    for name in sorted(allocations.keys() - parents.keys()):
         yield _make_finding("account", "it is missing, but has an allocation", "account", name)
 
 

@@ -33,7 +33,7 @@ from steward.bank.ledger.accounts import Accounts
 from steward.bank.ledger.allocations import Allocations
 from steward.bank.ledger.postings import USAGE_KINDS, LedgerSession
 from steward.bank.ledger.records import Account, BalanceDay, Statement, StatementLine, UsageRow
-from steward.bank.ledger.tables import act, charge, entry, member, pot
+from steward.bank.ledger.tables import act, allocation, charge, entry, member
 from steward.bank.records import AccountBooks, AllocationBooks, GateBooks, UserBooks
 from steward.core.sqlalchemy_tables import decode_row
 from steward.core.timestamps import from_micros, to_micros
@@ -104,7 +104,7 @@ class LedgerQueries:
         query = (
             select(func.sum(entry.c.amount))
             .join(act, act.c.number == entry.c.act)
-            .where(entry.c.pot.in_([allocation.number for allocation in active]))
+            .where(entry.c.allocation.in_([allocation.number for allocation in active]))
             .where(act.c.at <= at)
         )
         return int(self._session.fetch_value(query) or 0)
@@ -253,17 +253,21 @@ class LedgerQueries:
                 condition = and_(condition, act.c.account == account)
         else:
             charged = and_(act.c.account == account, spent)
-            postings = select(entry.c.act).join(pot, pot.c.number == entry.c.pot)
-            numbers = union(
-                postings.where(pot.c.account == account), select(act.c.number).where(charged)
+            postings = select(entry.c.act).join(
+                allocation, allocation.c.number == entry.c.allocation
             )
-            condition = and_(act.c.number.in_(numbers), or_(pot.c.account == account, charged))
+            numbers = union(
+                postings.where(allocation.c.account == account), select(act.c.number).where(charged)
+            )
+            condition = and_(
+                act.c.number.in_(numbers), or_(allocation.c.account == account, charged)
+            )
         return (
             select(act.c.number, entry.c.amount)
             .select_from(act)
             .join(entry, entry.c.act == act.c.number)
-            .join(pot, pot.c.number == entry.c.pot)
-            .where(pot.c.number > 0, condition)
+            .join(allocation, allocation.c.number == entry.c.allocation)
+            .where(allocation.c.number > 0, condition)
         )
 
     def _add_allocations(self, lines: Sequence[StatementLine]) -> list[StatementLine]:
@@ -272,9 +276,9 @@ class LedgerQueries:
         numbers = list(allocations)
         for start in range(0, len(numbers), _BATCH_SIZE):
             condition = entry.c.act.in_(numbers[start : start + _BATCH_SIZE])
-            query = select(entry.c.act, entry.c.pot).where(condition, entry.c.pot > 0)
-            for row in self._session.fetch_rows(query.order_by(entry.c.act, entry.c.pot)):
-                allocations[row.act].append(row.pot)
+            query = select(entry.c.act, entry.c.allocation).where(condition, entry.c.allocation > 0)
+            for row in self._session.fetch_rows(query.order_by(entry.c.act, entry.c.allocation)):
+                allocations[row.act].append(row.allocation)
         return [
             msgspec.structs.replace(line, allocations=tuple(allocations[line.number]))
             for line in lines
@@ -368,7 +372,7 @@ class BalanceHistory:
         query = (
             select(func.sum(entry.c.amount))
             .join(act, act.c.number == entry.c.act)
-            .where(entry.c.pot.in_(allocations), act.c.at < at)
+            .where(entry.c.allocation.in_(allocations), act.c.at < at)
         )
         return int(self._session.fetch_value(query) or 0)
 
@@ -384,8 +388,8 @@ class BalanceHistory:
             )
             .select_from(act)
             .join(entry, entry.c.act == act.c.number)
-            .join(pot, pot.c.number == entry.c.pot)
-            .where(pot.c.number.in_(allocations))
+            .join(allocation, allocation.c.number == entry.c.allocation)
+            .where(allocation.c.number.in_(allocations))
             .where(act.c.at >= begin, act.c.at < end)
             .group_by(quarter)
             .order_by(quarter)
@@ -436,16 +440,29 @@ def _attach_money(
     allocations: dict[str, list[AllocationBooks]] = defaultdict(list)
     users: dict[str, list[UserBooks]] = defaultdict(list)
     # Ended allocations matter while not yet emptied: jobs that started on them may draw.
-    live = or_(pot.c.end.is_(None), pot.c.end > session.now(), pot.c.balance != 0)
-    begin_us, end_us = type_coerce(pot.c.begin, BigInteger), type_coerce(pot.c.end, BigInteger)
-    columns = (pot.c.number, pot.c.balance, begin_us, func.coalesce(end_us, 0), pot.c.granted)
-    pots = select(*columns, pot.c.account).order_by(pot.c.end.is_(None), pot.c.end, pot.c.number)
+    live = or_(
+        allocation.c.end.is_(None), allocation.c.end > session.now(), allocation.c.balance != 0
+    )
+    begin_us, end_us = (
+        type_coerce(allocation.c.begin, BigInteger),
+        type_coerce(allocation.c.end, BigInteger),
+    )
+    columns = (
+        allocation.c.number,
+        allocation.c.balance,
+        begin_us,
+        func.coalesce(end_us, 0),
+        allocation.c.granted,
+    )
+    query = select(*columns, allocation.c.account).order_by(
+        allocation.c.end.is_(None), allocation.c.end, allocation.c.number
+    )
     members = select(
         member.c.user, member.c.limit, member.c.spent, member.c.account, member.c.listed
     )
     for start in range(0, len(created), _BATCH_SIZE):
         names = [account.name for account in created[start : start + _BATCH_SIZE]]
-        for row in session.fetch_rows(pots.where(pot.c.account.in_(names), live)):
+        for row in session.fetch_rows(query.where(allocation.c.account.in_(names), live)):
             allocations[row.account].append(decode_row(AllocationBooks, row))
         query = members.where(member.c.account.in_(names)).order_by(member.c.user)
         for row in session.fetch_rows(query):

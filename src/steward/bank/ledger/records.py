@@ -123,17 +123,17 @@ class Allocation(BankRecord, frozen=True):
 
 
 class Posting(BankRecord, frozen=True):
-    """Posting: the change of one pot by a transfer.
+    """Posting: the change of one allocation by a transfer.
 
     Attributes:
-        pot: ``allocation:7``, or ``issued``, ``usage``, ``expired``, ``adjusted``.
+        name: ``allocation:7``, or ``issued``, ``usage``, ``expired``, ``adjusted``.
         amount: Amount added; negative for an amount removed.
-        balance: Balance of the pot afterwards.
-        account: Account that owns the pot; "" for the bank's own.
-        allocation: Number of the allocation; 0 for the bank's own pots.
+        balance: Balance afterwards.
+        account: Account that owns the allocation; "" for the bank's own.
+        allocation: Number of the allocation; 0 for the bank's own counterparts.
     """
 
-    pot: str
+    name: str
     amount: int
     balance: int
     account: str = ""

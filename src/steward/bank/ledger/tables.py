@@ -6,8 +6,8 @@ is opened, and loads Alembic only if the schema is not the newest.
 
 Each change is a row of ``act`` (a ledger transaction) with number, author and reason. An act
 that moves money has rows in ``entry`` (postings) whose sum is zero. Each posting belongs to a
-row of ``pot``: an account's allocation, or one of the bank's own pots, which have negative
-numbers. Balances are stored beside the entries, so that nobody needs to sum them up.
+row of ``allocation``: an account's allocation, or one of the bank's own counterparts, which have
+negative numbers. Balances are stored beside the entries, so that nobody needs to sum them up.
 """
 
 from datetime import datetime
@@ -41,8 +41,8 @@ USAGE: Final = -2
 EXPIRED: Final = -3
 ADJUSTED: Final = -4
 
-BANK_POTS: Final = {ISSUED: "issued", USAGE: "usage", EXPIRED: "expired", ADJUSTED: "adjusted"}
-"""The bank's own pots: counterparts of deposits, charges, expiry and adjustments."""
+COUNTERPARTS: Final = {ISSUED: "issued", USAGE: "usage", EXPIRED: "expired", ADJUSTED: "adjusted"}
+"""The bank's own rows of ``allocation``, for deposits, charges, expiry and adjustments."""
 
 APPEND_ONLY: Final = ("act", "entry", "charge_version", "rate", "settlement")
 """Append-only tables, enforced by database triggers; settlements may be deleted."""
@@ -63,8 +63,8 @@ class StoredAccount(Account, frozen=True, kw_only=True):
     seq: int
 
 
-class Pot(Allocation, frozen=True, kw_only=True):
-    """Row of ``pot``: an allocation, with the ledger transaction that created it."""
+class StoredAllocation(Allocation, frozen=True, kw_only=True):
+    """Row of ``allocation``: an allocation, with the ledger transaction that created it."""
 
     made_by: int
 
@@ -86,10 +86,10 @@ class Act(BankRecord, frozen=True):
 
 
 class StoredPosting(BankRecord, frozen=True):
-    """Row of ``entry``: the change of a pot by a ledger transaction, and its balance afterwards."""
+    """Row of ``entry``: a ledger transaction's change of an allocation, and the new balance."""
 
     act: int
-    pot: int
+    allocation: int
     amount: int
     balance: int
 
@@ -187,8 +187,8 @@ member = _derive(
 )
 """Users of accounts, with spending limit and amount spent, in micro-SU."""
 
-pot = _derive(
-    *(Pot, "pot"),
+allocation = _derive(
+    *(StoredAllocation, "allocation"),
     key="number",
     empty_as_null="account",
     references={"account": "account.name"},
@@ -199,7 +199,7 @@ pot = _derive(
     },
     indexes={"account": Index("account"), "end": Index("end"), "made_by": Index("made_by")},
 )
-"""Allocations (numbers from 1) and the bank's own pots (below 0), with their balances."""
+"""Allocations (numbers from 1) and the bank's own counterparts (below 0), with their balances."""
 
 act = _derive(
     *(Act, "act"),
@@ -217,12 +217,12 @@ act = _derive(
 
 entry = _derive(
     *(StoredPosting, "entry"),
-    key="act, pot",
-    references={"act": "act.number", "pot": "pot.number"},
+    key="act, allocation",
+    references={"act": "act.number", "allocation": "allocation.number"},
     checks={"moves_something": "amount <> 0"},
-    indexes={"pot": Index("pot, act")},
+    indexes={"allocation": Index("allocation, act")},
 )
-"""Postings: the change of one pot by a ledger transaction, and its balance afterwards."""
+"""Postings: the change of one allocation by a ledger transaction, and its balance afterwards."""
 
 charge = _derive(
     *(StoredCharge, "charge"),

@@ -1,4 +1,4 @@
-"""Create the first schema of the ledger: tables, append-only triggers, the bank's own pots.
+"""Create the first schema of the ledger: tables, append-only triggers, the bank's own counterparts.
 
 The SQL uses only types and clauses that SQLite and PostgreSQL have in common.
 
@@ -268,7 +268,7 @@ _TABLES: Final = (
     CREATE INDEX member_name ON member (name)
     """,
     """
-    CREATE TABLE pot (
+    CREATE TABLE allocation (
         number BIGINT NOT NULL,
         account TEXT,
         begin_us BIGINT NOT NULL,
@@ -286,28 +286,28 @@ _TABLES: Final = (
     )
     """,
     """
-    CREATE INDEX pot_account ON pot (account)
+    CREATE INDEX allocation_account ON allocation (account)
     """,
     """
-    CREATE INDEX pot_end ON pot (end_us)
+    CREATE INDEX allocation_end ON allocation (end_us)
     """,
     """
-    CREATE INDEX pot_made_by ON pot (made_by)
+    CREATE INDEX allocation_made_by ON allocation (made_by)
     """,
     """
     CREATE TABLE entry (
         act BIGINT NOT NULL,
-        pot BIGINT NOT NULL,
+        allocation BIGINT NOT NULL,
         amount BIGINT NOT NULL,
         balance BIGINT NOT NULL,
-        PRIMARY KEY (act, pot),
+        PRIMARY KEY (act, allocation),
         CONSTRAINT moves_something CHECK (amount <> 0),
         FOREIGN KEY(act) REFERENCES act (number),
-        FOREIGN KEY(pot) REFERENCES pot (number)
+        FOREIGN KEY(allocation) REFERENCES allocation (number)
     )
     """,
     """
-    CREATE INDEX entry_pot ON entry (pot, act)
+    CREATE INDEX entry_allocation ON entry (allocation, act)
     """,
 )
 
@@ -327,13 +327,13 @@ _POSTGRESQL: Final = """
 """
 
 _POT: Final = """
-    INSERT INTO pot (number, begin_us, rollover, note, balance, granted, made_by)
+    INSERT INTO allocation (number, begin_us, rollover, note, balance, granted, made_by)
     VALUES ({number}, 0, 'none', '', 0, 0, 0)
 """
 
 
 def upgrade() -> None:
-    """Create the tables, the triggers of append-only tables, and the bank's own pots."""
+    """Create the tables, the triggers of append-only tables, and the bank's own counterparts."""
     is_sqlite = op.get_bind().dialect.name == "sqlite"
     for table in _TABLES:
         op.execute(table.format(blob="BLOB" if is_sqlite else "BYTEA"))
