@@ -67,7 +67,7 @@ def refused(site: BankSite, since: datetime, until: datetime | None = None) -> C
     ledger = open_ledger(site.settings)
     try:
         with ledger.reading() as t:
-            rows: list[Any] = list(t.refusals.list_since(since, until))
+            rows: list[Any] = list(t.rejections.list_since(since, until))
     finally:
         ledger.close()
     return Counter(row.amount for row in rows)

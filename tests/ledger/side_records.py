@@ -125,24 +125,24 @@ class ListCases:
 
         with ledger.transaction() as t:
             assert (
-                sum(t.refusals.add(refused(n)) for n in range(MAX_REJECTIONS_PER_DAY - 1))
+                sum(t.rejections.add(refused(n)) for n in range(MAX_REJECTIONS_PER_DAY - 1))
                 == MAX_REJECTIONS_PER_DAY - 1
             )
         with ledger.transaction() as t:
             assert [
-                t.refusals.add(refused(n))
+                t.rejections.add(refused(n))
                 for n in (0, MAX_REJECTIONS_PER_DAY, MAX_REJECTIONS_PER_DAY + 1)
             ] == [
                 False,
                 True,
                 False,
             ]
-            assert t.refusals.add(refused(1, uid=2))
-            assert t.refusals.add(refused(1, day=1))
+            assert t.rejections.add(refused(1, uid=2))
+            assert t.rejections.add(refused(1, day=1))
         with ledger.transaction() as t:
-            assert not t.refusals.add(refused(MAX_REJECTIONS_PER_DAY + 2))
-            assert t.refusals.prune(NOON + DAY) == MAX_REJECTIONS_PER_DAY + 1
-            assert len(t.refusals.list_since(NOON)) == 1
+            assert not t.rejections.add(refused(MAX_REJECTIONS_PER_DAY + 2))
+            assert t.rejections.prune(NOON + DAY) == MAX_REJECTIONS_PER_DAY + 1
+            assert len(t.rejections.list_since(NOON)) == 1
 
     def test_refusals(self, ledger: Ledger) -> None:
         with ledger.transaction() as t:
@@ -150,12 +150,12 @@ class ListCases:
                 id="1", at=NOON, user="ann", account="phys", amount=5, reason="too much"
             )
             two = RejectedJob(id="2", at=NOON + DAY, mode="enforce", user="bob", account="phys")
-            assert t.refusals.add(one)
-            assert not t.refusals.add(one)
-            assert t.refusals.add(two)
-            assert t.refusals.list_since(NOON) == [one, two]
-            assert t.refusals.list_since(NOON, NOON + DAY) == [one]
-            assert t.refusals.list_since(NOON, account="PHYS", user="bob") == [two]
+            assert t.rejections.add(one)
+            assert not t.rejections.add(one)
+            assert t.rejections.add(two)
+            assert t.rejections.list_since(NOON) == [one, two]
+            assert t.rejections.list_since(NOON, NOON + DAY) == [one]
+            assert t.rejections.list_since(NOON, account="PHYS", user="bob") == [two]
 
     def test_told_jobs_are_found_by_anything(self, ledger: Ledger) -> None:
         with ledger.transaction() as t:

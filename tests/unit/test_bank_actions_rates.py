@@ -156,9 +156,9 @@ def refusal(number: int, user: str = "ada", account: str = "physics", mode: Any 
 
 def test_what_would_have_been_refused(site: Site) -> None:
     with site.ledger.transaction() as t:
-        t.refusals.add(refusal(1))
-        t.refusals.add(refusal(2, user="gus"))
-        t.refusals.add(refusal(3, mode="enforce"))
+        t.rejections.add(refusal(1))
+        t.rejections.add(refusal(2, user="gus"))
+        t.rejections.add(refusal(3, mode="enforce"))
     assert [one.id for one in site.ask("bank.would_reject").rejections] == ["gate:1", "gate:2"]
     assert len(site.ask("bank.would_reject", all=True).rejections) == 3
     assert [one.id for one in site.ask("bank.would_reject", ADA).rejections] == ["gate:1"]

@@ -462,7 +462,7 @@ def test_what_was_settled_and_refused_long_ago_is_forgotten(bank: Bank) -> None:
 
     def refused() -> list[str]:
         with bank.ledger.reading() as t:
-            return [one.id for one in t.refusals.list_since(NOON - timedelta(days=365))]
+            return [one.id for one in t.rejections.list_since(NOON - timedelta(days=365))]
 
     for job in (1, 2):
         for event in life(job, begin=job * 5000):
@@ -472,7 +472,7 @@ def test_what_was_settled_and_refused_long_ago_is_forgotten(bank: Bank) -> None:
     with bank.ledger.transaction() as t:
         for days in (1, 91):
             at = bank.now - timedelta(days=days)
-            t.refusals.add(
+            t.rejections.add(
                 RejectedJob(id=f"{days}", at=at, mode="enforce", cluster="c1", reason="dear")
             )
     bank.later(90_000)

@@ -132,7 +132,7 @@ def test_what_is_endless_is_not_kept(tmp_path: Path) -> None:
         said = site.submit(msgspec.structs.replace(job(99), **{name: endless}))
         assert not said.ok
         assert len(said.say) < 10_000
-    kept = [fact.refusal for fact in site.store.fetch_facts(0, 9) if fact.refusal]
+    kept = [fact.rejection for fact in site.store.fetch_facts(0, 9) if fact.rejection]
     assert len(kept) == 3
     assert max(len(msgspec.json.encode(one)) for one in kept) < 20_000
 

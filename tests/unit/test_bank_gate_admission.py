@@ -60,10 +60,10 @@ def test_the_rule_that_names_most_holds(tmp_path: Path, rule: ModeRule, mode: st
     assert said.ok == (mode != "enforce")
     assert bool(said.admin_comment) == (mode == "observe")
     kinds = [
-        (fact.kind, fact.refusal and fact.refusal.mode) for fact in site.store.fetch_facts(0, 9)
+        (fact.kind, fact.rejection and fact.rejection.mode) for fact in site.store.fetch_facts(0, 9)
     ]
-    told = {"enforce": [("refusal", "enforce")], "off": []}
-    assert kinds == told.get(mode, [("hold.placed", None), ("refusal", "observe")])
+    told = {"enforce": [("rejection", "enforce")], "off": []}
+    assert kinds == told.get(mode, [("hold.placed", None), ("rejection", "observe")])
 
 
 def test_of_several_partitions_the_strictest_holds(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_on_paper_the_same_is_refused_as_in_earnest(tmp_path: Path) -> None:
         site = GateCore(where, account("chem", 20), mode=mode)
         for one in wanted:
             site.submit(one)
-        rows = [fact.refusal for fact in site.store.fetch_facts(0, 99) if fact.refusal]
+        rows = [fact.rejection for fact in site.store.fetch_facts(0, 99) if fact.rejection]
         refused[mode] = [(row.amount, row.user, row.reason) for row in rows]
     assert refused["observe"] == refused["enforce"]
     assert [amount // MICRO for amount, _, _ in refused["enforce"]] == [100, 10, 4]
@@ -159,13 +159,13 @@ def test_arrays_hold_by_the_sites_rule(tmp_path: Path, arrays: str, held: int) -
 
 def test_a_refusal_may_send_the_job_elsewhere(tmp_path: Path) -> None:
     instead = {"chem": RejectionSettings(partition="cheap")}
-    site = GateCore(tmp_path, account("chem", 5), refusal=instead)
+    site = GateCore(tmp_path, account("chem", 5), rejection=instead)
     said = site.submit(job(99))
     assert (said.ok, said.partition) == (True, "cheap")
     assert said.say.endswith("the job was moved to partition cheap.")
-    assert [fact.kind for fact in site.store.fetch_facts(0, 9)] == ["hold.placed", "refusal"]
+    assert [fact.kind for fact in site.store.fetch_facts(0, 9)] == ["hold.placed", "rejection"]
     dear = {"chem": RejectionSettings(qos="low")}
-    site.ground.bank = msgspec.structs.replace(site.ground.bank, refusal=dear)
+    site.ground.bank = msgspec.structs.replace(site.ground.bank, rejection=dear)
     assert not site.submit(job(99)).ok, "what it would cost there cannot be paid either"
 
 

@@ -91,7 +91,7 @@ def test_root_passes_and_is_held_for_and_marked(site: GateCore) -> None:
     site.tell(account("chem", 9))
     assert changed(site, RELEASE, 0).ok
     assert site.free() == -1, "further jobs are refused"
-    refusal = site.store.fetch_facts(0, 100)[-1].refusal
+    refusal = site.store.fetch_facts(0, 100)[-1].rejection
     assert refusal is not None
     assert "admitted for root" in refusal.reason
     claim = CoverRequest(cluster=CLUSTER, job_id=5, description=job(9))
@@ -110,7 +110,7 @@ def test_an_operator_allows_one_job_until_a_time(site: GateCore) -> None:
     site.keeper.load()
     assert changed(site, RELEASE, OWNER).ok
     assert site.free() == -1
-    assert "allowed by op" in site.store.fetch_facts(0, 100)[-1].refusal.reason  # type: ignore[union-attr]
+    assert "allowed by op" in site.store.fetch_facts(0, 100)[-1].rejection.reason  # type: ignore[union-attr]
     with site.store.transaction():
         site.upkeep.tick(until_us)
     assert not changed(site, JobRequest(uid=-1, job_id=5, time_limit_min=3000), OWNER).ok

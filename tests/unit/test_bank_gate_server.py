@@ -65,7 +65,7 @@ def test_a_job_from_its_submit_to_its_settlement(tmp_path: Path) -> None:
         assert link.get_means("chem", "alice").available == 80 * MICRO
         kinds = [fact.kind for fact in link.list_facts(0)]
         assert kinds == [
-            *("hold.placed", "refusal", "hold.confirmed", "refusal"),
+            *("hold.placed", "rejection", "hold.confirmed", "rejection"),
             *("hold.settled", "hold.released"),
         ]
         assert link.list_facts(link.get_status().facts) == []

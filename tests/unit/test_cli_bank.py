@@ -242,7 +242,7 @@ def test_a_pipe_gets_all_of_why(bank: Any, tmp_path: Path) -> None:
     site = make_shared_site(tmp_path)
     at = datetime.now(UTC)
     with site.ledger.transaction() as t:
-        t.refusals.add(
+        t.rejections.add(
             RejectedJob(id="gate:1", at=at, mode="observe", cluster="c1", uid=1, reason=why)
         )
     site.ledger.close()

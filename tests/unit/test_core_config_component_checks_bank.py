@@ -50,7 +50,7 @@ def test_a_bank_needs_only_to_be_enabled(tmp_path: Path) -> None:
         ('database = "mysql://db/steward"', "postgresql+psycopg"),
         ('database = "postgresql+psycopg://steward:secret@db/steward"', "password_file"),
         ('password_file = "/etc/steward/password"', "set 'database'"),
-        ("[bank.refusal.physics]", "[bank.refusal.physics]"),
+        ("[bank.rejection.physics]", "[bank.rejection.physics]"),
         ('[bank.notify]\nwebhook = "chat.example.org"', "bank.notify.webhook"),
         ('[bank.remote]\nurl = "ftp://host/"', "bank.remote.url"),
         ("[bank.remote]\nbalance_age_s = 90.0", "set 'bank.remote.url'"),

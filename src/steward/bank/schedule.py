@@ -131,8 +131,8 @@ class ScheduledWork:
             )
             with self._ledger.transaction() as t:
                 for fact in facts:
-                    if fact.refusal is not None:
-                        t.refusals.add(fact.refusal)
+                    if fact.rejection is not None:
+                        t.rejections.add(fact.rejection)
                 t.set_mark(_FACTS_MARK, str(facts[-1].seq))
             if len(facts) < _FACTS_AT_ONCE:
                 return
@@ -209,7 +209,7 @@ class ScheduledWork:
             return
         settled = self._gate.get_status().settled
         with self._ledger.transaction() as t:
-            t.refusals.prune(now - _REJECTION_RETENTION)
+            t.rejections.prune(now - _REJECTION_RETENTION)
             # A ledger restored from a backup may count from a lower number.
             t.settlements.prune(min(int(settled_before or 0), settled))
             t.set_mark(_SETTLED_MARK, f"{to_micros(now)} {settled}")

@@ -36,7 +36,7 @@ class BankPartitionSettings(Section, frozen=True, kw_only=True):
 
 
 class RejectionSettings(Section, frozen=True, kw_only=True):
-    """[bank.refusal.ACCOUNT]: what happens to jobs of an account instead of a rejection.
+    """[bank.rejection.ACCOUNT]: QOS or partition of an account's jobs instead of a rejection.
 
     Attributes:
         qos: Admit the job under this QOS and tell its user; "" leaves the QOS.
@@ -113,7 +113,7 @@ class BankSettings(Section, frozen=True, kw_only=True):
         reconcile_s: Interval of reconciliation with Slurm's records, in seconds.
         without_ledger_s: Longest time the gate decides without the ledger, in seconds.
         partition: Settings that differ for some partitions, by name.
-        refusal: What happens instead of a rejection for some accounts, by name.
+        rejection: QOS or partition instead of a rejection, by account.
     """
 
     enabled: bool = False
@@ -121,7 +121,7 @@ class BankSettings(Section, frozen=True, kw_only=True):
     password_file: str = ""
     unit: str = "SU"
     decimals: int = 2
-    unknown_accounts: Literal["allow", "refuse"] = "refuse"
+    unknown_accounts: Literal["allow", "reject"] = "reject"
     default_account: str = ""
     exempt: tuple[str, ...] = ()
     hold_share: float = 1.0
@@ -134,7 +134,7 @@ class BankSettings(Section, frozen=True, kw_only=True):
     reconcile_s: float = 60.0
     without_ledger_s: float = 3600.0
     partition: dict[str, BankPartitionSettings] = msgspec.field(default_factory=dict)
-    refusal: dict[str, RejectionSettings] = msgspec.field(default_factory=dict)
+    rejection: dict[str, RejectionSettings] = msgspec.field(default_factory=dict)
     notify: NotifySettings = NotifySettings()
     remote: RemoteBankSettings = RemoteBankSettings()
 

@@ -494,7 +494,7 @@ def list_rejections(
     account = request.account.lower()
     with context.ledger.reading() as t:
         user = context.get_rights(caller, t).limit_to_user(account, request.user)
-        rejections = t.refusals.list_since(since, until, account=account, user=user)
+        rejections = t.rejections.list_since(since, until, account=account, user=user)
     matching = [rejection for rejection in rejections if request.all or rejection.mode == "observe"]
     return WouldRejectReply(
         rejections=tuple(matching[:_MOST_REJECTIONS]),

@@ -202,7 +202,7 @@ class DecisionMaker:
         if why is not None:
             return make_rejection(case, why) if why else _accept(case)
         decision = self._decide_new(case)
-        if decision.ok or case.account not in self._rules.bank.refusal:
+        if decision.ok or case.account not in self._rules.bank.rejection:
             return decision
         return self._apply_alternative(case, decision)
 
@@ -473,7 +473,7 @@ class DecisionMaker:
 
     def _apply_alternative(self, case: AdmissionCase, decision: Decision) -> Decision:
         """Apply the site's alternative to a rejected job: another QOS or partition it can pay."""
-        alternative = self._rules.bank.refusal[case.account]
+        alternative = self._rules.bank.rejection[case.account]
         job = msgspec.structs.replace(
             case.job,
             qos=alternative.qos or case.job.qos,

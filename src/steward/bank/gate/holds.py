@@ -92,7 +92,7 @@ PLACED: Final = "hold.placed"
 CONFIRMED: Final = "hold.confirmed"
 SETTLED: Final = "hold.settled"
 RELEASED: Final = "hold.released"
-REFUSAL: Final = "refusal"
+REJECTION: Final = "rejection"
 
 
 class OverdrawError(BankError):
@@ -599,7 +599,7 @@ class HoldKeeper:
             return
         seq = self.store.fact_seq + 1
         quote = decision.quote
-        refusal = RejectedJob(
+        rejection = RejectedJob(
             id=f"gate:{seq}",
             at=to_datetime(now_us),
             mode=decision.mode,
@@ -613,7 +613,9 @@ class HoldKeeper:
             reason=f"{pass_reason}: {decision.short}" if pass_reason else decision.short,
         )
         self.store.put_fact(
-            GateFact(seq=seq, kind=REFUSAL, at_us=now_us, cluster=request.cluster, refusal=refusal)
+            GateFact(
+                seq=seq, kind=REJECTION, at_us=now_us, cluster=request.cluster, rejection=rejection
+            )
         )
 
     # Holds

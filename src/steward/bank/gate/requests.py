@@ -421,11 +421,11 @@ class GateFact(BankRecord, frozen=True):
 
     Attributes:
         seq: Increasing number; it grows even if the gate's database is lost.
-        kind: An event's kind (``hold.placed``), or ``refusal``.
+        kind: An event's kind (``hold.placed``), or ``rejection``.
         at_us: When it happened.
         cluster: The cluster; "" for facts about no job.
         hold: The change of a hold; None for a rejection.
-        refusal: A rejection, or one that mode observe only records; None for others.
+        rejection: A rejection, or one that mode observe only records; None for others.
     """
 
     seq: int
@@ -433,7 +433,7 @@ class GateFact(BankRecord, frozen=True):
     at_us: int
     cluster: str = ""
     hold: HoldFact | None = None
-    refusal: RejectedJob | None = None
+    rejection: RejectedJob | None = None
 
 
 class CompletedPoll(BankRecord, frozen=True):

@@ -55,7 +55,7 @@ class Transaction:
         self.thresholds = Thresholds(session)
         self.outbox = Outbox(session)
         self.tokens = Tokens(session)
-        self.refusals = RejectedJobs(session)
+        self.rejections = RejectedJobs(session)
         self.told = ReportedJobs(session)
         self.remote_holds = RemoteHolds(session)
 

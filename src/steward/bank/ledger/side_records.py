@@ -15,7 +15,7 @@ from sqlalchemy import delete, func, select
 from steward.bank.ledger.outbox import insert_or_replace
 from steward.bank.ledger.postings import LedgerSession
 from steward.bank.ledger.records import ApiToken, RejectedJob, ReportedJob, ReportedTotals
-from steward.bank.ledger.tables import RemoteHold, refusal, remote_hold, reported_job, token
+from steward.bank.ledger.tables import RemoteHold, rejection, remote_hold, reported_job, token
 
 MAX_REJECTIONS_PER_DAY: Final = 500
 """Number of rejections kept per user and day."""
@@ -80,22 +80,22 @@ class RejectedJobs:
         """
         if self._count_of_day(new) >= MAX_REJECTIONS_PER_DAY:
             return False
-        is_new = insert_or_replace(self._session, refusal, new)
+        is_new = insert_or_replace(self._session, rejection, new)
         if is_new:
             self._counts[_uid_and_day(new)] += 1
         return is_new
 
     def prune(self, before: datetime) -> int:
         """Delete rejections from before a time; return their count."""
-        return self._session.execute(delete(refusal).where(refusal.c.at < before))
+        return self._session.execute(delete(rejection).where(rejection.c.at < before))
 
     def _count_of_day(self, new: RejectedJob) -> int:
         """Count the rejections stored for a user on a rejection's day."""
         day = _uid_and_day(new)
         if day not in self._counts:
             uid, begin = day
-            span = (refusal.c.at >= begin, refusal.c.at < begin + timedelta(days=1))
-            query = select(func.count()).select_from(refusal).where(refusal.c.uid == uid, *span)
+            span = (rejection.c.at >= begin, rejection.c.at < begin + timedelta(days=1))
+            query = select(func.count()).select_from(rejection).where(rejection.c.uid == uid, *span)
             self._counts[day] = int(self._session.fetch_value(query))
         return self._counts[day]
 
@@ -110,14 +110,14 @@ class RejectedJobs:
             account: Only of this account.
             user: Only of this user.
         """
-        query = select(refusal).where(refusal.c.at >= at)
+        query = select(rejection).where(rejection.c.at >= at)
         if until is not None:
-            query = query.where(refusal.c.at < until)
+            query = query.where(rejection.c.at < until)
         if account:
-            query = query.where(refusal.c.account == account.lower())
+            query = query.where(rejection.c.account == account.lower())
         if user:
-            query = query.where(refusal.c.user == user)
-        return self._session.fetch(RejectedJob, query.order_by(refusal.c.at, refusal.c.id))
+            query = query.where(rejection.c.user == user)
+        return self._session.fetch(RejectedJob, query.order_by(rejection.c.at, rejection.c.id))
 
 
 class RemoteHolds:

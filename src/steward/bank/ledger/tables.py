@@ -277,7 +277,7 @@ outbox = _derive(
 token = _derive(ApiToken, "token", key="digest", not_null="created")
 """Tokens of the myBRC API, by digest."""
 
-refusal = _derive(RejectedJob, "refusal", key="id", indexes={"at": Index("at")})
+rejection = _derive(RejectedJob, "rejection", key="id", indexes={"at": Index("at")})
 """Jobs that the gate rejected, or would have rejected."""
 
 reported_job = _derive(

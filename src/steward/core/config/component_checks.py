@@ -347,11 +347,11 @@ def _check_bank_section(settings: Settings) -> Iterator[ConfigProblem]:
         yield ConfigProblem(
             ("bank", "enabled"), "the bank needs a cluster: add a table [cluster.NAME]"
         )
-    for name, refusal in bank.refusal.items():
-        if not refusal.qos and not refusal.partition:
+    for name, rejection in bank.rejection.items():
+        if not rejection.qos and not rejection.partition:
             yield ConfigProblem(
-                ("bank", "refusal", name),
-                f"[bank.refusal.{name}] has no effect: set 'qos' or 'partition', or remove it",
+                ("bank", "rejection", name),
+                f"[bank.rejection.{name}] has no effect: set 'qos' or 'partition', or remove it",
             )
 
 

@@ -2,7 +2,7 @@
 
 The API returns no balance: it only tells whether a job of some cost can be submitted, and why not.
 So :class:`RemoteBalances` asks for each account, with one of its users; where the text of the
-refusal does not show the figures, it searches for the largest cost that passes. This runs in the
+rejection does not show the figures, it searches for the largest cost that passes. This runs in the
 background: the daemon's worker calls ``poll_once``, which queries one account. A difference becomes
 an adjustment in the ledger, and the gate learns how old each account's figure is.
 
@@ -66,12 +66,12 @@ _PRINCIPAL: Final = "mybrc.remote"
 """Principal of the adjustments in the ledger."""
 _MARK_PREFIX: Final = "mybrc.remote/"
 """Prefix of the ledger mark that stores an account's figures; the account's name follows."""
-_REFUSAL_PATTERN: Final = re.compile(
+_REJECTION_PATTERN: Final = re.compile(
     r"to (account|user) balance (-?[0-9]{1,20}(?:\.[0-9]{1,4})?)"
     r" would exceed \1 allocation ([0-9]{1,20}(?:\.[0-9]{1,4})?)",
     re.ASCII,
 )
-"""Text of a refusal: whose balance, its usage and its allocation."""
+"""Text of a rejection: whose balance, its usage and its allocation."""
 
 
 class _Figures(msgspec.Struct, frozen=True, kw_only=True):
@@ -172,7 +172,7 @@ class RemoteBalances:
     def _update_accounts(self) -> None:
         """Update the list of accounts and users to query."""
         with self._ledger.reading() as t:
-            rejections = t.refusals.list_since(self._now() - _REJECTION_WINDOW)
+            rejections = t.rejections.list_since(self._now() - _REJECTION_WINDOW)
             accounts = {
                 account.name: account
                 for account in t.accounts.list_all()
@@ -317,19 +317,19 @@ class RemoteBalances:
             verdict = self._client.query_can_submit(cost, uid, account)
             return None if verdict.success else verdict.message
 
-        refusal = short(MAX_COST)
-        if refusal is None:
+        rejection = short(MAX_COST)
+        if rejection is None:
             return MAX_COST, MAX_COST
-        limited_by, available = _parse_refusal(refusal)
+        limited_by, available = _parse_rejection(rejection)
         if limited_by == "user":
             return available, MAX_COST  # the account's balance covers any cost
         if limited_by == "account":
             if available < 0:
                 return available, available
-            refusal = short(available)
-            if refusal is None:
+            rejection = short(available)
+            if rejection is None:
                 return available, available
-            limited_by, user_available = _parse_refusal(refusal)
+            limited_by, user_available = _parse_rejection(rejection)
             if limited_by == "user":
                 return user_available, available
         return _find_largest_cost(lambda cost: short(cost) is None, last_cost), None
@@ -358,12 +358,12 @@ def _decode_figures(text: str) -> _Figures | None:
         return None
 
 
-def _parse_refusal(message: str) -> tuple[str, int]:
-    """Parse a refusal: whose balance it names, ``account`` or ``user``, and what is left, micro-SU.
+def _parse_rejection(message: str) -> tuple[str, int]:
+    """Parse a rejection: the balance it names, ``account`` or ``user``, and its rest in micro-SU.
 
     Return "" and 0 where it names none: the wording is no part of the API.
     """
-    match = _REFUSAL_PATTERN.search(message[:1000])
+    match = _REJECTION_PATTERN.search(message[:1000])
     if match is None:
         return "", 0
     available = (Decimal(match[3]) - Decimal(match[2])) * 1_000_000

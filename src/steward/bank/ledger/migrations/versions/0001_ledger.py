@@ -163,7 +163,7 @@ _TABLES: Final = (
     )
     """,
     """
-    CREATE TABLE refusal (
+    CREATE TABLE rejection (
         id TEXT NOT NULL,
         at_us BIGINT NOT NULL,
         mode TEXT NOT NULL,
@@ -179,7 +179,7 @@ _TABLES: Final = (
     )
     """,
     """
-    CREATE INDEX refusal_at ON refusal (at_us)
+    CREATE INDEX rejection_at ON rejection (at_us)
     """,
     """
     CREATE TABLE settlement (
