@@ -1,9 +1,9 @@
 #!/bin/sh
-# Brings what Steward needs onto this machine: `setup.sh python slurm tests`, or any of the others below.
+# Installs what Steward needs on this machine: `setup.sh python slurm tests`, or any of the others below.
 #
-# What is there already is left alone, silently. Packages are installed only as
-# root and only on Debian or Ubuntu, never on a machine that has a Slurm of its
-# own; everywhere else one line says what to install.
+# The script skips installed parts silently. It installs Debian packages only as
+# root, and Slurm's only where no other Slurm is; otherwise one line says what to
+# install. Any user gets Python packages in .venv, and npm packages in node_modules.
 set -eu
 
 cd "$(dirname "$0")/.."
@@ -151,7 +151,7 @@ need_debootstrap() {
     apt "other versions of Slurm need debootstrap" debootstrap
 }
 
-# What the pages load, from npm: htmx, the plots, and what tests look for hindrances with.
+# From npm: htmx and uPlot for the pages, and axe-core, which tests their accessibility.
 need_web() {
     vendor=src/steward/web/static/vendor
     wanted=$(cksum <package-lock.json)
@@ -160,7 +160,7 @@ need_web() {
         have apt-get || give_up "the pages take scripts from npm: install Node.js with npm"
         apt "the pages take scripts from npm" npm
     fi
-    say "getting what the pages load from npm"
+    say "installing the packages of package-lock.json with npm"
     npm ci --ignore-scripts --no-audit --no-fund --loglevel=error >"$work/npm" 2>&1 || {
         tail -n 20 "$work/npm" >&2
         give_up "npm could not get the packages of package-lock.json"

@@ -145,7 +145,7 @@ def open_site(directory: str = "", slurm_version: str = "") -> DemoSite:
 
     Jobs have ended, one of them charged; a rule has drained a node that failed.
     """
-    site = DemoSite.up(directory, slurm_version=slurm_version, with_bank=True)
+    site = DemoSite.up(directory, slurm_version=slurm_version, with_slurmdbd=True, with_bank=True)
     try:
         site.start_daemon()
         if not site.bank.skip_reason:

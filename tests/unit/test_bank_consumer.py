@@ -31,7 +31,7 @@ from steward.core.events import (
     HOLD_PLACED,
     JOB_SEEN,
     JOB_STATE,
-    QUEUE_LOOKED,
+    QUEUE_POLLED,
     RUN_END,
     ControllerState,
     Event,
@@ -401,9 +401,9 @@ def poll(event_id: int) -> Event:
     """The event of a poll of the whole queue that began in a minute."""
     began = datetime.now(UTC) + timedelta(minutes=1)
     return Event(
-        kind=QUEUE_LOOKED,
+        kind=QUEUE_POLLED,
         cluster="c1",
-        key="queue.looked:1",
+        key="queue.polled:1",
         at=began,
         seen_at=began,
         source="snapshot",

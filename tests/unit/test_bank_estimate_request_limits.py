@@ -13,7 +13,7 @@ from harness.gate import CLUSTER as SITE
 from harness.gate import GateCore, account, job, now_us
 from steward.bank.errors import NoEstimate
 from steward.bank.estimate.request_limits import bound_node_count
-from steward.bank.gate.requests import CoverRequest, ShownJob
+from steward.bank.gate.requests import HoldRequest, ShownJob
 from steward.bank.records import JobRequest
 from steward.slurm.nodelists import expand_nodelist
 
@@ -148,6 +148,6 @@ def test_a_limit_that_is_lowered_frees_nothing_of_an_arrays_hold(tmp_path: Path)
         site.upkeep.confirm([seen], now_us())
         # Six tasks were cancelled, and the limit of the others was lowered to a minute.
         left = job(1, array="1-2")
-        claim = CoverRequest(cluster=SITE, job_id=5, description=left, started=True, is_exact=True)
-        assert site.upkeep.cover_job(claim, "alice", now_us()).is_paid
+        claim = HoldRequest(cluster=SITE, job_id=5, description=left, started=True, is_exact=True)
+        assert site.upkeep.place_hold(claim, "alice", now_us()).is_paid
     assert site.free() == 80

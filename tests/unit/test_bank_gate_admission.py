@@ -7,7 +7,7 @@ import pytest
 
 from harness.gate import CLUSTER, DAY_US, GateCore, account, job, now_us, rules
 from steward.bank.gate import token
-from steward.bank.gate.requests import CoverRequest, PluginRequest, ShownJob
+from steward.bank.gate.requests import HoldRequest, PluginRequest, ShownJob
 from steward.bank.money import MICRO
 from steward.bank.records import AllocationBooks, GateBooks, ModeRule, UserBooks
 from steward.bank.settings import RejectionSettings
@@ -142,8 +142,8 @@ def test_what_is_not_eligible_yet_holds_nothing(tmp_path: Path) -> None:
     with site.store.transaction():
         seen = ShownJob(cluster=CLUSTER, job_id=5, uid=1000, admin_comment=said.admin_comment)
         site.upkeep.confirm([seen], now_us())
-        claim = CoverRequest(cluster=CLUSTER, job_id=5, description=job(4))
-        covered = site.upkeep.cover_job(claim, "alice", now_us())
+        claim = HoldRequest(cluster=CLUSTER, job_id=5, description=job(4))
+        covered = site.upkeep.place_hold(claim, "alice", now_us())
     assert covered.is_paid
     assert covered.hold is not None
     assert covered.hold.remaining == 5 * MICRO
@@ -209,8 +209,8 @@ def test_a_change_needs_the_difference_or_another_account(tmp_path: Path) -> Non
     assert (site.free(), site.free("phys")) == (10, 5), "Slurm may yet refuse either: all hold"
     with site.store.transaction():
         site.upkeep.record_poll(CLUSTER, now_us() + 60_000_000, now_us())
-        claim = CoverRequest(cluster=CLUSTER, job_id=5, description=job(9), started=True)
-        assert site.upkeep.cover_job(claim, "alice", now_us()).is_paid
+        claim = HoldRequest(cluster=CLUSTER, job_id=5, description=job(9), started=True)
+        assert site.upkeep.place_hold(claim, "alice", now_us()).is_paid
     assert (site.free(), site.free("phys")) == (20, 25), "the queue did not show the change"
 
 
@@ -241,8 +241,8 @@ def test_a_change_that_the_queue_shows_is_held_once(tmp_path: Path) -> None:
     assert site.modify(job(19, uid=-1, job_id=5)).ok
     assert site.free() == 5
     with site.store.transaction():
-        claim = CoverRequest(cluster=CLUSTER, job_id=5, description=job(19))
-        assert site.upkeep.cover_job(claim, "alice", now_us()).is_paid
+        claim = HoldRequest(cluster=CLUSTER, job_id=5, description=job(19))
+        assert site.upkeep.place_hold(claim, "alice", now_us()).is_paid
     assert site.free() == 5
     assert site.modify(job(999, uid=-1, job_id=77)).ok, "one without a hold is looked at later"
 

@@ -8,7 +8,7 @@ import pytest
 
 from harness.gate import CLUSTER, HOUR_MIN, GateCore, account, job, now_us
 from steward.bank.gate.holds import POLL_MARGIN_US
-from steward.bank.gate.requests import CoverRequest, PluginReply, PluginRequest, ShownJob
+from steward.bank.gate.requests import HoldRequest, PluginReply, PluginRequest, ShownJob
 from steward.bank.records import JobRequest
 
 NUMBER = 5
@@ -30,9 +30,9 @@ def changed(site: GateCore, number: int = NUMBER, **changes: Any) -> PluginReply
 
 def looked(site: GateCore, minutes: int, **more: Any) -> None:
     """The queue shows the job so."""
-    claim = CoverRequest(cluster=CLUSTER, job_id=NUMBER, description=job(minutes, **more))
+    claim = HoldRequest(cluster=CLUSTER, job_id=NUMBER, description=job(minutes, **more))
     with site.store.transaction():
-        assert site.upkeep.cover_job(claim, "alice", now_us()).is_paid
+        assert site.upkeep.place_hold(claim, "alice", now_us()).is_paid
 
 
 @pytest.mark.parametrize("changes", [{}, {"released": True}])

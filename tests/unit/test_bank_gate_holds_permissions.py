@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from harness.gate import CLUSTER, GateCore, account, job, now_us
-from steward.bank.gate.requests import Allowance, CoverRequest, PluginReply, PluginRequest, ShownJob
+from steward.bank.gate.requests import Allowance, HoldRequest, PluginReply, PluginRequest, ShownJob
 from steward.bank.records import JobRequest
 from steward.core.access import ClusterRoles
 
@@ -94,9 +94,9 @@ def test_root_passes_and_is_held_for_and_marked(site: GateCore) -> None:
     refusal = site.store.fetch_facts(0, 100)[-1].rejection
     assert refusal is not None
     assert "admitted for root" in refusal.reason
-    claim = CoverRequest(cluster=CLUSTER, job_id=5, description=job(9))
+    claim = HoldRequest(cluster=CLUSTER, job_id=5, description=job(9))
     with site.store.transaction():
-        assert site.upkeep.cover_job(claim, "alice", now_us()).is_paid, "the poll lets it be, too"
+        assert site.upkeep.place_hold(claim, "alice", now_us()).is_paid, "the poll lets it be, too"
     assert site.free() == -1
     longer = JobRequest(uid=-1, job_id=5, time_limit_min=3000)
     assert not changed(site, longer, OWNER).ok, "what root let pass is no leave for its owner"
@@ -189,9 +189,9 @@ def test_a_queued_job_that_cannot_be_paid_is_not_released_by_anybody(tmp_path: P
     site = GateCore(tmp_path, account("chem", 5))
     site.ground.slurm_uids = frozenset({0, SLURM})
     site.ground.put_roles(CLUSTER, ClusterRoles(admins=frozenset({"op"})))
-    claim = CoverRequest(cluster=CLUSTER, job_id=5, description=job(9))
+    claim = HoldRequest(cluster=CLUSTER, job_id=5, description=job(9))
     with site.store.transaction():
-        assert not site.upkeep.cover_job(claim, "alice", now_us()).is_paid
+        assert not site.upkeep.place_hold(claim, "alice", now_us()).is_paid
     assert site.free() == 5
     for by in (OWNER, OPERATOR, SLURM):
         assert not changed(site, RELEASE, by).ok

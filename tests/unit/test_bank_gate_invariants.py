@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from harness.gate import CLUSTER, DAY_US, GateCore, job, now_us
 from steward.bank.errors import BankRefused
-from steward.bank.gate.requests import CoverRequest, ShownJob
+from steward.bank.gate.requests import HoldRequest, ShownJob
 from steward.bank.money import MICRO
 from steward.bank.records import AccountBooks, AllocationBooks, GateBooks, Settlement
 
@@ -187,11 +187,11 @@ class Gate(RuleBasedStateMachine):
     @rule(minutes=st.integers(1, 40), name=st.sampled_from(ACCOUNTS), number=st.integers(900, 903))
     def cover(self, minutes: int, name: str, number: int) -> None:
         wanted = job(minutes, account=name)
-        claim = CoverRequest(
+        claim = HoldRequest(
             cluster=CLUSTER, job_id=number, description=wanted, is_exact=minutes > 20
         )
         with self.site.store.transaction():
-            covered = self.site.upkeep.cover_job(claim, "alice", self.now)
+            covered = self.site.upkeep.place_hold(claim, "alice", self.now)
         if covered.is_paid:
             assert covered.hold is not None
             assert covered.hold.account == name

@@ -25,7 +25,7 @@ from steward.bank.errors import NoEstimate
 from steward.bank.estimate import Estimator
 from steward.bank.gate.calls import GateOperations
 from steward.bank.gate.plugin_answers import DecisionRight, PluginAnswerer
-from steward.bank.gate.requests import CoverRequest, PluginReply, PluginRequest
+from steward.bank.gate.requests import HoldRequest, PluginReply, PluginRequest
 from steward.bank.gate.requests import PriceRequest as Question
 from steward.bank.gate.store import GateStore
 from steward.bank.gate.user_names import UserNameCache
@@ -105,12 +105,12 @@ def test_a_job_that_cannot_be_estimated_is_refused_alone(tmp_path: Path, what: s
         assert (said.ok, said.admin_comment) == (False, "")
         assert "the bank cannot price this job" in said.say
         assert ask(job(1)).admin_comment
-    claim = CoverRequest(cluster=CLUSTER, job_id=5, description=job(4, reservation=what))
+    claim = HoldRequest(cluster=CLUSTER, job_id=5, description=job(4, reservation=what))
     asked = Question(cluster=CLUSTER, description=job(4, reservation=what))
-    for op, body in (("cover", claim), ("would", asked)):
+    for op, body in (("place", claim), ("verdict", asked)):
         with pytest.raises(NoEstimate, match="cannot price the job"):
             ask.call(op, body)
-    assert ask.call("cover", msgspec.structs.replace(claim, description=job(4))).is_paid
+    assert ask.call("place", msgspec.structs.replace(claim, description=job(4))).is_paid
     assert site.keeper.balances is holds, "nothing is read anew"
     site.ground.put_rules(rules("observe"))
     assert ask(job(1, reservation=what)).ok, "on paper all are let in"
@@ -217,8 +217,8 @@ def test_under_deny_changes_are_refused_while_nobody_can_decide(tmp_path: Path) 
     assert not ask(job(1, partition="cheap")).ok
     ask.right.is_ready = True
     with site.store.transaction():
-        claim = CoverRequest(cluster=CLUSTER, job_id=5, description=job(1, partition="cheap"))
-        assert site.upkeep.cover_job(claim, "alice", now_us()).hold
+        claim = HoldRequest(cluster=CLUSTER, job_id=5, description=job(1, partition="cheap"))
+        assert site.upkeep.place_hold(claim, "alice", now_us()).hold
     ask.right.is_ready = False
     assert not ask(longer, "modify").ok, "it is in a partition whose policy says so"
 
@@ -238,10 +238,10 @@ def test_whose_name_is_not_known_is_refused_where_users_have_limits(tmp_path: Pa
     assert "cannot look up the name of uid 4242" in said.say
     assert site.submit(msgspec.structs.replace(nameless, account="phys")).ok, "it has no limits"
     assert site.submit(msgspec.structs.replace(nameless, uid=0)).ok, "root needs no name"
-    claim = CoverRequest(cluster=CLUSTER, job_id=5, description=nameless)
+    claim = HoldRequest(cluster=CLUSTER, job_id=5, description=nameless)
     with site.store.transaction():
-        assert not site.upkeep.cover_job(claim, "", now_us()).is_paid
-        assert site.upkeep.cover_job(claim, "bob", now_us()).is_paid
+        assert not site.upkeep.place_hold(claim, "", now_us()).is_paid
+        assert site.upkeep.place_hold(claim, "bob", now_us()).is_paid
 
 
 def test_a_name_that_does_not_resolve_is_asked_for_again_soon(
@@ -267,10 +267,8 @@ def test_a_name_that_comes_later_counts_for_what_was_let_in_before(
     site = GateCore(tmp_path, account("chem", 100, users=users), account("phys", 100, number=2))
     ask = Asked(tmp_path, site)
     with site.store.transaction():
-        claim = CoverRequest(
-            cluster=CLUSTER, job_id=5, description=job(9, uid=4242, account="phys")
-        )
-        assert site.upkeep.cover_job(claim, "", now_us()).hold
+        claim = HoldRequest(cluster=CLUSTER, job_id=5, description=job(9, uid=4242, account="phys"))
+        assert site.upkeep.place_hold(claim, "", now_us()).hold
     moved = job(9, uid=-1, job_id=5, account="chem")
     monkeypatch.setattr(NameResolver, "user", lambda *_: "")
     assert "cannot look up" in ask(moved, "modify", by=4242).say

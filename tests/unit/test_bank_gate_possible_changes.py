@@ -13,7 +13,7 @@ from harness.gate import CLUSTER, RATE, GateCore, account, job, now_us, picture,
 from steward.bank.estimate import apply_update, describe_record
 from steward.bank.gate import token
 from steward.bank.gate.holds import POLL_MARGIN_US
-from steward.bank.gate.requests import CoverRequest, PluginReply, PluginRequest, ShownJob
+from steward.bank.gate.requests import HoldRequest, PluginReply, PluginRequest, ShownJob
 from steward.bank.money import MICRO
 from steward.bank.records import JobRequest, Settlement
 from steward.core.records import JobRecord
@@ -78,11 +78,11 @@ def test_a_het_jobs_component_has_its_own_hold(tmp_path: Path) -> None:
 
 def shown(site: GateCore, minutes: int, *, started: bool = False) -> None:
     """The queue shows a job so."""
-    claim = CoverRequest(
+    claim = HoldRequest(
         cluster=CLUSTER, job_id=5, description=job(minutes), started=started, is_exact=True
     )
     with site.store.transaction():
-        assert site.upkeep.cover_job(claim, "alice", now_us()).is_paid
+        assert site.upkeep.place_hold(claim, "alice", now_us()).is_paid
 
 
 def test_a_job_that_has_never_started_is_held_for_less_once_the_queue_shows_that(
@@ -140,11 +140,11 @@ def test_a_change_is_priced_by_what_the_changes_before_it_may_have_made_of_the_j
 def looked_at(site: GateCore, what: JobRequest, *, at_us: int = 0) -> None:
     """A poll shows the job so; without a time it is one after the last change."""
     at_us = at_us or now_us() + POLL_MARGIN_US + 1_000_000
-    claim = CoverRequest(cluster=CLUSTER, job_id=5, description=what, is_exact=True)
+    claim = HoldRequest(cluster=CLUSTER, job_id=5, description=what, is_exact=True)
     with site.store.transaction():
-        site.upkeep.cover_job(claim, "alice", at_us)
+        site.upkeep.place_hold(claim, "alice", at_us)
         site.upkeep.record_poll(CLUSTER, at_us, at_us)
-        assert site.upkeep.cover_job(claim, "alice", at_us).is_paid
+        assert site.upkeep.place_hold(claim, "alice", at_us).is_paid
 
 
 def test_the_queues_word_ends_what_a_job_may_be(tmp_path: Path) -> None:
@@ -235,9 +235,9 @@ def test_a_task_that_differs_is_priced_by_what_it_asks_for(tmp_path: Path) -> No
     assert changed(site, moved, "5_1").ok
     site.look(LOOK_MARGIN_S + 1)
     shapes = job(9, array="0-1"), job(9, partition="licensed")
-    claim = CoverRequest(cluster=CLUSTER, job_id=5, description=shapes[0], tasks=shapes[1:])
+    claim = HoldRequest(cluster=CLUSTER, job_id=5, description=shapes[0], tasks=shapes[1:])
     with site.store.transaction():
-        assert site.upkeep.cover_job(claim, "alice", now_us()).is_paid
+        assert site.upkeep.place_hold(claim, "alice", now_us()).is_paid
     assert not changed(site, JobRequest(uid=-1, job_id=5, licenses="abq:9"), "5_1").ok
     assert changed(site, JobRequest(uid=-1, job_id=5, licenses="abq:1"), "5_1").ok
 
@@ -363,14 +363,14 @@ def test_whatever_slurm_refuses_of_changes_what_may_start_is_held_for(
                 at_us += POLL_MARGIN_US + 1_000_000
                 looked_at(site, since_poll[0], at_us=at_us)
             elif step.then == "what the queue was before":
-                claim = CoverRequest(
+                claim = HoldRequest(
                     cluster=CLUSTER,
                     job_id=5,
                     description=data.draw(st.sampled_from(since_poll)),
                     is_exact=True,
                 )
                 with site.store.transaction():
-                    site.upkeep.cover_job(claim, "alice", at_us)
+                    site.upkeep.place_hold(claim, "alice", at_us)
             elif step.then:
                 site.keeper.load()
             truth = since_poll[-1]
@@ -517,11 +517,11 @@ def test_the_gate_prices_a_running_job_by_its_memory_per_cpu(tmp_path: Path) -> 
         tres_requested="",
         tres_allocated="cpu=4,mem=4G,node=1",
     )
-    claim = CoverRequest(cluster=CLUSTER, job_id=5, description=describe_record(runs), started=True)
+    claim = HoldRequest(cluster=CLUSTER, job_id=5, description=describe_record(runs), started=True)
     at_us = now_us() + POLL_MARGIN_US + 1_000_000
     with site.store.transaction():
         site.upkeep.record_poll(CLUSTER, at_us, at_us)
-        site.upkeep.cover_job(claim, "alice", at_us)
+        site.upkeep.place_hold(claim, "alice", at_us)
     again = JobRequest(uid=-1, job_id=5, num_tasks=16, min_cpus=16, begin_us=1)
     assert changed(site, again).ok
     assert site.free() == 300 - 160
@@ -558,12 +558,12 @@ def test_different_tasks_displace_no_description_of_the_array(tmp_path: Path, ot
     at_us = now_us() + POLL_MARGIN_US + 1_000_000
     shown = [job(9 - minutes, cpus=16, partition="cheap") for minutes in range(others + 1)]
     whole = msgspec.structs.replace(shown[0], array="0-15")
-    claim = CoverRequest(
+    claim = HoldRequest(
         cluster=CLUSTER, job_id=5, description=whole, tasks=tuple(shown[1:]), started=True
     )
     with site.store.transaction():
         site.upkeep.record_poll(CLUSTER, at_us, at_us)
-        site.upkeep.cover_job(claim, "alice", at_us)
+        site.upkeep.place_hold(claim, "alice", at_us)
     said = changed(site, JobRequest(uid=-1, job_id=5, partition="main"), "5")
     assert not said.ok
 
@@ -638,11 +638,11 @@ def test_memory_per_cpu_of_a_throttled_array_stays_known(tmp_path: Path) -> None
     waiting = msgspec.structs.replace(WAITS, time_limit_s=480, array_job_id=5, array_task="0-3%2")
     shown = describe_record(waiting)
     shorter = msgspec.structs.replace(shown, array="", job_id=0, time_limit_min=5)
-    claim = CoverRequest(cluster=CLUSTER, job_id=5, description=shown, tasks=(shorter,))
+    claim = HoldRequest(cluster=CLUSTER, job_id=5, description=shown, tasks=(shorter,))
     at_us = now_us() + POLL_MARGIN_US + 1_000_000
     with site.store.transaction():
         site.upkeep.record_poll(CLUSTER, at_us, at_us)
-        site.upkeep.cover_job(claim, "alice", at_us)
+        site.upkeep.place_hold(claim, "alice", at_us)
     assert changed(site, JobRequest(uid=-1, job_id=5, num_tasks=8, min_cpus=8), "5").ok
     assert site.free() == 900 - 4 * 8 * 9
 

@@ -24,7 +24,7 @@ from harness.gate import (
 )
 from steward.bank.errors import BankRefused, BankUsage, GateUnavailable
 from steward.bank.gate.client import GateClient
-from steward.bank.gate.requests import VERSION, CoverRequest, PluginRequest, ShownJob
+from steward.bank.gate.requests import VERSION, HoldRequest, PluginRequest, ShownJob
 from steward.bank.money import MICRO
 from steward.bank.records import GateBooks, JobRequest, ModeRule, Settlement
 from steward.bank.settings import BankPartitionSettings, BankSettings
@@ -102,9 +102,9 @@ def test_what_the_link_asks_and_is_refused(tmp_path: Path) -> None:
         with pytest.raises(BankUsage):
             link.get_means("phys")
         assert link.release(held.id, "done") == 60 * MICRO
-        claim = CoverRequest(cluster=CLUSTER, job_id=9, description=job(9), started=True)
-        assert link.cover_job(claim) == link.cover_job(claim)
-        assert not link.cover_job(msgspec.structs.replace(claim, description=job(900))).is_paid
+        claim = HoldRequest(cluster=CLUSTER, job_id=9, description=job(9), started=True)
+        assert link.place_hold(claim) == link.place_hold(claim)
+        assert not link.place_hold(msgspec.structs.replace(claim, description=job(900))).is_paid
         assert link.send_books(GateBooks(seq=9, accounts=(account("chem", 1),), after=5)) == 1
         assert link.get_means("chem").balance == 100 * MICRO, (
             "news with a gap before are passed over"

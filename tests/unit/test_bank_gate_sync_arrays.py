@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from harness.gate import CLUSTER, DAY_US, GateCore, account, job, now_us, rules
-from steward.bank.gate.requests import CoverReply, CoverRequest, ShownJob
+from steward.bank.gate.requests import HoldReply, HoldRequest, ShownJob
 from steward.bank.money import MICRO
 from steward.bank.records import AllocationBooks, GateBooks, Settlement
 
@@ -46,8 +46,8 @@ class Array:
         assert sum(part for _, part in hold.shares) == hold.remaining
         return {number: part / MICRO for number, part in hold.shares}
 
-    def cover(self, tasks: str, starts: tuple[int, ...] | None) -> CoverReply:
-        claim = CoverRequest(
+    def cover(self, tasks: str, starts: tuple[int, ...] | None) -> HoldReply:
+        claim = HoldRequest(
             cluster=CLUSTER,
             job_id=ARRAY,
             description=job(9, array=tasks),
@@ -55,7 +55,7 @@ class Array:
             starts=starts,
         )
         with self.site.store.transaction():
-            return self.site.upkeep.cover_job(claim, "alice", self.now)
+            return self.site.upkeep.place_hold(claim, "alice", self.now)
 
     def lingering(self) -> int:
         with self.site.store.transaction():
@@ -153,7 +153,7 @@ def test_only_arrays_are_asked_about(tmp_path: Path, is_array: bool) -> None:
     array = Array(tmp_path, later_su=40)
     other = job(9, array="0-1" if is_array else "")
     with array.site.store.transaction():
-        claim = CoverRequest(cluster=CLUSTER, job_id=77, description=other, started=True)
-        assert array.site.upkeep.cover_job(claim, "alice", array.now).is_paid
+        claim = HoldRequest(cluster=CLUSTER, job_id=77, description=other, started=True)
+        assert array.site.upkeep.place_hold(claim, "alice", array.now).is_paid
         array.site.upkeep.tick(array.now + 1)
     assert array.lingering() == 1, "what is on no ended allocation is as it should be"

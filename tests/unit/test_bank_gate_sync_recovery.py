@@ -6,7 +6,7 @@ from pathlib import Path
 
 from harness.gate import CLUSTER, SECRET, GateCore, account, job, now_us, running, settings_of
 from steward.bank.gate import token
-from steward.bank.gate.requests import CoverRequest, ShownJob
+from steward.bank.gate.requests import HoldRequest, ShownJob
 from steward.bank.gate.sync import rebuild_holds
 from steward.bank.money import MICRO
 from steward.bank.records import Settlement
@@ -106,7 +106,7 @@ def test_a_gate_whose_database_is_gone_numbers_its_facts_on(tmp_path: Path) -> N
         assert gate.link.confirm_jobs([seen]) == [None], (
             "Slurm was not asked here: it is covered anew"
         )
-        claim = CoverRequest(cluster=CLUSTER, job_id=1, description=job(9))
-        covered = gate.link.cover_job(claim)
+        claim = HoldRequest(cluster=CLUSTER, job_id=1, description=job(9))
+        covered = gate.link.place_hold(claim)
         assert covered.hold is not None
         assert gate.link.list_facts(last)[0].seq > last

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from harness.gate import CLUSTER, GateCore, account, job, now_us, rules
-from steward.bank.gate.requests import CoverRequest, PluginRequest, ShownJob
+from steward.bank.gate.requests import HoldRequest, PluginRequest, ShownJob
 from steward.bank.records import JobRequest
 
 ALICE, BOB = 1000, 1001
@@ -137,18 +137,18 @@ def test_changes_that_never_show_count_and_what_the_queue_shows_is_not_bound(que
             return site.keeper.modify(ask, "", queue.now, is_lenient=False).ok
 
     held = []
-    as_before = CoverRequest(cluster=CLUSTER, job_id=7, description=job(9))
+    as_before = HoldRequest(cluster=CLUSTER, job_id=7, description=job(9))
     for number in range(12):
         if change(99):
             held.append(number)
         queue.look(comment)
         with site.store.transaction():
-            assert site.upkeep.cover_job(as_before, "alice", queue.now).is_paid
+            assert site.upkeep.place_hold(as_before, "alice", queue.now).is_paid
     assert held == [0, 1, 2, 4]
     assert change(14)
     with site.store.transaction():
-        claim = CoverRequest(cluster=CLUSTER, job_id=7, description=job(59))
-        assert site.upkeep.cover_job(claim, "alice", queue.now).is_paid
+        claim = HoldRequest(cluster=CLUSTER, job_id=7, description=job(59))
+        assert site.upkeep.place_hold(claim, "alice", queue.now).is_paid
 
 
 def test_the_part_bounds_what_is_held(tmp_path: Path) -> None:

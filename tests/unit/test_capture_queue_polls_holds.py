@@ -12,7 +12,7 @@ from steward.core.events import (
     HOLD_CONFIRMED,
     HOLD_PLACED,
     JOB_SEEN,
-    QUEUE_LOOKED,
+    QUEUE_POLLED,
     Event,
     HoldFact,
     utc_now,
@@ -28,20 +28,20 @@ def test_a_whole_look_is_told_behind_the_jobs_that_it_showed(
     telling = QueuePoller("c1", ClusterSettings(snapshot_interval_s=0.0), slurm, report_polls=True)
     slurm.jobs[1] = record(1)
     telling.tick(journal.extend)
-    told = [event.kind for event in journal if event.kind in (JOB_SEEN, QUEUE_LOOKED)]
-    assert told[:2] == [JOB_SEEN, QUEUE_LOOKED]
-    (looked,) = (event.body for event in journal if event.kind == QUEUE_LOOKED)
+    told = [event.kind for event in journal if event.kind in (JOB_SEEN, QUEUE_POLLED)]
+    assert told[:2] == [JOB_SEEN, QUEUE_POLLED]
+    (looked,) = (event.body for event in journal if event.kind == QUEUE_POLLED)
     assert looked.began == NOON
     # Not each of them: they are events.
     telling.tick(journal.extend)
-    assert sum(event.kind == QUEUE_LOOKED for event in journal) == 1
+    assert sum(event.kind == QUEUE_POLLED for event in journal) == 1
 
 
 def test_a_look_that_was_not_whole_is_none(slurm: Scripted, journal: list[Event]) -> None:
     telling = QueuePoller("c1", ClusterSettings(snapshot_interval_s=0.0), slurm, report_polls=True)
     slurm.passed_over = 1
     telling.tick(journal.extend)
-    assert QUEUE_LOOKED not in {event.kind for event in journal}
+    assert QUEUE_POLLED not in {event.kind for event in journal}
 
 
 def hold(kind: str, at: datetime, job_id: int = 0, name: str = "h") -> Event:
@@ -67,7 +67,7 @@ def test_the_queue_is_looked_at_soon_where_a_hold_waits_for_that(
     clock.now_s += 6.1
     assert telling.tick(journal.extend) == pytest.approx(300)
     assert slurm.looks == 2
-    assert sum(event.kind == QUEUE_LOOKED for event in journal) == 2
+    assert sum(event.kind == QUEUE_POLLED for event in journal) == 2
     # One that is shown, one that is long ago, and one whose job is known already.
     telling.apply(
         [

@@ -74,7 +74,7 @@ def test_every_field_but_the_first_ones_has_a_default() -> None:
         "node.state": ["node", "state"],
         "partition.state": ["partition", "state"],
         "plugin.message": ["data", "plugin_type", "sender", "to"],
-        "queue.looked": ["began"],
+        "queue.polled": ["began"],
         "reservation.state": ["reservation", "state"],
         "rule.execution": ["action", "event", "execution", "rule", "status"],
         "run.end": ["first_submit", "job_id", "record", "restarts"],

@@ -43,7 +43,7 @@ from steward.core.events import (
     CONTROLLER_STATE,
     JOB_SEEN,
     JOB_STATE,
-    QUEUE_LOOKED,
+    QUEUE_POLLED,
     RUN_END,
     RUN_START,
     Event,
@@ -107,7 +107,7 @@ class BankConsumer:
     """
 
     name = "bank"
-    kinds = frozenset({CONTROLLER_STATE, JOB_SEEN, JOB_STATE, RUN_START, RUN_END, QUEUE_LOOKED})
+    kinds = frozenset({CONTROLLER_STATE, JOB_SEEN, JOB_STATE, RUN_START, RUN_END, QUEUE_POLLED})
     batch_events = _BATCH
 
     def __init__(
@@ -165,10 +165,10 @@ class BankConsumer:
                 # Licenses, GRES and weights may have changed with the restart.
                 self._gate_sync.expire_model(event.cluster)
         confirmed = self._confirm(
-            [event for event in events if event.kind not in (CONTROLLER_STATE, QUEUE_LOOKED)]
+            [event for event in events if event.kind not in (CONTROLLER_STATE, QUEUE_POLLED)]
         )
         for event in events:
-            if event.kind == QUEUE_LOOKED:
+            if event.kind == QUEUE_POLLED:
                 # Keep the oldest pending poll: with a slow jobs.db newer ones would replace it for
                 # ever.
                 self._pending_polls.setdefault(
@@ -315,8 +315,8 @@ class BankConsumer:
         """Report complete polls to the gate, so that it voids holds of missing jobs.
 
         Return True if jobs need holds first. This waits until jobs.db has applied the poll and its
-        jobs are confirmed and covered: SU held for a change must not become available before the
-        changed job's own hold includes them.
+        jobs are confirmed and have their holds: SU held for a change must not become available
+        before the changed job's own hold includes them.
         """
         is_wanted = False
         for cluster, poll in list(self._pending_polls.items()):

@@ -18,7 +18,7 @@ import msgspec
 from steward.bank.estimate import describe_record
 from steward.bank.gate.admission import DEFERRED_START_US
 from steward.bank.gate.client import GateClient
-from steward.bank.gate.requests import CoverRequest
+from steward.bank.gate.requests import HoldRequest
 from steward.bank.records import Hold, JobRequest
 from steward.bank.settings import UnpaidRule as Rule
 from steward.core.config import Settings
@@ -56,7 +56,7 @@ Key = tuple[str, int]
 """Cluster, and the raw job id that a hold is stored under."""
 
 
-def build_claim(key: Key, jobs: Sequence[Job], *, is_ours: bool = False) -> CoverRequest | None:
+def build_claim(key: Key, jobs: Sequence[Job], *, is_ours: bool = False) -> HoldRequest | None:
     """Build the gate's claim for a job, or for all remaining tasks of an array.
 
     Args:
@@ -79,7 +79,7 @@ def build_claim(key: Key, jobs: Sequence[Job], *, is_ours: bool = False) -> Cove
     if is_ours or is_started or not all(job.record.reason in HELD_REASONS for job in jobs):
         # A job that Steward itself holds still needs funds; of an array one task is enough.
         description = msgspec.structs.replace(description, held=False)
-    return CoverRequest(
+    return HoldRequest(
         cluster=cluster,
         job_id=leader,
         description=description,
@@ -193,7 +193,7 @@ class UnpaidJobs:
                 return partition_settings.unpaid
         return self._settings.bank.unpaid
 
-    def apply(self, key: Key, jobs: Sequence[Job], claim: CoverRequest, why: str) -> bool:
+    def apply(self, key: Key, jobs: Sequence[Job], claim: HoldRequest, why: str) -> bool:
         """Apply the rule to a job with insufficient funds; nothing while the gate is off.
 
         Returns:
@@ -211,7 +211,7 @@ class UnpaidJobs:
         reason = reason.removeprefix("Steward: ").removeprefix("rejected: ")
         self._warn(key, rule, reason)
         if rule in ("warn", "credit"):
-            self._link.cover_job(msgspec.structs.replace(claim, mode_credit=True))
+            self._link.place_hold(msgspec.structs.replace(claim, mode_credit=True))
         if rule == "cancel":
             results = [
                 self._change_job(

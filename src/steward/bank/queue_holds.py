@@ -62,7 +62,7 @@ _CHANGED: Final = timedelta(seconds=30)
 _LESS: Final = timedelta(minutes=3)
 """Time during which sweeps recheck a job that may need less than its hold."""
 _LONG: Final = timedelta(minutes=10)
-"""Pause of a job that is covered."""
+"""Pause of a job whose hold suffices."""
 _SLACK_US: Final = 2_000_000
 """Tolerance between end times and hold times, in microseconds."""
 _HOLDS_PAGE: Final = 1000
@@ -244,7 +244,7 @@ class HoldPlacement:
         if is_moved:
             claim = msgspec.structs.replace(claim, starts=list_start_times(jobs))
         try:
-            reply = self._link.cover_job(claim)
+            reply = self._link.place_hold(claim)
         except (NoRate, NoEstimate) as error:
             if str(error) not in self._logged:
                 log.error("cluster %s: %s", key[0], error)
@@ -290,7 +290,7 @@ class HoldPlacement:
         started = [job for job in jobs if has_started(job.record)]
         claim = build_claim(key, started) if started else None
         if claim is not None:
-            self._link.cover_job(msgspec.structs.replace(claim, mode_credit=True))
+            self._link.place_hold(msgspec.structs.replace(claim, mode_credit=True))
 
     def _pause(
         self, key: Key, jobs: Sequence[Job], now: datetime, duration: timedelta, *, has_hold: bool

@@ -33,7 +33,7 @@ from steward.core.events import (
     HOLD_SETTLED,
     JOB_END,
     JOB_SCRIPT,
-    QUEUE_LOOKED,
+    QUEUE_POLLED,
     ControllerState,
     Event,
     JobFacts,
@@ -222,8 +222,8 @@ _MAX_POLL_BACKOFF_S: Final = 60.0
 """Maximum pause after failed polls, in seconds."""
 _DOWN_S: Final = 5.0
 """Minimum pause while slurmctld is down, in seconds."""
-_QUEUE_LOOKED_INTERVAL_S: Final = 5.0
-"""Minimum interval of queue.looked events, in seconds."""
+_QUEUE_POLLED_INTERVAL_S: Final = 5.0
+"""Minimum interval of queue.polled events, in seconds."""
 # Half of the allowance is reserved for new scripts, whose owners somebody waits for.
 _RESERVE: Final = _MAX_QUERIES_AT_ONCE / 2
 """Single-job queries kept for new scripts."""
@@ -243,7 +243,7 @@ class QueuePoller:
         unfinished: Returns the latest records of unfinished runs, to notice those that ended or
             disappeared meanwhile.
         redact: Removes secrets from texts that users wrote into a record.
-        report_polls: Whether complete polls are reported as queue.looked events.
+        report_polls: Whether complete polls are reported as queue.polled events.
         on_poll: Called with the outcome of each poll.
         clock: Monotonic clock, in seconds.
     """
@@ -342,7 +342,7 @@ class QueuePoller:
         """Return when to poll next: at the interval, or sooner if the bank waits for it."""
         if not self._is_up or self._reported_at == float("inf"):
             return self._poll_due
-        soonest = self._poll_started + max(_QUEUE_LOOKED_INTERVAL_S, COST_FACTOR * self.cost_s)
+        soonest = self._poll_started + max(_QUEUE_POLLED_INTERVAL_S, COST_FACTOR * self.cost_s)
         return min(self._poll_due, max(soonest, self._unconfirmed.get_due_time()))
 
     def _is_busy(self) -> bool:
@@ -409,7 +409,7 @@ class QueuePoller:
         self._is_slow = is_slow
 
     def _report_outcome(self, *, up: bool, jobs: int = 0, message: str = "") -> None:
-        """Report the outcome of a poll to ``looked``."""
+        """Report the outcome of a poll to ``on_poll``."""
         status = PollStatus(
             at=utc_now(),
             up=up,
@@ -425,18 +425,18 @@ class QueuePoller:
             log.debug("cluster %s: %s", self._cluster, error)  # the status file is only for people
 
     def _append_poll_event(self, queue: QueueSnapshot, append: Append) -> None:
-        """Append queue.looked: a job not reported by now was not in the queue when the poll began.
+        """Append queue.polled: a job not reported by now was not in the queue when the poll began.
 
         At most one every few seconds, because each is an event.
         """
         now = self._clock()
-        if now < self._reported_at + _QUEUE_LOOKED_INTERVAL_S:
+        if now < self._reported_at + _QUEUE_POLLED_INTERVAL_S:
             return
         began = queue.taken_at
         event = Event(
-            kind=QUEUE_LOOKED,
+            kind=QUEUE_POLLED,
             cluster=self._cluster,
-            key=f"{QUEUE_LOOKED}:{to_micros(began)}",
+            key=f"{QUEUE_POLLED}:{to_micros(began)}",
             at=began,
             seen_at=utc_now(),
             source="snapshot",

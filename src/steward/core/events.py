@@ -233,7 +233,7 @@ STEP_USAGE: Final = "step.usage"
 STEP_ACCOUNTED: Final = "step.accounted"
 PLUGIN_MESSAGE: Final = "plugin.message"
 ACCOUNTING_EXPIRE: Final = "accounting.expire"
-QUEUE_LOOKED: Final = "queue.looked"
+QUEUE_POLLED: Final = "queue.polled"
 HOLD_PLACED: Final = "hold.placed"
 HOLD_CONFIRMED: Final = "hold.confirmed"
 HOLD_SETTLED: Final = "hold.settled"
@@ -404,7 +404,7 @@ class ControllerState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QueuePolled(msgspec.Struct, frozen=True, kw_only=True):
-    """queue.looked: a poll of the whole queue ended; earlier events carry what it found.
+    """queue.polled: a poll of the whole queue ended; earlier events carry what it found.
 
     Attributes:
         began: Start time of the poll; a job submitted after it may be missing.
@@ -436,7 +436,7 @@ BODIES: Final[dict[str, type[msgspec.Struct]]] = {
     STEP_ACCOUNTED: AccountedStep,
     PLUGIN_MESSAGE: PluginMessage,
     ACCOUNTING_EXPIRE: AccountingExpiry,
-    QUEUE_LOOKED: QueuePolled,
+    QUEUE_POLLED: QueuePolled,
     HOLD_PLACED: HoldFact,
     HOLD_CONFIRMED: HoldFact,
     HOLD_SETTLED: HoldFact,

@@ -5,8 +5,7 @@ Reading order:
 - `AdmissionCase` (the job to decide on), `Shortfall` (needed and available SU), `HoldPlan` (the SU
   hold to place) and `Decision` (the result);
 - `DecisionMaker` makes the decisions: `decide_submit` for new jobs, `decide_change` for updates,
-`decide_cover` for jobs
-  in the queue, `decide_cost` for a cost given by the caller.
+  `decide_hold` for jobs in the queue, `decide_cost` for a cost given by the caller.
 
 `vain_holds.py` limits users whose holds are void again and again, and `rejections.py` writes the
 message that a rejected user sees. Only `VainHolds` has state; `holds.py` places the hold that a
@@ -277,7 +276,7 @@ class DecisionMaker:
         if is_decrease:
             # A decrease passes even if the account is closed.
             return _accept(case)
-        decision = self.decide_cover(case, quotes)
+        decision = self.decide_hold(case, quotes)
         plan = decision.plan
         objection = self.find_account_objection(case)
         if objection is not None:
@@ -354,7 +353,7 @@ class DecisionMaker:
             return False
         return now_us - self._balances.get_remote_at_us(account) > remote.balance_age_s * 1e6
 
-    def decide_cover(
+    def decide_hold(
         self, case: AdmissionCase, quotes: dict[JobRequest, Quote] | None = None
     ) -> Decision:
         """Decide on the SU that a job needs beyond its hold; its quote is added to ``quotes``."""
@@ -439,7 +438,7 @@ class DecisionMaker:
 
     def _decide_new(self, case: AdmissionCase) -> Decision:
         """Decide on a new job; an overdrawn account rejects even one that holds nothing yet."""
-        decision = self.decide_cover(case)
+        decision = self.decide_hold(case)
         plan = decision.plan
         if plan is None or plan.amount or not plan.quote.amount:
             return decision
@@ -516,7 +515,7 @@ class DecisionMaker:
     def _decide_sibling(self, case: AdmissionCase, hold: OpenHold) -> Decision:
         """Decide on a federated job: its one hold covers the most expensive cluster."""
         case = msgspec.structs.replace(case, hold=hold, account=hold.account)
-        return msgspec.structs.replace(self.decide_cover(case), sibling=hold)
+        return msgspec.structs.replace(self.decide_hold(case), sibling=hold)
 
     def _find_shortfall(self, case: AdmissionCase, payer: str, needed: int) -> Shortfall | None:
         """Return the shortfall of a hold; None if the account can pay."""

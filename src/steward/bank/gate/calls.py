@@ -38,12 +38,12 @@ from steward.bank.gate.requests import (
     AdmissionVerdict,
     Allowance,
     CompletedPoll,
-    CoverRequest,
     DecideRequest,
     GateStatus,
     GrantRequest,
     HeldTotal,
     HoldQuery,
+    HoldRequest,
     LeaseRequest,
     MeansRequest,
     PluginReply,
@@ -225,11 +225,11 @@ class GateOperations:
                 lambda means, _now_us: keeper.balances.remote_means.update(means),
             ),
             "rules": (BankRules, self._store_rules),
-            "picture": (ClusterModel, self._store_model),
+            "model": (ClusterModel, self._store_model),
             "state": (None, lambda _, _now_us: self.get_status()),
             "confirm": (list[ShownJob], hold_sync.confirm),
-            "looked": (CompletedPoll, self._record_poll),
-            "cover": (CoverRequest, self._cover),
+            "poll": (CompletedPoll, self._record_poll),
+            "place": (HoldRequest, self._place),
             "settle": (SettleRequest, self._settle),
             "release": (
                 ReleaseRequest,
@@ -241,13 +241,13 @@ class GateOperations:
                     one.account, one.amount, one.why, one.allocation, now_us
                 ),
             ),
-            "held": (None, lambda _, _now_us: queries.sum_holds()),
+            "hold_totals": (None, lambda _, _now_us: queries.sum_holds()),
             "holds": (HoldQuery, lambda query, _now_us: queries.list_holds(query)),
             "means": (
                 MeansRequest,
                 lambda one, now_us: queries.get_means(one.account, one.user, now_us),
             ),
-            "would": (PriceRequest, self._would),
+            "verdict": (PriceRequest, self._get_verdict),
             "stranded": (None, lambda _, _now_us: hold_sync.allocation_mover.list_stranded()),
             "lingering": (None, lambda _, _now_us: hold_sync.allocation_mover.list_lingering()),
             "on_allocation": (
@@ -362,14 +362,14 @@ class GateOperations:
         began_us = to_micros(poll.began)
         return self._hold_sync.record_poll(poll.cluster, began_us, now_us)
 
-    def _cover(self, request: CoverRequest, now_us: int) -> Any:
+    def _place(self, request: HoldRequest, now_us: int) -> Any:
         user = self._find_user(request.cluster, request.description.uid)
-        return self._hold_sync.cover_job(request, user, now_us)
+        return self._hold_sync.place_hold(request, user, now_us)
 
     def _settle(self, request: SettleRequest, now_us: int) -> int:
         return self._hold_sync.settle(request.settlements, request.books, now_us)
 
-    def _would(self, request: PriceRequest, now_us: int) -> Any:
+    def _get_verdict(self, request: PriceRequest, now_us: int) -> Any:
         user = request.user or self._find_user(request.cluster, request.description.uid)
         if request.cost is not None:
             return self._queries.get_cost_verdict(
@@ -431,5 +431,5 @@ class GateOperations:
 
 
 _REJECTIONS: Final = (BankUsage, BankRefused, GateUnavailable, NoRate, NoEstimate)
-_JOB_OPERATIONS: Final = frozenset({"cover", "would"})
+_JOB_OPERATIONS: Final = frozenset({"place", "verdict"})
 """Operations on job requests as users wrote them: an error in one is logged as the job's."""

@@ -21,14 +21,14 @@ from steward.bank.gate.requests import (
     AdmissionVerdict,
     Allowance,
     CompletedPoll,
-    CoverReply,
-    CoverRequest,
     DecideRequest,
     GateFact,
     GateStatus,
     GrantRequest,
     HeldTotal,
     HoldQuery,
+    HoldReply,
+    HoldRequest,
     LeaseRequest,
     MeansRequest,
     PluginReply,
@@ -84,7 +84,7 @@ class GateClient:
 
     def send_model(self, model: ClusterModel) -> None:
         """Send the model of a cluster."""
-        self._call("picture", model, None)
+        self._call("model", model, None)
 
     def get_status(self) -> GateStatus:
         """Return the gate's status."""
@@ -101,11 +101,11 @@ class GateClient:
 
     def report_poll(self, cluster: str, began: datetime) -> int:
         """Report a complete poll of the queue; return how many holds were void."""
-        return int(self._call("looked", CompletedPoll(cluster=cluster, began=began), int))
+        return int(self._call("poll", CompletedPoll(cluster=cluster, began=began), int))
 
-    def cover_job(self, request: CoverRequest) -> CoverReply:
+    def place_hold(self, request: HoldRequest) -> HoldReply:
         """Place or adjust the hold of a queued job; safe to repeat."""
-        reply: CoverReply = self._call("cover", request, CoverReply)
+        reply: HoldReply = self._call("place", request, HoldReply)
         return reply
 
     def settle(self, settlements: Sequence[Settlement], books: GateBooks | None) -> int:
@@ -139,7 +139,7 @@ class GateClient:
 
     def list_held_totals(self) -> list[HeldTotal]:
         """Sum the open holds of each account."""
-        totals: list[HeldTotal] = self._call("held", None, list[HeldTotal])
+        totals: list[HeldTotal] = self._call("hold_totals", None, list[HeldTotal])
         return totals
 
     def list_holds(
@@ -199,7 +199,7 @@ class GateClient:
             cost: The cost, micro-SU; None to have it estimated.
         """
         request = PriceRequest(cluster=cluster, description=description, user=user, cost=cost)
-        verdict: AdmissionVerdict = self._call("would", request, AdmissionVerdict)
+        verdict: AdmissionVerdict = self._call("verdict", request, AdmissionVerdict)
         return verdict
 
     def list_stranded(self) -> list[Hold]:

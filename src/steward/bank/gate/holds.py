@@ -50,8 +50,8 @@ from steward.bank.gate.possible_changes import (
 from steward.bank.gate.requests import (
     VERSION,
     Allowance,
-    CoverRequest,
     GateFact,
+    HoldRequest,
     PendingChange,
     PendingChanges,
     PluginReply,
@@ -454,7 +454,7 @@ class HoldKeeper:
         self.store.update(hold)
 
     def note_poll(self, cluster: str, began_us: int) -> None:
-        """Record that all jobs of a poll were confirmed and covered."""
+        """Record that all jobs of a poll were confirmed and have their holds."""
         self._polled_us[cluster] = max(began_us, self._polled_us.get(cluster, 0))
 
     def is_settled(self, hold: OpenHold) -> bool:
@@ -516,7 +516,7 @@ class HoldKeeper:
             self.store.update_description(hold, covered, job)
         return True
 
-    def list_possible(self, hold: OpenHold, claim: CoverRequest) -> list[JobRequest]:
+    def list_possible(self, hold: OpenHold, claim: HoldRequest) -> list[JobRequest]:
         """List requests that a job may have but the queue cannot show.
 
         slurmctld may apply part of an update that it rejects, and squeue shows a waiting array

@@ -2,7 +2,7 @@
 
 Submit plugins send :class:`PluginRequest` and get :class:`PluginReply`, one line of JSON each way.
 Steward's own processes use the local RPC (``core/rpc.py``): the bodies of their calls follow
-(`ShownJob`, `CoverRequest`, `SettleRequest`, ...), with the replies (`CoverReply`,
+(`ShownJob`, `HoldRequest`, `SettleRequest`, ...), with the replies (`HoldReply`,
 `AdmissionVerdict`, `AccountMeans`, `GateStatus`, ...), a job's pending changes as gate.db stores
 them (`PendingChanges`), and the facts that the gate reports to the journal (`GateFact`).
 `client.py` and `calls.py` pair each operation with its body and reply. Amounts are micro-SU, times
@@ -250,8 +250,8 @@ class PendingChanges(BankRecord, frozen=True):
     asked: tuple[PendingChange, ...] = ()
 
 
-class CoverRequest(BankRecord, frozen=True):
-    """Body of ``cover``: a queued job that needs a hold.
+class HoldRequest(BankRecord, frozen=True):
+    """Body of ``place``: a queued job that needs a hold.
 
     Attributes:
         cluster: The cluster's name.
@@ -277,8 +277,8 @@ class CoverRequest(BankRecord, frozen=True):
     starts: tuple[int, ...] | None = None
 
 
-class CoverReply(BankRecord, frozen=True):
-    """Reply to ``cover``.
+class HoldReply(BankRecord, frozen=True):
+    """Reply to ``place``.
 
     Attributes:
         hold: The hold that covers the job; None if there is none.
@@ -437,7 +437,7 @@ class GateFact(BankRecord, frozen=True):
 
 
 class CompletedPoll(BankRecord, frozen=True):
-    """Body of ``looked``: a complete poll of a cluster's queue."""
+    """Body of ``poll``: a complete poll of a cluster's queue."""
 
     cluster: str
     began: datetime

@@ -4,7 +4,7 @@ Steward's own processes report events; each call runs within one transaction of 
 `holds.py`. Reading order:
 
 - `AllocationMover` moves holds from ended allocations to active ones;
-- `HoldSync` applies ledger balances, confirmations from polls, requests to cover queued jobs,
+- `HoldSync` applies ledger balances, confirmations from polls, requests of holds for queued jobs,
   settlements, releases and reservations; its `tick` expires holds;
 - `HoldRecovery` rebuilds missing holds from the tokens in the jobs' admin_comment
   (`list_jobs_with_tokens`, `rebuild_holds`): if gate.db was lost, if a power loss took its last
@@ -23,7 +23,7 @@ from steward.bank.gate import token
 from steward.bank.gate.admission import AdmissionCase, HoldPlan, complete_description
 from steward.bank.gate.balances import OpenHold
 from steward.bank.gate.holds import CONFIRMED, POLL_MARGIN_US, SETTLED, HoldKeeper
-from steward.bank.gate.requests import CoverReply, CoverRequest, ShownJob, UnusedReply
+from steward.bank.gate.requests import HoldReply, HoldRequest, ShownJob, UnusedReply
 from steward.bank.gate.vain_holds import MOST_COUNTED_VAIN_S
 from steward.bank.money import format_money
 from steward.bank.records import AllocationBooks, GateBooks, Hold, JobRequest, Quote, Settlement
@@ -331,7 +331,7 @@ class HoldSync:
     def _describe(
         self,
         hold: OpenHold | None,
-        claim: CoverRequest,
+        claim: HoldRequest,
         job: JobRequest,
         quote: Quote | None,
         now_us: int,
@@ -342,7 +342,7 @@ class HoldSync:
                 self._keeper.list_extras(hold), now_us, why="the queue does not show the change"
             )
 
-    def cover_job(self, claim: CoverRequest, user: str, now_us: int) -> CoverReply:
+    def place_hold(self, claim: HoldRequest, user: str, now_us: int) -> HoldReply:
         """Place or adjust the hold of a queued job, and describe the job as the queue shows it.
 
         Raises:
@@ -387,7 +387,7 @@ class HoldSync:
         with keeper.without_extras(hold) as extras:
             decision = max(
                 (
-                    keeper.decision_maker.decide_cover(msgspec.structs.replace(case, job=job))
+                    keeper.decision_maker.decide_hold(msgspec.structs.replace(case, job=job))
                     for job in (
                         case.job,
                         *(complete_description(hold, job) for job in possible if hold),
@@ -423,7 +423,7 @@ class HoldSync:
         return self._make_reply(hold, is_paid=True, why="")
 
     def _describe_unpaid(
-        self, claim: CoverRequest, case: AdmissionCase, now_us: int
+        self, claim: HoldRequest, case: AdmissionCase, now_us: int
     ) -> OpenHold | None:
         """Place an empty hold for an unaffordable job, to record its request.
 
@@ -431,7 +431,7 @@ class HoldSync:
         """
         keeper = self._keeper
         held = msgspec.structs.replace(case.job, held=True)
-        decision = keeper.decision_maker.decide_cover(msgspec.structs.replace(case, job=held))
+        decision = keeper.decision_maker.decide_hold(msgspec.structs.replace(case, job=held))
         if decision.plan is None:
             return None
         return keeper.place_decided(
@@ -465,9 +465,9 @@ class HoldSync:
             description = msgspec.structs.replace(description, array=plan.job.array)
             keeper.store.update_description(hold, plan.quote, description)
 
-    def _make_reply(self, hold: OpenHold | None, *, is_paid: bool, why: str) -> CoverReply:
+    def _make_reply(self, hold: OpenHold | None, *, is_paid: bool, why: str) -> HoldReply:
         record = self._keeper.store.make_record(hold) if hold is not None else None
-        return CoverReply(hold=record, is_paid=is_paid, why=why)
+        return HoldReply(hold=record, is_paid=is_paid, why=why)
 
     # Charges and reservations
 

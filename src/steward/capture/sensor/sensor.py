@@ -379,7 +379,7 @@ class ClusterSensor:
             log.info("cluster %s: the sensor receives data again", self._cluster)
             self._last_error = ""
         nodes = snapshot[NODE_STATE]
-        since = None if self._store.looked_at is None else self._store.looked_at - _TIME_TOLERANCE
+        since = None if self._store.polled_at is None else self._store.polled_at - _TIME_TOLERANCE
         passed = self._reported.find_passed_states(
             self._reports, self._store.snapshot[NODE_STATE], nodes, began
         )
@@ -390,7 +390,7 @@ class ClusterSensor:
         finally:
             # slurmctld reports once: until a poll is stored, the next poll needs the report, too.
             # The store has the poll even if the status file cannot be written after it.
-            if self._store.looked_at == at:
+            if self._store.polled_at == at:
                 self._reports.clear()
         self._is_first = False
         self._set_due(began, at, is_complete=is_complete)

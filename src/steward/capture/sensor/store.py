@@ -109,7 +109,7 @@ class SensorStore:
         self._database = Database(path, _MIGRATIONS)
         (state,) = _STATE.select(self._database)
         self._name = state.name
-        self.looked_at = state.polled_at
+        self.polled_at = state.polled_at
         """Time of the last poll; None before the first."""
         self.snapshot: dict[str, dict[str, ObjectFacts]] = {kind: {} for kind in FACTS_BY_KIND}
         """Last reported facts, by kind and name."""
@@ -134,14 +134,14 @@ class SensorStore:
             StatusWriteError: The status file of node states cannot be written.
         """
         reported = [change for change in changes if change.body is not None]
-        if reported or self.looked_at is None:
+        if reported or self.polled_at is None:
             self._write_changes(reported, at, silent=silent)
         for change in changes:
             if change.facts is None:
                 self.snapshot[change.kind].pop(change.name, None)
             else:
                 self.snapshot[change.kind][change.name] = change.facts
-        self.looked_at = at
+        self.polled_at = at
         if self._is_status_stale or any(change.kind == NODE_STATE for change in changes):
             self._is_status_stale = True
             self._write_status()
@@ -155,9 +155,9 @@ class SensorStore:
         status = read_status(self._status_path, NodeStatesFile)
         if status is None or status[0].silent_since is not None:
             return
-        # After a start ``looked_at`` is older than the file, which every change rewrites.
+        # After a start ``polled_at`` is older than the file, which every change rewrites.
         written_at = datetime.fromtimestamp(status[1], UTC)
-        polled_at = max(written_at, self.looked_at or written_at)
+        polled_at = max(written_at, self.polled_at or written_at)
         write_status(self._status_path, msgspec.structs.replace(status[0], silent_since=polled_at))
         self._is_status_stale = True
 

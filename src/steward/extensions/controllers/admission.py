@@ -41,7 +41,7 @@ from steward.core.events import (
     MAX_MISSED_JOB_IDS,
     NODE_STATE,
     PARTITION_STATE,
-    QUEUE_LOOKED,
+    QUEUE_POLLED,
     RESERVATION_STATE,
     Event,
     EventError,
@@ -216,7 +216,7 @@ def peer_uids(users: Iterable[str]) -> frozenset[int]:
 
 
 FORWARDED_KINDS: Final = aggregation.NODE_KINDS | {
-    *(JOB_SCRIPT, JOB_SEEN, JOB_STATE, JOB_END, CONTROLLER_STATE, QUEUE_LOOKED),
+    *(JOB_SCRIPT, JOB_SEEN, JOB_STATE, JOB_END, CONTROLLER_STATE, QUEUE_POLLED),
     *(NODE_STATE, PARTITION_STATE, RESERVATION_STATE, JOB_MISSED),
 }
 """Kinds of events that a controller forwards."""

@@ -24,7 +24,7 @@ from steward.bank.records import Charge, Hold
 from steward.bank.remote import REPORTED_SOURCE, RemoteBank, list_own_charges
 from steward.bank.schedule import BANK_AUTHOR
 from steward.core.config import Settings
-from steward.core.events import QUEUE_LOOKED, RUN_END, RUN_START, Event
+from steward.core.events import QUEUE_POLLED, RUN_END, RUN_START, Event
 from steward.core.records import JobRecord
 from steward.core.sqlite import SqliteUnavailable
 from steward.core.timestamps import from_micros
@@ -311,7 +311,7 @@ def queue_events(
         bank_start: Time of the bank's first start.
     """
     for event, hold in events:
-        if event.kind == QUEUE_LOOKED or not _is_billed_here(event, bank_start):
+        if event.kind == QUEUE_POLLED or not _is_billed_here(event, bank_start):
             continue
         job = _job_from_event(event)
         if job is None:
