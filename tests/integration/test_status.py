@@ -146,7 +146,7 @@ def test_a_daemon_is_told_of_part_by_part(tmp_path: Path) -> None:
         told(daemon, tmp_path, "metrics", "--output", str(tmp_path / "steward.prom"))
         assert figures((tmp_path / "steward.prom").read_text()).keys() == found.keys()
         rows = told(daemon, tmp_path, "status", "-P").splitlines()
-        assert "part jobs|running|1 restart, the last since it was ended by signal 9" in rows
+        assert "worker jobs|running|1 restart, the last because it was ended by signal 9" in rows
     # A killed supervisor left its file, which does not count as a running daemon.
     answer = msgspec.json.decode(told(daemon, tmp_path, "status", "--json"), type=StatusShowAnswer)
     assert not answer.running

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 import pytest
@@ -12,7 +13,7 @@ from harness.accounting import START
 from harness.events import NOVEMBER
 from harness.site import ADA, Site
 from steward.accounting.errors import AccountingUsage
-from steward.accounting.gaps import GapsAnswer
+from steward.accounting.gaps import GAP_LABELS, GapsAnswer, Kind
 from steward.capture.nodes.node_reports import NodeReport, NodeReportsWriter
 from steward.cli.commands import print_reply
 from steward.cli.output import Style
@@ -32,6 +33,10 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 def found(answer: GapsAnswer) -> list[tuple[str, str, str]]:
     return [(one.kind, one.job, one.step) for one in answer.findings]
+
+
+def test_every_kind_has_a_label() -> None:
+    assert set(GAP_LABELS) == set(get_args(Kind))
 
 
 def test_whole_books_have_no_gaps(site: Site) -> None:

@@ -53,6 +53,19 @@ Kind = Literal[
     "orphan-cpu",
 ]
 
+GAP_LABELS: Final[dict[Kind, str]] = {
+    "step-no-end": "steps without an end",
+    "step-doubtful": "steps with incomplete usage",
+    "step-unattributed": "steps without a known run",
+    "orphan-cpu": "steps with CPU time outside their tasks",
+    "run-no-steps": "runs without a step",
+    "run-lost": "runs without an end, which Slurm no longer shows",
+    "job-unconfirmed": "scripts whose job Slurm never showed",
+    "script-missed": "scripts that capture missed",
+    "node-gap": "losses of records that nodes reported",
+    "node-silent": "nodes that no longer report",
+}
+"""Name of each kind for people, in the plural."""
 
 _MAX_SILENT_S: Final = 100 * 366 * 86400
 """Upper limit of ``silent_s``, in seconds: earlier times leave the calendar's range."""

@@ -88,12 +88,12 @@ def _make_status_rows(reply: StatusShowAnswer) -> Iterator[StatusRow]:
     )
     for worker in reply.workers:
         restarts = format_count(worker.restarts, "restart") if worker.restarts else ""
-        reason = f"{restarts}, the last since it {worker.error}" if worker.restarts else ""
-        yield StatusRow(f"part {worker.name}", worker.state, reason)
+        reason = f"{restarts}, the last because it {worker.error}" if worker.restarts else ""
+        yield StatusRow(f"worker {worker.name}", worker.state, reason)
     yield from _make_journal_rows(reply)
     for cluster in reply.clusters:
         cost_text = (
-            f", asked in {cluster.cost_s:.2f} s"
+            f", polled in {cluster.cost_s:.2f} s"
             if cluster.cost_s is not None and cluster.up
             else ""
         )
@@ -129,7 +129,7 @@ def _make_journal_rows(reply: StatusShowAnswer) -> Iterator[StatusRow]:
         kept_text = (
             f"{reply.journal.events} of {format_count(reply.journal.head, 'event')} are kept"
         )
-        yield StatusRow("journal", "there", f"{kept_text}, {format_size(reply.journal.bytes)}")
+        yield StatusRow("journal", "open", f"{kept_text}, {format_size(reply.journal.bytes)}")
     sinks = {f"archive.{line.name}" for line in reply.sinks}
     for line in reply.consumers:
         if line.name not in sinks:
@@ -167,10 +167,8 @@ def _make_bank_rows(reply: StatusShowAnswer) -> Iterator[StatusRow]:
                 result = format_count(comparison.differences, "difference")
                 compared_at = format_time(comparison.compared_at)
                 yield StatusRow(
-                    f"comparison {comparison.cluster}", "made", f"at {compared_at}: {result}"
+                    f"reconciliation {comparison.cluster}", "done", f"at {compared_at}: {result}"
                 )
     if reply.gaps is not None:
-        result = (
-            format_count(reply.gaps.total, "finding") if reply.gaps.total else "nothing is missing"
-        )
-        yield StatusRow("books", "looked through", result)
+        result = format_count(reply.gaps.total, "gap") if reply.gaps.total else "no gaps"
+        yield StatusRow("job records", "checked", result)

@@ -84,6 +84,7 @@ class GapsLine(ActionMessage, frozen=True, kw_only=True):
         since: Start of the period.
         until: End of the period.
         counts: Number of findings of each kind.
+        labels: Name of each of these kinds, for people.
         total: Their sum.
         more: Whether there are more than were counted.
     """
@@ -91,6 +92,7 @@ class GapsLine(ActionMessage, frozen=True, kw_only=True):
     since: datetime
     until: datetime
     counts: dict[str, int]
+    labels: dict[str, str]
     total: int
     more: bool = False
 
@@ -270,11 +272,11 @@ class StatusShowAnswer(Answer, frozen=True, kw_only=True):
 class StatusRow(msgspec.Struct, frozen=True):
     """Row of the table of a status: component, state, details."""
 
-    what: str
+    component: str
     state: str
     detail: str = ""
     layout: ClassVar[Layout] = (
-        Column("What", "what"),
+        Column("Component", "component"),
         Column("State", "state"),
         Column("Detail", "detail"),
     )

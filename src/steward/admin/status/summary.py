@@ -254,7 +254,7 @@ def _make_consumer_line(status: ConsumerStatus, now: datetime) -> ConsumerLine:
 
 
 def _collect_gaps(context: StatusContext, service: Caller) -> GapsLine | None:
-    from steward.accounting.gaps import GapsAnswer, GapsRequest
+    from steward.accounting.gaps import GAP_LABELS, GapsAnswer, GapsRequest
 
     answer: GapsAnswer = context.registry.call("accounting.gaps", service, GapsRequest())
     counts = Counter(finding.kind for finding in answer.findings)
@@ -262,6 +262,7 @@ def _collect_gaps(context: StatusContext, service: Caller) -> GapsLine | None:
         since=answer.since,
         until=answer.until,
         counts=dict(sorted(counts.items())),
+        labels={kind: GAP_LABELS[kind] for kind in counts},
         total=len(answer.findings),
         more=answer.more,
     )
