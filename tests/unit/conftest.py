@@ -1,4 +1,4 @@
-"""Fixtures of every unit test. They are in another file because mypy knows one conftest only."""
+"""Fixtures of all unit tests, in a separate file because mypy accepts one conftest only."""
 
 from unit_fixtures import few_descriptors, tmp_path_factory
 

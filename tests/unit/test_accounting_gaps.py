@@ -1,4 +1,4 @@
-"""``steward accounting gaps``: every gap is listed, and nothing else."""
+"""``steward accounting gaps`` lists every gap, and nothing else."""
 
 from collections.abc import Iterator
 from datetime import timedelta

@@ -1,4 +1,4 @@
-"""Imports of accounting data: row by row, once, resumed after an interruption."""
+"""Imports of accounting data: row by row, each row once, resumed after an interruption."""
 
 import io
 import os
@@ -60,7 +60,7 @@ def row(job: int, *, step: str = "", **columns: str) -> dict[str, str]:
 
 
 class Asked:
-    """A scripted source that records the queries."""
+    """Scripted source that records the queries."""
 
     passed_over = 0
 
@@ -180,7 +180,7 @@ def test_a_file_that_is_none_of_sacct_is_refused() -> None:
 
 
 class Sacct(CommandRunner):
-    """A sacct that knows three columns, and writes these rows."""
+    """Scripted sacct that knows three columns and writes these rows."""
 
     def __init__(self, rows: Sequence[Sequence[str]]) -> None:
         super().__init__("c1", ClusterSettings())

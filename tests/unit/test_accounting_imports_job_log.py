@@ -1,4 +1,4 @@
-"""Import of another Steward's job log: the same jobs and steps, and no other user's."""
+"""Import of another Steward's job log: it adds the same jobs and steps, and none of other users."""
 
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -21,7 +21,7 @@ CLUSTER = "alpha"
 
 @pytest.fixture
 def former(tmp_path: Path) -> str:
-    """The log of a Steward that saw a job with steps, a requeued one, and garbage."""
+    """Write the job log of another Steward: a job with steps, a requeued one, and garbage."""
     site = accounting.make_site(tmp_path / "former")
     try:
         accounting.add_run(site, 7, state="FAILED", exit_code=3, reason="NonZeroExitCode")

@@ -25,7 +25,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 @pytest.fixture
 def queue(site: Site) -> Site:
-    """Ten jobs of ada a minute apart, one of bela, and an array of ada's in their midst."""
+    """Add ten jobs of ada a minute apart, one of bela, and an array of ada's among them."""
     for number in range(10):
         later = timedelta(minutes=number)
         accounting.add_run(
@@ -54,7 +54,7 @@ def labels(answer: JobsAnswer) -> list[str]:
 
 
 def every(site: Site, limit: int, **asked: Any) -> list[str]:
-    """All rows, page by page."""
+    """Return all rows, read page by page."""
     found: list[str] = []
     page = ""
     while True:

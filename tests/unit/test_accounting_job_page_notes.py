@@ -1,4 +1,4 @@
-"""Notes on a job's resource use, and jobs without notes."""
+"""Notes on a job's resource use, and jobs that get none."""
 
 from typing import Any
 

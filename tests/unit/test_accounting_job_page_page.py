@@ -1,4 +1,4 @@
-"""Job page: steps, tasks, arrays, and their display."""
+"""Job page: steps, tasks and arrays, and how it shows them."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Action behind ``steward job``: choice of the job, permissions, and content."""
+"""Action behind ``steward job``: it chooses the job, checks permissions and returns the page."""
 
 from collections.abc import Iterator
 from datetime import timedelta

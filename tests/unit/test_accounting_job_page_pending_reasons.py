@@ -1,4 +1,4 @@
-"""Pending reasons in words: the installed Slurm has no reason without some."""
+"""Pending reasons in words: every reason of the installed Slurm has some."""
 
 import glob
 import re

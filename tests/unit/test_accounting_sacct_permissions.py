@@ -87,7 +87,7 @@ def test_who_may_see_what(
 
 @st.composite
 def some_lines(draw: st.DrawFn) -> list[UsageLine]:
-    """Runs and steps at whole hours; the key of each is its own."""
+    """Return lines of runs and steps at whole hours, each with its own key."""
     made: dict[tuple[Any, ...], UsageLine] = {}
     for _ in range(draw(st.integers(0, 12))):
         begin = NOVEMBER - timedelta(hours=draw(st.integers(1, 40)))

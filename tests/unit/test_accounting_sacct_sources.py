@@ -1,4 +1,4 @@
-"""Which lines sacct shows, in what order and shape: of jobs.db, of Parquet, of both together."""
+"""Lines that sacct shows, their order and shape, from jobs.db, from Parquet and from both."""
 
 import json
 from datetime import UTC

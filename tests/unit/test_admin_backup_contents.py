@@ -1,4 +1,4 @@
-"""Backup contents: files and their order, rejections, and the journal that waits."""
+"""Backup contents: files in their order, rejections, and the journal that waits."""
 
 import tarfile
 import threading

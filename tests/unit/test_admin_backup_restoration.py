@@ -1,4 +1,4 @@
-"""Restoration: files written and left, their owners, and rejections."""
+"""Restoration: files that it writes or leaves, their owners, and rejections."""
 
 import os
 import pwd
@@ -57,7 +57,7 @@ def append_script(settings: Settings, job_id: int, *, store: str) -> None:
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
-    """A Steward with one script in each incoming store, an archive and a job log."""
+    """Return settings of a Steward with a script in each store, an archive and a job log."""
     home = tmp_path / "first"
     for name in ("state", "archive/2026", "joblog"):
         (home / name).mkdir(parents=True)

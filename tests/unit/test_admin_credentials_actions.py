@@ -1,4 +1,4 @@
-"""Links, sessions and tokens: whose they are, how long, and what for."""
+"""Links, sessions and tokens: owner, lifetime and scopes."""
 
 import os
 import pwd
@@ -188,7 +188,7 @@ def life_days(made: TokenAnswer) -> float:
 
 
 def test_what_rests_on_munges_word_alone_lasts_shorter(room: CredentialsContext) -> None:
-    """Also through a login link created so, and through the session that the link opened."""
+    """The limit also holds through a login link that MUNGE created, and through its session."""
     by_munge = room.find_caller(make_ticket(ADA.uid, "nobody", NOW))
     by_session = room.find_caller(opened(room, secret=login(room, by_munge)))
     for asker in (by_munge, by_session):

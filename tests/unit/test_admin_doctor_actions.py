@@ -139,7 +139,7 @@ def test_the_worst_is_told_and_what_was_not_looked_at_is_no_fault() -> None:
 
 @pytest.fixture
 def watched(tmp_path: Path) -> Path:
-    """An archive that was filled once, with its configuration."""
+    """Return an archive that was filled once, with its configuration."""
     fill_spool(tmp_path / "spool")
     words = ("--once", "--no-slurm", "--spool", str(tmp_path / "spool"), "--cluster", "c1")
     done = steward("archive", "watch", *words, "--archive", str(tmp_path / "archive"))
@@ -284,16 +284,16 @@ def test_a_mybrc_server_that_cannot_be_told_is_a_finding(site: DoctorSite, tmp_p
 
 
 class ReadOnly(Quiet, BaseHTTPRequestHandler):
-    """A myBRC server that takes nothing, or fails over what is no job."""
+    """myBRC server that accepts nothing, or fails on anything but jobs."""
 
     writes: ClassVar[HTTPStatus] = HTTPStatus.FORBIDDEN
 
     def do_GET(self) -> None:
-        """Give a list of jobs."""
+        """Send a list of jobs."""
         self._say(HTTPStatus.OK)
 
     def do_POST(self) -> None:
-        """Take none."""
+        """Reject a job."""
         self._say(self.writes)
 
     def _say(self, status: HTTPStatus) -> None:

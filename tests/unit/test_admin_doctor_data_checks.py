@@ -21,7 +21,7 @@ __all__ = ["site"]
 
 @pytest.fixture
 def journal(site: DoctorSite) -> Journal:
-    """A journal of three scripts."""
+    """Make a journal of three scripts."""
     site.state.mkdir()
     journal = Journal(site.settings.state_dir)
     journal.append(encode_rows([script_event(number) for number in (1, 2, 3)]))
@@ -29,7 +29,7 @@ def journal(site: DoctorSite) -> Journal:
 
 
 def checked(site: DoctorSite) -> CheckContext:
-    """A context whose checks call real actions."""
+    """Return a context whose checks call real actions."""
     settings = site.settings
     return make_check_context(settings, lambda: make_registry(settings), ROOT, asks_slurm=False)
 

@@ -87,7 +87,7 @@ def test_the_catalogs_link_to_its_generation_is_no_database(site: DoctorSite) ->
 
 
 def statvfs(blocks: int, free: int, files: int = 1000, files_free: int = 1000) -> os.statvfs_result:
-    """4-KiB blocks."""
+    """Report blocks of 4 KiB."""
     return os.statvfs_result(
         (4096, 4096, blocks, free, free, files, files_free, files_free, 0, 255)
     )
@@ -159,7 +159,7 @@ def test_what_the_settings_name_and_is_not_there(site: DoctorSite) -> None:
 
 
 class Other(BaseHTTPRequestHandler):
-    """A program that is not ours, at the port of the pages."""
+    """Foreign program at the port of the pages."""
 
     def do_GET(self) -> None:
         is_health = self.path == "/healthz"

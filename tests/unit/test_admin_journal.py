@@ -1,4 +1,4 @@
-"""Actions on the journal: what a list of events holds."""
+"""Actions on the journal: the contents of a list of events."""
 
 import re
 from pathlib import Path
@@ -21,7 +21,7 @@ from steward.reports.events import MAX_EVENTS
 
 @pytest.fixture
 def site(tmp_path: Path) -> JournaledSite:
-    """A journal of 3,000 events, of which cluster c2 has every thousandth."""
+    """Make a journal of 3,000 events; every thousandth is of cluster c2."""
     site = JournaledSite(tmp_path)
     site.feed(
         *(

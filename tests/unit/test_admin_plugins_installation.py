@@ -1,4 +1,4 @@
-"""Building, installing and checking what Slurm loads."""
+"""Builds, installation and checks of the files that Slurm loads."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""A gate that slurmctld cannot reach is reported with the command that fixes it."""
+"""The report about a gate that slurmctld cannot reach names the command that fixes it."""
 
 import os
 import pwd
@@ -24,7 +24,7 @@ SHOWN = {"SlurmUser": f"nobody({NOBODY.pw_uid})"}
 
 @pytest.fixture
 def run() -> Iterator[Path]:
-    """A directory that everybody may pass, with the plugin's file in one below it."""
+    """Make a directory that everybody may pass, and below it one with the plugin's file."""
     directory = Path(tempfile.mkdtemp())
     directory.chmod(0o755)
     place = directory / "steward"
@@ -39,7 +39,7 @@ def check(place: Path) -> list[str]:
 
 
 def listen(place: Path, mode: int) -> None:
-    """A socket, as the gate makes it."""
+    """Open a socket, as the gate does."""
     with socket.socket(socket.AF_UNIX) as made:
         made.bind(str(place / "gate.sock"))
     os.chmod(place / "gate.sock", mode)

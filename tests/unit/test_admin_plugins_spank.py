@@ -50,7 +50,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> PluginBuild:
 
 
 class Node:
-    """A host that is controller and node, with the plugin installed as a reader of docs does."""
+    """Host that is controller and node, with the plugin installed as the docs say."""
 
     def __init__(self, site: DoctorSite, built: PluginBuild) -> None:
         self.site = site
@@ -92,7 +92,7 @@ class Node:
         return [found for found in self.look() if found.status != "ok"]
 
     def mend(self) -> None:
-        """Type what the doctor prints, once for each remedy."""
+        """Run the commands that the doctor prints, once for each problem."""
         for line in dict.fromkeys(line for found in self.faults() for line in found.fix):
             file, _, words = line.partition(": ")
             if line.startswith("steward "):
@@ -220,7 +220,7 @@ def test_what_was_chosen_at_the_installation_is_kept(node: Node) -> None:
 
 
 def test_a_line_that_names_jobcomps_directory_is_to_be_changed(node: Node) -> None:
-    """Root's, the directory would take no line of slurmctld's."""
+    """If the directory belonged to root, slurmctld could not write lines to it."""
     node.install(node.lines.parent)
     found = node.faults()[0]
     told = "jobcomp, which is the directory of [cluster.c1] jobcomp_lines: in "
@@ -249,7 +249,7 @@ def test_a_line_of_plugstack_conf_itself_is_to_be_changed(node: Node) -> None:
 
 @pytest.mark.parametrize("library", ["1.1.1", "gone"])
 def test_remedies_of_a_line_agree_with_each_other(node: Node, library: str) -> None:
-    """An old line after an upgrade names another build, and the directory of job lines."""
+    """After an upgrade an old line names another build, and the directory of job lines."""
     node.conf.unlink()
     old = node.built.path.replace(str(node.built.version), library)
     node.plugstack.write_text(f"required {old} spool={node.lines.parent}/\n")
@@ -318,7 +318,7 @@ def test_a_directory_with_files_of_others_is_no_spool(
 def test_a_directory_that_is_not_roots_alone_is_no_new_spool(
     node: Node, owner: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its programs could not use it any more: /var/log/munge, /srv, /var/mail."""
+    """Other programs could no longer use /var/log/munge, /srv or /var/mail."""
     other = node.site.directory / "srv"
     other.mkdir(mode=0o755)
     os.chown(other, owner, owner)
@@ -536,7 +536,7 @@ def test_jobs_lines_are_not_written_into_the_spool(
     "harm", ["root's", "root's file", "missing", "open", "no script", "link", "directory"]
 )
 def test_the_commands_of_the_doctor_mend_jobcomps_directory(node: Node, harm: str) -> None:
-    """Among them what an earlier doctor advised: to give the directory to root."""
+    """An earlier doctor suggested to give the directory to root; that is undone too."""
     libdir = str(node.site.directory / "lib")
     install_jobcomp(str(node.etc), libdir=libdir, lines_path=str(node.lines))
     os.utime(node.etc / "jobcomp.lua", (0, 0))

@@ -1,4 +1,4 @@
-"""The trigger helper's installation: what is left to set, whose the secret is, and the socket."""
+"""Installation of the trigger helper: remaining settings, owner of the secret, and the socket."""
 
 import os
 import pwd
@@ -22,7 +22,7 @@ only_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files 
 
 @pytest.fixture
 def open_directory() -> Iterator[Path]:
-    """A directory that every user can enter."""
+    """Make a directory that every user can enter."""
     directory = Path(tempfile.mkdtemp(dir="/tmp"))
     directory.chmod(0o755)
     yield directory

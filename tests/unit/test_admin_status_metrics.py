@@ -32,7 +32,7 @@ BY = Authorship(who="root")
 
 
 class Counted:
-    """Calls what it is made of, and notes each name that was called."""
+    """Wrapper that records the name of each method that is called."""
 
     def __init__(self, call: Callable[[str, Caller, Any], Any]) -> None:
         self._call = call
@@ -132,7 +132,7 @@ def test_no_label_ends_its_line() -> None:
 
 @pytest.fixture
 def polled_site(tmp_path: Path) -> Path:
-    """The configuration of a site whose cluster was polled a moment ago."""
+    """Return the configuration of a site whose cluster was polled a moment ago."""
     (tmp_path / "state").mkdir()
     config = tmp_path / "steward.toml"
     config.write_text(

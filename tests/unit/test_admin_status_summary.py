@@ -1,4 +1,4 @@
-"""Permissions of the status, and its disks."""
+"""Status summary: permissions and disks."""
 
 import logging
 import os

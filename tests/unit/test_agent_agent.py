@@ -1,4 +1,4 @@
-"""The agent of compute nodes: its files, of which it loses no line, and its one file of code."""
+"""Agent of compute nodes: it loses no line of its files, and its code is one file."""
 
 import ast
 import fcntl
@@ -39,7 +39,7 @@ def write(directory: Path, *lines: str) -> None:
 
 
 def take(spool: Spool) -> list[str]:
-    """Return all waiting lines, as if they were sent."""
+    """Return all waiting lines, as if the agent had sent them."""
     found = []
     while (batch := spool.read_batch()) is not None:
         number, offset, body = batch
@@ -49,7 +49,7 @@ def take(spool: Spool) -> list[str]:
 
 
 def age(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have every file be old enough."""
+    """Make every file old enough to be removed."""
     now = time.time
     monkeypatch.setattr(time, "time", lambda: now() + 1000.0)
 
@@ -250,7 +250,7 @@ def test_a_flood_without_newlines_passes(tmp_path: Path) -> None:
 
 
 def test_what_was_sent_is_noted_in_place(tmp_path: Path) -> None:
-    """The place is overwritten where it is, half by half; a torn half leaves the other."""
+    """The agent overwrites the position in place, half by half; a torn half leaves the other."""
     write(tmp_path, "a")
     take(spool_in(tmp_path))
     size = (tmp_path / "n1.place").stat().st_size
@@ -269,7 +269,7 @@ def test_what_was_sent_is_noted_in_place(tmp_path: Path) -> None:
 
 
 def test_lines_that_came_after_a_power_failure_are_sent(tmp_path: Path) -> None:
-    """The file comes back shorter than what was sent of it, and has grown beyond that since."""
+    """After the failure the file is shorter than the sent part, and then grows beyond it."""
     write(tmp_path, *(f"{number:050d}" for number in range(100)))
     assert len(take(spool_in(tmp_path))) == 100
     os.truncate(tmp_path / "n1.log", 51 * 20)
@@ -300,9 +300,9 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
 def write_steadily(
     directory: Path, name: int, lines: int, is_enough: Event, end: Connection
 ) -> None:
-    """Write as the plugin in many steps: some open the file for each line, some keep it open.
+    """Write as the plugin does in many steps: some open the file for each line, some keep it open.
 
-    So many lines, and then more until it is enough, or much too many.
+    Write at least ``lines`` lines, then more until ``is_enough``, up to a limit.
     """
     chance = Random(name)
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
@@ -323,7 +323,7 @@ def write_steadily(
 
 
 def test_no_line_is_lost_by_rotation_under_writers(tmp_path: Path) -> None:
-    """The agent rotates every few kilobytes, and removes files as soon as no lease is held."""
+    """The agent rotates every few kilobytes, and removes files as soon as nobody holds a lease."""
     context = multiprocessing.get_context("fork")
     is_enough = context.Event()
     ends = [context.Pipe(duplex=False) for _ in range(3)]

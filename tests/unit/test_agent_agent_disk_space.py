@@ -1,6 +1,6 @@
-"""Agent on a full disk: its directory empties again, whatever was there when it filled.
+"""Agent on a full disk: its directory empties again, whatever filled it.
 
-On a tmpfs of two megabytes, as diskless nodes have one; so these need root.
+The disk is a tmpfs of two megabytes, as on diskless nodes, so these tests need root.
 """
 
 import errno
@@ -63,7 +63,7 @@ def free_of(directory: Path) -> int:
 def test_a_full_directory_empties_again(
     hearing: HearingSite, small: Path, monkeypatch: pytest.MonkeyPatch, was_there: bool
 ) -> None:
-    """Also if the disk was full before the agent first ran."""
+    """It empties even if the disk was full before the agent first ran."""
     if was_there:
         assert hearing.run_agent(small) == 0
     tasks = fill(small)
@@ -103,7 +103,7 @@ def test_it_empties_where_nobody_takes_the_lines(
 
 
 def test_a_small_file_system_is_not_filled(small: Path) -> None:
-    """The usual sizes are more than there is."""
+    """The default sizes exceed the file system."""
     with (small / "n1.log").open("w") as file:
         file.writelines(f"{number:99d}\n" for number in range(4000))
     spool = Spool(str(small), "n1", 1 << 20, 64 << 20)

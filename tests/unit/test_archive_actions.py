@@ -1,4 +1,4 @@
-"""The archive's long work, and its actions as a registry has them."""
+"""Long tasks of the archive, and its actions in a registry."""
 
 import base64
 from collections.abc import Iterator

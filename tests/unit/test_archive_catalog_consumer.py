@@ -1,4 +1,4 @@
-"""The catalog as a consumer: repeats are harmless, what is purged is gone, damage is named."""
+"""Catalog consumer: repeats are harmless, purges remove entries, and errors name the damage."""
 
 import os
 from datetime import timedelta

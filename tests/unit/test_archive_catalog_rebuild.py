@@ -1,4 +1,4 @@
-"""The catalog made again from the files: nothing missed, nothing purged brought back."""
+"""Catalog rebuilt from the files: it misses nothing, and brings no purged script back."""
 
 import os
 import pwd

@@ -1,4 +1,4 @@
-"""Search: hits are exact, complete, in order, and nobody else's."""
+"""Search: hits are exact, complete and in order, and only the caller's own."""
 
 from datetime import timedelta
 from pathlib import Path
@@ -27,7 +27,7 @@ def site(tmp_path: Path) -> Site:
 
 
 def searching(site: Site, **thresholds: int) -> None:
-    """Have the site search with other thresholds."""
+    """Search on the Site with other thresholds."""
     site.room("archive").searcher = CatalogSearcher(
         str(catalog.directory_of(site)), thresholds=SearchThresholds(**thresholds)
     )

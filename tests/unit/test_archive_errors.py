@@ -1,4 +1,4 @@
-"""Errors of archive files: they name the file, and the root where the file has no name."""
+"""Errors of archive files name the file, or the root if the file has no name."""
 
 import errno
 import os

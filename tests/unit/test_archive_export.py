@@ -1,4 +1,4 @@
-"""Sets of names on disk, with which an export writes each script once."""
+"""Sets of names on disk, which make an export write each script once."""
 
 from steward.archive.export import NameSet
 

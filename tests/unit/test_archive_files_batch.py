@@ -1,4 +1,4 @@
-"""Recovery of a batch after a kill, with changed settings too."""
+"""Recovery of a batch after a kill, also with changed settings."""
 
 import errno
 import os
@@ -24,11 +24,11 @@ SCRIPT = b"#!/bin/sh\n" + b"hostname\n" * 50
 
 
 class Killed(BaseException):
-    """Stands for SIGKILL: nobody handles it."""
+    """Simulated SIGKILL, which no handler catches."""
 
 
 def killed(monkeypatch: pytest.MonkeyPatch, site: Site, where: str, *events: Event) -> None:
-    """Apply events, and be killed just before (``write_bytes``) or just after the commit."""
+    """Apply events, with a kill just before (``write_bytes``) or just after the commit."""
 
     def kill(*_: object, **__: object) -> None:
         raise Killed

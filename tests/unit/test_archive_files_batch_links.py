@@ -1,4 +1,4 @@
-"""Identical scripts of one holder are one file; what is done to one does not reach the other."""
+"""Identical scripts of one holder share one file; a change of one does not reach the other."""
 
 import os
 from pathlib import Path
@@ -39,7 +39,7 @@ def sizes(site: Site) -> dict[tuple[str, str], int]:
 
 
 def true_sizes(site: Site) -> dict[tuple[str, str], int]:
-    """Return the sizes counted from scratch."""
+    """Return the sizes, counted from scratch."""
     found: dict[tuple[str, str], int] = {}
     met = set()
     rows = archive.rows(

@@ -1,4 +1,4 @@
-"""Compressed files: everything that reads gives the plain bytes, and bounded memory is enough."""
+"""Compressed files: every reader returns the plain bytes in bounded memory."""
 
 import errno
 import io

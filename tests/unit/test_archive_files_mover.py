@@ -140,11 +140,11 @@ def test_a_missing_target_stops_the_mover_not_the_sink(tmp_path: Path, stop: Sto
 
 
 class Crash(Exception):
-    """Nothing more is done."""
+    """Simulated crash: nothing runs after it."""
 
 
 def crash_at(step: str, site: Site, patch: pytest.MonkeyPatch) -> None:
-    """Have moving on end where files are ``copied``, ``synced``, ``removed`` here or ``gone``."""
+    """Make a move end where files are ``copied``, ``synced``, ``removed`` here or ``gone``."""
     sync, writing = ArchiveTree.sync, FilesRecords.writing
 
     def crashing_sync(tree: ArchiveTree) -> None:
@@ -413,7 +413,7 @@ def test_a_script_that_moves_while_it_is_read_is_read_from_the_second_tree(
     site.feed(script, archive.identity(script))
 
     class SlowReader(FilesReader):
-        """Reader that is overtaken by the mover after it located a file."""
+        """Reader that the mover overtakes after the reader has located a file."""
 
         def locate(self, script_key: str, cluster: str = "") -> PlacedScript | None:
             placed = super().locate(script_key, cluster)

@@ -115,7 +115,7 @@ def check(site: Site, names: dict[int, str]) -> None:
 
 
 def site_of(tmp_path: Path, *uids: int, **sink: Any) -> Site:
-    """A site at which each uid has one script, its job's id, and is called u<uid>."""
+    """Make a Site at which each uid is called u<uid> and has the script of one job."""
     site = archive.make_site(tmp_path, **sink)
     if not archive.has_acls(site):
         pytest.skip("the file system has no POSIX ACLs")

@@ -20,7 +20,7 @@ ADA, BELA, STAFF = 54001, 54002, 54100
 
 @pytest.fixture
 def open_path() -> Iterator[Path]:
-    """A directory that every user can pass through: pytest's own are root's alone."""
+    """Make a directory that every user can pass through: pytest's own belong to root alone."""
     if os.getuid() != 0:
         pytest.skip("reading as another user needs root")
     path = Path(tempfile.mkdtemp(prefix="steward-acl-"))

@@ -1,4 +1,4 @@
-"""Limits by age and size: the oldest go, no more than needed, and nothing is ordered twice."""
+"""Limits by age and size purge the oldest scripts, no more than needed, and each once."""
 
 import logging
 import time
@@ -47,7 +47,7 @@ def ask(site: Site, *, page_rows: int = 200, at_once: int = 500) -> list[Event]:
 
 
 def gone(site: Site, **pages: int) -> list[int]:
-    """Ids of the jobs whose scripts are ordered to go, in that order."""
+    """Return the job ids of scripts whose purge was ordered, in order."""
     events = ask(site, **pages)
     assert all(event.kind == ARCHIVE_PURGE and event.body.sink == "files" for event in events)
     return [int(key.split(":")[1]) for event in events for key in event.body.script_keys]

@@ -317,7 +317,7 @@ def test_a_script_that_is_filed_while_it_is_read_is_read_from_its_new_place(tmp_
     site.feed(script)
 
     class SlowReader(FilesReader):
-        """Reader that is overtaken by the sink after it located a file."""
+        """Reader that the sink overtakes after the reader has located a file."""
 
         def locate(self, script_key: str, cluster: str = "") -> PlacedScript | None:
             placed = super().locate(script_key, cluster)

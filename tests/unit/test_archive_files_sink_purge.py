@@ -1,4 +1,4 @@
-"""Purge in the files sink: from the sink, from its store, and by retention."""
+"""Purge in the files sink: on request, from its store, and by retention."""
 
 import errno
 import os

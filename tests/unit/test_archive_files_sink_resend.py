@@ -1,4 +1,4 @@
-"""Resend to a files sink: scripts come from wherever their bytes are."""
+"""Resend to a files sink: it finds scripts wherever their bytes are."""
 
 import os
 from pathlib import Path
@@ -18,7 +18,7 @@ from steward.core.events import ARCHIVE_RESEND, ArchiveResend, Event, ResentScri
 
 
 class TwoSinks:
-    """The sink ``files`` of a site, and one called ``more`` that came later."""
+    """Site with the sink ``files`` and a later sink ``more``."""
 
     def __init__(self, directory: Path, **more: Any) -> None:
         self.site = archive.make_site(directory, compress="zstd")

@@ -1,4 +1,4 @@
-"""A tree is one Steward's at a time: of one state directory, whichever of its processes."""
+"""A tree belongs to one Steward at a time: to one state directory, for all its processes."""
 
 import os
 import subprocess

@@ -110,7 +110,7 @@ def test_what_is_being_filed_is_not_unknown(
 
 
 def test_who_only_reads_makes_no_lock(tmp_path: Path) -> None:
-    """Made by root, it would keep out the daemon of SlurmUser's."""
+    """A lock that root made would keep out the daemon, which runs as SlurmUser."""
     site = archive.make_site(tmp_path)
     script = archive.script(site, 1)
     site.feed(script, archive.identity(script))

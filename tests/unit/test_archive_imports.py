@@ -45,7 +45,7 @@ def store(tmp_path: Path) -> IncomingStore:
 
 
 def as_job_archive(entries: Sequence[bytes]) -> bytes:
-    """Return the form of job_archive: white space dropped while reading, then NULs to newlines."""
+    """Return text as job_archive writes it: without white space, and with newlines for NULs."""
     raw = encode_spool_environment(entries)
     for space in b" \t\n\v\f\r":
         raw = raw.replace(bytes((space,)), b"")

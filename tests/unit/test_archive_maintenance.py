@@ -1,4 +1,4 @@
-"""Sink states, refill, and that purged scripts do not come back."""
+"""Sink states and refill; purged scripts do not come back."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,7 +33,7 @@ def site(tmp_path: Path) -> RemoteSite:
 
 
 def filed_jobs(site: RemoteSite) -> set[int]:
-    """Jobs whose script is in the archive of files."""
+    """Return the jobs whose script is in the archive of files."""
     names = [Path(path).name for path in archive.files(site) if path.endswith(".sh")]
     return {int(name.split("-")[0]) for name in names}
 

@@ -1,4 +1,4 @@
-"""The consumer behind sinks on other machines: what is sent, when, how often, in which version."""
+"""Consumer of remote sinks: the documents that it sends, when, how often and in which version."""
 
 from collections.abc import Callable, Sequence
 from contextlib import closing

@@ -1,4 +1,4 @@
-"""SubmitLine split into sbatch's words, with any characters in it."""
+"""Split of SubmitLine into sbatch's words, with any characters."""
 
 import shlex
 from typing import Any
@@ -136,7 +136,7 @@ def test_variables_of_sbatch_are_those_of_the_submission() -> None:
 
 
 def last_words(record: JobRecord) -> list[str]:
-    """Return the words of the sbatch command of a job's resubmission script."""
+    """Return the words of the sbatch command in a job's resubmission script."""
     text = write_resubmission_script(job_of(record), SCRIPT)
     return shlex.split(text.splitlines()[-1])
 

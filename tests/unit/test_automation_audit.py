@@ -1,4 +1,4 @@
-"""The audit log: who writes it, that nothing in it is changed, and what a kill leaves."""
+"""Audit log: its writers, append-only entries, and the state after a kill."""
 
 import os
 import signal
@@ -163,7 +163,7 @@ def test_who_is_killed_leaves_it_without_an_end(tmp_path: Path) -> None:
 
 
 def _writer(state: str, uid: int) -> int:
-    """A process of a user that writes twenty actions: its id."""
+    """Write twenty actions in a process of a user; return its id."""
     pid = os.fork()
     if pid:
         return pid

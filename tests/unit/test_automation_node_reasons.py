@@ -97,7 +97,7 @@ def test_any_reason_is_one_line_that_is_ours(reason: str, speaker: str, old: str
 
 
 def test_what_slurmctld_puts_behind_a_reason_leaves_it_whose_it_was() -> None:
-    """slurmctld appends text from 23.11 on if a drained node does not answer."""
+    """From 23.11 on slurmctld appends text to the reason if a drained node does not answer."""
     given = sign_reason("failed, look at it", "rule drain")
     for behind in ("Not responding", "Not responding : Node unexpectedly rebooted"):
         shown = f"{given} : {behind}"

@@ -38,13 +38,13 @@ from steward.slurm.settings import ClusterSettings
 
 
 class Props(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Nested."""
+    """Nested parameters."""
 
     users: Annotated[tuple[str, ...], described("Who.")] = ("root",)
 
 
 class Every(Parameters, frozen=True, kw_only=True):
-    """One of each kind."""
+    """Parameters of every type."""
 
     text: Annotated[str, described("A text.")]
     number: Annotated[int, described("A number.")] = 3
@@ -189,7 +189,7 @@ def test_what_may_not_be_had_from_elsewhere() -> None:
 
 
 def test_only_automation_run_reaches_them() -> None:
-    """Their names in the registry of all actions are no other's, and no client can call them."""
+    """Operations have unique names in the registry of all actions, and no client can call them."""
     for one in load_operations().values():
         assert DECLARED[one.name] is one
         assert (one.name, one.scope) == (f"automation.{one.ref}", "actions")

@@ -1,4 +1,4 @@
-"""Which programs may be started."""
+"""Programs that operations may start."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The event of slurm.trigger.set: a job alone names none."""
+"""Event of slurm.trigger.set: the job alone names no event."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -13,12 +13,12 @@ from steward.core.config import Settings
 
 @pytest.fixture(autouse=True)
 def any_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let everybody set a trigger: only root could write a list of programs that counts."""
+    """Let every user set a trigger; only root could write a list of programs that counts."""
     monkeypatch.setattr(triggers, "require_listed_program", lambda *_: None)
 
 
 def set_dry(**fields: Any) -> str:
-    """The event that a trigger of job 2 would be set for."""
+    """Return the event for which a trigger of job 2 would be set."""
     doing: Any = SimpleNamespace(
         cluster="c1",
         settings=Settings(),

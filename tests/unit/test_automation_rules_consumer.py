@@ -1,4 +1,4 @@
-"""Rule consumer: acts once on each event that matches."""
+"""Rule consumer: it acts once on each event that matches."""
 
 from datetime import timedelta
 from pathlib import Path

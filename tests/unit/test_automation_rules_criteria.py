@@ -1,4 +1,4 @@
-"""Operators of criteria: results as StackStorm's, for any input."""
+"""Operators of criteria: they return what StackStorm's do, for any input."""
 
 import fnmatch
 import re

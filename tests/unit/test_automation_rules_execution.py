@@ -1,4 +1,4 @@
-"""Executions of rules that fail, hang or are killed: each ends once, and is recorded."""
+"""Executions of rules that fail, hang or are killed: each ends once, with a record."""
 
 import threading
 import time

@@ -30,7 +30,7 @@ audit.begin(msgspec.json.decode(sys.argv[2], type=AuditStart))
 
 
 class HandSite(Site):
-    """A Site that writes down its mails, and the hand that runs its actions."""
+    """Site that records its mails, with the performer that runs its actions."""
 
     def __init__(self, directory: Path) -> None:
         mailer = directory / "mailer"

@@ -67,7 +67,7 @@ def test_nodes_that_come_back_make_room(tmp_path: Path) -> None:
 
 
 def test_what_a_cap_holds_back_counts_for_the_rate(tmp_path: Path) -> None:
-    """Each has slurmctld asked what nodes there are."""
+    """For each event slurmctld is asked for its nodes."""
     rule = with_care(DRAIN, rate_limit="5/1h", most_nodes_percent=2)
     site = RulesSite(tmp_path, rule)
     for number in range(1, 20):

@@ -1,4 +1,4 @@
-"""The rules that come with Steward do what they say, and nothing else."""
+"""Rules that Steward ships: they do what they say, and nothing else."""
 
 from datetime import timedelta
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Templates are rendered once, in a sandbox, and what payloads hold stays what it is."""
+"""Templates are rendered once, in a sandbox, and never render payloads."""
 
 import contextlib
 from typing import Any

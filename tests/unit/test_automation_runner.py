@@ -36,7 +36,7 @@ SECONDS = 120.0
 
 
 class RunningSite(Site):
-    """Two clusters without Slurm: olga is an operator of the one, carl an administrator of all."""
+    """Two clusters without Slurm: olga is an operator of the first, carl administers both."""
 
     def __init__(self, tmp_path: Path) -> None:
         self.programs = tmp_path / "programs"

@@ -330,7 +330,7 @@ def test_array_tasks_are_named_as_slurm_does(site: Site) -> None:
 
 
 def test_a_job_that_another_program_named_is_listed(site: Site) -> None:
-    """Its name may hold slashes, so that its charge's key has as many parts as one of a job."""
+    """Its name may hold slashes, which give its charge's key as many parts as a job's key."""
     own = bank.charge(site, 7)
     told = msgspec.structs.replace(own, job_id=0, told="a/b/c", source="mybrc")
     with site.ledger.transaction() as t:

@@ -1,4 +1,4 @@
-"""Quotes: every user sees the price of a job, and members alone the balance of an account."""
+"""Quotes: every user sees the price of a job, only members see the balance of an account."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Rates, modes and times set by operators, and the proof of the ledger."""
+"""Rates, modes and times that operators set, and the proof of the ledger."""
 
 from datetime import timedelta
 from pathlib import Path

@@ -105,7 +105,7 @@ class Bank(Site):
             self.charger.tick(self.said.extend)
 
     def happen(self, events: Sequence[Event]) -> None:
-        """Have jobs.db and the bank apply Slurm's observations."""
+        """Apply Slurm's observations to jobs.db and the bank."""
         begin = len(self.journal)
         feed(self, events)
         self.take([e for e in self.journal[begin:] if e.kind in BankConsumer.kinds])
@@ -398,7 +398,7 @@ def test_a_requeued_jobs_next_run_is_covered_and_charged_by_itself(bank: Bank) -
 
 
 def poll(event_id: int) -> Event:
-    """The event of a poll of the whole queue that began in a minute."""
+    """Return the event of a poll of the whole queue that began at this minute."""
     began = datetime.now(UTC) + timedelta(minutes=1)
     return Event(
         kind=QUEUE_POLLED,
@@ -563,7 +563,7 @@ def test_one_late_answer_of_slurmctld_does_not_put_the_next_question_off(
     pictures = ClusterModels(settings, bank.ledger, lambda: now_s)
 
     def waits_s() -> float:
-        """Return the time from one question to the next."""
+        """Return the seconds between two questions."""
         nonlocal now_s
         count = len(asked_s)
         while len(asked_s) == count:
@@ -599,7 +599,7 @@ def test_a_picture_is_taken_again_until_the_nodes_have_registered(
     pictures = ClusterModels(settings, bank.ledger, lambda: now_s)
 
     def pass_time(seconds: float) -> list[float]:
-        """Return when pictures were taken in these seconds, counted from their beginning."""
+        """Return the seconds at which polls ran while this much time passed."""
         nonlocal now_s
         began_s, count = now_s, len(taken_s)
         while now_s < began_s + seconds:

@@ -1,4 +1,4 @@
-"""Admission decisions of the gate: mode, limits, size of the hold, and the message."""
+"""Admission decisions of the gate: mode, limits, size of the hold, and message."""
 
 from pathlib import Path
 

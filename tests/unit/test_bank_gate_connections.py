@@ -1,4 +1,4 @@
-"""Connections to the gate: only the users that the plugin runs as."""
+"""Connections to the gate: only users that the plugin runs as may connect."""
 
 import logging
 import os
@@ -24,7 +24,7 @@ STRANGER, SLURM, OTHER = 65534, 4711, 4712
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """A directory that anybody can reach."""
+    """Make a directory that every user can reach."""
     for directory in (tmp_path, *tmp_path.parents):
         if directory.stat().st_uid == os.geteuid() and str(directory) != "/":
             directory.chmod(directory.stat().st_mode | 0o711)
@@ -35,7 +35,7 @@ _REFUSED = 13
 
 
 def can_connect(path: str, uid: int) -> bool:
-    """Return whether a process of that user can connect."""
+    """Return whether a process of this user can connect."""
 
     def connect() -> None:
         os.setgroups([])

@@ -1,4 +1,4 @@
-"""CPU time that one question takes of the gate, of the worst texts that Slurm would take."""
+"""CPU time of the gate for one question, with the worst texts that Slurm accepts."""
 
 import random
 import time
@@ -35,7 +35,7 @@ def many_partitions() -> ClusterModel:
 
 
 class AskedGate(GateCore):
-    """A gate that answers questions of the submit plugin."""
+    """Gate that answers questions of the submit plugin."""
 
     def __init__(self, directory: Path, su: int, mode: str = "enforce") -> None:
         super().__init__(directory, account("chem", su), mode=mode)
@@ -57,7 +57,7 @@ class AskedGate(GateCore):
             return self.answering.answer(ask, now_us())
 
     def cpu_ms(self, job: JobRequest) -> tuple[float, PluginReply]:
-        """The CPU time of one question, the least of three, and its answer."""
+        """Return the CPU time of one question, the least of three, and the reply."""
         took = []
         for number in range(3):
             # Another second each time: it is one question that is measured, not a user's share.
@@ -72,7 +72,7 @@ class AskedGate(GateCore):
 
 
 def filled(piece: str, longest: int) -> str:
-    """A text of so many bytes at the most, of pieces with commas between."""
+    """Return a text of at most this many bytes, made of pieces with commas between them."""
     return ",".join([piece] * (longest // (len(piece) + 1)))
 
 
@@ -138,7 +138,7 @@ _WORST: dict[str, tuple[Callable[[int], str], ...]] = {
 
 
 def described(texts: dict[str, str]) -> JobRequest:
-    """A job that is dear, with these texts."""
+    """Return an expensive job with these texts."""
     return msgspec.convert(msgspec.to_builtins(usual_job(10_000)) | texts, JobRequest)
 
 

@@ -1,4 +1,4 @@
-"""Jobs that hold nothing yet, since they are held or begin later: what their changes may do."""
+"""Jobs without an SU hold, because they are held or begin later: effects of changes."""
 
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ LATER_US = now_us() + HOUR_MIN * 60_000_000
 
 
 def put_off(site: GateCore, minutes: int, number: int = NUMBER, **more: Any) -> None:
-    """Submit a job that holds nothing yet, and have Slurm show it."""
+    """Submit a job that holds no SU yet, and show it in the queue."""
     said = site.submit(job(minutes, **more))
     assert said.ok
     with site.store.transaction():
@@ -29,7 +29,7 @@ def changed(site: GateCore, number: int = NUMBER, **changes: Any) -> PluginReply
 
 
 def looked(site: GateCore, minutes: int, **more: Any) -> None:
-    """The queue shows the job so."""
+    """Show the job in the queue with these fields."""
     claim = HoldRequest(cluster=CLUSTER, job_id=NUMBER, description=job(minutes, **more))
     with site.store.transaction():
         assert site.upkeep.place_hold(claim, "alice", now_us()).is_paid

@@ -1,4 +1,4 @@
-"""Changes of jobs by other users than the owner: always priced, and granted once."""
+"""Changes of jobs by other users than the owner: the gate prices each and grants it once."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ DENIED = "Steward: permission denied: the job belongs to another user"
 
 @pytest.fixture
 def site(tmp_path: Path) -> GateCore:
-    """Ten SU, a job of 10 that its owner holds, and who may what."""
+    """Make a Site with 10 SU, a job of 10 SU that its owner holds, and permissions."""
     site = GateCore(tmp_path, account("chem", 10))
     site.ground.slurm_uids = frozenset({0, SLURM})
     standing = ClusterRoles(admins=frozenset({"op"}), coordinators={"chem": frozenset({"bob"})})

@@ -1,4 +1,4 @@
-"""Random requests and polls in any order: no reply overdraws an account, and no hold is lost."""
+"""Random requests and polls in any order: no reply overdraws an account or loses a hold."""
 
 import shutil
 import tempfile
@@ -20,7 +20,7 @@ ACCOUNTS = ("chem", "phys")
 
 
 class Gate(RuleBasedStateMachine):
-    """A gate, and a model of the ledger in a few lines."""
+    """Gate with a model of the ledger in a few lines."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class Gate(RuleBasedStateMachine):
         return self.credits[name] + sum(self.balances[number] for number in active) - held
 
     def overdraft(self, name: str) -> int:
-        """Return what jobs hold that started though no allocation of their account could pay."""
+        """Return the SU held by started jobs that no allocation of their account could pay."""
         holds = self.site.keeper.balances.holds.values()
         return sum(
             hold.remaining for hold in holds if hold.id in self.overdrawing and hold.payer == name

@@ -1,4 +1,4 @@
-"""Requests that nobody has thought of: each is its sender's trouble alone."""
+"""Unforeseen requests: each fails for its sender alone."""
 
 import socket
 import tracemalloc
@@ -42,7 +42,7 @@ STRANGE = ("node1,", "node1,,node2", "node[1-02]", "node[", "@all", "n[1-9999999
 
 @pytest.fixture
 def broken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An estimate that fails for jobs with a reservation, as no estimate should."""
+    """Make estimates fail for jobs with a reservation."""
     quote = Estimator.quote
 
     def failing(self: Estimator, job: JobRequest, *args: Any, **options: Any) -> Quote:
@@ -56,7 +56,7 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Asked:
-    """A gate that answers as its process does, without one."""
+    """Gate in this process that replies as a gate's process does."""
 
     def __init__(self, tmp_path: Path, site: GateCore) -> None:
         self.site = site

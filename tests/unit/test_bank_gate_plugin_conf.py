@@ -1,4 +1,4 @@
-"""The directory of the gate's socket: slurmctld is another user, and must come in."""
+"""Directory of the gate's socket: slurmctld runs as another user and must be able to enter it."""
 
 import logging
 import os
@@ -17,7 +17,7 @@ from steward.bank.settings import BankPartitionSettings
 
 @pytest.fixture
 def private() -> Iterator[None]:
-    """A directory as a daemon of root creates it: private to root."""
+    """Make a directory as root's daemon creates it, private to root."""
     before = os.umask(0o077)
     yield
     os.umask(before)

@@ -77,7 +77,7 @@ def test_a_het_jobs_component_has_its_own_hold(tmp_path: Path) -> None:
 
 
 def shown(site: GateCore, minutes: int, *, started: bool = False) -> None:
-    """The queue shows a job so."""
+    """Show a job in the queue with these fields."""
     claim = HoldRequest(
         cluster=CLUSTER, job_id=5, description=job(minutes), started=started, is_exact=True
     )
@@ -113,7 +113,7 @@ def test_a_job_that_has_never_started_is_held_for_less_once_the_queue_shows_that
 
 
 def submitted(site: GateCore, what: JobRequest) -> None:
-    """A job that Slurm shows, number 5."""
+    """Submit job 5 and show it in the queue."""
     said = site.submit(what)
     assert said.ok, said.say
     seen = ShownJob(cluster=CLUSTER, job_id=5, uid=1000, admin_comment=said.admin_comment)
@@ -138,7 +138,7 @@ def test_a_change_is_priced_by_what_the_changes_before_it_may_have_made_of_the_j
 
 
 def looked_at(site: GateCore, what: JobRequest, *, at_us: int = 0) -> None:
-    """A poll shows the job so; without a time it is one after the last change."""
+    """Report a poll that shows the job; it follows the last change, unless a time is given."""
     at_us = at_us or now_us() + POLL_MARGIN_US + 1_000_000
     claim = HoldRequest(cluster=CLUSTER, job_id=5, description=what, is_exact=True)
     with site.store.transaction():
@@ -322,7 +322,7 @@ _CHANGES = st.sampled_from(
 
 
 class Step(NamedTuple):
-    """A change, whether Slurm takes it, and what the gate hears or suffers after it."""
+    """Change of a job, with Slurm's decision about it and the next event at the gate."""
 
     change: JobRequest
     is_taken: bool

@@ -1,4 +1,4 @@
-"""The gate's process: its wire, hostile peers, kills under load, and when it may not decide."""
+"""Process of the gate: protocol, hostile peers, kills under load, and times without decisions."""
 
 import os
 import random

@@ -1,4 +1,4 @@
-"""Questions that name no cluster: the only one is meant, and of several nobody knows which."""
+"""Questions without a cluster: they concern the only one; among several the gate rejects them."""
 
 import logging
 from pathlib import Path

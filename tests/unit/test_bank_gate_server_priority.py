@@ -1,4 +1,4 @@
-"""The gate goes before what makes a host busy, and what it starts does not."""
+"""Priority of the gate over other processes of the host; its own child processes lack it."""
 
 import os
 import subprocess

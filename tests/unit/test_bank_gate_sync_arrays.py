@@ -1,4 +1,4 @@
-"""An array whose allocation ends: each task is paid by the allocation that it started on."""
+"""Array whose allocation ends: each task is paid by the allocation on which it started."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ ARRAY = 8
 
 
 class Array:
-    """Four tasks of ten SU each, of which the first two have started; then the day is over."""
+    """Array of four tasks of 10 SU each; two have started when the day ends."""
 
     def __init__(self, tmp_path: Path, *, later_su: int) -> None:
         self.now = now_us()
@@ -62,7 +62,7 @@ class Array:
             return len(self.site.upkeep.allocation_mover.list_lingering())
 
     def settle(self, su: int, *, of: int) -> None:
-        """A task is over, and an allocation has paid for it."""
+        """End a task that an allocation has paid."""
         self.seq += 1
         self.old, self.new = (
             msgspec.structs.replace(one, balance=one.balance - su * MICRO)

@@ -1,4 +1,4 @@
-"""Recovery of SU holds from tokens: genuine ones only, each once, as Slurm shows the jobs."""
+"""Recovery of SU holds from tokens: only valid tokens count, each once, as Slurm shows the job."""
 
 import os
 from datetime import UTC, datetime

@@ -355,7 +355,7 @@ def encode_list(
 
 
 class Asker:
-    """Posts what a gate of another host posts, and what it never would."""
+    """Client that posts requests of another host's gate, and invalid ones."""
 
     def __init__(self, authority: Authority, address: str, tls: TlsSettings | None = None) -> None:
         certificate, key = issue_certificate(authority)
@@ -482,7 +482,7 @@ def add_unused(forwarded: bytes, unused: dict[str, Any]) -> bytes:
 
 
 class _Answers(Quiet, BaseHTTPRequestHandler):
-    """A server whose next replies are late or errors, as the test sets."""
+    """Server whose next replies are late or errors, as the test sets."""
 
     protocol_version = "HTTP/1.1"
     connections = 0
@@ -641,7 +641,7 @@ def test_a_server_that_closes_each_connection_is_asked_at_growing_intervals(
 
 
 def measure_asks(gate: RunningGate, count: int) -> list[float]:
-    """Ask the gate about jobs one after the other; return the duration of each, in s."""
+    """Ask the gate about jobs one after the other; return each duration, in seconds."""
     durations_s = []
     for _ in range(count):
         began = time.monotonic()

@@ -1,4 +1,4 @@
-"""Tokens are found in any text, prove themselves, and cannot be forged."""
+"""Tokens: the gate finds them in any text, verifies them, and nobody can forge them."""
 
 import os
 import stat

@@ -32,7 +32,7 @@ class Queue:
         return count
 
     def look(self, comment: str = "") -> None:
-        """See the queue whole; at most one job is in it."""
+        """Report a poll of the whole queue, with at most one job in it."""
         self.now += LOOK_US
         upkeep = self.site.upkeep
         with self.site.store.transaction():

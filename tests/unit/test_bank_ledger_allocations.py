@@ -21,7 +21,7 @@ AMOUNTS = st.integers(0, 1000)
 
 @st.composite
 def purses(draw: st.DrawFn) -> list[Allocation]:
-    """An account's allocations in any order, the open-ended one among them."""
+    """Generate allocations of an account in any order, with the open-ended one among them."""
     balances = draw(st.lists(AMOUNTS, max_size=5))
     days = draw(st.lists(st.integers(1, 3), min_size=len(balances), max_size=len(balances)))
     made = [

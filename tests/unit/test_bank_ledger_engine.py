@@ -1,4 +1,4 @@
-"""The ledger's file, its schema, and what its proof finds in one that was tampered with."""
+"""The ledger's file and schema, and findings of its proof after tampering."""
 
 import os
 import stat
@@ -46,7 +46,7 @@ class TestCrowd(CrowdCases): ...
 
 @pytest.fixture
 def tampered(place: Settings, clock: Clock) -> Iterator[Ledger]:
-    """A ledger in which something has happened, whose proof nobody asks for in the end."""
+    """Return a ledger with some transactions, which the test damages."""
     opened = open_ledger(place, clock)
     with opened.transaction() as t:
         account(t, "phys", 100)
@@ -59,7 +59,7 @@ def tampered(place: Settings, clock: Clock) -> Iterator[Ledger]:
 
 
 def edit(place: Settings, *statements: str) -> None:
-    """Change the file behind the ledger's back."""
+    """Change the ledger's file directly."""
     connection = dbapi2.connect(f"{place.state_dir}/ledger.db", isolation_level=None)
     for statement in statements:
         connection.execute(statement)

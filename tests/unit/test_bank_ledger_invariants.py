@@ -1,4 +1,4 @@
-"""Any interleaving of what moves money keeps the ledger on SQLite right."""
+"""Any order of transfers keeps the ledger on SQLite consistent."""
 
 import itertools
 import shutil

@@ -1,4 +1,4 @@
-"""An account's money day by day: each day has what moved within it, in every zone."""
+"""Balance history of an account: each day shows its own transfers, in every zone."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta

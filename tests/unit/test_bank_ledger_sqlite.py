@@ -1,4 +1,4 @@
-"""The ledger on SQLite does what any ledger does."""
+"""Ledger tests on SQLite."""
 
 from harness.empty_ledger import empty, place
 from ledger.accounts import AccountCases

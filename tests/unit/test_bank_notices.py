@@ -64,7 +64,7 @@ def hook() -> Iterator[Any]:
 
 
 def settings_of(site: Site, directory: Path, *, fails: int = 0, **notify: Any) -> Settings:
-    """The site's settings, with a mailer that keeps what it is given."""
+    """Return the Site's settings with a mailer that stores the mails."""
     mailer = directory / "sendmail"
     mailer.write_text(f"#!/bin/sh\ncat >> {directory}/mails\nexit {int(fails)}\n")
     mailer.chmod(0o755)
@@ -165,7 +165,7 @@ def test_a_webhook_that_is_not_there(site: Site, tmp_path: Path, url: str) -> No
 
 
 def turns(site: Site, settings: Settings, times: int, seconds: int = 0) -> None:
-    """Let the bank's clock work go on, which sends one notice a turn."""
+    """Run the bank's timed work, which sends one notice a turn."""
     upkeep = ScheduledWork(settings, site.ledger, GateClient(settings.state_dir))
     for _ in range(times):
         site.now += timedelta(seconds=seconds)
@@ -256,7 +256,7 @@ def test_only_operators_look_after_notices(site: Site) -> None:
 
 @pytest.fixture
 def as_it_was() -> Iterator[None]:
-    """Leave logging as it was found."""
+    """Restore logging after the test."""
     root = logging.getLogger()
     before, level, raises = root.handlers[:], root.level, logging.raiseExceptions
     yield

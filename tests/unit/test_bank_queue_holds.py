@@ -196,7 +196,7 @@ def test_more_memory_gres_licenses_or_another_qos_is_looked_at(
 
 
 class RecordedChanges(JobChanges):
-    """Changes to jobs that are written down instead of sent."""
+    """Records changes of jobs, and sends none."""
 
     def __init__(self) -> None:
         super().__init__("c1", ClusterSettings())

@@ -313,7 +313,7 @@ def test_what_slurmdbd_could_not_be_asked_for_is_asked_for_again(tmp_path: Path)
 
 
 def _sizes() -> list[dict[str, str]]:
-    """A job as slurmdbd has it that was resized twice, and suspended in each of its sizes."""
+    """Return slurmdbd's rows of a job that was resized twice, and suspended in each size."""
     common = {
         "jobid": "1",
         "jobidraw": "1",
@@ -336,7 +336,7 @@ def _sizes() -> list[dict[str, str]]:
 
 
 class _Rows:
-    """Rows of slurmdbd in place of sacct's answer."""
+    """Rows of slurmdbd as a reply of sacct."""
 
     def rows(self, since: datetime, until: datetime) -> list[dict[str, str]]:
         assert since < until
@@ -386,7 +386,7 @@ def test_sizes_of_a_run_whose_end_slurmdbd_tells(site: Site, source: str) -> Non
 
 
 class _Row:
-    """slurmdbd's row of a job, in place of sacct's answer."""
+    """Row of slurmdbd for a job, as in a reply of sacct."""
 
     def __init__(self, **fields: str) -> None:
         self._fields = fields
@@ -458,7 +458,7 @@ def test_a_suspension_of_a_run_that_slurmdbd_ends_later_is_not_subtracted(site: 
 
 @pytest.mark.parametrize("start", ["12:00:01", "13:00:01"])
 def test_what_ran_though_a_killed_slurmctld_forgot_that_it_began(site: Site, start: str) -> None:
-    """It took the job for one that waited, and then the job was cancelled."""
+    """slurmctld took the job for a waiting one, and then the job was cancelled."""
     waiting, running, end = bank.life(1)
     never: dict[str, Any] = {"state": "CANCELLED", "nodelist": "", "tres_allocated": ""}
     over = msgspec.structs.replace(end.body.record, start=end.body.record.end, **never)

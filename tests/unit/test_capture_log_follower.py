@@ -1,4 +1,4 @@
-"""A file of lines, and the source that reads it, through all that can happen to them."""
+"""File of lines and its source: renames, truncation, partial lines and restarts."""
 
 import json
 import os
@@ -21,7 +21,7 @@ _opened: list[LogFollower | JobcompSource | ReadPositions] = []
 
 @pytest.fixture(autouse=True)
 def closed() -> Iterator[None]:
-    """Close what a test has opened, for descriptors are few."""
+    """Close the sources that a test opened, because descriptors are few."""
     yield
     while _opened:
         _opened.pop().close()
@@ -189,7 +189,7 @@ def test_neither_links_nor_pipes_are_read(file: Path) -> None:
 
 
 def test_no_line_is_missed_whatever_happens(tmp_path: Path) -> None:
-    """Lines come while the file is renamed and the reader is killed: each is taken."""
+    """Lines arrive while the file is renamed and the reader is killed: none is lost."""
     seed = random.SystemRandom().randrange(10**6)
     chance = random.Random(seed)
     file, written, taken = tmp_path / "lines", 0, set[bytes]()

@@ -78,7 +78,7 @@ def test_very_many_tasks_are_a_few_events() -> None:
 
 
 def test_launches_of_one_step_are_told_apart() -> None:
-    """A requeued job's batch step has the same name again."""
+    """The batch step of a requeued job has the same name again."""
     events = folded(b"".join([task(0), task(0, l=NOON_US + 1), task(0, s="batch"), task(0, j=8)]))
     assert len(events) == len({event.key for event in events}) == 4
 
@@ -117,7 +117,7 @@ def test_what_is_no_line_is_counted_and_harms_no_other(odd: bytes) -> None:
 
 
 def test_a_line_behind_a_torn_one_is_found() -> None:
-    """A disk was full in the middle of a line, and had space again for the next."""
+    """The disk was full in the middle of a line, and had space again for the next."""
     (exits,) = folded(task(0)[:40] + task(1))
     assert [one.task for one in exits.body.tasks] == [1]
 

@@ -1,4 +1,4 @@
-"""HTTP as agents speak it, from a peer that means no good: lengths have bounds, waits an end."""
+"""HTTP of agents from hostile peers: lengths and waits have limits."""
 
 import contextlib
 import http.client
@@ -27,7 +27,7 @@ GOOD = b"POST /nodes/1/lines HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n"
 
 @contextlib.contextmanager
 def served(problems: list[str], **timeouts: float) -> Iterator[socket.socket]:
-    """A connection to a server that echoes batches."""
+    """Open a connection to a server that echoes batches."""
 
     async def answer(scope: Any, receive: Any, send: Any) -> None:
         try:

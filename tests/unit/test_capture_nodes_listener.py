@@ -39,7 +39,7 @@ def settings(tmp_path: Path) -> Settings:
 
 @contextlib.contextmanager
 def busy(settings: Settings) -> Iterator[None]:
-    """A daemon without capacity for nodes."""
+    """Make a daemon without capacity for nodes."""
 
     async def refuse(_: Any, receive: Any, send: Any) -> None:
         await send_text(send, 503, b"no room", {"Connection": "close", "Retry-After": "5"})

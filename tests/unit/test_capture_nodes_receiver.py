@@ -71,7 +71,7 @@ def test_what_a_node_writes_becomes_events_once(hearing: HearingSite, spool: Pat
 
 
 def boot(monkeypatch: pytest.MonkeyPatch, boot_id: str) -> None:
-    """Have the kernel say that this is another boot."""
+    """Make the kernel report another boot."""
     really = open
 
     def opened(path: Any, *more: Any, **named: Any) -> Any:
@@ -199,7 +199,7 @@ def test_what_is_no_batch_is_answered_and_let_go(
 
 
 def test_who_says_nothing_holds_up_nobody(hearing: HearingSite, spool: Path) -> None:
-    """Four may be heard at once, and a dozen are there who say nothing."""
+    """Four connections may be served at once, and a dozen are silent."""
     silent = [socket.create_connection(("127.0.0.1", hearing.port), 20) for _ in range(12)]
     put(spool, BATCH)
     assert hearing.run_agent(spool, "--limit", "200", "--timeout", "100") == 0
@@ -251,7 +251,7 @@ def test_a_connection_that_rests_makes_room_for_its_nodes_next(hearing: HearingS
 def flood(
     hearing: HearingSite, context: ssl.SSLContext, over: threading.Event, taken: list[int]
 ) -> None:
-    """Batch after batch of what is no line, as fast as they are taken."""
+    """Send batches of garbage as fast as the server takes them."""
     data = request('{"v": 1, "node": "n2"}', b"a\n" * (MAX_BATCH_BYTES // 2))
     while not over.is_set():
         with contextlib.suppress(OSError), hearing.connect_as(context) as connection:
@@ -307,7 +307,7 @@ def test_certificates_of_the_commands_making(tmp_path: Path) -> None:
 
 def test_nodes_are_known_by_them(tmp_path: Path) -> None:
     class Own(Authority):
-        """The command's, as the other tests take theirs."""
+        """Receiver as the command starts it."""
 
         def __init__(self, directory: Path) -> None:
             self._own = OwnAuthority(str(directory), 30)

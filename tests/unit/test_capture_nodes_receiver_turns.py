@@ -8,7 +8,7 @@ from steward.capture.nodes.receiver import NodeTurns, TurnUnavailable
 
 
 class Connection:
-    """One that knows whether it was ended."""
+    """Connection that records whether it was ended."""
 
     is_shut = False
 
@@ -48,7 +48,7 @@ def test_turns_come_in_the_order_of_asking(monkeypatch: pytest.MonkeyPatch) -> N
     these, came, waits = NodeTurns(), list[int](), threading.Semaphore(0)
 
     class Watched(threading.Event):
-        """Tells that somebody waits for it who does not wait for ever."""
+        """Connection that reports whether another one waits for it."""
 
         def wait(self, timeout: float | None = None) -> bool:
             if timeout is not None:

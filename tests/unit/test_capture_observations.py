@@ -208,7 +208,7 @@ def test_a_lost_end_is_as_slurmdbd_tells_it() -> None:
 
 
 def test_a_job_whose_id_another_got_is_lost() -> None:
-    """slurmctld was killed before it had saved the first, and gave its id once more."""
+    """slurmctld was killed before it saved the first job, and assigned its id again."""
     observed = QueueObserver("c1")
     observed.observe([JOB], NOON)
     other = changed(JOB, submit=LATER)

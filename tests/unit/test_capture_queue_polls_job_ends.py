@@ -158,7 +158,7 @@ def test_a_forgotten_later_run_is_ended_too(
 def test_a_requeue_of_long_ago_is_not_looked_for(
     slurm: Scripted, snapshots: QueuePoller, journal: list[Event]
 ) -> None:
-    """The journal is read from its beginning at a start, and jobs.db has what is unfinished."""
+    """The journal is read from its beginning at a start, and jobs.db has the unfinished runs."""
     snapshots.tick(journal.extend)
     journal.clear()
     snapshots.apply([jobcomp(record(79, state="REQUEUED", end=NOON))], 2, journal.extend)

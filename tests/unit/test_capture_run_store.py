@@ -1,4 +1,4 @@
-"""Unfinished runs that a controller remembers, to detect ends during a restart."""
+"""Unfinished runs that a controller stores, to detect ends during a restart."""
 
 from contextlib import closing
 from datetime import timedelta

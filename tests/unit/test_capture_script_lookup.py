@@ -69,7 +69,7 @@ def test_without_jobs_db_the_journal_alone_is_asked(
 
 
 class MonthsSite(Site):
-    """A spool whose jobs wait for months, kept by passes over it."""
+    """Spool whose jobs wait for months, captured by repeated passes."""
 
     def __init__(self, directory: Path) -> None:
         self.spool = make_spool(directory / "spool")

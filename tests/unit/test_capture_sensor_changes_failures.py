@@ -1,4 +1,4 @@
-"""Which changes of a node the sensor calls a failure: each is one, once."""
+"""Node failures: changes that the sensor reports as one, each once."""
 
 import pytest
 

@@ -26,19 +26,19 @@ ACCEPTED = b'{"ok":true,"answer":{}}\n'
 
 
 def wake_line(secret: str = SECRET, **args: str) -> bytes:
-    """Request of the helper."""
+    """Return a request of the trigger helper."""
     args = {"cluster": "c1", "event": "down", **args}
     request = {"v": 1, "action": "sensor.wake", "args": args, "auth": secret}
     return json.dumps(request).encode() + b"\n"
 
 
 def error_of(reply: bytes) -> str:
-    """Error in a reply; "" if it accepts."""
+    """Return the error in a reply; "" if it accepts."""
     return str(json.loads(reply).get("error", ""))
 
 
 class Place:
-    """A socket, a secret, and the helper as it is installed."""
+    """Socket, secret and installed trigger helper."""
 
     def __init__(self, directory: Path) -> None:
         self.socket = str(directory / "trigger.sock")
@@ -264,7 +264,7 @@ def test_a_socket_of_a_process_that_was_killed_is_taken_over(place: Place) -> No
 
 
 def test_an_alarm_ends_it_though_slurmctld_blocks_that(place: Place) -> None:
-    """The signal mask and what is ignored are handed on to what slurmctld starts."""
+    """slurmctld's child processes inherit its signal mask and ignored signals."""
     program = (
         "import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})\n"
         "signal.signal(signal.SIGALRM, signal.SIG_IGN)\n"

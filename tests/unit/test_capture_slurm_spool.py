@@ -1,4 +1,4 @@
-"""Discovery of scripts in slurmctld's spool, while entries appear, vanish and overflow queues."""
+"""Scripts in slurmctld's spool while entries appear and vanish and queues overflow."""
 
 import errno
 import os

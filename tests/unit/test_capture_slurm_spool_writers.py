@@ -1,4 +1,4 @@
-"""Scripts that are still being written: none is taken half, on any file system."""
+"""Unfinished scripts: capture takes none half, on any file system."""
 
 import errno
 import fcntl

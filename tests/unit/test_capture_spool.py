@@ -24,7 +24,7 @@ __all__ = ["faults", "no_lease_signals"]
 
 
 class Bench:
-    """A capture with a real spool and stores, whose events end in a list."""
+    """Capture with a real spool and real stores; it appends events to a list."""
 
     def __init__(self, root: Path) -> None:
         self.spool = make_spool(root / "spool")
@@ -491,7 +491,7 @@ def test_a_pipe_in_place_of_an_environment_loses_no_script(bench: Bench) -> None
 def test_what_was_removed_is_held_as_long_as_it_cannot_be_read(
     bench: Bench, faults: Faults, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """No rescan finds it, and other scripts are rescanned for meanwhile."""
+    """No rescan finds it, and meanwhile other scripts are rescanned for."""
     faults.error, faults.of = errno.EIO, ""
     capture = bench.capture(
         limits=CaptureLimits(hold_unread_s=0.3, first_rescan_s=0.1, longest_rescan_s=0.2)

@@ -1,4 +1,4 @@
-"""The command line itself: help, wrong use, errors, and how it ends."""
+"""The command line: help, usage errors, other errors, and exit codes."""
 
 import importlib
 import inspect
@@ -25,7 +25,7 @@ def exists(entry: Entry) -> bool:
 
 
 def commands(command: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Every command below one, with the words that call it."""
+    """List every command below a group, with the words that call it."""
     yield words, command
     context = typer.Context(command)
     if hasattr(command, "list_commands"):
@@ -85,7 +85,7 @@ def test_letters_mean_the_same_everywhere(words: tuple[str, ...], command: Any) 
 
 
 def numbers_asked() -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Return every option and argument that takes a number, with its command."""
+    """Yield every option and argument that takes a number, with its command."""
     for words, command in ROOT:
         before: list[str] = []
         for one in command.params:

@@ -1,4 +1,4 @@
-"""Ways into an archive: ``archive watch`` and ``archive import``; and ``config``."""
+"""Ways to fill an archive: ``archive watch`` and ``archive import``; and ``config``."""
 
 import os
 import signal
@@ -27,7 +27,7 @@ def watch(spool: Path, archive: Path, *words: str) -> subprocess.CompletedProces
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """An archive that was made once, for all tests that put nothing into it."""
+    """Return an archive that was filled once, for all tests that add nothing to it."""
     home = tmp_path_factory.mktemp("watched")
     fill_spool(home / "spool")
     assert watch(home / "spool", home / "archive").returncode == 0
@@ -35,7 +35,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def kept(archive: Path) -> set[bytes]:
-    """The archived scripts' bytes."""
+    """Return the bytes of the archived scripts."""
     return {
         path.read_bytes()
         for path in archive.rglob("*")

@@ -45,7 +45,7 @@ TYPED_RATES = st.from_regex(
 
 @pytest.fixture
 def bank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Function that runs ``steward bank`` on a ledger of this test."""
+    """Return a function that runs ``steward bank`` on a ledger of this test."""
     monkeypatch.setenv("STEWARD_CONFIG", str(config_of(tmp_path)))
     monkeypatch.setenv("TZ", "UTC")
     monkeypatch.delenv("SLURM_TIME_FORMAT", raising=False)
@@ -60,7 +60,7 @@ def bank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.fixture
 def rich(tmp_path: Path, bank: Any) -> Any:
-    """The same with accounts, deposits and two charged jobs."""
+    """Return the same function, for a ledger with accounts, deposits and two charged jobs."""
     site = make_shared_site(tmp_path)
     charge(site, 7, hours=4)
     charge(site, 8, hours=1, user="=cmd|' /C calc'!A0")

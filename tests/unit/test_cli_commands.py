@@ -181,7 +181,7 @@ def test_a_table_is_printed_for_spreadsheets_too(
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A copy of Steward with the documentation's action in it."""
+    """Copy Steward and add the documentation's action to the copy."""
     package = Path(steward.__file__).parent
     ignored = shutil.ignore_patterns("__pycache__", "*.so")
     shutil.copytree(package, tmp_path / "src" / "steward", ignore=ignored)

@@ -31,7 +31,7 @@ for words in {commands}:
 
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """An archive of one job."""
+    """Make an archive of one job."""
     home = tmp_path_factory.mktemp("encodings")
     name = f"SLURM_JOB_NAME={NAME}".encode()
     submit(make_spool(home / "spool"), 1, environment=environment_bytes(name))

@@ -1,4 +1,4 @@
-"""steward mail: what a user can write into a mail, and what goes out when something fails."""
+"""``steward mail``: what users can write into a mail, and the mails after failures."""
 
 import base64
 import email
@@ -32,7 +32,7 @@ Mailer = Callable[..., str]
 
 @pytest.fixture
 def mailer(tmp_path: Path) -> Mailer:
-    """Makes a program that stands where a mailer does, from the body of a shell script."""
+    """Return a function that makes a mailer from the body of a shell script."""
 
     def make(body: str, name: str = "mailer") -> str:
         path = tmp_path / name
@@ -44,7 +44,7 @@ def mailer(tmp_path: Path) -> Mailer:
 
 
 def keeps(directory: Path) -> str:
-    """The body of a mailer that keeps what it is given."""
+    """Return the body of a mailer that stores its input."""
     return (
         f'printf "%s\\0" "$@" > {directory}/words; cat > {directory}/new; '
         f"mv {directory}/new {directory}/mail"

@@ -1,4 +1,4 @@
-"""Options that commands share: they are taken together, and each stays what it is."""
+"""Shared options of commands: they are collected in one object, and each keeps its meaning."""
 
 import inspect
 from typing import Annotated

@@ -66,7 +66,7 @@ def test_no_name_forges_a_row_or_a_field(rows: list[tuple[str, int, str]]) -> No
 
 
 class Writer:
-    """A standard output that is no terminal."""
+    """Standard output that is no terminal."""
 
     encoding = "utf-8"
 

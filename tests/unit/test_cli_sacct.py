@@ -1,4 +1,4 @@
-"""The command ``steward sacct``: what it prints, where, and how it ends."""
+"""``steward sacct``: its output, errors and exit codes."""
 
 import json
 import os

@@ -148,7 +148,7 @@ def test_a_configuration_that_is_wrong_is_said_so(tmp_path: Path) -> None:
 
 @pytest.fixture
 def no_host_files(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A directory that all users can read, with all the configuration that this host has."""
+    """Make a directory that all users can read; it holds all configuration of this host."""
     with tempfile.TemporaryDirectory() as directory:
         os.chmod(directory, 0o755)
         monkeypatch.setattr(places, "DEFAULT_PATH", f"{directory}/steward.toml")

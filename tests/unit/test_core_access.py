@@ -1,4 +1,4 @@
-"""Visibility rules: examples, and properties that no role or name may break."""
+"""Visibility rules: examples, and properties that hold for all roles and names."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -41,7 +41,7 @@ REGISTRY = Registry(tuple(ACTIONS.values()))
 
 
 def holding(kind: Any) -> Iterator[Make]:
-    """Return the ways in which a value of a type can hold a number; each makes such a value."""
+    """Yield functions that make a value of a type with a number, one for each place in it."""
     origin, inner = get_origin(kind), get_args(kind)
     if kind in (int, float):
         yield lambda number: number
@@ -70,7 +70,7 @@ def _with(others: dict[str, Any], field: str, value: Any) -> dict[str, Any]:
 
 
 def of_struct(kind: type[msgspec.Struct]) -> Iterator[tuple[str, Make]]:
-    """A Struct's fields that can hold a number, and the ways of each."""
+    """Yield the fields of a Struct that can hold a number, with the functions that fill them."""
     for field in msgspec.structs.fields(kind):
         for make in holding(field.type):
             yield field.encode_name, make
@@ -100,7 +100,7 @@ PLACES = [(one, field, make) for one in ACTIONS.values() for field, make in of_s
 
 
 def test_there_are_numbers_in_what_is_asked() -> None:
-    """Otherwise the tests below would have no cases."""
+    """Without such fields the tests below would have no cases."""
     assert {action.name for action, _, _ in PLACES} >= {
         *("bank.holds", "bank.deposit", "bank.rate_create", "bank.charged", "automation.run"),
         *("credentials.token_create", "journal.retry", "rules.test", "accounting.jobs"),

@@ -1,4 +1,4 @@
-"""The configuration file: what it may say, and the one line that answers each mistake."""
+"""Configuration file: its keys and values, and one line about each error."""
 
 import contextlib
 import re

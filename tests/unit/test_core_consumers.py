@@ -52,7 +52,7 @@ class Tally:
 
 
 class Gatherer(Tally):
-    """A tally whose events gather for some seconds."""
+    """Consumer that waits some seconds for more events."""
 
     def __init__(self, gather_s: float) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class Scene:
         return Feed(tally, self.reader, link, clock=lambda: self.now, longest_nap_s=TICK_S)
 
     def gather(self, seconds: float) -> None:
-        """Let new events gather for this time."""
+        """Let new events accumulate for this time."""
         self.tally = Gatherer(seconds)
         self.feed = self.open_feed(self.tally)
 
@@ -265,7 +265,7 @@ def test_a_pace_is_that_of_the_last_minute() -> None:
 
 
 class Echo(DatabaseConsumer):
-    """Appends an event for each event, with another number at each attempt."""
+    """Consumer that appends an event for each event, with another number at each attempt."""
 
     name = "echo"
     kinds = frozenset({JOB_SCRIPT})

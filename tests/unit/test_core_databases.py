@@ -1,4 +1,4 @@
-"""Each database is declared once, and the one process that writes it is alone."""
+"""Each database is declared once, and only one process writes it."""
 
 import ast
 import fcntl

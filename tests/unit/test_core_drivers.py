@@ -1,4 +1,4 @@
-"""Drivers that are not installed: one unavailable sink or store each, and a daemon that runs."""
+"""Missing drivers: each makes one sink or store unavailable, and the daemon runs."""
 
 import json
 import os
@@ -64,7 +64,7 @@ BLOCKED = "import sys\n" + "".join(f"sys.modules[{one.module!r}] = None\n" for o
 
 
 class BareDaemon:
-    """A daemon whose interpreter has none of the drivers."""
+    """Daemon whose interpreter lacks the drivers."""
 
     def __init__(self, root: Path) -> None:
         (root / "blocked").mkdir()

@@ -47,7 +47,7 @@ def test_what_cannot_be_read_says_which(kind: str, data: bytes) -> None:
 
 
 def test_every_field_but_the_first_ones_has_a_default() -> None:
-    """Old journals, which lack the newer fields, stay readable."""
+    """Newer fields have defaults, so that journals without them stay readable."""
     needed = {
         kind: sorted(field.name for field in msgspec.structs.fields(body) if field.required)
         for kind, body in BODIES.items()

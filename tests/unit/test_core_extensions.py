@@ -1,4 +1,4 @@
-"""Entry points of installed packages: broken and duplicate ones are named, and harm no others."""
+"""Entry points of installed packages: errors name broken and duplicate ones, others work."""
 
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
@@ -13,7 +13,7 @@ GROUP = "steward.settings_check"
 
 
 def offer(monkeypatch: pytest.MonkeyPatch, *values: str, name: str = "layout") -> None:
-    """Let the installed packages offer these objects alone."""
+    """Replace the entry points of installed packages by these objects."""
     entries = EntryPoints(EntryPoint(name, value, GROUP) for value in values)
     monkeypatch.setattr(
         "importlib.metadata.entry_points", lambda *, group: entries.select(group=group)

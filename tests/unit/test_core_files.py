@@ -1,4 +1,4 @@
-"""Root writes nowhere that others could have prepared."""
+"""Files of root: root never writes in a directory that other users could have prepared."""
 
 import os
 import stat
@@ -21,7 +21,7 @@ MALLORY = 54321
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """A directory of root below /tmp, next to a victim file."""
+    """Make a directory of root below /tmp, next to a victim's file."""
     with tempfile.TemporaryDirectory(dir="/tmp") as name:
         directory = Path(name)
         (directory / "victim").write_bytes(b"precious")

@@ -103,7 +103,7 @@ def test_other_methods_are_answered_whole() -> None:
 
 @contextlib.contextmanager
 def served(app: Any = None, **more: Any) -> Iterator[int]:
-    """Something that answers with the body's length, served at loopback; its port."""
+    """Serve a handler that replies with the body's length at loopback; return its port."""
 
     async def answer_length(scope: Any, receive: Any, send: Any) -> None:
         length, more_body = 0, True
@@ -200,7 +200,7 @@ def test_a_proxys_connections_are_bounded_with_all_others_alone() -> None:
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be other users")
 @pytest.mark.parametrize("shared", [(), ("127.0.0.1",)])
 def test_a_user_of_this_host_keeps_no_other_away(shared: tuple[str, ...]) -> None:
-    """Both come from a proxy's address, and connections of other hosts are few."""
+    """Both clients have a proxy's address, and connections of other hosts are limited."""
     with served(shared=shared) as port, crowd_of(4001, port):
         for source in ("127.0.0.3", "127.0.0.1"):
             for _ in range(12):
@@ -284,7 +284,7 @@ def test_a_server_with_a_ca_of_clients_serves_only_them(tmp_path: Path) -> None:
 
 @contextlib.contextmanager
 def crowd_of(uid: int, port: int, *, closed: bool = False) -> Iterator[None]:
-    """Connections of another user that ask nothing; ``closed`` has them come and go for ever."""
+    """Open idle connections of another user; with ``closed`` they come and go for ever."""
     ready, child = os.pipe(), os.fork()
     if child == 0:
         with contextlib.suppress(BaseException):
@@ -311,7 +311,7 @@ def crowd_of(uid: int, port: int, *, closed: bool = False) -> Iterator[None]:
 
 
 def test_an_answer_before_the_end_of_a_body_arrives() -> None:
-    """A reset because of unread data would take it from the client."""
+    """A reset because of unread data would discard the answer."""
 
     async def refuse(_: Any, receive: Any, send: Any) -> None:
         await send_text(send, 403, b"no", {"Connection": "close"})
@@ -409,7 +409,7 @@ def test_a_body_that_is_too_large_is_told_to_be(length: int, tmp_path: Path) -> 
 
 
 class Answers(DaemonClient):
-    """Knows who asks, and is not to be asked for anything else."""
+    """Client of the daemon that answers ``credentials.me`` itself."""
 
     async def call_action(self, name: str, request: Any, *more: Any, **named: Any) -> Any:
         if name == "credentials.me":

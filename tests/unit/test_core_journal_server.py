@@ -52,11 +52,11 @@ MakeLink = Callable[..., JournalLink]
 
 
 class Killed(BaseException):
-    """Stands for SIGKILL: nothing that catches errors may catch it."""
+    """Simulated SIGKILL, which no error handler may catch."""
 
 
 class Running:
-    """A server in a thread of the test's process."""
+    """Journal server in a thread of the test's process."""
 
     def __init__(self, state_dir: Path) -> None:
         self.state_dir = str(state_dir)
@@ -85,7 +85,7 @@ class Running:
             raise Killed
 
     def kill(self) -> None:
-        """End it as SIGKILL would, at its next beat."""
+        """End the server as SIGKILL would, at its next heartbeat."""
         self.is_killed = True
         self.thread.join(10)
         assert not self.thread.is_alive()
@@ -175,7 +175,7 @@ def test_a_single_event_wakes_after_its_delay_and_several_at_once(
 
 
 class Gatherer:
-    """A consumer that notes how many events each transaction has."""
+    """Consumer that records the number of events in each transaction."""
 
     name = "gatherer"
     kinds = frozenset({JOB_SCRIPT})
@@ -199,7 +199,7 @@ class Gatherer:
 
 
 class CountingLink(JournalLink):
-    """Counts the wake-ups of its consumer."""
+    """Link that counts the wake-ups of its consumer."""
 
     wakes = 0
 
@@ -332,7 +332,7 @@ def test_stop_ends_the_wait_for_a_writer(make_link: MakeLink) -> None:
 
 
 def forgotten_when_gone(state_dir: str) -> bool:
-    """The server hears of a closed connection a moment later."""
+    """The server notices a closed connection a moment later."""
     for _ in range(100):
         try:
             return send_command(state_dir, ForgetConsumer("a")) == 0

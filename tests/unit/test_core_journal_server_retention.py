@@ -1,4 +1,4 @@
-"""Retention of the journal: trimmed events, detached consumers, and what stays."""
+"""Retention of the journal: trimmed events, detached consumers, and kept events."""
 
 import sqlite3
 from contextlib import closing
@@ -82,7 +82,7 @@ def test_what_can_be_made_anew_is_detached_when_room_runs_out(
 
 
 def script_of_bytes(job_id: int, length: int) -> Event:
-    """An event of a script whose script and environment have so many bytes each."""
+    """Return a script event with this many bytes of script and of environment."""
     files = [
         IncomingFile(
             path=make_incoming_filename("c1", job_id, 5, length, kind), length=length, sha256=""

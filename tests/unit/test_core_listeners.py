@@ -1,4 +1,4 @@
-"""Addresses as a configuration holds them, and sockets that listen there."""
+"""Addresses of listeners in a configuration, and the sockets that listen there."""
 
 import socket
 

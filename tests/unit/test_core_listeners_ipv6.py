@@ -1,4 +1,4 @@
-"""Over IPv6 nobody is known by MUNGE, whose credentials name addresses of IPv4 alone."""
+"""MUNGE authenticates nobody over IPv6, because its credentials name only IPv4 addresses."""
 
 from collections.abc import Callable
 from typing import Any

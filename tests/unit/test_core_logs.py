@@ -21,7 +21,7 @@ from steward.core import logs
 
 @pytest.fixture(autouse=True)
 def root_logger() -> Iterator[None]:
-    """Leave logging as it was found."""
+    """Restore logging after the test."""
     root = logging.getLogger()
     before, level, raises = root.handlers[:], root.level, logging.raiseExceptions
     yield

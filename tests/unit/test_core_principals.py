@@ -1,4 +1,4 @@
-"""Service principals: what each may do, who can become one, and every place that acts as one."""
+"""Service principals: their rights, who can become one, and every place that acts as one."""
 
 import ast
 import functools
@@ -112,7 +112,7 @@ RULE = DRAIN.partition("context:")[0]
 
 
 def calls() -> Iterator[tuple[str, str, ast.Call]]:
-    """Each call in the tree: the function that it stands in, the name called, the call."""
+    """Yield each call in the tree: the function around it, the called name, and the call."""
     for where, node in _nodes():
         if isinstance(node, ast.Call):
             yield where, _name(node.func), node
@@ -124,7 +124,7 @@ def _name(node: ast.AST) -> str:
 
 @functools.cache
 def _nodes() -> list[tuple[str, ast.AST]]:
-    """Calls, imported names, and mentions of what gives rights, each with where it stands."""
+    """Return calls, imported names, and uses of names that give rights, each with its function."""
 
     def walk(node: ast.AST, names: tuple[str, ...]) -> Iterator[tuple[str, ast.AST]]:
         for child in ast.iter_child_nodes(node):

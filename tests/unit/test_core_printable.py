@@ -1,4 +1,4 @@
-"""Hostile text, made fit to print."""
+"""Escaping of hostile text before it is printed."""
 
 import pytest
 from hypothesis import given

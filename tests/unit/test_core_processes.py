@@ -1,4 +1,4 @@
-"""Steward's processes leave nothing of what they hold."""
+"""Processes of Steward write no core dumps, which would contain secrets."""
 
 import ctypes
 import os

@@ -19,7 +19,7 @@ Program = subprocess.Popen[bytes]
 
 @pytest.fixture
 def programs() -> Iterator[list[Program]]:
-    """Programs of a group of their own, which end with the test."""
+    """Run programs in a process group that ends with the test."""
     begun: list[Program] = []
     yield begun
     for program in begun:
@@ -54,7 +54,7 @@ def is_running(pid: int) -> bool:
 
 
 def wait_for_end(pid: int) -> None:
-    """Wait for the end of a process that is nobody's child here."""
+    """Wait for the end of a process that is no child of this one."""
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -96,7 +96,7 @@ def test_what_was_not_written_goes_nowhere(programs: list[Program]) -> None:
 def test_what_is_another_users_is_left_behind(
     programs: list[Program], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As sudo before Slurm's commands: the error is reported all the same."""
+    """Slurm's commands may run under sudo: the error is reported although the process stays."""
     program = start(programs, "sleep 600")
     os.setresuid(65534, 65534, 0)
     try:

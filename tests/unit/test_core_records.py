@@ -1,4 +1,4 @@
-"""The record of a run and its line: what they share, and how one becomes the other."""
+"""Run record and run line: their common fields, and conversion from one to the other."""
 
 from datetime import UTC, datetime
 from typing import Any, get_type_hints

@@ -246,7 +246,7 @@ def test_a_cached_entry_is_redacted_again() -> None:
 
 
 class _CountingRedactor(Redactor):
-    """Counts the names that it judges."""
+    """Redactor that counts the names that it judges."""
 
     judged = 0
 

@@ -1,4 +1,4 @@
-"""No secret of an environment is in what any sink is given, however it was written."""
+"""No sink gets a secret of an environment, whatever the variable's form."""
 
 import base64
 import gzip
@@ -42,7 +42,7 @@ ENTRIES = st.lists(
 
 
 def written(secret: str, way: str) -> bytes:
-    """A secret as somebody may have put it into a variable; no variable holds a NUL."""
+    """Generate values of a variable that contain the secret; no value has a NUL."""
     plain = secret.encode("utf-8", "surrogatepass")
     if way == "base64":
         return base64.b64encode(plain)
@@ -94,7 +94,7 @@ def given_to_sinks(raw: bytes) -> dict[str, bytes]:
 
 
 def seen_in(data: bytes) -> Iterator[bytes]:
-    """The bytes, and all that a reader of their JSON could decode from them."""
+    """Yield the bytes, and everything that a reader of their JSON could decode from them."""
     yield data
     try:
         decoded = json.loads(data)

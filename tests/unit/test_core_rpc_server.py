@@ -1,4 +1,4 @@
-"""The listener of a process's own socket: bounds on peers, requests and time, and long paths."""
+"""Listener of a process's own socket: limits on peers, requests and time, and long paths."""
 
 import os
 import select
@@ -16,7 +16,7 @@ from steward.core.rpc_server import RpcListener
 
 
 class Echo:
-    """A listener that answers every request with its arguments, and "conflict" with an error."""
+    """Listener that replies to each request with its arguments, and to "conflict" with an error."""
 
     def __init__(self, path: str) -> None:
         self.path = path

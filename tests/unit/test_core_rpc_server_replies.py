@@ -26,11 +26,11 @@ PATIENCE_S = 30.0
 
 
 class OwnConflict(Conflict):
-    """An error of the service."""
+    """Error of the service."""
 
 
 class Service:
-    """A process's loop, in a thread."""
+    """Event loop of a process, in a thread."""
 
     def __init__(self, path: str, answer: Callable[[Any], Any]) -> None:
         self.listener = RpcListener(path, request_type=RawRequest, own=(OwnConflict,))

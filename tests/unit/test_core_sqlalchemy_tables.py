@@ -1,4 +1,4 @@
-"""SQLAlchemy tables from Structs: what is written is read, and the schema is as declared."""
+"""SQLAlchemy tables from Structs: rows are read as written, and the schema is as declared."""
 
 import enum
 from datetime import UTC, datetime, timedelta, timezone

@@ -37,7 +37,7 @@ def fill(connection: Any, megabytes: int) -> None:
 
 
 def purge(connection: Any, *, every: int = 0) -> None:
-    """Delete all rows, or all but one of ``every``, whose pages lie scattered then."""
+    """Delete all rows, or all but one of ``every``, which leaves scattered pages."""
     with transaction(connection):
         connection.execute(f"DELETE FROM t WHERE {f'id % {every}' if every else '1'}")
 
@@ -47,7 +47,7 @@ def count_pages(connection: Any) -> int:
 
 
 def measure(path: str) -> int:
-    """Size of a database with its WAL."""
+    """Return the size of a database with its WAL."""
     return os.path.getsize(path) + os.path.getsize(f"{path}-wal")
 
 
@@ -144,7 +144,7 @@ def test_a_reader_bounds_the_log(tmp_path: Path) -> None:
 
 
 class Recorder:
-    """A consumer with a database to shrink, which records the pages at each batch."""
+    """Consumer with a database to shrink, which records the pages at each batch."""
 
     name = "recorder"
     kinds = frozenset({JOB_SCRIPT})
@@ -172,7 +172,7 @@ class Recorder:
 
 
 class SteppedJournal:
-    """Reader and link in one: an event arrives after every second slice."""
+    """Reader and link of a journal: an event arrives after every second slice."""
 
     def __init__(self, stop: Stop) -> None:
         self._stop, self.head, self.timeouts = stop, 0, []  # type: tuple[Stop, int, list[float]]

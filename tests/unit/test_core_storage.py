@@ -1,4 +1,4 @@
-"""Tables from Structs: what is written is read, and the schema is as declared."""
+"""Tables from Structs: rows are read as written, and the schema is as declared."""
 
 import ast
 import enum
@@ -368,7 +368,7 @@ LIGHT = (
 
 
 def list_started_modules() -> set[str]:
-    """The modules that workers of the daemon import when they start."""
+    """List the modules that workers of the daemon import when they start."""
     return {
         node.module or ""
         for path in (ROOT / "daemon").glob("*.py")
@@ -380,7 +380,7 @@ def list_started_modules() -> set[str]:
 
 
 def find_loaded(modules: Iterable[str], *libraries: str, then: str = "") -> str:
-    """Which libraries a process has loaded after these modules, and with each the first of them."""
+    """Return libraries that a process has loaded after these imports, with the first importer."""
     code = (
         "import importlib, sys\n"
         f"for module in {sorted(modules)}:\n"

@@ -1,4 +1,4 @@
-"""Workers that feed consumers: one process runs each, and what they wait for is logged."""
+"""Workers that feed consumers: one process runs each, and the log says what it waits for."""
 
 import logging
 import os

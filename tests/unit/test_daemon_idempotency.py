@@ -20,7 +20,7 @@ ECHO = registry().get("test.echo")
 
 
 class Doing:
-    """An action that counts its runs, and ends as the test sets."""
+    """Action that counts its runs, and ends as the test sets."""
 
     def __init__(self, error: BaseException | None = None) -> None:
         self.count = 0

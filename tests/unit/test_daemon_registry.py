@@ -1,4 +1,4 @@
-"""The table of what can be asked for, and that one question does not import all rooms."""
+"""Registry of actions: one request does not import the packages of the others."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""``steward reload``: the daemon applies a valid configuration, and keeps the present one else."""
+"""``steward reload``: the daemon applies a valid configuration, or keeps the present one."""
 
 import os
 import signal
@@ -32,7 +32,7 @@ path = "{root}/archive"
 
 
 class Daemon:
-    """A daemon of a configuration file."""
+    """Daemon that runs with a configuration file."""
 
     def __init__(self, root: Path) -> None:
         (root / "spool").mkdir()
@@ -60,7 +60,7 @@ class Daemon:
             self.log.close()
 
     def reload(self) -> tuple[int, str]:
-        """Exit code of ``steward reload``, and all that it printed."""
+        """Run ``steward reload``; return its exit code and output."""
         done = steward("reload", "--socket", self.socket)
         return done.returncode, (done.stdout + done.stderr).decode()
 

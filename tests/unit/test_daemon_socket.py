@@ -1,4 +1,4 @@
-"""The daemon's socket, over real sockets: what it answers, and what hostile peers cannot do."""
+"""The daemon's socket: its replies, and hostile peers."""
 
 import contextlib
 import errno
@@ -406,7 +406,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can ask as 
 
 
 def start_as_user(uid: int, work: Callable[[], bool]) -> int:
-    """Have another user do something; the process that does."""
+    """Start a function as another user; return the process."""
     pid = os.fork()
     if pid == 0:
         code = 2
@@ -432,7 +432,7 @@ def as_user(uid: int, work: Callable[[], bool]) -> bool:
 
 @pytest.fixture
 def place() -> Iterator[str]:
-    """A path for a socket, in a directory that every user can reach."""
+    """Return a path for a socket, in a directory that every user can reach."""
     with tempfile.TemporaryDirectory(dir="/tmp") as directory:
         os.chmod(directory, 0o755)
         yield f"{directory}/s.sock"
@@ -440,7 +440,7 @@ def place() -> Iterator[str]:
 
 @pytest.fixture
 def open_path(place: str) -> Iterator[str]:
-    """A served socket that every user can reach."""
+    """Serve a socket that every user can reach."""
     with serving(place, PeerLimits(connections=6, per_user=4, request_s=5.0)):
         yield place
 

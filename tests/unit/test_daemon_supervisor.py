@@ -202,7 +202,7 @@ def test_a_fork_that_fails_is_tried_again_and_ends_nobody_else(
 def test_a_part_that_cannot_begin_ends_itself_alone(
     tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It fails before its work begins, and must not go on as a second supervisor."""
+    """The worker fails before its work begins, and must not continue as a second supervisor."""
     two = tmp_path / "two"
 
     def fails(supervisor: int) -> None:
@@ -387,7 +387,7 @@ def test_an_error_while_a_reload_replaces_the_workers_starts_the_present_ones_ag
 def test_a_worker_that_a_reload_cannot_end_starts_again_when_it_ends(
     tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A worker hangs on a dead mount: a second one would write its database too."""
+    """A worker hangs on a dead mount: a second one would write to its database too."""
     stuck, free = tmp_path / "stuck", tmp_path / "free"
     tests, real = os.getpid(), {"kill": os.kill, "killpg": os.killpg}
 

@@ -44,14 +44,14 @@ def fenced(kind: str) -> Iterator[tuple[str, str]]:
 
 
 def spans() -> Iterator[tuple[str, str]]:
-    """Return the texts in backticks of running text, on one line."""
+    """Yield the texts in backticks of running text, on one line."""
     for name, text in texts():
         for span in SPAN.findall(FENCE.sub("", text)):
             yield name, " ".join(span.split())
 
 
 def typed_lines() -> Iterator[tuple[str, str]]:
-    """Return every command line of a page, to type or as typed."""
+    """Yield every command line of a page, to type or as typed."""
     for name, body in fenced("sh"):
         yield from ((name, line) for line in body.splitlines() if line)
     for name, body in [*fenced(""), *fenced("console")]:
@@ -72,7 +72,7 @@ def steward_commands() -> list[tuple[str, str]]:
 
 
 def mentioned() -> list[tuple[str, str]]:
-    """Commands that running text names, which may leave out what they are about."""
+    """Return commands that running text names, which may lack arguments."""
     return [
         (name, BEFORE.sub("", span))
         for name, span in spans()
@@ -81,9 +81,9 @@ def mentioned() -> list[tuple[str, str]]:
 
 
 def parse(line: str, *, whole: bool) -> list[str]:
-    """Have the command line itself read a command; the names that lead to it.
+    """Parse a command with the command line itself; return the names that lead to it.
 
-    Nothing is run. Where a page only mentions a command, arguments may be missing.
+    The test runs nothing. If a page only mentions a command, arguments may be missing.
     """
     words = shlex.split(line, comments=True)[1:]
     if "COMMAND" in words:
@@ -133,7 +133,7 @@ def leaves(command: Any, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
 
 
 def options(command: Any) -> Iterator[str]:
-    """The options of a command, and of those below it."""
+    """Yield the options of a command, and of the commands below it."""
     for parameter in command.params:
         yield from (*parameter.opts, *parameter.secondary_opts)
     if hasattr(command, "list_commands"):

@@ -101,7 +101,7 @@ def test_a_path_that_is_sent_is_never_used(tmp_path: Path) -> None:
 
 
 def replaced(row: ForwardedEvent, **changes: Any) -> ForwardedEvent:
-    """A row of script_row's whose event's body is another."""
+    """Return a row of ``script_row`` with these fields of its event's body replaced."""
     event = decode_event(0, row.kind, row.cluster, row.key, row.data)
     body = msgspec.structs.replace(event.body, **changes)
     other = row_of(msgspec.structs.replace(event, body=body))

@@ -1,4 +1,4 @@
-"""The controller's side: the cursor moves when the other side has all of it, and not before."""
+"""Forwarder of a controller: the cursor advances only after the receiver has stored the batch."""
 
 import os
 import ssl
@@ -62,7 +62,7 @@ def make(tmp_path: Path, receiver: ForwardedSite, authority: Authority) -> Itera
 
 
 def captured(home: Path, job_id: int, script: bytes = b"#!/bin/sh\n", cluster: str = "c1") -> Event:
-    """The event of a script whose bytes lie in the controller's store."""
+    """Return the event of a script whose bytes lie in the controller's store."""
     row = script_row(job_id, script, cluster=cluster)
     event = decode_event(job_id, row.kind, row.cluster, row.key, row.data)
     (store,) = stores_in(home)
@@ -199,11 +199,11 @@ def test_a_certificate_that_cannot_be_read_is_waited_for(
 
 
 class Scripted:
-    """A receiver that answers each batch as the test sets.
+    """Receiver that answers each batch as the test sets.
 
     Args:
         authority: Signs its certificate.
-        answers: What it says, in turn; None to hang up.
+        answers: Answers, one for each batch; None to hang up.
     """
 
     def __init__(

@@ -26,7 +26,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 @pytest.fixture
 def limits() -> dict[str, Any]:
-    """Limits of the receiver that a test sets."""
+    """Return the receiver's limits for a test."""
     return {}
 
 

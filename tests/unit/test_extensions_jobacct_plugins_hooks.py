@@ -1,4 +1,4 @@
-"""Accounting plugins: which hook is called when, and with what."""
+"""Accounting plugins: hooks, their order and their arguments."""
 
 import resource
 from typing import Any
@@ -176,7 +176,7 @@ def test_events_of_hooks_that_do_nothing_are_not_even_read(scene: Scene) -> None
 
 
 def _messages(scene: Scene) -> list[bytes]:
-    """The messages that are in the journal."""
+    """Return the messages in the journal."""
     events, _ = scene.reader.read(0, frozenset({PLUGIN_MESSAGE}), 100)
     return [one.body.data for one in events]
 

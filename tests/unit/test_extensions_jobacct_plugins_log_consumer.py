@@ -277,10 +277,10 @@ def test_a_log_whose_database_was_lost_is_written_on(site: LogSite) -> None:
 
 
 def _consume_and_die(directory: Path, after_s: float, batches: int) -> None:
-    """In a separate process: run the consumer until it is killed.
+    """Run the consumer in a separate process until it is killed.
 
-    Nothing is as unlikely as a kill between what is appended and what is committed, so
-    there it kills itself, after some batches.
+    A kill between append and commit is too unlikely, so the process kills itself there, after
+    some batches.
     """
 
     def consume() -> None:

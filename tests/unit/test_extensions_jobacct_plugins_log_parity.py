@@ -23,10 +23,10 @@ from steward.jobs.lines import COLUMNS, row_to_line
 
 
 def ended(lines: list[UsageLine]) -> list[UsageLine]:
-    """The lines of runs that have ended, in sacct's order.
+    """Return the lines of ended runs, in sacct's order.
 
-    That a later run waits the log does not know before that has begun, nor that an earlier
-    one turned up after all.
+    The log does not know of a later run before it begins, nor of an earlier one that is
+    reported late.
     """
     runs = {
         (line.job_id, line.submit_us, line.restarts)
@@ -41,7 +41,7 @@ def ended(lines: list[UsageLine]) -> list[UsageLine]:
 def moved(said: list[Event], launches: list[tuple[Any, ...]]) -> set[int]:
     """Return submit times of runs whose launch turned out to belong to another run.
 
-    Nothing takes back what was said of it, so that it stays in the log.
+    The log keeps the lines of such a launch, because nothing withdraws them.
     """
     runs: dict[tuple[Any, ...], set[int]] = {}
     for event in said:

@@ -71,7 +71,7 @@ def site(tmp_path: Path) -> LogSite:
 
 
 def fill(site: LogSite) -> None:
-    """An ended job 1 and a running job 2 of which a person wrote, and another's job 3."""
+    """Fill the log with an ended job 1, a running job 2 of its user, and a job 3 of another."""
     site.write(run(1, RUN_START, **PRIVATE), usage(1, "0"), accounted(1), run(1, **PRIVATE))
     site.write(run(2, RUN_START, **PRIVATE), accounted(2), run(3, name="kept", comment="kept"))
 

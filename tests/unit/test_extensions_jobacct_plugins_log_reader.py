@@ -42,7 +42,7 @@ def written(path: Path, *events: Event | bytes) -> str:
 
 
 def read(path: str) -> tuple[list[UsageLine], list[tuple[int, str]]]:
-    """The lines of a log, and the numbers of those that were passed over, with why."""
+    """Read a log; return its lines, and the skipped line numbers with the reasons."""
     odd: list[tuple[int, str]] = []
     lines = list(read_lines(path, lambda _, number, why: odd.append((number, why))))
     return lines, odd
@@ -132,7 +132,7 @@ def test_what_is_no_log_is_told(tmp_path: Path) -> None:
 
 
 def make_site(directory: Path, *events: Event, **accounting: Any) -> LogSite:
-    """A job log of events that came at noon, nine days later."""
+    """Make the Site of a job log with events that came at noon, nine days later."""
     site = LogSite(directory, **accounting)
     site.reopen(access=AccessSettings(operators=("op",)))
     site.write(*events)
@@ -152,7 +152,7 @@ def expire(site: LogSite, asker: Caller = ROOT, **request: Any) -> Any:
 
 
 def apply_orders(site: LogSite) -> list[Event]:
-    """Have the log apply the ordered expiries, at noon; return their events."""
+    """Let the log apply the ordered expiries, at noon; return their events."""
     ordered, _ = site.reader.read(0, frozenset({ACCOUNTING_EXPIRE}), 100)
     site.now = NOON
     site.write()

@@ -1,4 +1,4 @@
-"""Which accounting plugins there are, and how their parameters are written."""
+"""Accounting plugins: registration, and the syntax of their parameters."""
 
 import pytest
 

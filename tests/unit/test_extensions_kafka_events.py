@@ -44,7 +44,7 @@ KEY = make_script_key(7, MTIME_NS)
 
 
 class TopicTaking:
-    """A store, and what the journal knows."""
+    """Kafka source with a store and the keys that the journal knows."""
 
     def __init__(self, directory: Path) -> None:
         self.known: set[tuple[str, str]] = set()

@@ -67,7 +67,7 @@ def document(
 
 
 def changed(**changes: Any) -> bytes:
-    """A good message with some of its fields replaced; a dotted name reaches into a part."""
+    """Return a valid message with some fields replaced; a dotted name reaches into an object."""
     tree = json.loads(encode_script_message(document()))
     for name, value in changes.items():
         *way, last = name.split("__")

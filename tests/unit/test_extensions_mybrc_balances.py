@@ -30,7 +30,7 @@ WORDS = [None, "", "No.", "to account balance 1e9 would exceed account allocatio
 
 
 class FollowingSite(ReportingSite):
-    """A bank whose money is at the reference server, and a gate that runs."""
+    """Bank whose balances are at the reference server, with a running gate."""
 
     def __init__(self, directory: Path, url: str, **remote: Any) -> None:
         remote = {"balance_age_s": 1800.0, **remote}
@@ -47,7 +47,7 @@ class FollowingSite(ReportingSite):
         )
 
     def follow(self, rounds: int = 1) -> None:
-        """Have the balances follow, some times."""
+        """Update the balances this many times."""
         for _ in range(rounds):
             self.balances.close()
             self.balances = self._open_balances()

@@ -40,7 +40,7 @@ def cancelled(job_id: int) -> list[Event]:
 
 
 def charge(site: Site) -> None:
-    """Charge what is over and has a rate."""
+    """Charge jobs that have ended and have a rate."""
     since = NOON - timedelta(hours=1)
     reconcile_cluster(site.settings, site.ledger, None, "c1", since, is_dry=False, now=site.now)
 

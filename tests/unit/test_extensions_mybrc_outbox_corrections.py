@@ -25,12 +25,12 @@ FULL = 1000 * HOUR
 
 
 class CorrectedSite(ReportingSite):
-    """A bank, and the server elsewhere that it passes on to.
+    """Bank, and the server to which it reports.
 
     Args:
-        directory: For the states of both.
-        there: The server elsewhere.
-        url: Where that is.
+        directory: Directory of both.
+        there: The server.
+        url: URL of the server.
     """
 
     def __init__(self, directory: Path, there: Settings, url: str) -> None:

@@ -15,7 +15,7 @@ from steward.core.events import Event
 
 
 class ReferenceSite(ReportingSite):
-    """A bank, and the reference server that it reports to."""
+    """Bank, and the reference server that it reports to."""
 
     def __init__(self, directory: Path, reference: ReferenceBank, url: str) -> None:
         super().__init__(directory, url)

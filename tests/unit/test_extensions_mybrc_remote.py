@@ -24,14 +24,14 @@ NOW = datetime.now(UTC)
 
 
 class Elsewhere(Quiet, BaseHTTPRequestHandler):
-    """A server that fails over some jobs, and keeps count of what it was asked."""
+    """Server that fails on some jobs, and counts its requests."""
 
     poison: ClassVar[set[str]] = set()
     refused: ClassVar[set[str]] = set()
     asked: ClassVar[list[str]] = []
 
     def do_PUT(self) -> None:
-        """Take a job, or fail over it."""
+        """Store a job, or fail on it."""
         told = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         job = self.path.split("/")[-2]
         self.asked.append(job)
@@ -57,7 +57,7 @@ def url() -> Iterator[str]:
 
 
 class Outbox:
-    """An outbox and its sender, with a clock of the test."""
+    """Outbox and its sender, with a clock of the test."""
 
     def __init__(self, directory: Path, url: str) -> None:
         token = directory / "token"

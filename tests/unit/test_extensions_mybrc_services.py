@@ -1,4 +1,4 @@
-"""Charges of jobs from clients of the myBRC API: once, to a hundredth."""
+"""Charges that clients of the myBRC API report: each once, to a hundredth of a SU."""
 
 import math
 import sys

@@ -1,4 +1,4 @@
-"""Tokens and passwords of the myBRC API: hashed, checked, and taken away."""
+"""Tokens and passwords of the myBRC API: stored hashed, checked, and revoked."""
 
 import os
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Amounts of the myBRC API: exact, and never taken for something else."""
+"""Amounts of the myBRC API: parsed exactly, or rejected."""
 
 from decimal import Decimal
 from fractions import Fraction

@@ -100,7 +100,7 @@ def test_what_a_server_says_is_one_printable_line(text: str) -> None:
 
 
 class Canned(SearchClient):
-    """Answers as was recorded."""
+    """Server that replies as recorded."""
 
     def __init__(self, *replies: ServerReply) -> None:
         super().__init__(ElasticsearchSinkSettings(urls=("https://search1:9200",)))

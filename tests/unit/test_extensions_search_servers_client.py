@@ -1,4 +1,4 @@
-"""The client of search servers: nodes, credentials, TLS, and servers that answer as none should."""
+"""Client of search servers: nodes, credentials, TLS, and invalid replies."""
 
 import gzip
 import random
@@ -38,7 +38,7 @@ Answer = Callable[["Handler"], None]
 
 
 class Seen(NamedTuple):
-    """A request that came."""
+    """Request that the node received."""
 
     command: str
     path: str
@@ -48,7 +48,7 @@ class Seen(NamedTuple):
 
 
 class Handler(Quiet, BaseHTTPRequestHandler):
-    """Notes each request, and answers as the node does."""
+    """Handler that records each request, and answers as the node does."""
 
     protocol_version = "HTTP/1.1"
     node: "Node"
@@ -72,7 +72,7 @@ class Handler(Quiet, BaseHTTPRequestHandler):
 
 
 class Node:
-    """A node of a search server.
+    """Node of a search server.
 
     Args:
         answer: Answers each request.
@@ -111,7 +111,7 @@ def serve(stack: ExitStack) -> Callable[..., Node]:
 
 @pytest.fixture
 def connect(stack: ExitStack) -> Callable[..., SearchClient]:
-    """Make a client of some nodes, which is closed in the end."""
+    """Make a client of some nodes, which the test's end closes."""
 
     def call(
         *nodes: Node | str,

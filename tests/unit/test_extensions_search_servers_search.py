@@ -25,7 +25,7 @@ from steward.extensions.search_servers.settings import ElasticsearchSinkSettings
 
 
 def asked(*terms: str, words: bool = False) -> list[tuple[str, Any]]:
-    """The conditions on letters, as (kind, text)."""
+    """Return the conditions on letters, as (kind, text)."""
     found = []
     for condition in script_conditions(TermMatcher(terms, words=words)):
         ((kind, field),) = condition.items()

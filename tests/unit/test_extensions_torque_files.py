@@ -1,4 +1,4 @@
-"""Variable_List escapes no comma: it is cut where it can be, and no secret comes through."""
+"""Variable_List does not escape commas: the parser splits it where possible and leaks no secret."""
 
 import struct
 

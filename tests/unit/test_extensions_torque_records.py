@@ -1,4 +1,4 @@
-"""Torque's job files: what they say in Slurm's terms, and that none of them can do harm."""
+"""Job files of Torque: their fields in Slurm's terms, and hostile files."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Torque's spool where things go wrong: directories away or moved, networks, what is too much."""
+"""Torque's spool during failures: missing or moved directories, network disks, and overload."""
 
 import os
 import time

@@ -33,7 +33,7 @@ def missed(site: TorqueCapture) -> list[int]:
 
 
 def watched(tmp_path: Path, spool: Spool, limits: CaptureLimits | None = None) -> TorqueCapture:
-    """A Site that scans often, because its watches miss changes."""
+    """Make a Site that scans often, because its watches miss changes."""
     timing = TorqueTiming(rescan_s=0.05)
     site = TorqueCapture(tmp_path / "site", spool.jobs.parent, timing=timing, limits=limits)
     site.spool.process_events()

@@ -1,4 +1,4 @@
-"""Imports between packages: in the order of the design, and never of private names."""
+"""Imports between packages follow the order of the design, and never name private members."""
 
 import ast
 import functools
@@ -82,12 +82,12 @@ def room_of(module: str) -> str:
 
 
 def imports(path: Path) -> Iterator[tuple[str, tuple[str, ...], int]]:
-    """Each import of a file: the module, the names taken from it, the line."""
+    """Yield each import of a file: the module, the imported names, the line."""
     yield from found_in(ast.walk(tree_of(path)), path)
 
 
 def at_load(path: Path) -> Iterator[tuple[str, tuple[str, ...], int]]:
-    """Those imports of a file that are done when it is loaded, not when a function is called."""
+    """Yield the imports of a file that run when it is loaded, outside functions."""
 
     def outside(node: ast.AST) -> Iterator[ast.AST]:
         for child in ast.iter_child_nodes(node):
@@ -239,7 +239,7 @@ def test_tests_use_public_members_alone(path: Path) -> None:
 
 
 def named_by(node: ast.AST) -> Iterator[str]:
-    """The members of others that a node names: read, imported, or replaced by monkeypatch."""
+    """Yield the members of others that a node names: read, imported, or replaced by monkeypatch."""
     match node:
         case ast.Attribute(value=ast.Name(id="self" | "cls")):
             pass

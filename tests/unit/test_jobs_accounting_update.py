@@ -1,4 +1,4 @@
-"""Runs and steps become accounting lines, and events that report each once."""
+"""Runs and steps become accounting lines, and events report each once."""
 
 from collections import Counter
 from contextlib import closing

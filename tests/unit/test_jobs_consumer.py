@@ -27,7 +27,7 @@ def books(tmp_path: Path) -> Books:
 
 
 def dump(path: str) -> dict[str, list[tuple[Any, ...]]]:
-    """All tables, with the jobs' numbers, which depend on who came first, replaced."""
+    """Return all tables; job numbers, which depend on the order of arrival, are replaced."""
     connection = open_reader(path)
     tables = {}
     for table in ("job", "run", "script"):
@@ -355,7 +355,7 @@ def test_the_database_is_its_owners_alone(books: Books) -> None:
 
 
 def test_a_run_that_slurmctld_forgot_stays_forgotten(books: Books) -> None:
-    """slurmctld was killed and reports nothing more of the run: no later batch adds it again."""
+    """slurmctld was killed and reports nothing more about the run: no later batch adds it again."""
     gone = record(7, 20, "UNKNOWN", restarts=1, seen=25, reason=FORGOTTEN)
     for event in (
         record(7, 0),

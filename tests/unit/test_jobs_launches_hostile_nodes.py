@@ -92,7 +92,7 @@ CLAIM = [
 
 
 class Log:
-    """The job log of these records, read again."""
+    """Job log of these records, read again."""
 
     def __init__(self, directory: Path) -> None:
         self._site = LogSite(directory)
@@ -109,7 +109,7 @@ class Log:
         return {line.step: line for line in self._site.lines()}
 
     def records(self) -> list[dict[str, Any]]:
-        """Its records, as they are."""
+        """Return its records unchanged."""
         (day,) = Path(self.path).glob("*.jsonl")
         return [json.loads(record) for record in day.read_text().splitlines()]
 
@@ -140,7 +140,7 @@ def test_a_job_that_was_cancelled_while_it_waited_used_nothing(books: Books, log
 
 
 def test_what_was_said_of_the_wrong_run_is_taken_back(books: Books, log: Log) -> None:
-    """The first run turned out late to have ended: the node's step belongs to the second."""
+    """The first run was found to have ended earlier: the node's step belongs to the second run."""
     books.take(running(nodelist="n2"), *CLAIM)
     (said,) = books.said[1:]
     again: dict[str, Any] = {"restarts": 1, "nodelist": "n2", "start": at(2.5)}

@@ -23,7 +23,7 @@ def books(tmp_path: Path) -> Books:
 
 @pytest.fixture
 def jobs(books: Books) -> Iterator[Jobs]:
-    """Seven jobs of two users on two clusters, read-only."""
+    """Open jobs.db read-only, with seven jobs of two users on two clusters."""
     books.take(
         script(1, 10.2),
         record(1, 10, uid=11, user="ada", account="physics", name="relax-01", partition="main"),

@@ -46,7 +46,7 @@ def seen(cluster: str, job_id: int, asker: Caller) -> Event:
 
 @pytest.fixture
 def site(tmp_path: Path) -> Site:
-    """Cluster alpha is ours, where ``opera`` is an administrator; beta is taken from a topic."""
+    """Make a Site of cluster alpha, which ``opera`` administers, and of beta, from a topic."""
     site = archive.make_library(tmp_path)
 
     def standing(cluster: str) -> ClusterRoles | None:

@@ -1,4 +1,4 @@
-"""The lock files: each has what its purpose takes, and nothing else."""
+"""Lock files: each contains the packages of its purpose, and no others."""
 
 import pytest
 

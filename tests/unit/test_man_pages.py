@@ -1,4 +1,4 @@
-"""The pages of the manual: complete, and such that man can read them."""
+"""Man pages: complete, and readable by man."""
 
 import shutil
 import subprocess

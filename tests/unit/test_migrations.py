@@ -30,7 +30,7 @@ BY_HAND = (
 
 
 def count_columns() -> dict[str, int]:
-    """Columns of tables that commands declare, not the layout of a reply."""
+    """Count columns that commands declare instead of a reply's layout."""
     return {
         path.relative_to(ROOT).as_posix(): sum(
             isinstance(node, ast.Call)
@@ -43,7 +43,7 @@ def count_columns() -> dict[str, int]:
 
 
 def count_page_tables() -> dict[str, int]:
-    """Tables of pages with headings of their own."""
+    """Count tables of pages with their own headings."""
     return {
         path.relative_to(ROOT).as_posix(): path.read_text().count("<thead>")
         for path in (ROOT / "web" / "templates").glob("*.html")
@@ -52,7 +52,7 @@ def count_page_tables() -> dict[str, int]:
 
 
 def count_inserts() -> dict[str, int]:
-    """INSERT statements outside the derived ones and the modules that keep SQL by hand."""
+    """Count INSERT statements outside the derived ones and the modules with hand-written SQL."""
     return {
         name: path.read_text().count("INSERT ")
         for path in ROOT.rglob("*.py")
@@ -61,7 +61,7 @@ def count_inserts() -> dict[str, int]:
 
 
 def count_commands() -> dict[str, int]:
-    """Commands written by hand, not derived from an action."""
+    """Count commands written by hand, not derived from an action."""
     counts: dict[str, int] = {}
     for entry in iterate_hand_written(Root):
         module = entry.module.removeprefix("steward.").replace(".", "/") + ".py"
@@ -88,7 +88,7 @@ def count_leaves(command: Any) -> int:
 
 
 def count_fields() -> dict[str, int]:
-    """Fields of requests whose annotation does not say what they mean."""
+    """Count fields of requests without a description in their annotation."""
     counts: dict[str, int] = {}
     for request in {action.request for action in import_actions().values()}:
         module = request.__module__.removeprefix("steward.").replace(".", "/") + ".py"
@@ -99,7 +99,7 @@ def count_fields() -> dict[str, int]:
 
 
 def count_settings() -> dict[str, int]:
-    """Keys of the configuration file, by the module that declares them."""
+    """Count keys of the configuration file, by the module that declares them."""
     counts: dict[str, int] = {}
     pending: list[type[Any]] = [Section]
     assert issubclass(Settings, Section)  # which imports every other section

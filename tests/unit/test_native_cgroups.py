@@ -20,7 +20,7 @@ STEP = "system.slice/slurmstepd.scope/job_5/step_0"
 
 
 def tables(directory: Path, membership: str, mounts: dict[str, str]) -> str:
-    """The order that has the plugin see these cgroups: by mount point, type and options."""
+    """Return the order that shows these cgroups to the plugin: by mount point, type and options."""
     (directory / "cgroup").write_text(membership)
     lines = [
         f"{number} 1 0:{number} / {point} rw,nosuid shared:9 - {kind}\n"

@@ -1,4 +1,4 @@
-"""slurmctld's plugin in C: what it writes, what it takes for an answer, and how it waits."""
+"""C plugin of slurmctld: its requests, the replies that it accepts, and its time-outs."""
 
 import contextlib
 import json
@@ -65,7 +65,7 @@ def begun(tmp_path: Path, *lines: str, timeout_ms: int = 200) -> list[str]:
 
 
 class Asker:
-    """A running harness; a call submits a job and returns the result."""
+    """Running harness; a call submits a job and returns the result."""
 
     def __init__(self, program: Path, path: Path) -> None:
         pipe = subprocess.PIPE
@@ -85,7 +85,7 @@ class Asker:
 
 @contextlib.contextmanager
 def asking(program: Path, tmp_path: Path, *lines: str) -> Iterator[Asker]:
-    """One that asks as often as a test wants, by these lines of its file."""
+    """Make a harness that asks as often as a test wants, with these lines of its file."""
     asker = Asker(program, conf(tmp_path, *lines))
     with asker.process:
         yield asker
@@ -247,7 +247,7 @@ def test_who_does_not_answer_in_time_is_not_asked_for_a_while(
 
 
 class Slow:
-    """Each answer waits for a word, however long nobody waits for it any more."""
+    """Server whose replies wait for the test, even if the client has given up."""
 
     def __init__(self) -> None:
         self.words = [threading.Event() for _ in range(9)]

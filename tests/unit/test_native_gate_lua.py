@@ -1,4 +1,4 @@
-"""steward_gate.lua under a real Lua: the same on the wire as the plugin in C, and as patient."""
+"""steward_gate.lua under a real Lua: the same protocol and time-outs as the C plugin."""
 
 import contextlib
 import json
@@ -73,7 +73,7 @@ end
 
 
 def run(lua: str, program: str, env: dict[str, str] | None = None) -> list[str]:
-    """Run a program; the lines that it prints."""
+    """Run a program; return its lines of output."""
     done = subprocess.run(
         [lua, "-"],
         input=program.encode(),
@@ -99,7 +99,7 @@ def gate(tmp_path: Path) -> Iterator[AskedGate]:
 
 
 def site(tmp_path: Path, *lines: str) -> str:
-    """A program's beginning: slurmctld's table, and the module, which asks the socket there."""
+    """Return a program's beginning: slurmctld's table, and the module, which asks this socket."""
     path = tmp_path / "gate.conf"
     text = [f"socket {tmp_path}/gate.sock", f"off_file {tmp_path}/off", "timeout_ms 200", *lines]
     path.write_text("".join(f"{line}\n" for line in text))
@@ -107,7 +107,7 @@ def site(tmp_path: Path, *lines: str) -> str:
 
 
 def as_lua(job: dict[str, Any]) -> str:
-    """A vector's job as slurmctld's Lua shows it."""
+    """Return a vector's job as slurmctld's Lua shows it."""
     parts = []
     for field, value in job.items():
         if isinstance(value, int):

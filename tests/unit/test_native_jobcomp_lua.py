@@ -1,4 +1,4 @@
-"""native/jobcomp.lua under a real Lua: nothing that a record holds gets out of its line."""
+"""native/jobcomp.lua under a real Lua: no value of a record breaks out of its line."""
 
 import json
 import os
@@ -23,7 +23,7 @@ def lua(request: pytest.FixtureRequest) -> str:
 
 
 def run(lua: str, file: Path, program: str) -> str:
-    """Run a program that has ``steward`` and writes to ``file``; what it prints."""
+    """Run a program that has ``steward`` and writes to ``file``; return its output."""
     head = f'steward_jobcomp_file = "{file}"\nlocal steward = dofile("{SCRIPT}")\n'
     done = subprocess.run(
         [lua, "-"], input=(head + program).encode(), capture_output=True, timeout=120, check=False
@@ -33,7 +33,7 @@ def run(lua: str, file: Path, program: str) -> str:
 
 
 def lines(file: Path) -> list[dict[str, Any]]:
-    """The lines as JSON, which is UTF-8."""
+    """Return the lines parsed as JSON, which is UTF-8."""
     return [json.loads(line) for line in file.read_bytes().decode().splitlines() if line]
 
 

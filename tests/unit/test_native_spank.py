@@ -330,7 +330,7 @@ def test_valgrind_finds_nothing(plain: Path, spool: Path) -> None:
 
 @pytest.fixture
 def full_disk(tmp_path: Path) -> Iterator[Path]:
-    """A tmpfs of one page, full but for some bytes of it."""
+    """Mount a tmpfs of one page, full except for some bytes."""
     directory = tmp_path / "full"
     directory.mkdir(mode=0o700)
     libc = ctypes.CDLL(None, use_errno=True)
@@ -365,7 +365,7 @@ def test_a_full_disk_costs_lines_and_no_more(run: Run, full_disk: Path) -> None:
 
 @pytest.fixture
 def dead_server(tmp_path: Path) -> Iterator[Path]:
-    """A file system whose other side never answers, as NFS when its server is away."""
+    """Mount a file system whose server never answers, as NFS after a server failure."""
     directory = tmp_path / "dead"
     directory.mkdir()
     try:

@@ -1,4 +1,4 @@
-"""The package's removal names the lines of slurm.conf that go on without Steward."""
+"""Removal of the package prints the lines of slurm.conf that still name Steward."""
 
 import subprocess
 from pathlib import Path

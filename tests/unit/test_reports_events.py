@@ -56,7 +56,7 @@ JOBS = (JOB_STATE,)
 
 
 class EventsSite(JournaledSite):
-    """A journal whose events come a minute apart."""
+    """Site of a journal whose events come a minute apart."""
 
     def __init__(self, tmp_path: Path) -> None:
         super().__init__(tmp_path, access=AccessSettings(operators=("op",)))

@@ -1,4 +1,4 @@
-"""Nodes that were alike are summed up without a loss, and at any time each is in its own span."""
+"""Sums over nodes that were alike lose nothing, and each node is in its own span at any time."""
 
 import random
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Times cut in periods, runs shared out over them, amounts by the hour: nothing lost or twice."""
+"""Periods: runs and hourly amounts are divided among them, without losses or doubles."""
 
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""slurm.conf is what was asked for, and nothing that was asked for breaks out of its line."""
+"""slurm.conf contains the requested settings, and no value breaks out of its line."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""A sandbox keeps its users while a program on the machine replaces /etc/passwd."""
+"""A sandbox keeps its users while a program replaces the host's /etc/passwd."""
 
 import ctypes
 import os

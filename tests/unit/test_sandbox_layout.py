@@ -1,4 +1,4 @@
-"""Directories of sandboxes: safe ones are used, others are rejected in one line."""
+"""Directories of sandboxes: safe ones are used, others rejected in one line."""
 
 import os
 import shutil

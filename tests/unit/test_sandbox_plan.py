@@ -1,4 +1,4 @@
-"""The sandbox's users have ids of their own and never shadow anybody by accident."""
+"""Users of the sandbox have unique ids and shadow no user of the host by accident."""
 
 import os
 import pwd

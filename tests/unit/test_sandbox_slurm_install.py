@@ -1,4 +1,4 @@
-"""Plugin directory of the Slurm that a sandbox finds."""
+"""Plugin directory of the Slurm that a sandbox uses."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Shell completion: bash runs it, and the scripts for zsh and fish are checked."""
+"""Shell completion: bash runs its script, and the scripts for zsh and fish are checked."""
 
 import shutil
 import subprocess

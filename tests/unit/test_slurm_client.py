@@ -1,5 +1,7 @@
-"""The client on stand-ins for Slurm's commands: what real ones print is in the fixtures, and
-integration tests run the real ones."""
+"""Slurm client on stand-ins for Slurm's commands.
+
+The fixtures contain the output of real commands; integration tests run those.
+"""
 
 import socket
 from datetime import UTC
@@ -41,7 +43,7 @@ Slurmctld(primary) at localhost is UP
 
 
 class Standins:
-    """A directory of stand-ins, each of which prints what a test writes for its arguments."""
+    """Directory of stand-ins, each of which prints what a test writes for its arguments."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -100,7 +102,7 @@ def test_versions(site: Standins, said: str, version: tuple[int, int, int]) -> N
 
 
 def exchange(site: Standins, version: str) -> None:
-    """Have another squeue there, as an upgrade puts it in its place."""
+    """Replace squeue by another one, as an upgrade does."""
     for old in site.root.glob("squeue.*"):
         old.unlink()
     site.answer("squeue", "--version", f"slurm-wlm {version}.5\n")
@@ -272,7 +274,7 @@ def test_fields_are_asked_for_where_slurm_offers_them(
 
 
 def recorded(site: Standins, monkeypatch: pytest.MonkeyPatch, version: str) -> None:
-    """Let squeue show what was recorded of a version."""
+    """Let squeue print the recorded output of a version."""
     monkeypatch.setattr(
         "steward.slurm.client.QueueFormat",
         lambda fields, is_single_job=False: QueueFormat(fields, "abcdefghijkl"),

@@ -1,4 +1,4 @@
-"""The machine on stand-ins for Slurm's commands; integration tests ask real ones."""
+"""The cluster on stand-ins for Slurm's commands; integration tests query real ones."""
 
 from datetime import UTC, datetime
 from pathlib import Path

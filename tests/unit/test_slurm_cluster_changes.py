@@ -1,4 +1,4 @@
-"""Changes sent to scontrol, on stand-ins; integration tests change real machines."""
+"""Changes sent to scontrol, on stand-ins; integration tests change real clusters."""
 
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
@@ -25,7 +25,7 @@ STATE = "State=DOWN+DRAIN+NOT_RESPONDING"
 
 
 class Place(Stage):
-    """Stand-ins of a machine of three idle nodes."""
+    """Stand-ins of a cluster of three idle nodes."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)

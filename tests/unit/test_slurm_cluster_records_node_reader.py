@@ -1,4 +1,4 @@
-"""Lines that were there before are not read again, and what comes out is the same all the same."""
+"""Known lines are not read again, and the result is the same."""
 
 import random
 

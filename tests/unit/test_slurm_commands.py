@@ -20,7 +20,7 @@ from steward.slurm.settings import ClusterSettings
 def commands(
     tmp_path: Path, script: str, timeout_s: float = COMMAND_TIMEOUT_S, **settings: object
 ) -> CommandRunner:
-    """Commands whose ``squeue`` is a shell script."""
+    """Return commands whose ``squeue`` is a shell script."""
     program = tmp_path / "squeue"
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o755)

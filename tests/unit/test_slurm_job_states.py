@@ -1,4 +1,4 @@
-"""States of jobs: what a filter by one of them selects."""
+"""Job states: the jobs that a filter by one of them selects."""
 
 import pytest
 

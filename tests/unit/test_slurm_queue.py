@@ -22,7 +22,7 @@ no_nul = st.binary(max_size=200).map(lambda raw: raw.replace(b"\0", b""))
 
 
 def recorded(version: str) -> dict[str, JobRecord]:
-    """The jobs of the recorded output, by name (of array tasks: name and index)."""
+    """Return the jobs of the recorded output, by name (of array tasks: name and index)."""
     out = (FIXTURES / f"squeue-{version}.out").read_bytes()
     records, rows, strange = parse_queue(
         QueueFormat(OFFERED[version], WORD), out, NameResolver(), {}

@@ -1,4 +1,4 @@
-"""State files of slurmctld: when they tell that nothing has changed, and when they cannot."""
+"""State files of slurmctld: when they show that nothing has changed, and when they cannot."""
 
 import os
 import time

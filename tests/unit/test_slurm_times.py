@@ -1,4 +1,4 @@
-"""Times as Slurm takes them; what is expected was compared with Slurm's own parser (22.05)."""
+"""Times in Slurm's syntax; expected values were compared with Slurm's own parser (22.05)."""
 
 import ctypes
 import glob

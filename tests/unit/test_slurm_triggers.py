@@ -29,7 +29,7 @@ GET = "strigger --get --noheader"
 
 
 class Place(Stage):
-    """Stand-ins, with strigger among them."""
+    """Stand-ins with strigger among them."""
 
     def __init__(self, root: Path, version: str) -> None:
         super().__init__(root)

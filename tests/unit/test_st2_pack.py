@@ -53,7 +53,7 @@ def check(data: Any, kind: str) -> None:
 
 
 def test_the_check_refuses_what_stackstorm_would() -> None:
-    """A test that cannot fail shows nothing."""
+    """A test that cannot fail proves nothing."""
     good = yaml.safe_load((PACK / "actions" / "node.drain.yaml").read_text())
     for change in ({"runner_type": None}, {"parameters": {"a": {"type": "text"}}}, {"extra": 1}):
         with pytest.raises(jsonschema.ValidationError):

@@ -1,4 +1,4 @@
-"""The API's table is about actions that there are; what it is given is read as it describes."""
+"""API endpoints: each names an existing action, and parses requests as it describes."""
 
 import asyncio
 import functools

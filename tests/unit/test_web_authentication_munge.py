@@ -40,7 +40,7 @@ BURST = 10
 
 
 class Ground:
-    """A socket of a daemon that creates tickets, and the web application."""
+    """Socket of a daemon that creates tickets, and the web application."""
 
     def __init__(self, directory: Path) -> None:
         self.path = str(directory / "s")
@@ -88,7 +88,7 @@ class Ground:
         return Registry((vouch, me), {"credentials": lambda: None})
 
     def questions(self) -> list[list[str]]:
-        """Peer, target and digest of what the daemon was asked about."""
+        """Return peer, target and digest of each question to the daemon."""
         return [line.split() for line in self.asked.read_text().splitlines()]
 
 
@@ -104,7 +104,7 @@ Post = Callable[..., Coroutine[Any, Any, httpx.Response]]
 
 
 def with_pages(ground: Ground, work: Callable[[Post], Awaitable[None]], **web: Any) -> None:
-    """Do something with the pages' application, within a minute."""
+    """Run a function with the application of the pages, within a minute."""
 
     async def run() -> None:
         settings = WebSettings(**{"requests_per_minute": 10**6, **web})
@@ -149,7 +149,7 @@ def test_nonsense_from_a_login_node_keeps_none_of_its_users_out(ground: Ground) 
     "shown", ["bogus", "MUNGE:", "MUNGE::", "MUNGE:not base64:", "MUNGE:abcd", "munge:abcd:"]
 )
 def test_what_can_be_no_credential_costs_nothing(ground: Ground, shown: str) -> None:
-    """An impossible credential costs no time of the daemon, no place and no memory."""
+    """An impossible credential uses no time of the daemon, no slot and no memory."""
 
     read: list[str] = []
 
@@ -217,7 +217,7 @@ def test_whom_munge_names_is_counted_as_themselves(ground: Ground) -> None:
 
 
 class Drawn:
-    """Bodies that come as slowly as they can."""
+    """Bodies that arrive as slowly as possible."""
 
     def __init__(self) -> None:
         self.begun = 0

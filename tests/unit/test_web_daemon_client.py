@@ -1,4 +1,4 @@
-"""Requests of the web process to the daemon: kept connections, no change sent twice."""
+"""Requests of the web process to the daemon: it reuses connections, and sends no change twice."""
 
 import asyncio
 import contextlib
@@ -130,9 +130,9 @@ def test_what_takes_long_keeps_no_page_waiting(path: str) -> None:
 
 
 class Fickle:
-    """A daemon that reads each request and replies as the test sets.
+    """Daemon that reads each request and replies as the test sets.
 
-    b"" hangs up, None says nothing until the other end has hung up.
+    b"" hangs up, None sends nothing until the other end has hung up.
     """
 
     def __init__(self, path: str, *answers: bytes | None) -> None:

@@ -1,4 +1,4 @@
-"""Places of those who watch events: bounded from the moment in which they ask."""
+"""Slots of users who follow events: limited from the moment of the request."""
 
 import asyncio
 import contextlib
@@ -39,7 +39,7 @@ def test_nobody_keeps_others_out() -> None:
 
 
 class _Gone(Exception):
-    """The client went away."""
+    """Error: the client has disconnected."""
 
 
 @pytest.mark.parametrize("ending", [None, _Gone, TimeoutError, asyncio.CancelledError])

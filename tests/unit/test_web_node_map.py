@@ -1,4 +1,4 @@
-"""Nodes on pages: what their states mean, and the map that stays light however many they are."""
+"""Nodes on pages: the meaning of their states, and a map that stays small for many nodes."""
 
 from datetime import UTC, datetime
 

@@ -27,7 +27,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 
 class Straight:
-    """Calls an action as a user, and counts the nodes in the replies."""
+    """Client that calls an action as a user, and counts the nodes in the replies."""
 
     def __init__(self, site: Site, asker: Caller) -> None:
         self.site = site

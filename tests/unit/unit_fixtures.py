@@ -1,7 +1,7 @@
-"""Fixtures that keep unit tests fast: their files lie in memory where there is space.
+"""Fixtures that keep unit tests fast: their files lie in memory if it has space.
 
-A commit of SQLite waits for the disk twice, and there are thousands. That a disk keeps what
-was committed is not for these tests to find out.
+A commit of SQLite waits for the disk twice, and the tests commit thousands of times. They do
+not test whether a disk keeps commits.
 """
 
 import gc
@@ -37,7 +37,7 @@ def in_memory() -> bool:
 def tmp_path_factory(
     tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
 ) -> pytest.TempPathFactory:
-    """Pytest's own, with its numbers and its cleaning, unless somebody chose another place."""
+    """Return pytest's own factory in memory, unless somebody chose another directory."""
     chosen = pytestconfig.getoption("basetemp") or any(map(os.environ.get, CHOSEN_BY))
     if chosen or not in_memory():
         return tmp_path_factory
@@ -49,7 +49,7 @@ def tmp_path_factory(
 
 
 class _Descriptors:
-    """Those that were open when the last collection was over."""
+    """Descriptors that were open after the last collection."""
 
     left = 0
 
