@@ -1,21 +1,30 @@
 """Retention of the journal: trimmed events, detached consumers, and kept events."""
 
+import os
 import sqlite3
+import time
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
 import pytest
+from job_submission import wait_until
 
 from harness.events import script_event
 from harness.journal import append, journal, reader, seen_event, two_sinks
 from steward.archive.settings import FilesSinkSettings
+from steward.core import script_stores
 from steward.core.config import ArchiveSettings, Settings
 from steward.core.events import ARCHIVE_PURGE, ArchivePurge, Event, IncomingFile, utc_now
 from steward.core.journal import Journal, JournalReader
 from steward.core.journal.server import limit_size, trim_journal
-from steward.core.script_stores import make_incoming_filename, make_stores
+from steward.core.script_stores import (
+    IncomingStores,
+    LeftoverCount,
+    make_incoming_filename,
+    make_stores,
+)
 
 __all__ = ["journal", "reader"]
 
@@ -124,8 +133,77 @@ def test_the_size_limit_needs_no_look_at_the_files(
     append(journal, script_of_bytes(1, 10**9))
     journal.record_position("archive.a", 1, "running", "")
     journal.record_position("archive.b", 0, "waiting", "no broker")
-    assert not limit_size(journal, two_sinks(tmp_path), max_bytes=3 * 10**9)
-    assert limit_size(journal, two_sinks(tmp_path), max_bytes=3 * 10**9, leftover_bytes=10**9)
+    stores = two_sinks(tmp_path)
+    assert not limit_size(journal, stores, max_bytes=3 * 10**9)
+    leave_bytes(tmp_path, 10**9)
+    with closing(count_leftovers(stores, 0)) as leftovers:
+        assert limit_size(journal, stores, max_bytes=3 * 10**9, leftovers=leftovers)
+    assert [consumer.detached for consumer in reader.list_consumers()] == [False, True]
+
+
+def leave_bytes(tmp_path: Path, size: int) -> Path:
+    """Make a sparse file of no event in the store of the state directory."""
+    directory = tmp_path / "incoming"
+    directory.mkdir(mode=0o700, exist_ok=True)
+    leftover = directory / make_incoming_filename("c1", 7, 5, size, "script")
+    leftover.touch()
+    os.truncate(leftover, size)
+    return leftover
+
+
+def count_leftovers(stores: IncomingStores, known_bytes: int) -> LeftoverCount:
+    leftovers = LeftoverCount(stores)
+
+    def has_counted() -> bool:
+        leftovers.update(known_bytes)
+        return leftovers.size > 0
+
+    wait_until(has_counted)
+    return leftovers
+
+
+def test_an_old_count_of_leftovers_is_renewed_before_a_consumer_is_detached(
+    journal: Journal, reader: JournalReader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append(journal, script_of_bytes(1, 10**9))
+    journal.record_position("archive.a", 1, "running", "")
+    journal.record_position("archive.b", 0, "waiting", "no broker")
+    stores = two_sinks(tmp_path)
+    leftover = leave_bytes(tmp_path, 10**9)
+    with closing(count_leftovers(stores, 0)) as leftovers:
+        counted_size = leftovers.size
+        now = time.monotonic()
+        monkeypatch.setattr(time, "monotonic", lambda: now + 3600)
+        leftover.unlink()
+        leave_bytes(tmp_path, 10**6)
+        while leftovers.size == counted_size:
+            assert not limit_size(journal, stores, max_bytes=3 * 10**9, leftovers=leftovers)
+            leftovers.update(0)
+            assert time.clock_gettime(time.CLOCK_MONOTONIC) < now + 30, "no new count"
+        assert leftovers.size == 10**6
+        assert not limit_size(journal, stores, max_bytes=3 * 10**9, leftovers=leftovers)
+    assert not any(consumer.detached for consumer in reader.list_consumers())
+
+
+def test_a_count_of_leftovers_that_hangs_does_not_keep_a_consumer(
+    journal: Journal, reader: JournalReader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append(journal, script_of_bytes(1, 10**9))
+    journal.record_position("archive.a", 1, "running", "")
+    journal.record_position("archive.b", 0, "waiting", "no broker")
+    stores = two_sinks(tmp_path)
+    leave_bytes(tmp_path, 10**9)
+    with closing(count_leftovers(stores, 0)) as leftovers:
+        now = time.monotonic() + 3600
+        monkeypatch.setattr(time, "monotonic", lambda: now)
+        monkeypatch.setattr(script_stores, "_COUNT_FILES", "import time; time.sleep(60)")
+        assert not limit_size(journal, stores, max_bytes=3 * 10**9, leftovers=leftovers)
+        leftovers.update(0)
+        now += 60
+        assert not limit_size(journal, stores, max_bytes=3 * 10**9, leftovers=leftovers)
+        now += 60
+        leftovers.update(0)
+        assert limit_size(journal, stores, max_bytes=3 * 10**9, leftovers=leftovers)
     assert [consumer.detached for consumer in reader.list_consumers()] == [False, True]
 
 

@@ -15,6 +15,7 @@ when the files are durable. The events name store and file.
 import errno
 import hashlib
 import logging
+import math
 import os
 import re
 import subprocess
@@ -41,6 +42,11 @@ MARKER = ".steward-archive"
 
 _MAX_SINGLE_SYNCS = 8
 """Most files to sync one by one; a larger batch is synced with one syncfs(2)."""
+
+_FRESH_S = 600.0
+"""Age, in seconds, up to which a count of leftovers justifies the detaching of a consumer."""
+_LONGEST_COUNT_S = 120.0
+"""Longest wait for a count of leftovers, in seconds: a file system may hang."""
 
 _COUNT_FILES = """
 import os, sys
@@ -459,6 +465,7 @@ class LeftoverCount:
         self._stores = stores
         self._every_s = every_s
         self._due_at = 0.0
+        self._started_at = -math.inf
         self._known_bytes = 0
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -483,8 +490,20 @@ class LeftoverCount:
         elif now >= self._due_at:
             self.close()
             self._due_at = now + self._every_s
+            self._started_at = now
             self._known_bytes = known_bytes
             self._start()
+
+    def refresh(self) -> bool:
+        """Let :meth:`update` count again if the last count is old; return whether to wait for it.
+
+        A count that fails or takes too long leaves the last size valid.
+        """
+        age_s = time.monotonic() - self._started_at
+        if age_s >= _FRESH_S:
+            self._due_at = 0.0
+            return True
+        return self._process is not None and age_s < _LONGEST_COUNT_S
 
     def close(self) -> None:
         """End a running count."""

@@ -126,20 +126,25 @@ def _remove_script_bytes(stores: IncomingStores, body: JobScript) -> None:
 
 
 def limit_size(
-    journal: Journal, stores: IncomingStores, *, max_bytes: int, leftover_bytes: int = 0
+    journal: Journal,
+    stores: IncomingStores,
+    *,
+    max_bytes: int,
+    leftovers: LeftoverCount | None = None,
 ) -> bool:
     """Keep journal and incoming bytes below ``max_bytes``, one step a call.
 
     First it trims passed events at once, and dead letters of which a files sink has a copy.
     Then it detaches a consumer that is behind, if it can be refilled: the catalog from the
     archive, a sink from a files sink that is ahead of it. It never gives up what no such sink
-    has: then it logs which consumer is in the way.
+    has: then it logs which consumer is in the way. Where leftovers make the difference, it first
+    has them counted again: an administrator may have deleted them since.
 
     Args:
         journal: The journal, which counts the incoming bytes of its events.
         stores: Incoming stores of script bytes.
         max_bytes: Most bytes of both.
-        leftover_bytes: Incoming bytes of no event.
+        leftovers: Count of incoming bytes of no event.
 
     Returns:
         Whether there may be more to do: call again soon.
@@ -147,7 +152,8 @@ def limit_size(
     Raises:
         Unavailable: The journal cannot be written now.
     """
-    size = journal.size_bytes() + journal.count_incoming_bytes() + leftover_bytes
+    known_size = journal.size_bytes() + journal.count_incoming_bytes()
+    size = known_size + (leftovers.size if leftovers else 0)
     if size <= max_bytes:
         return False
     # Only files sinks can give bytes back, and each of them has a store.
@@ -155,6 +161,8 @@ def limit_size(
     is_archived = any(name in files_sinks for name in journal.list_attached())
     if trim_journal(journal, stores, keep_s=0.0, dead=is_archived):
         return True
+    if leftovers and known_size <= max_bytes and leftovers.refresh():
+        return False
     behind = journal.list_lagging()
     for name, position in behind:
         if _is_refillable(name, position, journal.list_attached(), files_sinks):
@@ -554,7 +562,7 @@ class JournalServer:
                 self._journal,
                 self._stores,
                 max_bytes=self._settings.max_bytes,
-                leftover_bytes=self._leftovers.size,
+                leftovers=self._leftovers,
             )
             if more:
                 # One batch a turn: commits take precedence, and the heartbeat goes on.
