@@ -29,6 +29,7 @@ from harness.native import (
     spoilt_answers,
 )
 from servers.gate import AskedGate, FullGate, hangs, says
+from steward.bank.gate.plugin_conf import FORMAT
 
 pytestmark = needs_compiler
 
@@ -407,6 +408,22 @@ def test_a_policy_outlives_the_file(checked: Path, tmp_path: Path) -> None:
         assert ask() == REFUSED
         conf(tmp_path, "policy allow", "quiet_s 3")
         assert ask() == ADMITTED
+
+
+def test_a_file_of_a_newer_format_changes_no_policy(checked: Path, tmp_path: Path) -> None:
+    newer = f"format {FORMAT + 1}"
+    with asking(checked, tmp_path, f"format {FORMAT}", "policy deny") as ask:
+        assert ask() == REFUSED
+        conf(tmp_path, newer, "policy allow", "quiet_s 3")
+        assert ask() == REFUSED
+        conf(tmp_path, f"format {FORMAT}", "policy allow", "quiet_s 3")
+        assert ask() == ADMITTED
+        conf(tmp_path, "policy deny", newer)
+        assert ask() == ADMITTED
+    # Without an earlier file: as without any, which is logged beside the outage, once.
+    orders = [*begun(tmp_path, newer, "policy deny"), "ask submit 1", "ask submit 1", "log"]
+    *lines, log = run_gate(checked, orders)
+    assert codes([*lines, log]) == [ADMITTED, ADMITTED, "2"]
 
 
 def test_a_text_that_is_longer_than_any_that_is_priced_is_cut_and_named(checked: Path) -> None:

@@ -29,6 +29,7 @@ from harness.native import (
     spoilt_answers,
 )
 from servers.gate import AskedGate, hangs, says
+from steward.bank.gate.plugin_conf import FORMAT
 
 LUAS = [name for name in ("lua5.1", "lua5.2", "lua5.3", "lua5.4") if shutil.which(name)]
 SOCKETS = [
@@ -365,6 +366,28 @@ def test_without_luasocket_the_policy_holds_and_it_is_said_once(lua: str, tmp_pa
     assert line.startswith(
         "2050\t1\tsteward_gate: the gate cannot be queried: LuaSocket is missing"
     )
+
+
+def test_a_file_of_a_newer_format_changes_no_policy_and_is_logged_once(tmp_path: Path) -> None:
+    head = site(tmp_path, f"format {FORMAT}", "policy deny")
+    newer = FORMAT + 1
+    program = f"""
+    local function rewrite(text)
+        local file = assert(io.open(steward_gate_conf, "w"))
+        file:write(text)
+        file:close()
+    end
+    print((submit()))
+    for _, text in ipairs({{"format {newer}\\npolicy allow\\n",
+            "format {FORMAT}\\npolicy allow\\n", "policy deny\\nformat {newer}\\n"}}) do
+        rewrite(text)
+        print((submit(3)))
+    end
+    print(#logged, logged[2])
+    """
+    *codes, logged = run(SOCKETS[0], head + program)
+    assert codes == ["2050", "2050", "0", "0"]
+    assert logged.startswith("3\tsteward_gate: a newer Steward wrote gate.conf: the settings from")
 
 
 def test_nothing_that_a_job_is_raises_anything(lua: str, tmp_path: Path) -> None:

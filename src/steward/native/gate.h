@@ -71,6 +71,9 @@ void follow_file(const char *path);
 void forget_file(void);
 struct asking how_to_ask(void);
 
+/* Returns 1, once, if a newer Steward wrote the file: what the one before said still holds. */
+int take_newer_format(void);
+
 /* The same, for all of asking. */
 void begin_asking(const char *conf_path);
 void end_asking(void);

@@ -16,6 +16,7 @@ enum {
 	CONF_BYTES = 1 << 20,
 	MOST_TIMEOUT_MS = 1000,
 	MOST_QUIET_S = 3600,
+	FORMAT = 1, /* of the file; also in steward_gate.lua and plugin_conf.py */
 };
 
 struct rule {
@@ -24,6 +25,7 @@ struct rule {
 };
 
 struct conf {
+	long format;
 	struct asking asking;
 	char default_partition[NAME_BYTES];
 	enum policy policy; /* of every other partition */
@@ -32,9 +34,10 @@ struct conf {
 };
 
 static pthread_mutex_t conf_lock = PTHREAD_MUTEX_INITIALIZER;
-static char conf_path[PATH_MAX]; /* these three under conf_lock */
+static char conf_path[PATH_MAX]; /* these four under conf_lock */
 static struct conf conf;
 static struct stat conf_seen;
+static int is_newer; /* whether the last file is of a newer format, until it is logged */
 
 static void take_defaults(struct conf *new)
 {
@@ -104,6 +107,8 @@ static void take_line(struct conf *new, char *line)
 		return;
 	if (!strcmp(words[0], "partition") && words[2])
 		take_rule(new, words[1], words[2]);
+	else if (!strcmp(words[0], "format"))
+		new->format = strtol(words[1], NULL, 10);
 	else if (!strcmp(words[0], "policy"))
 		(void)read_policy(words[1], &new->policy);
 	else if (!strcmp(words[0], "default_partition"))
@@ -129,6 +134,12 @@ static void read_conf(FILE *file)
 	while ((length = getline(&line, &room, file)) > 0 && (total += (size_t)length) < CONF_BYTES)
 		take_line(&new, line);
 	free(line);
+	is_newer = new.format > FORMAT;
+	/* Its lines may mean something else now: the last policy that was understood holds. */
+	if (is_newer) {
+		free(new.rules);
+		return;
+	}
 	free(conf.rules);
 	conf = new;
 }
@@ -181,6 +192,17 @@ struct asking how_to_ask(void)
 	found = conf.asking;
 	pthread_mutex_unlock(&conf_lock);
 	return found;
+}
+
+int take_newer_format(void)
+{
+	int newer;
+
+	pthread_mutex_lock(&conf_lock);
+	newer = is_newer;
+	is_newer = 0;
+	pthread_mutex_unlock(&conf_lock);
+	return newer;
 }
 
 static enum policy find_rule(const char *name, size_t length)

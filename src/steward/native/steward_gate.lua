@@ -44,6 +44,7 @@ steward.conf_path = rawget(_G, "steward_gate_conf") or getenv("STEWARD_GATE_CONF
 
 -- ---- The site's policy --------------------------------------------------------------------
 
+local FORMAT = 1 -- of the file; also in gate_conf.c and plugin_conf.py
 -- Policies while the gate does not answer: reject nothing, jobs that cannot be priced, every job.
 local STRICTNESS = { observe = 0, allow = 1, deny = 2 }
 
@@ -68,6 +69,8 @@ local function take_line(new, line)
 		new.rules[value] = policy
 	elseif name == "policy" and STRICTNESS[value] then
 		new.policy = value
+	elseif name == "format" then
+		new.format = tonumber(value)
 	elseif name == "socket" or name == "off_file" or name == "default_partition" then
 		new[name] = value
 	elseif name == "timeout_ms" then
@@ -77,7 +80,9 @@ local function take_line(new, line)
 	end
 end
 
--- Where the file is gone, what it said still holds: a daemon that ends may take it along.
+-- Where the file is gone, what it said still holds: a daemon that ends may take it along. So it
+-- does where a newer Steward wrote the file, for its lines may mean something else now: then
+-- the result is true.
 local function follow_conf()
 	local file = open(steward.conf_path, "r")
 	if not file then return end
@@ -86,6 +91,7 @@ local function follow_conf()
 	if not text then return end
 	local new = defaults()
 	for line in gmatch(text, "[^\r\n]+") do take_line(new, line) end
+	if new.format and new.format > FORMAT then return true end
 	conf = new
 end
 
@@ -123,6 +129,7 @@ local quiet_until = 0 -- by the clock on the wall: Lua knows no other
 local eased_at -- when a late answer ended such a while last
 local late -- a connection on which an answer may yet come that nobody waits for
 local is_said = false -- that the gate fails
+local was_newer -- whether a newer Steward wrote the file when it was last read
 
 -- LuaSocket's stream and its clock; nil and why not.
 local function sockets()
@@ -251,7 +258,12 @@ local function tell(text)
 end
 
 local function decide(op, job, part_list, by, job_id, jobs, partition)
-	follow_conf()
+	local is_newer = follow_conf()
+	if is_newer and not was_newer then
+		log(true, "steward_gate: a newer Steward wrote gate.conf: the settings from before it "
+			.. "still apply; install the Lua files again and restart slurmctld")
+	end
+	was_newer = is_newer
 	if exists(conf.off_file) then return SUCCESS end
 	local line, oversize = wire.request(op, steward.cluster, job, by, job_id, jobs)
 	local answer, why = ask(line)

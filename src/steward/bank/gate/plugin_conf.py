@@ -27,6 +27,13 @@ GATE_PLUGINS: Final = frozenset({PLUGIN_NAME, "lua"})
 QUIET_S: Final = 10
 """Time after a time-out during which the plugin does not ask, in seconds."""
 
+FORMAT: Final = 1
+"""Format of the file; gate_conf.c and steward_gate.lua have the newest that they can read.
+
+Increase it with each change that an older plugin would misunderstand, such as another word for a
+policy: the plugin that slurmctld has loaded then keeps the settings that it read last.
+"""
+
 _NAME: Final = re.compile(r"[^\s#,]+")
 """Partition that can exist, and that stays one word of the file."""
 _HEADER: Final = "# Written by 'steward serve' from its configuration: change that.\n"
@@ -49,6 +56,7 @@ def format_plugin_conf(rules: GateRules) -> str:
     gate = settings.gate
     defaults = sorted({model.default_partition for model in rules.models.values()} - {""})
     lines = [
+        f"format {FORMAT}",
         f"socket {settings.gate_socket}",
         f"off_file {settings.gate_off}",
         f"timeout_ms {gate.timeout_ms}",
