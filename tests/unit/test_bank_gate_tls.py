@@ -21,6 +21,7 @@ from typing import Any, ClassVar, Final
 import httpx
 import msgspec
 import pytest
+from job_submission import wait_until
 
 from harness.gate import (
     CLUSTER,
@@ -123,6 +124,15 @@ def deciding(
         gate.tell(account("chem", 100))
         gate.wait(lambda: can_connect(address))
         yield gate
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs the right to a lower nice value")
+def test_the_server_goes_before_bulk_work_but_never_at_real_time(
+    server: subprocess.Popen[bytes], address: str
+) -> None:
+    wait_until(lambda: can_connect(address))
+    assert os.getpriority(os.PRIO_PROCESS, server.pid) == -10
+    assert os.sched_getscheduler(server.pid) == os.SCHED_OTHER
 
 
 def can_connect(address: str) -> bool:

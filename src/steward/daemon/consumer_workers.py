@@ -259,9 +259,11 @@ def run_gate_server(settings: Settings, stop: Stop, send_heartbeat: SendHeartbea
     """Serve gates on other hosts, which ask the gate of this one, until the Stop is raised."""
     from steward.bank.gate.client import GateClient
     from steward.bank.gate.http_server import GateApplication, make_server_config
+    from steward.bank.gate.server import lower_niceness
     from steward.core.http_server import open_http_listener, serve_http
 
-    # At the usual priority: hosts without a certificate can start handshakes.
+    # Not at real-time priority: hosts without a certificate can start handshakes.
+    lower_niceness()
     config = make_server_config(settings.gate)
     listener = wait_for_resource(lambda: open_http_listener(config), stop, send_heartbeat)
     gate = GateClient(settings.state_dir)

@@ -115,6 +115,18 @@ _REAL_TIME: Final = os.SCHED_RR | os.SCHED_RESET_ON_FORK
 _NORMAL_PRIORITY: Final = os.SCHED_OTHER | os.SCHED_RESET_ON_FORK
 
 
+def lower_niceness() -> None:
+    """Give this process its own session and a low nice value, as far as permitted.
+
+    Then it gets a processor within milliseconds beside Steward's other workers, but takes none from
+    other services. Permitted to root, or with LimitNICE= in the service.
+    """
+    with contextlib.suppress(PermissionError):
+        os.setsid()  # fails for a group leader, which was started alone
+    with contextlib.suppress(PermissionError):
+        os.setpriority(os.PRIO_PROCESS, 0, _NICENESS)
+
+
 class RealTimePriority:
     """Real-time scheduling of this process's main thread: slurmctld holds locks while it waits.
 
@@ -136,11 +148,7 @@ class RealTimePriority:
 
     def acquire(self) -> None:
         """Get real-time priority and a low nice value, as far as permitted."""
-        with contextlib.suppress(PermissionError):
-            os.setsid()  # fails for a group leader, which was started alone
-        with contextlib.suppress(PermissionError):
-            # Matters without real-time priority; permitted to root or with LimitNICE=.
-            os.setpriority(os.PRIO_PROCESS, 0, _NICENESS)
+        lower_niceness()
         signal.signal(signal.SIGXCPU, self._step_back)
         self.renew()
 
