@@ -273,9 +273,9 @@ _MAX_CONTEXT_LINES = 1000
 def show_job(context: ArchiveContext, caller: Caller, request: ShowRequest) -> ShowReply:
     """Show a job and its script.
 
-    An array task has the script of its array, a component of a heterogeneous job
-    that of the leader. If Slurm reused the id, the command shows the newest job and
-    mentions the others.
+    For an array task, the command shows the script of the array; for a component of a
+    heterogeneous job, the script of the leader. If Slurm reused the id, it shows the newest job
+    and mentions the others.
 
     Raises:
         JobNotFound, JobNotReadable: See :meth:`ArchiveContext.find`.

@@ -352,7 +352,7 @@ class SinkBacklog(msgspec.Struct, frozen=True, kw_only=True):
 def show_sinks(context: ArchiveContext, caller: Caller, _request: SinksRequest) -> SinksReply:
     """Show state, backlog and errors of each sink.
 
-    Backlog is the number of scripts to archive and Oldest the age of the oldest.
+    Backlog is the number of scripts to archive. Oldest is the age of the oldest of them.
     Rate is the number of events applied per second in the last minute.
 
     Raises:

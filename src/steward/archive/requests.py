@@ -382,7 +382,7 @@ class SearchRequest(JobSelection, frozen=True, kw_only=True):
     count: Annotated[
         bool,
         option(
-            "Also count all hits, on the first page only. Slower: it reads every matching script.",
+            "Also count all hits. Slower: the search reads every matching script.",
             "--count",
         ),
     ] = False
@@ -397,7 +397,7 @@ class SearchRequest(JobSelection, frozen=True, kw_only=True):
     sink: Annotated[
         str,
         option(
-            "Sink to search in place of the catalog (elasticsearch, opensearch).",
+            "Sink to search instead of the catalog, by name or kind (elasticsearch, opensearch).",
             "--in",
             metavar="SINK",
         ),

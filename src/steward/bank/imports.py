@@ -319,7 +319,7 @@ def _apply_money(
         begin = planned.begin or author.at
         if begin is None:
             raise BankUsage(
-                f"the allocation of account {planned.account} has no begin: give one",
+                f"the allocation of account {planned.account} has no begin: fill column 'begin'",
                 planned.account,
             )
         t.allocations.create(
@@ -558,7 +558,7 @@ def _read_line(
         )
         plan.members[account, user] = member
     elif limit:
-        raise BankUsage("a limit needs a user: name the user")
+        raise BankUsage("a limit needs a user: fill column 'user'")
     _read_money(plan, account, fields, parse_time, line_number)
 
 
@@ -589,10 +589,12 @@ def _read_money(
     amount = fields.get("amount", "")
     if not amount:
         if any(fields.get(name) for name in ("begin", "end", "rollover")):
-            raise BankUsage(f"the allocation of account {account} has no amount: give one")
+            raise BankUsage(
+                f"the allocation of account {account} has no amount: fill column 'amount'"
+            )
         return
     if not fields.get("end") and (fields.get("begin") or fields.get("rollover")):
-        raise BankUsage(f"the allocation of account {account} has no end: give one")
+        raise BankUsage(f"the allocation of account {account} has no end: fill column 'end'")
     rollover = fields.get("rollover", "").lower() or "none"
     if rollover not in ("none", "next"):
         raise BankUsage(f"invalid rollover {rollover!r}: give none or next")

@@ -141,8 +141,8 @@ def app(
 ) -> None:
     """Send the reports of a compute node to Steward.
 
-    Nodes need no Steward for this: --write makes one file, which runs with their own
-    Python (3.9 or later) and takes the same options. It runs once a minute by a timer.
+    Compute nodes need only one file, which --write creates. It takes the same options and
+    requires Python 3.9 or later. A timer runs it once a minute.
     """
     if write:
         _write_agent(Path(write))

@@ -304,7 +304,7 @@ class AccountingGroup(LazyGroup):
         Entry(
             "import",
             ADMINISTRATORS,
-            "Import jobs from slurmdbd or from a file written by sacct.",
+            "Import jobs from slurmdbd, a file written by sacct, or a job log.",
             _ACCOUNTING,
             "import_",
         ),
@@ -511,7 +511,7 @@ def rate() -> None:
 
 @action_app.callback()
 def action() -> None:
-    """Run actions on a cluster: drain nodes, hold jobs, reserve."""
+    """Run actions on a cluster: drain nodes, hold jobs, create reservations."""
 
 
 @rules_app.callback()

@@ -63,9 +63,9 @@ def notices(
 ) -> None:
     """Run the action ``bank.notices`` and print its reply.
 
-    Steward retries a rejected notice a few times, and one that it cannot send for a week.
-    Then the notice is a dead letter until --retry. The list includes notices to a remote
-    myBRC server.
+    Steward retries a rejected notice a few times. If the receiver does not answer, it retries
+    for a week. After that the notice is a dead letter: --retry sends it again. The list
+    includes notices to a remote myBRC server.
     """
     style = call.style
     if retry:

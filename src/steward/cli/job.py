@@ -101,7 +101,7 @@ _TASK_STYLES: Final[dict[str, Callable[[TaskPart], str]]] = {
 
 
 def make_step_table(run: RunPart, reply: PageAnswer, width: int) -> list[StyledRow]:
-    """Return the table of a run's steps, and of their most notable tasks."""
+    """Return the table of a run's steps, and of the tasks selected for it."""
     styles: dict[str, Callable[[StepPart], str]] = {
         "Step": lambda _: "bold",
         "State": lambda step: color_state(step.line.state)[1],
@@ -160,7 +160,7 @@ def layout_array(reply: PageAnswer, array: ArrayPart, signs: ChartSigns) -> list
                 ]
             )
     if array.worst:
-        rows += make_heading("Most notable jobs")
+        rows += make_heading("Failed, least efficient and longest tasks")
         rows += make_layout_table(MEMBER_LAYOUT, array.worst, reply, signs.width, _MEMBER_STYLES)
         first_job = array.worst[0].job
         rows += [[], [(f"  Show one: 'steward job {first_job}'.", "dim")]]
@@ -438,7 +438,10 @@ def job(
         typer.Option("--array", help="Summarize the whole array, even if JOB is one of its tasks."),
     ] = False,
     every: Annotated[
-        bool, typer.Option("--all", "-a", help="Show every task, not only the most notable.")
+        bool,
+        typer.Option(
+            "--all", "-a", help="Show every task and node. Default: some, failed ones first."
+        ),
     ] = False,
     cluster: Cluster = "",
     as_json: Json = False,

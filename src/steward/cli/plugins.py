@@ -117,7 +117,7 @@ JobComp = Annotated[
     typer.Option(
         "--jobcomp",
         metavar="DIR",
-        help="jobcomp.lua in DIR, the directory of slurm.conf, instead of the SPANK plugin.",
+        help="Apply to jobcomp.lua in DIR (where slurm.conf is), not to the SPANK plugin.",
     ),
 ]
 JobSubmitLua = Annotated[
@@ -125,14 +125,14 @@ JobSubmitLua = Annotated[
     typer.Option(
         "--job-submit-lua",
         metavar="DIR",
-        help="job_submit.lua in DIR, the directory of slurm.conf, instead of the SPANK plugin.",
+        help="Apply to job_submit.lua in DIR (where slurm.conf is), not to the SPANK plugin.",
     ),
 ]
 Trigger = Annotated[
     bool,
     typer.Option(
         "--trigger",
-        help="strigger program of the sensor, instead of the SPANK plugin.",
+        help="Apply to the strigger program of the sensor, not to the SPANK plugin.",
     ),
 ]
 Helper = Annotated[
@@ -220,7 +220,7 @@ def install(
         bool,
         typer.Option(
             "--job-submit",
-            help="Job submit plugin, written in C, instead of the SPANK plugin.",
+            help="Apply to the job submit plugin written in C, not to the SPANK plugin.",
         ),
     ] = False,
     job_submit_lua: JobSubmitLua = "",
@@ -319,7 +319,10 @@ def check(
     jobcomp: JobComp = "",
     job_submit: Annotated[
         bool,
-        typer.Option("--job-submit", help="Job submit plugin, instead of the SPANK plugin."),
+        typer.Option(
+            "--job-submit",
+            help="Apply to the job submit plugin written in C, not to the SPANK plugin.",
+        ),
     ] = False,
     job_submit_lua: JobSubmitLua = "",
     trigger: Trigger = False,

@@ -69,7 +69,7 @@ def up(
         typer.Option("--foreground", help="Stay in the foreground, and end the cluster at Ctrl-C."),
     ] = False,
 ) -> None:
-    """Start a cluster, and return when it is ready for jobs."""
+    """Start a temporary cluster, and return when it is ready for jobs."""
     from steward.sandbox import Sandbox, SandboxSpec
 
     spec = SandboxSpec(
@@ -106,7 +106,10 @@ def run(
         ),
     ] = "",
 ) -> None:
-    """Run a command in the cluster, with its SLURM_CONF, and exit with its exit code."""
+    """Run a command in the temporary cluster.
+
+    The command gets the cluster's SLURM_CONF. 'sandbox run' exits with its exit code.
+    """
     sandbox = _load_sandbox(directory)
     argv = sandbox.make_command(command, user=user)
     sys.stdout.flush()
@@ -118,7 +121,7 @@ def status(
     directory: Directory = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:
-    """Show whether a cluster is up, and its directory; the exit code is 1 if it is down."""
+    """Show whether the temporary cluster is up, and its directory. Exit with 1 if it is down."""
     import msgspec
 
     sandbox = _load_sandbox(directory)
@@ -155,7 +158,7 @@ def down(
         bool, typer.Option("--keep", help="Keep the directory, with its logs.")
     ] = False,
 ) -> None:
-    """End a cluster with all its processes, and remove its directory."""
+    """End all processes of the temporary cluster, and remove its directory."""
     from steward.sandbox import Sandbox
 
     path = _choose_directory(directory)

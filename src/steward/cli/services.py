@@ -60,7 +60,7 @@ def listen(
     """Receive reports of compute nodes, as an unprivileged user.
 
     It reads neither the configuration nor Steward's files: the daemon sends it the settings of
-    [nodes]. Run it as the user in 'listener' of [nodes]. SIGTERM and Ctrl-C end it.
+    [nodes]. Run it as the user that [nodes] names as 'listener'. SIGTERM and Ctrl-C end it.
     """
     from steward.capture.nodes.listener import run_listener
     from steward.core.logs import configure_logging
@@ -76,7 +76,7 @@ def web(
     """Serve the web pages and the API.
 
     It reads neither the configuration nor Steward's files: the daemon sends it the settings of
-    [web]. Run it as the user in 'user' of [web]. SIGTERM and Ctrl-C end it.
+    [web]. Run it as the user that [web] names as 'user'. SIGTERM and Ctrl-C end it.
     """
     from steward.core.logs import configure_logging
     from steward.web.application import run_web

@@ -150,7 +150,7 @@ def _describe_backlog(consumer: ConsumerLine) -> str:
     parts = []
     if consumer.lag:
         age = f", the oldest {format_duration(consumer.lag_s)} old" if consumer.lag_s else ""
-        parts.append(f"{format_count(consumer.lag, 'event')} behind{age}")
+        parts.append(f"lag of {format_count(consumer.lag, 'event')}{age}")
     if consumer.dead_letters:
         parts.append(f"{format_count(consumer.dead_letters, 'event')} in the dead letters")
     return "; ".join(filter(None, (*parts, consumer.refill, consumer.detail)))

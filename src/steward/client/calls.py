@@ -92,8 +92,8 @@ def ask_daemon(
     if size > LONGEST_REQUEST:
         raise UsageError(
             f"request of {action.name} is too large: {size} bytes, and the daemon accepts at most "
-            f"{LONGEST_REQUEST}: run the command on the daemon's host as root or as Steward's "
-            "user, who send no request"
+            f"{LONGEST_REQUEST}. Run the command as root or Steward's user on the daemon's host: "
+            "there it sends no request"
         )
     if isinstance(place, str):
         return ask_socket(place, action, request, key)

@@ -182,7 +182,7 @@ def decode_request(line: bytes, request_type: type[ActionRequest] = ActionReques
         raise ActionError(f"cannot decode the request: {error}") from error
     if message.v != VERSION:
         raise ActionError(
-            f"this daemon speaks version {VERSION} of the protocol, not {message.v}: "
+            f"this daemon uses version {VERSION} of the protocol, not {message.v}: "
             "use the steward command of the same release"
         )
     return message

@@ -554,13 +554,13 @@ ACTION_INDEX: Final[dict[str, IndexEntry]] = {
         "steward.automation.rules.actions",
         "rules disable",
         "administrator",
-        "Disable a rule; this overrides its file and holds back waiting executions.",
+        "Disable a rule, whatever its file says, and hold back its waiting executions.",
     ),
     "rules.enable": IndexEntry(
         "steward.automation.rules.actions",
         "rules enable",
         "administrator",
-        "Enable a rule; this overrides its file.",
+        "Enable a rule, whatever its file says.",
     ),
     "rules.history": IndexEntry(
         "steward.automation.rules.actions",

@@ -215,8 +215,8 @@ def report_jobs(
 def report_waste(context: ReportsContext, caller: Caller, request: WasteRequest) -> WasteReply:
     """Report allocated resources that ended jobs did not use.
 
-    Used% is used over allocated CPU time, Memory% peak over allocated memory, Time% elapsed time
-    over the time limit. Users who wasted the most CPU time come first.
+    Used% is used over allocated CPU time. Memory% is peak over allocated memory. Time% is elapsed
+    time over the time limit. Users who wasted the most CPU time come first.
     """
     return _report_jobs(
         context,

@@ -26,11 +26,15 @@ def expand_nodelist(nodelist: str) -> list[str]:
 
     # A leading @ would name a group of ClusterShell's.
     if "@" in nodelist:
-        raise NodeListError(f"invalid node list {nodelist!r}", (), nodelist)
+        raise NodeListError(
+            f"invalid node list {nodelist!r}: write node names without '@'", (), nodelist
+        )
     # A short text may stand for billions of nodes.
     if sum(map(_count_nodes, _BETWEEN.split(nodelist))) > _MAX_NODES:
         raise NodeListError(
-            f"invalid node list {nodelist[:100]!r}, or more than {_MAX_NODES} nodes", (), nodelist
+            f"node list {nodelist[:100]!r} is invalid or names more than {_MAX_NODES} nodes",
+            (),
+            nodelist,
         )
     try:
         return [str(node) for node in NodeSet(nodelist)]

@@ -295,7 +295,7 @@ def _build_trigger(
     if not -_OFFSET_S < offset_s < _OFFSET_S:
         raise WrongUpdate(f"invalid offset {offset_s} s: give {1 - _OFFSET_S} to {_OFFSET_S - 1}")
     if nodes and job:
-        raise WrongUpdate("a trigger is for nodes or for a job: give one of them")
+        raise WrongUpdate("nodes and job exclude each other in a trigger: give one of them")
     if event in _JOB_EVENTS and not job:
         raise WrongUpdate(f"a trigger for {event} needs a job: give its id")
     if job and re.fullmatch(r"\d{1,10}", job) is None:

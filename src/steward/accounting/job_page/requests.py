@@ -40,10 +40,11 @@ class PageRequest(Request, frozen=True, kw_only=True):
         bool, described("Summarize the whole array, even if ``job`` is one of its tasks.")
     ] = False
     tasks: Annotated[
-        int, described("Maximum number of tasks per step, most notable first.", ge=0)
+        int, described("Maximum number of tasks per step; failed ones take precedence.", ge=0)
     ] = DEFAULT_SHOWN
     nodes: Annotated[
-        int, described("Maximum number of nodes per step, most notable first.", ge=0)
+        int,
+        described("Maximum number of nodes per step; those without an end take precedence.", ge=0),
     ] = DEFAULT_SHOWN
 
 
@@ -201,8 +202,8 @@ class StepPart(ActionMessage, frozen=True, kw_only=True):
         signals: Number of tasks ended by each signal.
         codes: Number of tasks by exit code, if any is not 0.
         balance: Balance between its tasks; None for fewer than two, or without usage.
-        tasks: The most notable tasks.
-        nodes: The most notable nodes.
+        tasks: Tasks that failed, or used most or least.
+        nodes: Nodes without an end, or with the highest use.
         all_tasks: Number of known tasks.
         all_nodes: Number of known nodes.
     """

@@ -341,7 +341,10 @@ def parse_format(text: str) -> tuple[SacctField, ...]:
         for field in fields
     ]
     if sum(abs(field.width) for field in sized) > _WIDEST_LINE:
-        raise AccountingUsage(f"the fields are wider than {_WIDEST_LINE} characters together")
+        raise AccountingUsage(
+            f"the fields are wider than {_WIDEST_LINE} characters together: print fewer or "
+            "narrower fields"
+        )
     return tuple(sized)
 
 

@@ -260,7 +260,7 @@ def _create_token(
     """Create an API token for a program that acts as you.
 
     Steward prints the token once and stores only its hash: put the token where only the program can
-    read it. Root and Steward's own user create tokens for other users, too.
+    read it. Root and Steward's own user can create tokens for other users, too.
     """
     if caller.how == "token":
         raise PermissionRefused("permission denied: a token cannot create tokens")
@@ -268,7 +268,7 @@ def _create_token(
     if request.user and request.user != user:
         if not context.access.is_local_owner(caller):
             raise PermissionRefused(
-                "permission denied: only root and Steward's user create tokens for others",
+                "permission denied: only root and Steward's user may create tokens for others",
                 request.user,
             )
         uid, user = find_proxy_uid(request.user), request.user
@@ -349,7 +349,7 @@ def _list_tokens(
     """List your API tokens."""
     if request.everybodys and not context.access.is_local_owner(caller):
         raise PermissionRefused(
-            "permission denied: only root and Steward's user list the tokens of all users"
+            "permission denied: only root and Steward's user may list the tokens of all users"
         )
     uid = None if request.everybodys else caller.uid
     credentials = context.store.list_all("token", uid)

@@ -322,7 +322,7 @@ def _check_usage(context: CheckContext, report: ClusterReport) -> Iterator[Check
         has_problem = True
         yield make_warning(
             _USAGE_SETTINGS,
-            f"TaskEpilog is {epilog}: Steward counts its CPU time for the task, and marks it",
+            f"TaskEpilog is {epilog}: its CPU time counts as the task's, marked 'with TaskEpilog'",
             "use Epilog, unless it must run within the task",
         )
     if not has_problem:

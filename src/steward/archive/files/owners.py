@@ -368,7 +368,8 @@ class DirectoryOwners:
         if revoke:
             self._revoked.add((uid, user))
             log.warning(
-                "uid %d is no longer %r: access to its archived files is removed until it is again",
+                "uid %d no longer belongs to user %r: Steward removed its access to archived "
+                "files, until it belongs to that user again",
                 uid,
                 user,
             )

@@ -316,7 +316,10 @@ def look_up_jobs(
             records = []
         if not records:
             raise UnknownJob(
-                f"Slurm of {context.cluster} has no job {name}, or no longer", (), name
+                f"unknown job {name} on cluster {context.cluster}: slurmctld lists only pending, "
+                "running and recently ended jobs",
+                (),
+                name,
             )
         for record in records:
             context.require_role("owner", record.uid)

@@ -68,7 +68,12 @@ def set_trigger(context: OperationContext, parameters: TriggerSetParameters) -> 
     if nodes:
         context.machine.node_names(nodes)
     if job and (not job.isdigit() or not context.slurm.job(int(job))):
-        raise UnknownJob(f"Slurm of {context.cluster} has no job {job}, or no longer", (), job)
+        raise UnknownJob(
+            f"unknown job {job} on cluster {context.cluster}: slurmctld lists only pending, "
+            "running and recently ended jobs",
+            (),
+            job,
+        )
     if context.dry_run:
         return {"event": event, "nodes": nodes, "jobid": job, "program": program}
     context.begin()

@@ -261,7 +261,7 @@ def try_event(context: RulesContext, asker: Caller, request: RuleTrialRequest) -
 def enable_rule(
     context: RulesContext, asker: Caller, request: SwitchRuleRequest
 ) -> SwitchRuleReply:
-    """Enable a rule; this overrides its file.
+    """Enable a rule, whatever its file says.
 
     Raises:
         OperationForbidden: The caller is not an administrator.
@@ -280,7 +280,7 @@ def enable_rule(
 def disable_rule(
     context: RulesContext, asker: Caller, request: SwitchRuleRequest
 ) -> SwitchRuleReply:
-    """Disable a rule; this overrides its file and holds back waiting executions.
+    """Disable a rule, whatever its file says, and hold back its waiting executions.
 
     Raises:
         OperationForbidden: The caller is not an administrator.
@@ -443,5 +443,8 @@ def _parse_trigger(event_data: dict[str, Any]) -> Trigger:
     count = int(bool(getattr(body, "failed", False)))
     trigger = make_trigger(event, lambda _event: {name: count for name, _ in FAILURE_WINDOWS})
     if trigger is None:
-        raise UsageError("no trigger for this event: another event reports the same change")
+        raise UsageError(
+            "this event triggers no rule, because another event reports the same change: "
+            "test that event"
+        )
     return trigger

@@ -156,7 +156,10 @@ def _to_plain_value(value: Any, depth: int) -> Any:
     if isinstance(value, Mapping):
         return {str(name): _to_plain_value(item, depth + 1) for name, item in value.items()}
     if callable(value) or not hasattr(value, "__iter__"):
-        raise RenderError(f"the template gives a {type(value).__name__}, which is not a value")
+        raise RenderError(
+            f"the template gives a {type(value).__name__}: it must give text, a number, a list or "
+            "a mapping"
+        )
     items = []
     for item in value:
         items.append(_to_plain_value(item, depth + 1))

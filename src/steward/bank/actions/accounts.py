@@ -39,7 +39,7 @@ _OWNERS = option(
     "Owners, who manage the account; '' for none.", "--owners", metavar="USER,…", allows_empty=True
 )
 _CREDIT_LIMIT = option(
-    "Credit limit: amount that the account may go below zero.",
+    "Credit limit: amount by which the balance may go below zero.",
     "--credit-limit",
     metavar="AMOUNT",
     unit="money",
@@ -55,7 +55,7 @@ _ACCOUNT_NOTE = option(
 )
 _NOTE = option("Description, for people.", "--note", metavar="TEXT")
 _BEGIN = option("Start of the period.", "--begin", metavar="TIME", default="now")
-_NEW_BEGIN = option("Start of the period.", "--begin", metavar="TIME", default="unchanged")
+_NEW_BEGIN = option("Start of the period.", "--begin", metavar="TIME")
 _END = option("End of the period.", "--end", metavar="TIME")
 _ROLLOVER = option(
     "Balance at the end of the period: 'none' lets it expire, 'next' moves it to the next "
@@ -393,7 +393,7 @@ def show_allocations(
 ) -> AccountReply:
     """Show allocations.
 
-    Every account has one without an end. Charges draw on it last.
+    Every account has an allocation without an end. Jobs are charged to it last.
 
     Raises:
         BankRefused: The caller may not see an account.
@@ -552,7 +552,7 @@ def create_allocation(
 ) -> AccountReply:
     """Create an allocation: service units for a period.
 
-    Charges draw first on the allocation that ends first.
+    Jobs are charged first to the allocation that ends first.
 
     Raises:
         BankRefused: The caller is not an operator.
@@ -606,7 +606,8 @@ def change_allocation(
 ) -> AccountReply:
     """Change the period, rollover or description of an allocation.
 
-    To change its amount, run 'bank deposit' or 'bank withdraw' with --allocation.
+    Only the given properties change. To change the amount, run 'bank deposit' or
+    'bank withdraw' with --allocation.
 
     Raises:
         BankRefused: The caller is not an operator.

@@ -176,7 +176,8 @@ def allow_job(context: BankContext, caller: Caller, request: AllowRequest) -> Al
 
     Until the given time, the gate rejects neither the job nor a change of it. The bank still
     places SU holds and charges the job, so it may overdraw the account, and the gate then rejects
-    other jobs. An allowance of a task applies to its array.
+    other jobs. An allowance for an array task applies to the
+    whole array.
 
     Raises:
         BankRefused: The caller is not an operator.
@@ -252,7 +253,7 @@ def _is_in_queue(context: BankContext, cluster: str, job_id: int) -> bool:
 def explain_job(context: BankContext, caller: Caller, request: ExplainRequest) -> ExplainReply:
     """Explain the charges of a job.
 
-    Steward recomputes each charge from the resources used and the rate at the job's first
+    Steward recomputes each charge from the allocated resources and the rate at the job's first
     submission. If an amount differs, the command exits with 1.
 
     Raises:

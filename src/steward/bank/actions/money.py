@@ -36,7 +36,7 @@ _OPERATOR_TASK: Final = "change balances"
 _ALLOCATION = option(
     "Number of the allocation.",
     "--allocation",
-    default="the one without an end; withdrawals continue with those that end last",
+    default="the one without an end; for withdrawals then the others, latest end first",
     metavar="NUMBER",
     ge=0,
 )
@@ -72,7 +72,7 @@ class TransferRequest(Request, frozen=True, kw_only=True):
         option(
             "Number of the allocation that pays.",
             "--from-allocation",
-            default="the one without an end, then those that end last",
+            default="the one without an end, then the others, latest end first",
             metavar="NUMBER",
             ge=0,
         ),
@@ -224,7 +224,7 @@ def deposit_money(context: BankContext, caller: Caller, request: MoveRequest) ->
 def withdraw_money(context: BankContext, caller: Caller, request: MoveRequest) -> MoneyMoveReply:
     """Withdraw service units from an account.
 
-    You can withdraw only the available amount: SU holds of jobs stay.
+    You can withdraw at most the available SU. SU holds of jobs stay in the account.
 
     Raises:
         BankRefused: The caller is not an operator, or the available amount is too low.
@@ -259,7 +259,7 @@ def transfer_money(
 ) -> MoneyMoveReply:
     """Transfer service units from one account to another.
 
-    You can transfer only the available amount: SU holds of jobs stay.
+    You can transfer at most the available SU. SU holds of jobs stay in the account.
 
     Raises:
         StewardError: As for :func:`withdraw_money`.

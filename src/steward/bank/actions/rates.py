@@ -58,7 +58,8 @@ class RateRequest(Request, frozen=True, kw_only=True):
     weights: Annotated[
         dict[str, int] | None,
         option(
-            "Price of each TRES per hour, such as cpu=1,gres/gpu=20; of mem and bb/NAME per GiB.",
+            "Price of each TRES per hour, such as cpu=1,gres/gpu=20. For mem and bb/NAME: per GiB "
+            "and hour.",
             "--weight",
             "-w",
             metavar="TRES=AMOUNT,…",
@@ -301,7 +302,8 @@ class WouldRejectReply(BankReply, frozen=True, kw_only=True):
 def create_rate(context: BankContext, caller: Caller, request: RateRequest) -> RatesReply:
     """Create a rate: the price of jobs from a time on.
 
-    A rate never changes: a new one applies to jobs first submitted from that time on.
+    The rate applies to jobs first submitted at the time --from or later. Earlier jobs keep their
+    rate.
 
     Raises:
         BankRefused: The caller is not an operator.
@@ -429,9 +431,9 @@ def set_mode(context: BankContext, caller: Caller, request: ModeRequest) -> Mode
 
     A new mode applies at once. With observe, the bank places SU holds and charges jobs, but
     rejects none; with enforce, it also rejects jobs; with off, it only charges jobs at their end.
-    The mode of an account takes precedence over that of a partition, and that over the cluster's.
-    Without a new mode, the command shows the modes; those of accounts to operators and to whom
-    they belong.
+    An account's mode takes precedence over a partition's, a partition's over the cluster's.
+    Without a new mode, the command shows the modes. Operators see the modes of all accounts,
+    others those of their own accounts.
 
     Raises:
         BankRefused: The caller is not an operator.
@@ -482,7 +484,8 @@ def list_rejections(
 ) -> WouldRejectReply:
     """List jobs that the gate would have rejected.
 
-    It admitted them in mode observe. With --all, also list jobs that it rejected.
+    The gate admitted these jobs in mode observe. With --all, the command also lists jobs that the
+    gate rejected.
 
     Raises:
         BankRefused: They belong to other users, and the caller does not manage the account.

@@ -173,7 +173,7 @@ class StatementRequest(Request, frozen=True, kw_only=True):
 
     account: Annotated[
         str,
-        argument("Name of the account.", "ACCOUNT", default="all, for the charges of --user"),
+        argument("Name of the account.", "ACCOUNT", default="with --user, all accounts"),
     ] = ""
     user: UserFilter = ""
     since: Annotated[str, annotate_since("Start of the period.", "the start of this month")] = ""
@@ -419,9 +419,9 @@ class HoldsReply(BankReply, frozen=True, kw_only=True):
 def show_balances(context: BankContext, caller: Caller, request: BalanceRequest) -> BalanceReply:
     """Show account balances, holds and available SU.
 
-    Balance is the sum of the active allocations, Holds that of the SU holds of unfinished jobs,
-    Available the SU for a new job. Operators see all accounts, others those that they use or
-    manage.
+    Balance is the sum of the active allocations. Holds is the sum of the SU holds of unfinished
+    jobs. Available is the most that a new job may cost. Operators see all accounts, others those
+    that they use or manage.
 
     Raises:
         BankRefused: The caller may not see an account.

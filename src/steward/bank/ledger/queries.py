@@ -190,7 +190,10 @@ class LedgerQueries:
         """
         unknown = set(by) - {*_GROUPS, "month", "day"}
         if unknown:
-            raise BankUsage(f"cannot group usage by {min(unknown)}", min(unknown))
+            columns = ", ".join((*_GROUPS, "month", "day"))
+            raise BankUsage(
+                f"cannot group usage by {min(unknown)!r}: use one of {columns}", min(unknown)
+            )
         conditions: list[Any] = []
         if accounts is not None:
             conditions.append(charge.c.account.in_([value.lower() for value in accounts]))

@@ -1,8 +1,8 @@
 """Rates and modes in the ledger: prices of partitions, and how much the gate enforces.
 
 :class:`LedgerRates` only ever adds rates: a job keeps the rates of its first submission, so a price
-change is a new rate from a later time on. :class:`LedgerModes` sets modes (off, observe, gate) of a
-cluster, a partition or an account. :func:`export_rules` returns both for the gate.
+change is a new rate from a later time on. :class:`LedgerModes` sets modes (off, observe, enforce)
+of a cluster, a partition or an account. :func:`export_rules` returns both for the gate.
 """
 
 from datetime import datetime
@@ -106,7 +106,7 @@ class LedgerModes:
             BankUsage: The mode does not exist.
         """
         if rule.mode not in get_args(Mode):
-            raise BankUsage(f"invalid mode {rule.mode!r}: use off, observe or gate", rule.mode)
+            raise BankUsage(f"invalid mode {rule.mode!r}: use off, observe or enforce", rule.mode)
         rule = msgspec.structs.replace(rule, account=rule.account.lower())
         request = encode_ledger_request("mode.set", rule)
         if self._session.find_repeat(author, request) is not None or rule in self.list_all():

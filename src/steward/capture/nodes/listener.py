@@ -187,9 +187,11 @@ class ListenerEndpoint:
         try:
             if first_byte == _SETTINGS:
                 connection.send(msgspec.msgpack.encode(self._settings))
-                raise PermissionRefused("the listener requested its settings")
+                raise PermissionRefused(
+                    "the listener requested its settings while it should send a connection"
+                )
             if first_byte != _CONNECTION or len(fds) != 1:
-                raise PermissionRefused("the listener sent no connection")
+                raise PermissionRefused("the listener sent a message without a connection")
             return _read_peer_address(fds[0])
         finally:
             for fd in fds:

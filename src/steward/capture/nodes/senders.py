@@ -90,7 +90,7 @@ def parse_batch_header(text: bytes) -> BatchHeader:
         raise RequestError(400, f"cannot decode the header Steward-Batch: {error}") from error
     if head.v != 1:
         raise RequestError(
-            400, f"the agent speaks version {head.v}: install the agent of Steward's version"
+            400, f"the agent uses protocol version {head.v}: install the agent of Steward's version"
         )
     if NODE_NAME.fullmatch(head.node) is None:
         raise RequestError(400, "the batch names no node")

@@ -418,8 +418,8 @@ def _check_gate(settings: Settings) -> Iterator[ConfigProblem]:
     if gate.listen and not any(cluster.controllers for cluster in settings.cluster.values()):
         yield ConfigProblem(
             ("gate", "listen"),
-            "'gate.listen' admits no gate: name the hosts of slurmctld that ask, 'controllers' of "
-            "[cluster.NAME]",
+            "'gate.listen' has no effect, since no host may connect: list the slurmctld hosts as "
+            "'controllers' of [cluster.NAME]",
         )
     if gate.listen and gate.ask:
         yield ConfigProblem(

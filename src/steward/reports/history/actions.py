@@ -372,7 +372,7 @@ def _parse_event_position(text: str) -> Position | None:
         return None
     match = _POSITION_PATTERN.fullmatch(text)
     if match is None:
-        raise UsageError(f"invalid position {text!r}: give older or newer of a previous reply")
+        raise UsageError(f"invalid position {text!r}: give `older` or `newer` of a previous reply")
     return int(match[1]), int(match[2])
 
 

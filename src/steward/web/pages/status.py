@@ -95,7 +95,7 @@ def _iterate_consumer_problems(reply: StatusShowAnswer) -> Iterator[StatusProble
             message = consumer.detail or "waiting for a service that is unavailable"
             yield StatusProblem("warning", f"consumer {consumer.name}", message)
         elif (consumer.lag_s or 0.0) > _LATE_AFTER_S:
-            message = f"{format_duration_html(consumer.lag_s)} behind"
+            message = f"lag of {format_duration_html(consumer.lag_s)}"
             yield StatusProblem("warning", f"consumer {consumer.name}", message)
     for sink in reply.sinks:
         if sink.state in ("detached", "waiting"):

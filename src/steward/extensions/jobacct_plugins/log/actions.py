@@ -217,9 +217,8 @@ def _build_chunk(lines: list[bytes]) -> DumpChunk:
 def expire_books(context: AccountingContext, asker: Caller, request: ExpireRequest) -> ExpireAnswer:
     """Remove accounting data of old jobs.
 
-    Steward removes days of the job log that ended before the time, and jobs that ended
-    before it from jobs.db. It keeps archived scripts: 'steward archive purge' removes
-    those.
+    Steward removes jobs from jobs.db and days of the job log if they ended before the given
+    time. It keeps archived scripts: 'steward archive purge' removes those.
 
     Raises:
         LogOperatorsOnly: The caller is not an operator.
