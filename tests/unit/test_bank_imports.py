@@ -124,7 +124,7 @@ def test_what_was_set_here_stays(site: Site) -> None:
             "account,amount,end,rollover\nx,1,2027-01-01,maybe\n",
             "invalid rollover 'maybe': give none or next",
         ),
-        ("account,limit\nx,1\n", "name the user"),
+        ("account,limit\nx,1\n", "fill column 'user'"),
         ("account,only_listed\nx,perhaps\n", "yes or no"),
         ("account,user\nx,a b\n", "invalid name of a user"),
         ("account\n\n,x\n", "line 3"),
