@@ -30,6 +30,7 @@ from steward.bank.errors import NoRate
 from steward.bank.gate.client import GateClient
 from steward.bank.gate_sync import load_pricing
 from steward.bank.ledger import Authorship
+from steward.bank.money import format_money
 from steward.bank.records import Charge, ChargeDifference
 from steward.bank.remote import list_own_charges
 from steward.core.config import Settings
@@ -604,8 +605,12 @@ class RegularReconciliation:
         for one in found:
             if one.done:
                 log.warning(
-                    "cluster %s: corrected the charge of job %d to %s micro-SU (before: %s): %s",
-                    *(cluster, one.job_id, one.recomputed, one.charged or 0, one.reason),
+                    "cluster %s: corrected the charge of job %d to %s SU (before: %s): %s",
+                    cluster,
+                    one.job_id,
+                    format_money(one.recomputed or 0),
+                    format_money(one.charged or 0),
+                    one.reason,
                 )
         is_left = any(one.recomputed is None for one in found)
         said = ComparisonResult(to_micros(now), len(found), sum(one.done for one in found))

@@ -218,7 +218,7 @@ def read_comment(admin_comment: str) -> str:
 def _validate_job_target(job: str) -> str:
     """Return a job name if it is well-formed, else raise ValueError."""
     if _NAME.fullmatch(job) is None:
-        raise ValueError(f"invalid job id {job!r}")
+        raise ValueError(f"invalid job id {job!r}: write 123, 123_7 or 123+1")
     return job
 
 

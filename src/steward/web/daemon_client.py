@@ -298,9 +298,13 @@ class DaemonClient:
             async with asyncio.timeout(connection.timeout_s):
                 data = await connection.reader.readuntil(b"\n")
         except TimeoutError as error:
-            raise DaemonTimeout("Steward's daemon did not answer in time", self._path) from error
+            raise DaemonTimeout(
+                "Steward's daemon did not answer in time: try again in a moment", self._path
+            ) from error
         except (asyncio.IncompleteReadError, ConnectionError) as error:
-            raise DaemonUnavailable("Steward's daemon closed the connection", self._path) from error
+            raise DaemonUnavailable(
+                "Steward's daemon closed the connection: try again in a moment", self._path
+            ) from error
         except asyncio.LimitOverrunError as error:
             raise WebError(
                 "the reply is too large for a page: request less, with a filter or a shorter period"

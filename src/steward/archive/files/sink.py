@@ -329,8 +329,9 @@ class FilesSink:
                     store.unlink(present)
             except StewardError as error:
                 log.warning(
-                    "cannot remove purged jobs from %s; they stay there until it is trimmed: %s",
-                    store.name,
+                    "cannot remove the captured files of purged jobs from %s; they stay until the "
+                    "journal is trimmed: %s",
+                    store.directory,
                     error,
                 )
 

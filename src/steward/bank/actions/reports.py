@@ -569,8 +569,8 @@ def show_usage(context: BankContext, caller: Caller, request: UsageRequest) -> U
 def list_holds(context: BankContext, caller: Caller, request: HoldsRequest) -> HoldsReply:
     """List holds: service units reserved for queued and running jobs.
 
-    A hold is the highest price of its job. At the end of the job, the bank releases the unused
-    part. You see the holds of accounts that you own or coordinate, and of your own jobs.
+    A hold reserves the highest price of its job. At the end of the job, the bank releases the
+    unused part. You see the holds of accounts that you own or coordinate, and of your own jobs.
 
     Raises:
         BankRefused: It is about jobs of others.

@@ -65,8 +65,8 @@ def _format_headline(
         return f"Steward: rejected: {what}, but the balance of account {account} is unknown now"
     if shortfall.what == "share":
         return (
-            f"Steward: rejected: {what}, but the holds of one user in account {account} may "
-            f"grow by only {available}"
+            f"Steward: rejected: {what}, but one user may hold only a share of account {account}, "
+            f"so your holds may grow by only {available}"
         )
     if shortfall.what == "unseen":
         return (

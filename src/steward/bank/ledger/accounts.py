@@ -16,7 +16,7 @@ from steward.bank.errors import BankUsage, NotInBank
 from steward.bank.ledger.postings import LedgerSession, encode_ledger_request
 from steward.bank.ledger.records import Account, Authorship, Member
 from steward.bank.ledger.tables import StoredAccount, StoredAllocation, account, allocation, member
-from steward.bank.money import MAX_AMOUNT
+from steward.bank.money import MAX_AMOUNT, format_money
 from steward.core.sqlalchemy_tables import sanitize_text
 from steward.core.timestamps import from_micros
 
@@ -224,7 +224,8 @@ class Accounts:
             )
         if limit is not None and not 0 <= limit <= MAX_AMOUNT:
             raise BankUsage(
-                f"invalid spending limit of user {user}: give 0 to {MAX_AMOUNT} micro-SU", limit
+                f"invalid spending limit of user {user}: give 0 to {format_money(MAX_AMOUNT)} SU",
+                limit,
             )
         request = encode_ledger_request("user.set", account.name, user, limit, listed)
         if session.find_repeat(author, request) is None:
@@ -309,7 +310,7 @@ def _validate_account(account: Account) -> Account:
         )
     if not 0 <= account.credit_limit <= MAX_AMOUNT:
         raise BankUsage(
-            f"invalid credit limit of account {name}: give 0 to {MAX_AMOUNT} micro-SU",
+            f"invalid credit limit of account {name}: give 0 to {format_money(MAX_AMOUNT)} SU",
             account.credit_limit,
         )
     return msgspec.structs.replace(

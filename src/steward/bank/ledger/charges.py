@@ -49,7 +49,7 @@ from steward.bank.ledger.tables import (
     charge_version,
     entry,
 )
-from steward.bank.money import MAX_AMOUNT
+from steward.bank.money import MAX_AMOUNT, format_money
 from steward.bank.records import AllocationShare, Charge
 from steward.core.sqlalchemy_tables import decode_row, sanitize_text
 
@@ -188,7 +188,7 @@ class _ChargePayments:
         available = open_ended.balance + sum(max(allocation.balance, 0) for allocation in dated)
         if amount > available + self._find_credit(payer):
             raise BankRefused(
-                f"insufficient funds: account {payer} cannot pay {amount} micro-SU", payer
+                f"insufficient funds: account {payer} cannot pay {format_money(amount)} SU", payer
             )
 
     def _sum_payments(self, number: int) -> dict[int, int]:
@@ -254,7 +254,8 @@ class Charges(_ChargePayments):
         why = author.why or new.why
         transfers: list[Transfer] = []
         if before is not None and is_same_account:
-            why += f": {row.amount if row else 0} micro-SU before, {new.amount} now"
+            earlier_amount = format_money(row.amount if row else 0)
+            why += f": {earlier_amount} SU before, {format_money(new.amount)} now"
         elif before is not None and before.due:
             reason = f"{why}: charged to {new.account}, {new.user or 'no user'} instead"
             transfers.append(self._give_back(before, before.due, author, reason))
@@ -297,7 +298,9 @@ class Charges(_ChargePayments):
         state = self._load_state(row)
         refunded = validate_amount(state.due if amount is None else amount)
         if refunded > state.due:
-            raise BankRefused(f"refund exceeds the charge {key} of {state.due} micro-SU", key)
+            raise BankRefused(
+                f"refund exceeds the charge {key} of {format_money(state.due)} SU", key
+            )
         transfer = self._give_back(state, refunded, author, author.why, refund_request=request)
         self._session.execute(
             update(charge)
@@ -438,8 +441,8 @@ def _validate_charge(charge: Charge) -> Charge:
     """Check the amount of a charge and return it normalized."""
     if not 0 <= charge.amount <= MAX_AMOUNT:
         raise BankUsage(
-            f"invalid amount {charge.amount} of charge {charge.key}: give 0 to {MAX_AMOUNT} "
-            "millionths of a service unit",
+            f"invalid amount {format_money(charge.amount)} of charge {charge.key}: give 0 to "
+            f"{format_money(MAX_AMOUNT)} SU",
             charge.key,
         )
     return msgspec.structs.replace(

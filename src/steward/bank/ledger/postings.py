@@ -28,7 +28,7 @@ from steward.bank.ledger.tables import (
     entry,
     state,
 )
-from steward.bank.money import MAX_AMOUNT
+from steward.bank.money import MAX_AMOUNT, format_money
 from steward.core.principals import PRINCIPALS
 from steward.core.sqlalchemy_tables import Record, decode_row, sanitize_text
 from steward.core.timestamps import from_micros, to_micros
@@ -207,8 +207,8 @@ class LedgerSession:
             after = before.balance + amount
             if abs(after) > MAX_AMOUNT:
                 raise BankUsage(
-                    f"{amount} micro-SU would take a balance beyond the limit of {MAX_AMOUNT}: "
-                    "give less",
+                    f"{format_money(amount)} SU would take a balance beyond the limit of "
+                    f"{format_money(MAX_AMOUNT)}: give less",
                     amount,
                 )
             granted = before.granted + (_get_granted_amount(kind, amount) if row_number > 0 else 0)
@@ -276,7 +276,7 @@ def validate_amount(amount: int) -> int:
         BankUsage: The amount is not above zero, or too large.
     """
     if not 0 < amount <= MAX_AMOUNT:
-        raise BankUsage(f"invalid amount: give 1 to {MAX_AMOUNT} micro-SU", amount)
+        raise BankUsage(f"invalid amount: give 0.000001 to {format_money(MAX_AMOUNT)} SU", amount)
     return amount
 
 
@@ -351,7 +351,9 @@ class TransferWriter:
         amount = sum(value for value in amounts.values() if value > 0)
         if amount > MAX_AMOUNT:
             raise BankUsage(
-                f"the amount of {amount} micro-SU is too large: the limit is {MAX_AMOUNT}", amount
+                f"the amount of {format_money(amount)} SU is too large: the limit is "
+                f"{format_money(MAX_AMOUNT)}",
+                amount,
             )
         transaction = self._session.add_transaction(
             kind,

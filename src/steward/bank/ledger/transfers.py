@@ -26,6 +26,7 @@ from steward.bank.ledger.postings import (
 )
 from steward.bank.ledger.records import Account, Authorship, Transfer
 from steward.bank.ledger.tables import ADJUSTED, ISSUED, USAGE
+from steward.bank.money import format_money
 from steward.core.sqlalchemy_tables import sanitize_text
 
 _NO_AMOUNTS: Final[Mapping[int, int]] = MappingProxyType({})
@@ -232,6 +233,6 @@ class Transfers(TransferWriter):
                 missing -= share
         if missing:
             raise BankRefused(
-                f"insufficient funds: account {account} lacks {missing} micro-SU", account
+                f"insufficient funds: account {account} lacks {format_money(missing)} SU", account
             )
         return amounts
