@@ -120,14 +120,16 @@ def test_several_processes_write_a_database_without_one_writer(tmp_path: Path, n
     assert not (tmp_path / f"{name}.lock").exists()
 
 
-@pytest.mark.parametrize("kind", ["a symbolic link", "a file with 2 names", "not a regular file"])
+@pytest.mark.parametrize(
+    "kind", ["a symbolic link", "a file with 2 hard links", "not a regular file"]
+)
 def test_a_planted_lock_is_refused_and_nothing_is_written_to_it(tmp_path: Path, kind: str) -> None:
     victim, lock = tmp_path / "victim", tmp_path / "jobs.db.lock"
     victim.write_text("precious")
     match kind:
         case "a symbolic link":
             lock.symlink_to(victim)
-        case "a file with 2 names":
+        case "a file with 2 hard links":
             lock.hardlink_to(victim)
         case _:
             os.mkfifo(lock)
@@ -149,7 +151,7 @@ def test_the_lock_that_root_makes_is_the_databases_owners(tmp_path: Path) -> Non
     lock = tmp_path / "jobs.db.lock"
     assert (lock.stat().st_uid, lock.stat().st_gid) == (4001, 4002)
     os.chown(lock, 4003, 4002)
-    with pytest.raises(UnsafeLock, match=r"a file of uid 4003, and the database is uid 4001's"):
+    with pytest.raises(UnsafeLock, match=r"owned by uid 4003, but the database by uid 4001"):
         open_database(str(path), ())
 
 

@@ -366,7 +366,7 @@ def _stream_secrets(
             try:
                 data = context.read_content(script, "script")
             except StewardError as error:
-                log.warning("cannot check: %s", error)
+                log.warning("cannot search the script of job %s for secrets: %s", job.label, error)
                 unreadable += 1
                 continue
             findings[digest] = tuple(redactor.find_secrets(data))

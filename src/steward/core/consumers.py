@@ -449,7 +449,9 @@ class Feed:
             except Exception:
                 # A bug in Steward. It must not stop the events after it, so apply them one at a
                 # time to find the culprit; alone, it counts as rejected.
-                log.exception("%s failed on a batch of %d", self.consumer.name, len(applicable))
+                log.exception(
+                    "%s failed on a batch of %d events", self.consumer.name, len(applicable)
+                )
                 if len(applicable) <= 1:
                     if not applicable:
                         raise

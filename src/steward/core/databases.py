@@ -212,14 +212,12 @@ class WriterLock:
         if not stat.S_ISREG(info.st_mode):
             raise self._refuse("not a regular file")
         if info.st_nlink > 1:
-            raise self._refuse(f"a file with {info.st_nlink} names")
+            raise self._refuse(f"a file with {info.st_nlink} hard links")
         # Without root, a planted file leads no further than the caller's own rights.
         if os.geteuid() == 0:
             owner = stat_owner(self._database_path).st_uid
             if info.st_uid != owner:
-                raise self._refuse(
-                    f"a file of uid {info.st_uid}, and the database is uid {owner}'s"
-                )
+                raise self._refuse(f"owned by uid {info.st_uid}, but the database by uid {owner}")
 
     def _refuse(self, kind: str) -> UnsafeLock:
         return UnsafeLock(

@@ -299,7 +299,7 @@ class Charges(_ChargePayments):
         refunded = validate_amount(state.due if amount is None else amount)
         if refunded > state.due:
             raise BankRefused(
-                f"refund exceeds the charge {key} of {format_money(state.due)} SU", key
+                f"refund exceeds the charge {key}: it is {format_money(state.due)} SU", key
             )
         transfer = self._give_back(state, refunded, author, author.why, refund_request=request)
         self._session.execute(

@@ -190,7 +190,7 @@ class SenderAuthenticator:
                 "only: over IPv6, nodes need a certificate ([nodes] tls with 'client_ca_file')"
             )
         if _CREDENTIAL.fullmatch(credential) is None:
-            raise PermissionRefused("missing MUNGE credential")
+            raise PermissionRefused("missing MUNGE credential: is munged running on the node?")
         claim = cluster.munge.decode(credential)
         cluster.check_credential(head.node, claim.uid, claim.address)
         if not is_within(address, self._behind_nat):
