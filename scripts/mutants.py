@@ -52,7 +52,7 @@ PRELOADED: Final = [
     *("pytest", "xdist.plugin", "pytest_timeout", "anyio.pytest_plugin"),
     *("faker.contrib.pytest.plugin", "schemathesis.pytest.plugin"),
     *("hypothesis", "hypothesis.strategies", "msgspec", "sqlalchemy", "litestar", "uvicorn"),
-    *("httpx", "jinja2", "typer", "rich.table", "yaml", "zstandard", "ClusterShell.NodeSet"),
+    *("httpx", "jinja2", "click", "rich.table", "yaml", "zstandard", "ClusterShell.NodeSet"),
     *("pysqlite3.dbapi2", "inotify_simple"),
 ]
 """Modules that the tests of every mutant share, so that each starts in less time."""

@@ -1,12 +1,11 @@
 """The command line as data: what man pages and shell completion are made of."""
 
-import enum
 import re
 from collections.abc import Iterator
-from typing import Any, Final, Literal, get_args, get_origin
+from typing import Any, Final
 
+import click
 import msgspec
-import typer
 
 from steward.accounting.sacct.fields import SLURM_FIELDS, STEWARD_FIELDS
 from steward.accounting.sacct.options import HELP
@@ -17,8 +16,6 @@ DIRECTORIES: Final = ("DIR", "DIR…")
 """What an option's or argument's placeholder is where it wants one."""
 _SACCT: Final = re.compile(r"^  (?P<names>(?:-\w, )?.*?-[\w-]+.*?)(?:  +| (?=[A-Z]))(?P<help>.*)$")
 _WORDS: Final = re.compile(r"[a-z]+(\|[a-z]+)+")
-_PLAIN: Final = {"int range": "N", "int": "N", "float": "N", "float range": "N", "str": "TEXT"}
-"""What stands for a value where a command names no placeholder."""
 _NAME: Final = re.compile(r"(?<![\w-])(--?[A-Za-z][\w-]*)")
 
 
@@ -85,7 +82,7 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
 
 def whole() -> Shape:
     """All of ``steward``."""
-    return _shape(typer.main.get_command(app), ("steward",), "")
+    return _shape(app, ("steward",), "")
 
 
 def below(shape: Shape) -> Iterator[Shape]:
@@ -98,13 +95,11 @@ def below(shape: Shape) -> Iterator[Shape]:
 def _shape(command: Any, path: tuple[str, ...], reader: str) -> Shape:
     if path == ("steward", "sacct"):
         return _sacct(path, reader)
-    context = typer.Context(command, info_name=path[-1])
+    context = click.Context(command, info_name=path[-1])
     options: list[Option] = []
     arguments: list[Argument] = []
     for parameter in command.params:
-        if parameter.hidden:
-            continue
-        if type(parameter).__name__ == "TyperArgument":
+        if isinstance(parameter, click.Argument):
             arguments.append(_argument(parameter))
         else:
             options += _options(parameter, context)
@@ -147,9 +142,9 @@ def _options(parameter: Any, context: Any) -> Iterator[Option]:
     choices = _choices(parameter)
     value = ""
     if not parameter.is_flag:
-        # "-L, --limit <int range>": what stands behind the names.
-        shown = record[0].rpartition(names[-1])[2].strip().strip("<>[]")
-        value = "|".join(choices) or _PLAIN.get(shown, shown)
+        # "-L, --limit N": what stands behind the names.
+        shown = record[0].rpartition(names[-1])[2].strip().strip("[]")
+        value = "|".join(choices) or shown
     yield Option(names=names, value=value, help=about, choices=choices)
     if parameter.secondary_opts:
         opposite = tuple(parameter.secondary_opts)
@@ -157,13 +152,8 @@ def _options(parameter: Any, context: Any) -> Iterator[Option]:
 
 
 def _choices(parameter: Any) -> tuple[str, ...]:
-    annotation = parameter.type_descriptor.annotation
-    for one in (annotation, *get_args(annotation)):
-        if get_origin(one) is Literal:
-            return tuple(str(word) for word in get_args(one) if word != "")
-        if isinstance(one, type) and issubclass(one, enum.Enum):
-            return tuple(str(member.value) for member in one)
-    return ()
+    choices = parameter.type.choices if isinstance(parameter.type, click.Choice) else ()
+    return tuple(word for word in choices if word)
 
 
 def _text(text: str) -> str:

@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Iterator
 from typing import Any, Final
 
-import typer
+import click
 
 import steward
 from steward.__main__ import main
@@ -23,22 +23,19 @@ from steward.cli.app import app
 
 _LIMIT_S: Final = 60
 _NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-_BY_FUNCTIONS: Final = (
-    *("pygments.formatters", "pygments.lexers", "rich.console", "rich.syntax"),
-    "typer._adapters",
-)
+_BY_FUNCTIONS: Final = ("pygments.formatters", "pygments.lexers", "rich.console", "rich.syntax")
 """What functions import of others' packages."""
 
 
 def command_line() -> list[tuple[tuple[str, ...], Any]]:
     """Every command and group of ``steward``, with the words that call it."""
-    return list(_commands(typer.main.get_command(app), ()))
+    return list(_commands(app, ()))
 
 
 def _commands(command: Any, words: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
     yield words, command
     if hasattr(command, "list_commands"):
-        context = typer.Context(command)
+        context = click.Context(command)
         for name in command.list_commands(context):
             yield from _commands(command.get_command(context, name), (*words, name))
 

@@ -7,13 +7,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
+import click
 import pytest
-import typer
 
-from steward.cli.app import ArchiveGroup, Root, run
+from steward.cli.app import ArchiveGroup, Root, app, run
 from steward.cli.groups import Entry, LazyGroup, import_command
+from steward.cli.parameters import Number
 from steward.daemon.action_index import ACTION_INDEX
 
 GROUPS: list[type[LazyGroup]] = [Root, ArchiveGroup]
@@ -27,7 +28,7 @@ def exists(entry: Entry) -> bool:
 def commands(command: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     """List every command below a group, with the words that call it."""
     yield words, command
-    context = typer.Context(command)
+    context = click.Context(command)
     if hasattr(command, "list_commands"):
         for name in command.list_commands(context):
             if name != "demo" or exists(Root.entries[-1]):
@@ -38,7 +39,7 @@ def words_id(value: Any) -> str:
     return "-".join(value) if isinstance(value, tuple) else ""
 
 
-ROOT = list(commands(typer.main.get_command(importlib.import_module("steward.cli.app").app)))
+ROOT = list(commands(app))
 
 
 @pytest.mark.parametrize(("group", "entry"), ENTRIES, ids=lambda value: getattr(value, "name", ""))
@@ -89,14 +90,12 @@ def numbers_asked() -> Iterator[tuple[tuple[str, ...], Any]]:
     for words, command in ROOT:
         before: list[str] = []
         for one in command.params:
-            annotation = one.type_descriptor.annotation
-            is_number = {annotation, *get_args(annotation)} & {int, float}
             if one.param_type_name == "option":
                 before_it = [*words, one.opts[0]]
             else:
                 before_it = [*words, "--", *before]
                 before.append("one")
-            if is_number:
+            if isinstance(one.type, Number):
                 yield tuple(before_it), one
 
 
@@ -105,12 +104,13 @@ def test_a_number_that_is_none_is_wrong_use_in_our_words(
     words: tuple[str, ...], asked: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tried = {"zzz": "is not a whole number", "9" * 5000: "number"}
-    if float in (asked.type_descriptor.annotation, type(asked.default)):
+    if asked.type.kind is float:
         tried = {"zzz": "is not a number"}
-    if asked.min is not None:
-        tried[str(asked.min - 1)] = f"is too small: give {asked.min} or more"
-    if asked.max is not None:
-        tried[str(asked.max + 1)] = f"is too large: give {asked.max} or less"
+    least, most = asked.type.min, asked.type.max
+    if least is not None:
+        tried[str(least - 1)] = f"is too small: give {least} or more"
+    if most is not None:
+        tried[str(most + 1)] = f"is too large: give {most} or less"
     for value, what in tried.items():
         assert run([*words, value]) == 2
         told = capsys.readouterr().err
@@ -152,7 +152,7 @@ def test_help_imports_nothing_that_it_does_not_need(words: list[str]) -> None:
     code = (
         f"import sys; from steward.cli.app import run; run({words}); "
         "print([name for name in sys.modules "
-        "if name in ('rich', 'pysqlite3', 'asyncio', 'pydantic', 'sqlalchemy') "
+        "if name in ('rich', 'pysqlite3', 'asyncio', 'msgspec', 'sqlalchemy') "
         "or name.startswith(('steward.daemon.', 'steward.archive', 'steward.slurm')) "
         "and name != 'steward.daemon.action_index'])"
     )
@@ -163,7 +163,7 @@ def test_the_daemon_imports_nothing_of_the_command_line() -> None:
     code = (
         "import sys; import steward.daemon.serve, steward.daemon.registry, steward.daemon.socket; "
         "print([name for name in sys.modules if name.split('.')[0] in "
-        "('rich', 'typer', 'asyncio', 'json', 'pydantic') or name.startswith('steward.cli')])"
+        "('rich', 'click', 'asyncio', 'json') or name.startswith('steward.cli')])"
     )
     assert python("-c", code).stdout == "[]\n"
 
@@ -223,10 +223,10 @@ def test_debug_shows_where_an_error_came_from(tmp_path: Path) -> None:
 def test_an_unexpected_error_is_one_line_too(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def broken(*_args: object) -> None:
+    def broken(**_options: object) -> None:
         raise ZeroDivisionError("oops")
 
-    monkeypatch.setattr("typer.main.get_command", broken)
+    monkeypatch.setattr(app, "main", broken)
     assert run(["archive"]) == 1
     err = capsys.readouterr().err
     assert "ZeroDivisionError: oops" in err
@@ -234,10 +234,10 @@ def test_an_unexpected_error_is_one_line_too(
 
 
 def test_ctrl_c_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_args: object) -> None:
+    def interrupted(**_options: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("typer.main.get_command", interrupted)
+    monkeypatch.setattr(app, "main", interrupted)
     assert run(["archive"]) == 130
 
 
@@ -267,7 +267,7 @@ def test_commands_are_documented_functions() -> None:
     for _, entry in ENTRIES:
         if exists(entry):
             found = getattr(importlib.import_module(entry.module), entry.attribute)
-            assert isinstance(found, typer.Typer) or inspect.getdoc(found), entry
+            assert isinstance(found, click.Command) or inspect.getdoc(found), entry
 
 
 @pytest.mark.parametrize("words", [("retry", "jobs", "9" * 30), ("list", "--after", "9" * 30)])

@@ -3,19 +3,21 @@
 import inspect
 from typing import Annotated
 
-import typer
+import click
+import pytest
 
 from steward.cli.app import run
 from steward.cli.groups import Entry, import_command
 from steward.cli.options import CommandCall, with_call, with_options, with_table_call
+from steward.cli.parameters import Argument, Option
 
-Name = Annotated[str, typer.Argument(metavar="NAME")]
-Size = Annotated[int, typer.Option("--size")]
+Name = Annotated[str, Argument(metavar="NAME")]
+Size = Annotated[int, Option("--size")]
 
 SAID: list[object] = []
 
 
-def _thing(context: typer.Context, name: Name, size: Size = 3) -> tuple[str, int, bool]:
+def _thing(context: click.Context, name: Name, size: Size = 3) -> tuple[str, int, bool]:
     source = context.get_parameter_source("size")
     return name, size, source is not None and source.name == "COMMANDLINE"
 
@@ -25,7 +27,7 @@ def _thing(context: typer.Context, name: Name, size: Size = 3) -> tuple[str, int
 def made(
     thing: tuple[str, int, bool],
     asked: CommandCall,
-    often: Annotated[bool, typer.Option("--often")] = False,
+    often: Annotated[bool, Option("--often")] = False,
 ) -> None:
     """Make a thing."""
     SAID.append((thing, asked.style.parsable, asked.place.socket, often))
@@ -65,3 +67,10 @@ def test_its_signature_is_one_of_all_with_what_is_needed_first() -> None:
 
 def test_options_that_exclude_each_other_are_refused() -> None:
     assert run(["bank", "balance", "--json", "-P"]) == 2
+
+
+def test_a_number_with_more_digits_than_a_float_is_too_large(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(["journal", "list", "--after", "9" * 400]) == 2
+    assert "is too large: give 9223372036854775807 or less" in capsys.readouterr().err

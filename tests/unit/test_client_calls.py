@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import typer
 
 from harness.socket import LIMITS, Done, Question, Step, Told, registry, serving
 from steward.cli.options import Archive, Config, Socket
+from steward.cli.parameters import wrap_function
 from steward.client import ClientError, DaemonAway, calls, places
 from steward.client.calls import choose_transport
 from steward.client.places import ClientPlace, run_locally
@@ -194,10 +194,8 @@ def named(monkeypatch: pytest.MonkeyPatch) -> Callable[..., ClientPlace]:
     """Return the socket and configuration of a command, from options and environment."""
 
     def named(*words: str, **exported: str) -> ClientPlace:
-        app = typer.Typer()
         told: list[ClientPlace] = []
 
-        @app.command()
         def ask(config: Config = "", socket: Socket = "", archive: Archive = "") -> None:
             told.append(ClientPlace(config=config, socket=socket, archive=archive))
 
@@ -205,7 +203,7 @@ def named(monkeypatch: pytest.MonkeyPatch) -> Callable[..., ClientPlace]:
             monkeypatch.delenv(variable, raising=False)
             if place in exported:
                 monkeypatch.setenv(variable, exported[place])
-        typer.main.get_command(app).main(args=list(words), standalone_mode=False)
+        wrap_function(ask).main(args=list(words), standalone_mode=False)
         return told[0]
 
     return named

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
-import typer
 
 import write_docs as docs
 from site_hooks import read_navigation
@@ -88,12 +88,12 @@ def parse(line: str, *, whole: bool) -> list[str]:
     words = shlex.split(line, comments=True)[1:]
     if "COMMAND" in words:
         words[words.index("COMMAND") :] = ["list"] if "archive" in words else ["config", "check"]
-    command: Any = typer.main.get_command(app)
+    command: Any = app
     context, path = None, ["steward"]
     while True:
         try:
             context = command.make_context(path[-1], list(words), parent=context)
-        except typer.Exit:
+        except click.exceptions.Exit:
             return path  # --version and --help are read at once
         except Exception as error:
             if not whole and type(error).__name__ in ("MissingParameter", "NoArgsIsHelpError"):
@@ -120,7 +120,7 @@ def test_a_command_that_is_mentioned_exists(page: str, line: str) -> None:
 
 def test_wrong_commands_would_be_found() -> None:
     for line in ("steward archive lst", "steward archive list --nonsense", "steward archive show"):
-        with pytest.raises(typer.TyperException):
+        with pytest.raises(click.ClickException):
             parse(line, whole=True)
 
 
@@ -142,7 +142,7 @@ def options(command: Any) -> Iterator[str]:
 
 
 def test_an_option_that_is_mentioned_alone_exists() -> None:
-    known = {*options(typer.main.get_command(app)), *OTHERS}
+    known = {*options(app), *OTHERS}
     named = [(name, re.split("[ =]", span)[0]) for name, span in spans() if span.startswith("--")]
     assert len(named) > 100
     assert [(name, option) for name, option in named if option not in known] == []
@@ -151,7 +151,7 @@ def test_an_option_that_is_mentioned_alone_exists() -> None:
 
 def test_every_command_is_told_of() -> None:
     told = {tuple(parse(line, whole=False)) for _, line in [*steward_commands(), *mentioned()]}
-    assert set(leaves(typer.main.get_command(app), ("steward",))) - told == set()
+    assert set(leaves(app, ("steward",))) - told == set()
 
 
 @pytest.mark.parametrize(("page", "body"), list(fenced("toml")))

@@ -27,7 +27,7 @@ ASSEMBLY = "steward.core.config"
 ``admin``, which looks after all of them. These modules import nothing but each other."""
 
 HEAVY = {
-    *("asyncio", "logging.config", "rich", "typer", "json", "http", "ssl", "pydantic"),
+    *("asyncio", "logging.config", "rich", "click", "json", "http", "ssl"),
     *("sqlalchemy", "alembic", "psycopg", "litestar", "uvicorn", "httpx"),
     *("httpcore", "confluent_kafka", "zstandard", "prometheus_client"),
 }

@@ -73,10 +73,8 @@ def iterate_hand_written(group: type[LazyGroup]) -> Iterator[Entry]:
     """Yield the hand-written commands of a group, and of the groups in it."""
     for entry in group.entries:
         target = getattr(importlib.import_module(entry.module), entry.attribute)
-        inner = getattr(target, "info", None)
-        cls = getattr(inner, "cls", None)
-        if isinstance(cls, type) and issubclass(cls, LazyGroup):
-            yield from iterate_hand_written(cls)
+        if isinstance(target, LazyGroup):
+            yield from iterate_hand_written(type(target))
         else:
             yield entry
 

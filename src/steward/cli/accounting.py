@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Annotated
 
-import typer
+import click
 from msgspec.structs import replace
 
 from steward.accounting.gaps import GapsAnswer, GapsRequest
@@ -24,6 +24,7 @@ from steward.cli.output import (
     print_json,
     to_local_time,
 )
+from steward.cli.parameters import Option
 from steward.client.calls import call_action
 from steward.client.places import ClientPlace, require_settings
 from steward.core.errors import UsageError
@@ -37,7 +38,7 @@ from steward.extensions.jobacct_plugins import DumpAnswer, DumpChunk, ExpireAnsw
 def gaps(
     request: GapsRequest,
     call: CommandCall,
-    fail: Annotated[bool, typer.Option("--fail", help="Exit with 1 if there are gaps.")] = False,
+    fail: Annotated[bool, Option("--fail", help="Exit with 1 if there are gaps.")] = False,
     archive: Archive = "",
 ) -> None:
     """Run the action ``accounting.gaps`` and print its reply."""
@@ -50,13 +51,13 @@ def gaps(
     for warning in reply.list_warnings():
         output.print_warning(warning)
     if fail and reply.findings:
-        raise typer.Exit(1)
+        raise click.exceptions.Exit(1)
 
 
 def import_(
     source: Annotated[
         str,
-        typer.Option(
+        Option(
             "--from",
             metavar="sacct|FILE",
             help="'sacct' queries slurmdbd. FILE is the output of `sacct -P`, or a job log.",
@@ -64,17 +65,17 @@ def import_(
     ],
     since: Annotated[
         str,
-        typer.Option(
+        Option(
             "-S", "--starttime", metavar="TIME", help="Start of the period. Required for sacct."
         ),
     ] = "",
     until: Annotated[
         str,
-        typer.Option("-E", "--endtime", metavar="TIME", help="End of the period. Default: now."),
+        Option("-E", "--endtime", metavar="TIME", help="End of the period. Default: now."),
     ] = "",
     cluster: Annotated[
         str,
-        typer.Option("--cluster", "-M", metavar="NAME", help="Cluster of the jobs."),
+        Option("--cluster", "-M", metavar="NAME", help="Cluster of the jobs."),
     ] = "",
     as_json: Json = False,
     config: Config = "",

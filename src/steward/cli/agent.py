@@ -6,9 +6,10 @@ The sender itself is ``steward/agent``: standard library only, Python 3.9 or lat
 from pathlib import Path
 from typing import Annotated
 
-import typer
+import click
 
 from steward.agent import agent
+from steward.cli.parameters import Option
 from steward.core.errors import StewardError, UsageError
 from steward.core.files import replace_file
 
@@ -16,10 +17,10 @@ from steward.core.files import replace_file
 
 
 def app(
-    ctx: typer.Context,
+    ctx: click.Context,
     spool: Annotated[
         str,
-        typer.Option(
+        Option(
             "--spool",
             metavar="DIR",
             help="Spool of the SPANK plugin: the directory that it writes to.",
@@ -27,7 +28,7 @@ def app(
     ] = "",
     to: Annotated[
         str,
-        typer.Option(
+        Option(
             "--to",
             metavar="HOST:PORT",
             help="Address where Steward receives node reports: 'listen' of [nodes].",
@@ -35,7 +36,7 @@ def app(
     ] = "",
     node: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--node",
             metavar="NAME",
             help="NodeName in Slurm. Default: every node with a file in the spool.",
@@ -43,54 +44,46 @@ def app(
     ] = None,
     cluster: Annotated[
         str,
-        typer.Option(
-            "--cluster", metavar="NAME", help="Name of the cluster in Steward's configuration."
-        ),
+        Option("--cluster", metavar="NAME", help="Name of the cluster in Steward's configuration."),
     ] = "",
-    tls: Annotated[bool, typer.Option("--tls", help="Encrypt connections with TLS.")] = False,
+    tls: Annotated[bool, Option("--tls", help="Encrypt connections with TLS.")] = False,
     ca: Annotated[
         str,
-        typer.Option(
-            "--ca", metavar="FILE", help="CA certificates that verify Steward's certificate."
-        ),
+        Option("--ca", metavar="FILE", help="CA certificates that verify Steward's certificate."),
     ] = "",
     certificate: Annotated[
         str,
-        typer.Option(
-            "--certificate", metavar="FILE", help="Certificate of the node; replaces MUNGE."
-        ),
+        Option("--certificate", metavar="FILE", help="Certificate of the node; replaces MUNGE."),
     ] = "",
     key: Annotated[
-        str, typer.Option("--key", metavar="FILE", help="Private key of the node's certificate.")
+        str, Option("--key", metavar="FILE", help="Private key of the node's certificate.")
     ] = "",
     user: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--user",
             metavar="NAME",
             help="User that Steward runs as. The agent accepts answers of this user and of root.",
         ),
     ] = None,
     munge_socket: Annotated[
-        str, typer.Option("--munge-socket", metavar="FILE", help="Socket of munged.")
+        str, Option("--munge-socket", metavar="FILE", help="Socket of munged.")
     ] = "",
     once: Annotated[
         bool,
-        typer.Option("--once", help="Send all waiting reports, then exit. This is the default."),
+        Option("--once", help="Send all waiting reports, then exit. This is the default."),
     ] = False,
     resident: Annotated[
         bool,
-        typer.Option("--resident", help="Keep running, and send reports every --every seconds."),
+        Option("--resident", help="Keep running, and send reports every --every seconds."),
     ] = False,
     every: Annotated[
         float,
-        typer.Option(
-            "--every", metavar="S", help="Interval between two runs of --resident, in seconds."
-        ),
+        Option("--every", metavar="S", help="Interval between two runs of --resident, in seconds."),
     ] = 60.0,
     jitter: Annotated[
         float,
-        typer.Option(
+        Option(
             "--jitter",
             metavar="S",
             help="Maximum random delay before the first request, in seconds.",
@@ -98,17 +91,17 @@ def app(
     ] = 0.0,
     limit: Annotated[
         float,
-        typer.Option(
+        Option(
             "--limit", metavar="S", help="Time after which the agent stops retrying, in seconds."
         ),
     ] = 45.0,
     timeout: Annotated[
         float,
-        typer.Option("--timeout", metavar="S", help="Timeout of a reply from Steward, in seconds."),
+        Option("--timeout", metavar="S", help="Timeout of a reply from Steward, in seconds."),
     ] = 30.0,
     heartbeat: Annotated[
         float,
-        typer.Option(
+        Option(
             "--heartbeat",
             metavar="S",
             help="Interval of heartbeats from a node without reports, in seconds.",
@@ -116,7 +109,7 @@ def app(
     ] = 900.0,
     rotate_bytes: Annotated[
         int,
-        typer.Option(
+        Option(
             "--rotate-bytes",
             metavar="N",
             help="Size at which the agent starts a new file, in bytes.",
@@ -124,7 +117,7 @@ def app(
     ] = 1 << 20,
     most_bytes: Annotated[
         int,
-        typer.Option(
+        Option(
             "--most-bytes",
             metavar="N",
             help="Maximum size of waiting reports, in bytes; the agent drops the oldest.",
@@ -132,7 +125,7 @@ def app(
     ] = 64 << 20,
     write: Annotated[
         str,
-        typer.Option(
+        Option(
             "--write",
             metavar="FILE",
             help="Write the agent program to this file, to copy it to nodes, then exit.",
@@ -163,7 +156,7 @@ def app(
             arguments += [f"{option}={item}" for item in values]
     code = agent.main(arguments, "steward agent")
     if code:
-        raise typer.Exit(code)
+        raise click.exceptions.Exit(code)
 
 
 def _write_agent(target: Path) -> None:

@@ -10,25 +10,24 @@ import os
 import sys
 from typing import Annotated, ClassVar, Final
 
-import typer
+import click
 
 from steward import __version__
 from steward.cli.errors import (
     INTERRUPTED,
     WRONG_USE,
-    describe_wrong_value,
     print_error,
     run_command,
 )
 from steward.cli.groups import (
     ADMINISTRATORS,
-    CONTEXT,
     EVERYONE,
     OPERATORS,
     Entry,
     LazyGroup,
     describe_by_action,
 )
+from steward.cli.parameters import Option
 
 _APP: Final = "steward.cli.app"
 
@@ -215,28 +214,18 @@ class Root(LazyGroup):
     )
 
 
-app = typer.Typer(
-    cls=Root,
-    context_settings=CONTEXT,
-    rich_markup_mode=None,
-    add_completion=False,
-)
-
-
-def _print_version(value: bool) -> None:
+def _print_version(context: click.Context, param: click.Parameter, value: bool) -> None:
+    del param
     if value:
-        typer.echo(f"steward {__version__}")
-        raise typer.Exit
+        click.echo(f"steward {__version__}")
+        context.exit()
 
 
-@app.callback()
-def root(
-    debug: Annotated[
-        bool, typer.Option("--debug", help="Print the traceback of an error.")
-    ] = False,
+def _set_debug(
+    debug: Annotated[bool, Option("--debug", help="Print the traceback of an error.")] = False,
     version: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--version", "-V", help="Print the version.", callback=_print_version, is_eager=True
         ),
     ] = False,
@@ -247,40 +236,40 @@ def root(
         os.environ["STEWARD_DEBUG"] = "1"
 
 
+app = Root(function=_set_debug)
+
+
 def run(args: list[str]) -> int:
     """Run a command line (without the program name) and return its exit code."""
     debug = bool(os.environ.get("STEWARD_DEBUG")) or "--debug" in args[:1]
 
     def command() -> int:
         try:
-            return _run_typer(args or ["--help"])
-        except typer.TyperException as error:
+            return _run_click(args or ["--help"])
+        except click.ClickException as error:
             return _print_usage_error(error, debug)
-        except typer.Abort:
+        except click.Abort:
             return INTERRUPTED
 
     return run_command(command, debug=debug)
 
 
-def _run_typer(args: list[str]) -> int:
-    """Parse and run a command line with Typer; errors propagate to the caller."""
-    command = typer.main.get_command(app)
-    code = command.main(args=args, prog_name="steward", standalone_mode=False)
+def _run_click(args: list[str]) -> int:
+    """Parse and run a command line with Click; errors propagate to the caller."""
+    code = app.main(args=args, prog_name="steward", standalone_mode=False)
     sys.stdout.flush()
     return code if isinstance(code, int) else 0
 
 
-def _print_usage_error(error: typer.TyperException, debug: bool) -> int:
+def _print_usage_error(error: click.ClickException, debug: bool) -> int:
     """Print a usage error, or the help of a group called without a command; return the code."""
     context = getattr(error, "ctx", None)
     if type(error).__name__ == "NoArgsIsHelpError" and context is not None:
         print(context.get_help(), file=sys.stderr)
         return WRONG_USE
-    if isinstance(error, typer.BadParameter):
-        error.message = describe_wrong_value(error) or error.message
     # Choices come one a line; an empty choice need not be listed.
     message = " ".join(error.format_message().rstrip(".").split())
-    message = message.replace(": Value error, ", ": ").replace("one of '', ", "one of ")
+    message = message.replace("one of '', ", "one of ")
     if context is not None:
         message += f" (see '{context.command_path} --help')"
     return print_error(message[:1].lower() + message[1:], WRONG_USE, debug=debug)
@@ -309,16 +298,6 @@ class AccountingGroup(LazyGroup):
             "import_",
         ),
     )
-
-
-accounting_app = typer.Typer(
-    cls=AccountingGroup, context_settings=CONTEXT, no_args_is_help=True, add_completion=False
-)
-
-
-@accounting_app.callback()
-def accounting() -> None:
-    """Manage accounting data: job log, imports, gaps and plugins."""
 
 
 _ARCHIVE_SOURCES = "steward.cli.archive_sources"
@@ -351,16 +330,6 @@ class ArchiveGroup(LazyGroup):
             "import_",
         ),
     )
-
-
-archive_app = typer.Typer(
-    cls=ArchiveGroup, context_settings=CONTEXT, no_args_is_help=True, add_completion=False
-)
-
-
-@archive_app.callback()
-def archive() -> None:
-    """Find, show and compare the scripts that jobs ran."""
 
 
 _JOBS = "steward.cli.bank_jobs"
@@ -447,73 +416,20 @@ class RulesGroup(LazyGroup):
     )
 
 
-def _make_group(group_class: type[LazyGroup]) -> typer.Typer:
-    """Create a Typer application from a command group."""
-    return typer.Typer(
-        cls=group_class, context_settings=CONTEXT, no_args_is_help=True, add_completion=False
-    )
-
-
-token_app = _make_group(TokenGroup)
-journal_app = _make_group(JournalGroup)
-bank_app = _make_group(BankGroup)
-accounts = _make_group(AccountGroup)
-users = _make_group(UserGroup)
-allocations = _make_group(AllocationGroup)
-rates = _make_group(RateGroup)
-action_app = _make_group(ActionGroup)
-rules_app = _make_group(RulesGroup)
-reports = _make_group(ReportGroup)
-
-
-@token_app.callback()
-def token() -> None:
-    """Create and revoke API tokens."""
-
-
-@journal_app.callback()
-def journal() -> None:
-    """Show events, consumers and dead letters of the journal."""
-
-
-@reports.callback()
-def report() -> None:
+archive_app = ArchiveGroup("Find, show and compare the scripts that jobs ran.")
+accounting_app = AccountingGroup("Manage accounting data: job log, imports, gaps and plugins.")
+token_app = TokenGroup("Create and revoke API tokens.")
+journal_app = JournalGroup("Show events, consumers and dead letters of the journal.")
+bank_app = BankGroup("Manage accounts, allocations, rates and charges of the bank.")
+accounts = AccountGroup("Create, show and change accounts.")
+users = UserGroup("Manage users of accounts and their spending limits.")
+allocations = AllocationGroup("Manage allocations: service units for a period.")
+rates = RateGroup("Manage rates: the prices of jobs.")
+action_app = ActionGroup("Run actions on a cluster: drain nodes, hold jobs, create reservations.")
+rules_app = RulesGroup("Manage rules that react to events, and show their history.")
+reports = ReportGroup(
     """Report usage, utilization, wait times and waste of clusters.
 
     Operators see all jobs, coordinators those of their accounts, users their own.
     """
-
-
-@bank_app.callback()
-def bank() -> None:
-    """Manage accounts, allocations, rates and charges of the bank."""
-
-
-@accounts.callback()
-def account() -> None:
-    """Create, show and change accounts."""
-
-
-@users.callback()
-def user() -> None:
-    """Manage users of accounts and their spending limits."""
-
-
-@allocations.callback()
-def allocation() -> None:
-    """Manage allocations: service units for a period."""
-
-
-@rates.callback()
-def rate() -> None:
-    """Manage rates: the prices of jobs."""
-
-
-@action_app.callback()
-def action() -> None:
-    """Run actions on a cluster: drain nodes, hold jobs, create reservations."""
-
-
-@rules_app.callback()
-def rules() -> None:
-    """Manage rules that react to events, and show their history."""
+)

@@ -8,8 +8,6 @@ import itertools
 from collections.abc import Iterator
 from typing import Annotated, Any
 
-import typer
-
 from steward.archive.errors import NotArchived
 from steward.archive.export import ExportFile, ExportReply
 from steward.archive.requests import (
@@ -40,6 +38,7 @@ from steward.cli.output import (
     print_renderables,
     print_table,
 )
+from steward.cli.parameters import Argument, Option
 from steward.core.actions import Answer
 from steward.core.errors import UsageError
 from steward.core.layouts import read_user
@@ -103,7 +102,7 @@ def print_job(
     *,
     script: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--script",
             help="Print only the script: highlighted on a terminal, unchanged elsewhere.",
         ),
@@ -215,7 +214,7 @@ def print_environment(
     reply: EnvironmentReply,
     *,
     null: Annotated[
-        bool, typer.Option("--null", "-0", help="End each variable with NUL, as env -0 does.")
+        bool, Option("--null", "-0", help="End each variable with NUL, as env -0 does.")
     ] = False,
 ) -> None:
     """Print an environment, one variable a line."""
@@ -273,14 +272,14 @@ def write_export(
     *,
     target: Annotated[
         str,
-        typer.Argument(
+        Argument(
             metavar="DIR|FILE.tar|-",
             help="Target: a directory, a tar file, or '-' for a tar on stdout.",
         ),
     ],
     target_format: Annotated[
         str,
-        typer.Option(
+        Option(
             "--format",
             metavar="FORMAT",
             help="Format: dir, tar, tar.gz, tar.xz or tar.zst. Default: from the target's name.",

@@ -12,8 +12,8 @@ import time
 from datetime import UTC, datetime
 from typing import Annotated, Final, Literal
 
+import click
 import msgspec
-import typer
 
 from steward.accounting.settings import AccountingSettings
 from steward.archive.errors import ArchiveUnavailable
@@ -22,6 +22,7 @@ from steward.archive.settings import FilesSinkSettings
 from steward.cli import options, output
 from steward.cli.options import Archive, Clusters, Config, Json, Since, Until, reject_empty
 from steward.cli.output import ProgressLine, format_count, print_json, to_local_time
+from steward.cli.parameters import Argument, Option
 from steward.client.places import (
     ARCHIVE_SETTINGS,
     ARCHIVE_STATE,
@@ -50,7 +51,7 @@ class SetUpError(StewardError):
 
 StateDirectory = Annotated[
     str,
-    typer.Option(
+    Option(
         "--state",
         metavar="DIR",
         help="Directory of the databases, on a local disk. Default: inside the archive.",
@@ -171,16 +172,16 @@ def _reject_foreign_settings(path: str, root: str, command: str) -> None:
 
 
 def watch(
-    cluster: Annotated[str, typer.Option("--cluster", metavar="NAME", help="Name of the cluster.")],
+    cluster: Annotated[str, Option("--cluster", metavar="NAME", help="Name of the cluster.")],
     archive: Annotated[
         str,
-        typer.Option(
+        Option(
             "--archive", metavar="DIR", help="Root directory of the archive; created if missing."
         ),
     ],
     spool: Annotated[
         str,
-        typer.Option(
+        Option(
             "--spool",
             metavar="DIR",
             help=(
@@ -190,7 +191,7 @@ def watch(
     ] = "",
     layout: Annotated[
         str,
-        typer.Option(
+        Option(
             "--layout",
             metavar="L",
             help="default, job_archive, sarchive (also sarchive-monthly, sarchive-daily and "
@@ -199,31 +200,29 @@ def watch(
     ] = "default",
     scheduler: Annotated[
         str,
-        typer.Option(
+        Option(
             "--scheduler",
             metavar="NAME",
             help="Scheduler that writes the spool: slurm or torque.",
         ),
     ] = "slurm",
     no_slurm: Annotated[
-        bool, typer.Option("--no-slurm", help="Never query Slurm; job owners stay unverified.")
+        bool, Option("--no-slurm", help="Never query Slurm; job owners stay unverified.")
     ] = False,
     once: Annotated[
-        bool, typer.Option("--once", help="Archive the scripts in the spool now, then exit.")
+        bool, Option("--once", help="Archive the scripts in the spool now, then exit.")
     ] = False,
     state: StateDirectory = "",
     timezone: Annotated[
-        str, typer.Option("--timezone", metavar="ZONE", help="IANA time zone of dates in paths.")
+        str, Option("--timezone", metavar="ZONE", help="IANA time zone of dates in paths.")
     ] = "",
     slurm_conf: Annotated[
         str,
-        typer.Option(
-            "--slurm-conf", metavar="FILE", help="Path of slurm.conf. Default: Slurm's own."
-        ),
+        Option("--slurm-conf", metavar="FILE", help="Path of slurm.conf. Default: Slurm's own."),
     ] = "",
     groups: Annotated[
         str,
-        typer.Option(
+        Option(
             "--groups",
             metavar="NAME,…",
             help="Unix groups that may read every archived file. Default: none.",
@@ -231,7 +230,7 @@ def watch(
     ] = "",
     move_to: Annotated[
         str,
-        typer.Option(
+        Option(
             "--move-to",
             metavar="DIR",
             help="Second tree that older files move to; not with --once.",
@@ -239,7 +238,7 @@ def watch(
     ] = "",
     move_after: Annotated[
         float,
-        typer.Option(
+        Option(
             "--move-after",
             metavar="S",
             help="Age at which files move to the second tree, in seconds.",
@@ -247,7 +246,7 @@ def watch(
     ] = 300.0,
     log_level: Annotated[
         LogLevel | None,
-        typer.Option(
+        Option(
             "--log-level",
             metavar="L",
             help=(
@@ -311,7 +310,7 @@ def watch(
     )
     settings = prepare_archive(root, settings, "watch")
     if once:
-        raise typer.Exit(_watch_once(settings, root, cluster))
+        raise click.exceptions.Exit(_watch_once(settings, root, cluster))
     exec_daemon(locate_archive_settings(root))
 
 
@@ -358,19 +357,17 @@ def _watch_once(settings: Settings, root: str, cluster: str) -> int:
 def import_(
     kind: Annotated[
         Literal["job_archive", "sarchive", "slurmdbd"],
-        typer.Argument(
+        Argument(
             metavar="KIND", help="Tool that wrote the archive: job_archive, sarchive or slurmdbd."
         ),
     ],
     root: Annotated[
         str,
-        typer.Argument(
-            metavar="[DIR]", help="Root directory of the tree of job_archive or SArchive."
-        ),
+        Argument(metavar="DIR", help="Root directory of the tree of job_archive or SArchive."),
     ] = "",
     cluster: Annotated[
         str,
-        typer.Option("--cluster", "-M", metavar="NAME", help="Cluster of the jobs."),
+        Option("--cluster", "-M", metavar="NAME", help="Cluster of the jobs."),
     ] = "",
     since: Since = "",
     until: Until = "",
@@ -462,11 +459,11 @@ _CONSUME_OPTIONS = {
 def consume(
     source: Annotated[
         Literal["kafka"],
-        typer.Option("--from", metavar="KIND", help="Source of the messages: kafka."),
+        Option("--from", metavar="KIND", help="Source of the messages: kafka."),
     ],
     server: Annotated[
         list[str],
-        typer.Option(
+        Option(
             "--server",
             metavar="HOST:PORT,…",
             help="Kafka brokers to connect to first.",
@@ -475,41 +472,37 @@ def consume(
     ],
     archive: Annotated[
         str,
-        typer.Option(
+        Option(
             "--archive", metavar="DIR", help="Root directory of the archive; created if missing."
         ),
     ],
-    topic: Annotated[
-        str, typer.Option("--topic", metavar="T", help="Kafka topic.")
-    ] = "steward-jobs",
-    group: Annotated[
-        str, typer.Option("--group", metavar="G", help="Kafka consumer group.")
-    ] = "steward",
+    topic: Annotated[str, Option("--topic", metavar="T", help="Kafka topic.")] = "steward-jobs",
+    group: Annotated[str, Option("--group", metavar="G", help="Kafka consumer group.")] = "steward",
     clusters: Clusters = None,
     layout: Annotated[
         str,
-        typer.Option(
+        Option(
             "--layout", metavar="L", help="Layout of file names, as in 'steward archive watch'."
         ),
     ] = "default",
     once: Annotated[
-        bool, typer.Option("--once", help="Archive the messages in the topic now, then exit.")
+        bool, Option("--once", help="Archive the messages in the topic now, then exit.")
     ] = False,
     state: StateDirectory = "",
-    tls: Annotated[bool, typer.Option("--tls", help="Encrypt connections with TLS.")] = False,
+    tls: Annotated[bool, Option("--tls", help="Encrypt connections with TLS.")] = False,
     ca_file: Annotated[
         str,
-        typer.Option("--ca-file", metavar="FILE", help="CA certificates that verify the brokers."),
+        Option("--ca-file", metavar="FILE", help="CA certificates that verify the brokers."),
     ] = "",
     certificate_file: Annotated[
-        str, typer.Option("--certificate-file", metavar="FILE", help="Certificate of this client.")
+        str, Option("--certificate-file", metavar="FILE", help="Certificate of this client.")
     ] = "",
     key_file: Annotated[
-        str, typer.Option("--key-file", metavar="FILE", help="Private key of that certificate.")
+        str, Option("--key-file", metavar="FILE", help="Private key of that certificate.")
     ] = "",
     sasl: Annotated[
         Literal["", "PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"],
-        typer.Option(
+        Option(
             "--sasl",
             metavar="HOW",
             help=(
@@ -518,11 +511,9 @@ def consume(
             ),
         ),
     ] = "",
-    sasl_user: Annotated[
-        str, typer.Option("--sasl-user", metavar="NAME", help="SASL user name.")
-    ] = "",
+    sasl_user: Annotated[str, Option("--sasl-user", metavar="NAME", help="SASL user name.")] = "",
     password_file: Annotated[
-        str, typer.Option("--password-file", metavar="FILE", help="File with the SASL password.")
+        str, Option("--password-file", metavar="FILE", help="File with the SASL password.")
     ] = "",
 ) -> None:
     """Archive the scripts that another Steward sends to Kafka.
@@ -565,7 +556,7 @@ def consume(
     )
     settings = prepare_archive(root, settings, "consume")
     if once:
-        raise typer.Exit(_consume_once(settings, root))
+        raise click.exceptions.Exit(_consume_once(settings, root))
     exec_daemon(locate_archive_settings(root))
 
 

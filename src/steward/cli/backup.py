@@ -7,8 +7,6 @@ import os
 import tempfile
 from typing import Annotated
 
-import typer
-
 from steward.admin.backup.archive import (
     CONFIG_PREFIX,
     BackupError,
@@ -21,6 +19,7 @@ from steward.admin.backup.restoration import restore_backup
 from steward.cli import output
 from steward.cli.options import Config, Json
 from steward.cli.output import ProgressLine, format_count, format_size, format_time, print_json
+from steward.cli.parameters import Argument, Option
 from steward.client.places import ClientPlace, require_settings
 from steward.core.config import Settings
 from steward.core.config.reader import DEFAULT_PATH, load_settings
@@ -30,15 +29,15 @@ from steward.core.events import utc_now
 def backup(
     to: Annotated[
         str,
-        typer.Argument(metavar="DIR|FILE", help="Target: a directory, or a file FILE.tar.zst."),
+        Argument(metavar="DIR|FILE", help="Target: a directory, or a file FILE.tar.zst."),
     ],
     archive: Annotated[
         bool,
-        typer.Option("--with-archive", help="Include the archived files and the job log."),
+        Option("--with-archive", help="Include the archived files and the job log."),
     ] = False,
     catalog: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--catalog/--no-catalog",
             help="Include the catalog. If it is missing, 'archive reindex' rebuilds it.",
         ),
@@ -73,17 +72,17 @@ def backup(
 def restore(
     path: Annotated[
         str,
-        typer.Argument(
+        Argument(
             metavar="FILE",
             help="Backup to restore: a file written by 'steward backup'.",
         ),
     ],
     only_check: Annotated[
-        bool, typer.Option("--check", help="Verify the backup without restoring it.")
+        bool, Option("--check", help="Verify the backup without restoring it.")
     ] = False,
     force: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--force",
             help="Move the current content of the state directory to its subdirectory "
             "before-restore-TIME, then restore.",

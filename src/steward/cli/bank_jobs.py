@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from typing import Annotated
 
-import typer
+import click
 
 from steward.bank.actions.jobs import AllowReply, ExplainedCharge, ExplainReply
 from steward.bank.actions.quotes import QuoteReply, QuoteRequest
@@ -16,6 +16,7 @@ from steward.bank.records import PriceLine, Quote
 from steward.cli.commands import prints
 from steward.cli.options import Config, Json, Socket, reject_empty
 from steward.cli.output import Style, format_time, print_json, print_line, print_table
+from steward.cli.parameters import Argument, Option, wrap_function
 from steward.client.calls import call_action
 from steward.client.places import ClientPlace
 from steward.core.errors import UsageError
@@ -24,24 +25,18 @@ from steward.daemon.registry import get_action
 _MAX_SCRIPT_BYTES = 4 * 1024 * 1024
 """Largest script, in bytes."""
 
-# sbatch's options pass through: ours have no single letters, because sbatch's do.
-quote_app = typer.Typer(add_completion=False)
 
-
-@quote_app.command(
-    context_settings={"ignore_unknown_options": True, "help_option_names": ["--help"]}
-)
 def quote(
-    context: typer.Context,
+    context: click.Context,
     words: Annotated[
         list[str] | None,
-        typer.Argument(
+        Argument(
             metavar="OPTION|SCRIPT", help="Options and script, as on the command line of sbatch."
         ),
     ] = None,
     on: Annotated[
         str,
-        typer.Option(
+        Option(
             "--on",
             metavar="NAME",
             help="Cluster. Default: the first in the configuration.",
@@ -50,7 +45,7 @@ def quote(
     ] = "",
     by: Annotated[
         str,
-        typer.Option(
+        Option(
             "--as",
             metavar="USER",
             help="Owner of the job; only operators may name others. Default: you.",
@@ -95,6 +90,10 @@ def quote(
             if not reply.message
             else reply.message.split("\n", 1)[0]
         )
+
+
+# sbatch's options pass through: ours have no single letters, because sbatch's do.
+quote_app = wrap_function(quote, ignore_unknown_options=True, help_option_names=["--help"])
 
 
 def _print_quote(price_quote: Quote, reply: BankReply) -> None:

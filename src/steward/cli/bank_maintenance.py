@@ -7,7 +7,7 @@ myBRC API directly.
 import sys
 from typing import Annotated
 
-import typer
+import click
 
 from steward.bank.actions.maintenance import (
     BackfillReply,
@@ -27,6 +27,7 @@ from steward.cli.output import (
     print_line,
     print_warning,
 )
+from steward.cli.parameters import Argument, Option
 from steward.core.errors import UsageError
 from steward.extensions.mybrc import remove_user, set_user
 
@@ -53,7 +54,7 @@ def notices(
     call: CommandCall,
     retry: Annotated[
         str,
-        typer.Option(
+        Option(
             "--retry",
             metavar="NUMBER,…|all",
             help="Numbers of the notices to retry; 'all' for all dead letters.",
@@ -98,19 +99,19 @@ def _parse_numbers(text: str) -> tuple[int, ...]:
 def mybrc_user(
     user: Annotated[
         str,
-        typer.Argument(
+        Argument(
             metavar="USER", help="Name of the user in the myBRC API; independent of Linux users."
         ),
     ],
     file: Annotated[
         str,
-        typer.Argument(
+        Argument(
             metavar="FILE", help="File of the users: 'users_file' of [mybrc]. Created if missing."
         ),
     ],
     *,
     remove: Annotated[
-        bool, typer.Option("--remove", help="Remove the user; the user's tokens end at once.")
+        bool, Option("--remove", help="Remove the user; the user's tokens end at once.")
     ] = False,
 ) -> None:
     """Manage users of the myBRC API.
@@ -121,11 +122,11 @@ def mybrc_user(
     if remove:
         if not remove_user(file, user):
             raise UsageError(f"{file} has no user {user}", user)
-        typer.echo(f"Removed {user} from {file}.")
+        click.echo(f"Removed {user} from {file}.")
         return
     if sys.stdin.isatty():
-        password = typer.prompt("Password", hide_input=True, confirmation_prompt=True)
+        password = click.prompt("Password", hide_input=True, confirmation_prompt=True)
     else:
         password = sys.stdin.readline().rstrip("\n")
     is_new = set_user(file, user, password)
-    typer.echo(f"{user} {'was added to' if is_new else 'has a new password in'} {file}")
+    click.echo(f"{user} {'was added to' if is_new else 'has a new password in'} {file}")

@@ -2,7 +2,8 @@
 
 :func:`make_command` makes the command of an action. :func:`prints` marks a function that prints the
 replies of actions whose output is more than a table and notes; ``make index`` records where it is.
-Its keyword-only parameters, in Typer's notation, are further options of the command.
+Its keyword-only parameters, declared as in ``cli/parameters.py``, are further options of the
+command.
 :func:`with_request` gives a command written by hand the options of a request.
 """
 
@@ -27,12 +28,12 @@ from typing import (
     get_origin,
 )
 
+import click
 import msgspec
-import typer
 
 from steward.bank.money import parse_money
 from steward.cli import options, output
-from steward.cli.groups import CONTEXT
+from steward.cli.parameters import LARGEST_NUMBER, Argument, Option, wrap_function
 from steward.client.calls import call_action, stream_action
 from steward.client.places import ClientPlace
 from steward.core.actions import (
@@ -204,7 +205,7 @@ class _Parameter(NamedTuple):
         return values
 
     def make_option(self) -> inspect.Parameter:
-        """Return the parameter in Typer's notation."""
+        """Return the parameter of the command's function."""
         given = self.given
         details: dict[str, Any] = {"metavar": given.metavar or None, "show_default": False}
         help_line = (self.meta.description or "").removesuffix(UNIT_SENTENCES[given.unit])
@@ -219,12 +220,12 @@ class _Parameter(NamedTuple):
         elif given.unit or self.type is InputFile:
             value_type = str
         if self.counts_rows:
-            details |= {"min": 0, "max": options.LARGEST_NUMBER}
+            details |= {"min": 0, "max": LARGEST_NUMBER}
         elif value_type in (int, float, list[int]):
             item = find_annotation(get_args(self.type)[0]) if self.is_list else None
             bounds = item or self.meta
             details["min"] = bounds.ge
-            largest = None if value_type is float else options.LARGEST_NUMBER
+            largest = None if value_type is float else LARGEST_NUMBER
             details["max"] = largest if bounds.le is None else bounds.le
         is_free_text = self.is_mapping and given.parse is None
         if value_type in (str, list[str]) and not (
@@ -232,7 +233,7 @@ class _Parameter(NamedTuple):
         ):
             details["callback"] = options.reject_empty
         words = given.words
-        about = typer.Option(*words, **details) if words else typer.Argument(**details)
+        about = Option(*words, **details) if words else Argument(**details)
         if self.required:
             return _make_parameter(self.name, inspect.Parameter.empty, Annotated[value_type, about])
         return _make_parameter(self.name, None, Annotated[value_type | None, about])
@@ -358,7 +359,6 @@ def with_request(
 
     typed = [parameter.make_option() for parameter in parameters if parameter.is_typed]
     read_request.__signature__ = inspect.Signature(typed)  # type: ignore[attr-defined] # inspect's own
-    read_request.__annotations__ = {parameter.name: parameter.annotation for parameter in typed}
 
     def add_options(command: Callable[Concatenate[Any, P], None]) -> options.Command[P]:
         return options.with_options(read_request)(_name_options(parameters)(command))
@@ -366,8 +366,8 @@ def with_request(
     return add_options
 
 
-def make_command(name: str) -> typer.Typer:
-    """Return a Typer application that is the command of an action."""
+def make_command(name: str) -> click.Command:
+    """Return the command of an action."""
     action = get_action(name)
     parameters = _list_parameters(action)
     printer = _find_printer(action)
@@ -403,13 +403,10 @@ def make_command(name: str) -> typer.Typer:
         default = get_args(annotation)[0]()
         typed.append(_make_parameter(option, default, annotation))
     command.__signature__ = inspect.Signature(typed)  # type: ignore[attr-defined] # inspect's own
-    command.__annotations__ = {parameter.name: parameter.annotation for parameter in typed}
     command.__doc__ = describe_action(action)
     is_signed = any(parameter.given.is_signed for parameter in parameters)
-    app = typer.Typer(add_completion=False)
-    context_settings = {**CONTEXT, "ignore_unknown_options": is_signed}
-    app.command(action.command.split()[-1], context_settings=context_settings)(command)
-    return app
+    name = action.command.split()[-1]
+    return wrap_function(command, name, ignore_unknown_options=is_signed)
 
 
 def _make_parameter(name: str, default: Any, annotation: Any) -> inspect.Parameter:
@@ -496,7 +493,7 @@ def _print(
     for warning in reply.list_warnings():
         output.print_warning(warning)
     if reply.exit_code:
-        raise typer.Exit(reply.exit_code)
+        raise click.exceptions.Exit(reply.exit_code)
 
 
 def print_reply(

@@ -7,14 +7,12 @@ on this host; ``show`` prints every setting as TOML or JSON.
 from collections.abc import Iterator
 from typing import Annotated
 
-import typer
-
 from steward.accounting.settings import MailSettings
 from steward.archive.settings import FilesSinkSettings
 from steward.cli import output
-from steward.cli.groups import CONTEXT
 from steward.cli.options import Json
 from steward.cli.output import format_count, format_size, print_json
+from steward.cli.parameters import Group, Option
 from steward.core.config import Settings, convert_to_builtins
 from steward.core.config.checks import find_extension_problems, find_missing_resources
 from steward.core.config.reader import (
@@ -26,22 +24,17 @@ from steward.core.config.reader import (
 from steward.core.section import TlsReference
 from steward.extensions.kafka import KafkaSinkSettings
 
-app = typer.Typer(context_settings=CONTEXT, no_args_is_help=True, add_completion=False)
+app = Group("Check or show the configuration.")
 
 ConfigFile = Annotated[
     str,
-    typer.Option(
+    Option(
         "--config", envvar="STEWARD_CONFIG", metavar="FILE", help="Configuration file to check."
     ),
 ]
 
 
-@app.callback()
-def config() -> None:
-    """Check or show the configuration."""
-
-
-@app.command()
+@app.subcommand()
 def check(config: ConfigFile = DEFAULT_PATH) -> None:
     """Check the configuration; the exit code is 2 if it is invalid.
 
@@ -133,7 +126,7 @@ def _describe_sink(settings: Settings, name: str) -> str:
     return f"{name} at {', '.join(servers)}"
 
 
-@app.command()
+@app.subcommand()
 def show(config: ConfigFile = DEFAULT_PATH, as_json: Json = False) -> None:
     """Print every setting with its origin, in the format of the file."""
     loaded_config = load_with_lines(config)

@@ -9,8 +9,8 @@ import socket
 from collections import Counter
 from typing import Annotated
 
+import click
 import msgspec
-import typer
 
 from steward import __version__
 from steward.admin.doctor.checks import CHECKS, HealthCheck
@@ -26,6 +26,7 @@ from steward.cli import options
 from steward.cli.errors import FAILED
 from steward.cli.options import CommandCall, reject_empty, with_call
 from steward.cli.output import format_count, print_json, print_table
+from steward.cli.parameters import Option
 from steward.core.config.reader import DEFAULT_PATH, ConfigError
 from steward.core.events import utc_now
 from steward.core.printable import escape_line
@@ -36,14 +37,14 @@ def app(
     call: CommandCall,
     only: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--only",
             metavar="CHECK,…",
             help="Names of the checks to run; see --list. Default: all.",
             callback=reject_empty,
         ),
     ] = None,
-    list_: Annotated[bool, typer.Option("--list", help="List the checks.")] = False,
+    list_: Annotated[bool, Option("--list", help="List the checks.")] = False,
 ) -> None:
     """Check the installation and suggest fixes.
 
@@ -61,7 +62,7 @@ def app(
         if not call.style.is_for_programs:
             _print_fixes(reply)
     if reply.status == "wrong":
-        raise typer.Exit(FAILED)
+        raise click.exceptions.Exit(FAILED)
 
 
 def _run_checks(call: CommandCall, only: tuple[str, ...]) -> DoctorAnswer:

@@ -8,7 +8,6 @@ import errno
 import os
 import sys
 from collections.abc import Callable
-from typing import Any, Final
 
 from steward.core.errors import StewardError
 
@@ -18,18 +17,6 @@ FAILED = 1
 """Exit code of most errors."""
 WRONG_USE = 2
 """Exit code of usage errors."""
-
-_WRONG_VALUES: Final = {
-    "int_parsing": "{value} is not a whole number",
-    "int_parsing_size": "{value} is too large: give a smaller number",
-    "float_parsing": "{value} is not a number",
-    "finite_number": "{value} is not a number",
-    "greater_than_equal": "{value} is too small: give {ge} or more",
-    "less_than_equal": "{value} is too large: give {le} or less",
-}
-"""Messages for invalid option values, by Pydantic's error type (Typer checks with it)."""
-_LONGEST_QUOTED: Final = 60
-"""Most characters of an invalid value in a message."""
 
 
 def run_command(command: Callable[[], int], *, debug: bool) -> int:
@@ -70,21 +57,6 @@ def print_error(message: str, code: int, *, debug: bool) -> int:
     sys.stdout.flush()
     print(f"steward: {escape_line(message)}", file=sys.stderr)
     return code
-
-
-def describe_wrong_value(error: Exception) -> str:
-    """Return our message for a value that Typer rejected; "" if Typer's own will do."""
-    details: list[dict[str, Any]] = getattr(error.__cause__, "errors", list)()
-    template = _WRONG_VALUES.get(details[0]["type"]) if details else None
-    if template is None:
-        return ""
-    value = str(details[0]["input"])
-    shortened = value if len(value) <= _LONGEST_QUOTED else f"{value[:_LONGEST_QUOTED]}…"
-    bounds = details[0].get("ctx", {}).items()
-    limits = {
-        name: f"{bound:.15g}" if isinstance(bound, float) else bound for name, bound in bounds
-    }
-    return template.format(value=repr(shortened), **limits)
 
 
 def _print_unexpected(error: Exception, debug: bool) -> int:

@@ -6,15 +6,15 @@ Polls the daemon once a second and waits up to 30 s while it restarts.
 import time
 from typing import Annotated
 
+import click
 import msgspec
-import typer
 from msgspec.structs import replace
 
 from steward.cli import output
 from steward.cli.commands import print_reply, with_request
-from steward.cli.groups import CONTEXT
 from steward.cli.options import CommandCall, with_json_call, with_table_call
 from steward.cli.output import Style, format_time, print_json
+from steward.cli.parameters import Group, Option
 from steward.core.errors import Unavailable
 from steward.reports.event_texts import describe_event
 from steward.reports.events import MAX_EVENTS, EventItem, EventsReply, EventsRequest
@@ -25,12 +25,9 @@ _FOLLOW_INTERVAL_S = 1.0
 _LONGEST_OUTAGE_S = 30.0
 """Longest wait for a daemon that restarts, in seconds."""
 
-app = typer.Typer(context_settings=CONTEXT, add_completion=False)
 
-
-@app.callback(invoke_without_command=True)
 @with_json_call
-def events(call: CommandCall, context: typer.Context) -> None:
+def events(call: CommandCall, context: click.Context) -> None:
     """List or follow events: node failures, daemon restarts, rule executions.
 
     Without a command, it lists the newest events.
@@ -40,7 +37,10 @@ def events(call: CommandCall, context: typer.Context) -> None:
         _print_events(reply, call.style)
 
 
-@app.command("list")
+app = Group(function=events, invoke_without_command=True)
+
+
+@app.subcommand("list")
 @with_table_call
 @with_request("events.list")
 def list_events(
@@ -48,7 +48,7 @@ def list_events(
     call: CommandCall,
     history: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--history",
             help=(
                 "Read the state history, which covers years. The journal keeps only recent events."
@@ -80,7 +80,7 @@ def _print_events(reply: EventsReply | HistoryEventsReply, style: Style) -> None
         print_reply(reply, style, "events")
 
 
-@app.command()
+@app.subcommand()
 @with_json_call
 @with_request("events.list", "kinds", "clusters", "nodes", "failed")
 def tail(
@@ -88,12 +88,12 @@ def tail(
     call: CommandCall,
     lines: Annotated[
         int,
-        typer.Option(
+        Option(
             "--lines", "-L", min=0, max=MAX_EVENTS, help="Number of past events to print first."
         ),
     ] = 10,
     follow: Annotated[
-        bool, typer.Option("--follow/--no-follow", "-f", help="Follow: keep printing new events.")
+        bool, Option("--follow/--no-follow", "-f", help="Follow: keep printing new events.")
     ] = True,
 ) -> None:
     """Follow events until Ctrl-C.

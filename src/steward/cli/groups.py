@@ -1,17 +1,16 @@
 """Command groups of the ``steward`` CLI that import a command's module only on use.
 
 A group lists its commands in a table of :class:`Entry`, sorted by reader (everyone, operators,
-administrators). ``steward --help`` therefore prints from the table and imports nothing but Typer.
+administrators). ``steward --help`` therefore prints from the table and imports nothing but Click.
 :func:`import_command` imports one command; ``cli/app.py`` holds the tables.
 """
 
 import importlib
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-import msgspec
-import typer
-from typer.core import TyperGroup
+import click
 
+from steward.cli.parameters import Group, wrap_function
 from steward.daemon.action_index import ACTION_INDEX
 
 if TYPE_CHECKING:
@@ -24,11 +23,8 @@ ADMINISTRATORS = "For administrators"
 READERS = {"everyone": EVERYONE, "operator": OPERATORS, "administrator": ADMINISTRATORS}
 """Section of the help for each role of an action."""
 
-CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
-"""Click context settings of every Typer application of Steward: ``-h`` for help, 100 columns."""
 
-
-class Entry(msgspec.Struct, frozen=True):
+class Entry(NamedTuple):
     """A command in a group's table.
 
     Attributes:
@@ -38,7 +34,7 @@ class Entry(msgspec.Struct, frozen=True):
             has an action.
         module: Module to import; it defines ``attribute``. "" if the command derives from its
             action.
-        attribute: Name of a Typer application, or of a function that is the command.
+        attribute: Name of a Click command, or of a function that makes one.
         action: Action that the help is of; "" if it is the command's own.
     """
 
@@ -69,7 +65,7 @@ def list_derived_entries(words: str) -> list[Entry]:
     ]
 
 
-class LazyGroup(TyperGroup):
+class LazyGroup(Group):
     """A command group that imports a command only when it is called."""
 
     words: "ClassVar[str | None]" = None
@@ -84,33 +80,35 @@ class LazyGroup(TyperGroup):
         derived = [] if cls.words is None else list_derived_entries(cls.words)
         return [*cls.entries, *derived]
 
-    def get_help_option(self, ctx: Any) -> Any:
-        """Return the option ``--help`` with the default False."""
-        option = super().get_help_option(ctx)
-        if option is not None:
-            # Without a default Typer lets Pydantic determine the option's type, which takes 80 ms.
-            option.default = False
-        return option
-
-    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - Typer's signature
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - Click's signature
         """Return the names of the commands, in table order."""
         return [entry.name for entry in self.list_entries()]
 
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002 - Typer's signature
+    def get_command(
+        self,
+        ctx: click.Context,  # noqa: ARG002 - Click's signature
+        cmd_name: str,
+    ) -> click.Command | None:
         """Import and return the named command, or None if the group has none of that name."""
         for entry in self.list_entries():
             if entry.name == cmd_name:
                 return import_command(entry)
         return None
 
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
         """Return the command that the first word names, or fail with a suggestion."""
-        # Typer suggests names from its eagerly registered commands, of which there are none here.
+        # Click suggests names from the commands of the group, of which none is imported yet.
         placeholders: dict[str, Any] = dict.fromkeys(self.list_commands(ctx))
         self.commands = placeholders
         return super().resolve_command(ctx, args)
 
-    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - Typer's signature
+    def format_commands(
+        self,
+        ctx: click.Context,  # noqa: ARG002 - Click's signature
+        formatter: click.HelpFormatter,
+    ) -> None:
         """Write the commands to the help, one section for each reader."""
         entries = self.list_entries()
         for reader in READERS.values():
@@ -120,23 +118,15 @@ class LazyGroup(TyperGroup):
                     formatter.write_dl(rows)
 
 
-def import_command(entry: Entry) -> Any:
-    """Import an entry's command and return it as a Click command."""
+def import_command(entry: Entry) -> click.Command:
+    """Import an entry's command and return it."""
     if not entry.module:
         target: Any = importlib.import_module("steward.cli.commands").make_command(entry.action)
     else:
         target = getattr(importlib.import_module(entry.module), entry.attribute)
-    if isinstance(target, typer.Typer):
-        app = target
-    else:
-        app = typer.Typer(add_completion=False)
-        app.command(entry.name)(target)
-    # Rich markup would make every help page import Rich.
-    app.rich_markup_mode = None
-    command = typer.main.get_command(app)
+    command = target if isinstance(target, click.Command) else wrap_function(target)
     command.name = entry.name
     if entry.action:
         details = (command.help or "").partition("\n\n")[2]
         command.help = f"{entry.help}\n\n{details}".rstrip()
-    command.context_settings = {**CONTEXT, **command.context_settings}
     return command

@@ -7,8 +7,8 @@ configuration and writes the files.
 import sys
 from typing import Annotated
 
+import click
 import msgspec
-import typer
 
 from steward.admin.init import (
     DEFAULT_ARCHIVE,
@@ -24,6 +24,7 @@ from steward.admin.init import (
 )
 from steward.admin.plugins.installation import DEFAULT_LINES_PATH
 from steward.capture.settings import LISTENER_USER
+from steward.cli.parameters import Option
 from steward.core.errors import UsageError
 from steward.core.printable import escape_line
 
@@ -35,7 +36,7 @@ _URL_QUESTION = "URL of the pages in users' browsers, such as https://steward.ex
 def init(
     cluster: Annotated[
         str,
-        typer.Option(
+        Option(
             "--cluster",
             metavar="NAME",
             help="Name of the cluster. Default: ClusterName of slurm.conf.",
@@ -43,87 +44,81 @@ def init(
     ] = "",
     user: Annotated[
         str,
-        typer.Option(
+        Option(
             "--user",
             metavar="NAME",
             help="User that Steward runs as. Default: SlurmUser of slurm.conf.",
         ),
     ] = "",
     archive_dir: Annotated[
-        str, typer.Option("--archive-dir", metavar="DIR", help="Root directory of the archive.")
+        str, Option("--archive-dir", metavar="DIR", help="Root directory of the archive.")
     ] = "",
     state_dir: Annotated[
         str,
-        typer.Option(
-            "--state-dir", metavar="DIR", help="Directory of the databases, on a local disk."
-        ),
+        Option("--state-dir", metavar="DIR", help="Directory of the databases, on a local disk."),
     ] = DEFAULT_STATE,
     jobcomp: Annotated[
         bool | None,
-        typer.Option(
+        Option(
             "--jobcomp/--no-jobcomp",
             help="Record job ends that slurmctld reports through jobcomp/lua.",
         ),
     ] = None,
     lines: Annotated[
         str,
-        typer.Option("--lines", metavar="FILE", help="File that jobcomp/lua writes job ends to."),
+        Option("--lines", metavar="FILE", help="File that jobcomp/lua writes job ends to."),
     ] = DEFAULT_LINES_PATH,
     nodes: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--nodes",
             metavar="ADDRESS",
             help=f"Address where Steward receives node reports, such as {_NODES_EXAMPLE}.",
         ),
     ] = None,
     bank: Annotated[
-        bool | None, typer.Option("--bank/--no-bank", help="Enable the bank, in mode observe.")
+        bool | None, Option("--bank/--no-bank", help="Enable the bank, in mode observe.")
     ] = None,
     sensor: Annotated[
         bool | None,
-        typer.Option(
+        Option(
             "--sensor/--no-sensor",
             help="Enable the sensor, which records state changes of nodes.",
         ),
     ] = None,
     web: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--web", metavar="ADDRESS", help=f"Address of the web pages, such as {_WEB_EXAMPLE}."
         ),
     ] = None,
     web_url: Annotated[
         str | None,
-        typer.Option("--web-url", metavar="URL", help="URL of the pages in users' browsers."),
+        Option("--web-url", metavar="URL", help="URL of the pages in users' browsers."),
     ] = None,
     slurm_conf: Annotated[
         str,
-        typer.Option(
-            "--slurm-conf", metavar="FILE", help="Path of slurm.conf. Default: Slurm's own."
-        ),
+        Option("--slurm-conf", metavar="FILE", help="Path of slurm.conf. Default: Slurm's own."),
     ] = "",
     slurm_bin: Annotated[
         str,
-        typer.Option(
+        Option(
             "--slurm-bin",
             metavar="DIR",
             help="Directory of Slurm's commands. Default: from PATH.",
         ),
     ] = "",
     out: Annotated[
-        str, typer.Option("--out", metavar="DIR", help="Directory of the new configuration.")
+        str, Option("--out", metavar="DIR", help="Directory of the new configuration.")
     ] = DEFAULT_OUT,
     force: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--force",
             help="Replace an existing configuration, and keep a copy of it in the same directory.",
         ),
     ] = False,
-    yes: Annotated[
-        bool, typer.Option("--yes", "-y", help="Use the defaults without asking.")
-    ] = False,
+    yes: Annotated[bool, Option("--yes", "-y", help="Use the defaults without asking.")] = False,
 ) -> None:
     """Write a first configuration from Slurm's settings, and list the next steps.
 
@@ -161,7 +156,7 @@ def init(
         init_options = msgspec.structs.replace(init_options, web_url=url)
     _check_paths(init_options)
     for path in write_configuration(init_options, site, force=force):
-        typer.echo(f"Wrote {escape_line(path)}.")
+        click.echo(f"Wrote {escape_line(path)}.")
     _print_steps(init_options, site)
 
 
@@ -177,29 +172,29 @@ def _check_paths(init_options: InitOptions) -> None:
 def _print_steps(init_options: InitOptions, site: SlurmSite) -> None:
     """Print the remaining steps."""
     if site.jobcomp and site.jobcomp != "jobcomp/lua":
-        typer.echo(
+        click.echo(
             f"JobCompType is {escape_line(site.jobcomp)}: Steward takes job ends from queue "
             "polls and sacct instead (docs/accounting.md lists what they lack)."
         )
-    typer.echo("\nNext steps, in this order; each is useful without the later ones:")
+    click.echo("\nNext steps, in this order; each is useful without the later ones:")
     for number, step in enumerate(list_steps(init_options, site), start=1):
         _print_step(number, step)
 
 
 def _print_step(number: int, step: SetupStep) -> None:
     """Print a step with its commands and note."""
-    typer.echo(f"\n{number}. {step.title}")
+    click.echo(f"\n{number}. {step.title}")
     for line in step.commands:
-        typer.echo(f"     {escape_line(line)}")
+        click.echo(f"     {escape_line(line)}")
     if step.note:
-        typer.echo(f"   {escape_line(step.note)}")
+        click.echo(f"   {escape_line(step.note)}")
 
 
 def _ask_text(is_interactive: bool, value: str, question: str, default: str) -> str:
     """Return an option's value, else ask for it, else return the default."""
     if value or not is_interactive:
         return value or default
-    reply: str = typer.prompt(question, default=default, err=True)
+    reply: str = click.prompt(question, default=default, err=True)
     return reply.strip()
 
 
@@ -207,7 +202,7 @@ def _ask_yes_no(is_interactive: bool, value: bool | None, question: str, default
     """Return an option's value, else ask yes or no, else return the default."""
     if value is not None or not is_interactive:
         return default if value is None else value
-    return bool(typer.confirm(question, default=default, err=True))
+    return bool(click.confirm(question, default=default, err=True))
 
 
 def _ask_address(is_interactive: bool, value: str | None, question: str, default: str) -> str:

@@ -11,8 +11,6 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Annotated, Final
 
-import typer
-
 from steward.accounting.job_page.layouts import (
     MEMBER_LAYOUT,
     SIZE_LAYOUT,
@@ -62,6 +60,7 @@ from steward.cli.charts import (
 )
 from steward.cli.options import Archive, Cluster, Config, JobId, Json, Socket
 from steward.cli.output import format_count, format_time, is_terminal, print_json, print_renderables
+from steward.cli.parameters import Option
 from steward.client.calls import call_action
 from steward.client.places import ClientPlace
 from steward.core.records import UsageLine
@@ -435,11 +434,11 @@ def job(
     job: JobId,
     array: Annotated[
         bool,
-        typer.Option("--array", help="Summarize the whole array, even if JOB is one of its tasks."),
+        Option("--array", help="Summarize the whole array, even if JOB is one of its tasks."),
     ] = False,
     every: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--all", "-a", help="Show every task and node. Default: some, failed ones first."
         ),
     ] = False,

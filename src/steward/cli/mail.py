@@ -15,13 +15,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Annotated, Final
 
-import typer
-
 from steward.accounting.job_page.requests import PageAnswer, PageRequest
 from steward.accounting.settings import MailSettings
 from steward.cli.charts import ASCII, render_plain
 from steward.cli.job import layout_reply
 from steward.cli.options import Archive, Config, Socket
+from steward.cli.parameters import Argument, Option
 from steward.client import DaemonAway
 from steward.client.calls import call_action
 from steward.client.places import CLIENT_PATH, ClientPlace, find_readable_settings
@@ -44,22 +43,20 @@ _MAX_ADDRESSES: Final = 10
 
 
 def mail(
-    address: Annotated[
-        str, typer.Argument(metavar="ADDRESS", help="Recipients: addresses or users.")
-    ],
+    address: Annotated[str, Argument(metavar="ADDRESS", help="Recipients: addresses or users.")],
     subject: Annotated[
-        str, typer.Option("--subject", "-s", metavar="TEXT", help="Subject of the mail.")
+        str, Option("--subject", "-s", metavar="TEXT", help="Subject of the mail.")
     ] = "",
     program: Annotated[
         str,
-        typer.Option(
+        Option(
             "--program",
             metavar="PATH",
             help="Program that sends the mail, called as Slurm calls MailProg.",
         ),
     ] = "",
     stay: Annotated[
-        bool, typer.Option("--stay", help="Wait until the mail is sent. Default: return at once.")
+        bool, Option("--stay", help="Wait until the mail is sent. Default: return at once.")
     ] = False,
     config: Config = "",
     socket: Socket = "",

@@ -2,13 +2,13 @@
 
 from typing import Annotated
 
-import typer
 from msgspec.structs import replace
 
 from steward.cli import output
 from steward.cli.commands import print_reply, with_request
 from steward.cli.options import CommandCall, with_table_call
 from steward.cli.output import format_time, print_json
+from steward.cli.parameters import Argument, Option
 from steward.core.errors import NotFound
 from steward.reports.event_texts import NODE_EVENT_LAYOUT
 from steward.reports.history.requests import (
@@ -29,13 +29,13 @@ def node(
     call: CommandCall,
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[NODE]...", help="Only these nodes: n7, n[1-9]. Default: all."),
+        Argument(metavar="NODE", help="Only these nodes: n7, n[1-9]. Default: all."),
     ] = None,
     jobs: Annotated[
-        bool, typer.Option("--jobs", "-j", help="List the jobs that run or ran on the nodes.")
+        bool, Option("--jobs", "-j", help="List the jobs that run or ran on the nodes.")
     ] = False,
     events: Annotated[
-        bool, typer.Option("--events", "-e", help="List the last events of the nodes.")
+        bool, Option("--events", "-e", help="List the last events of the nodes.")
     ] = False,
 ) -> None:
     """Show node states, now or at a past time, with the jobs they ran.

@@ -1,4 +1,4 @@
-"""Command-line options that several commands share, defined once as Typer annotations.
+"""Command-line options that several commands share, defined once (see ``cli/parameters.py``).
 
 Letters and words are those of Slurm's commands: ``-u``, ``-A``, ``-j``, ``-S``, ``-E`` as in
 sacct(1), ``-n`` and ``-P`` for output.
@@ -17,12 +17,13 @@ import secrets
 import sys
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Annotated, Any, Concatenate, Final, ParamSpec, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, Concatenate, Final, ParamSpec, TypeVar, get_args
 
+import click
 import msgspec
-import typer
 
 from steward.cli.output import Style, TimeUnit
+from steward.cli.parameters import Argument, Option
 from steward.client.calls import call_action
 from steward.client.places import ClientPlace
 from steward.core.actions import Input, InputFile, find_annotation
@@ -34,16 +35,13 @@ from steward.jobs import filters
 DAEMON_SOCKET: Final = Settings().socket
 """Default path of the daemon's socket."""
 
-LARGEST_NUMBER: Final = 2**63 - 1
-"""Largest number an option accepts: the maximum of a database's 64-bit integer."""
-
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 """Name in a parameter ``NAME=VALUE``."""
 _MAX_FILE_BYTES: Final = 64 * 1024 * 1024
 """Maximum size of a file in a request, in bytes."""
 
 
-def reject_empty(context: typer.Context, param: typer.CallbackParam, value: Any) -> Any:
+def reject_empty(context: click.Context, param: click.Parameter, value: Any) -> Any:
     """Reject a filter that was given but is empty, as from an unset shell variable.
 
     Treated as no filter, ``purge -u ada -j "$JOBS" --yes`` would remove all scripts of ada.
@@ -56,7 +54,7 @@ def reject_empty(context: typer.Context, param: typer.CallbackParam, value: Any)
     return value
 
 
-def prefer_named_place(context: typer.Context, param: typer.CallbackParam, value: str) -> str:
+def prefer_named_place(context: click.Context, param: click.Parameter, value: str) -> str:
     """Return "" for an environment variable's place if the command line names a place.
 
     Click processes the parameters given on the command line before all others.
@@ -68,7 +66,7 @@ def prefer_named_place(context: typer.Context, param: typer.CallbackParam, value
     return "" if is_exported and is_named else value
 
 
-def _find_source(context: typer.Context, name: str | None) -> str:
+def _find_source(context: click.Context, name: str | None) -> str:
     """Return where a parameter's value comes from, by Click's name; "" if not parsed yet."""
     source = context.get_parameter_source(name or "")
     return source.name if source is not None else ""
@@ -76,7 +74,7 @@ def _find_source(context: typer.Context, name: str | None) -> str:
 
 Config = Annotated[
     str,
-    typer.Option(
+    Option(
         "--config",
         envvar="STEWARD_CONFIG",
         metavar="FILE",
@@ -86,7 +84,7 @@ Config = Annotated[
 ]
 Socket = Annotated[
     str,
-    typer.Option(
+    Option(
         "--socket",
         envvar="STEWARD_SOCKET",
         metavar="PATH",
@@ -96,14 +94,14 @@ Socket = Annotated[
 ]
 DaemonSocket = Annotated[
     str,
-    typer.Option(
+    Option(
         "--socket", envvar="STEWARD_SOCKET", metavar="FILE", help="Path of the daemon's socket."
     ),
 ]
 """For commands that only a daemon can answer; :data:`Socket` is one of several places."""
 LogLevelOption = Annotated[
     LogLevel,
-    typer.Option(
+    Option(
         "--log-level",
         metavar="LEVEL",
         case_sensitive=False,
@@ -112,7 +110,7 @@ LogLevelOption = Annotated[
 ]
 Archive = Annotated[
     str,
-    typer.Option(
+    Option(
         "--archive",
         envvar="STEWARD_ARCHIVE",
         metavar="DIR",
@@ -121,15 +119,15 @@ Archive = Annotated[
     ),
 ]
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+Json = Annotated[bool, Option("--json", help="Print JSON, for programs.")]
 Parsable = Annotated[
-    bool, typer.Option("--parsable2", "-P", help="Print fields separated by '|', for programs.")
+    bool, Option("--parsable2", "-P", help="Print fields separated by '|', for programs.")
 ]
-NoHeader = Annotated[bool, typer.Option("--noheader", "-n", help="Omit the header line.")]
-Csv = Annotated[bool, typer.Option("--csv", help="Print a table as CSV, for spreadsheets.")]
+NoHeader = Annotated[bool, Option("--noheader", "-n", help="Omit the header line.")]
+Csv = Annotated[bool, Option("--csv", help="Print a table as CSV, for spreadsheets.")]
 ResourceTimeUnit = Annotated[
     str,
-    typer.Option(
+    Option(
         *("--time", "-t"),
         metavar="hours|minutes|seconds",
         help="Unit of resource time. Default: hours.",
@@ -137,12 +135,12 @@ ResourceTimeUnit = Annotated[
     ),
 ]
 Format = Annotated[
-    str, typer.Option("--format", "-o", metavar="NAME,…", help="Names of the columns to print.")
+    str, Option("--format", "-o", metavar="NAME,…", help="Names of the columns to print.")
 ]
 
 
 def make_option(field_type: Any, description: str = "") -> Any:
-    """Return the option or argument of a request's field with text, in Typer's notation.
+    """Return the option or argument of a request's field with text.
 
     Args:
         field_type: Annotated type of the field.
@@ -152,8 +150,9 @@ def make_option(field_type: Any, description: str = "") -> Any:
     assert meta is not None
     assert meta.extra is not None
     given: Input = meta.extra["input"]
-    make = partial(typer.Option, *given.words) if given.words else typer.Argument
-    return make(metavar=given.metavar, help=description or meta.description, callback=reject_empty)
+    make = partial(Option, *given.words) if given.words else Argument
+    text = description or meta.description or ""
+    return make(metavar=given.metavar, help=text, callback=reject_empty)
 
 
 Clusters = Annotated[list[str] | None, make_option(filters.Clusters)]
@@ -320,14 +319,12 @@ def with_options(
     The function's result becomes the command's first argument.
 
     Args:
-        read_options: Function whose parameters are options and arguments in Typer's notation.
+        read_options: Function whose parameters are options and arguments.
     """
 
     def decorate(command: Callable[Concatenate[T, P], None]) -> Command[P]:
-        shared_parameters = inspect.signature(read_options).parameters
-        own_parameters = list(inspect.signature(command).parameters.values())[1:]
-        hints = get_type_hints(command, include_extras=True)
-        hints |= get_type_hints(read_options, include_extras=True)
+        shared_parameters = inspect.signature(read_options, eval_str=True).parameters
+        own_parameters = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
 
         def run(*args: P.args, **kwargs: P.kwargs) -> None:
             arguments: dict[str, Any] = dict(kwargs)
@@ -338,10 +335,8 @@ def with_options(
 
         run.__name__, run.__doc__ = command.__name__, command.__doc__
         run.__module__ = command.__module__
-        # Typer reads a command's options from its signature and its annotations.
         parameters = sorted([*own_parameters, *shared_parameters.values()], key=_has_default)
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined] # inspect's own
-        run.__annotations__ = {parameter.name: hints[parameter.name] for parameter in parameters}
         return run
 
     return decorate

@@ -8,14 +8,15 @@ the installed Slurm.
 import os
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+import click
 
 from steward.admin.certificates import CertificateAuthority
 from steward.admin.plugins.build import DEFAULT_LIBDIR
 from steward.admin.plugins.installation import DEFAULT_LINES_PATH, DEFAULT_PLUGSTACK, DEFAULT_SPOOL
 from steward.capture.settings import SensorSettings
-from steward.cli.groups import ADMINISTRATORS, CONTEXT, Entry, LazyGroup
+from steward.cli.groups import ADMINISTRATORS, Entry, LazyGroup
 from steward.cli.options import Config
+from steward.cli.parameters import Argument, Option
 from steward.core.config.reader import DEFAULT_PATH
 from steward.core.errors import UsageError
 
@@ -63,23 +64,12 @@ class PluginsGroup(LazyGroup):
 
 _SENSOR = SensorSettings()
 
-app = typer.Typer(
-    cls=PluginsGroup,
-    help="Manage the plugins that Slurm loads on compute nodes and in slurmctld.",
-    no_args_is_help=True,
-    context_settings=CONTEXT,
-    add_completion=False,
-)
-
-
-@app.callback()
-def plugins() -> None:
-    """Manage the plugins that Slurm loads on compute nodes and in slurmctld."""
+app = PluginsGroup("Manage the plugins that Slurm loads on compute nodes and in slurmctld.")
 
 
 Libdir = Annotated[
     str,
-    typer.Option(
+    Option(
         "--libdir",
         metavar="DIR",
         help="Directory of the builds, with one subdirectory per version.",
@@ -87,7 +77,7 @@ Libdir = Annotated[
 ]
 SlurmPrefix = Annotated[
     str,
-    typer.Option(
+    Option(
         "--slurm-prefix",
         metavar="DIR",
         help=(
@@ -98,7 +88,7 @@ SlurmPrefix = Annotated[
 ]
 SlurmVersionOption = Annotated[
     str,
-    typer.Option(
+    Option(
         "--slurm",
         metavar="VERSION",
         help="Version of Slurm: 24.11 or 24.11.5. Default: that of this host.",
@@ -106,7 +96,7 @@ SlurmVersionOption = Annotated[
 ]
 Plugstack = Annotated[
     str,
-    typer.Option(
+    Option(
         "--plugstack",
         metavar="FILE",
         help="Path of plugstack.conf. Default: Slurm's PlugStackConfig.",
@@ -114,7 +104,7 @@ Plugstack = Annotated[
 ]
 JobComp = Annotated[
     str,
-    typer.Option(
+    Option(
         "--jobcomp",
         metavar="DIR",
         help="Apply to jobcomp.lua in DIR (where slurm.conf is), not to the SPANK plugin.",
@@ -122,7 +112,7 @@ JobComp = Annotated[
 ]
 JobSubmitLua = Annotated[
     str,
-    typer.Option(
+    Option(
         "--job-submit-lua",
         metavar="DIR",
         help="Apply to job_submit.lua in DIR (where slurm.conf is), not to the SPANK plugin.",
@@ -130,18 +120,18 @@ JobSubmitLua = Annotated[
 ]
 Trigger = Annotated[
     bool,
-    typer.Option(
+    Option(
         "--trigger",
         help="Apply to the strigger program of the sensor, not to the SPANK plugin.",
     ),
 ]
 Helper = Annotated[
     str,
-    typer.Option("--helper", metavar="FILE", help="With --trigger: path of the strigger program."),
+    Option("--helper", metavar="FILE", help="With --trigger: path of the strigger program."),
 ]
 Secret = Annotated[
     str,
-    typer.Option(
+    Option(
         "--secret", metavar="FILE", help="With --trigger: path of the strigger program's secret."
     ),
 ]
@@ -149,12 +139,12 @@ Secret = Annotated[
 
 def build(
     headers: Annotated[
-        str, typer.Option("--headers", metavar="DIR", help="Directory of slurm/spank.h.")
+        str, Option("--headers", metavar="DIR", help="Directory of slurm/spank.h.")
     ] = "",
     slurm_prefix: SlurmPrefix = "",
     libdir: Libdir = DEFAULT_LIBDIR,
     compiler: Annotated[
-        str, typer.Option("--cc", metavar="PROGRAM", help="C compiler. Default: CC, or cc.")
+        str, Option("--cc", metavar="PROGRAM", help="C compiler. Default: CC, or cc.")
     ] = "",
 ) -> None:
     """Compile the SPANK plugin and the submit plugin for one version of Slurm.
@@ -168,14 +158,14 @@ def build(
     if slurm_prefix:
         headers = os.path.join(slurm_prefix, "include")
     plugin_build = build_plugins(headers or find_headers(), libdir, compiler=compiler)
-    typer.echo(f"Built {plugin_build.path} for Slurm {plugin_build.version}.")
+    click.echo(f"Built {plugin_build.path} for Slurm {plugin_build.version}.")
     libdir_option = "" if libdir == DEFAULT_LIBDIR else f" --libdir {libdir}"
-    typer.echo(
+    click.echo(
         "On each compute node: steward plugins install --slurm "
         f"{plugin_build.version}{libdir_option}"
     )
-    typer.echo(f"or in plugstack.conf: optional {plugin_build.path} spool={DEFAULT_SPOOL}")
-    typer.echo(
+    click.echo(f"or in plugstack.conf: optional {plugin_build.path} spool={DEFAULT_SPOOL}")
+    click.echo(
         "On the host of slurmctld, for the gate: steward plugins install --job-submit "
         f"--slurm {plugin_build.version}{libdir_option}"
     )
@@ -187,14 +177,12 @@ def install(
     libdir: Libdir = DEFAULT_LIBDIR,
     built_in: Annotated[
         str,
-        typer.Option(
-            "--from", metavar="DIR", help="Copy the build from this directory to --libdir."
-        ),
+        Option("--from", metavar="DIR", help="Copy the build from this directory to --libdir."),
     ] = "",
     plugstack: Plugstack = DEFAULT_PLUGSTACK,
     spool: Annotated[
         str,
-        typer.Option(
+        Option(
             "--spool",
             metavar="DIR",
             help="Spool of the SPANK plugin: the directory that it writes to, on a local disk.",
@@ -202,7 +190,7 @@ def install(
     ] = DEFAULT_SPOOL,
     prolog: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--prolog",
             help="Also report Prolog and Epilog. This starts two more processes per job.",
         ),
@@ -210,7 +198,7 @@ def install(
     jobcomp: JobComp = "",
     lines: Annotated[
         str,
-        typer.Option(
+        Option(
             "--lines",
             metavar="FILE",
             help="With --jobcomp: file that slurmctld writes job ends to.",
@@ -218,7 +206,7 @@ def install(
     ] = DEFAULT_LINES_PATH,
     job_submit: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--job-submit",
             help="Apply to the job submit plugin written in C, not to the SPANK plugin.",
         ),
@@ -226,7 +214,7 @@ def install(
     job_submit_lua: JobSubmitLua = "",
     cluster: Annotated[
         str,
-        typer.Option(
+        Option(
             "--cluster",
             metavar="NAME",
             help="With --job-submit-lua: name of this cluster, if several share the gate.",
@@ -237,7 +225,7 @@ def install(
     secret: Secret = _SENSOR.secret_file,
     python: Annotated[
         str,
-        typer.Option(
+        Option(
             "--python",
             metavar="FILE",
             help="With --trigger: Python interpreter that runs the program.",
@@ -245,9 +233,7 @@ def install(
     ] = "",
     user: Annotated[
         str,
-        typer.Option(
-            "--user", metavar="NAME", help="With --trigger: SlurmUser, who runs the program."
-        ),
+        Option("--user", metavar="NAME", help="With --trigger: SlurmUser, who runs the program."),
     ] = "",
     config: Config = DEFAULT_PATH,
 ) -> None:
@@ -303,9 +289,9 @@ def install(
     # An existing directory keeps its owner and mode.
     for fault in find_spool_faults(spool):
         for command in fault.fix:
-            typer.echo(f"Now run: {command}")
+            click.echo(f"Now run: {command}")
     if spool != DEFAULT_SPOOL or current_spool not in ("", spool):
-        typer.echo(
+        click.echo(
             f"Allow the agent to read {spool}: run 'systemctl edit steward-agent.service' and "
             "set ConditionPathIsDirectory, ExecStart and ReadWritePaths"
         )
@@ -319,7 +305,7 @@ def check(
     jobcomp: JobComp = "",
     job_submit: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--job-submit",
             help="Apply to the job submit plugin written in C, not to the SPANK plugin.",
         ),
@@ -375,10 +361,10 @@ def check(
         )
         success_text = f"Slurm {version} loads the plugin, which writes to {find_spool(plugstack)}."
     for problem in problems:
-        typer.echo(escape_line(problem))
+        click.echo(escape_line(problem))
     if problems:
-        raise typer.Exit(1)
-    typer.echo(success_text)
+        raise click.exceptions.Exit(1)
+    click.echo(success_text)
 
 
 def _print_installed(result: "InstallResult") -> None:
@@ -386,9 +372,9 @@ def _print_installed(result: "InstallResult") -> None:
     from steward.core.printable import escape_line
 
     for path in result.written_paths:
-        typer.echo(escape_line(path))
+        click.echo(escape_line(path))
     for sentence in result.remaining:
-        typer.echo(escape_line(f"Now {sentence}"))
+        click.echo(escape_line(f"Now {sentence}"))
 
 
 def _load_or_default(path: str) -> "Settings":
@@ -458,27 +444,25 @@ def _make_slurm_client(prefix: str) -> "Slurm":
 
 def certificates(
     directory: Annotated[
-        str, typer.Argument(metavar="DIR", help="Directory of the certificates and private keys.")
+        str, Argument(metavar="DIR", help="Directory of the certificates and private keys.")
     ],
     server: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--server",
             metavar="HOST",
             help="Name or address of Steward's host that agents connect to.",
         ),
     ] = None,
     nodes: Annotated[
-        str, typer.Option("--nodes", metavar="NODELIST", help="Node list, as Slurm writes it.")
+        str, Option("--nodes", metavar="NODELIST", help="Node list, as Slurm writes it.")
     ] = "",
     cluster: Annotated[
         str,
-        typer.Option(
-            "--cluster", metavar="NAME", help="Cluster of the nodes, if Steward has several."
-        ),
+        Option("--cluster", metavar="NAME", help="Cluster of the nodes, if Steward has several."),
     ] = "",
     days: Annotated[
-        int, typer.Option("--days", min=1, max=36500, help="Validity of the certificates, in days.")
+        int, Option("--days", min=1, max=36500, help="Validity of the certificates, in days.")
     ] = 1825,
 ) -> None:
     """Create certificates for nodes and for Steward.
@@ -493,12 +477,12 @@ def certificates(
     authority = CertificateAuthority(directory, days)
     if server:
         is_new = authority.make_server(server)
-        typer.echo(f"{directory}/server.crt {'created' if is_new else 'exists already'}")
+        click.echo(f"{directory}/server.crt {'created' if is_new else 'exists already'}")
         if is_new:
-            typer.echo(f"Next: chown {directory}/server.key to Steward's user")
+            click.echo(f"Next: chown {directory}/server.key to Steward's user")
     are_new = [is_new for _, is_new in authority.make_nodes(nodes, cluster)] if nodes else []
     if are_new:
-        typer.echo(
+        click.echo(
             f"{directory}/nodes: {sum(are_new)} created, {len(are_new) - sum(are_new)} exist "
             "already"
         )

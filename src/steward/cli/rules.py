@@ -6,7 +6,7 @@ Files of rules are evaluated in this process; the daemon evaluates the configure
 import json
 from typing import Annotated, Any
 
-import typer
+import click
 
 from steward.automation.rules.requests import (
     CheckRulesReply,
@@ -18,6 +18,7 @@ from steward.automation.rules.requests import (
 from steward.cli import output
 from steward.cli.options import CommandCall, read_input_file, with_json_call
 from steward.cli.output import format_count, print_json
+from steward.cli.parameters import Argument, Option
 from steward.core.errors import UsageError
 
 _MAX_EVENT_BYTES = 1024 * 1024
@@ -29,7 +30,7 @@ def check(
     call: CommandCall,
     files: Annotated[
         list[str] | None,
-        typer.Argument(
+        Argument(
             metavar="FILE",
             help="Rule files. Default: all files of the configured directories.",
             show_default=False,
@@ -37,7 +38,7 @@ def check(
     ] = None,
     stackstorm: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--stackstorm",
             help="Also list fields and operators that StackStorm would treat differently.",
         ),
@@ -61,7 +62,7 @@ def check(
         wrong_files = format_count(len({problem.path for problem in reply.problems}), "file")
         print(f"{format_count(reply.rules, 'rule')} valid, {wrong_files} invalid.")
     if reply.problems:
-        raise typer.Exit(1)
+        raise click.exceptions.Exit(1)
 
 
 def _check_files(files: list[str]) -> CheckRulesReply:
@@ -79,7 +80,7 @@ def try_(
     call: CommandCall,
     event: Annotated[
         str,
-        typer.Argument(
+        Argument(
             metavar="EVENT.json|-",
             help=(
                 "File with one event, as 'steward events tail --json' prints it, or "
@@ -89,14 +90,14 @@ def try_(
     ],
     rule: Annotated[
         str,
-        typer.Option(
+        Option(
             "--rule",
             metavar="NAME",
             help="Test only this rule, even if its trigger differs.",
         ),
     ] = "",
     file: Annotated[
-        str, typer.Option("--file", metavar="FILE", help="Test only the rule in this file.")
+        str, Option("--file", metavar="FILE", help="Test only the rule in this file.")
     ] = "",
 ) -> None:
     """Run the action ``rules.test`` and print its reply.
@@ -118,7 +119,7 @@ def try_(
         for line in reply.rules:
             _print_trial(line)
     if not any(line.matches for line in reply.rules):
-        raise typer.Exit(1)
+        raise click.exceptions.Exit(1)
 
 
 def _print_trial(trial: RuleTrialResult) -> None:

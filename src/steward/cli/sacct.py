@@ -1,6 +1,6 @@
 """``steward sacct``: list jobs and steps with the options and output of Slurm's sacct.
 
-It parses its own command line and loads neither Typer nor Rich, because scripts call it once a job.
+It parses its own command line and loads neither Click nor Rich, because scripts call it once a job.
 The lines come preformatted from the daemon, from the job records on this host, or from a file.
 Output is text, JSON, YAML, Parquet, or a job's archived script or environment.
 

@@ -1,28 +1,26 @@
-"""Typer entry of ``steward sacct``, for the command list and for ``steward --debug sacct``.
+"""Entry of ``steward sacct``, for the command list and for ``steward --debug sacct``.
 
-Passes all arguments to ``cli/sacct.py``, which parses them without Typer.
+Passes all arguments to ``cli/sacct.py``, which parses them without Click.
 """
 
-import typer
+import click
 
-from steward.cli.groups import CONTEXT
-
-app = typer.Typer(context_settings=CONTEXT, add_completion=False)
+from steward.cli.parameters import wrap_function
 
 
-@app.command(
-    "sacct",
-    context_settings={
-        "allow_extra_args": True,
-        "allow_interspersed_args": False,
-        "help_option_names": [],
-        "ignore_unknown_options": True,
-    },
-)
-def command(context: typer.Context) -> None:
+def _sacct(context: click.Context) -> None:
     """List jobs and steps with their resource use, as Slurm's sacct does."""
     from steward.cli.sacct import execute_sacct
 
     code = execute_sacct(context.args)
     if code:
-        raise typer.Exit(code)
+        raise click.exceptions.Exit(code)
+
+
+app = wrap_function(
+    _sacct,
+    allow_extra_args=True,
+    allow_interspersed_args=False,
+    help_option_names=[],
+    ignore_unknown_options=True,
+)

@@ -7,27 +7,25 @@ import sys
 import time
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+import click
+
+from steward.cli.parameters import Argument, Group, Option
 
 if TYPE_CHECKING:
     from steward.sandbox import Sandbox
 
 
-app = typer.Typer(
-    help="Run a temporary Slurm cluster in one directory.",
-    no_args_is_help=True,
-    add_completion=False,
-)
+app = Group("Run a temporary Slurm cluster in one directory.")
 
 Directory = Annotated[
     str,
-    typer.Option(
+    Option(
         "--dir", metavar="D", help="Directory of the sandbox. Default: one in /tmp for each user."
     ),
 ]
 SlurmVersion = Annotated[
     str,
-    typer.Option(
+    Option(
         "--slurm",
         metavar="VERSION",
         help="Version of Slurm: 24.11 or 26.05. Default: the installed one.",
@@ -35,24 +33,20 @@ SlurmVersion = Annotated[
 ]
 
 
-@app.command()
+@app.subcommand()
 def up(
     directory: Directory = "",
-    nodes: Annotated[
-        int, typer.Option("--nodes", min=1, max=256, help="Number of virtual nodes.")
-    ] = 4,
+    nodes: Annotated[int, Option("--nodes", min=1, max=256, help="Number of virtual nodes.")] = 4,
     slurm: SlurmVersion = "",
-    cluster: Annotated[str, typer.Option("--cluster", help="ClusterName.")] = "sandbox",
+    cluster: Annotated[str, Option("--cluster", help="ClusterName.")] = "sandbox",
     conf: Annotated[
         list[str] | None,
-        typer.Option("--conf", metavar="LINE", help="Line to append to slurm.conf."),
+        Option("--conf", metavar="LINE", help="Line to append to slurm.conf."),
     ] = None,
-    database: Annotated[
-        bool, typer.Option("--db", help="Also start slurmdbd and MariaDB.")
-    ] = False,
+    database: Annotated[bool, Option("--db", help="Also start slurmdbd and MariaDB.")] = False,
     plugstack: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--plugstack",
             metavar="LINE",
             help="Line to append to plugstack.conf; {directory} is the sandbox's directory.",
@@ -60,13 +54,13 @@ def up(
     ] = None,
     jobcomp: Annotated[
         str,
-        typer.Option(
+        Option(
             "--jobcomp", metavar="FILE", help="Script for JobCompType=jobcomp/lua: a jobcomp.lua."
         ),
     ] = "",
     foreground: Annotated[
         bool,
-        typer.Option("--foreground", help="Stay in the foreground, and end the cluster at Ctrl-C."),
+        Option("--foreground", help="Stay in the foreground, and end the cluster at Ctrl-C."),
     ] = False,
 ) -> None:
     """Start a temporary cluster, and return when it is ready for jobs."""
@@ -93,13 +87,13 @@ def up(
         sandbox.down()
 
 
-@app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@app.subcommand(ignore_unknown_options=True, allow_interspersed_args=False)
 def run(
-    command: Annotated[list[str], typer.Argument(help="Command to run, after --.")],
+    command: Annotated[list[str], Argument(help="Command to run, after --.")],
     directory: Directory = "",
     user: Annotated[
         str,
-        typer.Option(
+        Option(
             "--user",
             metavar="NAME",
             help="User of the sandbox that runs the command. Default: you.",
@@ -116,10 +110,10 @@ def run(
     os.execve(argv[0], argv, sandbox.make_environment())  # noqa: S606 - signals and exit code pass
 
 
-@app.command()
+@app.subcommand()
 def status(
     directory: Directory = "",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:
     """Show whether the temporary cluster is up, and its directory. Exit with 1 if it is down."""
     import msgspec
@@ -137,37 +131,35 @@ def status(
             "users": list(sandbox.users),
             "services": {name: bool(pid) for name, pid in services.items()},
         }
-        typer.echo(msgspec.json.encode(facts))
+        click.echo(msgspec.json.encode(facts))
     elif is_up:
         stopped = [name for name, pid in services.items() if not pid]
-        typer.echo(_summarize_sandbox(sandbox))
-        typer.echo(f"  slurm.conf  {sandbox.slurm_conf}")
-        typer.echo(f"  logs        {sandbox.directory}/log")
+        click.echo(_summarize_sandbox(sandbox))
+        click.echo(f"  slurm.conf  {sandbox.slurm_conf}")
+        click.echo(f"  logs        {sandbox.directory}/log")
         if stopped:
-            typer.echo(f"  ended       {', '.join(stopped)}")
+            click.echo(f"  ended       {', '.join(stopped)}")
     else:
-        typer.echo(f"The sandbox in {sandbox.directory} is down; its directory remains.")
+        click.echo(f"The sandbox in {sandbox.directory} is down; its directory remains.")
     if not is_up:
-        raise typer.Exit(1)
+        raise click.exceptions.Exit(1)
 
 
-@app.command()
+@app.subcommand()
 def down(
     directory: Directory = "",
-    keep: Annotated[
-        bool, typer.Option("--keep", help="Keep the directory, with its logs.")
-    ] = False,
+    keep: Annotated[bool, Option("--keep", help="Keep the directory, with its logs.")] = False,
 ) -> None:
     """End all processes of the temporary cluster, and remove its directory."""
     from steward.sandbox import Sandbox
 
     path = _choose_directory(directory)
     if not os.path.exists(path):
-        typer.echo(f"No sandbox in {path}. Start one with 'steward sandbox up'.")
+        click.echo(f"No sandbox in {path}. Start one with 'steward sandbox up'.")
         return
     sandbox = Sandbox.load(path)
     sandbox.down(keep=keep)
-    typer.echo(f"The sandbox in {path} is down" + ("." if keep else " and removed."))
+    click.echo(f"The sandbox in {path} is down" + ("." if keep else " and removed."))
 
 
 _END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -176,7 +168,7 @@ _END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 def _print_progress(line: str) -> None:
     """Print progress on stderr."""
-    typer.echo(line, err=True)
+    click.echo(line, err=True)
 
 
 def _choose_directory(directory: str) -> str:
@@ -211,22 +203,22 @@ def _print_greeting(sandbox: "Sandbox", elapsed_s: float) -> None:
         "" if sandbox.directory == get_default_directory() else f" --dir {sandbox.directory}"
     )
     first_user = next(iter(sandbox.users))
-    typer.echo(f"{_summarize_sandbox(sandbox)} It took {elapsed_s:.1f} s.")
+    click.echo(f"{_summarize_sandbox(sandbox)} It took {elapsed_s:.1f} s.")
     for arguments in (
         f"run{dir_option} -- sinfo",
         f"run{dir_option} --user {first_user} -- sbatch --wrap hostname",
     ):
-        typer.echo(f"  steward sandbox {arguments}")
-    typer.echo(f"  steward sandbox {shlex.join(['down', *dir_option.split()])}")
+        click.echo(f"  steward sandbox {arguments}")
+    click.echo(f"  steward sandbox {shlex.join(['down', *dir_option.split()])}")
 
 
 def demo(
     keep: Annotated[
-        bool, typer.Option("--keep", help="Keep the cluster running, and print the next commands.")
+        bool, Option("--keep", help="Keep the cluster running, and print the next commands.")
     ] = False,
     directory: Annotated[
         str,
-        typer.Option("--dir", metavar="D", help="Directory of the demo; removed at the end."),
+        Option("--dir", metavar="D", help="Directory of the demo; removed at the end."),
     ] = "",
     slurm: SlurmVersion = "",
 ) -> None:
@@ -237,4 +229,6 @@ def demo(
     """
     from steward.demo.presentation import run_demo
 
-    raise typer.Exit(1 if run_demo(keep=keep, directory=directory, slurm_version=slurm) else 0)
+    raise click.exceptions.Exit(
+        1 if run_demo(keep=keep, directory=directory, slurm_version=slurm) else 0
+    )

@@ -7,10 +7,11 @@ configuration.
 import os
 from typing import Annotated
 
-import typer
+import click
 
 from steward.capture.settings import LISTENER_SOCKET
 from steward.cli.options import DAEMON_SOCKET, DaemonSocket, LogLevelOption
+from steward.cli.parameters import Option
 from steward.core.config import Settings
 from steward.core.config.reader import DEFAULT_PATH, load_settings
 from steward.daemon.__main__ import exec_daemon
@@ -19,7 +20,7 @@ from steward.daemon.reload import request_reload
 
 _ConfigPath = Annotated[
     str,
-    typer.Option(
+    Option(
         "--config",
         envvar="STEWARD_CONFIG",
         metavar="FILE",
@@ -51,9 +52,7 @@ def controller(config: _ConfigPath = DEFAULT_PATH) -> None:
 def listen(
     socket: Annotated[
         str,
-        typer.Option(
-            "--socket", metavar="FILE", help="Path of the socket between daemon and listener."
-        ),
+        Option("--socket", metavar="FILE", help="Path of the socket between daemon and listener."),
     ] = os.path.join(os.path.dirname(Settings().socket), LISTENER_SOCKET),
     log_level: LogLevelOption = "info",
 ) -> None:
@@ -98,8 +97,8 @@ def reload(
     present configuration, and the command prints file, line and reason and exits with 1.
     """
     reply = request_reload(socket, _TIMEOUT_S)
-    typer.echo("The daemon reloaded its configuration.")
+    click.echo("The daemon reloaded its configuration.")
     if reply.waiting:
-        typer.echo(
+        click.echo(
             f"These workers are not ready yet: {', '.join(reply.waiting)}. Run 'steward doctor'."
         )

@@ -7,8 +7,6 @@ prints them in Prometheus format, or replaces a file atomically for node_exporte
 from collections.abc import Iterator
 from typing import Annotated
 
-import typer
-
 from steward.accounting.job_page.notes import format_duration
 from steward.admin.status.requests import (
     ConsumerLine,
@@ -28,6 +26,7 @@ from steward.cli.output import (
     print_json,
     print_table,
 )
+from steward.cli.parameters import Option
 from steward.client.places import ClientPlace
 from steward.core.errors import Unavailable
 from steward.core.files import describe_os_error, replace_file
@@ -42,7 +41,7 @@ class StatusUnavailable(Unavailable):
 def status(
     call: CommandCall,
     gaps: Annotated[
-        bool, typer.Option("--gaps/--no-gaps", help="Whether to search for gaps in accounting.")
+        bool, Option("--gaps/--no-gaps", help="Whether to search for gaps in accounting.")
     ] = True,
 ) -> None:
     """Run the action ``status.show`` and print its reply."""
@@ -56,7 +55,7 @@ def status(
 def metrics(
     to: Annotated[
         str,
-        typer.Option(
+        Option(
             "--output",
             "-o",
             metavar="FILE",

@@ -70,7 +70,7 @@ def find_problems(settings: Settings) -> Iterator[ConfigProblem]:
     yield from check_nodes(settings)
     yield from _check_listeners(settings)
     yield from check_rules(settings)
-    if settings.accounting != AccountingSettings():
+    if settings.accounting not in (AccountingSettings(), AccountingSettings(type="jobacct/none")):
         # Loading the plugins takes time, which commands spend only if the section is set.
         yield from run_offered_check("jobacct", ("accounting",), settings)
     if (settings.bank, settings.gate, settings.mybrc) != (
