@@ -438,9 +438,7 @@ def job(
     ] = False,
     every: Annotated[
         bool,
-        Option(
-            "--all", "-a", help="Show every task and node. Default: some, failed ones first."
-        ),
+        Option("--all", "-a", help="Show every task and node. Default: some, failed ones first."),
     ] = False,
     cluster: Cluster = "",
     as_json: Json = False,

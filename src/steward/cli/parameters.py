@@ -110,7 +110,7 @@ class Number(click.ParamType[Any]):
 
 def _format_bound(bound: float) -> str:
     """Return a bound of a number as people write it."""
-    return f"{bound:.15g}" if isinstance(bound, float) else str(bound)
+    return str(bound) if isinstance(bound, int) else f"{bound:.15g}"
 
 
 class _PlainArgument(click.Argument):
