@@ -349,7 +349,7 @@ class DemoSite(SandboxPaths):
     def _is_answering(self) -> bool:
         """Return True if the daemon answers; raise if it has ended."""
         if self._daemon is not None and self._daemon.poll() is not None:
-            raise self._make_error(f"the daemon ended with {self._daemon.returncode}")
+            raise self._make_error(f"the daemon ended with exit code {self._daemon.returncode}")
         try:
             self.call_action("archive.list")
         except Unavailable:

@@ -276,7 +276,7 @@ class WakeupListener:
             ) from error
         if message.action != WAKE_ACTION or report.cluster != self._cluster:
             raise UsageError(
-                f"a report {message.action[:64]!r} of cluster {report.cluster[:64]!r} reached the "
+                f"{message.action[:64]!r} of cluster {report.cluster[:64]!r} reached the "
                 f"sensor of cluster {self._cluster}: run 'steward plugins check --trigger'"
             )
         with self._lock:
