@@ -47,8 +47,8 @@ class AccountCases:
     def test_parents_pay_for_those_that_draw_on_them(self, ledger: Ledger) -> None:
         with ledger.transaction() as t:
             account(t, "top", 100)
-            account(t, "middle", parent="TOP", draws_on_parent=True)
-            account(t, "low", parent="middle", draws_on_parent=True)
+            account(t, "middle", parent="TOP", parent_pays=True)
+            account(t, "low", parent="middle", parent_pays=True)
             account(t, "own", parent="middle")
             assert [t.accounts.find_payer(name) for name in ("low", "own", "top")] == [
                 *("top", "own", "top")
@@ -62,7 +62,7 @@ class AccountCases:
                 t.accounts.change("top", BY, parent="low")
             account(t, "rich", 5, parent="top")
             with pytest.raises(BankUsage, match="a balance of its own"):
-                t.accounts.change("rich", BY, draws_on_parent=True)
+                t.accounts.change("rich", BY, parent_pays=True)
 
     def test_a_change_leaves_the_rest(self, ledger: Ledger) -> None:
         with ledger.transaction() as t:
@@ -134,7 +134,7 @@ class AccountCases:
         with ledger.transaction() as t:
             account(t, "phys", 100, credit_limit=3)
             account(t, "chem", 50, only_listed=True)
-            account(t, "sub", parent="phys", draws_on_parent=True)
+            account(t, "sub", parent="phys", parent_pays=True)
             t.accounts.set_user("chem", "eve", BY, limit=9)
             whole = t.export_books()
         assert whole.whole

@@ -151,9 +151,9 @@ class ChargeCases:
     def test_a_correction_stays_with_whoever_paid(self, ledger: Ledger) -> None:
         with ledger.transaction() as t:
             account(t, "top", 100)
-            account(t, "sub", parent="top", draws_on_parent=True)
+            account(t, "sub", parent="top", parent_pays=True)
             t.charges.post(charge(30, "sub"), BY)
-            t.accounts.change("sub", BY, draws_on_parent=False)
+            t.accounts.change("sub", BY, parent_pays=False)
             t.charges.post(charge(35, "sub"), BY)
             t.charges.post(charge(7, "sub", job_id=2), BY)
             assert (t.queries.get_balance("top"), t.queries.get_balance("sub")) == (65, -7)
@@ -224,8 +224,8 @@ class ChargeCases:
             account(t, "top")
             t.charges.post(charge(10, "sub"), BY)
             with pytest.raises(BankUsage, match="account sub has a balance of its own"):
-                t.accounts.create(Account(name="sub", parent="top", draws_on_parent=True), BY)
+                t.accounts.create(Account(name="sub", parent="top", parent_pays=True), BY)
             t.accounts.create(Account(name="sub", parent="top"), BY)
             t.transfers.adjust("sub", 10, BY)
-            t.accounts.change("sub", BY, draws_on_parent=True)
+            t.accounts.change("sub", BY, parent_pays=True)
             assert t.accounts.find_payer("sub") == "top"

@@ -210,7 +210,7 @@ class MoneyCases:
         with ledger.transaction() as t:
             account(t, "phys", 100)
             account(t, "chem")
-            account(t, "sub", parent="phys", draws_on_parent=True)
+            account(t, "sub", parent="phys", parent_pays=True)
         begin = clock.go(days=1)
         with ledger.transaction() as t:
             t.transfers.transfer("phys", "chem", 10, BY)

@@ -70,7 +70,7 @@ def test_each_accounts_money_is_told_in_units(tmp_path: Path) -> None:
     ledger = open_ledger(settings)
     with ledger.transaction() as t:
         t.accounts.create(Account(name="chem", credit_limit=5 * MICRO), BY)
-        t.accounts.create(Account(name="below", parent="chem", draws_on_parent=True), BY)
+        t.accounts.create(Account(name="below", parent="chem", parent_pays=True), BY)
         t.accounts.create(Account(name="idle"), BY)
         t.transfers.deposit("chem", 100 * MICRO, BY)
     with ledger.reading() as t:
@@ -154,7 +154,7 @@ def test_an_interval_between_polls_of_over_a_minute_is_told(polled_site: Path) -
         code, out, _ = run("status", "--config", str(polled_site), "-P")
     assert code == 0
     (row,) = [row for row in out.splitlines() if row.startswith("cluster c|up|")]
-    assert "asked in 11.00 s, polled only every 220 s because a poll takes long" in row
+    assert "polled in 11.00 s, polled only every 220 s because a poll takes long" in row
 
 
 def test_what_is_told_of_consumers_and_sinks(polled_site: Path) -> None:

@@ -287,7 +287,7 @@ def test_while_the_gate_is_off_nothing_is_done_to_jobs_that_cannot_be_paid(bank:
 def test_a_job_that_runs_unpaid_keeps_others_from_the_same_money(bank: Bank, account: str) -> None:
     if account == "closed":
         with bank.ledger.transaction() as t:
-            t.accounts.create(Account(name="closed", draws_on_parent=True, parent="physics"), BY)
+            t.accounts.create(Account(name="closed", parent_pays=True, parent="physics"), BY)
             t.accounts.change("closed", BY, closed=True)
         bank.turn()
     fields: dict[str, Any] = {"tres_allocated": "cpu=64,node=1", "cpus": 64, "account": account}

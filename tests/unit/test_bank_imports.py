@@ -27,7 +27,7 @@ from steward.bank.records import Rate
 from steward.slurm.cluster_model import ClusterModel, PartitionModel
 
 TABLE = """\
-\ufeffAccount,Parent,Owners,Credit limit,Draws on parent,User,Limit,Amount,End,Rollover,Note
+\ufeffAccount,Parent,Owners,Credit limit,Parent pays,User,Limit,Amount,End,Rollover,Note
 # a remark
 physics2,,"olga, carl",10,,,,1000,2027-01-01,next,grant 7
 
@@ -81,7 +81,7 @@ def test_a_table_is_brought_in_once(site: Site) -> None:
     page = site.ask("bank.account_show", names=["physics2", "optics2"])
     physics, optics = page.accounts
     assert (physics.owners, physics.credit_limit) == (("olga", "carl"), 10 * MICRO)
-    assert (optics.parent, optics.draws_on_parent) == ("physics2", True)
+    assert (optics.parent, optics.parent_pays) == ("physics2", True)
     assert {(one.user, one.limit) for one in page.users} == {("ada", 12_500_000), ("bela", None)}
     assert {one.balance for one in page.allocations if one.account == "physics2"} == {
         1000 * MICRO,

@@ -88,7 +88,7 @@ def test_money_from_first_to_last(bank: Any, tmp_path: Path) -> None:
     assert table.splitlines()[0] == "Number,Kind,Account,Amount,Key"
     assert table.splitlines()[1].endswith(",adjust,physics,-1.000000,k2")
     bank("adjust", "physics", "1", "--reason", "back")
-    bank("account", "create", "optics", "--parent", "physics", "--draws-on-parent")
+    bank("account", "create", "optics", "--parent", "physics", "--parent-pays")
     bank("account", "create", "chemistry")
     bank("transfer", "physics", "chemistry", "100", "--reason", "swap")
     bank("allocation", "create", "chemistry", "50", "--end", "2099-01-01", "--note", "n")

@@ -123,12 +123,12 @@ def test_wrong_choices_and_amounts_are_wrong_use(
         (
             ("account", "change", "physics"),
             (
-                "give --parent, --owners, --credit-limit, --draws-on-parent, --only-listed, "
+                "give --parent, --owners, --credit-limit, --parent-pays, --only-listed, "
                 "--close or --note"
             ),
             {"name": "physics"},
             (
-                "give `parent`, `owners`, `credit_limit`, `draws_on_parent`, `only_listed`, "
+                "give `parent`, `owners`, `credit_limit`, `parent_pays`, `only_listed`, "
                 "`closed` or `note`"
             ),
         ),

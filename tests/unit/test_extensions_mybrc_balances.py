@@ -297,7 +297,7 @@ def test_accounts_that_draw_on_another_or_are_closed_are_not_asked_for(
     site: FollowingSite, reference: ReferenceBank
 ) -> None:
     with site.ledger.transaction() as t:
-        t.accounts.create(Account(name="lab", parent="physics", draws_on_parent=True), BY)
+        t.accounts.create(Account(name="lab", parent="physics", parent_pays=True), BY)
         t.accounts.create(Account(name="old", closed=True), BY)
         for name in ("lab", "old"):
             t.accounts.set_user(name, ALICE, BY, limit=None)

@@ -185,7 +185,7 @@ def test_the_ledger_answers_as_the_gate_does_where_nothing_is_held(
     with ledger.transaction() as t:
         t.accounts.create(Account(name="lab"), BY)
         t.transfers.deposit("lab", 100 * SU, BY)
-        t.accounts.create(Account(name="room", parent="lab", draws_on_parent=True), BY)
+        t.accounts.create(Account(name="room", parent="lab", parent_pays=True), BY)
         for name in ("lab", "room"):
             if limit is not None:
                 t.accounts.set_user(name, "daemon", BY, limit=limit)

@@ -185,7 +185,7 @@ def _apply_account(t: "Transaction", planned: Account, author: Authorship) -> Im
         parent=planned.parent or existing.parent,
         owners=tuple(dict.fromkeys((*existing.owners, *planned.owners))),
         credit_limit=planned.credit_limit or existing.credit_limit,
-        draws_on_parent=planned.draws_on_parent or existing.draws_on_parent,
+        parent_pays=planned.parent_pays or existing.parent_pays,
         only_listed=planned.only_listed or existing.only_listed,
         note=existing.note or planned.note,
     )
@@ -202,7 +202,7 @@ def _apply_account(t: "Transaction", planned: Account, author: Authorship) -> Im
         parent=merged.parent,
         owners=merged.owners,
         credit_limit=merged.credit_limit,
-        draws_on_parent=merged.draws_on_parent,
+        parent_pays=merged.parent_pays,
         only_listed=merged.only_listed,
         note=merged.note,
     )
@@ -217,7 +217,7 @@ def _apply_account(t: "Transaction", planned: Account, author: Authorship) -> Im
 def _describe_account(account: Account) -> str:
     """Describe the properties of an account in a phrase."""
     parts = [f"below {account.parent}" if account.parent else "", ", ".join(account.owners)]
-    parts.append("draws on its parent" if account.draws_on_parent else "")
+    parts.append("parent pays" if account.parent_pays else "")
     parts.append("only listed users" if account.only_listed else "")
     return "; ".join(part for part in parts if part)
 
@@ -475,7 +475,7 @@ def _number_text(name: str, value: Any) -> str:
 
 
 COLUMNS: Final = (
-    *("account", "parent", "owners", "credit_limit", "draws_on_parent", "only_listed", "note"),
+    *("account", "parent", "owners", "credit_limit", "parent_pays", "only_listed", "note"),
     *("user", "limit", "amount", "begin", "end", "rollover"),
 )
 """Columns of the CSV table."""
@@ -576,7 +576,7 @@ def _read_account(plan: ImportPlan, name: str, fields: dict[str, str]) -> None:
         parent=validate_name(parent, "an account") if parent else existing.parent,
         owners=tuple(dict.fromkeys((*existing.owners, *owners))),
         credit_limit=money.parse_money(credit_limit) if credit_limit else existing.credit_limit,
-        draws_on_parent=_parse_bool(fields, "draws_on_parent") or existing.draws_on_parent,
+        parent_pays=_parse_bool(fields, "parent_pays") or existing.parent_pays,
         only_listed=_parse_bool(fields, "only_listed") or existing.only_listed,
         note=fields.get("note", "") or existing.note,
     )

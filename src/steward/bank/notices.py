@@ -451,7 +451,5 @@ def _format_transfer(line: StatementLine, unit: Unit, zone: tzinfo | None) -> st
 def _list_owned_accounts(t: "Transaction") -> list[Account]:
     """List accounts that have owners and money of their own."""
     return [
-        account
-        for account in t.accounts.list_all()
-        if account.owners and not account.draws_on_parent
+        account for account in t.accounts.list_all() if account.owners and not account.parent_pays
     ]

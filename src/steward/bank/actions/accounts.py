@@ -44,8 +44,8 @@ _CREDIT_LIMIT = option(
     metavar="AMOUNT",
     unit="money",
 )
-_DRAWS_ON_PARENT = option(
-    "Account that pays: the parent, or the account itself.", "--draws-on-parent/--pays-itself"
+_PARENT_PAYS = option(
+    "Account that pays: the parent, or the account itself.", "--parent-pays/--pays-itself"
 )
 _ONLY_LISTED = option(
     "Users who may charge the account: only its listed users, or all.", "--only-listed/--everyone"
@@ -71,7 +71,7 @@ class AccountCreateRequest(Request, frozen=True, kw_only=True):
     parent: Annotated[str, _PARENT] = ""
     owners: Annotated[tuple[str, ...], _OWNERS] = ()
     credit_limit: Annotated[int, _CREDIT_LIMIT] = 0
-    draws_on_parent: Annotated[bool, _DRAWS_ON_PARENT] = False
+    parent_pays: Annotated[bool, _PARENT_PAYS] = False
     only_listed: Annotated[bool, _ONLY_LISTED] = False
     note: Annotated[str, _ACCOUNT_NOTE] = ""
     reason: Reason = ""
@@ -84,7 +84,7 @@ class AccountChangeRequest(Request, frozen=True, kw_only=True):
     parent: Annotated[str | None, _PARENT] = None
     owners: Annotated[tuple[str, ...] | None, _OWNERS] = None
     credit_limit: Annotated[int | None, _CREDIT_LIMIT] = None
-    draws_on_parent: Annotated[bool | None, _DRAWS_ON_PARENT] = None
+    parent_pays: Annotated[bool | None, _PARENT_PAYS] = None
     only_listed: Annotated[bool | None, _ONLY_LISTED] = None
     closed: Annotated[
         bool | None,
@@ -116,7 +116,7 @@ def _read_begin(allocation: Allocation, _: object) -> datetime | str:
 
 def _list_rules(account: Account, _: object) -> str:
     rules = {
-        "draws on parent": account.draws_on_parent,
+        "parent pays": account.parent_pays,
         "listed users": account.only_listed,
         "closed": account.closed,
     }
@@ -291,7 +291,7 @@ def create_account(
                 parent=request.parent.lower(),
                 owners=request.owners,
                 credit_limit=request.credit_limit,
-                draws_on_parent=request.draws_on_parent,
+                parent_pays=request.parent_pays,
                 only_listed=request.only_listed,
                 note=request.note,
             ),
@@ -325,7 +325,7 @@ def change_account(
         parent=None if request.parent is None else request.parent.lower(),
         owners=request.owners,
         credit_limit=request.credit_limit,
-        draws_on_parent=request.draws_on_parent,
+        parent_pays=request.parent_pays,
         only_listed=request.only_listed,
         closed=request.closed,
         note=request.note,

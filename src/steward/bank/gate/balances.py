@@ -211,7 +211,7 @@ class AccountBalances:
     # Available SU
 
     def iter_active(self, payer: str, now_us: int) -> Iterator[AllocationBooks]:
-        """Yield the active allocations in the order in which charges draw on them."""
+        """Yield the active allocations in the order in which jobs are charged to them."""
         for allocation in self._allocations.get(payer, ()):
             if allocation.begin_us <= now_us and (
                 not allocation.end_us or now_us < allocation.end_us
@@ -219,7 +219,7 @@ class AccountBalances:
                 yield allocation
 
     def list_allocations(self, account: str) -> tuple[AllocationBooks, ...]:
-        """Return all allocations of an account, in the order in which charges draw on them."""
+        """Return all allocations of an account, in the order in which jobs are charged to them."""
         return self._allocations.get(account, ())
 
     def find_ended(self, now_us: int, accounts: Iterable[str] | None = None) -> set[int]:

@@ -1,7 +1,7 @@
 """Bank accounts and their users: create, change, close and look up, within a transaction.
 
 :class:`Accounts` is the table access that every other part of the ledger uses. Accounts are
-closed, never deleted. An account may have a parent, and may draw on it: then the nearest
+closed, never deleted. An account may have a parent, which may pay for it: then the nearest
 account above that has money of its own pays (:meth:`Accounts.find_payer`). Amounts are micro-SU.
 """
 
@@ -57,12 +57,12 @@ class Accounts:
                 f"account {new.name} exists already: 'steward bank account change' changes it",
                 new.name,
             )
-        self._check_parent(new.name, new.parent, new.draws_on_parent)
+        self._check_parent(new.name, new.parent, new.parent_pays)
         created = session.now(author) if existing is None else existing.created
         new = msgspec.structs.replace(new, known=True, created=created)
         if existing is None:
             self.insert_account(new, author)
-        elif new.draws_on_parent:
+        elif new.parent_pays:
             self._require_no_money(new.name)
         session.add_transaction("account.create", author, request=request, account=new.name)
         if existing is not None:
@@ -95,7 +95,7 @@ class Accounts:
         parent: str | None = None,
         owners: Sequence[str] | None = None,
         credit_limit: int | None = None,
-        draws_on_parent: bool | None = None,
+        parent_pays: bool | None = None,
         only_listed: bool | None = None,
         closed: bool | None = None,
         note: str | None = None,
@@ -110,7 +110,7 @@ class Accounts:
             "parent": parent,
             "owners": None if owners is None else tuple(owners),
             "credit_limit": credit_limit,
-            "draws_on_parent": draws_on_parent,
+            "parent_pays": parent_pays,
             "only_listed": only_listed,
             "closed": closed,
             "note": note,
@@ -124,10 +124,10 @@ class Accounts:
         after = _validate_account(msgspec.structs.replace(before, **changes))
         if after == before:
             return before
-        is_moved = (before.parent, before.draws_on_parent) != (after.parent, after.draws_on_parent)
+        is_moved = (before.parent, before.parent_pays) != (after.parent, after.parent_pays)
         if is_moved:
-            self._check_parent(name, after.parent, after.draws_on_parent)
-        if after.draws_on_parent and not before.draws_on_parent:
+            self._check_parent(name, after.parent, after.parent_pays)
+        if after.parent_pays and not before.parent_pays:
             self._require_no_money(name)
         session.add_transaction("account.change", author, request=request, account=name)
         self._update_account(after)
@@ -200,7 +200,7 @@ class Accounts:
         if account is None:
             return self.require(name).name
         for _ in range(_MAX_DEPTH):
-            parent = self.get(account.parent) if account.draws_on_parent else None
+            parent = self.get(account.parent) if account.parent_pays else None
             if parent is None:
                 return account.name
             account = parent
@@ -269,10 +269,10 @@ class Accounts:
         values = msgspec.structs.asdict(changed)
         self._session.execute(update(account).where(account.c.name == changed.name).values(values))
 
-    def _check_parent(self, name: str, parent: str, draws_on_parent: bool) -> None:
+    def _check_parent(self, name: str, parent: str, parent_pays: bool) -> None:
         """Reject a parent that does not exist or would form a cycle."""
         if not parent:
-            if draws_on_parent:
+            if parent_pays:
                 raise BankUsage(f"account {name} has no parent that can pay for it: give one", name)
             return
         ancestor: Account | None = self.require(parent)

@@ -301,7 +301,7 @@ def require_payable(account: Account) -> Account:
     """Return the account if it can receive money.
 
     Raises:
-        BankUsage: The account is closed, or draws on its parent.
+        BankUsage: The account is closed, or its parent pays.
     """
     if account.closed:
         raise BankUsage(
@@ -309,7 +309,7 @@ def require_payable(account: Account) -> Account:
             f"{account.name} --reopen'",
             account.name,
         )
-    if account.draws_on_parent:
+    if account.parent_pays:
         raise BankUsage(
             f"account {account.parent} pays for account {account.name}: grant the service "
             f"units to {account.parent}",

@@ -146,7 +146,7 @@ class _ChargePayments:
         *,
         refund_request: str = "",
     ) -> Transfer:
-        """Give an amount back, first to the allocations that were drawn on last.
+        """Give an amount back, first to the allocations that were charged last.
 
         Args:
             state: The charge.

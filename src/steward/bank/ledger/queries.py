@@ -81,12 +81,12 @@ class LedgerQueries:
         self._allocations = allocations
 
     def get_balance(self, account: str, at: datetime | None = None) -> int:
-        """Return the sum of the active allocations an account can draw on, in micro-SU.
+        """Return the sum of the active allocations that pay for an account, in micro-SU.
 
         Credit limit and SU holds are not included.
 
         Args:
-            account: The account; if it draws on its parent, the payer's allocations count.
+            account: The account; if its parent pays, the payer's allocations count.
             at: Balance at this time; None for now.
 
         Raises:
@@ -425,11 +425,11 @@ def export_books(session: LedgerSession, accounts: Accounts, after_seq: int) -> 
 
 
 def _add_payers(by_name: dict[str, Account], accounts: Accounts) -> None:
-    """Add the ancestors that these accounts draw on."""
+    """Add the ancestors that pay for these accounts."""
     pending = list(by_name.values())
     while pending:
         account = pending.pop()
-        if account.draws_on_parent and account.parent not in by_name:
+        if account.parent_pays and account.parent not in by_name:
             parent = accounts.get(account.parent)
             if parent is not None:
                 by_name[parent.name] = parent
@@ -489,7 +489,7 @@ def _attach_money(
 def _find_payer(account: Account, by_name: dict[str, Account]) -> str:
     """Return the name of the account that pays for an account."""
     visited = set()
-    while account.draws_on_parent and account.parent in by_name and account.name not in visited:
+    while account.parent_pays and account.parent in by_name and account.name not in visited:
         visited.add(account.name)
         account = by_name[account.parent]
     return account.name

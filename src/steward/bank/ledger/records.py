@@ -56,7 +56,7 @@ class Account(BankRecord, frozen=True):
         parent: Name of the account above; "" for none.
         owners: Users who manage it.
         credit_limit: Credit limit: how far below zero it may go.
-        draws_on_parent: Whether it has no money of its own and the account above pays.
+        parent_pays: Whether it has no money of its own and the account above pays.
         only_listed: Whether only listed users may charge it.
         closed: Whether new charges are forbidden.
         note: Description, for people.
@@ -68,7 +68,7 @@ class Account(BankRecord, frozen=True):
     parent: str = ""
     owners: tuple[str, ...] = ()
     credit_limit: int = 0
-    draws_on_parent: bool = False
+    parent_pays: bool = False
     only_listed: bool = False
     closed: bool = False
     note: str = ""
@@ -118,7 +118,7 @@ class Allocation(BankRecord, frozen=True):
     granted: int = 0
 
     def is_active(self, at: datetime) -> bool:
-        """Return True if it can be drawn on at a time."""
+        """Return True if charges can use it at a time."""
         return self.begin <= at and (self.end is None or at < self.end)
 
 

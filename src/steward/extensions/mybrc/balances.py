@@ -176,7 +176,7 @@ class RemoteBalances:
             accounts = {
                 account.name: account
                 for account in t.accounts.list_all()
-                if not account.closed and not account.draws_on_parent
+                if not account.closed and not account.parent_pays
             }
             users: dict[str, dict[int, str]] = {name: {} for name in accounts}
             new_names = [name for name in accounts if name not in self._accounts]

@@ -24,7 +24,7 @@ _TABLES: Final = (
         parent TEXT NOT NULL,
         owners TEXT NOT NULL,
         credit_limit BIGINT NOT NULL,
-        draws_on_parent BIGINT NOT NULL,
+        parent_pays BIGINT NOT NULL,
         only_listed BIGINT NOT NULL,
         closed BIGINT NOT NULL,
         note TEXT NOT NULL,
