@@ -359,7 +359,7 @@ def show_environment(
 def compare_scripts(context: ArchiveContext, caller: Caller, request: DiffRequest) -> DiffReply:
     """Compare the scripts of two jobs.
 
-    Prints a unified diff. The exit code is that of diff(1): 0 if they are
+    The command prints a unified diff. The exit code is that of diff(1): 0 if they are
     equal, 1 if they differ, 2 if the comparison fails.
 
     Raises:

@@ -52,7 +52,8 @@ def load_remote_banks() -> tuple[RemoteBank, ...]:
     banks = tuple(load_offer(ENTRY_POINT_GROUP, name) for name in list_offers(ENTRY_POINT_GROUP))
     if not banks:
         raise StewardError(
-            f"[bank.remote] url: no installed package provides {ENTRY_POINT_GROUP}",
+            f"[bank.remote] url: no installed package provides {ENTRY_POINT_GROUP}. Reinstall "
+            "Steward",
             ENTRY_POINT_GROUP,
         )
     return banks

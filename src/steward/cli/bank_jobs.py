@@ -58,9 +58,9 @@ def quote(
 ) -> None:
     """Run the action ``bank.quote`` and print its reply.
 
-    Give options of sbatch and a script; Steward applies its #SBATCH lines. It submits
-    nothing and places no hold. The bank never charges a job more than this, unless Slurm
-    lets it use more than it requested.
+    Give options of sbatch and a script; Steward applies the #SBATCH lines of the script. The
+    command submits nothing and places no SU hold. The bank never charges more than this price,
+    unless Slurm lets the job use more than requested.
     """
     arguments = tuple(words or ())
     if "-h" in arguments[:1]:

@@ -30,7 +30,7 @@ _LONGEST_OUTAGE_S = 30.0
 def events(call: CommandCall, context: click.Context) -> None:
     """List or follow events: node failures, daemon restarts, rule executions.
 
-    Without a command, it lists the newest events.
+    Without a subcommand, 'steward events' lists the newest events.
     """
     if context.invoked_subcommand is None:
         reply: EventsReply = call.send("events.list", EventsRequest())

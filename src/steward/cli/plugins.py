@@ -318,8 +318,8 @@ def check(
 ) -> None:
     """Check installed plugins, and suggest fixes; the exit code is 1 if there is a problem.
 
-    With --slurm, check before an upgrade whether the new version will load the plugin and,
-    with --job-submit, whether its slurmctld will start.
+    Before an upgrade of Slurm, --slurm checks whether the new version will load the plugin. With
+    --job-submit, it also checks whether the new slurmctld will start.
     """
     from steward.admin.plugins.build import SlurmVersion
     from steward.admin.plugins.job_submit import check_reach, check_submit, find_gate_conf

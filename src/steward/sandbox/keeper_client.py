@@ -71,7 +71,9 @@ def read_keepers(directory: str) -> KeeperProcesses | None:
     except FileNotFoundError:
         return None
     except (OSError, msgspec.MsgspecError) as error:
-        raise SandboxError(f"{directory} is damaged: {error}", directory) from error
+        raise SandboxError(
+            f"{directory} is damaged ({error}): end its processes, and remove it", directory
+        ) from error
 
 
 def end_keeper(keeper: subprocess.Popen[bytes], *, keep: bool) -> None:

@@ -511,8 +511,8 @@ def show_statement(
 def show_usage(context: BankContext, caller: Caller, request: UsageRequest) -> UsageReply:
     """Sum up charges by user, account, partition, time or cluster.
 
-    Refunds are subtracted. Bars are shares of the largest row. You see the accounts that you own or
-    coordinate, and your own jobs; operators see everything.
+    The sums are charges less refunds. Each bar shows a row as a share of the largest one. You see
+    the accounts that you own or coordinate, and your own jobs; operators see everything.
 
     Raises:
         BankRefused: It is about the usage of others.
