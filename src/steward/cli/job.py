@@ -438,7 +438,11 @@ def job(
     ] = False,
     every: Annotated[
         bool,
-        Option("--all", "-a", help="Show every task and node. Default: some, failed ones first."),
+        Option(
+            "--all",
+            "-a",
+            help="Show every task and node. Default: a selection with the failed ones.",
+        ),
     ] = False,
     cluster: Cluster = "",
     as_json: Json = False,
