@@ -27,7 +27,7 @@ BIN = Path(__file__).parents[2] / "libexec/steward/bin"
 
 
 def spec_of(directory: str, slurm: str, **options: Any) -> SandboxSpec:
-    """A cluster that has the plugins, and on which Steward can be run, in ``directory``."""
+    """Return the spec of a cluster with the plugins, on which Steward can run, in ``directory``."""
     own = f"steward_jobcomp_file = '{directory}/log/jobcomp.jsonl'\n"
     return SandboxSpec(
         **{
@@ -42,11 +42,11 @@ def spec_of(directory: str, slurm: str, **options: Any) -> SandboxSpec:
 
 
 class BookedSite:
-    """A cluster, its nodes' plugin and agent, and the daemon.
+    """Cluster with its nodes' plugin and agent, and the daemon.
 
     Args:
-        cluster: Of :func:`spec_of`.
-        snapshot_s: Seconds from one look at the queue to the next.
+        cluster: Cluster of :func:`spec_of`.
+        snapshot_s: Seconds between two polls of the queue.
     """
 
     def __init__(self, cluster: Sandbox, snapshot_s: float = 0.5) -> None:
@@ -113,7 +113,7 @@ class BookedSite:
             self.agent = None
 
     def submit(self, script: str, *, user: str = "", **options: Any) -> int:
-        """Submit a batch script; returns the job's id."""
+        """Submit a batch script; return the job's id."""
         options.setdefault("output", "/dev/null")
         return submit_to(self.cluster, script, user=user or self.user, **options)
 
@@ -134,6 +134,6 @@ class BookedSite:
         wait_until(lambda: not self.cluster.run(words, check=False).stdout.strip(), timeout_s)
 
     def close(self) -> None:
-        """End what was started here."""
+        """End the processes that the test started."""
         self.kill_agent()
         self.daemon.close()

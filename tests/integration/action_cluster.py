@@ -1,4 +1,4 @@
-"""A cluster with users of every role, and a daemon that runs their actions."""
+"""Cluster with users of every role, and a daemon that runs their actions."""
 
 import json
 import shutil
@@ -25,7 +25,7 @@ SLEEP = "#!/bin/sh\nsleep 600\n"
 
 
 class Hook(Quiet, BaseHTTPRequestHandler):
-    """A webhook that records the notifications it receives."""
+    """Webhook that records the notifications it receives."""
 
     told: ClassVar[list[Any]] = []
 
@@ -37,7 +37,7 @@ class Hook(Quiet, BaseHTTPRequestHandler):
 
 
 class ActingSite:
-    """A cluster with a daemon, and users of every role."""
+    """Cluster with a daemon, and users of every role."""
 
     def __init__(self, cluster: Sandbox, port: int) -> None:
         self.cluster = cluster
@@ -73,7 +73,7 @@ class ActingSite:
         return str(self.cluster.run(list(words)).stdout)
 
     def run(self, ref: str, *options: str, by: str = "carl", **given: Any) -> dict[str, Any]:
-        """Have it done through the daemon's socket, or here where ``by`` is ``root``."""
+        """Run an action through the daemon's socket, or in this process if ``by`` is ``root``."""
         done = self._asked(ref, options, by, given)
         assert done.returncode in (0, 1), done.stderr
         assert done.stdout, done.stderr
@@ -87,7 +87,7 @@ class ActingSite:
         return answer["result"]
 
     def refused(self, ref: str, *options: str, by: str = "carl", **given: Any) -> str:
-        """Why it was not done, and that nothing was begun."""
+        """Return the error of a rejected action; check that it did not begin."""
         before = self.audited()
         done = self._asked(ref, options, by, given)
         assert done.returncode in (1, 2), done.stdout
@@ -122,7 +122,7 @@ class ActingSite:
 
 @pytest.fixture(scope="module")
 def site(slurm_version: str) -> Iterator[ActingSite]:
-    """A cluster for this module, and its daemon."""
+    """Bring up a cluster for this module, and its daemon."""
     with answering(Hook) as server:
         # An answer of its slurmd's that is on its way must not bring back a node that is set down.
         spec = SandboxSpec(slurm=slurm_version, user_names=USERS, extra=("ReturnToService=0",))
@@ -137,6 +137,6 @@ def site(slurm_version: str) -> Iterator[ActingSite]:
 
 @pytest.fixture
 def healthy(site: ActingSite) -> Iterator[ActingSite]:
-    """The cluster, all of whose nodes are brought back after the test."""
+    """Return the cluster, and bring back all of its nodes after the test."""
     yield site
     site.heal()

@@ -1,4 +1,4 @@
-"""``steward agent`` as a program: the lines that it sends, and what comes of them."""
+"""``steward agent`` as a program: the lines that it sends, and their effects."""
 
 import os
 import subprocess
@@ -26,7 +26,7 @@ NODE = "localhost"
 
 
 def lines(numbers: range, node: str = NODE) -> bytes:
-    """A thousand tasks to a step."""
+    """Return the lines of steps with a thousand tasks each."""
     now = int(time.time() * 1e6)
     return b"".join(
         b'{"v":1,"k":"task","t":%d,"j":%d,"n":"%s","s":"%d","l":%d,"id":%d,"pid":%d,'
@@ -52,12 +52,12 @@ def run_agent(
 
 
 class Hearer(Quiet, BaseHTTPRequestHandler):
-    """A scripted receiver in Steward's place; the test sets its reply to a batch."""
+    """Scripted receiver in Steward's place; the test sets its reply to a batch."""
 
     protocol_version = "HTTP/1.1"
 
     def do_POST(self) -> None:
-        """Take a batch in."""
+        """Receive a batch."""
         body = self.rfile.read(int(self.headers["Content-Length"]))
         digest = agent.digest_of(self.headers["Steward-Batch"].encode(), body)
         self.answer(digest, f"durable {digest}\n".encode())
@@ -66,8 +66,8 @@ class Hearer(Quiet, BaseHTTPRequestHandler):
         """Answer a batch.
 
         Args:
-            digest: The batch's.
-            durable: The words that it is durable.
+            digest: Digest of the batch.
+            durable: Text that says that the batch is durable.
         """
         raise NotImplementedError
 

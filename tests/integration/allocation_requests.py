@@ -1,8 +1,7 @@
-"""Random requests, and a cluster of many small nodes that real slurmctld allocates them on.
+"""Random requests, and a cluster of many small nodes on which a real slurmctld allocates them.
 
-The nodes are a cloud's that is powered down: slurmctld allocates them as any
-others, and the jobs then wait for nodes that never come. So a thousand
-allocations take seconds, and need no slurmd.
+The nodes belong to a cloud that is powered down: slurmctld allocates them as others, and the
+jobs then wait for nodes that never come. A thousand allocations take seconds and need no slurmd.
 """
 
 import random
@@ -45,7 +44,7 @@ RATES: Final = (
 
 
 def spec(version: str, selects: str, *, accounting: bool) -> SandboxSpec:
-    """A cluster with these SelectTypeParameters."""
+    """Return the spec of a cluster with these SelectTypeParameters."""
     counted = ["AccountingStorageTRES=gres/gpu,gres/gpu:a100,gres/gpu:v100"] if accounting else []
     return SandboxSpec(
         slurm=version,

@@ -1,4 +1,4 @@
-"""Programs that ask the API of a site of pages."""
+"""Programs that use the API of a site with pages."""
 
 from typing import Any, Self
 
@@ -7,12 +7,12 @@ from web_site import WebSite
 
 
 class Program(httpx.Client):
-    """A program with a token.
+    """Program with a token.
 
     Args:
-        site: Whom it asks.
-        user: Whose token it has.
-        scopes: What the token is good for.
+        site: Site that it queries.
+        user: Owner of the token.
+        scopes: Scopes of the token.
     """
 
     def __init__(self, site: WebSite, user: str, *scopes: str) -> None:
@@ -35,6 +35,6 @@ class Program(httpx.Client):
 
 
 def token(site: WebSite, user: str, *scopes: str) -> str:
-    """A token's secret."""
+    """Return the secret of a token."""
     words = ["--scope", ",".join(scopes)] if scopes else []
     return str(site.daemon.ask("token", "create", *words, user=user).stdout).strip()

@@ -46,12 +46,12 @@ RATE: Final = Rate(
 
 
 def spec_of(directory: str, slurm: str, **options: Any) -> SandboxSpec:
-    """A cluster that asks the gate, in ``directory``.
+    """Return the spec of a cluster that asks the gate, in ``directory``.
 
     Args:
-        directory: Where the cluster is.
+        directory: Directory of the cluster.
         slurm: Version of Slurm; the installed one if empty.
-        options: Of SandboxSpec, beside and in place of these.
+        options: Options of SandboxSpec that differ.
     """
     own = f"steward_jobcomp_file = '{directory}/log/jobcomp.jsonl'\n"
     env = {"STEWARD_GATE_CONF": f"{directory}-gate/gate.conf"}
@@ -71,14 +71,14 @@ def spec_of(directory: str, slurm: str, **options: Any) -> SandboxSpec:
 
 
 class BankSite:
-    """A cluster whose jobs are paid for, and the daemon.
+    """Cluster whose jobs are charged, and the daemon.
 
     Args:
-        cluster: Of :func:`spec_of`.
-        bank: What differs from the bank's settings here.
-        gate: What differs from the gate's.
-        name: What Steward calls the cluster; its ClusterName.
-        snapshot_s: Seconds from one look at the queue to the next.
+        cluster: Cluster of :func:`spec_of`.
+        bank: Settings of the bank that differ.
+        gate: Settings of the gate that differ.
+        name: Steward's name of the cluster; its ClusterName.
+        snapshot_s: Seconds between two polls of the queue.
     """
 
     def __init__(
@@ -124,8 +124,8 @@ class BankSite:
 
         Args:
             deposits: micro-SU by account.
-            mode: What the cluster is to do.
-            rates: What jobs cost, on each cluster.
+            mode: Mode of the bank on the cluster.
+            rates: Rates, the same on each cluster.
         """
         self.daemon.state.mkdir(mode=0o700, exist_ok=True)
         by = Authorship(who="root", why="the tests' own")
@@ -168,17 +168,17 @@ class BankSite:
 
     @property
     def link(self) -> GateClient:
-        """The gate, as Steward's own processes ask it."""
+        """Return the client by which Steward's own processes ask the gate."""
         return GateClient(self.settings.state_dir)
 
     def submit(self, script: str, *, user: str = "", **options: Any) -> int:
-        """Submit a batch script; returns the job's id."""
+        """Submit a batch script; return the job's id."""
         options.setdefault("output", "/dev/null")
         options.setdefault("account", ACCOUNTS[0])
         return submit_to(self.cluster, script, user=user or self.user, **options)
 
     def tries(self, script: str, *words: str, user: str = "") -> "subprocess.CompletedProcess[str]":
-        """Submit what may be refused."""
+        """Submit a job that may be rejected; return the result of sbatch."""
         argv = ["sbatch", "--parsable", "--output=/dev/null", f"--account={ACCOUNTS[0]}", *words]
         return self.cluster.run(argv, user=user or self.user, input=script, check=False)
 
@@ -237,7 +237,7 @@ class BankSite:
         return sum(hold.remaining for hold in self.holds())
 
     def holds(self) -> list[Hold]:
-        """The gate's open holds."""
+        """Return the gate's open holds."""
         found: list[Hold] = []
         while page := self.link.list_holds(after=found[-1].id if found else "", limit=1000):
             found += page
@@ -285,7 +285,7 @@ class BankSite:
         return found
 
     def signal_part(self, part: str, number: int) -> None:
-        """Send one of the daemon's parts a signal."""
+        """Send a signal to a worker of the daemon."""
         wait_until(lambda: bool(self.processes(part)), 20)
         for pid in self.processes(part):
             with contextlib.suppress(ProcessLookupError):  # it has just ended
@@ -296,7 +296,7 @@ class BankSite:
         self.daemon.close()
 
     def close(self) -> None:
-        """End what was started here."""
+        """End the processes that the test started."""
         self.daemon.close()
 
 
@@ -309,14 +309,14 @@ def bank_site(
     snapshot_s: float = 0.5,
     **options: Any,
 ) -> Iterator[BankSite]:
-    """A cluster that asks the gate, and the daemon that is not started yet.
+    """Bring up a cluster that asks the gate, with a daemon that has not started yet.
 
     Args:
         slurm: Version of Slurm; the installed one if empty.
-        bank: What differs from the bank's settings here.
-        gate: What differs from the gate's.
-        snapshot_s: Seconds from one look at the queue to the next.
-        options: Of SandboxSpec.
+        bank: Settings of the bank that differ.
+        gate: Settings of the gate that differ.
+        snapshot_s: Seconds between two polls of the queue.
+        options: Options of SandboxSpec.
     """
     directory = tempfile.mkdtemp(prefix="steward-bank-", dir="/tmp")
     os.chmod(directory, 0o755)

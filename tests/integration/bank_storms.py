@@ -1,4 +1,4 @@
-"""Many submit at once against an account that can pay for some of them only."""
+"""Storms of submissions against an account that can pay for some of them only."""
 
 from pathlib import Path
 
@@ -15,9 +15,9 @@ class Storm:
     """Jobs that wait for a file before they end, so that no SU hold is released meanwhile.
 
     Args:
-        site: Where they are submitted first; its ``physics`` has nothing yet, and its
+        site: Site of the submissions; its account ``physics`` is empty at first, and
             ``chemistry`` has plenty.
-        can_pay: How many of them ``physics`` will be able to pay for.
+        can_pay: Number of jobs for which ``physics`` will be able to pay.
     """
 
     def __init__(self, site: BankSite, can_pay: int) -> None:

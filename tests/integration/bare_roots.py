@@ -1,4 +1,4 @@
-"""Bare Debian systems without a network, to install packages into."""
+"""Bare Debian systems without a network, on which tests install packages."""
 
 import fcntl
 import os
@@ -52,12 +52,12 @@ ENVIRONMENT = {
 
 
 class Bare:
-    """A writable overlay of the shared system, which stays unchanged.
+    """Writable overlay of the shared system, which stays unchanged.
 
     Args:
-        suite: Debian's name of it.
-        directory: What is written in it is kept here.
-        packages: A directory that is ``/packages`` in it.
+        suite: Name of the Debian suite.
+        directory: Directory of everything that is written in the overlay.
+        packages: Directory that is mounted as ``/packages``.
     """
 
     def __init__(self, suite: str, directory: Path, packages: Path) -> None:
@@ -71,7 +71,7 @@ class Bare:
         hurry.write_text("force-unsafe-io\n")
 
     def run(self, words: Sequence[str], *, code: int = 0) -> str:
-        """Run a program as its root, without a network; what it printed, errors included."""
+        """Run a program as root of the system, without a network; return its output with errors."""
         done = subprocess.run(
             [
                 *("unshare", "--mount", "--net", "--pid", "--fork", "--kill-child"),
@@ -92,7 +92,7 @@ class Bare:
         return done.stdout
 
     def sh(self, script: str, *, code: int = 0) -> str:
-        """Run a script for sh there."""
+        """Run a script for sh in the system."""
         return self.run(["sh", "-euc", script], code=code)
 
     def path(self, name: str) -> Path:
@@ -124,7 +124,7 @@ def read_index(suite: str, names: Iterable[str]) -> str:
 
 
 def _base(suite: str) -> Path:
-    """The shared system, made where there is none yet."""
+    """Return the shared system; make it if it does not exist."""
     if os.geteuid() != 0 or shutil.which("debootstrap", path="/usr/sbin:/usr/bin") is None:
         pytest.skip("bare systems are made by debootstrap, as root")
     root = Path(get_cache_directory()) / f"bare-{suite}"

@@ -1,4 +1,4 @@
-"""A bare Debian system that systemd boots in a container, and docs/install.md typed on it."""
+"""Bare Debian system that systemd boots in a container, and docs/install.md followed on it."""
 
 import contextlib
 import fcntl
@@ -90,7 +90,7 @@ def follow_page(bare: Bare, looks: str) -> str:
 
     Args:
         bare: The system; its ``/packages`` has the packages.
-        looks: A script for sh that runs before Steward is removed.
+        looks: Script for sh that runs before Steward is removed.
     """
     *steps, removal = [
         (place, text)

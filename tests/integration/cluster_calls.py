@@ -1,4 +1,4 @@
-"""Runs inside a sandbox: asks and changes its machine through Steward, prints JSON.
+"""Program that runs inside a sandbox: it queries and changes its cluster, and prints JSON.
 
 ``cluster_calls.py SETTINGS OBJECT METHOD ARGUMENTS``; SETTINGS is a ClusterSettings as JSON,
 ARGUMENTS a list and an object as JSON.

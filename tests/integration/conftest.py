@@ -47,33 +47,33 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def slurm_version() -> str:
-    """The version that tests bring clusters up with: for a SandboxSpec's ``slurm``."""
+    """Return the Slurm version of the tests' clusters, for ``slurm`` of a SandboxSpec."""
     return SLURM
 
 
 @pytest.fixture(scope="session")
 def sandbox(slurm_version: str) -> Iterator[Sandbox]:
-    """A cluster that all tests share: leave its daemons running and its nodes up."""
+    """Bring up a cluster that all tests share: leave its daemons running and its nodes up."""
     with Sandbox.up(SandboxSpec(slurm=slurm_version), report=print) as cluster:
         yield cluster
 
 
 @pytest.fixture(scope="session")
 def booked_sandbox(slurm_version: str) -> Iterator[Sandbox]:
-    """A cluster that all tests share, with slurmdbd."""
+    """Bring up a cluster with slurmdbd that all tests share."""
     with Sandbox.up(SandboxSpec(slurm=slurm_version, accounting=True), report=print) as cluster:
         yield cluster
 
 
 @pytest.fixture(scope="session")
 def submitter(sandbox: Sandbox) -> str:
-    """One of the cluster's ordinary users."""
+    """Return one of the cluster's ordinary users."""
     return next(iter(sandbox.users))
 
 
 @pytest.fixture(scope="session")
 def submit(sandbox: Sandbox, submitter: str) -> Submit:
-    """Submit a batch script to the shared cluster; returns the job's id."""
+    """Return a function that submits a batch script to the shared cluster; it returns the id."""
 
     def call(script: str | bytes, *, user: str = submitter, **options: Any) -> int:
         return submit_to(sandbox, script, user=user, **options)
@@ -83,7 +83,7 @@ def submit(sandbox: Sandbox, submitter: str) -> Submit:
 
 @pytest.fixture
 def fast() -> Iterator[Path]:
-    """A directory on tmpfs if there is one, for tests that do not depend on the disk."""
+    """Return a directory on tmpfs if there is one, for tests that do not depend on the disk."""
     base = "/dev/shm" if os.path.isdir("/dev/shm") else None
     with tempfile.TemporaryDirectory(dir=base) as where:
         yield Path(where)
@@ -91,19 +91,19 @@ def fast() -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def kafka(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
-    """A broker that all tests share: take a topic and a consumer group of your own."""
+    """Start a broker that all tests share: use a separate topic and consumer group in each."""
     yield from _shared(pytestconfig, Kafka(tmp_path_factory.mktemp("kafka")))
 
 
 @pytest.fixture(scope="session")
 def postgresql(pytestconfig: pytest.Config) -> Iterator[PostgreSQL]:
-    """A server that all tests share: make a database of your own with `new_database`."""
+    """Start a server that all tests share: make a database for each with `new_database`."""
     yield from _shared(pytestconfig, PostgreSQL())
 
 
 @pytest.fixture(scope="session")
 def majors() -> dict[str, int]:
-    """The major versions to test, for servers that a test starts."""
+    """Return the major versions to test, for servers that a test starts."""
     return {"elasticsearch": ELASTICSEARCH, "opensearch": OPENSEARCH}
 
 
@@ -111,7 +111,7 @@ def majors() -> dict[str, int]:
 def elasticsearch(
     pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Elasticsearch]:
-    """A node that all tests share: take names of your own for indices and templates."""
+    """Start a node that all tests share: use separate names of indices and templates in each."""
     directory = tmp_path_factory.mktemp("elasticsearch")
     yield from _shared(pytestconfig, Elasticsearch(ELASTICSEARCH, directory))
 
@@ -120,7 +120,7 @@ def elasticsearch(
 def opensearch(
     pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[OpenSearch]:
-    """A node that all tests share: take names of your own for indices and templates."""
+    """Start a node that all tests share: use separate names of indices and templates in each."""
     yield from _shared(pytestconfig, OpenSearch(OPENSEARCH, tmp_path_factory.mktemp("opensearch")))
 
 

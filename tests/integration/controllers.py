@@ -1,4 +1,4 @@
-"""Controllers that report to a Steward, and the munged that each cluster has."""
+"""Controllers that report to a Steward, and the munged of each cluster."""
 
 import os
 import subprocess
@@ -23,11 +23,11 @@ from steward.slurm.settings import ClusterSettings
 
 
 class Munged:
-    """A munged with the test's key.
+    """munged with the test's key.
 
     Args:
-        directory: Where its socket and its key are; made if need be.
-        origin: The address that its credentials carry.
+        directory: Directory of its socket and its key; created if missing.
+        origin: Address that its credentials carry.
         key: The key; a new one if empty.
     """
 
@@ -77,10 +77,10 @@ Answer = tuple[int, dict[str, str], bytes]
 
 
 class Relay:
-    """A proxy that passes a controller's requests on to the receiver, with scripted answers.
+    """Proxy that passes a controller's requests on to the receiver, with scripted answers.
 
     Args:
-        port: The receiver's.
+        port: Port of the receiver.
     """
 
     def __init__(self, port: int) -> None:
@@ -135,7 +135,7 @@ MakeMunged = Callable[..., Munged]
 
 @pytest.fixture
 def make_munged(tmp_path: Path) -> Iterator[MakeMunged]:
-    """Creates munged processes, and ends them."""
+    """Return a function that creates munged processes; end them after the test."""
     made: list[Munged] = []
 
     def make(origin: str = "127.0.0.1", key: bytes = b"") -> Munged:
@@ -194,7 +194,7 @@ def controller_settings(
     cluster: str = "c1",
     forward: ForwardSettings | None = None,
 ) -> Settings:
-    """Settings of a controller that watches a spool."""
+    """Return settings of a controller that watches a spool."""
     directory.mkdir(exist_ok=True)
     spool.mkdir(exist_ok=True)
     forward = forward or ForwardSettings()

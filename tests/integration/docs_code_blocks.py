@@ -5,6 +5,6 @@ from pathlib import Path
 
 
 def code(page: str, language: str) -> list[str]:
-    """The blocks of a page of docs that are of a language."""
+    """Return the code blocks of a documentation page in a language."""
     text = (Path(__file__).parents[2] / "docs" / page).read_text()
     return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)

@@ -1,13 +1,12 @@
 """Expected costs of jobs, computed from Slurm's own records independently of Steward.
 
-Nothing of the bank is used here: rows of ``sacct --duplicates`` where there is a
-slurmdbd, else the words of ``scontrol show job`` and, of runs that a requeue hid
-there, the lines of jobcomp. Where two of Slurm's records of a run have different ends,
-the one that was told first holds: a finished job's requeue writes its end once more, and
-so does a slurmctld that was killed and begins again with what it saved seconds before.
-Where it runs the job once more after that end, both count. A run whose requeue or
-preemption it forgot goes on until it ends, unless it forgot the run's start, too: then the job
-starts once more, and both count.
+This module uses nothing of the bank: it reads rows of ``sacct --duplicates`` if there is a
+slurmdbd, else ``scontrol show job`` and, for runs that a requeue hid there, jobcomp's lines. If
+two of Slurm's records of a run have different ends, the earlier record counts: a requeue of a
+finished job writes its end again, and so does a slurmctld that was killed and restarts from
+state saved seconds before. If it runs the job again after that end, both runs count. A run whose
+requeue or preemption it forgot continues until it ends; if it forgot the run's start, too, the
+job starts again, and both runs count.
 """
 
 import json
@@ -30,7 +29,7 @@ _UNFINISHED: Final = ("PENDING", "RUNNING", "SUSPENDED", "CONFIGURING", "COMPLET
 
 
 class Ran(NamedTuple):
-    """A run, or a piece of one, as Slurm records it."""
+    """Run, or piece of a run, as Slurm records it."""
 
     job: int
     start: str
@@ -59,11 +58,11 @@ def costs(runs: Iterable[Ran], cpu: int = CPU) -> dict[int, int]:
 
 
 def by_sacct(site: BankSite, suspensions: Mapping[int, tuple[int, int]] | None = None) -> list[Ran]:
-    """All runs and pieces that slurmdbd knows the end of, or jobcomp where slurmctld was killed.
+    """Return runs and pieces with an end in slurmdbd, or in jobcomp where slurmctld was killed.
 
     Args:
-        site: Where they ran.
-        suspensions: When jobs were suspended and resumed; jobcomp does not report it.
+        site: Site of the runs.
+        suspensions: Times at which jobs were suspended and resumed; jobcomp does not report them.
     """
     words = ["sacct", "-a", "-D", "-X", "-n", "-P", "--noconvert", "-S", "now-1day", "-o", _COLUMNS]
     rows = site.cluster.run(words, env=_TIMES, timeout_s=120).stdout.splitlines()
@@ -116,7 +115,7 @@ def by_sacct(site: BankSite, suspensions: Mapping[int, tuple[int, int]] | None =
 
 
 def _without_suspension(ran: Ran, suspensions: Mapping[int, tuple[int, int]]) -> Ran:
-    """The run without the time for which it was suspended."""
+    """Return the run without its suspended time."""
     suspended_at, resumed_at = suspensions.get(ran.job, (0, 0))
     halted_s = max(0, min(resumed_at, ran.end) - max(suspended_at, int(ran.start)))
     return ran._replace(seconds=ran.seconds - halted_s)
@@ -171,7 +170,7 @@ def _again(lines: Iterable[Ran], first: Mapping[tuple[int, str], Ran]) -> Iterat
 
 
 def by_slurmctld(site: BankSite) -> list[Ran]:
-    """The last run of each job by scontrol, earlier ones and pieces by jobcomp."""
+    """Return the last run of each job from scontrol, earlier runs and pieces from jobcomp."""
     last = {(ran.job, ran.start): ran for ran in _shown(site)}
     found: dict[tuple[int, str], Ran] = {}
     pieces = []
@@ -244,7 +243,7 @@ def _lines(site: BankSite) -> list[Ran]:
 
 
 def _state(told: dict[str, object]) -> str:
-    """The name of a state's number (slurm.h: enum job_states)."""
+    """Return the name of a state's number (slurm.h: enum job_states)."""
     names = ["PENDING", "RUNNING", "SUSPENDED", "COMPLETED", "CANCELLED", "FAILED", "TIMEOUT"]
     names += ["NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY"]
     raw = told.get("job_state", 0)

@@ -1,4 +1,4 @@
-"""Files below a directory that a daemon works in: it may empty and remove some meanwhile."""
+"""Files below a directory in which a daemon works: some may vanish meanwhile."""
 
 import fnmatch
 import os
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def files_below(root: Path, pattern: str = "*") -> list[Path]:
-    """The files whose name matches; unlike ``rglob`` it bears with a directory that goes."""
+    """Return the files whose name matches; unlike ``rglob`` tolerate vanishing directories."""
     return [
         Path(directory, name)
         for directory, _, names in os.walk(root)
@@ -17,8 +17,8 @@ def files_below(root: Path, pattern: str = "*") -> list[Path]:
 def contents_below(root: Path) -> dict[Path, bytes]:
     """Return the content of every file, without symbolic links.
 
-    A file that goes while they are read may have taken another's place, under whose name it
-    would be looked at too late: then all are read again.
+    A file that vanishes meanwhile may have moved to a place that was read before: then this reads
+    all files again.
     """
     while True:
         found = [path for path in files_below(root) if path.is_file() and not path.is_symlink()]

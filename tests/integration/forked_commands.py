@@ -34,7 +34,7 @@ _LONGEST: Final = 1 << 18
 
 @functools.lru_cache(maxsize=1)
 def _server() -> socket.socket:
-    """The connection to this process's server, which ends with this process."""
+    """Return the connection to this process's server, which ends with this process."""
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for end in (ours, its):
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * _LONGEST)
@@ -63,9 +63,9 @@ def run_steward(
     Args:
         cluster: The sandbox.
         argv: The program ``steward`` and its arguments.
-        user: Who runs it; the calling user if empty.
-        env: Variables beside the environment's.
-        timeout_s: After so many seconds it is killed.
+        user: User of the command; the calling user if empty.
+        env: Further variables of the environment.
+        timeout_s: Time after which the command is killed, in seconds.
         check: Whether an exit code other than 0 is an error.
 
     Raises:
@@ -91,7 +91,7 @@ def run_steward(
 
 
 def _ask(request: bytes, out: IO[bytes], err: IO[bytes], timeout_s: float) -> int | None:
-    """The command's exit code, as subprocess has it; None if it was killed for its time."""
+    """Return the command's exit code, as subprocess has it; None if it was killed for its time."""
     read, write = os.pipe2(os.O_CLOEXEC)
     with open(read, "rb", buffering=0) as told:
         try:
@@ -124,7 +124,7 @@ def _text(file: IO[bytes]) -> str:
 
 
 def serve(requests: socket.socket) -> None:
-    """Fork a child for each request; returns in a child that is to run a command."""
+    """Fork a child for each request; in a child that runs a command, return."""
     # Ctrl-C ends the tests, and the server with them.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     learned, teach = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)

@@ -1,4 +1,4 @@
-"""A cluster whose slurmctld asks the test's gate, through the submit plugin in C or in Lua."""
+"""Cluster whose slurmctld asks the test's gate, through the submit plugin in C or in Lua."""
 
 import shutil
 import time
@@ -32,7 +32,7 @@ def headers(version: str) -> str:
 
 
 class AskingSite:
-    """The cluster, the gate that it asks, and what the plugin reads of the site's policy."""
+    """Cluster, the gate that it asks, and the policy that the plugin reads."""
 
     def __init__(self, cluster: Sandbox, gate: AskedGate, directory: Path) -> None:
         self.cluster = cluster
@@ -65,7 +65,7 @@ class AskingSite:
         return said
 
     def comment(self, job: int) -> str:
-        """The job's AdminComment."""
+        """Return the job's AdminComment."""
         shown = self.cluster.run(["scontrol", "show", "job", str(job)]).stdout
         found = [line for line in shown.splitlines() if "AdminComment=" in line]
         return found[0].strip().removeprefix("AdminComment=") if found else ""
@@ -87,7 +87,7 @@ class AskingSite:
 
 @contextmanager
 def asking(directory: Path, version: str, kind: str, **more: Any) -> Iterator[AskingSite]:
-    """Bring it up: ``kind`` is ``c`` or ``lua``."""
+    """Bring up the site; ``kind`` is ``c`` or ``lua``."""
     shared = directory / "run"
     shared.mkdir()
     shared.chmod(0o777)

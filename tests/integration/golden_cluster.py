@@ -1,4 +1,4 @@
-"""A site without Slurm for golden outputs: fixed settings, users, host name and file times."""
+"""Site without Slurm for golden outputs: fixed settings, users, host name and file times."""
 
 import os
 import shutil
@@ -50,7 +50,7 @@ _BANK_BEGAN: Final = "12:00:00"
 
 
 def at(text: str) -> datetime:
-    """A time of 8 January 2024 (``09:30:00``), or of another day of the month (``9T06:00:00``)."""
+    """Return a time of 8 January 2024 (``09:30:00``), or of another day (``9T06:00:00``)."""
     day, _, clock = text.rpartition("T")
     return datetime.fromisoformat(f"2024-01-{int(day or 8):02}T{clock}+00:00")
 
@@ -95,7 +95,7 @@ def picture() -> ClusterModel:
 
 
 def settings_in(directory: Path) -> Settings:
-    """The site's configuration."""
+    """Return the site's configuration."""
     return Settings(
         state_dir=str(directory / "state"),
         run_dir=str(directory),
@@ -118,10 +118,10 @@ def settings_in(directory: Path) -> Settings:
 
 
 class GoldenSite:
-    """A daemon with fixed settings, not started yet, and ways to wait for it.
+    """Daemon with fixed settings, not started yet, and waits for its work.
 
     Args:
-        directory: Its state, its archive, its spool and its files.
+        directory: Directory of its state, archive, spool and files.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -152,7 +152,7 @@ class GoldenSite:
         self.settle()
 
     def submit(self, job_id: int, when: datetime, user: str, spool: str = "spool") -> None:
-        """Put a job's script and environment into a spool, whole, with a fixed time."""
+        """Put a job's script and environment into a spool at once, with a fixed time."""
         made = self.directory / f"job.{job_id}"
         made.mkdir()
         lines = (f"HOME=/home/{user}", f"USER={user}", *_ENVIRONMENT)
@@ -178,7 +178,7 @@ class GoldenSite:
             return t.outbox.list_undelivered([NOTICE_KIND])
 
     def wait_for_events(self, kind: str, count: int) -> None:
-        """Wait until the journal has so many events of a kind that Steward appends itself."""
+        """Wait until the journal has this many events of a kind that Steward appends itself."""
         self.daemon.wait(lambda: ask(self.settings, "journal.db", _EVENTS, kind) == [(count,)])
         self.settle()
 
@@ -188,13 +188,13 @@ class GoldenSite:
         self.settle()
 
     def holds(self) -> dict[str, int]:
-        """The job of each open hold, by the hold's id."""
+        """Return the job of each open hold, by the hold's id."""
         return {hold.id: hold.job_id for hold in self.gate.list_holds(after="", limit=100)}
 
     def settle(self) -> None:
-        """Wait until consumers are at the journal's end, rules have acted, the gate is up to date.
+        """Wait until consumers have applied all events, rules have acted, and the gate is current.
 
-        After a start: until every consumer is there.
+        After a start, wait also until every consumer runs.
         """
         self.daemon.wait(self._is_settled, 60)
 
@@ -212,7 +212,7 @@ class GoldenSite:
 
 
 def own_host(files: Path) -> tuple[str, ...]:
-    """Words before a command that give it fixed users, groups, host name and zone."""
+    """Return the words before a command that set its users, groups, host name and zone."""
     etc = ("passwd", "group", "nsswitch.conf")
     binds = "".join(f"mount --bind {files}/etc/{name} /etc/{name} && " for name in etc)
     script = f'{binds}hostname login1 && exec "$@"'

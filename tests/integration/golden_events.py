@@ -1,7 +1,7 @@
-"""The facts of the golden site: jobs, steps and nodes of Monday, 8 January 2024.
+"""Events of the golden site: jobs, steps and nodes of Monday, 8 January 2024.
 
-They are appended to the journal as sources append them, and everything that follows from one
-is waited for before the next, so that events have the same numbers every time.
+The site appends them to the journal as sources do, and waits for all effects of one before it
+appends the next, so that events have the same numbers in each run.
 """
 
 from collections.abc import Sequence
@@ -89,7 +89,7 @@ _SCRIPTS: Final = {
 
 
 def feed(site: GoldenSite) -> None:
-    """Append all facts, and have their scripts captured."""
+    """Append all events, and have their scripts captured."""
     site.append([*_states(), *_ended_jobs(), *_requeued_job(), *_array(), *_open_jobs(), *_gaps()])
     site.wait_for_events(BANK_THRESHOLD, 1)
     site.wait_for_events(HOLD_PLACED, 2)
@@ -296,7 +296,7 @@ def _requeued_job() -> list[Event]:
 
 
 def _array() -> list[Event]:
-    """Three tasks; the last has the array's own id, and ran out of memory."""
+    """Return the events of an array of three tasks; the last has the array's id, out of memory."""
     found: list[Event] = []
     for number, job_id, state, signal in (
         (1, 107, "COMPLETED", 0),
@@ -355,9 +355,9 @@ def _run(
     """Return the events of one run of a job: submit, start and end.
 
     Args:
-        whose: The job's id, its user, account and last state.
-        times: When it was submitted, started and ended; "" for never.
-        fields: Of its records.
+        whose: The job's id, user, account and last state.
+        times: Times of submit, start and end; "" for never.
+        fields: Further fields of its records.
     """
     job_id, user, account, state = whose
     submit, start, end = times
@@ -417,13 +417,13 @@ def _step(
 
     Args:
         name: The job's id, the step, the node and the user.
-        times: When it was launched, and when it was over; "" for not yet.
-        tasks: What its tasks used.
-        program: What ran.
+        times: Times of launch and end; "" for not yet.
+        tasks: Usage of its tasks.
+        program: Name of its program.
         cpus: CPUs that it had on the node.
-        memory: GiB that it had on the node.
-        restarts: The run's restart count.
-        peak_bytes: Of its cgroup.
+        memory: Memory that it had on the node, in GiB.
+        restarts: Restart count of the run.
+        peak_bytes: Peak memory of its cgroup.
     """
     job_id, step, node, user = name
     begin, end = times
@@ -499,6 +499,6 @@ def _news() -> list[Event]:
 
 
 def _unusable() -> Event:
-    """An event that the consumer of jobs rejects."""
+    """Return an event that the consumer of jobs rejects."""
     record = JobRecord(job_id=98, name="nameless", state="RUNNING")
     return _event(JOB_STATE, "98", at("19:30:00"), JobFacts(record=record), "snapshot")

@@ -1,6 +1,6 @@
-"""Runs command lines of ``steward``, each in a child of a process that has imported all of it.
+"""Runner of ``steward`` command lines, each in a child of a process that has imported everything.
 
-It reads requests from stdin, a JSON object a line, and answers each with its exit code.
+It reads requests from stdin, one JSON object a line, and answers each with its exit code.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ _BY_FUNCTIONS: Final = ("pygments.formatters", "pygments.lexers", "rich.console"
 
 
 def command_line() -> list[tuple[tuple[str, ...], Any]]:
-    """Every command and group of ``steward``, with the words that call it."""
+    """Return every command and group of ``steward``, with the words that call it."""
     return list(_commands(app, ()))
 
 
@@ -41,7 +41,7 @@ def _commands(command: Any, words: tuple[str, ...]) -> Iterator[tuple[tuple[str,
 
 
 def serve() -> None:
-    """Answer requests until there are no more."""
+    """Answer requests until the input ends."""
     _import_all()
     for line in sys.stdin:
         request = json.loads(line)

@@ -1,4 +1,4 @@
-"""Blocks of docs/install.md, and the hosts on which a reader types them."""
+"""Blocks of docs/install.md, and the hosts on which a reader runs them."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Random jobs with requeues, suspensions, cancels and failures, on a cluster that may be killed."""
+"""Random jobs with requeues, suspensions, cancels and failures, on a cluster with kills."""
 
 import random
 import re
@@ -42,14 +42,14 @@ _ENDED: Final = ("", "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL",
 
 
 class Mix:
-    """Submits jobs, and changes each of them through its life.
+    """Submits jobs, and changes each of them during its life.
 
     Args:
-        site: Where they run.
-        chance: What decides which and how.
+        site: Site of the jobs.
+        chance: Random generator that decides which job and which change.
 
     Attributes:
-        suspensions: When jobs were suspended and resumed, in seconds since the epoch.
+        suspensions: Times at which jobs were suspended and resumed, in seconds since the epoch.
     """
 
     def __init__(self, site: BankSite, chance: random.Random) -> None:
@@ -91,7 +91,7 @@ class Mix:
             time.sleep(0.3)  # each look is work for a machine that has enough of it
 
     def look(self) -> States | None:
-        """The states of all jobs; None where slurmctld does not answer."""
+        """Return the states of all jobs; None if slurmctld does not answer."""
         words = ["squeue", "-a", "-r", "-h", "-t", "all", "-o", "%i|%T|%r|%j"]
         found = self.site.cluster.run(words, check=False)
         if found.returncode:
@@ -157,7 +157,7 @@ class Mix:
                 self.site.as_root("scancel", job)
 
     def submit(self, script: str, **options: Any) -> int:
-        """Submit a job, again where slurmctld is away; its id."""
+        """Submit a job, again while slurmctld is down; return its id."""
         while True:
             try:
                 job = self.site.submit(SHELL + script, **options)
@@ -199,40 +199,40 @@ def _pause(seconds: float) -> Life:
 
 
 def _insist(does: Callable[[], bool]) -> Life:
-    """Run a change that slurmctld may be too dead for, until it succeeds or the job is gone."""
+    """Run a change that a dead slurmctld may miss, until it succeeds or the job is gone."""
     deadline = time.monotonic() + _WAITS_S
     while not does() and time.monotonic() < deadline:
         yield
 
 
 def plain(mix: Mix) -> Life:
-    """A plain job of random size."""
+    """Submit a plain job of random size."""
     cpus = mix.chance.choice((1, 1, 1, 2, 3))
     mix.submit(mix.nap(), ntasks=cpus, time=str(mix.chance.randrange(1, 30)))
     yield from ()
 
 
 def failing(mix: Mix) -> Life:
-    """One that fails."""
+    """Submit a job that fails."""
     mix.submit(f"{mix.nap()}exit {mix.chance.randrange(1, 200)}\n", time="5")
     yield from ()
 
 
 def array(mix: Mix) -> Life:
-    """An array, sometimes a few tasks at a time."""
+    """Submit an array, sometimes with a limit of running tasks."""
     last = mix.chance.randrange(2, 6)
     mix.submit(mix.nap(), array=f"0-{last}{mix.chance.choice(('', '%2'))}", time="5")
     yield from ()
 
 
 def het(mix: Mix) -> Life:
-    """A heterogeneous job."""
+    """Submit a heterogeneous job."""
     mix.submit(f"#SBATCH -n1\n#SBATCH hetjob\n#SBATCH -n2\n{mix.nap()}", time="5")
     yield from ()
 
 
 def requeued(mix: Mix) -> Life:
-    """Requeued while it runs."""
+    """Submit a job that is requeued while it runs."""
     job = mix.submit("[ ${SLURM_RESTART_COUNT:-0} -gt 0 ] || sleep 60\n", requeue=True, time="5")
     if (yield from _until(str(job), "RUNNING")):
         yield from _pause(1.5)
@@ -240,7 +240,7 @@ def requeued(mix: Mix) -> Life:
 
 
 def run_again(mix: Mix) -> Life:
-    """Requeued after its end."""
+    """Submit a job that is requeued after its end."""
     job = mix.submit(mix.nap(), requeue=True, time="5")
     if (yield from _until(str(job), "COMPLETED")):
         yield from _pause(2.5)
@@ -248,7 +248,7 @@ def run_again(mix: Mix) -> Life:
 
 
 def resized(mix: Mix) -> Life:
-    """Releases one of its nodes."""
+    """Submit a job that releases one of its nodes."""
     job = mix.submit("sleep 6\n", nodes=2, ntasks_per_node=2, time="5")
     if (yield from _until(str(job), "RUNNING")):
         yield from _pause(2)
@@ -256,7 +256,7 @@ def resized(mix: Mix) -> Life:
 
 
 def suspended(mix: Mix) -> Life:
-    """Suspended for a time."""
+    """Submit a job that is suspended for a time."""
     job = mix.submit("sleep 3\n", time="5")
     if (yield from _until(str(job), "RUNNING")):
         yield from _pause(1)
@@ -270,7 +270,7 @@ def suspended(mix: Mix) -> Life:
 
 
 def cancelled(mix: Mix) -> Life:
-    """Cancelled while it runs."""
+    """Submit a job that is cancelled while it runs."""
     job = mix.submit("sleep 60\n", time="10")
     if (yield from _until(str(job), "RUNNING")):
         yield from _pause(1.2)
@@ -278,7 +278,7 @@ def cancelled(mix: Mix) -> Life:
 
 
 def whittled(mix: Mix) -> Life:
-    """An array whose tasks are cancelled one by one before their start, except one."""
+    """Submit an array whose tasks are cancelled one by one before their start, except one."""
     job = mix.submit("sleep 0.2\n", array="1-4", hold=True, time="5")
     yield
     for task in (2, 4, 1):
@@ -288,7 +288,7 @@ def whittled(mix: Mix) -> Life:
 
 
 def updated(mix: Mix) -> Life:
-    """Enlarged and extended while pending, shortened while running."""
+    """Submit a job that is enlarged and extended while pending, and shortened while running."""
     job = mix.submit("sleep 2\n", hold=True, time="2")
     yield
     mix.site.as_root("scontrol", "update", f"jobid={job}", "timelimit=9", "numcpus=2")
@@ -299,20 +299,20 @@ def updated(mix: Mix) -> Life:
 
 
 def limited(mix: Mix) -> Life:
-    """Runs into its time limit."""
+    """Submit a job that runs into its time limit."""
     mix.submit("sleep 300\n", time="1")
     yield from ()
 
 
 def never(mix: Mix) -> Life:
-    """Cancelled before it ever starts."""
+    """Submit a job that is cancelled before it starts."""
     job = mix.submit("true\n", begin="now+1hour", time="5", job_name="never")
     yield
     yield from _insist(lambda: mix.site.as_user("scancel", str(job)))
 
 
 def preempted(mix: Mix) -> Life:
-    """Preempted by a job of a higher partition."""
+    """Submit a job that is preempted by a job of a higher partition."""
     low = mix.submit(
         "[ ${SLURM_RESTART_COUNT:-0} -gt 0 ] || sleep 60\n",
         partition=mix.chance.choice(("low", "lowest")),
@@ -329,7 +329,7 @@ def preempted(mix: Mix) -> Life:
 
 
 def let_through(mix: Mix) -> Life:
-    """Submitted while gate.off lets the plugin admit every job."""
+    """Submit a job while gate.off lets the plugin admit every job."""
     off = mix.site.run_dir / "gate.off"
     off.touch()
     try:
@@ -340,7 +340,7 @@ def let_through(mix: Mix) -> Life:
 
 
 def scrontab(mix: Mix) -> Life:
-    """scrontab jobs each minute, until no other job runs, and at least two."""
+    """Run scrontab jobs each minute, until no other job runs, and at least two."""
     site = mix.site
     mix.submitted += scrontab_jobs.each_minute(
         site.cluster, site.user, "sleep 0.5", account=ACCOUNTS[0], count=3
@@ -353,7 +353,7 @@ def scrontab(mix: Mix) -> Life:
 
 
 def node_failed(mix: Mix) -> Life:
-    """Loses its node, which returns only after Slurm has noticed."""
+    """Submit a job that loses its node, which returns only after Slurm has noticed."""
     node = "node4"
     job = mix.submit("sleep 60\n", nodelist=node, no_requeue=True, time="10")
     if (yield from _until(str(job), "RUNNING")):

@@ -20,7 +20,7 @@ def submit_to(
     env: dict[str, str] | None = None,
     **options: Any,
 ) -> int:
-    """Submit a batch script; returns the job's id.
+    """Submit a batch script; return the job's id.
 
     Options are sbatch's: ``job_name="x"`` is ``--job-name=x``, ``hold=True`` is ``--hold``.
     """
@@ -36,7 +36,7 @@ def submit_to(
 
 
 def state_of(cluster: Sandbox, job: int) -> str:
-    """The state that squeue shows of a job, "" if it shows none."""
+    """Return the state that squeue shows of a job, "" if it shows none."""
     command = ["squeue", "-h", "-t", "all", "-j", str(job), "-o", "%T"]
     return str(cluster.run(command, check=False).stdout).strip()
 

@@ -29,7 +29,7 @@ _TIMEOUT_S = PATIENCE * 60
 
 
 class Consumer:
-    """``steward archive consume`` into an archive, and questions to it."""
+    """``steward archive consume`` into an archive, and queries of it."""
 
     def __init__(self, topic: Topic, home: Path) -> None:
         self.topic = topic
@@ -98,7 +98,7 @@ class Consumer:
         return found
 
     def committed(self) -> dict[int, int]:
-        """The offsets of its group, by partition."""
+        """Return the committed offsets of its group, by partition."""
         from confluent_kafka import Consumer as Client
         from confluent_kafka import TopicPartition
 
@@ -137,7 +137,7 @@ def make_source(
 
 
 class Source:
-    """A member of a group, in a thread, that keeps its events in a list."""
+    """Member of a group, in a thread, that keeps its events in a list."""
 
     def __init__(self, topic: Topic, group: str, directory: Path, **more: Any) -> None:
         self.events: list[Event] = []

@@ -25,7 +25,7 @@ UID = 4_000_001
 
 
 class Topic:
-    """A topic for one test, and a destination that sends to it."""
+    """Topic for one test, and a destination that sends to it."""
 
     def __init__(self, kafka: Kafka, partitions: int = 1, **settings: str) -> None:
         self.name = f"t-{uuid.uuid4()}"

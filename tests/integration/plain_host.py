@@ -1,8 +1,8 @@
-"""A host with a plain Slurm, on which tests install packages; everything is removed afterwards.
+"""Host with a plain Slurm, on which tests install packages; everything is removed afterwards.
 
 In a sandbox's mount namespace the directories that an installation writes to become
-overlays, in memory. ``/etc/slurm`` is the sandbox's own. What stands for systemd reads
-units as it does, as far as Steward's need it, and runs them from outside.
+overlays, in memory. ``/etc/slurm`` belongs to the sandbox. A stand-in for systemd reads units as
+systemd does, as far as Steward needs it, and runs them from outside.
 """
 
 import os
@@ -71,7 +71,7 @@ class PlainHost:
     """Shell, files and services of a Slurm host, as an administrator uses them.
 
     Args:
-        cluster: The sandbox; brought up by root, in namespaces of its own.
+        cluster: The sandbox, which root brought up in separate namespaces.
     """
 
     def __init__(self, cluster: Sandbox) -> None:
@@ -98,7 +98,7 @@ class PlainHost:
         self._systemd.start()
 
     def close(self) -> None:
-        """End what was started."""
+        """End the started services."""
         self._ended.set()
         self._systemd.join(60)
         for name in list(self._running):
@@ -107,7 +107,7 @@ class PlainHost:
     def type(
         self, lines: str, cwd: str = "/", user: str = ""
     ) -> "subprocess.CompletedProcess[Any]":
-        """Type lines in a shell of root or another user; stop at the first that fails."""
+        """Type lines in a shell of root or another user; stop at the first failure."""
         return self.cluster.run(
             ["env", "-i", f"PATH={PATH}", "HOME=/root", "LANG=C.UTF-8", "sh", "-e", "-c", lines],
             check=False,
@@ -117,12 +117,12 @@ class PlainHost:
         )
 
     def write(self, path: str, text: str, mode: int = 0o644) -> None:
-        """Make a file."""
+        """Write a file."""
         quoted = shlex.quote(path)
         self.cluster.run(["sh", "-c", f"cat > {quoted}; chmod {mode:o} {quoted}"], input=text)
 
     def read(self, path: str) -> str:
-        """A file's text; "" where there is none."""
+        """Return a file's text; "" if it does not exist."""
         return str(self.cluster.run(["cat", path], check=False).stdout)
 
     def log(self, name: str) -> str:
@@ -209,7 +209,7 @@ class PlainHost:
             process.wait(PATIENCE * 30)
 
     def _unit(self, name: str) -> dict[str, str]:
-        """A unit's settings, those of its drop-ins among them; the last of a name counts."""
+        """Return a unit's settings, with those of its drop-ins; the last of a name counts."""
         found = next((text for at in _UNITS if (text := self.read(f"{at}/{name}"))), "")
         drops = self._inside(f"cat /etc/systemd/system/{name}.d/*.conf 2>/dev/null; true")
         lines = (line.partition("=") for line in f"{found}\n{drops}".splitlines())

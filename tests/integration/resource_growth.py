@@ -13,10 +13,10 @@ class Sample(NamedTuple):
     """One measurement of a process.
 
     Attributes:
-        at_s: When, by the monotonic clock.
-        rss: Its resident memory, bytes.
-        fds: How many descriptors it has open, but for directories.
-        directories: How many directories: a sink of files keeps those that it used last.
+        at_s: Time of the measurement, by the monotonic clock.
+        rss: Resident memory, in bytes.
+        fds: Number of open descriptors, without directories.
+        directories: Number of open directories: a files sink keeps those that it used last.
     """
 
     at_s: float
@@ -29,7 +29,7 @@ class Growth:
     """Measures all processes of a sandbox's Steward, repeatedly.
 
     Args:
-        sandbox: The sandbox's directory, which is in the environment of what runs in it.
+        sandbox: Directory of the sandbox, which is in the environment of its processes.
     """
 
     def __init__(self, sandbox: str) -> None:
@@ -38,7 +38,7 @@ class Growth:
         self._looks = 0
 
     def look(self) -> None:
-        """Measure once more."""
+        """Measure again."""
         self._looks += 1
         for pid, name in self._processes():
             try:

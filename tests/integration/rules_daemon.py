@@ -1,4 +1,4 @@
-"""A daemon with rules on a sandbox, and storms of node events as its sensor would send them."""
+"""Daemon with rules on a sandbox, and storms of node events as its sensor would send them."""
 
 import shutil
 from collections import Counter
@@ -24,14 +24,14 @@ CLUSTER = "box"
 
 
 class Ruling(Watching):
-    """A daemon that runs rules as SlurmUser, and a mailer that records its mails.
+    """Daemon that runs rules as SlurmUser, and a mailer that records its mails.
 
     Args:
-        cluster: Where it runs.
-        home: Directory of its own.
-        rules: The rules' texts.
-        timeout_s: How long an action may take, in seconds.
-        of: What differs from the settings of [rules].
+        cluster: Cluster of the daemon.
+        home: Directory of the daemon.
+        rules: Texts of the rules.
+        timeout_s: Time limit of an action, in seconds.
+        of: Settings of [rules] that differ.
     """
 
     def __init__(
@@ -71,15 +71,15 @@ class Ruling(Watching):
         return found[::-1]
 
     def mailed(self) -> list[str]:
-        """The mails that were sent."""
+        """Return the sent mails."""
         return [path.read_text() for path in self.mails.iterdir()]
 
     def told(self) -> list[Event]:
-        """The ends of executions that are in the journal."""
+        """Return the ends of executions in the journal."""
         return self.events(RULE_EXECUTION)
 
     def drained_by_rules(self) -> set[str]:
-        """The nodes that Slurm shows drained with a rule's reason."""
+        """Return the nodes that Slurm shows drained with a rule's reason."""
         out = self.cluster.run(["scontrol", "-a", "-o", "show", "node"]).stdout
         return {
             line.split()[0].removeprefix("NodeName=")
@@ -97,12 +97,12 @@ def pictures(nodes: list[str], looks: int) -> Iterator[dict[str, dict[str, NodeF
 
 
 class Storm:
-    """A source that appends the sensor's events of invented snapshots to a daemon's journal.
+    """Source that appends the sensor's events of invented snapshots to a daemon's journal.
 
     Args:
-        daemon: Whose journal.
-        directory: Where the sensor's own store is.
-        nodes: The nodes that flap.
+        daemon: Daemon with the journal.
+        directory: Directory of the sensor's store.
+        nodes: Nodes that flap.
     """
 
     def __init__(self, daemon: Ruling, directory: Path, nodes: list[str]) -> None:
@@ -114,7 +114,7 @@ class Storm:
         """How many events there were, by whether they tell of a failure."""
 
     def rage(self, looks: int) -> Iterator[int]:
-        """Append the events of that many snapshots; yield the number of events so far."""
+        """Append the events of this many snapshots; yield the number of events so far."""
         for picture in pictures(self._nodes, looks):
             now = datetime.now(UTC)
             changes = compare_snapshots(

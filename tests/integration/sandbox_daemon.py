@@ -1,4 +1,4 @@
-"""A real ``steward serve`` inside a sandbox, as the integration tests use it."""
+"""Real ``steward serve`` inside a sandbox, for the integration tests."""
 
 import json
 import signal
@@ -25,14 +25,14 @@ _READY = 'msg="ready:'
 
 
 class Daemon:
-    """A daemon on a sandbox, and the commands of those who ask it.
+    """Daemon on a sandbox, and the commands of its users.
 
     Args:
-        cluster: Where it runs.
-        home: Directory of its own: state, archive, socket, configuration and log.
-        sink: The settings of its one files sink, but for the path.
-        slurm: What differs from the sandbox's own cluster settings.
-        user: Who runs it; root, or SlurmUser, if empty.
+        cluster: Cluster of the daemon.
+        home: Directory of its state, archive, socket, configuration and log.
+        sink: Settings of its one files sink, without the path.
+        slurm: Settings that differ from the sandbox's cluster settings.
+        user: User of the daemon; root, or SlurmUser, if empty.
     """
 
     command = "serve"
@@ -74,7 +74,7 @@ class Daemon:
         self.config.write_text(render_config(LoadedConfig(self.settings)))
 
     def start(self) -> None:
-        """Start it, and wait until it listens; the log has one such line for each start."""
+        """Start the daemon, and wait until it listens; the log has one such line for each start."""
         before = self.log().count(_READY)
         with open(self.log_path, "ab") as log:
             self._process = self.cluster.popen(
@@ -88,7 +88,7 @@ class Daemon:
         assert not self._process_ended(), self.log()
 
     def stop(self, number: int = signal.SIGTERM) -> int:
-        """End it; its exit code."""
+        """Stop the daemon; return its exit code."""
         assert self._process is not None
         self._process.send_signal(number)
         code = self._process.wait(PATIENCE * 20)
@@ -102,7 +102,7 @@ class Daemon:
         return self._process.inner_pid
 
     def close(self) -> None:
-        """End it, if it runs."""
+        """Stop the daemon, if it runs."""
         if self._process is not None:
             self.stop(signal.SIGKILL)
 
@@ -115,7 +115,7 @@ class Daemon:
     def ask(
         self, *words: str, user: str = "", check: bool = True
     ) -> "subprocess.CompletedProcess[str]":
-        """Run a steward command as somebody."""
+        """Run a steward command as a user."""
         where = {"STEWARD_SOCKET": self.settings.socket}
         if not user:
             where = {"STEWARD_CONFIG": str(self.config)}
@@ -131,7 +131,7 @@ class Daemon:
         return sorted(p for p in found if ".incoming" not in p.parts and p.is_file())
 
     def script_of(self, job_id: int) -> Path | None:
-        """The verified script of a job, once it is there."""
+        """Return the verified script of a job, once it is archived."""
         for path in self.files(f"{job_id}-*.sh"):
             if "unverified" not in path.parts:
                 return path
@@ -155,5 +155,5 @@ class Daemon:
         return result.returncode == 0 and result.stdout == path.read_bytes()
 
     def bytes_anywhere(self, needle: bytes) -> list[str]:
-        """Every file below the daemon's home that holds these bytes."""
+        """Return every file below the daemon's home that contains these bytes."""
         return [str(path) for path, data in contents_below(self.home).items() if needle in data]

@@ -26,7 +26,7 @@ def need_namespaces(sandbox: Sandbox) -> None:
 
 
 def processes_of(directory: str) -> list[str]:
-    """Command lines, on the whole machine, of what belongs to a sandbox."""
+    """Return the command lines of all processes on the host that belong to a sandbox."""
     found = []
     needle = os.fsencode(directory)
     for name in os.listdir("/proc"):
@@ -52,7 +52,7 @@ def build_plugins(headers: str, libdir: str) -> PluginBuild:
 
     Args:
         headers: Directory with slurm/spank.h.
-        libdir: Where builds lie side by side; made if missing.
+        libdir: Directory of builds for all versions; created if missing.
     """
     directory, built = _compiled(headers)
     shutil.copytree(directory.name, libdir, dirs_exist_ok=True)
@@ -65,7 +65,7 @@ def build_plugins(headers: str, libdir: str) -> PluginBuild:
 
 @contextmanager
 def passable_directory() -> Iterator[Path]:
-    """A directory that sandboxes' users can pass to, unlike pytest's own."""
+    """Make a directory that sandboxes' users can enter, unlike pytest's own."""
     with tempfile.TemporaryDirectory(prefix="steward-test-") as path:
         Path(path).chmod(0o755)
         yield Path(path)
@@ -73,14 +73,14 @@ def passable_directory() -> Iterator[Path]:
 
 @pytest.fixture
 def directory() -> Iterator[str]:
-    """A directory for a sandbox of this test."""
+    """Make a directory for a sandbox of this test."""
     with passable_directory() as path:
         yield str(path / "sandbox")
 
 
 @pytest.fixture
 def own(directory: str, slurm_version: str) -> Iterator[Sandbox]:
-    """A small cluster for this test."""
+    """Bring up a small cluster for this test."""
     spec = SandboxSpec(directory=directory, nodes=1, slurm=slurm_version)
     with Sandbox.up(spec) as sandbox:
         yield sandbox

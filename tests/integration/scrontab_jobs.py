@@ -39,7 +39,7 @@ def never_again(cluster: Sandbox, user: str) -> bool:
 
 
 def jobs(cluster: Sandbox) -> list[int]:
-    """Ids of such jobs that wait or run."""
+    """Return the ids of such jobs that wait or run."""
     shown = cluster.run(["squeue", "-h", "-n", NAME, "-o", "%A"]).stdout
     return [int(job) for job in shown.split()]
 

@@ -49,7 +49,7 @@ def document(
     cluster: str = "alpha",
     **record: Any,
 ) -> ArchivedDocument:
-    """A whole document of a job."""
+    """Return the whole document of a job."""
     key = make_script_key(job_id, at)
     digest = hashlib.sha256(script).hexdigest()
     return ArchivedDocument(
@@ -79,7 +79,7 @@ def document(
 
 
 def correction(of: ArchivedDocument, version: int, **record: Any) -> ArchivedDocument:
-    """A correction of a job whose bytes are no longer stored."""
+    """Return a correction of a job whose bytes are no longer stored."""
     assert of.identity is not None
     changed = msgspec.structs.replace(of.identity.record, **record)
     return msgspec.structs.replace(
@@ -94,5 +94,5 @@ def correction(of: ArchivedDocument, version: int, **record: Any) -> ArchivedDoc
 
 
 def deletion(of: ArchivedDocument, version: int) -> ArchivedDocument:
-    """The document, purged."""
+    """Return the document as purged."""
     return ArchivedDocument(cluster=of.cluster, key=of.key, version=version, deleted=True)

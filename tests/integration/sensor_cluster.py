@@ -1,4 +1,4 @@
-"""A cluster for the sensor to watch, brought back to rest after each test."""
+"""Cluster that the sensor watches, brought back to rest after each test."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -24,7 +24,7 @@ MakeWatching = Callable[..., Watching]
 
 @pytest.fixture(scope="module")
 def cluster(slurm_version: str, request: pytest.FixtureRequest) -> Iterator[Sandbox]:
-    """A cluster for this module, with the module's ``EXTRA`` settings; tests disturb it."""
+    """Bring up a cluster for this module, with its ``EXTRA`` settings; tests disturb it."""
     extra = (*SETTINGS, *getattr(request.module, "EXTRA", ()))
     with Sandbox.up(SandboxSpec(nodes=3, slurm=slurm_version, extra=extra)) as box:
         yield box
@@ -32,7 +32,7 @@ def cluster(slurm_version: str, request: pytest.FixtureRequest) -> Iterator[Sand
 
 @pytest.fixture
 def make(cluster: Sandbox) -> Iterator[MakeWatching]:
-    """Makes daemons with a sensor, and brings the cluster back to rest afterwards."""
+    """Return a function that makes daemons with a sensor; reset the cluster afterwards."""
     made: list[Watching] = []
     with passable_directory() as path:
 
@@ -52,7 +52,7 @@ def make(cluster: Sandbox) -> Iterator[MakeWatching]:
 
 
 def rest(cluster: Sandbox) -> None:
-    """Bring back what a test left behind: daemons, nodes, triggers, reservations."""
+    """Undo what a test left behind: daemons, nodes, triggers, reservations."""
     status = cluster.get_status()
     if not status["slurmctld"]:
         cluster.restart_controller()

@@ -1,4 +1,4 @@
-"""A ``steward serve`` whose sensor watches a sandbox, with the helper that slurmctld starts."""
+"""``steward serve`` whose sensor watches a sandbox, with the helper that slurmctld starts."""
 
 import re
 import shutil
@@ -32,7 +32,7 @@ _NAMES = {NODE_STATE: "node", PARTITION_STATE: "partition", RESERVATION_STATE: "
 
 
 def python_of(cluster: Sandbox, home: Path) -> str:
-    """A Python for slurmctld's root directory, if it is not the host's."""
+    """Return a Python for slurmctld's root directory, if that is not the host's."""
     if not cluster.plan.root:
         return SYSTEM_PYTHON
     where = home / "python"
@@ -54,11 +54,11 @@ def python_of(cluster: Sandbox, home: Path) -> str:
 
 
 class Front:
-    """A strigger program in front of the real one; it passes on reports of some events only.
+    """strigger program in front of the real one; it passes on reports of some events only.
 
     Args:
-        directory: Where it is put.
-        events: Their names, or patterns of the shell's.
+        directory: Directory of the program.
+        events: Names of the events, or shell patterns.
     """
 
     def __init__(self, directory: Path, *events: str) -> None:
@@ -74,12 +74,12 @@ class Front:
 
 
 class Watching(Daemon):
-    """A daemon with a sensor, run by SlurmUser as sites run it.
+    """Daemon with a sensor, run by SlurmUser as on real sites.
 
     Args:
-        cluster: Where it runs.
-        home: Directory of its own.
-        sensor: What differs from the settings of a sensor.
+        cluster: Cluster of the daemon.
+        home: Directory of the daemon.
+        sensor: Settings of the sensor that differ.
     """
 
     def __init__(self, cluster: Sandbox, home: Path, **sensor: Any) -> None:
@@ -203,7 +203,7 @@ class Watching(Daemon):
         return self.triggers()
 
     def triggers(self) -> list[str]:
-        """The rows of our triggers, without their numbers."""
+        """Return the rows of Steward's triggers, without their numbers."""
         out = self.cluster.run(["strigger", "--get", "--noheader"]).stdout
         rows = [line.split(None, 1)[1] for line in out.splitlines() if "steward-trigger" in line]
         return sorted(rows)

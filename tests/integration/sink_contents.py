@@ -13,7 +13,7 @@ _PAGE = 5000
 
 
 def documents_of(server: SearchServer, index: str) -> dict[str, dict[str, Any]]:
-    """Every document of an index or alias, by id; fails where an id is in two indices."""
+    """Return every document of an index or alias, by id; fail if an id is in two indices."""
     server.request("POST", f"/{index}/_refresh")
     status, answer = server.request(
         "POST",
@@ -34,7 +34,7 @@ def documents_of(server: SearchServer, index: str) -> dict[str, dict[str, Any]]:
 
 
 def messages_of(kafka: Kafka, topic: str, timeout_s: float = 60.0) -> list[bytes]:
-    """The value of every message of a topic, in the order of each partition."""
+    """Return the value of every message of a topic, in the order of each partition."""
     from confluent_kafka import Consumer, TopicPartition
 
     consumer = Consumer(

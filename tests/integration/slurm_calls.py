@@ -1,6 +1,8 @@
-"""Runs inside a sandbox, where its users' names resolve: asks its Slurm, prints JSON.
+"""Program that runs inside a sandbox, where its users' names resolve: it queries Slurm.
 
 ``slurm_calls.py SETTINGS QUESTION [ARGUMENT [TIMEOUT]]``; SETTINGS is a ClusterSettings as JSON.
+
+The program prints JSON.
 """
 
 import sys
@@ -40,7 +42,7 @@ def main(
 
 
 def watch(snapshots: QueuePoller, seconds: float) -> None:
-    """Print an event a line for so many seconds, and then null."""
+    """Print one event a line for this many seconds, and then null."""
 
     def append(events: "list[Event]") -> None:
         for event in events:

@@ -1,4 +1,4 @@
-"""A real daemon on a scripted spool, for tests of failures."""
+"""Real daemon on a scripted spool, for tests of failures."""
 
 import os
 import random
@@ -28,7 +28,7 @@ STORM = str(Path(storm.__file__))
 
 
 def settings_in(directory: Path, **changes: Any) -> Settings:
-    """Settings of a daemon whose every file is below ``directory``; the spool is made."""
+    """Return settings of a daemon whose files are all below ``directory``; make the spool."""
     (directory / "spool").mkdir(exist_ok=True)
     settings = Settings(
         state_dir=str(directory / "state"),
@@ -41,7 +41,7 @@ def settings_in(directory: Path, **changes: Any) -> Settings:
 
 
 def children_of(pid: int) -> list[int]:
-    """A process's children; none if it is gone."""
+    """Return a process's children; none if it is gone."""
     try:
         return [int(n) for n in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except (FileNotFoundError, ProcessLookupError):
@@ -49,12 +49,12 @@ def children_of(pid: int) -> list[int]:
 
 
 class Daemon:
-    """``steward serve`` on these settings; started again as often as one likes.
+    """``steward serve`` with these settings, which a test can start again at will.
 
     Args:
-        settings: What it runs.
-        directory: Where its configuration and its log are.
-        prefix: Words put before the command (to run it inside a sandbox).
+        settings: Settings of the daemon.
+        directory: Directory of its configuration and log.
+        prefix: Words before the command (to run it inside a sandbox).
     """
 
     command = "serve"
@@ -78,12 +78,12 @@ class Daemon:
 
     @property
     def pid(self) -> int:
-        """Process id of the supervisor."""
+        """Return the process id of the supervisor."""
         assert self._process is not None
         return self._process.pid
 
     def start(self) -> None:
-        """Start it, and wait until its first part runs."""
+        """Start the daemon, and wait until its first worker runs."""
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
                 [
@@ -98,7 +98,7 @@ class Daemon:
         self.wait(lambda: bool(self.parts()), 20.0)
 
     def parts(self) -> list[int]:
-        """The processes of its parts."""
+        """Return the processes of its workers."""
         return children_of(self.pid)
 
     def kill(self) -> None:
@@ -142,7 +142,7 @@ class Daemon:
             raise
 
     def status(self, consumer: str) -> tuple[str, str]:
-        """State and detail of a consumer, as ``steward journal status`` shows them."""
+        """Return state and detail of a consumer, as ``steward journal status`` shows them."""
         reader = JournalReader(self.settings.state_dir)
         try:
             found = {of.name: (of.state, of.detail) for of in reader.list_consumers()}
@@ -188,7 +188,7 @@ def _lives(pid: int) -> bool:
 
 
 def ask(settings: Settings, database: str, sql: str, *values: object) -> list[tuple[Any, ...]]:
-    """Rows of one of Steward's databases."""
+    """Return rows of one of Steward's databases."""
     path = os.path.join(settings.state_dir, database)
     if not os.path.exists(path):
         return []
@@ -217,7 +217,7 @@ def is_through(settings: Settings, sink: str) -> bool:
 
 
 def journalled(settings: Settings) -> set[int]:
-    """Ids of the jobs whose scripts the journal has, or has had."""
+    """Return the ids of jobs whose scripts the journal has, or has had."""
     keys = ask(
         settings,
         "journal.db",
@@ -228,7 +228,7 @@ def journalled(settings: Settings) -> set[int]:
 
 
 def stored(settings: Settings) -> set[int]:
-    """Jobs whose script was written to a store whole, whether or not its event was appended."""
+    """Return jobs with a complete script in a store, with or without its event."""
     found = set()
     for store in make_stores(settings):
         try:
@@ -246,7 +246,7 @@ def stored(settings: Settings) -> set[int]:
 
 
 def incoming_bytes(settings: Settings) -> int:
-    """The size of all files in the stores."""
+    """Return the size of all files in the stores."""
     return sum(
         entry.stat().st_size
         for store in make_stores(settings)
@@ -256,7 +256,7 @@ def incoming_bytes(settings: Settings) -> int:
 
 
 def archived(settings: Settings, sink: str = "files") -> dict[int, dict[str, bytes]]:
-    """A sink's files by job id and suffix; fails if any job has one twice."""
+    """Return a sink's files by job id and suffix; fail if any job has one twice."""
     found: dict[int, dict[str, bytes]] = {}
     root = settings.sink_path(sink)
     for directory, names, files in os.walk(root):
@@ -306,5 +306,5 @@ def chance_of(variable: str) -> random.Random:
 
 
 def new_schema_seed() -> str:
-    """Seed of one run of schemathesis: printed, and repeated by ``STEWARD_SCHEMA_SEED``."""
+    """Return and print the seed of a run of schemathesis; ``STEWARD_SCHEMA_SEED`` sets it."""
     return str(chance_of("STEWARD_SCHEMA_SEED").randrange(2**31))

@@ -97,14 +97,14 @@ def resume(site: BookedSite) -> None:
 
 
 def _queue(site: BookedSite, states: str) -> list[list[str]]:
-    """Id, reason and start of each job in a state."""
+    """Return id, reason and start of each job in a state."""
     words = ["squeue", "-h", "-t", states, "-o", "%i|%r|%S"]
     found = site.cluster.run(words, env={"TZ": "UTC"}, check=False).stdout
     return [line.split("|") for line in found.splitlines()]
 
 
 def _ahead_s(start: str) -> float:
-    """Seconds until then; none where it is not known."""
+    """Return the seconds until a time; none if it is unknown."""
     if start == "N/A":
         return 0
     return (datetime.fromisoformat(f"{start}+00:00") - datetime.now(UTC)).total_seconds()
@@ -119,7 +119,7 @@ LOST_S = 30
 class Operator:
     """Resumes a cluster whose slurmctld forgot the ends of jobs when it was killed.
 
-    It believes them to run until their node registers anew: once in twenty pings, or when
+    slurmctld believes that they run until their node registers again: once in twenty pings, or when
     slurmd starts.
     """
 
@@ -225,7 +225,7 @@ def gaps(site: BookedSite) -> tuple[Finding, ...]:
 
 
 class Booked(NamedTuple):
-    """A run as sacct shows it."""
+    """Run as sacct shows it."""
 
     job: str
     state: str

@@ -97,7 +97,7 @@ def test_a_reason_that_somebody_else_gave_stays(healthy: ActingSite) -> None:
 
 
 def test_a_reason_that_a_resume_left_is_nobodys(healthy: ActingSite) -> None:
-    """Slurm 24.11 leaves it; where it is taken away there is nothing to be kept."""
+    """Slurm 24.11 leaves the reason; if it removes the reason, nothing is kept."""
     site, one = healthy, healthy.nodes[0]
     site.said("scontrol", "update", f"nodename={one}", "state=drain", "reason=fan")
     site.said("scontrol", "update", f"nodename={one}", "state=resume")

@@ -1,7 +1,7 @@
-"""``steward agent`` and its receiver: real processes, with real munged, killed at random.
+"""``steward agent`` and its receiver: real processes and a real munged, killed at random.
 
 ``STEWARD_AGENT_SEED`` repeats the instants of an earlier run, ``STEWARD_AGENT_PYTHON`` is the
-Python that agents run with.
+Python of the agents.
 """
 
 import signal

@@ -98,7 +98,7 @@ def test_from_a_step_to_its_events(
 ) -> None:
     """Two nodes with four tasks each: lines of the plugin, one agent, and the events.
 
-    Then a step that an accounting plugin hears of while it runs.
+    Then an accounting plugin is called for a step while it runs.
     """
     install_watcher(tmp_path / "site")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))

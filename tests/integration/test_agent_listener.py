@@ -1,4 +1,4 @@
-"""``steward listen`` as an unprivileged user: agents see no difference; it forges no node."""
+"""``steward listen`` as an unprivileged user: agents see no difference, it forges no node."""
 
 import contextlib
 import http.client
@@ -64,7 +64,7 @@ def site(tmp_path: Path) -> Iterator["ListenerSite"]:
 
 
 class ListenerSite:
-    """A daemon that hears a listener."""
+    """Daemon that receives from a listener."""
 
     def __init__(self, directory: Path, run: Path, munged: Munged) -> None:
         self.munged = munged
@@ -77,7 +77,7 @@ class ListenerSite:
 
     @contextlib.contextmanager
     def listener(self, user: str = USER) -> Iterator["subprocess.Popen[bytes]"]:
-        """``steward listen``."""
+        """Start ``steward listen``."""
         words = [sys.executable, "-c", RUN, self.socket, user]
         with (
             self.log.open("ab") as log,
@@ -150,7 +150,7 @@ def test_who_may_not_report(site: ListenerSite, tmp_path: Path, make_munged: Mak
 
 
 class Taken:
-    """A compromised listener, which sends the daemon arbitrary messages."""
+    """Compromised listener, which sends the daemon arbitrary messages."""
 
     def __init__(self, path: str) -> None:
         self._daemon = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -166,11 +166,11 @@ class Taken:
         self._daemon.close()
 
     def pass_on(self, *fds: int, first: bytes = b"c") -> None:
-        """Pass descriptors."""
+        """Send descriptors."""
         socket.send_fds(self._daemon, [first], list(fds))
 
     def say(self, body: bytes = b"", *, credential: bytes = b"", **head: Any) -> None:
-        """Say what the head of a request may be."""
+        """Send the head of a batch, with these fields."""
         batch = json.dumps({"v": 1, "node": NODE, "sequence": 1, "place": "a"})
         lines = [f"POST {head.get('path', agent.PATH)} HTTP/1.1", "Host: x"]
         lines += [f"Content-Length: {head.get('length', len(body))}", "Expect: 100-continue"]
@@ -178,7 +178,7 @@ class Taken:
         self.send("\r\n".join(lines).encode())
 
     def send(self, data: bytes) -> None:
-        """Send anything."""
+        """Send arbitrary bytes."""
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._daemon.sendall(data)
 

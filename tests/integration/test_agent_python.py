@@ -1,4 +1,4 @@
-"""The agent on the oldest Python that it may meet, in a system that has nothing else of ours."""
+"""Agent on the oldest supported Python, in a system without other parts of Steward."""
 
 import shutil
 from pathlib import Path

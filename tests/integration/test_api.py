@@ -1,4 +1,4 @@
-"""The API on a real daemon: who may have what, paging, keys, what goes wrong."""
+"""API on a real daemon: permissions, pages, idempotency keys, and errors."""
 
 import json
 import threading

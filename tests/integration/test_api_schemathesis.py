@@ -1,4 +1,4 @@
-"""The API under random requests that its description allows, and others, by user and operators.
+"""API under random requests that its description allows, and others, by users and operators.
 
 ``STEWARD_EXAMPLES`` sets the number of examples of each operation. The seed is new in each run and
 printed; ``STEWARD_SCHEMA_SEED`` repeats one.
@@ -85,7 +85,7 @@ def test_the_doctor(tmp_path: Path, site: WebSite, user: str) -> None:
 
 
 def ask(tmp_path: Path, site: WebSite, user: str, *options: str) -> None:
-    """Have schemathesis ask as a user, and fail with what it found."""
+    """Run schemathesis as a user, and fail with its findings."""
     config = tmp_path / "schemathesis.toml"
     config.write_text(CONFIG)
     asked = subprocess.run(

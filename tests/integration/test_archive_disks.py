@@ -1,4 +1,4 @@
-"""The files sink on disks that are really full, read-only or gone: nothing is lost."""
+"""Files sink on disks that are really full, read-only or gone: it loses nothing."""
 
 import errno
 import os
@@ -20,7 +20,7 @@ from steward.archive.files.verify import verify_sink
 
 
 class Disk:
-    """A small file system at ``path``."""
+    """Small file system at ``path``."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

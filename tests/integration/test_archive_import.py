@@ -50,7 +50,7 @@ def captured(booked_sandbox: Sandbox, home: Path, began: str) -> Iterator[Daemon
 
 @pytest.fixture(scope="module")
 def jobs(booked_sandbox: Sandbox, captured: Daemon) -> dict[str, int]:
-    """Ended jobs: with different scripts, without one, an array, a het job."""
+    """Run jobs to their end: with different scripts, without one, an array, a het job."""
     user = next(iter(booked_sandbox.users))
     jobs = {
         name: submit_to(booked_sandbox, script, user=user, job_name=name, output="/dev/null")
@@ -69,7 +69,7 @@ def jobs(booked_sandbox: Sandbox, captured: Daemon) -> dict[str, int]:
 
 
 def unfinished(cluster: Sandbox, jobs: dict[str, int]) -> set[str]:
-    """Jobs without an end in slurmdbd."""
+    """Return the jobs without an end in slurmdbd."""
     listed = ",".join(map(str, jobs.values()))
     out = cluster.run(["sacct", "-X", "-n", "-P", "-j", listed, "-o", "JobID,State"]).stdout
     rows = dict(line.split("|", 1) for line in out.splitlines())
@@ -90,7 +90,7 @@ def take_over(daemon: Daemon, since: str) -> dict[str, int]:
 
 
 def scripts_in(daemon: Daemon, job: int) -> list[bytes]:
-    """Every script that the archive has of a job."""
+    """Return every script of a job in the archive."""
     files = contents_below(daemon.archive)
     return [
         data

@@ -1,4 +1,4 @@
-"""Backups made in the middle of a storm, and put back somewhere else.
+"""Backups made during a storm, and restored in another place.
 
 ``STEWARD_BACKUP_SEED`` repeats the moments of an earlier run.
 """
@@ -71,7 +71,7 @@ def elsewhere(settings: Settings, directory: Path) -> Settings:
 
 
 def scripts(settings: Settings) -> list[tuple[Any, ...]]:
-    """Every script that jobs.db knows."""
+    """Return every script that jobs.db knows."""
     return sorted(ask(settings, "jobs.db", "SELECT key FROM script"))
 
 
@@ -80,7 +80,7 @@ def storming(home: Path) -> Iterator["Future[int]"]:
     """Run a storm in the spool below ``home`` within the block.
 
     Yields:
-        How many jobs it has had, when it is over: JOBS at the least.
+        A future of the number of jobs, at least JOBS, which ends with the block.
     """
     over = threading.Event()
 
@@ -207,7 +207,7 @@ def test_a_host_that_has_nothing_gets_it_all(tmp_path: Path) -> None:
 
 
 def unpacked(path: Path) -> tuple[set[str], bytes]:
-    """The names in a backup, and all its bytes."""
+    """Return the names in a backup, and all its bytes."""
     data = zstandard.ZstdDecompressor().stream_reader(path.read_bytes()).readall()
     plain = path.with_suffix(".plain")
     plain.write_bytes(data)
@@ -276,7 +276,7 @@ def unfinished(saved: Path) -> list[Path]:
 
 
 def kill_in_the_middle(saved: Path) -> None:
-    """Begin with a backup, and kill that; it may have been faster."""
+    """Begin a backup and kill it; it may have ended before."""
     making = subprocess.Popen(
         [
             *(sys.executable, "-m", "steward", "backup", str(saved)),

@@ -1,4 +1,4 @@
-"""The bank is put back from a backup that was made while jobs stormed in, with real Slurm."""
+"""Restoration of the bank from a backup made while jobs were submitted, with real Slurm."""
 
 import os
 import shutil

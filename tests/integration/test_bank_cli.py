@@ -29,7 +29,7 @@ def site(slurm_version: str) -> Iterator[BankSite]:
 
 
 def asked(site: BankSite, *words: str, user: str = "") -> Any:
-    """The JSON that a command prints."""
+    """Return the JSON that a command prints."""
     return json.loads(site.bank(*words, "--json", user=user))
 
 

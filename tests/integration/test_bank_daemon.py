@@ -34,7 +34,7 @@ def shown(site: BankSite, job: int | str) -> dict[str, str]:
 
 
 def until(go: Path) -> str:
-    """The beginning of a script that waits for a file."""
+    """Return the beginning of a script that waits for a file."""
     return f"{SHELL}while [ ! -e {go} ]; do sleep 0.3; done\n"
 
 
@@ -206,7 +206,7 @@ def test_each_task_of_an_array_is_paid_by_the_allocation_that_it_started_on(
 
 
 def running(site: BankSite, job: int) -> set[str]:
-    """Which tasks of an array run."""
+    """Return the ids of the tasks of an array that run."""
     words = ["squeue", "-h", "-r", "-t", "R", "-j", str(job), "-o", "%i"]
     return set(site.cluster.run(words, check=False).stdout.split())
 

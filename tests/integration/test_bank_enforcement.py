@@ -1,4 +1,4 @@
-"""A running cluster goes from observing to refusing and to nothing, with jobs in the queue."""
+"""Modes observe, enforce and off on a running cluster, with jobs in the queue."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""slurmctld fails over to its backup in the middle of a storm: just those get in that are paid."""
+"""slurmctld fails over to its backup during a storm: the gate admits only jobs that are paid."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""Runs that a killed slurmctld had not saved: their records are closed, their SU holds released."""
+"""Runs that a killed slurmctld had not saved: records are closed, and SU holds released."""
 
 import json
 import os
@@ -24,13 +24,13 @@ POLL_S: Final = 20.0
 
 
 def jobcomp_lines(site: BankSite) -> list[dict[str, Any]]:
-    """The lines of jobcomp."""
+    """Return the lines of jobcomp."""
     path = Path(site.cluster.directory) / "log/jobcomp.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def task_state(site: BankSite, task: str) -> str:
-    """The state that squeue shows of an array's task."""
+    """Return the state that squeue shows of an array's task."""
     words = ["squeue", "-h", "-j", task, "-o", "%T"]
     return str(site.cluster.run(words, check=False).stdout).strip()
 

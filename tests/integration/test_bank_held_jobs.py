@@ -1,4 +1,4 @@
-"""Jobs without an SU hold yet that are released or enlarged: no account is overdrawn."""
+"""Jobs without an SU hold that are released or enlarged: no account is overdrawn."""
 
 import os
 import shutil
@@ -43,7 +43,7 @@ def site(shared: BankSite) -> Iterator[BankSite]:
 
 
 def put_off(site: BankSite, *words: str) -> int:
-    """Submit a job that is not to start yet; its id, as soon as the bank has seen it."""
+    """Submit a job that does not start yet; return its id when the bank has seen it."""
     done = site.tries(f"{SHELL}sleep 100\n", *words)
     assert done.returncode == 0, done.stderr
     job = int(done.stdout)

@@ -1,7 +1,7 @@
 """A thousand random jobs, with kills in between: each charge equals Slurm's recorded usage.
 
 ``STEWARD_BANK_SEED`` repeats the choices of an earlier run; each run prints its seed. The default
-is 300 jobs; ``make soak`` sets ``STEWARD_BANK_JOBS=1000``. Both meet the same twelve kills.
+is 300 jobs; ``make soak`` sets ``STEWARD_BANK_JOBS=1000``. Both have the same twelve kills.
 """
 
 import os
@@ -41,7 +41,7 @@ JOBS = int(os.environ.get("STEWARD_BANK_JOBS", "300"))
 
 
 def opened(site: BankSite) -> None:
-    """The bank, with more money than the jobs can use."""
+    """Open the bank with more SU than the jobs can use."""
     site.open({PHYSICS: PLENTY})
     site.start()
 
@@ -51,9 +51,10 @@ Run = tuple[int, int, str]
 
 
 def is_forgotten(charge: Charge, known: set[tuple[int, int]], shown: set[Run]) -> bool:
-    """Whether a charge is of a run that a killed slurmctld forgot, so that none of its records
-    has an end: that is charged until it was found to be gone, no longer; or until slurmctld
-    preempted it, where the queue showed that before the kill.
+    """Return whether a charge is of a run without a recorded end, which slurmctld forgot.
+
+    The charge ends when the run was found to be gone, or when slurmctld preempted it, if the queue
+    showed that before the kill.
     """
     use = charge.use
     if use is None or use.start is None:
@@ -66,7 +67,7 @@ def is_forgotten(charge: Charge, known: set[tuple[int, int]], shown: set[Run]) -
 
 
 def shown_ends(site: BankSite) -> set[Run]:
-    """The ends that the queue showed to Steward."""
+    """Return the ends that the queue showed to Steward."""
     rows = ask(site.settings, "journal.db", "SELECT data FROM event WHERE kind = 'job.end'")
     ends = [msgspec.json.decode(data) for (data,) in rows]
     records = [

@@ -82,7 +82,7 @@ def site(shared: BankSite) -> Iterator[BankSite]:
 
 
 def held(site: BankSite, *words: str) -> int:
-    """A job that its owner holds; its id, as soon as the bank has seen it."""
+    """Submit a job that its owner holds; return its id when the bank has seen it."""
     done = site.tries(f"{SHELL}sleep 1000\n", "-H", *words, user=OWNER)
     assert done.returncode == 0, done.stderr
     job = int(done.stdout)
@@ -280,7 +280,7 @@ def is_up_again(site: BankSite, node: str) -> bool:
 
 
 def test_which_runs_slurmctld_asks_nobody_of(site: BankSite) -> None:
-    """Slurm asks no plugin about requeues, preemption, failed nodes, resumes: polls price them."""
+    """Slurm asks no plugin about requeues, preemption, node failures: polls price them."""
     requeued, failed = runs_on(site, "main", "node1"), runs_on(site, "main", "node2")
     preempted = runs_on(site, "low", "node3")
 

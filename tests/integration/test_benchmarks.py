@@ -1,4 +1,4 @@
-"""Every benchmark ends at its smallest size: the lines of ``make bench``, and those run by hand."""
+"""Benchmarks at their smallest size: the lines of ``make bench``, and those run by hand."""
 
 import os
 import subprocess
@@ -17,7 +17,7 @@ MARKS = {"sinks_bench.py": pytest.mark.servers}
 
 
 def programs_of_make() -> list[str]:
-    """The programs of ``make bench``, without the set-up before them."""
+    """Return the programs of ``make bench``, without the set-up before them."""
     words = ["make", "--dry-run", "--no-print-directory", "bench", "ARGS="]
     done = subprocess.run(words, cwd=HERE, capture_output=True, text=True, check=True)
     return [

@@ -1,4 +1,4 @@
-"""steward.client on a real daemon: by its socket, and over TLS from where there is none."""
+"""steward.client on a real daemon: by its socket, and over TLS from a host without it."""
 
 import contextlib
 import subprocess
@@ -125,7 +125,7 @@ def test_commands_work_where_there_is_no_daemon(
 
 @pytest.fixture
 def told(site: WebSite, authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Return the environment of the documentation's examples."""
+    """Set the environment of the documentation's examples."""
     monkeypatch.setenv("STEWARD_URL", site.url)
     monkeypatch.setenv(
         "STEWARD_TOKEN", token(site, ADMINISTRATOR, "read", "scripts", "bank", "actions")

@@ -1,4 +1,4 @@
-"""``steward controller``: real ones, with real munged and real certificates, killed at will.
+"""``steward controller``: real processes, munged and certificates, killed at random.
 
 ``STEWARD_CONTROLLER_SEED`` repeats the instants of an earlier run.
 """
@@ -97,7 +97,7 @@ def test_what_is_captured_waits_until_steward_is_there(fast: Path, make_munged: 
 
 
 def test_a_host_reports_only_for_its_own_cluster(fast: Path, make_munged: MakeMunged) -> None:
-    """Two clusters with a key each, whose job ids are the same."""
+    """Two clusters have different keys and the same job ids."""
     one, two, port = make_munged(), make_munged(), free_port()
     clusters = {"c1": cluster_of(one), "c2": cluster_of(two, "localhost")}
     serve = serve_settings(fast / "serve", port, clusters)
@@ -139,7 +139,7 @@ def test_a_host_that_is_no_controller_is_refused(fast: Path, make_munged: MakeMu
 def witnesses(
     ours: Munged, theirs: Munged, uid: int = -1
 ) -> tuple[MungeAuthenticator, MungeAuthenticator]:
-    """A controller's and the receiver's; the receiver takes this uid, or our own."""
+    """Return the authenticators of a controller and of the receiver; both accept this uid."""
     uids = frozenset({os.geteuid() if uid < 0 else uid})
     return (
         MungeAuthenticator(Munge(ours.socket), uids),
@@ -242,7 +242,7 @@ def test_an_answer_to_anything_else_is_not_believed(
         kept: list[Answer] = []
 
         def keep(answer: Answer) -> Answer:
-            """Keep an answer with an unused credential."""
+            """Store the answer, and reply to the controller that it should retry."""
             kept.append(answer)
             return 503, {}, wire.encode_message(wire.ReceiverReply(verdict="later"))
 
@@ -422,7 +422,7 @@ def test_munge_within_tls(fast: Path, make_munged: MakeMunged) -> None:
 
 
 def kill_one(daemons: list[Daemon], chance: Random) -> None:
-    """Kill a controller or a worker of it, some time during the next half second."""
+    """Kill a controller or one of its workers, within the next half second."""
     time.sleep(chance.uniform(0.0, 0.5))
     daemon = chance.choice(daemons)
     parts = daemon.parts()
@@ -442,7 +442,7 @@ def kill_one(daemons: list[Daemon], chance: Random) -> None:
 def test_two_controllers_of_one_spool_and_kills_at_random(
     fast: Path, make_munged: MakeMunged, kills: int, total: int
 ) -> None:
-    """Active and backup see the same spool; both of them and Steward are killed during a storm."""
+    """Active and backup controller see one spool; both and Steward are killed in a storm."""
     chance = chance_of("STEWARD_CONTROLLER_SEED")
     munged, port = make_munged(), free_port()
     spool = fast / "spool"
@@ -479,7 +479,7 @@ def test_two_controllers_of_one_spool_and_kills_at_random(
 def forget_some(
     serve: Settings, pair: list[Settings], spool: Path, forgotten: set[int], chance: Random
 ) -> None:
-    """Have slurmctld remove half of the jobs that any of the three has stored."""
+    """Remove half of the jobs that any of the three has stored, as slurmctld does."""
     durable = set().union(*(journalled(of) | stored(of) for of in (serve, *pair)))
     for job_id in durable - forgotten:
         if chance.random() < 0.5:

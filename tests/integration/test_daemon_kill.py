@@ -38,7 +38,7 @@ _BURST = 20
 
 
 def kill_once(daemon: Daemon, chance: Random) -> None:
-    """Kill the daemon or one of its workers, some time during the next half second."""
+    """Kill the daemon or one of its workers, within the next half second."""
     time.sleep(chance.uniform(0.0, 0.5))
     parts = daemon.parts()
     if parts and chance.random() < 0.4:
@@ -54,7 +54,7 @@ def kill_once(daemon: Daemon, chance: Random) -> None:
 
 
 def forget_some(settings: Settings, spool: Path, forgotten: set[int], chance: Random) -> None:
-    """Have slurmctld remove half of the stored jobs, which then only Steward has."""
+    """Remove half of the stored jobs, as slurmctld does; then only Steward has them."""
     for job_id in (journalled(settings) | stored(settings)) - forgotten:
         if chance.random() < 0.5:
             shutil.rmtree(spool / f"hash.{job_id % 10}" / f"job.{job_id}")
@@ -62,7 +62,7 @@ def forget_some(settings: Settings, spool: Path, forgotten: set[int], chance: Ra
 
 
 def assert_consistent(settings: Settings, jobs: range) -> None:
-    """Archive, manifests, databases and store agree on these jobs."""
+    """Check that archive, manifests, databases and store agree on these jobs."""
     assert_kept(settings, jobs)
     assert list(verify_sink(settings, "files")) == []
     told: dict[str, str] = {}
@@ -176,5 +176,5 @@ def test_kills_lose_no_job_of_a_real_cluster(sandbox: Sandbox, submitter: str) -
 
 
 def spooled(cluster: Sandbox) -> list[int]:
-    """Ids of the jobs in a cluster's spool."""
+    """Return the ids of the jobs in a cluster's spool."""
     return [int(path.name[4:]) for path in Path(cluster.spool).glob("hash.*/job.*")]

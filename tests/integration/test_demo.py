@@ -1,4 +1,4 @@
-"""The demo, as a person would start it, and whether its checks can fail."""
+"""The demo, started as a person would, and failures of its checks."""
 
 import os
 import re
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.timeout(PATIENCE * 180)
 
 @pytest.fixture
 def directory() -> Iterator[Path]:
-    """A directory for a sandbox: pytest's paths are too long for sockets."""
+    """Make a directory for a sandbox: pytest's paths are too long for sockets."""
     with tempfile.TemporaryDirectory(prefix="steward-") as top:
         yield Path(top) / "demo"
 
@@ -40,7 +40,7 @@ def demo(directory: Path, *options: str, slurm: str) -> "subprocess.Popen[str]":
 
 
 def processes_of(directory: Path) -> list[str]:
-    """Command lines of processes that know of a directory, by argument or environment."""
+    """Return command lines of processes with a directory in their arguments or environment."""
     wanted, found = os.fsencode(directory), []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or entry.name == str(os.getpid()):
@@ -160,9 +160,9 @@ def site(slurm_version: str) -> Iterator[DemoSite]:
 def shape(text: str) -> list[str]:
     """Return a page without the parts that differ by place and time.
 
-    Jobs that are submitted in the same second may be listed in any order. What a job asked for
-    this Slurm tells only of one that it shows waiting, which not every look at the queue meets.
-    Bars, the line of a job's times, and units of short times depend on the host's speed.
+    Jobs submitted in the same second may be listed in any order. This Slurm shows requested
+    resources only for a pending job, which not every poll meets. Bars, the line of a job's times,
+    and units of short times depend on the host's speed.
     """
     text = re.sub(r"(?m)^Requested  .*\n", "", text)
     text = re.sub(r"(?m)^( *From) .*$", r"\1 HOST", text)
@@ -183,7 +183,7 @@ def test_output_in_the_docs_is_what_comes_out(site: DemoSite, page: Path) -> Non
 
 
 def failing(site: DemoSite) -> set[str]:
-    """First words of the promises that do not hold."""
+    """Return the first words of the checks that fail."""
     found = set()
     for promise, find_out in checks.list_checks(site, site.wait_for_jobs()):
         try:

@@ -1,7 +1,7 @@
 """Full, read-only and missing disks under a running daemon: clear messages, no losses.
 
-Every test takes jobs out of the spool while the outage lasts, as slurmctld
-would, and none of them restarts the daemon.
+Every test removes jobs from the spool during the outage, as slurmctld would, and no test restarts
+the daemon.
 """
 
 import errno
@@ -32,11 +32,11 @@ ALL = range(1, 71)
 
 
 class Disk:
-    """A small file system, mounted where it can be taken away and come back.
+    """Small file system, which a test can detach and attach again.
 
     Args:
-        where: A directory of its own.
-        size: As tmpfs takes it.
+        where: Directory of the mount point.
+        size: Size, in tmpfs's syntax.
     """
 
     def __init__(self, where: Path, size: str) -> None:
@@ -51,7 +51,7 @@ class Disk:
         self.attach()
 
     def attach(self) -> None:
-        """Mount it."""
+        """Mount the file system."""
         done = _mount("--bind", str(self._backing), str(self.path))
         assert done.returncode == 0, done.stderr
 
@@ -60,7 +60,7 @@ class Disk:
         subprocess.run(("umount", "-l", str(self.path)), timeout=30, check=True)
 
     def remount(self, option: str) -> None:
-        """Make it ``ro`` or ``rw``."""
+        """Remount the file system as ``ro`` or ``rw``."""
         done = _mount("-o", f"remount,{option}", str(self._backing))
         assert done.returncode == 0, done.stderr
 
@@ -80,7 +80,7 @@ class Disk:
         self._filler.unlink()
 
     def close(self) -> None:
-        """Unmount it for good."""
+        """Unmount the file system for good."""
         for path in (self.path, self._backing):
             if os.path.ismount(path):
                 subprocess.run(("umount", "-l", str(path)), timeout=30, check=True)
@@ -112,7 +112,7 @@ def archive_on(disk: Disk) -> ArchiveSettings:
 def run_through(
     fast: Path, settings: Settings, begin: Callable[[], None], end: Callable[[], None], said: str
 ) -> None:
-    """An outage of the archive, from its first job to the last, checked at every step."""
+    """Run an outage of the archive from its first job to the last, with checks at every step."""
     with Daemon(settings, fast) as daemon:
         supervisor = daemon.pid
         submit(fast, BEFORE)
@@ -277,7 +277,7 @@ def test_one_full_disk_for_everything(fast: Path, make_disk: Callable[[str], Dis
 
 
 def held(daemon: Daemon) -> set[int]:
-    """Jobs whose files are in a store, or held open, both, by a process of the daemon."""
+    """Return jobs whose files are in a store, or held open, or both, by a process of the daemon."""
     open_: dict[str, set[int]] = {"script": set(), "environment": set()}
     for pid in daemon.parts():
         for link in Path(f"/proc/{pid}/fd").iterdir():
@@ -295,7 +295,7 @@ def _target(link: Path) -> str:
 
 
 def part(daemon: Daemon, name: str) -> int:
-    """The process of a part, by the beginning of its name."""
+    """Return the process of a worker, by the beginning of its name."""
     for pid in daemon.parts():
         if Path(f"/proc/{pid}/comm").read_text().strip() == name:
             return pid

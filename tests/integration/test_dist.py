@@ -135,7 +135,7 @@ def make(out: Path, *words: str, umask: int = 0o022) -> None:
 
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory of fetched wheels; root's is shared by all runs with the same lock files."""
+    """Return the directory of fetched wheels; runs with the same lock files share root's."""
     if os.geteuid() != 0:
         return tmp_path_factory.mktemp("wheels")
     locks = b"".join((ROOT / lock).read_bytes() for lock in (RUNTIME, PARTS_LOCK))
@@ -144,7 +144,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory: pytest.TempPathFactory, wheels: Path) -> Path:
-    """All built packages, with a configuration and a job's files for a daemon."""
+    """Build all packages; return them with a configuration and a job's files for a daemon."""
     out = tmp_path_factory.mktemp("dist")
     work = tmp_path_factory.mktemp("work")
     # Compressed little: a test reads them once.
@@ -185,13 +185,13 @@ def kept(bare: Bare) -> list[Path]:
 
 
 def compiled(bare: Bare) -> Path:
-    """The first of Steward's modules, as the interpreter there compiled it."""
+    """Return the first of Steward's modules, as the interpreter there compiled it."""
     tag = bare.sh("cd /usr/bin && echo python3.1?").strip().replace("python", "").replace(".", "")
     return bare.path(f"/opt/steward/lib/steward/__pycache__/__init__.cpython-{tag}.pyc")
 
 
 def looked_at(bare: Bare, version: str) -> None:
-    """Run what was installed, whichever package did it."""
+    """Run the installed program, whichever package installed it."""
     for user in ("steward-web", "steward-listen"):
         assert bare.sh(f"getent passwd {user}").strip().endswith(":/usr/sbin/nologin")
     # Neither the working directory nor its environment may provide modules.
@@ -242,7 +242,7 @@ def test_the_debian_package(bare: Bare, version: str) -> None:
 
 
 def single_package(dist: Path, version: str, work: Path) -> None:
-    """A package that holds every part, as Steward had before."""
+    """Build a package with every part in one, as Steward had before."""
     root = work / "single"
     (package,) = dist.glob("steward_*+py3.11_amd64.deb")
     subprocess.run(["dpkg-deb", "-R", package, root], check=True, timeout=300)
@@ -344,7 +344,7 @@ def test_a_sites_own_plugin_is_found_and_left(bare: Bare) -> None:
 
 
 def test_what_slurm_loads(bare: Bare) -> None:
-    """It is compiled without Steward, and again by Steward when Slurm is upgraded."""
+    """They are compiled without Steward, and again by Steward when Slurm is upgraded."""
     bare.sh("dpkg -i /packages/steward-plugins-src_*_all.deb")
     printed = bare.sh("steward-plugins-build --libdir /srv/sources")
     assert re.search(r"/srv/sources/22\.05\.\d+/spank_steward.so is for Slurm 22\.05\.", printed)
@@ -471,7 +471,7 @@ def test_units_are_right_and_closed(unpacked: Path, tmp_path: Path) -> None:
 
 
 def test_the_install_page_on_a_booted_host(bare: Bare) -> None:
-    """systemd itself runs the units, with all that they forbid."""
+    """systemd itself runs the units, with all their restrictions."""
     printed = follow_page(bare, BOOTED)
     assert "1|COMPLETED\n" in printed
     for unit in ("steward", "steward-web", "steward-listen"):

@@ -1,4 +1,4 @@
-"""The estimate against real Slurm: no allocation costs more than what was estimated at submit."""
+"""Estimates against real Slurm: no allocation costs more than the estimate at submit."""
 
 import os
 import random
@@ -39,7 +39,7 @@ def chance_of(seed: int) -> random.Random:
 
 
 class Allocating:
-    """A cluster that allocates jobs and returns their allocations."""
+    """Cluster that allocates jobs and returns their allocations."""
 
     def __init__(self, cluster: Sandbox) -> None:
         self._cluster = cluster
@@ -55,7 +55,7 @@ class Allocating:
         return msgspec.json.decode(self._cluster.run(words, text=False).stdout)
 
     def allocate(self, requests: Sequence[Sequence[str]]) -> list[tuple[Sequence[str], JobRecord]]:
-        """Submit these; returns those that Slurm took and could place, with their records."""
+        """Submit these jobs; return those that Slurm accepted and placed, with records."""
         script = "".join(
             f"sbatch --parsable --output=/dev/null {' '.join(words)} --wrap=true 2>/dev/null || "
             "echo refused\n"

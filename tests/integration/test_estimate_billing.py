@@ -128,7 +128,7 @@ def partitions(first: str = "") -> list[str]:
     """Return the lines of the partitions, one for each set of weights.
 
     Args:
-        first: Options of the first one, which has no weights.
+        first: Options of the first partition, which has no weights.
     """
     weighted = (f"TRESBillingWeights={weights}" for weights in COMBINATIONS[1:])
     return [
@@ -236,7 +236,7 @@ def bill(cluster: Sandbox, requests: Sequence[str]) -> list[int | None]:
     """Have Slurm allocate jobs at once.
 
     Returns:
-        Slurm's billing of each, None for a request that it refuses or cannot place.
+        Slurm's billing of each, None for a request that it rejects or cannot place.
     """
     script = "".join(
         f"sbatch --parsable -o /dev/null {words} --wrap=true 2>/dev/null || echo 0\n"

@@ -49,7 +49,7 @@ class ControllerHost(Daemon):
 
 
 class TwoHosts:
-    """The host whose gate decides, and the host of slurmctld, each with its own files.
+    """Host whose gate decides, and host of slurmctld, each with its own files.
 
     Args:
         site: The cluster, with the daemon of the host whose gate decides.
@@ -101,7 +101,7 @@ class TwoHosts:
 
     @contextmanager
     def other_certificate(self) -> Iterator[None]:
-        """Give slurmctld's host the certificate of another cluster's within the block."""
+        """Give slurmctld's host a certificate of another cluster within the block."""
         for name in (OTHER, ASKING):
             self.controller.close()
             self.use_certificate(name)

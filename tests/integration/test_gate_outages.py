@@ -59,7 +59,7 @@ def site(slurm_version: str) -> Iterator[BankSite]:
 
 @pytest.fixture
 def running(site: BankSite) -> BankSite:
-    """A running daemon and an empty queue, whatever the previous test left."""
+    """Return a running daemon with an empty queue, whatever the previous test left."""
     site.as_root("scancel", "--user", site.user)
     site.until_idle()
     if not site.processes("gate"):

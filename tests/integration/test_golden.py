@@ -1,8 +1,8 @@
 """Golden outputs of every command, on a site with fixed data.
 
-``tests/golden/commands`` has the command lines, ``tests/golden/GROUP.txt`` what those of a group
-printed. After a change that is meant, ``STEWARD_GOLDEN=write`` writes those files anew: read
-what ``git diff`` shows of them.
+``tests/golden/commands`` has the command lines, ``tests/golden/GROUP.txt`` the output of a group.
+After an intended change ``STEWARD_GOLDEN=write`` writes those files again: read the result of
+``git diff``.
 """
 
 import difflib
@@ -87,7 +87,7 @@ CONTROLS: Final = {
 
 
 def groups() -> dict[str, list[str]]:
-    """The command lines of ``commands`` by the group that they are in."""
+    """Return the command lines of ``commands`` by their group."""
     found: dict[str, list[str]] = {}
     group: list[str] = []
     for line in (GOLDEN / "commands").read_text().splitlines():
@@ -142,7 +142,7 @@ class Runner:
         return printed
 
     def _run(self, line: str, group: str) -> str:
-        """A command line, its exit code, and what it printed."""
+        """Run a command line; return it with its exit code and output."""
         directory = self._site.directory
         as_user = group == AS_USER
         command, _, stdin = line.partition(" < ")
@@ -256,13 +256,13 @@ def test_nothing_is_kept_of_what_is_not_run() -> None:
 
 
 def _leaves() -> set[str]:
-    """Every command, without groups of them."""
+    """Return every command, without groups."""
     found = golden_runner.command_line()
     return {" ".join(words) for words, command in found if not hasattr(command, "list_commands")}
 
 
 def _called(lines: Iterable[str]) -> set[str]:
-    """The commands that command lines call."""
+    """Return the commands that command lines call."""
     words = [shlex.split(line)[1:] for line in lines]
     starts = {" ".join(line[:count]) for line in words for count in range(1, 4)}
     return starts & _leaves()

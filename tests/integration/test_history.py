@@ -1,4 +1,4 @@
-"""The history of a real cluster: how nodes were, what ran there, and nothing twice after a kill."""
+"""History of a real cluster: node states, jobs on nodes, and nothing twice after a kill."""
 
 import os
 import signal
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.wide, pytest.mark.timeout(600)]
 
 @pytest.fixture(scope="module")
 def watching(slurm_version: str) -> Iterator[Watching]:
-    """A daemon whose sensor polls periodically, on a separate cluster."""
+    """Start a daemon whose sensor polls periodically, on a separate cluster."""
     spec = SandboxSpec(nodes=3, slurm=slurm_version, private_data="jobs")
     with passable_directory() as path, Sandbox.up(spec) as box:
         daemon = Watching(box, path / "home", helper="", usage=False)

@@ -1,4 +1,4 @@
-"""What a daemon asks of slurmctld while nothing happens on its cluster."""
+"""Queries of an idle daemon to slurmctld while nothing happens on its cluster."""
 
 import re
 import time

@@ -1,4 +1,4 @@
-"""docs/install.md, followed word for word on a host that has nothing but Slurm."""
+"""docs/install.md, followed word for word on a host with nothing but Slurm."""
 
 import json
 import os
@@ -51,7 +51,7 @@ def host(slurm_version: str) -> Iterator[PlainHost]:
 
 
 def packages() -> Path | None:
-    """The directory of the package, if one was built."""
+    """Return the directory of the package, if one was built."""
     built = os.environ.get("STEWARD_DIST", str(ROOT / "dist"))
     return Path(built) if list(Path(built).glob("steward_*+py3.11_amd64.deb")) else None
 
@@ -69,7 +69,7 @@ def stand_in(host: PlainHost) -> None:
 
 
 class Reader:
-    """A reader who follows the page."""
+    """Reader who follows the page."""
 
     def __init__(self, host: PlainHost) -> None:
         self.host = host
@@ -90,7 +90,7 @@ class Reader:
             self.type(text, exit_code(where))
 
     def type(self, text: str, code: int = 0) -> "subprocess.CompletedProcess[str]":
-        """Type a block; its last line is to end with the code."""
+        """Type a block; check that its last line ends with the exit code."""
         if self.packages is None:
             lines = text.splitlines(True)
             text = "".join(line for line in lines if not re.search("apt-get.*steward", line))

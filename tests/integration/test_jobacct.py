@@ -1,4 +1,4 @@
-"""The job log and accounting plugins in a real daemon, with its parts killed, and on a real Slurm.
+"""Job log and accounting plugins in a real daemon, with kills of workers, and on a real Slurm.
 
 ``STEWARD_KILL_SEED`` repeats the instants of an earlier run.
 """
@@ -107,7 +107,7 @@ def run(job_id: int) -> list[Event]:
 
 
 def tell(settings: Settings, jobs: range) -> None:
-    """Have runs in the journal of a daemon."""
+    """Append runs to the journal of a daemon."""
     link = JournalLink(settings.state_dir, Stop())
     for job_id in jobs:
         link.append(run(job_id))
@@ -115,7 +115,7 @@ def tell(settings: Settings, jobs: range) -> None:
 
 
 def logged(settings: Settings) -> list[dict[str, Any]]:
-    """The records of the days that are open, but for one that is being written."""
+    """Return the records of open days, except for a line that is being written."""
     files = sorted(Path(settings.state_dir, "joblog").glob("*.jsonl"))
     return [json.loads(line) for path in files for line in _whole_lines(path)]
 
@@ -125,7 +125,7 @@ def _whole_lines(path: Path) -> list[bytes]:
 
 
 def install(package: Path, target: Path) -> None:
-    """Install a package as anybody would, but for the network."""
+    """Install a package as users do, but without a network."""
     words = ["install", "--quiet", "--no-build-isolation", "--no-deps", "--no-index"]
     subprocess.run(
         [
@@ -145,7 +145,7 @@ def package_of(directory: Path, module: str, source: str, project: str) -> Path:
 
 
 def blocks() -> tuple[str, str]:
-    """The plugin that docs/plugins.md shows: its module and its project file."""
+    """Return the plugin that docs/plugins.md shows: its module and its project file."""
     text = DOCS.read_text(encoding="utf-8")
     (module,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     (project,) = re.findall(r"```ini\n(.*?)```", text, re.DOTALL)

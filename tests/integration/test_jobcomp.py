@@ -29,7 +29,7 @@ ENDED = {"CANCELLED", "COMPLETED", "FAILED", "TIMEOUT"}
 
 
 class JobcompSite:
-    """A cluster whose slurmctld runs jobcomp.lua, and the lines that it wrote."""
+    """Cluster whose slurmctld runs jobcomp.lua, and the written lines."""
 
     def __init__(self, cluster: Sandbox, lines: Path) -> None:
         self.cluster = cluster
@@ -41,7 +41,7 @@ class JobcompSite:
         return submit_to(self.cluster, script, user=self.user, output="/dev/null", **options)
 
     def until_told(self, name: str) -> tuple[str, Path]:
-        """A script that runs until a file is there, and the file."""
+        """Return a script that runs until a file exists, and the file."""
         go = self.lines.parent.with_name("go") / name
         return f"#!/bin/sh\nuntil [ -e {go} ]; do sleep 0.1; done\n", go
 
@@ -54,7 +54,7 @@ class JobcompSite:
         return [parse_line(line, NameResolver()) for line in self.lines.read_bytes().splitlines()]
 
     def of(self, job: int, count: int = 1) -> list[JobRecord]:
-        """The records of a job, as soon as there are so many."""
+        """Return the records of a job, when there are enough."""
         found: list[JobRecord] = []
 
         def look() -> bool:
@@ -71,7 +71,7 @@ class JobcompSite:
         return msgspec.json.decode(out, type=list[JobRecord])
 
     def agrees(self, record: JobRecord, *but: str) -> None:
-        """Check that a record agrees with Slurm in every field that it has."""
+        """Check that a record agrees with Slurm in each of its fields."""
         found: list[JobRecord] = []
 
         def look() -> bool:
@@ -324,7 +324,7 @@ def test_the_daemon_on_a_site_with_a_script_of_its_own(slurm_version: str) -> No
 
 
 def ends(daemon: Daemon, jobs: list[int]) -> list[tuple[int, int | None, bool]]:
-    """Job, exit code and whether its whole record was asked for, of those that jobcomp ended."""
+    """Return job, exit code and whether its whole record followed, for jobcomp's ends."""
     rows = ask(
         daemon.settings, "journal.db", "SELECT kind, data FROM event WHERE kind LIKE 'job.%'"
     )

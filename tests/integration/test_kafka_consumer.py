@@ -1,4 +1,4 @@
-"""Kafka between Stewards: each script is archived once at the receiver, despite kills."""
+"""Kafka between Stewards: the receiver archives each script once, despite kills."""
 
 import os
 import signal

@@ -33,7 +33,7 @@ def consumer(topic: Topic, tmp_path: Path) -> Iterator[Consumer]:
 
 
 def send(topic: Topic, *values: bytes, partition: int = 0) -> None:
-    """Send what no destination of ours would, where it would not."""
+    """Send a message that no destination of Steward's would send there."""
     from confluent_kafka import Producer
 
     of = {"bootstrap.servers": topic.kafka.bootstrap, "compression.type": "zstd"}
@@ -107,7 +107,7 @@ def test_a_message_of_much_in_little_does_not_stall_the_rest(
 
 
 class Refusing(Source):
-    """A member whose journal never accepts events about job 2."""
+    """Member of a group whose journal never accepts events about job 2."""
 
     def append(self, events: Sequence[Event]) -> None:
         if any(event.key.startswith("script:2:") for event in events):

@@ -1,4 +1,4 @@
-"""Scripts sent to a real Kafka: exact, acknowledged, refused with the setting to change."""
+"""Scripts sent to a real Kafka: exact and acknowledged, or rejected with the setting to change."""
 
 import os
 import random

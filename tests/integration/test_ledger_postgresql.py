@@ -1,4 +1,4 @@
-"""The ledger on PostgreSQL does what any ledger does, through outages as well."""
+"""Ledger tests on PostgreSQL, with outages."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -34,7 +34,7 @@ __all__ = ["clock", "ledger"]
 
 @pytest.fixture(scope="module")
 def empty(postgresql: PostgreSQL) -> str:
-    """An empty ledger, to be copied, for a schema takes its time."""
+    """Make an empty ledger that tests copy, because its schema takes time."""
     name = postgresql.new_database()
     open_ledger(settings_for("", postgresql.url(name))).close()
     return name
@@ -178,7 +178,7 @@ def test_a_writer_that_stands_still_does_not_stop_the_others(place: Settings) ->
 
 
 def deposited_by(other: Ledger) -> bool:
-    """Deposit 1; False where another keeps it waiting for too long."""
+    """Deposit 1 micro-SU; return False if another transaction blocks it for too long."""
     try:
         with other.transaction() as t:
             t.transfers.deposit("phys", 1, BY)

@@ -1,4 +1,4 @@
-"""The myBRC API as its clients use it: the old plugins' bytes, many at once, TLS."""
+"""myBRC API as its clients use it: the old plugins' bytes, many at once, TLS."""
 
 import http.client
 import io

@@ -46,7 +46,7 @@ def _send(settings: Settings) -> None:
 
 
 class Killable:
-    """A process that is killed and started again."""
+    """Process that a test kills and starts again."""
 
     def __init__(self, work: object, settings: Settings) -> None:
         self._work = work
@@ -54,7 +54,7 @@ class Killable:
         self.start()
 
     def start(self) -> None:
-        """Start it."""
+        """Start the process."""
         self._process = _FORK.Process(target=self._work, args=(self._settings,), daemon=True)  # type: ignore[arg-type]
         self._process.start()
 
@@ -67,7 +67,7 @@ class Killable:
 
 @pytest.fixture
 def there(tmp_path: Path) -> Settings:
-    """The server elsewhere."""
+    """Start the remote server."""
     directory = tmp_path / "there"
     directory.mkdir()
     settings = mybrc_settings(directory, free_port())
@@ -85,7 +85,7 @@ def server(there: Settings) -> Iterator[Killable]:
 
 @pytest.fixture
 def here(tmp_path: Path, there: Settings, server: Killable) -> Settings:
-    """The Steward that passes on."""
+    """Start the Steward that reports to it."""
     del server
     token = tmp_path / "token"
     token.write_text(f"Token {token_of(_url(there))}\n")

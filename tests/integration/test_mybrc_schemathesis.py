@@ -1,4 +1,4 @@
-"""The myBRC API under random requests that its schema and the old plugins' allow, and others.
+"""myBRC API under random requests that its schema and the old plugins' allow, and others.
 
 ``STEWARD_EXAMPLES`` sets the number of examples of each operation. The seed is new in each run and
 printed; ``STEWARD_SCHEMA_SEED`` repeats one.
@@ -70,7 +70,7 @@ def url(site: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def ask(tmp_path: Path, url: str, schema: str, *options: str) -> None:
-    """Have schemathesis ask a server, and fail with what it found."""
+    """Run schemathesis against a server, and fail with its findings."""
     with client_of(url, token_of(url)) as client:
         assert client.put("/jobs/1/", json=job("1")).status_code == 200
     config = tmp_path / "schemathesis.toml"

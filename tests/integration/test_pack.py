@@ -1,4 +1,4 @@
-"""The StackStorm pack on a real cluster: its actions as the python runner has them, its sensor."""
+"""StackStorm pack on a real cluster: its actions in the python runner, and its sensor."""
 
 import json
 import os
@@ -34,7 +34,7 @@ STANLEY = "carl"
 
 
 class PackSite:
-    """A cluster, a daemon, and StackStorm's runners."""
+    """Cluster, daemon, and StackStorm's runners."""
 
     def __init__(self, cluster: Sandbox) -> None:
         self.cluster = cluster
@@ -56,13 +56,13 @@ class PackSite:
     def run(
         self, ref: str, by: str = STANLEY, st2_user: str = "", **parameters: Any
     ) -> tuple[bool, Any]:
-        """Run an action of the pack; whether it succeeded, and its result.
+        """Run an action of the pack; return whether it succeeded, and its result.
 
         Args:
-            ref: Which.
-            by: The runner's user.
-            st2_user: Who has it run; "" for StackStorm's API being away.
-            parameters: The action's.
+            ref: Reference of the action.
+            by: User of the runner.
+            st2_user: User who runs it in StackStorm; "" if StackStorm's API is down.
+            parameters: Parameters of the action.
         """
         given = {"operation": ref, **parameters}
         done = self.cluster.run(
@@ -306,7 +306,7 @@ def _last(site: PackSite, node: str) -> str:
 
 
 def test_what_it_compares_at_a_restart(site: PackSite) -> None:
-    """Changes without an event are reported; a job that came to a node is not."""
+    """It reports changes without an event; it does not report a job that came to a node."""
 
     def record() -> Any:
         return json.loads(json.loads(site.store.read_text())["record"])

@@ -1,4 +1,4 @@
-"""The doctor on a real daemon and a real Slurm: green, then one thing after the other broken."""
+"""Doctor on a real daemon and Slurm: without findings, then with one fault after another."""
 
 import json
 import os
@@ -29,7 +29,7 @@ JOB = "#!/bin/sh\ntrue\n"
 
 
 class Patient:
-    """A daemon, and the findings of the doctor about it."""
+    """Daemon, and the findings of the doctor about it."""
 
     def __init__(self, cluster: Sandbox) -> None:
         self.cluster = cluster
@@ -46,12 +46,12 @@ class Patient:
         daemon.ask("bank", "rate", "create", "*", "--weight", "cpu=1")
 
     def write(self) -> None:
-        """Write the configuration as it is to be."""
+        """Write the present configuration."""
         self.daemon.config.write_text(render_config(LoadedConfig(self.daemon.settings)))
         self.daemon.config.chmod(0o640)
 
     def says(self, *words: str) -> dict[str, dict[str, Any]]:
-        """Its findings by check, and what it is about."""
+        """Return its findings by check and object."""
         done = self.daemon.ask("doctor", "--json", *words, check=False)
         assert done.returncode in (0, 1), done.stderr
         answer = json.loads(done.stdout)
@@ -59,7 +59,7 @@ class Patient:
         return {f"{one['check']} {one['object']}".strip(): one for one in answer["findings"]}
 
     def wrong(self, *words: str) -> set[str]:
-        """Which of them are wrong."""
+        """Return the findings that are wrong."""
         return {name for name, one in self.says(*words).items() if one["status"] == "wrong"}
 
 

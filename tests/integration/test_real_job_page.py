@@ -54,14 +54,14 @@ def site(slurm_version: str) -> Iterator[BookedSite]:
 
 @pytest.fixture
 def mailed(site: BookedSite) -> BookedSite:
-    """The cluster, where its slurmctld can run our command."""
+    """Return the cluster, whose slurmctld can run ``steward mail``."""
     if site.cluster.plan.root:
         pytest.skip("slurmctld sees the files of another Debian alone")
     return site
 
 
 def _make_mailers(site: BookedSite, mail: Path) -> None:
-    """Ours, as MailProg, and behind it one that keeps what it is given."""
+    """Write Steward's mailer, as MailProg, and behind it one that stores its input."""
     kept = Path(site.cluster.directory) / "log" / "mails"
     kept.mkdir()
     shutil.chown(kept, site.cluster.plan.spec.slurm_user)
@@ -79,7 +79,7 @@ def _make_mailers(site: BookedSite, mail: Path) -> None:
 
 
 def program_of(site: BookedSite) -> str:
-    """A program that uses the given resources."""
+    """Return a program that uses the given resources."""
     return f"{site.cluster.directory}/etc/used"
 
 

@@ -1,6 +1,6 @@
 """A hundred varied jobs in slurmdbd and Steward: both sacct outputs are equal.
 
-What is not equal is excepted by name, in one table, with the reason.
+One table names the exceptions with their reasons.
 """
 
 import os
@@ -40,7 +40,7 @@ def _sampled(_slurms: str, _ours: str, _row: Row) -> bool:
 
 
 def _within_seconds(slurms: str, ours: str, row: Row) -> bool:
-    """Slurm takes a step's second from slurmctld or slurmd, Steward from slurmstepd's start."""
+    """Return whether a step's times differ by seconds only: slurmctld's and slurmd's do."""
     if "." not in row["JobID"]:
         return False
     times = [datetime.fromisoformat(value) for value in (slurms, ours)]
@@ -71,7 +71,7 @@ def _of_no_step(slurms: str, ours: str, row: Row) -> bool:
 
 
 def _in_fractions(slurms: str, ours: str, row: Row) -> bool:
-    """Slurm truncates microseconds for each task, Steward for each step."""
+    """Return whether CPU times differ by a millisecond: Slurm truncates each task's."""
     if not slurms or not ours or row["NTasks"] == "1":
         return False
     return 0 <= _milliseconds(ours) - _milliseconds(slurms) <= 1
@@ -179,7 +179,7 @@ NOT_OURS: Final = frozenset(
 
 
 def rows_of(text: str) -> dict[Key, Row]:
-    """Rows by their job or step, and the submit time of their run."""
+    """Return rows by their job or step, and the submit time of their run."""
     head, *lines = text.rstrip("\n").split("\n")
     found: dict[Key, Row] = {}
     submit = ""
@@ -238,7 +238,7 @@ def test_what_both_report_is_equal(site: BookedSite) -> None:
 
 @pytest.mark.parametrize("options", [(), ("-X",), ("-b",), ("-X", "-n", "-s", "F")])
 def test_listings_are_those_of_slurms_sacct(site: BookedSite, options: tuple[str, ...]) -> None:
-    """Headings, columns and widths too; what is excepted is not among the default columns."""
+    """Headings, columns and widths are equal, too; no exception concerns the default columns."""
     words = ("-a", "-S", "now-1hour", *options)
     theirs, ours = site.slurms(*words).splitlines(), site.ours(*words).splitlines()
     names = {"other", "sleep"}
@@ -267,7 +267,7 @@ _ODD: Final = ("`", '"doub', "here", "ünï")
     not (Path(sys.prefix) / "bin/reportseff").exists(), reason="reportseff is not installed"
 )
 def test_reportseff_says_the_same(site: BookedSite) -> None:
-    """States and times; efficiencies are Slurm's where it sampled, and exact with ours."""
+    """States and times are equal; efficiencies are Slurm's where it sampled, else exact."""
     shown = "JobID,State,Elapsed,TimeEff,CPUEff,MemEff"
     words = ["reportseff", "--no-color", "--format", shown, "-u", site.user]
     path = f"{BIN}:{site.cluster.make_environment()['PATH']}"
@@ -295,7 +295,7 @@ def _percent(value: str) -> float:
 
 
 def _efficiencies(site: BookedSite, words: list[str], env: dict[str, str]) -> dict[str, list[str]]:
-    """The columns of reportseff by job."""
+    """Return the columns of reportseff by job."""
     text = site.cluster.run(words, env={"TZ": "UTC", **env}).stdout
     rows = [line.split() for line in text.splitlines()[1:]]
     return {job: rest for job, *rest in filter(None, rows)}
@@ -343,7 +343,7 @@ def test_a_file_of_sacct_makes_books_of_its_own(site: BookedSite) -> None:
 
 
 def _without_cpu(line: str) -> str:
-    """Slurm sums the CPU time of a run from its steps, in whole milliseconds."""
+    """Return a row without CPU time, which Slurm sums from steps in whole milliseconds."""
     parts = line.split("|")
     if "." not in parts[0] and len(parts) > 9:
         parts[9] = ""

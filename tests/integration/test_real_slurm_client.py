@@ -1,4 +1,4 @@
-"""The client and the snapshot source on a real Slurm, run inside where its users resolve."""
+"""Client and snapshot source on a real Slurm, run inside where its users resolve."""
 
 import os
 import sys

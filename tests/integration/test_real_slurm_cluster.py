@@ -28,7 +28,7 @@ Call = Callable[..., Any]
 
 @pytest.fixture(scope="module")
 def machine(slurm_version: str) -> Iterator[Sandbox]:
-    """A cluster of these tests alone, two nodes of which are in a cloud that is never there."""
+    """Bring up a cluster for this module, with two nodes in a cloud that never starts."""
     cloud = (
         "NodeName=cloud[1-2] NodeAddr=127.0.0.1 Port=1 CPUs=2 RealMemory=100 State=CLOUD",
         "PartitionName=cloud Nodes=cloud[1-2]",
@@ -63,7 +63,7 @@ def call(machine: Sandbox) -> Call:
 
 @pytest.fixture(autouse=True)
 def nodes_up(machine: Sandbox) -> Iterator[None]:
-    """Leave the nodes of the next test up and without reasons, comments and reservations."""
+    """Return nodes to service for the next test, without reasons, comments and reservations."""
     yield
     for node in ("node1", "node2", "node3"):
         for words in (("state=undrain",), ("state=resume",), ("comment=", "extra=", "weight=1")):

@@ -21,7 +21,7 @@ INSIDE = str(Path(__file__).parent / "slurm_calls.py")
 
 
 class Line(msgspec.Struct):
-    """An event as the process inside prints it."""
+    """Event as the process inside prints it."""
 
     kind: str
     key: str
@@ -32,7 +32,7 @@ class Line(msgspec.Struct):
 
 
 class Watched:
-    """A cluster for the test, and the events of its polls."""
+    """Cluster for the test, and the events of its polls."""
 
     def __init__(self, cluster: Sandbox, out: Path) -> None:
         self.cluster = cluster
@@ -56,7 +56,7 @@ class Watched:
         return [msgspec.json.decode(line, type=Line) for line in whole.splitlines()]
 
     def of(self, job: int) -> list[tuple[str, str]]:
-        """Kind and state of what was appended about a job."""
+        """Return kind and state of each event about a job."""
         mine = (line for line in self.lines() if line.kind.startswith("job."))
         told = [(line.kind, line.facts().record) for line in mine]
         return [(kind, record.state) for kind, record in told if record.job_id == job]

@@ -1,7 +1,7 @@
 """Steward's reports and sreport: equal totals of an hour of varied jobs.
 
-slurmdbd sums up whole hours when they are over; ``sacctmgr rollup`` has it do so at once, even
-of an hour that is still going on. Ours are asked as if that hour were over, too.
+slurmdbd sums whole hours after their end; ``sacctmgr rollup`` makes it sum at once, even an hour
+that has not ended. Steward's reports treat that hour as ended, too.
 """
 
 import os
@@ -48,7 +48,7 @@ MOST_MINUTES: Final = 5
 
 
 class Books:
-    """slurmdbd's and Steward's records of the hours of the test."""
+    """Records of slurmdbd and Steward about the hours of the test."""
 
     def __init__(self, site: BookedSite) -> None:
         self.site = site
@@ -73,7 +73,7 @@ class Books:
         return str(ran.stdout)
 
     def slurms(self, *report: str) -> list[list[str]]:
-        """The rows of one of sreport's reports."""
+        """Return the rows of one of sreport's reports."""
         since, until = self.window
         out = self.slurm(
             *("sreport", "-P", "-n", "-t", "Seconds", *report, f"start={since}", f"end={until}")
@@ -182,7 +182,7 @@ def _reserve(books: Books) -> int:
 
 
 def _disturb(books: Books) -> None:
-    """A job is suspended, one is requeued while it runs, one gives nodes back."""
+    """Suspend a job, requeue one while it runs, and let one give nodes back."""
     site, slurm = books.site, books.slurm
     go = f"{site.cluster.directory}/go"
     script = f"{SHELL}while [ ! -e {go} ]; do sleep 0.3; done\n"

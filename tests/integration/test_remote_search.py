@@ -1,4 +1,4 @@
-"""Search in Elasticsearch and OpenSearch: what the catalog would find, and nobody else's."""
+"""Search in Elasticsearch and OpenSearch: results as the catalog's, only the caller's."""
 
 import os
 import random
@@ -41,7 +41,7 @@ BELA = Caller(uid=4002, user="bela")
 
 
 class SearchSite:
-    """A library whose one searchable sink is on a real server."""
+    """Library whose one searchable sink is on a real server."""
 
     def __init__(self, server: SearchServer, directory: Path) -> None:
         self.server = server
@@ -68,7 +68,7 @@ class SearchSite:
         self.server.request("POST", f"/{self.sink.index}/_refresh")
 
     def show(self, *documents: ArchivedDocument) -> None:
-        """Have jobs.db know the jobs of documents."""
+        """Add the jobs of documents to jobs.db."""
         events: list[Event] = []
         for of in documents:
             assert of.identity is not None
@@ -92,7 +92,7 @@ class SearchSite:
         self.jobs.apply(events, self._events, lambda _: None)
 
     def ask(self, asker: Caller, *terms: str, sink: str = "far", **request: Any) -> SearchReply:
-        """The answer to a search."""
+        """Return the reply to a search."""
         asked = self._registry.decode(
             "archive.search", {"terms": terms, "sink": sink, "lines": 1, **request}
         )
@@ -100,7 +100,7 @@ class SearchSite:
         return answer
 
     def found(self, asker: Caller, *terms: str, **request: Any) -> list[int]:
-        """The ids of the jobs that a search finds."""
+        """Return the ids of the jobs that a search finds."""
         return [hit.job.job_id for hit in self.ask(asker, *terms, **request).hits]
 
     def close(self) -> None:

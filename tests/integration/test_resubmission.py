@@ -1,4 +1,4 @@
-"""Jobs submitted again by ``archive show --sbatch``: Slurm gives them what it gave the first."""
+"""Jobs submitted again by ``archive show --sbatch``: Slurm allocates the same resources."""
 
 import shlex
 import sys

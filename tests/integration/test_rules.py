@@ -72,7 +72,7 @@ context:
 
 @pytest.fixture(scope="module")
 def cluster(slurm_version: str) -> Iterator[Sandbox]:
-    """A cluster of this module's own, with many nodes that nobody serves."""
+    """Bring up a cluster for this module, with many nodes that have no slurmd."""
     with Sandbox.up(SandboxSpec(nodes=3, slurm=slurm_version, extra=EXTRA)) as box:
         yield box
 

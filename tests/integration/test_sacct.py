@@ -43,14 +43,14 @@ def site(slurm_version: str) -> Iterator[BookedSite]:
 
 @pytest.fixture(scope="module")
 def job(site: BookedSite) -> int:
-    """A job with a step, all of which is known."""
+    """Run a job with a step, and wait until both are recorded."""
     job = site.submit(SCRIPT, job_name="outer")
     wait_until(lambda: len(steps(site, job)) == 3, WAIT_S)
     return job
 
 
 def steps(site: BookedSite, job: int) -> list[str]:
-    """The lines of a job that is over, and so are its steps."""
+    """Return the lines of a job whose steps have all ended."""
     rows = site.ours("-n", "-P", "-j", str(job), "-o", "jobid,end").split()
     return [row for row in rows if not row.endswith("Unknown")]
 

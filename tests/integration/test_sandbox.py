@@ -1,4 +1,4 @@
-"""The sandbox, on real Slurm: it runs jobs, and keeps to itself."""
+"""Sandbox on real Slurm: it runs jobs, and does not affect the host."""
 
 import os
 import signal

@@ -168,7 +168,7 @@ def test_what_the_server_never_has_room_for_is_set_aside_in_the_end(
 
 
 class Flooding(Quiet, BaseHTTPRequestHandler):
-    """A server whose replies exceed every limit."""
+    """Server whose replies exceed every limit."""
 
     def do_GET(self) -> None:
         self.send_response(200)

@@ -1,4 +1,4 @@
-"""Elasticsearch and OpenSearch as destinations, the real servers: nothing lost, nothing twice."""
+"""Elasticsearch and OpenSearch as destinations, on real servers: nothing lost, nothing twice."""
 
 import random
 import threading

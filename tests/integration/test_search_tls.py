@@ -1,4 +1,4 @@
-"""Search servers behind TLS: passwords, API keys and certificates, as a sink is given them."""
+"""Search servers behind TLS: passwords, API keys and certificates in the settings of a sink."""
 
 import base64
 import logging
@@ -29,7 +29,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 @pytest.fixture
 def send(search_server: SearchServer, authority: Authority) -> Send:
-    """Sends a document through a proxy, with a sink of these settings."""
+    """Send a document through a proxy, with a sink of these settings."""
 
     def call(proxy: TlsProxy, *, certificate: tuple[str, str] = ("", ""), **changes: Any) -> None:
         ca_file = changes.pop("ca_file", authority.file)

@@ -44,7 +44,7 @@ SECRETS: dict[bytes, bytes] = {
 
 @pytest.fixture
 def home(fast: Path) -> Path:
-    """A directory that contains only Steward's files; the spool is outside."""
+    """Make a directory that contains only Steward's files; the spool is outside."""
     return fast
 
 
@@ -70,7 +70,7 @@ def submit(spool: Path, jobs: range) -> None:
 
 
 def holders(directory: Path) -> list[str]:
-    """Every file, socket names and links aside, that holds the mark in one form or another."""
+    """Return every file, except sockets and links, that contains the mark in any encoding."""
     forms = (MARK, MARK.hex().encode(), MARK.decode().encode("utf-16-le"), *_base64(MARK))
     found = []
     for where, directories, files in os.walk(directory):

@@ -1,4 +1,4 @@
-"""The sensor against a real Slurm: what goes down, what comes back, and what is lost between."""
+"""Sensor on a real Slurm: nodes that go down, return, or change between polls."""
 
 import json
 import os

@@ -50,7 +50,7 @@ class Storm:
 
     Args:
         watching: The daemon, and its cluster.
-        chance: Decides what happens.
+        chance: Random generator of the changes.
     """
 
     def __init__(self, watching: Watching, chance: random.Random) -> None:

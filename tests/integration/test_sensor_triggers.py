@@ -1,4 +1,4 @@
-"""Slurm's triggers and their helper: set, set again, known to nobody else, never in the way."""
+"""Slurm's triggers and their helper: set, set again, with a secret, and never a delay."""
 
 import json
 import socket

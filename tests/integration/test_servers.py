@@ -20,7 +20,7 @@ BIG = b"x" * 4_000_000
 
 
 def sent(kafka: Kafka, topic: str, value: bytes) -> str:
-    """Send a message; the broker's reason where it refused it."""
+    """Send a message; return the broker's error if it rejects it."""
     from confluent_kafka import Producer
 
     reasons = []
@@ -39,7 +39,7 @@ def sent(kafka: Kafka, topic: str, value: bytes) -> str:
 
 
 def received(kafka: Kafka, topic: str) -> bytes:
-    """The first message of a topic."""
+    """Return the first message of a topic."""
     from confluent_kafka import Consumer
 
     consumer = Consumer(

@@ -32,7 +32,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
 def asked(
     proxy: TlsProxy, ca_file: str, authorization: str = "", own: tuple[str, str] | None = None
 ) -> int:
-    """The status of a request for the root."""
+    """Return the status of a request for the root."""
     context = ssl.create_default_context(cafile=ca_file)
     if own:
         context.load_cert_chain(*own)
@@ -78,7 +78,7 @@ def test_the_proxy_asks_for_a_certificate_of_its_authority(
 
 
 def sent(kafka: Kafka, bootstrap: str, **settings: str) -> str:
-    """Send a message; the first failure where it did not arrive."""
+    """Send a message; return the first error if it fails."""
     from confluent_kafka import KafkaError, Producer
 
     failures: list[str] = []

@@ -1,4 +1,4 @@
-"""The SPANK plugin in real slurmstepds: its reports equal the tasks' own measurements."""
+"""SPANK plugin in real slurmstepds: its reports equal the tasks' own measurements."""
 
 import contextlib
 import functools
@@ -41,14 +41,14 @@ Line = dict[str, Any]
 
 
 class OtherFigures(AssertionError):
-    """The plugin reported more than a task measured."""
+    """Error: the plugin reported more than a task measured."""
 
 
 def in_three_tries(test: Callable[P, None]) -> Callable[P, None]:
     """Repeat a test with differing measurements, up to two times.
 
-    Between its last words and its end a task uses next to nothing, but the kernel books to
-    it what the host takes from the processor meanwhile. Wrong figures are wrong each time.
+    Between its last measurement and its end a task uses next to nothing, but the kernel charges it
+    for time that the host takes from the processor meanwhile. A wrong report is wrong each time.
     """
 
     @functools.wraps(test)
@@ -62,7 +62,7 @@ def in_three_tries(test: Callable[P, None]) -> Callable[P, None]:
 
 
 class ShimSite:
-    """A cluster whose nodes have the plugin, installed as on a real one."""
+    """Cluster whose nodes have the plugin, installed as on a real one."""
 
     def __init__(self, cluster: Sandbox) -> None:
         self.cluster = cluster
@@ -87,7 +87,7 @@ class ShimSite:
         return built
 
     def restart_nodes(self) -> None:
-        """Have slurmds load the plugin; return when each has run a job, whose lines are dropped."""
+        """Make slurmds load the plugin; return when each has run a job, whose lines are dropped."""
         nodes = [name for name in self.cluster.get_status() if name.startswith("slurmd.")]
         for name in nodes:
             self.cluster.restart_service(name)
@@ -102,11 +102,11 @@ class ShimSite:
         self.begins_us = max(line["t"] for line in self.lines()) + 1
 
     def command(self, cpu_ms: int = 0, mib: int = 0, how: str = "0") -> list[str]:
-        """The words of a program that uses so much."""
+        """Return the words of a program that uses this much."""
         return [self.used, self.said, str(cpu_ms), str(mib), how]
 
     def script(self, *commands: list[str]) -> str:
-        """A batch script of programs; the last is the batch task itself."""
+        """Return a batch script of programs; the last is the batch task itself."""
         *first, last = [" ".join(words) for words in commands]
         return "\n".join(["#!/bin/sh", *first, f"exec {last}", ""])
 
@@ -119,7 +119,7 @@ class ShimSite:
         assert result.returncode == code, result.stderr
 
     def lines(self, **wanted: Any) -> list[Line]:
-        """Lines of all nodes whose members are these, in the order of their times."""
+        """Return lines of all nodes with these members, in the order of their times."""
         found = []
         for path in Path(self.spool).glob("*.log"):
             for text in path.read_bytes().splitlines():
@@ -130,7 +130,7 @@ class ShimSite:
         return sorted(found, key=lambda line: line["t"])
 
     def ends(self, number: int, timeout_s: float = 60, **wanted: Any) -> list[Line]:
-        """Wait for so many lines of ends of steps."""
+        """Wait for this many lines of ends of steps."""
         wait_until(lambda: len(self.lines(k="end", **wanted)) >= number, timeout_s)
         return self.lines(k="end", **wanted)
 

@@ -1,4 +1,4 @@
-"""Several sinks under a daemon: one that is away delays only itself, and a new one is filled."""
+"""Several sinks under a daemon: an outage delays only one sink, and a new one is filled."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""Servers that are killed in the middle of a storm: every job is in every sink, the files first.
+"""Servers killed during a storm: every job is in every sink, with the files sink first.
 
 ``STEWARD_KILL_SEED`` repeats the instants of an earlier run.
 """
@@ -42,7 +42,7 @@ _INDEX = "storm"
 def sinks_at(
     directory: Path, kafka: Kafka, elasticsearch: Elasticsearch, opensearch: OpenSearch
 ) -> ArchiveSettings:
-    """Files, and each of the servers."""
+    """Return a files sink, and one for each server."""
     return ArchiveSettings(
         catalog=False,
         sink={
@@ -57,7 +57,7 @@ def sinks_at(
 
 
 def kill_each(servers: list[Server], chance: Random) -> None:
-    """Kill each at some instant of the first seconds of the storm, in random order."""
+    """Kill each server at some instant of the first seconds of the storm, in random order."""
     chance.shuffle(servers)
     for server in servers:
         time.sleep(chance.uniform(0.3, 2.0))
@@ -104,10 +104,10 @@ def test_servers_killed_in_a_storm_lose_no_job_and_delay_no_file(
 
 
 def keys(settings: Settings) -> list[str]:
-    """Keys of all scripts that the files sink has."""
+    """Return the keys of all scripts in the files sink."""
     return [key for (key,) in ask(settings, "archive-files.db", "SELECT key FROM script")]
 
 
 def key_to_id(key: str) -> str:
-    """The id of a script of cluster c1 elsewhere."""
+    """Return the id of a script of cluster c1 on the servers."""
     return f"c1/{key.removeprefix('script:')}"

@@ -1,4 +1,4 @@
-"""Slurm is upgraded under a running Steward, twice, by the steps of docs/operate.md."""
+"""Upgrades of Slurm under a running Steward, twice, by the steps of docs/operate.md."""
 
 import json
 import os
@@ -61,7 +61,7 @@ def rows(site: BookedSite) -> list[str]:
 
 
 def wait_for_books(site: BookedSite, job: int, since: float) -> None:
-    """Wait until the job is booked with its batch step and two more."""
+    """Wait until the job has a record with its batch step and two more."""
     begin = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(since - 1))
     words = ("-n", "-P", "-S", begin, "-o", "JobID,State,ExitCode")
     wanted = {

@@ -1,9 +1,9 @@
 """A week's operation in miniature: jobs, outages, kills, rotation, retention, a purge, a backup.
 
-STEWARD_SOAK_S says how long (600 seconds); ``make soak`` has it run for an hour. In
-its first part the daemon and its parts are killed and restarted; in the second they
-are left alone, while Slurm is not, and must not grow. At the end every job is paid
-for, nothing is missing in the archive, and ``steward doctor`` finds nothing wrong.
+STEWARD_SOAK_S sets the duration (600 seconds); ``make soak`` sets an hour. In the first part the
+daemon and its workers are killed and restarted; in the second part only Slurm is, and Steward must
+not grow. At the end every job is charged, the archive is complete, and ``steward doctor`` finds
+nothing wrong.
 
 STEWARD_WEEK_SEED repeats the order of an earlier run.
 """
@@ -82,7 +82,7 @@ def site(slurm_version: str) -> Iterator[BankSite]:
 
 
 class Week:
-    """The life of one site.
+    """Operation of one site.
 
     Args:
         site: The cluster and its Steward.
@@ -97,7 +97,7 @@ class Week:
         self.saved = 0
 
     def submit(self) -> None:
-        """A few jobs of several users: some fail, some are arrays, some are cancelled."""
+        """Submit some jobs of several users: some fail, some are arrays, some are cancelled."""
         for number in range(self.chance.randrange(4, 9)):
             user, options = next(self.users), {"time": "1"}
             if number % 4 == 3:
@@ -172,7 +172,7 @@ class Week:
         os.unlink(path)
 
     def left(self) -> int:
-        """Return the number of unfinished jobs; repair what a kill of slurmctld left."""
+        """Return the number of unfinished jobs; repair the effects of a killed slurmctld."""
         words = ["squeue", "-h", "-t", "PD,R,S,CG,CF", "-o", "%i %r"]
         left = self.site.cluster.run(words, check=False).stdout.split("\n")
         for line in filter(None, left):

@@ -58,7 +58,7 @@ def put(recorded: str, settings: Settings) -> None:
 
 
 def made(settings: Settings) -> dict[str, Any]:
-    """Each database's schema version, and the names of all that it consists of."""
+    """Return each database's schema version, and the names of its tables, indexes and triggers."""
     found: dict[str, Any] = {}
     for path in sorted(Path(settings.state_dir).glob("*.db")):
         name = path.name

@@ -55,7 +55,7 @@ def told(daemon: Daemon | DaemonInside, home: Path, *words: str) -> str:
 
 
 def figures(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-    """Each figure of a scrape by its name and labels."""
+    """Return each figure of a scrape by its name and labels."""
     return {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
         for family in text_string_to_metric_families(text)

@@ -60,7 +60,7 @@ class Running:
 
 @pytest.fixture
 def box(slurm_version: str) -> Iterator[Sandbox]:
-    """A cluster whose second slurmctld stands by."""
+    """Bring up a cluster whose second slurmctld stands by."""
     spec = SandboxSpec(
         nodes=2,
         slurm=slurm_version,
@@ -157,7 +157,7 @@ def test_a_take_over_loses_nothing_and_says_nothing_twice(box: Sandbox) -> None:
 
 
 def told(settings: Settings, kind: str) -> list[int]:
-    """The job of each event of a kind that the journal has, or has had."""
+    """Return the job of each event of a kind that the journal has, or has had."""
     prefix = "script:%" if kind == "job.script" else f"{kind}:%"
     return [int(key.split(":")[1]) for (key,) in ask(settings, "journal.db", EVENTS, kind, prefix)]
 
@@ -169,7 +169,7 @@ def ends(settings: Settings) -> list[int]:
 
 
 def verified(settings: Settings) -> dict[int, bytes]:
-    """The archived scripts whose owner is known; fails if any is there twice."""
+    """Return the archived scripts whose owner is known; fail if any is there twice."""
     root = Path(settings.sink_path("files"))
     unverified = {int(path.stem.split("-")[0]) for path in root.glob("**/unverified/**/*.sh")}
     found = archived(settings)

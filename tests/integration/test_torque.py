@@ -1,4 +1,4 @@
-"""A real ``steward archive watch --scheduler torque`` on a spool as a real server wrote it."""
+"""Real ``steward archive watch --scheduler torque`` on a spool as a real server wrote it."""
 
 import json
 import signal

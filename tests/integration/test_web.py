@@ -1,4 +1,4 @@
-"""The web pages' basis on a real daemon: logins, proxies, and guarded replies."""
+"""Web pages on a real daemon: logins, proxies, and protected replies."""
 
 import socket
 from collections.abc import Iterator

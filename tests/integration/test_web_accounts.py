@@ -1,4 +1,4 @@
-"""Pages of accounts on a real daemon: what members, owners and operators see, and what they do."""
+"""Pages of accounts on a real daemon: contents and changes for members, owners and operators."""
 
 import csv
 import io
@@ -32,7 +32,7 @@ def site() -> Iterator[WebSite]:
 
 
 def books(site: WebSite) -> None:
-    """Two accounts with a common parent; ada owns the first, grace is a member of it."""
+    """Create two accounts with a common parent; ada owns the first, grace is a member of it."""
     ledger = open_ledger(site.daemon.settings)
     now = utc_now()
     with ledger.transaction() as t:

@@ -1,4 +1,4 @@
-"""Pages of a cluster, its nodes and events, on a real one: content, changes, permissions."""
+"""Pages of a real cluster, its nodes and events: content, changes, permissions."""
 
 import re
 from collections.abc import Iterator
@@ -64,7 +64,7 @@ def has(visitor: Visitor, path: str, *texts: str) -> bool:
 
 
 def plain(text: str) -> str:
-    """A page's words."""
+    """Return the text of a page."""
     return " ".join(re.sub(r"<[^>]*>", " ", text).split())
 
 
@@ -242,7 +242,7 @@ def test_jobs_of_a_node_are_shown_to_who_may_see_them(
 
 
 def rows(lines: Iterator[str]) -> Iterator[str]:
-    """The rows that a stream brings."""
+    """Yield the rows that a stream sends."""
     event = ""
     for line in lines:
         if line.startswith("event:"):

@@ -65,7 +65,7 @@ def olga(site: JobSite) -> Visitor:
 
 @pytest.fixture(scope="module")
 def worked(site: JobSite) -> int:
-    """A completed job of ada with four unequal tasks."""
+    """Run a job of ada with four unequal tasks; return it completed."""
     work = "srun -n4 bash -c 'for i in $(seq $((SLURM_PROCID*60000+60000))); do :; done; sleep 1'"
     env = {"API_TOKEN": TOKEN, "COLOUR": "red"}
     job = site.submit(SCRIPT + work, job_name="train", ntasks=4, mem="200M", env=env)
@@ -75,7 +75,7 @@ def worked(site: JobSite) -> int:
 
 @pytest.fixture(scope="module")
 def failed(site: JobSite, worked: int) -> int:
-    """A later job of the same name that failed."""
+    """Run a later job of the same name that fails."""
     assert worked
     env = {"COLOUR": "blue"}
     job = site.submit("echo other\nsleep 1\nexit 3", job_name="train", time="5", env=env)
@@ -97,13 +97,13 @@ def text_of(page: str) -> str:
 
 
 def names(page: str) -> list[str]:
-    """The jobs of a list, in its order."""
+    """Return the jobs of a list, in its order."""
     rows = re.findall(r'<th scope="row"><a href="([^"]*)">', page)
     return [row.rpartition("/")[2] for row in rows]
 
 
 def part(visitor: Visitor, path: str, **query: Any) -> str:
-    """A part of a page, as htmx asks for it."""
+    """Return a part of a page, as htmx requests it."""
     answer = visitor.get(path, params=query or None, headers={"HX-Request": "true"})
     assert answer.status_code == 200, answer.text
     return answer.text

@@ -34,7 +34,7 @@ def site(slurm_version: str) -> Iterator[WebSite]:
 
 
 def far(site: WebSite) -> dict[str, str]:
-    """The environment of a command on a host that has no daemon."""
+    """Return the environment of a command on a host that has no daemon."""
     return {"STEWARD_URL": site.url, "STEWARD_MUNGE_SOCKET": site.cluster.plan.munge_socket}
 
 

@@ -1,4 +1,4 @@
-"""Pages of users and reports on a real cluster, and what each may not see there."""
+"""Pages of users and reports on a real cluster, and their permissions."""
 
 import csv
 import io
@@ -33,7 +33,7 @@ def site() -> Iterator[WebSite]:
 
 
 def table_of(site: WebSite, user: str, kind: str, **asked: str) -> list[dict[str, str]]:
-    """A report as it is downloaded."""
+    """Return a downloaded report as rows."""
     query = {"since": "now-1days", "until": "now", "form": "csv", **asked}
     said = site.visitor(user).page(f"/reports/{kind}/table", **query)
     return list(csv.DictReader(io.StringIO(said)))

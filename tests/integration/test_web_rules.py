@@ -58,7 +58,7 @@ def site(cluster: Sandbox) -> Iterator[WebSite]:
 
 
 def below(site: WebSite, user: str) -> Visitor:
-    """A user of the pages at the address in [web] url."""
+    """Return a user of the pages at the address in [web] url."""
     visitor = site.visitor(user)
     visitor.base_url = f"{site.url}/steward"
     return visitor

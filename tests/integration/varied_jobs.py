@@ -1,4 +1,4 @@
-"""A hundred jobs, as different from one another as a small cluster lets them be."""
+"""A hundred jobs, as different from one another as a small cluster allows."""
 
 import time
 from pathlib import Path

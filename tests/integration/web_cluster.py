@@ -1,4 +1,4 @@
-"""A cluster for the web pages: jobs with steps and scripts, node states and a bank."""
+"""Cluster for the web pages: jobs with steps and scripts, node states and a bank."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,10 +24,10 @@ PATIENCE_S = 90
 
 
 class JobSite:
-    """The pages, and the cluster that they are about.
+    """Pages, and the cluster that they show.
 
     Args:
-        cluster: Where all of it runs.
+        cluster: Cluster of the daemon.
         web: Daemon and pages.
     """
 
@@ -36,13 +36,13 @@ class JobSite:
         self.web = web
 
     def submit(self, script: str, *, user: str = "ada", **options: Any) -> int:
-        """Submit a batch script; returns the job's id."""
+        """Submit a batch script; return the job's id."""
         options.setdefault("output", "/dev/null")
         options.setdefault("account", "physics")
         return submit_to(self.cluster, f"#!/bin/bash\n{script}\n", user=user, **options)
 
     def state(self, job: object) -> str:
-        """The state that Steward knows of a job; "" for none."""
+        """Return Steward's state of a job; "" for none."""
         books = Jobs(database_path(str(self.web.daemon.state)))
         try:
             found = books.find(str(job), CLUSTER)
@@ -59,12 +59,12 @@ class JobSite:
 def job_site(
     slurm: str, *, cluster_options: dict[str, Any] | None = None, **web: Any
 ) -> Iterator[JobSite]:
-    """Bring it up, and take it down.
+    """Bring up the site, and shut it down.
 
     Args:
         slurm: Version of Slurm; the installed one if empty.
-        cluster_options: What differs in the cluster's SandboxSpec.
-        web: What differs in [web].
+        cluster_options: Options of the cluster's SandboxSpec that differ.
+        web: Settings of [web] that differ.
     """
     chosen = {"accounting": False, "user_names": USERS, "cpus": 8, **(cluster_options or {})}
     with passable_directory() as path:

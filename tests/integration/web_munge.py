@@ -1,4 +1,4 @@
-"""A site whose web pages authenticate users by MUNGE, with its own munged."""
+"""Site whose web pages authenticate users by MUNGE, with its own munged."""
 
 import contextlib
 from collections.abc import Iterator
@@ -15,11 +15,11 @@ ME = "/api/v1/ask/credentials.me"
 
 @contextlib.contextmanager
 def munge_site(slurm_version: str, **web: Any) -> Iterator[WebSite]:
-    """A site with a munged.
+    """Bring up a site with a munged.
 
     Args:
-        slurm_version: Of the sandbox.
-        web: What differs in [web].
+        slurm_version: Version of Slurm in the sandbox.
+        web: Settings of [web] that differ.
     """
     with Sandbox.up(SandboxSpec(slurm=slurm_version, user_names=USERS), report=print) as cluster:
         home, web = (
@@ -49,14 +49,14 @@ def origin(site: WebSite) -> str:
 def post(
     site: WebSite, path: str, body: bytes, shown: str, *, address: str = "127.0.0.1"
 ) -> httpx.Response:
-    """The answer to a request with a credential.
+    """Send a request with a credential; return the reply.
 
     Args:
-        site: Who is asked.
-        path: For what.
-        body: What is sent.
+        site: Site of the pages.
+        path: Path of the request.
+        body: Body of the request.
         shown: The credential.
-        address: Where the connection comes from.
+        address: Address that the connection comes from.
     """
     headers = {"Authorization": f"Munge {shown}", "Content-Type": "application/json"}
     way = httpx.HTTPTransport(local_address=address)

@@ -1,4 +1,4 @@
-"""Steward's web pages on a real cluster, and users of them."""
+"""Web pages on a real cluster, and their users."""
 
 import re
 import subprocess
@@ -27,13 +27,13 @@ USERS = ("ada", "grace", OPERATOR, ADMINISTRATOR, WEB_USER)
 
 
 class WebSite:
-    """A daemon in a sandbox, with ``steward web`` as another user.
+    """Daemon in a sandbox, with ``steward web`` as another user.
 
     Args:
-        cluster: Where both run; with USERS.
-        home: Directory of the daemon's own.
-        settings: What differs in the daemon's settings.
-        web: What differs in [web].
+        cluster: Cluster of both; with USERS.
+        home: Directory of the daemon.
+        settings: Settings of the daemon that differ.
+        web: Settings of [web] that differ.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class WebSite:
         self.daemon.close()
 
     def start(self) -> None:
-        """Start the pages' process, and wait until it answers."""
+        """Start the web process, and wait until it answers."""
         with open(self.log_path, "ab") as log:
             self._process = self.cluster.popen(
                 [STEWARD, "web", "--socket", self.daemon.settings.socket],
@@ -110,7 +110,7 @@ class WebSite:
             return False
 
     def stop(self) -> None:
-        """End the pages' process, if it runs."""
+        """Stop the web process, if it runs."""
         if self._process is not None:
             self._process.terminate()
             self._process.wait(PATIENCE * 20)
@@ -135,11 +135,11 @@ class WebSite:
 
 
 class Visitor(httpx.Client):
-    """A user with a browser that runs no scripts.
+    """User with a browser that runs no scripts.
 
     Args:
-        site: What they look at.
-        user: Who they are.
+        site: Site of the pages.
+        user: Name of the user.
     """
 
     def __init__(self, site: WebSite, user: str) -> None:
@@ -152,11 +152,11 @@ class Visitor(httpx.Client):
         assert answer.status_code == 303, answer.text
 
     def page(self, path: str, **query: Any) -> str:
-        """A page's text.
+        """Return a page's text.
 
         Args:
-            path: Its address, which may hold a query.
-            query: More of it.
+            path: Its address, which may have a query.
+            query: Further query parameters.
         """
         answer = self.get(path, params=query or None)
         assert answer.status_code == 200, (path, answer.status_code, answer.text[:2000])
