@@ -1,4 +1,4 @@
-"""A real Chromium that opens Steward's pages as a user of the cluster."""
+"""Real Chromium that opens Steward's pages as a user of the cluster."""
 
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
@@ -26,11 +26,11 @@ COLOURS: Final = ("light", "dark")
 
 
 class Trouble(msgspec.Struct, frozen=True):
-    """A warning or error that the browser reported about a page.
+    """Warning or error that the browser reported about a page.
 
     Attributes:
-        where: The page.
-        what: What it said.
+        where: Address of the page.
+        what: Text of the report.
     """
 
     where: str
@@ -39,7 +39,7 @@ class Trouble(msgspec.Struct, frozen=True):
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    """The browser."""
+    """Start the browser."""
     found = next(filter(None, map(shutil.which, _CHROMIUM)), None)
     assert found, "there is no Chromium: scripts/setup.sh browser installs it"
     # Waits for elements last as long as waits for clicks.
@@ -53,13 +53,13 @@ def chromium() -> Iterator[Browser]:
 
 
 class Person:
-    """A user with a separate browser window.
+    """User with a separate browser window.
 
     Args:
         browser: The browser.
-        site: What they look at.
-        user: Who they are; they log in by a link.
-        options: Of the window: ``color_scheme``, ``viewport``, ``java_script_enabled``.
+        site: Site of the pages.
+        user: Name of the user, who logs in by a link.
+        options: Options of the window: ``color_scheme``, ``viewport``, ``java_script_enabled``.
     """
 
     def __init__(self, browser: Browser, site: WebSite, user: str, **options: Any) -> None:
@@ -82,7 +82,7 @@ class Person:
         self._context.close()
 
     def open(self, path: str) -> int:
-        """Go to a page, and wait until all that it loads is there; its status."""
+        """Open a page, and wait until everything is loaded; return its status."""
         answer = self.page.goto(path, wait_until="load")
         assert answer is not None
         # Parts that take a while come after the page; they are asked for when it is there.
@@ -102,7 +102,7 @@ class Person:
         ]
 
     def assert_no_hindrance(self, paths: Iterable[str]) -> None:
-        """Every page is there, with one heading, and neither axe-core nor the browser objects."""
+        """Check that every page exists with one heading; axe-core and the browser must be silent."""
         found: dict[str, list[str]] = {}
         for path in paths:
             assert self.open(path) == 200, path
@@ -115,7 +115,7 @@ class Person:
         """Send forms that no page offers, with the CSRF token of a page: each is rejected.
 
         Args:
-            forms: Where each goes, and its fields.
+            forms: Address and fields of each form.
         """
         self.open("/")
         csrf = self.page.locator("input[name=csrf]").first.input_value()

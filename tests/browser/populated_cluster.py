@@ -1,4 +1,4 @@
-"""A cluster with jobs, states and charges, for tests in a browser."""
+"""Cluster with jobs, states and charges, for tests in a browser."""
 
 from typing import Final
 
@@ -19,14 +19,14 @@ OPERATORS_FORMS: Final = (
 
 
 class Stage:
-    """A cluster where something happened.
+    """Cluster with some history.
 
     Attributes:
         site: The cluster and the pages.
         browser: The browser.
-        worked: A job of ada's.
-        failed: Another of the same name.
-        waits: One that waits.
+        worked: A completed job of ada.
+        failed: A failed job of the same name.
+        waits: A pending job.
         array: An array.
     """
 

@@ -1,7 +1,7 @@
 """Sixty questions that readers type into the search box of the documentation site.
 
-Each names the pages that answer it. The questions are fixed: where search does not find the page,
-change the page.
+Each question names the pages that answer it. The questions are fixed: if search does not find the
+page, change the page.
 """
 
 from typing import Final

@@ -1,4 +1,4 @@
-"""A coordinator of slurmdbd's in a real browser: sees what is their account's, and no more."""
+"""Coordinator of slurmdbd in a real browser, who sees their accounts and no others."""
 
 from collections.abc import Iterator
 from typing import Any, Final
@@ -19,14 +19,14 @@ _PATIENCE_S: Final = 60
 
 
 class Ground(msgspec.Struct, frozen=True):
-    """A cluster whose jobs are private.
+    """Cluster whose jobs are private.
 
     Attributes:
         site: The cluster and the pages.
         browser: The browser.
-        charged: A job of the member's in physics that is over and was charged.
-        runs: One that runs, and that money is held for.
-        elsewhere: One of the member's in chemistry that waits.
+        charged: A finished and charged job of the member in physics.
+        runs: A running job with an SU hold.
+        elsewhere: A pending job of the member in chemistry.
     """
 
     site: JobSite
@@ -45,7 +45,7 @@ class Ground(msgspec.Struct, frozen=True):
 
     @property
     def forbidden(self) -> tuple[str, ...]:
-        """Pages that no coordinator of physics may see."""
+        """Return pages that no coordinator of physics may see."""
         hers = f"/jobs/{CLUSTER}/{self.runs}"
         other = f"/jobs/{CLUSTER}/{self.elsewhere}"
         return (

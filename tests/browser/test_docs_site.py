@@ -1,4 +1,4 @@
-"""The documentation site in a real browser: its search, and what its pages load."""
+"""Documentation site in a real browser: its search, and the files that its pages load."""
 
 import base64
 import functools
@@ -31,7 +31,7 @@ _BUILD_S: Final = 300
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The built site's directory."""
+    """Return the directory of the built site."""
     directory = tmp_path_factory.mktemp("site")
     mkdocs = Path(sys.executable).with_name("mkdocs")
     done = subprocess.run(
@@ -49,7 +49,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def policy(site: Path) -> str:
-    """A Content-Security-Policy without other hosts; scripts in the pages by their hashes."""
+    """Return a Content-Security-Policy without other hosts, with the hashes of inline scripts."""
     scripts = {one for page in site.rglob("*.html") for one in _INLINE.findall(page.read_text())}
     digests = (hashlib.sha256(one.encode()).digest() for one in scripts)
     hashes = " ".join(f"'sha256-{base64.b64encode(one).decode()}'" for one in digests)
@@ -62,7 +62,7 @@ def policy(site: Path) -> str:
 
 @pytest.fixture(scope="module")
 def address(site: Path, policy: str) -> Iterator[str]:
-    """Base URL of the site."""
+    """Return the base URL of the site."""
 
     class Handler(http.server.SimpleHTTPRequestHandler):
         def end_headers(self) -> None:
@@ -83,7 +83,7 @@ def address(site: Path, policy: str) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def page(address: str) -> Iterator[Page]:
-    """A browser window on the start page; at its end nothing was rejected or asked elsewhere."""
+    """Open a window on the start page; check afterwards that nothing was blocked or foreign."""
     problems: list[str] = []
     with chromium() as browser:
         page = browser.new_page()

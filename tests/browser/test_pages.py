@@ -1,4 +1,4 @@
-"""Every page in a real browser: seen by everybody who may, used, and without hindrance."""
+"""Every page in a real browser: permissions, use, and accessibility."""
 
 import json
 from collections.abc import Iterator

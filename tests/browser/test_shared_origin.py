@@ -1,4 +1,4 @@
-"""A page of another application on the origin of the pages, in an administrator's browser."""
+"""Page of another application on the origin of the pages, in an administrator's browser."""
 
 import re
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ _ASK = """async ([path, options]) => {
 
 @contextmanager
 def portal(port: int) -> Iterator[str]:
-    """A host that offers the pages under a path, and a page of one of its users; its address."""
+    """Serve Steward's pages on a host beside a page of one of its users; yield its address."""
 
     class Portal(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -56,7 +56,7 @@ def portal(port: int) -> Iterator[str]:
             self.wfile.write(body)
 
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - as it is there
-            """Say nothing."""
+            """Log nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Portal)
     thread = Thread(target=server.serve_forever, args=(0.05,))
@@ -70,12 +70,12 @@ def portal(port: int) -> Iterator[str]:
 
 
 class Hostile:
-    """A foreign page that sends requests with an administrator's cookie.
+    """Foreign page that sends requests with an administrator's cookie.
 
     Args:
-        browser: The administrator's.
+        browser: The administrator's browser.
         site: The pages.
-        address: The host that both are on.
+        address: Host of both.
     """
 
     def __init__(self, browser: Browser, site: WebSite, address: str) -> None:
@@ -91,7 +91,7 @@ class Hostile:
         return status, text
 
     def send(self, path: str, **fields: str) -> tuple[int, str]:
-        """Send a form with a word out of a page of Steward's."""
+        """Send a form with the CSRF token from a page of Steward."""
         headers = {"Content-Type": "application/x-www-form-urlencoded"}
         body = str(httpx.QueryParams({"csrf": self.csrf(), **fields}))
         return self.ask(path, method="POST", headers=headers, body=body)

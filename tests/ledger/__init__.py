@@ -1,7 +1,6 @@
-"""Tests of a ledger that run on every database.
+"""Ledger tests that run on every database.
 
-The classes here have the tests; those of tests/unit run them on SQLite, those of
-tests/integration on PostgreSQL.
+The classes here contain the tests; tests/unit runs them on SQLite, tests/integration on PostgreSQL.
 """
 
 import pytest

@@ -50,7 +50,7 @@ WRITERS: dict[str, Callable[[Settings, int], None]] = {"deposit": deposit, "char
 
 
 def start(settings: Settings, kind: str, number: int) -> "subprocess.Popen[bytes]":
-    """A process that writes until it is killed."""
+    """Start a process that writes until it is killed."""
     words = (_WRITER, msgspec.json.encode(settings).decode(), kind, str(number))
     environment = {"PYTHONPATH": ":".join(sys.path), "PATH": "/usr/bin:/bin"}
     return subprocess.Popen([sys.executable, "-c", *words], env=environment)
@@ -58,7 +58,7 @@ def start(settings: Settings, kind: str, number: int) -> "subprocess.Popen[bytes
 
 @contextmanager
 def writing(settings: Settings, *kinds: str) -> "Iterator[list[subprocess.Popen[bytes]]]":
-    """Processes that write meanwhile."""
+    """Run processes that write within the block."""
     running = [start(settings, kind, number) for number, kind in enumerate(kinds)]
     try:
         yield running

@@ -1,6 +1,7 @@
-"""A ledger for tests, with a clock that only the test moves.
+"""Ledger for tests, with a clock that only the test moves.
 
-Whoever imports the fixtures says with one named `place` which settings to open it by.
+A module that imports the fixtures defines a fixture `place`, which returns the settings to open the
+ledger with.
 """
 
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ DAY = timedelta(days=1)
 
 
 class Clock:
-    """The present, as far as the ledger knows."""
+    """Clock of the ledger."""
 
     def __init__(self) -> None:
         self.at = NOON
@@ -30,7 +31,7 @@ class Clock:
         return self.at
 
     def go(self, **passed: float) -> datetime:
-        """Let time pass: ``go(hours=3)``."""
+        """Advance the clock: ``go(hours=3)``."""
         self.at += timedelta(**passed)
         return self.at
 
@@ -42,7 +43,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def ledger(place: Settings, clock: Clock) -> Iterator[Ledger]:
-    """An open, empty ledger, proved at the end unless the test did so."""
+    """Open an empty ledger; run its proof at the end unless the test did so."""
     opened = open_ledger(place, clock)
     yield opened
     found = opened.check()
@@ -51,7 +52,7 @@ def ledger(place: Settings, clock: Clock) -> Iterator[Ledger]:
 
 
 def settings_for(state_dir: str, database: str = "") -> Settings:
-    """Settings of a bank whose ledger is in a directory, or in a database."""
+    """Return settings of a bank whose ledger is in a directory, or in a database."""
     return Settings(state_dir=state_dir, bank=BankSettings(enabled=True, database=database))
 
 
@@ -61,7 +62,7 @@ def keyed(key: str) -> Authorship:
 
 
 def account(t: Transaction, name: str, money: int = 0, **options: object) -> None:
-    """Create an account with so much in its open-ended allocation."""
+    """Create an account with this amount in its open-ended allocation."""
     t.accounts.create(Account(name=name, **options), BY)  # type: ignore[arg-type]
     if money:
         t.transfers.deposit(name, money, BY)

@@ -9,7 +9,7 @@ Parts = dict[str, tuple[list[str], list[str]]]
 
 
 def derived_parts() -> Parts:
-    """The columns of each table's key, and its conditions by name, as derived from its Struct."""
+    """Return each table's key columns, and its checks by name, as derived from its Struct."""
     return {
         table.name: (
             [column.name for column in table.primary_key],

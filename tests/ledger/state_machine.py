@@ -1,9 +1,9 @@
 """Random transactions on a ledger, against a model of dictionaries.
 
-The model knows nothing of entries: of each allocation what is in it, of each charge
-what it comes to and which allocations paid it. Its holds stand for the gate's, which
-speaks for money before it is charged: as long as nothing else takes from an account,
-what was held can be charged, and overdraws nothing.
+The model has no postings: it has the balance of each allocation, and of each charge its amount and
+the allocations that paid it. Its holds stand for those of the gate, which reserves SU before the
+charge: as long as nothing else takes from an account, a job with a hold can be charged without
+overdrawing.
 """
 
 from collections.abc import Callable
@@ -86,7 +86,7 @@ class LedgerMachine(RuleBasedStateMachine):
     # Queries of the model
 
     def of(self, name: str) -> list[int]:
-        """An account's allocations, those that end first before the others."""
+        """Return an account's allocations, those that end first before the others."""
         mine = [
             number for number, allocation in self.allocations.items() if allocation.account == name
         ]

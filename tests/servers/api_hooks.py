@@ -1,7 +1,7 @@
 """Hooks for schemathesis that keep its requests from ending its own session.
 
-A description cannot say which token is the one that asks, nor what in a rate does not count.
-What is done to the cluster is only tried, so that it stays one that can be asked.
+A description cannot say which token authenticates the requests, nor which fields of a rate have
+no effect. Changes to the cluster are dry runs, so that it can still be queried.
 """
 
 import json
@@ -41,8 +41,8 @@ def before_call(context: Any, case: Any, kwargs: dict[str, Any]) -> None:
 def map_query(context: Any, query: Any) -> Any:
     """Write a single value for a list of texts as the list that it is on the wire.
 
-    ``users=x`` is a valid list of one. schemathesis takes it for an invalid request if another
-    parameter was changed beside it, too, and was then not sent.
+    ``users=x`` is a valid list of one value. schemathesis takes it for an invalid request, even if
+    it changed another parameter, too, and then did not send that one.
     """
     for name, value in (query or {}).items():
         parameter = context.operation.query.get(name)

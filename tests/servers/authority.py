@@ -1,4 +1,4 @@
-"""Certificates for the tests: an authority of their own, by the openssl command."""
+"""Certificates for the tests, from an authority that the openssl command makes."""
 
 import subprocess
 from pathlib import Path
@@ -18,7 +18,7 @@ class Authority:
     """Signs certificates, each for one host, for two days.
 
     Args:
-        directory: Where it keeps them; made if need be.
+        directory: Directory of the files; created if missing.
     """
 
     def __init__(self, directory: Path) -> None:

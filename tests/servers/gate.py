@@ -1,4 +1,4 @@
-"""A scripted gate on a real Unix socket, for slurmctld's plugin."""
+"""Scripted gate on a real Unix socket, for slurmctld's plugin."""
 
 import json
 import os
@@ -15,7 +15,7 @@ Answers = Callable[[Question, socket.socket], bytes | None]
 
 
 def says(**members: Any) -> Answers:
-    """Answers everybody the same."""
+    """Send the same answer to every peer."""
     data = json.dumps({"v": 1, "ok": True, **members}).encode() + b"\n"
     return lambda _question, _sock: data
 
@@ -31,11 +31,11 @@ def hangs(_question: Question, sock: socket.socket) -> bytes | None:
 
 
 class AskedGate:
-    """Takes questions and keeps them; what it answers can be changed at any time.
+    """Receives and stores questions; a test can change its answers at any time.
 
     Args:
-        path: Of the socket.
-        answers: Gives the bytes of an answer, or sends some itself and gives None.
+        path: Path of the socket.
+        answers: Returns the bytes of an answer, or sends some itself and returns None.
     """
 
     def __init__(self, path: Path, answers: Answers = ADMITS) -> None:
@@ -63,7 +63,7 @@ class AskedGate:
         os.close(self._end_write)
 
     def start(self, backlog: int = 1024) -> None:
-        """Listen."""
+        """Start listening."""
         self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listening.bind(str(self.path))
         self.path.chmod(0o777)
@@ -108,7 +108,7 @@ class AskedGate:
 
 
 class FullGate:
-    """A gate that takes no connection: its queue is full."""
+    """Gate that accepts no connection, because its queue is full."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

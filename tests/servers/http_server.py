@@ -1,4 +1,4 @@
-"""An HTTP server on loopback that answers as a test's own handler does."""
+"""HTTP server on loopback that answers by a test's handler."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,15 +14,15 @@ class Quiet:
     """Handler that logs no requests."""
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 @contextmanager
 def answering(handler: type[BaseHTTPRequestHandler]) -> Iterator[ThreadingHTTPServer]:
-    """Serve on a free port as long as the block runs.
+    """Serve on a free port within the block.
 
     Args:
-        handler: Answers each request, in a thread of its own.
+        handler: Answers each request, in a separate thread.
     """
     with ThreadingHTTPServer((HOST, 0), handler) as server:
         thread = Thread(target=server.serve_forever, args=(_LOOK_S,), daemon=True)

@@ -1,8 +1,8 @@
 """Installs the servers that versions.toml pins, once: `python -m servers.jars`.
 
-Maven fetches them into a cache directory, STEWARD_CACHE or ~/.cache/steward. A
-directory there is named after the hash of its pins and is renamed into place
-when it is whole, so that what an interrupted run left behind is never used.
+Maven downloads them into a cache directory, STEWARD_CACHE or ~/.cache/steward. A directory in it
+has the hash of its pins in its name. It is renamed into place when it is complete, so that an
+interrupted run leaves nothing that a later run uses.
 """
 
 import ctypes
@@ -41,15 +41,15 @@ class Missing(Exception):
 
 
 def names() -> list[str]:
-    """Every server that versions.toml pins."""
+    """Return every server that versions.toml pins."""
     return [name for name in _all_pins() if name != _COMPILER]
 
 
 def java_of(name: str) -> str:
-    """The Java that a server runs on.
+    """Return the Java that a server runs on.
 
     Raises:
-        Missing: It is not there.
+        Missing: No such Java is installed.
     """
     if _all_pins()[name]["java"] == "system":
         found = shutil.which("java")
@@ -66,10 +66,10 @@ def java_of(name: str) -> str:
 def directory_of(name: str) -> Path:
     """Return the directory with a server's jars in ``lib`` and the tests' main class in ``main``.
 
-    They are fetched first if they are not there.
+    Download them first if they are missing.
 
     Raises:
-        Missing: They are not there, and cannot be fetched.
+        Missing: They are not there, and cannot be downloaded.
     """
     pins = _all_pins()
     made_from = [pins[name]]

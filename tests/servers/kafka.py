@@ -1,7 +1,7 @@
 """Kafka: one broker that is its own controller.
 
-It listens plainly and, if asked, a second time with TLS and a password, and a
-third time with TLS and a certificate.
+It listens without TLS and, on request, on two more ports: with TLS and a password, and with TLS
+and a client certificate.
 """
 
 import subprocess
@@ -19,12 +19,12 @@ _ADMIN_TIMEOUT_S: Final = 10.0
 
 
 class Kafka(Server):
-    """A broker of Kafka.
+    """Broker of Kafka.
 
     Args:
-        directory: Where its data and its log are.
-        properties: What its server.properties say besides, as ``message.max.bytes``.
-        secured: Whether it has the other two listeners, and an authority of its own.
+        directory: Directory of its data and log.
+        properties: Further lines of server.properties, such as ``message.max.bytes``.
+        secured: Whether it has the other two listeners, and its own authority.
     """
 
     user = "steward"
@@ -48,22 +48,22 @@ class Kafka(Server):
 
     @property
     def bootstrap(self) -> str:
-        """The plain listener, as ``bootstrap.servers`` wants it."""
+        """Address of the plain listener, for ``bootstrap.servers``."""
         return f"{HOST}:{self._port}"
 
     @property
     def secured(self) -> str:
-        """The listener for SASL_SSL: PLAIN and SCRAM-SHA-512, with `user` and `password`."""
+        """Address of the SASL_SSL listener: PLAIN and SCRAM-SHA-512, with `user` and `password`."""
         return f"{HOST}:{self._secured_port}"
 
     @property
     def mutual(self) -> str:
-        """The listener for SSL, where clients show a certificate of the authority's."""
+        """Address of the listener for SSL, which requires a certificate of the authority."""
         return f"{HOST}:{self._mutual_port}"
 
     @property
     def authority(self) -> Authority:
-        """Signs for the broker, and for clients."""
+        """Authority that signs for the broker and for clients."""
         assert self._authority is not None, "it was not asked to be secured"
         return self._authority
 
@@ -81,7 +81,7 @@ class Kafka(Server):
             return False  # it does not listen yet
 
     def admin(self) -> Any:
-        """A new AdminClient for it."""
+        """Return a new AdminClient of the broker."""
         from confluent_kafka.admin import AdminClient
 
         return AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})
@@ -101,7 +101,7 @@ class Kafka(Server):
         return self.java(*where, "-Dorg.slf4j.simpleLogger.showDateTime=true", *words)
 
     def _format(self) -> None:
-        """Write its settings, and make its log directory, which it does not do by itself."""
+        """Write its settings, and make its log directory, which Kafka does not do by itself."""
         lines = [f"{key}={value}" for key, value in self._settings().items()]
         unready = self._config.with_suffix(".new")
         unready.write_text("\n".join(lines) + "\n")

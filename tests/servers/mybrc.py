@@ -1,4 +1,4 @@
-"""A server of the myBRC API for tests: a ledger, an account with money, a client with a token."""
+"""Server of the myBRC API for tests: a ledger, an account with SU, a client with a token."""
 
 import ssl
 import threading
@@ -34,7 +34,7 @@ def mybrc_settings(
     bank: BankSettings | None = None,
     gate: GateSettings | None = None,
 ) -> Settings:
-    """The configuration of a server at a port, for one user ``plugin``."""
+    """Return the configuration of a server at a port, for one user ``plugin``."""
     users = directory / "users"
     if not users.exists():
         users.write_text(f"# who may\nplugin:{hash_password(PASSWORD)}\n")
@@ -49,7 +49,7 @@ def mybrc_settings(
 
 
 def with_money(settings: Settings, *accounts: str, amount: int = 1000 * SU) -> None:
-    """Have some accounts with money."""
+    """Deposit SU in some accounts."""
     ledger = open_ledger(settings)
     with ledger.transaction() as t:
         for name in accounts:
@@ -65,7 +65,7 @@ def serving(
     *,
     timeouts: Timeouts | None = None,
 ) -> Iterator[str]:
-    """The server, in a thread; where it is."""
+    """Run the server in a thread; yield its address."""
     stop = Stop()
     failed: list[BaseException] = []
 
@@ -100,7 +100,7 @@ def answers(url: str, verify: ssl.SSLContext | bool = True) -> bool:
 
 
 def until(is_so: Callable[[], bool], what: str, patience_s: float = PATIENCE) -> None:
-    """Wait until something is so."""
+    """Wait until a condition is true."""
     end = time.monotonic() + patience_s
     while not is_so():
         assert time.monotonic() < end, what
@@ -108,7 +108,7 @@ def until(is_so: Callable[[], bool], what: str, patience_s: float = PATIENCE) ->
 
 
 def token_of(url: str, prefix: str = "/mybrc-rest") -> str:
-    """A token for the user ``plugin``."""
+    """Create a token for the user ``plugin``."""
     answer = httpx.post(
         f"{url}{prefix}/api_token_auth/",
         json={"username": "plugin", "password": PASSWORD},
@@ -120,14 +120,14 @@ def token_of(url: str, prefix: str = "/mybrc-rest") -> str:
 
 
 def client_of(url: str, token: str, prefix: str = "/mybrc-rest") -> httpx.Client:
-    """A client that has a token."""
+    """Return a client that has a token."""
     return httpx.Client(
         base_url=url + prefix, headers={"Authorization": f"Token {token}"}, timeout=20
     )
 
 
 def job(jobslurmid: str = "1001", **fields: Any) -> dict[str, Any]:
-    """A job as a client sends it."""
+    """Return a job as a client sends it."""
     sent = {"jobslurmid": jobslurmid, "userid": "10001", "accountid": "physics", "amount": "10.00"}
     return sent | fields
 

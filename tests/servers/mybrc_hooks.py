@@ -1,9 +1,9 @@
 """Hooks for schemathesis that fit valid requests to the bank's content.
 
-A schema cannot say which accounts there are, that a job's name in the path is that in the
-body, or that a job ends after it began. So that all that is valid has to be taken, valid
-requests are made to be about an account that is there, and jobs of their own; what they
-say beside that stays as it was thought up. Requests that are to be refused stay as they are.
+A schema cannot say which accounts exist, that a job's name in the path is that in the body, or
+that a job ends after its start. The hooks change valid requests to an existing account and to new
+jobs, and leave their other fields, so that the server must accept them. They do not change invalid
+requests.
 """
 
 import itertools

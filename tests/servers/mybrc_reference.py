@@ -1,4 +1,4 @@
-"""A model of the reference myBRC server's usage arithmetic, as its public API shows it.
+"""Model of the reference myBRC server's usage arithmetic, as its public API shows it.
 
 POST stores a job, and adds its amount to the account's usage only if the job has submit and
 start times. PUT stores a job, new or not, and adds the difference to the stored amount only
@@ -37,7 +37,7 @@ class ReferenceBank:
         """Called before a question is answered."""
 
     def create(self, body: dict[str, Any]) -> int:
-        """POST jobs/."""
+        """Serve POST jobs/."""
         if body["jobslurmid"] in self.jobs:
             return 400
         self.jobs[body["jobslurmid"]] = body
@@ -46,7 +46,7 @@ class ReferenceBank:
         return 201
 
     def update(self, job_id: str, body: dict[str, Any]) -> int:
-        """PUT jobs/ID/."""
+        """Serve PUT jobs/ID/."""
         before = self.jobs.get(job_id, {"amount": "0.00"})
         self.jobs[job_id] = body
         if {"submitdate", "startdate", "enddate"} <= body.keys():
@@ -54,7 +54,7 @@ class ReferenceBank:
         return 200
 
     def afford(self, cost: Decimal, uid: str) -> tuple[int, dict[str, Any]]:
-        """GET can_submit_job/COST/UID/ACCOUNT/."""
+        """Serve GET can_submit_job/COST/UID/ACCOUNT/."""
         self.asked()
         if cost > Decimal("999999999.99"):
             return 400, {"success": False, "message": "job_cost has too many digits."}
@@ -76,20 +76,20 @@ class ReferenceBank:
         return 200, {"success": True, "message": f"A job with job_cost {cost} can be submitted."}
 
     def serving(self) -> AbstractContextManager[ThreadingHTTPServer]:
-        """Serve all of them under ``/api``."""
+        """Serve these requests under ``/api``."""
         bank = self
 
         class Handler(Quiet, BaseHTTPRequestHandler):
             def do_POST(self) -> None:
-                """Take a new job."""
+                """Store a new job."""
                 self._answer("POST")
 
             def do_PUT(self) -> None:
-                """Take a job, new or not."""
+                """Store a job, new or not."""
                 self._answer("PUT")
 
             def do_GET(self) -> None:
-                """Say whether a job can be submitted."""
+                """Answer whether a job can be submitted."""
                 *start, cost, uid, account, _ = self.path.split("/")
                 bank.questions.append(account)
                 if start != ["", "api", "can_submit_job"] or account != "physics":

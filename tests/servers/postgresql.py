@@ -1,8 +1,8 @@
-"""PostgreSQL: one server of a test run's own, as an ordinary user, its data in memory.
+"""PostgreSQL: one server for each test run, as an ordinary user, with its data in memory.
 
-It refuses to run as root, so root's tests run it as `postgres` where there is such
-a user, and as `nobody` elsewhere. No server outlives the tests: the kernel kills the
-first process of it when they end, and its others end when they miss that one.
+PostgreSQL refuses to run as root, so root's tests run it as `postgres` if that user exists, else
+as `nobody`. No server outlives the tests: the kernel kills its first process when they end, and
+the other processes end with that one.
 """
 
 import contextlib
@@ -25,11 +25,11 @@ _DEBIAN: Final = Path("/usr/lib/postgresql")
 
 
 class PostgreSQL(Server):
-    """A server of PostgreSQL, with one superuser.
+    """Server of PostgreSQL, with one superuser.
 
     Args:
-        is_durable: Whether it syncs what it commits; a killed server loses nothing without,
-            only a machine that loses its power does.
+        is_durable: Whether it syncs its commits. Otherwise a power loss loses commits; a kill of
+            the server does not.
     """
 
     user = "steward"
@@ -71,11 +71,11 @@ class PostgreSQL(Server):
             return False
 
     def dsn(self, database: str) -> str:
-        """Connection string of a database for libpq."""
+        """Return the connection string of a database for libpq."""
         return f"host={HOST} port={self._port} user={self.user} dbname={database}"
 
     def url(self, database: str) -> str:
-        """URL of a database for SQLAlchemy and ``[bank].database``."""
+        """Return the URL of a database for SQLAlchemy and ``[bank].database``."""
         return f"postgresql+psycopg://{self.user}@{HOST}:{self._port}/{database}"
 
     def new_database(self, template: str = "template1") -> str:
@@ -144,7 +144,7 @@ def program(name: str) -> str:
     """Return the path of a PostgreSQL program: Debian keeps the server's out of PATH.
 
     Raises:
-        DidNotStart: It is not there.
+        DidNotStart: The program is not installed.
     """
     versions = sorted(_DEBIAN.glob(f"*/bin/{name}"), key=lambda path: int(path.parts[-3]))
     found = str(versions[-1]) if versions else shutil.which(name)
@@ -171,7 +171,7 @@ def _as_ordinary_user() -> Sequence[str]:
 
 
 def _below(pid: int) -> list[int]:
-    """The processes that a process has started."""
+    """Return the child processes of a process."""
     found: list[int] = []
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(OSError):  # it has just ended

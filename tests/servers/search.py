@@ -38,7 +38,7 @@ class SearchServer(Server):
         body: object = None,
         timeout_s: float = _REQUEST_TIMEOUT_S,
     ) -> tuple[int, Any]:
-        """Status and body, read as JSON, of a request; bytes are sent as they are."""
+        """Send a request; return its status and its JSON body. Bytes are sent unchanged."""
         connection = http.client.HTTPConnection(HOST, self.port, timeout=timeout_s)
         try:
             sent = body if isinstance(body, bytes | None) else json.dumps(body)
@@ -51,7 +51,7 @@ class SearchServer(Server):
             connection.close()
 
     def documents(self, index: str) -> dict[str, Any]:
-        """All documents of an index, an alias or a pattern by id, up to ten thousand."""
+        """Return all documents of an index, an alias or a pattern by id, up to ten thousand."""
         self.request("POST", f"/{index}/_refresh")
         status, answer = self.request("GET", f"/{index}/_search?size=10000&version=true")
         assert status == 200, answer
@@ -66,12 +66,12 @@ class SearchServer(Server):
 
 
 class OpenSearch(SearchServer):
-    """A node of OpenSearch.
+    """Node of OpenSearch.
 
     Args:
         major: 2 or 3.
-        directory: Where its data and its log are.
-        settings: What its opensearch.yml says besides, as ``http.max_content_length``.
+        directory: Directory of its data and log.
+        settings: Further lines of opensearch.yml, such as ``http.max_content_length``.
     """
 
     def __init__(
@@ -103,12 +103,12 @@ class OpenSearch(SearchServer):
 
 
 class Elasticsearch(SearchServer):
-    """A node of Elasticsearch: the server's own, with its HTTP, and no other module.
+    """Node of Elasticsearch: the server itself, with its HTTP, and no other module.
 
     Args:
         major: 8 or 9.
-        directory: Where its data and its log are.
-        settings: What its elasticsearch.yml says besides, as
+        directory: Directory of its data and log.
+        settings: Further lines of elasticsearch.yml, such as
             ``indexing_pressure.memory.limit``.
     """
 

@@ -1,8 +1,8 @@
 """Base of the test servers: a JVM with its own ports, which can be killed and restarted.
 
-Two things make sure that no JVM outlives the tests. The kernel kills it when
-the thread that started it ends, which is therefore one that ends with the
-interpreter; and `stop` does, at the end of a fixture.
+Two measures ensure that no JVM outlives the tests: the kernel kills it when the thread that
+started it ends, which is one that ends with the interpreter; and `stop` ends it, at the end of a
+fixture.
 """
 
 import contextlib
@@ -40,11 +40,11 @@ class DidNotStart(Exception):
 
 
 class Server:
-    """A server on loopback. Use it as a context manager, or `start` and `stop` it.
+    """Server on loopback. Use it as a context manager, or `start` and `stop` it.
 
     Args:
-        name: What versions.toml calls it.
-        directory: Where its data and its log are; made if need be.
+        name: Name in versions.toml.
+        directory: Directory of its data and log; created if missing.
     """
 
     def __init__(self, name: str, directory: Path) -> None:
@@ -63,11 +63,11 @@ class Server:
         self.stop()
 
     def command(self) -> Sequence[str]:
-        """Command line that starts the server."""
+        """Return the command line that starts the server."""
         raise NotImplementedError
 
     def java(self, *words: str) -> Sequence[str]:
-        """The command of a JVM of bounded memory, which keeps its files in the directory."""
+        """Return the command of a JVM with bounded memory, whose files are in the directory."""
         scratch = self.directory / "tmp"
         scratch.mkdir(exist_ok=True)
         return (java_of(self.name), *_JVM, f"-Djava.io.tmpdir={scratch}", *words)
@@ -77,7 +77,7 @@ class Server:
         raise NotImplementedError
 
     def start(self) -> None:
-        """Start it on the data and the ports that it has, and wait until it answers.
+        """Start the server on its data and ports, and wait until it answers.
 
         Raises:
             DidNotStart: It ended, or did not answer in time.
@@ -125,7 +125,7 @@ class Server:
 
     @property
     def pid(self) -> int:
-        """Process id of the JVM; 0 if it does not run."""
+        """Return the process id of the JVM; 0 if it does not run."""
         return self._process.pid if self._process is not None else 0
 
     def log(self) -> str:
@@ -155,10 +155,10 @@ class Server:
 
 
 def free_port() -> int:
-    """A port that nobody has on 127.0.0.1, and that was given to no tests that run.
+    """Return a free port of 127.0.0.1 that no other running tests have.
 
-    It is below those that the kernel gives to clients, so that a server which
-    was killed finds its own free when it is started again.
+    It is below the ports that the kernel gives to clients, so that a killed server finds its port
+    free when it is started again.
     """
     for port in random.SystemRandom().sample(_PORTS, 200):
         if _is_free(port) and _claim(port):

@@ -1,6 +1,6 @@
 """TLS and authentication in front of a plain server, as the real products have them.
 
-The search servers that tests start come without their security modules.
+The search servers of the tests run without their security modules.
 """
 
 import http.client
@@ -21,14 +21,14 @@ _REFUSAL: Final = b'{"error": {"type": "security_exception"}, "status": 401}'
 
 
 class TlsProxy:
-    """A proxy that passes authenticated requests on to a server. A context manager.
+    """Proxy that passes authenticated requests on to a server; a context manager.
 
     Args:
-        server: Where requests go.
+        server: Server behind the proxy.
         authority: Signs the proxy's certificate, and those of clients.
-        basic: User and password that are demanded, if any.
-        api_key: Key that is demanded, if any: what stands after ``ApiKey``.
-        client_certificate: Whether clients have to have a certificate of the authority's.
+        basic: Required user and password, if any.
+        api_key: Required key, if any: the text after ``ApiKey``.
+        client_certificate: Whether clients must have a certificate of the authority.
     """
 
     def __init__(

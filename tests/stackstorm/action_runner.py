@@ -1,7 +1,7 @@
-"""Runs an action of a pack in a separate process, as StackStorm's python runner does.
+"""Program that runs an action of a pack in a separate process, as StackStorm's python runner does.
 
-Parameters come as one line of JSON on the standard input, ``{"parameters": {…}}``; what
-``run`` returns goes to the standard output as JSON between two marks.
+Parameters come as one line of JSON on the standard input, ``{"parameters": {…}}``; the result of
+``run`` goes to the standard output as JSON between two marks.
 """
 
 import argparse

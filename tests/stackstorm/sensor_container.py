@@ -1,7 +1,7 @@
-"""Runs a sensor of a pack in a separate process, as StackStorm's sensor container does.
+"""Program that runs a sensor of a pack in a separate process, as StackStorm does.
 
-Usage: sensor_container.py FILE CLASS CONFIG DATASTORE. What it dispatches is written as a line
-of JSON each; the datastore is a file of JSON.
+Usage: sensor_container.py FILE CLASS CONFIG DATASTORE. It writes what the sensor dispatches, one
+line of JSON each; the datastore is a file of JSON.
 """
 
 import atexit
@@ -15,7 +15,7 @@ from st2tests.base import SensorService
 
 
 class PrintingService(SensorService):
-    """Writes what is dispatched, and keeps values in a file."""
+    """Writes what a sensor dispatches, and stores values in a file."""
 
     def __init__(self, datastore: Path) -> None:
         super().__init__()

@@ -124,7 +124,7 @@ def _name(node: ast.AST) -> str:
 
 @functools.cache
 def _nodes() -> list[tuple[str, ast.AST]]:
-    """Return calls, imported names, and uses of names that give rights, with their functions."""
+    """Return calls, imported names, and uses of names that give rights, with functions."""
 
     def walk(node: ast.AST, names: tuple[str, ...]) -> Iterator[tuple[str, ast.AST]]:
         for child in ast.iter_child_nodes(node):

@@ -1,1 +1,1 @@
-"""Stands for the package of this name that StackStorm has, as far as packs see it."""
+"""Stand-in for StackStorm's package of this name, as far as packs use it."""

@@ -1,4 +1,4 @@
-"""The test cases that StackStorm offers packs, as far as ours use them."""
+"""Test cases that StackStorm offers packs, as far as Steward's pack uses them."""
 
 import logging
 import unittest
@@ -6,14 +6,14 @@ from typing import Any, NamedTuple
 
 
 class KeyValuePair(NamedTuple):
-    """A value in the datastore; the name has the sensor's before it."""
+    """Value in the datastore; the name begins with the sensor's."""
 
     name: str
     value: str
 
 
 class SensorService:
-    """Keeps what a sensor dispatches, and its values in the datastore."""
+    """Stores what a sensor dispatches, and its values in the datastore."""
 
     def __init__(self) -> None:
         self.dispatched: list[dict[str, Any]] = []
@@ -49,7 +49,7 @@ class SensorService:
 
 
 class BaseActionTestCase(unittest.TestCase):
-    """For the tests of an action."""
+    """Base of tests of an action."""
 
     action_cls: Any = None
 
@@ -58,7 +58,7 @@ class BaseActionTestCase(unittest.TestCase):
 
 
 class BaseSensorTestCase(unittest.TestCase):
-    """For the tests of a sensor."""
+    """Base of tests of a sensor."""
 
     sensor_cls: Any = None
 

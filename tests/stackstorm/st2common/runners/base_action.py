@@ -5,7 +5,7 @@ from typing import Any
 
 
 class Action:
-    """An action: ``run`` is called with its parameters, ``config`` is the pack's."""
+    """Action: ``run`` is called with its parameters, ``config`` is the pack's."""
 
     def __init__(self, config: dict[str, Any] | None = None, action_service: Any = None) -> None:
         self.config = config or {}

@@ -4,7 +4,7 @@ from typing import Any
 
 
 class Sensor:
-    """A sensor: set up, run until it is cleaned up."""
+    """Sensor: set up, run, then cleaned up."""
 
     def __init__(self, sensor_service: Any, config: dict[str, Any] | None = None) -> None:
         self.sensor_service = sensor_service
