@@ -102,7 +102,7 @@ class Person:
         ]
 
     def assert_no_hindrance(self, paths: Iterable[str]) -> None:
-        """Check that every page exists with one heading; axe-core and the browser must be silent."""
+        """Check that each page exists with one heading, without findings of axe-core or browser."""
         found: dict[str, list[str]] = {}
         for path in paths:
             assert self.open(path) == 200, path

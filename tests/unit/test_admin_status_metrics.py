@@ -154,7 +154,7 @@ def test_an_interval_between_polls_of_over_a_minute_is_told(polled_site: Path) -
         code, out, _ = run("status", "--config", str(polled_site), "-P")
     assert code == 0
     (row,) = [row for row in out.splitlines() if row.startswith("cluster c|up|")]
-    assert "polled in 11.00 s, polled only every 220 s because a poll takes long" in row
+    assert "polled in 11.00 s, and only every 220 s because a poll takes long" in row
 
 
 def test_what_is_told_of_consumers_and_sinks(polled_site: Path) -> None:

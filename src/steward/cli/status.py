@@ -97,7 +97,7 @@ def _make_status_rows(reply: StatusShowAnswer) -> Iterator[StatusRow]:
             else ""
         )
         if cluster.up and (cluster.interval_s or 0) > LONG_INTERVAL_S:
-            cost_text += f", polled only every {cluster.interval_s:.0f} s because a poll takes long"
+            cost_text += f", and only every {cluster.interval_s:.0f} s because a poll takes long"
         version = f"Slurm {cluster.slurm}" if cluster.slurm else ""
         yield StatusRow(
             f"cluster {cluster.cluster}", cluster.state, cluster.message or f"{version}{cost_text}"
