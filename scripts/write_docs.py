@@ -25,6 +25,7 @@ from pathlib import Path
 
 import actions_reference
 from settings_reference import reference
+from steward.core.databases import write_table
 from steward.demo import DemoSite
 from steward.demo.components import BURST_JOB, OPENING_COMMANDS, PAID_JOB, write_rule
 from steward.demo.site import SubmittedJob
@@ -47,6 +48,8 @@ _SETTINGS = re.compile(r"(?<=<!-- settings -->\n)(.*?)(?=<!-- end of settings --
 _ACTIONS = re.compile(r"(?<=<!-- actions -->\n)(.*?)(?=<!-- end of actions -->)", re.DOTALL)
 
 _ENDPOINTS = re.compile(r"(?<=<!-- endpoints -->\n)(.*?)(?=<!-- end of endpoints -->)", re.DOTALL)
+
+_DATABASES = re.compile(r"(?<=<!-- databases -->\n)(.*?)(?=<!-- end of databases -->)", re.DOTALL)
 
 _SUBMITTED = re.compile(r"Submitted batch job (\d+)\n")
 
@@ -104,6 +107,11 @@ def with_actions(text: str) -> str:
 def with_endpoints(text: str) -> str:
     """A page with its table of endpoints written anew."""
     return _ENDPOINTS.sub(lambda _: f"\n{list_endpoints()}\n", text)
+
+
+def with_databases(text: str) -> str:
+    """Return a page with its table of databases written anew."""
+    return _DATABASES.sub(lambda _: f"\n{write_table()}\n", text)
 
 
 def list_endpoints() -> str:
@@ -178,7 +186,7 @@ def main() -> int:
         run = running_in(site)
         for page in pages():
             old = page.read_text(encoding="utf-8")
-            new = with_endpoints(with_actions(with_settings(refreshed(old, run))))
+            new = with_databases(with_endpoints(with_actions(with_settings(refreshed(old, run)))))
             if new != old:
                 page.write_text(new, encoding="utf-8")
                 print(f"{page.relative_to(ROOT)} is written anew")

@@ -32,6 +32,7 @@ class Shown:
     """A scripted slurmctld: states of nodes, partitions, reservations and daemons."""
 
     def __init__(self) -> None:
+        self.ping_count = 0
         self.states: dict[str, str] = {"n1": "IDLE", "n2": "IDLE"}
         self.reasons: dict[str, tuple[str, str, datetime | None]] = {}
         self.parts: dict[str, str] = {"main": "UP"}
@@ -43,7 +44,7 @@ class Shown:
         self.down = False
         self.takes: Callable[[], None] = lambda: None
 
-    def node_states(self) -> dict[str, NodeRecord]:
+    def node_states(self, *, is_complete: bool = True) -> dict[str, NodeRecord]:
         self._answer()
         self.takes()
         nodes = {}
@@ -73,6 +74,7 @@ class Shown:
         return self.booted
 
     def pings(self) -> tuple[Ping, ...]:
+        self.ping_count += 1
         return self.daemons
 
     def _answer(self) -> None:

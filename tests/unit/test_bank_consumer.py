@@ -16,7 +16,7 @@ from harness.events import NOON
 from harness.gate import OPEN_GATE
 from harness.jobs import record
 from harness.site import Site
-from steward.bank.consumer import BankConsumer
+from steward.bank.consumer import IDLE_S, BankConsumer
 from steward.bank.errors import GateUnavailable
 from steward.bank.gate.client import GateClient
 from steward.bank.gate.requests import PluginRequest
@@ -652,12 +652,52 @@ def test_unchanged_state_files_save_queries(bank: Bank, monkeypatch: pytest.Monk
         return {name: queries.count(name) for name in ("mark", "model")}
 
     pass_time(2 * MODEL_REFRESH_S)
-    assert pass_time(MODEL_REFRESH_S) == {"mark": 1, "model": 1}
+    assert pass_time(MODEL_REFRESH_S) == {"mark": 0, "model": 1}
     pass_time(MODEL_REFRESH_S / 2)
     stamp = (("node_state", 1, 2),)
     assert pass_time(2 * CONFIG_CHECK_S) == {"mark": 1, "model": 0}
     models.expire("c1")
     assert pass_time(2 * CONFIG_CHECK_S) == {"mark": 1, "model": 1}
+
+
+def test_an_idle_bank_asks_the_gate_only_when_something_changed(
+    bank: Bank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = list[str]()
+    now_s = time.monotonic()
+    real_call = GateClient._call
+
+    def call(link: GateClient, op: str, *rest: Any) -> Any:
+        calls.append(op)
+        return real_call(link, op, *rest)
+
+    bank.charger.close()
+    bank.charger = BankConsumer(bank.settings, lambda: bank.now, idle_s=IDLE_S)
+    monkeypatch.setattr("steward.bank.consumer.time.monotonic", lambda: now_s)
+
+    def pass_time(seconds: int) -> int:
+        """Return the number of complete ticks, one a second at most."""
+        nonlocal now_s
+        calls.clear()
+        for _ in range(seconds):
+            bank.charger.tick(bank.said.extend)
+            now_s += 1
+        return calls.count("state")
+
+    pass_time(20)
+    with monkeypatch.context() as patch:
+        patch.setattr(GateClient, "_call", call)
+        assert pass_time(20) == 4
+        with bank.ledger.transaction() as t:
+            t.transfers.deposit("physics", 5, BY)
+        assert pass_time(1) == 1, "a deposit reaches the gate at once"
+        pass_time(20)
+        bank.stop_gate()
+        bank.start_gate()
+        assert pass_time(1) == 1, "a new gate gets what it lacks at once"
+        pass_time(20)
+        bank.charger.apply([life(1)[0]], bank.charger.cursor() + 1, bank.said.extend)
+        assert pass_time(1) == 1, "events are followed at once"
 
 
 @pytest.mark.parametrize("is_late", [False, True])

@@ -84,3 +84,27 @@ def test_the_log_stays_short_under_a_writer_that_never_rests(store: GateStore) -
         stop.set()
         writer.join()
     db.close()
+
+
+def test_free_pages_go_back_to_the_file_system_while_nobody_asks(store: GateStore) -> None:
+    one, db = WalCheckpointer(store), store.connect()
+    with store.transaction():
+        db_of_decisions = store._db
+        db_of_decisions.executemany(
+            "INSERT INTO note VALUES (?, ?)", ((f"n{n}", bytes(100_000)) for n in range(300))
+        )
+    with store.transaction():
+        db_of_decisions.execute("DELETE FROM note WHERE name LIKE 'n%'")
+    now = NOBODY_ASKED
+    one.checkpoint_if_quiet(db, now)
+    size = Path(store.path).stat().st_size
+    assert size > 30_000_000
+    store.last_request_at = now
+    assert not one.free_pages_if_quiet(db, now + 0.5), "a plugin asked a moment ago"
+    for _ in range(500):
+        now += 10
+        if not one.checkpoint_if_quiet(db, now) and not one.free_pages_if_quiet(db, now):
+            break
+    assert Path(store.path).stat().st_size < 6_000_000
+    write(store)
+    db.close()

@@ -19,6 +19,7 @@ from steward.core.events import (
 from steward.core.poll_status import PollStatus
 from steward.core.rate_limits import TokenBuckets
 from steward.slurm.settings import ClusterSettings
+from steward.slurm.state_files import StateStamp
 
 __all__ = ["clock", "journal", "slurm", "snapshots"]
 
@@ -154,6 +155,61 @@ def test_polls_that_take_long_are_told_once_and_when_they_are_over(
     assert [round(look.interval_s) for look in looks] == [220, 220, 0]
     assert caplog.text.count("squeue took 11.0 s, so the next poll of the queue is in 220 s") == 1
     assert caplog.text.count("polls of the queue are 0 s apart") == 1
+
+
+def test_an_unchanged_queue_is_polled_again_only_when_it_may_have_changed(
+    slurm: Scripted, journal: list[Event], clock: Clock
+) -> None:
+    stamp: StateStamp | None = (("job_state", 1, 1),)
+    settings = ClusterSettings(snapshot_interval_s=5.0)
+    poller = QueuePoller("c1", settings, slurm, clock=clock, read_stamp=lambda: stamp)
+
+    def count_polls(seconds: float) -> int:
+        before, end_s = slurm.looks, clock.now_s + seconds
+        while clock.now_s < end_s:
+            assert poller.tick(journal.extend) <= 5.0
+            clock.now_s += 1.0
+        return slurm.looks - before
+
+    slurm.jobs[1] = record(1, state="RUNNING", start=NOON)
+    assert count_polls(60) == 2
+    stamp = None
+    assert count_polls(60) == 12, "slurmctld saved a change just now"
+    stamp = (("job_state", 1, 2),)
+    slurm.jobs[2] = record(2)
+    assert count_polls(5) == 1
+    assert 2 in poller._observer
+    assert count_polls(60) == 12, "slurmctld does not save all changes of a pending job"
+    slurm.jobs[2] = record(2, state="CANCELLED")
+    count_polls(5)
+    assert count_polls(60) == 2
+    slurm.passed_over = 1
+    clock.now_s += 30
+    count_polls(1)
+    assert count_polls(60) == 12, "a poll that was not complete shows no rest"
+    slurm.passed_over = 0
+    count_polls(5)
+    poller.apply([script_event(i) for i in range(100, 130)], 30, journal.extend)
+    assert count_polls(6) == 1, "scripts wait for their owners"
+
+
+def test_a_poll_that_the_journal_did_not_take_is_repeated_at_once(
+    slurm: Scripted, journal: list[Event], clock: Clock
+) -> None:
+    def fail(_new: Sequence[Event]) -> None:
+        raise Unavailable("full")
+
+    stamp: StateStamp = (("job_state", 1, 1),)
+    settings = ClusterSettings(snapshot_interval_s=5.0)
+    poller = QueuePoller("c1", settings, slurm, clock=clock, read_stamp=lambda: stamp)
+    poller.tick(journal.extend)
+    slurm.jobs[1] = record(1, state="RUNNING", start=NOON)
+    clock.now_s += 31
+    with pytest.raises(Unavailable):
+        poller.tick(fail)
+    poller.tick(journal.extend)
+    assert slurm.looks == 3
+    assert 1 in poller._observer
 
 
 def test_what_the_journal_did_not_take_is_said_again(

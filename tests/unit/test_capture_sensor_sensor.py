@@ -3,6 +3,8 @@
 from datetime import timedelta
 from pathlib import Path
 
+import msgspec
+
 from harness.events import NOON
 from harness.sensor import SILENT, Patch, SensorRun, site
 from steward.capture.sensor.sensor import COMPLETE_POLL_S
@@ -301,12 +303,48 @@ def test_unchanged_state_files_save_polls(tmp_path: Path, monkeypatch: Patch) ->
 def test_slurmdbd_is_pinged_while_nothing_changes(tmp_path: Path, monkeypatch: Patch) -> None:
     site = SensorRun(tmp_path, monkeypatch, usage=False)
     site.stamp = (("node_state", 1, 1),)
+    slurmdbd = Ping(daemon="slurmdbd", role="primary", host="db", up=True)
+    controllers = site.shown.daemons
+    site.shown.daemons = (*controllers, slurmdbd)
     site.turn()
-    site.shown.daemons += (Ping(daemon="slurmdbd", role="primary", host="db", up=False),)
+    site.shown.daemons = (*controllers, msgspec.structs.replace(slurmdbd, up=False))
     for _ in range(int(COMPLETE_POLL_S) + 4):
         site.turn()
     (event,) = [event for event in site.told.events if event.kind == CONTROLLER_STATE]
     assert (event.body.daemon, event.body.up) == ("slurmdbd", False)
+
+
+def test_a_cluster_without_slurmdbd_is_pinged_once_a_minute_while_nothing_changes(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    site = SensorRun(tmp_path, monkeypatch, usage=False)
+    site.stamp = (("node_state", 1, 1),)
+    site.turn()
+    ping_count = site.shown.ping_count
+    for _ in range(int(COMPLETE_POLL_S) * 3):
+        site.turn()
+    assert site.shown.ping_count == ping_count
+    for _ in range(int(COMPLETE_POLL_S)):
+        site.turn()
+    assert site.shown.ping_count == ping_count + 1
+
+
+def test_unchanged_state_files_save_checks_of_triggers(tmp_path: Path, monkeypatch: Patch) -> None:
+    site = SensorRun(tmp_path, monkeypatch, usage=False)
+    site.stamp = (("trigger_state", 1, 1),)
+    site.turn()
+    sync_count = site.kept
+    for _ in range(200):
+        site.turn()
+    assert site.kept == sync_count
+    site.stamp = (("trigger_state", 1, 2),)
+    for _ in range(62):
+        site.turn()
+    assert site.kept == sync_count + 1
+    site.stamp = None
+    for _ in range(62):
+        site.turn()
+    assert site.kept == sync_count + 2
 
 
 def test_reports_and_usage_need_polls_whatever_the_files_say(

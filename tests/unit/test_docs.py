@@ -13,6 +13,7 @@ import write_docs as docs
 from site_hooks import read_navigation
 from steward.cli.app import app
 from steward.core.config.reader import load_settings
+from steward.core.databases import DATABASES
 
 ROOT = Path(__file__).parent.parent.parent
 RECORDS = sorted((ROOT / "docs" / "decisions").glob("*.md"))
@@ -178,6 +179,13 @@ def test_the_list_of_actions_is_what_the_code_says() -> None:
     text = (ROOT / "docs" / "actions.md").read_text(encoding="utf-8")
     assert docs.with_actions(text) == text, "run make docs"
     assert "### slurm.node.drain" in text
+
+
+def test_the_table_of_databases_is_what_the_code_declares() -> None:
+    text = (ROOT / "docs" / "operate.md").read_text(encoding="utf-8")
+    assert docs.with_databases(text) == text, "run make docs"
+    for file in DATABASES:
+        assert f"| `{file.name}` | " in text
 
 
 def test_the_table_of_endpoints_is_what_the_actions_say() -> None:

@@ -11,6 +11,7 @@ numbered, so the gate applies each once.
 """
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -61,6 +62,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _TICK_S: Final = 1.0
+_ACTIVE_S: Final = 3.0
+"""Time after an event or a change of ledger or gate in which each tick is complete, in seconds."""
+IDLE_S: Final = 5.0
+"""Longest time between two complete ticks, in seconds: the default interval of queue polls."""
 """Interval of ticks, in seconds."""
 _START_MARK: Final = "began"
 """Name of the ledger's note with the time when the bank first started."""
@@ -100,6 +105,7 @@ class BankConsumer:
         settings: The whole configuration.
         clock: Returns the current time.
         link: Client of the gate; None to make one from the settings.
+        idle_s: Longest time between two complete ticks while nothing changes, in seconds.
 
     Raises:
         LedgerUnavailable: The ledger's database cannot be used now.
@@ -115,9 +121,12 @@ class BankConsumer:
         settings: Settings,
         clock: Callable[[], datetime] = utc_now,
         link: GateClient | None = None,
+        *,
+        idle_s: float = 0.0,
     ) -> None:
         self._settings = settings
         self._clock = clock
+        self._idle_s = idle_s
         self._link = link or GateClient(settings.state_dir)
         self._ledger: Ledger = open_ledger(settings, clock)
         self._gate_sync = GateSync(settings, self._ledger, self._link)
@@ -137,6 +146,8 @@ class BankConsumer:
         self._last_event = 0
         self._logged: set[str] = set()
         self._is_busy = False
+        self._marks: tuple[object, ...] = ()
+        self._active_until = self._complete_due = 0.0
 
     def _read_start_time(self) -> datetime:
         """Return when the bank first started; only a backfill charges runs that ended before."""
@@ -158,6 +169,7 @@ class BankConsumer:
         Raises:
             Unavailable: The ledger or the gate is unavailable.
         """
+        self._active_until = time.monotonic() + _ACTIVE_S
         self._gate_sync.refresh()
         is_full = len(events) >= self.batch_events
         for event in events:
@@ -295,6 +307,8 @@ class BankConsumer:
         Raises:
             Unavailable: The ledger, the gate or the journal is unavailable.
         """
+        if self._is_idle():
+            return _TICK_S
         now = self._clock()
         books = self._gate_sync.push()
         if books.accounts:
@@ -309,7 +323,21 @@ class BankConsumer:
             has_more = has_more or self._report_polls(now)
         self._scheduled_work.run_due_work(now, append)
         self._is_busy = False
+        self._complete_due = time.monotonic() + (0.0 if has_more else self._idle_s)
         return 0.0 if has_more else _TICK_S
+
+    def _is_idle(self) -> bool:
+        """Return whether nothing has changed since the last complete tick, a moment ago.
+
+        The gate reports nothing by itself, but events soon follow all that it decides.
+        """
+        if not self._idle_s:
+            return False
+        now = time.monotonic()
+        marks = (self._ledger.read_change_mark(), self._link.read_start_mark())
+        if marks != self._marks or None in marks:
+            self._marks, self._active_until = marks, now + _ACTIVE_S
+        return now >= self._active_until and now < self._complete_due
 
     def _report_polls(self, now: datetime) -> bool:
         """Report complete polls to the gate, so that it voids holds of missing jobs.

@@ -286,7 +286,7 @@ class ClusterModels:
                 continue
             repeated_s = 0.0
             try:
-                repeated_s = self._refresh(cluster, slurm, now)
+                repeated_s = self._refresh(cluster, slurm, now, is_unchanged=is_unchanged)
                 self._stamps[cluster] = stamp
             except SlurmError as error:
                 if self._logged.get(cluster) != str(error):
@@ -303,14 +303,20 @@ class ClusterModels:
                 self._cost_s[cluster] = cost_s
                 self._due[cluster] = now + min(max(CONFIG_CHECK_S, gap_s), longest_s)
 
-    def _refresh(self, cluster: str, slurm: Slurm, now: float) -> float:
+    def _refresh(self, cluster: str, slurm: Slurm, now: float, *, is_unchanged: bool) -> float:
         """Query the model if the configuration changed or the model is due.
+
+        Args:
+            cluster: The cluster's name.
+            slurm: Client of its Slurm.
+            now: Time of the clock.
+            is_unchanged: Whether slurmctld's state files show the configuration of the last query.
 
         Returns:
             Seconds the query took if its cost is already in the next interval, otherwise 0.
         """
         # Read the mark first: a change during the query then shows at the next check.
-        mark = slurm.read_configuration_mark()
+        mark = self._marks[cluster] if is_unchanged else slurm.read_configuration_mark()
         is_changed = mark != self._marks.get(cluster)
         if not is_changed and now < self._whole_due.get(cluster, now):
             return 0.0

@@ -60,6 +60,8 @@ _get_requested: Final = attrgetter(
 """Function that returns the requested resources of a record."""
 _HELD_REASONS: Final = frozenset({"JobHeldUser", "JobHeldAdmin"})
 """Reasons of held jobs."""
+_SETTLED: Final = frozenset({"RUNNING", "SUSPENDED"})
+"""States that last until a command, an event or the time limit ends them."""
 _MAX_PENDING_QUERIES: Final = 20_000
 """Maximum number of jobs whose complete records are to be queried."""
 _MAX_KEYS_PER_RUN: Final = 32
@@ -128,6 +130,16 @@ class QueueObserver:
         """Return whether Slurm has shown an unfinished run of this id."""
         run = self._runs.get(job_id) if isinstance(job_id, int) else None
         return run is not None and not run.is_over
+
+    def is_settled(self) -> bool:
+        """Return whether slurmctld saves each change of the queue: no job waits, starts or ends.
+
+        It does not save the reasons and priorities of pending jobs.
+        """
+        return all(
+            run.is_over or run.is_end_reported or run.state in _SETTLED
+            for run in self._runs.values()
+        )
 
     def remember(self, records: Iterable[JobRecord]) -> None:
         """Restore unfinished runs known from an earlier process.

@@ -48,6 +48,7 @@ from steward.core.timestamps import to_micros
 from steward.core.waits import Backoff
 from steward.slurm import FINISHED, MAX_COMPLETED, QueueSnapshot, Slurm, SlurmDown, SlurmError
 from steward.slurm.settings import ClusterSettings
+from steward.slurm.state_files import StateStamp
 
 HOLD_KINDS: Final = frozenset({HOLD_PLACED, HOLD_CONFIRMED, HOLD_SETTLED, HOLD_RELEASED})
 """Kinds of events about SU holds."""
@@ -222,6 +223,10 @@ _MAX_POLL_BACKOFF_S: Final = 60.0
 """Maximum pause after failed polls, in seconds."""
 _DOWN_S: Final = 5.0
 """Minimum pause while slurmctld is down, in seconds."""
+_UNCHANGED_POLL_S: Final = 30.0
+"""Interval of polls while slurmctld's state files do not change, in seconds: so late a slurmctld
+that was killed on an idle cluster counts as down.
+"""
 _QUEUE_POLLED_INTERVAL_S: Final = 5.0
 """Minimum interval of queue.polled events, in seconds."""
 # Half of the allowance is reserved for new scripts, whose owners somebody waits for.
@@ -245,6 +250,7 @@ class QueuePoller:
         redact: Removes secrets from texts that users wrote into a record.
         report_polls: Whether complete polls are reported as queue.polled events.
         on_poll: Called with the outcome of each poll.
+        read_stamp: Returns a stamp that differs after every change; None if a change may not show.
         clock: Monotonic clock, in seconds.
     """
 
@@ -261,6 +267,7 @@ class QueuePoller:
         *,
         report_polls: bool = False,
         on_poll: Callable[[PollStatus], None] = lambda _: None,
+        read_stamp: Callable[[], StateStamp | None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = f"snapshots.{cluster}"
@@ -275,6 +282,8 @@ class QueuePoller:
         self._unfinished = unfinished
         self._redact = redact
         self._on_poll = on_poll
+        self._read_stamp = read_stamp
+        self._polled_stamp: StateStamp | None = None
         self._reported_at = 0.0 if report_polls else float("inf")
         self._rows: dict[int, int] | None = None
         self._lost: list[int] = []
@@ -326,7 +335,11 @@ class QueuePoller:
             Unavailable: The journal does not accept events now.
         """
         if self._clock() >= self._next_poll_at():
-            self._poll_queue(append)
+            stamp = self._read_stamp()
+            if self._is_unchanged(stamp):
+                self._poll_due = self._clock() + self._interval_s
+            else:
+                self._poll_queue(stamp, append)
         if self._is_up:
             self._end_lost_jobs(append)
             self._query_folded_tasks(append)
@@ -345,6 +358,22 @@ class QueuePoller:
         soonest = self._poll_started + max(_QUEUE_POLLED_INTERVAL_S, COST_FACTOR * self.cost_s)
         return min(self._poll_due, max(soonest, self._unconfirmed.get_due_time()))
 
+    def _is_unchanged(self, stamp: StateStamp | None) -> bool:
+        """Return whether a poll would show what the last one showed.
+
+        Args:
+            stamp: Stamp of slurmctld's state files now.
+        """
+        now = self._clock()
+        return bool(
+            stamp is not None
+            and stamp == self._polled_stamp
+            and self._is_up
+            and not (self._script_job_ids or self._is_busy())
+            and now < min(self._poll_started + _UNCHANGED_POLL_S, self._unconfirmed.get_due_time())
+            and self._observer.is_settled()
+        )
+
     def _is_busy(self) -> bool:
         """Return whether single-job queries are pending."""
         return bool(
@@ -358,8 +387,14 @@ class QueuePoller:
     def close(self) -> None:
         """Do nothing: the source holds no resources."""
 
-    def _poll_queue(self, append: Append) -> None:
-        """Poll the queue and append events for what is new."""
+    def _poll_queue(self, stamp: StateStamp | None, append: Append) -> None:
+        """Poll the queue and append events for what is new.
+
+        Args:
+            stamp: Stamp of slurmctld's state files before this poll.
+            append: Appends events durably.
+        """
+        self._polled_stamp = None
         began = self._poll_started = self._clock()
         try:
             queue = self._slurm.queue(self._rows)
@@ -390,6 +425,7 @@ class QueuePoller:
         if not queue.passed_over:
             self._lost, self._folded = self._observer.find_absent(queue.rows)
             self._append_poll_event(queue, append)
+            self._polled_stamp = stamp
         # slurmctld does not know jobs outside its queue, and will not know them later.
         self._script_job_ids.clear()
 

@@ -47,12 +47,15 @@ class DatabaseFile(msgspec.Struct, frozen=True):
         backup: Backup class.
         copy_order: Order of its copy in a backup: a database precedes the one whose positions it
             stores.
+        keeps_pages: Why its free pages stay in the file; "" if an idle worker returns them to the
+            file system.
     """
 
     name: str
     writers: tuple[str, ...]
     backup: BackupClass = "irreplaceable"
     copy_order: int = 0
+    keeps_pages: str = ""
 
     @property
     def rule(self) -> str:
@@ -82,15 +85,17 @@ JOBS: Final = DatabaseFile("jobs.db", ("jobs",))
 HISTORY: Final = DatabaseFile("history.db", ("history",))
 RULES: Final = DatabaseFile("rules.db", ("rules", ACTIONS), copy_order=1)
 """A backup copies it late, because actions of rules have effects outside Steward."""
-AUDIT: Final = DatabaseFile("audit.db", (ACTIONS,))
-CREDENTIALS: Final = DatabaseFile("credentials.db", (ACTIONS,), "secret")
-REQUEST_KEYS: Final = DatabaseFile("repeats.db", (ACTIONS,))
+_NO_WORKER: Final = "no worker opens it; new rows use them"
+_FEW_ROWS: Final = "it has few rows, and new ones use them"
+AUDIT: Final = DatabaseFile("audit.db", (ACTIONS,), keeps_pages=_NO_WORKER)
+CREDENTIALS: Final = DatabaseFile("credentials.db", (ACTIONS,), "secret", keeps_pages=_NO_WORKER)
+REQUEST_KEYS: Final = DatabaseFile("repeats.db", (ACTIONS,), keeps_pages=_NO_WORKER)
 LEDGER: Final = DatabaseFile("ledger.db", ("bank", "mybrc", "mybrc.remote", ACTIONS), copy_order=-3)
 GATE: Final = DatabaseFile("gate.db", ("gate",), "rebuildable")
 """A backup's SU holds would be outdated: the gate rebuilds them from the tokens of Slurm's jobs."""
-NODES: Final = DatabaseFile("nodes.db", ("nodes",))
+NODES: Final = DatabaseFile("nodes.db", ("nodes",), keeps_pages=_FEW_ROWS)
 SENSOR_STATES: Final = DatabaseFile("states-*.db", ("sensor.*",))
-JOBCOMP_POSITIONS: Final = DatabaseFile("lines-*.db", ("jobcomp.*",))
+JOBCOMP_POSITIONS: Final = DatabaseFile("lines-*.db", ("jobcomp.*",), keeps_pages=_FEW_ROWS)
 UNFINISHED_RUNS: Final = DatabaseFile("runs-*.db", ("runs.*",))
 FORWARD: Final = DatabaseFile("forward-*.db", ("forward.*",))
 SINK: Final = DatabaseFile("archive-*.db", ("archive.*", "mover.*"))
@@ -108,6 +113,16 @@ DATABASES: Final = (
     *(CATALOG_CURSOR, CATALOG_MONTH),
 )
 """All databases; the first that matches a name is the file's."""
+
+
+def write_table() -> str:
+    """Write the table of the databases for the documentation."""
+    lines = ["| database | writers | backup class | free pages |", "|---|---|---|---|"]
+    for file in DATABASES:
+        writers = ", ".join(f"`{writer}`" for writer in file.writers)
+        pages = f"stay: {file.keeps_pages}" if file.keeps_pages else "go back to the file system"
+        lines.append(f"| `{file.name}` | {writers} | {file.backup} | {pages} |")
+    return "\n".join([*lines, ""])
 
 
 def list_files(state_dir: str) -> list[tuple[DatabaseFile, str]]:

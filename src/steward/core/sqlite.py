@@ -187,15 +187,39 @@ def shrink_database(connection: Connection) -> bool:
     if connection.in_transaction:
         return False
     with translate_errors(connection.path):
-        pages, free, size = (
-            _read_pragma(connection, name) for name in ("page_count", "freelist_count", "page_size")
-        )
-        spare = max(_SPARE_BYTES // size, (pages - free) // _SPARE_SHARE)
-        if free > spare and _get_wal_backlog(connection, "NOOP") < _MOST_WAL_FRAMES:
-            return _free_pages(connection, free, free - spare)
-        if free > spare or connection.is_cut_due:
+        free, surplus = _count_free_pages(connection)
+        if surplus and _get_wal_backlog(connection, "NOOP") < _MOST_WAL_FRAMES:
+            return _free_pages(connection, free, surplus)
+        if surplus or connection.is_cut_due:
             connection.is_cut_due = _get_wal_backlog(connection, "PASSIVE") > 0
-        return bool(free > spare and not connection.is_cut_due)
+        return bool(surplus and not connection.is_cut_due)
+
+
+def free_slice(connection: Connection) -> bool:
+    """Return free pages as :func:`shrink_database`, for a caller that does the checkpoints itself.
+
+    The next checkpoint cuts the file.
+
+    Args:
+        connection: Opened with :func:`open_database`.
+
+    Returns:
+        Whether pages were freed.
+
+    Raises:
+        SqliteUnavailable: The disk is full or fails.
+    """
+    with translate_errors(connection.path):
+        free, surplus = _count_free_pages(connection)
+        return bool(surplus) and _free_pages(connection, free, surplus)
+
+
+def _count_free_pages(connection: Connection) -> tuple[int, int]:
+    """Return the number of free pages, and how many of them need not stay for new rows."""
+    pages, free, size = (
+        _read_pragma(connection, name) for name in ("page_count", "freelist_count", "page_size")
+    )
+    return free, max(0, free - max(_SPARE_BYTES // size, (pages - free) // _SPARE_SHARE))
 
 
 def _get_wal_backlog(connection: Connection, checkpoint: str) -> int:

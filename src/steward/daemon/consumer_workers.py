@@ -426,9 +426,9 @@ def _run_bank(settings: Settings, stop: Stop, send_heartbeat: SendHeartbeat) -> 
 
 
 def _make_bank_consumer(settings: Settings) -> Consumer:
-    from steward.bank.consumer import BankConsumer
+    from steward.bank.consumer import IDLE_S, BankConsumer
 
-    return BankConsumer(settings)
+    return BankConsumer(settings, idle_s=IDLE_S)
 
 
 CONSUMER_HANG_S = 300.0

@@ -41,6 +41,7 @@ from steward.daemon.consumer_workers import (
 from steward.daemon.supervisor import JOURNAL, SendHeartbeat, WorkerSpec
 from steward.jobs import Jobs, database_path
 from steward.slurm import Slurm
+from steward.slurm.state_files import StateFiles
 
 if TYPE_CHECKING:
     from steward.extensions.kafka import KafkaSource
@@ -227,15 +228,18 @@ def make_queue_poller(settings: Settings, cluster: str) -> Consumer:
     """Make the source that polls a cluster's queue."""
     from steward.capture.queue_polls import QueuePoller
 
+    cluster_settings = settings.cluster[cluster]
+    slurm = Slurm(cluster, cluster_settings)
     list_jobs = partial(list_unfinished, settings, cluster)
     redact = make_redactor(settings).redact_record
     return QueuePoller(
-        *(cluster, settings.cluster[cluster]),
+        *(cluster, cluster_settings, slurm),
         unfinished=list_jobs,
         redact=redact,
         # On a controller, the gate implies that there is a bank elsewhere.
         report_polls=settings.bank.enabled or bool(settings.gate.ask),
         on_poll=partial(PollStatusFiles(settings.state_dir).put, cluster),
+        read_stamp=StateFiles(cluster_settings, slurm.find_state_directory).read_stamp,
     )
 
 

@@ -268,6 +268,7 @@ class ClusterQueries:
         self._slurm = Slurm(cluster, settings, timeout_s)
         self._resolver = self._slurm.resolver
         self._node_reader = NodeReader(self._resolver)
+        self._listed_names: set[str] | None = None
         self._cached_has_slurmdbd = False
         self._has_slurmdbd_until = 0.0
 
@@ -293,12 +294,17 @@ class ClusterQueries:
             raise UnknownNode(unknown)
         return {name: nodes[name] for name in names}
 
-    def node_states(self) -> dict[str, NodeRecord]:
+    def node_states(self, *, is_complete: bool = True) -> dict[str, NodeRecord]:
         """Return all nodes without ``details``, cheaply: unchanged nodes are not parsed again.
+
+        Args:
+            is_complete: Whether partitions may list other nodes than at the last call.
 
         Raises:
             SlurmError: slurmctld does not answer.
         """
+        if is_complete:
+            self._listed_names = None
         return self._query_nodes(self._node_reader)
 
     def node_names(self, nodelist: str) -> list[str]:
@@ -518,7 +524,7 @@ class ClusterQueries:
             reader.parse_nodes(out) if reader else cluster_records.parse_nodes(out, self._resolver)
         )
         is_unsure = any(not parsed_node.is_sure for parsed_node in parsed)
-        listed_names = self._read_listed_nodes() if hides_nodes or is_unsure else set()
+        listed_names = self._read_listed_nodes(reader) if hides_nodes or is_unsure else set()
         counts = Counter(parsed_node.node.name for parsed_node in parsed)
         accepted: dict[str, ParsedNode] = {}
         for parsed_node in parsed:
@@ -546,12 +552,17 @@ class ClusterQueries:
         """Return True if this version omits powered-down cloud nodes."""
         return self._slurm.version() < _LISTS_POWERED_DOWN_SINCE
 
-    def _read_listed_nodes(self) -> set[str]:
-        """Return the nodes that partitions list, hidden ones included."""
+    def _read_listed_nodes(self, reader: NodeReader | None = None) -> set[str]:
+        """Return the nodes that partitions list, hidden ones included; read once for a reader."""
+        if reader is not None and self._listed_names is not None:
+            return self._listed_names
         lists = (partition.nodes for partition in self.partitions().values())
-        return {
+        names = {
             name for nodelist in lists if nodelist for name in nodelists.expand_nodelist(nodelist)
         }
+        if reader is not None:
+            self._listed_names = names
+        return names
 
     def _query_node(self, name: str) -> NodeRecord:
         """Query one node, hidden cloud nodes included."""

@@ -67,6 +67,14 @@ class GateClient:
         self._socket_path = os.path.join(state_dir, CONTROL_SOCKET)
         self._timeout_s = timeout_s
 
+    def read_start_mark(self) -> tuple[int, int]:
+        """Return the identity of the gate's socket, which a new gate replaces; zeros for none."""
+        try:
+            info = os.stat(self._socket_path)
+        except OSError:
+            return 0, 0
+        return info.st_ino, info.st_ctime_ns
+
     def send_books(self, books: GateBooks) -> int:
         """Send ledger balances; return the ledger position that the gate then knows.
 

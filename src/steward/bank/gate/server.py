@@ -63,6 +63,7 @@ from steward.core.sqlite import (
     Connection,
     SqliteError,
     SqliteUnavailable,
+    free_slice,
     transaction,
     translate_errors,
 )
@@ -194,7 +195,9 @@ def set_real_time_priority() -> bool:
 
 
 _CHECK_EVERY_S: Final = 0.25
-"""Interval at which the WAL is checked, in seconds."""
+"""Interval at which a WAL that is to be written back is checked, in seconds."""
+_IDLE_CHECK_EVERY_S: Final = 1.0
+"""Interval at which another WAL is checked, in seconds."""
 _AT_MOST_EVERY_S: Final = 2.0
 """Minimum time between two checkpoints, in seconds."""
 _QUIET_S: Final = 1.0
@@ -239,31 +242,54 @@ class WalCheckpointer(threading.Thread):
                 error,
             )
             return
-        while not self._stopping.wait(_CHECK_EVERY_S):
+        has_frames = True
+        while not self._stopping.wait(_CHECK_EVERY_S if has_frames else _IDLE_CHECK_EVERY_S):
             try:
                 with translate_errors(self._store.path):
-                    self.checkpoint_if_quiet(db, time.monotonic())
+                    has_frames = self.checkpoint_if_quiet(db, time.monotonic())
+                    if not has_frames:
+                        has_frames = self.free_pages_if_quiet(db, time.monotonic())
             except (SqliteUnavailable, SqliteError) as error:
                 # The log only grows meanwhile; the writer reports errors that matter.
                 log.debug("no checkpoint: %s", error)
         db.close()
 
-    def checkpoint_if_quiet(self, db: Connection, now: float) -> None:
-        """Checkpoint and restart the WAL, if there is something to write and the gate is quiet."""
+    def checkpoint_if_quiet(self, db: Connection, now: float) -> bool:
+        """Checkpoint and restart the WAL, if there is something to write and the gate is quiet.
+
+        Returns:
+            Whether there was something to write.
+        """
         frames, _ = _get_wal_length(db)
-        if frames <= self._own_frames or now < self._not_before:
-            return
+        if frames <= self._own_frames:
+            return False
+        if now < self._not_before:
+            return True
         if now - self._store.last_request_at < _QUIET_S * (1 - frames / self._most_frames):
-            return
+            return True
         self._not_before = now + _AT_MOST_EVERY_S
         for _ in range(_MOST_ATTEMPTS):
             db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
             if self._restart_wal(db):
-                return
+                return True
         if frames > self._most_frames:
             with self._store.write_lock:
                 db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
                 self._commit(db)
+        return True
+
+    def free_pages_if_quiet(self, db: Connection, now: float) -> bool:
+        """Free one slice of unused pages while no plugin asks; the next checkpoint cuts the file.
+
+        A request that comes meanwhile waits for the slice, a few milliseconds.
+
+        Returns:
+            Whether pages were freed.
+        """
+        if now - self._store.last_request_at < _QUIET_S:
+            return False
+        with self._store.write_lock:
+            return free_slice(db)
 
     def _restart_wal(self, db: Connection) -> bool:
         """Commit first after a checkpoint, which restarts the WAL; return False if too late."""

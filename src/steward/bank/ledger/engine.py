@@ -32,7 +32,7 @@ from steward.core.config import Settings
 from steward.core.databases import LEDGER
 from steward.core.drivers import POSTGRESQL
 from steward.core.errors import Unavailable
-from steward.core.sqlite import open_database
+from steward.core.sqlite import open_database, translate_errors
 
 _CONNECT_TIMEOUT_S: Final = 5
 """Time-out of a connection to PostgreSQL, in seconds."""
@@ -118,6 +118,7 @@ class LedgerDatabase:
         self.is_sqlite = url.get_backend_name() == "sqlite"
         self.display_url = url.render_as_string(hide_password=True)
         self.path = url.database or "" if self.is_sqlite else ""
+        self._own_connection: Any = None
         with self._translate_errors():
             if self.is_sqlite:
                 self._engine = _sqlite_engine(self.path)
@@ -147,8 +148,27 @@ class LedgerDatabase:
                 connection.exec_driver_sql(_SNAPSHOT_SQL)
             yield connection
 
+    def read_change_mark(self) -> int | None:
+        """Return a number that differs after each commit, cheaply; None on PostgreSQL.
+
+        The first call also lets ``shrink_databases`` shrink the file in the thread that calls.
+
+        Raises:
+            LedgerUnavailable: The database cannot be used now.
+        """
+        if not self.is_sqlite:
+            return None
+        with self._translate_errors():
+            if self._own_connection is None:
+                self._own_connection = open_database(self.path, (), timeout_s=_LOCK_TIMEOUT_S)
+            with translate_errors(self.path):
+                (mark,) = self._own_connection.execute("PRAGMA data_version").fetchone()
+        return int(mark)
+
     def close(self) -> None:
         """Close all connections."""
+        if self._own_connection is not None:
+            self._own_connection.close()
         with suppress(DBAPIError):  # a broken connection cannot be closed cleanly
             self._engine.dispose()
 

@@ -175,6 +175,14 @@ class Ledger:
         with self._database.reading() as connection:
             yield Transaction(LedgerSession(connection, self._now, writing=False))
 
+    def read_change_mark(self) -> int | None:
+        """Return a number that differs after each commit, cheaply; None on PostgreSQL.
+
+        Raises:
+            LedgerUnavailable: The database cannot be read now.
+        """
+        return self._database.read_change_mark()
+
     def check(self) -> list[LedgerFinding]:
         """Check the ledger's invariants; an empty list means that all hold.
 

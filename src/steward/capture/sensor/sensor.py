@@ -54,6 +54,7 @@ from steward.core.events import (
     utc_now,
 )
 from steward.core.poll_status import COST_FACTOR
+from steward.core.sqlite import SLICE_S, shrink_databases
 from steward.core.waits import Backoff, Stop
 from steward.slurm import Slurm, SlurmError, tres
 from steward.slurm.cluster import ClusterQueries, Ping
@@ -200,8 +201,8 @@ RECONFIG_EVENT: Final = "reconfig"
 class SensorQueries(Protocol):
     """Queries of a cluster; implemented by :class:`steward.slurm.cluster.ClusterQueries`."""
 
-    def node_states(self) -> dict[str, NodeRecord]:
-        """Return all nodes, by name."""
+    def node_states(self, *, is_complete: bool) -> dict[str, NodeRecord]:
+        """Return all nodes, by name; if not complete, of the partitions as last read."""
         ...
 
     def partitions(self) -> dict[str, PartitionRecord]:
@@ -267,11 +268,12 @@ class ClusterSensor:
         self._usage = usage
         self._triggers = triggers
         self._triggers_due = 0.0
+        self._trigger_stamp: StateStamp | None = None
         self._check_standby = check_standby
         self._read_stamp = read_stamp
         self._complete_stamp: StateStamp | None = None
         self._unchanged_until = float("-inf")
-        self._is_standing_by = False
+        self._is_standing_by = self._has_slurmdbd = False
         self._is_first = True
         self._is_unavailable = False
         self._poll_started = float("-inf")
@@ -326,7 +328,7 @@ class ClusterSensor:
         self._poll(stamp)
         self._store.send_outbox(append)
         if not self._is_unavailable:
-            self._sync_triggers()
+            self._sync_triggers(stamp)
         return self._seconds_left()
 
     def _seconds_left(self) -> float:
@@ -362,7 +364,9 @@ class ClusterSensor:
         try:
             was_away = is_complete and self._check_daemons()
             if not is_complete and began >= self._complete_poll_due:
-                self._daemons.record_slurmdbd(self._queries.pings(), silent=self._is_standing_by)
+                if self._has_slurmdbd:
+                    pings = self._queries.pings()
+                    self._daemons.record_slurmdbd(pings, silent=self._is_standing_by)
                 self._complete_poll_due = began + COMPLETE_POLL_S
             at = utc_now()
             snapshot = self._query_snapshot(is_complete=is_complete)
@@ -422,7 +426,7 @@ class ClusterSensor:
         snapshot: dict[str, dict[str, NodeFacts | PartitionFacts | ReservationFacts]] = {
             NODE_STATE: {
                 name: extract_node_facts(record)
-                for name, record in self._queries.node_states().items()
+                for name, record in self._queries.node_states(is_complete=is_complete).items()
             }
         }
         if is_complete:
@@ -450,6 +454,7 @@ class ClusterSensor:
                 state,
             )
             self._is_standing_by = is_standing_by
+        self._has_slurmdbd = any(ping.daemon == SLURMDBD for ping in pings)
         has_restarted = self._daemons.record_slurmctld(started_at, silent=is_standing_by)
         self._daemons.record_slurmdbd(pings, silent=is_standing_by)
         if has_restarted:
@@ -496,14 +501,20 @@ class ClusterSensor:
             log.warning("cluster %s: the sensor receives no data: %s", self._cluster, message)
         self._store.mark_silent()
 
-    def _sync_triggers(self) -> None:
-        """Keep Steward's triggers set, once a minute, unless on standby."""
+    def _sync_triggers(self, stamp: StateStamp | None) -> None:
+        """Keep Steward's triggers set, once a minute, unless on standby.
+
+        Args:
+            stamp: Stamp of slurmctld's state files, which hold the triggers, before this poll.
+        """
         now = time.monotonic()
         if self._triggers is None or now < self._triggers_due:
             return
+        is_checked = bool(self._triggers_due) and stamp is not None and stamp == self._trigger_stamp
         self._triggers_due = now + _TRIGGERS_S
-        if not self._is_standing_by:
+        if not (is_checked or self._is_standing_by):
             self._triggers.sync()
+            self._trigger_stamp = stamp
 
 
 class ReportedStates:
@@ -736,4 +747,6 @@ def _run_loop(
             if str(error) != last_error:
                 last_error = str(error)
                 log.error("the sensor stops until a retry: %s", error)
+        if shrink_databases():
+            wait_s = min(wait_s, SLICE_S)
         stop.wait(min(wait_s, _MAX_TURN_WAIT_S), *fds)

@@ -118,6 +118,7 @@ class JournalLink:
         self._last_number = 0
         self._head = 0
         self._is_answered = False
+        self._pending_wake: tuple[int, int] | None = None
         self._is_woken = False
         self._positions: dict[str, tuple[Any, ...]] = {}
 
@@ -201,8 +202,12 @@ class JournalLink:
         """
         deadline = time.monotonic() + timeout_s
         try:
-            self._send(encode_frame(["wake", position, events, delay_s]))
-            self._is_answered = False
+            wake = None if delay_s else (position, events)
+            # The writer keeps a wake until it answers: an idle consumer need not repeat it.
+            if wake is None or wake != self._pending_wake:
+                self._send(encode_frame(["wake", position, events, delay_s]))
+                self._is_answered = False
+                self._pending_wake = wake
             while not (self._is_answered or self._is_woken or self._stop.is_set()):
                 if self._receive(deadline - time.monotonic(), number=0) is None:
                     break
@@ -221,6 +226,7 @@ class JournalLink:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
+        self._pending_wake = None
         self._frames = FrameDecoder()
 
     def _connect(self) -> socket.socket:
@@ -289,6 +295,7 @@ class JournalLink:
         for message in self._frames.feed(data):
             if message[0] == "head":
                 self._head, self._is_answered = message[1], True
+                self._pending_wake = None
             elif message[0] == "look":
                 self._is_woken = True
             elif message[1] == number:
