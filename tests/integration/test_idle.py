@@ -4,24 +4,30 @@ import re
 import time
 
 import msgspec
+from job_submission import wait_until
 from sensor_cluster import MakeWatching, cluster, make
 
 from steward.bank.settings import BankSettings
 from steward.core.config.reader import LoadedConfig, render_config
+from steward.core.events import JOB_SEEN
 from steward.sandbox import Sandbox
 
 __all__ = ["cluster", "make"]
 
 WINDOW_S = 40.0
+INTERVAL_S = 5.0
 RPC = re.compile(r"^\s*(REQUEST_\w+)\s+\(\s*\d+\) count:(\d+)", re.MULTILINE)
 MOST = {
-    # One squeue every five seconds, and one more at either end.
-    "REQUEST_JOB_INFO": 10,
+    # One squeue every 30 seconds; every five for six seconds after a checkpoint.
+    "REQUEST_JOB_INFO": 5,
+    # One in each squeue and each scontrol for nodes, and a few by the minute.
+    "REQUEST_PARTITION_INFO": 30,
     # One scontrol every five seconds; every second for six seconds after a checkpoint.
     "REQUEST_NODE_INFO": 20,
-    # slurm.conf and partitions are queried by the minute, slurmctld pinged every 15 seconds.
-    "REQUEST_BUILD_INFO": 10,
-    "REQUEST_PING": 14,
+    # slurm.conf and partitions are queried by the minute; slurm.conf every two seconds for six
+    # seconds after a checkpoint. Each such query pings slurmctld, too.
+    "REQUEST_BUILD_INFO": 8,
+    "REQUEST_PING": 10,
     "REQUEST_RESERVATION_INFO": 4,
 }
 
@@ -29,7 +35,7 @@ MOST = {
 def test_an_idle_cluster_is_asked_seldom(cluster: Sandbox, make: MakeWatching) -> None:
     watching = make(interval_s=1.0, usage=False)
     watching.stop()
-    box = msgspec.structs.replace(watching.settings.cluster["box"], snapshot_interval_s=5.0)
+    box = msgspec.structs.replace(watching.settings.cluster["box"], snapshot_interval_s=INTERVAL_S)
     settings = msgspec.structs.replace(
         watching.settings, cluster={"box": box}, bank=BankSettings(enabled=True)
     )
@@ -41,6 +47,12 @@ def test_an_idle_cluster_is_asked_seldom(cluster: Sandbox, make: MakeWatching) -
     time.sleep(WINDOW_S)
     told = cluster.run(["sdiag"], user="root").stdout
     counts = {name: int(count) for name, count in RPC.findall(told)}
-    assert counts["REQUEST_JOB_INFO"] >= 5, "an unasked job is found within the interval"
     assert counts["REQUEST_NODE_INFO"] >= 5, "a silent node is found within seconds"
     assert {name: counts.get(name, 0) for name in MOST if counts.get(name, 0) > MOST[name]} == {}
+    # A job without a script: only a poll of the queue shows it.
+    with cluster.popen(["srun", "-n1", "sleep", "60"], user=next(iter(cluster.users))) as job:
+        wait_until(lambda: bool(watching.events(JOB_SEEN)), INTERVAL_S * 4)
+        job.kill()
+    (first, *_) = watching.events(JOB_SEEN)
+    late_s = (first.seen_at - first.body.record.submit).total_seconds()
+    assert late_s < INTERVAL_S + 2, "an unasked job is found within the interval"

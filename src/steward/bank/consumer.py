@@ -64,8 +64,8 @@ log = logging.getLogger(__name__)
 _TICK_S: Final = 1.0
 _ACTIVE_S: Final = 3.0
 """Time after an event or a change of ledger or gate in which each tick is complete, in seconds."""
-IDLE_S: Final = 5.0
-"""Longest time between two complete ticks, in seconds: the default interval of queue polls."""
+IDLE_S: Final = 30.0
+"""Longest time between two complete ticks while nothing changes, in seconds."""
 """Interval of ticks, in seconds."""
 _START_MARK: Final = "began"
 """Name of the ledger's note with the time when the bank first started."""
@@ -126,7 +126,8 @@ class BankConsumer:
     ) -> None:
         self._settings = settings
         self._clock = clock
-        self._idle_s = idle_s
+        # Each complete tick shows the gate that the ledger is there.
+        self._idle_s = min(idle_s, settings.bank.without_ledger_s / 4)
         self._link = link or GateClient(settings.state_dir)
         self._ledger: Ledger = open_ledger(settings, clock)
         self._gate_sync = GateSync(settings, self._ledger, self._link)
@@ -327,14 +328,16 @@ class BankConsumer:
         return 0.0 if has_more else _TICK_S
 
     def _is_idle(self) -> bool:
-        """Return whether nothing has changed since the last complete tick, a moment ago.
+        """Return whether nothing has changed since the last complete tick.
 
-        The gate reports nothing by itself, but events soon follow all that it decides.
+        Raises:
+            LedgerUnavailable: The ledger is unavailable.
         """
         if not self._idle_s:
             return False
+        self._gate_sync.query_models()
         now = time.monotonic()
-        marks = (self._ledger.read_change_mark(), self._link.read_start_mark())
+        marks = (self._ledger.read_change_mark(), self._link.read_change_mark())
         if marks != self._marks or None in marks:
             self._marks, self._active_until = marks, now + _ACTIVE_S
         return now >= self._active_until and now < self._complete_due

@@ -113,6 +113,14 @@ class GateSync:
         """Query a cluster again at the next push, because its slurm.conf may have changed."""
         self._models.expire(cluster)
 
+    def query_models(self) -> None:
+        """Query the clusters that are due.
+
+        Raises:
+            LedgerUnavailable: The ledger's database is unreachable.
+        """
+        self._models.query_due()
+
     def refresh(self) -> None:
         """Read the rules again if they have changed.
 

@@ -4,6 +4,7 @@
 have been carried out; every call that changes something may be repeated safely.
 """
 
+import contextlib
 import os
 import time
 from collections.abc import Sequence
@@ -43,6 +44,7 @@ from steward.bank.gate.requests import (
     UnusedReply,
 )
 from steward.bank.records import BankRules, GateBooks, Hold, JobRequest, Settlement
+from steward.core.databases import GATE
 from steward.core.rpc import RpcUnavailable, send_request, send_request_async
 from steward.slurm.cluster_model import ClusterModel
 
@@ -65,15 +67,17 @@ class GateClient:
 
     def __init__(self, state_dir: str, timeout_s: float = 5.0) -> None:
         self._socket_path = os.path.join(state_dir, CONTROL_SOCKET)
+        self._wal_path = f"{GATE.locate(state_dir)}-wal"
         self._timeout_s = timeout_s
 
-    def read_start_mark(self) -> tuple[int, int]:
-        """Return the identity of the gate's socket, which a new gate replaces; zeros for none."""
-        try:
-            info = os.stat(self._socket_path)
-        except OSError:
-            return 0, 0
-        return info.st_ino, info.st_ctime_ns
+    def read_change_mark(self) -> tuple[int, ...]:
+        """Return numbers that differ after a start of the gate and after each of its writes."""
+        mark: list[int] = []
+        for path in (self._socket_path, self._wal_path):
+            with contextlib.suppress(OSError):
+                info = os.stat(path)
+                mark += (info.st_ino, info.st_size, info.st_mtime_ns)
+        return tuple(mark)
 
     def send_books(self, books: GateBooks) -> int:
         """Send ledger balances; return the ledger position that the gate then knows.
